@@ -1,0 +1,63 @@
+# The tool bench. Needs Python 3.11+, a C++ compiler and make; everything else is installed into .venv.
+.DEFAULT_GOAL := help
+PYTHON ?= python3
+BIN := .venv/bin
+DISTRIBUTIONS := libs/common services/gateway services/scheduler services/worker services/policy cli
+
+# llama-cpp-python has no wheels: it is built for this machine, once; pip keeps the result in its cache.
+export CMAKE_ARGS := -DGGML_NATIVE=ON -DLLAMA_OPENSSL=OFF -DLLAMA_SUBPROCESS=OFF -DMTMD_VIDEO=OFF -DGGML_RPC=ON
+export CMAKE_BUILD_PARALLEL_LEVEL := $(shell $(PYTHON) -c 'import os; print(os.cpu_count())')
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+PIP_INSTALL := $(BIN)/python -m pip install --require-hashes
+
+.PHONY: help up demo test bench lint fmt protos clean
+
+help:  ## this list
+	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## */  make \1\t/' | expand -t 16
+
+up: .venv/.runtime  ## serve the demo model on this machine until Ctrl-C
+	@exec $(BIN)/inferctl up $(ARGS)
+
+demo: .venv/.runtime  ## start everything aside, stream one answer, say how fast it was, end everything
+	@exec $(BIN)/inferctl demo $(ARGS)
+
+test: lint  ## everything that passes or fails the project
+	$(BIN)/python -m pytest
+
+bench: .venv/.dev  ## measure against a bare llama.cpp loop and llama.cpp's own server
+	$(BIN)/python -m benchmarks $(ARGS)
+
+lint: .venv/.dev  ## style, format and types
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+fmt: .venv/.dev  ## put the code into its format
+	$(BIN)/ruff check --fix-only .
+	$(BIN)/ruff format .
+
+protos: .venv/.dev  ## generate libs/common/inferflux/v1 from protos/
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python tools/codegen.py
+
+clean:  ## remove caches and results; .venv stays
+	rm -rf .mypy_cache .ruff_cache .pytest_cache .hypothesis benchmarks/results
+	find $(DISTRIBUTIONS) tests tools benchmarks examples -name __pycache__ -type d -prune -exec rm -rf {} +
+
+.venv/.created: requirements/pip.txt
+	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(None if v >= (3, 11) else \
+	  "InferFlux needs Python 3.11 or newer and this is %d.%d: say make PYTHON=/path/to/python" % v[:2])'
+	$(PYTHON) -m venv .venv
+	$(PIP_INSTALL) -q -r requirements/pip.txt
+	@touch $@
+
+.venv/.runtime: .venv/.created requirements/runtime.txt $(DISTRIBUTIONS:%=%/pyproject.toml)
+	@{ $(BIN)/python -m pip show -q llama-cpp-python || $(BIN)/python -m pip cache list llama_cpp_python | grep -q whl; } 2>/dev/null || \
+	  { command -v $${CXX:-c++} >/dev/null || { echo 'InferFlux needs a C++ compiler (g++ or clang++) to build llama.cpp' >&2; exit 1; }; \
+	    echo '>>> llama.cpp is built for this machine now: this takes about 5 minutes, once.'; }
+	$(PIP_INSTALL) -r requirements/runtime.txt
+	$(BIN)/python -m pip install -q --no-deps --no-build-isolation $(DISTRIBUTIONS:%=-e %)
+	@touch $@
+
+.venv/.dev: .venv/.runtime requirements/dev.txt
+	$(PIP_INSTALL) -r requirements/dev.txt
+	@touch $@
