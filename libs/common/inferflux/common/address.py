@@ -1,0 +1,17 @@
+"""Addresses as people write them in settings: host:port."""
+
+from __future__ import annotations
+
+from inferflux.common.errors import InvalidArgument
+
+
+def split(address: str, variable: str) -> tuple[str, int]:
+    """Host and port of "host:port", "[::1]:port" or ":port" (every interface).
+
+    Raises:
+        InvalidArgument: it is none of these; names `variable`.
+    """
+    host, colon, port = address.rpartition(":")
+    if not colon or not port.isdigit() or int(port) > 65535:
+        raise InvalidArgument(f"{variable}: {address!r} is not host:port", field=variable)
+    return host.strip("[]") or "0.0.0.0", int(port)  # noqa: S104

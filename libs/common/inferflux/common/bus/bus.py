@@ -1,0 +1,320 @@
+"""The bus: one connection to NATS that is made again for ever."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import re
+from collections.abc import Awaitable, Callable, Mapping
+from urllib.parse import urlsplit
+
+import nats.errors
+
+from inferflux.common import logs, metrics, subjects
+from inferflux.common.bus import jetstream, queueing
+from inferflux.common.bus.jobs import JobConsumer
+from inferflux.common.bus.link import Link, Reply
+from inferflux.common.bus.nats_client import NatsClient
+from inferflux.common.bus.objects import ObjectBucket
+from inferflux.common.bus.serving import (
+    ERROR_CODE_HEADER,
+    ERROR_HEADER,
+    ERROR_REASON_HEADER,
+    Message,
+    Subscription,
+)
+from inferflux.common.bus.token_stream import TokenSubscription
+from inferflux.common.errors import InferFluxError, InvalidArgument, Unavailable, from_code
+from inferflux.common.stream_limits import StreamLimits
+
+log = logs.get()
+
+_HEAL_RETRY_S = 0.2
+
+
+class Bus:
+    """Publish, request, serve, stream tokens, queue jobs, store objects.
+
+    When the connection was lost and is made again, in this order: subscriptions are made again, token
+    streams are marked `dropped`, the streams of `ensure_streams` are made again (a memory stream does not
+    outlive its server), job consumers start afresh, and the callbacks of `on_reconnect` run.
+
+    Make one with `Bus.connect`.
+    """
+
+    def __init__(self) -> None:
+        self._client = NatsClient()
+        self._link = Link(self._client)
+        self._bucket = ObjectBucket(self._link, subjects.TOKENIZERS_BUCKET)
+        self._limits: StreamLimits | None = None
+        self._callbacks: list[Callable[[], Awaitable[None]]] = []
+        self._token_streams: dict[TokenSubscription, int] = {}
+        self._served: dict[Subscription, int] = {}
+        self._consumers: list[JobConsumer] = []
+        self._connected = asyncio.Event()
+        self._reconnected = asyncio.Event()
+        self._healer: asyncio.Task[None] | None = None
+        self._is_closing = False
+        self._last_error: Exception | None = None
+
+    @classmethod
+    async def connect(cls, url: str, *, name: str, connect_timeout_s: float = 5.0) -> Bus:
+        """Connect to one of the comma-separated `url`s as `name`.
+
+        Raises:
+            Unavailable: none could be connected to in `connect_timeout_s` seconds.
+            InvalidArgument: `url` is not one.
+        """
+        servers = _servers(url)
+        bus = cls()
+        try:
+            async with asyncio.timeout(connect_timeout_s):
+                await bus._client.open(
+                    servers,
+                    name=name,
+                    on_error=bus._on_error,
+                    on_disconnect=bus._on_disconnect,
+                    on_reconnect=bus._on_reconnect,
+                )
+        except TimeoutError:
+            await bus._abandon()
+            message = f"cannot connect to NATS at {_without_password(url)} (INFERFLUX_NATS_URL)"
+            reason = f": {bus._last_error}" if bus._last_error is not None else ""
+            raise Unavailable(message + reason, reason="NATS_UNAVAILABLE") from None
+        bus._link.listen()
+        bus._connected.set()
+        bus._healer = asyncio.get_running_loop().create_task(bus._heal_for_ever(), name="bus healer")
+        return bus
+
+    @property
+    def is_connected(self) -> bool:
+        return self._link.is_connected
+
+    @property
+    def max_payload(self) -> int:
+        """Bytes a message may have."""
+        return int(self._client.max_payload)
+
+    def on_reconnect(self, callback: Callable[[], Awaitable[None]]) -> None:
+        """Have `callback` awaited after every reconnect, once the streams are there again."""
+        self._callbacks.append(callback)
+
+    async def publish(self, subject: str, payload: bytes, headers: Mapping[str, str] | None = None) -> None:
+        """Send and forget. While the connection is away up to 2 MiB are kept and sent later.
+
+        Raises:
+            Unavailable: the outbound buffer is full.
+        """
+        try:
+            self._link.send(subject, payload, "", headers)
+        except Unavailable as full:
+            await self._link.send_after_burst(subject, payload, headers, full)
+
+    async def flush(self, timeout_s: float = 2.0) -> None:
+        """Return when the server has taken in everything sent before, subscriptions included.
+
+        Raises:
+            Unavailable: it did not say so in time.
+        """
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._connected.wait()
+        except TimeoutError:
+            raise Unavailable("not connected to NATS", reason="NOT_CONNECTED") from None
+        await self._link.flush(timeout_s)
+
+    async def request(
+        self, subject: str, payload: bytes, *, timeout_s: float, headers: Mapping[str, str] | None = None
+    ) -> bytes:
+        """Ask, and wait for the answer.
+
+        Raises:
+            Unavailable: certainly not delivered: NOT_CONNECTED, or NO_RESPONDERS when nobody listens.
+            DeadlineExceeded: no answer in time (BUS_TIMEOUT), or the connection broke (CONNECTION_LOST):
+                the request may have been acted on.
+            InferFluxError: whatever the handler raised.
+        """
+        reply = await self._link.request(subject, payload, timeout_s=timeout_s, headers=headers)
+        if ERROR_CODE_HEADER in reply.headers:
+            raise _refusal(reply)
+        return reply.data
+
+    async def serve(
+        self, subject: str, handler: Callable[[Message], Awaitable[None]], *, queue: str = ""
+    ) -> Subscription:
+        """Have `handler` awaited for every message, one after the other.
+
+        With `queue`, each message goes to one member of the group of that name.
+        """
+        served = Subscription(self, subject, handler, self._stop_serving)
+        self._served[served] = self._client.tap(subject, served.on_message, queue)
+        return served
+
+    async def open_stream(self, subject: str) -> TokenSubscription:
+        """Read a token subject. What this connection publishes afterwards is not missed; `flush` makes sure
+        of what others publish."""
+        stream = TokenSubscription(subject, self._close_stream)
+        self._token_streams[stream] = self._client.tap(subject, stream.on_message)
+        return stream
+
+    async def ensure_streams(self, limits: StreamLimits) -> None:
+        """Make the streams and the bucket, or change them to `limits`; and again after every reconnect.
+
+        Raises:
+            Unavailable, DeadlineExceeded: JetStream does not answer.
+            Internal: a stream of this name exists and cannot be changed to ours.
+        """
+        await jetstream.ensure_streams(self._link, limits)
+        self._limits = limits
+
+    async def enqueue(
+        self, subject: str, payload: bytes, *, msg_id: str, headers: Mapping[str, str] | None = None
+    ) -> bool:
+        """Put a job into the work queue: see `queueing.enqueue`. False when `msg_id` is taken."""
+        return await queueing.enqueue(
+            self._link, self._until_connected, subject, payload, msg_id=msg_id, headers=headers
+        )
+
+    async def consume_jobs(self, *, max_outstanding: int, ack_wait_s: float = 60) -> JobConsumer:
+        """Take over the work queue: every job not acknowledged yet is delivered, oldest first.
+
+        The consumer that had it before ends with Unavailable (CONSUMER_TAKEN_OVER). At most
+        `max_outstanding` jobs are held unacknowledged.
+
+        Raises:
+            Unavailable, DeadlineExceeded: JetStream or the stream is not there.
+        """
+        consumer = JobConsumer(self._link, max_outstanding=max_outstanding, ack_wait_s=ack_wait_s)
+        await consumer.start()
+        self._consumers.append(consumer)
+        return consumer
+
+    async def replay(self, subject: str) -> list[bytes]:
+        """Everything the TOKENS stream holds of a subject, oldest first.
+
+        Raises:
+            Unavailable, DeadlineExceeded: JetStream does not answer.
+        """
+        return await jetstream.read_subject(self._link, subjects.TOKENS_STREAM, subject)
+
+    async def put_object(self, name: str, data: bytes) -> None:
+        """Store a tokenizer file; see `ObjectBucket.put`."""
+        await self._bucket.put(name, data)
+
+    async def get_object(self, name: str) -> bytes:
+        """Read a tokenizer file, checked against its digest; NotFound if there is none."""
+        return await self._bucket.get(name)
+
+    async def close(self, *, drain_s: float = 1.0) -> None:
+        """Send what waits, for at most `drain_s` seconds, and end everything. Safe to call twice."""
+        if self._is_closing:
+            return
+        self._is_closing = True
+        if self._healer is not None:
+            self._healer.cancel()
+            await asyncio.wait([self._healer])
+        for consumer in self._consumers:
+            await consumer.close()
+        for served in list(self._served):
+            await served.close()
+        try:
+            if self.is_connected and drain_s > 0:
+                await self._link.flush(drain_s)
+        except InferFluxError:
+            log.warning("closed the bus before NATS took everything")
+        if self._client.pending_data_size or not self.is_connected:
+            self._client.discard_outbound()
+        await self._abandon()
+
+    async def _abandon(self) -> None:
+        """Close the client, however it is."""
+        with contextlib.suppress(OSError, TimeoutError, nats.errors.Error):
+            async with asyncio.timeout(2.0):
+                await self._client.close()
+
+    async def _until_connected(self) -> None:
+        await self._connected.wait()
+
+    def _stop_serving(self, served: Subscription) -> None:
+        if (sid := self._served.pop(served, None)) is not None:
+            self._client.untap(sid)
+
+    def _close_stream(self, stream: TokenSubscription) -> None:
+        if (sid := self._token_streams.pop(stream, None)) is not None:
+            self._client.untap(sid)
+
+    def _on_error(self, error: Exception) -> None:
+        self._last_error = error
+        log.debug("NATS error", error=str(error))
+
+    def _on_disconnect(self) -> None:
+        if self._is_closing:
+            return
+        self._connected.clear()
+        self._mark_dropped()
+        self._link.lose_replies()
+        log.warning("lost the connection to NATS", error=str(self._last_error or ""))
+
+    def _on_reconnect(self) -> None:
+        metrics.BUS_RECONNECTS.inc()
+        self._mark_dropped()
+        self._connected.set()
+        self._reconnected.set()
+        log.info("connected to NATS again")
+
+    def _mark_dropped(self) -> None:
+        for stream in self._token_streams:
+            stream.mark_dropped()
+
+    async def _heal_for_ever(self) -> None:
+        while True:
+            await self._reconnected.wait()
+            self._reconnected.clear()
+            try:
+                await self._heal()
+            except InferFluxError as error:
+                log.warning("not recovered yet", reason=error.reason, error=error.message)
+                if self.is_connected:
+                    await asyncio.sleep(_HEAL_RETRY_S)
+                    self._reconnected.set()
+
+    async def _heal(self) -> None:
+        if self._limits is not None:
+            await jetstream.ensure_streams(self._link, self._limits)
+        for consumer in self._consumers:
+            await consumer.recover()
+        for callback in self._callbacks:
+            try:
+                await callback()
+            except Exception:
+                metrics.UNEXPECTED_ERRORS.labels(where="reconnect").inc()
+                log.exception("a reconnect callback failed")
+
+
+def _refusal(reply: Reply) -> InferFluxError:
+    code = reply.headers[ERROR_CODE_HEADER]
+    return from_code(
+        int(code) if code.isdigit() else 13,
+        reply.headers.get(ERROR_HEADER, ""),
+        reason=reply.headers.get(ERROR_REASON_HEADER, ""),
+    )
+
+
+def _servers(url: str) -> list[str]:
+    """The servers of a comma-separated list, each `nats://host:port` or `tls://...`, the scheme optional."""
+    servers = [part.strip() for part in url.split(",") if part.strip()]
+    for server in servers or [""]:
+        try:
+            parts = urlsplit(server if "://" in server else f"nats://{server}")
+            is_address = parts.scheme in ("nats", "tls") and bool(parts.hostname) and parts.port != 0
+        except ValueError:
+            is_address = False
+        if not is_address or any(character.isspace() for character in server):
+            shown = _without_password(server)
+            message = f"INFERFLUX_NATS_URL: {shown!r} is not an address like nats://127.0.0.1:4222"
+            raise InvalidArgument(message, field="INFERFLUX_NATS_URL")
+    return servers
+
+
+def _without_password(url: str) -> str:
+    return re.sub(r"(^|//|,)[^/@,]*@", r"\1", url)

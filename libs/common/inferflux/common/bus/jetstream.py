@@ -1,0 +1,196 @@
+"""The JetStream streams and buckets: what they look like, and reading them by subject."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+from inferflux.common import subjects
+from inferflux.common.bus.link import ApiError, Link, Reply
+from inferflux.common.errors import DeadlineExceeded, Unavailable
+from inferflux.common.stream_limits import StreamLimits
+
+NANOSECONDS = 1_000_000_000
+DUPLICATE_WINDOW_S = 120
+
+# JetStream's numbers for the errors that mean something to us.
+CONSUMER_NOT_FOUND = 10014
+STREAM_NAME_IN_USE = 10058
+STREAM_NOT_FOUND = 10059
+STREAM_STORE_FAILED = 10077
+
+_END_OF_BATCH = 204
+_NO_MESSAGES = 404
+_BATCH_MESSAGES = 1024
+_BATCH_BYTES = 4 << 20
+_BATCH_SILENCE_S = 2.0
+
+
+def stream_configs(limits: StreamLimits) -> list[dict[str, Any]]:
+    """The streams InferFlux needs, as JetStream wants them described."""
+    bucket = subjects.TOKENIZERS_BUCKET
+    return [
+        {
+            "name": subjects.JOBS_STREAM,
+            "subjects": [subjects.JOBS_ALL],
+            "retention": "workqueue",
+            "storage": "file",
+            "discard": "new",
+            "max_msgs": limits.queue_limit,
+            "duplicate_window": DUPLICATE_WINDOW_S * NANOSECONDS,
+            "allow_direct": True,
+        },
+        {
+            "name": subjects.TOKENS_STREAM,
+            "subjects": [subjects.TOKENS_ALL],
+            "retention": "limits",
+            "storage": "memory",
+            "discard": "old",
+            "max_age": round(limits.tokens_max_age_s * NANOSECONDS),
+            "max_bytes": limits.tokens_max_bytes,
+            "duplicate_window": round(min(limits.tokens_max_age_s, DUPLICATE_WINDOW_S) * NANOSECONDS),
+            "no_ack": True,
+            "allow_direct": True,
+        },
+        {
+            "name": object_stream(bucket),
+            "subjects": [f"$O.{bucket}.C.>", f"$O.{bucket}.M.>"],
+            "storage": "file",
+            "discard": "new",
+            "allow_rollup_hdrs": True,
+            "allow_direct": True,
+        },
+    ]
+
+
+def object_stream(bucket: str) -> str:
+    return f"OBJ_{bucket}"
+
+
+async def ensure_streams(link: Link, limits: StreamLimits) -> None:
+    """Create what is missing, change what differs.
+
+    Raises:
+        Unavailable, DeadlineExceeded: JetStream does not answer.
+        Internal: a stream exists that cannot be changed to ours.
+    """
+    for config in stream_configs(limits):
+        name = config["name"]
+        try:
+            try:
+                await link.api(f"STREAM.CREATE.{name}", config)
+            except ApiError as error:
+                if error.err_code != STREAM_NAME_IN_USE:
+                    raise
+                await link.api(f"STREAM.UPDATE.{name}", config)
+        except ApiError as error:
+            raise error.to_internal() from error
+
+
+async def read_subject(link: Link, stream: str, subject: str) -> list[bytes]:
+    """Every message `stream` holds of a subject, oldest first; [] when there are none or no such stream.
+
+    Raises:
+        Unavailable, DeadlineExceeded: JetStream does not answer.
+    """
+    messages: list[bytes] = []
+    sequence = 1
+    while True:
+        try:
+            batch = await _read_batch(link, stream, subject, sequence)
+        except Unavailable as error:
+            if error.reason == "NO_RESPONDERS" and not await _exists(link, stream):
+                return messages
+            raise
+        messages += batch.data
+        if batch.pending == 0 or not batch.data:
+            return messages
+        sequence = batch.last_sequence + 1
+
+
+async def read_last(link: Link, stream: str, subject: str) -> bytes | None:
+    """The newest message of a subject, None without one.
+
+    Raises:
+        Unavailable, DeadlineExceeded: as `read_subject`.
+    """
+    try:
+        reply = await link.request(f"$JS.API.DIRECT.GET.{stream}.{subject}", b"", timeout_s=_BATCH_SILENCE_S)
+    except Unavailable as error:
+        if error.reason == "NO_RESPONDERS" and not await _exists(link, stream):
+            return None
+        raise
+    return None if reply.status == _NO_MESSAGES else reply.data
+
+
+async def read_headers(link: Link, stream: str, sequence: int) -> dict[str, str] | None:
+    """The headers of one message, None when it is gone."""
+    body = json.dumps({"seq": sequence}).encode()
+    reply = await link.request(f"$JS.API.DIRECT.GET.{stream}", body, timeout_s=_BATCH_SILENCE_S)
+    return None if reply.status == _NO_MESSAGES else reply.headers
+
+
+class _Batch:
+    """One answer of a batched direct get, as it comes in."""
+
+    def __init__(self) -> None:
+        self.data: list[bytes] = []
+        self.pending = 0
+        self.last_sequence = 0
+        self.refusal = ""
+        self.has_no_responders = False
+        self.progress = asyncio.Event()
+        self.is_over = False
+
+    def on_reply(self, reply: Reply) -> None:
+        self.progress.set()
+        if reply.status == 0:
+            self.data.append(reply.data)
+            self.last_sequence = int(reply.headers.get("Nats-Sequence", 0))
+            return
+        self.is_over = True
+        if reply.status == _END_OF_BATCH:
+            self.pending = int(reply.headers.get("Nats-Num-Pending", 0))
+        elif reply.status == 503:
+            self.has_no_responders = True
+        elif reply.status != _NO_MESSAGES:
+            self.refusal = f"{reply.status} {reply.headers.get('Description', '')}"
+
+
+async def _read_batch(link: Link, stream: str, subject: str, sequence: int) -> _Batch:
+    if not link.is_connected:
+        raise Unavailable("not connected to NATS", reason="NOT_CONNECTED")
+    batch = _Batch()
+    inbox, close = link.open_inbox(batch.on_reply)
+    body = {
+        "seq": sequence,
+        "next_by_subj": subject,
+        "batch": _BATCH_MESSAGES,
+        "max_bytes": _BATCH_BYTES,
+    }
+    try:
+        link.send(f"$JS.API.DIRECT.GET.{stream}", json.dumps(body).encode(), inbox)
+        while not batch.is_over:
+            batch.progress.clear()
+            async with asyncio.timeout(_BATCH_SILENCE_S):
+                await batch.progress.wait()
+    except TimeoutError:
+        raise DeadlineExceeded(f"{stream} stopped answering", reason="BUS_TIMEOUT") from None
+    finally:
+        close()
+    if batch.has_no_responders:
+        raise Unavailable(f"nobody answers for {stream}", reason="NO_RESPONDERS")
+    if batch.refusal:
+        raise Unavailable(f"{stream} refused a read: {batch.refusal}", reason="JETSTREAM_ERROR")
+    return batch
+
+
+async def _exists(link: Link, stream: str) -> bool:
+    try:
+        await link.api(f"STREAM.INFO.{stream}")
+    except ApiError as error:
+        if error.err_code == STREAM_NOT_FOUND:
+            return False
+        raise error.to_internal() from error
+    return True

@@ -1,0 +1,324 @@
+"""Taking jobs off the work queue.
+
+The pump asks JetStream for a batch, asks again when the batch is used up, expired, refused or silent, and
+starts afresh when the connection is made again. Jobs that come again while they are still held here (the
+connection broke, an acknowledgement was lost) are recognised and not handed out twice.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import secrets
+from collections import OrderedDict, deque
+from collections.abc import AsyncIterator, Mapping
+from typing import Any, NamedTuple
+
+from inferflux.common import logs, subjects
+from inferflux.common.bus import jetstream
+from inferflux.common.bus.link import ApiError, Link
+from inferflux.common.bus.nats_client import decode_headers
+from inferflux.common.errors import DeadlineExceeded, InferFluxError, Unavailable
+
+log = logs.get()
+
+_BATCH = 256
+_EXPIRES_S = 30.0
+_HEARTBEAT_S = 5.0
+_SILENCE_S = 2.5 * _HEARTBEAT_S
+_RETRY_WAIT_S = 0.2
+_REMEMBERED = 16_384
+_CONFIRM_S = 1.0
+
+
+class _Delivery(NamedTuple):
+    """What a reply subject `$JS.ACK...` says of a delivered message."""
+
+    deliveries: int
+    sequence: int
+    timestamp: int
+
+    @property
+    def key(self) -> tuple[int, int]:
+        """Tells messages apart even when the stream was made anew and counts from 1 again."""
+        return self.sequence, self.timestamp
+
+
+def parse_delivery(reply: bytes) -> _Delivery:
+    """Read `$JS.ACK.<stream>.<consumer>.<count>.<sequence>.<consumer sequence>.<time>.<pending>`, or its
+    longer form with domain and account in front of the stream."""
+    tokens = reply.split(b".")
+    start = 4 if len(tokens) == 9 else 6
+    return _Delivery(int(tokens[start]), int(tokens[start + 1]), int(tokens[start + 3]))
+
+
+class Job:
+    """A job, held until `ack` or `term`."""
+
+    __slots__ = ("_consumer", "data", "headers", "key", "redelivered", "reply", "sequence")
+
+    def __init__(
+        self, consumer: JobConsumer, delivery: _Delivery, data: bytes, headers: Mapping[str, str], reply: str
+    ) -> None:
+        self._consumer = consumer
+        self.key = delivery.key
+        self.reply = reply
+        self.data = data
+        self.headers = headers
+        # Its place in the queue, rising.
+        self.sequence = delivery.sequence
+        # Earlier deliveries by the same consumer; one made anew counts from 0.
+        self.redelivered = delivery.deliveries - 1
+
+    async def ack(self) -> None:
+        """Done: remove it from the queue. If this is lost and the job comes again, it is said again."""
+        self._consumer.settle(self, b"+ACK")
+
+    async def in_progress(self) -> None:
+        """Still at it: the acknowledgement may take another `ack_wait_s`."""
+        self._consumer.send(self.reply, b"+WPI")
+
+    async def nak(self, delay_s: float = 0) -> None:
+        """Not now: deliver it again, to whoever consumes then, after `delay_s` seconds."""
+        self._consumer.give_back(self, b"-NAK " + json.dumps({"delay": round(delay_s * 1e9)}).encode())
+
+    async def term(self) -> None:
+        """Never again: remove it, for it cannot be done."""
+        self._consumer.settle(self, b"+TERM")
+
+
+class JobConsumer:
+    """An async iterator of jobs, for one reader."""
+
+    def __init__(self, link: Link, *, max_outstanding: int, ack_wait_s: float) -> None:
+        self._link = link
+        self._ack_wait_s = ack_wait_s
+        self._max_outstanding = max_outstanding
+        self._batch = min(_BATCH, max_outstanding)
+        self._inbox = f"_INBOX.{secrets.token_hex(11)}"
+        self._pulls = itertools.count(1)
+        self._pull_subject = b""
+        self._remaining = 0
+        self._last_heard = 0.0
+        self._pulled_at = 0.0
+        self._created = ""
+        self._buffer: deque[Job] = deque()
+        self._held: dict[tuple[int, int], Job] = {}
+        self._settled: OrderedDict[tuple[int, int], bytes] = OrderedDict()
+        # Reply subjects of acknowledgements that the server has not confirmed.
+        self._unconfirmed: set[bytes] = set()
+        self._confirmed = asyncio.Event()
+        self._answers = itertools.count(1)
+        self._arrived = asyncio.Event()
+        self._wake = asyncio.Event()
+        self._error: InferFluxError | None = None
+        self._is_closed = False
+        self._sid = 0
+        self._task: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Make the durable anew, so that everything unacknowledged comes again, and start pulling."""
+        self._sid = self._link.client.tap(f"{self._inbox}.*", self._on_message)
+        await self._make_consumer()
+        self._task = asyncio.get_running_loop().create_task(self._pump(), name="job pump")
+
+    async def recover(self) -> None:
+        """After a reconnect: have what was lost on the way delivered again at once.
+
+        Raises:
+            Unavailable, DeadlineExceeded, Internal: could not; try again.
+        """
+        if self._error is not None or self._is_closed:
+            return
+        info = await self._info()
+        if info is not None and info["created"] != self._created:
+            self._fail(Unavailable("another scheduler consumes the queue", reason="CONSUMER_TAKEN_OVER"))
+            return
+        await self._make_consumer()
+        self._unconfirmed.clear()  # what they acknowledged is gone, or comes again and is told again
+        self._confirmed.set()
+        self._pull_subject = b""
+        self._wake.set()
+
+    async def close(self) -> None:
+        """Stop, once the server has taken the acknowledgements. Jobs still held come again to the next."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        self._arrived.set()
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait([self._task])
+        if self._link.is_connected:
+            await self._until_confirmed()
+        self._link.client.untap(self._sid)
+
+    async def _until_confirmed(self) -> None:
+        try:
+            async with asyncio.timeout(_CONFIRM_S):
+                while self._unconfirmed:
+                    self._confirmed.clear()
+                    await self._confirmed.wait()
+        except TimeoutError:
+            log.warning("acknowledgements were not confirmed", count=len(self._unconfirmed))
+
+    def __aiter__(self) -> AsyncIterator[Job]:
+        return self
+
+    async def __anext__(self) -> Job:
+        while not self._buffer:
+            if self._is_closed:
+                raise StopAsyncIteration
+            if self._error is not None:
+                raise self._error
+            self._arrived.clear()
+            await self._arrived.wait()
+        job = self._buffer.popleft()
+        if len(self._buffer) * 2 == self._batch or not self._buffer:
+            self._wake.set()
+        return job
+
+    def settle(self, job: Job, answer: bytes) -> None:
+        """Send the last word on a job, and remember it in case the job comes again."""
+        self._held.pop(job.key, None)
+        self._settled[job.key] = answer
+        if len(self._settled) > _REMEMBERED:
+            self._settled.popitem(last=False)
+        self._tell(job.reply, answer)
+
+    def _tell(self, reply: str, answer: bytes) -> None:
+        """Acknowledge, and ask for a confirmation: a consumer that is deleted drops what it has not read."""
+        confirmation = f"{self._inbox}.ack{next(self._answers)}"
+        self._link.send(reply, answer, confirmation)
+        self._unconfirmed.add(confirmation.encode())
+
+    def give_back(self, job: Job, answer: bytes) -> None:
+        self._held.pop(job.key, None)
+        self.send(job.reply, answer)
+
+    def send(self, reply: str, answer: bytes) -> None:
+        self._link.send(reply, answer)
+
+    def _on_message(self, subject: bytes, reply: bytes, data: bytes, header_block: bytes | None) -> None:
+        if subject in self._unconfirmed:
+            self._unconfirmed.discard(subject)
+            self._confirmed.set()
+            return
+        self._last_heard = asyncio.get_running_loop().time()
+        status, headers = decode_headers(header_block)
+        if status:
+            if status != 100 and subject == self._pull_subject:
+                self._pull_subject = b""
+                self._wake.set()
+            return
+        self._remaining -= 1
+        if self._remaining <= 0:
+            self._wake.set()
+        self._take_in(reply, data, headers)
+
+    def _take_in(self, reply: bytes, data: bytes, headers: dict[str, str]) -> None:
+        delivery = parse_delivery(reply)
+        if (job := self._held.get(delivery.key)) is not None:
+            job.reply = reply.decode()
+        elif (answer := self._settled.get(delivery.key)) is not None:
+            try:
+                self._tell(reply.decode(), answer)
+            except InferFluxError:
+                log.debug("could not repeat an acknowledgement", sequence=delivery.sequence)
+        else:
+            job = Job(self, delivery, data, headers, reply.decode())
+            self._held[job.key] = job
+            self._buffer.append(job)
+            self._arrived.set()
+
+    async def _pump(self) -> None:
+        while self._error is None:
+            try:
+                await self._step()
+            except (Unavailable, DeadlineExceeded) as error:
+                log.debug("pulling jobs failed", reason=error.reason)
+                await asyncio.sleep(_RETRY_WAIT_S)
+            except InferFluxError as error:
+                self._fail(error)
+
+    async def _step(self) -> None:
+        """Have one pull open, unless the buffer is full or the connection away; then wait for a change."""
+        self._wake.clear()
+        if self._pull_is_over() and self._link.is_connected and len(self._buffer) * 2 <= self._batch:
+            if self._remaining > 0:  # it ended unused: expired, or the consumer is gone
+                await self._check_consumer()
+            if self._error is None:
+                self._pull()
+        try:
+            async with asyncio.timeout(_SILENCE_S):
+                await self._wake.wait()
+        except TimeoutError:
+            if asyncio.get_running_loop().time() - self._last_heard >= _SILENCE_S:
+                self._pull_subject = b""
+
+    def _pull_is_over(self) -> bool:
+        return self._pull_subject == b"" or self._remaining <= 0
+
+    def _pull(self) -> None:
+        subject = f"{self._inbox}.{next(self._pulls)}"
+        batch = self._batch - len(self._buffer)
+        body = {
+            "batch": batch,
+            "expires": round(_EXPIRES_S * 1e9),
+            "idle_heartbeat": round(_HEARTBEAT_S * 1e9),
+        }
+        next_subject = f"$JS.API.CONSUMER.MSG.NEXT.{subjects.JOBS_STREAM}.{subjects.SCHEDULER_CONSUMER}"
+        self._link.send(next_subject, json.dumps(body).encode(), subject)
+        self._pull_subject = subject.encode()
+        self._remaining = batch
+        self._pulled_at = self._last_heard = asyncio.get_running_loop().time()
+
+    async def _check_consumer(self) -> None:
+        """Make the consumer again if it is gone; end this one if it is someone else's now."""
+        if self._pulled_at + _RETRY_WAIT_S > asyncio.get_running_loop().time():
+            await asyncio.sleep(_RETRY_WAIT_S)
+        info = await self._info()
+        if info is None:
+            await self._make_consumer()
+        elif info["created"] != self._created:
+            self._fail(Unavailable("another scheduler consumes the queue", reason="CONSUMER_TAKEN_OVER"))
+
+    async def _info(self) -> dict[str, Any] | None:
+        try:
+            return await self._link.api(f"CONSUMER.INFO.{subjects.JOBS_STREAM}.{subjects.SCHEDULER_CONSUMER}")
+        except ApiError as error:
+            if error.err_code in (jetstream.CONSUMER_NOT_FOUND, jetstream.STREAM_NOT_FOUND):
+                return None
+            raise error.to_internal() from error
+
+    async def _make_consumer(self) -> None:
+        name = f"{subjects.JOBS_STREAM}.{subjects.SCHEDULER_CONSUMER}"
+        body = {
+            "stream_name": subjects.JOBS_STREAM,
+            "config": {
+                "durable_name": subjects.SCHEDULER_CONSUMER,
+                "deliver_policy": "all",
+                "ack_policy": "explicit",
+                "ack_wait": round(self._ack_wait_s * 1e9),
+                "max_ack_pending": self._max_outstanding,
+                "max_deliver": -1,
+            },
+        }
+        try:
+            try:
+                await self._link.api(f"CONSUMER.DELETE.{name}")
+            except ApiError as error:
+                if error.err_code != jetstream.CONSUMER_NOT_FOUND:
+                    raise
+            info = await self._link.api(f"CONSUMER.CREATE.{name}", body)
+        except ApiError as error:
+            if error.err_code == jetstream.STREAM_NOT_FOUND:
+                raise Unavailable("the work queue does not exist yet", reason="QUEUE_UNAVAILABLE") from None
+            raise error.to_internal() from error
+        self._created = info["created"]
+
+    def _fail(self, error: InferFluxError) -> None:
+        self._error = error
+        self._arrived.set()
+        self._wake.set()

@@ -1,0 +1,195 @@
+"""What the parts of the bus share: sending, requests, and JetStream's API over one connection."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import secrets
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+from inferflux.common.bus.nats_client import (
+    NatsClient,
+    OutboundFullError,
+    TooLargeError,
+    decode_headers,
+)
+from inferflux.common.errors import DeadlineExceeded, Internal, InvalidArgument, Unavailable
+
+_API_TIMEOUT_S = 5.0
+# A burst larger than the outbound buffer waits this long for the socket before it is refused.
+_BURST_WAIT_S = 0.5
+
+
+# The status of a reply that cannot come any more: the connection broke.
+LOST = 599
+
+
+class Reply(NamedTuple):
+    status: int
+    headers: dict[str, str]
+    data: bytes
+
+
+class ApiError(Exception):
+    """JetStream refused. `code` is like HTTP's, `err_code` says which error it is."""
+
+    def __init__(self, operation: str, code: int, err_code: int, description: str) -> None:
+        super().__init__(f"{operation}: {description} ({err_code})")
+        self.code = code
+        self.err_code = err_code
+        self.description = description
+
+    def to_internal(self) -> Internal:
+        return Internal(f"JetStream refused {self}", reason="JETSTREAM_ERROR")
+
+
+class Link:
+    """Sends, and matches replies to requests through one wildcard inbox."""
+
+    def __init__(self, client: NatsClient) -> None:
+        self.client = client
+        self._inbox = f"_INBOX.{secrets.token_hex(11)}."
+        self._tokens = itertools.count()
+        self._open: dict[bytes, Callable[[Reply], None]] = {}
+        self._is_stalled = False
+
+    def listen(self) -> None:
+        """Subscribe the inbox: once, when connected."""
+        self.client.tap(f"{self._inbox}*", self._on_reply)
+
+    @property
+    def is_connected(self) -> bool:
+        return bool(self.client.is_connected)
+
+    def send(
+        self, subject: str, payload: bytes, reply: str = "", headers: Mapping[str, str] | None = None
+    ) -> None:
+        """Put a message into the outbound buffer.
+
+        Raises:
+            Unavailable: the buffer is full (reason OUTBOUND_FULL) or the bus is closed (BUS_CLOSED).
+            InvalidArgument: the message is too large, or its subject or a header cannot be written.
+        """
+        if self.client.is_closed:
+            raise Unavailable("the connection to NATS is closed", reason="BUS_CLOSED")
+        try:
+            self.client.send(subject, payload, reply, headers)
+            self._is_stalled = False
+        except OutboundFullError:
+            raise Unavailable("NATS takes no more messages at present", reason="OUTBOUND_FULL") from None
+        except TooLargeError:
+            limit = self.client.max_payload
+            message = f"a message of {len(payload)} bytes is over the bus's limit of {limit}"
+            raise InvalidArgument(message, field="payload", reason="MESSAGE_TOO_LARGE") from None
+        except ValueError as error:
+            raise InvalidArgument(str(error), field="subject") from None
+
+    async def send_after_burst(
+        self, subject: str, payload: bytes, headers: Mapping[str, str] | None, full: Unavailable
+    ) -> None:
+        """Send what `send` refused with `full`, once the socket has taken the burst that filled the buffer.
+
+        Raises:
+            Unavailable: it does not take it; until it does, this is known at once.
+        """
+        if full.reason != "OUTBOUND_FULL" or not self.is_connected or self._is_stalled:
+            raise full
+        written: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        try:
+            async with asyncio.timeout(_BURST_WAIT_S):
+                await self.client.when_written(written)
+        except TimeoutError:
+            self._is_stalled = True
+            raise full from None
+        self.send(subject, payload, "", headers)
+
+    async def request(
+        self,
+        subject: str,
+        payload: bytes,
+        *,
+        timeout_s: float,
+        headers: Mapping[str, str] | None = None,
+    ) -> Reply:
+        """One request, one reply.
+
+        Raises:
+            Unavailable: certainly not delivered: NOT_CONNECTED, or NO_RESPONDERS when nobody listens.
+            DeadlineExceeded: no reply in time (BUS_TIMEOUT) or the connection broke (CONNECTION_LOST);
+                it may have been acted on.
+        """
+        if not self.is_connected:
+            raise Unavailable("not connected to NATS", reason="NOT_CONNECTED")
+        answered: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
+
+        def on_reply(reply: Reply) -> None:
+            if not answered.done():
+                answered.set_result(reply)
+
+        inbox, close = self.open_inbox(on_reply)
+        try:
+            self.send(subject, payload, inbox, headers)
+            async with asyncio.timeout(timeout_s):
+                reply = await answered
+        except TimeoutError:
+            message = f"no answer on {subject} in {timeout_s:g} s"
+            raise DeadlineExceeded(message, reason="BUS_TIMEOUT") from None
+        finally:
+            close()
+        if reply.status == LOST:
+            message = f"the connection to NATS broke while {subject} was asked"
+            raise DeadlineExceeded(message, reason="CONNECTION_LOST")
+        if reply.status == 503 and not reply.data:
+            raise Unavailable(f"nobody answers on {subject}", reason="NO_RESPONDERS")
+        return reply
+
+    def open_inbox(self, on_reply: Callable[[Reply], None]) -> tuple[str, Callable[[], None]]:
+        """A reply subject, and the function that closes it."""
+        token = b"%x" % next(self._tokens)
+        self._open[token] = on_reply
+
+        def close() -> None:
+            self._open.pop(token, None)
+
+        return self._inbox + token.decode(), close
+
+    async def api(self, operation: str, body: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        """A JetStream API call, e.g. `STREAM.INFO.NAME`.
+
+        Raises:
+            ApiError: JetStream refused.
+            Unavailable, DeadlineExceeded: as `request`.
+        """
+        payload = b"" if body is None else json.dumps(body).encode()
+        reply = await self.request(f"$JS.API.{operation}", payload, timeout_s=_API_TIMEOUT_S)
+        answer: dict[str, Any] = json.loads(reply.data)
+        if error := answer.get("error"):
+            raise ApiError(
+                operation, error.get("code", 500), error.get("err_code", 0), error.get("description", "")
+            )
+        return answer
+
+    async def flush(self, timeout_s: float) -> None:
+        """Return when the server has taken in everything sent before.
+
+        Raises:
+            Unavailable: it did not say so in time.
+        """
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self.client.flush(timeout_s + 1)
+        except TimeoutError:
+            raise Unavailable(f"NATS did not confirm in {timeout_s:g} s", reason="FLUSH_TIMEOUT") from None
+
+    def lose_replies(self) -> None:
+        """The connection broke: tell everyone who waits for a reply."""
+        for on_reply in list(self._open.values()):
+            on_reply(Reply(LOST, {}, b""))
+
+    def _on_reply(self, subject: bytes, _reply: bytes, data: bytes, headers: bytes | None) -> None:
+        on_reply = self._open.get(subject[len(self._inbox) :])
+        if on_reply is not None:
+            status, decoded = decode_headers(headers)
+            on_reply(Reply(status, decoded, data))

@@ -1,0 +1,114 @@
+"""Files in the JetStream object store, laid out as NATS's own tools do (ADR-20)."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import hashlib
+import json
+import secrets
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Any
+
+from inferflux.common.bus import jetstream
+from inferflux.common.bus.link import ApiError, Link
+from inferflux.common.errors import Internal, NotFound
+
+_CHUNK_BYTES = 128 << 10
+# Chunks under way at once: enough to keep the socket busy, little enough for the outbound buffer.
+_WINDOW = 8
+_PUT_TIMEOUT_S = 10.0
+
+
+class ObjectBucket:
+    """Named files of up to some hundred MB, whole in memory on both ends."""
+
+    def __init__(self, link: Link, bucket: str) -> None:
+        self._link = link
+        self._bucket = bucket
+        self._stream = jetstream.object_stream(bucket)
+
+    async def put(self, name: str, data: bytes) -> None:
+        """Store `data` under `name`, replacing what was there. Without effect if it is there already.
+
+        Raises:
+            Unavailable, DeadlineExceeded: JetStream does not answer; nothing is replaced.
+        """
+        digest = _digest(data)
+        old = await self._info(name)
+        if old is not None and old["digest"] == digest and not old.get("deleted"):
+            return
+        nuid = secrets.token_hex(11)
+        chunks = [data[start : start + _CHUNK_BYTES] for start in range(0, len(data), _CHUNK_BYTES)]
+        info = {
+            "name": name,
+            "bucket": self._bucket,
+            "nuid": nuid,
+            "size": len(data),
+            "chunks": len(chunks),
+            "digest": digest,
+            "mtime": datetime.now(UTC).isoformat().replace("+00:00", "Z"),
+            "options": {"max_chunk_size": _CHUNK_BYTES},
+        }
+        is_stored = False
+        try:
+            for start in range(0, len(chunks), _WINDOW):
+                window = chunks[start : start + _WINDOW]
+                await asyncio.gather(*(self._publish(self._chunk_subject(nuid), chunk) for chunk in window))
+            await self._publish(self._info_subject(name), json.dumps(info).encode(), {"Nats-Rollup": "sub"})
+            is_stored = True
+        finally:
+            if not is_stored:
+                await self._purge(nuid)
+        if old is not None:
+            await self._purge(old["nuid"])
+
+    async def get(self, name: str) -> bytes:
+        """The file, its digest checked.
+
+        Raises:
+            NotFound: there is none of this name.
+            Internal: it is damaged (OBJECT_DAMAGED).
+            Unavailable, DeadlineExceeded: JetStream does not answer.
+        """
+        for _attempt in range(2):  # it may be replaced while it is read
+            info = await self._info(name)
+            if info is None or info.get("deleted"):
+                raise NotFound(f"no object {name!r} in the bucket {self._bucket}", reason="OBJECT_NOT_FOUND")
+            chunks = await jetstream.read_subject(self._link, self._stream, self._chunk_subject(info["nuid"]))
+            data = b"".join(chunks)
+            if _digest(data) == info["digest"]:
+                return data
+        message = f"the object {name!r} in the bucket {self._bucket} does not match its digest"
+        raise Internal(message, reason="OBJECT_DAMAGED")
+
+    async def _info(self, name: str) -> dict[str, Any] | None:
+        data = await jetstream.read_last(self._link, self._stream, self._info_subject(name))
+        if data is None:
+            return None
+        info: dict[str, Any] = json.loads(data)
+        return info
+
+    async def _publish(self, subject: str, data: bytes, headers: Mapping[str, str] | None = None) -> None:
+        reply = await self._link.request(subject, data, timeout_s=_PUT_TIMEOUT_S, headers=headers)
+        if error := json.loads(reply.data).get("error"):
+            raise ApiError(
+                f"put into {self._bucket}", error["code"], error["err_code"], error["description"]
+            ).to_internal()
+
+    async def _purge(self, nuid: str) -> None:
+        try:
+            await self._link.api(f"STREAM.PURGE.{self._stream}", {"filter": self._chunk_subject(nuid)})
+        except ApiError as error:
+            raise error.to_internal() from error
+
+    def _chunk_subject(self, nuid: str) -> str:
+        return f"$O.{self._bucket}.C.{nuid}"
+
+    def _info_subject(self, name: str) -> str:
+        return f"$O.{self._bucket}.M.{base64.urlsafe_b64encode(name.encode()).decode()}"
+
+
+def _digest(data: bytes) -> str:
+    return "SHA-256=" + base64.urlsafe_b64encode(hashlib.sha256(data).digest()).decode()

@@ -1,0 +1,88 @@
+"""Putting a job into the work queue, exactly once whatever the connection does."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import secrets
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
+
+from inferflux.common import subjects
+from inferflux.common.bus import jetstream
+from inferflux.common.bus.link import ApiError, Link
+from inferflux.common.errors import DeadlineExceeded, ResourceExhausted, Unavailable
+
+MESSAGE_ID = "Nats-Msg-Id"
+_ATTEMPT = "Inferflux-Attempt"
+_ANSWER_TIMEOUT_S = 1.5
+_TOTAL_TIMEOUT_S = 6.0
+_RETRY_WAIT_S = 0.1
+
+
+async def enqueue(
+    link: Link,
+    until_connected: Callable[[], Awaitable[None]],
+    subject: str,
+    payload: bytes,
+    *,
+    msg_id: str,
+    headers: Mapping[str, str] | None = None,
+) -> bool:
+    """Publish to the work queue and wait until it is stored.
+
+    An attempt that went unanswered may have been stored all the same, so it is made again under the same
+    message id, which JetStream drops then. A header of this call's own tells that from someone else's
+    use of the id.
+
+    Returns:
+        False when the id was used in the last two minutes.
+
+    Raises:
+        ResourceExhausted: the queue is full.
+        Unavailable: not stored (NOT_CONNECTED, NO_RESPONDERS), or nobody knows (OUTCOME_UNKNOWN).
+    """
+    attempt = secrets.token_hex(8)
+    all_headers = {**(headers or {}), MESSAGE_ID: msg_id, _ATTEMPT: attempt}
+    is_unknown = False
+    last = "not connected to NATS"
+    try:
+        async with asyncio.timeout(_TOTAL_TIMEOUT_S):
+            while True:
+                await until_connected()
+                try:
+                    answer = await _publish(link, subject, payload, all_headers)
+                except DeadlineExceeded as error:
+                    is_unknown, last = True, error.message
+                except Unavailable as error:
+                    # JetStream is not up yet, or the stream is being made anew after a restart.
+                    last = error.message
+                    await asyncio.sleep(_RETRY_WAIT_S)
+                else:
+                    if not answer.get("duplicate"):
+                        return True
+                    return is_unknown and await _is_ours(link, answer["seq"], attempt)
+    except TimeoutError:
+        if is_unknown:
+            message = f"it is not known whether the job was queued: {last}"
+            raise Unavailable(message, reason="OUTCOME_UNKNOWN") from None
+        raise Unavailable(f"the job could not be queued: {last}", reason="QUEUE_UNAVAILABLE") from None
+
+
+async def _publish(link: Link, subject: str, payload: bytes, headers: Mapping[str, str]) -> dict[str, Any]:
+    reply = await link.request(subject, payload, timeout_s=_ANSWER_TIMEOUT_S, headers=headers)
+    answer: dict[str, Any] = json.loads(reply.data)
+    if error := answer.get("error"):
+        description = error.get("description", "")
+        if error.get("err_code") == jetstream.STREAM_STORE_FAILED and "maximum" in description:
+            raise ResourceExhausted("the queue is full", reason="QUEUE_FULL")
+        raise ApiError(
+            f"publish to {subject}", error.get("code", 500), error.get("err_code", 0), description
+        ).to_internal()
+    return answer
+
+
+async def _is_ours(link: Link, sequence: int, attempt: str) -> bool:
+    """Whether the stored message is this call's; one that is gone was taken up and finished, so it counts."""
+    headers = await jetstream.read_headers(link, subjects.JOBS_STREAM, sequence)
+    return headers is None or headers.get(_ATTEMPT) == attempt

@@ -1,0 +1,72 @@
+"""gRPC metadata keys that InferFlux reads and writes, on both sides."""
+
+from __future__ import annotations
+
+import re
+import secrets
+from collections.abc import Iterable
+
+from inferflux.common.errors import InvalidArgument, Unauthenticated
+
+REQUEST_ID = "x-request-id"
+AUTHORIZATION = "authorization"
+API_KEY = "x-api-key"
+TRACEPARENT = "traceparent"
+
+Metadata = Iterable[tuple[str, str | bytes]]
+
+_REQUEST_ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
+
+
+def get(metadata: Metadata | None, key: str) -> str:
+    """The first value of a text key, or ""."""
+    for name, value in metadata or ():
+        if name == key:
+            return value if isinstance(value, str) else value.decode("utf-8", "replace")
+    return ""
+
+
+def request_id(metadata: Metadata | None) -> str:
+    """The caller's request id, or a new one.
+
+    Raises:
+        InvalidArgument: the caller's holds other characters than A-Z a-z 0-9 _ -, or more than 64.
+    """
+    given = get(metadata, REQUEST_ID)
+    if not given:
+        return new_request_id()
+    if _REQUEST_ID.fullmatch(given) is None:
+        raise InvalidArgument("x-request-id must be 1 to 64 of A-Z a-z 0-9 _ -", field=REQUEST_ID)
+    return given
+
+
+def new_request_id() -> str:
+    return secrets.token_hex(12)
+
+
+def credential(metadata: Metadata | None) -> str:
+    """The API key from `authorization: Bearer KEY` or `x-api-key: KEY`.
+
+    Raises:
+        Unauthenticated: there is none.
+    """
+    authorization = get(metadata, AUTHORIZATION)
+    scheme, _, token = authorization.partition(" ")
+    if scheme.lower() == "bearer" and token.strip():
+        return token.strip()
+    if key := get(metadata, API_KEY).strip():
+        return key
+    message = "no API key: send metadata `authorization: Bearer KEY` or `x-api-key: KEY`"
+    raise Unauthenticated(message, reason="NO_CREDENTIAL")
+
+
+def outgoing(
+    *, api_key: str = "", request_id: str = "", traceparent: str = ""
+) -> tuple[tuple[str, str], ...]:
+    """Metadata for a call; empty values are left out."""
+    pairs = (
+        (AUTHORIZATION, f"Bearer {api_key}" if api_key else ""),
+        (REQUEST_ID, request_id),
+        (TRACEPARENT, traceparent),
+    )
+    return tuple((key, value) for key, value in pairs if value)

@@ -1,0 +1,88 @@
+"""A grpc.aio server with what every InferFlux service wants of one: see `build_server`."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+import grpc.aio
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
+from inferflux.common.errors import Unavailable
+from inferflux.common.grpc_interceptor import RequestInterceptor
+from inferflux.common.grpc_options import SERVER_OPTIONS, Option
+
+
+class GrpcServer:
+    """A server with health and reflection. Use: add servicers to `.server`, `add` their names, `start`."""
+
+    def __init__(self, server: grpc.aio.Server) -> None:
+        self.server = server
+        self._names: list[str] = []
+        self._is_serving = False
+        self._health = health.aio.HealthServicer()
+        self._health_changes: set[asyncio.Task[None]] = set()
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
+
+    def add(self, descriptor_name: str) -> None:
+        """Announce a service, e.g. "inferflux.v1.ModelService", in health and reflection."""
+        self._names.append(descriptor_name)
+
+    async def start(self, listen: str, *, variable: str = "") -> int:
+        """Bind and serve; health says NOT_SERVING until `set_serving(True)`.
+
+        Returns:
+            The bound port.
+
+        Raises:
+            Unavailable: the address cannot be bound; names it, and `variable` when given.
+        """
+        reflection.enable_server_reflection(
+            [*self._names, health.SERVICE_NAME, reflection.SERVICE_NAME], self.server
+        )
+        try:
+            port: int = self.server.add_insecure_port(listen)
+        except RuntimeError:
+            port = 0
+        if port == 0:
+            where = f"{listen} ({variable})" if variable else listen
+            message = f"cannot listen on {where}: the address is in use or not of this machine"
+            raise Unavailable(message, reason="ADDRESS_UNAVAILABLE", retry_delay_s=None)
+        await self._announce()
+        await self.server.start()
+        return port
+
+    def set_serving(self, serving: bool) -> None:
+        """Say SERVING or NOT_SERVING for every service and for ""."""
+        self._is_serving = serving
+        change = asyncio.get_running_loop().create_task(self._announce())
+        self._health_changes.add(change)
+        change.add_done_callback(self._health_changes.discard)
+
+    async def stop(self, grace_s: float) -> None:
+        """Say NOT_SERVING, take no new calls, give running ones `grace_s` seconds, then cancel them."""
+        self._is_serving = False
+        await self._announce()
+        await self.server.stop(grace_s)
+
+    async def _announce(self) -> None:
+        kind = health_pb2.HealthCheckResponse
+        status = kind.SERVING if self._is_serving else kind.NOT_SERVING
+        for name in ("", *self._names):
+            await self._health.set(name, status)
+
+
+def build_server(
+    interceptors: Sequence[grpc.aio.ServerInterceptor] = (), options: Sequence[Option] = ()
+) -> GrpcServer:
+    """A server that knows request ids, maps errors to google.rpc.Status, counts and logs calls.
+
+    Its own interceptor comes first, so errors raised in `interceptors`' handlers are mapped as well.
+    `options` come after the defaults and win over them.
+    """
+    return GrpcServer(
+        grpc.aio.server(
+            interceptors=[RequestInterceptor(), *interceptors], options=[*SERVER_OPTIONS, *options]
+        )
+    )

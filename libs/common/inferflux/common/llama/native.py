@@ -1,0 +1,67 @@
+"""The ctypes module of llama-cpp-python, without the package around it.
+
+`import llama_cpp` also imports its high-level API, numpy, Jinja and a disk cache: about 30 MB and a
+Python log callback that prints. Only the ctypes declarations are wanted here, so the package is
+entered as an empty one.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib
+import importlib.util
+import sys
+from collections import deque
+from types import ModuleType
+from typing import Any
+
+_GGML_LOG_LEVEL_WARN = 3
+_GGML_LOG_LEVEL_ERROR = 4
+# enum ggml_backend_dev_type
+_DEVICE_GPU = 1
+_DEVICE_INTEGRATED_GPU = 2
+
+complaints: deque[str] = deque(maxlen=20)
+"""The latest warnings and errors llama.cpp logged, for error messages."""
+
+_keep_alive: list[Any] = []
+
+
+def _import_bindings() -> ModuleType:
+    if "llama_cpp" not in sys.modules:
+        spec = importlib.util.find_spec("llama_cpp")
+        if spec is None or spec.submodule_search_locations is None:
+            raise ImportError("llama-cpp-python is not installed")
+        package = ModuleType("llama_cpp")
+        package.__path__ = list(spec.submodule_search_locations)
+        package.__spec__ = spec
+        sys.modules["llama_cpp"] = package
+    return importlib.import_module("llama_cpp.llama_cpp")
+
+
+def _capture_log(bindings: Any) -> None:
+    @bindings.llama_log_callback  # type: ignore[untyped-decorator]
+    def on_log(level: int, text: bytes, _user_data: object) -> None:
+        if level in (_GGML_LOG_LEVEL_WARN, _GGML_LOG_LEVEL_ERROR):
+            complaints.append(text.decode("utf-8", "replace").strip())
+
+    _keep_alive.append(on_log)
+    bindings.llama_log_set(on_log, ctypes.c_void_p(0))
+
+
+llama: Any = _import_bindings()
+_capture_log(llama)
+llama.llama_backend_init()
+
+
+def first_complaint(default: str) -> str:
+    """The first complaint since `complaints` was cleared: the cause, those after it being consequences."""
+    return complaints[0] if complaints else default
+
+
+def has_gpu() -> bool:
+    """Whether llama.cpp found a GPU. Its own `llama_supports_gpu_offload` also says yes when it could use one
+    over RPC."""
+    find_device = llama._lib.ggml_backend_dev_by_type  # noqa: SLF001 - bound by nothing else
+    find_device.restype = ctypes.c_void_p
+    return any(find_device(kind) for kind in (_DEVICE_GPU, _DEVICE_INTEGRATED_GPU))

@@ -1,0 +1,122 @@
+"""A model's vocabulary: text to token ids and back, without its weights."""
+
+from __future__ import annotations
+
+import ctypes
+from pathlib import Path
+from typing import Any, Self
+
+from .native import complaints, first_complaint, llama
+
+_MAX_SPECIAL_EXTRA = 16
+
+
+class VocabError(Exception):
+    """The file holds no vocabulary llama.cpp can use, or a text could not be tokenized."""
+
+
+class Vocab:
+    """The vocabulary of one loaded llama.cpp model.
+
+    Not safe against ids out of range in llama.cpp itself (it aborts), so every id is checked here.
+    `tokenize` may be called from several threads at once.
+    """
+
+    def __init__(self, model: Any, *, owns_model: bool) -> None:
+        self._model = model
+        self._owns_model = owns_model
+        self._vocab = llama.llama_model_get_vocab(model)
+        self.size: int = llama.llama_vocab_n_tokens(self._vocab)
+        self.bos: int = llama.llama_vocab_bos(self._vocab)
+        self.eos: int = llama.llama_vocab_eos(self._vocab)
+        self.adds_bos: bool = bool(llama.llama_vocab_get_add_bos(self._vocab))
+        template = llama.llama_model_chat_template(model, None)
+        self.chat_template: str | None = template.decode("utf-8", "replace") if template else None
+        self._pieces: dict[int, bytes] = {}
+        self._eog = frozenset(i for i in range(self.size) if llama.llama_vocab_is_eog(self._vocab, i))
+
+    @classmethod
+    def load(cls, path: Path) -> Self:
+        """Load the vocabulary of a GGUF file, its tensors left alone (it may have none).
+
+        Raises:
+            VocabError: not a GGUF, or one without a vocabulary.
+        """
+        complaints.clear()
+        params = llama.llama_model_default_params()
+        params.vocab_only = True
+        model = llama.llama_model_load_from_file(str(path).encode(), params)
+        if not model:
+            raise VocabError(f"{path.name}: {first_complaint('not a usable GGUF file')}")
+        return cls(model, owns_model=True)
+
+    def close(self) -> None:
+        if self._owns_model and self._model:
+            llama.llama_model_free(self._model)
+            self._model = None
+
+    @property
+    def eog(self) -> frozenset[int]:
+        """Token ids that end a generation."""
+        return self._eog
+
+    def is_eog(self, token: int) -> bool:
+        return token in self._eog
+
+    @property
+    def longest_token_bytes(self) -> int:
+        """Length of the longest token as the file spells it: no token stands for more bytes of text."""
+        spellings = (llama.llama_vocab_get_text(self._vocab, i) for i in range(self.size))
+        return max((len(spelling or b"") for spelling in spellings), default=0)
+
+    def text(self, token: int) -> str:
+        """A token as the file spells it, control tokens too; "" for no such id (-1: no such role)."""
+        if not 0 <= token < self.size:
+            return ""
+        spelling: bytes = llama.llama_vocab_get_text(self._vocab, token) or b""
+        return spelling.decode("utf-8", "replace")
+
+    def tokenize(self, text: bytes, *, add_special: bool, parse_special: bool) -> list[int]:
+        """Token ids of UTF-8 `text`.
+
+        Args:
+            add_special: put BOS (and what else the model wants) around it.
+            parse_special: read control tokens such as `<|im_end|>` as such instead of as text.
+
+        Raises:
+            VocabError: llama.cpp could not tokenize it.
+        """
+        room = len(text) + _MAX_SPECIAL_EXTRA
+        buffer = (ctypes.c_int32 * room)()
+        n = llama.llama_tokenize(self._vocab, text, len(text), buffer, room, add_special, parse_special)
+        if n < 0:
+            if n == -(2**31):
+                raise VocabError("the text has too many tokens")
+            room = -n
+            buffer = (ctypes.c_int32 * room)()
+            n = llama.llama_tokenize(self._vocab, text, len(text), buffer, room, add_special, parse_special)
+        if n < 0:
+            raise VocabError("the text could not be tokenized")
+        return buffer[:n]
+
+    def piece(self, token: int) -> bytes:
+        """The bytes `token` stands for; empty for control tokens.
+
+        Raises:
+            VocabError: no such token.
+        """
+        cached = self._pieces.get(token)
+        if cached is None:
+            cached = self._pieces[token] = self._read_piece(token)
+        return cached
+
+    def _read_piece(self, token: int) -> bytes:
+        if not 0 <= token < self.size:
+            raise VocabError(f"token id {token} is not in [0, {self.size})")
+        room = 64
+        buffer = ctypes.create_string_buffer(room)
+        n = llama.llama_token_to_piece(self._vocab, token, buffer, room, 0, False)
+        if n < 0:
+            buffer = ctypes.create_string_buffer(-n)
+            n = llama.llama_token_to_piece(self._vocab, token, buffer, -n, 0, False)
+        return buffer.raw[:n]

@@ -1,0 +1,83 @@
+"""Logging: one sentence for people, fields for machines, on stderr."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from typing import Any
+
+import structlog
+
+get = structlog.get_logger
+
+
+def configure(service: str, level: str = "info", fmt: str = "console") -> None:
+    """Set logging up for this process: ours and that of libraries, in one format.
+
+    Args:
+        service: bound to every line as `service`.
+        level: debug, info, warning or error. Libraries are heard from warning up.
+        fmt: console for people, json for machines.
+    """
+    shared: list[structlog.typing.Processor] = [
+        structlog.contextvars.merge_contextvars,
+        structlog.processors.add_log_level,
+        structlog.processors.TimeStamper(fmt="iso", utc=True)
+        if fmt == "json"
+        else structlog.processors.TimeStamper(fmt="%H:%M:%S.%f", utc=False),
+        _add_service(service),
+    ]
+    if fmt == "json":
+        ending: list[structlog.typing.Processor] = [
+            # No locals: among them are API keys and prompts.
+            structlog.processors.ExceptionRenderer(
+                structlog.tracebacks.ExceptionDictTransformer(show_locals=False)
+            ),
+            structlog.processors.JSONRenderer(default=str),
+        ]
+    else:
+        ending = [
+            structlog.dev.ConsoleRenderer(
+                colors=sys.stderr.isatty(), exception_formatter=structlog.dev.plain_traceback, pad_event_to=40
+            )
+        ]
+    structlog.configure(
+        processors=[*shared, *ending],
+        wrapper_class=structlog.make_filtering_bound_logger(level),
+        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+        cache_logger_on_first_use=True,
+    )
+    _adopt_library_logs(shared, ending)
+
+
+def bind_request(**fields: Any) -> None:
+    """Add fields (request_id, tenant, ...) to every line this task logs from here on."""
+    structlog.contextvars.bind_contextvars(**fields)
+
+
+def _add_service(service: str) -> structlog.typing.Processor:
+    def add(_logger: Any, _method: str, event: structlog.typing.EventDict) -> structlog.typing.EventDict:
+        event.setdefault("service", service)
+        return event
+
+    return add
+
+
+def _adopt_library_logs(
+    shared: list[structlog.typing.Processor], ending: list[structlog.typing.Processor]
+) -> None:
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(
+        structlog.stdlib.ProcessorFormatter(
+            foreign_pre_chain=[structlog.stdlib.add_logger_name, *shared],
+            processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *ending],
+        )
+    )
+    root = logging.getLogger()
+    root.handlers[:] = [handler]
+    root.setLevel(logging.WARNING)
+
+
+def clear_request() -> None:
+    """Forget what `bind_request` added in this context."""
+    structlog.contextvars.clear_contextvars()

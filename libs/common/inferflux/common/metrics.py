@@ -1,0 +1,28 @@
+"""Metrics that more than one service has, and the buckets all of them share.
+
+A service's own metrics live with it; this is the one home of names and buckets that dashboards compare
+across services. Names and buckets are those of vLLM with the prefix `inferflux_`, so that a dashboard
+needs one edit. Labels are bounded: never a request id or a string of the caller's.
+"""
+
+from __future__ import annotations
+
+from prometheus_client import Counter
+
+PREFIX = "inferflux"
+
+TIME_TO_FIRST_TOKEN_BUCKETS_S = (
+    0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0,
+)  # fmt: skip
+PER_TOKEN_BUCKETS_S = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5)
+# .01 doubling to 81.92
+REQUEST_BUCKETS_S = tuple(0.01 * 2**i for i in range(14))
+
+RPCS = Counter("inferflux_rpcs", "RPCs served, by method and status code.", ["method", "code"])
+UNEXPECTED_ERRORS = Counter(
+    "inferflux_unexpected_errors", "Defects: errors that nothing was prepared for.", ["where"]
+)
+BUS_RECONNECTS = Counter("inferflux_bus_reconnects", "Times the connection to NATS was made anew.")
+BUS_MESSAGES_LOST = Counter(
+    "inferflux_bus_messages_lost", "Messages dropped because their reader was too slow.", ["subscription"]
+)

@@ -1,0 +1,126 @@
+"""The HTTP port of a process: /metrics, /livez and /readyz, served from a thread of its own.
+
+A thread answers even while the event loop is busy, so that a long step never looks like a dead process.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+from prometheus_client import REGISTRY, CollectorRegistry
+from prometheus_client.exposition import choose_encoder
+
+from inferflux.common.address import split
+from inferflux.common.errors import Unavailable
+
+
+class Probe:
+    """Serves metrics and readiness.
+
+    Ready means: at least one condition was named with `set_ready`, and all named ones hold.
+
+    Args:
+        listen: host:port; port 0 takes a free one.
+        variable: the setting `listen` came from, for the message when the port is taken.
+
+    Raises:
+        Unavailable: the address cannot be bound.
+    """
+
+    def __init__(
+        self,
+        listen: str,
+        *,
+        variable: str = "INFERFLUX_METRICS_LISTEN",
+        registry: CollectorRegistry = REGISTRY,
+    ) -> None:
+        self._conditions: dict[str, tuple[bool, str]] = {}
+        self._registry = registry
+        host, port = split(listen, variable)
+        try:
+            self._server = _Server((host, port), self)
+        except OSError as error:
+            message = f"cannot listen on {listen} ({variable}): {error.strerror or error}"
+            raise Unavailable(message, reason="ADDRESS_UNAVAILABLE", retry_delay_s=None) from None
+        self._thread = threading.Thread(
+            target=self._server.serve_forever, kwargs={"poll_interval": 0.1}, name="probe", daemon=True
+        )
+        self._thread.start()
+
+    @property
+    def port(self) -> int:
+        return int(self._server.server_address[1])
+
+    @property
+    def is_ready(self) -> bool:
+        return bool(self._conditions) and all(ok for ok, _ in self._conditions.values())
+
+    def set_ready(self, name: str, ok: bool, detail: str = "") -> None:
+        """Name a condition of readiness, or change it. `detail` says what is missing."""
+        self._conditions[name] = (ok, detail)
+
+    def close(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join(timeout=2)
+
+    def answer(self, path: str, accept: str) -> tuple[HTTPStatus, str, bytes]:
+        """Status, content type and body for a GET."""
+        if path == "/metrics":
+            encode, content_type = choose_encoder(accept)
+            return HTTPStatus.OK, content_type, encode(self._registry)
+        if path == "/livez":
+            return HTTPStatus.OK, "text/plain; charset=utf-8", b"ok\n"
+        if path == "/readyz":
+            conditions = dict(self._conditions)
+            body = {
+                "ready": self.is_ready,
+                "conditions": {
+                    name: {"ok": ok, "detail": detail} for name, (ok, detail) in conditions.items()
+                },
+            }
+            status = HTTPStatus.OK if body["ready"] else HTTPStatus.SERVICE_UNAVAILABLE
+            return status, "application/json", json.dumps(body).encode() + b"\n"
+        return HTTPStatus.NOT_FOUND, "text/plain; charset=utf-8", b"paths: /metrics /livez /readyz\n"
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+    request_queue_size = 64
+
+    def __init__(self, address: tuple[str, int], probe: Probe) -> None:
+        self.probe = probe
+        super().__init__(address, _Handler)
+
+    def server_bind(self) -> None:
+        # Not HTTPServer's: it looks the host's name up, which may block on DNS.
+        # SO_REUSEADDR gives a restarted process its port back; it lets no two listen on one.
+        self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        self.socket.bind(self.server_address)
+        self.server_address = self.socket.getsockname()
+        self.server_name, self.server_port = str(self.server_address[0]), int(self.server_address[1])
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        """A client that hangs up is no event."""
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    timeout = 10
+    server: _Server
+
+    def do_GET(self) -> None:
+        path = self.path.split("?", 1)[0]
+        status, content_type, body = self.server.probe.answer(path, self.headers.get("Accept", ""))
+        self.send_response(status)
+        self.send_header("Content-Type", content_type)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002
+        """Probes are frequent: no line each."""

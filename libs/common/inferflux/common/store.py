@@ -1,0 +1,74 @@
+"""The Redis (or Valkey) client, and its errors in our terms."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import redis.asyncio
+import redis.exceptions
+from redis.asyncio.retry import Retry
+from redis.backoff import ExponentialWithJitterBackoff
+
+from inferflux.common.errors import InvalidArgument, Unavailable
+
+_POOL_SIZE = 64
+_CONNECT_TIMEOUT_S = 2.0
+_ANSWER_TIMEOUT_S = 2.0
+# A server that is there and cannot serve: a full disk, too few replicas, a script that does not end. The
+# client has no classes for these.
+_REFUSALS = ("MISCONF", "NOREPLICAS", "BUSY ")
+
+
+def connect(url: str) -> redis.asyncio.Redis:
+    """A client with a bounded pool and bounded waits. It connects on its first command.
+
+    Raises:
+        InvalidArgument: the URL is not one.
+    """
+    try:
+        pool = redis.asyncio.BlockingConnectionPool.from_url(
+            url,
+            max_connections=_POOL_SIZE,
+            timeout=_ANSWER_TIMEOUT_S,
+            socket_connect_timeout=_CONNECT_TIMEOUT_S,
+            socket_timeout=_ANSWER_TIMEOUT_S,
+            socket_keepalive=True,
+            health_check_interval=15,
+            # One retry: a connection that a restarted server had closed is replaced unseen.
+            retry=Retry(ExponentialWithJitterBackoff(cap=0.1, base=0.01), 1),
+            decode_responses=False,
+        )
+    except ValueError as error:
+        raise InvalidArgument(f"INFERFLUX_REDIS_URL: {error}", field="INFERFLUX_REDIS_URL") from None
+    return redis.asyncio.Redis.from_pool(pool)
+
+
+@contextmanager
+def store_errors() -> Iterator[None]:
+    """Turn "the store is away" into Unavailable.
+
+    Any other Redis error (a wrong type, a script that fails) is a defect of ours and passes as it is.
+    """
+    try:
+        yield
+    except (
+        redis.exceptions.ConnectionError,
+        redis.exceptions.TimeoutError,
+        redis.exceptions.ReadOnlyError,
+        redis.exceptions.OutOfMemoryError,
+        redis.exceptions.ClusterDownError,  # and MasterDownError, its child
+        redis.exceptions.TryAgainError,
+        redis.exceptions.NoPermissionError,
+        TimeoutError,
+        OSError,
+    ) as error:
+        raise _away(error) from error
+    except redis.exceptions.ResponseError as error:
+        if not str(error).startswith(_REFUSALS):
+            raise
+        raise _away(error) from error
+
+
+def _away(error: Exception) -> Unavailable:
+    return Unavailable(f"the policy store does not answer: {error}", reason="STORE_UNAVAILABLE")

@@ -1,0 +1,16 @@
+"""How much the JetStream streams may hold."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class StreamLimits:
+    """Every service passes the same limits; whoever comes later changes the streams to its own."""
+
+    # Jobs that wait or run; one more is refused.
+    queue_limit: int = 4096
+    # The token replay buffer: what is older goes, and the oldest goes when it is full.
+    tokens_max_age_s: float = 300.0
+    tokens_max_bytes: int = 128 << 20

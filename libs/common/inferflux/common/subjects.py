@@ -1,0 +1,66 @@
+"""Every NATS name InferFlux uses, in the order a request meets them. Nothing else spells one.
+
+Subjects go from general to specific, so that a prefix can be granted to a reader:
+`inferflux.v1.tokens.acme.>` is every token stream of the tenant `acme`.
+"""
+
+from __future__ import annotations
+
+import re
+
+ROOT = "inferflux.v1"
+
+# JetStream streams and buckets.
+JOBS_STREAM = "INFERFLUX_JOBS"
+TOKENS_STREAM = "INFERFLUX_TOKENS"
+TOKENIZERS_BUCKET = "inferflux-tokenizers"
+SCHEDULER_CONSUMER = "scheduler"
+
+# 1. gateway -> work queue -> scheduler
+JOBS_ALL = f"{ROOT}.jobs.>"
+# 2. scheduler -> worker
+# 3. worker -> scheduler
+SCHEDULER_EVENTS = f"{ROOT}.scheduler.events"
+WORKER_STATUS_ALL = f"{ROOT}.worker.*.status"
+# 4. worker -> anyone with the right
+TOKENS_ALL = f"{ROOT}.tokens.>"
+# beside the way
+CANCEL_ALL = f"{ROOT}.cancel.>"
+SCHEDULER_STATUS = f"{ROOT}.scheduler.status"
+
+_SAFE = re.compile(r"[A-Za-z0-9_-]{1,64}")
+
+
+def is_safe_token(text: str) -> bool:
+    """Whether `text` can stand in a subject as it is: 1-64 of A-Z a-z 0-9 _ -."""
+    return _SAFE.fullmatch(text) is not None
+
+
+def escape(name: str) -> str:
+    """Make any name one subject token, distinct names staying distinct: other characters become =XX."""
+    encoded = name.encode()
+    return "".join(chr(b) if re.fullmatch(rb"[A-Za-z0-9_-]", bytes([b])) else f"={b:02X}" for b in encoded)
+
+
+def jobs(model: str) -> str:
+    return f"{ROOT}.jobs.{escape(model)}"
+
+
+def tokens(tenant: str, request_id: str) -> str:
+    return f"{ROOT}.tokens.{tenant}.{request_id}"
+
+
+def cancel(tenant: str, request_id: str) -> str:
+    return f"{ROOT}.cancel.{tenant}.{request_id}"
+
+
+def worker_batch(worker_id: str) -> str:
+    return f"{ROOT}.worker.{worker_id}.batch"
+
+
+def worker_command(worker_id: str) -> str:
+    return f"{ROOT}.worker.{worker_id}.command"
+
+
+def worker_status(worker_id: str) -> str:
+    return f"{ROOT}.worker.{worker_id}.status"
