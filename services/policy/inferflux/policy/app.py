@@ -1,0 +1,86 @@
+"""The policy process put together: store, servicer, gRPC server, probe, and the watch over the store."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+
+from inferflux.common import logs, store
+from inferflux.common.errors import Unavailable
+from inferflux.common.grpc_server import GrpcServer, build_server
+from inferflux.common.lifecycle import Shutdown
+from inferflux.common.probe import Probe
+from inferflux.v1 import policy_pb2, policy_pb2_grpc
+
+from .bootstrap import Bootstrap
+from .metrics import PolicyMetrics
+from .servicer import PolicyServicer
+from .settings import PolicySettings
+from .store import PolicyStore
+
+SERVICE_NAME = policy_pb2.DESCRIPTOR.services_by_name["PolicyService"].full_name
+
+log = logs.get()
+
+
+async def serve(settings: PolicySettings, shutdown: Shutdown) -> None:
+    """Serve until `shutdown` is asked for; calls in flight then get `drain_limit_s` to end."""
+    redis = store.connect(settings.redis_url)
+    policy_store = PolicyStore(redis, timeout_s=settings.store_timeout_s)
+    metrics = PolicyMetrics()
+    probe = Probe(settings.metrics_listen)
+    probe.set_ready("store", ok=False, detail="not asked yet")
+    server = build_server()
+    servicer = PolicyServicer(policy_store, metrics, settled_memory_s=settings.settled_memory_s)
+    policy_pb2_grpc.add_PolicyServiceServicer_to_server(servicer, server.server)
+    server.add(SERVICE_NAME)
+    try:
+        port = await server.start(settings.listen, variable="INFERFLUX_POLICY_LISTEN")
+        log.info("serving", port=port, metrics_port=probe.port)
+        bootstrap = Bootstrap(policy_store, settings.bootstrap_key.get_secret_value())
+        watch = StoreWatch(bootstrap, server, probe, metrics)
+        await watch.run_until(shutdown, interval_s=settings.store_check_interval_s)
+        probe.set_ready("running", ok=False, detail="shutting down")
+        await server.stop(settings.drain_limit_s)
+    finally:
+        probe.close()
+        await redis.aclose()
+
+
+class StoreWatch:
+    """Looks at the store again and again: readiness follows it, and a store that is fresh gets its key.
+
+    The process serves whether Redis answers or not: calls are refused while it does not, and nothing has to
+    be restarted when it does again.
+    """
+
+    def __init__(
+        self, bootstrap: Bootstrap, server: GrpcServer, probe: Probe, metrics: PolicyMetrics
+    ) -> None:
+        self._bootstrap = bootstrap
+        self._server = server
+        self._probe = probe
+        self._metrics = metrics
+        self._was_up: bool | None = None
+
+    async def run_until(self, shutdown: Shutdown, *, interval_s: float) -> None:
+        while not shutdown.requested.is_set():
+            try:
+                await self._bootstrap.ensure()
+                self._note(is_up=True)
+            except Unavailable as error:
+                self._note(is_up=False, why=error.message)
+            with suppress(TimeoutError):
+                await asyncio.wait_for(shutdown.wait(), interval_s)
+
+    def _note(self, *, is_up: bool, why: str = "") -> None:
+        self._probe.set_ready("store", ok=is_up, detail=why)
+        self._metrics.store_up.set(is_up)
+        if is_up == self._was_up:
+            return
+        self._was_up = is_up
+        self._server.set_serving(is_up)
+        if is_up:
+            log.info("the policy store answers")
+        else:
+            log.warning("the policy store does not answer: every call is refused", why=why)

@@ -1,0 +1,127 @@
+"""API keys: how they are made, recognised, stored and checked. No I/O, no clock.
+
+A key is `ifx_` and 43 URL-safe characters: 256 bits from the system's random source. It is stored only as
+its SHA-256. A plain, fast hash is right here, where it would be wrong for a password: slow hashes and salts
+make guessing expensive when the secret comes from a small set, and 2**256 keys cannot be guessed at any
+speed. It also lets a key be found by its hash, in one lookup.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import secrets
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+
+from inferflux.common.errors import InvalidArgument
+
+MAX_NAME_LENGTH = 128
+
+_SECRET = re.compile(r"ifx_[A-Za-z0-9_-]{43}")
+_TENANT = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}")
+_KEY_ID = re.compile(r"key_[0-9a-f]{16}")
+
+
+class Scope(StrEnum):
+    """What a key may be used for. None of them implies another."""
+
+    INFERENCE = "inference"
+    MODELS = "models"
+    ADMIN = "admin"
+
+
+ALL_SCOPES = tuple(Scope)
+
+
+@dataclass(frozen=True, slots=True)
+class ApiKeyRecord:
+    """What is known of a key. The key itself is not."""
+
+    digest: str
+    tenant: str
+    name: str
+    scopes: tuple[Scope, ...]
+    created_unix_ms: int
+
+    @property
+    def key_id(self) -> str:
+        """The key's public name. Taken from its digest, so that writing a key twice makes one key."""
+        return key_id_of(self.digest)
+
+    def fields(self) -> dict[str, str]:
+        """The record as the fields of a Redis hash; `from_fields` reads it back."""
+        return {
+            "key_id": self.key_id,
+            "tenant": self.tenant,
+            "name": self.name,
+            "scopes": " ".join(self.scopes),
+            "created_at": str(self.created_unix_ms),
+        }
+
+    @classmethod
+    def from_fields(cls, digest: str, fields: Mapping[bytes, bytes]) -> ApiKeyRecord:
+        """Read a Redis hash. A scope this version does not know grants nothing, and is left out."""
+        return cls(
+            digest=digest,
+            tenant=fields[b"tenant"].decode(),
+            name=fields[b"name"].decode(),
+            scopes=tuple(s for s in Scope if s in fields[b"scopes"].decode().split()),
+            created_unix_ms=int(fields[b"created_at"]),
+        )
+
+
+def generate() -> str:
+    """Draw a new API key."""
+    return f"ifx_{secrets.token_urlsafe(32)}"
+
+
+def is_well_formed(credential: str) -> bool:
+    """Whether `credential` could be an API key at all."""
+    return _SECRET.fullmatch(credential) is not None
+
+
+def digest_of(secret: str) -> str:
+    """The hex SHA-256 a key is stored and found by."""
+    return hashlib.sha256(secret.encode()).hexdigest()
+
+
+def key_id_of(digest: str) -> str:
+    return f"key_{digest[:16]}"
+
+
+def parse_key_id(text: str, *, field: str = "key_id") -> str:
+    if _KEY_ID.fullmatch(text) is None:
+        raise InvalidArgument("a key id is key_ and 16 hex digits", field=field)
+    return text
+
+
+def parse_tenant(text: str, *, field: str = "tenant") -> str:
+    if _TENANT.fullmatch(text) is None:
+        raise InvalidArgument(
+            "a tenant is 1-63 of a-z 0-9 _ -, and starts with a letter or a digit", field=field
+        )
+    return text
+
+
+def parse_name(text: str, *, field: str = "name") -> str:
+    if not 1 <= len(text) <= MAX_NAME_LENGTH or not text.isprintable():
+        raise InvalidArgument(f"a name is 1-{MAX_NAME_LENGTH} printable characters", field=field)
+    return text
+
+
+def parse_scope(text: str, *, field: str = "scope") -> Scope:
+    try:
+        return Scope(text)
+    except ValueError:
+        known = ", ".join(ALL_SCOPES)
+        raise InvalidArgument(f"unknown scope {text[:64]!r}: use one of {known}", field=field) from None
+
+
+def parse_scopes(texts: Iterable[str], *, field: str = "scopes") -> tuple[Scope, ...]:
+    """The scopes named, once each, in the order of `Scope`; at least one."""
+    asked = {parse_scope(text, field=f"{field}[{i}]") for i, text in enumerate(texts)}
+    if not asked:
+        raise InvalidArgument("a key needs at least one scope", field=field)
+    return tuple(scope for scope in Scope if scope in asked)

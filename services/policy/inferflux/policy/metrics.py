@@ -1,0 +1,54 @@
+"""What the policy service counts."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram
+
+from inferflux.common.errors import InferFluxError
+
+from .usage import SettledRequest
+
+_SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0)
+
+
+class PolicyMetrics:
+    """Admissions by outcome and time, settled tokens, and whether the store answers."""
+
+    def __init__(self, registry: CollectorRegistry = REGISTRY) -> None:
+        self._admissions = Counter(
+            "inferflux_policy_admissions_total", "Admit calls by outcome", ["outcome"], registry=registry
+        )
+        self._seconds = Histogram(
+            "inferflux_policy_admit_seconds", "Time Admit took", buckets=_SECONDS, registry=registry
+        )
+        self._settled = Counter(
+            "inferflux_policy_settled_requests_total", "Requests settled", registry=registry
+        )
+        self._tokens = Counter(
+            "inferflux_policy_settled_tokens_total", "Tokens settled", ["kind"], registry=registry
+        )
+        self.store_up = Gauge("inferflux_policy_store_up", "1 while Redis answers", registry=registry)
+
+    @contextmanager
+    def admission(self) -> Iterator[None]:
+        """Count and time one Admit; the outcome is `admitted` or the error's reason, lower case."""
+        started = time.perf_counter()
+        outcome = "aborted"
+        try:
+            yield
+            outcome = "admitted"
+        except InferFluxError as error:
+            outcome = error.reason.lower()
+            raise
+        finally:
+            self._admissions.labels(outcome).inc()
+            self._seconds.observe(time.perf_counter() - started)
+
+    def count_settled(self, settled: SettledRequest) -> None:
+        self._settled.inc()
+        self._tokens.labels("prompt").inc(settled.prompt_tokens)
+        self._tokens.labels("completion").inc(settled.completion_tokens)

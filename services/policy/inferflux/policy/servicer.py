@@ -1,0 +1,108 @@
+"""PolicyService as gRPC sees it: check the fields, ask the store, decide, answer."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from inferflux.common import grpc_metadata, logs
+from inferflux.common.errors import NotFound
+from inferflux.v1 import policy_pb2, policy_pb2_grpc
+
+from . import keys
+from .admission import Ask, decide
+from .keys import ApiKeyRecord, Scope
+from .usage import SettledRequest, parse_model, parse_request_id
+
+if TYPE_CHECKING:
+    import grpc
+
+    from .metrics import PolicyMetrics
+    from .store import PolicyStore
+
+    Context = grpc.aio.ServicerContext[Any, Any]
+
+log = logs.get()
+
+
+class PolicyServicer(policy_pb2_grpc.PolicyServiceServicer):
+    """Who may do what. Errors leave as InferFluxError; the server's interceptor gives them their status."""
+
+    def __init__(
+        self,
+        store: PolicyStore,
+        metrics: PolicyMetrics,
+        *,
+        settled_memory_s: int,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._store = store
+        self._metrics = metrics
+        self._settled_memory_s = settled_memory_s
+        self._clock = clock
+
+    async def Admit(self, request: policy_pb2.AdmitRequest, context: Context) -> policy_pb2.AdmitResponse:
+        with self._metrics.admission():
+            ask = Ask(keys.parse_scope(request.scope), parse_model(request.model), request.priority)
+            parse_request_id(request.request_id)
+            key = await self._admit(request.credential, ask)
+        return policy_pb2.AdmitResponse(tenant=key.tenant, key_id=key.key_id, scopes=key.scopes)
+
+    async def Settle(self, request: policy_pb2.SettleRequest, context: Context) -> policy_pb2.SettleResponse:
+        settled = SettledRequest.parse(request)
+        if await self._store.settle(settled, remember_s=self._settled_memory_s):
+            self._metrics.count_settled(settled)
+        return policy_pb2.SettleResponse()
+
+    async def CreateApiKey(
+        self, request: policy_pb2.CreateApiKeyRequest, context: Context
+    ) -> policy_pb2.CreateApiKeyResponse:
+        admin = await self._admin(context)
+        secret = keys.generate()
+        record = ApiKeyRecord(
+            digest=keys.digest_of(secret),
+            tenant=keys.parse_tenant(request.tenant),
+            name=keys.parse_name(request.name),
+            scopes=keys.parse_scopes(request.scopes),
+            created_unix_ms=int(self._clock() * 1000),
+        )
+        await self._store.add(record)
+        log.info("API key created", key_id=record.key_id, tenant=record.tenant, by=admin.key_id)
+        return policy_pb2.CreateApiKeyResponse(api_key=_message(record), secret=secret)
+
+    async def ListApiKeys(
+        self, request: policy_pb2.ListApiKeysRequest, context: Context
+    ) -> policy_pb2.ListApiKeysResponse:
+        await self._admin(context)
+        tenant = keys.parse_tenant(request.tenant) if request.tenant else ""
+        records = await self._store.all_keys(tenant=tenant)
+        return policy_pb2.ListApiKeysResponse(api_keys=[_message(r) for r in records])
+
+    async def RevokeApiKey(
+        self, request: policy_pb2.RevokeApiKeyRequest, context: Context
+    ) -> policy_pb2.RevokeApiKeyResponse:
+        admin = await self._admin(context)
+        key_id = keys.parse_key_id(request.key_id)
+        if not await self._store.revoke(key_id):
+            raise NotFound(f"there is no key {key_id}", reason="UNKNOWN_KEY_ID")
+        log.info("API key revoked", key_id=key_id, by=admin.key_id)
+        return policy_pb2.RevokeApiKeyResponse()
+
+    async def _admit(self, credential: str, ask: Ask) -> ApiKeyRecord:
+        """Find the key and decide. What could not be a key is refused without asking the store."""
+        could_be = keys.is_well_formed(credential)
+        key = await self._store.find(keys.digest_of(credential)) if could_be else None
+        return decide(credential, key, ask)
+
+    async def _admin(self, context: Context) -> ApiKeyRecord:
+        credential = grpc_metadata.credential(context.invocation_metadata())
+        return await self._admit(credential, Ask(Scope.ADMIN))
+
+
+def _message(record: ApiKeyRecord) -> policy_pb2.ApiKey:
+    message = policy_pb2.ApiKey(
+        key_id=record.key_id, tenant=record.tenant, name=record.name, scopes=record.scopes
+    )
+    message.created_at.FromMilliseconds(record.created_unix_ms)
+    return message

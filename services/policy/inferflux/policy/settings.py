@@ -1,0 +1,35 @@
+"""What can be set about the policy service: `INFERFLUX_POLICY_...`, beside what every service shares."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import AfterValidator, Field, SecretStr
+from pydantic_settings import SettingsConfigDict
+
+from inferflux.common.settings import ServiceSettings
+
+from .keys import is_well_formed
+
+
+def _well_formed(secret: SecretStr) -> SecretStr:
+    if secret.get_secret_value() and not is_well_formed(secret.get_secret_value()):
+        raise ValueError("an API key is ifx_ and 43 URL-safe characters")
+    return secret
+
+
+class PolicySettings(ServiceSettings):
+    """Settings of one policy process."""
+
+    model_config = SettingsConfigDict(env_prefix="INFERFLUX_POLICY_")
+
+    # Where PolicyService is served, host:port; port 0 takes a free one.
+    listen: str = "127.0.0.1:50052"
+    # An admin key of the tenant `default` to write at the start. Empty: generate one if the store is empty.
+    bootstrap_key: Annotated[SecretStr, AfterValidator(_well_formed)] = SecretStr("")
+    # Longest wait for Redis before a call is refused.
+    store_timeout_s: float = Field(default=0.5, gt=0, le=10)
+    # How often the store is looked at for readiness.
+    store_check_interval_s: float = Field(default=1.0, gt=0, le=60)
+    # How long a settled request is remembered, so that settling it twice counts it once.
+    settled_memory_s: int = Field(default=600, ge=1, le=86400)
