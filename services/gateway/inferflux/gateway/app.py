@@ -1,0 +1,157 @@
+"""The gateway process put together: bus, policy, text process, servicers, gRPC server, probe."""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+from contextlib import AsyncExitStack, suppress
+from pathlib import Path
+
+import grpc.aio
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from inferflux.common import grpc_client, logs
+from inferflux.common.bus import Bus
+from inferflux.common.errors import InferFluxError
+from inferflux.common.grpc_server import GrpcServer, build_server
+from inferflux.common.lifecycle import Shutdown
+from inferflux.common.probe import Probe
+from inferflux.v1 import (
+    cluster_pb2,
+    cluster_pb2_grpc,
+    inference_pb2,
+    inference_pb2_grpc,
+    model_pb2,
+    model_pb2_grpc,
+)
+
+from .admission import Admission
+from .background import Background
+from .canceller import Canceller
+from .cluster_servicer import ClusterServicer
+from .generation import Services
+from .ledger import Ledger
+from .metrics import GatewayMetrics
+from .model_servicer import ModelServicer
+from .models import ModelRegistry
+from .servicer import InferenceServicer
+from .settings import GatewaySettings
+from .streams import Streams
+from .submit import Submitter
+from .text_client import TextClient
+from .tokenizer_files import TokenizerFiles
+from .warm_up import WarmUp
+
+SERVICE_NAMES = (
+    inference_pb2.DESCRIPTOR.services_by_name["InferenceService"].full_name,
+    model_pb2.DESCRIPTOR.services_by_name["ModelService"].full_name,
+    cluster_pb2.DESCRIPTOR.services_by_name["ClusterService"].full_name,
+)
+
+_WATCH_INTERVAL_S = 0.5
+# After the streams have ended: for settling what they used.
+_SETTLE_LIMIT_S = 3.0
+
+log = logs.get()
+
+
+async def serve(settings: GatewaySettings, shutdown: Shutdown) -> None:
+    """Serve until `shutdown` is asked for; streams that run then get `drain_limit_s` to end."""
+    async with AsyncExitStack() as stack:
+        probe = Probe(settings.metrics_listen)
+        stack.callback(probe.close)
+        for part in ("nats", "policy", "text process"):
+            probe.set_ready(part, ok=False, detail="not asked yet")
+        bus = await Bus.connect(settings.nats_url, name="gateway")
+        stack.push_async_callback(bus.close)
+        await bus.ensure_streams(settings.stream_limits)
+        policy_channel = grpc_client.channel(settings.policy_address)
+        stack.push_async_callback(policy_channel.close)
+        background = Background()
+        stack.push_async_callback(background.finish, _SETTLE_LIMIT_S)
+
+        directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="inferflux-gateway-")))
+        text = TextClient(
+            settings.text_limits,
+            TokenizerFiles(bus, directory).path,
+            on_alive=lambda is_alive: probe.set_ready("text process", ok=is_alive),
+        )
+        stack.push_async_callback(text.close)
+        await text.start()
+        models = ModelRegistry(bus, on_model=WarmUp(text, background).on_model)
+        await models.start()
+        stack.push_async_callback(models.close)
+
+        admission = Admission(policy_channel, timeout_s=settings.policy_timeout_s)
+        streams = Streams(settings.max_streams)
+        services = Services(
+            bus=bus,
+            submitter=Submitter(bus),
+            canceller=Canceller(bus, background, timeout_s=settings.cancel_timeout_s),
+            ledger=Ledger(admission, background),
+            metrics=GatewayMetrics(),
+            background=background,
+            streams=streams,
+            relay_limits=settings.relay_limits,
+        )
+        inference = InferenceServicer(
+            services, admission, models, text, max_text_bytes=settings.max_text_bytes
+        )
+        cluster = ClusterServicer(
+            admission,
+            bus,
+            policy_channel,
+            streams,
+            listen=settings.listen,
+            policy_address=settings.policy_address,
+        )
+        server = build_server()
+        inference_pb2_grpc.add_InferenceServiceServicer_to_server(inference, server.server)
+        model_pb2_grpc.add_ModelServiceServicer_to_server(ModelServicer(admission, models), server.server)
+        cluster_pb2_grpc.add_ClusterServiceServicer_to_server(cluster, server.server)
+        for name in SERVICE_NAMES:
+            server.add(name)
+        port = await server.start(settings.listen, variable="INFERFLUX_GATEWAY_LISTEN")
+        log.info("serving", port=port, metrics_port=probe.port, text_pid=text.pid)
+
+        await _watch(bus, policy_channel, text, probe, server, shutdown)
+        probe.set_ready("running", ok=False, detail="shutting down")
+        server.set_serving(False)
+        log.info("draining", streams=len(streams))
+        await streams.drain(settings.drain_limit_s)
+        await server.stop(1.0)
+
+
+async def _watch(
+    bus: Bus,
+    policy_channel: grpc.aio.Channel,
+    text: TextClient,
+    probe: Probe,
+    server: GrpcServer,
+    shutdown: Shutdown,
+) -> None:
+    """Readiness follows NATS, policy and the text process, until the shutdown."""
+    policy_health = health_pb2_grpc.HealthStub(policy_channel)
+    was_ready: bool | None = None
+    while not shutdown.requested.is_set():
+        probe.set_ready("nats", ok=bus.is_connected, detail="" if bus.is_connected else "connection lost")
+        why_not = await _ask_policy(policy_health)
+        probe.set_ready("policy", ok=not why_not, detail=why_not)
+        if text.pid is None:
+            with suppress(InferFluxError):  # the next round tries again; readiness says so meanwhile
+                await text.start()
+        if probe.is_ready != was_ready:
+            was_ready = probe.is_ready
+            server.set_serving(was_ready)
+            log.info("ready" if was_ready else "not ready", policy=why_not or "ok", nats=bus.is_connected)
+        with suppress(TimeoutError):
+            await asyncio.wait_for(shutdown.wait(), _WATCH_INTERVAL_S)
+
+
+async def _ask_policy(health: health_pb2_grpc.HealthStub) -> str:
+    """Why policy is not ready; "" if it is."""
+    try:
+        answer = await health.Check(health_pb2.HealthCheckRequest(), timeout=1.0)
+    except grpc.aio.AioRpcError as error:
+        return f"does not answer: {error.code().name}"
+    return "" if answer.status == health_pb2.HealthCheckResponse.SERVING else "cannot reach its store"

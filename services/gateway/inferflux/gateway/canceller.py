@@ -1,0 +1,73 @@
+"""Cancelling: a notice to the scheduler, which answers, and to the workers, who act in silence."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+from inferflux.common import logs, subjects
+from inferflux.common.bus import Bus
+from inferflux.common.errors import DeadlineExceeded, InferFluxError, NotFound, Unavailable
+from inferflux.v1 import scheduler_pb2
+
+from .background import Background
+
+log = logs.get()
+
+# Seconds between notices for a job that may have been on its way to the scheduler when the first one passed.
+_FOLLOW_UPS_S = (0.1, 0.4, 1.5)
+
+
+class Canceller:
+    """Cancels requests by NATS."""
+
+    def __init__(self, bus: Bus, background: Background, *, timeout_s: float) -> None:
+        self._bus = bus
+        self._background = background
+        self._timeout_s = timeout_s
+
+    async def cancel(self, tenant: str, request_id: str) -> None:
+        """Cancel a request and have it confirmed.
+
+        Raises:
+            NotFound: it is neither queued nor running.
+            Unavailable: the scheduler does not answer; a worker that runs it has been told all the same.
+        """
+        try:
+            was_found = await self._ask(tenant, request_id)
+        except (DeadlineExceeded, Unavailable):
+            message = "the scheduler does not answer; the worker has been told to stop"
+            raise Unavailable(message, reason="CANCEL_UNCONFIRMED") from None
+        if not was_found:
+            message = f"no request {request_id} is queued or running"
+            raise NotFound(message, reason="UNKNOWN_REQUEST")
+
+    async def abandon(self, tenant: str, request_id: str, *, may_be_underway: bool) -> None:
+        """Cancel a request nobody waits for any more; returns when the notice is sent.
+
+        Args:
+            may_be_underway: the scheduler may not have the job yet: tell it again until it has.
+        """
+        notice = scheduler_pb2.CancelNotice(tenant=tenant, request_id=request_id)
+        try:
+            await self._bus.publish(subjects.cancel(tenant, request_id), notice.SerializeToString())
+        except Unavailable as error:
+            log.warning("a cancel notice was not sent", request_id=request_id, why=error.message)
+        if may_be_underway:
+            self._background.start(self._follow_up(tenant, request_id, _FOLLOW_UPS_S))
+
+    async def _follow_up(self, tenant: str, request_id: str, delays_s: Sequence[float]) -> None:
+        for delay_s in delays_s:
+            await asyncio.sleep(delay_s)
+            try:
+                if await self._ask(tenant, request_id):
+                    return
+            except InferFluxError as error:
+                log.debug("a cancel notice was not answered", request_id=request_id, reason=error.reason)
+
+    async def _ask(self, tenant: str, request_id: str) -> bool:
+        notice = scheduler_pb2.CancelNotice(tenant=tenant, request_id=request_id)
+        reply = await self._bus.request(
+            subjects.cancel(tenant, request_id), notice.SerializeToString(), timeout_s=self._timeout_s
+        )
+        return scheduler_pb2.CancelReply.FromString(reply).was_found

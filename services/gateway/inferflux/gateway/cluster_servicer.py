@@ -1,0 +1,104 @@
+"""ClusterService: what an operator asks about the whole. Needs the scope `admin`."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+import grpc
+import grpc.aio
+from google.protobuf.message import DecodeError
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from inferflux.common import subjects
+from inferflux.common.bus import Bus
+from inferflux.common.errors import DeadlineExceeded, InferFluxError, Unavailable
+from inferflux.common.grpc_interceptor import current_request_id
+from inferflux.v1 import cluster_pb2, cluster_pb2_grpc, scheduler_pb2
+
+from .admission import Admission
+from .streams import Streams
+
+if TYPE_CHECKING:
+    Context = grpc.aio.ServicerContext[Any, Any]
+
+SCOPE = "admin"
+_ASK_TIMEOUT_S = 1.0
+
+
+class ClusterServicer(cluster_pb2_grpc.ClusterServiceServicer):
+    """Asks everyone at once, and waits for nobody longer than a second.
+
+    Redis is seen through policy, which serves health as NOT_SERVING while its store is away.
+    """
+
+    def __init__(
+        self,
+        admission: Admission,
+        bus: Bus,
+        policy_channel: grpc.aio.Channel,
+        streams: Streams,
+        *,
+        listen: str,
+        policy_address: str,
+    ) -> None:
+        self._admission = admission
+        self._bus = bus
+        self._policy_health = health_pb2_grpc.HealthStub(policy_channel)
+        self._streams = streams
+        self._listen = listen
+        self._policy_address = policy_address
+
+    async def GetStatus(
+        self, request: cluster_pb2.GetStatusRequest, context: Context
+    ) -> cluster_pb2.GetStatusResponse:
+        await self._admission.admit(
+            context.invocation_metadata(), scope=SCOPE, request_id=current_request_id()
+        )
+        (scheduler, scheduler_status), (policy, redis) = await asyncio.gather(
+            self._ask_scheduler(), self._ask_policy()
+        )
+        return cluster_pb2.GetStatusResponse(
+            services=[self._gateway(), policy, scheduler, self._nats(), redis],
+            scheduler=scheduler_status,
+        )
+
+    def _gateway(self) -> cluster_pb2.ServiceStatus:
+        is_ready = not self._streams.is_draining
+        state = f"{len(self._streams)} streams" if is_ready else "shutting down"
+        return _status("gateway", is_ready, f"{self._listen}, {state}")
+
+    def _nats(self) -> cluster_pb2.ServiceStatus:
+        is_connected = self._bus.is_connected
+        return _status("nats", is_connected, "connected" if is_connected else "connection lost")
+
+    async def _ask_scheduler(
+        self,
+    ) -> tuple[cluster_pb2.ServiceStatus, scheduler_pb2.SchedulerStatus | None]:
+        request = scheduler_pb2.SchedulerStatusRequest().SerializeToString()
+        try:
+            reply = await self._bus.request(subjects.SCHEDULER_STATUS, request, timeout_s=_ASK_TIMEOUT_S)
+            status = scheduler_pb2.SchedulerStatus.FromString(reply)
+        except (DeadlineExceeded, Unavailable):
+            return _status("scheduler", False, "does not answer"), None
+        except InferFluxError as error:
+            return _status("scheduler", False, error.message), None
+        except DecodeError:
+            return _status("scheduler", False, "answers something else"), None
+        detail = f"{len(status.workers)} workers, {status.running} running, {status.queued} queued"
+        return _status("scheduler", True, detail), status
+
+    async def _ask_policy(self) -> tuple[cluster_pb2.ServiceStatus, cluster_pb2.ServiceStatus]:
+        try:
+            answer = await self._policy_health.Check(health_pb2.HealthCheckRequest(), timeout=_ASK_TIMEOUT_S)
+        except grpc.aio.AioRpcError as error:
+            policy = _status("policy", False, f"{self._policy_address}: {error.code().name}")
+            return policy, _status("redis", False, "unknown: policy does not answer")
+        if answer.status == health_pb2.HealthCheckResponse.SERVING:
+            return _status("policy", True, self._policy_address), _status("redis", True, "policy reaches it")
+        policy = _status("policy", False, f"{self._policy_address}: refuses every call")
+        return policy, _status("redis", False, "policy cannot reach it")
+
+
+def _status(name: str, is_ready: bool, detail: str) -> cluster_pb2.ServiceStatus:
+    return cluster_pb2.ServiceStatus(name=name, is_ready=is_ready, detail=detail)

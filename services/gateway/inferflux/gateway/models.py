@@ -1,0 +1,175 @@
+"""Which models are served, learnt from the workers' heartbeats."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from google.protobuf.message import DecodeError
+
+from inferflux.common import logs, subjects
+from inferflux.common.bus import Bus, Message, Subscription
+from inferflux.common.errors import NotFound, Unavailable
+from inferflux.v1 import model_pb2, scheduler_pb2
+
+log = logs.get()
+
+# A worker not heard of for this long does not count as serving.
+LIVE_S = 3.0
+# A model nobody has served for this long is forgotten.
+REMEMBERED_S = 600.0
+# Every live worker is heard of within this time of listening.
+HEARTBEAT_S = 1.0
+_MARGIN_S = 0.3
+
+
+@dataclass(slots=True)
+class _Worker:
+    heard_at: float
+    state: scheduler_pb2.WorkerState.ValueType
+    cards: dict[str, model_pb2.ModelCard]
+
+
+class ModelTable:
+    """Workers and their models. Pure: `now` is a monotonic time in seconds, passed in."""
+
+    def __init__(self) -> None:
+        self._workers: dict[str, _Worker] = {}
+
+    def note(self, status: scheduler_pb2.WorkerStatus, now: float) -> None:
+        """Take in a heartbeat."""
+        cards = {card.name: card for card in status.models}
+        self._workers[status.worker_id] = _Worker(now, status.state, cards)
+
+    def forget_old(self, now: float) -> None:
+        for worker_id, worker in list(self._workers.items()):
+            if now - worker.heard_at > REMEMBERED_S:
+                del self._workers[worker_id]
+
+    def all_models(self, now: float) -> list[model_pb2.Model]:
+        """Every known model by name, with the number of workers that serve it now."""
+        names = {name for worker in self._workers.values() for name in worker.cards}
+        models = (self.get(name, now) for name in sorted(names))
+        return [model for model in models if model is not None]
+
+    def get(self, name: str, now: float) -> model_pb2.Model | None:
+        """A model, its card as the best worker has it: ready before others, then heard of last."""
+        having = [worker for worker in self._workers.values() if name in worker.cards]
+        if not having:
+            return None
+        best = max(having, key=lambda w: (_is_serving(w, now), w.heard_at))
+        serving = sum(_is_serving(worker, now) for worker in having)
+        return model_pb2.Model(card=best.cards[name], workers=serving)
+
+    def card(self, name: str, now: float) -> model_pb2.ModelCard | None:
+        """The card of a model that some worker, in whatever state, is there for; None if there is none.
+
+        A worker that is loading or draining counts: the scheduler holds a request for a while, and a worker
+        that restarts its engine is ready again soon.
+        """
+        live = [w for w in self._workers.values() if name in w.cards and now - w.heard_at <= LIVE_S]
+        if not live:
+            return None
+        best = max(live, key=lambda w: (w.state == scheduler_pb2.WORKER_STATE_READY, w.heard_at))
+        return best.cards[name]
+
+
+def _is_serving(worker: _Worker, now: float) -> bool:
+    return worker.state == scheduler_pb2.WORKER_STATE_READY and now - worker.heard_at <= LIVE_S
+
+
+class ModelRegistry:
+    """Listens to heartbeats and answers for models.
+
+    Args:
+        on_model: told of every digest when it is first seen.
+    """
+
+    def __init__(
+        self,
+        bus: Bus,
+        *,
+        on_model: Callable[[str], None] = lambda _: None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.table = ModelTable()
+        self._bus = bus
+        self._on_model = on_model
+        self._clock = clock
+        self._seen: set[str] = set()
+        self._heard = asyncio.Event()
+        self._listening_since = clock()
+        self._subscription: Subscription | None = None
+
+    async def start(self) -> None:
+        self._subscription = await self._bus.serve(subjects.WORKER_STATUS_ALL, self._on_status)
+        await self._restart_listening()
+        self._bus.on_reconnect(self._restart_listening)
+
+    async def close(self) -> None:
+        if self._subscription is not None:
+            await self._subscription.close()
+
+    async def card(self, name: str) -> model_pb2.ModelCard:
+        """The card of a model that is served. Waits for one heartbeat if listening has just begun.
+
+        Raises:
+            NotFound: no worker has ever named it.
+            Unavailable: no worker for it is there now.
+        """
+        until = self._listening_since + HEARTBEAT_S + _MARGIN_S
+        while (card := self.table.card(name, self._clock())) is None:
+            left_s = until - self._clock()
+            if left_s <= 0:
+                raise self._why_not(name)
+            self._heard.clear()
+            try:
+                await asyncio.wait_for(self._heard.wait(), left_s)
+            except TimeoutError:
+                continue
+        return card
+
+    async def settled(self) -> None:
+        """Return when every live worker had the time to be heard of."""
+        left_s = self._listening_since + HEARTBEAT_S + _MARGIN_S - self._clock()
+        if left_s > 0:
+            await asyncio.sleep(left_s)
+
+    def get(self, name: str) -> model_pb2.Model:
+        """A known model, served or not.
+
+        Raises:
+            NotFound: no worker has ever named it.
+        """
+        model = self.table.get(name, self._clock())
+        if model is None:
+            raise self._why_not(name)
+        return model
+
+    def all_models(self) -> list[model_pb2.Model]:
+        return self.table.all_models(self._clock())
+
+    def _why_not(self, name: str) -> NotFound | Unavailable:
+        if self.table.get(name, self._clock()) is None:
+            return NotFound(f"there is no model {name[:200]!r}", reason="UNKNOWN_MODEL")
+        return Unavailable(f"no worker serves the model {name!r} now", reason="NO_WORKER", retry_delay_s=2.0)
+
+    async def _restart_listening(self) -> None:
+        self._listening_since = self._clock()
+
+    async def _on_status(self, message: Message) -> None:
+        try:
+            status = scheduler_pb2.WorkerStatus.FromString(message.data)
+        except DecodeError:
+            log.warning("not a worker status", subject=message.subject)
+            return
+        now = self._clock()
+        self.table.note(status, now)
+        self.table.forget_old(now)
+        for card in status.models:
+            if card.digest not in self._seen:
+                self._seen.add(card.digest)
+                self._on_model(card.digest)
+        self._heard.set()

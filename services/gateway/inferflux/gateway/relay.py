@@ -1,0 +1,235 @@
+"""The reading of one token stream: live from its subject, and from the TOKENS stream where that has holes."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from google.protobuf.message import DecodeError
+
+from inferflux.common import logs
+from inferflux.common.errors import DeadlineExceeded, Unavailable
+from inferflux.v1 import tokens_pb2
+
+from .stream_state import StreamState, Verdict, can_merge, merge
+
+log = logs.get()
+
+_MAX_HELD = 4096
+
+
+class TokenSource(Protocol):
+    """A live subscription; `inferflux.common.bus.TokenSubscription` is one."""
+
+    @property
+    def dropped(self) -> bool: ...
+    async def next(self, timeout_s: float) -> bytes: ...
+    def next_nowait(self) -> bytes | None: ...
+
+
+class ReplayBuffer(Protocol):
+    """What remembers token messages; `inferflux.common.bus.Bus` is one."""
+
+    @property
+    def is_connected(self) -> bool: ...
+    async def replay(self, subject: str, /) -> list[bytes]: ...
+
+
+async def replayed(buffer: ReplayBuffer, subject: str) -> list[bytes]:
+    """What the replay buffer holds of a subject.
+
+    Raises:
+        Unavailable: it does not answer. That is late too, but not later than the caller allowed.
+    """
+    try:
+        return await buffer.replay(subject)
+    except DeadlineExceeded as error:
+        raise Unavailable(f"NATS does not answer: {error.message}", reason="NATS_UNAVAILABLE") from None
+
+
+@dataclass(frozen=True, slots=True)
+class RelayLimits:
+    """How patient a relay is.
+
+    Attributes:
+        silence_s: after this long without a message, the replay buffer is asked; then after twice as long,
+            up to four times.
+        silence_limit_s: after this long without a message, while NATS is connected, the stream is given up.
+        gap_limit_s: how long missing tokens may stay missing.
+        gap_retry_s: how often they are asked for.
+        drop_check_s: how often a silent stream looks whether its connection was lost.
+    """
+
+    silence_s: float = 4.0
+    silence_limit_s: float = 900.0
+    gap_limit_s: float = 30.0
+    gap_retry_s: float = 0.5
+    drop_check_s: float = 1.0
+
+
+class Relay:
+    """Gives a request's chunks in order, each token once, until the terminal chunk.
+
+    Chunks that wait already are merged into one, so a slow client or a busy machine costs fewer messages.
+    """
+
+    def __init__(
+        self,
+        source: TokenSource,
+        buffer: ReplayBuffer,
+        subject: str,
+        *,
+        offset: int = 0,
+        limits: RelayLimits,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.state = StreamState(offset)
+        self.has_heard = False
+        self._source = source
+        self._buffer = buffer
+        self._subject = subject
+        self._limits = limits
+        self._clock = clock
+        self._ready: deque[tokens_pb2.TokenChunk] = deque()
+        # Chunks beyond a gap.
+        self._held: list[tokens_pb2.TokenChunk] = []
+        self._gap_since = 0.0
+        self._silent_since = clock()
+        self._patience_s = limits.silence_s
+        self._replay_due_at = self._silent_since + limits.silence_s
+        self._must_replay = False
+        self._replay_not_before = 0.0
+
+    async def next(self) -> tokens_pb2.TokenChunk | None:
+        """The next chunk, or None after the terminal one.
+
+        Raises:
+            Unavailable: tokens were lost for good (TOKENS_LOST), or nothing was heard for too long (SILENT).
+        """
+        while not self._ready:
+            if self.state.is_ended:
+                return None
+            await self._receive()
+        return self._ready.popleft()
+
+    async def replay(self) -> None:
+        """Take in what the replay buffer holds.
+
+        Raises:
+            Unavailable: it does not answer.
+        """
+        for data in await replayed(self._buffer, self._subject):
+            self._take(data)
+        self._retry_held()
+
+    async def hears_within(self, limit_s: float) -> bool:
+        """Whether anything was heard of the request, or is within `limit_s` seconds."""
+        if not self.has_heard:
+            try:
+                self._take(await self._source.next(limit_s))
+            except TimeoutError:
+                return False
+        return self.has_heard
+
+    async def _receive(self) -> None:
+        """Take in what is there, waiting for it if need be, and look after what is missing."""
+        data = self._source.next_nowait()
+        if data is None:
+            try:
+                data = await self._source.next(self._wait_s())
+            except TimeoutError:
+                await self._on_silence()
+                return
+        self._silent_since = self._clock()
+        self._patience_s = self._limits.silence_s
+        self._replay_due_at = self._silent_since + self._patience_s
+        while data is not None:
+            self._take(data)
+            data = self._source.next_nowait()
+        if self._held:
+            self._retry_held()
+        if self._source.dropped:
+            self._must_replay = True
+        if self._held or self._must_replay:
+            await self._recover()
+
+    def _take(self, data: bytes) -> None:
+        try:
+            chunk = tokens_pb2.TokenChunk.FromString(data)
+        except DecodeError:
+            log.warning("not a token chunk", subject=self._subject)
+            return
+        self.has_heard = True
+        self._offer(chunk)
+
+    def _offer(self, chunk: tokens_pb2.TokenChunk) -> bool:
+        """Judge a chunk; False if it has to wait behind a gap."""
+        verdict = self.state.offer(chunk)
+        if verdict is Verdict.ACCEPT:
+            ready = self._ready
+            if ready and can_merge(ready[-1], chunk):
+                merge(ready[-1], chunk)
+            else:
+                ready.append(chunk)
+        elif verdict is Verdict.GAP:
+            if not self._held:
+                self._gap_since = self._clock()
+            if len(self._held) < _MAX_HELD:
+                self._held.append(chunk)
+            return False
+        return True
+
+    def _retry_held(self) -> None:
+        if not self._held:
+            return
+        waiting = sorted(self._held, key=lambda chunk: (chunk.offset, -chunk.epoch))
+        since, self._held = self._gap_since, []
+        before = self.state.next_offset
+        for chunk in waiting:
+            self._offer(chunk)
+        if self.state.next_offset == before:
+            self._gap_since = since
+
+    def _wait_s(self) -> float:
+        if self._held or self._must_replay:
+            return max(0.01, self._replay_not_before - self._clock())
+        return min(self._limits.drop_check_s, self._replay_due_at - self._clock())
+
+    async def _on_silence(self) -> None:
+        """Nothing came: perhaps it was lost, perhaps the connection was."""
+        now = self._clock()
+        if not self._buffer.is_connected:
+            self._silent_since = now
+        elif now - self._silent_since > self._limits.silence_limit_s:
+            message = f"nothing was heard of the request for {self._limits.silence_limit_s:g} s"
+            raise Unavailable(message, reason="SILENT")
+        if self._source.dropped:
+            self._must_replay = True
+        elif now >= self._replay_due_at:
+            self._must_replay = True
+            self._patience_s = min(self._patience_s * 2, self._limits.silence_s * 4)
+            self._replay_due_at = now + self._patience_s
+        if self._held or self._must_replay:
+            await self._recover()
+
+    async def _recover(self) -> None:
+        """Fill from the replay buffer, not more often than `gap_retry_s`."""
+        now = self._clock()
+        if now < self._replay_not_before:
+            return
+        self._replay_not_before = now + self._limits.gap_retry_s
+        try:
+            await self.replay()
+        except Unavailable as error:
+            log.debug("no replay", subject=self._subject, reason=error.reason)
+            self._must_replay = True
+            self._gap_since = self._clock()  # the buffer has not had its say yet
+            return
+        self._must_replay = False
+        if self._held and self._clock() - self._gap_since > self._limits.gap_limit_s:
+            first = min(chunk.offset for chunk in self._held)
+            message = f"tokens {self.state.next_offset} to {first - 1} of the answer were lost"
+            raise Unavailable(message, reason="TOKENS_LOST")

@@ -1,0 +1,179 @@
+"""InferenceService as gRPC sees it: who calls, what they want, and the way it takes from here."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator
+from typing import TYPE_CHECKING, Any
+
+from inferflux.common import grpc_metadata, subjects
+from inferflux.common.errors import InvalidArgument
+from inferflux.common.grpc_interceptor import current_request_id
+from inferflux.v1 import generation_pb2, inference_pb2, inference_pb2_grpc, model_pb2, scheduler_pb2
+
+from . import validation
+from .admission import Admission
+from .generation import Call, Generation, Services
+from .models import ModelRegistry
+from .submit import Prompt, resolve
+from .text_client import TextClient
+
+if TYPE_CHECKING:
+    import grpc
+
+    Context = grpc.aio.ServicerContext[Any, Any]
+
+SCOPE = "inference"
+# Further away than this is no deadline.
+_LONGEST_DEADLINE_S = 10 * 365 * 86400.0
+
+
+class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
+    """Errors leave as InferFluxErrors; the server's interceptor gives them their status.
+
+    Args:
+        max_text_bytes: of all texts of a request together.
+    """
+
+    def __init__(
+        self,
+        services: Services,
+        admission: Admission,
+        models: ModelRegistry,
+        text: TextClient,
+        *,
+        max_text_bytes: int,
+    ) -> None:
+        self._services = services
+        self._admission = admission
+        self._models = models
+        self._text = text
+        self._max_text_bytes = max_text_bytes
+
+    async def Chat(
+        self, request: inference_pb2.ChatRequest, context: Context
+    ) -> AsyncIterator[inference_pb2.ChatResponse]:
+        with self._services.streams.place():
+            call = await self._admit("Chat", context, request.model, request.priority)
+            async with Generation(call, self._services) as generation:
+                card = await self._check(request.model, request.priority, request.params)
+                validation.check_messages(request.messages, max_text_bytes=self._max_text_bytes)
+                ids = await self._text.render_chat(card.digest, request.messages, card.context_length)
+                await self._submit(generation, call, card, Prompt(ids, "messages"), request)
+                while (chunk := await generation.next()) is not None:
+                    yield inference_pb2.ChatResponse(chunk=chunk)
+
+    async def Generate(
+        self, request: inference_pb2.GenerateRequest, context: Context
+    ) -> AsyncIterator[inference_pb2.GenerateResponse]:
+        with self._services.streams.place():
+            call = await self._admit("Generate", context, request.model, request.priority)
+            async with Generation(call, self._services) as generation:
+                card = await self._check(request.model, request.priority, request.params)
+                prompt = await self._prompt(request, card)
+                await self._submit(generation, call, card, prompt, request)
+                while (chunk := await generation.next()) is not None:
+                    yield inference_pb2.GenerateResponse(chunk=chunk)
+
+    async def Resume(
+        self, request: inference_pb2.ResumeRequest, context: Context
+    ) -> AsyncIterator[inference_pb2.ResumeResponse]:
+        with self._services.streams.place():
+            call = await self._admit("Resume", context, "", 0, resumed=request)
+            async with Generation(call, self._services) as generation:
+                await generation.resume(request.offset)
+                while (chunk := await generation.next()) is not None:
+                    yield inference_pb2.ResumeResponse(chunk=chunk)
+
+    async def Cancel(
+        self, request: inference_pb2.CancelRequest, context: Context
+    ) -> inference_pb2.CancelResponse:
+        caller = await self._admission.admit(
+            context.invocation_metadata(), scope=SCOPE, request_id=current_request_id()
+        )
+        _check_request_id(request.request_id)
+        await self._services.canceller.cancel(caller.tenant, request.request_id)
+        return inference_pb2.CancelResponse()
+
+    async def _admit(
+        self,
+        method: str,
+        context: Context,
+        model: str,
+        priority: int,
+        *,
+        resumed: inference_pb2.ResumeRequest | None = None,
+    ) -> Call:
+        started_at = time.monotonic()
+        metadata = context.invocation_metadata()
+        request_id = current_request_id()
+        caller = await self._admission.admit(
+            metadata, scope=SCOPE, request_id=request_id, model=model, priority=priority
+        )
+        if resumed is not None:
+            _check_request_id(resumed.request_id)
+        return Call(
+            method=method,
+            model=model,
+            request_id=request_id if resumed is None else resumed.request_id,
+            is_id_chosen=bool(grpc_metadata.get(metadata, grpc_metadata.REQUEST_ID)),
+            caller=caller,
+            traceparent=grpc_metadata.get(metadata, grpc_metadata.TRACEPARENT),
+            deadline_unix_ms=_deadline_unix_ms(context.time_remaining()),
+            started_at=started_at,
+        )
+
+    async def _check(
+        self, model: str, priority: int, params: generation_pb2.GenerationParams
+    ) -> model_pb2.ModelCard:
+        validation.check_model_name(model)
+        validation.check_priority(priority)
+        card = await self._models.card(model)
+        validation.check_params(params, card)
+        return card
+
+    async def _prompt(self, request: inference_pb2.GenerateRequest, card: model_pb2.ModelCard) -> Prompt:
+        prompt = validation.prompt_of(request, max_text_bytes=self._max_text_bytes)
+        field = request.WhichOneof("prompt") or "prompt"
+        if isinstance(prompt, str):
+            return Prompt(
+                await self._text.tokenize(card.digest, prompt, card.context_length, field=field), field
+            )
+        validation.check_prompt_length(len(prompt), card, field=field)
+        validation.check_token_ids(prompt, card, field="token_ids.ids")
+        return Prompt(prompt, field)
+
+    async def _submit(
+        self,
+        generation: Generation,
+        call: Call,
+        card: model_pb2.ModelCard,
+        prompt: Prompt,
+        request: inference_pb2.ChatRequest | inference_pb2.GenerateRequest,
+    ) -> None:
+        n_tokens = len(prompt.token_ids)
+        validation.check_prompt_length(n_tokens, card, field=prompt.field)
+        job = scheduler_pb2.InferenceRequest(
+            request_id=call.request_id,
+            tenant=call.caller.tenant,
+            model=card.name,
+            prompt_token_ids=prompt.token_ids,
+            params=resolve(request.params, prompt_tokens=n_tokens, context_length=card.context_length),
+            priority=request.priority,
+            enqueued_unix_ms=int(time.time() * 1000),
+            deadline_unix_ms=call.deadline_unix_ms,
+            epoch=1,
+        )
+        await generation.submit(card, job, prompt_field=prompt.field)
+
+
+def _check_request_id(request_id: str) -> None:
+    if not subjects.is_safe_token(request_id):
+        raise InvalidArgument("a request id is 1 to 64 of A-Z a-z 0-9 _ -", field="request_id")
+
+
+def _deadline_unix_ms(remaining_s: float | None) -> int:
+    """When the client's patience ends; 0 if it has no end."""
+    if remaining_s is None or remaining_s > _LONGEST_DEADLINE_S:
+        return 0
+    return max(1, int((time.time() + remaining_s) * 1000))

@@ -1,0 +1,66 @@
+"""What can be set about the gateway: `INFERFLUX_GATEWAY_...`, beside what every service shares."""
+
+from __future__ import annotations
+
+from pydantic import Field
+from pydantic_settings import SettingsConfigDict
+
+from inferflux.common.settings import ServiceSettings
+
+from .relay import RelayLimits
+from .text_client import TextLimits
+
+
+class GatewaySettings(ServiceSettings):
+    """Settings of one gateway process."""
+
+    model_config = SettingsConfigDict(env_prefix="INFERFLUX_GATEWAY_")
+
+    # Where clients call, host:port; port 0 takes a free one.
+    listen: str = "127.0.0.1:50051"
+    policy_address: str = Field("127.0.0.1:50052", validation_alias="INFERFLUX_POLICY_ADDRESS")
+    # Longest wait for one answer of the policy service.
+    policy_timeout_s: float = Field(default=2.0, gt=0, le=60)
+    # Streams at the same time; one more is refused.
+    max_streams: int = Field(default=1024, ge=1, le=100_000)
+    # All texts of a request together. gRPC itself refuses messages above 16 MiB.
+    max_text_bytes: int = Field(default=4 << 20, ge=1, le=15 << 20)
+    # Longest wait for the scheduler to confirm a cancellation.
+    cancel_timeout_s: float = Field(default=2.0, gt=0, le=60)
+
+    # How long missing tokens may stay missing before the stream is given up.
+    gap_limit_s: float = Field(default=30.0, gt=0, le=600)
+    # How long a stream may be silent before the replay buffer is asked.
+    silence_s: float = Field(default=4.0, gt=0, le=60)
+    # How long a stream may be silent before it is given up.
+    silence_limit_s: float = Field(default=900.0, gt=0)
+
+    # Rendering and tokenizing one text; the text process is killed when it is over.
+    text_time_limit_s: float = Field(default=2.0, gt=0, le=60)
+    # Loading one tokenizer.
+    text_load_limit_s: float = Field(default=30.0, gt=0, le=600)
+    # Texts worked on at the same time.
+    text_threads: int = Field(default=2, ge=1, le=16)
+    # Texts that may wait for a thread; one more is refused.
+    text_queue_limit: int = Field(default=256, ge=0, le=100_000)
+    # Address space of the text process: 512 MiB of it are the stack of each thread.
+    text_memory_bytes: int = Field(default=4 << 30, ge=1 << 30)
+    # A rendered prompt.
+    text_rendered_bytes: int = Field(default=8 << 20, ge=1024, le=48 << 20)
+
+    @property
+    def text_limits(self) -> TextLimits:
+        return TextLimits(
+            threads=self.text_threads,
+            waiting=self.text_queue_limit,
+            time_limit_s=self.text_time_limit_s,
+            load_limit_s=self.text_load_limit_s,
+            memory_bytes=self.text_memory_bytes,
+            rendered_bytes=self.text_rendered_bytes,
+        )
+
+    @property
+    def relay_limits(self) -> RelayLimits:
+        return RelayLimits(
+            silence_s=self.silence_s, silence_limit_s=self.silence_limit_s, gap_limit_s=self.gap_limit_s
+        )

@@ -1,0 +1,145 @@
+"""What a reader of a token stream knows, and what it does with each chunk. No I/O, no clock.
+
+Chunks may come late, twice, out of order, from a worker that was given up, or not at all. What leaves here
+is every token once, in order, and one terminal event.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from enum import Enum
+
+from inferflux.v1 import tokens_pb2
+
+# Of one merged chunk. Log-probabilities weigh hundreds of bytes each.
+_MAX_MERGED_TOKENS = 1024
+_MAX_MERGED_LOGPROBS = 64
+
+# Chunks whose text is remembered, to cut a chunk that begins among them.
+_REMEMBERED_CHUNKS = 64
+
+
+class Verdict(Enum):
+    """What to do with a chunk."""
+
+    # It is the next one: pass it on.
+    ACCEPT = "accept"
+    # A repeat, or of an epoch that was given up: drop it.
+    SKIP = "skip"
+    # Tokens before it are missing: get them, then offer it again.
+    GAP = "gap"
+
+
+class StreamState:
+    """Follows one request's token stream.
+
+    Args:
+        offset: tokens the reader has already.
+    """
+
+    def __init__(self, offset: int = 0) -> None:
+        self.next_offset = offset
+        self.epoch = 0
+        self.has_started = False
+        self.is_ended = False
+        # Offset and text of the latest accepted chunks.
+        self._recent: deque[tuple[int, str]] = deque(maxlen=_REMEMBERED_CHUNKS)
+
+    def offer(self, chunk: tokens_pb2.TokenChunk) -> Verdict:
+        """Judge a chunk; an accepted one may have been cut to what is new, and counts as seen.
+
+        An older epoch's chunk is never accepted, but a newer epoch is only believed once a chunk of it is
+        accepted: a gap before it may have to be filled with what the older one still said.
+        """
+        if self.is_ended or chunk.epoch < self.epoch:
+            return Verdict.SKIP
+        n_tokens = len(chunk.token_ids)
+        event = chunk.WhichOneof("event")
+        if chunk.offset > self.next_offset:
+            # Waiting in the queue says nothing about tokens: its offset alone must not hold up a stream.
+            return Verdict.SKIP if event == "queued" and not n_tokens else Verdict.GAP
+        is_terminal = event in ("finished", "failed")
+        if chunk.offset + n_tokens > self.next_offset:
+            if chunk.offset < self.next_offset:
+                self._cut(chunk, self.next_offset - chunk.offset)
+        elif not is_terminal and (n_tokens or not self._is_news(chunk, event)):
+            return Verdict.SKIP
+        elif chunk.offset < self.next_offset:
+            self._strip(chunk)
+        self._note(chunk, event, is_terminal)
+        return Verdict.ACCEPT
+
+    def _is_news(self, chunk: tokens_pb2.TokenChunk, event: str | None) -> bool:
+        """Whether a chunk without tokens says something that was not said."""
+        if chunk.epoch > self.epoch:
+            return True
+        if event == "started":
+            return not self.has_started
+        return event == "queued" and not self.has_started and chunk.offset == self.next_offset
+
+    def _note(self, chunk: tokens_pb2.TokenChunk, event: str | None, is_terminal: bool) -> None:
+        if chunk.epoch > self.epoch:
+            self.epoch = chunk.epoch
+            self.has_started = False
+        if event == "started":
+            self.has_started = True
+        if chunk.token_ids:
+            self.has_started = True
+            self._recent.append((chunk.offset, chunk.text))
+            self.next_offset = chunk.offset + len(chunk.token_ids)
+        self.is_ended = is_terminal
+
+    def _cut(self, chunk: tokens_pb2.TokenChunk, n_seen: int) -> None:
+        """Leave what comes after the first `n_seen` tokens.
+
+        Tokens do not say how much of the text is theirs, but the text that was passed on for them does, if
+        it began where this chunk begins.
+        """
+        seen = self._text_since(chunk.offset)
+        text = chunk.text[len(seen) :] if seen is not None and chunk.text.startswith(seen) else ""
+        del chunk.token_ids[:n_seen]
+        del chunk.logprobs[:n_seen]
+        chunk.text = text
+        chunk.offset = self.next_offset
+
+    def _text_since(self, offset: int) -> str | None:
+        texts: list[str] = []
+        for start, text in reversed(self._recent):
+            texts.append(text)
+            if start == offset:
+                return "".join(reversed(texts))
+            if start < offset:
+                return None
+        return None
+
+    def _strip(self, chunk: tokens_pb2.TokenChunk) -> None:
+        """Leave the event alone: all its tokens were seen."""
+        del chunk.token_ids[:]
+        del chunk.logprobs[:]
+        chunk.text = ""
+        chunk.offset = self.next_offset
+
+
+def can_merge(first: tokens_pb2.TokenChunk, second: tokens_pb2.TokenChunk) -> bool:
+    """Whether two accepted neighbours say the same as one chunk: tokens, then perhaps a good end."""
+    if first.epoch != second.epoch or first.offset + len(first.token_ids) != second.offset:
+        return False
+    most = _MAX_MERGED_LOGPROBS if first.logprobs or second.logprobs else _MAX_MERGED_TOKENS
+    if len(first.token_ids) + len(second.token_ids) > most:
+        return False
+    event = second.WhichOneof("event")
+    if event is None:
+        return True
+    return event == "finished" and first.WhichOneof("event") is None
+
+
+def merge(first: tokens_pb2.TokenChunk, second: tokens_pb2.TokenChunk) -> None:
+    """Add `second` to the end of `first`."""
+    first.token_ids.extend(second.token_ids)
+    first.text += second.text
+    if second.logprobs:
+        first.logprobs.extend(second.logprobs)
+    if second.HasField("finished"):
+        first.finished.CopyFrom(second.finished)
+    if second.sampled_unix_us:
+        first.sampled_unix_us = second.sampled_unix_us

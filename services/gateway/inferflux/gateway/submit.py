@@ -1,0 +1,91 @@
+"""From a checked request to a job in the work queue."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from inferflux.common import subjects
+from inferflux.common.bus import Bus
+from inferflux.common.errors import AlreadyExists, InvalidArgument
+from inferflux.v1 import generation_pb2, scheduler_pb2
+
+# llama.cpp's own, and what generation.proto promises.
+DEFAULT_SAMPLING = generation_pb2.SamplingParams(
+    temperature=0.8,
+    top_k=40,
+    top_p=0.95,
+    min_p=0.05,
+    repeat_penalty=1.0,
+    frequency_penalty=0.0,
+    presence_penalty=0.0,
+    penalty_last_n=64,
+)
+
+# Of a NATS message, for headers and what the scheduler adds to a job on its way.
+_PAYLOAD_RESERVE_BYTES = 64 << 10
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """Token ids, and the field they came from."""
+
+    token_ids: Sequence[int]
+    field: str
+
+
+def resolve(
+    params: generation_pb2.GenerationParams, *, prompt_tokens: int, context_length: int
+) -> generation_pb2.GenerationParams:
+    """Set every optional field, so that a retry is the same request: defaults, a drawn seed, and max_tokens
+    cut to what the context has left.
+    """
+    resolved = generation_pb2.GenerationParams()
+    resolved.CopyFrom(params)
+    resolved.sampling.CopyFrom(DEFAULT_SAMPLING)
+    resolved.sampling.MergeFrom(params.sampling)
+    if not resolved.sampling.HasField("seed"):
+        resolved.sampling.seed = secrets.randbits(63)
+    if resolved.sampling.penalty_last_n == -1:
+        resolved.sampling.penalty_last_n = context_length
+    left = context_length - prompt_tokens
+    resolved.max_tokens = min(params.max_tokens, left) if params.HasField("max_tokens") else left
+    return resolved
+
+
+class Submitter:
+    """Puts jobs into the work queue."""
+
+    def __init__(self, bus: Bus) -> None:
+        self._bus = bus
+
+    def check_size(self, payload: bytes, field: str) -> None:
+        """Raises:
+        InvalidArgument: the job is larger than a NATS message may be.
+        """
+        limit = self._bus.max_payload - _PAYLOAD_RESERVE_BYTES
+        if len(payload) > limit:
+            message = f"the request takes {len(payload)} bytes; NATS is set to messages of at most {limit}"
+            raise InvalidArgument(message, field=field, reason="REQUEST_TOO_LARGE")
+
+    async def submit(
+        self, request: scheduler_pb2.InferenceRequest, payload: bytes, *, traceparent: str
+    ) -> None:
+        """Put a job into the queue.
+
+        Raises:
+            AlreadyExists: the tenant has used this request id lately.
+            ResourceExhausted: the queue is full.
+            Unavailable: JetStream does not answer; the job may be in the queue all the same.
+        """
+        headers = {"traceparent": traceparent} if traceparent else None
+        is_new = await self._bus.enqueue(
+            subjects.jobs(request.model),
+            payload,
+            msg_id=f"{request.tenant}.{request.request_id}",
+            headers=headers,
+        )
+        if not is_new:
+            message = f"the request id {request.request_id} was used already: use Resume to read its stream"
+            raise AlreadyExists(message, reason="REQUEST_ID_TAKEN")

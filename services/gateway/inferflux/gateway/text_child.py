@@ -1,0 +1,152 @@
+"""One life of the text process, as seen by its parent."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Self
+
+from inferflux.common.errors import Unavailable
+from inferflux.v1 import text_pb2
+
+from .text_frames import LENGTH, frame
+
+
+class ProcessGoneError(Exception):
+    """The process ended before it answered.
+
+    Attributes:
+        is_blameless: it was killed because of another request.
+        worked_s: how long it had worked on this one.
+    """
+
+    def __init__(self, *, is_blameless: bool, worked_s: float = 0.0) -> None:
+        super().__init__("the text process ended")
+        self.is_blameless = is_blameless
+        self.worked_s = worked_s
+
+
+class ProcessLateError(Exception):
+    """The process did not answer in time, and was killed for it."""
+
+    def __init__(self, limit_s: float) -> None:
+        super().__init__(f"no answer in {limit_s} s")
+        self.limit_s = limit_s
+
+
+class TextChild:
+    """A running text process and the requests it has not answered yet."""
+
+    def __init__(
+        self,
+        process: subprocess.Popen[bytes],
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        on_gone: Callable[[], None],
+    ) -> None:
+        self.loaded: set[str] = set()
+        self.is_gone = False
+        self._process = process
+        self._reader = reader
+        self._writer = writer
+        self._on_gone = on_gone
+        # With the time of the loop at which each was sent.
+        self._unanswered: dict[int, tuple[asyncio.Future[text_pb2.TextResponse], float]] = {}
+        self._listening = asyncio.create_task(self._listen())
+
+    @classmethod
+    async def start(
+        cls, *, threads: int, memory_bytes: int, rendered_bytes: int, on_gone: Callable[[], None]
+    ) -> Self:
+        """Start a process.
+
+        Raises:
+            Unavailable: the system would not.
+        """
+        ours, theirs = socket.socketpair()
+        numbers = (os.getpid(), theirs.fileno(), threads, memory_bytes, rendered_bytes)
+        command = [sys.executable, "-m", "inferflux.gateway.text_process", *map(str, numbers)]
+        try:
+            # Popen, which uses vfork, and not the loop's own way, which forks: gRPC's fork handlers crash or
+            # hang a process that has calls under way.
+            process = subprocess.Popen(  # noqa: ASYNC220 - returns when the child has begun
+                command, stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()]
+            )
+        except OSError as error:
+            ours.close()
+            raise Unavailable(f"the text process cannot be started: {error}") from None
+        finally:
+            theirs.close()
+        reader, writer = await asyncio.open_connection(sock=ours)
+        return cls(process, reader, writer, on_gone)
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def ask(self, request: text_pb2.TextRequest, limit_s: float) -> asyncio.Future[text_pb2.TextResponse]:
+        """Send a request.
+
+        Returns:
+            Its answer, or ProcessGoneError, or ProcessLateError after `limit_s`: always done by then.
+        """
+        loop = asyncio.get_running_loop()
+        answer: asyncio.Future[text_pb2.TextResponse] = loop.create_future()
+        if self.is_gone:
+            answer.set_exception(ProcessGoneError(is_blameless=True))
+            return answer
+        number = request.id
+        self._unanswered[number] = (answer, loop.time())
+        timer = loop.call_later(limit_s, self._on_late, number, limit_s)
+
+        def settle(_: asyncio.Future[text_pb2.TextResponse]) -> None:
+            timer.cancel()
+            self._unanswered.pop(number, None)
+
+        answer.add_done_callback(settle)
+        self._writer.write(frame(request.SerializeToString()))
+        return answer
+
+    def kill(self, *, is_blameless: bool = False) -> None:
+        """End the process at once; everything unanswered gets ProcessGoneError."""
+        if self.is_gone:
+            return
+        self.is_gone = True
+        self._process.kill()
+        now = asyncio.get_running_loop().time()
+        for answer, sent_at in list(self._unanswered.values()):
+            if not answer.done():
+                gone = ProcessGoneError(is_blameless=is_blameless, worked_s=now - sent_at)
+                answer.set_exception(gone)
+        self._on_gone()
+
+    async def close(self) -> None:
+        """Kill the process and wait for its end."""
+        self.kill()
+        self._writer.close()
+        await asyncio.to_thread(self._process.wait)
+        await self._listening
+
+    def _on_late(self, number: int, limit_s: float) -> None:
+        answer, _ = self._unanswered[number]
+        if answer.done():
+            return
+        answer.set_exception(ProcessLateError(limit_s))
+        self.kill(is_blameless=True)
+
+    async def _listen(self) -> None:
+        try:
+            while True:
+                (length,) = LENGTH.unpack(await self._reader.readexactly(LENGTH.size))
+                response = text_pb2.TextResponse.FromString(await self._reader.readexactly(length))
+                answer, _ = self._unanswered.get(response.id, (None, 0.0))
+                if answer is not None and not answer.done():
+                    answer.set_result(response)
+        except (asyncio.IncompleteReadError, OSError):
+            pass
+        finally:
+            self.kill()

@@ -1,0 +1,150 @@
+"""The text process: a child of the gateway that renders chat templates and tokenizes.
+
+Templates come with models and may loop for ever; llama.cpp is native code. Neither belongs into the process
+that holds everybody's connections, so they run here, and the gateway kills this process when it is late.
+
+    python -m inferflux.gateway.text_process PARENT_PID FD THREADS MEMORY_BYTES RENDERED_BYTES
+
+FD is one end of a socket pair. The process ends when the other end is closed, and when its parent dies.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import resource
+import signal
+import socket
+import sys
+import threading
+import traceback
+from collections import OrderedDict
+from pathlib import Path
+
+from inferflux.v1 import text_pb2
+
+from .text_frames import LENGTH, frame
+from .tokenizer import TextFaultError, Tokenizer
+
+# llama.cpp's regular expressions recurse deeply: see tokenizer.MAX_RUN_CHARS.
+STACK_BYTES = 512 << 20
+MAX_TOKENIZERS = 16
+
+_PR_SET_PDEATHSIG = 1
+
+
+class TextServer:
+    """Answers requests from one socket with a few threads: whichever is free reads the next request."""
+
+    def __init__(self, peer: socket.socket, *, max_rendered_bytes: int) -> None:
+        self._peer = peer
+        self._incoming = peer.makefile("rb", buffering=1 << 16)
+        self._max_rendered_bytes = max_rendered_bytes
+        self._reading = threading.Lock()
+        self._writing = threading.Lock()
+        self._tokenizers: OrderedDict[str, Tokenizer] = OrderedDict()
+        self._loading = threading.Lock()
+
+    def run(self) -> None:
+        """Serve until the other end is closed."""
+        while (request := self._read()) is not None:
+            response = self._answer(request)
+            with self._writing:
+                self._peer.sendall(frame(response.SerializeToString()))
+
+    def _read(self) -> text_pb2.TextRequest | None:
+        with self._reading:
+            head = self._incoming.read(LENGTH.size)
+            if len(head) < LENGTH.size:
+                return None
+            (length,) = LENGTH.unpack(head)
+            body = self._incoming.read(length)
+        return text_pb2.TextRequest.FromString(body) if len(body) == length else None
+
+    def _answer(self, request: text_pb2.TextRequest) -> text_pb2.TextResponse:
+        response = text_pb2.TextResponse(id=request.id)
+        try:
+            self._work(request, response)
+        except TextFaultError as error:
+            response.error.fault = error.fault
+            response.error.message = error.message
+        except MemoryError:
+            response.error.fault = text_pb2.TEXT_FAULT_BAD_TEXT
+            response.error.message = "the text takes too much memory"
+        return response
+
+    def _work(self, request: text_pb2.TextRequest, response: text_pb2.TextResponse) -> None:
+        kind = request.WhichOneof("work")
+        if kind == "load":
+            tokenizer = self._load(request.digest, Path(request.load.path))
+            response.loaded.has_chat_template = tokenizer.has_chat_template
+            return
+        tokenizer = self._find(request.digest)
+        if kind == "chat":
+            messages = [{"role": m.role, "content": m.content} for m in request.chat.messages]
+            text = tokenizer.render(messages)
+        else:
+            text = request.text.text
+        response.tokens.ids.extend(tokenizer.tokenize(text, request.context_length))
+
+    def _load(self, digest: str, path: Path) -> Tokenizer:
+        with self._loading:
+            known = self._tokenizers.get(digest)
+            if known is None:
+                known = Tokenizer(path, max_rendered_bytes=self._max_rendered_bytes)
+                self._tokenizers[digest] = known
+                # Dropped, not closed: another thread may be using it; it is freed with its last reference.
+                while len(self._tokenizers) > MAX_TOKENIZERS:
+                    self._tokenizers.popitem(last=False)
+            return known
+
+    def _find(self, digest: str) -> Tokenizer:
+        with self._loading:
+            tokenizer = self._tokenizers.get(digest)
+            if tokenizer is None:
+                raise TextFaultError(text_pb2.TEXT_FAULT_UNKNOWN_TOKENIZER, "the tokenizer is not loaded")
+            self._tokenizers.move_to_end(digest)
+        return tokenizer
+
+
+def main() -> None:
+    parent, fd, threads, memory_bytes, rendered_bytes = (int(argument) for argument in sys.argv[1:6])
+    # A terminal's Ctrl-C and a supervisor's SIGTERM reach the whole group; the gateway drains first.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    _exit_with(parent)
+    resource.setrlimit(resource.RLIMIT_AS, (memory_bytes, memory_bytes))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    server = TextServer(socket.socket(fileno=fd), max_rendered_bytes=rendered_bytes)
+    threading.stack_size(STACK_BYTES)
+    # A template that spins must not keep the other threads waiting for the interpreter.
+    sys.setswitchinterval(0.0005)
+    workers = [threading.Thread(target=_run, args=(server,), daemon=True) for _ in range(threads)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+
+
+def _exit_with(parent: int) -> None:
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
+    if os.getppid() != parent:
+        sys.exit(1)
+
+
+def _run(server: TextServer) -> None:
+    """One thread gone is the process gone: the gateway notices and starts another."""
+    status = 0
+    try:
+        server.run()
+    except OSError:
+        pass
+    except BaseException:  # noqa: BLE001 - the process's edge
+        traceback.print_exc()
+        status = 1
+    sys.stderr.flush()
+    os._exit(status)
+
+
+if __name__ == "__main__":
+    main()

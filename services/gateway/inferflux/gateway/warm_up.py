@@ -1,0 +1,38 @@
+"""Loads tokenizers as models appear, so that a model's first request is not slower than its second."""
+
+from __future__ import annotations
+
+import asyncio
+
+from inferflux.common import logs
+from inferflux.common.errors import InferFluxError
+
+from .background import Background
+from .text_client import TextClient
+
+log = logs.get()
+
+# Seconds before each further attempt: a worker may announce its model before its tokenizer is stored.
+_RETRIES_S = (0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
+
+
+class WarmUp:
+    """Has the text process load each tokenizer ahead."""
+
+    def __init__(self, text: TextClient, background: Background) -> None:
+        self._text = text
+        self._background = background
+
+    def on_model(self, digest: str) -> None:
+        self._background.start(self._load(digest))
+
+    async def _load(self, digest: str) -> None:
+        for delay_s in _RETRIES_S:
+            try:
+                await self._text.load(digest)
+            except InferFluxError as error:
+                log.info("a tokenizer is not loaded yet", digest=digest[:12], why=error.message)
+                await asyncio.sleep(delay_s)
+            else:
+                log.info("loaded a tokenizer", digest=digest[:12])
+                return
