@@ -1,0 +1,87 @@
+"""What the core decides, for the I/O edge to do in this order (pure)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from inferflux.v1 import tokens_pb2, worker_pb2
+
+from .jobs import RequestKey
+
+
+@dataclass(frozen=True, slots=True)
+class Dispatch:
+    """Ask a worker to take a batch; the core must be told the answer, or that there was none."""
+
+    worker_id: str
+    batch: worker_pb2.RequestBatch
+    model: str
+    # What each item waited, in seconds; only those dispatched for the first time.
+    waits_s: tuple[float, ...]
+    # The handles of its items, which carry the clients' trace context.
+    handles: tuple[object, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ReadReplay:
+    """Find out what readers of a request have been given; the core must be told, with `read_id`."""
+
+    key: RequestKey
+    read_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class PublishChunk:
+    key: RequestKey
+    chunk: tokens_pb2.TokenChunk
+
+
+@dataclass(frozen=True, slots=True)
+class SendCommand:
+    worker_id: str
+    command: worker_pb2.WorkerCommand
+
+
+@dataclass(frozen=True, slots=True)
+class TellCancel:
+    """Repeat a cancel notice: the worker may not have had the request when it was first said."""
+
+    key: RequestKey
+
+
+@dataclass(frozen=True, slots=True)
+class Ack:
+    """The job is done for: take it off the work queue."""
+
+    handle: object
+    model: str
+    # stop, length, cancelled, or the reason of a failure.
+    outcome: str
+
+
+@dataclass(frozen=True, slots=True)
+class Hold:
+    """The job is still waiting or running: its acknowledgement may take longer."""
+
+    handle: object
+
+
+@dataclass(frozen=True, slots=True)
+class CountRetry:
+    """A request goes back to the queue because of `cause`; nothing to do but count."""
+
+    key: RequestKey
+    cause: str
+
+
+@dataclass(frozen=True, slots=True)
+class CountRefusal:
+    """A worker refused a request; nothing to do but count."""
+
+    worker_id: str
+    reason: str
+
+
+Action = (
+    Dispatch | ReadReplay | PublishChunk | SendCommand | TellCancel | Ack | Hold | CountRetry | CountRefusal
+)

@@ -1,0 +1,47 @@
+"""Cancel notices: workers hear the same ones; the scheduler ends what waits, and answers."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from google.protobuf.message import DecodeError
+
+from inferflux.common import logs, subjects
+from inferflux.common.bus import Bus, Message
+from inferflux.v1 import scheduler_pb2
+
+from .jobs import RequestKey
+from .metrics import SchedulerMetrics
+
+log = logs.get("scheduler.cancel")
+
+
+class CancelSink(Protocol):
+    def on_cancel(self, key: RequestKey) -> bool: ...
+
+
+async def serve_cancels(bus: Bus, sink: CancelSink, metrics: SchedulerMetrics) -> None:
+    """Have cancel notices handled until the bus is closed."""
+
+    async def on_notice(message: Message) -> None:
+        try:
+            notice = scheduler_pb2.CancelNotice.FromString(message.data)
+        except DecodeError:
+            metrics.bad_messages.labels("cancel").inc()
+            log.error("a bad cancel notice was passed over", subject=message.subject)
+            return
+        # The subject is what a sender's rights are checked against.
+        if message.subject != subjects.cancel(notice.tenant, notice.request_id):
+            metrics.bad_messages.labels("cancel").inc()
+            log.error("a cancel notice for another request than its subject's", subject=message.subject)
+            return
+        was_found = sink.on_cancel(RequestKey(notice.tenant, notice.request_id))
+        await message.respond(scheduler_pb2.CancelReply(was_found=was_found).SerializeToString())
+
+    await bus.serve(subjects.CANCEL_ALL, on_notice)
+
+
+def notice(key: RequestKey) -> tuple[str, bytes]:
+    """Subject and payload of a cancel notice."""
+    message = scheduler_pb2.CancelNotice(tenant=key.tenant, request_id=key.request_id)
+    return subjects.cancel(key.tenant, key.request_id), message.SerializeToString()

@@ -1,0 +1,51 @@
+"""What a request's readers have been given, put together from its chunks (pure)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from inferflux.v1 import generation_pb2, tokens_pb2
+
+
+@dataclass(slots=True)
+class Emitted:
+    """The state of a reader that has read everything."""
+
+    token_ids: list[int] = field(default_factory=list)
+    # The highest seen; 0 if nothing was.
+    epoch: int = 0
+    # How its stream ended: a finish reason in lower case or a failure's reason; "" if it has not.
+    outcome: str = ""
+
+
+def assemble(chunks: Iterable[tokens_pb2.TokenChunk]) -> Emitted:
+    """Read chunks as every reader of a token stream does: those of an older epoch than seen do not count,
+    tokens had already are skipped, and nothing counts after the end.
+
+    When the buffer has lost the beginning, or a part, the tokens end before the gap: a worker emits the same
+    ones again from there, and readers drop what they have.
+    """
+    emitted = Emitted()
+    for chunk in chunks:
+        if chunk.epoch < emitted.epoch:
+            continue
+        emitted.epoch = chunk.epoch
+        known = len(emitted.token_ids)
+        if chunk.offset <= known:
+            emitted.token_ids.extend(chunk.token_ids[known - chunk.offset :])
+        emitted.outcome = outcome_of(chunk)
+        if emitted.outcome:
+            break
+    return emitted
+
+
+def outcome_of(chunk: tokens_pb2.TokenChunk) -> str:
+    """stop, length, cancelled, or the reason of a failure; "" when the chunk is not terminal."""
+    match chunk.WhichOneof("event"):
+        case "finished":
+            name = generation_pb2.FinishReason.Name(chunk.finished.reason)
+            return name.removeprefix("FINISH_REASON_").lower()
+        case "failed":
+            return chunk.failed.reason or "failed"
+    return ""

@@ -1,0 +1,158 @@
+"""The life of one job (pure).
+
+    NEW ──> QUEUED ──> READING ──> DISPATCHING ──> RUNNING ──> ENDED
+              ^           │             │             │
+              └───────────┴─────────────┴─────────────┘   refused, given up or lost: the queue again
+
+READING is passed through only where the job may have run before: what it has emitted is read from the
+token stream before it is dispatched, or ended, again. Whenever a worker may still have it, it goes on with a
+higher epoch, so that nothing the old worker still says counts.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum, auto
+from typing import NamedTuple
+
+from inferflux.v1 import scheduler_pb2, tokens_pb2
+
+# More than a request can get through, at once and in the long run.
+_EPOCHS_AT_ONCE = 4
+_EPOCHS_PER_S = 10
+
+Conclusion = tokens_pb2.Finished | tokens_pb2.Failed
+
+
+class RequestKey(NamedTuple):
+    """Request ids are chosen by clients: unique within a tenant only."""
+
+    tenant: str
+    request_id: str
+
+
+class JobState(Enum):
+    NEW = auto()
+    QUEUED = auto()
+    READING = auto()
+    DISPATCHING = auto()
+    RUNNING = auto()
+    ENDED = auto()
+
+
+class Loss(Enum):
+    """Why a worker does not have a request any more, or may not have it."""
+
+    WORKER_DEAD = "worker_dead"
+    WORKER_RESTARTED = "worker_restarted"
+    WORKER_LEFT = "worker_left"
+    ENGINE_DIED = "engine_died"
+    NO_ANSWER = "no_answer"
+    VANISHED = "vanished"
+
+    @property
+    def counts(self) -> bool:
+        """Whether it is one of the limited retries: a worker that leaves in order costs none."""
+        return self is not Loss.WORKER_LEFT
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a job runs, or is about to."""
+
+    worker_id: str
+    slot: int
+
+
+@dataclass(slots=True, eq=False)
+class Job:
+    """A request the scheduler is responsible for until its terminal event.
+
+    `handle` is what acknowledges it, opaque here. `arrival` counts jobs as they came, `sequence` is the
+    job's place in the work queue. Times are seconds since the Unix epoch.
+    """
+
+    key: RequestKey
+    request: scheduler_pb2.InferenceRequest
+    handle: object
+    sequence: int
+    arrival: int
+    enqueued_s: float
+    deadline_s: float | None
+    epoch: int
+    # It was queued before this scheduler started: it may run, or have run, in an epoch unknown here.
+    is_inherited: bool = False
+    # An earlier scheduler's dispatch, taken over: its epoch may not be the latest that readers have seen.
+    is_adopted: bool = False
+    # It may have emitted something.
+    needs_replay: bool = False
+    state: JobState = JobState.NEW
+    queued_s: float = 0.0
+    dispatched_s: float = 0.0
+    place: Place | None = None
+    # Set while READING to end the job rather than to dispatch it.
+    conclusion: Conclusion | None = None
+    # Tells the answer to the latest read from answers to older ones.
+    read_id: int = 0
+    announced_epoch: int = 0
+    # The highest epoch that readers are known to have seen, or may see first.
+    readers_epoch: int = 1
+    is_cancelled: bool = False
+    retries: int = 0
+    refusals: int = 0
+    engine_deaths: int = 0
+    rank: tuple[float, int] = field(default=(0.0, 0))
+
+    @property
+    def model(self) -> str:
+        return self.request.model
+
+    @property
+    def prompt_tokens(self) -> int:
+        return len(self.request.prompt_token_ids)
+
+    @property
+    def max_tokens(self) -> int:
+        """Most new tokens, those of earlier epochs included; 0 when the request sets none."""
+        return self.request.params.max_tokens
+
+    @property
+    def generated_tokens(self) -> int:
+        return len(self.request.generated_token_ids)
+
+    @property
+    def is_queued(self) -> bool:
+        return self.state is JobState.QUEUED
+
+    @property
+    def has_run(self) -> bool:
+        return self.dispatched_s > 0
+
+    def is_expired(self, now: float) -> bool:
+        return self.deadline_s is not None and now >= self.deadline_s
+
+    def is_at(self, worker_id: str, epoch: int) -> bool:
+        """Whether this epoch of it is at, or on its way to, this worker."""
+        return self.place is not None and self.place.worker_id == worker_id and self.epoch == epoch
+
+    def next_epoch(self) -> None:
+        """What any worker still does for it no longer counts; what it emitted must be read."""
+        self.epoch += 1
+        self.needs_replay = True
+        self.is_inherited |= self.is_adopted
+        self.is_adopted = False
+
+    def continue_from(self, token_ids: list[int], seen_epoch: int, now: float) -> None:
+        """Take over what readers have been given so far.
+
+        The epoch goes past every one seen. An earlier scheduler's epochs may not be seen (the replay buffer
+        may have been lost as well): past those it goes by the request's age, which no retrying keeps up with.
+        """
+        if self.is_inherited:
+            passed = int(max(0.0, now - self.enqueued_s) * _EPOCHS_PER_S)
+            self.epoch = max(self.epoch + 1, _EPOCHS_AT_ONCE + passed)
+        self.epoch = max(self.epoch, seen_epoch + 1)
+        self.readers_epoch = max(self.readers_epoch, seen_epoch)
+        self.needs_replay = self.is_inherited = False
+        del self.request.generated_token_ids[:]
+        self.request.generated_token_ids.extend(token_ids)

@@ -1,0 +1,37 @@
+"""The numbers the core decides by (pure)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Times in seconds."""
+
+    # 0: as many as the worker has free slots.
+    max_batch_size: int = 0
+    max_batch_tokens: int = 8192
+    max_retries: int = 5
+    # Refusals by workers that had looked able to take it.
+    max_refusals: int = 20
+    # Aboard this many dying engines, a request is to blame.
+    poison_deaths: int = 2
+    no_worker_timeout_s: float = 10.0
+    worker_dead_s: float = 3.0
+    # Listening for heartbeats before the first dispatch.
+    settle_s: float = 1.2
+    # After a reconnect, what workers get to reconnect themselves before their silence counts.
+    reconnect_grace_s: float = 3.0
+    # A request that runs on a worker without a job in the queue is dropped after this.
+    orphan_grace_s: float = 10.0
+    # A cancel notice that comes before its job is remembered this long.
+    early_cancel_s: float = 10.0
+    # A held job says so this often.
+    hold_interval_s: float = 20.0
+    # Jobs enqueued less than this before the start may have run under an earlier scheduler: clocks differ.
+    clock_skew_s: float = 1.0
+    # Heartbeats in a row that do not know an accepted request before it counts as lost.
+    vanished_heartbeats: int = 2
+    # Ended jobs remembered, to acknowledge them again when an acknowledgement was lost.
+    remembered_jobs: int = 16_384

@@ -1,0 +1,90 @@
+"""What the scheduler counts and times."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram
+
+from inferflux.common.metrics import PREFIX, REQUEST_BUCKETS_S
+
+from .core import Core
+from .jobs import JobState
+
+_OUTCOMES = ("stop", "length", "cancelled", "ended", "duplicate")
+_BATCH_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128)
+_TOKEN_BUCKETS = (16, 64, 256, 1024, 2048, 4096, 8192, 16384, 65536)
+_ANSWER_BUCKETS_S = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.5, 1.0, 2.0)
+
+
+class SchedulerMetrics:
+    """Gauges follow the core by `observe`; counters and histograms follow its actions."""
+
+    def __init__(self, registry: CollectorRegistry = REGISTRY) -> None:
+        def gauge(name: str, what: str, labels: Iterable[str] = ()) -> Gauge:
+            return Gauge(f"{PREFIX}_{name}", what, list(labels), registry=registry)
+
+        def counter(name: str, what: str, labels: Iterable[str]) -> Counter:
+            return Counter(f"{PREFIX}_{name}", what, list(labels), registry=registry)
+
+        def histogram(
+            name: str, what: str, buckets: Iterable[float], labels: Iterable[str] = ()
+        ) -> Histogram:
+            return Histogram(
+                f"{PREFIX}_{name}", what, list(labels), buckets=tuple(buckets), registry=registry
+            )
+
+        model = ("model",)
+        self.depth = gauge("scheduler_queue_depth", "Requests that wait for a worker.", model)
+        self.waiting = gauge("num_requests_waiting", "Requests that wait for a worker.", model)
+        self.running = gauge("num_requests_running", "Requests on workers, or on their way.", model)
+        self.oldest_wait = gauge(
+            "scheduler_oldest_wait_seconds", "How long the longest waiting request has waited."
+        )
+        self.workers = gauge("scheduler_workers", "Workers that are alive.")
+        self.free_slots = gauge("scheduler_free_slots", "Free sequence slots of workers that take requests.")
+        self.queue_time = histogram(
+            "request_queue_time_seconds", "From the gateway to the first dispatch.", REQUEST_BUCKETS_S, model
+        )
+        self.batch_size = histogram("scheduler_batch_requests", "Requests in a batch.", _BATCH_BUCKETS)
+        self.batch_tokens = histogram(
+            "scheduler_batch_tokens", "Tokens to prefill in a batch.", _TOKEN_BUCKETS
+        )
+        self.answer_time = histogram(
+            "scheduler_dispatch_seconds", "From sending a batch to the worker's answer.", _ANSWER_BUCKETS_S
+        )
+        self.retries = counter(
+            "scheduler_retries", "Requests that went back to the queue, by why.", ("cause",)
+        )
+        self.refusals = counter("scheduler_refusals", "Requests that a worker refused, by why.", ("reason",))
+        self.ended = counter("scheduler_requests_ended", "Jobs done, by how they ended.", ("outcome",))
+        self.bad_messages = counter(
+            "scheduler_bad_messages", "Messages that could not be understood.", ("kind",)
+        )
+        self._models: set[str] = set()
+
+    def count_end(self, outcome: str) -> None:
+        self.ended.labels(outcome if outcome in _OUTCOMES else "failed").inc()
+
+    def observe(self, core: Core, now: float) -> None:
+        """Bring the gauges up to date."""
+        waiting = {model: len(queue) for model, queue in core.queue.models.items()}
+        running: dict[str, int] = {}
+        for job in core.jobs.values():
+            if job.state in (JobState.DISPATCHING, JobState.RUNNING):
+                running[job.model] = running.get(job.model, 0) + 1
+        current = waiting.keys() | running.keys()
+        for model in self._models - current:
+            self.depth.remove(model)
+            self.waiting.remove(model)
+            self.running.remove(model)
+        self._models = set(current)
+        for model in current:
+            self.depth.labels(model).set(waiting.get(model, 0))
+            self.waiting.labels(model).set(waiting.get(model, 0))
+            self.running.labels(model).set(running.get(model, 0))
+        oldest_s = core.queue.oldest_enqueued_s()
+        self.oldest_wait.set(0 if oldest_s is None else max(0.0, now - oldest_s))
+        workers = core.table.workers.values()
+        self.workers.set(len(workers))
+        self.free_slots.set(sum(w.free_slots for w in workers if w.is_open))

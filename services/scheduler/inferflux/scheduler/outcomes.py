@@ -1,0 +1,91 @@
+"""The chunks the scheduler itself publishes: waiting, and the ends of jobs that no worker ends (pure)."""
+
+from __future__ import annotations
+
+from inferflux.common.errors import (
+    DeadlineExceeded,
+    InferFluxError,
+    Internal,
+    InvalidArgument,
+    Unavailable,
+    to_failed,
+)
+from inferflux.v1 import generation_pb2, tokens_pb2
+
+from .jobs import Conclusion, Job
+
+
+def finished(job: Job, reason: generation_pb2.FinishReason.ValueType, now: float) -> tokens_pb2.Finished:
+    """Ended as it should, without a worker. What never ran has used nothing."""
+    event = tokens_pb2.Finished(reason=reason)
+    if job.has_run:
+        event.usage.prompt_tokens = job.prompt_tokens
+        event.usage.completion_tokens = job.generated_tokens
+    event.timings.queue_ms = max(0.0, now - job.enqueued_s) * 1000
+    return event
+
+
+def cancelled(job: Job, now: float) -> tokens_pb2.Finished:
+    return finished(job, generation_pb2.FINISH_REASON_CANCELLED, now)
+
+
+def expired() -> tokens_pb2.Failed:
+    return _failed(
+        DeadlineExceeded("the deadline passed before the request was served", reason="EXPIRED_IN_QUEUE")
+    )
+
+
+def no_worker(job: Job, timeout_s: float) -> tokens_pb2.Failed:
+    message = f"no worker has served {job.model} for {timeout_s:g} s"
+    return _failed(Unavailable(message, reason="NO_WORKER", retry_delay_s=5.0))
+
+
+def retries_exhausted(job: Job, cause: str) -> tokens_pb2.Failed:
+    message = f"gave up after {job.retries} lost attempts, the last: {cause.replace('_', ' ')}"
+    return _failed(Unavailable(message, reason="RETRIES_EXHAUSTED", retry_delay_s=5.0))
+
+
+def refusals_exhausted(message: str) -> tokens_pb2.Failed:
+    return _failed(
+        Unavailable(f"workers keep refusing the request: {message}", reason="REFUSED", retry_delay_s=5.0)
+    )
+
+
+def poison(job: Job) -> tokens_pb2.Failed:
+    message = f"request {job.key.request_id} was on board when {job.engine_deaths} engines died"
+    return _failed(Internal(message, reason="POISON_REQUEST"))
+
+
+def too_large(why: str) -> tokens_pb2.Failed:
+    return _failed(InvalidArgument(why, field="params.max_tokens", reason="REQUEST_TOO_LARGE"))
+
+
+def invalid(message: str) -> tokens_pb2.Failed:
+    return _failed(InvalidArgument(message, reason="REFUSED_BY_WORKER"))
+
+
+def terminal_chunk(job: Job, conclusion: Conclusion) -> tokens_pb2.TokenChunk:
+    chunk = _chunk(job)
+    if isinstance(conclusion, tokens_pb2.Failed):
+        chunk.failed.CopyFrom(conclusion)
+    else:
+        chunk.finished.CopyFrom(conclusion)
+    return chunk
+
+
+def queued_chunk(job: Job, position: int, expected_wait_s: float) -> tokens_pb2.TokenChunk:
+    """Said in an epoch that readers know: a new one would turn them away from a worker that was given up
+    too early, and whose end would be as good as any."""
+    chunk = _chunk(job)
+    chunk.epoch = job.readers_epoch
+    chunk.queued.position = position
+    chunk.queued.expected_wait_ms = expected_wait_s * 1000
+    return chunk
+
+
+def _chunk(job: Job) -> tokens_pb2.TokenChunk:
+    return tokens_pb2.TokenChunk(request_id=job.key.request_id, epoch=job.epoch, offset=job.generated_tokens)
+
+
+def _failed(error: InferFluxError) -> tokens_pb2.Failed:
+    return to_failed(error)

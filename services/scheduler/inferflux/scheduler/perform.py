@@ -1,0 +1,128 @@
+"""Does what the core decides, in its order."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Coroutine, Iterable
+from typing import Protocol
+
+from inferflux.common import logs, subjects
+from inferflux.common.bus import Bus, Job
+from inferflux.common.errors import Unavailable
+
+from . import actions, cancel
+from .actions import Action
+from .dispatch import AnswerSink, dispatch
+from .emitted import Emitted
+from .jobs import RequestKey
+from .metrics import SchedulerMetrics
+from .recovery import read_emitted
+
+log = logs.get("scheduler")
+
+_FULL_WAIT_S = 0.05
+# Replays read at the same time.
+_READERS = 32
+
+
+class Sink(AnswerSink, Protocol):
+    def on_replay(self, key: RequestKey, read_id: int, emitted: Emitted) -> None: ...
+
+
+class Performer:
+    """Sends in order what is only sent; batches and replays wait for their answers beside it."""
+
+    def __init__(self, bus: Bus, sink: Sink, metrics: SchedulerMetrics, *, dispatch_timeout_s: float) -> None:
+        self._bus = bus
+        self._sink = sink
+        self._metrics = metrics
+        self._dispatch_timeout_s = dispatch_timeout_s
+        self._outbox: deque[Action] = deque()
+        self._wake = asyncio.Event()
+        self._readers = asyncio.Semaphore(_READERS)
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def perform(self, todo: Iterable[Action]) -> None:
+        """Start doing; returns at once."""
+        for action in todo:
+            match action:
+                case actions.Dispatch():
+                    self._observe(action)
+                    self._start(self._dispatch(action))
+                case actions.ReadReplay():
+                    self._start(self._read(action))
+                case actions.CountRetry():
+                    self._metrics.retries.labels(action.cause).inc()
+                    log.warning(
+                        "a request goes back to the queue", cause=action.cause, **action.key._asdict()
+                    )
+                case actions.CountRefusal():
+                    self._metrics.refusals.labels(action.reason).inc()
+                    log.warning(
+                        "a worker refused a request", worker_id=action.worker_id, reason=action.reason
+                    )
+                case _:
+                    self._outbox.append(action)
+                    self._wake.set()
+
+    async def run(self) -> None:
+        """Empty the outbox, for ever. While NATS takes nothing more, everything waits."""
+        while True:
+            await self._wake.wait()
+            while self._outbox:
+                try:
+                    await self._send(self._outbox[0])
+                except Unavailable as error:
+                    log.debug("cannot send yet", reason=error.reason)
+                    await asyncio.sleep(_FULL_WAIT_S)
+                else:
+                    self._outbox.popleft()
+            self._wake.clear()
+
+    async def close(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether everything has been sent."""
+        return not self._outbox
+
+    async def _send(self, action: Action) -> None:
+        match action:
+            case actions.PublishChunk():
+                await self._bus.publish(subjects.tokens(*action.key), action.chunk.SerializeToString())
+            case actions.SendCommand():
+                subject = subjects.worker_command(action.worker_id)
+                await self._bus.publish(subject, action.command.SerializeToString())
+            case actions.TellCancel():
+                await self._bus.publish(*cancel.notice(action.key))
+            case actions.Ack(handle=Job() as job):
+                await job.ack()
+                self._metrics.count_end(action.outcome)
+            case actions.Hold(handle=Job() as job):
+                await job.in_progress()
+
+    def _observe(self, action: actions.Dispatch) -> None:
+        items = action.batch.items
+        self._metrics.batch_size.observe(len(items))
+        tokens = sum(len(i.request.prompt_token_ids) + len(i.request.generated_token_ids) for i in items)
+        self._metrics.batch_tokens.observe(tokens)
+        for wait_s in action.waits_s:
+            self._metrics.queue_time.labels(action.model).observe(max(0.0, wait_s))
+
+    async def _dispatch(self, action: actions.Dispatch) -> None:
+        with self._metrics.answer_time.time():
+            await dispatch(self._bus, action, self._sink, timeout_s=self._dispatch_timeout_s)
+
+    async def _read(self, action: actions.ReadReplay) -> None:
+        async with self._readers:
+            emitted = await read_emitted(self._bus, action.key)
+        self._sink.on_replay(action.key, action.read_id, emitted)
+
+    def _start(self, work: Coroutine[None, None, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)

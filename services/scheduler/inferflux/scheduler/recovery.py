@@ -1,0 +1,41 @@
+"""Reading the replay buffer: what a request's readers have been given so far."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+
+from google.protobuf.message import DecodeError
+
+from inferflux.common import logs, subjects
+from inferflux.common.bus import Bus
+from inferflux.common.errors import InferFluxError
+from inferflux.v1 import tokens_pb2
+
+from .emitted import Emitted, assemble
+from .jobs import RequestKey
+
+log = logs.get("scheduler.recovery")
+
+_RETRY_WAIT_S = 0.2
+
+
+def decode(payloads: Iterable[bytes]) -> list[tokens_pb2.TokenChunk]:
+    """Parse chunks, passing over what is none: anyone who may publish could have put it there."""
+    chunks = []
+    for payload in payloads:
+        try:
+            chunks.append(tokens_pb2.TokenChunk.FromString(payload))
+        except DecodeError:
+            log.warning("a chunk in the replay buffer could not be decoded", size=len(payload))
+    return chunks
+
+
+async def read_emitted(bus: Bus, key: RequestKey) -> Emitted:
+    """Read a request's chunks, trying for as long as JetStream does not answer."""
+    while True:
+        try:
+            return assemble(decode(await bus.replay(subjects.tokens(key.tenant, key.request_id))))
+        except InferFluxError as error:
+            log.debug("replay failed, trying again", request_id=key.request_id, reason=error.reason)
+            await asyncio.sleep(_RETRY_WAIT_S)
