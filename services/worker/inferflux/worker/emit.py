@@ -1,0 +1,102 @@
+"""Engine reports out to the world: token chunks to their readers, endings to the scheduler."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+from inferflux.common import logs, subjects
+from inferflux.common.bus import Bus
+from inferflux.common.errors import Unavailable
+from inferflux.v1 import engine_pb2, scheduler_pb2
+
+from .running import Running, RunningTable
+
+log = logs.get("worker.emit")
+
+
+class Emitter:
+    """Publishes what the engine emits.
+
+    A chunk that cannot be sent because NATS is away is not lost: everything published for a request
+    is kept until half a minute after its end, and published again after a reconnect. Readers drop
+    what they have by its offset.
+    """
+
+    def __init__(self, bus: Bus, table: RunningTable, worker_id: str, incarnation: str) -> None:
+        self._bus = bus
+        self._table = table
+        self._worker_id = worker_id
+        self._incarnation = incarnation
+        self._ended = asyncio.Event()
+
+    async def on_step(self, step: engine_pb2.StepReport) -> None:
+        for emission in step.emissions:
+            running = self._table.get(emission.key)
+            if running is None or running.epoch != emission.epoch:
+                continue
+            running.generated_tokens = emission.generated_tokens
+            running.chunks.append(emission.chunk)
+            await self._publish(running.subject, emission.chunk)
+        for ended in step.ended:
+            running = self._table.end(ended.key, ended.epoch, time.monotonic())
+            if running is not None:
+                await self._tell_ended(ended, running)
+        if step.ended:
+            self._ended.set()
+
+    async def until_idle(self) -> None:
+        """Return when nothing is on board."""
+        while len(self._table):
+            self._ended.clear()
+            await self._ended.wait()
+
+    async def republish(self) -> None:
+        """Everything of what runs and of what ended lately, once more."""
+        records = self._table.all() + self._table.ended_lately(time.monotonic())
+        for running in records:
+            await self._republish_one(running)
+        if records:
+            log.info("published again after a reconnect", requests=len(records))
+
+    async def tell_engine_died(self, lost: list[Running], message: str) -> None:
+        event = self._event()
+        event.engine_died.message = message
+        event.engine_died.on_board.extend(_identity(r) for r in lost)
+        await self._publish(subjects.SCHEDULER_EVENTS, event.SerializeToString())
+
+    async def tell_leaving(self, left: list[Running]) -> None:
+        event = self._event()
+        event.worker_left.on_board.extend(_identity(r) for r in left)
+        await self._publish(subjects.SCHEDULER_EVENTS, event.SerializeToString())
+
+    async def _tell_ended(self, ended: engine_pb2.EngineEnded, running: Running) -> None:
+        event = self._event()
+        told = event.request_ended
+        told.request_id = running.request_id
+        told.epoch = ended.epoch
+        told.tenant = running.tenant
+        told.outcome = ended.outcome
+        told.usage.prompt_tokens = ended.prompt_tokens
+        told.usage.completion_tokens = ended.completion_tokens
+        await self._publish(subjects.SCHEDULER_EVENTS, event.SerializeToString())
+
+    async def _republish_one(self, running: Running) -> None:
+        for chunk in list(running.chunks):
+            await self._publish(running.subject, chunk)
+        await self._bus.flush()
+
+    async def _publish(self, subject: str, payload: bytes) -> None:
+        try:
+            await self._bus.publish(subject, payload)
+        except Unavailable as error:
+            log.warning("not published, will be after the reconnect", subject=subject, error=str(error))
+
+    def _event(self) -> scheduler_pb2.WorkerEvent:
+        return scheduler_pb2.WorkerEvent(worker_id=self._worker_id, incarnation=self._incarnation)
+
+
+def _identity(running: Running) -> scheduler_pb2.EndedRequest:
+    return scheduler_pb2.EndedRequest(
+        request_id=running.request_id, epoch=running.epoch, tenant=running.tenant
+    )

@@ -1,0 +1,13 @@
+"""The engine: a process of its own with one thread that drives llama.cpp.
+
+channel   frames between the worker and its engine
+core      the step: plan, decode, sample, report
+sequence  one running request
+planner   which tokens go into the next batch            (pure)
+budget    how much prefill a step may carry               (pure)
+kv        who holds how many KV cells                     (pure)
+sampling  logits to a token id                            (pure)
+text      token bytes to whole characters, stop strings   (pure)
+batch     the tokens of a step, as llama.cpp takes them
+native    llama.cpp itself
+"""

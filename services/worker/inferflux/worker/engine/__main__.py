@@ -1,0 +1,74 @@
+"""`python -m inferflux.worker.engine FD`: the engine process, its socket inherited as FD.
+
+Nothing but llama.cpp and numpy is imported here. The process has one long-lived thread of its own:
+llama.cpp's thread team belongs to the thread that calls it.
+"""
+
+from __future__ import annotations
+
+import signal
+import socket
+import sys
+
+from inferflux.common.lifecycle import exit_with_parent
+from inferflux.v1 import engine_pb2
+
+from .channel import EngineEnd
+from .core import Engine
+from .native import Backend, LoadError
+
+
+def run(channel: EngineEnd) -> None:
+    """Serve until the worker closes the channel."""
+    engine = _load(channel)
+    while True:
+        for command in channel.commands(block=not engine.has_work):
+            _obey(engine, command)
+        if engine.has_work:
+            engine.step()
+        report = engine.take_report()
+        if report is not None:
+            channel.send(report)
+
+
+def _load(channel: EngineEnd) -> Engine:
+    config = next(iter(channel.commands(block=True))).load
+    try:
+        backend = Backend(config)
+    except LoadError as error:
+        channel.send(engine_pb2.EngineReport(load_error=str(error)))
+        raise SystemExit(1) from None
+    ready = engine_pb2.EngineReady(
+        kv_cells=backend.cells,
+        context_length=backend.context_length,
+        vocabulary_size=backend.vocab.size,
+        slots=backend.slots,
+        parameters=backend.parameters,
+        has_chat_template=backend.vocab.chat_template is not None,
+    )
+    engine = Engine(
+        backend,
+        worker_id=config.worker_id,
+        step_stretch=config.step_stretch,
+        step_limit_s=config.step_limit_s,
+    )
+    channel.send(engine_pb2.EngineReport(ready=ready))
+    return engine
+
+
+def _obey(engine: Engine, command: engine_pb2.EngineCommand) -> None:
+    match command.WhichOneof("command"):
+        case "start":
+            engine.start(command.start)
+        case "cancel":
+            engine.cancel(command.cancel.key, is_silent=command.cancel.is_silent)
+
+
+if __name__ == "__main__":
+    # The worker decides when the engine ends; a Ctrl-C in the terminal reaches the whole group.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    exit_with_parent(signal.SIGKILL)  # it has nothing to put away
+    try:
+        run(EngineEnd(socket.socket(fileno=int(sys.argv[1]))))
+    except (EOFError, ConnectionError):
+        sys.exit(0)

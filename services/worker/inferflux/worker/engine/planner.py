@@ -1,0 +1,63 @@
+"""Which tokens go into the next batch: every decoding sequence first, then prompts within the budget."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from .sequence import Sequence
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """A sequence's part of a step: the first `n` of its pending tokens."""
+
+    sequence: Sequence
+    n: int
+    wants_logits: bool
+    """Whether the part ends the pending tokens, so that the next token can be sampled."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepPlan:
+    decoding: list[Share]
+    prefilling: list[Share]
+
+    @property
+    def shares(self) -> list[Share]:
+        """In batch order."""
+        return self.decoding + self.prefilling
+
+    @property
+    def n_prefill(self) -> int:
+        return sum(share.n for share in self.prefilling)
+
+
+def split(sequences: Iterable[Sequence]) -> tuple[list[Sequence], list[Sequence]]:
+    """(decoding, prefilling); the latter most urgent first, then in order of arrival."""
+    decoding: list[Sequence] = []
+    prefilling: list[Sequence] = []
+    for sequence in sequences:
+        (prefilling if sequence.is_prefilling else decoding).append(sequence)
+    prefilling.sort(key=lambda s: (-s.priority, s.arrival))
+    return decoding, prefilling
+
+
+def plan_step(decoding: list[Sequence], prefilling: list[Sequence], prefill_tokens: int) -> StepPlan:
+    """Fill one step.
+
+    Prompts are served one after the other, not in parallel: the first then has its first token as
+    early as it can, and the last no later than if they shared.
+
+    Args:
+        prefill_tokens: most prompt tokens the step may hold.
+    """
+    shares: list[Share] = []
+    left = prefill_tokens
+    for sequence in prefilling:
+        if left <= 0:
+            break
+        n = min(left, sequence.pending.shape[0])
+        shares.append(Share(sequence, n, wants_logits=n == sequence.pending.shape[0]))
+        left -= n
+    return StepPlan([Share(sequence, 1, wants_logits=True) for sequence in decoding], shares)

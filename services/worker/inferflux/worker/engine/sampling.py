@@ -1,0 +1,206 @@
+"""From a row of logits to a token id.
+
+The order of the steps is llama.cpp's: logit bias, penalties, top-k, top-p, min-p, temperature, draw.
+The draw for token i uses a random number that is a function of (seed, i) alone, so a request gives
+the same tokens whatever ran beside it, and goes on the same after a retry.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, deque
+from collections.abc import Iterable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from inferflux.v1 import generation_pb2
+
+Logits = NDArray[np.float32]
+Ids = NDArray[np.int64]
+
+_MASK = (1 << 64) - 1
+_BLOCK = 64
+
+
+class BadLogits(Exception):
+    """The model gave NaN or only minus infinity."""
+
+
+def uniform(seed: int, index: int) -> float:
+    """A number in [0, 1) that depends on (seed, index) alone.
+
+    SplitMix64 (Steele, Lea and Flood, "Fast splittable pseudorandom number generators", 2014), run
+    once over the seed and once over the index, 53 bits of it taken.
+    """
+    state = _splitmix(seed & _MASK)
+    return (_splitmix((state + index) & _MASK) >> 11) * 2.0**-53
+
+
+def _splitmix(state: int) -> int:
+    state = (state + 0x9E3779B97F4A7C15) & _MASK
+    state = ((state ^ (state >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+    state = ((state ^ (state >> 27)) * 0x94D049BB133111EB) & _MASK
+    return state ^ (state >> 31)
+
+
+def top_ids(logits: Logits, k: int) -> Ids:
+    """Ids of the k largest logits, largest first, ties by id.
+
+    A vocabulary is large and k small, so first only the maxima of blocks are compared: the k-th
+    largest of them bounds the k-th largest logit from below, and few logits reach it.
+    """
+    n = logits.shape[0]
+    if k >= n:
+        candidates = np.arange(n)
+    elif n >= _BLOCK * k:
+        whole = n - n % _BLOCK
+        maxima = logits[:whole].reshape(-1, _BLOCK).max(axis=1)
+        bound = np.partition(maxima, maxima.shape[0] - k)[maxima.shape[0] - k]
+        candidates = np.flatnonzero(logits >= bound)
+    else:
+        bound = np.partition(logits, n - k)[n - k]
+        candidates = np.flatnonzero(logits >= bound)
+    order = np.argsort(-logits[candidates], kind="stable")
+    return candidates[order[:k]]
+
+
+class Sampler:
+    """Chooses the tokens of one request.
+
+    Args:
+        params: every optional field set.
+        history: prompt and already generated token ids, for the penalties.
+    """
+
+    def __init__(self, params: generation_pb2.SamplingParams, history: Iterable[int]) -> None:
+        self._temperature = params.temperature
+        self._top_k = params.top_k
+        self._top_p = params.top_p
+        self._min_p = params.min_p
+        self._seed = params.seed
+        self._penalties = _Penalties.of(params, history)
+        self._bias_ids = np.fromiter(params.logit_bias.keys(), np.int64)
+        self._bias = np.fromiter(params.logit_bias.values(), np.float32)
+        self.n_logprobs: int | None = params.logprobs if params.HasField("logprobs") else None
+        self.is_plain_greedy = (
+            self._temperature <= 0.0 and self._penalties is None and self._bias_ids.size == 0
+        )
+
+    def choose(self, logits: Logits, index: int) -> int:
+        """The token id for generated position `index`; `logits` has shape (vocabulary,), left unchanged.
+
+        Raises:
+            BadLogits: no finite choice.
+        """
+        if self._bias_ids.size or self._penalties:
+            logits = logits.copy()
+            logits[self._bias_ids] += self._bias
+            if self._penalties:
+                self._penalties.apply(logits)
+        best = int(logits.argmax())
+        if not math.isfinite(logits[best]):
+            raise BadLogits("the model gave no finite logits")
+        if self._temperature <= 0.0:
+            return best
+        ids = self._candidates(logits)
+        return _draw(ids, logits[ids] / np.float32(self._temperature), uniform(self._seed, index))
+
+    def accept(self, token: int) -> None:
+        """Tell the penalties that `token` was emitted."""
+        if self._penalties:
+            self._penalties.accept(token)
+
+    def _candidates(self, logits: Logits) -> Ids:
+        """Ids that survive top-k, top-p and min-p, largest logit first (in id order when all survive)."""
+        n = logits.shape[0]
+        if 0 < self._top_k < n:
+            ids = top_ids(logits, self._top_k)
+            if self._top_p < 1.0:
+                ids = ids[: _nucleus(_softmax(logits[ids]), self._top_p)]
+        elif self._top_p < 1.0:
+            ids = _nucleus_of_all(logits, self._top_p)
+        elif self._min_p > 0.0:
+            ids = np.flatnonzero(logits >= logits.max() + math.log(self._min_p))
+        else:
+            return np.arange(n)
+        if self._min_p > 0.0:
+            ids = ids[logits[ids] >= logits[ids].max() + np.float32(math.log(self._min_p))]
+        return ids
+
+
+def _draw(ids: Ids, logits: Logits, u: float) -> int:
+    cumulative = np.cumsum(_softmax(logits), dtype=np.float64)
+    at = int(np.searchsorted(cumulative, u * cumulative[-1], side="right"))
+    return int(ids[min(at, ids.shape[0] - 1)])
+
+
+def _softmax(logits: Logits) -> Logits:
+    weights: Logits = np.exp(logits - logits.max())
+    weights /= weights.sum()
+    return weights
+
+
+def _nucleus(probabilities: Logits, p: float) -> int:
+    """How many of the descending `probabilities` it takes to reach p: at least one."""
+    return int(np.searchsorted(np.cumsum(probabilities, dtype=np.float64), p, side="left")) + 1
+
+
+def _nucleus_of_all(logits: Logits, p: float) -> Ids:
+    """Top-p without top-k: widen a sorted head until it holds enough, instead of sorting everything."""
+    total = float(np.exp(logits - logits.max()).sum(dtype=np.float64))
+    k = 256
+    while True:
+        ids = top_ids(logits, k)
+        probabilities = np.exp(logits[ids] - logits[ids[0]]) / total
+        kept = _nucleus(probabilities, p)
+        if kept <= ids.shape[0] or ids.shape[0] == logits.shape[0]:
+            return ids[:kept]
+        k *= 8
+
+
+def log_probabilities(logits: Logits, ids: Ids) -> NDArray[np.float64]:
+    """Natural logarithms of the probabilities of `ids` under softmax(logits)."""
+    peak = logits.max()
+    total = np.exp(logits - peak).sum(dtype=np.float64)
+    return logits[ids].astype(np.float64) - float(peak) - math.log(total)
+
+
+class _Penalties:
+    """Repeat, frequency and presence penalties over the last n tokens, as llama.cpp applies them."""
+
+    def __init__(self, last_n: int, repeat: float, frequency: float, presence: float) -> None:
+        self._window: deque[int] = deque()
+        self._last_n = last_n
+        self._repeat = np.float32(repeat)
+        self._frequency = np.float32(frequency)
+        self._presence = np.float32(presence)
+        self._counts: Counter[int] = Counter()
+
+    @classmethod
+    def of(cls, params: generation_pb2.SamplingParams, history: Iterable[int]) -> _Penalties | None:
+        strengths = (params.repeat_penalty, params.frequency_penalty, params.presence_penalty)
+        if strengths == (1.0, 0.0, 0.0) or params.penalty_last_n == 0:
+            return None
+        penalties = cls(params.penalty_last_n, *strengths)
+        for token in history:
+            penalties.accept(token)
+        return penalties
+
+    def accept(self, token: int) -> None:
+        self._window.append(token)
+        self._counts[token] += 1
+        if 0 < self._last_n < len(self._window):
+            oldest = self._window.popleft()
+            self._counts[oldest] -= 1
+            if self._counts[oldest] == 0:
+                del self._counts[oldest]
+
+    def apply(self, logits: Logits) -> None:
+        if not self._counts:
+            return
+        ids = np.fromiter(self._counts.keys(), np.int64, len(self._counts))
+        counts = np.fromiter(self._counts.values(), np.float32, len(self._counts))
+        seen = logits[ids]
+        seen = np.where(seen > 0, seen / self._repeat, seen * self._repeat)
+        logits[ids] = seen - counts * self._frequency - self._presence

@@ -1,0 +1,137 @@
+"""The engine process as its worker sees it: started, watched, started again."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Awaitable, Callable
+
+from inferflux.common import logs
+from inferflux.common.children import wait_for_end
+from inferflux.v1 import engine_pb2
+
+from .engine.channel import WorkerEnd
+
+_FIRST_BACKOFF_S = 0.1
+_LONGEST_BACKOFF_S = 10.0
+_STOP_WAIT_S = 2.0
+
+# llama.cpp's threads meet at a barrier some hundred times a step. How long a thread spins there before it
+# sleeps decides much: OpenMP's default burns a whole time slice whenever one of them has to share its core
+# with anything else, and a step can take a hundred times as long; never spinning costs a quarter of the
+# speed. A thousand rounds, some microseconds, is as fast as spinning for ever and shares well.
+_BRIEF_SPINNING = {"GOMP_SPINCOUNT": "1000"}
+
+log = logs.get("worker.engine_host")
+
+ReportHandler = Callable[[engine_pb2.EngineReport], Awaitable[None]]
+DeathHandler = Callable[[str], Awaitable[None]]
+
+
+class EngineLoadError(Exception):
+    """The engine could not load the model at its first start."""
+
+
+class EngineHost:
+    """Keeps one engine process running.
+
+    Args:
+        config: sent to every new engine.
+        on_report: awaited for each report, in order.
+        on_death: awaited as soon as the engine is gone, with what happened to it.
+    """
+
+    def __init__(
+        self, config: engine_pb2.EngineConfig, on_report: ReportHandler, on_death: DeathHandler
+    ) -> None:
+        self._config = config
+        self._on_report = on_report
+        self._on_death = on_death
+        self._process: subprocess.Popen[bytes] | None = None
+        self._channel: WorkerEnd | None = None
+        self._is_stopping = False
+        self._was_ready = False
+
+    @property
+    def pid(self) -> int | None:
+        """The engine's process id, while it runs."""
+        return self._process.pid if self._process else None
+
+    def send(self, command: engine_pb2.EngineCommand) -> None:
+        """Pass a command on; without an engine it is lost, as everything on board is."""
+        if self._channel is not None:
+            self._channel.send(command)
+
+    async def run(self) -> None:
+        """Start the engine, and start it again whenever it dies, until `stop`.
+
+        Raises:
+            EngineLoadError: the first engine could not load the model.
+        """
+        backoff = _FIRST_BACKOFF_S
+        while not self._is_stopping:
+            loaded, why = await self._run_once()
+            if self._is_stopping:
+                return
+            if not self._was_ready:
+                raise EngineLoadError(why)
+            await self._on_death(why)
+            backoff = _FIRST_BACKOFF_S if loaded else min(backoff * 2, _LONGEST_BACKOFF_S)
+            log.error("engine died, starting it again", why=why, backoff_s=backoff)
+            await asyncio.sleep(backoff)
+
+    async def stop(self) -> None:
+        """End the engine; what it has on board is gone."""
+        self._is_stopping = True
+        if self._channel is not None:
+            self._channel.close()
+        if self._process is not None:
+            await _end(self._process)
+
+    async def _run_once(self) -> tuple[bool, str]:
+        """One engine's life: (whether it loaded the model, what ended it)."""
+        ours, theirs = socket.socketpair()
+        with theirs:
+            self._process = subprocess.Popen(  # noqa: ASYNC220 - returns when the child has begun
+                [sys.executable, "-m", "inferflux.worker.engine", str(theirs.fileno())],
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                env={**_BRIEF_SPINNING, **os.environ},
+            )
+        self._channel = await WorkerEnd.open(ours)
+        self._channel.send(engine_pb2.EngineCommand(load=self._config))
+        loaded = False
+        load_error = ""
+        try:
+            async for report in self._channel.reports():
+                if report.HasField("load_error"):
+                    load_error = report.load_error
+                    continue
+                if report.HasField("ready"):
+                    loaded = self._was_ready = True
+                await self._on_report(report)
+        finally:
+            self._channel.close()
+            self._channel = None
+            code = await _end(self._process)
+            self._process = None
+        return loaded, load_error or _describe(code)
+
+
+async def _end(process: subprocess.Popen[bytes]) -> int:
+    """Wait for a process whose channel is closed, killing it if it does not leave by itself."""
+    try:
+        return await asyncio.wait_for(wait_for_end(process), _STOP_WAIT_S)
+    except TimeoutError:
+        process.kill()
+        return await wait_for_end(process)
+
+
+def _describe(code: int) -> str:
+    if code >= 0:
+        return f"the engine exited with code {code}"
+    return f"the engine was ended by {signal.Signals(-code).name}"

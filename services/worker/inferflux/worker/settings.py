@@ -1,0 +1,53 @@
+"""What can be set of a worker, by environment variables named INFERFLUX_WORKER_<FIELD>."""
+
+from __future__ import annotations
+
+import socket
+import uuid
+from pathlib import Path
+
+from pydantic import Field, field_validator
+from pydantic_settings import SettingsConfigDict
+
+from inferflux.common import subjects
+from inferflux.common.settings import ServiceSettings
+
+
+def _default_id() -> str:
+    host = subjects.escape(socket.gethostname()).replace("=", "_")[:48]
+    return f"{host}-{uuid.uuid4().hex[:6]}"
+
+
+class WorkerSettings(ServiceSettings):
+    """Settings of one worker: one model on one engine."""
+
+    model_config = SettingsConfigDict(env_prefix="INFERFLUX_WORKER_", frozen=True)
+
+    id: str = Field(default_factory=_default_id, description="Name in subjects, unique in the fleet.")
+    model_path: Path = Field(description="GGUF file to serve.")
+    model_name: str = Field("", description="Name clients use; empty takes the file's name without .gguf.")
+    slots: int = Field(16, ge=1, le=256, description="Sequences at once.")
+    kv_cells: int = Field(0, ge=0, description="Tokens the KV cache holds; 0 chooses from slots and context.")
+    context_length: int = Field(0, ge=0, description="Most tokens of one request; 0 takes the model's.")
+    threads: int = Field(0, ge=0, le=512, description="CPU threads; 0 takes every core this process may use.")
+    batch_tokens: int = Field(2048, ge=32, le=65536, description="Most tokens of one engine step.")
+    gpu_layers: int = Field(-1, ge=-1, description="Layers on the GPU, if there is one; -1 for all.")
+    flash_attention: bool = Field(True, description="Fused attention; off only for backends without it.")
+    step_stretch: float = Field(
+        3.0, ge=1.0, le=1000, description="A step with prefill may take this many times one without."
+    )
+    step_limit_s: float = Field(
+        0.2, gt=0, le=60, description="Seconds an engine step with prefill should take at most."
+    )
+    heartbeat_interval_s: float = Field(1.0, gt=0, le=2.0, description="Seconds between status messages.")
+
+    @field_validator("id")
+    @classmethod
+    def _id_fits_a_subject(cls, value: str) -> str:
+        if not subjects.is_safe_token(value):
+            raise ValueError("must be 1-64 of A-Z a-z 0-9 _ -")
+        return value
+
+    @property
+    def served_name(self) -> str:
+        return self.model_name or self.model_path.name.removesuffix(".gguf")
