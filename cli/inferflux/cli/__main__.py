@@ -1,0 +1,34 @@
+"""inferctl's way in and out: whatever goes wrong becomes one line and an exit status."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from inferflux.common.errors import InferFluxError
+
+from .errors import CommandError
+
+_INTERRUPTED = 130
+
+
+def main() -> None:
+    """Run inferctl. Exit status: 0, 1 for what failed, 2 for usage, 130 for Ctrl-C."""
+    from .app import app
+
+    try:
+        app()
+    except CommandError as error:
+        sys.exit(f"inferctl: {error}")
+    except InferFluxError as error:
+        sys.exit(f"inferctl: {error.message}")
+    except KeyboardInterrupt:
+        sys.exit(_INTERRUPTED)
+    except BrokenPipeError:
+        # Whoever read our output has had enough; what is still buffered has nowhere to go.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

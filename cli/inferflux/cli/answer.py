@@ -1,0 +1,89 @@
+"""One streamed answer: what it says, and how fast it came."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from inferflux.v1 import generation_pb2, tokens_pb2
+
+_PREFIX = "FINISH_REASON_"
+
+
+@dataclass(slots=True)
+class Answer:
+    """Collects the chunks of one request. Times are seconds of any one monotonic clock.
+
+    Attributes:
+        sent_at: when the request was sent.
+    """
+
+    sent_at: float
+    request_id: str = ""
+    parts: list[str] = field(default_factory=list)
+    tokens: int = 0
+    finished: tokens_pb2.Finished | None = None
+    _first_at: float | None = None
+    _first_tokens: int = 0
+    _last_at: float = 0.0
+
+    def take(self, chunk: tokens_pb2.TokenChunk, now: float) -> str:
+        """Add a chunk; returns its text."""
+        self.request_id = chunk.request_id or self.request_id
+        if chunk.token_ids:
+            self.tokens += len(chunk.token_ids)
+            self._last_at = now
+            if self._first_at is None:
+                self._first_at = now
+                self._first_tokens = len(chunk.token_ids)
+        if chunk.HasField("finished"):
+            self.finished = chunk.finished
+        self.parts.append(chunk.text)
+        return chunk.text
+
+    @property
+    def text(self) -> str:
+        return "".join(self.parts)
+
+    @property
+    def ttft_s(self) -> float | None:
+        """Sent until the first token was here."""
+        return None if self._first_at is None else self._first_at - self.sent_at
+
+    @property
+    def tokens_per_s(self) -> float | None:
+        """The rate after the first message with tokens; None when that was all."""
+        if self._first_at is None or self._last_at <= self._first_at:
+            return None
+        return (self.tokens - self._first_tokens) / (self._last_at - self._first_at)
+
+    @property
+    def finish_reason(self) -> str:
+        """stop, length or cancelled; empty for a stream that just ended."""
+        if self.finished is None:
+            return ""
+        return generation_pb2.FinishReason.Name(self.finished.reason).removeprefix(_PREFIX).lower()
+
+    def as_dict(self) -> dict[str, object]:
+        """For --json: absent figures are null."""
+        usage = self.finished.usage if self.finished else generation_pb2.Usage()
+        ttft_s, rate = self.ttft_s, self.tokens_per_s
+        return {
+            "request_id": self.request_id,
+            "text": self.text,
+            "finish_reason": self.finish_reason,
+            "prompt_tokens": usage.prompt_tokens,
+            "cached_prompt_tokens": usage.cached_prompt_tokens,
+            "completion_tokens": usage.completion_tokens,
+            "ttft_ms": None if ttft_s is None else round(ttft_s * 1000, 1),
+            "tokens_per_s": None if rate is None else round(rate, 1),
+        }
+
+    def summary(self) -> str:
+        """One line: `61 tokens · first after 35 ms · 210 tokens/s · stop · 6f1c...`."""
+        parts = [f"{self.tokens} token{'' if self.tokens == 1 else 's'}"]
+        if self.ttft_s is not None:
+            parts.append(f"first after {self.ttft_s * 1000:.0f} ms")
+        if self.tokens_per_s is not None:
+            parts.append(f"{self.tokens_per_s:.0f} tokens/s")
+        parts += [part for part in (self.finish_reason, self.request_id) if part]
+        return " · ".join(parts)

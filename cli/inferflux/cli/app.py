@@ -1,0 +1,310 @@
+"""The commands of inferctl and their flags."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+from collections.abc import Awaitable, Callable
+from importlib.metadata import version as installed_version
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from google.protobuf.json_format import MessageToDict
+from google.protobuf.message import Message
+from rich.console import Console
+from rich.live import Live
+
+from .answer import Answer
+from .chat import ChatSession, one_shot
+from .client import Client
+from .errors import CommandError
+from .generation import Generation
+from .state_dir import StateDir, default_path
+from .stream import show
+from .tables import models_table, status_view
+from .target import Target, resolve
+
+_WATCH_INTERVAL_S = 1.0
+_PIPE_WIDTH = 160
+# What the messages' integers can hold; which values make sense is the gateway's to say.
+_INT32 = 2**31 - 1
+
+app = typer.Typer(
+    name="inferctl",
+    help="Run InferFlux on this machine, and talk to it here or elsewhere.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+Endpoint = Annotated[
+    str,
+    typer.Option("--endpoint", help="Gateway, host:port. Else $INFERFLUX_ENDPOINT, else the local stack."),
+]
+ApiKey = Annotated[str, typer.Option("--api-key", help="Else $INFERFLUX_API_KEY, else the local stack's.")]
+ModelName = Annotated[str, typer.Option("--model", "-m", help="Else the first one served.")]
+MaxTokens = Annotated[int | None, typer.Option(min=-_INT32, max=_INT32, help="At most this many new tokens.")]
+Temperature = Annotated[float | None, typer.Option(help="0 always takes the likeliest token.")]
+TopP = Annotated[
+    float | None, typer.Option(help="Sample from the likeliest tokens that reach this probability.")
+]
+Seed = Annotated[int | None, typer.Option(min=0, max=2**64 - 1, help="The same seed gives the same answer.")]
+Priority = Annotated[int, typer.Option(min=-_INT32, max=_INT32, help="Higher is more urgent; 0 is ordinary.")]
+IgnoreEos = Annotated[bool, typer.Option("--ignore-eos", help="Go on past the model's own end.")]
+RequestId = Annotated[str, typer.Option(help="Your own id, for `inferctl cancel`: 1-64 of A-Z a-z 0-9 _ -")]
+Stats = Annotated[bool, typer.Option("--stats", help="Say how fast the answer came.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+StateDirectory = Annotated[
+    Path | None,
+    typer.Option("--state-dir", help="Keys, data and logs. Else $INFERFLUX_STATE_DIR, else below home."),
+]
+ModelPath = Annotated[
+    Path | None, typer.Option("--model", "-m", help="GGUF file; the demo model by default.")
+]
+Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Print what every process logs.")]
+
+
+@app.command()
+def up(
+    model: ModelPath = None,
+    model_name: Annotated[str, typer.Option(help="Name clients use; the file's name by default.")] = "",
+    gateway_port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes any free port.")] = 50051,
+    policy_port: Annotated[int, typer.Option(min=0, max=65535)] = 50052,
+    nats_port: Annotated[int, typer.Option(min=0, max=65535)] = 4222,
+    redis_port: Annotated[int, typer.Option(min=0, max=65535)] = 6379,
+    workers: Annotated[int, typer.Option(min=1, max=64, help="Workers, each with the whole model.")] = 1,
+    slots: Annotated[int, typer.Option(min=0, help="Requests at once per worker; 0: its default.")] = 0,
+    threads: Annotated[int, typer.Option(min=0, help="CPU threads per worker; 0: all.")] = 0,
+    kv_cells: Annotated[
+        int, typer.Option(min=0, help="Tokens each worker's KV cache holds; 0: fits the slots.")
+    ] = 0,
+    drain_limit: Annotated[
+        float,
+        typer.Option(
+            min=0, envvar="INFERFLUX_DRAIN_LIMIT_S", help="Seconds that running requests get at the end."
+        ),
+    ] = 30.0,
+    state_dir: StateDirectory = None,
+    verbose: Verbose = False,
+) -> None:
+    """Serve a model on this machine until Ctrl-C."""
+    from .foreground import in_foreground
+    from .stack import StackOptions
+    from .up import serve
+
+    options = StackOptions(
+        model=model,
+        model_name=model_name,
+        state_dir=_state_path(state_dir),
+        gateway_port=gateway_port,
+        policy_port=policy_port,
+        nats_port=nats_port,
+        redis_port=redis_port,
+        workers=workers,
+        slots=slots,
+        threads=threads,
+        kv_cells=kv_cells,
+        drain_limit_s=drain_limit,
+    )
+    raise typer.Exit(asyncio.run(in_foreground(options, serve, is_verbose=verbose)))
+
+
+@app.command()
+def demo(model: ModelPath = None, verbose: Verbose = False) -> None:
+    """Start a stack aside, stream one answer, say how fast it was, end it."""
+    from .demo import show_answer
+    from .foreground import in_foreground
+    from .stack import StackOptions
+
+    options = StackOptions(model=model)
+    raise typer.Exit(asyncio.run(in_foreground(options, show_answer, is_verbose=verbose, says_end=False)))
+
+
+@app.command()
+def status(
+    endpoint: Endpoint = "",
+    api_key: ApiKey = "",
+    watch: Annotated[bool, typer.Option("--watch", "-w", help="Go on showing it until Ctrl-C.")] = False,
+    as_json: AsJson = False,
+    state_dir: StateDirectory = None,
+) -> None:
+    """Show services, workers, slots and the queue."""
+
+    async def run(client: Client) -> None:
+        console = _console()
+        if not watch:
+            now = await client.status()
+            _print_json(now) if as_json else console.print(status_view(now))
+            return
+        with Live(console=console, auto_refresh=False, screen=console.is_terminal and not as_json) as live:
+            while True:
+                now = await client.status()
+                _print_json(now) if as_json else live.update(status_view(now), refresh=True)
+                await asyncio.sleep(_WATCH_INTERVAL_S)
+
+    _with_client(run, endpoint, api_key, state_dir)
+
+
+@app.command()
+def chat(
+    text: Annotated[
+        str | None, typer.Argument(help="The question; - reads it from stdin. Without one: a conversation.")
+    ] = None,
+    model: ModelName = "",
+    system: Annotated[str, typer.Option(help="The system message.")] = "",
+    max_tokens: MaxTokens = None,
+    temperature: Temperature = None,
+    top_p: TopP = None,
+    seed: Seed = None,
+    priority: Priority = 0,
+    ignore_eos: IgnoreEos = False,
+    request_id: RequestId = "",
+    stats: Stats = False,
+    as_json: AsJson = False,
+    endpoint: Endpoint = "",
+    api_key: ApiKey = "",
+    state_dir: StateDirectory = None,
+) -> None:
+    """Ask the model; the answer streams as it is generated."""
+    generation = Generation(max_tokens, temperature, top_p, seed, priority, ignore_eos)
+    question = _text_or_stdin(text)
+
+    async def run(client: Client) -> None:
+        if question is None:
+            history = _state_path(state_dir) / "chat_history"
+            session = ChatSession(
+                client, model=model, system=system, generation=generation, has_stats=stats, history=history
+            )
+            await session.run()
+            return
+        await one_shot(
+            client,
+            question,
+            model=model,
+            system=system,
+            generation=generation,
+            request_id=request_id,
+            has_stats=stats,
+            is_json=as_json,
+        )
+
+    _with_client(run, endpoint, api_key, state_dir)
+
+
+@app.command()
+def complete(
+    text: Annotated[
+        str | None, typer.Argument(help="What to continue; - or none reads it from stdin.")
+    ] = None,
+    model: ModelName = "",
+    max_tokens: MaxTokens = None,
+    temperature: Temperature = None,
+    top_p: TopP = None,
+    seed: Seed = None,
+    priority: Priority = 0,
+    ignore_eos: IgnoreEos = False,
+    request_id: RequestId = "",
+    stats: Stats = False,
+    as_json: AsJson = False,
+    endpoint: Endpoint = "",
+    api_key: ApiKey = "",
+    state_dir: StateDirectory = None,
+) -> None:
+    """Continue a text, without a chat template."""
+    generation = Generation(max_tokens, temperature, top_p, seed, priority, ignore_eos)
+    prompt = _text_or_stdin(text)
+    if prompt is None:
+        raise typer.BadParameter("give a text, or pipe one in")
+
+    async def run(client: Client) -> None:
+        name = model or await client.only_model()
+        answer = Answer(sent_at=asyncio.get_running_loop().time(), request_id=request_id)
+        chunks = client.generate(
+            prompt, model=name, params=generation.params(), priority=priority, request_id=request_id
+        )
+        await show(chunks, answer, has_stats=stats, is_json=as_json)
+
+    _with_client(run, endpoint, api_key, state_dir)
+
+
+@app.command()
+def models(
+    endpoint: Endpoint = "", api_key: ApiKey = "", as_json: AsJson = False, state_dir: StateDirectory = None
+) -> None:
+    """List the models that are served."""
+
+    async def run(client: Client) -> None:
+        served = await client.models()
+        if as_json:
+            sys.stdout.write(json.dumps([_as_dict(model) for model in served], indent=2) + "\n")
+        elif served:
+            _console().print(models_table(served))
+        else:
+            raise CommandError("no model is served at present")
+
+    _with_client(run, endpoint, api_key, state_dir)
+
+
+@app.command()
+def cancel(
+    request_id: Annotated[str, typer.Argument(help="As `--stats` and `--json` show it.")],
+    endpoint: Endpoint = "",
+    api_key: ApiKey = "",
+    state_dir: StateDirectory = None,
+) -> None:
+    """End a queued or running request."""
+
+    async def run(client: Client) -> None:
+        await client.cancel(request_id)
+        sys.stdout.write(f"cancelled {request_id}\n")
+
+    _with_client(run, endpoint, api_key, state_dir)
+
+
+@app.command()
+def version() -> None:
+    """Print the version."""
+    sys.stdout.write(f"inferctl {installed_version('inferflux-cli')}\n")
+
+
+def _with_client(
+    run: Callable[[Client], Awaitable[None]], endpoint: str, api_key: str, state_dir: Path | None
+) -> None:
+    local = StateDir(_state_path(state_dir)).running
+    target = resolve(endpoint=endpoint, api_key=api_key, env=os.environ, local=local)
+
+    async def main(target: Target) -> None:
+        async with Client(target) as client:
+            await run(client)
+
+    asyncio.run(main(target))
+
+
+def _console() -> Console:
+    """As wide as the terminal; a pipe has room for every column."""
+    return Console() if sys.stdout.isatty() else Console(width=_PIPE_WIDTH)
+
+
+def _state_path(given: Path | None) -> Path:
+    return given.expanduser().absolute() if given else default_path(os.environ)
+
+
+def _text_or_stdin(text: str | None) -> str | None:
+    """The argument, or what is piped in; None at a terminal without either."""
+    if text is not None and text != "-":
+        return text
+    if text is None and sys.stdin.isatty():
+        return None
+    return sys.stdin.read()
+
+
+def _as_dict(message: Message) -> dict[str, Any]:
+    return MessageToDict(message, preserving_proto_field_name=True, always_print_fields_with_no_presence=True)
+
+
+def _print_json(message: Message) -> None:
+    sys.stdout.write(json.dumps(_as_dict(message), indent=2) + "\n")

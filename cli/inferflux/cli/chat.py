@@ -1,0 +1,175 @@
+"""`inferctl chat`: one question, or a conversation."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from prompt_toolkit import PromptSession
+from prompt_toolkit.formatted_text import HTML
+from prompt_toolkit.history import FileHistory, History, InMemoryHistory
+from rich.console import Console
+from rich.markup import escape
+
+from inferflux.common.errors import InferFluxError
+from inferflux.v1 import inference_pb2
+
+from .answer import Answer
+from .client import Client
+from .generation import Generation, assistant_message, system_message, user_message
+from .stream import show, stream_text
+
+HELP = """\
+  /reset          forget the conversation
+  /system TEXT    set the system message and forget the conversation; without TEXT, remove it
+  /stats          show or hide how fast each answer came
+  /exit           leave (as does Ctrl-D)
+  Ctrl-C          cancel the answer"""
+
+
+@dataclass(slots=True)
+class Conversation:
+    """Everything said so far: the model sees all of it every time."""
+
+    system: str = ""
+    turns: list[inference_pb2.ChatMessage] = field(default_factory=list)
+
+    def ask(self, text: str) -> list[inference_pb2.ChatMessage]:
+        """The messages to send for a new question, which is not remembered before it is answered."""
+        first = [system_message(self.system)] if self.system else []
+        return [*first, *self.turns, user_message(text)]
+
+    def remember(self, question: str, answer: str) -> None:
+        self.turns += [user_message(question), assistant_message(answer)]
+
+    def reset(self) -> None:
+        self.turns.clear()
+
+
+async def one_shot(
+    client: Client,
+    text: str,
+    *,
+    model: str,
+    system: str,
+    generation: Generation,
+    request_id: str,
+    has_stats: bool,
+    is_json: bool,
+) -> None:
+    """Ask once and print the answer."""
+    model = model or await client.only_model()
+    answer = Answer(sent_at=time.monotonic(), request_id=request_id)
+    chunks = client.chat(
+        Conversation(system).ask(text),
+        model=model,
+        params=generation.params(),
+        priority=generation.priority,
+        request_id=request_id,
+    )
+    await show(chunks, answer, has_stats=has_stats, is_json=is_json)
+
+
+class ChatSession:
+    """A conversation at the terminal."""
+
+    def __init__(
+        self,
+        client: Client,
+        *,
+        model: str,
+        system: str,
+        generation: Generation,
+        has_stats: bool,
+        history: Path,
+    ) -> None:
+        self._client = client
+        self._model = model
+        self._generation = generation
+        self._has_stats = has_stats
+        self._conversation = Conversation(system)
+        self._console = Console(highlight=False)
+        self._prompt: PromptSession[str] = PromptSession(history=_history(history))
+
+    async def run(self) -> None:
+        """Until Ctrl-D or /exit."""
+        self._model = self._model or await self._client.only_model()
+        self._console.print(f"[bold]{escape(self._model)}[/] [dim]· /help · Ctrl-D leaves[/]")
+        while True:
+            try:
+                text = (await self._prompt.prompt_async(HTML("<ansicyan><b>&gt; </b></ansicyan>"))).strip()
+            except KeyboardInterrupt:
+                continue
+            except EOFError:
+                return
+            if text in ("/exit", "/quit"):
+                return
+            if text.startswith("/"):
+                self._command(text)
+            elif text:
+                await self._answer(text)
+
+    def _command(self, text: str) -> None:
+        name, _, argument = text.partition(" ")
+        if name == "/reset":
+            self._conversation.reset()
+            self._say("forgotten")
+        elif name == "/system":
+            self._conversation.reset()
+            self._conversation.system = argument.strip()
+            self._say("system message set" if argument.strip() else "no system message")
+        elif name == "/stats":
+            self._has_stats = not self._has_stats
+            self._say("stats are shown" if self._has_stats else "stats are hidden")
+        else:
+            self._say(HELP if name == "/help" else f"there is no {name}\n{HELP}")
+
+    async def _answer(self, text: str) -> None:
+        """Stream one answer; Ctrl-C cancels it, an error is shown, and the conversation goes on."""
+        answer = Answer(sent_at=time.monotonic())
+        chunks = self._client.chat(
+            self._conversation.ask(text),
+            model=self._model,
+            params=self._generation.params(),
+            priority=self._generation.priority,
+        )
+        task = asyncio.create_task(stream_text(chunks, answer))
+        with _on_interrupt(task.cancel):
+            try:
+                await task
+            except asyncio.CancelledError:
+                self._say("cancelled")
+            except InferFluxError as error:
+                self._console.print(f"[red]{escape(error.message)}[/]")
+                return
+        self._conversation.remember(text, answer.text)
+        if self._has_stats:
+            self._say(answer.summary())
+
+    def _say(self, text: str) -> None:
+        self._console.print(f"[dim]{escape(text)}[/]")
+
+
+@contextlib.contextmanager
+def _on_interrupt(act: Callable[[], object]) -> Iterator[None]:
+    loop = asyncio.get_running_loop()
+    loop.add_signal_handler(signal.SIGINT, act)
+    try:
+        yield
+    finally:
+        loop.remove_signal_handler(signal.SIGINT)
+
+
+def _history(path: Path) -> History:
+    """What was typed before; without a place for it, only what is typed now."""
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        path.touch(mode=0o600)
+    except OSError:
+        return InMemoryHistory()
+    return FileHistory(str(path))

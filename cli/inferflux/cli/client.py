@@ -1,0 +1,152 @@
+"""The gateway's API as the commands use it: errors of ours instead of gRPC's, chunks instead of responses."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from types import TracebackType
+from typing import Protocol, Self
+
+import grpc
+import grpc.aio
+
+from inferflux.common import grpc_client
+from inferflux.common.errors import InferFluxError, Unavailable, from_failed, from_rpc
+from inferflux.v1 import (
+    cluster_pb2,
+    cluster_pb2_grpc,
+    generation_pb2,
+    inference_pb2,
+    inference_pb2_grpc,
+    model_pb2,
+    model_pb2_grpc,
+    tokens_pb2,
+)
+
+from .errors import CommandError
+from .target import Target
+
+_UNARY_LIMIT_S = 10.0
+
+
+class _Response(Protocol):
+    @property
+    def chunk(self) -> tokens_pb2.TokenChunk: ...
+
+
+class _Call(Protocol):
+    def __aiter__(self) -> AsyncIterator[_Response]: ...
+    def cancel(self) -> bool: ...
+
+
+class Client:
+    """One connection to a gateway. Use as an async context manager.
+
+    Every method raises InferFluxError, with a message for people, for whatever the call ended with.
+    """
+
+    def __init__(self, target: Target) -> None:
+        self._endpoint = target.endpoint
+        self._api_key = target.api_key
+        self._channel = grpc_client.channel(target.endpoint)
+        self._inference = inference_pb2_grpc.InferenceServiceStub(self._channel)
+        self._models = model_pb2_grpc.ModelServiceStub(self._channel)
+        self._cluster = cluster_pb2_grpc.ClusterServiceStub(self._channel)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._channel.close()
+
+    def chat(
+        self,
+        messages: Sequence[inference_pb2.ChatMessage],
+        *,
+        model: str,
+        params: generation_pb2.GenerationParams,
+        priority: int = 0,
+        request_id: str = "",
+    ) -> AsyncGenerator[tokens_pb2.TokenChunk, None]:
+        """The answer to a conversation. Closing the generator early cancels the request."""
+        request = inference_pb2.ChatRequest(model=model, messages=messages, params=params, priority=priority)
+        metadata = self._metadata(request_id)
+        return self._chunks(lambda: self._inference.Chat(request, metadata=metadata))
+
+    def generate(
+        self,
+        prompt: str,
+        *,
+        model: str,
+        params: generation_pb2.GenerationParams,
+        priority: int = 0,
+        request_id: str = "",
+    ) -> AsyncGenerator[tokens_pb2.TokenChunk, None]:
+        """The continuation of a text. Closing the generator early cancels the request."""
+        request = inference_pb2.GenerateRequest(model=model, text=prompt, params=params, priority=priority)
+        metadata = self._metadata(request_id)
+        return self._chunks(lambda: self._inference.Generate(request, metadata=metadata))
+
+    async def cancel(self, request_id: str) -> None:
+        """End a queued or running request of this key's tenant."""
+        request = inference_pb2.CancelRequest(request_id=request_id)
+        try:
+            await self._inference.Cancel(request, metadata=self._metadata(), timeout=_UNARY_LIMIT_S)
+        except grpc.aio.AioRpcError as error:
+            raise self._readable(error) from None
+
+    async def models(self) -> list[model_pb2.Model]:
+        """What is served."""
+        try:
+            reply = await self._models.ListModels(
+                model_pb2.ListModelsRequest(), metadata=self._metadata(), timeout=_UNARY_LIMIT_S
+            )
+        except grpc.aio.AioRpcError as error:
+            raise self._readable(error) from None
+        return list(reply.models)
+
+    async def only_model(self) -> str:
+        """The name of the model that is served, the first one where there are several.
+
+        Raises:
+            CommandError: none is served.
+        """
+        served = [model.card.name for model in await self.models() if model.workers]
+        if not served:
+            raise CommandError(f"{self._endpoint} serves no model at present")
+        return served[0]
+
+    async def status(self) -> cluster_pb2.GetStatusResponse:
+        """Services, workers, slots and queue."""
+        try:
+            return await self._cluster.GetStatus(
+                cluster_pb2.GetStatusRequest(), metadata=self._metadata(), timeout=_UNARY_LIMIT_S
+            )
+        except grpc.aio.AioRpcError as error:
+            raise self._readable(error) from None
+
+    async def _chunks(self, start: Callable[[], _Call]) -> AsyncGenerator[tokens_pb2.TokenChunk, None]:
+        call = start()
+        # grpc.aio never cancels an RPC whose call object is merely dropped.
+        try:
+            async for response in call:
+                if response.chunk.HasField("failed"):
+                    raise from_failed(response.chunk.failed)
+                yield response.chunk
+        except grpc.aio.AioRpcError as error:
+            raise self._readable(error) from None
+        finally:
+            call.cancel()
+
+    def _metadata(self, request_id: str = "") -> tuple[tuple[str, str], ...]:
+        return grpc_client.outgoing(api_key=self._api_key, request_id=request_id)
+
+    def _readable(self, error: grpc.aio.AioRpcError) -> InferFluxError:
+        """gRPC's own words for "nobody there" are long and about sockets."""
+        details = error.details() or ""
+        if error.code() is grpc.StatusCode.UNAVAILABLE and "failed to connect" in details:
+            return Unavailable(f"nothing answers at {self._endpoint}")
+        if error.code() is grpc.StatusCode.UNAVAILABLE and "DNS resolution" in details:
+            return Unavailable(f"{self._endpoint}: no such host")
+        return from_rpc(error)

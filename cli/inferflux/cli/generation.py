@@ -1,0 +1,39 @@
+"""What a command asks of a generation, from its flags."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from inferflux.v1 import generation_pb2, inference_pb2
+
+
+@dataclass(frozen=True, slots=True)
+class Generation:
+    """Flags of `chat` and `complete`; None leaves a value to the server."""
+
+    max_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    seed: int | None = None
+    priority: int = 0
+    ignores_eos: bool = False
+
+    def params(self) -> generation_pb2.GenerationParams:
+        sampling = generation_pb2.SamplingParams(
+            temperature=self.temperature, top_p=self.top_p, seed=self.seed
+        )
+        return generation_pb2.GenerationParams(
+            sampling=sampling, max_tokens=self.max_tokens, ignore_eos=self.ignores_eos
+        )
+
+
+def user_message(text: str) -> inference_pb2.ChatMessage:
+    return inference_pb2.ChatMessage(role="user", content=text)
+
+
+def system_message(text: str) -> inference_pb2.ChatMessage:
+    return inference_pb2.ChatMessage(role="system", content=text)
+
+
+def assistant_message(text: str) -> inference_pb2.ChatMessage:
+    return inference_pb2.ChatMessage(role="assistant", content=text)

@@ -1,0 +1,9 @@
+"""Every InferFlux process on one machine, supervised: for `inferctl up`, for tests, for benchmarks."""
+
+from __future__ import annotations
+
+from .events import EventKind, StackEvent
+from .options import StackOptions
+from .supervisor import Stack, StartError
+
+__all__ = ["EventKind", "Stack", "StackEvent", "StackOptions", "StartError"]

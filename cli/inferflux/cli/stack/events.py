@@ -1,0 +1,36 @@
+"""What happens to a stack, for whoever shows it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+
+
+class EventKind(Enum):
+    """In the order of a process's life; PLANNED comes once per process before anything starts."""
+
+    PLANNED = "planned"
+    STARTING = "starting"
+    WAITING = "waiting"
+    READY = "ready"
+    DIED = "died"
+    RESTARTED = "restarted"
+    STOPPING = "stopping"
+    STOPPED = "stopped"
+
+
+@dataclass(frozen=True, slots=True)
+class StackEvent:
+    """Something happened to a process, or to the model (process `model`)."""
+
+    kind: EventKind
+    process: str
+    detail: str = ""
+
+
+Observer = Callable[[StackEvent], None]
+
+
+def ignore(event: StackEvent) -> None:
+    """An observer that looks away."""

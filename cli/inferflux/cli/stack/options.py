@@ -1,0 +1,71 @@
+"""What the one-machine stack is asked to be."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from inferflux.cli.errors import CommandError
+
+DEMO_MODEL = Path("models") / "inferflux-demo.gguf"
+
+
+@dataclass(frozen=True, slots=True)
+class StackOptions:
+    """Options of a stack. Port 0 takes any free one; settings left at 0 or "" are the services' own defaults.
+
+    Attributes:
+        model: the GGUF file to serve; None is the demo model.
+        state_dir: keys, data and logs; None is a temporary directory, removed at the end.
+        env: set for every service.
+        service_env: set for one process (`worker-0`) or every process of a kind (`worker`).
+        cpus: which CPUs a process or every process of a kind may run on; all when absent.
+        restarts: whether a process that dies is started again.
+        start_limit_s: longest wait until everything is ready.
+        drain_limit_s: how long running requests get to finish at the end.
+    """
+
+    model: Path | None = None
+    model_name: str = ""
+    state_dir: Path | None = None
+    gateway_port: int = 0
+    policy_port: int = 0
+    nats_port: int = 0
+    redis_port: int = 0
+    workers: int = 1
+    slots: int = 0
+    threads: int = 0
+    kv_cells: int = 0
+    env: Mapping[str, str] = field(default_factory=dict)
+    service_env: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    cpus: Mapping[str, frozenset[int]] = field(default_factory=dict)
+    restarts: bool = True
+    start_limit_s: float = 600.0
+    drain_limit_s: float = 30.0
+
+
+def find_model(given: Path | None) -> Path:
+    """The model file: the given one, else the demo model of the checkout this runs from.
+
+    Raises:
+        CommandError: there is no such file, or it is not GGUF at all.
+    """
+    path = given.expanduser().absolute() if given else _demo_model()
+    if not path.is_file():
+        raise CommandError(f"there is no model file {path} (--model)")
+    try:
+        with path.open("rb") as file:
+            magic = file.read(4)
+    except OSError as error:
+        raise CommandError(f"cannot read {path}: {error.strerror} (--model)") from None
+    if magic != b"GGUF":
+        raise CommandError(f"{path} is not a GGUF file: it starts with {magic!r} (--model)")
+    return path
+
+
+def _demo_model() -> Path:
+    for folder in (Path.cwd(), *Path(__file__).resolve().parents):
+        if (folder / DEMO_MODEL).is_file():
+            return folder / DEMO_MODEL
+    raise CommandError(f"found no {DEMO_MODEL} here or in the checkout: name a GGUF file with --model")

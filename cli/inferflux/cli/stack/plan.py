@@ -1,0 +1,108 @@
+"""Which processes make up a stack, with what command, environment and order. Decides; starts nothing."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from inferflux.common.servers import LOOPBACK, free_port, nats_command, valkey_command
+
+from .options import StackOptions
+from .ports import Ports
+
+# What ends together, in turn: nobody loses what it needs to finish.
+END_ORDER = (("gateway",), ("scheduler", "worker", "policy"), ("nats", "valkey"))
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessSpec:
+    """One process of a stack.
+
+    Attributes:
+        name: `worker-0`; what logs and messages call it.
+        kind: `worker`; what it is one of.
+        port: where readiness is asked: /readyz over HTTP for a service, its own protocol for a server.
+        cpus: the CPUs it may run on; None for all.
+    """
+
+    name: str
+    kind: str
+    command: tuple[str, ...]
+    env: Mapping[str, str]
+    port: int
+    cpus: frozenset[int] | None = None
+
+    @property
+    def is_service(self) -> bool:
+        return self.kind not in ("nats", "valkey")
+
+
+def plan(
+    options: StackOptions, *, model: Path, ports: Ports, state_dir: Path, api_key: str
+) -> list[list[ProcessSpec]]:
+    """The stages of a start: all of a stage start together, when the stage before is ready.
+
+    Services wait for each other by themselves, so they are one stage: most of a start is imports.
+    """
+    common = {
+        "INFERFLUX_NATS_URL": f"nats://{LOOPBACK}:{ports.nats}",
+        "INFERFLUX_REDIS_URL": f"redis://{LOOPBACK}:{ports.redis}/0",
+        "INFERFLUX_POLICY_ADDRESS": f"{LOOPBACK}:{ports.policy}",
+        "INFERFLUX_EXIT_WITH_PARENT": "true",
+        "INFERFLUX_DRAIN_LIMIT_S": f"{options.drain_limit_s:g}",
+        "PYTHONUNBUFFERED": "1",
+        **options.env,
+    }
+
+    def server(kind: str, command: list[str], port: int) -> ProcessSpec:
+        return ProcessSpec(kind, kind, tuple(command), {}, port, _of(options.cpus, kind, kind))
+
+    def service(kind: str, env: Mapping[str, str], name: str = "") -> ProcessSpec:
+        name = name or kind
+        port = free_port()
+        own = {
+            **options.service_env.get(kind, {}),
+            **(options.service_env.get(name, {}) if name != kind else {}),
+        }
+        return ProcessSpec(
+            name=name,
+            kind=kind,
+            command=(sys.executable, "-m", f"inferflux.{kind}"),
+            env={**common, "INFERFLUX_METRICS_LISTEN": f"{LOOPBACK}:{port}", **env, **own},
+            port=port,
+            cpus=_of(options.cpus, name, kind),
+        )
+
+    policy = {
+        "INFERFLUX_POLICY_LISTEN": f"{LOOPBACK}:{ports.policy}",
+        "INFERFLUX_POLICY_BOOTSTRAP_KEY": api_key,
+    }
+    gateway = {"INFERFLUX_GATEWAY_LISTEN": f"{LOOPBACK}:{ports.gateway}"}
+    workers = [
+        service("worker", _worker_env(options, model, f"worker-{index}"), f"worker-{index}")
+        for index in range(options.workers)
+    ]
+    return [
+        [
+            server("nats", nats_command(ports.nats, state_dir / "nats"), ports.nats),
+            server("valkey", valkey_command(ports.redis, state_dir / "valkey"), ports.redis),
+        ],
+        [service("policy", policy), service("scheduler", {}), *workers, service("gateway", gateway)],
+    ]
+
+
+def _worker_env(options: StackOptions, model: Path, name: str) -> dict[str, str]:
+    env = {"INFERFLUX_WORKER_ID": name, "INFERFLUX_WORKER_MODEL_PATH": str(model)}
+    wanted = {
+        "INFERFLUX_WORKER_MODEL_NAME": options.model_name,
+        "INFERFLUX_WORKER_SLOTS": options.slots,
+        "INFERFLUX_WORKER_THREADS": options.threads,
+        "INFERFLUX_WORKER_KV_CELLS": options.kv_cells,
+    }
+    return env | {variable: str(value) for variable, value in wanted.items() if value}
+
+
+def _of(cpus: Mapping[str, frozenset[int]], name: str, kind: str) -> frozenset[int] | None:
+    return cpus.get(name, cpus.get(kind))

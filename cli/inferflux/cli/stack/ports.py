@@ -1,0 +1,74 @@
+"""The ports of a stack, chosen before anything starts."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from dataclasses import dataclass
+
+from inferflux.cli.errors import CommandError
+from inferflux.common.servers import LOOPBACK, free_port
+
+from .options import StackOptions
+
+_LEFTOVER_WAIT_S = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Ports:
+    """Where each server of a stack listens on loopback."""
+
+    nats: int
+    redis: int
+    policy: int
+    gateway: int
+
+
+async def choose(options: StackOptions, *, wait_for_leftovers: bool) -> Ports:
+    """Check the ports asked for, and find free ones where none were.
+
+    Args:
+        wait_for_leftovers: a stack just ended here without tidying up; give its processes a moment.
+
+    Raises:
+        CommandError: one is taken; names it and the flag that changes it.
+    """
+    asked = {
+        "--nats-port": options.nats_port,
+        "--redis-port": options.redis_port,
+        "--policy-port": options.policy_port,
+        "--gateway-port": options.gateway_port,
+    }
+    chosen: dict[str, int] = {}
+    deadline = asyncio.get_running_loop().time() + (_LEFTOVER_WAIT_S if wait_for_leftovers else 0)
+    for flag, port in asked.items():
+        if port in chosen.values():
+            raise CommandError(f"port {port} is asked for twice: change it with {flag}")
+        while port and not _is_free(port):
+            if asyncio.get_running_loop().time() >= deadline:
+                raise CommandError(f"port {port} is taken: choose another with {flag} (0 takes any free one)")
+            await asyncio.sleep(0.05)
+        chosen[flag] = port or _another(set(chosen.values()) | set(asked.values()))
+    return Ports(
+        nats=chosen["--nats-port"],
+        redis=chosen["--redis-port"],
+        policy=chosen["--policy-port"],
+        gateway=chosen["--gateway-port"],
+    )
+
+
+def _another(taken: set[int]) -> int:
+    while (port := free_port()) in taken:
+        pass
+    return port
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as probe:
+        # A port whose last connections are in TIME_WAIT is free for a server; one that is listened on is not.
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((LOOPBACK, port))
+        except OSError:
+            return False
+    return True

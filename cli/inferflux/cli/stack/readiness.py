@@ -1,0 +1,48 @@
+"""Is a process ready? Asked of each in its own protocol."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+from inferflux.common.servers import LOOPBACK
+
+from .plan import ProcessSpec
+
+_ANSWER_LIMIT_S = 2.0
+
+
+async def ask(spec: ProcessSpec) -> tuple[bool, str]:
+    """Whether it is ready, and what it still waits for where it says so."""
+    try:
+        async with asyncio.timeout(_ANSWER_LIMIT_S):
+            if spec.kind == "nats":
+                return (await _exchange(spec.port, b"", 5)) == b"INFO ", ""
+            if spec.kind == "valkey":
+                return (await _exchange(spec.port, b"PING\r\n", 5)) == b"+PONG", ""
+            request = b"GET /readyz HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
+            return parse_readyz(await _exchange(spec.port, request, -1))
+    except (OSError, TimeoutError, asyncio.IncompleteReadError):
+        return False, ""
+
+
+async def _exchange(port: int, request: bytes, length: int) -> bytes:
+    """Send, and read `length` bytes; -1 reads to the end."""
+    reader, writer = await asyncio.open_connection(LOOPBACK, port)
+    try:
+        writer.write(request)
+        return await (reader.read() if length < 0 else reader.readexactly(length))
+    finally:
+        writer.close()
+
+
+def parse_readyz(answer: bytes) -> tuple[bool, str]:
+    """Read a whole HTTP answer of /readyz: ready or not, and the details of what is missing."""
+    head, _, body = answer.partition(b"\r\n\r\n")
+    is_ready = head.split(b" ", 2)[1:2] == [b"200"]
+    try:
+        conditions = json.loads(body)["conditions"]
+        missing = [state["detail"] or name for name, state in conditions.items() if not state["ok"]]
+    except (ValueError, KeyError, TypeError):
+        missing = []
+    return is_ready, ", ".join(missing)

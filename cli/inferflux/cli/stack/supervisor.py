@@ -1,0 +1,307 @@
+"""The supervisor: starts the stages of a plan, keeps what runs running, ends all of it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import shutil
+import signal
+import tempfile
+from collections.abc import Collection, Iterable
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from inferflux.cli.client import Client
+from inferflux.cli.errors import CommandError
+from inferflux.cli.state_dir import StackState, StateDir
+from inferflux.cli.target import Target
+from inferflux.common.errors import InferFluxError
+from inferflux.common.servers import LOOPBACK
+
+from . import ports as port_choice
+from . import readiness
+from .backoff import Backoff
+from .events import EventKind, Observer, StackEvent, ignore
+from .options import StackOptions, find_model
+from .plan import END_ORDER, plan
+from .ports import Ports
+from .process import ManagedProcess, describe_exit
+
+_POLL_S = 0.03
+# What a process gets beyond its drain limit to put its things away.
+_TIDY_UP_S = 7.0
+_TAIL_LINES = 12
+
+
+class StartError(CommandError):
+    """A stack did not come up. `log_tail` is the end of the log of the process that is to blame."""
+
+    def __init__(self, message: str, log_tail: Iterable[str] = ()) -> None:
+        super().__init__(message)
+        self.log_tail = list(log_tail)
+
+
+class Stack:
+    """A running stack; `async with Stack(StackOptions(model=...)) as stack:` is ready inside, and gone after.
+
+    Attributes:
+        processes: by name: nats, valkey, policy, scheduler, worker-0, ..., gateway.
+
+    Raises on entering:
+        CommandError: another stack runs in this state directory, a port is taken, the model is no GGUF file.
+        StartError: a process ended or did not become ready.
+    """
+
+    def __init__(self, options: StackOptions | None = None, *, observe: Observer = ignore) -> None:
+        self._options = options or StackOptions()
+        self._observe = observe
+        self._cleanup = contextlib.ExitStack()
+        self._keepers: list[asyncio.Task[None]] = []
+        self._ports = Ports(0, 0, 0, 0)
+        self.processes: dict[str, ManagedProcess] = {}
+        self.api_key = ""
+        self.state_dir = StateDir(Path())
+        self.model_name = ""
+
+    @property
+    def endpoint(self) -> str:
+        return f"{LOOPBACK}:{self._ports.gateway}"
+
+    @property
+    def nats_url(self) -> str:
+        return f"nats://{LOOPBACK}:{self._ports.nats}"
+
+    @property
+    def redis_url(self) -> str:
+        return f"redis://{LOOPBACK}:{self._ports.redis}/0"
+
+    @property
+    def target(self) -> Target:
+        return Target(self.endpoint, self.api_key)
+
+    @property
+    def metrics(self) -> dict[str, str]:
+        """host:port of every service's /metrics."""
+        services = (p.spec for p in self.processes.values() if p.spec.is_service)
+        return {spec.name: f"{LOOPBACK}:{spec.port}" for spec in services}
+
+    async def __aenter__(self) -> Self:
+        try:
+            await self._start()
+        except BaseException:
+            await self.stop()
+            raise
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.stop()
+
+    async def kill(self, name: str) -> None:
+        """kill -9 a process, which then stays down until `restart`."""
+        process = self.processes[name]
+        process.is_held_down = True
+        process.signal(signal.SIGKILL)
+        await process.wait()
+
+    async def restart(self, name: str) -> None:
+        """Start a process again, with kill -9 first if it runs; returns when it is ready."""
+        process = self.processes[name]
+        await self.kill(name)
+        await process.start()
+        process.is_held_down = False
+        await self._until_ready([process], watched=[process])
+        self._keep_alive(process)
+        self._publish()
+
+    async def wait_ready(self, limit_s: float = 60.0) -> None:
+        """Return once every process that is not held down is ready."""
+        async with asyncio.timeout(limit_s):
+            for process in self.processes.values():
+                if not process.is_held_down:
+                    await _until_it_answers(process)
+
+    async def stop(self) -> None:
+        """End everything, the gateway first; running requests get the drain limit to finish."""
+        for keeper in self._keepers:
+            keeper.cancel()
+        await asyncio.gather(*self._keepers, return_exceptions=True)
+        self._keepers.clear()
+        try:
+            for kinds in END_ORDER:
+                ending = [process for process in self.processes.values() if process.spec.kind in kinds]
+                await asyncio.gather(*(self._end(process) for process in ending))
+        finally:
+            self.kill_all()
+            self._cleanup.close()
+
+    def kill_all(self) -> None:
+        """End everything this instant."""
+        for process in self.processes.values():
+            process.kill_group()
+
+    def abandon(self) -> None:
+        """`kill_all` for a caller that is about to leave: without waiting, and nothing is left on disk."""
+        self.kill_all()
+        self._cleanup.close()
+
+    async def _start(self) -> None:
+        model = find_model(self._options.model)
+        self.state_dir = StateDir(self._options.state_dir or self._temporary_directory())
+        self.state_dir.prepare()
+        has_leftovers = self.state_dir.has_leftovers()
+        self._cleanup.enter_context(self.state_dir.locked())
+        self.api_key = self.state_dir.api_key()
+        self._ports = await port_choice.choose(self._options, wait_for_leftovers=has_leftovers)
+        stages = plan(
+            self._options, model=model, ports=self._ports, state_dir=self.state_dir.path, api_key=self.api_key
+        )
+        managed = [[ManagedProcess(spec, self._fresh_log(spec.name)) for spec in stage] for stage in stages]
+        self.processes = {process.name: process for stage in managed for process in stage}
+        for name in (*self.processes, "model"):
+            self._observe(StackEvent(EventKind.PLANNED, name))
+        for stage in managed:
+            for process in stage:
+                self._observe(StackEvent(EventKind.STARTING, process.name))
+                await process.start()
+            await self._until_ready(stage, watched=self.processes.values())
+        await self._until_listed()
+        for process in self.processes.values():
+            self._keep_alive(process)
+        self._publish()
+
+    async def _until_ready(
+        self, waiting: Iterable[ManagedProcess], *, watched: Collection[ManagedProcess]
+    ) -> None:
+        """Return when all of `waiting` are ready.
+
+        Raises:
+            StartError: one of `watched` ended, or time is up.
+        """
+        left = list(waiting)
+        said: dict[str, str] = {}
+        deadline = asyncio.get_running_loop().time() + self._options.start_limit_s
+        while left:
+            await self._check_alive(watched)
+            for process in list(left):
+                is_ready, detail = await readiness.ask(process.spec)
+                if is_ready:
+                    left.remove(process)
+                    self._observe(StackEvent(EventKind.READY, process.name))
+                elif detail and said.get(process.name) != detail:
+                    said[process.name] = detail
+                    self._observe(StackEvent(EventKind.WAITING, process.name, detail))
+            if left and asyncio.get_running_loop().time() > deadline:
+                name = left[0].name
+                why = said.get(name) or "it does not answer"
+                message = f"{name} was not ready within {self._options.start_limit_s:g} s: {why}"
+                raise StartError(message, left[0].last_lines(_TAIL_LINES))
+            if left:
+                await asyncio.sleep(_POLL_S)
+
+    async def _until_listed(self) -> None:
+        """Return when the gateway lists a model with every worker: only then can a client be served."""
+        self._observe(StackEvent(EventKind.STARTING, "model"))
+        deadline = asyncio.get_running_loop().time() + self._options.start_limit_s
+        last_word = "no worker has announced it"
+        async with Client(self.target) as client:
+            while True:
+                await self._check_alive(self.processes.values())
+                try:
+                    for model in await client.models():
+                        if model.workers >= self._options.workers:
+                            self.model_name = model.card.name
+                            detail = f"{model.card.name}, {model.card.context_length:,} tokens of context"
+                            self._observe(StackEvent(EventKind.READY, "model", detail))
+                            return
+                except InferFluxError as error:
+                    last_word = error.message
+                if asyncio.get_running_loop().time() > deadline:
+                    raise StartError(f"no model is served: {last_word}")
+                await asyncio.sleep(_POLL_S)
+
+    async def _check_alive(self, processes: Iterable[ManagedProcess]) -> None:
+        for process in processes:
+            if process.was_started and not process.is_running and not process.is_held_down:
+                raise _did_not_start(process, await process.wait())
+
+    def _keep_alive(self, process: ManagedProcess) -> None:
+        self._keepers = [task for task in self._keepers if not task.done()]
+        self._keepers.append(asyncio.create_task(self._keep(process), name=f"keep {process.name}"))
+
+    async def _keep(self, process: ManagedProcess) -> None:
+        """Start a process again whenever it dies, unless it is meant to be down."""
+        backoff = Backoff()
+        while True:
+            code = await process.wait()
+            if process.is_held_down or not self._options.restarts:
+                return
+            delay_s = backoff.after(process.uptime_s)
+            detail = f"{describe_exit(code)}; starting it again in {delay_s:g} s (log: {process.log_file})"
+            self._observe(StackEvent(EventKind.DIED, process.name, detail))
+            await asyncio.sleep(delay_s)
+            if process.is_held_down or process.is_running:
+                return
+            process.kill_group()
+            await process.start()
+            self._publish()
+            await self._until_it_settles(process)
+
+    async def _until_it_settles(self, process: ManagedProcess) -> None:
+        while process.is_running:
+            if (await readiness.ask(process.spec))[0]:
+                self._observe(StackEvent(EventKind.RESTARTED, process.name))
+                return
+            await asyncio.sleep(_POLL_S)
+
+    async def _end(self, process: ManagedProcess) -> None:
+        if not process.was_started:
+            return
+        self._observe(StackEvent(EventKind.STOPPING, process.name))
+        limit_s = self._options.drain_limit_s + _TIDY_UP_S
+        went = await process.end(limit_s)
+        detail = "" if went else f"had to be killed: it did not end within {limit_s:g} s"
+        self._observe(StackEvent(EventKind.STOPPED, process.name, detail))
+
+    def _publish(self) -> None:
+        self.state_dir.publish(
+            StackState(
+                pid=os.getpid(),
+                endpoint=self.endpoint,
+                api_key=self.api_key,
+                nats_url=self.nats_url,
+                redis_url=self.redis_url,
+                model=self.model_name,
+                processes={name: process.pid for name, process in self.processes.items()},
+                metrics=self.metrics,
+            )
+        )
+
+    def _fresh_log(self, name: str) -> Path:
+        path = self.state_dir.log_file(name)
+        if path.exists():
+            path.replace(path.with_name(f"{path.name}.1"))
+        path.touch(mode=0o600)
+        return path
+
+    def _temporary_directory(self) -> Path:
+        path = Path(tempfile.mkdtemp(prefix="inferflux-"))
+        self._cleanup.callback(shutil.rmtree, path, ignore_errors=True)
+        return path
+
+
+async def _until_it_answers(process: ManagedProcess) -> None:
+    # Another process's readiness can only be asked for again and again.
+    while not (await readiness.ask(process.spec))[0]:  # noqa: ASYNC110
+        await asyncio.sleep(_POLL_S)
+
+
+def _did_not_start(process: ManagedProcess, code: int) -> StartError:
+    """Its own words where it ended with some, else the end of its log."""
+    tail = process.last_lines(_TAIL_LINES)
+    if tail and tail[-1].startswith(f"{process.spec.kind}: "):
+        return StartError(f"{process.name} could not start: {tail[-1].partition(': ')[2]}")
+    return StartError(f"{process.name} {describe_exit(code)} while starting", tail)

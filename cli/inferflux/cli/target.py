@@ -1,0 +1,44 @@
+"""Which InferFlux a command talks to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from .errors import CommandError
+from .state_dir import StackState
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A gateway and the key for it."""
+
+    endpoint: str
+    api_key: str
+
+
+def resolve(
+    *, endpoint: str, api_key: str, env: Mapping[str, str], local: Callable[[], StackState | None]
+) -> Target:
+    """Flags before INFERFLUX_ENDPOINT and INFERFLUX_API_KEY before the stack that runs on this machine.
+
+    The local stack's key is used for the local stack alone: it is never sent to another address.
+
+    Raises:
+        CommandError: no endpoint, or no key for it.
+    """
+    endpoint = endpoint or env.get("INFERFLUX_ENDPOINT", "")
+    api_key = api_key or env.get("INFERFLUX_API_KEY", "")
+    if endpoint and api_key:
+        return Target(endpoint, api_key)
+    stack = local()
+    if not endpoint:
+        if stack is None:
+            raise CommandError(
+                "no InferFlux runs here: start one with `inferctl up`, "
+                "or name one with --endpoint or INFERFLUX_ENDPOINT"
+            )
+        return Target(stack.endpoint, api_key or stack.api_key)
+    if stack is not None and stack.endpoint == endpoint:
+        return Target(endpoint, stack.api_key)
+    raise CommandError(f"no API key for {endpoint}: give --api-key or set INFERFLUX_API_KEY")

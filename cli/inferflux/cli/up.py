@@ -1,0 +1,63 @@
+"""`inferctl up`: the stack in the foreground, until Ctrl-C."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import shutil
+import sys
+from pathlib import Path
+
+from rich.console import Console
+from rich.markup import escape
+
+from .stack import Stack
+
+
+async def serve(stack: Stack, console: Console) -> None:
+    """Say where it is, and go on until cancelled."""
+    console.print("\n".join(welcome(stack, _program())), soft_wrap=True)
+    await asyncio.Event().wait()
+
+
+def welcome(stack: Stack, program: str) -> list[str]:
+    """Lines of rich markup: where the stack is, and what to try with `program`."""
+    facts = {
+        "endpoint": f"{stack.endpoint}  (gRPC)",
+        "API key": stack.api_key,
+        "model": stack.model_name,
+        "NATS": stack.nats_url,
+        "logs": _short(stack.state_dir.path / "logs"),
+    }
+    tries = [
+        f'{program} chat "What is the capital of France?"',
+        f"{program} chat",
+        f"{program} status --watch",
+    ]
+    return [
+        "",
+        *(f"  [dim]{name:<9}[/] {escape(value)}" for name, value in facts.items()),
+        "",
+        "Three things to try, in another terminal:",
+        *(f"  [bold]{escape(line)}[/]" for line in tries),
+        "",
+        "[dim]Ctrl-C ends it.[/]",
+    ]
+
+
+def _program() -> str:
+    """How to call inferctl from this directory."""
+    own = Path(sys.argv[0]).absolute()
+    found = shutil.which("inferctl")
+    if found is not None and Path(found).absolute() == own:
+        return "inferctl"
+    return _short(own)
+
+
+def _short(path: Path) -> str:
+    """Relative to here, or to the home directory, where it is below one of them."""
+    with contextlib.suppress(ValueError):
+        return str(path.relative_to(Path.cwd()))
+    with contextlib.suppress(ValueError, RuntimeError):
+        return f"~/{path.relative_to(Path.home())}"
+    return str(path)

@@ -1,0 +1,103 @@
+"""A Python service that asks InferFlux: one streamed chat answer, with a deadline and readable errors.
+
+    python examples/chat_client.py "What is the capital of France?"
+
+Needs grpcio, grpcio-status and the generated stubs `inferflux.v1`. INFERFLUX_ENDPOINT and INFERFLUX_API_KEY
+say where; without them it asks the stack that runs on this machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+import grpc
+from google.rpc import error_details_pb2
+from grpc_status import rpc_status
+from local_stack import setting
+
+from inferflux.v1 import (
+    generation_pb2,
+    inference_pb2,
+    inference_pb2_grpc,
+    model_pb2,
+    model_pb2_grpc,
+    tokens_pb2,
+)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Stream one chat answer from InferFlux.")
+    parser.add_argument("prompt", nargs="*", default=["Hello!"], help="what to say (default: Hello!)")
+    parser.add_argument("--model", default="", help="default: the first one that is served")
+    parser.add_argument("--max-tokens", type=int, default=200, help="longest answer (default: %(default)s)")
+    parser.add_argument(
+        "--timeout", type=float, default=60, help="deadline in seconds (default: %(default)s)"
+    )
+    args = parser.parse_args()
+
+    metadata = (("authorization", f"Bearer {setting('INFERFLUX_API_KEY')}"),)
+    with grpc.insecure_channel(setting("INFERFLUX_ENDPOINT")) as channel:
+        try:
+            model = args.model or first_model(channel, metadata, args.timeout)
+            request = inference_pb2.ChatRequest(
+                model=model,
+                messages=[inference_pb2.ChatMessage(role="user", content=" ".join(args.prompt))],
+                params=generation_pb2.GenerationParams(
+                    max_tokens=args.max_tokens,
+                    sampling=generation_pb2.SamplingParams(temperature=0),
+                ),
+            )
+            # The deadline goes with the request: what is still queued or running then is ended everywhere.
+            stub = inference_pb2_grpc.InferenceServiceStub(channel)
+            for response in stub.Chat(request, metadata=metadata, timeout=args.timeout):
+                show(response.chunk)
+        except grpc.RpcError as error:
+            sys.exit(explain(error))
+
+
+def show(chunk: tokens_pb2.TokenChunk) -> None:
+    """Print text as it comes, and what was used at the end."""
+    print(chunk.text, end="", flush=True)
+    if chunk.HasField("finished"):
+        usage, timings = chunk.finished.usage, chunk.finished.timings
+        print(
+            f"\n[{usage.prompt_tokens} prompt + {usage.completion_tokens} new tokens, "
+            f"{timings.prefill_ms:.0f} + {timings.decode_ms:.0f} ms]",
+            file=sys.stderr,
+        )
+    elif chunk.HasField("failed"):
+        sys.exit(f"\n{chunk.failed.reason}: {chunk.failed.message}")
+
+
+def first_model(channel: grpc.Channel, metadata: tuple[tuple[str, str], ...], timeout: float) -> str:
+    stub = model_pb2_grpc.ModelServiceStub(channel)
+    models = stub.ListModels(model_pb2.ListModelsRequest(), metadata=metadata, timeout=timeout).models
+    if not models:
+        sys.exit("no model is served at present")
+    return models[0].card.name
+
+
+def explain(error: grpc.RpcError) -> str:
+    """One line out of the status and its details: the reason, the field, when to try again."""
+    if not isinstance(error, grpc.Call):
+        return str(error)
+    parts = [f"{error.code().name}: {error.details()}"]
+    status = rpc_status.from_call(error)
+    for detail in status.details if status else ():
+        info, bad, retry = (
+            error_details_pb2.ErrorInfo(),
+            error_details_pb2.BadRequest(),
+            error_details_pb2.RetryInfo(),
+        )
+        if detail.Unpack(info):
+            parts.append(f"reason {info.reason}")
+        elif detail.Unpack(bad):
+            parts += [f"field {violation.field}" for violation in bad.field_violations]
+        elif detail.Unpack(retry):
+            parts.append(f"try again in {retry.retry_delay.ToMilliseconds()} ms")
+    return ", ".join(parts)
+
+
+if __name__ == "__main__":
+    main()

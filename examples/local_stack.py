@@ -1,0 +1,25 @@
+"""Where the examples find InferFlux: the environment, else the stack that `make up` runs on this machine."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+
+_FIELDS = {
+    "INFERFLUX_ENDPOINT": "endpoint",
+    "INFERFLUX_API_KEY": "api_key",
+    "INFERFLUX_NATS_URL": "nats_url",
+}
+
+
+def setting(variable: str) -> str:
+    """An environment variable, else what the running stack wrote down; ends the program without either."""
+    if value := os.environ.get(variable):
+        return value
+    state = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local/state") / "inferflux"
+    file = Path(os.environ.get("INFERFLUX_STATE_DIR") or state) / "stack.json"
+    if not file.exists():
+        sys.exit(f"set {variable}, or start InferFlux on this machine with `make up`")
+    return str(json.loads(file.read_text())[_FIELDS[variable]])
