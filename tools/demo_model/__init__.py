@@ -1,0 +1,17 @@
+"""The demo model: chat data, tokenizer, training, GGUF export and evaluation.
+
+Two models are made here: ``demo``, and ``draft``, which shares its vocabulary. In an environment with the
+packages of ``requirements/demo-model.in``, on two CPU cores:
+
+    python -m tools.demo_model.train demo --steps 1000
+    python -m tools.demo_model.train draft --steps 900 --rate 4e-3
+    python -m tools.demo_model.export demo
+    python -m tools.demo_model.export draft
+
+and in the project's own environment, which has llama.cpp:
+
+    python -m tools.demo_model.evaluate --per-kind 100
+
+Training leaves the tokenizer and a checkpoint per model in ``build/demo_model``; started again, it goes on
+from there.
+"""

@@ -1,0 +1,187 @@
+"""Writes GGUF files of the llama architecture, with a byte-level BPE and a ChatML template."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+import gguf
+import numpy as np
+import numpy.typing as npt
+from rich.progress import track
+
+Weights = npt.NDArray[np.float32]
+
+END_OF_TEXT: Final = "<|endoftext|>"
+IM_START: Final = "<|im_start|>"
+IM_END: Final = "<|im_end|>"
+SPECIALS: Final = (END_OF_TEXT, IM_START, IM_END)
+
+QUANTS: Final = ("F32", "F16", "BF16", "Q8_0", "Q5_1", "Q5_0", "Q4_1", "Q4_0")
+
+CHAT_TEMPLATE: Final = """\
+{%- for message in messages -%}
+{%- if message['role'] not in ['system', 'user', 'assistant'] -%}
+{{- raise_exception('Unknown role: ' ~ message['role']) -}}
+{%- endif -%}
+{%- if message['role'] == 'system' and not loop.first -%}
+{{- raise_exception('A system message must come first') -}}
+{%- endif -%}
+{%- if message['content'] is not string -%}
+{{- raise_exception('The content of a message must be text') -}}
+{%- endif -%}
+{{- '<|im_start|>' ~ message['role'] ~ '\\n' ~ message['content'] ~ '<|im_end|>\\n' -}}
+{%- endfor -%}
+{%- if add_generation_prompt -%}
+{{- '<|im_start|>assistant\\n' -}}
+{%- endif -%}
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class LlamaSpec:
+    """What the header of the file says about the model.
+
+    Raises:
+        ValueError: A dimension does not fit the others or the block size of the quantization.
+    """
+
+    name: str
+    layers: int
+    dim: int
+    heads: int
+    kv_heads: int
+    ff: int
+    context: int
+    vocab: int
+    quant: str = "Q8_0"
+    tied: bool = True
+    rope_base: float = 10_000.0
+    norm_epsilon: float = 1e-5
+    description: str = ""
+
+    def __post_init__(self) -> None:
+        if self.dim % self.heads or self.head_dim % 2:
+            raise ValueError(f"{self.dim} wide does not split into {self.heads} heads of even size")
+        if self.heads % self.kv_heads:
+            raise ValueError(f"{self.heads} heads do not share {self.kv_heads} key/value heads evenly")
+        block = gguf.GGML_QUANT_SIZES[self.quant_type][0]
+        if self.dim % block or self.ff % block:
+            raise ValueError(f"{self.quant} needs widths that are multiples of {block}")
+
+    @property
+    def head_dim(self) -> int:
+        return self.dim // self.heads
+
+    @property
+    def quant_type(self) -> gguf.GGMLQuantizationType:
+        return gguf.GGMLQuantizationType[self.quant]
+
+    def tensors(self) -> Iterator[tuple[str, tuple[int, ...]]]:
+        """Names and shapes (rows, columns) of all tensors, in the order of the file."""
+        kv_dim = self.kv_heads * self.head_dim
+        yield "token_embd.weight", (self.vocab, self.dim)
+        for i in range(self.layers):
+            yield f"blk.{i}.attn_norm.weight", (self.dim,)
+            yield f"blk.{i}.attn_q.weight", (self.dim, self.dim)
+            yield f"blk.{i}.attn_k.weight", (kv_dim, self.dim)
+            yield f"blk.{i}.attn_v.weight", (kv_dim, self.dim)
+            yield f"blk.{i}.attn_output.weight", (self.dim, self.dim)
+            yield f"blk.{i}.ffn_norm.weight", (self.dim,)
+            yield f"blk.{i}.ffn_gate.weight", (self.ff, self.dim)
+            yield f"blk.{i}.ffn_up.weight", (self.ff, self.dim)
+            yield f"blk.{i}.ffn_down.weight", (self.dim, self.ff)
+        yield "output_norm.weight", (self.dim,)
+        if not self.tied:
+            yield "output.weight", (self.vocab, self.dim)
+
+
+@dataclass(frozen=True, slots=True)
+class Vocabulary:
+    """A byte-level BPE: tokens in the order of their ids, merges by rank."""
+
+    tokens: Sequence[str]
+    merges: Sequence[str]
+    _ids: dict[str, int] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_ids", {token: i for i, token in enumerate(self.tokens)})
+        if len(self._ids) != len(self.tokens):
+            raise ValueError("the vocabulary holds a token twice")
+        if missing := [token for token in SPECIALS if token not in self._ids]:
+            raise ValueError(f"the vocabulary lacks {', '.join(missing)}")
+
+    def id(self, token: str) -> int:
+        return self._ids[token]
+
+
+def _header(writer: gguf.GGUFWriter, spec: LlamaSpec) -> None:
+    writer.add_type(gguf.GGUFType.MODEL)
+    writer.add_name(spec.name)
+    if spec.description:
+        writer.add_description(spec.description)
+    writer.add_block_count(spec.layers)
+    writer.add_context_length(spec.context)
+    writer.add_embedding_length(spec.dim)
+    writer.add_feed_forward_length(spec.ff)
+    writer.add_head_count(spec.heads)
+    writer.add_head_count_kv(spec.kv_heads)
+    writer.add_layer_norm_rms_eps(spec.norm_epsilon)
+    writer.add_rope_dimension_count(spec.head_dim)
+    writer.add_rope_freq_base(spec.rope_base)
+    writer.add_vocab_size(spec.vocab)
+    kind = "ALL_F32" if spec.quant == "F32" else f"MOSTLY_{spec.quant}"
+    writer.add_file_type(gguf.LlamaFileType[kind])
+    writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
+
+
+def _tokenizer(writer: gguf.GGUFWriter, vocabulary: Vocabulary) -> None:
+    control, normal = gguf.TokenType.CONTROL, gguf.TokenType.NORMAL
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("qwen2")
+    writer.add_token_list(list(vocabulary.tokens))
+    writer.add_token_types([control if token in SPECIALS else normal for token in vocabulary.tokens])
+    writer.add_token_merges(list(vocabulary.merges))
+    writer.add_bos_token_id(vocabulary.id(END_OF_TEXT))
+    writer.add_eos_token_id(vocabulary.id(IM_END))
+    writer.add_eot_token_id(vocabulary.id(IM_END))
+    writer.add_pad_token_id(vocabulary.id(END_OF_TEXT))
+    writer.add_add_bos_token(False)
+    writer.add_chat_template(CHAT_TEMPLATE)
+
+
+def write_llama(
+    path: Path,
+    spec: LlamaSpec,
+    vocabulary: Vocabulary,
+    weights: Callable[[str, tuple[int, ...]], Weights],
+) -> None:
+    """Write a model; ``weights`` is asked for one tensor at a time, so that memory holds no more than one.
+
+    Matrices are stored in the spec's quantization, norms in F32.
+    """
+    quant = spec.quant_type
+    path.parent.mkdir(parents=True, exist_ok=True)
+    writer = gguf.GGUFWriter(path, "llama")
+    _header(writer, spec)
+    _tokenizer(writer, vocabulary)
+    tensors = list(spec.tensors())
+    for name, shape in tensors:
+        if len(shape) == 1 or spec.quant == "F32":
+            writer.add_tensor_info(name, shape, np.dtype(np.float32), int(np.prod(shape)) * 4)
+        elif spec.quant == "F16":
+            writer.add_tensor_info(name, shape, np.dtype(np.float16), int(np.prod(shape)) * 2)
+        else:
+            stored = gguf.quant_shape_to_byte_shape(shape, quant)
+            writer.add_tensor_info(name, stored, np.dtype(np.uint8), int(np.prod(stored)), raw_dtype=quant)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_ti_data_to_file()
+    for name, shape in track(tensors, description=path.name):
+        values = np.ascontiguousarray(weights(name, shape), dtype=np.float32)
+        if values.shape != shape:
+            raise ValueError(f"{name} is {values.shape}, not {shape}")
+        writer.write_tensor_data(values if len(shape) == 1 else gguf.quants.quantize(values, quant))
+    writer.close()
