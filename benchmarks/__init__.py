@@ -1,0 +1,1 @@
+"""How fast InferFlux is: a load generator, the limit it is held against, and the table they fill."""

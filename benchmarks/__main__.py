@@ -1,0 +1,9 @@
+"""`python -m benchmarks`: what `make bench` runs."""
+
+from __future__ import annotations
+
+import sys
+
+from benchmarks.run import main
+
+sys.exit(main())

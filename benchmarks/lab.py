@@ -1,0 +1,129 @@
+"""Runs the scripts and servers that a measurement needs."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import shlex
+import sys
+import tempfile
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+from rich.console import Console
+
+from inferflux.cli.stack import Stack, StackOptions
+
+from .peers import ROOT
+
+ENGINE_CORE = 1
+OTHER_CORE = 0
+SLOTS = 16
+BENCH_MODEL = ROOT / "models" / "bench.gguf"
+DEMO_MODEL = ROOT / "models" / "inferflux-demo.gguf"
+_KINDS = ("nats", "valkey", "policy", "scheduler", "worker", "gateway")
+
+
+class LabError(Exception):
+    """A script failed; says which and how."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How much is measured.
+
+    Attributes:
+        pairs: how often ours and the other are run in turn.
+        waves: requests of a run, in multiples of the concurrency.
+        single_requests: requests of a run that sends one at a time.
+        repeats: long prompts sent.
+    """
+
+    pairs: int = 3
+    waves: int = 4
+    single_requests: int = 300
+    repeats: int = 3
+
+
+FULL = Plan()
+QUICK = Plan(pairs=1, waves=1, single_requests=40, repeats=1)
+
+
+class Lab:
+    """Starts what is to be measured, and measures it with the scripts of this folder."""
+
+    def __init__(self, plan: Plan, console: Console) -> None:
+        self.plan = plan
+        self._console = console
+
+    def say(self, text: str) -> None:
+        self._console.print(text, style="dim", markup=False, highlight=False, soft_wrap=True)
+
+    async def run(self, script: str, *arguments: str | int | Path, api_key: str = "") -> dict[str, Any]:
+        """Run `benchmarks.<script>`; returns its JSON, with the command under `command`.
+
+        Raises:
+            LabError: it failed.
+        """
+        words = ["-m", f"benchmarks.{script}", *map(str, arguments)]
+        shown = shlex.join(["python", *words]).replace(f"{ROOT}/", "")
+        with tempfile.TemporaryDirectory(prefix="inferflux-bench-") as folder:
+            out = Path(folder) / "result.json"
+            process = await asyncio.create_subprocess_exec(
+                sys.executable,
+                *words,
+                "--json",
+                str(out),
+                cwd=ROOT,
+                env={**os.environ, "INFERFLUX_API_KEY": api_key},
+                stdout=asyncio.subprocess.DEVNULL,
+                stderr=asyncio.subprocess.PIPE,
+            )
+            _, complaint = await process.communicate()
+            if process.returncode != 0:
+                raise LabError(f"{shown}: {complaint.decode(errors='replace').strip()[-2000:]}")
+            result: dict[str, Any] = json.loads(out.read_text())
+        if rate := result.get("tokens_per_s"):
+            self.say(f"  {rate:9.1f} tokens/s  {shown}")
+        return {**result, "command": shown}
+
+    @asynccontextmanager
+    async def stack(self, model: Path, *, is_pinned: bool = False) -> AsyncIterator[Stack]:
+        """InferFlux on this machine, serving `model`.
+
+        Args:
+            is_pinned: give the engine one thread and a core of its own, and everything else the other core.
+        """
+        if is_pinned:
+            cpus = dict.fromkeys(_KINDS, frozenset({OTHER_CORE}))
+            options = StackOptions(model=model, slots=SLOTS, threads=1, cpus=cpus)
+        else:
+            options = StackOptions(model=model, slots=SLOTS)
+        async with Stack(options) as stack:
+            if is_pinned:
+                pin(engine_of(stack), ENGINE_CORE)
+            yield stack
+
+
+def engine_of(stack: Stack) -> psutil.Process:
+    """The worker's engine process.
+
+    Raises:
+        LabError: it has none.
+    """
+    worker = psutil.Process(stack.processes["worker-0"].pid)
+    for child in worker.children():
+        if "inferflux.worker.engine" in child.cmdline():
+            return child
+    raise LabError("the worker has no engine process")
+
+
+def pin(process: psutil.Process, core: int) -> None:
+    """Let every thread of a process run on one core alone."""
+    for thread in process.threads():
+        os.sched_setaffinity(thread.id, {core})

@@ -1,0 +1,112 @@
+"""Put what was measured into a document, between two markers: no figure there is typed by hand.
+
+python benchmarks/report.py --write docs/performance.md
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+if not __package__:
+    sys.path[0] = str(Path(__file__).resolve().parents[1])
+
+from benchmarks import results
+from benchmarks.plot import ratio_bars
+from benchmarks.show import target_text, value_text
+
+BEGIN = "<!-- results: written by benchmarks/report.py -->"
+END = "<!-- end of results -->"
+
+
+class ReportError(Exception):
+    """The document or the results are not as they should be; says how."""
+
+
+def render(measured: Mapping[str, Any]) -> str:
+    """The results as Markdown.
+
+    Raises:
+        ReportError: there are none.
+    """
+    rows = {key: row for key, row in measured.items() if key != results.ENVIRONMENT}
+    if not rows:
+        raise ReportError("nothing was measured yet: run `make bench`")
+    about = measured[results.ENVIRONMENT]
+    commits = sorted({row["commit"] for row in rows.values() if row["commit"]})
+    days = sorted({row["measured_at"][:10] for row in rows.values()})
+    lines = [
+        f"Measured {' and '.join(dict.fromkeys([days[0], days[-1]]))} on {about['cores']} cores of "
+        f"{about['cpu']}, at {', '.join(commits)}: Python {about['python']}, "
+        f"llama-cpp-python {about['llama_cpp_python']}, grpcio {about['grpcio']}.",
+        "",
+        "| what | target | measured | reached | runs |",
+        "|---|---|---|---|---|",
+    ]
+    marks = {True: "yes", False: "**no**", None: ""}
+    for key, row in rows.items():
+        cells = (f"{row['title']} (`{key}`)", target_text(row), value_text(row), marks[row["reached"]])
+        lines.append(f"| {' | '.join(cells)} | {_spread(row['raw'])} |")
+    return "\n".join(lines)
+
+
+def _spread(raw: Mapping[str, Any]) -> str:
+    """Tokens/s of every run of both sides, so that a reader sees how much they vary."""
+    sides = {"ours": "ours", "bare_loop": "bare loop", "llama_server": "llama.cpp's"}
+    rates = {
+        label: [f"{run['tokens_per_s']:.0f}" for run in raw[side]]
+        for side, label in sides.items()
+        if isinstance(raw.get(side), list)
+    }
+    if len(rates) < 2 or "bare_loop_p50_ms" in raw:
+        return ""
+    return "; ".join(f"{label} {', '.join(values)}" for label, values in rates.items()) + " tokens/s"
+
+
+def insert(document: str, results_text: str) -> str:
+    """The document with what is between its markers replaced.
+
+    Raises:
+        ReportError: it has no such markers, or not one of each.
+    """
+    if document.count(BEGIN) != 1 or document.count(END) != 1:
+        raise ReportError(f"the document needs one line `{BEGIN}` and one `{END}`")
+    head, _, rest = document.partition(BEGIN)
+    _, _, tail = rest.partition(END)
+    return f"{head}{BEGIN}\n\n{results_text}\n\n{END}{tail}"
+
+
+def parse(arguments: list[str] | None = None) -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--results", type=Path, default=results.LATEST)
+    parser.add_argument("--write", type=Path, metavar="DOCUMENT", help="default: print what would go there")
+    return parser.parse_args(arguments)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run from the command line; returns the exit code."""
+    options = parse(arguments)
+    try:
+        measured = results.load(options.results)
+        text = render(measured)
+        if options.write is None:
+            print(text)
+            return 0
+        picture = options.write.with_name(f"{options.write.stem}.svg")
+        picture.write_text(ratio_bars(measured))
+        text += f"\n\n![Ratios to what we are held against, and their targets]({picture.name})"
+        options.write.write_text(insert(options.write.read_text(), text))
+    except (ReportError, OSError) as error:
+        print(error, file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

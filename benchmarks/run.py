@@ -1,0 +1,111 @@
+"""Measure the table of docs/performance.md here: ours and the other in turn, the median of their ratios.
+
+    make bench                                     all of it (about half an hour on two cores)
+    make bench ARGS="--quick"                      one pair of everything, to see that it works
+    make bench ARGS="--only shared_c8 rss_mb_gateway"
+
+Figures go to benchmarks/results/latest.json, a key per row; those of a trial (--quick) to trial.json. Exit
+code 1 if a row could not be measured; a missed target is shown, and is no error.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import sys
+from pathlib import Path
+
+if not __package__:
+    sys.path[0] = str(Path(__file__).resolve().parents[1])
+
+from rich.console import Console
+
+from benchmarks import results
+from benchmarks.lab import BENCH_MODEL, FULL, QUICK, Lab, LabError
+from benchmarks.peers import ROOT, PeerError
+from benchmarks.rows import ROWS
+from benchmarks.scenarios import SCENARIOS, Scenario
+from benchmarks.show import rows_table
+from inferflux.cli.errors import CommandError
+
+_BUSY_LOAD = 0.5
+
+
+def parse(arguments: list[str] | None = None) -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(
+        prog="make bench", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--only", nargs="+", metavar="ROW", choices=list(ROWS), help=", ".join(ROWS))
+    parser.add_argument("--quick", action="store_true", help="one pair and few requests: a trial, no result")
+    return parser.parse_args(arguments)
+
+
+def results_file(options: argparse.Namespace) -> Path:
+    """Where the figures go: those of a trial are none to cite."""
+    return results.TRIAL if options.quick else results.LATEST
+
+
+def chosen(only: list[str] | None) -> list[Scenario]:
+    """The scenarios that give these rows; all when none is named."""
+    return [one for one in SCENARIOS if only is None or set(one.keys) & set(only)]
+
+
+async def measure(lab: Lab, scenarios: list[Scenario], out: Path, console: Console) -> bool:
+    """Measure and store; False if something could not be measured."""
+    measured_on = results.environment(ROOT)
+    is_whole = True
+    for scenario in scenarios:
+        console.rule(", ".join(scenario.keys), style="dim")
+        try:
+            async for reading in scenario.measure(lab):
+                results.store(reading, measured_on=measured_on, path=out)
+                console.print(f"  {reading.row.title}: [bold]{reading.value:.3f}[/] {reading.row.unit}")
+        except (LabError, PeerError, CommandError) as error:
+            is_whole = False
+            console.print(str(error), style="red", markup=False)
+    return is_whole
+
+
+async def write_bench_model(console: Console) -> None:
+    """Write models/bench.gguf unless it is there."""
+    if BENCH_MODEL.exists():
+        return
+    console.print(f"writing {BENCH_MODEL.relative_to(ROOT)}", style="dim")
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "tools.bench_model", "--out", str(BENCH_MODEL), cwd=ROOT
+    )
+    if await process.wait() != 0:
+        raise LabError("tools.bench_model could not write the model")
+
+
+async def run(options: argparse.Namespace, console: Console) -> bool:
+    """Everything; returns whether all was measured."""
+    busy = os.getloadavg()[0]
+    if busy > _BUSY_LOAD:
+        console.print(f"This machine is busy (load {busy:.1f}): the figures will be off.", style="yellow")
+    await write_bench_model(console)
+    lab = Lab(QUICK if options.quick else FULL, console)
+    return await measure(lab, chosen(options.only), results_file(options), console)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run from the command line; returns the exit code."""
+    options = parse(arguments)
+    console = Console()
+    try:
+        is_whole = asyncio.run(run(options, console))
+    except LabError as error:
+        console.print(str(error), style="red", markup=False)
+        return 1
+    except KeyboardInterrupt:
+        return 130
+    out = results_file(options)
+    console.print(rows_table(results.load(out)))
+    console.print(f"figures: {out.relative_to(ROOT)}", style="dim")
+    return 0 if is_whole else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,125 @@
+"""Put a running server under load and say how fast it answered.
+
+    python benchmarks/serve.py --url 127.0.0.1:50051 --model inferflux-demo --concurrency 8 --requests 64
+
+Prompts are random token ids, another one for each request; answers are greedy and ignore the model's own
+end, so that every request generates exactly --max-tokens tokens. Without --rate there are always
+--concurrency requests on the way; with it, requests come at random moments, that many a second.
+Exit code 1 if any request failed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+if not __package__:
+    sys.path[0] = str(Path(__file__).resolve().parents[1])
+
+import grpc.aio
+import uvloop
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from benchmarks import target
+from benchmarks.http_stream import ProtocolError
+from benchmarks.load import Send, closed_loop, open_loop, sender
+from benchmarks.prompts import Prompts
+from benchmarks.show import result_table
+from benchmarks.trace import Trace, totals
+
+_UPDATES_PER_S = 2
+# Requests of the warm-up are numbered from here, so that no measured prompt is sent twice.
+_WARMUP_FROM = 1_000_000_000
+
+
+def parse(arguments: list[str] | None = None) -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    target.add_options(parser)
+    parser.add_argument("--concurrency", type=target.positive, default=8, help="requests at a time")
+    parser.add_argument("--requests", type=target.positive, default=64)
+    parser.add_argument("--prompt-tokens", type=target.positive, default=128)
+    parser.add_argument("--max-tokens", type=target.positive, default=64)
+    parser.add_argument("--rate", type=float, help="requests per second, at random moments (open loop)")
+    parser.add_argument("--warmup", type=int, default=0, help="requests sent before, not measured")
+    options = parser.parse_args(arguments)
+    if options.rate is not None and options.rate <= 0:
+        parser.error("--rate must be above 0")
+    return options
+
+
+async def measure(options: argparse.Namespace, *, is_bar_shown: bool) -> dict[str, Any]:
+    """Run the load; returns the figures beside what they were measured with."""
+    server = target.open_target(options)
+    try:
+        prompts = Prompts(options.prompt_tokens, await target.token_range(options, server), options.seed)
+        send = sender(server, prompts, max_tokens=options.max_tokens, limit_s=options.limit_s)
+        if options.warmup:
+            numbers = range(_WARMUP_FROM, _WARMUP_FROM + options.warmup)
+            await closed_loop(send, requests=numbers, concurrency=options.concurrency, on_done=lambda: None)
+        cpu_s = time.process_time()
+        with _bar(options.requests, is_shown=is_bar_shown) as on_done:
+            traces = await _run(options, send, on_done)
+        cpu_s = time.process_time() - cpu_s
+    finally:
+        await server.close()
+    return {**_asked(options), **totals(traces), "client_cpu_s": round(cpu_s, 4)}
+
+
+async def _run(options: argparse.Namespace, send: Send, on_done: Callable[[], None]) -> list[Trace]:
+    numbers = range(options.requests)
+    if options.rate is None:
+        return await closed_loop(send, requests=numbers, concurrency=options.concurrency, on_done=on_done)
+    return await open_loop(send, requests=numbers, rate=options.rate, seed=options.seed, on_done=on_done)
+
+
+def _asked(options: argparse.Namespace) -> dict[str, Any]:
+    names = ("target", "url", "model", "concurrency", "rate", "prompt_tokens", "max_tokens", "seed", "pin")
+    return {name: getattr(options, name) for name in names}
+
+
+@contextmanager
+def _bar(total: int, *, is_shown: bool) -> Iterator[Callable[[], None]]:
+    """A progress bar that costs next to nothing: the client may share its cores with the server."""
+    columns = (TextColumn("requests"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    console = Console(stderr=True)
+    with Progress(*columns, console=console, refresh_per_second=_UPDATES_PER_S, disable=not is_shown) as bar:
+        task = bar.add_task("", total=total)
+        yield lambda: bar.advance(task)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run from the command line; returns the exit code."""
+    options = parse(arguments)
+    console = Console(stderr=True)
+    if options.pin is not None:
+        os.sched_setaffinity(0, {options.pin})
+    try:
+        result = uvloop.run(measure(options, is_bar_shown=console.is_terminal))
+    except grpc.aio.AioRpcError as error:
+        console.print(f"{options.url}: {error.code().name}: {error.details()}", style="red", markup=False)
+        return 1
+    except (OSError, ProtocolError) as error:
+        console.print(f"{options.url}: {error}", style="red", markup=False)
+        return 1
+    Console().print(result_table(result))
+    for message, count in result["errors"].items():
+        console.print(f"{count} failed: {message}", style="red", markup=False)
+    if options.json:
+        options.json.parent.mkdir(parents=True, exist_ok=True)
+        options.json.write_text(json.dumps(result, indent=2) + "\n")
+    return 1 if result["failed"] else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,64 @@
+"""Which server to measure, as every script here takes it on its command line."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from pathlib import Path
+
+from .grpc_target import GrpcTarget
+from .lean_grpc_target import LeanGrpcTarget
+from .load import Target
+from .prompts import middle_of
+from .sse_target import SseTarget
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Where the server is, what it serves, and where the figures go."""
+    parser.add_argument("--target", choices=("grpc", "openai-sse"), default="grpc")
+    parser.add_argument(
+        "--client",
+        choices=("grpcio", "lean"),
+        default="grpcio",
+        help="for gRPC: the library services use, or one of ours that costs as little as the HTTP client",
+    )
+    parser.add_argument("--url", default="127.0.0.1:50051", help="host:port, or http://host:port")
+    parser.add_argument("--model", required=True, help="the name it is served under")
+    parser.add_argument("--api-key", default=os.environ.get("INFERFLUX_API_KEY", ""))
+    parser.add_argument("--seed", type=int, default=0, help="of the prompts and of the moments they are sent")
+    parser.add_argument(
+        "--token-range", type=_token_range, help="LOW:HIGH, instead of the middle of the vocabulary"
+    )
+    parser.add_argument("--limit-s", type=float, default=300.0, help="longest time of one request")
+    parser.add_argument("--pin", type=int, help="run on this core alone")
+    parser.add_argument("--json", type=Path, help="write the figures to this file")
+
+
+def open_target(options: argparse.Namespace) -> Target:
+    """The kind of server asked for. Needs a running event loop."""
+    grpc = LeanGrpcTarget if options.client == "lean" else GrpcTarget
+    kind = grpc if options.target == "grpc" else SseTarget
+    return kind(options.url, model=options.model, api_key=options.api_key)
+
+
+async def token_range(options: argparse.Namespace, target: Target) -> tuple[int, int]:
+    """Token ids prompts are drawn from: those asked for, or the middle of the served vocabulary."""
+    if options.token_range:
+        low, high = options.token_range
+        return low, high
+    return middle_of(await target.vocabulary_size())
+
+
+def positive(text: str) -> int:
+    """A whole number of at least 1, for argparse."""
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError("must be at least 1")
+    return value
+
+
+def _token_range(text: str) -> tuple[int, int]:
+    low, colon, high = text.partition(":")
+    if not (colon and low.isdigit() and high.isdigit() and int(low) < int(high)):
+        raise argparse.ArgumentTypeError("must be LOW:HIGH with LOW below HIGH")
+    return int(low), int(high)
