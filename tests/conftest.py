@@ -1,0 +1,69 @@
+"""Real servers for every test that needs one: each on a free port, in a temporary directory.
+
+They end with the tests, whatever happens: by the fixtures, and by the kernel when pytest itself dies.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+
+import pytest
+import uvloop
+
+from inferflux.common.bus import Bus
+from inferflux.common.servers import ServerProcess
+
+
+def pytest_asyncio_loop_factories(
+    config: pytest.Config, item: pytest.Item
+) -> dict[str, Callable[[], asyncio.AbstractEventLoop]]:
+    """Tests run on the loop that services run on."""
+    return {"uvloop": uvloop.new_event_loop}
+
+
+@pytest.fixture(scope="session")
+def nats_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A nats-server with JetStream for the whole session: use subjects and ids of your own."""
+    yield from _url(ServerProcess.nats(tmp_path_factory.mktemp("nats")))
+
+
+@pytest.fixture(scope="session")
+def valkey_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A valkey-server for the whole session: use keys of your own."""
+    yield from _url(ServerProcess.valkey(tmp_path_factory.mktemp("valkey")))
+
+
+@pytest.fixture
+def private_nats(tmp_path: Path) -> Iterator[ServerProcess]:
+    """A nats-server that the test may kill and restart."""
+    yield from _running(ServerProcess.nats(tmp_path / "nats"))
+
+
+@pytest.fixture
+def private_valkey(tmp_path: Path) -> Iterator[ServerProcess]:
+    """A valkey-server that the test may kill and restart."""
+    yield from _running(ServerProcess.valkey(tmp_path / "valkey"))
+
+
+@pytest.fixture
+async def bus(nats_url: str) -> AsyncIterator[Bus]:
+    """A connection to the session's nats-server."""
+    connection = await Bus.connect(nats_url, name="test")
+    yield connection
+    await connection.close()
+
+
+def _running(server: ServerProcess) -> Iterator[ServerProcess]:
+    server.start()
+    try:
+        server.wait_ready()
+        yield server
+    finally:
+        server.kill()
+
+
+def _url(server: ServerProcess) -> Iterator[str]:
+    for running in _running(server):
+        yield running.url

@@ -1,0 +1,207 @@
+"""Every process, real servers, and something killed: what a client sees."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+
+import grpc
+import grpc.aio
+import pytest
+from harness.client import Answer, Client, countdown, prompt
+
+from inferflux.cli.stack import Stack, StackOptions
+from inferflux.v1 import inference_pb2
+
+pytestmark = pytest.mark.e2e
+
+Request = inference_pb2.GenerateRequest | inference_pb2.ChatRequest
+
+STARTS = (30, 29, 28, 27)
+
+
+@pytest.fixture
+async def stack() -> AsyncIterator[Stack]:
+    """Two workers; what is killed stays dead unless the test starts it again."""
+    async with Stack(StackOptions(workers=2, slots=8, threads=1, restarts=False)) as running:
+        yield running
+
+
+@pytest.fixture
+async def client(stack: Stack) -> AsyncIterator[Client]:
+    made = Client(stack.endpoint, stack.api_key)
+    yield made
+    await made.close()
+
+
+def countdowns() -> list[inference_pb2.ChatRequest]:
+    return [countdown(start, end) for start in STARTS for end in (1, 2)]
+
+
+def endless() -> list[inference_pb2.GenerateRequest]:
+    """Requests that run for as long as the test needs."""
+    return [prompt(f"Story number {i}:", max_tokens=1900) for i in range(4)]
+
+
+async def references(client: Client) -> list[Answer]:
+    """What the requests answer when nothing goes wrong."""
+    return [await client.ask(request) for request in countdowns()]
+
+
+class Running:
+    """Streams under way: `started` when each has a token, `finish` for their answers."""
+
+    def __init__(self, client: Client, requests: Sequence[Request], *, prefix: str) -> None:
+        self.answers = [Answer() for _ in requests]
+        self._tasks = [
+            asyncio.create_task(client.ask(request, request_id=f"{prefix}-{i}", answer=answer))
+            for i, (request, answer) in enumerate(zip(requests, self.answers, strict=True))
+        ]
+
+    async def started(self) -> None:
+        async with asyncio.timeout(30):
+            for answer in self.answers:
+                await answer.first_token.wait()
+
+    async def finish(self) -> list[Answer]:
+        async with asyncio.timeout(60):
+            return await asyncio.gather(*self._tasks)
+
+
+def assert_same(answers: list[Answer], expected: list[Answer]) -> None:
+    for answer, reference in zip(answers, expected, strict=True):
+        assert answer.token_ids == reference.token_ids
+        assert answer.text == reference.text
+        assert answer.terminal is not None
+
+
+async def test_a_killed_workers_streams_go_on_elsewhere_as_if_nothing_had_happened(
+    stack: Stack, client: Client
+) -> None:
+    expected = await references(client)
+    running = Running(client, countdowns(), prefix="killed")
+    await running.started()
+    await stack.kill(running.answers[0].worker_ids[0])
+    answers = await running.finish()
+    assert_same(answers, expected)
+    moved = [a for a in answers if len(a.epochs) > 1]
+    assert moved, "the killed worker had none of the streams"
+    await client.until_idle()
+
+
+async def test_a_killed_engines_streams_go_on_elsewhere(stack: Stack, client: Client) -> None:
+    expected = await references(client)
+    running = Running(client, countdowns(), prefix="engine")
+    await running.started()
+    worker = stack.processes[running.answers[0].worker_ids[0]].pid
+    children = Path(f"/proc/{worker}/task/{worker}/children").read_text()
+    os.kill(int(children.split()[0]), signal.SIGKILL)
+    assert_same(await running.finish(), expected)
+    await client.until_idle()
+
+
+async def test_without_any_worker_left_requests_end_unavailable_in_bounded_time(
+    stack: Stack, client: Client
+) -> None:
+    running = Running(client, endless(), prefix="orphan")
+    await running.started()
+    await stack.kill("worker-0")
+    await stack.kill("worker-1")
+    began = time.monotonic()
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await running.finish()
+    assert caught.value.code() == grpc.StatusCode.UNAVAILABLE
+    assert time.monotonic() - began < 30
+    await client.until_status(lambda s: s.scheduler.queued == 0 and s.scheduler.running == 0)
+
+
+async def test_running_streams_survive_a_restart_of_nats(stack: Stack, client: Client) -> None:
+    expected = await references(client)
+    running = Running(client, countdowns(), prefix="nats")
+    await running.started()
+    await stack.restart("nats")
+    assert_same(await running.finish(), expected)
+    await client.until_idle()
+    assert (await client.ask(prompt(max_tokens=4))).terminal is not None
+
+
+async def test_without_redis_running_streams_go_on_and_new_ones_are_refused_until_it_is_back(
+    stack: Stack, client: Client
+) -> None:
+    expected = await references(client)
+    running = Running(client, countdowns(), prefix="redis")
+    await running.started()
+    await stack.kill("valkey")
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await client.ask(prompt(max_tokens=4))
+    assert caught.value.code() == grpc.StatusCode.UNAVAILABLE
+    await stack.restart("valkey")
+    assert_same(await running.finish(), expected)
+    await _until_served(client)
+    await client.until_idle()
+
+
+async def test_running_streams_do_not_notice_a_restart_of_the_scheduler(stack: Stack, client: Client) -> None:
+    expected = await references(client)
+    running = Running(client, countdowns(), prefix="scheduler")
+    await running.started()
+    await stack.kill("scheduler")
+    late = asyncio.create_task(client.ask(prompt("Late", max_tokens=8)))
+    await stack.restart("scheduler")
+    answers = await running.finish()
+    assert_same(answers, expected)
+    assert all(answer.epochs == {1} for answer in answers)
+    assert (await late).terminal is not None
+    await client.until_idle()
+
+
+async def test_after_the_gateway_died_a_client_gets_the_rest_from_the_next(
+    stack: Stack, client: Client
+) -> None:
+    expected = (await references(client))[0]
+    answer = Answer()
+    task = asyncio.create_task(client.ask(countdowns()[0], request_id="resumed", answer=answer))
+    async with asyncio.timeout(30):
+        await answer.first_token.wait()
+    await stack.kill("gateway")
+    with pytest.raises(grpc.aio.AioRpcError):
+        await task
+    await stack.restart("gateway")
+    fresh = Client(stack.endpoint, stack.api_key)
+    request = inference_pb2.ResumeRequest(request_id="resumed", offset=len(answer.token_ids))
+    async for response in fresh.inference.Resume(request, metadata=fresh.metadata(), wait_for_ready=True):
+        answer.add(response.chunk)
+    await fresh.close()
+    assert answer.token_ids == expected.token_ids
+    assert answer.text == expected.text
+
+
+async def test_a_client_that_goes_away_frees_its_slot(stack: Stack, client: Client) -> None:
+    running = Running(client, endless(), prefix="vanish")
+    await running.started()
+    await client.close()
+    other = Client(stack.endpoint, stack.api_key)
+    await other.until_idle()
+    await other.close()
+    with pytest.raises((grpc.aio.AioRpcError, asyncio.CancelledError, grpc.aio.UsageError)):
+        await running.finish()
+
+
+async def _until_served(client: Client) -> None:
+    """Return once a request succeeds; until then it is refused as unavailable and nothing else."""
+    async with asyncio.timeout(20):
+        while (code := await _code_of(client)) is not grpc.StatusCode.OK:
+            assert code is grpc.StatusCode.UNAVAILABLE
+            await asyncio.sleep(0.05)
+
+
+async def _code_of(client: Client) -> grpc.StatusCode:
+    try:
+        await client.ask(prompt(max_tokens=4))
+    except grpc.aio.AioRpcError as error:
+        return error.code()
+    return grpc.StatusCode.OK

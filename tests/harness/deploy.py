@@ -1,0 +1,108 @@
+"""docker-compose.yml, Dockerfiles and .dockerignore, read far enough to compare them with the code."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+ROOT = Path(__file__).resolve().parents[2]
+
+_VARIABLE = re.compile(r"\$\{([A-Z_]+)(?::-([^}]*))?\}")
+
+
+@dataclass
+class Stage:
+    """One FROM of a Dockerfile."""
+
+    base: str
+    name: str
+    env: dict[str, str] = field(default_factory=dict)
+    copies: list[tuple[list[str], str]] = field(default_factory=list)
+    copies_from: list[tuple[str, str, str]] = field(default_factory=list)
+    runs: list[str] = field(default_factory=list)
+    ports: list[int] = field(default_factory=list)
+    user: str = ""
+    healthcheck: str = ""
+    command: list[str] = field(default_factory=list)
+    entrypoint: list[str] = field(default_factory=list)
+
+
+def read_dockerfile(path: Path) -> list[Stage]:
+    """The stages of a Dockerfile; fails on an instruction it does not know."""
+    text = re.sub(r"\\\n\s*", " ", "\n".join(x for x in path.read_text().splitlines() if x[:1] != "#"))
+    stages: list[Stage] = []
+    for line in filter(None, (x.strip() for x in text.splitlines())):
+        keyword, _, rest = line.partition(" ")
+        if keyword == "FROM":
+            base, _, name = rest.partition(" AS ")
+            stages.append(Stage(base, name))
+        elif keyword not in {"ARG", "VOLUME"}:
+            _apply(stages[-1], keyword, rest.strip())
+    return stages
+
+
+def _apply(stage: Stage, keyword: str, rest: str) -> None:
+    match keyword:
+        case "ENV":
+            pairs = re.findall(r'([A-Z_]+)=("[^"]*"|\S+)', rest)
+            stage.env |= {name: value.strip('"') for name, value in pairs}
+        case "COPY" if rest.startswith("--from="):
+            origin, source, target = rest.removeprefix("--from=").split()
+            stage.copies_from.append((origin, source, target))
+        case "COPY":
+            *sources, target = rest.split()
+            stage.copies.append((sources, target))
+        case "RUN":
+            stage.runs.append(rest)
+        case "EXPOSE":
+            stage.ports += [int(port) for port in rest.split()]
+        case "USER":
+            stage.user = rest
+        case "HEALTHCHECK":
+            stage.healthcheck = rest
+        case "CMD":
+            stage.command = json.loads(rest)
+        case "ENTRYPOINT":
+            stage.entrypoint = json.loads(rest)
+        case _:
+            raise AssertionError(f"unknown instruction {keyword}")
+
+
+def read_compose(environment: Mapping[str, str]) -> dict[str, Any]:
+    """docker-compose.yml with ${VARIABLE:-default} replaced as `docker compose` does it."""
+
+    def replaced(value: Any) -> Any:
+        if isinstance(value, str):
+            return _VARIABLE.sub(lambda m: environment.get(m[1]) or m[2] or "", value)
+        if isinstance(value, dict):
+            return {k: replaced(v) for k, v in value.items()}
+        return [replaced(v) for v in value] if isinstance(value, list) else value
+
+    document: dict[str, Any] = replaced(yaml.safe_load((ROOT / "docker-compose.yml").read_text()))
+    return document
+
+
+def is_in_build_context(path: str) -> bool:
+    """Whether .dockerignore lets a path through: the last line that matches it or a folder above decides."""
+    is_in = True
+    parts = path.strip("/").split("/")
+    prefixes = ["/".join(parts[: i + 1]) for i in range(len(parts))]
+    for line in (ROOT / ".dockerignore").read_text().splitlines():
+        pattern = line.strip()
+        if not pattern or pattern.startswith("#"):
+            continue
+        name = pattern.removeprefix("!")
+        if name.startswith("**/"):
+            matches = any(fnmatch(part, name.removeprefix("**/")) for part in parts)
+        else:
+            matches = any(fnmatch(p, name) and p.count("/") == name.count("/") for p in prefixes)
+        if matches:
+            is_in = pattern.startswith("!")
+    return is_in

@@ -1,0 +1,370 @@
+"""A gateway process as it runs in production, clients to it, and a stand-in for scheduler and worker."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import grpc.aio
+import pytest
+
+from inferflux.common import errors, grpc_client, subjects
+from inferflux.common.bus import Bus, Job, JobConsumer, Message
+from inferflux.common.servers import free_port
+from inferflux.common.stream_limits import StreamLimits
+from inferflux.v1 import (
+    cluster_pb2_grpc,
+    generation_pb2,
+    inference_pb2,
+    inference_pb2_grpc,
+    model_pb2,
+    model_pb2_grpc,
+    scheduler_pb2,
+    tokens_pb2,
+)
+
+WAIT_S = 20.0
+CONTEXT = 512
+VOCABULARY = 2048
+
+Chunk = tokens_pb2.TokenChunk
+
+
+async def until(condition: Callable[[], bool | Awaitable[bool]], *, timeout_s: float = WAIT_S) -> None:
+    """Return once the condition holds; fail when it does not in time."""
+    deadline = time.monotonic() + timeout_s
+    while True:
+        holds = condition()
+        if holds if isinstance(holds, bool) else await holds:
+            return
+        assert time.monotonic() < deadline, "waited in vain"
+        await asyncio.sleep(0.01)
+
+
+class GatewayProcess:
+    """`python -m inferflux.gateway`, with a channel to it."""
+
+    def __init__(self, directory: Path, nats_url: str, policy_address: str, **variables: str) -> None:
+        self.port, self.metrics_port = free_port(), free_port()
+        self.log_path = directory / f"gateway-{self.port}.log"
+        self.environment = {
+            "INFERFLUX_GATEWAY_LISTEN": f"127.0.0.1:{self.port}",
+            "INFERFLUX_METRICS_LISTEN": f"127.0.0.1:{self.metrics_port}",
+            "INFERFLUX_NATS_URL": nats_url,
+            "INFERFLUX_POLICY_ADDRESS": policy_address,
+            "INFERFLUX_LOG_FORMAT": "json",
+            "INFERFLUX_EXIT_WITH_PARENT": "true",
+        } | variables
+        self.process: subprocess.Popen[bytes] | None = None
+        self.channel = grpc_client.channel(f"127.0.0.1:{self.port}")
+        self.inference = inference_pb2_grpc.InferenceServiceStub(self.channel)
+        self.models = model_pb2_grpc.ModelServiceStub(self.channel)
+        self.cluster = cluster_pb2_grpc.ClusterServiceStub(self.channel)
+
+    def start(self) -> None:
+        inherited = {k: v for k, v in os.environ.items() if not k.startswith("INFERFLUX_")}
+        with self.log_path.open("ab") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "inferflux.gateway"], stderr=log, env=inherited | self.environment
+            )
+
+    @property
+    def pid(self) -> int:
+        assert self.process is not None
+        return self.process.pid
+
+    def terminate(self) -> None:
+        assert self.process is not None
+        self.process.send_signal(signal.SIGTERM)
+
+    async def ended(self) -> int:
+        """The exit status, once there is one."""
+        assert self.process is not None
+        return await asyncio.to_thread(self.process.wait, WAIT_S)
+
+    async def close(self) -> None:
+        await self.channel.close()
+        if self.process is not None and self.process.poll() is None:
+            self.process.kill()
+            self.process.wait()
+
+    async def get(self, path: str) -> tuple[int, str]:
+        """Status and body of a GET on the metrics port; 0 while nothing listens."""
+        return await asyncio.to_thread(self._get, f"http://127.0.0.1:{self.metrics_port}{path}")
+
+    def _get(self, url: str) -> tuple[int, str]:
+        try:
+            with urllib.request.urlopen(url, timeout=2) as answer:  # noqa: S310
+                return answer.status, answer.read().decode()
+        except urllib.error.HTTPError as error:
+            with error:
+                return error.code, error.read().decode()
+        except OSError:
+            return 0, ""
+
+    async def wait_ready(self, *, ready: bool = True) -> None:
+        async def is_so() -> bool:
+            assert self.process is not None
+            assert self.process.poll() is None, self.log_path.read_text()
+            status, _ = await self.get("/readyz")
+            return status == (200 if ready else 503)
+
+        await until(is_so)
+
+    def log_lines(self) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in self.log_path.read_text().splitlines() if line.startswith("{")]
+
+    def audit(self, request_id: str) -> list[dict[str, Any]]:
+        """The audit lines of a request."""
+        return [
+            line for line in self.log_lines() if line["event"] == "audit" and line["request_id"] == request_id
+        ]
+
+
+class StartGateway(Protocol):
+    """Starts a gateway that ends with the test."""
+
+    async def __call__(self, nats_url: str, *, wait: bool = True, **variables: str) -> GatewayProcess: ...
+
+
+class Client:
+    """Calls a gateway with one key."""
+
+    def __init__(self, gateway: GatewayProcess, key: str) -> None:
+        self.gateway = gateway
+        self.key = key
+
+    def generate(self, request_id: str = "", *, timeout_s: float | None = WAIT_S, **fields: Any) -> Stream:
+        """Start Generate on model `demo` with the prompt "hello", unless `fields` say otherwise."""
+        if not {"text", "text_bytes", "token_ids"} & fields.keys():
+            fields["text"] = "hello"
+        request = inference_pb2.GenerateRequest(**({"model": "demo"} | fields))
+        return Stream(
+            self.gateway.inference.Generate(request, metadata=self._metadata(request_id), timeout=timeout_s)
+        )
+
+    def chat(self, request_id: str = "", *, timeout_s: float | None = WAIT_S, **fields: Any) -> Stream:
+        """Start Chat on model `demo` with one message, unless `fields` say otherwise."""
+        messages = [inference_pb2.ChatMessage(role="user", content="hello")]
+        request = inference_pb2.ChatRequest(**({"model": "demo", "messages": messages} | fields))
+        return Stream(
+            self.gateway.inference.Chat(request, metadata=self._metadata(request_id), timeout=timeout_s)
+        )
+
+    def resume(self, request_id: str, offset: int) -> Stream:
+        request = inference_pb2.ResumeRequest(request_id=request_id, offset=offset)
+        return Stream(self.gateway.inference.Resume(request, metadata=self._metadata(""), timeout=WAIT_S))
+
+    async def cancel(self, request_id: str) -> None:
+        request = inference_pb2.CancelRequest(request_id=request_id)
+        await self.gateway.inference.Cancel(request, metadata=self._metadata(""), timeout=WAIT_S)
+
+    async def model_names(self) -> list[str]:
+        """The models that are served now."""
+        answer = await self.gateway.models.ListModels(
+            model_pb2.ListModelsRequest(), metadata=self._metadata(""), timeout=WAIT_S
+        )
+        return [model.card.name for model in answer.models if model.workers]
+
+    async def sees(self, model: str) -> None:
+        """Return once the gateway serves the model."""
+
+        async def is_so() -> bool:
+            return model in await self.model_names()
+
+        await until(is_so)
+
+    def _metadata(self, request_id: str) -> tuple[tuple[str, str], ...]:
+        return grpc_client.outgoing(api_key=self.key, request_id=request_id)
+
+
+class Stream:
+    """A server stream, read chunk by chunk."""
+
+    def __init__(self, call: Any) -> None:
+        self.call = call
+
+    async def next(self) -> Chunk:
+        response = await asyncio.wait_for(self.call.read(), WAIT_S)
+        if response is grpc.aio.EOF:
+            raise AssertionError("the stream has ended")
+        return response.chunk  # type: ignore[no-any-return]
+
+    async def until_tokens(self) -> Chunk:
+        """The first chunk with tokens."""
+        while not (chunk := await self.next()).token_ids:
+            pass
+        return chunk
+
+    async def rest(self) -> list[Chunk]:
+        """All chunks to the end of the stream."""
+        chunks: list[Chunk] = []
+        while (response := await asyncio.wait_for(self.call.read(), WAIT_S)) is not grpc.aio.EOF:
+            chunks.append(response.chunk)
+        return chunks
+
+    async def error(self) -> errors.InferFluxError:
+        """The error the stream ends with, whatever comes before."""
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await self.rest()
+        return errors.from_rpc(caught.value)
+
+    def cancel(self) -> None:
+        self.call.cancel()
+
+
+def text_of(chunks: Sequence[Chunk]) -> str:
+    return "".join(chunk.text for chunk in chunks)
+
+
+def ids_of(chunks: Sequence[Chunk]) -> list[int]:
+    """All token ids, which must be without holes and repeats from the first chunk's offset on."""
+    ids: list[int] = []
+    start = chunks[0].offset if chunks else 0
+    for chunk in chunks:
+        if chunk.token_ids:
+            assert chunk.offset == start + len(ids), f"offset {chunk.offset} after {start + len(ids)} tokens"
+        ids.extend(chunk.token_ids)
+    return ids
+
+
+class Backend:
+    """Stands for scheduler and worker on the bus: takes jobs, beats, and says what a test wants said.
+
+    Tokens are numbered from 0 and their texts are "0 ", "1 ", ...
+    """
+
+    def __init__(self, bus: Bus, tokenizer: bytes, *, model: str = "demo", has_template: bool = True) -> None:
+        self.bus = bus
+        self.digest = hashlib.sha256(tokenizer).hexdigest()
+        self.card = model_pb2.ModelCard(
+            name=model,
+            digest=self.digest,
+            context_length=CONTEXT,
+            vocabulary_size=VOCABULARY,
+            has_chat_template=has_template,
+        )
+        self.jobs: dict[str, scheduler_pb2.InferenceRequest] = {}
+        self.cancelled: list[str] = []
+        # Requests for which a cancel is answered with "found".
+        self.known: set[str] = set()
+        self._tokenizer = tokenizer
+        self._held: dict[str, Job] = {}
+        self._consumer: JobConsumer | None = None
+        self._tasks: list[asyncio.Task[None]] = []
+
+    async def start(self, *, takes_jobs: bool = True, beats: bool = True) -> None:
+        await self.bus.ensure_streams(StreamLimits())
+        await self.bus.put_object(self.digest, self._tokenizer)
+        await self.bus.serve(subjects.CANCEL_ALL, self._on_cancel)
+        if takes_jobs:
+            self._consumer = await self.bus.consume_jobs(max_outstanding=10_000)
+            self._tasks.append(asyncio.create_task(self._take_jobs(self._consumer)))
+        if beats:
+            self._tasks.append(asyncio.create_task(self._beat()))
+
+    async def close(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._consumer is not None:
+            await self._consumer.close()
+
+    async def beat(self) -> None:
+        status = scheduler_pb2.WorkerStatus(
+            worker_id=f"w-{self.card.name}", state=scheduler_pb2.WORKER_STATE_READY, models=[self.card]
+        )
+        await self.bus.publish(subjects.worker_status(status.worker_id), status.SerializeToString())
+
+    async def remembers_tokens(self) -> None:
+        """Return once tokens said from here on are captured for replay, after a restart of NATS."""
+
+        async def is_so() -> bool:
+            try:
+                await self.bus.replay(subjects.tokens("acme", "nothing"))
+            except errors.InferFluxError:
+                return False
+            return True
+
+        await until(is_so)
+
+    async def job(self, request_id: str) -> scheduler_pb2.InferenceRequest:
+        """The job of a request, once it is here."""
+        await until(lambda: request_id in self.jobs)
+        return self.jobs[request_id]
+
+    async def only_job(self) -> scheduler_pb2.InferenceRequest:
+        await until(lambda: len(self.jobs) == 1)
+        return next(iter(self.jobs.values()))
+
+    async def say(self, job: scheduler_pb2.InferenceRequest, *chunks: Chunk) -> None:
+        """Publish chunks of a request."""
+        for chunk in chunks:
+            chunk.request_id = job.request_id
+            await self.bus.publish(subjects.tokens(job.tenant, job.request_id), chunk.SerializeToString())
+        await self.bus.flush()
+
+    async def finish(self, job: scheduler_pb2.InferenceRequest, *, n: int, offset: int = 0) -> None:
+        """Publish tokens [offset, n) one by one and a good end; the job is done."""
+        await self.say(job, *(tokens(i) for i in range(offset, n)), finished(n))
+        await self.done(job.request_id)
+
+    async def done(self, request_id: str) -> None:
+        await self._held.pop(request_id).ack()
+
+    async def _take_jobs(self, consumer: JobConsumer) -> None:
+        async for job in consumer:
+            request = scheduler_pb2.InferenceRequest.FromString(job.data)
+            self.jobs[request.request_id] = request
+            self._held[request.request_id] = job
+
+    async def _beat(self) -> None:
+        while True:
+            await self.beat()
+            await asyncio.sleep(0.5)
+
+    async def _on_cancel(self, message: Message) -> None:
+        notice = scheduler_pb2.CancelNotice.FromString(message.data)
+        self.cancelled.append(notice.request_id)
+        was_found = notice.request_id in self.known
+        await message.respond(scheduler_pb2.CancelReply(was_found=was_found).SerializeToString())
+
+
+def tokens(first: int, last: int | None = None, *, epoch: int = 1) -> Chunk:
+    """A chunk with the tokens [first, last], `first` alone if there is no `last`."""
+    ids = list(range(first, (first if last is None else last) + 1))
+    text = "".join(f"{i} " for i in ids)
+    return Chunk(epoch=epoch, offset=first, token_ids=ids, text=text, sampled_unix_us=1)
+
+
+def started(*, offset: int = 0, epoch: int = 1) -> Chunk:
+    return Chunk(epoch=epoch, offset=offset, started=tokens_pb2.Started(worker_id="w-1"))
+
+
+def queued(position: int = 0, *, epoch: int = 1) -> Chunk:
+    return Chunk(epoch=epoch, queued=tokens_pb2.Queued(position=position))
+
+
+def finished(
+    n: int,
+    *,
+    epoch: int = 1,
+    reason: generation_pb2.FinishReason.ValueType = generation_pb2.FINISH_REASON_STOP,
+) -> Chunk:
+    usage = generation_pb2.Usage(prompt_tokens=5, completion_tokens=n)
+    return Chunk(epoch=epoch, offset=n, finished=tokens_pb2.Finished(reason=reason, usage=usage))
+
+
+def failed(n: int, error: errors.InferFluxError, *, epoch: int = 1) -> Chunk:
+    return Chunk(epoch=epoch, offset=n, failed=errors.to_failed(error))

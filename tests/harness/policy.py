@@ -1,0 +1,136 @@
+"""A policy process as it runs in production, and a client to it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import grpc.aio
+import pytest
+
+from inferflux.common import grpc_client
+from inferflux.common.servers import free_port
+from inferflux.v1 import policy_pb2, policy_pb2_grpc
+
+
+async def until(condition: Callable[[], Awaitable[bool]], *, timeout_s: float = 15.0) -> None:
+    """Return once the condition holds; fail when it does not in time."""
+    deadline = time.monotonic() + timeout_s
+    while not await condition():
+        assert time.monotonic() < deadline, "waited in vain"
+        await asyncio.sleep(0.02)
+
+
+class PolicyProcess:
+    """`python -m inferflux.policy`, with a channel to it."""
+
+    def __init__(self, directory: Path, redis_url: str, **variables: str) -> None:
+        self.port, self.metrics_port = free_port(), free_port()
+        self.log_path = directory / f"policy-{self.port}.log"
+        self.environment = {
+            "INFERFLUX_POLICY_LISTEN": f"127.0.0.1:{self.port}",
+            "INFERFLUX_METRICS_LISTEN": f"127.0.0.1:{self.metrics_port}",
+            "INFERFLUX_REDIS_URL": redis_url,
+            "INFERFLUX_LOG_FORMAT": "json",
+            "INFERFLUX_EXIT_WITH_PARENT": "true",
+            "INFERFLUX_POLICY_STORE_CHECK_INTERVAL_S": "0.1",
+        } | variables
+        self.process: subprocess.Popen[bytes] | None = None
+        self.channel = grpc_client.channel(f"127.0.0.1:{self.port}")
+        self.stub = policy_pb2_grpc.PolicyServiceStub(self.channel)
+
+    def start(self) -> None:
+        inherited = {k: v for k, v in os.environ.items() if not k.startswith("INFERFLUX_")}
+        with self.log_path.open("ab") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "inferflux.policy"], stderr=log, env=inherited | self.environment
+            )
+
+    def stop(self) -> int:
+        """SIGTERM; the exit status."""
+        assert self.process is not None
+        self.process.send_signal(signal.SIGTERM)
+        return self.process.wait(15)
+
+    async def close(self) -> None:
+        await self.channel.close()
+        if self.process is not None and self.process.poll() is None:
+            self.process.kill()
+            self.process.wait()
+
+    async def readiness(self) -> dict[str, Any]:
+        """What /readyz says; empty while nothing listens."""
+        return await asyncio.to_thread(self._readiness)
+
+    def _readiness(self) -> dict[str, Any]:
+        url = f"http://127.0.0.1:{self.metrics_port}/readyz"
+        try:
+            with urllib.request.urlopen(url, timeout=2) as answer:
+                return dict(json.load(answer))
+        except urllib.error.HTTPError as error:
+            with error:
+                return dict(json.load(error))
+        except OSError:
+            return {}
+
+    async def wait_ready(self) -> None:
+        async def is_so() -> bool:
+            return (await self._readiness_alive()).get("ready") is True
+
+        await until(is_so)
+
+    async def wait_without_store(self) -> None:
+        """Return once the process says that Redis does not answer; it serves by then."""
+
+        async def is_so() -> bool:
+            store = (await self._readiness_alive()).get("conditions", {}).get("store", {})
+            return store.get("ok") is False and "not answer" in store["detail"]
+
+        await until(is_so)
+
+    async def _readiness_alive(self) -> dict[str, Any]:
+        assert self.process is not None
+        assert self.process.poll() is None, self.log_path.read_text()
+        return await self.readiness()
+
+    def log_lines(self) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in self.log_path.read_text().splitlines()]
+
+    async def admit(self, credential: str, scope: str = "inference") -> policy_pb2.AdmitResponse:
+        request = policy_pb2.AdmitRequest(credential=credential, scope=scope, request_id="r-1", model="demo")
+        return await self.stub.Admit(request, timeout=10)
+
+    async def create_key(
+        self, admin: str, *, tenant: str = "acme", scopes: tuple[str, ...] = ("inference",)
+    ) -> policy_pb2.CreateApiKeyResponse:
+        request = policy_pb2.CreateApiKeyRequest(tenant=tenant, name="test", scopes=scopes)
+        return await self.stub.CreateApiKey(request, metadata=bearer(admin), timeout=10)
+
+    async def list_keys(self, admin: str, *, tenant: str = "") -> list[policy_pb2.ApiKey]:
+        request = policy_pb2.ListApiKeysRequest(tenant=tenant)
+        return list((await self.stub.ListApiKeys(request, metadata=bearer(admin), timeout=10)).api_keys)
+
+    async def revoke(self, admin: str, key_id: str) -> None:
+        request = policy_pb2.RevokeApiKeyRequest(key_id=key_id)
+        await self.stub.RevokeApiKey(request, metadata=bearer(admin), timeout=10)
+
+
+def bearer(secret: str) -> tuple[tuple[str, str], ...]:
+    return grpc_client.outgoing(api_key=secret)
+
+
+async def refusal(call: Awaitable[object]) -> grpc.aio.AioRpcError:
+    """The error a call ends with."""
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await call
+    return caught.value

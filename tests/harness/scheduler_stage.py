@@ -1,0 +1,112 @@
+"""A scheduler process, a nats-server, and a test that plays gateway and workers."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass, field
+
+from harness.scripted_worker import MODEL, ScriptedWorker
+
+from inferflux.common import subjects
+from inferflux.common.bus import Bus
+from inferflux.common.errors import InferFluxError
+from inferflux.common.servers import ServerProcess
+from inferflux.scheduler.emitted import Emitted, assemble
+from inferflux.v1 import scheduler_pb2, tokens_pb2
+
+
+@dataclass
+class Stage:
+    """NATS, one scheduler process, and a connection that plays gateway and workers."""
+
+    nats: ServerProcess
+    bus: Bus
+    env: dict[str, str]
+    process: subprocess.Popen[bytes] | None = None
+    workers: list[ScriptedWorker] = field(default_factory=list)
+
+    async def start_scheduler(self) -> None:
+        self.process = subprocess.Popen([sys.executable, "-m", "inferflux.scheduler"], env=self.env)
+        await self.status(lambda _status: True)
+
+    def kill_scheduler(self) -> None:
+        assert self.process is not None
+        self.process.send_signal(signal.SIGKILL)
+        self.process.wait(5)
+
+    async def add_worker(self, worker_id: str, *, slots: int = 2) -> ScriptedWorker:
+        worker = ScriptedWorker(self.bus, worker_id, slots=slots)
+        await worker.start()
+        self.workers.append(worker)
+        return worker
+
+    async def submit(
+        self,
+        request_id: str,
+        *,
+        priority: int = 0,
+        max_tokens: int = 8,
+        model: str = MODEL,
+        deadline_in_s: float = 0.0,
+    ) -> None:
+        now_ms = round(time.time() * 1000)
+        request = scheduler_pb2.InferenceRequest(
+            request_id=request_id,
+            tenant="acme",
+            model=model,
+            prompt_token_ids=[1, 2, 3],
+            priority=priority,
+            enqueued_unix_ms=now_ms,
+            deadline_unix_ms=now_ms + round(deadline_in_s * 1000) if deadline_in_s else 0,
+            epoch=1,
+        )
+        request.params.max_tokens = max_tokens
+        await self.enqueue(request_id, model, request.SerializeToString())
+
+    async def enqueue(self, message_id: str, model: str, payload: bytes) -> None:
+        assert await self.bus.enqueue(subjects.jobs(model), payload, msg_id=f"acme.{message_id}")
+
+    async def cancel(self, request_id: str) -> bool:
+        notice = scheduler_pb2.CancelNotice(tenant="acme", request_id=request_id)
+        subject = subjects.cancel("acme", request_id)
+        data = await self.bus.request(subject, notice.SerializeToString(), timeout_s=2)
+        return scheduler_pb2.CancelReply.FromString(data).was_found
+
+    async def chunks(self, request_id: str) -> list[tokens_pb2.TokenChunk]:
+        payloads = await self.bus.replay(subjects.tokens("acme", request_id))
+        return [tokens_pb2.TokenChunk.FromString(payload) for payload in payloads]
+
+    async def read(self, request_id: str, timeout_s: float = 15.0) -> Emitted:
+        """What a reader holds when the stream has ended."""
+        async with asyncio.timeout(timeout_s):
+            while not (emitted := assemble(await self.chunks(request_id))).outcome:
+                await asyncio.sleep(0.05)
+        return emitted
+
+    async def status(self, is_wanted: object, timeout_s: float = 15.0) -> scheduler_pb2.SchedulerStatus:
+        """Ask the scheduler until its answer is as wanted."""
+        assert callable(is_wanted)
+        async with asyncio.timeout(timeout_s):
+            while True:
+                try:
+                    data = await self.bus.request(subjects.SCHEDULER_STATUS, b"", timeout_s=1)
+                    status = scheduler_pb2.SchedulerStatus.FromString(data)
+                    if is_wanted(status):
+                        return status
+                except InferFluxError:
+                    pass
+                await asyncio.sleep(0.05)
+
+    async def is_quiet(self, workers: int) -> scheduler_pb2.SchedulerStatus:
+        """Wait until nothing waits or runs, and every slot of that many workers is free."""
+        return await self.status(
+            lambda s: (
+                s.queued == s.running == 0
+                and len(s.workers) == workers
+                and all(slot.state == "free" for view in s.workers for slot in view.slots)
+            )
+        )

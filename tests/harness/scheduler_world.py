@@ -1,0 +1,439 @@
+"""A world around the scheduler's core: workers, a token stream, clients, and a network that may misbehave.
+
+Everything is stepped by the test; nothing here looks at a clock. Token `i` of every request is `i`, so that
+what a client holds tells whether any was lost or doubled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from inferflux.scheduler import actions
+from inferflux.scheduler.core import Core
+from inferflux.scheduler.emitted import Emitted, assemble, outcome_of
+from inferflux.scheduler.jobs import JobState, RequestKey
+from inferflux.scheduler.limits import Limits
+from inferflux.v1 import generation_pb2, scheduler_pb2, tokens_pb2, worker_pb2
+
+MODEL = "demo"
+CONTEXT = 64
+
+
+def make_request(
+    request_id: str,
+    *,
+    tenant: str = "acme",
+    model: str = MODEL,
+    prompt: int = 4,
+    max_tokens: int = 4,
+    priority: int = 0,
+    at: float = 0.0,
+    deadline: float = 0.0,
+) -> scheduler_pb2.InferenceRequest:
+    request = scheduler_pb2.InferenceRequest(
+        request_id=request_id,
+        tenant=tenant,
+        model=model,
+        prompt_token_ids=[1] * prompt,
+        priority=priority,
+        enqueued_unix_ms=round(at * 1000),
+        deadline_unix_ms=round(deadline * 1000),
+        epoch=1,
+    )
+    request.params.max_tokens = max_tokens
+    return request
+
+
+@dataclass
+class Sequence:
+    request: scheduler_pb2.InferenceRequest
+    slot: int
+    generated: int
+
+    @property
+    def key(self) -> RequestKey:
+        return RequestKey(self.request.tenant, self.request.request_id)
+
+    @property
+    def epoch(self) -> int:
+        return self.request.epoch
+
+    @property
+    def cells(self) -> int:
+        n_prompt = len(self.request.prompt_token_ids)
+        return max(n_prompt, n_prompt + self.request.params.max_tokens - 1)
+
+
+@dataclass
+class SimWorker:
+    """What a worker does, as its contract says, without an engine."""
+
+    world: World
+    worker_id: str
+    incarnation: str
+    slots: int = 2
+    kv_cells: int = 32
+    state: scheduler_pb2.WorkerState.ValueType = scheduler_pb2.WORKER_STATE_READY
+    running: dict[RequestKey, Sequence] = field(default_factory=dict)
+    ended: list[tuple[RequestKey, int]] = field(default_factory=list)
+    cancelled: set[RequestKey] = field(default_factory=set)
+    batches: list[worker_pb2.RequestBatch] = field(default_factory=list)
+
+    def status(self) -> scheduler_pb2.WorkerStatus:
+        status = scheduler_pb2.WorkerStatus(
+            worker_id=self.worker_id,
+            incarnation=self.incarnation,
+            state=self.state,
+            slots=self.slots,
+            kv_cells=self.kv_cells,
+            kv_cells_reserved=sum(s.cells for s in self.running.values()),
+        )
+        status.models.add(name=MODEL, context_length=CONTEXT)
+        for key, sequence in self.running.items():
+            status.running.add(
+                tenant=key.tenant, request_id=key.request_id, epoch=sequence.epoch, slot=sequence.slot
+            )
+        for key, epoch in self.ended[-16:]:
+            status.ended.add(tenant=key.tenant, request_id=key.request_id, epoch=epoch)
+        return status
+
+    def on_batch(self, batch: worker_pb2.RequestBatch) -> worker_pb2.BatchAccepted:
+        self.batches.append(batch)
+        answer = worker_pb2.BatchAccepted(batch_id=batch.batch_id)
+        for item in batch.items:
+            reason = self._refusal(item, batch.incarnation)
+            if reason is None:
+                self.running[key_of(item.request)] = Sequence(
+                    item.request, item.slot, len(item.request.generated_token_ids)
+                )
+                answer.accepted_request_ids.append(item.request.request_id)
+            else:
+                answer.refused.add(request_id=item.request.request_id, reason=reason, message="no")
+        return answer
+
+    def _refusal(
+        self, item: worker_pb2.BatchItem, incarnation: str
+    ) -> worker_pb2.RefusalReason.ValueType | None:
+        key = key_of(item.request)
+        if incarnation != self.incarnation:
+            return worker_pb2.REFUSAL_REASON_WRONG_INCARNATION
+        if self.state != scheduler_pb2.WORKER_STATE_READY:
+            return worker_pb2.REFUSAL_REASON_NOT_READY
+        old = next((s for k, s in self.running.items() if k.request_id == key.request_id), None)
+        if old is not None and old.epoch >= item.request.epoch:
+            return worker_pb2.REFUSAL_REASON_INVALID
+        if key in self.cancelled:
+            return worker_pb2.REFUSAL_REASON_CANCELLED
+        others = [s for s in self.running.values() if s is not old]
+        new = Sequence(item.request, item.slot, 0)
+        if any(s.slot == item.slot for s in others):
+            return worker_pb2.REFUSAL_REASON_SLOT_BUSY
+        if new.cells + sum(s.cells for s in others) > self.kv_cells:
+            return worker_pb2.REFUSAL_REASON_NO_MEMORY
+        return None
+
+    def on_command(self, command: worker_pb2.WorkerCommand) -> None:
+        drop = command.drop
+        sequence = self.running.get(RequestKey(drop.tenant, drop.request_id))
+        if sequence is not None and sequence.epoch <= drop.epoch:
+            del self.running[sequence.key]
+
+    def on_cancel(self, key: RequestKey) -> None:
+        if key in self.running:
+            self._finish(self.running[key], generation_pb2.FINISH_REASON_CANCELLED)
+        else:
+            self.cancelled.add(key)
+
+    def step(self) -> None:
+        """One token for every sequence."""
+        for sequence in list(self.running.values()):
+            chunk = self._chunk(sequence)
+            chunk.token_ids.append(sequence.generated)
+            sequence.generated += 1
+            if sequence.generated >= sequence.request.params.max_tokens:
+                self._finish(sequence, generation_pb2.FINISH_REASON_LENGTH, chunk)
+            else:
+                self.world.publish(sequence.key, chunk)
+
+    def _finish(
+        self,
+        sequence: Sequence,
+        reason: generation_pb2.FinishReason.ValueType,
+        chunk: tokens_pb2.TokenChunk | None = None,
+    ) -> None:
+        chunk = chunk or self._chunk(sequence)
+        chunk.finished.reason = reason
+        self.world.publish(sequence.key, chunk)
+        del self.running[sequence.key]
+        self.ended.append((sequence.key, sequence.epoch))
+        event = self.event()
+        event.request_ended.tenant, event.request_ended.request_id = sequence.key
+        event.request_ended.epoch = sequence.epoch
+        event.request_ended.outcome = outcome_of(chunk)
+        self.world.tell(lambda: self.world.core.on_event(event, self.world.now))
+
+    def die_engine(self) -> None:
+        event = self.event()
+        event.engine_died.message = "killed"
+        self._list_on_board(event.engine_died.on_board)
+        self.running.clear()
+        self.world.tell(lambda: self.world.core.on_event(event, self.world.now))
+
+    def leave(self) -> None:
+        event = self.event()
+        event.worker_left.SetInParent()
+        self._list_on_board(event.worker_left.on_board)
+        self.running.clear()
+        self.world.tell(lambda: self.world.core.on_event(event, self.world.now))
+
+    def beat(self) -> None:
+        status = self.status()
+        self.world.tell(lambda: self.world.core.on_heartbeat(status, self.world.now))
+
+    def event(self) -> scheduler_pb2.WorkerEvent:
+        return scheduler_pb2.WorkerEvent(worker_id=self.worker_id, incarnation=self.incarnation)
+
+    def _list_on_board(self, listed: object) -> None:
+        for key, sequence in self.running.items():
+            listed.add(tenant=key.tenant, request_id=key.request_id, epoch=sequence.epoch)  # type: ignore[attr-defined]
+
+    def _chunk(self, sequence: Sequence) -> tokens_pb2.TokenChunk:
+        return tokens_pb2.TokenChunk(
+            request_id=sequence.key.request_id, epoch=sequence.epoch, offset=sequence.generated
+        )
+
+
+def key_of(request: scheduler_pb2.InferenceRequest) -> RequestKey:
+    return RequestKey(request.tenant, request.request_id)
+
+
+Delivery = Callable[[], list[actions.Action] | None]
+
+
+class World:
+    """Messages wait in `network` until they are delivered: in order by `settle`, or as a test likes."""
+
+    def __init__(self, limits: Limits | None = None, *, now: float = 1000.0) -> None:
+        self.limits = limits or Limits(settle_s=0.0, clock_skew_s=-1e6)
+        self.now = now
+        self.core = Core(self.limits, now=now)
+        self.workers: dict[str, SimWorker] = {}
+        self.network: list[Delivery] = []
+        # Batches sent and not answered yet, by id: the worker they are for.
+        self.in_flight: dict[str, str] = {}
+        # The work queue: jobs not acknowledged yet, by their place in it.
+        self.jobs: dict[int, scheduler_pb2.InferenceRequest] = {}
+        self.acks: dict[int, list[str]] = {}
+        self.log: dict[RequestKey, list[tokens_pb2.TokenChunk]] = {}
+        self.clients: dict[RequestKey, list[tokens_pb2.TokenChunk]] = {}
+        self.requests: dict[RequestKey, scheduler_pb2.InferenceRequest] = {}
+        self.commands: list[tuple[str, worker_pb2.WorkerCommand]] = []
+        self.holds = 0
+        self._sequence = 0
+        self._incarnations = 0
+
+    # The world's doings
+
+    def add_worker(self, worker_id: str, *, slots: int = 2, kv_cells: int = 32) -> SimWorker:
+        """Start a worker, or start it anew."""
+        self._incarnations += 1
+        worker = SimWorker(self, worker_id, f"i{self._incarnations}", slots=slots, kv_cells=kv_cells)
+        self.workers[worker_id] = worker
+        worker.beat()
+        return worker
+
+    def submit(self, request: scheduler_pb2.InferenceRequest) -> RequestKey:
+        self._sequence += 1
+        key = key_of(request)
+        self.jobs[self._sequence] = request
+        self.requests[key] = request
+        self.clients[key] = []
+        self.log[key] = []
+        self.deliver_job(self._sequence)
+        return key
+
+    def deliver_job(self, sequence: int) -> None:
+        request = scheduler_pb2.InferenceRequest()
+        request.CopyFrom(self.jobs[sequence])
+        core = self.core  # what is on its way to a scheduler does not reach the next
+
+        def deliver_job() -> list[actions.Action]:
+            return core.on_job(request, sequence, sequence, self.now) if core is self.core else []
+
+        self.tell(deliver_job)
+
+    def cancel(self, key: RequestKey) -> None:
+        self.tell(lambda: self.core.on_cancel(key, self.now)[1])
+        self._tell_workers_cancel(key)
+
+    def restart_scheduler(self) -> None:
+        """Kill it, start another: what it had in its hands is lost, jobs come again."""
+        self.now += 1.0
+        self.core = Core(self.limits, now=self.now, name=f"s{self.now}")
+        self.in_flight.clear()
+        for sequence in self.jobs:
+            self.deliver_job(sequence)
+
+    def forget_tokens(self) -> None:
+        """The replay buffer is in memory: a restart of NATS loses it."""
+        for chunks in self.log.values():
+            chunks.clear()
+
+    def pass_time(self, seconds: float) -> None:
+        self.now += seconds
+        self.do(self.core.on_tick(self.now))
+
+    # The network
+
+    def tell(self, delivery: Delivery) -> None:
+        self.network.append(delivery)
+
+    def deliver(self, index: int = 0) -> None:
+        delivery = self.network.pop(index)
+        self.do(delivery() or [])
+
+    def settle(self) -> None:
+        """Deliver everything in order, and what follows from it."""
+        while self.network:
+            self.deliver()
+
+    def live(self, seconds: int) -> None:
+        """Let the world run in order for a while: heartbeats each second, and a token per sequence."""
+        for _ in range(seconds):
+            if self.is_quiet:
+                return
+            for worker in list(self.workers.values()):
+                worker.step()
+                worker.beat()
+            self.settle()
+            for _ in range(4):
+                self.pass_time(0.25)
+                self.settle()
+
+    @property
+    def is_quiet(self) -> bool:
+        """Whether nothing is to be done any more."""
+        is_idle = not any(worker.running for worker in self.workers.values())
+        return is_idle and not (self.network or self.jobs or self.core.jobs)
+
+    def time_out(self, batch_id: str) -> None:
+        del self.in_flight[batch_id]
+        self.do(self.core.on_batch_unanswered(batch_id, is_delivered=True, now=self.now))
+
+    # The scheduler's doings
+
+    def do(self, todo: list[actions.Action]) -> None:
+        for action in [*todo, *self.core.plan(self.now)]:
+            self._perform(action)
+
+    def _perform(self, action: actions.Action) -> None:
+        match action:
+            case actions.Dispatch():
+                self.in_flight[action.batch.batch_id] = action.worker_id
+                self.tell(lambda: self._deliver_batch(action))
+            case actions.ReadReplay():
+                emitted = assemble(self.log[action.key])
+                core = self.core
+                self.tell(lambda: self._deliver_replay(core, action, emitted))
+            case actions.PublishChunk():
+                self.publish(action.key, action.chunk)
+            case actions.SendCommand():
+                self.commands.append((action.worker_id, action.command))
+                self.tell(lambda: self._deliver_command(action))
+            case actions.TellCancel():
+                self._tell_workers_cancel(action.key)
+                self.tell(lambda: self.core.on_cancel(action.key, self.now)[1])
+            case actions.Ack():
+                assert isinstance(action.handle, int)
+                self.acks.setdefault(action.handle, []).append(action.outcome)
+                self.jobs.pop(action.handle, None)
+            case actions.Hold():
+                self.holds += 1
+
+    def publish(self, key: RequestKey, chunk: tokens_pb2.TokenChunk) -> None:
+        copy = tokens_pb2.TokenChunk()
+        copy.CopyFrom(chunk)
+        self.log[key].append(copy)
+        self.clients[key].append(copy)
+
+    def read(self, key: RequestKey) -> Emitted:
+        """What the client holds."""
+        return assemble(self.clients[key])
+
+    def _deliver_batch(self, action: actions.Dispatch) -> list[actions.Action]:
+        core, batch_id = self.core, action.batch.batch_id
+        worker = self.workers.get(action.worker_id)
+        if worker is None:
+            self.in_flight.pop(batch_id, None)
+            return core.on_batch_unanswered(batch_id, is_delivered=False, now=self.now)
+        batch = worker_pb2.RequestBatch.FromString(action.batch.SerializeToString())
+        answer = worker.on_batch(batch)
+        self.tell(lambda: self._deliver_answer(core, answer))
+        return []
+
+    def _deliver_answer(self, core: Core, answer: worker_pb2.BatchAccepted) -> list[actions.Action]:
+        if core is not self.core:
+            return []
+        self.in_flight.pop(answer.batch_id, None)
+        return core.on_batch_answer(answer, self.now)
+
+    def _deliver_replay(
+        self, core: Core, action: actions.ReadReplay, emitted: Emitted
+    ) -> list[actions.Action]:
+        if core is not self.core:
+            return []
+        return core.on_replay(action.key, action.read_id, emitted, self.now)
+
+    def _deliver_command(self, action: actions.SendCommand) -> None:
+        if (worker := self.workers.get(action.worker_id)) is not None:
+            worker.on_command(action.command)
+
+    def _tell_workers_cancel(self, key: RequestKey) -> None:
+        for worker_id in list(self.workers):
+            self.tell(lambda worker_id=worker_id: self._deliver_cancel(worker_id, key))  # type: ignore[misc]
+
+    def _deliver_cancel(self, worker_id: str, key: RequestKey) -> None:
+        if (worker := self.workers.get(worker_id)) is not None:
+            worker.on_cancel(key)
+
+    # What must hold at any time
+
+    def check(self) -> None:
+        """The table and the jobs agree; a slot has one owner."""
+        core = self.core
+        placed: dict[tuple[str, int], RequestKey] = {}
+        for worker in core.table.workers.values():
+            assert worker.owned_cells == sum(o.cells for o in worker.owners.values())
+            for key, owner in worker.owners.items():
+                job = core.jobs[key]
+                assert job.place is not None
+                assert (job.place.worker_id, job.place.slot) == (worker.worker_id, owner.slot)
+                assert (worker.worker_id, owner.slot) not in placed, "two owners of one slot"
+                placed[worker.worker_id, owner.slot] = key
+        for key, job in core.jobs.items():
+            has_place = job.state in (JobState.DISPATCHING, JobState.RUNNING)
+            assert (job.place is not None) == has_place or job.state is JobState.READING
+            assert job.place is None or placed[job.place.worker_id, job.place.slot] == key
+            assert job.sequence in self.jobs, "held after it was acknowledged"
+        queued = {job.key for queue in core.queue.models.values() for job in queue}
+        assert queued == {k for k, j in core.jobs.items() if j.state is JobState.QUEUED}
+
+    def check_quiet(self) -> None:
+        """Nothing is left behind, and every client has had its end and each token once."""
+        assert not self.core.jobs
+        assert not self.jobs, "jobs not acknowledged"
+        for view in self.core.table.workers.values():
+            assert not view.owners
+            assert view.free_slots == view.slots
+            assert view.owned_cells == view.stray_cells == 0
+        for worker in self.workers.values():
+            assert not worker.running
+        for key, chunks in self.clients.items():
+            emitted = self.read(key)
+            assert emitted.outcome, f"{key} never ended"
+            assert emitted.token_ids == list(range(len(emitted.token_ids)))
+            if emitted.outcome == "length":
+                assert len(emitted.token_ids) == self.requests[key].params.max_tokens
+            terminals = [c.epoch for c in chunks if outcome_of(c)]
+            assert len(terminals) == len(set(terminals)), "two ends in one epoch"

@@ -1,0 +1,167 @@
+"""A worker on a real bus that does what the test says, when it says so."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+
+from inferflux.common import subjects
+from inferflux.common.bus import Bus, Message
+from inferflux.v1 import generation_pb2, scheduler_pb2, tokens_pb2, worker_pb2
+
+MODEL = "demo"
+
+
+class ScriptedWorker:
+    """Accepts batches and heartbeats every `interval_s`; tokens are emitted by `emit` alone.
+
+    Token `i` is `i`, its text `i` and a space.
+    """
+
+    def __init__(self, bus: Bus, worker_id: str, *, slots: int = 2, kv_cells: int = 1000) -> None:
+        self.bus = bus
+        self.worker_id = worker_id
+        self.incarnation = uuid.uuid4().hex
+        self.slots = slots
+        self.kv_cells = kv_cells
+        self.items: dict[str, worker_pb2.BatchItem] = {}
+        self.emitted: dict[str, int] = {}
+        self.ended: list[scheduler_pb2.EndedRequest] = []
+        self.dropped: list[str] = []
+        self.taken = asyncio.Event()
+        self.is_mute = False
+        self._subscriptions: list[object] = []
+        self._beating: asyncio.Task[None] | None = None
+
+    async def start(self, interval_s: float = 0.3) -> None:
+        self._subscriptions = [
+            await self.bus.serve(subjects.worker_batch(self.worker_id), self._on_batch),
+            await self.bus.serve(subjects.worker_command(self.worker_id), self._on_command),
+            await self.bus.serve(subjects.CANCEL_ALL, self._on_cancel),
+        ]
+        await self.bus.flush()
+        self._beating = asyncio.create_task(self._beat_for_ever(interval_s))
+
+    async def vanish(self) -> None:
+        """As if killed: silent from now on."""
+        if self._beating is not None:
+            self._beating.cancel()
+            await asyncio.wait([self._beating])
+            self._beating = None
+        for subscription in self._subscriptions:
+            await subscription.close()  # type: ignore[attr-defined]
+        self._subscriptions = []
+
+    def status(self) -> scheduler_pb2.WorkerStatus:
+        status = scheduler_pb2.WorkerStatus(
+            worker_id=self.worker_id,
+            incarnation=self.incarnation,
+            state=scheduler_pb2.WORKER_STATE_READY,
+            slots=self.slots,
+            kv_cells=self.kv_cells,
+            ended=self.ended,
+        )
+        status.models.add(name=MODEL, context_length=512)
+        for item in self.items.values():
+            status.running.add(
+                request_id=item.request.request_id,
+                tenant=item.request.tenant,
+                epoch=item.request.epoch,
+                slot=item.slot,
+            )
+        return status
+
+    async def has(self, request_id: str, timeout_s: float = 10.0) -> worker_pb2.BatchItem:
+        """Wait until the request is on board."""
+        async with asyncio.timeout(timeout_s):
+            while request_id not in self.items:
+                self.taken.clear()
+                await self.taken.wait()
+        return self.items[request_id]
+
+    async def emit(self, request_id: str, tokens: int, *, is_last: bool = False) -> None:
+        item = self.items[request_id]
+        first = self.emitted.get(request_id, len(item.request.generated_token_ids))
+        ids = range(first, first + tokens)
+        chunk = tokens_pb2.TokenChunk(
+            request_id=request_id,
+            epoch=item.request.epoch,
+            offset=first,
+            token_ids=ids,
+            text="".join(f"{i} " for i in ids),
+        )
+        self.emitted[request_id] = first + tokens
+        if is_last:
+            chunk.finished.reason = generation_pb2.FINISH_REASON_STOP
+        await self._publish(item.request, chunk)
+        if is_last:
+            await self._end(item.request, "stop")
+
+    async def tell(self, event: scheduler_pb2.WorkerEvent) -> None:
+        event.worker_id, event.incarnation = self.worker_id, self.incarnation
+        await self.bus.publish(subjects.SCHEDULER_EVENTS, event.SerializeToString())
+
+    async def die_engine(self) -> None:
+        event = scheduler_pb2.WorkerEvent()
+        event.engine_died.message = "killed by the test"
+        for item in self.items.values():
+            event.engine_died.on_board.add(
+                request_id=item.request.request_id, tenant=item.request.tenant, epoch=item.request.epoch
+            )
+        self.items.clear()
+        self.emitted.clear()
+        await self.tell(event)
+
+    async def _end(self, request: scheduler_pb2.InferenceRequest, outcome: str) -> None:
+        del self.items[request.request_id]
+        self.emitted.pop(request.request_id, None)
+        self.ended.append(
+            scheduler_pb2.EndedRequest(
+                request_id=request.request_id, tenant=request.tenant, epoch=request.epoch
+            )
+        )
+        if not self.is_mute:
+            event = scheduler_pb2.WorkerEvent()
+            event.request_ended.request_id = request.request_id
+            event.request_ended.tenant = request.tenant
+            event.request_ended.epoch = request.epoch
+            event.request_ended.outcome = outcome
+            await self.tell(event)
+
+    async def _publish(self, request: scheduler_pb2.InferenceRequest, chunk: tokens_pb2.TokenChunk) -> None:
+        subject = subjects.tokens(request.tenant, request.request_id)
+        await self.bus.publish(subject, chunk.SerializeToString())
+
+    async def _beat_for_ever(self, interval_s: float) -> None:
+        while True:
+            subject = subjects.worker_status(self.worker_id)
+            await self.bus.publish(subject, self.status().SerializeToString())
+            await asyncio.sleep(interval_s)
+
+    async def _on_batch(self, message: Message) -> None:
+        batch = worker_pb2.RequestBatch.FromString(message.data)
+        answer = worker_pb2.BatchAccepted(batch_id=batch.batch_id)
+        for item in batch.items:
+            self.items[item.request.request_id] = item
+            answer.accepted_request_ids.append(item.request.request_id)
+        self.taken.set()
+        await message.respond(answer.SerializeToString())
+
+    async def _on_command(self, message: Message) -> None:
+        command = worker_pb2.WorkerCommand.FromString(message.data)
+        if command.HasField("drop"):
+            self.dropped.append(command.drop.request_id)
+            self.items.pop(command.drop.request_id, None)
+
+    async def _on_cancel(self, message: Message) -> None:
+        notice = scheduler_pb2.CancelNotice.FromString(message.data)
+        item = self.items.get(notice.request_id)
+        if item is not None and item.request.tenant == notice.tenant:
+            chunk = tokens_pb2.TokenChunk(
+                request_id=notice.request_id,
+                epoch=item.request.epoch,
+                offset=self.emitted.get(notice.request_id, 0),
+            )
+            chunk.finished.reason = generation_pb2.FINISH_REASON_CANCELLED
+            await self._publish(item.request, chunk)
+            await self._end(item.request, "cancelled")

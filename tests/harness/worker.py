@@ -1,0 +1,174 @@
+"""A worker process as it runs in production, and what it says on the bus."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from inferflux.common import subjects
+from inferflux.common.bus import Bus, Message, TokenSubscription
+from inferflux.v1 import generation_pb2, scheduler_pb2, tokens_pb2, worker_pb2
+
+DEMO_MODEL = Path(__file__).resolve().parents[2] / "models" / "inferflux-demo.gguf"
+WAIT_S = 30.0
+
+
+class WorkerProcess:
+    """`python -m inferflux.worker` on one bus, with everything it publishes about itself."""
+
+    def __init__(self, directory: Path, nats_url: str, bus: Bus, worker_id: str, **variables: str) -> None:
+        self.worker_id = worker_id
+        self.bus = bus
+        self.log_path = directory / f"{worker_id}.log"
+        self.status: scheduler_pb2.WorkerStatus | None = None
+        self.events: list[scheduler_pb2.WorkerEvent] = []
+        self._news = asyncio.Event()
+        self._environment = {
+            "INFERFLUX_NATS_URL": nats_url,
+            "INFERFLUX_WORKER_ID": worker_id,
+            "INFERFLUX_WORKER_MODEL_PATH": str(DEMO_MODEL),
+            "INFERFLUX_WORKER_SLOTS": "4",
+            "INFERFLUX_EXIT_WITH_PARENT": "true",
+        } | variables
+        self.process: subprocess.Popen[bytes] | None = None
+
+    async def start(self) -> None:
+        await self.bus.serve(subjects.worker_status(self.worker_id), self._on_status)
+        await self.bus.serve(subjects.SCHEDULER_EVENTS, self._on_event)
+        inherited = {k: v for k, v in os.environ.items() if not k.startswith("INFERFLUX_")}
+        with self.log_path.open("ab") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "inferflux.worker"],
+                stdout=log,
+                stderr=log,
+                env=inherited | self._environment,
+            )
+
+    async def start_ready(self) -> None:
+        await self.start()
+        await self.until(
+            lambda: self.status is not None and self.status.state == scheduler_pb2.WORKER_STATE_READY
+        )
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        """Return once the condition holds, looked at whenever the worker says something."""
+        deadline = time.monotonic() + WAIT_S
+        while not condition():
+            self._news.clear()
+            left = deadline - time.monotonic()
+            assert left > 0, f"waited in vain; the worker's log:\n{self.log_path.read_text()}"
+            try:
+                await asyncio.wait_for(self._news.wait(), min(left, 1.0))
+            except TimeoutError:
+                continue
+
+    def send(self, number: signal.Signals) -> None:
+        assert self.process is not None
+        self.process.send_signal(number)
+
+    async def wait(self) -> int:
+        assert self.process is not None
+        return await asyncio.wait_for(asyncio.to_thread(self.process.wait), WAIT_S)
+
+    def kill(self) -> None:
+        if self.process is not None and self.process.poll() is None:
+            self.process.kill()
+            self.process.wait()
+
+    async def submit(self, *items: worker_pb2.BatchItem, incarnation: str = "") -> worker_pb2.BatchAccepted:
+        assert self.status is not None
+        batch = worker_pb2.RequestBatch(
+            batch_id="b", incarnation=incarnation or self.status.incarnation, items=items
+        )
+        answer = await self.bus.request(
+            subjects.worker_batch(self.worker_id), batch.SerializeToString(), timeout_s=WAIT_S
+        )
+        return worker_pb2.BatchAccepted.FromString(answer)
+
+    async def read(self, request_id: str) -> TokenSubscription:
+        """Its token stream, subscribed to for certain."""
+        stream = await self.bus.open_stream(subjects.tokens("t", request_id))
+        await self.bus.flush()
+        return stream
+
+    def engine_pid(self) -> int:
+        """The worker's one child process."""
+        assert self.process is not None
+        children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text()
+        return int(children.split()[0])
+
+    async def _on_status(self, message: Message) -> None:
+        self.status = scheduler_pb2.WorkerStatus.FromString(message.data)
+        self._news.set()
+
+    async def _on_event(self, message: Message) -> None:
+        event = scheduler_pb2.WorkerEvent.FromString(message.data)
+        if event.worker_id == self.worker_id:
+            self.events.append(event)
+            self._news.set()
+
+
+def batch_item(
+    request_id: str,
+    *,
+    model: str = "inferflux-demo",
+    slot: int = 0,
+    epoch: int = 1,
+    prompt: Sequence[int] = (10, 20, 30, 40),
+    generated: Sequence[int] = (),
+    max_tokens: int = 24,
+    deadline_unix_ms: int = 0,
+    stop: Sequence[str] = (),
+    **sampling: Any,
+) -> worker_pb2.BatchItem:
+    """A greedy request that goes on past the model's own end, unless `sampling` says otherwise."""
+    params = generation_pb2.GenerationParams(
+        max_tokens=max_tokens,
+        ignore_eos=True,
+        stop=stop,
+        sampling=generation_pb2.SamplingParams(
+            **{
+                "temperature": 0.0,
+                "top_k": 0,
+                "top_p": 1.0,
+                "min_p": 0.0,
+                "repeat_penalty": 1.0,
+                "frequency_penalty": 0.0,
+                "presence_penalty": 0.0,
+                "penalty_last_n": 64,
+                "seed": 7,
+            }
+            | sampling
+        ),
+    )
+    request = scheduler_pb2.InferenceRequest(
+        request_id=request_id,
+        tenant="t",
+        model=model,
+        epoch=epoch,
+        prompt_token_ids=prompt,
+        generated_token_ids=generated,
+        params=params,
+        enqueued_unix_ms=time.time_ns() // 1_000_000,
+        deadline_unix_ms=deadline_unix_ms,
+    )
+    return worker_pb2.BatchItem(request=request, slot=slot)
+
+
+async def read_to_end(stream: TokenSubscription) -> list[tokens_pb2.TokenChunk]:
+    """Every chunk up to the terminal one."""
+    chunks: list[tokens_pb2.TokenChunk] = []
+    while not chunks or chunks[-1].WhichOneof("event") not in ("finished", "failed"):
+        chunks.append(tokens_pb2.TokenChunk.FromString(await stream.next(WAIT_S)))
+    return chunks
+
+
+def token_ids(chunks: list[tokens_pb2.TokenChunk]) -> list[int]:
+    return [token for chunk in chunks for token in chunk.token_ids]

@@ -1,0 +1,107 @@
+"""The probe over real HTTP."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+from collections.abc import Iterator
+from http.client import HTTPConnection
+
+import pytest
+from prometheus_client import CollectorRegistry, Counter
+
+from inferflux.common.errors import InvalidArgument, Unavailable
+from inferflux.common.probe import Probe
+
+
+@pytest.fixture
+def registry() -> CollectorRegistry:
+    return CollectorRegistry()
+
+
+@pytest.fixture
+def probe(registry: CollectorRegistry) -> Iterator[Probe]:
+    probe = Probe("127.0.0.1:0", registry=registry)
+    yield probe
+    probe.close()
+
+
+def get(probe: Probe, path: str) -> tuple[int, str]:
+    connection = HTTPConnection("127.0.0.1", probe.port, timeout=5)
+    try:
+        connection.request("GET", path)
+        response = connection.getresponse()
+        return response.status, response.read().decode()
+    finally:
+        connection.close()
+
+
+def test_it_is_alive_at_once_and_ready_when_every_condition_is_met(probe: Probe) -> None:
+    assert get(probe, "/livez") == (200, "ok\n")
+    assert get(probe, "/readyz")[0] == 503
+    probe.set_ready("nats", True)
+    probe.set_ready("model", False, "loading demo.gguf")
+    status, body = get(probe, "/readyz")
+    assert status == 503
+    assert json.loads(body)["conditions"]["model"] == {"ok": False, "detail": "loading demo.gguf"}
+    assert not probe.is_ready
+    probe.set_ready("model", True)
+    assert get(probe, "/readyz?verbose")[0] == 200
+    assert probe.is_ready
+
+
+def test_metrics_are_served(probe: Probe, registry: CollectorRegistry) -> None:
+    Counter("inferflux_things", "Things.", registry=registry).inc(3)
+    status, body = get(probe, "/metrics")
+    assert status == 200
+    assert "inferflux_things_total 3.0" in body
+
+
+def test_other_paths_say_what_there_is(probe: Probe) -> None:
+    status, body = get(probe, "/")
+    assert status == 404
+    assert "/metrics" in body
+
+
+def test_many_ask_at_once(probe: Probe) -> None:
+    probe.set_ready("x", True)
+    statuses: list[int] = []
+    threads = [threading.Thread(target=lambda: statuses.append(get(probe, "/readyz")[0])) for _ in range(20)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert statuses == [200] * 20
+
+
+def test_a_client_that_sends_rubbish_or_nothing_harms_nobody(
+    probe: Probe, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for rubbish in (b"\x00\xff\r\n\r\n", b"", b"GET"):
+        with socket.create_connection(("127.0.0.1", probe.port)) as client:
+            client.sendall(rubbish)
+    assert get(probe, "/livez")[0] == 200
+    assert "Traceback" not in capsys.readouterr().err
+
+
+def test_a_taken_port_names_the_address_and_the_variable(probe: Probe) -> None:
+    with pytest.raises(Unavailable) as caught:
+        Probe(f"127.0.0.1:{probe.port}")
+    assert f"127.0.0.1:{probe.port}" in caught.value.message
+    assert "INFERFLUX_METRICS_LISTEN" in caught.value.message
+
+
+@pytest.mark.parametrize("listen", ["", "localhost", "127.0.0.1:x", "127.0.0.1:70000", "9090"])
+def test_an_address_that_is_none_names_the_variable(listen: str) -> None:
+    with pytest.raises(InvalidArgument) as caught:
+        Probe(listen)
+    assert caught.value.field == "INFERFLUX_METRICS_LISTEN"
+
+
+def test_a_closed_probe_frees_its_port() -> None:
+    first = Probe("127.0.0.1:0")
+    address = f"127.0.0.1:{first.port}"
+    assert get(first, "/livez")[0] == 200
+    first.close()
+    Probe(address).close()

@@ -1,0 +1,83 @@
+"""The Redis client against a real valkey-server."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+import redis.exceptions
+
+from inferflux.common import store
+from inferflux.common.errors import InvalidArgument, Unavailable
+from inferflux.common.servers import ServerProcess, free_port
+
+
+async def test_it_stores_bytes(valkey_url: str) -> None:
+    client = store.connect(valkey_url)
+    with store.store_errors():
+        await client.set("test:bytes", b"\xff\x00")
+        assert await client.get("test:bytes") == b"\xff\x00"
+    await client.aclose()
+
+
+async def test_a_store_that_is_away_is_unavailable_soon_and_comes_back_by_itself(
+    private_valkey: ServerProcess,
+) -> None:
+    client = store.connect(private_valkey.url)
+    await client.set("key", b"kept")
+    private_valkey.kill()
+    started = time.monotonic()
+    with pytest.raises(Unavailable) as caught, store.store_errors():
+        await client.get("key")
+    assert caught.value.reason == "STORE_UNAVAILABLE"
+    assert time.monotonic() - started < 2
+    private_valkey.start()
+    private_valkey.wait_ready()
+    with store.store_errors():
+        assert await client.get("key") == b"kept"  # written to its file
+    await client.aclose()
+
+
+async def test_a_restart_between_two_commands_goes_unseen(private_valkey: ServerProcess) -> None:
+    client = store.connect(private_valkey.url)
+    await client.set("key", b"1")
+    private_valkey.restart()
+    with store.store_errors():
+        assert await client.get("key") == b"1"
+    await client.aclose()
+
+
+async def test_a_silent_store_is_unavailable_in_bounded_time(private_valkey: ServerProcess) -> None:
+    client = store.connect(private_valkey.url)
+    await client.set("key", b"1")
+    private_valkey.pause()
+    try:
+        started = time.monotonic()
+        with pytest.raises(Unavailable), store.store_errors():
+            await client.get("key")
+        assert time.monotonic() - started < 8
+    finally:
+        private_valkey.resume()
+    await client.aclose()
+
+
+async def test_nobody_listening_is_unavailable() -> None:
+    client = store.connect(f"redis://127.0.0.1:{free_port()}/0")
+    with pytest.raises(Unavailable), store.store_errors():
+        await client.ping()
+    await client.aclose()
+
+
+async def test_a_defect_of_ours_stays_what_it_is(valkey_url: str) -> None:
+    client = store.connect(valkey_url)
+    await client.set("test:text", "x")
+    with pytest.raises(redis.exceptions.ResponseError), store.store_errors():
+        await client.lpush("test:text", "y")
+    await client.aclose()
+
+
+@pytest.mark.parametrize("url", ["", "127.0.0.1:6379", "http://127.0.0.1"])
+def test_a_url_that_is_none_names_the_variable(url: str) -> None:
+    with pytest.raises(InvalidArgument) as caught:
+        store.connect(url)
+    assert caught.value.field == "INFERFLUX_REDIS_URL"

@@ -1,0 +1,123 @@
+"""One policy process, one key, and a gateway with a scheduler-and-worker behind it."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from harness.gateway import Backend, Client, GatewayProcess, StartGateway
+from harness.policy import PolicyProcess
+
+from inferflux.common.bus import Bus
+from inferflux.common.servers import ServerProcess
+from inferflux.worker.model_file import read_model_file
+
+DEMO_MODEL = Path(__file__).resolve().parents[3] / "models" / "inferflux-demo.gguf"
+
+
+@pytest.fixture(scope="session")
+def demo_tokenizer() -> bytes:
+    """The demo model's tokenizer file, as its worker puts it into the object store."""
+    return read_model_file(DEMO_MODEL).tokenizer
+
+
+@pytest.fixture(scope="session")
+def admin_key() -> str:
+    return f"ifx_{secrets.token_urlsafe(32)}"
+
+
+@pytest.fixture(scope="session")
+async def policy(
+    tmp_path_factory: pytest.TempPathFactory, valkey_url: str, admin_key: str
+) -> AsyncIterator[PolicyProcess]:
+    directory = tmp_path_factory.mktemp("policy")
+    process = PolicyProcess(directory, valkey_url, INFERFLUX_POLICY_BOOTSTRAP_KEY=admin_key)
+    process.start()
+    try:
+        await process.wait_ready()
+        yield process
+    finally:
+        await process.close()
+
+
+@pytest.fixture(scope="session")
+async def key(policy: PolicyProcess, admin_key: str) -> str:
+    """A key of the tenant `acme` for inference and models."""
+    return (await policy.create_key(admin_key, scopes=("inference", "models"))).secret
+
+
+@pytest.fixture(scope="session")
+async def other_key(policy: PolicyProcess, admin_key: str) -> str:
+    """A key of the tenant `other`."""
+    return (await policy.create_key(admin_key, tenant="other")).secret
+
+
+@pytest.fixture(scope="session")
+async def session_bus(nats_url: str) -> AsyncIterator[Bus]:
+    connection = await Bus.connect(nats_url, name="backend")
+    yield connection
+    await connection.close()
+
+
+@pytest.fixture(scope="session")
+async def backend(session_bus: Bus, demo_tokenizer: bytes) -> AsyncIterator[Backend]:
+    """Serves the model `demo` for the whole session: use request ids of your own."""
+    behind = Backend(session_bus, demo_tokenizer)
+    await behind.start()
+    yield behind
+    await behind.close()
+
+
+@pytest.fixture(scope="session")
+async def gateway(
+    tmp_path_factory: pytest.TempPathFactory, nats_url: str, policy: PolicyProcess, backend: Backend
+) -> AsyncIterator[GatewayProcess]:
+    """A gateway for the whole session."""
+    process = GatewayProcess(
+        tmp_path_factory.mktemp("gateway"),
+        nats_url,
+        f"127.0.0.1:{policy.port}",
+        INFERFLUX_GATEWAY_SILENCE_S="1",
+    )
+    process.start()
+    try:
+        await process.wait_ready()
+        yield process
+    finally:
+        await process.close()
+
+
+@pytest.fixture
+def client(gateway: GatewayProcess, key: str) -> Client:
+    return Client(gateway, key)
+
+
+@pytest.fixture
+async def start_gateway(tmp_path: Path, policy: PolicyProcess) -> AsyncIterator[StartGateway]:
+    """Start gateways that end with the test."""
+    started: list[GatewayProcess] = []
+
+    async def start(nats_url: str, *, wait: bool = True, **variables: str) -> GatewayProcess:
+        process = GatewayProcess(tmp_path, nats_url, f"127.0.0.1:{policy.port}", **variables)
+        started.append(process)
+        process.start()
+        if wait:
+            await process.wait_ready()
+        return process
+
+    yield start
+    for process in started:
+        await process.close()
+
+
+@pytest.fixture
+async def private_backend(private_nats: ServerProcess, demo_tokenizer: bytes) -> AsyncIterator[Backend]:
+    """Serves the model `demo` on a NATS that the test may kill and restart."""
+    connection = await Bus.connect(private_nats.url, name="backend")
+    behind = Backend(connection, demo_tokenizer)
+    await behind.start()
+    yield behind
+    await behind.close()
+    await connection.close()

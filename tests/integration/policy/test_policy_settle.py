@@ -1,0 +1,90 @@
+"""Settling: what a request used is added to its tenant once."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from harness.policy import refusal, until
+
+from inferflux.common.errors import InvalidArgument, from_rpc
+from inferflux.policy.store import PolicyStore
+from inferflux.v1 import generation_pb2, policy_pb2
+
+from .conftest import Running, StartPolicy
+
+
+def ended(the_id: str, of_tenant: str, /, **changes: Any) -> policy_pb2.SettleRequest:
+    fields: dict[str, Any] = {
+        "request_id": the_id,
+        "tenant": of_tenant,
+        "key_id": "key_" + "0" * 16,
+        "model": "demo",
+        "outcome": "stop",
+        "usage": generation_pb2.Usage(prompt_tokens=10, cached_prompt_tokens=4, completion_tokens=5),
+    }
+    return policy_pb2.SettleRequest(**(fields | changes))
+
+
+async def test_settled_requests_add_up(running: Running) -> None:
+    for i in range(3):
+        await running.policy.stub.Settle(ended(f"add-{i}", "adds"))
+    assert await PolicyStore(running.redis, timeout_s=5).usage("adds") == {
+        "requests": 3,
+        "prompt_tokens": 30,
+        "cached_prompt_tokens": 12,
+        "completion_tokens": 15,
+    }
+
+
+async def test_settling_a_request_any_number_of_times_counts_it_once(running: Running) -> None:
+    await asyncio.gather(*(running.policy.stub.Settle(ended("same", "once")) for _ in range(50)))
+    usage = await PolicyStore(running.redis, timeout_s=5).usage("once")
+    assert usage["requests"] == 1
+    assert usage["completion_tokens"] == 5
+
+
+async def test_two_tenants_may_use_the_same_request_id(running: Running) -> None:
+    for tenant in ("left", "right"):
+        await running.policy.stub.Settle(ended("shared-id", tenant))
+    store = PolicyStore(running.redis, timeout_s=5)
+    assert [(await store.usage(t))["requests"] for t in ("left", "right")] == [1, 1]
+
+
+async def test_a_settled_request_is_forgotten_in_time_and_leaves_only_its_counters(
+    start_policy: StartPolicy, running: Running
+) -> None:
+    policy = await start_policy(
+        running.policy.environment["INFERFLUX_REDIS_URL"], INFERFLUX_POLICY_SETTLED_MEMORY_S="1"
+    )
+    await policy.stub.Settle(ended("short", "memory"))
+    marker = "inferflux:{memory}:settled:short"
+    assert await running.redis.exists(marker)
+
+    async def is_forgotten() -> bool:
+        return not await running.redis.exists(marker)
+
+    await until(is_forgotten)
+    await policy.stub.Settle(ended("short", "memory"))
+    assert (await PolicyStore(running.redis, timeout_s=5).usage("memory"))["requests"] == 2
+
+
+@pytest.mark.parametrize(
+    ("field", "changes"),
+    [
+        ("tenant", {"tenant": "a}b"}),
+        ("request_id", {"request_id": ""}),
+        ("key_id", {"key_id": "x"}),
+        ("outcome", {"outcome": "Not Fine"}),
+        ("usage.cached_prompt_tokens", {"usage": generation_pb2.Usage(cached_prompt_tokens=1)}),
+    ],
+)
+async def test_a_wrong_field_is_named_and_nothing_is_counted(
+    running: Running, field: str, changes: dict[str, Any]
+) -> None:
+    before = await running.redis.dbsize()
+    raised = from_rpc(await refusal(running.policy.stub.Settle(ended("bad", "wrong", **changes))))
+    assert isinstance(raised, InvalidArgument)
+    assert raised.field == field
+    assert await running.redis.dbsize() == before

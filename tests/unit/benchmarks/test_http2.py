@@ -1,0 +1,122 @@
+"""The lean gRPC client: its frames, and the client itself against grpcio's server."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import AsyncIterator
+from typing import Any
+
+import grpc
+import grpc.aio
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from benchmarks import http2
+from benchmarks.grpc_target import GrpcTarget
+from benchmarks.lean_grpc_target import LeanGrpcTarget
+from benchmarks.load import Target
+from benchmarks.trace import Trace
+from inferflux.v1 import inference_pb2, tokens_pb2
+
+_PLACES = st.lists(st.integers(0, 10_000), max_size=12)
+
+
+def _cut(data: bytes, places: list[int]) -> list[bytes]:
+    edges = [0, *sorted(place % len(data) for place in places), len(data)]
+    return [data[a:b] for a, b in itertools.pairwise(edges)]
+
+
+@given(_PLACES, st.lists(st.binary(max_size=300), min_size=1, max_size=5))
+def test_frames_and_messages_come_out_the_same_wherever_the_bytes_are_cut(
+    places: list[int], messages: list[bytes]
+) -> None:
+    framed = b"".join(b"\0" + len(m).to_bytes(4) + m for m in messages)
+    frames = [http2.Frame(http2.FrameType.DATA, 0, 5, part) for part in _cut(framed, places[:3])]
+    data = b"".join(http2.frame(http2.FrameType(f.kind), f.flags, f.stream, f.payload) for f in frames)
+    frame_reader, message_reader = http2.FrameReader(), http2.MessageReader()
+    seen = [one for part in _cut(data, places) for one in frame_reader.feed(part)]
+    assert seen == frames
+    assert [m for one in seen for m in message_reader.feed(one.payload)] == messages
+
+
+@given(st.dictionaries(st.from_regex(r"[a-z-]{1,200}", fullmatch=True), st.text(max_size=300), max_size=5))
+def test_headers_are_read_as_they_were_written(headers: dict[str, str]) -> None:
+    assert http2.decode_headers(http2.encode_headers(headers.items())) == headers
+
+
+def test_headers_from_the_static_table_are_passed_over() -> None:
+    # Indexed (:status 200), literal with an indexed name, a new table size, literal with a name of its own.
+    block = b"\x88" + b"\x5f\x03abc" + b"\x20" + http2.encode_headers([("grpc-status", "0")])
+    assert http2.decode_headers(block) == {"grpc-status": "0"}
+
+
+@pytest.mark.parametrize("length", [1, 5, 9])
+def test_headers_that_are_cut_off_are_refused(length: int) -> None:
+    with pytest.raises(http2.Http2Error, match="cut off"):
+        http2.decode_headers(http2.encode_headers([("grpc-status", "0")])[:length])
+
+
+def test_a_request_too_large_to_send_at_once_is_refused() -> None:
+    with pytest.raises(http2.Http2Error, match="too large"):
+        http2.request(1, [], b"x" * 70_000)
+
+
+def _server() -> grpc.aio.Server:
+    """Streams as many tokens as asked for, unless the prompt begins with 0: then it fails after one."""
+
+    async def generate(
+        request: inference_pb2.GenerateRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> AsyncIterator[bytes]:
+        for offset in range(request.params.max_tokens):
+            chunk = tokens_pb2.TokenChunk(offset=offset, text="é" * 200, token_ids=[7])
+            chunk.sampled_unix_us = time.time_ns() // 1000
+            yield inference_pb2.GenerateResponse(chunk=chunk).SerializeToString()
+            if request.token_ids.ids[0] == 0:
+                await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "all slots are taken: wait")
+            if dict(context.invocation_metadata() or ()).get("authorization") != "Bearer key":
+                await context.abort(grpc.StatusCode.UNAUTHENTICATED, "no key")
+
+    handler: grpc.RpcMethodHandler[Any, Any] = grpc.unary_stream_rpc_method_handler(
+        generate, request_deserializer=inference_pb2.GenerateRequest.FromString
+    )
+    server = grpc.aio.server()
+    server.add_generic_rpc_handlers(
+        (grpc.method_handlers_generic_handler("inferflux.v1.InferenceService", {"Generate": handler}),)
+    )
+    return server
+
+
+@pytest.fixture
+async def address() -> AsyncIterator[str]:
+    server = _server()
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    yield f"127.0.0.1:{port}"
+    await server.stop(None)
+
+
+@pytest.mark.parametrize("kind", [GrpcTarget, LeanGrpcTarget])
+async def test_both_clients_see_the_same_stream(kind: type[Any], address: str) -> None:
+    target: Target = kind(address, model="m", api_key="key")
+    long_prompt = [1] * 20_000  # more than one frame
+    for prompt in ([5, 6], long_prompt):
+        trace = Trace(time.perf_counter())
+        await target.generate(prompt, 200, trace)
+        assert trace.error == ""
+        assert trace.tokens == 200
+        assert trace.arrivals_s == sorted(trace.arrivals_s)
+        assert all(-0.01 < lag < 5 for lag in trace.sampled_to_received_s)
+    failed = Trace(time.perf_counter())
+    await target.generate([0], 5, failed)
+    assert failed.tokens == 1
+    assert "all slots are taken: wait" in failed.error
+    await target.close()
+
+
+async def test_a_server_that_is_not_there_fails_the_request() -> None:
+    target = LeanGrpcTarget("127.0.0.1:9", model="m", api_key="")
+    trace = Trace(time.perf_counter())
+    await target.generate([1], 1, trace)
+    assert "ConnectionRefusedError" in trace.error

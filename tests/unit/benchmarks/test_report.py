@@ -1,0 +1,107 @@
+"""From figures to a document."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from xml.etree import ElementTree as ET
+
+import pytest
+
+from benchmarks import report, results
+from benchmarks.rows import ROWS, Reading, Row
+from benchmarks.scenarios import SCENARIOS
+
+_MACHINE = {
+    "cpu": "A CPU",
+    "cores": 2,
+    "python": "3.11",
+    "llama_cpp_python": "0.3",
+    "grpcio": "1.85",
+    "commit": "abc123",
+}
+
+
+def _stored(path: Path, *readings: Reading) -> dict[str, object]:
+    for reading in readings:
+        results.store(reading, measured_on=_MACHINE, path=path)
+    return results.load(path)
+
+
+def _ratio(key: str, value: float) -> Reading:
+    raw = {
+        "ours": [{"tokens_per_s": 91.4, "command": "python serve"}],
+        "bare_loop": [{"tokens_per_s": 100.2, "command": "python engine"}],
+    }
+    return Reading(ROWS[key], value, raw, ("python serve", "python engine"))
+
+
+def test_every_row_is_measured_by_exactly_one_scenario() -> None:
+    measured = [key for scenario in SCENARIOS for key in scenario.keys]
+    assert sorted(measured) == sorted(ROWS)
+
+
+@pytest.mark.parametrize(
+    ("direction", "value", "reached"),
+    [(">=", 0.9, True), (">=", 0.89, False), ("<=", 0.9, True), ("<=", 0.91, False), ("<=", math.nan, False)],
+)
+def test_a_target_is_reached_from_its_own_side(direction: str, value: float, reached: bool) -> None:
+    assert direction in (">=", "<=")
+    row = Row("k", "t", 0.9, ">=" if direction == ">=" else "<=")
+    assert row.is_reached(value) is reached
+
+
+def test_a_row_measured_again_replaces_itself_and_leaves_the_others(tmp_path: Path) -> None:
+    path = tmp_path / "results" / "latest.json"
+    known = _stored(path, _ratio("shared_c16", 0.8), _ratio("shared_c8", 0.5), _ratio("shared_c8", 0.93))
+    assert list(known) == ["environment", "shared_c8", "shared_c16"]
+    row = json.loads(path.read_text())["shared_c8"]
+    assert row["value"] == 0.93
+    assert row["target"] == 0.9
+    assert row["reached"] is True
+    assert row["commands"] == ["python serve", "python engine"]
+    assert row["commit"] == "abc123"
+
+
+def test_the_report_shows_figures_targets_and_what_is_missed(tmp_path: Path) -> None:
+    missed = Reading(ROWS["ttft_added_idle_p50_ms"], 7.123)
+    text = report.render(_stored(tmp_path / "l.json", _ratio("shared_c8", 0.934), missed))
+    shared, ttft = text.splitlines()[-2:]
+    assert "| ≥ 0.90 | 0.934 | yes | ours 91; bare loop 100 tokens/s |" in shared
+    assert "| ≤ 5 ms | 7.12 ms | **no** |" in ttft
+    assert "2 cores of A CPU, at abc123" in text
+
+
+def test_a_document_keeps_what_is_around_the_markers(tmp_path: Path) -> None:
+    path = tmp_path / "latest.json"
+    _stored(path, _ratio("shared_c8", 0.934))
+    document = tmp_path / "performance.md"
+    document.write_text(f"before\n{report.BEGIN}\nold\n{report.END}\nafter\n")
+    assert report.main(["--results", str(path), "--write", str(document)]) == 0
+    assert report.main(["--results", str(path), "--write", str(document)]) == 0
+    text = document.read_text()
+    assert text.startswith("before\n")
+    assert text.endswith(f"{report.END}\nafter\n")
+    assert "old" not in text
+    assert text.count("shared_c8") == 1
+    picture = ET.fromstring((tmp_path / "performance.svg").read_text())  # noqa: S314 - our own
+    assert picture.tag.endswith("svg")
+
+
+@pytest.mark.parametrize("document", ["no markers", f"{report.END} {report.BEGIN} {report.BEGIN}"])
+def test_a_document_without_its_markers_is_left_alone(
+    document: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "latest.json"
+    _stored(path, _ratio("shared_c8", 0.934))
+    file = tmp_path / "d.md"
+    file.write_text(document)
+    assert report.main(["--results", str(path), "--write", str(file)]) == 1
+    assert "needs one line" in capsys.readouterr().err
+    assert file.read_text() == document
+
+
+def test_without_results_there_is_no_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert report.main(["--results", str(tmp_path / "none.json")]) == 1
+    assert "make bench" in capsys.readouterr().err

@@ -1,0 +1,68 @@
+"""What is counted and timed about a streamed answer."""
+
+from __future__ import annotations
+
+import pytest
+
+from inferflux.cli.answer import Answer
+from inferflux.v1 import generation_pb2, tokens_pb2
+
+
+def chunk(text: str, ids: list[int], offset: int = 0) -> tokens_pb2.TokenChunk:
+    return tokens_pb2.TokenChunk(request_id="r", text=text, token_ids=ids, offset=offset)
+
+
+def finished_chunk() -> tokens_pb2.TokenChunk:
+    usage = generation_pb2.Usage(prompt_tokens=7, cached_prompt_tokens=2, completion_tokens=5)
+    finished = tokens_pb2.Finished(reason=generation_pb2.FINISH_REASON_LENGTH, usage=usage)
+    return tokens_pb2.TokenChunk(request_id="r", finished=finished)
+
+
+def test_the_time_to_first_token_ignores_events_without_tokens() -> None:
+    answer = Answer(sent_at=10.0)
+    answer.take(tokens_pb2.TokenChunk(queued=tokens_pb2.Queued(position=3)), 10.1)
+    answer.take(tokens_pb2.TokenChunk(started=tokens_pb2.Started(worker_id="w")), 10.2)
+    assert answer.ttft_s is None
+    answer.take(chunk("a", [1]), 10.5)
+    assert answer.ttft_s == pytest.approx(0.5)
+
+
+def test_the_rate_counts_what_came_after_the_first_message() -> None:
+    answer = Answer(sent_at=0.0)
+    answer.take(chunk("ab", [1, 2]), 1.0)
+    answer.take(chunk("c", [3]), 1.5)
+    answer.take(chunk("de", [4, 5]), 2.0)
+    answer.take(finished_chunk(), 9.0)
+    assert answer.tokens_per_s == pytest.approx(3.0)
+    assert answer.text == "abcde"
+
+
+def test_an_answer_of_one_message_has_no_rate() -> None:
+    answer = Answer(sent_at=0.0)
+    answer.take(chunk("ab", [1, 2]), 1.0)
+    assert answer.tokens_per_s is None
+    assert "tokens/s" not in answer.summary()
+
+
+def test_json_holds_usage_and_the_reason_it_ended() -> None:
+    answer = Answer(sent_at=0.0)
+    answer.take(chunk("hé", [1]), 0.25)
+    answer.take(finished_chunk(), 0.5)
+    assert answer.as_dict() == {
+        "request_id": "r",
+        "text": "hé",
+        "finish_reason": "length",
+        "prompt_tokens": 7,
+        "cached_prompt_tokens": 2,
+        "completion_tokens": 5,
+        "ttft_ms": 250.0,
+        "tokens_per_s": None,
+    }
+
+
+def test_the_summary_is_one_line_for_people() -> None:
+    answer = Answer(sent_at=0.0)
+    answer.take(chunk("a", [1]), 0.035)
+    answer.take(chunk("b", [2]), 0.045)
+    answer.take(finished_chunk(), 0.05)
+    assert answer.summary() == "2 tokens · first after 35 ms · 100 tokens/s · length · r"

@@ -1,0 +1,99 @@
+"""Which processes make up a stack."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from inferflux.cli.stack.options import StackOptions
+from inferflux.cli.stack.plan import END_ORDER, ProcessSpec, plan
+from inferflux.cli.stack.ports import Ports
+
+PORTS = Ports(nats=1001, redis=1002, policy=1003, gateway=1004)
+
+
+def made(tmp_path: Path, options: StackOptions) -> list[list[ProcessSpec]]:
+    return plan(options, model=Path("/m/demo.gguf"), ports=PORTS, state_dir=tmp_path, api_key="ifx_key")
+
+
+def by_name(stages: list[list[ProcessSpec]]) -> dict[str, ProcessSpec]:
+    return {spec.name: spec for stage in stages for spec in stage}
+
+
+def test_servers_start_first(tmp_path: Path) -> None:
+    stages = made(tmp_path, StackOptions(workers=2))
+    assert [[spec.name for spec in stage] for stage in stages] == [
+        ["nats", "valkey"],
+        ["policy", "scheduler", "worker-0", "worker-1", "gateway"],
+    ]
+
+
+def test_every_kind_of_process_has_its_turn_to_end(tmp_path: Path) -> None:
+    ended = [kind for kinds in END_ORDER for kind in kinds]
+    assert ended[0] == "gateway"
+    assert sorted(ended) == sorted({spec.kind for spec in by_name(made(tmp_path, StackOptions())).values()})
+
+
+def test_every_service_is_told_where_the_others_are(tmp_path: Path) -> None:
+    services = [spec for spec in by_name(made(tmp_path, StackOptions())).values() if spec.is_service]
+    assert len(services) == 4
+    for spec in services:
+        assert spec.env["INFERFLUX_NATS_URL"] == "nats://127.0.0.1:1001"
+        assert spec.env["INFERFLUX_REDIS_URL"] == "redis://127.0.0.1:1002/0"
+        assert spec.env["INFERFLUX_METRICS_LISTEN"] == f"127.0.0.1:{spec.port}"
+        assert spec.env["INFERFLUX_EXIT_WITH_PARENT"] == "true"
+    assert len({spec.port for spec in services}) == 4
+
+
+def test_the_gateway_calls_policy_where_policy_listens(tmp_path: Path) -> None:
+    specs = by_name(made(tmp_path, StackOptions()))
+    assert specs["policy"].env["INFERFLUX_POLICY_LISTEN"] == "127.0.0.1:1003"
+    assert specs["policy"].env["INFERFLUX_POLICY_BOOTSTRAP_KEY"] == "ifx_key"
+    assert specs["gateway"].env["INFERFLUX_POLICY_ADDRESS"] == "127.0.0.1:1003"
+    assert specs["gateway"].env["INFERFLUX_GATEWAY_LISTEN"] == "127.0.0.1:1004"
+
+
+def test_the_bootstrap_key_goes_to_policy_alone(tmp_path: Path) -> None:
+    holders = [
+        spec.name for spec in by_name(made(tmp_path, StackOptions())).values() if "ifx_key" in str(spec)
+    ]
+    assert holders == ["policy"]
+
+
+def test_what_is_not_asked_for_is_left_to_the_worker(tmp_path: Path) -> None:
+    env = by_name(made(tmp_path, StackOptions()))["worker-0"].env
+    assert env["INFERFLUX_WORKER_ID"] == "worker-0"
+    assert env["INFERFLUX_WORKER_MODEL_PATH"] == "/m/demo.gguf"
+    assert not {"INFERFLUX_WORKER_SLOTS", "INFERFLUX_WORKER_THREADS", "INFERFLUX_WORKER_MODEL_NAME"} & set(
+        env
+    )
+
+
+def test_what_is_asked_for_reaches_every_worker(tmp_path: Path) -> None:
+    options = StackOptions(workers=2, slots=4, threads=1, kv_cells=2048, model_name="mine")
+    specs = by_name(made(tmp_path, options))
+    for name in ("worker-0", "worker-1"):
+        env = specs[name].env
+        assert env["INFERFLUX_WORKER_SLOTS"] == "4"
+        assert env["INFERFLUX_WORKER_THREADS"] == "1"
+        assert env["INFERFLUX_WORKER_KV_CELLS"] == "2048"
+        assert env["INFERFLUX_WORKER_MODEL_NAME"] == "mine"
+
+
+def test_settings_of_one_process_come_before_those_of_its_kind(tmp_path: Path) -> None:
+    options = StackOptions(
+        workers=2,
+        env={"A": "all"},
+        service_env={"worker": {"A": "workers", "B": "workers"}, "worker-1": {"A": "one"}},
+    )
+    specs = by_name(made(tmp_path, options))
+    assert specs["gateway"].env["A"] == "all"
+    assert specs["worker-0"].env["A"] == "workers"
+    assert (specs["worker-1"].env["A"], specs["worker-1"].env["B"]) == ("one", "workers")
+
+
+@pytest.mark.parametrize(("name", "cpus"), [("worker-0", {0}), ("worker-1", {1}), ("nats", None)])
+def test_cpus_are_given_by_process_or_by_kind(tmp_path: Path, name: str, cpus: set[int] | None) -> None:
+    options = StackOptions(workers=2, cpus={"worker": frozenset({1}), "worker-0": frozenset({0})})
+    assert by_name(made(tmp_path, options))[name].cpus == cpus

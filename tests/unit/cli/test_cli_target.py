@@ -1,0 +1,55 @@
+"""Which gateway a command talks to, and with which key."""
+
+from __future__ import annotations
+
+import pytest
+
+from inferflux.cli.errors import CommandError
+from inferflux.cli.state_dir import StackState
+from inferflux.cli.target import Target, resolve
+
+LOCAL = StackState(
+    pid=1,
+    endpoint="127.0.0.1:50051",
+    api_key="local-key",
+    nats_url="nats://127.0.0.1:4222",
+    redis_url="redis://127.0.0.1:6379/0",
+    model="demo",
+    processes={},
+    metrics={},
+)
+ENV = {"INFERFLUX_ENDPOINT": "env:1", "INFERFLUX_API_KEY": "env-key"}
+
+
+def test_flags_come_before_the_environment() -> None:
+    found = resolve(endpoint="flag:1", api_key="flag-key", env=ENV, local=lambda: LOCAL)
+    assert found == Target("flag:1", "flag-key")
+
+
+def test_the_environment_comes_before_the_local_stack() -> None:
+    assert resolve(endpoint="", api_key="", env=ENV, local=lambda: LOCAL) == Target("env:1", "env-key")
+
+
+def test_the_local_stack_is_used_when_nothing_else_is_said() -> None:
+    found = resolve(endpoint="", api_key="", env={}, local=lambda: LOCAL)
+    assert found == Target("127.0.0.1:50051", "local-key")
+
+
+def test_another_key_can_be_used_on_the_local_stack() -> None:
+    found = resolve(endpoint="", api_key="", env={"INFERFLUX_API_KEY": "mine"}, local=lambda: LOCAL)
+    assert found == Target("127.0.0.1:50051", "mine")
+
+
+def test_the_local_key_is_used_for_its_own_endpoint_given_by_flag() -> None:
+    found = resolve(endpoint="127.0.0.1:50051", api_key="", env={}, local=lambda: LOCAL)
+    assert found.api_key == "local-key"
+
+
+def test_the_local_key_is_never_sent_elsewhere() -> None:
+    with pytest.raises(CommandError, match="no API key for far:1"):
+        resolve(endpoint="far:1", api_key="", env={}, local=lambda: LOCAL)
+
+
+def test_without_any_stack_the_message_says_what_to_do() -> None:
+    with pytest.raises(CommandError, match=r"inferctl up.*--endpoint or INFERFLUX_ENDPOINT"):
+        resolve(endpoint="", api_key="", env={}, local=lambda: None)

@@ -1,0 +1,47 @@
+"""The README names only what is there."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from inferflux.cli.app import app
+
+ROOT = Path(__file__).resolve().parents[3]
+README = (ROOT / "README.md").read_text()
+# `gateway/submit.py` stands for services/gateway/inferflux/gateway/submit.py.
+SERVICE_PATHS = sorted(set(re.findall(r"`((?:gateway|policy|scheduler|worker)/[\w./]*)`", README)))
+LINKS = sorted(set(re.findall(r"\]\(([^)]+)\)", README)))
+TREE_PATHS = sorted(set(re.findall(r"`((?:libs|protos|docs|examples|models)/[\w./-]*|[\w-]+\.yml)`", README)))
+
+
+@pytest.mark.parametrize("path", SERVICE_PATHS)
+def test_a_step_of_the_way_is_a_file(path: str) -> None:
+    service = path.partition("/")[0]
+    assert (ROOT / "services" / service / "inferflux" / path).exists()
+
+
+@pytest.mark.parametrize("path", [*LINKS, *TREE_PATHS])
+def test_a_link_leads_somewhere(path: str) -> None:
+    assert (ROOT / path).exists()
+
+
+def test_the_targets_are_in_the_makefile() -> None:
+    targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    named = set(re.findall(r"make ([a-z]+)", README))
+    assert named
+    assert named <= targets
+
+
+def test_the_commands_are_inferctls() -> None:
+    commands = {command.callback.__name__ for command in app.registered_commands if command.callback}
+    named = set(re.findall(r"inferctl ([a-z]+)", README))
+    assert named
+    assert named <= commands
+
+
+@pytest.mark.parametrize("snippet", re.findall(r"```python\n(.*?)```", README, re.DOTALL))
+def test_the_snippets_are_python(snippet: str) -> None:
+    compile(snippet, "README.md", "exec")

@@ -1,0 +1,77 @@
+"""Errors keep their code, reason, field and delay over both wires."""
+
+from __future__ import annotations
+
+import grpc
+import pytest
+from google.rpc import error_details_pb2, status_pb2
+
+from inferflux.common import errors
+from inferflux.v1 import tokens_pb2
+
+KINDS = [
+    errors.Unauthenticated,
+    errors.PermissionDenied,
+    errors.NotFound,
+    errors.AlreadyExists,
+    errors.ResourceExhausted,
+    errors.Unavailable,
+    errors.DeadlineExceeded,
+    errors.Cancelled,
+    errors.Internal,
+]
+SAMPLES: list[errors.InferFluxError] = [
+    *(kind("a sentence") for kind in KINDS),
+    *(kind("a sentence", reason="SPECIAL", retry_delay_s=0.25) for kind in KINDS),
+    errors.InvalidArgument("must be positive", field="params.max_tokens"),
+    errors.InvalidArgument("must be positive", field="x", reason="TOO_SMALL"),
+]
+
+
+def same(one: errors.InferFluxError, other: errors.InferFluxError) -> bool:
+    return (type(one), vars(one)) == (type(other), vars(other))
+
+
+@pytest.mark.parametrize("error", SAMPLES, ids=lambda error: f"{type(error).__name__} {error.reason}")
+def test_a_status_gives_the_same_error_back(error: errors.InferFluxError) -> None:
+    data = errors.to_status(error).SerializeToString()
+    assert same(errors.from_status(status_pb2.Status.FromString(data)), error)
+
+
+@pytest.mark.parametrize("kind", [*KINDS, errors.InvalidArgument])
+def test_codes_are_those_of_grpc(kind: type[errors.InferFluxError]) -> None:
+    name = "".join("_" + c if c.isupper() else c for c in kind.__name__).strip("_").upper()
+    assert kind.code == grpc.StatusCode[name].value[0]
+    assert kind.default_reason == name
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_failed_chunk_gives_the_same_error_back(kind: type[errors.InferFluxError]) -> None:
+    error = kind("a sentence", reason="SPECIAL", retry_delay_s=1.5)
+    assert same(errors.from_failed(errors.to_failed(error)), error)
+    without = kind("a sentence", retry_delay_s=None)
+    assert same(errors.from_failed(errors.to_failed(without)), without)
+
+
+def test_a_short_delay_does_not_become_none_on_the_wire() -> None:
+    failed = errors.to_failed(errors.Unavailable("soon", retry_delay_s=0.0001))
+    assert failed.retry_delay_ms == 1
+
+
+def test_a_status_carries_what_clients_look_for() -> None:
+    status = errors.to_status(errors.InvalidArgument("must be positive", field="max_tokens"))
+    info, bad = error_details_pb2.ErrorInfo(), error_details_pb2.BadRequest()
+    assert status.details[0].Unpack(info)
+    assert (info.domain, info.reason) == ("inferflux", "INVALID_ARGUMENT")
+    assert status.details[1].Unpack(bad)
+    assert bad.field_violations[0].field == "max_tokens"
+    busy = errors.to_status(errors.ResourceExhausted("full", retry_delay_s=2.5))
+    retry = error_details_pb2.RetryInfo()
+    assert busy.details[1].Unpack(retry)
+    assert retry.retry_delay.ToNanoseconds() == 2_500_000_000
+
+
+def test_an_unknown_code_is_internal() -> None:
+    error = errors.from_failed(tokens_pb2.Failed(code=15, message="lost"))
+    assert isinstance(error, errors.Internal)
+    assert error.message == "lost"

@@ -1,0 +1,49 @@
+"""Reading request ids and API keys out of gRPC metadata."""
+
+from __future__ import annotations
+
+import pytest
+
+from inferflux.common import grpc_metadata as metadata
+from inferflux.common.errors import InvalidArgument, Unauthenticated
+
+
+@pytest.mark.parametrize(
+    "pairs",
+    [
+        [("authorization", "Bearer ifx_key")],
+        [("authorization", "bearer  ifx_key ")],
+        [("x-api-key", "ifx_key")],
+        [("authorization", "Basic abc"), ("x-api-key", "ifx_key")],
+        [("authorization", "Bearer "), ("x-api-key", "ifx_key")],
+    ],
+)
+def test_a_key_is_read_from_either_header(pairs: list[tuple[str, str | bytes]]) -> None:
+    assert metadata.credential(pairs) == "ifx_key"
+
+
+@pytest.mark.parametrize("pairs", [None, [], [("authorization", "Bearer")], [("x-api-key", " ")]])
+def test_no_key_is_unauthenticated(pairs: list[tuple[str, str | bytes]] | None) -> None:
+    with pytest.raises(Unauthenticated):
+        metadata.credential(pairs)
+
+
+def test_a_request_id_is_taken_or_made() -> None:
+    assert metadata.request_id([("x-request-id", "A-b_9")]) == "A-b_9"
+    made = metadata.request_id(None)
+    assert metadata.request_id([("x-request-id", made)]) == made
+
+
+@pytest.mark.parametrize("given", ["a.b", "a b", "x" * 65, "ü", "a\n", ">"])
+def test_a_request_id_that_could_not_stand_in_a_subject_is_refused(given: str) -> None:
+    with pytest.raises(InvalidArgument) as caught:
+        metadata.request_id([("x-request-id", given)])
+    assert caught.value.field == "x-request-id"
+
+
+def test_outgoing_leaves_out_what_is_empty() -> None:
+    assert metadata.outgoing() == ()
+    assert metadata.outgoing(api_key="k", traceparent="00-x") == (
+        ("authorization", "Bearer k"),
+        ("traceparent", "00-x"),
+    )

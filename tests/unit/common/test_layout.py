@@ -1,0 +1,154 @@
+"""Rules of the tree that nothing else would notice being broken."""
+
+from __future__ import annotations
+
+import ast
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[3]
+GENERATED = ROOT / "libs" / "common" / "inferflux" / "v1"
+SUBJECTS = ROOT / "libs" / "common" / "inferflux" / "common" / "subjects.py"
+SERVICES = sorted(path.name for path in (ROOT / "services").iterdir() if path.is_dir())
+
+
+def sources(*folders: str) -> Iterator[Path]:
+    for folder in folders:
+        for path in sorted((ROOT / folder).rglob("*.py")):
+            if GENERATED not in path.parents and "__pycache__" not in path.parts:
+                yield path
+
+
+def test_the_sources_are_found() -> None:
+    assert SUBJECTS in list(sources("libs"))
+    assert {"gateway", "policy", "scheduler", "worker"} <= set(SERVICES)
+
+
+def subjects_spelled_in(path: Path) -> list[str]:
+    """String constants that look like a NATS subject of ours; docstrings and proto package names aside."""
+    tree = ast.parse(path.read_text())
+    docstrings = {
+        id(node.body[0].value)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
+        and node.body
+        and isinstance(node.body[0], ast.Expr)
+    }
+    return [
+        node.value
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Constant)
+        and isinstance(node.value, str)
+        and id(node) not in docstrings
+        and _is_subject(node.value)
+    ]
+
+
+def _is_subject(text: str) -> bool:
+    """`inferflux.v1.` and a lower-case token or a wildcard: services are `inferflux.v1.ModelService`."""
+    _before, found, after = text.partition("inferflux.v1.")
+    if not found:
+        return False
+    token = after.partition(".")[0]
+    return not token[:1].isupper() and not token.endswith("_pb2") and not token.endswith("_pb2_grpc")
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("inferflux.v1.tokens.a.b", True),
+        ("inferflux.v1.", True),
+        ("inferflux.v1.*.x", True),
+        ("inferflux.v1.ModelService", False),
+        ("/inferflux.v1.ModelService/ListModels", False),
+        ("inferflux.v1", False),
+    ],
+)
+def test_subjects_are_told_from_services(text: str, expected: bool) -> None:
+    assert _is_subject(text) is expected
+
+
+def test_only_subjects_py_spells_a_subject() -> None:
+    spelled = {
+        str(path.relative_to(ROOT)): found
+        for path in sources("libs", "services", "cli")
+        if path != SUBJECTS and (found := subjects_spelled_in(path))
+    }
+    assert spelled == {}
+
+
+def test_the_namespace_stays_open() -> None:
+    """An __init__.py directly in an `inferflux` folder would hide the other distributions."""
+    closed = [path for path in ROOT.glob("*/**/inferflux/__init__.py") if ".venv" not in path.parts]
+    assert closed == []
+
+
+def test_no_service_imports_another() -> None:
+    crossings = []
+    for service in SERVICES:
+        foreign = {f"inferflux.{other}" for other in [*SERVICES, "cli"] if other != service}
+        for path in sources(f"services/{service}"):
+            crossings += [
+                f"{path.relative_to(ROOT)} imports {name}"
+                for name in imports_of(path)
+                if any(name == package or name.startswith(f"{package}.") for package in foreign)
+            ]
+    assert crossings == []
+
+
+def test_common_imports_no_service() -> None:
+    packages = tuple(f"inferflux.{service}" for service in [*SERVICES, "cli"])
+    found = [
+        f"{path.relative_to(ROOT)} imports {name}"
+        for path in sources("libs")
+        for name in imports_of(path)
+        if name.startswith(packages)
+    ]
+    assert found == []
+
+
+def imports_of(path: Path) -> Iterator[str]:
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def test_the_generated_code_is_that_of_the_protos(tmp_path: Path) -> None:
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    subprocess.run(
+        [sys.executable, str(ROOT / "tools" / "codegen.py"), "--out", str(tmp_path)],
+        check=True,
+        env={**os.environ, "PATH": path},
+    )
+    fresh = {p.name: p.read_text() for p in (tmp_path / "inferflux" / "v1").iterdir() if p.is_file()}
+    committed = {p.name: p.read_text() for p in GENERATED.iterdir() if p.is_file()}
+    assert sorted(fresh) == sorted(committed), "run tools/codegen.py"
+    stale = [name for name in fresh if fresh[name] != committed[name]]
+    assert stale == [], "run tools/codegen.py"
+
+
+def find_buf() -> str | None:
+    beside = ROOT / "node_modules" / ".bin" / "buf"
+    return os.environ.get("BUF") or shutil.which("buf") or (str(beside) if beside.exists() else None)
+
+
+@pytest.mark.skipif(find_buf() is None, reason="no buf: set BUF, or npm install @bufbuild/buf")
+def test_the_protos_pass_buf_lint() -> None:
+    buf = find_buf()
+    assert buf is not None
+    result = subprocess.run([buf, "lint"], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stdout + result.stderr
+
+
+@pytest.mark.parametrize("module", ["errors", "settings", "bus", "store", "logs", "lifecycle", "probe"])
+def test_a_service_without_grpc_does_not_pay_for_it(module: str) -> None:
+    code = f"import sys, inferflux.common.{module}; sys.exit('grpc' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

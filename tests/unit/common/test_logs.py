@@ -1,0 +1,68 @@
+"""Log lines for people and for machines."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Iterator
+
+import pytest
+import structlog
+
+from inferflux.common import logs
+
+
+@pytest.fixture(autouse=True)
+def restored() -> Iterator[None]:
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    yield
+    logs.clear_request()
+    structlog.reset_defaults()
+    root.handlers[:] = handlers
+    root.setLevel(level)
+
+
+def test_a_json_line_has_the_service_the_request_and_the_traceback(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    logs.configure("gateway", "info", "json")
+    logs.bind_request(request_id="r1")
+    log = logs.get()
+    log.debug("unseen")
+    try:
+        raise ValueError("bad")
+    except ValueError:
+        log.exception("it broke", tokens=3)
+    line = json.loads(capsys.readouterr().err)
+    assert (line["service"], line["request_id"], line["tokens"]) == ("gateway", "r1", 3)
+    assert (line["event"], line["level"]) == ("it broke", "error")
+    assert line["exception"][0]["exc_type"] == "ValueError"
+
+
+def test_a_console_line_reads_as_a_sentence(capsys: pytest.CaptureFixture[str]) -> None:
+    logs.configure("worker", "debug", "console")
+    logs.get().info("loaded the model", seconds=1.5)
+    line = capsys.readouterr().err
+    assert "loaded the model" in line
+    assert "seconds=1.5" in line
+
+
+def test_libraries_are_heard_from_warning_up_in_the_same_format(capsys: pytest.CaptureFixture[str]) -> None:
+    logs.configure("worker", "debug", "json")
+    logging.getLogger("some.library").info("chatter")
+    logging.getLogger("some.library").warning("careful: %s", "x")
+    line = json.loads(capsys.readouterr().err)
+    assert (line["event"], line["logger"], line["service"]) == ("careful: x", "some.library", "worker")
+
+
+def test_a_traceback_does_not_tell_what_variables_held(capsys: pytest.CaptureFixture[str]) -> None:
+    logs.configure("policy", "info", "json")
+    credential = "ifx_" + "s" * 43
+    try:
+        raise ValueError(len(credential))
+    except ValueError:
+        logs.get().exception("it broke")
+    line = capsys.readouterr().err
+    assert json.loads(line)["exception"][0]["frames"]
+    assert "sss" not in line

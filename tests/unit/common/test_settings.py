@@ -1,0 +1,75 @@
+"""Settings come from the environment, and a bad value names its variable."""
+
+from __future__ import annotations
+
+import pytest
+from pydantic import Field, ValidationError
+from pydantic_settings import SettingsConfigDict
+
+from inferflux.common.settings import ServiceSettings, load
+
+
+class WorkerSettings(ServiceSettings):
+    model_config = SettingsConfigDict(env_prefix="INFERFLUX_WORKER_", frozen=True)
+
+    slots: int = Field(default=16, ge=1)
+
+
+def test_defaults_are_those_of_one_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("INFERFLUX_NATS_URL", "INFERFLUX_REDIS_URL", "INFERFLUX_QUEUE_LIMIT"):
+        monkeypatch.delenv(name, raising=False)
+    settings = load(ServiceSettings)
+    assert settings.nats_url == "nats://127.0.0.1:4222"
+    assert settings.stream_limits.queue_limit == 4096
+    assert settings.stream_limits.tokens_max_bytes == 128 << 20
+
+
+def test_common_fields_keep_their_names_in_a_service_with_a_prefix(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("INFERFLUX_NATS_URL", "nats://elsewhere:4222")
+    monkeypatch.setenv("INFERFLUX_WORKER_SLOTS", "3")
+    monkeypatch.setenv("INFERFLUX_EXIT_WITH_PARENT", "1")
+    settings = load(WorkerSettings)
+    assert (settings.nats_url, settings.slots) == ("nats://elsewhere:4222", 3)
+    assert settings.parent_pid_check is True
+
+
+@pytest.mark.parametrize(
+    ("variable", "value"),
+    [
+        ("INFERFLUX_WORKER_SLOTS", "0"),
+        ("INFERFLUX_WORKER_SLOTS", "many"),
+        ("INFERFLUX_LOG_LEVEL", "loud"),
+        ("INFERFLUX_LOG_FORMAT", "xml"),
+        ("INFERFLUX_DRAIN_LIMIT_S", "-1"),
+        ("INFERFLUX_DRAIN_LIMIT_S", "nan"),
+        ("INFERFLUX_QUEUE_LIMIT", "0"),
+        ("INFERFLUX_TOKENS_MAX_AGE_S", "0"),
+        ("INFERFLUX_NATS_URL", ""),
+        ("INFERFLUX_EXIT_WITH_PARENT", "perhaps"),
+    ],
+)
+def test_a_bad_value_is_one_line_naming_the_variable(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], variable: str, value: str
+) -> None:
+    monkeypatch.setenv(variable, value)
+    with pytest.raises(SystemExit) as caught:
+        load(WorkerSettings)
+    assert caught.value.code == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"{variable}: ")
+
+
+def test_two_bad_values_are_two_lines(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("INFERFLUX_WORKER_SLOTS", "x")
+    monkeypatch.setenv("INFERFLUX_LOG_LEVEL", "x")
+    with pytest.raises(SystemExit):
+        load(WorkerSettings)
+    assert len(capsys.readouterr().err.splitlines()) == 2
+
+
+def test_settings_cannot_be_changed() -> None:
+    settings = load(WorkerSettings)
+    with pytest.raises(ValidationError):
+        settings.slots = 3

@@ -1,0 +1,257 @@
+"""docker-compose.yml and the Dockerfiles name only what exists in the code.
+
+No container engine is needed: what a file says is compared with the modules, settings and files it means.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+from harness.deploy import ROOT, Stage, is_in_build_context, read_compose, read_dockerfile
+from harness.service_settings import SETTINGS, variables
+
+from inferflux.common import healthcheck
+from inferflux.common.servers import NATS_MAX_PAYLOAD, nats_command
+from inferflux.common.settings import load
+
+COMPOSE = read_compose({})
+SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]
+OURS = {"gateway", "policy", "scheduler", "worker", "worker-gpu"}
+DOCKERFILES = sorted(
+    [*ROOT.glob("services/*/Dockerfile*"), *ROOT.glob("deploy/*/Dockerfile*")], key=lambda p: p.parts
+)
+PUBLIC_PORTS = {"valkey": {6379}}
+
+
+@dataclass(frozen=True)
+class Ours:
+    """A service of ours in docker-compose.yml."""
+
+    name: str
+    service: str
+    image: Stage
+    environment: dict[str, str]
+
+
+def dockerfile_of(name: str) -> Path:
+    build = SERVICES[name]["build"]
+    assert build["context"] == "."
+    return ROOT / str(build["dockerfile"])
+
+
+def ours(name: str) -> Ours:
+    image = read_dockerfile(dockerfile_of(name))[-1]
+    inherited = {k: v for k, v in image.env.items() if k.startswith("INFERFLUX_")}
+    environment = inherited | SERVICES[name].get("environment", {})
+    return Ours(name, image.command[2].removeprefix("inferflux."), image, environment)
+
+
+def listening(name: str) -> set[int]:
+    """The ports a service listens on."""
+    if name in PUBLIC_PORTS:
+        return PUBLIC_PORTS[name]
+    if name not in OURS:
+        return set(read_dockerfile(dockerfile_of(name))[-1].ports)
+    return {int(v.rpartition(":")[2]) for k, v in ours(name).environment.items() if k.endswith("_LISTEN")}
+
+
+def test_it_runs_every_part() -> None:
+    assert set(SERVICES) == OURS | {"nats", "valkey"}
+    assert {ours(name).service for name in OURS} == set(SETTINGS)
+
+
+@pytest.mark.parametrize("name", sorted(OURS))
+def test_a_command_is_a_module_that_can_be_run(name: str) -> None:
+    command = ours(name).image.command
+    assert command[:2] == ["python", "-m"]
+    assert importlib.util.find_spec(f"{command[2]}.__main__") is not None
+    assert "command" not in SERVICES[name]
+
+
+@pytest.mark.parametrize("name", sorted(OURS))
+def test_every_variable_is_one_the_service_reads_and_its_value_is_accepted(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = ours(name)
+    unknown = set(one.environment) - set(variables(SETTINGS[one.service]))
+    assert not unknown
+    for variable, value in one.environment.items():
+        monkeypatch.setenv(variable, value)
+    load(SETTINGS[one.service])
+
+
+@pytest.mark.parametrize("name", sorted(OURS))
+def test_it_listens_on_every_interface_on_the_ports_its_image_exposes(name: str) -> None:
+    one = ours(name)
+    hosts = {v.rpartition(":")[0] for k, v in one.environment.items() if k.endswith("_LISTEN")}
+    assert hosts == {"0.0.0.0"}  # noqa: S104
+    assert listening(name) == set(one.image.ports)
+
+
+@pytest.mark.parametrize("name", sorted(SERVICES))
+def test_a_published_port_is_listened_on_and_open_to_this_machine_alone(name: str) -> None:
+    for published in SERVICES[name].get("ports", []):
+        host, outside, inside = published.split(":")
+        assert host == "127.0.0.1"
+        assert outside == inside
+        assert int(inside) in listening(name)
+
+
+@pytest.mark.parametrize("name", sorted(OURS))
+def test_an_address_is_that_of_a_service_that_listens_there(name: str) -> None:
+    addresses = {k: v for k, v in ours(name).environment.items() if k.endswith(("_URL", "_ADDRESS"))}
+    for variable, value in addresses.items():
+        parts = urlsplit(value if "//" in value else f"//{value}")
+        assert parts.hostname in SERVICES, variable
+        assert parts.port in listening(parts.hostname), variable
+        if variable != "INFERFLUX_REDIS_URL" or parts.hostname != "valkey":
+            assert parts.hostname in SERVICES[name]["depends_on"]
+
+
+@pytest.mark.parametrize("name", sorted(OURS))
+def test_a_service_waits_until_what_it_needs_is_healthy(name: str) -> None:
+    needed = SERVICES[name]["depends_on"]
+    assert set(needed) <= set(SERVICES)
+    assert all(how == {"condition": "service_healthy"} for how in needed.values())
+
+
+@pytest.mark.parametrize("name", sorted(SERVICES))
+def test_every_service_has_a_health_check_and_a_user_that_is_not_root(name: str) -> None:
+    service = SERVICES[name]
+    image = read_dockerfile(dockerfile_of(name))[-1] if "build" in service else Stage("", "")
+    assert service.get("healthcheck", {}).get("test") or image.healthcheck
+    user = service.get("user") or image.user
+    assert user
+    assert user.split(":")[0] not in {"root", "0"}
+    assert "no-new-privileges:true" in service["security_opt"]
+
+
+@pytest.mark.parametrize("name", sorted(OURS))
+def test_the_health_check_asks_the_port_the_service_answers_on(name: str) -> None:
+    one = ours(name)
+    assert f'CMD ["python", "-m", "{healthcheck.__name__}"]' in one.image.healthcheck
+    assert "does not say a port" not in healthcheck.check(one.environment["INFERFLUX_METRICS_LISTEN"])
+
+
+def test_named_volumes_are_declared_and_mounted_files_exist() -> None:
+    for name, service in SERVICES.items():
+        for volume in service.get("volumes", []):
+            source, target = volume.split(":")[:2]
+            if source.startswith("."):
+                assert (ROOT / source).exists()
+            else:
+                assert source in COMPOSE["volumes"]
+            assert target == ("/models" if name in OURS else "/data")
+
+
+def test_the_model_that_is_served_by_default_is_in_the_folder_that_is_mounted() -> None:
+    for name in ("worker", "worker-gpu"):
+        path = ours(name).environment["INFERFLUX_WORKER_MODEL_PATH"]
+        assert (ROOT / "models" / Path(path).relative_to("/models")).is_file()
+
+
+def test_the_gpu_worker_is_off_by_default_and_reserves_a_gpu() -> None:
+    assert [name for name, service in SERVICES.items() if service.get("profiles")] == ["worker-gpu"]
+    (device,) = SERVICES["worker-gpu"]["deploy"]["resources"]["reservations"]["devices"]
+    assert device["driver"] == "nvidia"
+    assert "gpu" in device["capabilities"]
+    cmake = next(s for s in read_dockerfile(dockerfile_of("worker-gpu")) if s.name == "packages").env
+    assert "-DGGML_CUDA=ON" in cmake["CMAKE_ARGS"]
+
+
+def test_the_operator_may_choose_the_key_the_model_and_the_slots() -> None:
+    chosen = {
+        "INFERFLUX_POLICY_BOOTSTRAP_KEY": "ifx_" + "k" * 43,
+        "INFERFLUX_MODEL_FILE": "other.gguf",
+        "INFERFLUX_WORKER_SLOTS": "4",
+    }
+    services = read_compose(chosen)["services"]
+    assert services["policy"]["environment"]["INFERFLUX_POLICY_BOOTSTRAP_KEY"] == "ifx_" + "k" * 43
+    for name in ("worker", "worker-gpu"):
+        assert services[name]["environment"]["INFERFLUX_WORKER_MODEL_PATH"] == "/models/other.gguf"
+        assert services[name]["environment"]["INFERFLUX_WORKER_SLOTS"] == "4"
+    text = (ROOT / "docker-compose.yml").read_text()
+    assert set(re.findall(r"\$\{([A-Z_]+)", text)) == set(chosen)
+
+
+@pytest.mark.parametrize("path", DOCKERFILES, ids=lambda p: "/".join(p.parts[-2:]))
+def test_what_a_dockerfile_copies_exists_and_is_in_the_build_context(path: Path) -> None:
+    for stage in read_dockerfile(path):
+        for sources, _ in stage.copies:
+            for source in sources:
+                assert (ROOT / source).exists(), source
+                assert is_in_build_context(source), source
+                if (ROOT / source).is_dir():
+                    assert is_in_build_context(f"{source}/common/settings.py")
+
+
+@pytest.mark.parametrize("path", DOCKERFILES, ids=lambda p: "/".join(p.parts[-2:]))
+def test_a_stage_copies_from_a_stage_there_is(path: Path) -> None:
+    stages = read_dockerfile(path)
+    for i, stage in enumerate(stages):
+        for origin, source, target in stage.copies_from:
+            assert origin in {s.name for s in stages[:i]}
+            assert source == target == "/opt/venv"
+
+
+def test_what_is_of_this_machine_alone_stays_out_of_the_build_context() -> None:
+    for path in (
+        ".venv/bin/python",
+        ".git/config",
+        ".env",
+        "models/inferflux-demo.gguf",
+        "tests/conftest.py",
+        "libs/common/inferflux/common/__pycache__/bus.pyc",
+    ):
+        assert not is_in_build_context(path)
+
+
+@pytest.mark.parametrize("name", sorted(OURS))
+def test_only_what_reads_models_pays_for_llama_cpp_and_no_image_is_built_for_one_cpu(name: str) -> None:
+    one = ours(name)
+    packages = read_dockerfile(dockerfile_of(name))[0]
+    needs_llama = one.service in {"gateway", "worker"}
+    wanted = "requirements/llama.txt" if needs_llama else "requirements/services.txt"
+    assert packages.copies == [([wanted], "/build/")]
+    assert any("--require-hashes" in run and Path(wanted).name in run for run in packages.runs)
+    if needs_llama:
+        assert "-DGGML_NATIVE=OFF" in packages.env["CMAKE_ARGS"]
+    pinned = (ROOT / wanted).read_text()
+    assert ("llama-cpp-python==" in pinned) is needs_llama
+
+
+def test_llama_cpp_is_built_with_the_options_of_the_makefile_but_portable() -> None:
+    makefile = (ROOT / "Makefile").read_text()
+    found = re.search(r"CMAKE_ARGS :?= (.*)", makefile)
+    assert found is not None
+    native = set(found[1].split())
+    for name in ("gateway", "worker"):
+        portable = set(read_dockerfile(dockerfile_of(name))[0].env["CMAKE_ARGS"].split())
+        assert portable == (native - {"-DGGML_NATIVE=ON"}) | {"-DGGML_NATIVE=OFF"}
+
+
+def test_nats_takes_its_configuration_and_the_payloads_we_send(tmp_path: Path) -> None:
+    config = ROOT / "deploy/nats/nats.conf"
+    binary = nats_command(4222, tmp_path)[0]
+    checked = subprocess.run([binary, "-t", "-c", str(config)], capture_output=True, text=True, check=False)
+    assert checked.returncode == 0, checked.stderr
+    text = config.read_text()
+    assert f"max_payload: {NATS_MAX_PAYLOAD}\n" in text
+    assert set(re.findall(r'"0\.0\.0\.0:(\d+)"', text)) == {str(p) for p in listening("nats")}
+    image = read_dockerfile(dockerfile_of("nats"))[-1]
+    ((sources, target),) = image.copies
+    assert sources == ["deploy/nats/nats.conf"]
+    assert target == image.command[-1]
+
+
+def test_the_services_get_time_to_drain_before_they_are_killed() -> None:
+    for name in OURS:
+        drain_limit_s = variables(SETTINGS[ours(name).service])["INFERFLUX_DRAIN_LIMIT_S"].default
+        assert int(SERVICES[name]["stop_grace_period"].removesuffix("s")) > drain_limit_s + 5

@@ -1,0 +1,76 @@
+"""Which models are served, as heartbeats tell it."""
+
+from __future__ import annotations
+
+from inferflux.gateway.models import LIVE_S, REMEMBERED_S, ModelTable
+from inferflux.v1 import model_pb2, scheduler_pb2
+
+READY, LOADING, DRAINING = (
+    scheduler_pb2.WORKER_STATE_READY,
+    scheduler_pb2.WORKER_STATE_LOADING,
+    scheduler_pb2.WORKER_STATE_DRAINING,
+)
+
+
+def beat(
+    worker: str,
+    *models: str,
+    state: scheduler_pb2.WorkerState.ValueType = READY,
+    digest: str = "d",
+) -> scheduler_pb2.WorkerStatus:
+    cards = [model_pb2.ModelCard(name=name, digest=digest) for name in models]
+    return scheduler_pb2.WorkerStatus(worker_id=worker, state=state, models=cards)
+
+
+def counts(table: ModelTable, now: float) -> dict[str, int]:
+    return {model.card.name: model.workers for model in table.all_models(now)}
+
+
+def test_workers_are_counted_per_model() -> None:
+    table = ModelTable()
+    table.note(beat("w1", "a", "b"), 0.0)
+    table.note(beat("w2", "a"), 0.0)
+    assert counts(table, 1.0) == {"a": 2, "b": 1}
+
+
+def test_a_silent_worker_stops_counting_and_its_model_stays_known() -> None:
+    table = ModelTable()
+    table.note(beat("w1", "a"), 0.0)
+    assert table.card("a", LIVE_S) is not None
+    assert table.card("a", LIVE_S + 0.1) is None
+    assert counts(table, LIVE_S + 0.1) == {"a": 0}
+
+
+def test_a_model_nobody_served_for_long_is_forgotten() -> None:
+    table = ModelTable()
+    table.note(beat("w1", "a"), 0.0)
+    table.forget_old(REMEMBERED_S + 1)
+    assert table.get("a", REMEMBERED_S + 1) is None
+
+
+def test_loading_and_draining_workers_do_not_serve_but_are_worth_waiting_for() -> None:
+    table = ModelTable()
+    for state in (LOADING, DRAINING):
+        table.note(beat("w1", "a", state=state), 0.0)
+        assert counts(table, 1.0) == {"a": 0}
+        assert table.card("a", 1.0) is not None
+
+
+def test_the_card_of_a_ready_worker_is_preferred() -> None:
+    table = ModelTable()
+    table.note(beat("w1", "a", digest="old"), 0.0)
+    table.note(beat("w2", "a", state=LOADING, digest="new"), 1.0)
+    card = table.card("a", 1.0)
+    assert card is not None
+    assert card.digest == "old"
+    table.note(beat("w2", "a", digest="new"), 2.0)
+    card = table.card("a", 2.0)
+    assert card is not None
+    assert card.digest == "new"
+
+
+def test_a_worker_that_changes_its_model_no_longer_has_the_old_one() -> None:
+    table = ModelTable()
+    table.note(beat("w1", "a"), 0.0)
+    table.note(beat("w1", "b"), 1.0)
+    assert counts(table, 1.0) == {"b": 1}

@@ -1,0 +1,62 @@
+"""Places for streams, and how they are cleared."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from inferflux.common.errors import ResourceExhausted, Unavailable
+from inferflux.gateway.streams import Streams
+
+
+async def hold(streams: Streams, release: asyncio.Event) -> str:
+    with streams.place():
+        try:
+            await release.wait()
+        except asyncio.CancelledError:
+            return "over" if streams.is_over else "cancelled"
+    return "finished"
+
+
+async def started(streams: Streams, n: int, release: asyncio.Event) -> list[asyncio.Task[str]]:
+    tasks = [asyncio.create_task(hold(streams, release)) for _ in range(n)]
+    while len(streams) < n:
+        await asyncio.sleep(0)
+    return tasks
+
+
+async def test_a_place_is_free_again_when_its_stream_has_ended() -> None:
+    streams, release = Streams(2), asyncio.Event()
+    tasks = await started(streams, 2, release)
+    with pytest.raises(ResourceExhausted), streams.place():
+        pass
+    release.set()
+    await asyncio.gather(*tasks)
+    with streams.place():
+        assert len(streams) == 1
+    assert len(streams) == 0
+
+
+async def test_draining_waits_for_streams_and_takes_no_new_ones() -> None:
+    streams, release = Streams(9), asyncio.Event()
+    tasks = await started(streams, 3, release)
+    draining = asyncio.create_task(streams.drain(60.0))
+    await asyncio.sleep(0)
+    with pytest.raises(Unavailable), streams.place():
+        pass
+    assert not draining.done()
+    release.set()
+    await draining
+    assert await asyncio.gather(*tasks) == ["finished"] * 3
+
+
+async def test_streams_that_outlast_the_drain_are_ended() -> None:
+    streams = Streams(9)
+    tasks = await started(streams, 2, asyncio.Event())
+    await streams.drain(0.01)
+    assert await asyncio.gather(*tasks) == ["over", "over"]
+
+
+async def test_a_drain_without_streams_ends_at_once() -> None:
+    await asyncio.wait_for(Streams(1).drain(60.0), 1.0)

@@ -1,0 +1,123 @@
+"""API keys: shape, digest, record, and what is refused by name."""
+
+from __future__ import annotations
+
+import hashlib
+import string
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from inferflux.common.errors import InvalidArgument
+from inferflux.policy import keys
+from inferflux.policy.keys import ALL_SCOPES, ApiKeyRecord, Scope
+
+URL_SAFE = string.ascii_letters + string.digits + "-_"
+
+
+def test_a_generated_key_is_well_formed_and_never_the_same_twice() -> None:
+    drawn = {keys.generate() for _ in range(200)}
+    assert len(drawn) == 200
+    assert all(keys.is_well_formed(secret) and len(secret) == 47 for secret in drawn)
+
+
+@given(st.text(alphabet=URL_SAFE, min_size=43, max_size=43))
+def test_any_43_url_safe_characters_after_the_prefix_are_well_formed(body: str) -> None:
+    assert keys.is_well_formed(f"ifx_{body}")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "ifx_",
+        "a" * 47,
+        "ifx_" + "a" * 42,
+        "ifx_" + "a" * 44,
+        "IFX_" + "a" * 43,
+        "ifx_" + "a" * 42 + "+",
+        "ifx_" + "a" * 43 + "\n",
+        " ifx_" + "a" * 43,
+        "ifx_" + "ä" * 43,
+    ],
+)
+def test_anything_else_is_not(text: str) -> None:
+    assert not keys.is_well_formed(text)
+
+
+def test_a_key_is_stored_by_its_sha256_and_named_after_it() -> None:
+    secret = "ifx_" + "a" * 43
+    digest = hashlib.sha256(secret.encode()).hexdigest()
+    assert keys.digest_of(secret) == digest
+    assert keys.key_id_of(digest) == f"key_{digest[:16]}"
+    assert keys.parse_key_id(keys.key_id_of(digest)) == keys.key_id_of(digest)
+
+
+@given(
+    tenant=st.from_regex(r"[a-z0-9][a-z0-9_-]{0,62}", fullmatch=True),
+    name=st.text(alphabet=st.characters(categories=["L", "N", "P"]), min_size=1, max_size=128),
+    scopes=st.sets(st.sampled_from(ALL_SCOPES), min_size=1),
+    created=st.integers(min_value=0, max_value=2**53),
+)
+def test_a_record_survives_being_written_and_read(
+    tenant: str, name: str, scopes: set[Scope], created: int
+) -> None:
+    record = ApiKeyRecord("0f" * 32, tenant, name, tuple(s for s in Scope if s in scopes), created)
+    fields = {k.encode(): v.encode() for k, v in record.fields().items()}
+    assert ApiKeyRecord.from_fields(record.digest, fields) == record
+
+
+def test_a_record_holds_neither_the_key_nor_its_digest() -> None:
+    secret = keys.generate()
+    digest = keys.digest_of(secret)
+    written = " ".join(ApiKeyRecord(digest, "acme", "ci", ALL_SCOPES, 1).fields().values())
+    assert secret not in written
+    assert digest not in written
+
+
+def test_a_scope_of_another_version_grants_nothing() -> None:
+    fields = {b"tenant": b"acme", b"name": b"x", b"scopes": b"inference superuser", b"created_at": b"1"}
+    assert ApiKeyRecord.from_fields("0f" * 32, fields).scopes == (Scope.INFERENCE,)
+
+
+@pytest.mark.parametrize("text", ["a", "0", "acme", "acme-eu_1", "a" * 63])
+def test_a_tenant_may_be(text: str) -> None:
+    assert keys.parse_tenant(text) == text
+
+
+@pytest.mark.parametrize("text", ["", "-a", "_a", "Acme", "a.b", "a b", "a*", "a" * 64, "ä", "a\n", "{a}"])
+def test_a_tenant_may_not_be(text: str) -> None:
+    with pytest.raises(InvalidArgument) as caught:
+        keys.parse_tenant(text)
+    assert caught.value.field == "tenant"
+
+
+@pytest.mark.parametrize("text", ["", "a" * 129, "two\nlines", "nul\0", "\x1b[31m"])
+def test_a_name_may_not_be(text: str) -> None:
+    with pytest.raises(InvalidArgument) as caught:
+        keys.parse_name(text)
+    assert caught.value.field == "name"
+
+
+@pytest.mark.parametrize("text", ["", "key_", "key_" + "g" * 16, "key_" + "0" * 15, "0" * 16, "key_*"])
+def test_a_key_id_may_not_be(text: str) -> None:
+    with pytest.raises(InvalidArgument) as caught:
+        keys.parse_key_id(text)
+    assert caught.value.field == "key_id"
+
+
+def test_scopes_are_kept_once_each_in_a_fixed_order() -> None:
+    assert keys.parse_scopes(["admin", "inference", "admin"]) == (Scope.INFERENCE, Scope.ADMIN)
+
+
+def test_an_unknown_scope_is_named_by_its_place() -> None:
+    with pytest.raises(InvalidArgument, match="use one of inference, models, admin") as caught:
+        keys.parse_scopes(["inference", "root"])
+    assert caught.value.field == "scopes[1]"
+
+
+def test_no_scope_at_all_is_refused() -> None:
+    with pytest.raises(InvalidArgument) as caught:
+        keys.parse_scopes([])
+    assert caught.value.field == "scopes"

@@ -1,0 +1,412 @@
+"""What the core does, case by case, in a world where every message arrives."""
+
+from __future__ import annotations
+
+import pytest
+from harness.scheduler_world import World, make_request
+
+from inferflux.scheduler.jobs import JobState, RequestKey
+from inferflux.scheduler.limits import Limits
+from inferflux.v1 import generation_pb2, scheduler_pb2
+
+
+@pytest.fixture
+def world() -> World:
+    world = World()
+    world.pass_time(0.1)
+    return world
+
+
+def submit(world: World, request_id: str, *, prompt: int = 4, max_tokens: int = 4) -> RequestKey:
+    return world.submit(make_request(request_id, at=world.now, prompt=prompt, max_tokens=max_tokens))
+
+
+def test_jobs_that_arrive_together_travel_in_one_batch_least_loaded_worker_first(world: World) -> None:
+    big, small = (
+        world.add_worker("big", slots=4, kv_cells=400),
+        world.add_worker("small", slots=4, kv_cells=400),
+    )
+    world.settle()
+    first = submit(world, "r1", prompt=40)
+    world.settle()
+    busy = big if first in big.running else small
+    idle = small if busy is big else big
+    submit(world, "r2")
+    submit(world, "r3")
+    for _ in range(2):  # both arrive before the plan is made
+        world.core.on_job(*_next_job(world))
+    world.network.clear()
+    world.do([])
+    world.settle()
+    assert [len(batch.items) for batch in idle.batches] == [2]
+    assert len(busy.running) == 1
+
+
+def _next_job(world: World) -> tuple[scheduler_pb2.InferenceRequest, int, int, float]:
+    sequence = next(s for s in world.jobs if s not in {j.sequence for j in world.core.jobs.values()})
+    return world.jobs[sequence], sequence, sequence, world.now
+
+
+def test_batches_are_cut_at_their_token_limit() -> None:
+    world = World(Limits(settle_s=0.0, clock_skew_s=-1e6, max_batch_tokens=10, max_batch_size=3))
+    world.pass_time(0.1)
+    for i in range(8):
+        submit(world, f"r{i}", prompt=12 if i == 0 else 3)
+    world.settle()
+    worker = world.add_worker("w1", slots=8, kv_cells=400)
+    world.settle()
+    assert [len(batch.items) for batch in worker.batches] == [1, 3, 3, 1]
+
+
+def test_no_more_is_placed_than_slots_and_cells_allow(world: World) -> None:
+    worker = world.add_worker("w1", slots=4, kv_cells=20)
+    for i in range(4):
+        submit(world, f"r{i}", prompt=4, max_tokens=4)  # 7 cells: the last token's is never written
+    world.settle()
+    assert len(worker.running) == 2
+    world.live(20)
+    world.check_quiet()
+
+
+def test_a_job_that_fits_nowhere_now_is_not_starved_by_small_ones(world: World) -> None:
+    worker = world.add_worker("w1", slots=4, kv_cells=20)
+    submit(world, "small1", prompt=6, max_tokens=4)
+    big = submit(world, "big", prompt=16, max_tokens=4)
+    small = submit(world, "small2", prompt=2, max_tokens=2)
+    world.settle()
+    assert {k.request_id for k in worker.running} == {"small1"}
+    for _ in range(4):
+        worker.step()
+    world.settle()
+    assert set(worker.running) == {big}
+    assert world.core.jobs[small].state is JobState.QUEUED
+
+
+def test_a_request_too_large_for_every_worker_is_failed_at_once(world: World) -> None:
+    world.add_worker("w1", kv_cells=20)
+    world.settle()
+    key = submit(world, "r1", prompt=30, max_tokens=4)
+    world.settle()
+    failed = world.clients[key][-1].failed
+    assert (failed.code, failed.reason) == (3, "REQUEST_TOO_LARGE")
+    assert "20 cells" in failed.message
+    world.check_quiet()
+
+
+def test_two_tenants_same_id_never_meet_on_one_worker(world: World) -> None:
+    worker = world.add_worker("w1", slots=4, kv_cells=100)
+    world.submit(make_request("same", tenant="acme", at=world.now))
+    world.submit(make_request("same", tenant="bolt", at=world.now))
+    world.settle()
+    assert len(worker.running) == 1
+    world.live(20)
+    world.check_quiet()
+    assert sorted(world.acks.values()) == [["length"], ["length"]]
+
+
+def test_a_refusal_puts_the_job_back_and_spares_the_worker_until_it_speaks(world: World) -> None:
+    worker = world.add_worker("w1")
+    world.settle()
+    worker.state = scheduler_pb2.WORKER_STATE_DRAINING  # it has not said so yet
+    key = submit(world, "r1")
+    world.settle()
+    assert world.core.jobs[key].state is JobState.QUEUED
+    assert (world.core.jobs[key].epoch, len(worker.batches)) == (1, 1)
+    worker.state = scheduler_pb2.WORKER_STATE_READY
+    worker.beat()
+    world.settle()
+    assert key in worker.running
+
+
+def test_an_unanswered_batch_is_dropped_and_retried_in_the_next_epoch(world: World) -> None:
+    worker = world.add_worker("w1")
+    world.settle()
+    key = submit(world, "r1")
+    world.deliver()  # the job; the batch is on its way
+    (batch_id,) = world.in_flight
+    world.time_out(batch_id)
+    assert [c.drop.epoch for _, c in world.commands] == [1]
+    world.settle()
+    worker.beat()
+    world.settle()
+    assert worker.running[key].epoch == 2
+
+
+def test_a_silent_worker_is_dead_and_its_request_continues_elsewhere(world: World) -> None:
+    first = world.add_worker("w1")
+    key = submit(world, "r1", max_tokens=5)
+    world.settle()
+    first.step()
+    first.step()
+    del world.workers["w1"]
+    second = world.add_worker("w2")
+    world.settle()
+    for _ in range(7):
+        world.pass_time(0.5)
+        second.beat()
+        world.settle()
+    assert list(second.running[key].request.generated_token_ids) == [0, 1]
+    assert second.running[key].epoch == 2
+    world.live(10)
+    world.check_quiet()
+
+
+def test_workers_are_not_blamed_for_the_absence_of_the_bus(world: World) -> None:
+    worker = world.add_worker("w1")
+    key = submit(world, "r1")
+    world.settle()
+    world.core.on_connection(False, world.now)
+    for _ in range(40):
+        world.pass_time(0.5)
+    world.core.on_connection(True, world.now)
+    for _ in range(10):  # longer than a silent worker lives, for it has to reconnect itself
+        world.pass_time(0.5)
+    worker.beat()
+    world.settle()
+    assert world.core.jobs[key].state is JobState.RUNNING
+    assert world.core.jobs[key].epoch == 1
+
+
+def test_a_process_that_stood_still_does_not_blame_workers_either(world: World) -> None:
+    world.add_worker("w1")
+    key = submit(world, "r1")
+    world.settle()
+    world.pass_time(60.0)
+    assert world.core.jobs[key].state is JobState.RUNNING
+
+
+def test_a_restarted_workers_requests_are_retried_at_once(world: World) -> None:
+    world.add_worker("w1")
+    key = submit(world, "r1")
+    world.settle()
+    again = world.add_worker("w1")
+    world.settle()
+    assert again.running[key].epoch == 2
+
+
+def test_a_vanished_request_is_retried_after_two_heartbeats_without_it(world: World) -> None:
+    worker = world.add_worker("w1")
+    key = submit(world, "r1")
+    world.settle()
+    worker.running.clear()
+    worker.beat()
+    world.settle()
+    assert world.core.jobs[key].epoch == 1
+    worker.beat()
+    world.settle()
+    assert worker.running[key].epoch == 2
+
+
+def test_two_dead_engines_condemn_a_request(world: World) -> None:
+    worker = world.add_worker("w1")
+    key = submit(world, "r1")
+    world.settle()
+    for _ in range(2):
+        worker.die_engine()
+        world.settle()
+        worker.beat()
+        world.settle()
+    assert world.clients[key][-1].failed.reason == "POISON_REQUEST"
+    world.check_quiet()
+
+
+def test_retries_are_limited_but_a_worker_leaving_in_order_costs_none(world: World) -> None:
+    key = submit(world, "r1")
+    world.settle()
+    for _ in range(8):
+        worker = world.add_worker("w1")
+        world.settle()
+        assert key in worker.running
+        del world.workers["w1"]
+        worker.leave()
+        world.settle()
+    for _ in range(7):
+        world.add_worker("w1")
+        world.settle()
+    assert world.clients[key][-1].failed.reason == "RETRIES_EXHAUSTED"
+
+
+def test_a_request_whose_tokens_are_all_out_is_finished_without_a_worker(world: World) -> None:
+    worker = world.add_worker("w1")
+    key = submit(world, "r1", max_tokens=3)
+    world.settle()
+    worker.step()
+    worker.step()
+    last = worker._chunk(worker.running[key])  # the engine died between the last token and the end
+    last.token_ids.append(2)
+    world.publish(key, last)
+    worker.die_engine()
+    world.settle()
+    worker.beat()
+    world.settle()
+    chunk = world.clients[key][-1]
+    assert (chunk.finished.reason, chunk.offset) == (generation_pb2.FINISH_REASON_LENGTH, 3)
+    world.check_quiet()
+
+
+def test_a_cancel_that_overtakes_its_job_still_cancels_it(world: World) -> None:
+    worker = world.add_worker("w1")
+    world.settle()
+    was_found, _ = world.core.on_cancel(RequestKey("acme", "r1"), world.now)
+    assert was_found is False
+    key = submit(world, "r1")
+    world.settle()
+    assert world.read(key).outcome == "cancelled"
+    assert worker.batches == []
+    world.check_quiet()
+
+
+def test_a_cancel_while_the_batch_is_on_its_way_ends_the_request_once(world: World) -> None:
+    world.add_worker("w1")
+    world.settle()
+    key = submit(world, "r1", max_tokens=20)
+    world.deliver()  # the job: the batch is under way, and the worker does not hear the notice
+    was_found, todo = world.core.on_cancel(key, world.now)
+    assert (was_found, todo) == (True, [])
+    world.settle()  # no heartbeat is needed: the worker is told when it has accepted
+    assert world.read(key).outcome == "cancelled"
+    world.check_quiet()
+
+
+def test_a_job_that_comes_again_is_run_once(world: World) -> None:
+    worker = world.add_worker("w1")
+    submit(world, "r1")
+    world.deliver_job(1)
+    world.settle()
+    assert len(worker.running) == 1
+    world.deliver_job(1)
+    world.live(6)
+    assert [len(batch.items) for batch in worker.batches] == [1]
+    assert world.acks == {1: ["length"]}
+
+
+def test_held_jobs_are_said_to_be_held_about_every_twenty_seconds(world: World) -> None:
+    submit(world, "r1")
+    world.core.on_connection(False, world.now)
+    world.settle()
+    for _ in range(900):
+        world.pass_time(0.1)
+    assert world.holds in (4, 5)
+
+
+def test_a_request_that_runs_without_a_job_is_dropped_after_a_grace(world: World) -> None:
+    worker = world.add_worker("w1")
+    key = submit(world, "r1", max_tokens=20)
+    world.settle()
+    world.jobs.clear()
+    world.restart_scheduler()
+    for _ in range(8):
+        worker.beat()
+        world.pass_time(1.0)
+        world.settle()
+    assert key in worker.running
+    for _ in range(6):
+        worker.beat()
+        world.pass_time(1.0)
+        world.settle()
+    assert worker.running == {}
+
+
+def test_a_request_waits_ten_seconds_for_a_worker_of_its_model_then_fails(world: World) -> None:
+    key = submit(world, "r1")
+    world.settle()
+    for _ in range(19):
+        world.pass_time(0.5)
+    assert not world.read(key).outcome
+    for _ in range(4):
+        world.pass_time(0.5)
+    assert world.read(key).outcome == "NO_WORKER"
+    world.check_quiet()
+    assert world.core.queue.models == {}
+
+
+def test_a_worker_that_missed_a_cancel_notice_is_told_again(world: World) -> None:
+    worker = world.add_worker("w1")
+    key = submit(world, "r1", max_tokens=20)
+    world.settle()
+    world.core.on_cancel(key, world.now)
+    worker.beat()
+    world.settle()
+    assert world.read(key).outcome == "cancelled"
+    world.check_quiet()
+
+
+def test_an_end_that_only_readers_heard_of_is_found_in_the_replay(world: World) -> None:
+    first = world.add_worker("w1")
+    key = submit(world, "r1", max_tokens=2)
+    world.settle()
+    first.step()
+    first.step()
+    world.network.clear()  # the event is lost, and the worker with it
+    del world.workers["w1"]
+    second = world.add_worker("w2")
+    for _ in range(8):
+        second.beat()
+        world.settle()
+        world.pass_time(0.5)
+    assert world.acks == {1: ["length"]}
+    assert second.batches == []
+    assert len(world.clients[key]) == 2
+
+
+def test_a_request_goes_to_the_worker_with_room_not_to_the_less_loaded_one(world: World) -> None:
+    tight = world.add_worker("tight", slots=4, kv_cells=20)
+    world.settle()
+    submit(world, "r1", prompt=4, max_tokens=4)
+    world.settle()
+    roomy = world.add_worker("roomy", slots=4, kv_cells=100)
+    world.settle()
+    for i in range(2, 5):
+        submit(world, f"r{i}", prompt=8, max_tokens=8)
+        world.settle()
+    assert (len(tight.batches), len(roomy.running)) == (1, 3)
+
+
+def test_an_adopted_request_has_ended_only_when_readers_saw_it_end(world: World) -> None:
+    stale = world.add_worker("w1")
+    key = submit(world, "r1", max_tokens=2)
+    world.settle()
+    later = stale._chunk(stale.running[key])
+    later.epoch = 5  # of a worker that died since, with the scheduler that knew of it
+    world.publish(key, later)
+    world.limits = Limits(settle_s=0.0, clock_skew_s=1.0)
+    world.restart_scheduler()
+    stale.beat()
+    world.settle()
+    assert world.core.jobs[key].is_adopted
+    world.live(10)
+    assert world.read(key).outcome == "length"
+    assert world.read(key).epoch > 5
+    world.check_quiet()
+
+
+def test_until_workers_were_heard_a_new_scheduler_ends_nothing_that_may_run(world: World) -> None:
+    worker = world.add_worker("w1")
+    key = submit(world, "r1", max_tokens=20)
+    world.settle()
+    world.limits = Limits(settle_s=1.2, clock_skew_s=1.0)
+    world.restart_scheduler()
+    world.settle()
+    world.do(world.core.on_cancel(key, world.now)[1])  # the worker has not heard it yet
+    world.settle()
+    assert not world.read(key).outcome
+    worker.beat()
+    world.settle()
+    worker.beat()
+    world.settle()
+    assert [chunk.epoch for chunk in world.clients[key] if chunk.HasField("finished")] == [1]
+    world.check_quiet()
+
+
+def test_a_slot_that_a_stray_still_has_is_not_free_when_its_owner_leaves(world: World) -> None:
+    world.add_worker("w1", slots=1)
+    key = submit(world, "r1")
+    world.settle()
+    view = world.core.table.workers["w1"]
+    status = world.workers["w1"].status()
+    status.running.add(tenant="bolt", request_id="other", epoch=1, slot=0)
+    view.reconcile(status, world.now, 2)
+    view.release(key)
+    assert view.free_slots == 0
+    view.reconcile(scheduler_pb2.WorkerStatus(slots=1, kv_cells=32), world.now, 2)
+    assert view.free_slots == 1

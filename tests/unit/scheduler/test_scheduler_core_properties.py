@@ -1,0 +1,222 @@
+"""Whatever the network and the workers do, each request ends once and nothing is left behind."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+import pytest
+from harness.scheduler_world import World, make_request
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from inferflux.scheduler.limits import Limits
+
+PICK = st.integers(min_value=0, max_value=1_000_000)
+WORKERS = st.sampled_from(["w1", "w2", "w3"])
+
+
+class Chaos(RuleBasedStateMachine):
+    """Arrivals, losses, repeats, reorderings, deaths and restarts, in any order."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.world = World(Limits(settle_s=0.5, clock_skew_s=1.0, max_retries=3))
+        self.world.pass_time(1.0)
+        self.world.add_worker("w1")
+        self.world.add_worker("w2")
+        self.arrived = 0
+
+    @rule(
+        priority=st.integers(0, 3),
+        prompt=st.integers(1, 12),
+        max_tokens=st.integers(1, 12),
+        deadline_in=st.sampled_from([0.0, 0.0, 0.0, 2.0, 20.0]),
+        tenant=st.sampled_from(["acme", "bolt"]),
+    )
+    def arrive(self, priority: int, prompt: int, max_tokens: int, deadline_in: float, tenant: str) -> None:
+        self.arrived += 1
+        now = self.world.now
+        request = make_request(
+            f"r{self.arrived // 2}",  # two tenants may choose the same
+            tenant=tenant,
+            prompt=prompt,
+            max_tokens=max_tokens,
+            priority=priority,
+            at=now,
+            deadline=now + deadline_in if deadline_in else 0.0,
+        )
+        if (request.tenant, request.request_id) not in self.world.clients:
+            self.world.submit(request)
+
+    @precondition(lambda self: self.world.network)
+    @rule(pick=PICK)
+    def deliver_any(self, pick: int) -> None:
+        self.world.deliver(pick % len(self.world.network))
+
+    @rule()
+    def deliver_all(self) -> None:
+        self.world.settle()
+
+    @rule(worker_id=WORKERS)
+    def beat(self, worker_id: str) -> None:
+        if worker_id in self.world.workers:
+            self.world.workers[worker_id].beat()
+
+    @rule(worker_id=WORKERS)
+    def beat_twice(self, worker_id: str) -> None:
+        if (worker := self.world.workers.get(worker_id)) is not None:
+            worker.beat()
+            self.world.tell(self.world.network[-1])
+
+    @rule(worker_id=WORKERS, steps=st.integers(1, 4))
+    def step(self, worker_id: str, steps: int) -> None:
+        if (worker := self.world.workers.get(worker_id)) is not None:
+            for _ in range(steps):
+                worker.step()
+
+    @rule(seconds=st.sampled_from([0.1, 0.5, 1.1, 3.5]))
+    def wait(self, seconds: float) -> None:
+        self.world.pass_time(seconds)
+
+    @rule(worker_id=WORKERS)
+    def kill(self, worker_id: str) -> None:
+        self.world.workers.pop(worker_id, None)
+
+    @rule(worker_id=WORKERS)
+    def start(self, worker_id: str) -> None:
+        self.world.add_worker(worker_id)
+
+    @rule(worker_id=WORKERS)
+    def die_engine(self, worker_id: str) -> None:
+        if (worker := self.world.workers.get(worker_id)) is not None:
+            worker.die_engine()
+
+    @rule(worker_id=WORKERS)
+    def leave(self, worker_id: str) -> None:
+        if (worker := self.world.workers.pop(worker_id, None)) is not None:
+            worker.leave()
+
+    @precondition(lambda self: self.world.clients)
+    @rule(pick=PICK)
+    def cancel(self, pick: int) -> None:
+        keys = list(self.world.clients)
+        self.world.cancel(keys[pick % len(keys)])
+
+    @precondition(lambda self: self.world.in_flight)
+    @rule(pick=PICK)
+    def time_out(self, pick: int) -> None:
+        batches = list(self.world.in_flight)
+        self.world.time_out(batches[pick % len(batches)])
+
+    @precondition(lambda self: self.world.jobs)
+    @rule(pick=PICK)
+    def redeliver(self, pick: int) -> None:
+        sequences = list(self.world.jobs)
+        self.world.deliver_job(sequences[pick % len(sequences)])
+
+    @rule()
+    def lose_connection(self) -> None:
+        self.world.core.on_connection(False, self.world.now)
+        self.world.pass_time(4.0)
+        self.world.core.on_connection(True, self.world.now)
+
+    @rule()
+    def restart_scheduler(self) -> None:
+        self.world.restart_scheduler()
+
+    @rule()
+    def forget_tokens(self) -> None:
+        self.world.forget_tokens()
+
+    @invariant()
+    def table_and_jobs_agree(self) -> None:
+        self.world.check()
+
+    def teardown(self) -> None:
+        world = self.world
+        world.add_worker("w1")
+        world.settle()
+        for batch_id in list(world.in_flight):
+            world.time_out(batch_id)
+        world.live(600)
+        world.check()
+        world.check_quiet()
+
+
+class LossyChaos(Chaos):
+    """The same over a network that loses what it may lose: what workers and the scheduler tell each other."""
+
+    @precondition(lambda self: self.world.network)
+    @rule(pick=PICK)
+    def lose_any(self, pick: int) -> None:
+        network = self.world.network
+        index = pick % len(network)
+        # Jobs are stored until acknowledged, and replays are asked for until answered.
+        if "deliver_job" in network[index].__qualname__ or "replay" in _source(network[index]):
+            return
+        del network[index]
+
+
+def _source(delivery: object) -> str:
+    names = getattr(delivery, "__code__").co_names  # noqa: B009
+    return " ".join(names)
+
+
+LIMITS = settings(
+    max_examples=40, stateful_step_count=60, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
+TestChaos = Chaos.TestCase
+TestChaos.settings = LIMITS
+TestLossyChaos = LossyChaos.TestCase
+TestLossyChaos.settings = LIMITS
+
+
+@pytest.mark.parametrize("seed", range(80))
+def test_a_long_walk_through_trouble_leaves_nothing_behind(seed: int) -> None:
+    """What hypothesis shrinks well it does not reach: hundreds of steps, most of them ordinary."""
+    rng = random.Random(seed)
+    chaos = LossyChaos() if seed % 2 else Chaos()
+    ordinary = [chaos.deliver_any] * 24 + [chaos.arrive] * 6 + [chaos.beat] * 8 + [chaos.step] * 6
+    trouble = [
+        chaos.wait, chaos.wait, chaos.kill, chaos.start, chaos.start, chaos.die_engine, chaos.leave,
+        chaos.cancel, chaos.time_out, chaos.redeliver, chaos.lose_connection, chaos.restart_scheduler,
+        chaos.forget_tokens, chaos.beat_twice, chaos.deliver_all,
+    ]  # fmt: skip
+    if isinstance(chaos, LossyChaos):
+        trouble += [chaos.lose_any] * 4
+    for _ in range(300):
+        action = rng.choice(ordinary if rng.random() < 0.85 else trouble)
+        _call(action, chaos, rng)
+        chaos.world.check()
+    chaos.teardown()
+
+
+def _call(action: Callable[..., None], chaos: Chaos, rng: random.Random) -> None:
+    world = chaos.world
+    match action.__name__:
+        case "arrive":
+            action(
+                priority=rng.randint(0, 3),
+                prompt=rng.randint(1, 12),
+                max_tokens=rng.randint(1, 12),
+                deadline_in=rng.choice([0.0, 0.0, 0.0, 2.0, 20.0]),
+                tenant=rng.choice(["acme", "bolt"]),
+            )
+        case "deliver_any" | "lose_any" if world.network:
+            action(pick=min(rng.randrange(len(world.network)), rng.randrange(len(world.network))))
+        case "cancel" if world.clients:
+            action(pick=rng.randrange(len(world.clients)))
+        case "time_out" if world.in_flight:
+            action(pick=rng.randrange(len(world.in_flight)))
+        case "redeliver" if world.jobs:
+            action(pick=rng.randrange(len(world.jobs)))
+        case "wait":
+            action(seconds=rng.choice([0.1, 0.5, 1.1, 3.5]))
+        case "step":
+            action(worker_id=rng.choice(["w1", "w2", "w3"]), steps=rng.randint(1, 3))
+        case "beat" | "beat_twice" | "kill" | "start" | "die_engine" | "leave":
+            action(worker_id=rng.choice(["w1", "w2", "w3"]))
+        case "deliver_all" | "lose_connection" | "restart_scheduler" | "forget_tokens":
+            action()

@@ -1,0 +1,74 @@
+"""The head of a GGUF file: digest, names, and the tokenizer cut out of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import gguf
+import numpy as np
+import pytest
+
+from inferflux.common.llama.vocab import Vocab
+from inferflux.worker.model_file import ModelFileError, read_model_file
+
+
+def write_model(path: Path, *, scale: float = 1.0, name: str = "small") -> Path:
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_name(name)
+    letters = [chr(c) for c in [*range(33, 127), *range(161, 173), *range(174, 256), *range(256, 324)]]
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("gpt-2")
+    writer.add_token_list([*letters, "<|end|>"])
+    writer.add_token_types([1] * len(letters) + [3])
+    writer.add_token_merges(["a b"])
+    writer.add_eos_token_id(len(letters))
+    writer.add_chat_template("{{ messages }}")
+    writer.add_tensor("token_embd.weight", np.full((4, 8), scale, np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def test_the_tokenizer_part_loads_by_itself_and_tokenizes(tmp_path: Path) -> None:
+    model = read_model_file(write_model(tmp_path / "m.gguf"))
+    (tmp_path / "tokenizer.gguf").write_bytes(model.tokenizer)
+    vocab = Vocab.load(tmp_path / "tokenizer.gguf")
+    ids = vocab.tokenize(b"abc<|end|>", add_special=False, parse_special=True)
+    assert b"".join(vocab.piece(i) for i in ids[:-1]) == b"abc"
+    assert vocab.is_eog(ids[-1])
+    assert vocab.chat_template == "{{ messages }}"
+    vocab.close()
+
+
+def test_names_and_size_are_read(tmp_path: Path) -> None:
+    path = write_model(tmp_path / "m.gguf")
+    model = read_model_file(path)
+    assert (model.name, model.architecture) == ("small", "llama")
+    assert model.size_bytes == path.stat().st_size
+
+
+def test_the_digest_tells_metadata_apart_and_is_repeatable(tmp_path: Path) -> None:
+    one = read_model_file(write_model(tmp_path / "1.gguf"))
+    same = read_model_file(write_model(tmp_path / "2.gguf"))
+    other = read_model_file(write_model(tmp_path / "3.gguf", name="other"))
+    assert one.digest == same.digest != other.digest
+
+
+@pytest.mark.parametrize("keep", [0, 3, 20, 100, 2000])
+def test_a_damaged_file_is_a_clear_error(tmp_path: Path, keep: int) -> None:
+    whole = write_model(tmp_path / "m.gguf").read_bytes()
+    cut = tmp_path / "cut.gguf"
+    cut.write_bytes(whole[:keep])
+    with pytest.raises(ModelFileError, match=r"cut\.gguf"):
+        read_model_file(cut)
+
+
+def test_what_is_no_gguf_says_so(tmp_path: Path) -> None:
+    other = tmp_path / "notes.txt"
+    other.write_text("hello, this is text and long enough to hold a header")
+    with pytest.raises(ModelFileError, match="not a GGUF"):
+        read_model_file(other)
+    with pytest.raises(ModelFileError, match="missing"):
+        read_model_file(tmp_path / "missing.gguf")

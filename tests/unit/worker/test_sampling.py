@@ -1,0 +1,160 @@
+"""Sampling: each parameter does what its name says, and the draw depends on (seed, index) alone."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from inferflux.v1 import generation_pb2
+from inferflux.worker.engine.sampling import (
+    BadLogits,
+    Sampler,
+    log_probabilities,
+    top_ids,
+    uniform,
+)
+
+NEUTRAL: dict[str, Any] = {
+    "temperature": 1.0,
+    "top_k": 0,
+    "top_p": 1.0,
+    "min_p": 0.0,
+    "repeat_penalty": 1.0,
+    "frequency_penalty": 0.0,
+    "presence_penalty": 0.0,
+    "penalty_last_n": 64,
+    "seed": 1,
+}
+
+
+def sampler(history: list[int] | None = None, **changes: Any) -> Sampler:
+    return Sampler(generation_pb2.SamplingParams(**{**NEUTRAL, **changes}), history or [])
+
+
+def logits_of(probabilities: list[float]) -> np.ndarray[Any, np.dtype[np.float32]]:
+    return np.log(np.array(probabilities, np.float32))
+
+
+def frequencies(
+    chosen: Sampler, logits: np.ndarray[Any, np.dtype[np.float32]], n: int = 4000
+) -> Counter[int]:
+    return Counter(chosen.choose(logits, i) for i in range(n))
+
+
+def test_uniform_is_even_and_repeatable() -> None:
+    draws = np.array([uniform(7, i) for i in range(20000)])
+    counts, _ = np.histogram(draws, bins=20, range=(0, 1))
+    assert draws.min() >= 0.0
+    assert draws.max() < 1.0
+    assert abs(counts - 1000).max() < 150
+    assert uniform(7, 3) == uniform(7, 3) != uniform(8, 3)
+
+
+def test_neighbouring_seeds_do_not_give_shifted_copies_of_each_other() -> None:
+    assert not {uniform(7, i) for i in range(100)} & {uniform(8, i) for i in range(100)}
+
+
+@given(
+    st.lists(st.floats(-50, 50, width=32), min_size=1, max_size=2000),
+    st.integers(1, 64),
+)
+def test_top_ids_are_the_largest_in_order(values: list[float], k: int) -> None:
+    logits = np.array(values, np.float32)
+    ids = top_ids(logits, k)
+    assert logits[ids].tolist() == sorted(values, reverse=True)[:k]
+    assert len(set(ids.tolist())) == min(k, len(values))
+
+
+def test_draws_follow_the_probabilities() -> None:
+    counts = frequencies(sampler(), logits_of([0.5, 0.3, 0.2]))
+    assert counts[0] / 4000 == pytest.approx(0.5, abs=0.04)
+    assert counts[2] / 4000 == pytest.approx(0.2, abs=0.04)
+
+
+def test_temperature_sharpens() -> None:
+    counts = frequencies(sampler(temperature=0.5), logits_of([0.6, 0.4]))
+    assert counts[0] / 4000 == pytest.approx(0.36 / 0.52, abs=0.04)
+
+
+def test_temperature_zero_is_greedy() -> None:
+    assert sampler(temperature=0.0).is_plain_greedy
+    assert set(frequencies(sampler(temperature=0.0), logits_of([0.3, 0.4, 0.3]), 50)) == {1}
+
+
+def test_top_k_keeps_the_k_largest() -> None:
+    assert set(frequencies(sampler(top_k=2), logits_of([0.1, 0.4, 0.2, 0.3]))) == {1, 3}
+
+
+def test_top_p_keeps_the_smallest_set_that_reaches_p() -> None:
+    logits = logits_of([0.1, 0.4, 0.2, 0.3])
+    assert set(frequencies(sampler(top_p=0.65), logits)) == {1, 3}
+    assert set(frequencies(sampler(top_p=0.75), logits)) == {1, 3, 2}
+
+
+def test_top_p_over_a_flat_large_vocabulary_widens_until_it_has_enough() -> None:
+    logits = np.zeros(5000, np.float32)
+    chosen = frequencies(sampler(top_p=0.5), logits)
+    assert len(chosen) > 1500
+    assert max(chosen) < 2600
+
+
+def test_min_p_drops_what_is_unlikely_beside_the_best() -> None:
+    assert set(frequencies(sampler(min_p=0.6), logits_of([0.1, 0.4, 0.2, 0.3]))) == {1, 3}
+
+
+def test_repeat_penalty_divides_positive_and_multiplies_negative_logits() -> None:
+    logits = np.array([2.0, 1.5, -1.0], np.float32)
+    assert sampler([0], temperature=0.0, repeat_penalty=2.0).choose(logits, 0) == 1
+    low = np.array([-1.0, -1.5, -9.0], np.float32)
+    assert sampler([0], temperature=0.0, repeat_penalty=2.0).choose(low, 0) == 1
+
+
+def test_frequency_counts_and_presence_does_not() -> None:
+    logits = np.array([1.0, 0.0], np.float32)
+    assert sampler([0, 0, 0], temperature=0.0, frequency_penalty=0.5).choose(logits, 0) == 1
+    assert sampler([0, 0, 0], temperature=0.0, presence_penalty=0.5).choose(logits, 0) == 0
+    assert sampler([0], temperature=0.0, presence_penalty=1.5).choose(logits, 0) == 1
+
+
+def test_penalties_look_at_the_last_n_tokens_only() -> None:
+    logits = np.array([1.0, 0.0], np.float32)
+    chosen = sampler([0, 1, 1], temperature=0.0, presence_penalty=2.0, penalty_last_n=2)
+    assert chosen.choose(logits, 0) == 0
+    chosen.accept(0)
+    assert chosen.choose(logits, 1) == 0
+    chosen.accept(0)
+    assert chosen.choose(logits, 2) == 1
+
+
+def test_logit_bias_moves_a_token_and_leaves_the_row_as_it_was() -> None:
+    logits = np.array([1.0, 0.0], np.float32)
+    assert sampler(temperature=0.0, logit_bias={1: 5.0}).choose(logits, 0) == 1
+    assert logits.tolist() == [1.0, 0.0]
+
+
+@pytest.mark.parametrize("bad", [[math.nan, 1.0], [-math.inf, -math.inf], [math.inf, 0.0]])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_logits_that_are_not_finite_are_an_error_not_a_token(bad: list[float], temperature: float) -> None:
+    with pytest.raises(BadLogits):
+        sampler(temperature=temperature).choose(np.array(bad, np.float32), 0)
+
+
+def test_log_probabilities_are_those_of_the_softmax() -> None:
+    logits = np.array([1.0, 2.0, 3.0], np.float32)
+    exact = np.log(np.exp([1.0, 2.0, 3.0]) / np.exp([1.0, 2.0, 3.0]).sum())
+    assert log_probabilities(logits, np.array([2, 0])) == pytest.approx(exact[[2, 0]], abs=1e-6)
+
+
+@given(st.integers(0, 2**64 - 1), st.integers(0, 2**20))
+def test_the_draw_does_not_depend_on_what_was_drawn_before(seed: int, index: int) -> None:
+    logits = logits_of([0.25, 0.25, 0.25, 0.25])
+    fresh, used = sampler(seed=seed), sampler(seed=seed)
+    for i in range(5):
+        used.choose(logits, i)
+    assert fresh.choose(logits, index) == used.choose(logits, index)
