@@ -15,6 +15,8 @@ JOBS_STREAM = "INFERFLUX_JOBS"
 TOKENS_STREAM = "INFERFLUX_TOKENS"
 TOKENIZERS_BUCKET = "inferflux-tokenizers"
 SCHEDULER_CONSUMER = "scheduler"
+# Who leads, and what was changed live.
+SCHEDULERS_BUCKET = "inferflux-schedulers"
 
 # 1. gateway -> work queue -> scheduler
 JOBS_ALL = f"{ROOT}.jobs.>"
@@ -27,6 +29,8 @@ TOKENS_ALL = f"{ROOT}.tokens.>"
 # beside the way
 CANCEL_ALL = f"{ROOT}.cancel.>"
 SCHEDULER_STATUS = f"{ROOT}.scheduler.status"
+SCHEDULER_ADMIN = f"{ROOT}.scheduler.admin"
+SCHEDULER_LEADER = f"{ROOT}.scheduler.leader"
 
 _SAFE = re.compile(r"[A-Za-z0-9_-]{1,64}")
 

@@ -22,32 +22,41 @@ _runtime_version.ValidateProtobufRuntimeVersion(
 _sym_db = _symbol_database.Default()
 
 
+from inferflux.v1 import scheduler_pb2 as inferflux_dot_v1_dot_scheduler__pb2
 from inferflux.v1 import worker_pb2 as inferflux_dot_v1_dot_worker__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19inferflux/v1/engine.proto\x12\x0cinferflux.v1\x1a\x19inferflux/v1/worker.proto\"\xee\x01\n\x0c\x45ngineConfig\x12\x12\n\nmodel_path\x18\x01 \x01(\t\x12\x11\n\tworker_id\x18\x02 \x01(\t\x12\r\n\x05slots\x18\x03 \x01(\r\x12\x10\n\x08kv_cells\x18\x04 \x01(\r\x12\x16\n\x0e\x63ontext_length\x18\x05 \x01(\r\x12\x0f\n\x07threads\x18\x06 \x01(\r\x12\x14\n\x0c\x62\x61tch_tokens\x18\x07 \x01(\r\x12\x12\n\ngpu_layers\x18\x08 \x01(\x05\x12\x17\n\x0f\x66lash_attention\x18\t \x01(\x08\x12\x14\n\x0cstep_stretch\x18\n \x01(\x01\x12\x14\n\x0cstep_limit_s\x18\x0b \x01(\x01\".\n\x0c\x45ngineCancel\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\x11\n\tis_silent\x18\x02 \x01(\x08\"\x9e\x01\n\rEngineCommand\x12*\n\x04load\x18\x01 \x01(\x0b\x32\x1a.inferflux.v1.EngineConfigH\x00\x12(\n\x05start\x18\x02 \x01(\x0b\x32\x17.inferflux.v1.BatchItemH\x00\x12,\n\x06\x63\x61ncel\x18\x03 \x01(\x0b\x32\x1a.inferflux.v1.EngineCancelH\x00\x42\t\n\x07\x63ommand\"\x8e\x01\n\x0b\x45ngineReady\x12\x10\n\x08kv_cells\x18\x01 \x01(\r\x12\x16\n\x0e\x63ontext_length\x18\x02 \x01(\r\x12\x17\n\x0fvocabulary_size\x18\x03 \x01(\r\x12\r\n\x05slots\x18\x04 \x01(\r\x12\x12\n\nparameters\x18\x05 \x01(\x04\x12\x19\n\x11has_chat_template\x18\x06 \x01(\x08\"O\n\x08\x45mission\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05\x63hunk\x18\x02 \x01(\x0c\x12\x18\n\x10generated_tokens\x18\x03 \x01(\r\x12\r\n\x05\x65poch\x18\x04 \x01(\r\"l\n\x0b\x45ngineEnded\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\r\x12\x0f\n\x07outcome\x18\x03 \x01(\t\x12\x15\n\rprompt_tokens\x18\x04 \x01(\r\x12\x19\n\x11\x63ompletion_tokens\x18\x05 \x01(\r\"\xa3\x01\n\tStepStats\x12\x16\n\x0eprefill_tokens\x18\x01 \x01(\r\x12\x15\n\rdecode_tokens\x18\x02 \x01(\r\x12\x11\n\tdecode_us\x18\x03 \x01(\r\x12\x0f\n\x07step_us\x18\x04 \x01(\r\x12\x15\n\rkv_cells_used\x18\x05 \x01(\r\x12\x19\n\x11kv_cells_reserved\x18\x06 \x01(\r\x12\x11\n\tsequences\x18\x07 \x01(\r\"\x89\x01\n\nStepReport\x12)\n\temissions\x18\x01 \x03(\x0b\x32\x16.inferflux.v1.Emission\x12(\n\x05\x65nded\x18\x02 \x03(\x0b\x32\x19.inferflux.v1.EngineEnded\x12&\n\x05stats\x18\x03 \x01(\x0b\x32\x17.inferflux.v1.StepStats\"\x84\x01\n\x0c\x45ngineReport\x12*\n\x05ready\x18\x01 \x01(\x0b\x32\x19.inferflux.v1.EngineReadyH\x00\x12(\n\x04step\x18\x02 \x01(\x0b\x32\x18.inferflux.v1.StepReportH\x00\x12\x14\n\nload_error\x18\x03 \x01(\tH\x00\x42\x08\n\x06reportb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19inferflux/v1/engine.proto\x12\x0cinferflux.v1\x1a\x1cinferflux/v1/scheduler.proto\x1a\x19inferflux/v1/worker.proto\"\x95\x02\n\x0c\x45ngineConfig\x12\x12\n\nmodel_path\x18\x01 \x01(\t\x12\x11\n\tworker_id\x18\x02 \x01(\t\x12\r\n\x05slots\x18\x03 \x01(\r\x12\x10\n\x08kv_cells\x18\x04 \x01(\r\x12\x16\n\x0e\x63ontext_length\x18\x05 \x01(\r\x12\x0f\n\x07threads\x18\x06 \x01(\r\x12\x14\n\x0c\x62\x61tch_tokens\x18\x07 \x01(\r\x12\x12\n\ngpu_layers\x18\x08 \x01(\x05\x12\x17\n\x0f\x66lash_attention\x18\t \x01(\x08\x12\x14\n\x0cstep_stretch\x18\n \x01(\x01\x12\x14\n\x0cstep_limit_s\x18\x0b \x01(\x01\x12\x11\n\tsequences\x18\x0c \x01(\r\x12\x12\n\nswap_bytes\x18\r \x01(\x04\".\n\x0c\x45ngineCancel\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\x11\n\tis_silent\x18\x02 \x01(\x08\"(\n\nEnginePark\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\r\"\\\n\x0c\x45ngineResume\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\r\x12\x0c\n\x04slot\x18\x03 \x01(\r\x12\x14\n\x0ctoken_budget\x18\x04 \x01(\r\x12\x0c\n\x04rank\x18\x05 \x01(\x01\"\xf6\x01\n\rEngineCommand\x12*\n\x04load\x18\x01 \x01(\x0b\x32\x1a.inferflux.v1.EngineConfigH\x00\x12(\n\x05start\x18\x02 \x01(\x0b\x32\x17.inferflux.v1.BatchItemH\x00\x12,\n\x06\x63\x61ncel\x18\x03 \x01(\x0b\x32\x1a.inferflux.v1.EngineCancelH\x00\x12(\n\x04park\x18\x04 \x01(\x0b\x32\x18.inferflux.v1.EngineParkH\x00\x12,\n\x06resume\x18\x05 \x01(\x0b\x32\x1a.inferflux.v1.EngineResumeH\x00\x42\t\n\x07\x63ommand\"\xa1\x01\n\x0b\x45ngineReady\x12\x10\n\x08kv_cells\x18\x01 \x01(\r\x12\x16\n\x0e\x63ontext_length\x18\x02 \x01(\r\x12\x17\n\x0fvocabulary_size\x18\x03 \x01(\r\x12\r\n\x05slots\x18\x04 \x01(\r\x12\x12\n\nparameters\x18\x05 \x01(\x04\x12\x19\n\x11has_chat_template\x18\x06 \x01(\x08\x12\x11\n\tsequences\x18\x07 \x01(\r\"O\n\x08\x45mission\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05\x63hunk\x18\x02 \x01(\x0c\x12\x18\n\x10generated_tokens\x18\x03 \x01(\r\x12\r\n\x05\x65poch\x18\x04 \x01(\r\"\x8c\x01\n\x0b\x45ngineEnded\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\r\x12\x0f\n\x07outcome\x18\x03 \x01(\t\x12\x15\n\rprompt_tokens\x18\x04 \x01(\r\x12\x19\n\x11\x63ompletion_tokens\x18\x05 \x01(\r\x12\x1e\n\x16time_to_first_token_ms\x18\x06 \x01(\x01\"\x9c\x01\n\rEngineYielded\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\r\x12)\n\x06reason\x18\x03 \x01(\x0e\x32\x19.inferflux.v1.YieldReason\x12*\n\tresidence\x18\x04 \x01(\x0e\x32\x17.inferflux.v1.Residence\x12\x18\n\x10generated_tokens\x18\x05 \x01(\r\"@\n\tPrefilled\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\r\x12\x17\n\x0f\x63omputed_tokens\x18\x03 \x01(\r\"\xcc\x01\n\tStepStats\x12\x16\n\x0eprefill_tokens\x18\x01 \x01(\r\x12\x15\n\rdecode_tokens\x18\x02 \x01(\r\x12\x11\n\tdecode_us\x18\x03 \x01(\r\x12\x0f\n\x07step_us\x18\x04 \x01(\r\x12\x15\n\rkv_cells_used\x18\x05 \x01(\r\x12\x19\n\x11kv_cells_reserved\x18\x06 \x01(\r\x12\x11\n\tsequences\x18\x07 \x01(\r\x12\x0e\n\x06parked\x18\x08 \x01(\r\x12\x17\n\x0fswap_bytes_used\x18\t \x01(\x04\"\xe3\x01\n\nStepReport\x12)\n\temissions\x18\x01 \x03(\x0b\x32\x16.inferflux.v1.Emission\x12(\n\x05\x65nded\x18\x02 \x03(\x0b\x32\x19.inferflux.v1.EngineEnded\x12&\n\x05stats\x18\x03 \x01(\x0b\x32\x17.inferflux.v1.StepStats\x12,\n\x07yielded\x18\x04 \x03(\x0b\x32\x1b.inferflux.v1.EngineYielded\x12*\n\tprefilled\x18\x05 \x03(\x0b\x32\x17.inferflux.v1.Prefilled\"\x84\x01\n\x0c\x45ngineReport\x12*\n\x05ready\x18\x01 \x01(\x0b\x32\x19.inferflux.v1.EngineReadyH\x00\x12(\n\x04step\x18\x02 \x01(\x0b\x32\x18.inferflux.v1.StepReportH\x00\x12\x14\n\nload_error\x18\x03 \x01(\tH\x00\x42\x08\n\x06reportb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'inferflux.v1.engine_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_ENGINECONFIG']._serialized_start=71
-  _globals['_ENGINECONFIG']._serialized_end=309
-  _globals['_ENGINECANCEL']._serialized_start=311
-  _globals['_ENGINECANCEL']._serialized_end=357
-  _globals['_ENGINECOMMAND']._serialized_start=360
-  _globals['_ENGINECOMMAND']._serialized_end=518
-  _globals['_ENGINEREADY']._serialized_start=521
-  _globals['_ENGINEREADY']._serialized_end=663
-  _globals['_EMISSION']._serialized_start=665
-  _globals['_EMISSION']._serialized_end=744
-  _globals['_ENGINEENDED']._serialized_start=746
-  _globals['_ENGINEENDED']._serialized_end=854
-  _globals['_STEPSTATS']._serialized_start=857
-  _globals['_STEPSTATS']._serialized_end=1020
-  _globals['_STEPREPORT']._serialized_start=1023
-  _globals['_STEPREPORT']._serialized_end=1160
-  _globals['_ENGINEREPORT']._serialized_start=1163
-  _globals['_ENGINEREPORT']._serialized_end=1295
+  _globals['_ENGINECONFIG']._serialized_start=101
+  _globals['_ENGINECONFIG']._serialized_end=378
+  _globals['_ENGINECANCEL']._serialized_start=380
+  _globals['_ENGINECANCEL']._serialized_end=426
+  _globals['_ENGINEPARK']._serialized_start=428
+  _globals['_ENGINEPARK']._serialized_end=468
+  _globals['_ENGINERESUME']._serialized_start=470
+  _globals['_ENGINERESUME']._serialized_end=562
+  _globals['_ENGINECOMMAND']._serialized_start=565
+  _globals['_ENGINECOMMAND']._serialized_end=811
+  _globals['_ENGINEREADY']._serialized_start=814
+  _globals['_ENGINEREADY']._serialized_end=975
+  _globals['_EMISSION']._serialized_start=977
+  _globals['_EMISSION']._serialized_end=1056
+  _globals['_ENGINEENDED']._serialized_start=1059
+  _globals['_ENGINEENDED']._serialized_end=1199
+  _globals['_ENGINEYIELDED']._serialized_start=1202
+  _globals['_ENGINEYIELDED']._serialized_end=1358
+  _globals['_PREFILLED']._serialized_start=1360
+  _globals['_PREFILLED']._serialized_end=1424
+  _globals['_STEPSTATS']._serialized_start=1427
+  _globals['_STEPSTATS']._serialized_end=1631
+  _globals['_STEPREPORT']._serialized_start=1634
+  _globals['_STEPREPORT']._serialized_end=1861
+  _globals['_ENGINEREPORT']._serialized_start=1864
+  _globals['_ENGINEREPORT']._serialized_end=1996
 # @@protoc_insertion_point(module_scope)

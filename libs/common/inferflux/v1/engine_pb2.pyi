@@ -9,6 +9,7 @@ from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
+from inferflux.v1 import scheduler_pb2 as _scheduler_pb2
 from inferflux.v1 import worker_pb2 as _worker_pb2
 import builtins as _builtins
 import sys
@@ -36,6 +37,8 @@ class EngineConfig(_message.Message):
     FLASH_ATTENTION_FIELD_NUMBER: _builtins.int
     STEP_STRETCH_FIELD_NUMBER: _builtins.int
     STEP_LIMIT_S_FIELD_NUMBER: _builtins.int
+    SEQUENCES_FIELD_NUMBER: _builtins.int
+    SWAP_BYTES_FIELD_NUMBER: _builtins.int
     model_path: _builtins.str
     worker_id: _builtins.str
     slots: _builtins.int
@@ -50,6 +53,10 @@ class EngineConfig(_message.Message):
     """A prefill chunk may stretch a step to this many times a step that only decodes."""
     step_limit_s: _builtins.float
     """No step should take longer than this because of prefill, in seconds."""
+    sequences: _builtins.int
+    """Sequence ids: slots that may run at once, and those that parked sequences may keep beside them."""
+    swap_bytes: _builtins.int
+    """Most host memory for swapped sequences; beyond it they are computed again."""
     def __init__(
         self,
         *,
@@ -64,10 +71,12 @@ class EngineConfig(_message.Message):
         flash_attention: _builtins.bool = ...,
         step_stretch: _builtins.float = ...,
         step_limit_s: _builtins.float = ...,
+        sequences: _builtins.int = ...,
+        swap_bytes: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_tokens", b"batch_tokens", "context_length", b"context_length", "flash_attention", b"flash_attention", "gpu_layers", b"gpu_layers", "kv_cells", b"kv_cells", "model_path", b"model_path", "slots", b"slots", "step_limit_s", b"step_limit_s", "step_stretch", b"step_stretch", "threads", b"threads", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_tokens", b"batch_tokens", "context_length", b"context_length", "flash_attention", b"flash_attention", "gpu_layers", b"gpu_layers", "kv_cells", b"kv_cells", "model_path", b"model_path", "sequences", b"sequences", "slots", b"slots", "step_limit_s", b"step_limit_s", "step_stretch", b"step_stretch", "swap_bytes", b"swap_bytes", "threads", b"threads", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -98,30 +107,95 @@ class EngineCancel(_message.Message):
 Global___EngineCancel: _TypeAlias = EngineCancel  # noqa: Y015
 
 @_typing.final
+class EnginePark(_message.Message):
+    """Takes a sequence's turn away; it keeps its slot and its KV cells for as long as nobody needs them."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    KEY_FIELD_NUMBER: _builtins.int
+    EPOCH_FIELD_NUMBER: _builtins.int
+    key: _builtins.str
+    epoch: _builtins.int
+    def __init__(
+        self,
+        *,
+        key: _builtins.str = ...,
+        epoch: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "key", b"key"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___EnginePark: _TypeAlias = EnginePark  # noqa: Y015
+
+@_typing.final
+class EngineResume(_message.Message):
+    """Gives a parked or swapped sequence its turn again."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    KEY_FIELD_NUMBER: _builtins.int
+    EPOCH_FIELD_NUMBER: _builtins.int
+    SLOT_FIELD_NUMBER: _builtins.int
+    TOKEN_BUDGET_FIELD_NUMBER: _builtins.int
+    RANK_FIELD_NUMBER: _builtins.int
+    key: _builtins.str
+    epoch: _builtins.int
+    slot: _builtins.int
+    token_budget: _builtins.int
+    rank: _builtins.float
+    def __init__(
+        self,
+        *,
+        key: _builtins.str = ...,
+        epoch: _builtins.int = ...,
+        slot: _builtins.int = ...,
+        token_budget: _builtins.int = ...,
+        rank: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "key", b"key", "rank", b"rank", "slot", b"slot", "token_budget", b"token_budget"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___EngineResume: _TypeAlias = EngineResume  # noqa: Y015
+
+@_typing.final
 class EngineCommand(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     LOAD_FIELD_NUMBER: _builtins.int
     START_FIELD_NUMBER: _builtins.int
     CANCEL_FIELD_NUMBER: _builtins.int
+    PARK_FIELD_NUMBER: _builtins.int
+    RESUME_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def load(self) -> Global___EngineConfig: ...
     @_builtins.property
     def start(self) -> _worker_pb2.BatchItem: ...
     @_builtins.property
     def cancel(self) -> Global___EngineCancel: ...
+    @_builtins.property
+    def park(self) -> Global___EnginePark: ...
+    @_builtins.property
+    def resume(self) -> Global___EngineResume: ...
     def __init__(
         self,
         *,
         load: Global___EngineConfig | None = ...,
         start: _worker_pb2.BatchItem | None = ...,
         cancel: Global___EngineCancel | None = ...,
+        park: Global___EnginePark | None = ...,
+        resume: Global___EngineResume | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["cancel", b"cancel", "command", b"command", "load", b"load", "start", b"start"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["cancel", b"cancel", "command", b"command", "load", b"load", "park", b"park", "resume", b"resume", "start", b"start"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cancel", b"cancel", "command", b"command", "load", b"load", "start", b"start"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cancel", b"cancel", "command", b"command", "load", b"load", "park", b"park", "resume", b"resume", "start", b"start"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_command: _TypeAlias = _typing.Literal["load", "start", "cancel"]  # noqa: Y015
+    _WhichOneofReturnType_command: _TypeAlias = _typing.Literal["load", "start", "cancel", "park", "resume"]  # noqa: Y015
     _WhichOneofArgType_command: _TypeAlias = _typing.Literal["command", b"command"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_command) -> _WhichOneofReturnType_command | None: ...
 
@@ -137,12 +211,14 @@ class EngineReady(_message.Message):
     SLOTS_FIELD_NUMBER: _builtins.int
     PARAMETERS_FIELD_NUMBER: _builtins.int
     HAS_CHAT_TEMPLATE_FIELD_NUMBER: _builtins.int
+    SEQUENCES_FIELD_NUMBER: _builtins.int
     kv_cells: _builtins.int
     context_length: _builtins.int
     vocabulary_size: _builtins.int
     slots: _builtins.int
     parameters: _builtins.int
     has_chat_template: _builtins.bool
+    sequences: _builtins.int
     def __init__(
         self,
         *,
@@ -152,10 +228,11 @@ class EngineReady(_message.Message):
         slots: _builtins.int = ...,
         parameters: _builtins.int = ...,
         has_chat_template: _builtins.bool = ...,
+        sequences: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["context_length", b"context_length", "has_chat_template", b"has_chat_template", "kv_cells", b"kv_cells", "parameters", b"parameters", "slots", b"slots", "vocabulary_size", b"vocabulary_size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["context_length", b"context_length", "has_chat_template", b"has_chat_template", "kv_cells", b"kv_cells", "parameters", b"parameters", "sequences", b"sequences", "slots", b"slots", "vocabulary_size", b"vocabulary_size"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -200,11 +277,13 @@ class EngineEnded(_message.Message):
     OUTCOME_FIELD_NUMBER: _builtins.int
     PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
     COMPLETION_TOKENS_FIELD_NUMBER: _builtins.int
+    TIME_TO_FIRST_TOKEN_MS_FIELD_NUMBER: _builtins.int
     key: _builtins.str
     epoch: _builtins.int
     outcome: _builtins.str
     prompt_tokens: _builtins.int
     completion_tokens: _builtins.int
+    time_to_first_token_ms: _builtins.float
     def __init__(
         self,
         *,
@@ -213,14 +292,75 @@ class EngineEnded(_message.Message):
         outcome: _builtins.str = ...,
         prompt_tokens: _builtins.int = ...,
         completion_tokens: _builtins.int = ...,
+        time_to_first_token_ms: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["completion_tokens", b"completion_tokens", "epoch", b"epoch", "key", b"key", "outcome", b"outcome", "prompt_tokens", b"prompt_tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["completion_tokens", b"completion_tokens", "epoch", b"epoch", "key", b"key", "outcome", b"outcome", "prompt_tokens", b"prompt_tokens", "time_to_first_token_ms", b"time_to_first_token_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___EngineEnded: _TypeAlias = EngineEnded  # noqa: Y015
+
+@_typing.final
+class EngineYielded(_message.Message):
+    """A sequence stopped running, or was moved from its slot to host memory."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    KEY_FIELD_NUMBER: _builtins.int
+    EPOCH_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    RESIDENCE_FIELD_NUMBER: _builtins.int
+    GENERATED_TOKENS_FIELD_NUMBER: _builtins.int
+    key: _builtins.str
+    epoch: _builtins.int
+    reason: _scheduler_pb2.YieldReason.ValueType
+    residence: _scheduler_pb2.Residence.ValueType
+    generated_tokens: _builtins.int
+    def __init__(
+        self,
+        *,
+        key: _builtins.str = ...,
+        epoch: _builtins.int = ...,
+        reason: _scheduler_pb2.YieldReason.ValueType = ...,
+        residence: _scheduler_pb2.Residence.ValueType = ...,
+        generated_tokens: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "generated_tokens", b"generated_tokens", "key", b"key", "reason", b"reason", "residence", b"residence"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___EngineYielded: _TypeAlias = EngineYielded  # noqa: Y015
+
+@_typing.final
+class Prefilled(_message.Message):
+    """How far prompts are."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    KEY_FIELD_NUMBER: _builtins.int
+    EPOCH_FIELD_NUMBER: _builtins.int
+    COMPUTED_TOKENS_FIELD_NUMBER: _builtins.int
+    key: _builtins.str
+    epoch: _builtins.int
+    computed_tokens: _builtins.int
+    def __init__(
+        self,
+        *,
+        key: _builtins.str = ...,
+        epoch: _builtins.int = ...,
+        computed_tokens: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["computed_tokens", b"computed_tokens", "epoch", b"epoch", "key", b"key"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Prefilled: _TypeAlias = Prefilled  # noqa: Y015
 
 @_typing.final
 class StepStats(_message.Message):
@@ -233,6 +373,8 @@ class StepStats(_message.Message):
     KV_CELLS_USED_FIELD_NUMBER: _builtins.int
     KV_CELLS_RESERVED_FIELD_NUMBER: _builtins.int
     SEQUENCES_FIELD_NUMBER: _builtins.int
+    PARKED_FIELD_NUMBER: _builtins.int
+    SWAP_BYTES_USED_FIELD_NUMBER: _builtins.int
     prefill_tokens: _builtins.int
     decode_tokens: _builtins.int
     decode_us: _builtins.int
@@ -241,6 +383,9 @@ class StepStats(_message.Message):
     kv_cells_used: _builtins.int
     kv_cells_reserved: _builtins.int
     sequences: _builtins.int
+    parked: _builtins.int
+    """Of these, how many wait for their turn."""
+    swap_bytes_used: _builtins.int
     def __init__(
         self,
         *,
@@ -251,10 +396,12 @@ class StepStats(_message.Message):
         kv_cells_used: _builtins.int = ...,
         kv_cells_reserved: _builtins.int = ...,
         sequences: _builtins.int = ...,
+        parked: _builtins.int = ...,
+        swap_bytes_used: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["decode_tokens", b"decode_tokens", "decode_us", b"decode_us", "kv_cells_reserved", b"kv_cells_reserved", "kv_cells_used", b"kv_cells_used", "prefill_tokens", b"prefill_tokens", "sequences", b"sequences", "step_us", b"step_us"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["decode_tokens", b"decode_tokens", "decode_us", b"decode_us", "kv_cells_reserved", b"kv_cells_reserved", "kv_cells_used", b"kv_cells_used", "parked", b"parked", "prefill_tokens", b"prefill_tokens", "sequences", b"sequences", "step_us", b"step_us", "swap_bytes_used", b"swap_bytes_used"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -267,22 +414,30 @@ class StepReport(_message.Message):
     EMISSIONS_FIELD_NUMBER: _builtins.int
     ENDED_FIELD_NUMBER: _builtins.int
     STATS_FIELD_NUMBER: _builtins.int
+    YIELDED_FIELD_NUMBER: _builtins.int
+    PREFILLED_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def emissions(self) -> _containers.RepeatedCompositeFieldContainer[Global___Emission]: ...
     @_builtins.property
     def ended(self) -> _containers.RepeatedCompositeFieldContainer[Global___EngineEnded]: ...
     @_builtins.property
     def stats(self) -> Global___StepStats: ...
+    @_builtins.property
+    def yielded(self) -> _containers.RepeatedCompositeFieldContainer[Global___EngineYielded]: ...
+    @_builtins.property
+    def prefilled(self) -> _containers.RepeatedCompositeFieldContainer[Global___Prefilled]: ...
     def __init__(
         self,
         *,
         emissions: _abc.Iterable[Global___Emission] | None = ...,
         ended: _abc.Iterable[Global___EngineEnded] | None = ...,
         stats: Global___StepStats | None = ...,
+        yielded: _abc.Iterable[Global___EngineYielded] | None = ...,
+        prefilled: _abc.Iterable[Global___Prefilled] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["stats", b"stats"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["emissions", b"emissions", "ended", b"ended", "stats", b"stats"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["emissions", b"emissions", "ended", b"ended", "prefilled", b"prefilled", "stats", b"stats", "yielded", b"yielded"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -26,41 +26,63 @@ from inferflux.v1 import generation_pb2 as inferflux_dot_v1_dot_generation__pb2
 from inferflux.v1 import model_pb2 as inferflux_dot_v1_dot_model__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1cinferflux/v1/scheduler.proto\x12\x0cinferflux.v1\x1a\x1dinferflux/v1/generation.proto\x1a\x18inferflux/v1/model.proto\"\x87\x02\n\x10InferenceRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0e\n\x06tenant\x18\x02 \x01(\t\x12\r\n\x05model\x18\x03 \x01(\t\x12\x18\n\x10prompt_token_ids\x18\x04 \x03(\x05\x12.\n\x06params\x18\x05 \x01(\x0b\x32\x1e.inferflux.v1.GenerationParams\x12\x10\n\x08priority\x18\x06 \x01(\x05\x12\x18\n\x10\x65nqueued_unix_ms\x18\x07 \x01(\x03\x12\x18\n\x10\x64\x65\x61\x64line_unix_ms\x18\x08 \x01(\x03\x12\r\n\x05\x65poch\x18\t \x01(\r\x12\x1b\n\x13generated_token_ids\x18\n \x03(\x05J\x04\x08\x0b\x10\x0c\"\x82\x01\n\x0eRunningRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0e\n\x06tenant\x18\x02 \x01(\t\x12\r\n\x05\x65poch\x18\x03 \x01(\r\x12\x0c\n\x04slot\x18\x04 \x01(\r\x12\x15\n\rprompt_tokens\x18\x05 \x01(\r\x12\x18\n\x10generated_tokens\x18\x06 \x01(\r\"A\n\x0c\x45ndedRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\r\x12\x0e\n\x06tenant\x18\x03 \x01(\t\"\xf5\x02\n\x0cWorkerStatus\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\t\x12(\n\x05state\x18\x03 \x01(\x0e\x32\x19.inferflux.v1.WorkerState\x12\'\n\x06models\x18\x04 \x03(\x0b\x32\x17.inferflux.v1.ModelCard\x12\r\n\x05slots\x18\x05 \x01(\r\x12\x10\n\x08kv_cells\x18\x06 \x01(\r\x12\x19\n\x11kv_cells_reserved\x18\x07 \x01(\r\x12-\n\x07running\x18\x08 \x03(\x0b\x32\x1c.inferflux.v1.RunningRequest\x12)\n\x05\x65nded\x18\t \x03(\x0b\x32\x1a.inferflux.v1.EndedRequest\x12\x1c\n\x14prefill_tokens_per_s\x18\n \x01(\x01\x12\x1b\n\x13\x64\x65\x63ode_tokens_per_s\x18\x0b \x01(\x01\x12\x0c\n\x04host\x18\x0c \x01(\t\x12\x0b\n\x03pid\x18\r \x01(\r\"v\n\x0cRequestEnded\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\r\x12\x0f\n\x07outcome\x18\x03 \x01(\t\x12\"\n\x05usage\x18\x04 \x01(\x0b\x32\x13.inferflux.v1.Usage\x12\x0e\n\x06tenant\x18\x05 \x01(\t\"K\n\nEngineDied\x12,\n\x08on_board\x18\x01 \x03(\x0b\x32\x1a.inferflux.v1.EndedRequest\x12\x0f\n\x07message\x18\x02 \x01(\t\":\n\nWorkerLeft\x12,\n\x08on_board\x18\x01 \x03(\x0b\x32\x1a.inferflux.v1.EndedRequest\"\xd5\x01\n\x0bWorkerEvent\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\t\x12\x33\n\rrequest_ended\x18\x03 \x01(\x0b\x32\x1a.inferflux.v1.RequestEndedH\x00\x12/\n\x0b\x65ngine_died\x18\x04 \x01(\x0b\x32\x18.inferflux.v1.EngineDiedH\x00\x12/\n\x0bworker_left\x18\x05 \x01(\x0b\x32\x18.inferflux.v1.WorkerLeftH\x00\x42\x07\n\x05\x65vent\"2\n\x0c\x43\x61ncelNotice\x12\x0e\n\x06tenant\x18\x01 \x01(\t\x12\x12\n\nrequest_id\x18\x02 \x01(\t\" \n\x0b\x43\x61ncelReply\x12\x11\n\twas_found\x18\x01 \x01(\x08\"\\\n\nSlotStatus\x12\x0c\n\x04slot\x18\x01 \x01(\r\x12\r\n\x05state\x18\x02 \x01(\t\x12\x12\n\nrequest_id\x18\x03 \x01(\t\x12\x0e\n\x06tenant\x18\x04 \x01(\t\x12\r\n\x05\x65poch\x18\x05 \x01(\r\"{\n\nWorkerView\x12*\n\x06status\x18\x01 \x01(\x0b\x32\x1a.inferflux.v1.WorkerStatus\x12\'\n\x05slots\x18\x02 \x03(\x0b\x32\x18.inferflux.v1.SlotStatus\x12\x18\n\x10heartbeat_age_ms\x18\x03 \x01(\r\"\x18\n\x16SchedulerStatusRequest\"u\n\x0fSchedulerStatus\x12)\n\x07workers\x18\x01 \x03(\x0b\x32\x18.inferflux.v1.WorkerView\x12\x0e\n\x06queued\x18\x02 \x01(\r\x12\x0f\n\x07running\x18\x03 \x01(\r\x12\x16\n\x0eoldest_wait_ms\x18\x04 \x01(\x01*x\n\x0bWorkerState\x12\x1c\n\x18WORKER_STATE_UNSPECIFIED\x10\x00\x12\x18\n\x14WORKER_STATE_LOADING\x10\x01\x12\x16\n\x12WORKER_STATE_READY\x10\x02\x12\x19\n\x15WORKER_STATE_DRAINING\x10\x03\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1cinferflux/v1/scheduler.proto\x12\x0cinferflux.v1\x1a\x1dinferflux/v1/generation.proto\x1a\x18inferflux/v1/model.proto\"\x87\x02\n\x10InferenceRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0e\n\x06tenant\x18\x02 \x01(\t\x12\r\n\x05model\x18\x03 \x01(\t\x12\x18\n\x10prompt_token_ids\x18\x04 \x03(\x05\x12.\n\x06params\x18\x05 \x01(\x0b\x32\x1e.inferflux.v1.GenerationParams\x12\x10\n\x08priority\x18\x06 \x01(\x05\x12\x18\n\x10\x65nqueued_unix_ms\x18\x07 \x01(\x03\x12\x18\n\x10\x64\x65\x61\x64line_unix_ms\x18\x08 \x01(\x03\x12\r\n\x05\x65poch\x18\t \x01(\r\x12\x1b\n\x13generated_token_ids\x18\n \x03(\x05J\x04\x08\x0b\x10\x0c\"\xc7\x01\n\x0eRunningRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0e\n\x06tenant\x18\x02 \x01(\t\x12\r\n\x05\x65poch\x18\x03 \x01(\r\x12\x0c\n\x04slot\x18\x04 \x01(\r\x12\x15\n\rprompt_tokens\x18\x05 \x01(\r\x12\x18\n\x10generated_tokens\x18\x06 \x01(\r\x12*\n\tresidence\x18\x07 \x01(\x0e\x32\x17.inferflux.v1.Residence\x12\x17\n\x0f\x63omputed_tokens\x18\x08 \x01(\r\"A\n\x0c\x45ndedRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\r\x12\x0e\n\x06tenant\x18\x03 \x01(\t\"\xda\x03\n\x0cWorkerStatus\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\t\x12(\n\x05state\x18\x03 \x01(\x0e\x32\x19.inferflux.v1.WorkerState\x12\'\n\x06models\x18\x04 \x03(\x0b\x32\x17.inferflux.v1.ModelCard\x12\r\n\x05slots\x18\x05 \x01(\r\x12\x10\n\x08kv_cells\x18\x06 \x01(\r\x12\x19\n\x11kv_cells_reserved\x18\x07 \x01(\r\x12-\n\x07running\x18\x08 \x03(\x0b\x32\x1c.inferflux.v1.RunningRequest\x12)\n\x05\x65nded\x18\t \x03(\x0b\x32\x1a.inferflux.v1.EndedRequest\x12\x1c\n\x14prefill_tokens_per_s\x18\n \x01(\x01\x12\x1b\n\x13\x64\x65\x63ode_tokens_per_s\x18\x0b \x01(\x01\x12\x0c\n\x04host\x18\x0c \x01(\t\x12\x0b\n\x03pid\x18\r \x01(\r\x12\x11\n\tsequences\x18\x0e \x01(\r\x12\x15\n\rkv_cells_used\x18\x0f \x01(\r\x12\x0c\n\x04term\x18\x10 \x01(\x04\x12\x17\n\x0fswap_bytes_used\x18\x11 \x01(\x04\x12\x12\n\nswap_bytes\x18\x12 \x01(\x04\"\x96\x01\n\x0cRequestEnded\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\r\x12\x0f\n\x07outcome\x18\x03 \x01(\t\x12\"\n\x05usage\x18\x04 \x01(\x0b\x32\x13.inferflux.v1.Usage\x12\x0e\n\x06tenant\x18\x05 \x01(\t\x12\x1e\n\x16time_to_first_token_ms\x18\x06 \x01(\x01\"\xb4\x01\n\x0eRequestYielded\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0e\n\x06tenant\x18\x02 \x01(\t\x12\r\n\x05\x65poch\x18\x03 \x01(\r\x12)\n\x06reason\x18\x04 \x01(\x0e\x32\x19.inferflux.v1.YieldReason\x12*\n\tresidence\x18\x05 \x01(\x0e\x32\x17.inferflux.v1.Residence\x12\x18\n\x10generated_tokens\x18\x06 \x01(\r\"K\n\nEngineDied\x12,\n\x08on_board\x18\x01 \x03(\x0b\x32\x1a.inferflux.v1.EndedRequest\x12\x0f\n\x07message\x18\x02 \x01(\t\":\n\nWorkerLeft\x12,\n\x08on_board\x18\x01 \x03(\x0b\x32\x1a.inferflux.v1.EndedRequest\"\x8e\x02\n\x0bWorkerEvent\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\t\x12\x33\n\rrequest_ended\x18\x03 \x01(\x0b\x32\x1a.inferflux.v1.RequestEndedH\x00\x12/\n\x0b\x65ngine_died\x18\x04 \x01(\x0b\x32\x18.inferflux.v1.EngineDiedH\x00\x12/\n\x0bworker_left\x18\x05 \x01(\x0b\x32\x18.inferflux.v1.WorkerLeftH\x00\x12\x37\n\x0frequest_yielded\x18\x06 \x01(\x0b\x32\x1c.inferflux.v1.RequestYieldedH\x00\x42\x07\n\x05\x65vent\"2\n\x0c\x43\x61ncelNotice\x12\x0e\n\x06tenant\x18\x01 \x01(\t\x12\x12\n\nrequest_id\x18\x02 \x01(\t\" \n\x0b\x43\x61ncelReply\x12\x11\n\twas_found\x18\x01 \x01(\x08\"\\\n\nSlotStatus\x12\x0c\n\x04slot\x18\x01 \x01(\r\x12\r\n\x05state\x18\x02 \x01(\t\x12\x12\n\nrequest_id\x18\x03 \x01(\t\x12\x0e\n\x06tenant\x18\x04 \x01(\t\x12\r\n\x05\x65poch\x18\x05 \x01(\r\"{\n\nWorkerView\x12*\n\x06status\x18\x01 \x01(\x0b\x32\x1a.inferflux.v1.WorkerStatus\x12\'\n\x05slots\x18\x02 \x03(\x0b\x32\x18.inferflux.v1.SlotStatus\x12\x18\n\x10heartbeat_age_ms\x18\x03 \x01(\r\"d\n\x08\x46\x61irness\x12\x19\n\x11\x65nable_preemption\x18\x01 \x01(\x08\x12\x1f\n\x17high_priority_threshold\x18\x02 \x01(\x05\x12\x1c\n\x14max_timeslice_tokens\x18\x03 \x01(\r\"\xb5\x01\n\x15SchedulerAdminRequest\x12\x31\n\x0cget_fairness\x18\x01 \x01(\x0b\x32\x19.inferflux.v1.GetFairnessH\x00\x12\x31\n\x0cset_fairness\x18\x02 \x01(\x0b\x32\x19.inferflux.v1.SetFairnessH\x00\x12+\n\x05\x64rain\x18\x03 \x01(\x0b\x32\x1a.inferflux.v1.DrainRequestH\x00\x42\t\n\x07request\"\r\n\x0bGetFairness\"\xd0\x01\n\x0bSetFairness\x12\x1e\n\x11\x65nable_preemption\x18\x01 \x01(\x08H\x00\x88\x01\x01\x12$\n\x17high_priority_threshold\x18\x02 \x01(\x05H\x01\x88\x01\x01\x12!\n\x14max_timeslice_tokens\x18\x03 \x01(\rH\x02\x88\x01\x01\x12\r\n\x05reset\x18\x04 \x01(\x08\x42\x14\n\x12_enable_preemptionB\x1a\n\x18_high_priority_thresholdB\x17\n\x15_max_timeslice_tokens\"g\n\x0c\x44rainRequest\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x0c\n\x04undo\x18\x02 \x01(\x08\x12\x1f\n\x12hand_over_after_ms\x18\x03 \x01(\rH\x00\x88\x01\x01\x42\x15\n\x13_hand_over_after_ms\"_\n\rDrainProgress\x12\x10\n\x08on_board\x18\x01 \x01(\r\x12\x12\n\nis_drained\x18\x02 \x01(\x08\x12(\n\x05state\x18\x03 \x01(\x0e\x32\x19.inferflux.v1.WorkerState\"\xa7\x01\n\x13SchedulerAdminReply\x12*\n\x08\x66\x61irness\x18\x01 \x01(\x0b\x32\x16.inferflux.v1.FairnessH\x00\x12,\n\x05\x64rain\x18\x02 \x01(\x0b\x32\x1b.inferflux.v1.DrainProgressH\x00\x12-\n\x07refused\x18\x03 \x01(\x0b\x32\x1a.inferflux.v1.AdminRefusalH\x00\x42\x07\n\x05reply\"<\n\x0c\x41\x64minRefusal\x12\x0c\n\x04\x63ode\x18\x01 \x01(\x05\x12\r\n\x05\x66ield\x18\x02 \x01(\t\x12\x0f\n\x07message\x18\x03 \x01(\t\"\x18\n\x16SchedulerStatusRequest\"\xdd\x01\n\x0fSchedulerStatus\x12)\n\x07workers\x18\x01 \x03(\x0b\x32\x18.inferflux.v1.WorkerView\x12\x0e\n\x06queued\x18\x02 \x01(\r\x12\x0f\n\x07running\x18\x03 \x01(\r\x12\x16\n\x0eoldest_wait_ms\x18\x04 \x01(\x01\x12\x0e\n\x06parked\x18\x05 \x01(\r\x12\x0e\n\x06policy\x18\x06 \x01(\t\x12(\n\x08\x66\x61irness\x18\x07 \x01(\x0b\x32\x16.inferflux.v1.Fairness\x12\x0e\n\x06leader\x18\x08 \x01(\t\x12\x0c\n\x04term\x18\t \x01(\x04*x\n\x0bWorkerState\x12\x1c\n\x18WORKER_STATE_UNSPECIFIED\x10\x00\x12\x18\n\x14WORKER_STATE_LOADING\x10\x01\x12\x16\n\x12WORKER_STATE_READY\x10\x02\x12\x19\n\x15WORKER_STATE_DRAINING\x10\x03*j\n\tResidence\x12\x19\n\x15RESIDENCE_UNSPECIFIED\x10\x00\x12\x15\n\x11RESIDENCE_RUNNING\x10\x01\x12\x14\n\x10RESIDENCE_PARKED\x10\x02\x12\x15\n\x11RESIDENCE_SWAPPED\x10\x03*|\n\x0bYieldReason\x12\x1c\n\x18YIELD_REASON_UNSPECIFIED\x10\x00\x12\x1a\n\x16YIELD_REASON_TIMESLICE\x10\x01\x12\x1a\n\x16YIELD_REASON_PREEMPTED\x10\x02\x12\x17\n\x13YIELD_REASON_MEMORY\x10\x03\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'inferflux.v1.scheduler_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_WORKERSTATE']._serialized_start=1868
-  _globals['_WORKERSTATE']._serialized_end=1988
+  _globals['_WORKERSTATE']._serialized_start=3362
+  _globals['_WORKERSTATE']._serialized_end=3482
+  _globals['_RESIDENCE']._serialized_start=3484
+  _globals['_RESIDENCE']._serialized_end=3590
+  _globals['_YIELDREASON']._serialized_start=3592
+  _globals['_YIELDREASON']._serialized_end=3716
   _globals['_INFERENCEREQUEST']._serialized_start=104
   _globals['_INFERENCEREQUEST']._serialized_end=367
   _globals['_RUNNINGREQUEST']._serialized_start=370
-  _globals['_RUNNINGREQUEST']._serialized_end=500
-  _globals['_ENDEDREQUEST']._serialized_start=502
-  _globals['_ENDEDREQUEST']._serialized_end=567
-  _globals['_WORKERSTATUS']._serialized_start=570
-  _globals['_WORKERSTATUS']._serialized_end=943
-  _globals['_REQUESTENDED']._serialized_start=945
-  _globals['_REQUESTENDED']._serialized_end=1063
-  _globals['_ENGINEDIED']._serialized_start=1065
-  _globals['_ENGINEDIED']._serialized_end=1140
-  _globals['_WORKERLEFT']._serialized_start=1142
-  _globals['_WORKERLEFT']._serialized_end=1200
-  _globals['_WORKEREVENT']._serialized_start=1203
-  _globals['_WORKEREVENT']._serialized_end=1416
-  _globals['_CANCELNOTICE']._serialized_start=1418
-  _globals['_CANCELNOTICE']._serialized_end=1468
-  _globals['_CANCELREPLY']._serialized_start=1470
-  _globals['_CANCELREPLY']._serialized_end=1502
-  _globals['_SLOTSTATUS']._serialized_start=1504
-  _globals['_SLOTSTATUS']._serialized_end=1596
-  _globals['_WORKERVIEW']._serialized_start=1598
-  _globals['_WORKERVIEW']._serialized_end=1721
-  _globals['_SCHEDULERSTATUSREQUEST']._serialized_start=1723
-  _globals['_SCHEDULERSTATUSREQUEST']._serialized_end=1747
-  _globals['_SCHEDULERSTATUS']._serialized_start=1749
-  _globals['_SCHEDULERSTATUS']._serialized_end=1866
+  _globals['_RUNNINGREQUEST']._serialized_end=569
+  _globals['_ENDEDREQUEST']._serialized_start=571
+  _globals['_ENDEDREQUEST']._serialized_end=636
+  _globals['_WORKERSTATUS']._serialized_start=639
+  _globals['_WORKERSTATUS']._serialized_end=1113
+  _globals['_REQUESTENDED']._serialized_start=1116
+  _globals['_REQUESTENDED']._serialized_end=1266
+  _globals['_REQUESTYIELDED']._serialized_start=1269
+  _globals['_REQUESTYIELDED']._serialized_end=1449
+  _globals['_ENGINEDIED']._serialized_start=1451
+  _globals['_ENGINEDIED']._serialized_end=1526
+  _globals['_WORKERLEFT']._serialized_start=1528
+  _globals['_WORKERLEFT']._serialized_end=1586
+  _globals['_WORKEREVENT']._serialized_start=1589
+  _globals['_WORKEREVENT']._serialized_end=1859
+  _globals['_CANCELNOTICE']._serialized_start=1861
+  _globals['_CANCELNOTICE']._serialized_end=1911
+  _globals['_CANCELREPLY']._serialized_start=1913
+  _globals['_CANCELREPLY']._serialized_end=1945
+  _globals['_SLOTSTATUS']._serialized_start=1947
+  _globals['_SLOTSTATUS']._serialized_end=2039
+  _globals['_WORKERVIEW']._serialized_start=2041
+  _globals['_WORKERVIEW']._serialized_end=2164
+  _globals['_FAIRNESS']._serialized_start=2166
+  _globals['_FAIRNESS']._serialized_end=2266
+  _globals['_SCHEDULERADMINREQUEST']._serialized_start=2269
+  _globals['_SCHEDULERADMINREQUEST']._serialized_end=2450
+  _globals['_GETFAIRNESS']._serialized_start=2452
+  _globals['_GETFAIRNESS']._serialized_end=2465
+  _globals['_SETFAIRNESS']._serialized_start=2468
+  _globals['_SETFAIRNESS']._serialized_end=2676
+  _globals['_DRAINREQUEST']._serialized_start=2678
+  _globals['_DRAINREQUEST']._serialized_end=2781
+  _globals['_DRAINPROGRESS']._serialized_start=2783
+  _globals['_DRAINPROGRESS']._serialized_end=2878
+  _globals['_SCHEDULERADMINREPLY']._serialized_start=2881
+  _globals['_SCHEDULERADMINREPLY']._serialized_end=3048
+  _globals['_ADMINREFUSAL']._serialized_start=3050
+  _globals['_ADMINREFUSAL']._serialized_end=3110
+  _globals['_SCHEDULERSTATUSREQUEST']._serialized_start=3112
+  _globals['_SCHEDULERSTATUSREQUEST']._serialized_end=3136
+  _globals['_SCHEDULERSTATUS']._serialized_start=3139
+  _globals['_SCHEDULERSTATUS']._serialized_end=3360
 # @@protoc_insertion_point(module_scope)

@@ -44,6 +44,57 @@ WORKER_STATE_DRAINING: WorkerState.ValueType  # 3
 """Runs what it has, takes nothing new."""
 Global___WorkerState: _TypeAlias = WorkerState  # noqa: Y015
 
+class _Residence:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _ResidenceEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Residence.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    RESIDENCE_UNSPECIFIED: _Residence.ValueType  # 0
+    RESIDENCE_RUNNING: _Residence.ValueType  # 1
+    """It has a slot, its KV cells, and a share of every step."""
+    RESIDENCE_PARKED: _Residence.ValueType  # 2
+    """It has a slot and its KV cells, and waits for its turn."""
+    RESIDENCE_SWAPPED: _Residence.ValueType  # 3
+    """Its KV cells are in host memory, or given up to be computed again; it has no slot."""
+
+class Residence(_Residence, metaclass=_ResidenceEnumTypeWrapper):
+    """Where the state of a request on board of a worker is."""
+
+RESIDENCE_UNSPECIFIED: Residence.ValueType  # 0
+RESIDENCE_RUNNING: Residence.ValueType  # 1
+"""It has a slot, its KV cells, and a share of every step."""
+RESIDENCE_PARKED: Residence.ValueType  # 2
+"""It has a slot and its KV cells, and waits for its turn."""
+RESIDENCE_SWAPPED: Residence.ValueType  # 3
+"""Its KV cells are in host memory, or given up to be computed again; it has no slot."""
+Global___Residence: _TypeAlias = Residence  # noqa: Y015
+
+class _YieldReason:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _YieldReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_YieldReason.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    YIELD_REASON_UNSPECIFIED: _YieldReason.ValueType  # 0
+    YIELD_REASON_TIMESLICE: _YieldReason.ValueType  # 1
+    """Its timeslice is used up."""
+    YIELD_REASON_PREEMPTED: _YieldReason.ValueType  # 2
+    """The scheduler gave its turn to another."""
+    YIELD_REASON_MEMORY: _YieldReason.ValueType  # 3
+    """The KV cache was full, and it was the least urgent."""
+
+class YieldReason(_YieldReason, metaclass=_YieldReasonEnumTypeWrapper): ...
+
+YIELD_REASON_UNSPECIFIED: YieldReason.ValueType  # 0
+YIELD_REASON_TIMESLICE: YieldReason.ValueType  # 1
+"""Its timeslice is used up."""
+YIELD_REASON_PREEMPTED: YieldReason.ValueType  # 2
+"""The scheduler gave its turn to another."""
+YIELD_REASON_MEMORY: YieldReason.ValueType  # 3
+"""The KV cache was full, and it was the least urgent."""
+Global___YieldReason: _TypeAlias = YieldReason  # noqa: Y015
+
 @_typing.final
 class InferenceRequest(_message.Message):
     """A job: gateway -> JetStream work queue -> scheduler -> worker."""
@@ -104,6 +155,8 @@ Global___InferenceRequest: _TypeAlias = InferenceRequest  # noqa: Y015
 
 @_typing.final
 class RunningRequest(_message.Message):
+    """A request on board."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     REQUEST_ID_FIELD_NUMBER: _builtins.int
@@ -112,12 +165,18 @@ class RunningRequest(_message.Message):
     SLOT_FIELD_NUMBER: _builtins.int
     PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
     GENERATED_TOKENS_FIELD_NUMBER: _builtins.int
+    RESIDENCE_FIELD_NUMBER: _builtins.int
+    COMPUTED_TOKENS_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     tenant: _builtins.str
     epoch: _builtins.int
     slot: _builtins.int
+    """Meaningless when swapped."""
     prompt_tokens: _builtins.int
     generated_tokens: _builtins.int
+    residence: Global___Residence.ValueType
+    computed_tokens: _builtins.int
+    """Tokens whose KV cells are computed."""
     def __init__(
         self,
         *,
@@ -127,10 +186,12 @@ class RunningRequest(_message.Message):
         slot: _builtins.int = ...,
         prompt_tokens: _builtins.int = ...,
         generated_tokens: _builtins.int = ...,
+        residence: Global___Residence.ValueType = ...,
+        computed_tokens: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "generated_tokens", b"generated_tokens", "prompt_tokens", b"prompt_tokens", "request_id", b"request_id", "slot", b"slot", "tenant", b"tenant"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["computed_tokens", b"computed_tokens", "epoch", b"epoch", "generated_tokens", b"generated_tokens", "prompt_tokens", b"prompt_tokens", "request_id", b"request_id", "residence", b"residence", "slot", b"slot", "tenant", b"tenant"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -181,6 +242,11 @@ class WorkerStatus(_message.Message):
     DECODE_TOKENS_PER_S_FIELD_NUMBER: _builtins.int
     HOST_FIELD_NUMBER: _builtins.int
     PID_FIELD_NUMBER: _builtins.int
+    SEQUENCES_FIELD_NUMBER: _builtins.int
+    KV_CELLS_USED_FIELD_NUMBER: _builtins.int
+    TERM_FIELD_NUMBER: _builtins.int
+    SWAP_BYTES_USED_FIELD_NUMBER: _builtins.int
+    SWAP_BYTES_FIELD_NUMBER: _builtins.int
     worker_id: _builtins.str
     incarnation: _builtins.str
     """New at every start of the worker: tells a restarted worker from one that was only unreachable."""
@@ -194,6 +260,15 @@ class WorkerStatus(_message.Message):
     decode_tokens_per_s: _builtins.float
     host: _builtins.str
     pid: _builtins.int
+    sequences: _builtins.int
+    """Sequence ids: `slots` that may run at once, and those that parked requests may keep beside them."""
+    kv_cells_used: _builtins.int
+    """KV cells filled now, parked requests' among them."""
+    term: _builtins.int
+    """The latest lease term it has seen; older ones are refused."""
+    swap_bytes_used: _builtins.int
+    """Host memory that swapped sequences take, and may take."""
+    swap_bytes: _builtins.int
     @_builtins.property
     def models(self) -> _containers.RepeatedCompositeFieldContainer[_model_pb2.ModelCard]: ...
     @_builtins.property
@@ -218,10 +293,15 @@ class WorkerStatus(_message.Message):
         decode_tokens_per_s: _builtins.float = ...,
         host: _builtins.str = ...,
         pid: _builtins.int = ...,
+        sequences: _builtins.int = ...,
+        kv_cells_used: _builtins.int = ...,
+        term: _builtins.int = ...,
+        swap_bytes_used: _builtins.int = ...,
+        swap_bytes: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["decode_tokens_per_s", b"decode_tokens_per_s", "ended", b"ended", "host", b"host", "incarnation", b"incarnation", "kv_cells", b"kv_cells", "kv_cells_reserved", b"kv_cells_reserved", "models", b"models", "pid", b"pid", "prefill_tokens_per_s", b"prefill_tokens_per_s", "running", b"running", "slots", b"slots", "state", b"state", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["decode_tokens_per_s", b"decode_tokens_per_s", "ended", b"ended", "host", b"host", "incarnation", b"incarnation", "kv_cells", b"kv_cells", "kv_cells_reserved", b"kv_cells_reserved", "kv_cells_used", b"kv_cells_used", "models", b"models", "pid", b"pid", "prefill_tokens_per_s", b"prefill_tokens_per_s", "running", b"running", "sequences", b"sequences", "slots", b"slots", "state", b"state", "swap_bytes", b"swap_bytes", "swap_bytes_used", b"swap_bytes_used", "term", b"term", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -238,11 +318,14 @@ class RequestEnded(_message.Message):
     OUTCOME_FIELD_NUMBER: _builtins.int
     USAGE_FIELD_NUMBER: _builtins.int
     TENANT_FIELD_NUMBER: _builtins.int
+    TIME_TO_FIRST_TOKEN_MS_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     epoch: _builtins.int
     outcome: _builtins.str
     """stop, length, cancelled, or the reason of a failure."""
     tenant: _builtins.str
+    time_to_first_token_ms: _builtins.float
+    """Since it was enqueued; 0 when it had none here."""
     @_builtins.property
     def usage(self) -> _generation_pb2.Usage: ...
     def __init__(
@@ -253,14 +336,52 @@ class RequestEnded(_message.Message):
         outcome: _builtins.str = ...,
         usage: _generation_pb2.Usage | None = ...,
         tenant: _builtins.str = ...,
+        time_to_first_token_ms: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["usage", b"usage"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "outcome", b"outcome", "request_id", b"request_id", "tenant", b"tenant", "usage", b"usage"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "outcome", b"outcome", "request_id", b"request_id", "tenant", b"tenant", "time_to_first_token_ms", b"time_to_first_token_ms", "usage", b"usage"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___RequestEnded: _TypeAlias = RequestEnded  # noqa: Y015
+
+@_typing.final
+class RequestYielded(_message.Message):
+    """A request does not run any more and stays on board. Also said when it is moved on from slot to host memory."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    TENANT_FIELD_NUMBER: _builtins.int
+    EPOCH_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    RESIDENCE_FIELD_NUMBER: _builtins.int
+    GENERATED_TOKENS_FIELD_NUMBER: _builtins.int
+    request_id: _builtins.str
+    tenant: _builtins.str
+    epoch: _builtins.int
+    reason: Global___YieldReason.ValueType
+    residence: Global___Residence.ValueType
+    """Parked or swapped."""
+    generated_tokens: _builtins.int
+    def __init__(
+        self,
+        *,
+        request_id: _builtins.str = ...,
+        tenant: _builtins.str = ...,
+        epoch: _builtins.int = ...,
+        reason: Global___YieldReason.ValueType = ...,
+        residence: Global___Residence.ValueType = ...,
+        generated_tokens: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "generated_tokens", b"generated_tokens", "reason", b"reason", "request_id", b"request_id", "residence", b"residence", "tenant", b"tenant"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RequestYielded: _TypeAlias = RequestYielded  # noqa: Y015
 
 @_typing.final
 class EngineDied(_message.Message):
@@ -318,6 +439,7 @@ class WorkerEvent(_message.Message):
     REQUEST_ENDED_FIELD_NUMBER: _builtins.int
     ENGINE_DIED_FIELD_NUMBER: _builtins.int
     WORKER_LEFT_FIELD_NUMBER: _builtins.int
+    REQUEST_YIELDED_FIELD_NUMBER: _builtins.int
     worker_id: _builtins.str
     incarnation: _builtins.str
     @_builtins.property
@@ -326,6 +448,8 @@ class WorkerEvent(_message.Message):
     def engine_died(self) -> Global___EngineDied: ...
     @_builtins.property
     def worker_left(self) -> Global___WorkerLeft: ...
+    @_builtins.property
+    def request_yielded(self) -> Global___RequestYielded: ...
     def __init__(
         self,
         *,
@@ -334,12 +458,13 @@ class WorkerEvent(_message.Message):
         request_ended: Global___RequestEnded | None = ...,
         engine_died: Global___EngineDied | None = ...,
         worker_left: Global___WorkerLeft | None = ...,
+        request_yielded: Global___RequestYielded | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["engine_died", b"engine_died", "event", b"event", "request_ended", b"request_ended", "worker_left", b"worker_left"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["engine_died", b"engine_died", "event", b"event", "request_ended", b"request_ended", "request_yielded", b"request_yielded", "worker_left", b"worker_left"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["engine_died", b"engine_died", "event", b"event", "incarnation", b"incarnation", "request_ended", b"request_ended", "worker_id", b"worker_id", "worker_left", b"worker_left"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["engine_died", b"engine_died", "event", b"event", "incarnation", b"incarnation", "request_ended", b"request_ended", "request_yielded", b"request_yielded", "worker_id", b"worker_id", "worker_left", b"worker_left"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["request_ended", "engine_died", "worker_left"]  # noqa: Y015
+    _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["request_ended", "engine_died", "worker_left", "request_yielded"]  # noqa: Y015
     _WhichOneofArgType_event: _TypeAlias = _typing.Literal["event", b"event"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_event) -> _WhichOneofReturnType_event | None: ...
 
@@ -400,7 +525,7 @@ class SlotStatus(_message.Message):
     EPOCH_FIELD_NUMBER: _builtins.int
     slot: _builtins.int
     state: _builtins.str
-    """free or running."""
+    """free, running or parked."""
     request_id: _builtins.str
     tenant: _builtins.str
     epoch: _builtins.int
@@ -450,6 +575,237 @@ class WorkerView(_message.Message):
 Global___WorkerView: _TypeAlias = WorkerView  # noqa: Y015
 
 @_typing.final
+class Fairness(_message.Message):
+    """What the fairness controller goes by."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ENABLE_PREEMPTION_FIELD_NUMBER: _builtins.int
+    HIGH_PRIORITY_THRESHOLD_FIELD_NUMBER: _builtins.int
+    MAX_TIMESLICE_TOKENS_FIELD_NUMBER: _builtins.int
+    enable_preemption: _builtins.bool
+    """Whether an urgent request that finds no place takes that of a less urgent one."""
+    high_priority_threshold: _builtins.int
+    """Requests of this priority and above preempt, and are never sliced."""
+    max_timeslice_tokens: _builtins.int
+    """Others yield after so many tokens; 0 lets them run to the end."""
+    def __init__(
+        self,
+        *,
+        enable_preemption: _builtins.bool = ...,
+        high_priority_threshold: _builtins.int = ...,
+        max_timeslice_tokens: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["enable_preemption", b"enable_preemption", "high_priority_threshold", b"high_priority_threshold", "max_timeslice_tokens", b"max_timeslice_tokens"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Fairness: _TypeAlias = Fairness  # noqa: Y015
+
+@_typing.final
+class SchedulerAdminRequest(_message.Message):
+    """gateway -> scheduler, on inferflux.v1.scheduler.admin, request-reply."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    GET_FAIRNESS_FIELD_NUMBER: _builtins.int
+    SET_FAIRNESS_FIELD_NUMBER: _builtins.int
+    DRAIN_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def get_fairness(self) -> Global___GetFairness: ...
+    @_builtins.property
+    def set_fairness(self) -> Global___SetFairness: ...
+    @_builtins.property
+    def drain(self) -> Global___DrainRequest: ...
+    def __init__(
+        self,
+        *,
+        get_fairness: Global___GetFairness | None = ...,
+        set_fairness: Global___SetFairness | None = ...,
+        drain: Global___DrainRequest | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["drain", b"drain", "get_fairness", b"get_fairness", "request", b"request", "set_fairness", b"set_fairness"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["drain", b"drain", "get_fairness", b"get_fairness", "request", b"request", "set_fairness", b"set_fairness"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_request: _TypeAlias = _typing.Literal["get_fairness", "set_fairness", "drain"]  # noqa: Y015
+    _WhichOneofArgType_request: _TypeAlias = _typing.Literal["request", b"request"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_request) -> _WhichOneofReturnType_request | None: ...
+
+Global___SchedulerAdminRequest: _TypeAlias = SchedulerAdminRequest  # noqa: Y015
+
+@_typing.final
+class GetFairness(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetFairness: _TypeAlias = GetFairness  # noqa: Y015
+
+@_typing.final
+class SetFairness(_message.Message):
+    """Fields that are not set stay as they are."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ENABLE_PREEMPTION_FIELD_NUMBER: _builtins.int
+    HIGH_PRIORITY_THRESHOLD_FIELD_NUMBER: _builtins.int
+    MAX_TIMESLICE_TOKENS_FIELD_NUMBER: _builtins.int
+    RESET_FIELD_NUMBER: _builtins.int
+    enable_preemption: _builtins.bool
+    high_priority_threshold: _builtins.int
+    max_timeslice_tokens: _builtins.int
+    reset: _builtins.bool
+    """Back to what the scheduler was started with; the other fields then count on top of that."""
+    def __init__(
+        self,
+        *,
+        enable_preemption: _builtins.bool | None = ...,
+        high_priority_threshold: _builtins.int | None = ...,
+        max_timeslice_tokens: _builtins.int | None = ...,
+        reset: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_enable_preemption", b"_enable_preemption", "_high_priority_threshold", b"_high_priority_threshold", "_max_timeslice_tokens", b"_max_timeslice_tokens", "enable_preemption", b"enable_preemption", "high_priority_threshold", b"high_priority_threshold", "max_timeslice_tokens", b"max_timeslice_tokens"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_enable_preemption", b"_enable_preemption", "_high_priority_threshold", b"_high_priority_threshold", "_max_timeslice_tokens", b"_max_timeslice_tokens", "enable_preemption", b"enable_preemption", "high_priority_threshold", b"high_priority_threshold", "max_timeslice_tokens", b"max_timeslice_tokens", "reset", b"reset"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__enable_preemption: _TypeAlias = _typing.Literal["enable_preemption"]  # noqa: Y015
+    _WhichOneofArgType__enable_preemption: _TypeAlias = _typing.Literal["_enable_preemption", b"_enable_preemption"]  # noqa: Y015
+    _WhichOneofReturnType__high_priority_threshold: _TypeAlias = _typing.Literal["high_priority_threshold"]  # noqa: Y015
+    _WhichOneofArgType__high_priority_threshold: _TypeAlias = _typing.Literal["_high_priority_threshold", b"_high_priority_threshold"]  # noqa: Y015
+    _WhichOneofReturnType__max_timeslice_tokens: _TypeAlias = _typing.Literal["max_timeslice_tokens"]  # noqa: Y015
+    _WhichOneofArgType__max_timeslice_tokens: _TypeAlias = _typing.Literal["_max_timeslice_tokens", b"_max_timeslice_tokens"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__enable_preemption) -> _WhichOneofReturnType__enable_preemption | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__high_priority_threshold) -> _WhichOneofReturnType__high_priority_threshold | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__max_timeslice_tokens) -> _WhichOneofReturnType__max_timeslice_tokens | None: ...
+
+Global___SetFairness: _TypeAlias = SetFairness  # noqa: Y015
+
+@_typing.final
+class DrainRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    WORKER_ID_FIELD_NUMBER: _builtins.int
+    UNDO_FIELD_NUMBER: _builtins.int
+    HAND_OVER_AFTER_MS_FIELD_NUMBER: _builtins.int
+    worker_id: _builtins.str
+    undo: _builtins.bool
+    """Have it take requests again."""
+    hand_over_after_ms: _builtins.int
+    """Hand running requests over to other workers after this long; unset lets them finish here."""
+    def __init__(
+        self,
+        *,
+        worker_id: _builtins.str = ...,
+        undo: _builtins.bool = ...,
+        hand_over_after_ms: _builtins.int | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_hand_over_after_ms", b"_hand_over_after_ms", "hand_over_after_ms", b"hand_over_after_ms"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_hand_over_after_ms", b"_hand_over_after_ms", "hand_over_after_ms", b"hand_over_after_ms", "undo", b"undo", "worker_id", b"worker_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__hand_over_after_ms: _TypeAlias = _typing.Literal["hand_over_after_ms"]  # noqa: Y015
+    _WhichOneofArgType__hand_over_after_ms: _TypeAlias = _typing.Literal["_hand_over_after_ms", b"_hand_over_after_ms"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__hand_over_after_ms) -> _WhichOneofReturnType__hand_over_after_ms | None: ...
+
+Global___DrainRequest: _TypeAlias = DrainRequest  # noqa: Y015
+
+@_typing.final
+class DrainProgress(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ON_BOARD_FIELD_NUMBER: _builtins.int
+    IS_DRAINED_FIELD_NUMBER: _builtins.int
+    STATE_FIELD_NUMBER: _builtins.int
+    on_board: _builtins.int
+    """Requests still on board."""
+    is_drained: _builtins.bool
+    """Nothing is on board and nothing will come: it may be stopped."""
+    state: Global___WorkerState.ValueType
+    def __init__(
+        self,
+        *,
+        on_board: _builtins.int = ...,
+        is_drained: _builtins.bool = ...,
+        state: Global___WorkerState.ValueType = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["is_drained", b"is_drained", "on_board", b"on_board", "state", b"state"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DrainProgress: _TypeAlias = DrainProgress  # noqa: Y015
+
+@_typing.final
+class SchedulerAdminReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FAIRNESS_FIELD_NUMBER: _builtins.int
+    DRAIN_FIELD_NUMBER: _builtins.int
+    REFUSED_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def fairness(self) -> Global___Fairness: ...
+    @_builtins.property
+    def drain(self) -> Global___DrainProgress: ...
+    @_builtins.property
+    def refused(self) -> Global___AdminRefusal: ...
+    def __init__(
+        self,
+        *,
+        fairness: Global___Fairness | None = ...,
+        drain: Global___DrainProgress | None = ...,
+        refused: Global___AdminRefusal | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["drain", b"drain", "fairness", b"fairness", "refused", b"refused", "reply", b"reply"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["drain", b"drain", "fairness", b"fairness", "refused", b"refused", "reply", b"reply"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_reply: _TypeAlias = _typing.Literal["fairness", "drain", "refused"]  # noqa: Y015
+    _WhichOneofArgType_reply: _TypeAlias = _typing.Literal["reply", b"reply"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_reply) -> _WhichOneofReturnType_reply | None: ...
+
+Global___SchedulerAdminReply: _TypeAlias = SchedulerAdminReply  # noqa: Y015
+
+@_typing.final
+class AdminRefusal(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CODE_FIELD_NUMBER: _builtins.int
+    FIELD_FIELD_NUMBER: _builtins.int
+    MESSAGE_FIELD_NUMBER: _builtins.int
+    code: _builtins.int
+    """A google.rpc.Code."""
+    field: _builtins.str
+    message: _builtins.str
+    def __init__(
+        self,
+        *,
+        code: _builtins.int = ...,
+        field: _builtins.str = ...,
+        message: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["code", b"code", "field", b"field", "message", b"message"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AdminRefusal: _TypeAlias = AdminRefusal  # noqa: Y015
+
+@_typing.final
 class SchedulerStatusRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -472,11 +828,24 @@ class SchedulerStatus(_message.Message):
     QUEUED_FIELD_NUMBER: _builtins.int
     RUNNING_FIELD_NUMBER: _builtins.int
     OLDEST_WAIT_MS_FIELD_NUMBER: _builtins.int
+    PARKED_FIELD_NUMBER: _builtins.int
+    POLICY_FIELD_NUMBER: _builtins.int
+    FAIRNESS_FIELD_NUMBER: _builtins.int
+    LEADER_FIELD_NUMBER: _builtins.int
+    TERM_FIELD_NUMBER: _builtins.int
     queued: _builtins.int
     running: _builtins.int
     oldest_wait_ms: _builtins.float
+    parked: _builtins.int
+    """On workers, waiting for their turn; among `queued` as well."""
+    policy: _builtins.str
+    leader: _builtins.str
+    """Who leads, since which lease term."""
+    term: _builtins.int
     @_builtins.property
     def workers(self) -> _containers.RepeatedCompositeFieldContainer[Global___WorkerView]: ...
+    @_builtins.property
+    def fairness(self) -> Global___Fairness: ...
     def __init__(
         self,
         *,
@@ -484,10 +853,15 @@ class SchedulerStatus(_message.Message):
         queued: _builtins.int = ...,
         running: _builtins.int = ...,
         oldest_wait_ms: _builtins.float = ...,
+        parked: _builtins.int = ...,
+        policy: _builtins.str = ...,
+        fairness: Global___Fairness | None = ...,
+        leader: _builtins.str = ...,
+        term: _builtins.int = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["fairness", b"fairness"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["oldest_wait_ms", b"oldest_wait_ms", "queued", b"queued", "running", b"running", "workers", b"workers"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["fairness", b"fairness", "leader", b"leader", "oldest_wait_ms", b"oldest_wait_ms", "parked", b"parked", "policy", b"policy", "queued", b"queued", "running", b"running", "term", b"term", "workers", b"workers"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -28,13 +28,18 @@ class _PhaseEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Phase.ValueType
     DESCRIPTOR: _descriptor.EnumDescriptor
     PHASE_UNSPECIFIED: _Phase.ValueType  # 0
     PHASE_PREFILL: _Phase.ValueType  # 1
+    """A prompt (and on a retry what was generated before) is computed."""
     PHASE_DECODE: _Phase.ValueType  # 2
+    """A request that yielded, or was preempted, on this worker goes on where it stopped."""
 
-class Phase(_Phase, metaclass=_PhaseEnumTypeWrapper): ...
+class Phase(_Phase, metaclass=_PhaseEnumTypeWrapper):
+    """What the items of a batch start with."""
 
 PHASE_UNSPECIFIED: Phase.ValueType  # 0
 PHASE_PREFILL: Phase.ValueType  # 1
+"""A prompt (and on a retry what was generated before) is computed."""
 PHASE_DECODE: Phase.ValueType  # 2
+"""A request that yielded, or was preempted, on this worker goes on where it stopped."""
 Global___Phase: _TypeAlias = Phase  # noqa: Y015
 
 class _RefusalReason:
@@ -53,6 +58,10 @@ class _RefusalReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Refusal
     """The request itself cannot be run here or anywhere: do not retry."""
     REFUSAL_REASON_CANCELLED: _RefusalReason.ValueType  # 7
     """It was cancelled before it arrived."""
+    REFUSAL_REASON_OLD_TERM: _RefusalReason.ValueType  # 8
+    """Another scheduler leads since."""
+    REFUSAL_REASON_NOT_ON_BOARD: _RefusalReason.ValueType  # 9
+    """To go on with something that is not here: it has to be prefilled again."""
 
 class RefusalReason(_RefusalReason, metaclass=_RefusalReasonEnumTypeWrapper): ...
 
@@ -66,6 +75,10 @@ REFUSAL_REASON_INVALID: RefusalReason.ValueType  # 6
 """The request itself cannot be run here or anywhere: do not retry."""
 REFUSAL_REASON_CANCELLED: RefusalReason.ValueType  # 7
 """It was cancelled before it arrived."""
+REFUSAL_REASON_OLD_TERM: RefusalReason.ValueType  # 8
+"""Another scheduler leads since."""
+REFUSAL_REASON_NOT_ON_BOARD: RefusalReason.ValueType  # 9
+"""To go on with something that is not here: it has to be prefilled again."""
 Global___RefusalReason: _TypeAlias = RefusalReason  # noqa: Y015
 
 @_typing.final
@@ -75,30 +88,63 @@ class BatchItem(_message.Message):
     REQUEST_FIELD_NUMBER: _builtins.int
     SLOT_FIELD_NUMBER: _builtins.int
     TOKEN_BUDGET_FIELD_NUMBER: _builtins.int
+    RANK_FIELD_NUMBER: _builtins.int
     slot: _builtins.int
-    """Sequence slot, [0, slots): the worker's llama.cpp sequence id."""
+    """Sequence slot, [0, sequences): the worker's llama.cpp sequence id. What is parked in it is swapped out."""
     token_budget: _builtins.int
-    """Yield after this many new tokens; 0 means run to the end."""
+    """Timeslice: yield after this many new tokens; 0 means run to the end."""
+    rank: _builtins.float
+    """Lower is more urgent: prompts are computed in this order, and the highest is swapped out first."""
     @_builtins.property
-    def request(self) -> _scheduler_pb2.InferenceRequest: ...
+    def request(self) -> _scheduler_pb2.InferenceRequest:
+        """In a decode batch only tenant, request_id, epoch and model are set: the worker has the rest."""
+
     def __init__(
         self,
         *,
         request: _scheduler_pb2.InferenceRequest | None = ...,
         slot: _builtins.int = ...,
         token_budget: _builtins.int = ...,
+        rank: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["request", b"request"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["request", b"request", "slot", b"slot", "token_budget", b"token_budget"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["rank", b"rank", "request", b"request", "slot", b"slot", "token_budget", b"token_budget"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___BatchItem: _TypeAlias = BatchItem  # noqa: Y015
 
 @_typing.final
+class Preemption(_message.Message):
+    """Takes a running request's turn away: it stays on board, parked."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TENANT_FIELD_NUMBER: _builtins.int
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    EPOCH_FIELD_NUMBER: _builtins.int
+    tenant: _builtins.str
+    request_id: _builtins.str
+    epoch: _builtins.int
+    def __init__(
+        self,
+        *,
+        tenant: _builtins.str = ...,
+        request_id: _builtins.str = ...,
+        epoch: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "request_id", b"request_id", "tenant", b"tenant"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Preemption: _TypeAlias = Preemption  # noqa: Y015
+
+@_typing.final
 class RequestBatch(_message.Message):
-    """scheduler -> worker, request-reply."""
+    """scheduler -> worker, request-reply. Preemptions come first, then the items, most urgent first."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -106,12 +152,24 @@ class RequestBatch(_message.Message):
     INCARNATION_FIELD_NUMBER: _builtins.int
     PHASE_FIELD_NUMBER: _builtins.int
     ITEMS_FIELD_NUMBER: _builtins.int
+    PREEMPTIONS_FIELD_NUMBER: _builtins.int
+    TERM_FIELD_NUMBER: _builtins.int
+    CREATED_UNIX_MS_FIELD_NUMBER: _builtins.int
+    PREFILL_TOKENS_FIELD_NUMBER: _builtins.int
     batch_id: _builtins.str
     incarnation: _builtins.str
     """Refused by any other incarnation of the worker."""
     phase: Global___Phase.ValueType
+    term: _builtins.int
+    """Of the scheduler's lease. Refused when the worker has seen a later one."""
+    created_unix_ms: _builtins.int
+    """When the scheduler decided, by its clock."""
+    prefill_tokens: _builtins.int
+    """Tokens to prefill, all items together."""
     @_builtins.property
     def items(self) -> _containers.RepeatedCompositeFieldContainer[Global___BatchItem]: ...
+    @_builtins.property
+    def preemptions(self) -> _containers.RepeatedCompositeFieldContainer[Global___Preemption]: ...
     def __init__(
         self,
         *,
@@ -119,10 +177,14 @@ class RequestBatch(_message.Message):
         incarnation: _builtins.str = ...,
         phase: Global___Phase.ValueType = ...,
         items: _abc.Iterable[Global___BatchItem] | None = ...,
+        preemptions: _abc.Iterable[Global___Preemption] | None = ...,
+        term: _builtins.int = ...,
+        created_unix_ms: _builtins.int = ...,
+        prefill_tokens: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_id", b"batch_id", "incarnation", b"incarnation", "items", b"items", "phase", b"phase"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_id", b"batch_id", "created_unix_ms", b"created_unix_ms", "incarnation", b"incarnation", "items", b"items", "phase", b"phase", "preemptions", b"preemptions", "prefill_tokens", b"prefill_tokens", "term", b"term"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -209,6 +271,8 @@ Global___DropRequest: _TypeAlias = DropRequest  # noqa: Y015
 
 @_typing.final
 class DrainWorker(_message.Message):
+    """Takes no request that is not on board already; those still get their turns."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     def __init__(
@@ -223,26 +287,84 @@ class DrainWorker(_message.Message):
 Global___DrainWorker: _TypeAlias = DrainWorker  # noqa: Y015
 
 @_typing.final
+class UndrainWorker(_message.Message):
+    """Takes requests again."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___UndrainWorker: _TypeAlias = UndrainWorker  # noqa: Y015
+
+@_typing.final
+class LeaderNotice(_message.Message):
+    """A scheduler leads from now on: older terms are refused, and a heartbeat is wanted at once.
+    Published to inferflux.v1.scheduler.leader for every worker.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PARTITION_FIELD_NUMBER: _builtins.int
+    TERM_FIELD_NUMBER: _builtins.int
+    MODELS_FIELD_NUMBER: _builtins.int
+    partition: _builtins.str
+    """Of models; workers of others pass it over."""
+    term: _builtins.int
+    @_builtins.property
+    def models(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Empty: all."""
+
+    def __init__(
+        self,
+        *,
+        partition: _builtins.str = ...,
+        term: _builtins.int = ...,
+        models: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["models", b"models", "partition", b"partition", "term", b"term"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LeaderNotice: _TypeAlias = LeaderNotice  # noqa: Y015
+
+@_typing.final
 class WorkerCommand(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     DROP_FIELD_NUMBER: _builtins.int
     DRAIN_FIELD_NUMBER: _builtins.int
+    UNDRAIN_FIELD_NUMBER: _builtins.int
+    TERM_FIELD_NUMBER: _builtins.int
+    term: _builtins.int
+    """As in RequestBatch: an older one is passed over."""
     @_builtins.property
     def drop(self) -> Global___DropRequest: ...
     @_builtins.property
     def drain(self) -> Global___DrainWorker: ...
+    @_builtins.property
+    def undrain(self) -> Global___UndrainWorker: ...
     def __init__(
         self,
         *,
         drop: Global___DropRequest | None = ...,
         drain: Global___DrainWorker | None = ...,
+        undrain: Global___UndrainWorker | None = ...,
+        term: _builtins.int = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["command", b"command", "drain", b"drain", "drop", b"drop"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["command", b"command", "drain", b"drain", "drop", b"drop", "undrain", b"undrain"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["command", b"command", "drain", b"drain", "drop", b"drop"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["command", b"command", "drain", b"drain", "drop", b"drop", "term", b"term", "undrain", b"undrain"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_command: _TypeAlias = _typing.Literal["drop", "drain"]  # noqa: Y015
+    _WhichOneofReturnType_command: _TypeAlias = _typing.Literal["drop", "drain", "undrain"]  # noqa: Y015
     _WhichOneofArgType_command: _TypeAlias = _typing.Literal["command", b"command"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_command) -> _WhichOneofReturnType_command | None: ...
 
