@@ -613,24 +613,28 @@ class SchedulerAdminRequest(_message.Message):
     GET_FAIRNESS_FIELD_NUMBER: _builtins.int
     SET_FAIRNESS_FIELD_NUMBER: _builtins.int
     DRAIN_FIELD_NUMBER: _builtins.int
+    GET_DRAIN_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def get_fairness(self) -> Global___GetFairness: ...
     @_builtins.property
     def set_fairness(self) -> Global___SetFairness: ...
     @_builtins.property
     def drain(self) -> Global___DrainRequest: ...
+    @_builtins.property
+    def get_drain(self) -> Global___GetDrain: ...
     def __init__(
         self,
         *,
         get_fairness: Global___GetFairness | None = ...,
         set_fairness: Global___SetFairness | None = ...,
         drain: Global___DrainRequest | None = ...,
+        get_drain: Global___GetDrain | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["drain", b"drain", "get_fairness", b"get_fairness", "request", b"request", "set_fairness", b"set_fairness"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["drain", b"drain", "get_drain", b"get_drain", "get_fairness", b"get_fairness", "request", b"request", "set_fairness", b"set_fairness"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["drain", b"drain", "get_fairness", b"get_fairness", "request", b"request", "set_fairness", b"set_fairness"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["drain", b"drain", "get_drain", b"get_drain", "get_fairness", b"get_fairness", "request", b"request", "set_fairness", b"set_fairness"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_request: _TypeAlias = _typing.Literal["get_fairness", "set_fairness", "drain"]  # noqa: Y015
+    _WhichOneofReturnType_request: _TypeAlias = _typing.Literal["get_fairness", "set_fairness", "drain", "get_drain"]  # noqa: Y015
     _WhichOneofArgType_request: _TypeAlias = _typing.Literal["request", b"request"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_request) -> _WhichOneofReturnType_request | None: ...
 
@@ -650,6 +654,27 @@ class GetFairness(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___GetFairness: _TypeAlias = GetFairness  # noqa: Y015
+
+@_typing.final
+class GetDrain(_message.Message):
+    """Asks how far a worker's draining is, and changes nothing."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    WORKER_ID_FIELD_NUMBER: _builtins.int
+    worker_id: _builtins.str
+    def __init__(
+        self,
+        *,
+        worker_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["worker_id", b"worker_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetDrain: _TypeAlias = GetDrain  # noqa: Y015
 
 @_typing.final
 class SetFairness(_message.Message):
