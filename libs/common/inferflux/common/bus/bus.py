@@ -13,6 +13,7 @@ import nats.errors
 from inferflux.common import logs, metrics, subjects
 from inferflux.common.bus import jetstream, queueing
 from inferflux.common.bus.jobs import JobConsumer
+from inferflux.common.bus.key_value import KeyValueBucket
 from inferflux.common.bus.link import Link, Reply
 from inferflux.common.bus.nats_client import NatsClient
 from inferflux.common.bus.objects import ObjectBucket
@@ -33,7 +34,7 @@ _HEAL_RETRY_S = 0.2
 
 
 class Bus:
-    """Publish, request, serve, stream tokens, queue jobs, store objects.
+    """Publish, request, serve, stream tokens, queue jobs, store objects and small values.
 
     When the connection was lost and is made again, in this order: subscriptions are made again, token
     streams are marked `dropped`, the streams of `ensure_streams` are made again (a memory stream does not
@@ -204,6 +205,10 @@ class Bus:
     async def get_object(self, name: str) -> bytes:
         """Read a tokenizer file, checked against its digest; NotFound if there is none."""
         return await self._bucket.get(name)
+
+    def key_value(self, bucket: str) -> KeyValueBucket:
+        """Small values by key; `ensure_streams` makes the buckets."""
+        return KeyValueBucket(self._link, bucket)
 
     async def close(self, *, drain_s: float = 1.0) -> None:
         """Send what waits, for at most `drain_s` seconds, and end everything. Safe to call twice."""

@@ -18,7 +18,11 @@ DUPLICATE_WINDOW_S = 120
 CONSUMER_NOT_FOUND = 10014
 STREAM_NAME_IN_USE = 10058
 STREAM_NOT_FOUND = 10059
+WRONG_LAST_SEQUENCE = 10071
 STREAM_STORE_FAILED = 10077
+
+# Header of a message that was read: its place in the stream.
+SEQUENCE = "Nats-Sequence"
 
 _END_OF_BATCH = 204
 _NO_MESSAGES = 404
@@ -61,7 +65,21 @@ def stream_configs(limits: StreamLimits) -> list[dict[str, Any]]:
             "allow_rollup_hdrs": True,
             "allow_direct": True,
         },
+        {
+            "name": key_value_stream(subjects.SCHEDULERS_BUCKET),
+            "subjects": [f"$KV.{subjects.SCHEDULERS_BUCKET}.>"],
+            "storage": "file",
+            "discard": "new",
+            "max_msgs_per_subject": 1,
+            "allow_rollup_hdrs": True,
+            "deny_delete": True,
+            "allow_direct": True,
+        },
     ]
+
+
+def key_value_stream(bucket: str) -> str:
+    return f"KV_{bucket}"
 
 
 def object_stream(bucket: str) -> str:
@@ -115,13 +133,25 @@ async def read_last(link: Link, stream: str, subject: str) -> bytes | None:
     Raises:
         Unavailable, DeadlineExceeded: as `read_subject`.
     """
+    reply = await last_message(link, stream, subject)
+    return None if reply is None else reply.data
+
+
+async def last_message(
+    link: Link, stream: str, subject: str, *, timeout_s: float = _BATCH_SILENCE_S
+) -> Reply | None:
+    """As `read_last`, with the headers: `SEQUENCE` among them."""
     try:
-        reply = await link.request(f"$JS.API.DIRECT.GET.{stream}.{subject}", b"", timeout_s=_BATCH_SILENCE_S)
+        reply = await link.request(f"$JS.API.DIRECT.GET.{stream}.{subject}", b"", timeout_s=timeout_s)
     except Unavailable as error:
         if error.reason == "NO_RESPONDERS" and not await _exists(link, stream):
             return None
         raise
-    return None if reply.status == _NO_MESSAGES else reply.data
+    if reply.status == _NO_MESSAGES:
+        return None
+    if reply.status:
+        raise Unavailable(f"{stream} refused a read: {reply.status}", reason="JETSTREAM_ERROR")
+    return reply
 
 
 async def read_headers(link: Link, stream: str, sequence: int) -> dict[str, str] | None:
@@ -147,7 +177,7 @@ class _Batch:
         self.progress.set()
         if reply.status == 0:
             self.data.append(reply.data)
-            self.last_sequence = int(reply.headers.get("Nats-Sequence", 0))
+            self.last_sequence = int(reply.headers.get(SEQUENCE, 0))
             return
         self.is_over = True
         if reply.status == _END_OF_BATCH:
