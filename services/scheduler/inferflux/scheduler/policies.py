@@ -7,19 +7,28 @@ from typing import Literal, Protocol
 
 from .jobs import Job
 from .ranking import Ranking
+from .shares import TenantShares
 
-PolicyName = Literal["priority", "fcfs"]
+PolicyName = Literal["priority", "fcfs", "sjf", "fair"]
+
+# What computing a prompt token takes, in tokens generated: a prompt is computed many tokens at a time.
+_PREFILL_COST = 0.1
+# So many tokens still to be generated put a job back as far as one level of priority would.
+_TOKENS_PER_LEVEL = 100
 
 
 class Policy(Protocol):
     """Holds the waiting jobs of one model in the order in which they are to be served.
 
     A policy owns its order, so one that looks at more than a fixed rank (shares per tenant, say) can
-    keep what it needs in `push`, `pop` and `discard`.
+    keep what it needs in `push`, `discard` and `charge`.
     """
 
     def __len__(self) -> int: ...
-    def __iter__(self) -> Iterator[Job]: ...
+    def __iter__(self) -> Iterator[Job]:
+        """Every waiting job, not necessarily in order. Nothing may be pushed or taken out meanwhile."""
+        ...
+
     def push(self, job: Job) -> None: ...
     def first(self) -> Job | None: ...
     def discard(self, job: Job) -> None:
@@ -27,7 +36,13 @@ class Policy(Protocol):
         ...
 
     def position(self, job: Job) -> int:
-        """How many would be served before it if nobody else came."""
+        """How many would be served before it if nobody else came; an estimate where that depends on how
+        much they get. Raises KeyError."""
+        ...
+
+    def charge(self, tenant: str, input_tokens: int, output_tokens: int) -> None:
+        """A tenant is served: prompt tokens as a job departs, and before the next one is looked for;
+        generated ones as they become known."""
         ...
 
 
@@ -59,12 +74,15 @@ class Ranked:
     def position(self, job: Job) -> int:
         return self._ranking.position((*job.rank, job))
 
+    def charge(self, tenant: str, input_tokens: int, output_tokens: int) -> None:
+        """The order does not depend on it."""
+
 
 class Priority(Ranked):
     """Highest effective priority first: priority + 1 per `aging_s` seconds of waiting.
 
     Every job ages at the same rate, so the order of two jobs never changes while they wait:
-    priority + (now - enqueued) / aging_s compares as enqueued - priority * aging_s does.
+    priority + (now - since) / aging_s compares as since - priority * aging_s does.
     """
 
     def __init__(self, aging_s: float) -> None:
@@ -72,19 +90,115 @@ class Priority(Ranked):
         self._aging_s = aging_s
 
     def rank(self, job: Job) -> float:
-        return job.enqueued_s - job.request.priority * self._aging_s
+        return job.since_s - job.request.priority * self._aging_s
 
 
 class Fcfs(Ranked):
     """First come, first served; a retried job keeps its first arrival."""
 
     def rank(self, job: Job) -> float:
-        return job.enqueued_s
+        return job.since_s
 
 
-def make_policy(name: PolicyName, *, aging_s: float) -> Policy:
+class Sjf(Ranked):
+    """Shortest job first, by the work still to do, whatever the priority.
+
+    work = tokens to generate + 0.1 x tokens to prefill. How many will be generated is not known: it goes by
+    the bound, max_tokens less those generated. What a parked job has computed already is not counted.
+
+    A job that has waited longer goes first if that outweighs the difference in work, `aging_s` seconds for 100
+    tokens: rank = since + work * aging_s / 100. So a job of n tokens is overtaken only by what comes in the
+    n * aging_s / 100 seconds after it, and the order of two jobs never changes while they wait.
+    """
+
+    def __init__(self, aging_s: float) -> None:
+        super().__init__()
+        self._s_per_token = aging_s / _TOKENS_PER_LEVEL
+
+    def rank(self, job: Job) -> float:
+        return job.since_s + work(job) * self._s_per_token
+
+
+def work(job: Job) -> float:
+    """What is left to do for a job, in tokens to generate."""
+    to_prefill = max(0, job.prompt_tokens + job.generated_tokens - job.seen_computed)
+    to_generate = max(0, job.max_tokens - job.known_tokens)
+    return to_generate + _PREFILL_COST * to_prefill
+
+
+class Fair:
+    """The job of the tenant that has been served least, by weight, goes first; of those, the one with the
+    highest effective priority.
+
+    See `TenantShares`. Each operation costs O(log n) in the jobs and the tenants that wait.
+    """
+
+    def __init__(self, aging_s: float, shares: TenantShares) -> None:
+        self._aging_s = aging_s
+        self._shares = shares
+        self._tenants: dict[str, Priority] = {}
+        self._size = 0
+
+    def __len__(self) -> int:
+        return self._size
+
+    def __iter__(self) -> Iterator[Job]:
+        """Tenant by tenant."""
+        for jobs in self._tenants.values():
+            yield from jobs
+
+    def push(self, job: Job) -> None:
+        tenant = job.key.tenant
+        jobs = self._tenants.get(tenant)
+        if jobs is None:
+            jobs = self._tenants[tenant] = Priority(self._aging_s)
+            self._shares.enter(tenant)
+        jobs.push(job)
+        self._size += 1
+
+    def first(self) -> Job | None:
+        tenant = self._shares.first()
+        return None if tenant is None else self._tenants[tenant].first()
+
+    def discard(self, job: Job) -> None:
+        tenant = job.key.tenant
+        jobs = self._tenants[tenant]
+        jobs.discard(job)
+        self._size -= 1
+        if not jobs:
+            del self._tenants[tenant]
+            self._shares.leave(tenant)
+
+    def position(self, job: Job) -> int:
+        """As if all jobs cost the same and tenants took turns by weight from now on: those of its own tenant
+        before it, as many of others as that lets in, and one of each tenant whose turn comes first; never
+        more than there are."""
+        tenant = job.key.tenant
+        own = self._tenants[tenant]
+        before = own.position(job)
+        weight = self._shares.weight(tenant)
+        let_in = before * (self._shares.active_weight - weight) / weight
+        others = min(self._size - len(own), round(let_in) + self._shares.position(tenant))
+        return before + others
+
+    def charge(self, tenant: str, input_tokens: int, output_tokens: int) -> None:
+        self._shares.charge(tenant, input_tokens, output_tokens)
+
+
+def make_policy(name: PolicyName, *, aging_s: float, shares: TenantShares | None = None) -> Policy:
+    """A queue's policy.
+
+    Args:
+        name: which one.
+        aging_s: seconds of waiting that are worth one level of priority.
+        shares: the tenants' counters, for `fair` alone; equal shares when not given. One queue's own.
+    """
     match name:
         case "priority":
             return Priority(aging_s)
         case "fcfs":
             return Fcfs()
+        case "sjf":
+            return Sjf(aging_s)
+        case "fair":
+            return Fair(aging_s, TenantShares() if shares is None else shares)

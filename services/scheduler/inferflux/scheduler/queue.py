@@ -4,67 +4,127 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from heapq import heappop, heappush
+from math import exp
 
-from .jobs import Job, JobState
+from .bounds import Waiting
+from .jobs import Job
 from .policies import Policy
 
-_SMOOTHING = 0.1
+# The pace of departures is that of about the last half minute, and of no fewer than some ten bursts.
+_PACE_MEMORY_S = 30.0
+_LEAST_DECAY = 0.9
+
+
+class Pace:
+    """How fast jobs leave a queue while others wait.
+
+    Slots become free several at a time, so jobs depart in bursts: a running mean of the gaps between departures
+    would say what came last, a gap or a burst. Instead time and departures are summed up apart, and decay.
+    """
+
+    def __init__(self) -> None:
+        self._time_s = 0.0
+        self._departures = 0.0
+        self._since_s: float | None = None
+        self._is_start = False
+
+    @property
+    def interval_s(self) -> float:
+        """Mean time between two departures; 0 until known."""
+        return self._time_s / self._departures if self._departures else 0.0
+
+    def depart(self, now: float) -> None:
+        """One leaves. The first ones after a pause only start the clock: they may have found slots free."""
+        if self._since_s is None:
+            self._since_s, self._is_start = now, True
+        elif now > self._since_s:
+            elapsed_s, self._since_s, self._is_start = now - self._since_s, now, False
+            decay = max(_LEAST_DECAY, exp(-elapsed_s / _PACE_MEMORY_S))
+            self._time_s = self._time_s * decay + elapsed_s
+            self._departures = self._departures * decay + 1
+        elif not self._is_start:
+            self._departures += 1
+
+    def pause(self) -> None:
+        """Nobody waits any more: until the next departure, time does not count."""
+        self._since_s = None
 
 
 class ModelQueue:
-    """One model's queue: a policy's order, and how fast it moves."""
+    """One model's queue: a policy's order, and how fast it moves.
 
-    def __init__(self, policy: Policy) -> None:
+    Args:
+        waiting: counts the jobs of all queues together.
+    """
+
+    def __init__(self, policy: Policy, waiting: Waiting | None = None) -> None:
         self._policy = policy
+        self._waiting = Waiting() if waiting is None else waiting
+        self._pace = Pace()
         self._oldest: list[tuple[float, int, Job]] = []
-        self._last_departure_s: float | None = None
-        # Smoothed time between two departures while others wait; 0 until known.
-        self.departure_interval_s = 0.0
+        self._members: set[Job] = set()
 
     def __len__(self) -> int:
-        return len(self._policy)
+        return len(self._members)
 
     def __iter__(self) -> Iterator[Job]:
         return iter(self._policy)
 
+    @property
+    def departure_interval_s(self) -> float:
+        """Mean time between two departures while others wait; 0 until known."""
+        return self._pace.interval_s
+
     def push(self, job: Job) -> None:
         self._policy.push(job)
+        self._members.add(job)
+        self._waiting.enter(job.key.tenant)
         heappush(self._oldest, (job.enqueued_s, job.arrival, job))
-        if len(self._oldest) > 2 * len(self._policy) + 64:
-            self._oldest = sorted((j.enqueued_s, j.arrival, j) for j in self._policy)
+        if len(self._oldest) > 2 * len(self._members) + 64:
+            self._oldest = sorted((j.enqueued_s, j.arrival, j) for j in self._members)
 
     def first(self) -> Job | None:
         return self._policy.first()
 
     def depart(self, job: Job, now: float) -> None:
-        """It is served."""
-        self._policy.discard(job)
-        last, self._last_departure_s = self._last_departure_s, now if len(self._policy) else None
-        if last is not None:
-            interval = max(0.0, now - last)
-            known = self.departure_interval_s
-            self.departure_interval_s = interval if known == 0 else known + _SMOOTHING * (interval - known)
+        """It is served. Raises KeyError if it does not wait here."""
+        self._take_out(job)
+        self._pace.depart(now)
+        if not self._members:
+            self._pace.pause()
 
     def discard(self, job: Job) -> None:
-        """It does not wait any more, for another reason."""
+        """It does not wait any more, for another reason. Raises KeyError if it does not wait here."""
+        self._take_out(job)
+        if not self._members:
+            self._pace.pause()
+
+    def _take_out(self, job: Job) -> None:
         self._policy.discard(job)
+        self._members.remove(job)
+        self._waiting.leave(job.key.tenant)
+
+    def charge(self, tenant: str, input_tokens: int, output_tokens: int) -> None:
+        """As in `Policy.charge`."""
+        self._policy.charge(tenant, input_tokens, output_tokens)
 
     def position(self, job: Job) -> int:
         return self._policy.position(job)
 
     def expected_wait_s(self, job: Job) -> float:
         """By the pace of the latest departures; 0 when there were none."""
-        return (self.position(job) + 1) * self.departure_interval_s
+        return self.outlook(job)[1]
+
+    def outlook(self, job: Job) -> tuple[int, float]:
+        """Its position, and the wait expected from there, in seconds."""
+        position = self.position(job)
+        return position, (position + 1) * self._pace.interval_s
 
     def oldest_enqueued_s(self) -> float | None:
         """When the longest waiting job was enqueued."""
-        while self._oldest and not self._is_current(self._oldest[0]):
+        while self._oldest and self._oldest[0][2] not in self._members:
             heappop(self._oldest)
         return self._oldest[0][0] if self._oldest else None
-
-    @staticmethod
-    def _is_current(entry: tuple[float, int, Job]) -> bool:
-        return entry[2].state is JobState.QUEUED
 
 
 class Queue:
@@ -73,14 +133,15 @@ class Queue:
     def __init__(self, new_policy: Callable[[], Policy]) -> None:
         self._new_policy = new_policy
         self.models: dict[str, ModelQueue] = {}
+        self.waiting = Waiting()
 
     def __len__(self) -> int:
-        return sum(map(len, self.models.values()))
+        return self.waiting.total
 
     def push(self, job: Job) -> ModelQueue:
         queue = self.models.get(job.model)
         if queue is None:
-            queue = self.models[job.model] = ModelQueue(self._new_policy())
+            queue = self.models[job.model] = ModelQueue(self._new_policy(), self.waiting)
         queue.push(job)
         return queue
 

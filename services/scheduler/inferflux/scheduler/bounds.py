@@ -1,0 +1,87 @@
+"""How many jobs may wait, in all and of one tenant (pure).
+
+Only jobs that are new are held against the bounds. What has been admitted stays: a job that comes back to the
+queue counts, but is never refused, and neither is one that an earlier scheduler admitted.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from enum import Enum
+
+from inferflux.common.errors import ResourceExhausted, to_failed
+from inferflux.v1 import tokens_pb2
+
+_LEAST_DELAY_S = 1.0
+_MOST_DELAY_S = 30.0
+
+
+class Full(Enum):
+    """Which bound is reached."""
+
+    QUEUE = "QUEUE_FULL"
+    TENANT = "TENANT_QUEUE_FULL"
+
+
+class Waiting:
+    """How many jobs wait now, in all and by tenant. The queue itself counts, so that it cannot be wrong."""
+
+    def __init__(self) -> None:
+        self.total = 0
+        self._by_tenant: Counter[str] = Counter()
+
+    def of(self, tenant: str) -> int:
+        return self._by_tenant[tenant]
+
+    @property
+    def tenants(self) -> int:
+        """Tenants that have jobs waiting."""
+        return len(self._by_tenant)
+
+    def enter(self, tenant: str) -> None:
+        self.total += 1
+        self._by_tenant[tenant] += 1
+
+    def leave(self, tenant: str) -> None:
+        self.total -= 1
+        left = self._by_tenant[tenant] - 1
+        if left:
+            self._by_tenant[tenant] = left
+        else:
+            del self._by_tenant[tenant]
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """Most jobs that may wait; 0 sets no bound."""
+
+    max_queued: int = 0
+    max_queued_per_tenant: int = 0
+
+    def why_not(self, waiting: Waiting, tenant: str) -> Full | None:
+        """The bound that keeps a new job of this tenant out; None when it may wait."""
+        if 0 < self.max_queued_per_tenant <= waiting.of(tenant):
+            return Full.TENANT
+        if 0 < self.max_queued <= waiting.total:
+            return Full.QUEUE
+        return None
+
+
+def full(why: Full, tenant: str, waiting: Waiting, departure_interval_s: float) -> tokens_pb2.Failed:
+    """The end of a job that was kept out.
+
+    Args:
+        departure_interval_s: of the job's queue, between two departures; 0 while it is not known.
+    """
+    if why is Full.TENANT:
+        n, message = waiting.of(tenant), f"{waiting.of(tenant)} requests of tenant {tenant} wait already"
+    else:
+        n, message = waiting.total, f"{waiting.total} requests wait already"
+    delay_s = retry_delay_s(n, departure_interval_s)
+    return to_failed(ResourceExhausted(message, reason=why.value, retry_delay_s=delay_s))
+
+
+def retry_delay_s(n_waiting: int, departure_interval_s: float) -> float:
+    """When to try again: once a tenth of those that wait are likely to be gone; 1 to 30 seconds."""
+    return min(_MOST_DELAY_S, max(_LEAST_DELAY_S, n_waiting / 10 * departure_interval_s))

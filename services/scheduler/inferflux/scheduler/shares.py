@@ -1,0 +1,118 @@
+"""How much each tenant has been served, and whose turn it is (pure).
+
+The virtual token counters of "Fairness in Serving Large Language Models" (Sheng et al., OSDI '24, sections 4.1
+and 4.3): a tenant's counter rises with the tokens that are computed for it, divided by its weight, and the next
+request is one of the tenant with the smallest counter among those that have some waiting. So the counters of
+tenants that always have requests waiting differ by no more than what the workers hold at once. A tenant that
+had none waiting is lifted to the smallest counter of those that have, so that nobody saves up credit by being
+idle; what it was served beyond that it still owes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import inf
+
+from .ranking import Ranking
+
+_MOST_IDLE = 1024
+
+
+class TenantShares:
+    """The counters of one queue's tenants; "active" are those with requests waiting.
+
+    Args:
+        weights: by tenant, above 0; 1 where a tenant is not in it. Of two tenants that always have requests
+            waiting, one with twice the weight is served twice as much.
+        input_cost: of a prompt token.
+        output_cost: of a generated token. It takes more of a step's time, and the paper's pricing is 1 to 2.
+
+    Raises:
+        ValueError: for a weight or a cost that is no positive number, naming it.
+    """
+
+    def __init__(
+        self,
+        weights: Mapping[str, float] | None = None,
+        *,
+        input_cost: float = 1.0,
+        output_cost: float = 2.0,
+    ) -> None:
+        self._weights = {t: _positive(f"weight of tenant {t}", w) for t, w in (weights or {}).items()}
+        self._input_cost = _positive("input_cost", input_cost)
+        self._output_cost = _positive("output_cost", output_cost)
+        self._counters: dict[str, float] = {}
+        # Of the active: counter, since when it stands there (equal ones take turns), tenant.
+        self._order: Ranking[tuple[float, int, str]] = Ranking()
+        self._entries: dict[str, tuple[float, int, str]] = {}
+        self._serial = 0
+        self._last_left = ""
+        self._sweep_at = _MOST_IDLE
+        # Of the active together.
+        self.active_weight = 0.0
+
+    def weight(self, tenant: str) -> float:
+        return self._weights.get(tenant, 1.0)
+
+    def counter(self, tenant: str) -> float:
+        """What it has been charged, and lifted by; weighted tokens. One not known stands at the floor."""
+        counter = self._counters.get(tenant)
+        return self.floor if counter is None else counter
+
+    @property
+    def floor(self) -> float:
+        """What a tenant is lifted to when it becomes active. Never falls."""
+        if self._entries:
+            return self._order.first()[0]
+        return self._counters.get(self._last_left, 0.0)
+
+    def enter(self, tenant: str) -> None:
+        """It has requests waiting, and had none."""
+        self._counters[tenant] = max(self.counter(tenant), self.floor)
+        self.active_weight += self.weight(tenant)
+        self._sort_in(tenant)
+
+    def leave(self, tenant: str) -> None:
+        """It has no request waiting any more. Raises KeyError if it had none before."""
+        self._order.remove(self._entries.pop(tenant))
+        self.active_weight = self.active_weight - self.weight(tenant) if self._entries else 0.0
+        self._last_left = tenant
+        if len(self._counters) - len(self._entries) >= self._sweep_at:
+            self._sweep()
+
+    def charge(self, tenant: str, input_tokens: int, output_tokens: int) -> None:
+        """Tokens have been, or are now to be, computed for it. It need not be active."""
+        cost = input_tokens * self._input_cost + output_tokens * self._output_cost
+        if cost <= 0:
+            return
+        self._counters[tenant] = self.counter(tenant) + cost / self.weight(tenant)
+        if tenant in self._entries:
+            self._order.remove(self._entries[tenant])
+            self._sort_in(tenant)
+
+    def first(self) -> str | None:
+        """Whose turn it is; None when nobody is active."""
+        return self._order.first()[2] if self._entries else None
+
+    def position(self, tenant: str) -> int:
+        """How many active tenants have their turn before it. Raises KeyError if it is not active."""
+        return self._order.position(self._entries[tenant])
+
+    def _sort_in(self, tenant: str) -> None:
+        self._serial += 1
+        entry = (self._counters[tenant], self._serial, tenant)
+        self._entries[tenant] = entry
+        self._order.add(entry)
+
+    def _sweep(self) -> None:
+        """Forget idle tenants that would be lifted anyway: there may be any number of names."""
+        floor = self.floor
+        for tenant in [t for t, c in self._counters.items() if c < floor and t not in self._entries]:
+            del self._counters[tenant]
+        self._sweep_at = 2 * (len(self._counters) - len(self._entries)) + _MOST_IDLE
+
+
+def _positive(name: str, number: float) -> float:
+    if not 0 < number < inf:
+        raise ValueError(f"{name}: {number!r} is not a positive number")
+    return number
