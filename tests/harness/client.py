@@ -11,6 +11,7 @@ import grpc.aio
 
 from inferflux.common import grpc_client
 from inferflux.v1 import (
+    admin_pb2_grpc,
     cluster_pb2,
     cluster_pb2_grpc,
     generation_pb2,
@@ -56,6 +57,7 @@ class Client:
         self.inference = inference_pb2_grpc.InferenceServiceStub(self.channel)
         self.models = model_pb2_grpc.ModelServiceStub(self.channel)
         self.cluster = cluster_pb2_grpc.ClusterServiceStub(self.channel)
+        self.admin = admin_pb2_grpc.AdminServiceStub(self.channel)
         self.api_key = api_key
 
     def metadata(self, request_id: str = "") -> list[tuple[str, str]]:

@@ -24,6 +24,7 @@ from inferflux.common.bus import Bus, Job, JobConsumer, Message
 from inferflux.common.servers import free_port
 from inferflux.common.stream_limits import StreamLimits
 from inferflux.v1 import (
+    admin_pb2_grpc,
     cluster_pb2_grpc,
     generation_pb2,
     inference_pb2,
@@ -71,6 +72,7 @@ class GatewayProcess:
         self.inference = inference_pb2_grpc.InferenceServiceStub(self.channel)
         self.models = model_pb2_grpc.ModelServiceStub(self.channel)
         self.cluster = cluster_pb2_grpc.ClusterServiceStub(self.channel)
+        self.admin = admin_pb2_grpc.AdminServiceStub(self.channel)
 
     def start(self) -> None:
         inherited = {k: v for k, v in os.environ.items() if not k.startswith("INFERFLUX_")}

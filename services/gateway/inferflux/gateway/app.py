@@ -17,6 +17,8 @@ from inferflux.common.grpc_server import GrpcServer, build_server
 from inferflux.common.lifecycle import Shutdown
 from inferflux.common.probe import Probe
 from inferflux.v1 import (
+    admin_pb2,
+    admin_pb2_grpc,
     cluster_pb2,
     cluster_pb2_grpc,
     inference_pb2,
@@ -25,6 +27,7 @@ from inferflux.v1 import (
     model_pb2_grpc,
 )
 
+from .admin_servicer import AdminServicer
 from .admission import Admission
 from .background import Background
 from .canceller import Canceller
@@ -34,6 +37,7 @@ from .ledger import Ledger
 from .metrics import GatewayMetrics
 from .model_servicer import ModelServicer
 from .models import ModelRegistry
+from .scheduler_admin import SchedulerAdmin
 from .servicer import InferenceServicer
 from .settings import GatewaySettings
 from .streams import Streams
@@ -46,9 +50,12 @@ SERVICE_NAMES = (
     inference_pb2.DESCRIPTOR.services_by_name["InferenceService"].full_name,
     model_pb2.DESCRIPTOR.services_by_name["ModelService"].full_name,
     cluster_pb2.DESCRIPTOR.services_by_name["ClusterService"].full_name,
+    admin_pb2.DESCRIPTOR.services_by_name["AdminService"].full_name,
 )
 
 _WATCH_INTERVAL_S = 0.5
+# Longest wait for one answer of the scheduler to an administrator.
+_ADMIN_TIMEOUT_S = 3.0
 # After the streams have ended: for settling what they used.
 _SETTLE_LIMIT_S = 3.0
 
@@ -105,10 +112,12 @@ async def serve(settings: GatewaySettings, shutdown: Shutdown) -> None:
             listen=settings.listen,
             policy_address=settings.policy_address,
         )
+        admin = AdminServicer(admission, SchedulerAdmin(bus, timeout_s=_ADMIN_TIMEOUT_S))
         server = build_server()
         inference_pb2_grpc.add_InferenceServiceServicer_to_server(inference, server.server)
         model_pb2_grpc.add_ModelServiceServicer_to_server(ModelServicer(admission, models), server.server)
         cluster_pb2_grpc.add_ClusterServiceServicer_to_server(cluster, server.server)
+        admin_pb2_grpc.add_AdminServiceServicer_to_server(admin, server.server)
         for name in SERVICE_NAMES:
             server.add(name)
         port = await server.start(settings.listen, variable="INFERFLUX_GATEWAY_LISTEN")

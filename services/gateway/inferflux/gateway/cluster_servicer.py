@@ -85,7 +85,9 @@ class ClusterServicer(cluster_pb2_grpc.ClusterServiceServicer):
             return _status("scheduler", False, error.message), None
         except DecodeError:
             return _status("scheduler", False, "answers something else"), None
-        detail = f"{len(status.workers)} workers, {status.running} running, {status.queued} queued"
+        n = len(status.workers)
+        workers = "1 worker" if n == 1 else f"{n} workers"
+        detail = f"{workers}, {status.running} running, {status.queued} queued"
         return _status("scheduler", True, detail), status
 
     async def _ask_policy(self) -> tuple[cluster_pb2.ServiceStatus, cluster_pb2.ServiceStatus]:

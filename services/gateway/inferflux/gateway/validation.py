@@ -17,6 +17,10 @@ Ranges (both ends included unless said otherwise):
 | params.sampling.logprobs | 0 to 20 |
 | params.stop | at most 16, each 1 to 256 bytes |
 | params.stop_token_ids | at most 64 ids of the vocabulary |
+| change.high_priority_threshold | -1000 to 1000 |
+| change.max_timeslice_tokens | 0 to 1,000,000 |
+| worker_id | 1 to 64 of A-Z a-z 0-9 _ - |
+| hand_over_after_ms | 0 to 86,400,000 |
 """
 
 from __future__ import annotations
@@ -24,8 +28,9 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from inferflux.common import subjects
 from inferflux.common.errors import InvalidArgument
-from inferflux.v1 import generation_pb2, inference_pb2, model_pb2
+from inferflux.v1 import generation_pb2, inference_pb2, model_pb2, scheduler_pb2
 
 ROLES = frozenset({"system", "user", "assistant"})
 MAX_MESSAGES = 10_000
@@ -36,6 +41,10 @@ MAX_STOP_TOKEN_IDS = 64
 MAX_LOGIT_BIAS = 1024
 MAX_LOGPROBS = 20
 MAX_PRIORITY = 100
+# Beyond every priority, so that nothing, or everything, can be urgent.
+MAX_THRESHOLD = 1000
+MAX_TIMESLICE_TOKENS = 1_000_000
+MAX_HAND_OVER_MS = 86_400_000
 
 
 def check_model_name(name: str, *, field: str = "model") -> None:
@@ -113,6 +122,27 @@ def check_params(params: generation_pb2.GenerationParams, card: model_pb2.ModelC
         raise InvalidArgument(message, field="params.stop_token_ids")
     check_token_ids(params.stop_token_ids, card, field="params.stop_token_ids")
     _check_sampling(params.sampling, card)
+
+
+def check_fairness(change: scheduler_pb2.SetFairness) -> None:
+    """Something changes, to values that make sense."""
+    if change == scheduler_pb2.SetFairness():
+        raise InvalidArgument("nothing is to be changed", field="change")
+    threshold, timeslice = change.high_priority_threshold, change.max_timeslice_tokens
+    _check_range(threshold, -MAX_THRESHOLD, MAX_THRESHOLD, "change.high_priority_threshold")
+    _check_range(timeslice, 0, MAX_TIMESLICE_TOKENS, "change.max_timeslice_tokens")
+
+
+def check_worker_id(worker_id: str) -> None:
+    if not worker_id:
+        raise InvalidArgument("no worker is named", field="worker_id")
+    if not subjects.is_safe_token(worker_id):
+        raise InvalidArgument("a worker's id is 1-64 of A-Z a-z 0-9 _ -", field="worker_id")
+
+
+def check_hand_over(after_ms: int | None) -> None:
+    if after_ms is not None:
+        _check_range(after_ms, 0, MAX_HAND_OVER_MS, "hand_over_after_ms")
 
 
 def _check_stop(stop: Sequence[str]) -> None:

@@ -1,0 +1,99 @@
+"""AdminService: what an operator changes of the whole. Needs the scope `admin`."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import TYPE_CHECKING, Any
+
+from inferflux.common.errors import NotFound, Unavailable
+from inferflux.common.grpc_interceptor import current_request_id
+from inferflux.v1 import admin_pb2, admin_pb2_grpc, scheduler_pb2
+
+from . import validation
+from .admission import Admission
+from .drain_watch import DrainWatch
+from .scheduler_admin import SchedulerAdmin
+
+if TYPE_CHECKING:
+    import grpc.aio
+
+    Context = grpc.aio.ServicerContext[Any, Any]
+
+SCOPE = "admin"
+_POLL_INTERVAL_S = 0.1
+# While it watches: a new leader has to take over, and to hear of the worker.
+_PATIENCE_S = 10.0
+
+
+class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
+    """Checks what is asked for and passes it on to the scheduler."""
+
+    def __init__(self, admission: Admission, scheduler: SchedulerAdmin) -> None:
+        self._admission = admission
+        self._scheduler = scheduler
+
+    async def GetFairness(
+        self, request: admin_pb2.GetFairnessRequest, context: Context
+    ) -> admin_pb2.GetFairnessResponse:
+        await self._admit(context)
+        return admin_pb2.GetFairnessResponse(fairness=await self._scheduler.fairness())
+
+    async def SetFairness(
+        self, request: admin_pb2.SetFairnessRequest, context: Context
+    ) -> admin_pb2.SetFairnessResponse:
+        await self._admit(context)
+        validation.check_fairness(request.change)
+        return admin_pb2.SetFairnessResponse(fairness=await self._scheduler.set_fairness(request.change))
+
+    async def DrainWorker(
+        self, request: admin_pb2.DrainWorkerRequest, context: Context
+    ) -> AsyncIterator[admin_pb2.DrainWorkerResponse]:
+        await self._admit(context)
+        validation.check_worker_id(request.worker_id)
+        after_ms = request.hand_over_after_ms if request.HasField("hand_over_after_ms") else None
+        validation.check_hand_over(after_ms)
+        progress = await self._scheduler.drain(request.worker_id, hand_over_after_ms=after_ms)
+        clock = asyncio.get_running_loop().time
+        watch = DrainWatch()
+        while True:
+            if watch.take(progress, clock()):
+                yield admin_pb2.DrainWorkerResponse(progress=progress)
+            if watch.is_over:
+                return
+            await asyncio.sleep(_POLL_INTERVAL_S)
+            progress = await self._progress(request.worker_id)
+
+    async def UndrainWorker(
+        self, request: admin_pb2.UndrainWorkerRequest, context: Context
+    ) -> admin_pb2.UndrainWorkerResponse:
+        await self._admit(context)
+        validation.check_worker_id(request.worker_id)
+        progress = await self._scheduler.drain(request.worker_id, undo=True)
+        return admin_pb2.UndrainWorkerResponse(progress=progress)
+
+    async def _progress(self, worker_id: str) -> scheduler_pb2.DrainProgress:
+        """How far it is, whichever scheduler leads.
+
+        Raises:
+            NotFound: the worker is gone.
+            Unavailable: no scheduler has answered for a while.
+        """
+        clock = asyncio.get_running_loop().time
+        give_up_s = clock() + _PATIENCE_S
+        while True:
+            try:
+                return await self._scheduler.drain_progress(worker_id)
+            except Unavailable:
+                if clock() >= give_up_s:
+                    raise
+            except NotFound:
+                if clock() >= give_up_s:
+                    message = f"worker {worker_id} went away while it was draining"
+                    raise NotFound(message, reason="WORKER_GONE") from None
+            await asyncio.sleep(_POLL_INTERVAL_S)
+
+    async def _admit(self, context: Context) -> None:
+        await self._admission.admit(
+            context.invocation_metadata(), scope=SCOPE, request_id=current_request_id()
+        )

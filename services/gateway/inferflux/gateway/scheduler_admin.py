@@ -1,0 +1,99 @@
+"""Administration by NATS: asks the scheduler that leads, and raises what it refuses."""
+
+from __future__ import annotations
+
+from google.protobuf.message import DecodeError
+
+from inferflux.common import subjects
+from inferflux.common.bus import Bus
+from inferflux.common.errors import DeadlineExceeded, InferFluxError, Internal, Unavailable, from_code
+from inferflux.v1 import scheduler_pb2
+
+# While a standby takes over, nobody answers for up to three seconds.
+_RETRY_DELAY_S = 3.0
+
+
+class SchedulerAdmin:
+    """Every method raises Unavailable when no scheduler answers, else what the scheduler refused with."""
+
+    def __init__(self, bus: Bus, *, timeout_s: float) -> None:
+        self._bus = bus
+        self._timeout_s = timeout_s
+
+    async def fairness(self) -> scheduler_pb2.Fairness:
+        """What the fairness controller goes by now."""
+        return await self._fairness(get_fairness=scheduler_pb2.GetFairness())
+
+    async def set_fairness(self, change: scheduler_pb2.SetFairness) -> scheduler_pb2.Fairness:
+        """Change it; returns what it goes by from now on."""
+        return await self._fairness(set_fairness=change)
+
+    async def drain(
+        self, worker_id: str, *, undo: bool = False, hand_over_after_ms: int | None = None
+    ) -> scheduler_pb2.DrainProgress:
+        """Have a worker take nothing new, or, with `undo`, take requests again.
+
+        Raises:
+            NotFound: there is no such worker.
+        """
+        request = scheduler_pb2.DrainRequest(
+            worker_id=worker_id, undo=undo, hand_over_after_ms=hand_over_after_ms
+        )
+        return await self._drain(drain=request)
+
+    async def drain_progress(self, worker_id: str) -> scheduler_pb2.DrainProgress:
+        """How far its draining is.
+
+        Raises:
+            NotFound: there is no such worker.
+        """
+        return await self._drain(get_drain=scheduler_pb2.GetDrain(worker_id=worker_id))
+
+    async def _fairness(
+        self,
+        *,
+        get_fairness: scheduler_pb2.GetFairness | None = None,
+        set_fairness: scheduler_pb2.SetFairness | None = None,
+    ) -> scheduler_pb2.Fairness:
+        request = scheduler_pb2.SchedulerAdminRequest(get_fairness=get_fairness, set_fairness=set_fairness)
+        return _part(await self._ask(request), "fairness").fairness
+
+    async def _drain(
+        self,
+        *,
+        drain: scheduler_pb2.DrainRequest | None = None,
+        get_drain: scheduler_pb2.GetDrain | None = None,
+    ) -> scheduler_pb2.DrainProgress:
+        request = scheduler_pb2.SchedulerAdminRequest(drain=drain, get_drain=get_drain)
+        return _part(await self._ask(request), "drain").drain
+
+    async def _ask(self, request: scheduler_pb2.SchedulerAdminRequest) -> scheduler_pb2.SchedulerAdminReply:
+        try:
+            data = await self._bus.request(
+                subjects.SCHEDULER_ADMIN, request.SerializeToString(), timeout_s=self._timeout_s
+            )
+        except Unavailable as error:
+            message = "no scheduler answers" if error.reason == "NO_RESPONDERS" else error.message
+            raise Unavailable(message, reason="NO_SCHEDULER", retry_delay_s=_RETRY_DELAY_S) from None
+        except DeadlineExceeded:
+            message = f"the scheduler did not answer in {self._timeout_s:g} s; it may have acted all the same"
+            raise Unavailable(message, reason="OUTCOME_UNKNOWN", retry_delay_s=_RETRY_DELAY_S) from None
+        try:
+            reply = scheduler_pb2.SchedulerAdminReply.FromString(data)
+        except DecodeError:
+            raise Internal("the scheduler answered something else", reason="BAD_ANSWER") from None
+        if reply.HasField("refused"):
+            raise _refusal(reply.refused)
+        return reply
+
+
+def _refusal(refused: scheduler_pb2.AdminRefusal) -> InferFluxError:
+    retry_delay_s = _RETRY_DELAY_S if refused.code == Unavailable.code else None
+    return from_code(refused.code, refused.message, field=refused.field, retry_delay_s=retry_delay_s)
+
+
+def _part(reply: scheduler_pb2.SchedulerAdminReply, name: str) -> scheduler_pb2.SchedulerAdminReply:
+    """The reply, if it is the one that was asked for."""
+    if reply.WhichOneof("reply") != name:
+        raise Internal("the scheduler answered something else", reason="BAD_ANSWER")
+    return reply

@@ -1,0 +1,71 @@
+"""Plays the scheduler towards administrators: keeps what it is asked, and says what a test wants said."""
+
+from __future__ import annotations
+
+from inferflux.common import subjects
+from inferflux.common.bus import Bus, Message
+from inferflux.common.bus.serving import Subscription
+from inferflux.common.errors import InferFluxError, InvalidArgument, NotFound
+from inferflux.v1 import scheduler_pb2
+
+
+class ScriptedAdmin:
+    """One worker, `worker-1`, and its fairness settings. `close` it."""
+
+    def __init__(self, bus: Bus) -> None:
+        self._bus = bus
+        self._served: Subscription | None = None
+        self.heard: list[scheduler_pb2.SchedulerAdminRequest] = []
+        self.fairness = scheduler_pb2.Fairness(high_priority_threshold=5)
+        self.progress = scheduler_pb2.DrainProgress(state=scheduler_pb2.WORKER_STATE_READY)
+        # Answers with this instead, once set.
+        self.error: InferFluxError | None = None
+        self.raw: bytes | None = None
+        self.is_silent = False
+
+    async def start(self) -> None:
+        self._served = await self._bus.serve(subjects.SCHEDULER_ADMIN, self._on_request)
+        await self._bus.flush()
+
+    async def close(self) -> None:
+        if self._served is not None:
+            await self._served.close()
+            self._served = None
+            await self._bus.flush()
+
+    def drains(self, on_board: int, *, is_drained: bool = False) -> None:
+        """Be draining from now on."""
+        self.progress = scheduler_pb2.DrainProgress(
+            on_board=on_board, is_drained=is_drained, state=scheduler_pb2.WORKER_STATE_DRAINING
+        )
+
+    async def _on_request(self, message: Message) -> None:
+        request = scheduler_pb2.SchedulerAdminRequest.FromString(message.data)
+        self.heard.append(request)
+        if self.is_silent:
+            return
+        if self.raw is not None:
+            await message.respond(self.raw)
+            return
+        try:
+            reply = self._answer(request)
+        except InferFluxError as error:
+            field = error.field if isinstance(error, InvalidArgument) else ""
+            refused = scheduler_pb2.AdminRefusal(code=error.code, field=field, message=error.message)
+            reply = scheduler_pb2.SchedulerAdminReply(refused=refused)
+        await message.respond(reply.SerializeToString())
+
+    def _answer(self, request: scheduler_pb2.SchedulerAdminRequest) -> scheduler_pb2.SchedulerAdminReply:
+        if self.error is not None:
+            raise self.error
+        if request.HasField("set_fairness"):
+            change = request.set_fairness
+            for field, value in change.ListFields():
+                if field.name != "reset":
+                    setattr(self.fairness, field.name, value)
+        if request.HasField("get_fairness") or request.HasField("set_fairness"):
+            return scheduler_pb2.SchedulerAdminReply(fairness=self.fairness)
+        worker_id = request.drain.worker_id or request.get_drain.worker_id
+        if worker_id != "worker-1":
+            raise NotFound(f"there is no worker {worker_id}")
+        return scheduler_pb2.SchedulerAdminReply(drain=self.progress)
