@@ -15,7 +15,7 @@ from inferflux.common.settings import ServiceSettings
 PAGE = (ROOT / "docs/operations.md").read_text()
 COMMON = "Variables every service reads"
 CLIENTS = "Clients and the one-machine stack"
-_ROW = re.compile(r"^\| `(INFERFLUX_[A-Z_]+)` \| (.+?) \| (.+) \|$", re.MULTILINE)
+_ROW = re.compile(r"^\| `((?:INFERFLUX|OTEL)_[A-Z_]+)` \| (.+?) \| (.+) \|$", re.MULTILINE)
 
 
 def rows(section: str) -> dict[str, str]:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from typing import Literal, TypeVar
 
-from pydantic import Field, SecretStr, ValidationError
+from pydantic import Field, SecretStr, ValidationError, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from inferflux.common.stream_limits import StreamLimits
 
 S = TypeVar("S", bound="ServiceSettings")
+
+_GRPC_URL = re.compile(r"https?://[^/\s]+/?")
 
 LogLevel = Literal["debug", "info", "warning", "error"]
 
@@ -38,6 +41,17 @@ class ServiceSettings(BaseSettings):
     tokens_max_bytes: int = Field(
         default=128 << 20, ge=1 << 20, validation_alias="INFERFLUX_TOKENS_MAX_BYTES"
     )
+    # Traces are off while both are empty. OpenTelemetry's own names, so that what is set for a fleet counts.
+    otlp_endpoint: str = Field(default="", validation_alias="OTEL_EXPORTER_OTLP_ENDPOINT")
+    otlp_protocol: Literal["grpc", ""] = Field(default="grpc", validation_alias="OTEL_EXPORTER_OTLP_PROTOCOL")
+    trace_file: str = Field(default="", validation_alias="INFERFLUX_TRACE_FILE")
+
+    @field_validator("otlp_endpoint")
+    @classmethod
+    def _names_a_host(cls, value: str) -> str:
+        if value and _GRPC_URL.fullmatch(value) is None:
+            raise ValueError("must be a URL without a path, such as http://collector:4317")
+        return value
 
     @property
     def stream_limits(self) -> StreamLimits:
