@@ -141,11 +141,14 @@ class EngineResume(_message.Message):
     SLOT_FIELD_NUMBER: _builtins.int
     TOKEN_BUDGET_FIELD_NUMBER: _builtins.int
     RANK_FIELD_NUMBER: _builtins.int
+    TURN_FIELD_NUMBER: _builtins.int
     key: _builtins.str
     epoch: _builtins.int
     slot: _builtins.int
     token_budget: _builtins.int
     rank: _builtins.float
+    turn: _builtins.int
+    """Counts the turns of a request: its first is 0."""
     def __init__(
         self,
         *,
@@ -154,10 +157,11 @@ class EngineResume(_message.Message):
         slot: _builtins.int = ...,
         token_budget: _builtins.int = ...,
         rank: _builtins.float = ...,
+        turn: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "key", b"key", "rank", b"rank", "slot", b"slot", "token_budget", b"token_budget"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "key", b"key", "rank", b"rank", "slot", b"slot", "token_budget", b"token_budget", "turn", b"turn"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -313,11 +317,14 @@ class EngineYielded(_message.Message):
     REASON_FIELD_NUMBER: _builtins.int
     RESIDENCE_FIELD_NUMBER: _builtins.int
     GENERATED_TOKENS_FIELD_NUMBER: _builtins.int
+    TURN_FIELD_NUMBER: _builtins.int
     key: _builtins.str
     epoch: _builtins.int
     reason: _scheduler_pb2.YieldReason.ValueType
     residence: _scheduler_pb2.Residence.ValueType
     generated_tokens: _builtins.int
+    turn: _builtins.int
+    """The turn that ended: what is said of an earlier one than the latest is no news."""
     def __init__(
         self,
         *,
@@ -326,10 +333,11 @@ class EngineYielded(_message.Message):
         reason: _scheduler_pb2.YieldReason.ValueType = ...,
         residence: _scheduler_pb2.Residence.ValueType = ...,
         generated_tokens: _builtins.int = ...,
+        turn: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "generated_tokens", b"generated_tokens", "key", b"key", "reason", b"reason", "residence", b"residence"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "generated_tokens", b"generated_tokens", "key", b"key", "reason", b"reason", "residence", b"residence", "turn", b"turn"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -337,7 +345,7 @@ Global___EngineYielded: _TypeAlias = EngineYielded  # noqa: Y015
 
 @_typing.final
 class Prefilled(_message.Message):
-    """How far prompts are."""
+    """How far prompts are; 0 also when what was computed is given up."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -375,17 +383,28 @@ class StepStats(_message.Message):
     SEQUENCES_FIELD_NUMBER: _builtins.int
     PARKED_FIELD_NUMBER: _builtins.int
     SWAP_BYTES_USED_FIELD_NUMBER: _builtins.int
+    SWAPPED_FIELD_NUMBER: _builtins.int
+    SWAP_OUTS_FIELD_NUMBER: _builtins.int
+    SWAP_INS_FIELD_NUMBER: _builtins.int
+    RECOMPUTES_FIELD_NUMBER: _builtins.int
     prefill_tokens: _builtins.int
     decode_tokens: _builtins.int
     decode_us: _builtins.int
     """llama_decode alone, and the whole step."""
     step_us: _builtins.int
     kv_cells_used: _builtins.int
+    """Filled by everybody, and by those that run."""
     kv_cells_reserved: _builtins.int
     sequences: _builtins.int
     parked: _builtins.int
     """Of these, how many wait for their turn."""
     swap_bytes_used: _builtins.int
+    swapped: _builtins.int
+    """Of the parked, how many have no slot."""
+    swap_outs: _builtins.int
+    """Since the last report: states moved to host memory and back, and those given up to be computed again."""
+    swap_ins: _builtins.int
+    recomputes: _builtins.int
     def __init__(
         self,
         *,
@@ -398,10 +417,14 @@ class StepStats(_message.Message):
         sequences: _builtins.int = ...,
         parked: _builtins.int = ...,
         swap_bytes_used: _builtins.int = ...,
+        swapped: _builtins.int = ...,
+        swap_outs: _builtins.int = ...,
+        swap_ins: _builtins.int = ...,
+        recomputes: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["decode_tokens", b"decode_tokens", "decode_us", b"decode_us", "kv_cells_reserved", b"kv_cells_reserved", "kv_cells_used", b"kv_cells_used", "parked", b"parked", "prefill_tokens", b"prefill_tokens", "sequences", b"sequences", "step_us", b"step_us", "swap_bytes_used", b"swap_bytes_used"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["decode_tokens", b"decode_tokens", "decode_us", b"decode_us", "kv_cells_reserved", b"kv_cells_reserved", "kv_cells_used", b"kv_cells_used", "parked", b"parked", "prefill_tokens", b"prefill_tokens", "recomputes", b"recomputes", "sequences", b"sequences", "step_us", b"step_us", "swap_bytes_used", b"swap_bytes_used", "swap_ins", b"swap_ins", "swap_outs", b"swap_outs", "swapped", b"swapped"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
