@@ -106,9 +106,9 @@ class Sjf(Ranked):
     work = tokens to generate + 0.1 x tokens to prefill. How many will be generated is not known: it goes by
     the bound, max_tokens less those generated. What a parked job has computed already is not counted.
 
-    A job that has waited longer goes first if that outweighs the difference in work, `aging_s` seconds for 100
-    tokens: rank = since + work * aging_s / 100. So a job of n tokens is overtaken only by what comes in the
-    n * aging_s / 100 seconds after it, and the order of two jobs never changes while they wait.
+    A job that has waited longer goes first if that outweighs the difference in work, `aging_s` seconds for
+    100 tokens: rank = since + work * aging_s / 100. So a job of n tokens is overtaken only by what comes in
+    the n * aging_s / 100 seconds after it, and the order of two jobs never changes while they wait.
     """
 
     def __init__(self, aging_s: float) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from heapq import heappop, heappush
 from math import exp
 
+from .announcements import Outlook
 from .bounds import Waiting
 from .jobs import Job
 from .policies import Policy
@@ -18,7 +19,7 @@ _LEAST_DECAY = 0.9
 class Pace:
     """How fast jobs leave a queue while others wait.
 
-    Slots become free several at a time, so jobs depart in bursts: a running mean of the gaps between departures
+    Slots become free several at a time, so jobs depart in bursts: a running mean of the gaps between them
     would say what came last, a gap or a burst. Instead time and departures are summed up apart, and decay.
     """
 
@@ -113,12 +114,12 @@ class ModelQueue:
 
     def expected_wait_s(self, job: Job) -> float:
         """By the pace of the latest departures; 0 when there were none."""
-        return self.outlook(job)[1]
+        return self.outlook(job).expected_wait_s
 
-    def outlook(self, job: Job) -> tuple[int, float]:
-        """Its position, and the wait expected from there, in seconds."""
+    def outlook(self, job: Job) -> Outlook:
+        """Its position, and the wait expected from there."""
         position = self.position(job)
-        return position, (position + 1) * self._pace.interval_s
+        return Outlook(position, (position + 1) * self._pace.interval_s)
 
     def oldest_enqueued_s(self) -> float | None:
         """When the longest waiting job was enqueued."""

@@ -1,11 +1,11 @@
 """How much each tenant has been served, and whose turn it is (pure).
 
-The virtual token counters of "Fairness in Serving Large Language Models" (Sheng et al., OSDI '24, sections 4.1
-and 4.3): a tenant's counter rises with the tokens that are computed for it, divided by its weight, and the next
-request is one of the tenant with the smallest counter among those that have some waiting. So the counters of
-tenants that always have requests waiting differ by no more than what the workers hold at once. A tenant that
-had none waiting is lifted to the smallest counter of those that have, so that nobody saves up credit by being
-idle; what it was served beyond that it still owes.
+The virtual token counters of "Fairness in Serving Large Language Models" (Sheng et al., OSDI '24): a tenant's
+counter rises with the tokens that are computed for it, divided by its weight, and the next request is one of
+the tenant with the smallest counter among those that have some waiting. So the counters of tenants that
+always have requests waiting differ by no more than what the workers hold at once. A tenant that had none
+waiting is lifted to the smallest counter of those that have, so that nobody saves up credit by being idle;
+what it was served beyond that it still owes.
 """
 
 from __future__ import annotations
