@@ -12,8 +12,11 @@ from dataclasses import dataclass, field
 from inferflux.scheduler import actions
 from inferflux.scheduler.core import Core
 from inferflux.scheduler.emitted import Emitted, assemble, outcome_of
+from inferflux.scheduler.fairness import FairnessSettings
 from inferflux.scheduler.jobs import JobState, RequestKey
 from inferflux.scheduler.limits import Limits
+from inferflux.scheduler.policies import PolicyName
+from inferflux.scheduler.slots import Residence
 from inferflux.v1 import generation_pb2, scheduler_pb2, tokens_pb2, worker_pb2
 
 MODEL = "demo"
@@ -45,11 +48,20 @@ def make_request(
     return request
 
 
+RUNNING = scheduler_pb2.RESIDENCE_RUNNING
+PARKED = scheduler_pb2.RESIDENCE_PARKED
+SWAPPED = scheduler_pb2.RESIDENCE_SWAPPED
+
+
 @dataclass
 class Sequence:
     request: scheduler_pb2.InferenceRequest
     slot: int
     generated: int
+    # New tokens left of its turn; None for no bound.
+    left: int | None = None
+    rank: float = 0.0
+    residence: scheduler_pb2.Residence.ValueType = RUNNING
 
     @property
     def key(self) -> RequestKey:
@@ -61,19 +73,30 @@ class Sequence:
 
     @property
     def cells(self) -> int:
+        """Used now."""
+        return 0 if self.residence == SWAPPED else len(self.request.prompt_token_ids) + self.generated
+
+    @property
+    def is_running(self) -> bool:
+        return self.residence == RUNNING
+
+    @property
+    def cells_at_most(self) -> int:
         n_prompt = len(self.request.prompt_token_ids)
         return max(n_prompt, n_prompt + self.request.params.max_tokens - 1)
 
 
 @dataclass
 class SimWorker:
-    """What a worker does, as its contract says, without an engine."""
+    """What a worker does, as its contract says, without an engine. It has twice as many sequence slots as may
+    run at once."""
 
     world: World
     worker_id: str
     incarnation: str
     slots: int = 2
     kv_cells: int = 32
+    term: int = 0
     state: scheduler_pb2.WorkerState.ValueType = scheduler_pb2.WORKER_STATE_READY
     running: dict[RequestKey, Sequence] = field(default_factory=dict)
     ended: list[tuple[RequestKey, int]] = field(default_factory=list)
@@ -86,13 +109,21 @@ class SimWorker:
             incarnation=self.incarnation,
             state=self.state,
             slots=self.slots,
+            sequences=2 * self.slots,
             kv_cells=self.kv_cells,
-            kv_cells_reserved=sum(s.cells for s in self.running.values()),
+            kv_cells_reserved=sum(s.cells for s in self.running.values() if s.is_running),
+            term=self.term,
         )
         status.models.add(name=MODEL, context_length=CONTEXT)
         for key, sequence in self.running.items():
             status.running.add(
-                tenant=key.tenant, request_id=key.request_id, epoch=sequence.epoch, slot=sequence.slot
+                tenant=key.tenant,
+                request_id=key.request_id,
+                epoch=sequence.epoch,
+                slot=sequence.slot,
+                prompt_tokens=len(sequence.request.prompt_token_ids),
+                generated_tokens=sequence.generated,
+                residence=sequence.residence,
             )
         for key, epoch in self.ended[-16:]:
             status.ended.add(tenant=key.tenant, request_id=key.request_id, epoch=epoch)
@@ -101,23 +132,94 @@ class SimWorker:
     def on_batch(self, batch: worker_pb2.RequestBatch) -> worker_pb2.BatchAccepted:
         self.batches.append(batch)
         answer = worker_pb2.BatchAccepted(batch_id=batch.batch_id)
+        reason = self._batch_refusal(batch)
+        if reason is None:
+            for preemption in batch.preemptions:
+                victim = self.running.get(RequestKey(preemption.tenant, preemption.request_id))
+                if victim is not None and victim.epoch == preemption.epoch and victim.is_running:
+                    self._stop(victim, PARKED, scheduler_pb2.YIELD_REASON_PREEMPTED)
+        is_resuming = batch.phase == worker_pb2.PHASE_DECODE
         for item in batch.items:
-            reason = self._refusal(item, batch.incarnation)
-            if reason is None:
-                self.running[key_of(item.request)] = Sequence(
-                    item.request, item.slot, len(item.request.generated_token_ids)
-                )
+            why = reason or (self._resume(item) if is_resuming else self._start(item))
+            if why is None:
                 answer.accepted_request_ids.append(item.request.request_id)
             else:
-                answer.refused.add(request_id=item.request.request_id, reason=reason, message="no")
+                answer.refused.add(request_id=item.request.request_id, reason=why, message="no")
         return answer
 
-    def _refusal(
-        self, item: worker_pb2.BatchItem, incarnation: str
-    ) -> worker_pb2.RefusalReason.ValueType | None:
-        key = key_of(item.request)
-        if incarnation != self.incarnation:
+    def _batch_refusal(self, batch: worker_pb2.RequestBatch) -> worker_pb2.RefusalReason.ValueType | None:
+        if batch.incarnation != self.incarnation:
             return worker_pb2.REFUSAL_REASON_WRONG_INCARNATION
+        if batch.term < self.term:
+            return worker_pb2.REFUSAL_REASON_OLD_TERM
+        self.term = batch.term
+        return None
+
+    def _start(self, item: worker_pb2.BatchItem) -> worker_pb2.RefusalReason.ValueType | None:
+        reason = self._refusal(item)
+        if reason is None:
+            self._vacate(item)
+            n = len(item.request.generated_token_ids)
+            self.running[key_of(item.request)] = Sequence(
+                item.request, item.slot, n, item.token_budget or None, item.rank
+            )
+        return reason
+
+    def _resume(self, item: worker_pb2.BatchItem) -> worker_pb2.RefusalReason.ValueType | None:
+        sequence = self.running.get(key_of(item.request))
+        if sequence is None or sequence.epoch != item.request.epoch:
+            return worker_pb2.REFUSAL_REASON_NOT_ON_BOARD
+        if not sequence.is_running:
+            if self._n_running >= self.slots or self._is_slot_running(item.slot):
+                return worker_pb2.REFUSAL_REASON_SLOT_BUSY
+            if sequence.residence == SWAPPED:
+                self._vacate(item)
+                sequence.slot = item.slot
+            sequence.residence = RUNNING
+            sequence.left, sequence.rank = item.token_budget or None, item.rank
+        return None
+
+    @property
+    def _n_running(self) -> int:
+        return sum(s.is_running for s in self.running.values())
+
+    def _is_slot_running(self, slot: int) -> bool:
+        return any(s.slot == slot and s.is_running for s in self.running.values())
+
+    def _vacate(self, item: worker_pb2.BatchItem) -> None:
+        """Swap out what is parked in the slot."""
+        for sequence in self.running.values():
+            if (
+                sequence.slot == item.slot
+                and sequence.residence == PARKED
+                and sequence.key != key_of(item.request)
+            ):
+                self._stop(sequence, SWAPPED, scheduler_pb2.YIELD_REASON_PREEMPTED)
+
+    def _stop(
+        self,
+        sequence: Sequence,
+        residence: scheduler_pb2.Residence.ValueType,
+        reason: scheduler_pb2.YieldReason.ValueType,
+    ) -> None:
+        sequence.residence = residence
+        event = self.event()
+        told = event.request_yielded
+        told.tenant, told.request_id = sequence.key
+        told.epoch, told.generated_tokens = sequence.epoch, sequence.generated
+        told.residence, told.reason = residence, reason
+        self.world.tell(lambda: self.world.core.on_event(event, self.world.now))
+
+    def _relieve(self) -> None:
+        """Swap the least urgent out until the next step fits."""
+        while sum(s.cells for s in self.running.values()) > self.kv_cells:
+            holders = [s for s in self.running.values() if s.cells]
+            parked = [s for s in holders if not s.is_running]
+            victim = max(parked or holders, key=lambda s: s.rank)
+            self._stop(victim, SWAPPED, scheduler_pb2.YIELD_REASON_MEMORY)
+
+    def _refusal(self, item: worker_pb2.BatchItem) -> worker_pb2.RefusalReason.ValueType | None:
+        key = key_of(item.request)
         if self.state != scheduler_pb2.WORKER_STATE_READY:
             return worker_pb2.REFUSAL_REASON_NOT_READY
         old = next((s for k, s in self.running.items() if k.request_id == key.request_id), None)
@@ -125,15 +227,22 @@ class SimWorker:
             return worker_pb2.REFUSAL_REASON_INVALID
         if key in self.cancelled:
             return worker_pb2.REFUSAL_REASON_CANCELLED
-        others = [s for s in self.running.values() if s is not old]
-        new = Sequence(item.request, item.slot, 0)
-        if any(s.slot == item.slot for s in others):
+        others = [s for s in self.running.values() if s is not old and s.is_running]
+        if len(others) >= self.slots or any(s.slot == item.slot for s in others):
             return worker_pb2.REFUSAL_REASON_SLOT_BUSY
-        if new.cells + sum(s.cells for s in others) > self.kv_cells:
+        if Sequence(item.request, item.slot, 0).cells_at_most > self.kv_cells:
             return worker_pb2.REFUSAL_REASON_NO_MEMORY
         return None
 
     def on_command(self, command: worker_pb2.WorkerCommand) -> None:
+        if command.term < self.term:
+            return
+        self.term = command.term
+        match command.WhichOneof("command"):
+            case "drain":
+                self.state = scheduler_pb2.WORKER_STATE_DRAINING
+            case "undrain":
+                self.state = scheduler_pb2.WORKER_STATE_READY
         drop = command.drop
         sequence = self.running.get(RequestKey(drop.tenant, drop.request_id))
         if sequence is not None and sequence.epoch <= drop.epoch:
@@ -146,8 +255,9 @@ class SimWorker:
             self.cancelled.add(key)
 
     def step(self) -> None:
-        """One token for every sequence."""
-        for sequence in list(self.running.values()):
+        """One token for every sequence that runs."""
+        self._relieve()
+        for sequence in [s for s in self.running.values() if s.is_running]:
             chunk = self._chunk(sequence)
             chunk.token_ids.append(sequence.generated)
             sequence.generated += 1
@@ -155,6 +265,10 @@ class SimWorker:
                 self._finish(sequence, generation_pb2.FINISH_REASON_LENGTH, chunk)
             else:
                 self.world.publish(sequence.key, chunk)
+                if sequence.left is not None:
+                    sequence.left -= 1
+                if sequence.left == 0:
+                    self._stop(sequence, PARKED, scheduler_pb2.YIELD_REASON_TIMESLICE)
 
     def _finish(
         self,
@@ -214,10 +328,19 @@ Delivery = Callable[[], list[actions.Action] | None]
 class World:
     """Messages wait in `network` until they are delivered: in order by `settle`, or as a test likes."""
 
-    def __init__(self, limits: Limits | None = None, *, now: float = 1000.0) -> None:
+    def __init__(
+        self,
+        limits: Limits | None = None,
+        *,
+        now: float = 1000.0,
+        policy: PolicyName = "priority",
+        fairness: FairnessSettings | None = None,
+    ) -> None:
         self.limits = limits or Limits(settle_s=0.0, clock_skew_s=-1e6)
         self.now = now
-        self.core = Core(self.limits, now=now)
+        self._policy = policy
+        self._fairness = fairness
+        self.core = self._new_core(1)
         self.workers: dict[str, SimWorker] = {}
         self.network: list[Delivery] = []
         # Batches sent and not answered yet, by id: the worker they are for.
@@ -270,10 +393,20 @@ class World:
     def restart_scheduler(self) -> None:
         """Kill it, start another: what it had in its hands is lost, jobs come again."""
         self.now += 1.0
-        self.core = Core(self.limits, now=self.now, name=f"s{self.now}")
+        self.core = self._new_core(self.core.term + 1)
         self.in_flight.clear()
         for sequence in self.jobs:
             self.deliver_job(sequence)
+
+    def _new_core(self, term: int) -> Core:
+        return Core(
+            self.limits,
+            now=self.now,
+            name=f"s{self.now}",
+            policy=self._policy,
+            fairness=self._fairness,
+            term=term,
+        )
 
     def forget_tokens(self) -> None:
         """The replay buffer is in memory: a restart of NATS loses it."""
@@ -404,20 +537,24 @@ class World:
         core = self.core
         placed: dict[tuple[str, int], RequestKey] = {}
         for worker in core.table.workers.values():
-            assert worker.owned_cells == sum(o.cells for o in worker.owners.values())
             for key, owner in worker.owners.items():
                 job = core.jobs[key]
-                assert job.place is not None
-                assert (job.place.worker_id, job.place.slot) == (worker.worker_id, owner.slot)
-                assert (worker.worker_id, owner.slot) not in placed, "two owners of one slot"
-                placed[worker.worker_id, owner.slot] = key
+                assert job.worker_id == worker.worker_id
+                assert owner.is_running == (job.state is not JobState.PARKED)
+                assert (owner.slot is None) == (owner.residence is Residence.SWAPPED)
+                if owner.slot is not None:
+                    assert (worker.worker_id, owner.slot) not in placed, "two owners of one slot"
+                    placed[worker.worker_id, owner.slot] = key
+            running = [o for o in worker.owners.values() if o.is_running]
+            assert worker.owned_cells == sum(o.cells for o in running)
+            assert worker.free_slots == max(0, worker.slots - len(running) - worker.strays_running)
         for key, job in core.jobs.items():
-            has_place = job.state in (JobState.DISPATCHING, JobState.RUNNING)
-            assert (job.place is not None) == has_place or job.state is JobState.READING
-            assert job.place is None or placed[job.place.worker_id, job.place.slot] == key
+            has_place = job.state in (JobState.DISPATCHING, JobState.RUNNING, JobState.PARKED)
+            assert (job.worker_id is not None) == has_place or job.state is JobState.READING
+            assert job.worker_id is None or key in core.table.workers[job.worker_id].owners
             assert job.sequence in self.jobs, "held after it was acknowledged"
         queued = {job.key for queue in core.queue.models.values() for job in queue}
-        assert queued == {k for k, j in core.jobs.items() if j.state is JobState.QUEUED}
+        assert queued == {k for k, j in core.jobs.items() if j.is_waiting}
 
     def check_quiet(self) -> None:
         """Nothing is left behind, and every client has had its end and each token once."""

@@ -72,6 +72,7 @@ class CountRetry:
 
     key: RequestKey
     cause: str
+    handle: object = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +83,70 @@ class CountRefusal:
     reason: str
 
 
+@dataclass(frozen=True, slots=True)
+class Yielded:
+    """A request's turn is over; nothing to do but count."""
+
+    key: RequestKey
+    handle: object
+    worker_id: str
+    # timeslice or memory.
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Preempted:
+    """A request's turn goes to `by`; nothing to do but count."""
+
+    key: RequestKey
+    handle: object
+    worker_id: str
+    by: RequestKey
+
+
+@dataclass(frozen=True, slots=True)
+class Resumed:
+    """A request gets its next turn where it is on board; nothing to do but count."""
+
+    key: RequestKey
+    handle: object
+    worker_id: str
+    # How long it waited, in seconds.
+    waited_s: float
+    # parked or swapped.
+    residence: str
+
+
+@dataclass(frozen=True, slots=True)
+class CountTokens:
+    """Tokens were generated; nothing to do but count."""
+
+    priority: int
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class CountFirstToken:
+    """A request had its first token so many seconds after it was enqueued; nothing to do but count."""
+
+    model: str
+    priority: int
+    seconds: float
+
+
 Action = (
-    Dispatch | ReadReplay | PublishChunk | SendCommand | TellCancel | Ack | Hold | CountRetry | CountRefusal
+    Dispatch
+    | ReadReplay
+    | PublishChunk
+    | SendCommand
+    | TellCancel
+    | Ack
+    | Hold
+    | CountRetry
+    | CountRefusal
+    | Yielded
+    | Preempted
+    | Resumed
+    | CountTokens
+    | CountFirstToken
 )

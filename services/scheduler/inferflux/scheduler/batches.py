@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 
 from inferflux.v1 import worker_pb2
 
@@ -19,7 +20,7 @@ def split(jobs: Sequence[Job], *, max_size: int, max_tokens: int) -> Iterator[li
     batch: list[Job] = []
     tokens = 0
     for job in jobs:
-        cost = job.prompt_tokens + job.generated_tokens
+        cost = prefill_tokens(job)
         if batch and ((max_size and len(batch) >= max_size) or tokens + cost > max_tokens):
             yield batch
             batch, tokens = [], 0
@@ -29,15 +30,43 @@ def split(jobs: Sequence[Job], *, max_size: int, max_tokens: int) -> Iterator[li
         yield batch
 
 
-def build(batch_id: str, incarnation: str, jobs: Sequence[Job]) -> worker_pb2.RequestBatch:
-    """The message for jobs that have their places."""
-    batch = worker_pb2.RequestBatch(
-        batch_id=batch_id, incarnation=incarnation, phase=worker_pb2.PHASE_PREFILL
-    )
-    for job in jobs:
-        if job.place is None:
-            raise ValueError(f"{job.key} has no place")
-        item = batch.items.add(slot=job.place.slot)
-        item.request.CopyFrom(job.request)
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """A job with the slot, the timeslice (0: none) and the rank it is dispatched with."""
+
+    job: Job
+    slot: int
+    token_budget: int
+    rank: float
+
+
+def prefill_tokens(job: Job) -> int:
+    """Tokens to compute before its next one: none where it is on board."""
+    return 0 if job.is_resuming else job.prompt_tokens + job.generated_tokens
+
+
+def fill(batch: worker_pb2.RequestBatch, turns: Sequence[Turn]) -> None:
+    """Add the items for jobs that have their places, most urgent first, and what they amount to.
+
+    The worker has a resumed request already: it is only named.
+    """
+    is_resuming = bool(turns) and turns[0].job.is_resuming
+    batch.phase = worker_pb2.PHASE_DECODE if is_resuming else worker_pb2.PHASE_PREFILL
+    batch.prefill_tokens = sum(prefill_tokens(turn.job) for turn in turns)
+    for turn in turns:
+        job = turn.job
+        item = batch.items.add(slot=turn.slot, token_budget=turn.token_budget, rank=turn.rank)
+        if is_resuming:
+            item.request.tenant, item.request.request_id = job.key
+            item.request.model = job.model
+            item.request.priority = job.priority
+        else:
+            item.request.CopyFrom(job.request)
         item.request.epoch = job.epoch
-    return batch
+
+
+def add_preemptions(batch: worker_pb2.RequestBatch, victims: Iterable[Job]) -> None:
+    """Name those that give way to the batch's items."""
+    for victim in victims:
+        tenant, request_id = victim.key
+        batch.preemptions.add(tenant=tenant, request_id=request_id, epoch=victim.epoch)

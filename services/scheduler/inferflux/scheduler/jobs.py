@@ -1,8 +1,12 @@
 """The life of one job (pure).
 
     NEW ──> QUEUED ──> READING ──> DISPATCHING ──> RUNNING ──> ENDED
-              ^           │             │             │
-              └───────────┴─────────────┴─────────────┘   refused, given up or lost: the queue again
+              ^           │         ^   │            │  │
+              │           │         │   └── PARKED <─┘  │     yielded or preempted: in the queue, and on board
+              └───────────┴─────────┴───────┴───────────┘     refused, given up or lost: the queue again
+
+PARKED requests wait in the queue like others, but have a place: they go on there, by a dispatch that carries
+no prompt, in the same epoch. Only when another worker is to go on with one is it given up there.
 
 READING is passed through only where the job may have run before: what it has emitted is read from the
 token stream before it is dispatched, or ended, again. Whenever a worker may still have it, it goes on with a
@@ -37,6 +41,7 @@ class JobState(Enum):
     READING = auto()
     DISPATCHING = auto()
     RUNNING = auto()
+    PARKED = auto()
     ENDED = auto()
 
 
@@ -49,19 +54,17 @@ class Loss(Enum):
     ENGINE_DIED = "engine_died"
     NO_ANSWER = "no_answer"
     VANISHED = "vanished"
+    # It was to go on where it is not any more.
+    NOT_ON_BOARD = "not_on_board"
+    # No progress for too long.
+    STUCK = "stuck"
+    # Another worker is to go on with it, sooner.
+    MOVED = "moved"
 
     @property
     def counts(self) -> bool:
-        """Whether it is one of the limited retries: a worker that leaves in order costs none."""
-        return self is not Loss.WORKER_LEFT
-
-
-@dataclass(frozen=True, slots=True)
-class Place:
-    """Where a job runs, or is about to."""
-
-    worker_id: str
-    slot: int
+        """Whether it is one of the limited retries: what happens in good order costs none."""
+        return self not in (Loss.WORKER_LEFT, Loss.MOVED, Loss.NOT_ON_BOARD)
 
 
 @dataclass(slots=True, eq=False)
@@ -88,8 +91,16 @@ class Job:
     needs_replay: bool = False
     state: JobState = JobState.NEW
     queued_s: float = 0.0
+    # From when its waiting counts: enqueued, or later where it has had a turn.
+    since_s: float = 0.0
     dispatched_s: float = 0.0
-    place: Place | None = None
+    # When it last got further, or got its turn.
+    progressed_s: float = 0.0
+    parked_s: float = 0.0
+    # The worker that has it, or is about to.
+    worker_id: str | None = None
+    # On its way to where it is on board already.
+    is_resuming: bool = False
     # Set while READING to end the job rather than to dispatch it.
     conclusion: Conclusion | None = None
     # Tells the answer to the latest read from answers to older ones.
@@ -102,6 +113,12 @@ class Job:
     refusals: int = 0
     engine_deaths: int = 0
     rank: tuple[float, int] = field(default=(0.0, 0))
+    # As the worker reports it: tokens generated, prompt tokens computed.
+    seen_tokens: int = 0
+    seen_computed: int = 0
+    # What its tenant has been charged.
+    charged_tokens: int = 0
+    is_prompt_charged: bool = False
 
     @property
     def model(self) -> str:
@@ -117,12 +134,28 @@ class Job:
         return self.request.params.max_tokens
 
     @property
+    def priority(self) -> int:
+        return self.request.priority
+
+    @property
     def generated_tokens(self) -> int:
+        """Those that go along when it is dispatched anew."""
         return len(self.request.generated_token_ids)
 
     @property
+    def known_tokens(self) -> int:
+        """Generated, as far as is known."""
+        return max(self.generated_tokens, self.seen_tokens)
+
+    @property
     def is_queued(self) -> bool:
+        """Whether it waits, and no worker has it."""
         return self.state is JobState.QUEUED
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether it is in the queue."""
+        return self.state in (JobState.QUEUED, JobState.PARKED)
 
     @property
     def has_run(self) -> bool:
@@ -133,11 +166,13 @@ class Job:
 
     def is_at(self, worker_id: str, epoch: int) -> bool:
         """Whether this epoch of it is at, or on its way to, this worker."""
-        return self.place is not None and self.place.worker_id == worker_id and self.epoch == epoch
+        return self.worker_id == worker_id and self.epoch == epoch
 
     def next_epoch(self) -> None:
         """What any worker still does for it no longer counts; what it emitted must be read."""
         self.epoch += 1
+        self.is_resuming = False
+        self.seen_tokens = self.seen_computed = 0
         self.needs_replay = True
         self.is_inherited |= self.is_adopted
         self.is_adopted = False

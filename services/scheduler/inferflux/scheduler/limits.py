@@ -31,7 +31,15 @@ class Limits:
     hold_interval_s: float = 20.0
     # Jobs enqueued less than this before the start may have run under an earlier scheduler: clocks differ.
     clock_skew_s: float = 1.0
-    # Heartbeats in a row that do not know an accepted request before it counts as lost.
-    vanished_heartbeats: int = 2
+    # Heartbeats in a row that must contradict the table before they count: that do not know an accepted
+    # request, or say otherwise about whether it runs.
+    insist_heartbeats: int = 2
+    # A running request that gets no further for this long is given up there; 0: never.
+    stuck_s: float = 120.0
+    # What waits on a worker for longer than this goes on with another that has room.
+    move_after_s: float = 2.0
+    # New requests that may wait, in all and of one tenant; 0: as many as come.
+    max_queued: int = 0
+    max_queued_per_tenant: int = 0
     # Ended jobs remembered, to acknowledge them again when an acknowledgement was lost.
     remembered_jobs: int = 16_384

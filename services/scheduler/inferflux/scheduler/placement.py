@@ -1,7 +1,7 @@
 """Which worker takes a request (pure).
 
-Among the workers that have the model, are ready and have a free slot, the one with the fewest tokens
-reserved that still has the KV cells. Workers are kept sorted by that load, per model, so that finding one
+Among the workers that have the model, are ready and may run one more, the one whose running requests hold the
+fewest tokens, if it has the KV cells. Workers are kept sorted by that load, per model, so that finding one
 does not cost more with a thousand of them.
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 
-from inferflux.common.kv_cells import cells_of
+from inferflux.common.kv_cells import cells_of, committed_cells
 from inferflux.v1 import scheduler_pb2
 
 from .jobs import Job
@@ -19,16 +19,30 @@ from .slots import WorkerSlots
 _LIVE = (scheduler_pb2.WORKER_STATE_READY, scheduler_pb2.WORKER_STATE_LOADING)
 
 
-def cells_needed(job: Job, context_length: int) -> int:
-    """KV cells a request may come to hold: its prompt and every new token but the last, whose cell is
-    never written."""
-    max_tokens = job.max_tokens or max(0, context_length - job.prompt_tokens)
-    return cells_of(job.prompt_tokens, max_tokens)
+def cells_wanted(job: Job) -> int:
+    """KV cells to look for before a request runs."""
+    return committed_cells(job.prompt_tokens, job.known_tokens, job.max_tokens)
+
+
+def cells_at_most(job: Job, context_length: int) -> int:
+    """KV cells a request may come to hold."""
+    return cells_of(job.prompt_tokens, job.max_tokens or max(0, context_length - job.prompt_tokens))
 
 
 def fits_context(job: Job, context_length: int) -> bool:
     """Whether prompt and answer fit; a context length of 0 is not known yet."""
     return not context_length or job.prompt_tokens + max(1, job.max_tokens) <= context_length
+
+
+def fits(job: Job, worker: WorkerSlots) -> bool:
+    """Whether the worker could run it, were there room: it has the context, the memory, and no other request
+    of the same id."""
+    context_length = worker.context_lengths.get(job.model, 0)
+    return (
+        fits_context(job, context_length)
+        and cells_at_most(job, context_length) <= worker.kv_cells
+        and not worker.is_id_taken(job.key)
+    )
 
 
 class Placement:
@@ -81,16 +95,11 @@ class Placement:
         if job.model not in self._open:
             return None
         largest = self._largest[job.model]
-        least = cells_needed(job, 0)
+        wanted = cells_wanted(job)
         for load, _worker_id, worker in self._open[job.model]:
-            if load + least > largest:
+            if load + wanted > largest:
                 return None  # and those after it have more to hold
-            context_length = worker.context_lengths[job.model]
-            if (
-                cells_needed(job, context_length) <= worker.free_cells
-                and fits_context(job, context_length)
-                and not worker.is_id_taken(job.key)
-            ):
+            if wanted <= worker.free_cells and fits(job, worker):
                 return worker
         return None
 
@@ -101,7 +110,7 @@ class Placement:
             context_length = worker.context_lengths.get(job.model, 0)
             if not worker.kv_cells or not context_length:
                 return ""  # it has yet to say
-            if fits_context(job, context_length) and cells_needed(job, context_length) <= worker.kv_cells:
+            if fits_context(job, context_length) and cells_at_most(job, context_length) <= worker.kv_cells:
                 return ""
             largest, longest = max(largest, worker.kv_cells), max(longest, context_length)
         if not longest:

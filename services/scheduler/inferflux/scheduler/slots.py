@@ -1,56 +1,95 @@
 """The table of workers, their sequence slots and KV cells (pure).
 
-A slot is free or running. A running one has exactly one owner: a request in one epoch. What a worker runs
-that is none of the table's own (from before a restart of the scheduler, or given up while the worker was out
-of reach) is a stray: it takes its slot and its cells until the worker does not report it any more.
+A sequence slot is free, running or parked, and has at most one owner: a request in one epoch. A swapped
+request is on board without a slot. At most `slots` requests run at once; a worker has more sequence slots
+than that, so that parked requests can stay beside those that run. When every slot is taken, a new owner may
+be given that of the least urgent parked one, which the worker then swaps out.
+
+What a worker has that is none of the table's own (from before a restart of the scheduler, or given up while
+the worker was out of reach) is a stray: it takes its slot and its cells until the worker does not report it
+any more.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from enum import Enum
 
+from inferflux.common.kv_cells import committed_cells
 from inferflux.v1 import scheduler_pb2
 
 from .jobs import RequestKey
 
 
+class Residence(Enum):
+    """Where a request on board is."""
+
+    RUNNING = scheduler_pb2.RESIDENCE_RUNNING
+    # In its slot, waiting for its turn.
+    PARKED = scheduler_pb2.RESIDENCE_PARKED
+    # In host memory, or to be computed again; it has no slot.
+    SWAPPED = scheduler_pb2.RESIDENCE_SWAPPED
+
+    @classmethod
+    def of(cls, reported: scheduler_pb2.Residence.ValueType) -> Residence:
+        return cls(reported or scheduler_pb2.RESIDENCE_RUNNING)
+
+
 @dataclass(slots=True)
 class Owner:
-    """The request that has a slot, and how sure it is that the worker knows."""
+    """A request on board, and how sure it is that the worker knows."""
 
     key: RequestKey
     epoch: int
-    slot: int
+    # None when swapped.
+    slot: int | None
     cells: int
+    # Lower is more urgent.
+    rank: float = 0.0
+    residence: Residence = Residence.RUNNING
     is_accepted: bool = False
+    # The worker has said that it does not run: only then may it be told to go on.
+    is_confirmed: bool = False
     # Heartbeats in a row, since its acceptance, that did not list it.
     missed: int = 0
+    # Heartbeats in a row that say otherwise about whether it runs.
+    disputed: int = 0
+
+    @property
+    def is_running(self) -> bool:
+        return self.residence is Residence.RUNNING
 
 
 @dataclass(frozen=True, slots=True)
 class Stray:
-    """Something a worker runs that the table has not given it, and since when that is known."""
+    """Something a worker has that the table has not given it, and since when that is known."""
 
     key: RequestKey
     epoch: int
-    slot: int
+    slot: int | None
     since_s: float
+    residence: Residence = Residence.RUNNING
+    cells: int = 0
 
 
 @dataclass(slots=True)
 class Reconciled:
     """What a heartbeat says beyond what the table knew."""
 
-    # Known to run now, though the worker's answer to the batch has not come yet.
+    # Known to be there now, though the worker's answer to the batch has not come yet.
     confirmed: list[Owner] = field(default_factory=list)
     ended: list[tuple[RequestKey, int]] = field(default_factory=list)
-    # Accepted, but neither running nor ended any more.
+    # Accepted, but neither there nor ended any more.
     vanished: list[Owner] = field(default_factory=list)
     strays: list[Stray] = field(default_factory=list)
+    # Run, although the table says that they wait for their turn.
+    going_on: list[Owner] = field(default_factory=list)
+    # Do not run, although the table says so; and where they are.
+    stopped: list[tuple[Owner, Residence]] = field(default_factory=list)
 
 
-Running = Mapping[RequestKey, scheduler_pb2.RunningRequest]
+OnBoard = Mapping[RequestKey, scheduler_pb2.RunningRequest]
 
 
 class WorkerSlots:
@@ -65,8 +104,11 @@ class WorkerSlots:
         self.owners: dict[RequestKey, Owner] = {}
         self.strays: dict[RequestKey, Stray] = {}
         self.stray_cells = 0
+        # Of running requests; what is parked gives way.
         self.owned_cells = 0
         self.status = status
+        self._n_running = 0
+        self._n_strays_running = 0
         self._ids: set[str] = set()
         self._free: list[int] = []
         self._take_status(status)
@@ -78,17 +120,38 @@ class WorkerSlots:
 
     @property
     def load(self) -> int:
-        """Tokens it may have to hold."""
+        """Tokens that running requests may have to hold."""
         return self.owned_cells + self.stray_cells
+
+    @property
+    def has_turn(self) -> bool:
+        """Whether one more request may run, were it there."""
+        return not self.is_held and self._n_running + self._n_strays_running < self.slots
 
     @property
     def is_open(self) -> bool:
         """Whether it takes new requests."""
-        return self.state == scheduler_pb2.WORKER_STATE_READY and not self.is_held and bool(self._free)
+        return self.takes_new and self.has_turn and (bool(self._free) or self._displaceable() is not None)
+
+    @property
+    def takes_new(self) -> bool:
+        """Whether it would take new requests if there were room."""
+        return self.state == scheduler_pb2.WORKER_STATE_READY and not self.is_held
+
+    @property
+    def can_resume(self) -> bool:
+        """Whether what is parked on it may go on; also while it drains."""
+        is_up = self.state in (scheduler_pb2.WORKER_STATE_READY, scheduler_pb2.WORKER_STATE_DRAINING)
+        return is_up and self.has_turn
+
+    @property
+    def strays_running(self) -> int:
+        return self._n_strays_running
 
     @property
     def free_slots(self) -> int:
-        return len(self._free)
+        """How many more requests may run."""
+        return max(0, min(self.slots - self._n_running - self._n_strays_running, self.slots))
 
     def is_id_taken(self, key: RequestKey) -> bool:
         """Whether another tenant's request of the same id is here: a worker knows requests by id alone."""
@@ -104,65 +167,137 @@ class WorkerSlots:
 
     def can_adopt(self, stray: Stray) -> bool:
         """Not while its slot has been given to another request, which the worker is about to refuse."""
-        return all(o.slot != stray.slot or o.key == stray.key for o in self.owners.values())
+        return stray.slot is None or all(
+            o.slot != stray.slot or o.key == stray.key for o in self.owners.values()
+        )
 
-    def assign(self, key: RequestKey, epoch: int, cells: int) -> Owner:
-        """Give a free slot away. Raises IndexError when there is none."""
-        return self._own(Owner(key, epoch, self._free.pop(), cells))
+    def assign(self, key: RequestKey, epoch: int, cells: int, rank: float = 0.0) -> Owner:
+        """Have a new request run here.
 
-    def adopt(self, stray: Stray, cells: int) -> Owner:
+        Raises:
+            IndexError: there is no slot for it.
+        """
+        return self._own(Owner(key, epoch, self._take_slot(), cells, rank))
+
+    def adopt(self, stray: Stray, cells: int, rank: float = 0.0) -> Owner:
         """Make a stray the table's own: its job has come."""
         del self.strays[stray.key]
-        self.stray_cells = max(0, self.stray_cells - cells) if self.strays else 0
-        return self._own(Owner(stray.key, stray.epoch, stray.slot, cells, is_accepted=True))
+        if stray.residence is Residence.RUNNING:
+            self._n_strays_running -= 1
+            self.stray_cells -= stray.cells
+        return self._own(
+            Owner(
+                stray.key,
+                stray.epoch,
+                stray.slot,
+                cells,
+                rank,
+                stray.residence,
+                is_accepted=True,
+                is_confirmed=stray.residence is not Residence.RUNNING,
+            )
+        )
+
+    def park(self, key: RequestKey, residence: Residence = Residence.PARKED, *, is_confirmed: bool) -> None:
+        """Take note that a request does not run, or not any more."""
+        owner = self.owners[key]
+        if owner.is_running:
+            self._n_running -= 1
+            self.owned_cells -= owner.cells
+        owner.is_confirmed |= is_confirmed
+        owner.disputed = 0
+        if owner.residence is not Residence.SWAPPED:
+            owner.residence = residence
+        if residence is Residence.SWAPPED:
+            self._give_slot_back(owner)
+
+    def resume(self, key: RequestKey, cells: int, rank: float = 0.0) -> Owner:
+        """Have a request that is on board run again; it gets a slot if it has none.
+
+        Raises:
+            IndexError: there is no slot for it.
+        """
+        owner = self.owners[key]
+        if owner.slot is None:
+            owner.slot = self._take_slot()
+        owner.cells, owner.rank, owner.residence = cells, rank, Residence.RUNNING
+        owner.is_confirmed, owner.disputed = False, 0
+        self._n_running += 1
+        self.owned_cells += cells
+        return owner
+
+    def grow(self, owner: Owner, cells: int) -> None:
+        """A running request may come to hold so many cells."""
+        if owner.is_running:
+            self.owned_cells += cells - owner.cells
+            owner.cells = cells
 
     def release(self, key: RequestKey) -> None:
-        """Take a slot back. Raises KeyError if the request has none here."""
+        """Take a request off board. Raises KeyError if it is not there."""
         owner = self.owners.pop(key)
-        self.owned_cells -= owner.cells
+        if owner.is_running:
+            self._n_running -= 1
+            self.owned_cells -= owner.cells
         self._ids.discard(key.request_id)
-        if all(stray.slot != owner.slot for stray in self.strays.values()):
-            self._free.append(owner.slot)
+        self._give_slot_back(owner)
 
-    def reconcile(self, status: scheduler_pb2.WorkerStatus, now: float, vanish_after: int) -> Reconciled:
+    def reconcile(self, status: scheduler_pb2.WorkerStatus, now: float, insist_after: int) -> Reconciled:
         """Take a heartbeat in.
 
         Args:
             status: of this worker in this incarnation.
-            vanish_after: heartbeats in a row that must not know an accepted request before it counts as
-                lost: one may have been on its way when it was accepted.
+            insist_after: heartbeats in a row that must contradict the table before they count: one may have
+                been on its way when the table changed.
 
         Returns:
-            What it says. Nothing is released here: that is for whoever decides what becomes of the jobs.
+            What it says. Nobody is released or parked here: that is for whoever decides what becomes of the
+            jobs.
         """
         self.heard_s = max(self.heard_s, now)
         self.is_held = False
         self._take_status(status)
-        running = {RequestKey(r.tenant, r.request_id): r for r in status.running}
+        on_board = {RequestKey(r.tenant, r.request_id): r for r in status.running}
         found = Reconciled()
         found.ended = [(self.resolve(e.tenant, e.request_id), e.epoch) for e in status.ended]
         gone = set(found.ended)
         for owner in self.owners.values():
-            report = running.get(owner.key)
+            report = on_board.get(owner.key)
             if report is not None and report.epoch == owner.epoch:
-                if not owner.is_accepted:
-                    found.confirmed.append(owner)
-                owner.missed, owner.is_accepted = 0, True
+                self._compare(owner, Residence.of(report.residence), found, insist_after)
             elif owner.is_accepted and (owner.key, owner.epoch) not in gone:
                 owner.missed += 1
-                if owner.missed >= vanish_after:
+                if owner.missed >= insist_after:
                     found.vanished.append(owner)
-        found.strays = self._take_strays(running, now)
+        found.strays = self._take_strays(on_board, now)
         self._count_free()
-        self._count_stray_cells(running)
         return found
+
+    def _compare(self, owner: Owner, said: Residence, found: Reconciled, insist_after: int) -> None:
+        if not owner.is_accepted:
+            found.confirmed.append(owner)
+        owner.missed, owner.is_accepted = 0, True
+        is_running = said is Residence.RUNNING
+        if is_running is owner.is_running:
+            owner.disputed = 0
+            if not is_running:
+                self.park(owner.key, said, is_confirmed=True)
+            return
+        owner.disputed += 1
+        if owner.disputed >= insist_after:
+            if is_running:
+                found.going_on.append(owner)
+            else:
+                found.stopped.append((owner, said))
 
     def _take_status(self, status: scheduler_pb2.WorkerStatus) -> None:
         self.state: scheduler_pb2.WorkerState.ValueType = status.state
         if not status.slots:  # loading again: as before, as far as is known
-            status.slots, status.kv_cells = self.status.slots, self.status.kv_cells
+            old = self.status
+            status.slots, status.kv_cells, status.sequences = old.slots, old.kv_cells, old.sequences
         self.status = status
+        # Most requests that run at once.
         self.slots: int = status.slots
+        self.sequences: int = max(status.sequences, status.slots)
         # In all; 0 until the engine is ready for the first time.
         self.kv_cells: int = status.kv_cells
         # By model name; 0 where it is not known yet.
@@ -170,28 +305,50 @@ class WorkerSlots:
 
     def _own(self, owner: Owner) -> Owner:
         self.owners[owner.key] = owner
-        self.owned_cells += owner.cells
+        if owner.is_running:
+            self._n_running += 1
+            self.owned_cells += owner.cells
         self._ids.add(owner.key.request_id)
         return owner
 
-    def _take_strays(self, running: Running, now: float) -> list[Stray]:
+    def _take_slot(self) -> int:
+        if self._free:
+            return self._free.pop()
+        parked = self._displaceable()
+        if parked is None or parked.slot is None:
+            raise IndexError("no sequence slot is free")
+        slot = parked.slot
+        parked.slot, parked.residence = None, Residence.SWAPPED
+        return slot
+
+    def _displaceable(self) -> Owner | None:
+        """The least urgent parked request that keeps a slot."""
+        parked = (o for o in self.owners.values() if o.residence is Residence.PARKED)
+        return max(parked, key=lambda o: o.rank, default=None)
+
+    def _give_slot_back(self, owner: Owner) -> None:
+        slot, owner.slot = owner.slot, None
+        if slot is not None and all(stray.slot != slot for stray in self.strays.values()):
+            self._free.append(slot)
+
+    def _take_strays(self, on_board: OnBoard, now: float) -> list[Stray]:
         known, self.strays = self.strays, {}
-        for key, report in running.items():
+        for key, report in on_board.items():
             owner = self.owners.get(key)
             if owner is None or owner.epoch != report.epoch:
                 old = known.get(key)
                 since_s = old.since_s if old is not None and old.epoch == report.epoch else now
-                self.strays[key] = Stray(key, report.epoch, report.slot, since_s)
+                residence = Residence.of(report.residence)
+                slot = None if residence is Residence.SWAPPED else report.slot
+                cells = committed_cells(report.prompt_tokens, report.generated_tokens)
+                self.strays[key] = Stray(key, report.epoch, slot, since_s, residence, cells)
+        running = [s.cells for s in self.strays.values() if s.residence is Residence.RUNNING]
+        self._n_strays_running, self.stray_cells = len(running), sum(running)
         return list(self.strays.values())
 
     def _count_free(self) -> None:
         taken = {o.slot for o in self.owners.values()} | {s.slot for s in self.strays.values()}
-        self._free = [slot for slot in range(self.slots - 1, -1, -1) if slot not in taken]
-
-    def _count_stray_cells(self, running: Running) -> None:
-        """Only the worker's own sum tells what strays have reserved."""
-        listed = sum(owner.cells for key, owner in self.owners.items() if key in running)
-        self.stray_cells = max(0, self.status.kv_cells_reserved - listed) if self.strays else 0
+        self._free = [slot for slot in range(self.sequences - 1, -1, -1) if slot not in taken]
 
 
 class SlotTable:

@@ -1,0 +1,52 @@
+"""Workers that are to take nothing new (pure)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from inferflux.v1 import scheduler_pb2
+
+from .slots import WorkerSlots
+
+
+@dataclass(frozen=True, slots=True)
+class DrainProgress:
+    """How far a worker is; drained is one that has nothing and takes nothing."""
+
+    on_board: int
+    is_drained: bool
+    state: scheduler_pb2.WorkerState.ValueType
+
+
+class Drains:
+    """Which workers are to be drained, and when what they have left goes to others.
+
+    A worker that was told says so with every heartbeat, so a scheduler that comes later knows as well; only
+    the time of the handing over is then forgotten.
+    """
+
+    def __init__(self) -> None:
+        self._hand_over_s: dict[str, float | None] = {}
+
+    def __contains__(self, worker_id: str) -> bool:
+        return worker_id in self._hand_over_s
+
+    def begin(self, worker_id: str, hand_over_s: float | None) -> None:
+        """Args: hand_over_s: from when on what still runs goes to others; None lets it finish."""
+        self._hand_over_s[worker_id] = hand_over_s
+
+    def end(self, worker_id: str) -> None:
+        self._hand_over_s.pop(worker_id, None)
+
+    def due(self, now: float) -> Iterator[str]:
+        """Workers whose requests are to go to others now."""
+        for worker_id, hand_over_s in self._hand_over_s.items():
+            if hand_over_s is not None and now >= hand_over_s:
+                yield worker_id
+
+
+def progress_of(worker: WorkerSlots) -> DrainProgress:
+    on_board = len(worker.owners) + len(worker.strays)
+    is_draining = worker.state == scheduler_pb2.WORKER_STATE_DRAINING
+    return DrainProgress(on_board, is_draining and on_board == 0, worker.state)
