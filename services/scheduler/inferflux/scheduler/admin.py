@@ -1,0 +1,244 @@
+"""What operators change while it runs: fairness, which outlives the scheduler, and which workers drain."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import fields, replace
+from typing import Protocol
+
+from google.protobuf.message import DecodeError
+
+from inferflux.common import logs, subjects
+from inferflux.common.bus import Bus, Message
+from inferflux.common.bus.serving import Subscription
+from inferflux.common.errors import InferFluxError, InvalidArgument, Unavailable
+from inferflux.v1 import scheduler_pb2
+
+from .actions import Action
+from .drains import DrainProgress
+from .fairness import FairnessSettings
+
+log = logs.get("scheduler.admin")
+
+_FAIRNESS_KEY = "fairness"
+# Leaders of other models may write the same change at the same time.
+_WRITE_ATTEMPTS = 5
+
+
+class Core(Protocol):
+    """What administration needs of the scheduler's core."""
+
+    @property
+    def fairness(self) -> FairnessSettings: ...
+    def set_fairness(self, settings: FairnessSettings) -> None: ...
+    def drain(
+        self, worker_id: str, *, now: float, undo: bool = ..., hand_over_after_s: float | None = ...
+    ) -> list[Action]: ...
+    def drain_progress(self, worker_id: str) -> DrainProgress: ...
+
+
+class Entry(Protocol):
+    @property
+    def value(self) -> bytes: ...
+    @property
+    def revision(self) -> int: ...
+
+
+class Bucket(Protocol):
+    """As `key_value.KeyValueBucket`."""
+
+    async def get(self, key: str) -> Entry | None: ...
+    async def create(self, key: str, value: bytes) -> int | None: ...
+    async def update(self, key: str, value: bytes, *, revision: int) -> int | None: ...
+
+
+def applied(settings: FairnessSettings, change: scheduler_pb2.SetFairness) -> FairnessSettings:
+    """The settings with what the change sets (pure)."""
+    names = [field.name for field in fields(settings) if change.HasField(field.name)]  # type: ignore[arg-type]
+    return replace(settings, **{name: getattr(change, name) for name in names})
+
+
+def merged(
+    earlier: scheduler_pb2.SetFairness, change: scheduler_pb2.SetFairness
+) -> scheduler_pb2.SetFairness:
+    """One change that does what both do, one after the other (pure)."""
+    both = scheduler_pb2.SetFairness()
+    if not change.reset:
+        both.CopyFrom(earlier)
+    both.MergeFrom(change)
+    both.ClearField("reset")
+    return both
+
+
+class FairnessStore:
+    """What operators have changed of the fairness settings, all changes made into one."""
+
+    def __init__(self, bucket: Bucket) -> None:
+        self._bucket = bucket
+
+    async def load(self) -> scheduler_pb2.SetFairness:
+        """All changes that hold now, none set when there are none.
+
+        Raises:
+            Unavailable, DeadlineExceeded: JetStream does not answer.
+        """
+        entry = await self._bucket.get(_FAIRNESS_KEY)
+        return scheduler_pb2.SetFairness() if entry is None else _decode(entry.value)
+
+    async def add(self, change: scheduler_pb2.SetFairness) -> scheduler_pb2.SetFairness:
+        """Keep one more change; returns all that hold from now on.
+
+        Raises:
+            Unavailable: it is not kept.
+            DeadlineExceeded: it may be kept or not.
+        """
+        for _attempt in range(_WRITE_ATTEMPTS):
+            entry = await self._bucket.get(_FAIRNESS_KEY)
+            kept = b"" if entry is None else entry.value
+            changes = merged(_decode(kept), change)
+            value = changes.SerializeToString(deterministic=True)
+            if value == kept or await self._write(value, entry) is not None:
+                return changes
+        raise Unavailable("the fairness settings are being changed by others all the time")
+
+    async def _write(self, value: bytes, over: Entry | None) -> int | None:
+        if over is None:
+            return await self._bucket.create(_FAIRNESS_KEY, value)
+        return await self._bucket.update(_FAIRNESS_KEY, value, revision=over.revision)
+
+
+class Administration:
+    """Does what operators ask for, one after the other.
+
+    Args:
+        do: performs what the core decides, and lets it plan.
+        clock: seconds, as the core is told them.
+    """
+
+    def __init__(
+        self,
+        core: Core,
+        store: FairnessStore,
+        do: Callable[[list[Action]], None],
+        clock: Callable[[], float],
+    ) -> None:
+        self._core = core
+        self._store = store
+        self._do = do
+        self._clock = clock
+        # Changes count on top of these.
+        self._configured = core.fairness
+        self._turn = asyncio.Lock()
+
+    async def load(self) -> None:
+        """Go by what was changed under an earlier leader.
+
+        Raises:
+            Unavailable, DeadlineExceeded: JetStream does not answer.
+        """
+        async with self._turn:
+            self._apply(await self._store.load())
+
+    async def answer(self, data: bytes) -> scheduler_pb2.SchedulerAdminReply:
+        """Do what a SchedulerAdminRequest asks for; what cannot be done is refused in the reply."""
+        async with self._turn:
+            try:
+                return await self._answer(scheduler_pb2.SchedulerAdminRequest.FromString(data))
+            except DecodeError:
+                return _refused(InvalidArgument("not a SchedulerAdminRequest", field="request"))
+            except InferFluxError as error:
+                return _refused(error)
+
+    async def _answer(
+        self, request: scheduler_pb2.SchedulerAdminRequest
+    ) -> scheduler_pb2.SchedulerAdminReply:
+        match request.WhichOneof("request"):
+            case "get_fairness":
+                return self._fairness()
+            case "set_fairness":
+                await self._set_fairness(request.set_fairness)
+                return self._fairness()
+            case "drain":
+                self._drain(request.drain)
+                return self._progress(request.drain.worker_id)
+            case "get_drain":
+                return self._progress(request.get_drain.worker_id)
+            case _:
+                raise InvalidArgument("nothing is asked for that is known here", field="request")
+
+    async def _set_fairness(self, change: scheduler_pb2.SetFairness) -> None:
+        # Kept first: what was confirmed must hold under the next leader as well.
+        self._apply(await self._store.add(change))
+        log.info("fairness was changed", **_fields(self._core.fairness))
+
+    def _apply(self, changes: scheduler_pb2.SetFairness) -> None:
+        settings = applied(self._configured, changes)
+        if settings != self._core.fairness:
+            self._core.set_fairness(settings)
+            self._do([])
+
+    def _drain(self, request: scheduler_pb2.DrainRequest) -> None:
+        after_s = request.hand_over_after_ms / 1000 if request.HasField("hand_over_after_ms") else None
+        todo = self._core.drain(
+            request.worker_id, undo=request.undo, hand_over_after_s=after_s, now=self._clock()
+        )
+        self._do(todo)
+        log.info(
+            "a worker takes requests again" if request.undo else "a worker is drained",
+            worker_id=request.worker_id,
+            hand_over_after_s=after_s,
+        )
+
+    def _fairness(self) -> scheduler_pb2.SchedulerAdminReply:
+        return scheduler_pb2.SchedulerAdminReply(fairness=self._core.fairness.to_message())
+
+    def _progress(self, worker_id: str) -> scheduler_pb2.SchedulerAdminReply:
+        progress = self._core.drain_progress(worker_id)
+        message = scheduler_pb2.DrainProgress(
+            on_board=progress.on_board, is_drained=progress.is_drained, state=progress.state
+        )
+        return scheduler_pb2.SchedulerAdminReply(drain=message)
+
+
+async def serve_admin(
+    bus: Bus, core: Core, do: Callable[[list[Action]], None], clock: Callable[[], float]
+) -> Subscription:
+    """Answer SchedulerAdminRequests until the subscription is closed, and take over what was changed before.
+
+    Raises:
+        Unavailable, DeadlineExceeded: what was changed before cannot be read.
+    """
+    store = FairnessStore(bus.key_value(subjects.SCHEDULERS_BUCKET))
+    administration = Administration(core, store, do, clock)
+
+    async def on_request(message: Message) -> None:
+        await message.respond((await administration.answer(message.data)).SerializeToString())
+
+    # In this order, so that no change falls between an earlier leader and this one.
+    serving = await bus.serve(subjects.SCHEDULER_ADMIN, on_request)
+    try:
+        await bus.flush()
+        await administration.load()
+    except BaseException:
+        await serving.close()
+        raise
+    return serving
+
+
+def _decode(value: bytes) -> scheduler_pb2.SetFairness:
+    try:
+        return scheduler_pb2.SetFairness.FromString(value)
+    except DecodeError:
+        log.error("the fairness settings that were kept cannot be read and count as none", size=len(value))
+        return scheduler_pb2.SetFairness()
+
+
+def _refused(error: InferFluxError) -> scheduler_pb2.SchedulerAdminReply:
+    field = error.field if isinstance(error, InvalidArgument) else ""
+    refused = scheduler_pb2.AdminRefusal(code=error.code, field=field, message=error.message)
+    return scheduler_pb2.SchedulerAdminReply(refused=refused)
+
+
+def _fields(settings: FairnessSettings) -> dict[str, bool | int]:
+    return {field.name: getattr(settings, field.name) for field in fields(settings)}

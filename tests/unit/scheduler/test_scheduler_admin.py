@@ -1,0 +1,261 @@
+"""What operators change of a running scheduler, and what is kept of it for the next one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from inferflux.common.errors import InferFluxError, InvalidArgument, NotFound, Unavailable
+from inferflux.scheduler.actions import Action, SendCommand
+from inferflux.scheduler.admin import Administration, FairnessStore, applied, merged
+from inferflux.scheduler.drains import DrainProgress
+from inferflux.scheduler.fairness import FairnessSettings
+from inferflux.v1 import scheduler_pb2, worker_pb2
+
+Change = scheduler_pb2.SetFairness
+Request = scheduler_pb2.SchedulerAdminRequest
+DRAINING = scheduler_pb2.WORKER_STATE_DRAINING
+READY = scheduler_pb2.WORKER_STATE_READY
+NOW = 1000.0
+
+
+class FakeCore:
+    """One worker, `worker-1`, with two requests on board."""
+
+    def __init__(self, settings: FairnessSettings | None = None) -> None:
+        self.fairness = settings or FairnessSettings()
+        self.drains: list[tuple[str, bool, float | None, float]] = []
+
+    def set_fairness(self, settings: FairnessSettings) -> None:
+        self.fairness = settings
+
+    def drain(
+        self, worker_id: str, *, now: float, undo: bool = False, hand_over_after_s: float | None = None
+    ) -> list[Action]:
+        self.drain_progress(worker_id)
+        self.drains.append((worker_id, undo, hand_over_after_s, now))
+        return [SendCommand(worker_id, worker_pb2.WorkerCommand())]
+
+    def drain_progress(self, worker_id: str) -> DrainProgress:
+        if worker_id != "worker-1":
+            raise NotFound(f"no worker {worker_id} is alive")
+        return DrainProgress(on_board=2, is_drained=False, state=DRAINING)
+
+
+class Entry(NamedTuple):
+    value: bytes
+    revision: int
+
+
+class FakeBucket:
+    """Keeps entries; `before_write` runs once, before the next write."""
+
+    def __init__(self) -> None:
+        self.entries: dict[str, Entry] = {}
+        self.error: InferFluxError | None = None
+        self.before_write: Callable[[], None] | None = None
+
+    async def get(self, key: str) -> Entry | None:
+        if self.error is not None:
+            raise self.error
+        return self.entries.get(key)
+
+    async def create(self, key: str, value: bytes) -> int | None:
+        return await self.update(key, value, revision=0)
+
+    async def update(self, key: str, value: bytes, *, revision: int) -> int | None:
+        if self.before_write is not None:
+            act, self.before_write = self.before_write, None
+            act()
+        entry = self.entries.get(key)
+        if revision != (0 if entry is None else entry.revision):
+            return None
+        self.entries[key] = Entry(value, revision + 1)
+        return revision + 1
+
+    def overwrite(self, change: Change) -> None:
+        revision = max((entry.revision for entry in self.entries.values()), default=0)
+        self.entries["fairness"] = Entry(change.SerializeToString(), revision + 1)
+
+
+class Desk:
+    """An administration before a core and a bucket of fakes."""
+
+    def __init__(self, bucket: FakeBucket | None = None, settings: FairnessSettings | None = None) -> None:
+        self.bucket = bucket or FakeBucket()
+        self.core = FakeCore(settings)
+        self.done: list[list[Action]] = []
+        self.administration = Administration(
+            self.core, FairnessStore(self.bucket), self.done.append, lambda: NOW
+        )
+
+    async def ask(self, request: Request) -> scheduler_pb2.SchedulerAdminReply:
+        return await self.administration.answer(request.SerializeToString())
+
+    async def change(self, **fields: int) -> scheduler_pb2.SchedulerAdminReply:
+        return await self.ask(Request(set_fairness=Change(**fields)))  # type: ignore[arg-type]
+
+
+def fairness(**fields: int) -> scheduler_pb2.Fairness:
+    return scheduler_pb2.Fairness(**({"high_priority_threshold": 5} | fields))  # type: ignore[arg-type]
+
+
+async def test_what_is_not_set_stays_as_it_was() -> None:
+    desk = Desk()
+    await desk.change(enable_preemption=True)
+    reply = await desk.change(max_timeslice_tokens=64)
+    assert reply.fairness == fairness(enable_preemption=True, max_timeslice_tokens=64)
+    assert desk.core.fairness == FairnessSettings(True, 5, 64)
+    assert (await desk.ask(Request(get_fairness=scheduler_pb2.GetFairness()))).fairness == reply.fairness
+
+
+async def test_a_value_can_be_set_to_nothing() -> None:
+    desk = Desk(settings=FairnessSettings(True, 5, 64))
+    reply = await desk.change(enable_preemption=False, high_priority_threshold=0, max_timeslice_tokens=0)
+    assert reply.fairness == scheduler_pb2.Fairness()
+
+
+async def test_the_core_plans_anew_after_a_change_and_not_without_one() -> None:
+    desk = Desk()
+    await desk.change(max_timeslice_tokens=64)
+    await desk.change(max_timeslice_tokens=64)
+    assert desk.done == [[]]
+
+
+async def test_the_next_leader_goes_by_what_was_changed() -> None:
+    first = Desk()
+    await first.change(enable_preemption=True, high_priority_threshold=0)
+    second = Desk(first.bucket, FairnessSettings(max_timeslice_tokens=32))
+    await second.administration.load()
+    assert second.core.fairness == FairnessSettings(True, 0, 32)
+
+
+async def test_a_reset_goes_back_to_the_configuration_and_is_kept() -> None:
+    desk = Desk(settings=FairnessSettings(max_timeslice_tokens=32))
+    await desk.change(enable_preemption=True, max_timeslice_tokens=0)
+    reply = await desk.change(reset=True, high_priority_threshold=7)
+    assert reply.fairness == fairness(high_priority_threshold=7, max_timeslice_tokens=32)
+    following = Desk(desk.bucket)
+    await following.administration.load()
+    assert following.core.fairness == FairnessSettings(high_priority_threshold=7)
+
+
+async def test_a_reset_of_what_was_never_changed_writes_nothing() -> None:
+    desk = Desk()
+    assert (await desk.change(reset=True)).fairness == fairness()
+    assert desk.bucket.entries == {}
+
+
+async def test_what_cannot_be_kept_is_not_done() -> None:
+    desk = Desk()
+    desk.bucket.error = Unavailable("no bucket")
+    reply = await desk.change(enable_preemption=True)
+    assert reply.refused == scheduler_pb2.AdminRefusal(code=Unavailable.code, message="no bucket")
+    assert desk.core.fairness == FairnessSettings()
+
+
+async def test_another_leaders_change_at_the_same_time_is_not_lost() -> None:
+    desk = Desk()
+    desk.bucket.before_write = lambda: desk.bucket.overwrite(Change(max_timeslice_tokens=16))
+    reply = await desk.change(enable_preemption=True)
+    assert reply.fairness == fairness(enable_preemption=True, max_timeslice_tokens=16)
+
+
+async def test_a_bucket_that_others_write_all_the_time_is_given_up() -> None:
+    desk = Desk()
+
+    def write_again() -> None:
+        desk.bucket.overwrite(Change(high_priority_threshold=len(desk.bucket.entries)))
+        desk.bucket.before_write = write_again
+
+    desk.bucket.before_write = write_again
+    assert (await desk.change(enable_preemption=True)).refused.code == Unavailable.code
+
+
+async def test_settings_that_cannot_be_read_count_as_none() -> None:
+    desk = Desk()
+    desk.bucket.entries["fairness"] = Entry(b"\xff", 1)
+    await desk.administration.load()
+    assert desk.core.fairness == FairnessSettings()
+    assert (await desk.change(enable_preemption=True)).fairness == fairness(enable_preemption=True)
+
+
+async def test_a_drain_is_decided_by_the_core_and_its_progress_answered() -> None:
+    desk = Desk()
+    reply = await desk.ask(
+        Request(drain=scheduler_pb2.DrainRequest(worker_id="worker-1", hand_over_after_ms=1500))
+    )
+    assert reply.drain == scheduler_pb2.DrainProgress(on_board=2, state=DRAINING)
+    assert desk.core.drains == [("worker-1", False, 1.5, NOW)]
+    assert [type(action) for todo in desk.done for action in todo] == [SendCommand]
+
+
+async def test_handing_over_at_once_is_not_the_same_as_never() -> None:
+    desk = Desk()
+    for request in (
+        scheduler_pb2.DrainRequest(worker_id="worker-1", hand_over_after_ms=0),
+        scheduler_pb2.DrainRequest(worker_id="worker-1"),
+    ):
+        await desk.ask(Request(drain=request))
+    assert [after_s for _, _, after_s, _ in desk.core.drains] == [0.0, None]
+
+
+async def test_a_drain_is_undone() -> None:
+    desk = Desk()
+    await desk.ask(Request(drain=scheduler_pb2.DrainRequest(worker_id="worker-1", undo=True)))
+    assert desk.core.drains == [("worker-1", True, None, NOW)]
+
+
+async def test_asking_for_progress_drains_nothing() -> None:
+    desk = Desk()
+    reply = await desk.ask(Request(get_drain=scheduler_pb2.GetDrain(worker_id="worker-1")))
+    assert reply.drain.on_board == 2
+    assert desk.core.drains == []
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        Request(drain=scheduler_pb2.DrainRequest(worker_id="nobody")),
+        Request(get_drain=scheduler_pb2.GetDrain(worker_id="nobody")),
+    ],
+    ids=["drain", "get_drain"],
+)
+async def test_an_unknown_worker_is_refused_by_name(request_: Request) -> None:
+    refused = (await Desk().ask(request_)).refused
+    assert refused.code == NotFound.code
+    assert "nobody" in refused.message
+
+
+@pytest.mark.parametrize("data", [b"", b"\xff\xff\xff"])
+async def test_what_is_no_request_is_refused(data: bytes) -> None:
+    reply = await Desk().administration.answer(data)
+    assert (reply.refused.code, reply.refused.field) == (InvalidArgument.code, "request")
+
+
+changes = st.builds(
+    lambda fields, reset: Change(**fields, reset=reset),
+    st.fixed_dictionaries(
+        {},
+        optional={
+            "enable_preemption": st.booleans(),
+            "high_priority_threshold": st.integers(-3, 3),
+            "max_timeslice_tokens": st.integers(0, 3),
+        },
+    ),
+    st.booleans(),
+)
+
+
+@given(st.lists(changes))
+def test_changes_made_into_one_do_what_they_did_one_by_one(several: list[Change]) -> None:
+    configured = FairnessSettings(True, 2, 1)
+    settings, one = configured, Change()
+    for change in several:
+        settings = applied(configured if change.reset else settings, change)
+        one = merged(one, change)
+    assert applied(configured, one) == settings
