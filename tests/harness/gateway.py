@@ -12,7 +12,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -305,6 +305,10 @@ class Backend:
         """The job of a request, once it is here."""
         await until(lambda: request_id in self.jobs)
         return self.jobs[request_id]
+
+    def headers(self, request_id: str) -> Mapping[str, str]:
+        """The NATS headers of a job that is here."""
+        return self._held[request_id].headers
 
     async def only_job(self) -> scheduler_pb2.InferenceRequest:
         await until(lambda: len(self.jobs) == 1)

@@ -35,8 +35,12 @@ class Admission:
         request_id: str,
         model: str = "",
         priority: int = 0,
+        traceparent: str = "",
     ) -> Caller:
         """Let a call pass.
+
+        Args:
+            traceparent: of the span that policy's answer is part of; empty for the caller's own.
 
         Raises:
             Unauthenticated: no credential, or an unknown one.
@@ -56,7 +60,7 @@ class Admission:
                 timeout=self._timeout_s,
                 metadata=grpc_metadata.outgoing(
                     request_id=request_id,
-                    traceparent=grpc_metadata.get(metadata, grpc_metadata.TRACEPARENT),
+                    traceparent=traceparent or grpc_metadata.get(metadata, grpc_metadata.TRACEPARENT),
                 ),
             )
         except grpc.aio.AioRpcError as error:

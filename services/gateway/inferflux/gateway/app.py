@@ -16,6 +16,7 @@ from inferflux.common.errors import InferFluxError
 from inferflux.common.grpc_server import GrpcServer, build_server
 from inferflux.common.lifecycle import Shutdown
 from inferflux.common.probe import Probe
+from inferflux.common.tracing import open_tracer
 from inferflux.v1 import (
     admin_pb2,
     admin_pb2_grpc,
@@ -69,6 +70,8 @@ async def serve(settings: GatewaySettings, shutdown: Shutdown) -> None:
         stack.callback(probe.close)
         for part in ("nats", "policy", "text process"):
             probe.set_ready(part, ok=False, detail="not asked yet")
+        tracer = open_tracer(settings, "gateway")
+        stack.push_async_callback(tracer.close)
         bus = await Bus.connect(settings.nats_url, name="gateway")
         stack.push_async_callback(bus.close)
         await bus.ensure_streams(settings.stream_limits)
@@ -100,6 +103,7 @@ async def serve(settings: GatewaySettings, shutdown: Shutdown) -> None:
             background=background,
             streams=streams,
             relay_limits=settings.relay_limits,
+            tracer=tracer,
         )
         inference = InferenceServicer(
             services, admission, models, text, max_text_bytes=settings.max_text_bytes

@@ -19,6 +19,7 @@ from inferflux.common.errors import (
     Unavailable,
     from_failed,
 )
+from inferflux.common.tracing import Span, Tracer
 from inferflux.v1 import generation_pb2, model_pb2, scheduler_pb2, tokens_pb2
 
 from .admission import Caller
@@ -27,6 +28,7 @@ from .canceller import Canceller
 from .ledger import Ending, Ledger
 from .metrics import GatewayMetrics, ModelMetrics
 from .relay import Relay, RelayLimits, replayed
+from .spans import note_end
 from .streams import Streams
 from .submit import Submitter
 
@@ -52,6 +54,7 @@ class Services:
     background: Background
     streams: Streams
     relay_limits: RelayLimits
+    tracer: Tracer
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +65,7 @@ class Call:
         model: as the client named it; empty for Resume.
         request_id: of the generation, which for Resume is not that of the RPC.
         is_id_chosen: by the client, who may choose the same one twice.
+        span: of the RPC.
         deadline_unix_ms: 0 if the client set none.
         started_at: monotonic, in seconds.
     """
@@ -71,7 +75,7 @@ class Call:
     request_id: str
     is_id_chosen: bool
     caller: Caller
-    traceparent: str
+    span: Span
     deadline_unix_ms: int
     started_at: float
 
@@ -96,6 +100,7 @@ class Generation:
         self._is_submitted = False
         self._usage = generation_pb2.Usage()
         self._outcome = ""
+        self._has_tokens = False
         self._last_tokens_at = 0.0
 
     async def __aenter__(self) -> Self:
@@ -127,10 +132,11 @@ class Generation:
         self._usage.prompt_tokens = len(request.prompt_token_ids)
         self._is_submitted = True
         try:
-            await self._services.submitter.submit(request, payload, traceparent=self._call.traceparent)
+            await self._services.submitter.submit(request, payload, traceparent=self._call.span.traceparent)
         except (AlreadyExists, ResourceExhausted):
             self._is_submitted = False
             raise
+        self._call.span.event("queued")
 
     async def resume(self, offset: int) -> None:
         """Take up a stream that was begun elsewhere.
@@ -219,6 +225,9 @@ class Generation:
         return self._relay
 
     def _note_tokens(self, n: int) -> None:
+        if not self._has_tokens:
+            self._has_tokens = True
+            self._call.span.event("first_token")
         metrics = self._metrics
         if metrics is None:
             return
@@ -243,6 +252,7 @@ class Generation:
         call = self._call
         if self._relay is not None and not self._usage.completion_tokens:
             self._usage.completion_tokens = self._relay.state.next_offset
+        note_end(call.span, self._outcome, self._usage)
         duration_s = time.monotonic() - call.started_at
         if self._metrics is not None:
             self._metrics.duration.observe(duration_s)

@@ -9,12 +9,14 @@ from typing import TYPE_CHECKING, Any
 from inferflux.common import grpc_metadata, subjects
 from inferflux.common.errors import InvalidArgument
 from inferflux.common.grpc_interceptor import current_request_id
+from inferflux.common.tracing import Span
 from inferflux.v1 import generation_pb2, inference_pb2, inference_pb2_grpc, model_pb2, scheduler_pb2
 
 from . import validation
 from .admission import Admission
 from .generation import Call, Generation, Services
 from .models import ModelRegistry
+from .spans import RequestSpan, note_caller, note_job
 from .submit import Prompt, resolve
 from .text_client import TextClient
 
@@ -53,8 +55,8 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
     async def Chat(
         self, request: inference_pb2.ChatRequest, context: Context
     ) -> AsyncIterator[inference_pb2.ChatResponse]:
-        with self._services.streams.place():
-            call = await self._admit("Chat", context, request.model, request.priority)
+        with self._services.streams.place(), self._span("Chat", context) as span:
+            call = await self._admit("Chat", context, span, request.model, request.priority)
             async with Generation(call, self._services) as generation:
                 card = await self._check(request.model, request.priority, request.params)
                 validation.check_messages(request.messages, max_text_bytes=self._max_text_bytes)
@@ -66,8 +68,8 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
     async def Generate(
         self, request: inference_pb2.GenerateRequest, context: Context
     ) -> AsyncIterator[inference_pb2.GenerateResponse]:
-        with self._services.streams.place():
-            call = await self._admit("Generate", context, request.model, request.priority)
+        with self._services.streams.place(), self._span("Generate", context) as span:
+            call = await self._admit("Generate", context, span, request.model, request.priority)
             async with Generation(call, self._services) as generation:
                 card = await self._check(request.model, request.priority, request.params)
                 prompt = await self._prompt(request, card)
@@ -78,8 +80,8 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
     async def Resume(
         self, request: inference_pb2.ResumeRequest, context: Context
     ) -> AsyncIterator[inference_pb2.ResumeResponse]:
-        with self._services.streams.place():
-            call = await self._admit("Resume", context, "", 0, resumed=request)
+        with self._services.streams.place(), self._span("Resume", context) as span:
+            call = await self._admit("Resume", context, span, "", 0, resumed=request)
             async with Generation(call, self._services) as generation:
                 await generation.resume(request.offset)
                 while (chunk := await generation.next()) is not None:
@@ -95,10 +97,14 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         await self._services.canceller.cancel(caller.tenant, request.request_id)
         return inference_pb2.CancelResponse()
 
+    def _span(self, method: str, context: Context) -> RequestSpan:
+        return RequestSpan(self._services.tracer, method, context.invocation_metadata())
+
     async def _admit(
         self,
         method: str,
         context: Context,
+        span: Span,
         model: str,
         priority: int,
         *,
@@ -108,17 +114,24 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         metadata = context.invocation_metadata()
         request_id = current_request_id()
         caller = await self._admission.admit(
-            metadata, scope=SCOPE, request_id=request_id, model=model, priority=priority
+            metadata,
+            scope=SCOPE,
+            request_id=request_id,
+            model=model,
+            priority=priority,
+            traceparent=span.traceparent,
         )
         if resumed is not None:
             _check_request_id(resumed.request_id)
+            request_id = resumed.request_id
+        note_caller(span, caller.tenant, request_id)
         return Call(
             method=method,
             model=model,
-            request_id=request_id if resumed is None else resumed.request_id,
+            request_id=request_id,
             is_id_chosen=bool(grpc_metadata.get(metadata, grpc_metadata.REQUEST_ID)),
             caller=caller,
-            traceparent=grpc_metadata.get(metadata, grpc_metadata.TRACEPARENT),
+            span=span,
             deadline_unix_ms=_deadline_unix_ms(context.time_remaining()),
             started_at=started_at,
         )
@@ -164,6 +177,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
             deadline_unix_ms=call.deadline_unix_ms,
             epoch=1,
         )
+        note_job(call.span, call.method, job)
         await generation.submit(card, job, prompt_field=prompt.field)
 
 

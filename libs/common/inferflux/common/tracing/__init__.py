@@ -7,10 +7,22 @@ pass the caller's trace context on.
 from __future__ import annotations
 
 from inferflux.common.settings import ServiceSettings
+from inferflux.common.tracing import names
 from inferflux.common.tracing.context import TraceContext, parse, valid
 from inferflux.common.tracing.spans import OFF, Attributes, Kind, Span, Tracer
 
-__all__ = ["OFF", "Attributes", "Kind", "Span", "TraceContext", "Tracer", "open_tracer", "parse", "valid"]
+__all__ = [
+    "OFF",
+    "Attributes",
+    "Kind",
+    "Span",
+    "TraceContext",
+    "Tracer",
+    "names",
+    "open_tracer",
+    "parse",
+    "valid",
+]
 
 
 def open_tracer(settings: ServiceSettings, service: str) -> Tracer:

@@ -1,0 +1,74 @@
+"""The span of a request, from the call to its last chunk: the root of what InferFlux adds to a trace."""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import Final
+
+from inferflux.common import grpc_metadata, logs
+from inferflux.common.errors import InferFluxError
+from inferflux.common.tracing import Kind, Span, Tracer, names, parse
+from inferflux.v1 import generation_pb2, scheduler_pb2
+
+# RPC -> what OpenTelemetry calls such an operation.
+_OPERATIONS: Final = {"Chat": "chat", "Generate": "text_completion", "Resume": "resume"}
+
+_FINISH_REASONS = frozenset({"stop", "length", "cancelled"})
+
+
+class RequestSpan:
+    """A context that gives the span of an RPC and ends it with the RPC, whichever way that ends."""
+
+    def __init__(self, tracer: Tracer, method: str, metadata: grpc_metadata.Metadata | None) -> None:
+        self._span = tracer.start(
+            method.lower(),
+            parent=grpc_metadata.get(metadata, grpc_metadata.TRACEPARENT),
+            kind=Kind.SERVER,
+            attributes={names.OPERATION: _OPERATIONS[method], names.PROVIDER: "inferflux"},
+        )
+        if (context := parse(self._span.traceparent)) is not None:
+            logs.bind_request(trace_id=context.trace_id)
+
+    def __enter__(self) -> Span:
+        return self._span
+
+    def __exit__(
+        self, _kind: type[BaseException] | None, error: BaseException | None, _traceback: TracebackType | None
+    ) -> None:
+        if isinstance(error, InferFluxError):
+            self._span.fail(error.reason.lower(), error.message)
+        elif isinstance(error, Exception):
+            self._span.fail("internal")
+        self._span.end()
+
+
+def note_caller(span: Span, tenant: str, request_id: str) -> None:
+    """Policy has let the caller in, who asks for, or resumes, this request."""
+    span.event("admitted")
+    span.set({names.TENANT: tenant, names.REQUEST_ID: request_id})
+
+
+def note_job(span: Span, method: str, job: scheduler_pb2.InferenceRequest) -> None:
+    """The request has been checked: its model is one that is served, and may be in the span's name."""
+    span.rename(f"{method.lower()} {job.model}")
+    span.set(
+        {
+            names.REQUEST_MODEL: job.model,
+            names.MAX_TOKENS: job.params.max_tokens,
+            names.INPUT_TOKENS: len(job.prompt_token_ids),
+            names.PRIORITY: job.priority,
+        }
+    )
+
+
+def note_end(span: Span, outcome: str, usage: generation_pb2.Usage) -> None:
+    """It has ended, with this finish or error reason."""
+    span.set(
+        {
+            names.OUTCOME: outcome,
+            **({names.FINISH_REASONS: [outcome]} if outcome in _FINISH_REASONS else {}),
+            names.INPUT_TOKENS: usage.prompt_tokens,
+            names.CACHED_TOKENS: usage.cached_prompt_tokens,
+            names.OUTPUT_TOKENS: usage.completion_tokens,
+        }
+    )
