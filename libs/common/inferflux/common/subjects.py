@@ -17,6 +17,8 @@ TOKENIZERS_BUCKET = "inferflux-tokenizers"
 SCHEDULER_CONSUMER = "scheduler"
 # Who leads, and what was changed live.
 SCHEDULERS_BUCKET = "inferflux-schedulers"
+# The partition of models that is led when nobody divides them.
+ALL_MODELS = "all"
 
 # 1. gateway -> work queue -> scheduler
 JOBS_ALL = f"{ROOT}.jobs.>"
@@ -56,6 +58,16 @@ def tokens(tenant: str, request_id: str) -> str:
 
 def cancel(tenant: str, request_id: str) -> str:
     return f"{ROOT}.cancel.{tenant}.{request_id}"
+
+
+def scheduler_consumer(partition: str) -> str:
+    """The durable that takes the jobs of a partition of models off the work queue."""
+    return SCHEDULER_CONSUMER if partition == ALL_MODELS else f"{SCHEDULER_CONSUMER}-{partition}"
+
+
+def scheduler_lease(partition: str) -> str:
+    """Key of SCHEDULERS_BUCKET."""
+    return f"lease.{partition}"
 
 
 def worker_batch(worker_id: str) -> str:

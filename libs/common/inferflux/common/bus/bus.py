@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import re
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from urllib.parse import urlsplit
 
 import nats.errors
@@ -176,18 +176,36 @@ class Bus:
             self._link, self._until_connected, subject, payload, msg_id=msg_id, headers=headers
         )
 
-    async def consume_jobs(self, *, max_outstanding: int, ack_wait_s: float = 60) -> JobConsumer:
-        """Take over the work queue: every job not acknowledged yet is delivered, oldest first.
+    async def consume_jobs(
+        self,
+        *,
+        max_outstanding: int,
+        ack_wait_s: float = 60,
+        partition: str = subjects.ALL_MODELS,
+        models: Sequence[str] = (),
+    ) -> JobConsumer:
+        """Take over the work queue, or a partition's part: every job not acknowledged yet is delivered,
+        oldest first.
 
         The consumer that had it before ends with Unavailable (CONSUMER_TAKEN_OVER). At most
         `max_outstanding` jobs are held unacknowledged.
 
+        Args:
+            models: those of the partition; none: all.
+
         Raises:
             Unavailable, DeadlineExceeded: JetStream or the stream is not there.
+            InvalidArgument: another partition has some of these models (PARTITIONS_OVERLAP).
         """
-        consumer = JobConsumer(self._link, max_outstanding=max_outstanding, ack_wait_s=ack_wait_s)
+        consumer = JobConsumer(
+            self._link,
+            name=subjects.scheduler_consumer(partition),
+            filters=[subjects.jobs(model) for model in models],
+            max_outstanding=max_outstanding,
+            ack_wait_s=ack_wait_s,
+        )
         await consumer.start()
-        self._consumers.append(consumer)
+        self._consumers = [*(other for other in self._consumers if not other.is_closed), consumer]
         return consumer
 
     async def replay(self, subject: str) -> list[bytes]:

@@ -16,6 +16,9 @@ DUPLICATE_WINDOW_S = 120
 
 # JetStream's numbers for the errors that mean something to us.
 CONSUMER_NOT_FOUND = 10014
+CONSUMER_EXISTS = 10148
+# On a work queue: two without a filter, two with filters that overlap.
+CONSUMERS_OVERLAP = (10099, 10100)
 STREAM_NAME_IN_USE = 10058
 STREAM_NOT_FOUND = 10059
 WRONG_LAST_SEQUENCE = 10071

@@ -12,14 +12,14 @@ import itertools
 import json
 import secrets
 from collections import OrderedDict, deque
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from inferflux.common import logs, subjects
 from inferflux.common.bus import jetstream
 from inferflux.common.bus.link import ApiError, Link
 from inferflux.common.bus.nats_client import decode_headers
-from inferflux.common.errors import DeadlineExceeded, InferFluxError, Unavailable
+from inferflux.common.errors import DeadlineExceeded, InferFluxError, InvalidArgument, Unavailable
 
 log = logs.get()
 
@@ -30,6 +30,10 @@ _SILENCE_S = 2.5 * _HEARTBEAT_S
 _RETRY_WAIT_S = 0.2
 _REMEMBERED = 16_384
 _CONFIRM_S = 1.0
+# A consumer nobody pulls from goes: one of another division of the models would keep its subjects for ever.
+_INACTIVE_S = 2 * _EXPIRES_S
+# Two schedulers may make it at the same time.
+_MAKING_TRIES = 5
 
 
 class _Delivery(NamedTuple):
@@ -56,7 +60,7 @@ def parse_delivery(reply: bytes) -> _Delivery:
 class Job:
     """A job, held until `ack` or `term`."""
 
-    __slots__ = ("_consumer", "data", "headers", "key", "redelivered", "reply", "sequence")
+    __slots__ = ("__weakref__", "_consumer", "data", "headers", "key", "redelivered", "reply", "sequence")
 
     def __init__(
         self, consumer: JobConsumer, delivery: _Delivery, data: bytes, headers: Mapping[str, str], reply: str
@@ -89,14 +93,24 @@ class Job:
 
 
 class JobConsumer:
-    """An async iterator of jobs, for one reader."""
+    """An async iterator of jobs, for one reader.
 
-    def __init__(self, link: Link, *, max_outstanding: int, ack_wait_s: float) -> None:
+    Args:
+        name: of the durable: whoever makes one of the same name takes over.
+        filters: the subjects it takes; none: all.
+    """
+
+    def __init__(
+        self, link: Link, *, name: str, filters: Sequence[str], max_outstanding: int, ack_wait_s: float
+    ) -> None:
         self._link = link
+        self._name = name
+        self._filters = list(filters)
         self._ack_wait_s = ack_wait_s
         self._max_outstanding = max_outstanding
         self._batch = min(_BATCH, max_outstanding)
         self._inbox = f"_INBOX.{secrets.token_hex(11)}"
+        self._owner = secrets.token_hex(8)
         self._pulls = itertools.count(1)
         self._pull_subject = b""
         self._remaining = 0
@@ -117,10 +131,19 @@ class JobConsumer:
         self._sid = 0
         self._task: asyncio.Task[None] | None = None
 
+    @property
+    def is_closed(self) -> bool:
+        return self._is_closed
+
     async def start(self) -> None:
-        """Make the durable anew, so that everything unacknowledged comes again, and start pulling."""
-        self._sid = self._link.client.tap(f"{self._inbox}.*", self._on_message)
+        """Make the durable anew, so that everything unacknowledged comes again, and start pulling.
+
+        Raises:
+            InvalidArgument: another consumer takes some of the same subjects.
+            Unavailable, DeadlineExceeded: JetStream or the stream is not there.
+        """
         await self._make_consumer()
+        self._sid = self._link.client.tap(f"{self._inbox}.*", self._on_message)
         self._task = asyncio.get_running_loop().create_task(self._pump(), name="job pump")
 
     async def recover(self) -> None:
@@ -133,7 +156,7 @@ class JobConsumer:
             return
         info = await self._info()
         if info is not None and info["created"] != self._created:
-            self._fail(Unavailable("another scheduler consumes the queue", reason="CONSUMER_TAKEN_OVER"))
+            self._fail(_taken_over())
             return
         await self._make_consumer()
         self._unconfirmed.clear()  # what they acknowledged is gone, or comes again and is told again
@@ -268,7 +291,7 @@ class JobConsumer:
             "expires": round(_EXPIRES_S * 1e9),
             "idle_heartbeat": round(_HEARTBEAT_S * 1e9),
         }
-        next_subject = f"$JS.API.CONSUMER.MSG.NEXT.{subjects.JOBS_STREAM}.{subjects.SCHEDULER_CONSUMER}"
+        next_subject = f"$JS.API.CONSUMER.MSG.NEXT.{subjects.JOBS_STREAM}.{self._name}"
         self._link.send(next_subject, json.dumps(body).encode(), subject)
         self._pull_subject = subject.encode()
         self._remaining = batch
@@ -279,46 +302,80 @@ class JobConsumer:
         if self._pulled_at + _RETRY_WAIT_S > asyncio.get_running_loop().time():
             await asyncio.sleep(_RETRY_WAIT_S)
         info = await self._info()
-        if info is None:
-            await self._make_consumer()
-        elif info["created"] != self._created:
-            self._fail(Unavailable("another scheduler consumes the queue", reason="CONSUMER_TAKEN_OVER"))
+        if (info is None and not await self._create()) or (info and info["created"] != self._created):
+            self._fail(_taken_over())
 
     async def _info(self) -> dict[str, Any] | None:
         try:
-            return await self._link.api(f"CONSUMER.INFO.{subjects.JOBS_STREAM}.{subjects.SCHEDULER_CONSUMER}")
+            return await self._link.api(f"CONSUMER.INFO.{subjects.JOBS_STREAM}.{self._name}")
         except ApiError as error:
             if error.err_code in (jetstream.CONSUMER_NOT_FOUND, jetstream.STREAM_NOT_FOUND):
                 return None
             raise error.to_internal() from error
 
     async def _make_consumer(self) -> None:
-        name = f"{subjects.JOBS_STREAM}.{subjects.SCHEDULER_CONSUMER}"
+        """Make it in place of whatever has its name."""
+        for _try in range(_MAKING_TRIES):
+            try:
+                await self._link.api(f"CONSUMER.DELETE.{subjects.JOBS_STREAM}.{self._name}")
+            except ApiError as error:
+                if error.err_code == jetstream.STREAM_NOT_FOUND:
+                    raise _no_queue() from None
+                if error.err_code != jetstream.CONSUMER_NOT_FOUND:
+                    raise error.to_internal() from error
+            if await self._create():
+                return
+        raise Unavailable("other schedulers make the same consumer", reason="CONSUMER_TAKEN_OVER")
+
+    async def _create(self) -> bool:
+        """False when there is another of its name."""
         body = {
             "stream_name": subjects.JOBS_STREAM,
+            "action": "create",
             "config": {
-                "durable_name": subjects.SCHEDULER_CONSUMER,
+                "durable_name": self._name,
+                # Unlike anyone else's, which would be taken for this one.
+                "description": self._owner,
+                "filter_subjects": self._filters,
                 "deliver_policy": "all",
                 "ack_policy": "explicit",
                 "ack_wait": round(self._ack_wait_s * 1e9),
                 "max_ack_pending": self._max_outstanding,
                 "max_deliver": -1,
+                "inactive_threshold": round(_INACTIVE_S * 1e9),
             },
         }
         try:
-            try:
-                await self._link.api(f"CONSUMER.DELETE.{name}")
-            except ApiError as error:
-                if error.err_code != jetstream.CONSUMER_NOT_FOUND:
-                    raise
-            info = await self._link.api(f"CONSUMER.CREATE.{name}", body)
+            info = await self._link.api(f"CONSUMER.CREATE.{subjects.JOBS_STREAM}.{self._name}", body)
         except ApiError as error:
+            if error.err_code == jetstream.CONSUMER_EXISTS:
+                return False
             if error.err_code == jetstream.STREAM_NOT_FOUND:
-                raise Unavailable("the work queue does not exist yet", reason="QUEUE_UNAVAILABLE") from None
+                raise _no_queue() from None
+            if error.err_code in jetstream.CONSUMERS_OVERLAP:
+                raise _overlap() from None
             raise error.to_internal() from error
         self._created = info["created"]
+        return True
 
     def _fail(self, error: InferFluxError) -> None:
         self._error = error
         self._arrived.set()
         self._wake.set()
+
+
+def _taken_over() -> Unavailable:
+    return Unavailable("another scheduler consumes the queue", reason="CONSUMER_TAKEN_OVER")
+
+
+def _no_queue() -> Unavailable:
+    return Unavailable("the work queue does not exist yet", reason="QUEUE_UNAVAILABLE")
+
+
+def _overlap() -> InvalidArgument:
+    variables = "INFERFLUX_SCHEDULER_PARTITION, INFERFLUX_SCHEDULER_MODELS"
+    message = (
+        f"a scheduler of another partition takes jobs of the same models ({variables}); "
+        f"if none runs any more, wait {_INACTIVE_S:g} s"
+    )
+    return InvalidArgument(message, field="INFERFLUX_SCHEDULER_MODELS", reason="PARTITIONS_OVERLAP")
