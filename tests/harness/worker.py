@@ -82,15 +82,52 @@ class WorkerProcess:
             self.process.kill()
             self.process.wait()
 
-    async def submit(self, *items: worker_pb2.BatchItem, incarnation: str = "") -> worker_pb2.BatchAccepted:
+    async def submit(
+        self,
+        *items: worker_pb2.BatchItem,
+        incarnation: str = "",
+        phase: worker_pb2.Phase.ValueType = worker_pb2.PHASE_PREFILL,
+        preempt: Sequence[str] = (),
+        term: int = 0,
+    ) -> worker_pb2.BatchAccepted:
+        """Send one batch; `preempt` names requests of epoch 1 that give their turn away."""
         assert self.status is not None
         batch = worker_pb2.RequestBatch(
-            batch_id="b", incarnation=incarnation or self.status.incarnation, items=items
+            batch_id="b",
+            incarnation=incarnation or self.status.incarnation,
+            phase=phase,
+            items=items,
+            preemptions=[worker_pb2.Preemption(tenant="t", request_id=name, epoch=1) for name in preempt],
+            term=term,
         )
         answer = await self.bus.request(
             subjects.worker_batch(self.worker_id), batch.SerializeToString(), timeout_s=WAIT_S
         )
         return worker_pb2.BatchAccepted.FromString(answer)
+
+    async def preempt(self, *request_ids: str) -> None:
+        """Take their turns away, and wait until the engine has done so or they ended."""
+        seen = len(self.events)
+        await self.submit(preempt=request_ids)
+        await self.until(lambda: set(request_ids) <= {_subject_of(e) for e in self.events[seen:]})
+
+    async def resume(self, *items: worker_pb2.BatchItem, term: int = 0) -> worker_pb2.BatchAccepted:
+        return await self.submit(*items, phase=worker_pb2.PHASE_DECODE, term=term)
+
+    async def command(self, command: worker_pb2.WorkerCommand) -> None:
+        await self.bus.publish(subjects.worker_command(self.worker_id), command.SerializeToString())
+        await self.bus.flush()
+
+    def yields(self, request_id: str) -> list[tuple[int, int]]:
+        """(reason, residence) of every yield of a request so far."""
+        told = [e.request_yielded for e in self.events if e.HasField("request_yielded")]
+        return [(y.reason, y.residence) for y in told if y.request_id == request_id]
+
+    def residence(self, request_id: str) -> int | None:
+        """Where the latest heartbeat says a request is; None if it is not on board."""
+        assert self.status is not None
+        found = [r.residence for r in self.status.running if r.request_id == request_id]
+        return found[0] if found else None
 
     async def read(self, request_id: str) -> TokenSubscription:
         """Its token stream, subscribed to for certain."""
@@ -121,6 +158,8 @@ def batch_item(
     model: str = "inferflux-demo",
     slot: int = 0,
     epoch: int = 1,
+    token_budget: int = 0,
+    rank: float = 0.0,
     prompt: Sequence[int] = (10, 20, 30, 40),
     generated: Sequence[int] = (),
     max_tokens: int = 24,
@@ -159,7 +198,22 @@ def batch_item(
         enqueued_unix_ms=time.time_ns() // 1_000_000,
         deadline_unix_ms=deadline_unix_ms,
     )
-    return worker_pb2.BatchItem(request=request, slot=slot)
+    return worker_pb2.BatchItem(request=request, slot=slot, token_budget=token_budget, rank=rank)
+
+
+def resume_item(
+    request_id: str, *, slot: int = 0, epoch: int = 1, token_budget: int = 0, rank: float = 0.0
+) -> worker_pb2.BatchItem:
+    """What resumes a parked or swapped request."""
+    request = scheduler_pb2.InferenceRequest(
+        request_id=request_id, tenant="t", model="inferflux-demo", epoch=epoch
+    )
+    return worker_pb2.BatchItem(request=request, slot=slot, token_budget=token_budget, rank=rank)
+
+
+def _subject_of(event: scheduler_pb2.WorkerEvent) -> str:
+    """The request an event is about, if it ended or yielded."""
+    return event.request_ended.request_id or event.request_yielded.request_id
 
 
 async def read_to_end(stream: TokenSubscription) -> list[tokens_pb2.TokenChunk]:

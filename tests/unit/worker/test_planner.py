@@ -7,29 +7,31 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from inferflux.v1 import generation_pb2
-from inferflux.worker.engine.planner import plan_step, split
+from inferflux.worker.engine.planner import plan_of, plan_step, split
 from inferflux.worker.engine.sampling import Sampler
 from inferflux.worker.engine.sequence import Sequence
 from inferflux.worker.engine.text import TextAssembler
 
 
-def sequence(slot: int, pending: int, *, decoding: bool = False, priority: int = 0) -> Sequence:
+def sequence(slot: int, pending: int, *, decoding: bool = False, rank: float = 0.0) -> Sequence:
     return Sequence(
         key=f"t.r{slot}",
         request_id=f"r{slot}",
         epoch=1,
         slot=slot,
-        priority=priority,
+        rank=rank,
         arrival=slot,
-        pending=np.zeros(1 if decoding else pending, np.int32),
+        tokens=np.zeros(pending + 10, np.int32),
         prompt_tokens=pending,
         max_tokens=10,
         end_tokens=frozenset(),
         sampler=Sampler(generation_pb2.SamplingParams(), []),
         text=TextAssembler(),
         deadline_unix_s=float("inf"),
+        enqueued_unix_s=0.0,
         queue_ms=0.0,
         started_s=0.0,
+        position=pending - 1 if decoding else 0,
         first_token_s=1.0 if decoding else 0.0,
     )
 
@@ -45,15 +47,25 @@ def test_every_decoding_sequence_is_in_and_prompts_stay_within_the_budget(
     assert plan.n_prefill == min(budget, sum(prompts))
     assert all(s.n > 0 for s in plan.prefilling)
     for share in plan.prefilling:
-        assert share.wants_logits == (share.n == share.sequence.pending.shape[0])
+        assert share.wants_logits == (share.n == share.sequence.n_pending)
     assert [s.wants_logits for s in plan.prefilling[:-1]] == [True] * max(len(plan.prefilling) - 1, 0)
 
 
 def test_the_more_urgent_prompt_goes_first_then_the_earlier() -> None:
-    first, urgent, second = sequence(0, 5), sequence(2, 5, priority=9), sequence(1, 5)
+    first, urgent, second = sequence(0, 5), sequence(2, 5, rank=-9), sequence(1, 5)
     _, prefilling = split([second, first, urgent])
     assert prefilling == [urgent, first, second]
 
 
-def test_a_sequence_holds_a_cell_for_every_token_but_the_last() -> None:
-    assert sequence(0, 7).cells == 16
+def test_what_was_given_up_is_prefilled_again() -> None:
+    given_up = sequence(0, 5, decoding=True)
+    given_up.position = 0
+    assert split([given_up]) == ([], [given_up])
+    assert plan_of([(given_up, 5)]).prefilling[0].wants_logits
+
+
+def test_a_plan_of_grants_tells_tokens_from_prompts() -> None:
+    plan = plan_of([(sequence(0, 5), 3), (sequence(1, 5, decoding=True), 1)])
+    assert [(s.sequence.slot, s.n, s.wants_logits) for s in plan.decoding] == [(1, 1, True)]
+    assert [(s.sequence.slot, s.n, s.wants_logits) for s in plan.prefilling] == [(0, 3, False)]
+    assert plan.n_tokens == 4

@@ -7,7 +7,7 @@ import pytest
 from inferflux.v1 import generation_pb2, scheduler_pb2, worker_pb2
 from inferflux.worker.running import REMEMBERED_S, Limits, Refused, RunningTable
 
-LIMITS = Limits(slots=2, kv_cells=100, context_length=64, vocabulary_size=50)
+LIMITS = Limits(slots=2, sequences=4, kv_cells=100, context_length=64, vocabulary_size=50)
 
 
 def table() -> RunningTable:

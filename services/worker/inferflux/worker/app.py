@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 import uuid
 
 from inferflux.common import logs
@@ -21,6 +22,9 @@ from .model_file import ModelFile, ModelFileError, read_model_file
 from .presence import Presence
 from .running import Limits, RunningTable
 from .settings import WorkerSettings
+from .watchdog import Watchdog
+
+_WATCH_INTERVAL_S = 0.5
 
 log = logs.get("worker")
 
@@ -42,12 +46,14 @@ class Worker:
             incarnation=incarnation,
             card=_card(settings, model),
             interval_s=settings.heartbeat_interval_s,
+            swap_bytes=settings.swap_bytes,
         )
         self._metrics = WorkerMetrics(
             settings.served_name, kv_cells=settings.kv_cells, flash_attention=settings.flash_attention
         )
         self._emitter = Emitter(bus, self._table, settings.id, incarnation)
         self._host = EngineHost(_engine_config(settings), self._on_report, self._on_engine_death)
+        self._watchdog = Watchdog(settings.stuck_s)
         self._intake = Intake(bus, self._table, self._host, self._presence)
 
     async def run(self, shutdown: Shutdown) -> None:
@@ -62,25 +68,36 @@ class Worker:
         await self._intake.listen()
         beating = asyncio.create_task(self._presence.run())
         hosting = asyncio.create_task(self._host.run())
+        watching = asyncio.create_task(self._watch())
         leaving = asyncio.create_task(shutdown.wait())
         try:
-            await asyncio.wait({beating, hosting, leaving}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({beating, hosting, watching, leaving}, return_when=asyncio.FIRST_COMPLETED)
             if not leaving.done():
-                await _first_failure(hosting, beating)
+                await _first_failure(hosting, beating, watching)
             await self._drain()
         finally:
-            for task in (beating, leaving):
+            for task in (beating, watching, leaving):
                 task.cancel()
             await self._host.stop()
-            await asyncio.gather(beating, hosting, leaving, return_exceptions=True)
+            await asyncio.gather(beating, hosting, watching, leaving, return_exceptions=True)
+
+    async def _watch(self) -> None:
+        """Kill an engine that should make steps and makes none; it is then started again."""
+        while True:
+            await asyncio.sleep(_WATCH_INTERVAL_S)
+            if self._watchdog.is_stuck(time.monotonic(), has_running=self._table.has_running):
+                self._watchdog.progressed(time.monotonic())
+                self._metrics.engine_was_stuck()
+                self._host.kill(f"the engine made no step for {self._settings.stuck_s:g} s and was killed")
 
     async def _drain(self) -> None:
         """Finish what runs within the limit, and tell the scheduler what is left."""
         self._probe.set_ready("engine", False, "draining")
-        await self._presence.become(scheduler_pb2.WORKER_STATE_DRAINING)
+        self._presence.is_leaving = True
+        await self._presence.drain()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self._settings.drain_limit_s):
-                await self._emitter.until_idle()
+                await self._emitter.until_none_runs()
         left = self._table.clear()
         await self._emitter.tell_leaving(left)
         await self._bus.flush()
@@ -97,16 +114,17 @@ class Worker:
 
     async def _on_report(self, report: engine_pb2.EngineReport) -> None:
         if report.HasField("step"):
+            self._watchdog.progressed(time.monotonic())
             await self._emitter.on_step(report.step)
-            if report.step.HasField("stats"):
-                self._metrics.observe(report.step.stats)
-                self._presence.rates.observe(report.step.stats)
+            self._metrics.observe(report.step.stats)
+            self._presence.observe(report.step.stats)
         elif report.HasField("ready"):
             await self._on_ready(report.ready)
 
     async def _on_ready(self, ready: engine_pb2.EngineReady) -> None:
         self._table.limits = Limits(
             slots=ready.slots,
+            sequences=ready.sequences,
             kv_cells=ready.kv_cells,
             context_length=ready.context_length,
             vocabulary_size=ready.vocabulary_size,
@@ -131,6 +149,7 @@ class Worker:
     async def _on_engine_death(self, why: str) -> None:
         self._metrics.engine_died()
         self._probe.set_ready("engine", False, why)
+        self._presence.engine = engine_pb2.StepStats()
         lost = self._table.clear()
         if self._presence.state == scheduler_pb2.WORKER_STATE_READY:
             self._presence.state = scheduler_pb2.WORKER_STATE_LOADING
@@ -138,9 +157,9 @@ class Worker:
         await self._presence.beat()
 
 
-async def _first_failure(hosting: asyncio.Task[None], beating: asyncio.Task[None]) -> None:
-    """Raise what ended one of the two tasks that never end by themselves."""
-    for task in (hosting, beating):
+async def _first_failure(*tasks: asyncio.Task[None]) -> None:
+    """Raise what ended one of the tasks that never end by themselves."""
+    for task in tasks:
         if task.done():
             try:
                 task.result()
@@ -163,6 +182,8 @@ def _engine_config(settings: WorkerSettings) -> engine_pb2.EngineConfig:
         model_path=str(settings.model_path),
         worker_id=settings.id,
         slots=settings.slots,
+        sequences=settings.all_sequences,
+        swap_bytes=settings.swap_bytes,
         kv_cells=settings.kv_cells,
         context_length=settings.context_length,
         threads=settings.threads,

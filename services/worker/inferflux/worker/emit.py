@@ -28,28 +28,33 @@ class Emitter:
         self._table = table
         self._worker_id = worker_id
         self._incarnation = incarnation
-        self._ended = asyncio.Event()
+        self._fewer_run = asyncio.Event()
 
     async def on_step(self, step: engine_pb2.StepReport) -> None:
         for emission in step.emissions:
             running = self._table.get(emission.key)
             if running is None or running.epoch != emission.epoch:
                 continue
-            running.generated_tokens = emission.generated_tokens
-            running.chunks.append(emission.chunk)
+            running.emitted(emission)
             await self._publish(running.subject, emission.chunk)
+        for prefilled in step.prefilled:
+            self._table.prefilled(prefilled)
+        for yielded in step.yielded:
+            running = self._table.yielded(yielded)
+            if running is not None:
+                await self._tell_yielded(yielded, running)
         for ended in step.ended:
             running = self._table.end(ended.key, ended.epoch, time.monotonic())
             if running is not None:
                 await self._tell_ended(ended, running)
-        if step.ended:
-            self._ended.set()
+        if step.ended or step.yielded:
+            self._fewer_run.set()
 
-    async def until_idle(self) -> None:
-        """Return when nothing is on board."""
-        while len(self._table):
-            self._ended.clear()
-            await self._ended.wait()
+    async def until_none_runs(self) -> None:
+        """Return when it is nobody's turn: nothing on board gets on by itself any more."""
+        while self._table.has_running:
+            self._fewer_run.clear()
+            await self._fewer_run.wait()
 
     async def republish(self) -> None:
         """Everything of what runs and of what ended lately, once more."""
@@ -60,6 +65,7 @@ class Emitter:
             log.info("published again after a reconnect", requests=len(records))
 
     async def tell_engine_died(self, lost: list[Running], message: str) -> None:
+        self._fewer_run.set()
         event = self._event()
         event.engine_died.message = message
         event.engine_died.on_board.extend(_identity(r) for r in lost)
@@ -79,6 +85,18 @@ class Emitter:
         told.outcome = ended.outcome
         told.usage.prompt_tokens = ended.prompt_tokens
         told.usage.completion_tokens = ended.completion_tokens
+        told.time_to_first_token_ms = ended.time_to_first_token_ms
+        await self._publish(subjects.SCHEDULER_EVENTS, event.SerializeToString())
+
+    async def _tell_yielded(self, yielded: engine_pb2.EngineYielded, running: Running) -> None:
+        event = self._event()
+        told = event.request_yielded
+        told.request_id = running.request_id
+        told.tenant = running.tenant
+        told.epoch = yielded.epoch
+        told.reason = yielded.reason
+        told.residence = yielded.residence
+        told.generated_tokens = yielded.generated_tokens
         await self._publish(subjects.SCHEDULER_EVENTS, event.SerializeToString())
 
     async def _republish_one(self, running: Running) -> None:

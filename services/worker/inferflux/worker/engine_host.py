@@ -55,6 +55,7 @@ class EngineHost:
         self._channel: WorkerEnd | None = None
         self._is_stopping = False
         self._was_ready = False
+        self._killed_for = ""
 
     @property
     def pid(self) -> int | None:
@@ -83,6 +84,12 @@ class EngineHost:
             backoff = _FIRST_BACKOFF_S if loaded else min(backoff * 2, _LONGEST_BACKOFF_S)
             log.error("engine died, starting it again", why=why, backoff_s=backoff)
             await asyncio.sleep(backoff)
+
+    def kill(self, why: str) -> None:
+        """End an engine that does not get on; `why` is told as what happened to it."""
+        if self._process is not None:
+            self._killed_for = why
+            self._process.kill()
 
     async def stop(self) -> None:
         """End the engine; what it has on board is gone."""
@@ -119,7 +126,8 @@ class EngineHost:
             self._channel = None
             code = await _end(self._process)
             self._process = None
-        return loaded, load_error or _describe(code)
+        killed_for, self._killed_for = self._killed_for, ""
+        return loaded, killed_for or load_error or _describe(code)
 
 
 async def _end(process: subprocess.Popen[bytes]) -> int:

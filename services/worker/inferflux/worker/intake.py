@@ -31,6 +31,7 @@ class Intake:
         await self._bus.serve(subjects.worker_batch(worker_id), self.on_batch)
         await self._bus.serve(subjects.worker_command(worker_id), self.on_command)
         await self._bus.serve(subjects.CANCEL_ALL, self.on_cancel)
+        await self._bus.serve(subjects.SCHEDULER_LEADER, self.on_leader)
 
     async def on_batch(self, message: Message) -> None:
         try:
@@ -39,28 +40,67 @@ class Intake:
             log.error("batch could not be decoded", size=len(message.data))
             return
         answer = worker_pb2.BatchAccepted(batch_id=batch.batch_id)
-        for item in batch.items:
-            try:
-                self._take_up(item, batch.incarnation)
-            except Refused as refusal:
-                answer.refused.add(
-                    request_id=item.request.request_id, reason=refusal.reason, message=str(refusal)
-                )
-            else:
-                answer.accepted_request_ids.append(item.request.request_id)
+        try:
+            self._check_sender(batch)
+        except Refused as refusal:
+            for item in batch.items:
+                _refuse(answer, item, refusal)
+        else:
+            self._act_on(batch, answer)
         await message.respond(answer.SerializeToString())
 
-    def _take_up(self, item: worker_pb2.BatchItem, incarnation: str) -> None:
-        if incarnation != self._presence.incarnation:
+    def _check_sender(self, batch: worker_pb2.RequestBatch) -> None:
+        if batch.incarnation != self._presence.incarnation:
             raise Refused(worker_pb2.REFUSAL_REASON_WRONG_INCARNATION, "this worker has been restarted")
+        if not self._presence.accepts(batch.term):
+            message = f"term {batch.term} is over, {self._presence.term} has begun"
+            raise Refused(worker_pb2.REFUSAL_REASON_OLD_TERM, message)
+
+    def _act_on(self, batch: worker_pb2.RequestBatch, answer: worker_pb2.BatchAccepted) -> None:
+        for preemption in batch.preemptions:
+            self._park(preemption)
+        take = self._resume if batch.phase == worker_pb2.PHASE_DECODE else self._take_up
+        for item in batch.items:
+            try:
+                take(item)
+            except Refused as refusal:
+                _refuse(answer, item, refusal)
+            else:
+                answer.accepted_request_ids.append(item.request.request_id)
+
+    def _take_up(self, item: worker_pb2.BatchItem) -> None:
+        self._check_model(item)
         if self._presence.state != scheduler_pb2.WORKER_STATE_READY:
             raise Refused(worker_pb2.REFUSAL_REASON_NOT_READY, "this worker is loading or draining")
-        if item.request.model != self._presence.card.name:
-            raise Refused(worker_pb2.REFUSAL_REASON_UNKNOWN_MODEL, f"only {self._presence.card.name} is here")
         running, replaced = self._table.admit(item)
         if replaced is not None:
             self._cancel(running.key, is_silent=True)
         self._host.send(engine_pb2.EngineCommand(start=item))
+
+    def _resume(self, item: worker_pb2.BatchItem) -> None:
+        self._check_model(item)
+        running = self._table.resume(item)
+        if running is None:
+            return
+        resume = engine_pb2.EngineResume(
+            key=running.key,
+            epoch=running.epoch,
+            slot=item.slot,
+            token_budget=item.token_budget,
+            rank=item.rank,
+            turn=running.turn,
+        )
+        self._host.send(engine_pb2.EngineCommand(resume=resume))
+
+    def _park(self, preemption: worker_pb2.Preemption) -> None:
+        running = self._table.park(preemption)
+        if running is not None:
+            park = engine_pb2.EnginePark(key=running.key, epoch=running.epoch)
+            self._host.send(engine_pb2.EngineCommand(park=park))
+
+    def _check_model(self, item: worker_pb2.BatchItem) -> None:
+        if item.request.model != self._presence.card.name:
+            raise Refused(worker_pb2.REFUSAL_REASON_UNKNOWN_MODEL, f"only {self._presence.card.name} is here")
 
     async def on_command(self, message: Message) -> None:
         try:
@@ -68,15 +108,30 @@ class Intake:
         except DecodeError:
             log.error("command could not be decoded", size=len(message.data))
             return
+        if not self._presence.accepts(command.term):
+            log.warning("command of an old term", term=command.term, latest=self._presence.term)
+            return
         match command.WhichOneof("command"):
             case "drop":
                 key = request_key(command.drop.tenant, command.drop.request_id)
                 if self._table.drop(key, command.drop.epoch):
                     self._cancel(key, is_silent=True)
             case "drain":
-                await self._presence.become(scheduler_pb2.WORKER_STATE_DRAINING)
+                await self._presence.drain()
+            case "undrain":
+                await self._presence.undrain()
             case _:
                 log.warning("unknown command")
+
+    async def on_leader(self, message: Message) -> None:
+        try:
+            notice = worker_pb2.LeaderNotice.FromString(message.data)
+        except DecodeError:
+            log.error("leader notice could not be decoded", size=len(message.data))
+            return
+        is_ours = not notice.models or self._presence.card.name in notice.models
+        if is_ours and self._presence.accepts(notice.term):
+            await self._presence.beat()
 
     async def on_cancel(self, message: Message) -> None:
         try:
@@ -90,3 +145,7 @@ class Intake:
     def _cancel(self, key: str, *, is_silent: bool) -> None:
         cancel = engine_pb2.EngineCancel(key=key, is_silent=is_silent)
         self._host.send(engine_pb2.EngineCommand(cancel=cancel))
+
+
+def _refuse(answer: worker_pb2.BatchAccepted, item: worker_pb2.BatchItem, refusal: Refused) -> None:
+    answer.refused.add(request_id=item.request.request_id, reason=refusal.reason, message=str(refusal))

@@ -8,7 +8,15 @@ from inferflux.v1 import engine_pb2
 
 _RUNNING = Gauge("inferflux_worker_requests", "Requests on board of the engine", ["model"])
 _KV_USAGE = Gauge("inferflux_kv_cache_usage_ratio", "Filled part of the KV cache", ["model"])
-_KV_RESERVED = Gauge("inferflux_kv_cache_reserved_ratio", "Reserved part of the KV cache", ["model"])
+_KV_RESERVED = Gauge(
+    "inferflux_kv_cache_reserved_ratio", "Part of the KV cache that running requests fill", ["model"]
+)
+_PARKED = Gauge("inferflux_worker_parked_requests", "Requests that wait in the KV cache", ["model"])
+_SWAPPED = Gauge("inferflux_worker_swapped_requests", "Requests that wait outside the KV cache", ["model"])
+_SWAP_BYTES = Gauge("inferflux_worker_swap_bytes", "Host memory of swapped requests", ["model"])
+_SWAP_OUTS = Counter("inferflux_worker_swap_outs", "States moved from KV cache to host memory", ["model"])
+_SWAP_INS = Counter("inferflux_worker_swap_ins", "States moved from host memory to KV cache", ["model"])
+_RECOMPUTES = Counter("inferflux_worker_recomputes", "States given up, to be computed again", ["model"])
 _PREFILL = Counter("inferflux_engine_prefill_tokens", "Prompt tokens computed", ["model"])
 _DECODE = Counter("inferflux_engine_decode_tokens", "Tokens decoded after the first", ["model"])
 _ITERATION = Histogram(
@@ -24,6 +32,7 @@ _STEP = Histogram(
     buckets=(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5),
 )
 _DEATHS = Counter("inferflux_engine_deaths", "Engine processes that ended unasked", ["model"])
+_STUCK = Counter("inferflux_worker_stuck_engines", "Engines killed for not getting on", ["model"])
 _FLASH = Gauge("inferflux_flash_attention_enabled", "1 when flash attention is on", ["model"])
 
 
@@ -35,25 +44,40 @@ class WorkerMetrics:
         self._running = _RUNNING.labels(model)
         self._kv_usage = _KV_USAGE.labels(model)
         self._kv_reserved = _KV_RESERVED.labels(model)
+        self._parked = _PARKED.labels(model)
+        self._swapped = _SWAPPED.labels(model)
+        self._swap_bytes = _SWAP_BYTES.labels(model)
+        self._swap_outs = _SWAP_OUTS.labels(model)
+        self._swap_ins = _SWAP_INS.labels(model)
+        self._recomputes = _RECOMPUTES.labels(model)
         self._prefill = _PREFILL.labels(model)
         self._decode = _DECODE.labels(model)
         self._iteration = _ITERATION.labels(model)
         self._step = _STEP.labels(model)
         self._deaths = _DEATHS.labels(model)
+        self._stuck = _STUCK.labels(model)
         _FLASH.labels(model).set(1 if flash_attention else 0)
 
     def observe(self, stats: engine_pb2.StepStats) -> None:
         self._running.set(stats.sequences)
+        self._parked.set(stats.parked - stats.swapped)
+        self._swapped.set(stats.swapped)
+        self._swap_bytes.set(stats.swap_bytes_used)
+        self._swap_outs.inc(stats.swap_outs)
+        self._swap_ins.inc(stats.swap_ins)
+        self._recomputes.inc(stats.recomputes)
         if self.kv_cells:
             self._kv_usage.set(stats.kv_cells_used / self.kv_cells)
             self._kv_reserved.set(stats.kv_cells_reserved / self.kv_cells)
-        self._prefill.inc(stats.prefill_tokens)
-        self._decode.inc(stats.decode_tokens)
-        self._iteration.observe(stats.prefill_tokens + stats.decode_tokens)
-        self._step.observe(stats.step_us / 1e6)
+        if stats.step_us:
+            self._prefill.inc(stats.prefill_tokens)
+            self._decode.inc(stats.decode_tokens)
+            self._iteration.observe(stats.prefill_tokens + stats.decode_tokens)
+            self._step.observe(stats.step_us / 1e6)
 
     def engine_died(self) -> None:
         self._deaths.inc()
-        self._running.set(0)
-        self._kv_usage.set(0)
-        self._kv_reserved.set(0)
+        self.observe(engine_pb2.StepStats())
+
+    def engine_was_stuck(self) -> None:
+        self._stuck.inc()

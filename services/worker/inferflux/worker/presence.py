@@ -51,6 +51,22 @@ class Presence:
     interval_s: float
     state: scheduler_pb2.WorkerState.ValueType = scheduler_pb2.WORKER_STATE_LOADING
     rates: Rates = field(default_factory=Rates)
+    engine: engine_pb2.StepStats = field(default_factory=engine_pb2.StepStats)
+    term: int = 0
+    swap_bytes: int = 0
+    is_leaving: bool = False
+
+    def accepts(self, term: int) -> bool:
+        """Whether a lease of this `term` still counts; if so, older ones do not from now on."""
+        if term < self.term:
+            return False
+        self.term = term
+        return True
+
+    def observe(self, stats: engine_pb2.StepStats) -> None:
+        """Take note of the engine's latest figures."""
+        self.engine = stats
+        self.rates.observe(stats)
 
     def status(self, now: float) -> scheduler_pb2.WorkerStatus:
         """The heartbeat message; `now` is the monotonic clock."""
@@ -62,7 +78,12 @@ class Presence:
             models=[self.card],
             slots=limits.slots if limits else 0,
             kv_cells=limits.kv_cells if limits else 0,
-            kv_cells_reserved=self.table.cells_reserved,
+            sequences=limits.sequences if limits else 0,
+            kv_cells_used=self.engine.kv_cells_used,
+            kv_cells_reserved=self.engine.kv_cells_reserved,
+            swap_bytes_used=self.engine.swap_bytes_used,
+            swap_bytes=self.swap_bytes,
+            term=self.term,
             prefill_tokens_per_s=self.rates.prefill,
             decode_tokens_per_s=self.rates.decode,
             host=socket.gethostname(),
@@ -79,6 +100,19 @@ class Presence:
         """Change state and say so at once."""
         self.state = state
         await self.beat()
+
+    async def drain(self) -> None:
+        """Take nothing new from now on."""
+        await self.become(scheduler_pb2.WORKER_STATE_DRAINING)
+
+    async def undrain(self) -> None:
+        """Take requests again; not when the worker is about to leave."""
+        if self.is_leaving or self.state != scheduler_pb2.WORKER_STATE_DRAINING:
+            return
+        is_ready = self.table.limits is not None
+        await self.become(
+            scheduler_pb2.WORKER_STATE_READY if is_ready else scheduler_pb2.WORKER_STATE_LOADING
+        )
 
     async def beat(self) -> None:
         status = self.status(time.monotonic())

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from inferflux.common import subjects
 from inferflux.common.kv_cells import cells_of
-from inferflux.v1 import scheduler_pb2, worker_pb2
+from inferflux.v1 import engine_pb2, scheduler_pb2, worker_pb2
 
 REMEMBERED_S = 30.0
 
@@ -22,15 +22,20 @@ def request_key(tenant: str, request_id: str) -> str:
 
 @dataclass(slots=True)
 class Running:
-    """A request on board; `chunks` is everything published for it, kept for readers that lose some."""
+    """A request on board; `chunks` is everything published for it, kept for readers that lose some.
+
+    `turn` counts how often it was resumed: what the engine says of an earlier turn is no news.
+    """
 
     request_id: str
     tenant: str
     epoch: int
     slot: int
-    cells: int
     prompt_tokens: int
     generated_tokens: int = 0
+    computed_tokens: int = 0
+    residence: scheduler_pb2.Residence.ValueType = scheduler_pb2.RESIDENCE_RUNNING
+    turn: int = 0
     chunks: list[bytes] = field(default_factory=list)
 
     @property
@@ -42,6 +47,21 @@ class Running:
         """Where its chunks go."""
         return subjects.tokens(self.tenant, self.request_id)
 
+    @property
+    def is_running(self) -> bool:
+        return self.residence == scheduler_pb2.RESIDENCE_RUNNING
+
+    @property
+    def is_swapped(self) -> bool:
+        return self.residence == scheduler_pb2.RESIDENCE_SWAPPED
+
+    def emitted(self, emission: engine_pb2.Emission) -> None:
+        """Take note of a chunk. The last generated token is not computed yet."""
+        if emission.generated_tokens > self.generated_tokens:
+            self.generated_tokens = emission.generated_tokens
+            self.computed_tokens = self.prompt_tokens + emission.generated_tokens - 1
+        self.chunks.append(emission.chunk)
+
     def to_message(self) -> scheduler_pb2.RunningRequest:
         return scheduler_pb2.RunningRequest(
             request_id=self.request_id,
@@ -50,6 +70,8 @@ class Running:
             slot=self.slot,
             prompt_tokens=self.prompt_tokens,
             generated_tokens=self.generated_tokens,
+            residence=self.residence,
+            computed_tokens=self.computed_tokens,
         )
 
 
@@ -58,6 +80,7 @@ class Limits:
     """What the engine reported when it was ready."""
 
     slots: int
+    sequences: int
     kv_cells: int
     context_length: int
     vocabulary_size: int
@@ -72,7 +95,7 @@ class Refused(Exception):
 
 
 class RunningTable:
-    """Requests on board by key, their slots and cells; and what ended or was cancelled lately."""
+    """Requests on board by key and where each is; and what ended or was cancelled lately."""
 
     def __init__(self) -> None:
         self.limits: Limits | None = None
@@ -87,8 +110,9 @@ class RunningTable:
         return self._running.get(key)
 
     @property
-    def cells_reserved(self) -> int:
-        return sum(r.cells for r in self._running.values())
+    def has_running(self) -> bool:
+        """Whether it is anybody's turn."""
+        return any(r.is_running for r in self._running.values())
 
     def all(self) -> list[Running]:
         return list(self._running.values())
@@ -120,30 +144,80 @@ class RunningTable:
         if key in self._cancelled:
             raise Refused(worker_pb2.REFUSAL_REASON_CANCELLED, "it was cancelled")
         check_request(request, self.limits)
-        n_prompt = len(request.prompt_token_ids)
-        cells = cells_of(n_prompt, request.params.max_tokens)
-        self._check_room(item.slot, cells, self.limits, replaced)
+        self._check_place(item.slot, self.limits, replaced)
         running = Running(
             request_id=request.request_id,
             tenant=request.tenant,
             epoch=request.epoch,
             slot=item.slot,
-            cells=cells,
-            prompt_tokens=n_prompt,
+            prompt_tokens=len(request.prompt_token_ids),
             generated_tokens=len(request.generated_token_ids),
         )
         self._running[key] = running
+        self._take_slot(running, item.slot)
         return running, replaced
 
-    def _check_room(self, slot: int, cells: int, limits: Limits, replaced: Running | None) -> None:
-        if slot >= limits.slots:
-            raise Refused(worker_pb2.REFUSAL_REASON_INVALID, f"slot {slot} is not in [0, {limits.slots})")
-        others = [r for r in self._running.values() if r is not replaced]
+    def park(self, preemption: worker_pb2.Preemption) -> Running | None:
+        """Take a request's turn away; None if it is not its turn, or this epoch is not on board."""
+        running = self._running.get(request_key(preemption.tenant, preemption.request_id))
+        if running is None or running.epoch != preemption.epoch or not running.is_running:
+            return None
+        running.residence = scheduler_pb2.RESIDENCE_PARKED
+        return running
+
+    def resume(self, item: worker_pb2.BatchItem) -> Running | None:
+        """Give a request its turn again.
+
+        Returns:
+            It; None if it is its turn already.
+
+        Raises:
+            Refused: it cannot be; nothing has changed.
+        """
+        running = self._running.get(request_key(item.request.tenant, item.request.request_id))
+        if running is None or self.limits is None or running.epoch != item.request.epoch:
+            raise Refused(worker_pb2.REFUSAL_REASON_NOT_ON_BOARD, f"epoch {item.request.epoch} is not here")
+        if running.is_running:
+            return None
+        self._check_place(item.slot, self.limits, running)
+        running.residence = scheduler_pb2.RESIDENCE_RUNNING
+        running.turn += 1
+        self._take_slot(running, item.slot)
+        return running
+
+    def yielded(self, news: engine_pb2.EngineYielded) -> Running | None:
+        """Take note that a request does not run any more; None if that is no news."""
+        running = self._running.get(news.key)
+        if running is None or running.epoch != news.epoch or running.turn != news.turn:
+            return None
+        if not running.is_swapped:
+            running.residence = news.residence
+        return running
+
+    def prefilled(self, news: engine_pb2.Prefilled) -> None:
+        """Take note of how far a prompt is."""
+        running = self._running.get(news.key)
+        if running is not None and running.epoch == news.epoch:
+            running.computed_tokens = news.computed_tokens
+
+    def _check_place(self, slot: int, limits: Limits, own: Running | None) -> None:
+        """Raises:
+        Refused: `slot` does not exist or somebody runs in it, or as many run as may.
+        """
+        if slot >= limits.sequences:
+            raise Refused(worker_pb2.REFUSAL_REASON_INVALID, f"slot {slot} is not in [0, {limits.sequences})")
+        others = [r for r in self._running.values() if r.is_running and r is not own]
         if any(r.slot == slot for r in others):
             raise Refused(worker_pb2.REFUSAL_REASON_SLOT_BUSY, f"slot {slot} is taken")
-        free = limits.kv_cells - sum(r.cells for r in others)
-        if cells > free:
-            raise Refused(worker_pb2.REFUSAL_REASON_NO_MEMORY, f"{cells} KV cells wanted, {free} free")
+        if len(others) >= limits.slots:
+            raise Refused(worker_pb2.REFUSAL_REASON_SLOT_BUSY, f"{limits.slots} requests run already")
+
+    def _take_slot(self, running: Running, slot: int) -> None:
+        """Seat a request; who is parked there is swapped out."""
+        running.slot = slot
+        for other in self._running.values():
+            if other is not running and other.slot == slot and not other.is_swapped:
+                other.residence = scheduler_pb2.RESIDENCE_SWAPPED
 
     def end(self, key: str, epoch: int, now: float) -> Running | None:
         """Take a request off board, remembering it for a while; None if this epoch is not on board."""
@@ -184,7 +258,7 @@ def check_request(request: scheduler_pb2.InferenceRequest, limits: Limits) -> No
     """Everything llama.cpp would abort over.
 
     Raises:
-        Refused: INVALID, naming the field.
+        Refused: INVALID, naming the field; NO_MEMORY, when the whole KV cache would not do.
     """
     ids = [*request.prompt_token_ids, *request.generated_token_ids]
     n_prompt = len(request.prompt_token_ids)
@@ -196,6 +270,10 @@ def check_request(request: scheduler_pb2.InferenceRequest, limits: Limits) -> No
         problem = f"token ids must be in [0, {limits.vocabulary_size})"
     elif params.max_tokens < 1:
         problem = "params.max_tokens must be at least 1"
+    elif (cells := cells_of(n_prompt, params.max_tokens)) > limits.kv_cells:
+        raise Refused(
+            worker_pb2.REFUSAL_REASON_NO_MEMORY, f"{cells} KV cells wanted, {limits.kv_cells} in all"
+        )
     elif n_prompt + params.max_tokens > limits.context_length:
         problem = f"{n_prompt} + {params.max_tokens} tokens exceed the context of {limits.context_length}"
     elif len(request.generated_token_ids) >= params.max_tokens:

@@ -6,11 +6,14 @@ import socket
 import uuid
 from pathlib import Path
 
-from pydantic import Field, field_validator
+from pydantic import Field, ValidationInfo, field_validator
 from pydantic_settings import SettingsConfigDict
 
 from inferflux.common import subjects
 from inferflux.common.settings import ServiceSettings
+
+# llama.cpp's own limit.
+MAX_SEQUENCES = 256
 
 
 def _default_id() -> str:
@@ -26,7 +29,13 @@ class WorkerSettings(ServiceSettings):
     id: str = Field(default_factory=_default_id, description="Name in subjects, unique in the fleet.")
     model_path: Path = Field(description="GGUF file to serve.")
     model_name: str = Field("", description="Name clients use; empty takes the file's name without .gguf.")
-    slots: int = Field(16, ge=1, le=256, description="Sequences at once.")
+    slots: int = Field(16, ge=1, le=MAX_SEQUENCES, description="Sequences that run at once.")
+    sequences: int = Field(
+        0,
+        ge=0,
+        le=MAX_SEQUENCES,
+        description="Slots and places beside them for parked sequences; 0 for twice the slots.",
+    )
     kv_cells: int = Field(0, ge=0, description="Tokens the KV cache holds; 0 chooses from slots and context.")
     context_length: int = Field(0, ge=0, description="Most tokens of one request; 0 takes the model's.")
     threads: int = Field(0, ge=0, le=512, description="CPU threads; 0 takes every core this process may use.")
@@ -39,7 +48,22 @@ class WorkerSettings(ServiceSettings):
     step_limit_s: float = Field(
         0.2, gt=0, le=60, description="Seconds an engine step with prefill should take at most."
     )
+    swap_bytes: int = Field(
+        2 << 30, ge=0, description="Host memory for swapped sequences; 0 computes them again instead."
+    )
+    stuck_s: float = Field(
+        60.0,
+        ge=0,
+        description="An engine that should run but reports nothing for so long is killed; 0: never.",
+    )
     heartbeat_interval_s: float = Field(1.0, gt=0, le=2.0, description="Seconds between status messages.")
+
+    @field_validator("sequences")
+    @classmethod
+    def _sequences_hold_the_slots(cls, value: int, info: ValidationInfo) -> int:
+        if 0 < value < info.data.get("slots", 1):
+            raise ValueError("must be 0 or at least INFERFLUX_WORKER_SLOTS")
+        return value
 
     @field_validator("id")
     @classmethod
@@ -47,6 +71,11 @@ class WorkerSettings(ServiceSettings):
         if not subjects.is_safe_token(value):
             raise ValueError("must be 1-64 of A-Z a-z 0-9 _ -")
         return value
+
+    @property
+    def all_sequences(self) -> int:
+        """Sequence ids of the engine: those that may run at once and those beside them."""
+        return self.sequences or min(2 * self.slots, MAX_SEQUENCES)
 
     @property
     def served_name(self) -> str:

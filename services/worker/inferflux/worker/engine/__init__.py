@@ -2,10 +2,13 @@
 
 channel   frames between the worker and its engine
 core      the step: plan, decode, sample, report
-sequence  one running request
+sequence  one request on board
 planner   which tokens go into the next batch            (pure)
 budget    how much prefill a step may carry               (pure)
-kv        who holds how many KV cells                     (pure)
+pressure  who leaves the KV cache when it is full          (pure)
+memory    slots, KV cells and host memory of the sequences
+kv        who fills how many KV cells                     (pure)
+swap      whose state host memory keeps                   (pure)
 sampling  logits to a token id                            (pure)
 text      token bytes to whole characters, stop strings   (pure)
 batch     the tokens of a step, as llama.cpp takes them

@@ -9,6 +9,7 @@ from __future__ import annotations
 import signal
 import socket
 import sys
+import time
 
 from inferflux.common.lifecycle import exit_with_parent
 from inferflux.v1 import engine_pb2
@@ -22,17 +23,16 @@ def run(channel: EngineEnd) -> None:
     """Serve until the worker closes the channel."""
     engine = _load(channel)
     while True:
-        for command in channel.commands(block=not engine.has_work):
+        for command in channel.commands(engine.idle_s(time.time())):
             _obey(engine, command)
-        if engine.has_work:
-            engine.step()
+        engine.step()
         report = engine.take_report()
         if report is not None:
             channel.send(report)
 
 
 def _load(channel: EngineEnd) -> Engine:
-    config = next(iter(channel.commands(block=True))).load
+    config = next(iter(channel.commands(None))).load
     try:
         backend = Backend(config)
     except LoadError as error:
@@ -43,6 +43,7 @@ def _load(channel: EngineEnd) -> Engine:
         context_length=backend.context_length,
         vocabulary_size=backend.vocab.size,
         slots=backend.slots,
+        sequences=backend.sequences,
         parameters=backend.parameters,
         has_chat_template=backend.vocab.chat_template is not None,
     )
@@ -51,6 +52,7 @@ def _load(channel: EngineEnd) -> Engine:
         worker_id=config.worker_id,
         step_stretch=config.step_stretch,
         step_limit_s=config.step_limit_s,
+        swap_bytes=config.swap_bytes,
     )
     channel.send(engine_pb2.EngineReport(ready=ready))
     return engine
@@ -62,6 +64,10 @@ def _obey(engine: Engine, command: engine_pb2.EngineCommand) -> None:
             engine.start(command.start)
         case "cancel":
             engine.cancel(command.cancel.key, is_silent=command.cancel.is_silent)
+        case "park":
+            engine.park(command.park.key, command.park.epoch)
+        case "resume":
+            engine.resume(command.resume)
 
 
 if __name__ == "__main__":

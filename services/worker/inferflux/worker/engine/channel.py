@@ -6,6 +6,7 @@ The engine's side blocks (it has one thread and nothing else to do); the worker'
 from __future__ import annotations
 
 import asyncio
+import math
 import select
 import socket
 import struct
@@ -26,13 +27,13 @@ class EngineEnd:
         self._poll.register(sock, select.POLLIN)
         self._buffer = bytearray()
 
-    def commands(self, *, block: bool) -> Iterator[engine_pb2.EngineCommand]:
-        """Every command that has arrived; with `block`, waits for the first.
+    def commands(self, wait_s: float | None) -> Iterator[engine_pb2.EngineCommand]:
+        """Every command that has arrived; waits up to `wait_s` seconds for the first, for ever with None.
 
         Raises:
             EOFError: the worker is gone.
         """
-        if block or self._poll.poll(0):
+        if self._poll.poll(None if wait_s is None else math.ceil(wait_s * 1000)):
             self._read_some()
         while True:
             frame = self._next_frame()

@@ -2,48 +2,63 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterable
 
 import numpy as np
 from numpy.typing import NDArray
 
-from inferflux.v1 import engine_pb2, generation_pb2, tokens_pb2, worker_pb2
+from inferflux.v1 import engine_pb2, generation_pb2, scheduler_pb2, tokens_pb2, worker_pb2
 
 from .budget import StepBudget
-from .kv import CellLedger
+from .memory import Memory
 from .native import Backend
-from .planner import Share, plan_step, split
+from .planner import Share, StepPlan, plan_of, plan_step, split
+from .pressure import fit_step, make_room, may_enter
 from .sampling import BadLogits, log_probabilities, top_ids
 from .sequence import Sequence, sequence_of
 
 _DEADLINE_EXCEEDED = 4
 _INTERNAL = 13
+# A wall clock may be set: deadlines are looked at this often at least.
+_LONGEST_WAIT_S = 60.0
 
 
 class Engine:
-    """Runs every sequence on board, one token each per step.
+    """Runs every sequence whose turn it is, one token each per step, and keeps those that wait for theirs.
 
     Args:
         backend: the loaded model.
         worker_id: named in `started` events.
         step_stretch, step_limit_s: see `StepBudget`.
+        swap_bytes: most host memory for sequences that have to leave the KV cache.
     """
 
-    def __init__(self, backend: Backend, *, worker_id: str, step_stretch: float, step_limit_s: float) -> None:
+    def __init__(
+        self, backend: Backend, *, worker_id: str, step_stretch: float, step_limit_s: float, swap_bytes: int
+    ) -> None:
         self._backend = backend
         self._worker_id = worker_id
-        self._cells = CellLedger(backend.cells)
+        self._memory = Memory(backend, swap_bytes)
         self._budget = StepBudget(backend.batch_tokens, step_stretch, step_limit_s, backend.mixed_tokens)
         for n_prefill, n_decoding, seconds in backend.warm_up():
             self._budget.observe(n_prefill, n_decoding, seconds)
         self._sequences: dict[str, Sequence] = {}
+        self._running: dict[str, Sequence] = {}
         self._arrivals = 0
+        self._next_deadline_unix_s = math.inf
         self._report = engine_pb2.StepReport()
+        self._has_news = False
 
-    @property
-    def has_work(self) -> bool:
-        return bool(self._sequences)
+    def idle_s(self, unix_s: float) -> float | None:
+        """How long nothing is to be done unless a command comes: until the next deadline, for ever (None), or
+        not at all (0) while sequences run."""
+        if self._running:
+            return 0.0
+        if self._next_deadline_unix_s == math.inf:
+            return None
+        return min(max(self._next_deadline_unix_s - unix_s, 0.0), _LONGEST_WAIT_S)
 
     def start(self, item: worker_pb2.BatchItem) -> None:
         """Take a request up. The worker has checked it against slots, cells and vocabulary."""
@@ -55,8 +70,9 @@ class Engine:
             unix_s=time.time(),
             pieces=self._backend.vocab,
         )
-        self._cells.reserve(sequence.slot, sequence.cells)
         self._sequences[sequence.key] = sequence
+        self._next_deadline_unix_s = min(self._next_deadline_unix_s, sequence.deadline_unix_s)
+        self._take_seat(sequence, item.slot)
 
     def cancel(self, key: str, *, is_silent: bool) -> None:
         """End a request; nothing if it is not on board."""
@@ -68,49 +84,141 @@ class Engine:
         else:
             self._finish(sequence, self._chunk(sequence), generation_pb2.FINISH_REASON_CANCELLED)
 
+    def park(self, key: str, epoch: int) -> None:
+        """Take a sequence's turn away; nothing if it does not run."""
+        sequence = self._running.get(key)
+        if sequence is not None and sequence.epoch == epoch:
+            self._park(sequence, scheduler_pb2.YIELD_REASON_PREEMPTED)
+
+    def resume(self, command: engine_pb2.EngineResume) -> None:
+        """Give a sequence its turn again; nothing if this epoch of it is not on board."""
+        sequence = self._sequences.get(command.key)
+        if sequence is None or sequence.epoch != command.epoch:
+            return
+        sequence.take_turn(turn=command.turn, rank=command.rank, token_budget=command.token_budget)
+        self._take_seat(sequence, command.slot)
+
     def take_report(self) -> engine_pb2.EngineReport | None:
         """What is to be told since the last call, if anything."""
-        report = self._report
-        if not (report.emissions or report.ended or report.HasField("stats")):
+        if not self._has_news:
             return None
+        report = self._report
+        stats = report.stats
+        stats.kv_cells_used = self._memory.used
+        stats.kv_cells_reserved = sum(s.cells for s in self._running.values())
+        stats.sequences = len(self._sequences)
+        stats.parked = len(self._sequences) - len(self._running)
+        if stats.parked:
+            stats.swapped = sum(
+                s.residence == scheduler_pb2.RESIDENCE_SWAPPED for s in self._sequences.values()
+            )
+        stats.swap_bytes_used = self._memory.swap_bytes_used
+        stats.swap_outs, stats.swap_ins, stats.recomputes = self._memory.take_counts()
         self._report = engine_pb2.StepReport()
+        self._has_news = False
         return engine_pb2.EngineReport(step=report)
 
     def step(self) -> None:
-        """Give every decoding sequence its token and prompts their share.
+        """Give every decoding sequence its token and prompts their share, as far as the KV cache goes.
 
         Raises:
             DecodeError: the engine has to start again.
         """
         began = time.perf_counter()
         self._expire(time.time())
-        decoding, prefilling = split(self._sequences.values())
-        if not decoding and not prefilling:
+        if not self._running:
             return
-        plan = plan_step(decoding, prefilling, self._budget.tokens(len(decoding), len(prefilling)))
+        plan = self._plan()
         for share in plan.shares:
-            self._cells.use(share.sequence.slot, share.n)
+            self._memory.grow(share.sequence, share.n)
         logits = self._backend.decode(plan)
         decoded = time.perf_counter()
         self._advance(plan.shares)
         self._sample([share.sequence for share in plan.shares if share.wants_logits], logits)
         ended = time.perf_counter()
-        self._budget.observe(plan.n_prefill, len(decoding), ended - began)
+        self._budget.observe(plan.n_prefill, len(plan.decoding), ended - began)
         stats = self._report.stats
         stats.prefill_tokens = plan.n_prefill
-        stats.decode_tokens = len(decoding)
+        stats.decode_tokens = len(plan.decoding)
         stats.decode_us = int((decoded - began) * 1e6)
         stats.step_us = int((ended - began) * 1e6)
-        stats.kv_cells_used = self._cells.used
-        stats.kv_cells_reserved = self._cells.reserved
-        stats.sequences = len(self._sequences)
+        self._has_news = True
+
+    def _plan(self) -> StepPlan:
+        """What the next step computes: it fits the KV cache, and is not empty."""
+        waiting = [s for s in self._running.values() if not s.is_loaded]
+        for sequence in sorted(waiting, key=lambda s: s.order):
+            self._let_in(sequence)
+        loaded = [s for s in self._running.values() if s.is_loaded]
+        decoding, prefilling = split(loaded)
+        prefill_tokens = self._budget.tokens(len(decoding), len(prefilling))
+        plan = plan_step(decoding, prefilling, prefill_tokens)
+        if plan.n_tokens <= self._memory.free:
+            return plan
+        fit = fit_step(loaded, self._parked(), self._memory.free, prefill_tokens)
+        for victim in fit.victims:
+            self._swap_out(victim, scheduler_pb2.YIELD_REASON_MEMORY)
+        return plan_of(fit.grants)
+
+    def _let_in(self, sequence: Sequence) -> None:
+        """Bring a sequence that runs into the KV cache, if it is its time."""
+        running = self._running.values()
+        loaded = [s for s in running if s.is_loaded]
+        waiting = [s for s in running if not s.is_loaded]
+        if not sequence.is_running:
+            return
+        memory = self._memory
+        if not may_enter(sequence, loaded, waiting, self._parked(), memory.free, memory.cells):
+            return
+        for victim in make_room(sequence.position, sequence.order, loaded, self._parked(), memory.free):
+            self._swap_out(victim, scheduler_pb2.YIELD_REASON_MEMORY)
+        if not memory.load(sequence):
+            self._report.prefilled.add(key=sequence.key, epoch=sequence.epoch, computed_tokens=0)
+
+    def _parked(self) -> list[Sequence]:
+        return [s for s in self._sequences.values() if not s.is_running]
+
+    def _take_seat(self, sequence: Sequence, slot: int) -> None:
+        """Run `sequence` in `slot`, at the cost of who waits there."""
+        holder = self._memory.holder(slot)
+        if holder is not None and holder is not sequence:
+            self._swap_out(holder, scheduler_pb2.YIELD_REASON_PREEMPTED)
+        self._memory.seat(sequence, slot)
+        self._running[sequence.key] = sequence
+        self._has_news = True
+
+    def _park(self, sequence: Sequence, reason: scheduler_pb2.YieldReason.ValueType) -> None:
+        sequence.residence = scheduler_pb2.RESIDENCE_PARKED
+        del self._running[sequence.key]
+        self._tell_yielded(sequence, reason)
+
+    def _swap_out(self, sequence: Sequence, reason: scheduler_pb2.YieldReason.ValueType) -> None:
+        """Take a sequence's slot and cells; it goes on from host memory, or is computed again."""
+        sequence.residence = scheduler_pb2.RESIDENCE_SWAPPED
+        self._running.pop(sequence.key, None)
+        for other in self._memory.unload(sequence):
+            self._report.prefilled.add(key=other.key, epoch=other.epoch, computed_tokens=0)
+        self._tell_yielded(sequence, reason)
+
+    def _tell_yielded(self, sequence: Sequence, reason: scheduler_pb2.YieldReason.ValueType) -> None:
+        self._has_news = True
+        self._report.yielded.add(
+            key=sequence.key,
+            epoch=sequence.epoch,
+            reason=reason,
+            residence=sequence.residence,
+            generated_tokens=sequence.generated,
+            turn=sequence.turn,
+        )
 
     def _advance(self, shares: Iterable[Share]) -> None:
         for share in shares:
             sequence = share.sequence
             sequence.position += share.n
             if not share.wants_logits:
-                sequence.pending = sequence.pending[share.n :]
+                self._report.prefilled.add(
+                    key=sequence.key, epoch=sequence.epoch, computed_tokens=sequence.position
+                )
                 if not sequence.is_announced:
                     self._emit(sequence, self._announced(sequence, self._chunk(sequence)))
 
@@ -138,6 +246,9 @@ class Engine:
                 continue
             if sequence.first_token_s == 0.0:
                 sequence.first_token_s = now
+                if sequence.generated == 0:
+                    waited_ms = unix_us / 1000 - sequence.enqueued_unix_s * 1000
+                    sequence.time_to_first_token_ms = max(waited_ms, 0.0)
             self._accept(sequence, token, logits[row], unix_us)
 
     def _accept(self, sequence: Sequence, token: int, logits: NDArray[np.float32], unix_us: int) -> None:
@@ -146,8 +257,7 @@ class Engine:
             self._announced(sequence, chunk)
         chunk.token_ids.append(token)
         chunk.sampled_unix_us = unix_us
-        sequence.sampler.accept(token)
-        sequence.generated += 1
+        sequence.append(token)
         chunk.text = sequence.text.push(self._backend.vocab.piece(token))
         if sequence.sampler.n_logprobs is not None:
             chunk.logprobs.append(self._logprobs(logits, token, sequence.sampler.n_logprobs))
@@ -156,8 +266,9 @@ class Engine:
         elif sequence.generated >= sequence.max_tokens:
             self._finish(sequence, chunk, generation_pb2.FINISH_REASON_LENGTH)
         else:
-            sequence.pending = np.array((token,), np.int32)
             self._emit(sequence, chunk)
+            if sequence.generated == sequence.yields_at:
+                self._park(sequence, scheduler_pb2.YIELD_REASON_TIMESLICE)
 
     def _logprobs(self, logits: NDArray[np.float32], token: int, n_top: int) -> tokens_pb2.TokenLogprobs:
         ids = np.concatenate(([token], top_ids(logits, n_top) if n_top else np.empty(0, np.int64)))
@@ -172,10 +283,14 @@ class Engine:
         return tokens_pb2.TokenLogprobs(chosen=entries[0], top=entries[1:])
 
     def _expire(self, unix_s: float) -> None:
+        if unix_s < self._next_deadline_unix_s:
+            return
         late = [s for s in self._sequences.values() if s.deadline_unix_s <= unix_s]
         for sequence in late:
             message = "the deadline passed while generating"
             self._fail(sequence, _DEADLINE_EXCEEDED, "DEADLINE_EXCEEDED", message)
+        deadlines = (s.deadline_unix_s for s in self._sequences.values())
+        self._next_deadline_unix_s = min(deadlines, default=math.inf)
 
     def _chunk(self, sequence: Sequence) -> tokens_pb2.TokenChunk:
         return tokens_pb2.TokenChunk(
@@ -227,10 +342,12 @@ class Engine:
             outcome=outcome,
             prompt_tokens=sequence.prompt_tokens,
             completion_tokens=sequence.generated,
+            time_to_first_token_ms=sequence.time_to_first_token_ms,
         )
         self._leave(sequence)
 
     def _leave(self, sequence: Sequence) -> None:
-        self._backend.forget(sequence.slot)
-        self._cells.release(sequence.slot)
+        self._memory.remove(sequence)
         del self._sequences[sequence.key]
+        self._running.pop(sequence.key, None)
+        self._has_news = True

@@ -1,19 +1,18 @@
-"""Who holds how many cells of the unified KV cache.
+"""Who fills how many cells of the unified KV cache.
 
 In a unified cache every token of every sequence takes one cell, so the account is exact: a batch of
-n tokens needs n free cells. A sequence reserves all it may ever need when it is taken up, so no step
-can find the cache full.
+n tokens needs n free cells, and one that is submitted with fewer would be refused.
 """
 
 from __future__ import annotations
 
 
 class OutOfCells(Exception):
-    """The reservation does not fit."""
+    """More cells are wanted than are free."""
 
 
 class CellLedger:
-    """Reserved and used cells per sequence slot.
+    """Filled cells per sequence slot.
 
     Args:
         cells: cells of the cache.
@@ -21,48 +20,35 @@ class CellLedger:
 
     def __init__(self, cells: int) -> None:
         self.cells = cells
-        self._reserved: dict[int, int] = {}
+        self.used = 0
         self._used: dict[int, int] = {}
 
     @property
-    def reserved(self) -> int:
-        return sum(self._reserved.values())
-
-    @property
-    def used(self) -> int:
-        return sum(self._used.values())
-
-    @property
     def free(self) -> int:
-        """Cells nobody has reserved."""
-        return self.cells - self.reserved
-
-    def reserve(self, slot: int, cells: int) -> None:
-        """Set `cells` aside for `slot`.
-
-        Raises:
-            OutOfCells: fewer are free.
-            ValueError: the slot has a reservation already.
-        """
-        if slot in self._reserved:
-            raise ValueError(f"slot {slot} is taken")
-        if cells > self.free:
-            raise OutOfCells(f"{cells} KV cells wanted, {self.free} of {self.cells} free")
-        self._reserved[slot] = cells
-        self._used[slot] = 0
+        return self.cells - self.used
 
     def use(self, slot: int, cells: int) -> None:
         """Count `cells` more as filled by `slot`.
 
         Raises:
-            OutOfCells: more than it reserved.
+            OutOfCells: fewer are free.
         """
-        used = self._used[slot] + cells
-        if used > self._reserved[slot]:
-            raise OutOfCells(f"slot {slot} would use {used} of {self._reserved[slot]} reserved KV cells")
-        self._used[slot] = used
+        if cells > self.free:
+            raise OutOfCells(f"{cells} KV cells wanted for slot {slot}, {self.free} of {self.cells} free")
+        self._used[slot] = self._used.get(slot, 0) + cells
+        self.used += cells
 
     def release(self, slot: int) -> None:
-        """Give everything of `slot` back; nothing if it holds nothing."""
-        self._reserved.pop(slot, None)
-        self._used.pop(slot, None)
+        """Count everything of `slot` as free; nothing if it fills nothing."""
+        self.used -= self._used.pop(slot, 0)
+
+    def move(self, slot: int, to: int) -> None:
+        """Count what `slot` fills as filled by `to`.
+
+        Raises:
+            ValueError: `to` fills cells of its own.
+        """
+        if to in self._used:
+            raise ValueError(f"slot {to} fills cells of its own")
+        if slot in self._used:
+            self._used[to] = self._used.pop(slot)

@@ -20,8 +20,8 @@ from inferflux.v1 import engine_pb2
 
 from .batch import Batch
 from .planner import StepPlan
+from .sequence import StateBytes
 
-MAX_SLOTS = 256
 _FLASH_ATTENTION = {True: 1, False: 0}
 _AUTO_CELLS_PER_SLOT = 1024
 _PHYSICAL_BATCH = 512
@@ -40,7 +40,7 @@ class DecodeError(Exception):
 
 
 class Backend:
-    """A loaded model with a context for `slots` sequences.
+    """A loaded model with a context for `sequences` sequences.
 
     Raises:
         LoadError: no such model, not a generative one, or too little memory.
@@ -53,6 +53,7 @@ class Backend:
         trained = int(llama.llama_model_n_ctx_train(self._model))
         self.context_length = config.context_length or trained
         self.slots = config.slots
+        self.sequences = config.sequences or config.slots
         self.parameters = int(llama.llama_model_n_params(self._model))
         self._is_thread_count_asked = config.threads > 0
         self._threads = config.threads or len(os.sched_getaffinity(0))
@@ -74,10 +75,9 @@ class Backend:
         params = llama.llama_context_default_params()
         cells = config.kv_cells or max(self.context_length, config.slots * _AUTO_CELLS_PER_SLOT)
         params.n_ctx = cells
-        params.n_batch = max(config.batch_tokens, config.slots)
+        params.n_batch = max(config.batch_tokens, self.sequences)
         params.n_ubatch = min(_PHYSICAL_BATCH, params.n_batch)
-        params.n_seq_max = config.slots
-        params.n_outputs_max = config.slots
+        params.n_seq_max = params.n_outputs_max = self.sequences
         params.kv_unified = True
         params.flash_attn_type = _FLASH_ATTENTION[config.flash_attention]
         params.n_threads = params.n_threads_batch = self._threads
@@ -135,7 +135,9 @@ class Backend:
         for share in plan.shares:
             sequence = share.sequence
             at_end = at + share.n
-            self._batch.put(at, sequence.pending[: share.n], slot=sequence.slot, position=sequence.position)
+            first = sequence.position
+            tokens = sequence.tokens[first : first + share.n]
+            self._batch.put(at, tokens, slot=sequence.slot, position=first)
             if share.wants_logits:
                 self._batch.logits[at_end - 1] = 1
                 outputs += 1
@@ -163,6 +165,34 @@ class Backend:
     def forget(self, slot: int, position: int = 0) -> None:
         """Free the KV cells of `slot` from `position` on."""
         llama.llama_memory_seq_rm(self._memory, slot, position, -1)
+
+    def move(self, slot: int, to: int) -> None:
+        """Have `to`, which is empty, hold what `slot` holds; no tensor is copied."""
+        llama.llama_memory_seq_cp(self._memory, slot, to, -1, -1)
+        self.forget(slot)
+
+    def state_size(self, slot: int) -> int:
+        """Bytes of the state of `slot`."""
+        return int(llama.llama_state_seq_get_size(self._context, slot))
+
+    def copy_out(self, slot: int, n_bytes: int) -> StateBytes | None:
+        """The state of `slot`, `n_bytes` long; None if llama.cpp cannot give it."""
+        state = np.empty(n_bytes, np.uint8)
+        written = llama.llama_state_seq_get_data(self._context, _bytes_pointer(state), n_bytes, slot)
+        return state if written == n_bytes else None
+
+    def copy_in(self, slot: int, state: StateBytes) -> bool:
+        """Whether `slot` now holds `state`; if not, it is empty."""
+        n_bytes = state.shape[0]
+        read = llama.llama_state_seq_set_data(self._context, _bytes_pointer(state), n_bytes, slot)
+        if read != n_bytes:
+            self.forget(slot)
+            return False
+        return True
+
+
+def _bytes_pointer(array: StateBytes) -> Any:
+    return ctypes.cast(array.ctypes.data, ctypes.POINTER(ctypes.c_uint8))
 
 
 def _load_model(config: engine_pb2.EngineConfig) -> Any:

@@ -32,14 +32,18 @@ class StepPlan:
     def n_prefill(self) -> int:
         return sum(share.n for share in self.prefilling)
 
+    @property
+    def n_tokens(self) -> int:
+        return len(self.decoding) + self.n_prefill
+
 
 def split(sequences: Iterable[Sequence]) -> tuple[list[Sequence], list[Sequence]]:
-    """(decoding, prefilling); the latter most urgent first, then in order of arrival."""
+    """(decoding, prefilling); the latter most urgent first."""
     decoding: list[Sequence] = []
     prefilling: list[Sequence] = []
     for sequence in sequences:
         (prefilling if sequence.is_prefilling else decoding).append(sequence)
-    prefilling.sort(key=lambda s: (-s.priority, s.arrival))
+    prefilling.sort(key=lambda s: s.order)
     return decoding, prefilling
 
 
@@ -57,7 +61,16 @@ def plan_step(decoding: list[Sequence], prefilling: list[Sequence], prefill_toke
     for sequence in prefilling:
         if left <= 0:
             break
-        n = min(left, sequence.pending.shape[0])
-        shares.append(Share(sequence, n, wants_logits=n == sequence.pending.shape[0]))
+        n = min(left, sequence.n_pending)
+        shares.append(Share(sequence, n, wants_logits=n == sequence.n_pending))
         left -= n
     return StepPlan([Share(sequence, 1, wants_logits=True) for sequence in decoding], shares)
+
+
+def plan_of(grants: Iterable[tuple[Sequence, int]]) -> StepPlan:
+    """The step that computes so many tokens of each sequence."""
+    plan = StepPlan([], [])
+    for sequence, n in grants:
+        part = plan.prefilling if sequence.is_prefilling else plan.decoding
+        part.append(Share(sequence, n, wants_logits=n == sequence.n_pending))
+    return plan

@@ -8,13 +8,13 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from inferflux.common.kv_cells import cells_of
-from inferflux.v1 import worker_pb2
+from inferflux.v1 import scheduler_pb2, worker_pb2
 
 from .sampling import Sampler
 from .text import TextAssembler
 
 TokenArray = NDArray[np.int32]
+StateBytes = NDArray[np.uint8]
 
 
 class PieceSource(Protocol):
@@ -28,40 +28,83 @@ class PieceSource(Protocol):
 
 @dataclass(slots=True, eq=False)
 class Sequence:
-    """A request with its slot, its tokens and what it needs to go on.
+    """A request with its tokens, its place, and what it needs to go on.
 
-    `pending` are tokens whose KV cells are still to be computed: the prompt (and on a retry what was
-    generated before) while it prefills, the last sampled token while it decodes.
+    `tokens` holds the prompt and what was generated, with room for all that may come. The first
+    `position` of them are computed; the rest, `pending`, are still to be: the prompt (and on a retry what
+    was generated before) while it prefills, the last sampled token while it decodes.
+
+    What is computed is in the KV cache while it `is_loaded`, else in `state`, a copy in host memory.
+    A sequence that runs may be neither yet: it then waits for room.
     """
 
     key: str
     request_id: str
     epoch: int
     slot: int
-    priority: int
+    rank: float
     arrival: int
-    pending: TokenArray
+    tokens: TokenArray
     prompt_tokens: int
     max_tokens: int
     end_tokens: frozenset[int]
     sampler: Sampler
     text: TextAssembler
     deadline_unix_s: float
+    enqueued_unix_s: float
     queue_ms: float
     started_s: float
     generated: int = 0
     position: int = 0
+    residence: scheduler_pb2.Residence.ValueType = scheduler_pb2.RESIDENCE_RUNNING
+    is_loaded: bool = False
+    state: StateBytes | None = None
+    turn: int = 0
+    # Generated tokens at which it yields its turn; 0: at none.
+    yields_at: int = 0
     first_token_s: float = 0.0
+    time_to_first_token_ms: float = 0.0
     is_announced: bool = False
 
     @property
+    def order(self) -> tuple[float, int]:
+        """Lower is more urgent; no two are equal."""
+        return self.rank, self.arrival
+
+    @property
+    def n_tokens(self) -> int:
+        """The prompt and what was generated."""
+        return self.prompt_tokens + self.generated
+
+    @property
+    def n_pending(self) -> int:
+        return self.prompt_tokens + self.generated - self.position
+
+    @property
     def is_prefilling(self) -> bool:
-        return self.first_token_s == 0.0
+        return self.first_token_s == 0.0 or self.n_pending > 1
+
+    @property
+    def is_running(self) -> bool:
+        return self.residence == scheduler_pb2.RESIDENCE_RUNNING
 
     @property
     def cells(self) -> int:
-        """KV cells this sequence may come to hold: all but the last token, which needs none."""
-        return cells_of(self.prompt_tokens, self.max_tokens)
+        """KV cells it fills."""
+        return self.position if self.is_loaded else 0
+
+    def take_turn(self, *, turn: int, rank: float, token_budget: int) -> None:
+        """Run, for `token_budget` new tokens; 0 for as many as it takes."""
+        self.residence = scheduler_pb2.RESIDENCE_RUNNING
+        self.turn = turn
+        self.rank = rank
+        self.yields_at = self.generated + token_budget if token_budget else 0
+
+    def append(self, token: int) -> None:
+        """The next token, sampled."""
+        self.tokens[self.prompt_tokens + self.generated] = token
+        self.generated += 1
+        self.sampler.accept(token)
 
 
 def sequence_of(
@@ -70,7 +113,7 @@ def sequence_of(
     """A sequence ready to prefill, its sampler and text brought up to the tokens already emitted.
 
     Args:
-        arrival: order among sequences of the same priority.
+        arrival: order among sequences of the same rank.
         now_s: monotonic clock. unix_s: wall clock.
         pieces: the vocabulary, for replaying text and for its end-of-generation tokens.
     """
@@ -78,27 +121,33 @@ def sequence_of(
     params = request.params
     generated = list(request.generated_token_ids)
     history = list(request.prompt_token_ids) + generated
+    n_prompt = len(request.prompt_token_ids)
+    tokens = np.zeros(n_prompt + params.max_tokens, np.int32)
+    tokens[: len(history)] = history
     text = TextAssembler(params.stop)
     for token in generated:
         text.push(pieces.piece(token))
     ends = frozenset(params.stop_token_ids)
     if not params.ignore_eos:
         ends |= pieces.eog
+    enqueued_unix_s = request.enqueued_unix_ms / 1000
     return Sequence(
         key=f"{request.tenant}.{request.request_id}",
         request_id=request.request_id,
         epoch=request.epoch,
         slot=item.slot,
-        priority=request.priority,
+        rank=item.rank,
         arrival=arrival,
-        pending=np.array(history, np.int32),
-        prompt_tokens=len(request.prompt_token_ids),
+        tokens=tokens,
+        prompt_tokens=n_prompt,
         max_tokens=params.max_tokens,
         end_tokens=ends,
         sampler=Sampler(params.sampling, history),
         text=text,
         deadline_unix_s=request.deadline_unix_ms / 1000 if request.deadline_unix_ms else float("inf"),
-        queue_ms=max(unix_s * 1000 - request.enqueued_unix_ms, 0.0),
+        enqueued_unix_s=enqueued_unix_s,
+        queue_ms=max(unix_s - enqueued_unix_s, 0.0) * 1000,
         started_s=now_s,
         generated=len(generated),
+        yields_at=len(generated) + item.token_budget if item.token_budget else 0,
     )
