@@ -12,6 +12,7 @@ from inferflux.common.bus import Bus, Job
 from inferflux.common.errors import InferFluxError, InvalidArgument, to_failed
 from inferflux.common.lifecycle import Shutdown
 from inferflux.common.probe import Probe
+from inferflux.common.tracing import OFF, Tracer, open_tracer
 from inferflux.v1 import scheduler_pb2, tokens_pb2, worker_pb2
 
 from .actions import Action
@@ -23,6 +24,7 @@ from .jobs import RequestKey
 from .metrics import SchedulerMetrics
 from .perform import Performer
 from .settings import SchedulerSettings
+from .spans import SchedulerSpans
 from .status import serve_status
 from .workers import WorkerListener
 
@@ -45,7 +47,7 @@ class Scheduler:
     """
 
     def __init__(
-        self, settings: SchedulerSettings, bus: Bus, probe: Probe, metrics: SchedulerMetrics
+        self, settings: SchedulerSettings, bus: Bus, probe: Probe, metrics: SchedulerMetrics, tracer: Tracer
     ) -> None:
         self._settings = settings
         self._bus = bus
@@ -60,7 +62,9 @@ class Scheduler:
             policy=settings.policy,
             aging_s=settings.aging_s,
         )
-        self._performer = Performer(bus, self, metrics, dispatch_timeout_s=settings.dispatch_timeout_s)
+        self._performer = Performer(
+            bus, self, metrics, SchedulerSpans(tracer), dispatch_timeout_s=settings.dispatch_timeout_s
+        )
 
     async def run(self, shutdown: Shutdown) -> None:
         """Serve until `shutdown`. Jobs still held go to the next scheduler, running streams go on.
@@ -177,15 +181,18 @@ async def serve(settings: SchedulerSettings, shutdown: Shutdown) -> None:
         InferFluxError: NATS or the metrics port cannot be used, or another scheduler took over.
     """
     probe = Probe(settings.metrics_listen)
+    tracer = OFF
     try:
+        tracer = open_tracer(settings, "scheduler")
         bus = await Bus.connect(settings.nats_url, name="scheduler")
         try:
             await bus.ensure_streams(settings.stream_limits)
-            await Scheduler(settings, bus, probe, SchedulerMetrics()).run(shutdown)
+            await Scheduler(settings, bus, probe, SchedulerMetrics(), tracer).run(shutdown)
         except InferFluxError as error:
             log.error("leaving", reason=error.reason)
             raise
         finally:
             await bus.close()
     finally:
+        await tracer.close()
         probe.close()

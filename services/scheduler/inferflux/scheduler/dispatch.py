@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Protocol
 
 from google.protobuf.message import DecodeError
 
 from inferflux.common import logs, subjects
-from inferflux.common.bus import Bus, Job
+from inferflux.common.bus import Bus
 from inferflux.common.errors import InferFluxError, Unavailable
 from inferflux.v1 import worker_pb2
 
 from .actions import Dispatch
 
 log = logs.get("scheduler.dispatch")
-
-TRACE_HEADER = "traceparent"
 
 
 class AnswerSink(Protocol):
@@ -30,7 +27,7 @@ async def dispatch(bus: Bus, action: Dispatch, sink: AnswerSink, *, timeout_s: f
     subject = subjects.worker_batch(action.worker_id)
     payload = action.batch.SerializeToString()
     try:
-        data = await bus.request(subject, payload, timeout_s=timeout_s, headers=trace_headers(action.handles))
+        data = await bus.request(subject, payload, timeout_s=timeout_s)
         answer = worker_pb2.BatchAccepted.FromString(data)
     except Unavailable as error:
         log.warning("a batch was not delivered", worker_id=action.worker_id, reason=error.reason)
@@ -41,9 +38,3 @@ async def dispatch(bus: Bus, action: Dispatch, sink: AnswerSink, *, timeout_s: f
     else:
         answer.batch_id = batch_id
         sink.on_batch_answer(answer)
-
-
-def trace_headers(handles: tuple[object, ...]) -> Mapping[str, str] | None:
-    """The clients' trace context: one per item, in the order of the batch, commas between."""
-    parents = [h.headers.get(TRACE_HEADER, "") for h in handles if isinstance(h, Job)]
-    return {TRACE_HEADER: ",".join(parents)} if any(parents) else None

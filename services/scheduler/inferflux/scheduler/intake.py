@@ -13,6 +13,7 @@ from inferflux.common.errors import InferFluxError, InvalidArgument
 from inferflux.v1 import scheduler_pb2
 
 from .metrics import SchedulerMetrics
+from .spans import traceparent_of
 
 log = logs.get("scheduler.intake")
 
@@ -75,6 +76,7 @@ async def take_in(jobs: JobConsumer, sink: JobSink, metrics: SchedulerMetrics) -
             log.error("a bad job was taken off the queue", error=error.message, sequence=job.sequence)
             await _terminate(job)
         else:
+            request.traceparent = traceparent_of(job)
             sink.on_job(request, job)
         burst += 1
         if burst % _BURST == 0:

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram
 
-from inferflux.common.metrics import PREFIX, REQUEST_BUCKETS_S
+from inferflux.common.metrics import PREFIX, REQUEST_BUCKETS_S, TIME_TO_FIRST_TOKEN_BUCKETS_S
 
 from .core import Core
 from .jobs import JobState
@@ -57,6 +57,25 @@ class SchedulerMetrics:
             "scheduler_retries", "Requests that went back to the queue, by why.", ("cause",)
         )
         self.refusals = counter("scheduler_refusals", "Requests that a worker refused, by why.", ("reason",))
+        self.yields = counter(
+            "fairness_yields", "Turns that ended before their request did, by why.", ("reason",)
+        )
+        self.preemptions = counter(
+            "fairness_preemptions", "Turns that were taken away for something more urgent.", ()
+        )
+        self.resumes = counter(
+            "fairness_resumes", "Turns given to requests on board, by where their state was.", ("residence",)
+        )
+        self.turn_wait = histogram(
+            "fairness_turn_wait_seconds", "From the end of a turn to the next.", REQUEST_BUCKETS_S
+        )
+        self.tokens = counter("fairness_tokens", "Tokens generated, by priority.", ("priority",))
+        self.first_token = histogram(
+            "fairness_time_to_first_token_seconds",
+            "From the queue to the first token, by priority.",
+            TIME_TO_FIRST_TOKEN_BUCKETS_S,
+            ("model", "priority"),
+        )
         self.ended = counter("scheduler_requests_ended", "Jobs done, by how they ended.", ("outcome",))
         self.bad_messages = counter(
             "scheduler_bad_messages", "Messages that could not be understood.", ("kind",)

@@ -18,6 +18,7 @@ from .emitted import Emitted
 from .jobs import RequestKey
 from .metrics import SchedulerMetrics
 from .recovery import read_emitted
+from .spans import SchedulerSpans
 
 log = logs.get("scheduler")
 
@@ -33,10 +34,19 @@ class Sink(AnswerSink, Protocol):
 class Performer:
     """Sends in order what is only sent; batches and replays wait for their answers beside it."""
 
-    def __init__(self, bus: Bus, sink: Sink, metrics: SchedulerMetrics, *, dispatch_timeout_s: float) -> None:
+    def __init__(
+        self,
+        bus: Bus,
+        sink: Sink,
+        metrics: SchedulerMetrics,
+        spans: SchedulerSpans,
+        *,
+        dispatch_timeout_s: float,
+    ) -> None:
         self._bus = bus
         self._sink = sink
         self._metrics = metrics
+        self._spans = spans
         self._dispatch_timeout_s = dispatch_timeout_s
         self._outbox: deque[Action] = deque()
         self._wake = asyncio.Event()
@@ -46,6 +56,7 @@ class Performer:
     def perform(self, todo: Iterable[Action]) -> None:
         """Start doing; returns at once."""
         for action in todo:
+            self._spans.note(action)
             match action:
                 case actions.Dispatch():
                     self._observe(action)
@@ -62,6 +73,18 @@ class Performer:
                     log.warning(
                         "a worker refused a request", worker_id=action.worker_id, reason=action.reason
                     )
+                case actions.Yielded():
+                    self._metrics.yields.labels(action.reason).inc()
+                case actions.Preempted():
+                    self._metrics.preemptions.inc()
+                case actions.Resumed():
+                    self._metrics.resumes.labels(action.residence).inc()
+                    self._metrics.turn_wait.observe(max(0.0, action.waited_s))
+                case actions.CountTokens():
+                    self._metrics.tokens.labels(action.priority).inc(action.tokens)
+                case actions.CountFirstToken():
+                    first_token = self._metrics.first_token.labels(action.model, action.priority)
+                    first_token.observe(action.seconds)
                 case _:
                     self._outbox.append(action)
                     self._wake.set()
