@@ -4,31 +4,35 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import sys
-from collections.abc import Awaitable, Callable
 from importlib.metadata import version as installed_version
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
-from google.protobuf.json_format import MessageToDict
-from google.protobuf.message import Message
-from rich.console import Console
 from rich.live import Live
 
+from .admin import admin
 from .answer import Answer
 from .chat import ChatSession, one_shot
 from .client import Client
+from .command import (
+    ApiKey,
+    AsJson,
+    Endpoint,
+    StateDirectory,
+    as_dict,
+    make_console,
+    print_json,
+    state_path,
+    with_client,
+)
 from .errors import CommandError
 from .generation import Generation
-from .state_dir import StateDir, default_path
 from .stream import show
 from .tables import models_table, status_view
-from .target import Target, resolve
 
 _WATCH_INTERVAL_S = 1.0
-_PIPE_WIDTH = 160
 # What the messages' integers can hold; which values make sense is the gateway's to say.
 _INT32 = 2**31 - 1
 
@@ -40,12 +44,8 @@ app = typer.Typer(
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+app.add_typer(admin, name="admin")
 
-Endpoint = Annotated[
-    str,
-    typer.Option("--endpoint", help="Gateway, host:port. Else $INFERFLUX_ENDPOINT, else the local stack."),
-]
-ApiKey = Annotated[str, typer.Option("--api-key", help="Else $INFERFLUX_API_KEY, else the local stack's.")]
 ModelName = Annotated[str, typer.Option("--model", "-m", help="Else the first one served.")]
 MaxTokens = Annotated[int | None, typer.Option(min=-_INT32, max=_INT32, help="At most this many new tokens.")]
 Temperature = Annotated[float | None, typer.Option(help="0 always takes the likeliest token.")]
@@ -57,11 +57,6 @@ Priority = Annotated[int, typer.Option(min=-_INT32, max=_INT32, help="Higher is 
 IgnoreEos = Annotated[bool, typer.Option("--ignore-eos", help="Go on past the model's own end.")]
 RequestId = Annotated[str, typer.Option(help="Your own id, for `inferctl cancel`: 1-64 of A-Z a-z 0-9 _ -")]
 Stats = Annotated[bool, typer.Option("--stats", help="Say how fast the answer came.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-StateDirectory = Annotated[
-    Path | None,
-    typer.Option("--state-dir", help="Keys, data and logs. Else $INFERFLUX_STATE_DIR, else below home."),
-]
 ModelPath = Annotated[
     Path | None, typer.Option("--model", "-m", help="GGUF file; the demo model by default.")
 ]
@@ -99,7 +94,7 @@ def up(
     options = StackOptions(
         model=model,
         model_name=model_name,
-        state_dir=_state_path(state_dir),
+        state_dir=state_path(state_dir),
         gateway_port=gateway_port,
         policy_port=policy_port,
         nats_port=nats_port,
@@ -135,18 +130,18 @@ def status(
     """Show services, workers, slots and the queue."""
 
     async def run(client: Client) -> None:
-        console = _console()
+        console = make_console()
         if not watch:
             now = await client.status()
-            _print_json(now) if as_json else console.print(status_view(now))
+            print_json(now) if as_json else console.print(status_view(now))
             return
         with Live(console=console, auto_refresh=False, screen=console.is_terminal and not as_json) as live:
             while True:
                 now = await client.status()
-                _print_json(now) if as_json else live.update(status_view(now), refresh=True)
+                print_json(now) if as_json else live.update(status_view(now), refresh=True)
                 await asyncio.sleep(_WATCH_INTERVAL_S)
 
-    _with_client(run, endpoint, api_key, state_dir)
+    with_client(run, endpoint, api_key, state_dir)
 
 
 @app.command()
@@ -175,7 +170,7 @@ def chat(
 
     async def run(client: Client) -> None:
         if question is None:
-            history = _state_path(state_dir) / "chat_history"
+            history = state_path(state_dir) / "chat_history"
             session = ChatSession(
                 client, model=model, system=system, generation=generation, has_stats=stats, history=history
             )
@@ -192,7 +187,7 @@ def chat(
             is_json=as_json,
         )
 
-    _with_client(run, endpoint, api_key, state_dir)
+    with_client(run, endpoint, api_key, state_dir)
 
 
 @app.command()
@@ -228,7 +223,7 @@ def complete(
         )
         await show(chunks, answer, has_stats=stats, is_json=as_json)
 
-    _with_client(run, endpoint, api_key, state_dir)
+    with_client(run, endpoint, api_key, state_dir)
 
 
 @app.command()
@@ -240,13 +235,13 @@ def models(
     async def run(client: Client) -> None:
         served = await client.models()
         if as_json:
-            sys.stdout.write(json.dumps([_as_dict(model) for model in served], indent=2) + "\n")
+            sys.stdout.write(json.dumps([as_dict(model) for model in served], indent=2) + "\n")
         elif served:
-            _console().print(models_table(served))
+            make_console().print(models_table(served))
         else:
             raise CommandError("no model is served at present")
 
-    _with_client(run, endpoint, api_key, state_dir)
+    with_client(run, endpoint, api_key, state_dir)
 
 
 @app.command()
@@ -262,35 +257,13 @@ def cancel(
         await client.cancel(request_id)
         sys.stdout.write(f"cancelled {request_id}\n")
 
-    _with_client(run, endpoint, api_key, state_dir)
+    with_client(run, endpoint, api_key, state_dir)
 
 
 @app.command()
 def version() -> None:
     """Print the version."""
     sys.stdout.write(f"inferctl {installed_version('inferflux-cli')}\n")
-
-
-def _with_client(
-    run: Callable[[Client], Awaitable[None]], endpoint: str, api_key: str, state_dir: Path | None
-) -> None:
-    local = StateDir(_state_path(state_dir)).running
-    target = resolve(endpoint=endpoint, api_key=api_key, env=os.environ, local=local)
-
-    async def main(target: Target) -> None:
-        async with Client(target) as client:
-            await run(client)
-
-    asyncio.run(main(target))
-
-
-def _console() -> Console:
-    """As wide as the terminal; a pipe has room for every column."""
-    return Console() if sys.stdout.isatty() else Console(width=_PIPE_WIDTH)
-
-
-def _state_path(given: Path | None) -> Path:
-    return given.expanduser().absolute() if given else default_path(os.environ)
 
 
 def _text_or_stdin(text: str | None) -> str | None:
@@ -300,11 +273,3 @@ def _text_or_stdin(text: str | None) -> str | None:
     if text is None and sys.stdin.isatty():
         return None
     return sys.stdin.read()
-
-
-def _as_dict(message: Message) -> dict[str, Any]:
-    return MessageToDict(message, preserving_proto_field_name=True, always_print_fields_with_no_presence=True)
-
-
-def _print_json(message: Message) -> None:
-    sys.stdout.write(json.dumps(_as_dict(message), indent=2) + "\n")

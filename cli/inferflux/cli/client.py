@@ -12,6 +12,8 @@ import grpc.aio
 from inferflux.common import grpc_client
 from inferflux.common.errors import InferFluxError, Unavailable, from_failed, from_rpc
 from inferflux.v1 import (
+    admin_pb2,
+    admin_pb2_grpc,
     cluster_pb2,
     cluster_pb2_grpc,
     generation_pb2,
@@ -19,6 +21,7 @@ from inferflux.v1 import (
     inference_pb2_grpc,
     model_pb2,
     model_pb2_grpc,
+    scheduler_pb2,
     tokens_pb2,
 )
 
@@ -51,6 +54,7 @@ class Client:
         self._inference = inference_pb2_grpc.InferenceServiceStub(self._channel)
         self._models = model_pb2_grpc.ModelServiceStub(self._channel)
         self._cluster = cluster_pb2_grpc.ClusterServiceStub(self._channel)
+        self._admin = admin_pb2_grpc.AdminServiceStub(self._channel)
 
     async def __aenter__(self) -> Self:
         return self
@@ -125,6 +129,49 @@ class Client:
             )
         except grpc.aio.AioRpcError as error:
             raise self._readable(error) from None
+
+    async def fairness(self) -> scheduler_pb2.Fairness:
+        """What the fairness controller goes by."""
+        request = admin_pb2.GetFairnessRequest()
+        try:
+            reply = await self._admin.GetFairness(request, metadata=self._metadata(), timeout=_UNARY_LIMIT_S)
+        except grpc.aio.AioRpcError as error:
+            raise self._readable(error) from None
+        return reply.fairness
+
+    async def set_fairness(self, change: scheduler_pb2.SetFairness) -> scheduler_pb2.Fairness:
+        """Change what the fairness controller goes by; returns all of it."""
+        request = admin_pb2.SetFairnessRequest(change=change)
+        try:
+            reply = await self._admin.SetFairness(request, metadata=self._metadata(), timeout=_UNARY_LIMIT_S)
+        except grpc.aio.AioRpcError as error:
+            raise self._readable(error) from None
+        return reply.fairness
+
+    async def drain(
+        self, worker_id: str, *, hand_over_after_ms: int | None = None
+    ) -> AsyncGenerator[scheduler_pb2.DrainProgress, None]:
+        """Have a worker take nothing new, and follow it. Closing the generator early does not undo it."""
+        request = admin_pb2.DrainWorkerRequest(worker_id=worker_id, hand_over_after_ms=hand_over_after_ms)
+        call = self._admin.DrainWorker(request, metadata=self._metadata())
+        try:
+            async for response in call:
+                yield response.progress
+        except grpc.aio.AioRpcError as error:
+            raise self._readable(error) from None
+        finally:
+            call.cancel()
+
+    async def undrain(self, worker_id: str) -> scheduler_pb2.DrainProgress:
+        """Have a worker take requests again."""
+        request = admin_pb2.UndrainWorkerRequest(worker_id=worker_id)
+        try:
+            reply = await self._admin.UndrainWorker(
+                request, metadata=self._metadata(), timeout=_UNARY_LIMIT_S
+            )
+        except grpc.aio.AioRpcError as error:
+            raise self._readable(error) from None
+        return reply.progress
 
     async def _chunks(self, start: Callable[[], _Call]) -> AsyncGenerator[tokens_pb2.TokenChunk, None]:
         call = start()

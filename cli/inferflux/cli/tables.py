@@ -37,6 +37,16 @@ def models_table(models: Sequence[model_pb2.Model]) -> Table:
     return table
 
 
+def fairness_view(fairness: scheduler_pb2.Fairness) -> Table:
+    """A row per setting, in words."""
+    table = _table("fairness", "", "")
+    slice_ = fairness.max_timeslice_tokens
+    table.add_row("preemption", "[green]on[/]" if fairness.enable_preemption else "off", "[dim]--preempt[/]")
+    table.add_row("high priority", f"{fairness.high_priority_threshold} and above", "[dim]--high-priority[/]")
+    table.add_row("timeslice", f"{slice_:,} tokens" if slice_ else "off", "[dim]--timeslice[/]")
+    return table
+
+
 def status_view(status: cluster_pb2.GetStatusResponse) -> RenderableType:
     """Services, the queue, and a row per worker."""
     services = _table("service", "", "")
@@ -46,15 +56,33 @@ def status_view(status: cluster_pb2.GetStatusResponse) -> RenderableType:
     if not status.HasField("scheduler"):
         return Group(services, "", "[red]the scheduler does not answer: workers and queue are unknown[/]")
     scheduler = status.scheduler
+    return Group(services, "", *_scheduler_lines(scheduler), "", _workers(scheduler.workers))
+
+
+def _scheduler_lines(scheduler: scheduler_pb2.SchedulerStatus) -> list[str]:
+    """The queue in numbers; then who decides, and by what."""
+    parked = f" ({scheduler.parked} parked)" if scheduler.parked else ""
     oldest = f", the oldest for {scheduler.oldest_wait_ms / 1000:.1f} s" if scheduler.queued else ""
-    queue = f"[bold]{scheduler.running}[/] running · [bold]{scheduler.queued}[/] queued{oldest}"
-    return Group(services, "", queue, "", _workers(scheduler.workers))
+    queue = f"[bold]{scheduler.running}[/] running · [bold]{scheduler.queued}[/] queued{parked}{oldest}"
+    rules = [
+        f"led by {escape(scheduler.leader)}, term {scheduler.term}" if scheduler.leader else "",
+        f"policy {escape(scheduler.policy)}" if scheduler.policy else "",
+        _fairness_words(scheduler.fairness) if scheduler.HasField("fairness") else "",
+    ]
+    said = " · ".join(rule for rule in rules if rule)
+    return [queue, f"[dim]{said}[/]"] if said else [queue]
+
+
+def _fairness_words(fairness: scheduler_pb2.Fairness) -> str:
+    threshold, tokens = fairness.high_priority_threshold, fairness.max_timeslice_tokens
+    preemption = f"preemption from priority {threshold}" if fairness.enable_preemption else "no preemption"
+    return f"{preemption} · timeslice {tokens:,} tokens" if tokens else f"{preemption} · no timeslice"
 
 
 def _workers(workers: Sequence[scheduler_pb2.WorkerView]) -> RenderableType:
     if not workers:
         return "[yellow]no worker has announced itself[/]"
-    table = _table("worker", "", "models", "slots", ">KV used", ">decode", ">heard", "process")
+    table = _table("worker", "", "models", "slots", ">parked", ">KV used", ">decode", ">heard", "process")
     for view in workers:
         status = view.status
         table.add_row(
@@ -62,7 +90,8 @@ def _workers(workers: Sequence[scheduler_pb2.WorkerView]) -> RenderableType:
             _STATES.get(status.state, "unknown"),
             escape(", ".join(card.name for card in status.models)),
             _slots(view),
-            f"{status.kv_cells_reserved / max(1, status.kv_cells):.0%}",
+            _parked(view),
+            f"{status.kv_cells_used / max(1, status.kv_cells):.0%}",
             _rate(status.decode_tokens_per_s),
             f"{view.heartbeat_age_ms / 1000:.1f} s",
             f"[dim]{escape(status.host)}:{status.pid}[/]",
@@ -71,10 +100,22 @@ def _workers(workers: Sequence[scheduler_pb2.WorkerView]) -> RenderableType:
 
 
 def _slots(view: scheduler_pb2.WorkerView) -> str:
-    """Taken slots of all, as a bar and in numbers."""
-    taken = sum(slot.state != "free" for slot in view.slots)
-    filled = -(-taken * _BAR // len(view.slots)) if view.slots else 0
-    return f"[green]{'■' * filled}[/][dim]{'□' * (_BAR - filled)}[/] {taken}/{len(view.slots)}"
+    """Requests that run, of as many as may at once, as a bar and in numbers."""
+    most = view.status.slots
+    if not view.slots:  # left out of the message, or not known yet
+        return f"[dim]{'□' * _BAR}[/] ?/{most}"
+    running = sum(slot.state == "running" for slot in view.slots)
+    filled = min(_BAR, -(-running * _BAR // max(1, most)))
+    return f"[green]{'■' * filled}[/][dim]{'□' * (_BAR - filled)}[/] {running}/{most}"
+
+
+def _parked(view: scheduler_pb2.WorkerView) -> str:
+    """Requests on board that wait for their turn: those with a slot, then those without."""
+    parked = sum(slot.state == "parked" for slot in view.slots)
+    swapped = sum(r.residence == scheduler_pb2.RESIDENCE_SWAPPED for r in view.status.running)
+    if swapped:
+        return f"{parked}, {swapped} swapped"
+    return str(parked) if parked else "[dim]-[/]"
 
 
 def _rate(tokens_per_s: float) -> str:

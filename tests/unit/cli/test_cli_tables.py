@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
+
 from rich.console import Console, RenderableType
 
-from inferflux.cli.tables import models_table, status_view
+from inferflux.cli.tables import fairness_view, models_table, status_view
 from inferflux.v1 import cluster_pb2, model_pb2, scheduler_pb2
 
 CARD = model_pb2.ModelCard(
@@ -25,19 +27,23 @@ def shown(view: RenderableType) -> str:
     return capture.get()
 
 
-def worker_view(taken: int) -> scheduler_pb2.WorkerView:
+def worker_view(running: int, *, parked: int = 0, swapped: int = 0) -> scheduler_pb2.WorkerView:
+    """A worker where four may run, with eight sequence slots."""
+    states = ["running"] * running + ["parked"] * parked
     slots = [
-        scheduler_pb2.SlotStatus(slot=index, state="running" if index < taken else "free")
-        for index in range(4)
+        scheduler_pb2.SlotStatus(slot=index, state=states[index] if index < len(states) else "free")
+        for index in range(8)
     ]
     status = scheduler_pb2.WorkerStatus(
         worker_id="worker-0",
         state=scheduler_pb2.WORKER_STATE_READY,
         models=[CARD],
         slots=4,
+        sequences=8,
         kv_cells=8192,
-        kv_cells_reserved=1234,
+        kv_cells_used=1234,
         decode_tokens_per_s=210.4,
+        running=[scheduler_pb2.RunningRequest(residence=scheduler_pb2.RESIDENCE_SWAPPED)] * swapped,
     )
     return scheduler_pb2.WorkerView(status=status, slots=slots, heartbeat_age_ms=400)
 
@@ -55,7 +61,7 @@ def test_status_shows_services_queue_and_slots() -> None:
             cluster_pb2.ServiceStatus(name="redis", is_ready=False, detail="connection [refused]"),
         ],
         scheduler=scheduler_pb2.SchedulerStatus(
-            workers=[worker_view(taken=3)], queued=2, running=3, oldest_wait_ms=1500
+            workers=[worker_view(running=3)], queued=2, running=3, oldest_wait_ms=1500
         ),
     )
     text = shown(status_view(status))
@@ -66,9 +72,52 @@ def test_status_shows_services_queue_and_slots() -> None:
     assert "210/s" in text
 
 
+def test_status_shows_what_waits_for_its_turn_on_workers() -> None:
+    scheduler = scheduler_pb2.SchedulerStatus(
+        workers=[worker_view(running=4, parked=2, swapped=1)], queued=5, running=4, parked=3
+    )
+    text = shown(status_view(cluster_pb2.GetStatusResponse(scheduler=scheduler)))
+    assert "4 running · 5 queued (3 parked), the oldest" in text
+    assert "■■■■■■■■ 4/4  2, 1 swapped" in text
+
+
+def test_a_fleet_too_large_for_its_slots_is_shown_without_them() -> None:
+    view = worker_view(running=2)
+    del view.slots[:]
+    status = cluster_pb2.GetStatusResponse(scheduler=scheduler_pb2.SchedulerStatus(workers=[view]))
+    assert "?/4" in shown(status_view(status))
+
+
+def test_status_shows_who_leads_and_by_what_rules() -> None:
+    fairness = scheduler_pb2.Fairness(
+        enable_preemption=True, high_priority_threshold=5, max_timeslice_tokens=64
+    )
+    scheduler = scheduler_pb2.SchedulerStatus(
+        leader="scheduler-0", term=17, policy="priority", fairness=fairness
+    )
+    text = shown(status_view(cluster_pb2.GetStatusResponse(scheduler=scheduler)))
+    assert (
+        "led by scheduler-0, term 17 · policy priority · preemption from priority 5 · timeslice 64 tokens"
+        in text
+    )
+    scheduler.fairness.CopyFrom(scheduler_pb2.Fairness())
+    text = shown(status_view(cluster_pb2.GetStatusResponse(scheduler=scheduler)))
+    assert "policy priority · no preemption · no timeslice" in text
+
+
+def test_fairness_is_told_in_words() -> None:
+    on = scheduler_pb2.Fairness(enable_preemption=True, high_priority_threshold=-3, max_timeslice_tokens=2000)
+    text = shown(fairness_view(on))
+    for row in (r"preemption +on", r"high priority +-3 and above", r"timeslice +2,000 tokens"):
+        assert re.search(row, text), row
+    off = shown(fairness_view(scheduler_pb2.Fairness()))
+    assert re.search(r"preemption +off", off)
+    assert re.search(r"timeslice +off", off)
+
+
 def test_a_worker_row_fits_a_narrow_terminal() -> None:
     status = cluster_pb2.GetStatusResponse(
-        scheduler=scheduler_pb2.SchedulerStatus(workers=[worker_view(taken=4)])
+        scheduler=scheduler_pb2.SchedulerStatus(workers=[worker_view(running=4)])
     )
     console = Console(width=80, force_terminal=False, color_system=None)
     with console.capture() as capture:

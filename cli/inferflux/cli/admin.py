@@ -1,0 +1,116 @@
+"""`inferctl admin`: what an operator changes while it runs."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import sys
+from typing import Annotated
+
+import typer
+
+from inferflux.v1 import scheduler_pb2
+
+from .client import Client
+from .command import ApiKey, AsJson, Endpoint, StateDirectory, make_console, print_json, with_client
+from .draining import begin, follow, goes_on
+from .tables import fairness_view
+
+# What the messages' integers can hold; which values make sense is the gateway's to say.
+_INT32 = 2**31 - 1
+_UINT32 = 2**32 - 1
+
+admin = typer.Typer(help="Change fairness, and drain workers, while requests run.", no_args_is_help=True)
+
+Worker = Annotated[str, typer.Argument(metavar="WORKER", help="As `inferctl status` names it.")]
+
+
+@admin.command()
+def fairness(
+    preempt: Annotated[
+        bool | None,
+        typer.Option("--preempt/--no-preempt", help="Whether urgent requests take the place of others."),
+    ] = None,
+    high_priority: Annotated[
+        int | None,
+        typer.Option(
+            min=-_INT32, max=_INT32, help="Requests of this priority and above (more urgent) preempt."
+        ),
+    ] = None,
+    timeslice: Annotated[
+        int | None,
+        typer.Option(min=0, max=_UINT32, help="Others yield after so many tokens; 0 lets them finish."),
+    ] = None,
+    reset: Annotated[
+        bool, typer.Option("--reset", help="Back to the scheduler's environment first.")
+    ] = False,
+    as_json: AsJson = False,
+    endpoint: Endpoint = "",
+    api_key: ApiKey = "",
+    state_dir: StateDirectory = None,
+) -> None:
+    """Show what the fairness controller goes by, or change it: at once, and for later schedulers too."""
+    change = scheduler_pb2.SetFairness(
+        enable_preemption=preempt,
+        high_priority_threshold=high_priority,
+        max_timeslice_tokens=timeslice,
+        reset=reset,
+    )
+
+    async def run(client: Client) -> None:
+        is_change = change != scheduler_pb2.SetFairness()
+        now = await (client.set_fairness(change) if is_change else client.fairness())
+        print_json(now) if as_json else make_console().print(fairness_view(now))
+
+    with_client(run, endpoint, api_key, state_dir)
+
+
+@admin.command()
+def drain(
+    worker: Worker,
+    hand_over_after: Annotated[
+        float | None,
+        typer.Option(
+            min=0,
+            max=_UINT32 // 1000,
+            metavar="SECONDS",
+            help="Then hand what still runs over to other workers; else it may finish.",
+        ),
+    ] = None,
+    wait: Annotated[
+        bool, typer.Option("--wait/--no-wait", help="Follow it until the worker may be stopped.")
+    ] = True,
+    endpoint: Endpoint = "",
+    api_key: ApiKey = "",
+    state_dir: StateDirectory = None,
+) -> None:
+    """Give a worker nothing new, and say when it may be stopped."""
+    if hand_over_after is not None and math.isnan(hand_over_after):
+        raise typer.BadParameter("--hand-over-after is not a number of seconds")
+    after_ms = None if hand_over_after is None else round(hand_over_after * 1000)
+
+    async def run(client: Client) -> None:
+        updates = client.drain(worker, hand_over_after_ms=after_ms)
+        if not wait:
+            await begin(updates, worker, make_console())
+            return
+        try:
+            await follow(updates, worker, make_console())
+        except asyncio.CancelledError:  # Ctrl-C
+            sys.stderr.write(f"{goes_on(worker)}\n")
+            raise
+
+    with_client(run, endpoint, api_key, state_dir)
+
+
+@admin.command()
+def undrain(
+    worker: Worker, endpoint: Endpoint = "", api_key: ApiKey = "", state_dir: StateDirectory = None
+) -> None:
+    """Have a drained worker take requests again."""
+
+    async def run(client: Client) -> None:
+        await client.undrain(worker)
+        sys.stdout.write(f"{worker} takes requests again\n")
+
+    with_client(run, endpoint, api_key, state_dir)

@@ -1,0 +1,64 @@
+"""What the commands share: where they talk to, how they print."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from google.protobuf.json_format import MessageToDict
+from google.protobuf.message import Message
+from rich.console import Console
+
+from .client import Client
+from .state_dir import StateDir, default_path
+from .target import Target, resolve
+
+_PIPE_WIDTH = 160
+
+Endpoint = Annotated[
+    str,
+    typer.Option("--endpoint", help="Gateway, host:port. Else $INFERFLUX_ENDPOINT, else the local stack."),
+]
+ApiKey = Annotated[str, typer.Option("--api-key", help="Else $INFERFLUX_API_KEY, else the local stack's.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+StateDirectory = Annotated[
+    Path | None,
+    typer.Option("--state-dir", help="Keys, data and logs. Else $INFERFLUX_STATE_DIR, else below home."),
+]
+
+
+def with_client(
+    run: Callable[[Client], Awaitable[None]], endpoint: str, api_key: str, state_dir: Path | None
+) -> None:
+    """Run a command's body with a connection to the gateway that is meant."""
+    local = StateDir(state_path(state_dir)).running
+    target = resolve(endpoint=endpoint, api_key=api_key, env=os.environ, local=local)
+
+    async def main(target: Target) -> None:
+        async with Client(target) as client:
+            await run(client)
+
+    asyncio.run(main(target))
+
+
+def make_console() -> Console:
+    """As wide as the terminal; a pipe has room for every column."""
+    return Console() if sys.stdout.isatty() else Console(width=_PIPE_WIDTH)
+
+
+def state_path(given: Path | None) -> Path:
+    return given.expanduser().absolute() if given else default_path(os.environ)
+
+
+def as_dict(message: Message) -> dict[str, Any]:
+    return MessageToDict(message, preserving_proto_field_name=True, always_print_fields_with_no_presence=True)
+
+
+def print_json(message: Message) -> None:
+    sys.stdout.write(json.dumps(as_dict(message), indent=2) + "\n")

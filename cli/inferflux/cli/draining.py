@@ -1,0 +1,96 @@
+"""A worker's draining on the terminal: a bar while it goes on, or a line per change where there is none."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from typing import Self
+
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+from inferflux.common.errors import Unavailable
+from inferflux.v1 import scheduler_pb2
+
+from .errors import CommandError
+
+Updates = AsyncGenerator[scheduler_pb2.DrainProgress, None]
+
+
+async def follow(updates: Updates, worker_id: str, console: Console) -> None:
+    """Show the progress until the worker may be stopped.
+
+    Raises:
+        CommandError: somebody undid it, or nobody knows any more how far it is.
+    """
+    last: scheduler_pb2.DrainProgress | None = None
+    with _Display(worker_id, console) as display:
+        try:
+            async with aclosing(updates):
+                async for last in updates:
+                    display.show(last)
+        except Unavailable as error:
+            if last is None:
+                raise
+            raise CommandError(f"{error.message}; {goes_on(worker_id)}") from None
+    if last is None or not last.is_drained:
+        raise CommandError(f"{worker_id} takes requests again: its draining was undone")
+    console.print(f"{escape(worker_id)} may be stopped")
+
+
+async def begin(updates: Updates, worker_id: str, console: Console) -> None:
+    """Show the first answer, and leave the rest to itself."""
+    async with aclosing(updates):
+        progress = await anext(updates)
+    if progress.is_drained:
+        console.print(f"{escape(worker_id)} may be stopped")
+    else:
+        console.print(f"{escape(worker_id)} is draining: {on_board(progress)}")
+
+
+def on_board(progress: scheduler_pb2.DrainProgress) -> str:
+    """What is still there, in words."""
+    n = progress.on_board
+    return "1 request on board" if n == 1 else f"{n or 'no'} requests on board"
+
+
+def goes_on(worker_id: str) -> str:
+    return f"{worker_id} goes on draining (`inferctl admin undrain {worker_id}` undoes it)"
+
+
+class _Display:
+    """Use as a context manager."""
+
+    def __init__(self, worker_id: str, console: Console) -> None:
+        self._worker_id = worker_id
+        self._console = console
+        self._most = 0
+        self._said = ""
+        self._progress = Progress(
+            TextColumn(f"draining [bold]{escape(worker_id)}[/]"),
+            BarColumn(),
+            TextColumn("{task.fields[left]}"),
+            TimeElapsedColumn(),
+            console=console,
+            transient=True,
+            disable=not console.is_terminal,
+        )
+        self._task = self._progress.add_task("", left="", total=None)
+
+    def __enter__(self) -> Self:
+        self._progress.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._progress.stop()
+
+    def show(self, progress: scheduler_pb2.DrainProgress) -> None:
+        self._most = max(self._most, progress.on_board)
+        left = on_board(progress)
+        if self._console.is_terminal:
+            done = self._most - progress.on_board
+            self._progress.update(self._task, total=self._most or None, completed=done, left=left)
+        elif left != self._said and not progress.is_drained:
+            self._console.print(f"{escape(self._worker_id)} is draining: {left}")
+        self._said = left

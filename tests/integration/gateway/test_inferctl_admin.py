@@ -1,0 +1,169 @@
+"""`inferctl admin` before a gateway and a scheduler that a test plays."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from harness.gateway import Backend, GatewayProcess, until
+from harness.inferctl import Terminal, run
+from harness.scripted_admin import ScriptedAdmin
+
+from inferflux.v1 import scheduler_pb2
+
+Change = scheduler_pb2.SetFairness
+
+
+@pytest.fixture
+async def scheduler(backend: Backend) -> AsyncIterator[ScriptedAdmin]:
+    scripted = ScriptedAdmin(backend.bus)
+    await scripted.start()
+    yield scripted
+    await scripted.close()
+
+
+@pytest.fixture
+def env(gateway: GatewayProcess, admin_key: str, tmp_path: Path) -> dict[str, str]:
+    return {
+        "INFERFLUX_ENDPOINT": f"127.0.0.1:{gateway.port}",
+        "INFERFLUX_API_KEY": admin_key,
+        "INFERFLUX_STATE_DIR": str(tmp_path),
+    }
+
+
+async def test_fairness_is_shown_and_nothing_changed(env: dict[str, str], scheduler: ScriptedAdmin) -> None:
+    result = await run("admin", "fairness", env=env)
+    assert result.returncode == 0, result.stderr
+    assert "5 and above" in result.stdout
+    assert [request.WhichOneof("request") for request in scheduler.heard] == ["get_fairness"]
+
+
+async def test_only_the_flags_that_are_given_change_something(
+    env: dict[str, str], scheduler: ScriptedAdmin
+) -> None:
+    flags = ("--no-preempt", "--high-priority", "-2", "--json")
+    result = await run("admin", "fairness", *flags, env=env)
+    assert json.loads(result.stdout) == {
+        "enable_preemption": False,
+        "high_priority_threshold": -2,
+        "max_timeslice_tokens": 0,
+    }
+    (request,) = scheduler.heard
+    assert request.set_fairness == Change(enable_preemption=False, high_priority_threshold=-2)
+    assert not request.set_fairness.HasField("max_timeslice_tokens")
+
+
+async def test_a_reset_and_a_value_go_together(env: dict[str, str], scheduler: ScriptedAdmin) -> None:
+    await run("admin", "fairness", "--reset", "--timeslice", "0", env=env)
+    (request,) = scheduler.heard
+    assert request.set_fairness == Change(reset=True, max_timeslice_tokens=0)
+
+
+async def test_a_drain_is_followed_in_lines_without_a_terminal(
+    env: dict[str, str], scheduler: ScriptedAdmin
+) -> None:
+    scheduler.drains(1)
+    draining = asyncio.create_task(run("admin", "drain", "worker-1", "--hand-over-after", "1.5", env=env))
+    await until(lambda: len(scheduler.heard) > 2)
+    scheduler.drains(0, is_drained=True)
+    result = await draining
+    assert result.returncode == 0, result.stderr
+    assert result.stdout == "worker-1 is draining: 1 request on board\nworker-1 may be stopped\n"
+    assert scheduler.heard[0].drain.hand_over_after_ms == 1500
+
+
+async def test_a_drain_at_the_terminal_ends_with_what_may_be_done(
+    env: dict[str, str], scheduler: ScriptedAdmin
+) -> None:
+    scheduler.drains(3)
+    async with Terminal("admin", "drain", "worker-1", env=env) as terminal:
+        await terminal.see("draining worker-1.*3 requests on board")
+        scheduler.drains(1)
+        await terminal.see("1 request on board")
+        scheduler.drains(0, is_drained=True)
+        await terminal.see("worker-1 may be stopped")
+        assert await terminal.exit_status() == 0
+
+
+async def test_ctrl_c_stops_watching_and_says_that_draining_goes_on(
+    env: dict[str, str], scheduler: ScriptedAdmin
+) -> None:
+    scheduler.drains(3)
+    async with Terminal("admin", "drain", "worker-1", env=env) as terminal:
+        await terminal.see("3 requests on board")
+        terminal.press_ctrl_c()
+        await terminal.see("worker-1 goes on draining")
+        assert await terminal.exit_status() == 130
+    assert not any(request.drain.undo for request in scheduler.heard)
+
+
+async def test_a_drain_can_be_left_to_itself(env: dict[str, str], scheduler: ScriptedAdmin) -> None:
+    scheduler.drains(3)
+    result = await run("admin", "drain", "worker-1", "--no-wait", env=env)
+    assert (result.returncode, result.stdout) == (0, "worker-1 is draining: 3 requests on board\n")
+    scheduler.drains(0, is_drained=True)
+    assert (
+        await run("admin", "drain", "worker-1", "--no-wait", env=env)
+    ).stdout == "worker-1 may be stopped\n"
+
+
+async def test_a_drain_that_is_undone_elsewhere_is_not_a_success(
+    env: dict[str, str], scheduler: ScriptedAdmin
+) -> None:
+    scheduler.drains(3)
+    draining = asyncio.create_task(run("admin", "drain", "worker-1", env=env))
+    await until(lambda: len(scheduler.heard) > 2)
+    scheduler.progress = scheduler_pb2.DrainProgress(on_board=3, state=scheduler_pb2.WORKER_STATE_READY)
+    result = await draining
+    assert result.returncode == 1
+    assert result.stderr == "inferctl: worker-1 takes requests again: its draining was undone\n"
+
+
+async def test_a_worker_takes_requests_again(env: dict[str, str], scheduler: ScriptedAdmin) -> None:
+    result = await run("admin", "undrain", "worker-1", env=env)
+    assert (result.returncode, result.stdout) == (0, "worker-1 takes requests again\n")
+    assert scheduler.heard[0].drain.undo
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("drain", "nobody"), "there is no worker nobody"),
+        (("drain", "nobody", "--no-wait"), "there is no worker nobody"),
+        (("undrain", "a.b"), "worker"),
+        (("drain", "worker-1", "--hand-over-after", "1e6"), "hand_over_after_ms"),
+        (("fairness", "--high-priority", "5000"), "high_priority_threshold"),
+        (("fairness", "--timeslice", "2000000"), "max_timeslice_tokens"),
+    ],
+)
+async def test_what_fails_is_one_line_and_status_1(
+    env: dict[str, str], scheduler: ScriptedAdmin, arguments: tuple[str, ...], said: str
+) -> None:
+    result = await run("admin", *arguments, env=env)
+    assert result.returncode == 1
+    assert result.stdout == ""
+    assert result.stderr.startswith("inferctl: ")
+    assert said in result.stderr
+    assert result.stderr.count("\n") == 1
+
+
+async def test_without_a_scheduler_it_says_so(env: dict[str, str], backend: Backend) -> None:
+    for arguments in (("fairness",), ("drain", "worker-1"), ("undrain", "worker-1")):
+        result = await run("admin", *arguments, env=env)
+        assert (result.returncode, result.stderr) == (1, "inferctl: no scheduler answers\n")
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("fairness", "--timeslice", "-1"),
+        ("fairness", "--high-priority", "high"),
+        ("drain",),
+        ("drain", "worker-1", "--hand-over-after", "nan"),
+    ],
+)
+async def test_wrong_usage_is_status_2(env: dict[str, str], arguments: tuple[str, ...]) -> None:
+    assert (await run("admin", *arguments, env=env)).returncode == 2
