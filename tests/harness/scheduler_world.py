@@ -113,6 +113,7 @@ class SimWorker:
             kv_cells=self.kv_cells,
             kv_cells_reserved=sum(s.cells for s in self.running.values() if s.is_running),
             term=self.term,
+            started_unix_ms=int(self.incarnation.removeprefix("i")),
         )
         status.models.add(name=MODEL, context_length=CONTEXT)
         for key, sequence in self.running.items():
@@ -222,7 +223,7 @@ class SimWorker:
         key = key_of(item.request)
         if self.state != scheduler_pb2.WORKER_STATE_READY:
             return worker_pb2.REFUSAL_REASON_NOT_READY
-        old = next((s for k, s in self.running.items() if k.request_id == key.request_id), None)
+        old = self.running.get(key)
         if old is not None and old.epoch >= item.request.epoch:
             return worker_pb2.REFUSAL_REASON_INVALID
         if key in self.cancelled:

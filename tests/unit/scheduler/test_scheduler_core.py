@@ -93,12 +93,13 @@ def test_a_request_too_large_for_every_worker_is_failed_at_once(world: World) ->
     world.check_quiet()
 
 
-def test_two_tenants_same_id_never_meet_on_one_worker(world: World) -> None:
+def test_two_tenants_may_use_the_same_id_on_one_worker_but_not_in_one_batch(world: World) -> None:
     worker = world.add_worker("w1", slots=4, kv_cells=100)
     world.submit(make_request("same", tenant="acme", at=world.now))
     world.submit(make_request("same", tenant="bolt", at=world.now))
     world.settle()
-    assert len(worker.running) == 1
+    assert len(worker.running) == 2
+    assert [len(batch.items) for batch in worker.batches] == [1, 1]
     world.live(20)
     world.check_quiet()
     assert sorted(world.acks.values()) == [["length"], ["length"]]

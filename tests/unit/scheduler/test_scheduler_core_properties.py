@@ -11,7 +11,9 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from inferflux.scheduler.fairness import FairnessSettings
 from inferflux.scheduler.limits import Limits
+from inferflux.scheduler.policies import PolicyName
 
 PICK = st.integers(min_value=0, max_value=1_000_000)
 WORKERS = st.sampled_from(["w1", "w2", "w3"])
@@ -20,9 +22,14 @@ WORKERS = st.sampled_from(["w1", "w2", "w3"])
 class Chaos(RuleBasedStateMachine):
     """Arrivals, losses, repeats, reorderings, deaths and restarts, in any order."""
 
+    policy: PolicyName = "priority"
+    fairness = FairnessSettings(enable_preemption=True, high_priority_threshold=2, max_timeslice_tokens=3)
+
     def __init__(self) -> None:
         super().__init__()
-        self.world = World(Limits(settle_s=0.5, clock_skew_s=1.0, max_retries=3))
+        self.world = World(
+            Limits(settle_s=0.5, clock_skew_s=1.0, max_retries=3), policy=self.policy, fairness=self.fairness
+        )
         self.world.pass_time(1.0)
         self.world.add_worker("w1")
         self.world.add_worker("w2")
@@ -98,6 +105,16 @@ class Chaos(RuleBasedStateMachine):
         if (worker := self.world.workers.pop(worker_id, None)) is not None:
             worker.leave()
 
+    @rule(worker_id=WORKERS, undo=st.booleans(), hand_over=st.sampled_from([None, 0.0, 2.0]))
+    def drain(self, worker_id: str, undo: bool, hand_over: float | None) -> None:
+        world = self.world
+        if world.core.table.get(worker_id) is not None:
+            world.do(world.core.drain(worker_id, now=world.now, undo=undo, hand_over_after_s=hand_over))
+
+    @rule(preempt=st.booleans(), timeslice=st.sampled_from([0, 1, 5]))
+    def change_fairness(self, preempt: bool, timeslice: int) -> None:
+        self.world.core.set_fairness(FairnessSettings(preempt, 2, timeslice))
+
     @precondition(lambda self: self.world.clients)
     @rule(pick=PICK)
     def cancel(self, pick: int) -> None:
@@ -159,6 +176,14 @@ class LossyChaos(Chaos):
         del network[index]
 
 
+class FairChaos(LossyChaos):
+    policy = "fair"
+
+
+class SjfChaos(LossyChaos):
+    policy = "sjf"
+
+
 def _source(delivery: object) -> str:
     names = getattr(delivery, "__code__").co_names  # noqa: B009
     return " ".join(names)
@@ -173,16 +198,16 @@ TestLossyChaos = LossyChaos.TestCase
 TestLossyChaos.settings = LIMITS
 
 
-@pytest.mark.parametrize("seed", range(80))
+@pytest.mark.parametrize("seed", range(120))
 def test_a_long_walk_through_trouble_leaves_nothing_behind(seed: int) -> None:
     """What hypothesis shrinks well it does not reach: hundreds of steps, most of them ordinary."""
     rng = random.Random(seed)
-    chaos = LossyChaos() if seed % 2 else Chaos()
+    chaos = (Chaos, LossyChaos, FairChaos, SjfChaos)[seed % 4]()
     ordinary = [chaos.deliver_any] * 24 + [chaos.arrive] * 6 + [chaos.beat] * 8 + [chaos.step] * 6
     trouble = [
         chaos.wait, chaos.wait, chaos.kill, chaos.start, chaos.start, chaos.die_engine, chaos.leave,
         chaos.cancel, chaos.time_out, chaos.redeliver, chaos.lose_connection, chaos.restart_scheduler,
-        chaos.forget_tokens, chaos.beat_twice, chaos.deliver_all,
+        chaos.forget_tokens, chaos.beat_twice, chaos.deliver_all, chaos.drain, chaos.change_fairness,
     ]  # fmt: skip
     if isinstance(chaos, LossyChaos):
         trouble += [chaos.lose_any] * 4
@@ -214,6 +239,14 @@ def _call(action: Callable[..., None], chaos: Chaos, rng: random.Random) -> None
             action(pick=rng.randrange(len(world.jobs)))
         case "wait":
             action(seconds=rng.choice([0.1, 0.5, 1.1, 3.5]))
+        case "drain":
+            action(
+                worker_id=rng.choice(["w1", "w2", "w3"]),
+                undo=rng.random() < 0.7,
+                hand_over=rng.choice([None, 0.0, 2.0]),
+            )
+        case "change_fairness":
+            action(preempt=rng.random() < 0.7, timeslice=rng.choice([0, 1, 5]))
         case "step":
             action(worker_id=rng.choice(["w1", "w2", "w3"]), steps=rng.randint(1, 3))
         case "beat" | "beat_twice" | "kill" | "start" | "die_engine" | "leave":

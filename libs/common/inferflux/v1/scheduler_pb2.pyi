@@ -253,6 +253,7 @@ class WorkerStatus(_message.Message):
     TERM_FIELD_NUMBER: _builtins.int
     SWAP_BYTES_USED_FIELD_NUMBER: _builtins.int
     SWAP_BYTES_FIELD_NUMBER: _builtins.int
+    STARTED_UNIX_MS_FIELD_NUMBER: _builtins.int
     worker_id: _builtins.str
     incarnation: _builtins.str
     """New at every start of the worker: tells a restarted worker from one that was only unreachable."""
@@ -275,6 +276,8 @@ class WorkerStatus(_message.Message):
     swap_bytes_used: _builtins.int
     """Host memory that swapped sequences take, and may take."""
     swap_bytes: _builtins.int
+    started_unix_ms: _builtins.int
+    """When this incarnation began, by the worker's clock: what an earlier one said may come late."""
     @_builtins.property
     def models(self) -> _containers.RepeatedCompositeFieldContainer[_model_pb2.ModelCard]: ...
     @_builtins.property
@@ -304,10 +307,11 @@ class WorkerStatus(_message.Message):
         term: _builtins.int = ...,
         swap_bytes_used: _builtins.int = ...,
         swap_bytes: _builtins.int = ...,
+        started_unix_ms: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["decode_tokens_per_s", b"decode_tokens_per_s", "ended", b"ended", "host", b"host", "incarnation", b"incarnation", "kv_cells", b"kv_cells", "kv_cells_reserved", b"kv_cells_reserved", "kv_cells_used", b"kv_cells_used", "models", b"models", "pid", b"pid", "prefill_tokens_per_s", b"prefill_tokens_per_s", "running", b"running", "sequences", b"sequences", "slots", b"slots", "state", b"state", "swap_bytes", b"swap_bytes", "swap_bytes_used", b"swap_bytes_used", "term", b"term", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["decode_tokens_per_s", b"decode_tokens_per_s", "ended", b"ended", "host", b"host", "incarnation", b"incarnation", "kv_cells", b"kv_cells", "kv_cells_reserved", b"kv_cells_reserved", "kv_cells_used", b"kv_cells_used", "models", b"models", "pid", b"pid", "prefill_tokens_per_s", b"prefill_tokens_per_s", "running", b"running", "sequences", b"sequences", "slots", b"slots", "started_unix_ms", b"started_unix_ms", "state", b"state", "swap_bytes", b"swap_bytes", "swap_bytes_used", b"swap_bytes_used", "term", b"term", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -11,7 +11,8 @@ from .jobs import Job
 
 
 def split(jobs: Sequence[Job], *, max_size: int, max_tokens: int) -> Iterator[list[Job]]:
-    """Cut jobs for one worker, most urgent first, into batches.
+    """Cut jobs for one worker, most urgent first, into batches. A worker answers by request id, which is
+    unique within a tenant only: equal ones travel apart.
 
     Args:
         max_size: most requests in one; 0 for no limit.
@@ -19,12 +20,15 @@ def split(jobs: Sequence[Job], *, max_size: int, max_tokens: int) -> Iterator[li
     """
     batch: list[Job] = []
     tokens = 0
+    ids: set[str] = set()
     for job in jobs:
         cost = prefill_tokens(job)
-        if batch and ((max_size and len(batch) >= max_size) or tokens + cost > max_tokens):
+        is_full = (max_size and len(batch) >= max_size) or tokens + cost > max_tokens
+        if batch and (is_full or job.key.request_id in ids):
             yield batch
-            batch, tokens = [], 0
+            batch, tokens, ids = [], 0, set()
         batch.append(job)
+        ids.add(job.key.request_id)
         tokens += cost
     if batch:
         yield batch

@@ -228,6 +228,8 @@ class Core:
         out: list[Action] = []
         worker = self.table.get(status.worker_id)
         if worker is not None and worker.incarnation != status.incarnation:
+            if status.started_unix_ms < worker.status.started_unix_ms:
+                return []
             out += self._forget(worker, Loss.WORKER_RESTARTED, now, is_final=True)
             worker = None
         if worker is None:
@@ -306,8 +308,6 @@ class Core:
             case "request_ended":
                 ended = event.request_ended
                 key = RequestKey(ended.tenant, ended.request_id)
-                if worker is not None:
-                    key = worker.resolve(*key)
                 return self._on_request_ended(worker, event.worker_id, key, ended)
             case "request_yielded" if worker is not None:
                 return self._on_yielded(worker, event.request_yielded, now)
@@ -676,7 +676,7 @@ class Core:
     def _on_yielded(
         self, worker: WorkerSlots, told: scheduler_pb2.RequestYielded, now: float
     ) -> list[Action]:
-        job = self.jobs.get(worker.resolve(told.tenant, told.request_id))
+        job = self.jobs.get(RequestKey(told.tenant, told.request_id))
         if job is None or not job.is_at(worker.worker_id, told.epoch):
             return []
         residence = Residence.of(told.residence)
@@ -838,6 +838,7 @@ class Core:
         if not job.is_at(worker_id, epoch) or job.state is JobState.READING:
             return []
         if job.is_adopted:  # readers may have seen a later epoch than this one: look whether it was their end
+            self._leave_queue(job)
             self._release(job)
             job.next_epoch()
             return [self._read(job)]
@@ -849,7 +850,7 @@ class Core:
         worker.state = scheduler_pb2.WORKER_STATE_LOADING
         out: list[Action] = []
         for on_board in died.on_board:
-            job = self.jobs.get(worker.resolve(on_board.tenant, on_board.request_id))
+            job = self.jobs.get(RequestKey(on_board.tenant, on_board.request_id))
             if job is None or not job.is_at(worker.worker_id, on_board.epoch):
                 continue
             job.engine_deaths += job.state in (JobState.DISPATCHING, JobState.RUNNING)

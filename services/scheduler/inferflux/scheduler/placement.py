@@ -35,14 +35,9 @@ def fits_context(job: Job, context_length: int) -> bool:
 
 
 def fits(job: Job, worker: WorkerSlots) -> bool:
-    """Whether the worker could run it, were there room: it has the context, the memory, and no other request
-    of the same id."""
+    """Whether the worker could run it, were there room: it has the context and the memory."""
     context_length = worker.context_lengths.get(job.model, 0)
-    return (
-        fits_context(job, context_length)
-        and cells_at_most(job, context_length) <= worker.kv_cells
-        and not worker.is_id_taken(job.key)
-    )
+    return fits_context(job, context_length) and cells_at_most(job, context_length) <= worker.kv_cells
 
 
 class Placement:

@@ -109,7 +109,6 @@ class WorkerSlots:
         self.status = status
         self._n_running = 0
         self._n_strays_running = 0
-        self._ids: set[str] = set()
         self._free: list[int] = []
         self._take_status(status)
         self._count_free()
@@ -152,18 +151,6 @@ class WorkerSlots:
     def free_slots(self) -> int:
         """How many more requests may run."""
         return max(0, min(self.slots - self._n_running - self._n_strays_running, self.slots))
-
-    def is_id_taken(self, key: RequestKey) -> bool:
-        """Whether another tenant's request of the same id is here: a worker knows requests by id alone."""
-        if key.request_id in self._ids and key not in self.owners:
-            return True
-        return any(s.request_id == key.request_id and s.tenant != key.tenant for s in self.strays)
-
-    def resolve(self, tenant: str, request_id: str) -> RequestKey:
-        """A worker that does not name the tenant means the one request of this id that it has."""
-        if not tenant and request_id in self._ids:
-            return next(key for key in self.owners if key.request_id == request_id)
-        return RequestKey(tenant, request_id)
 
     def can_adopt(self, stray: Stray) -> bool:
         """Not while its slot has been given to another request, which the worker is about to refuse."""
@@ -238,7 +225,6 @@ class WorkerSlots:
         if owner.is_running:
             self._n_running -= 1
             self.owned_cells -= owner.cells
-        self._ids.discard(key.request_id)
         self._give_slot_back(owner)
 
     def reconcile(self, status: scheduler_pb2.WorkerStatus, now: float, insist_after: int) -> Reconciled:
@@ -258,13 +244,15 @@ class WorkerSlots:
         self._take_status(status)
         on_board = {RequestKey(r.tenant, r.request_id): r for r in status.running}
         found = Reconciled()
-        found.ended = [(self.resolve(e.tenant, e.request_id), e.epoch) for e in status.ended]
+        found.ended = [(RequestKey(e.tenant, e.request_id), e.epoch) for e in status.ended]
         gone = set(found.ended)
         for owner in self.owners.values():
+            if (owner.key, owner.epoch) in gone:
+                continue
             report = on_board.get(owner.key)
             if report is not None and report.epoch == owner.epoch:
                 self._compare(owner, Residence.of(report.residence), found, insist_after)
-            elif owner.is_accepted and (owner.key, owner.epoch) not in gone:
+            elif owner.is_accepted:
                 owner.missed += 1
                 if owner.missed >= insist_after:
                     found.vanished.append(owner)
@@ -308,7 +296,6 @@ class WorkerSlots:
         if owner.is_running:
             self._n_running += 1
             self.owned_cells += owner.cells
-        self._ids.add(owner.key.request_id)
         return owner
 
     def _take_slot(self) -> int:

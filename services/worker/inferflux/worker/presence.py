@@ -51,6 +51,7 @@ class Presence:
     interval_s: float
     state: scheduler_pb2.WorkerState.ValueType = scheduler_pb2.WORKER_STATE_LOADING
     rates: Rates = field(default_factory=Rates)
+    started_unix_ms: int = field(default_factory=lambda: time.time_ns() // 1_000_000)
     engine: engine_pb2.StepStats = field(default_factory=engine_pb2.StepStats)
     term: int = 0
     swap_bytes: int = 0
@@ -88,6 +89,7 @@ class Presence:
             decode_tokens_per_s=self.rates.decode,
             host=socket.gethostname(),
             pid=os.getpid(),
+            started_unix_ms=self.started_unix_ms,
         )
         status.running.extend(r.to_message() for r in self.table.all())
         status.ended.extend(
