@@ -1,0 +1,1 @@
+"""The scheduler's real core against modelled workers, in simulated time."""

@@ -1,0 +1,281 @@
+"""The questions asked of the scheduler, each answered by simulated runs."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from random import Random
+from typing import get_args
+
+from inferflux.scheduler.fairness import FairnessSettings
+from inferflux.scheduler.policies import PolicyName
+
+from .figures import Waits, fit_exponent, jain_index, service_rates, waits, waits_by_class
+from .scale import Cost, Pass, cost, one_pass
+from .traffic import UNEQUAL, Arrival, Arrivals, Class, Tenant, Traffic, arrive, make_arrival
+from .worker import WorkerModel
+from .world import START_S, Setup, World
+
+POLICIES: tuple[PolicyName, ...] = get_args(PolicyName)
+
+# Eight slots, memory for all of them at once and for some that are parked.
+SMALL = WorkerModel(slots=8, sequences=16, kv_cells=8192)
+
+ORDINARY, HIGH, URGENT = 0, 5, 9
+
+
+@dataclass(frozen=True, slots=True)
+class Scope:
+    """How much is simulated."""
+
+    policies: tuple[PolicyName, ...] = POLICIES
+    arrivals: Arrivals = "poisson"
+    seed: int = 1
+    duration_s: float = 60.0
+    # Workers where waiting times are looked at.
+    cluster: int = 8
+    workers: int = 1000
+    queued: int = 100_000
+    # Queue lengths at which the cost of decisions is measured; none is longer than `queued`.
+    lengths: tuple[int, ...] = (1000, 3000, 10_000, 30_000, 100_000)
+    rounds: int = 25
+
+    def random(self, study: str) -> Random:
+        """Every run of a study draws the same."""
+        return Random(f"{self.seed} {study}")
+
+
+QUICK = Scope(duration_s=8.0, cluster=2, workers=40, queued=2000, lengths=(500, 1000, 2000), rounds=3)
+
+
+# Waiting and fairness, by policy
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyResult:
+    """`waits` by class, to the first token; `rates` of service per second and weight, by tenant, while both
+    had requests waiting."""
+
+    policy: PolicyName
+    waits: dict[str, Waits]
+    requests: int
+    tokens_per_s: float
+    rates: dict[str, float]
+
+    @property
+    def jain_index(self) -> float:
+        return jain_index(self.rates.values())
+
+    @property
+    def served_ratio(self) -> float:
+        """What the tenant that sends more was served, per weight, ÷ what the other was."""
+        return self.rates["heavy"] / self.rates["light"]
+
+
+def compare_policy(policy: PolicyName, scope: Scope) -> PolicyResult:
+    """Mixed traffic just below what the workers can do, for the waits; and far above, for the shares."""
+    setup = Setup(workers=scope.cluster, model=SMALL, policy=policy)
+    mixed = Traffic(_rate(setup, 0.95), scope.duration_s, scope.arrivals)
+    world = World(setup, arrive(mixed, scope.random("mixed"), start_s=START_S)).run()
+    return PolicyResult(
+        policy=policy,
+        waits=waits_by_class(world.requests.values()),
+        requests=len(world.requests),
+        tokens_per_s=_tokens_per_s(world),
+        rates=overload(policy, UNEQUAL, scope),
+    )
+
+
+def overload(policy: PolicyName, tenants: tuple[Tenant, ...], scope: Scope) -> dict[str, float]:
+    """How two tenants are served, one of which sends ten times as much, when each alone wants more than its
+    share: service per second and weight."""
+    traffic = Traffic(1.0, scope.duration_s, scope.arrivals, tenants=tenants)
+    setup = Setup(workers=2, model=SMALL, policy=policy, weights=traffic.weights)
+    traffic = replace(traffic, rate_per_s=_rate(setup, 8.0))
+    world = World(setup, arrive(traffic, scope.random("overload"), start_s=START_S)).run()
+    return service_rates(world.served, traffic.weights)
+
+
+# Starvation
+
+
+@dataclass(frozen=True, slots=True)
+class Starvation:
+    """A request of priority 0 in a stream of priority 5 that the workers cannot keep up with.
+
+    `overtaken_s` is how much later the latest of those came that were served before it, and must not be more
+    than `bound_s`.
+    """
+
+    preemption: bool
+    waited_s: float
+    took_s: float
+    overtaken_s: float
+    bound_s: float
+
+    @property
+    def is_kept(self) -> bool:
+        return self.overtaken_s <= self.bound_s
+
+
+def starvation(preemption: bool, scope: Scope) -> Starvation:
+    setup = Setup(
+        workers=1, model=SMALL, policy="priority", fairness=FairnessSettings(enable_preemption=preemption)
+    )
+    random = scope.random("starvation")
+    stream = (Class(HIGH, 1.0),)
+    patience_s = (HIGH - ORDINARY) * setup.aging_s
+    traffic = Traffic(_rate(setup, 2.0, stream), 8 * patience_s, scope.arrivals, classes=stream)
+    low = make_arrival("low", Class(ORDINARY, 1.0), random, tenant="light", at_s=START_S + 2 * patience_s)
+    world = World(setup, _merge(arrive(traffic, random, start_s=START_S), [low])).run()
+    overtaking = world.order[: world.order.index(low)]
+    return Starvation(
+        preemption=preemption,
+        waited_s=low.wait_s or 0.0,
+        took_s=(low.ended_s or 0.0) - low.at_s,
+        overtaken_s=max([0.0, *(arrival.at_s - low.at_s for arrival in overtaking)]),
+        bound_s=patience_s,
+    )
+
+
+# Preemption and timeslices
+
+
+@dataclass(frozen=True, slots=True)
+class FairnessMode:
+    name: str
+    settings: FairnessSettings
+
+
+MODES = (
+    FairnessMode("off", FairnessSettings()),
+    FairnessMode("preemption", FairnessSettings(enable_preemption=True)),
+    FairnessMode("and slices of 32", FairnessSettings(enable_preemption=True, max_timeslice_tokens=32)),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ModeResult:
+    """One in ten requests is urgent and the rest are more than the workers can do.
+
+    `first_token_ratio` is of one urgent request behind 8 running and 32 queued ones, to the same alone.
+    """
+
+    mode: FairnessMode
+    waits: dict[str, Waits]
+    whole: dict[str, Waits]
+    ordinary_tokens_per_s: float
+    tokens_per_s: float
+    preempted: int
+    sliced: int
+    swapped: int
+    moved: int
+    first_token_ratio: float
+
+
+def compare_mode(mode: FairnessMode, scope: Scope) -> ModeResult:
+    setup = Setup(workers=scope.cluster, model=SMALL, fairness=mode.settings)
+    classes = (Class(ORDINARY, 0.9), Class(URGENT, 0.1))
+    traffic = Traffic(_rate(setup, 1.15, classes), scope.duration_s, scope.arrivals, classes=classes)
+    arrivals = arrive(traffic, scope.random("preemption"), start_s=START_S)
+    world = World(setup, arrivals, group=lambda arrival: str(arrival.priority)).run()
+    done = list(world.requests.values())
+    return ModeResult(
+        mode=mode,
+        waits=waits_by_class(done),
+        whole={
+            str(priority): waits(a.ended_s - a.at_s for a in done if a.priority == priority and a.ended_s)
+            for priority in (URGENT, ORDINARY)
+        },
+        ordinary_tokens_per_s=_generated_per_s(world, scope, {str(ORDINARY)}),
+        tokens_per_s=_generated_per_s(world, scope, {str(ORDINARY), str(URGENT)}),
+        preempted=world.counts["yield_preempted"],
+        sliced=world.counts["yield_timeslice"],
+        swapped=sum(worker.swaps for worker in world.workers.values()),
+        moved=world.counts["retry_moved"],
+        first_token_ratio=first_token_ratio(mode.settings, scope),
+    )
+
+
+def first_token_ratio(fairness: FairnessSettings, scope: Scope) -> float:
+    """Time to the first token of an urgent request behind 8 running and 32 queued ones ÷ the same alone: the
+    median of nine draws."""
+    draws = [f"urgent {draw}" for draw in range(9)]
+    return statistics.median(
+        _urgent_first_token_s(fairness, 40, scope.random(draw))
+        / _urgent_first_token_s(fairness, 0, scope.random(draw))
+        for draw in draws
+    )
+
+
+def _urgent_first_token_s(fairness: FairnessSettings, others: int, random: Random) -> float:
+    urgent = make_arrival("urgent", Class(URGENT, 1.0), random, tenant="light", at_s=START_S + 3.0)
+    ordinary = [
+        make_arrival(
+            f"r{n}", Class(ORDINARY, 1.0, output_tokens=256), random, tenant="heavy", at_s=START_S + 1.0
+        )
+        for n in range(others)
+    ]
+    World(Setup(model=SMALL, fairness=fairness), [*ordinary, urgent]).run()
+    return urgent.first_token_wait_s or 0.0
+
+
+# What decisions cost
+
+
+@dataclass(frozen=True, slots=True)
+class Scale:
+    policy: PolicyName
+    whole_pass: Pass
+    costs: tuple[Cost, ...]
+
+    @property
+    def exponent(self) -> float:
+        """k of cost per placement ~ n**k, n requests waiting."""
+        return fit_exponent([(one.queued, one.placement_s) for one in self.costs])
+
+
+def scale(policy: PolicyName, scope: Scope, *, on_step: Callable[[], None] = lambda: None) -> Scale:
+    setup = Setup(workers=scope.workers, policy=policy)
+    whole_pass = one_pass(setup, scope.queued, scope.random("pass"))
+    costs = []
+    for length in scope.lengths:
+        on_step()
+        costs.append(cost(setup, length, scope.random("cost"), rounds=scope.rounds))
+    return Scale(policy, whole_pass, tuple(costs))
+
+
+def scale_steps(scope: Scope) -> int:
+    """How often `scale` calls `on_step`."""
+    return len(scope.lengths)
+
+
+# Helpers
+
+
+def _rate(setup: Setup, load: float, classes: Sequence[Class] | None = None) -> float:
+    """Requests per second that are `load` times what the workers can serve."""
+    kinds = Traffic(1.0, 1.0).classes if classes is None else classes
+    total = sum(kind.share for kind in kinds)
+    service_s = sum(
+        kind.share / total * setup.model.service_s(kind.prompt_tokens, kind.output_tokens) for kind in kinds
+    )
+    return load * setup.workers / service_s
+
+
+def _merge(stream: Iterator[Arrival], others: Sequence[Arrival]) -> list[Arrival]:
+    return sorted([*stream, *others], key=lambda arrival: arrival.at_s)
+
+
+def _tokens_per_s(world: World) -> float:
+    """Tokens generated, from the first arrival to the last end."""
+    return sum(a.generated for a in world.requests.values()) / (world.now - START_S)
+
+
+def _generated_per_s(world: World, scope: Scope, groups: set[str]) -> float:
+    """Service while requests kept coming, but for the first tenth, in which queues build up."""
+    spans = [span for span in world.served if span.at_s <= START_S + scope.duration_s]
+    counted = spans[len(spans) // 10 :]
+    total = sum(span.tokens.get(group, 0.0) for span in counted for group in groups)
+    return total / max(1e-9, sum(span.span_s for span in counted))

@@ -1,0 +1,312 @@
+"""A simulated world: arrivals, workers and a network of constant delay around the scheduler's real core."""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from heapq import heappop, heappush
+from typing import Any
+
+from inferflux.scheduler import actions
+from inferflux.scheduler.actions import Action
+from inferflux.scheduler.core import Core
+from inferflux.scheduler.emitted import Emitted, outcome_of
+from inferflux.scheduler.fairness import FairnessSettings
+from inferflux.scheduler.jobs import RequestKey
+from inferflux.scheduler.limits import Limits
+from inferflux.scheduler.policies import PolicyName
+from inferflux.v1 import scheduler_pb2, worker_pb2
+
+from .figures import OUTPUT_COST, Served
+from .traffic import Arrival
+from .worker import MODEL, ModelledWorker, WorkerModel
+
+START_S = 1_000_000.0
+_HOP_S = 0.0005
+_BEAT_S = 1.0
+_TICK_S = 0.25
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """A scheduler and its workers."""
+
+    workers: int = 1
+    model: WorkerModel = field(default_factory=WorkerModel)
+    policy: PolicyName = "priority"
+    aging_s: float = 2.0
+    weights: Mapping[str, float] = field(default_factory=dict)
+    fairness: FairnessSettings = field(default_factory=FairnessSettings)
+
+
+def new_core(setup: Setup, *, now: float) -> Core:
+    """A core that dispatches at once, and takes no job for one that may have run before."""
+    limits = Limits(settle_s=0.0, clock_skew_s=-1e9)
+    return Core(limits, now=now, policy=setup.policy, aging_s=setup.aging_s, fairness=setup.fairness)
+
+
+def to_request(arrival: Arrival) -> scheduler_pb2.InferenceRequest:
+    """The job that a gateway would publish."""
+    request = scheduler_pb2.InferenceRequest(
+        request_id=arrival.name,
+        tenant=arrival.tenant,
+        model=MODEL,
+        prompt_token_ids=[1] * arrival.prompt_tokens,
+        priority=arrival.priority,
+        enqueued_unix_ms=int(arrival.at_s * 1000),
+        epoch=1,
+    )
+    request.params.max_tokens = arrival.max_tokens
+    return request
+
+
+def _tenant(arrival: Arrival) -> str:
+    return arrival.tenant
+
+
+class Stuck(Exception):
+    """Some simulated requests never end."""
+
+
+class World:
+    """Runs until every request has ended.
+
+    Args:
+        arrivals: in order of time, from `START_S` on.
+        group: of a request, for what `served` tells.
+    """
+
+    def __init__(
+        self,
+        setup: Setup,
+        arrivals: Iterable[Arrival],
+        *,
+        patience_s: float = 36_000.0,
+        group: Callable[[Arrival], str] = _tenant,
+    ) -> None:
+        self.setup = setup
+        self.now = START_S
+        self.core = new_core(setup, now=START_S)
+        self.requests: dict[RequestKey, Arrival] = {}
+        self.served: list[Served] = []
+        self.counts: dict[str, int] = defaultdict(int)
+        self.order: list[Arrival] = []
+        # Wall-clock time spent in the core.
+        self.core_s = 0.0
+        self._arrivals = iter(arrivals)
+        self._patience_s = patience_s
+        self._group = group
+        self._events: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
+        self._count = 0
+        self._is_plan_due = False
+        self._open = 0
+        self._is_arriving = True
+        self._waiting: dict[str, int] = defaultdict(int)
+        self._ever_dry: set[str] = set()
+        self._tokens: dict[str, float] = defaultdict(float)
+        self.workers: dict[str, ModelledWorker] = {}
+        # When each worker is to be called next; older calls are passed over.
+        self._wake_s: dict[str, float | None] = {}
+        for number in range(setup.workers):
+            self._add_worker(f"w{number:04d}")
+
+    def run(self) -> World:
+        """Let it all happen.
+
+        Raises:
+            Stuck: requests are left that nothing happens to, or that take too long.
+        """
+        self._schedule_next_arrival()
+        self._at(self.now, self._tick)
+        self._at(self.now + _BEAT_S, self._sample)
+        while self._is_arriving or self._open:
+            if not self._events:
+                raise Stuck(f"nothing happens, and {self._open} requests have not ended")
+            at_s, _, do, arguments = heappop(self._events)
+            if at_s - START_S > self._patience_s:
+                raise Stuck(f"{self._open} requests have not ended after {self._patience_s:g} s")
+            self.now = at_s
+            do(*arguments)
+        return self
+
+    # Arrivals and time
+
+    def _at(self, when_s: float, do: Callable[..., None], *arguments: Any) -> None:
+        self._count += 1
+        heappush(self._events, (when_s, self._count, do, arguments))
+
+    def _schedule_next_arrival(self) -> None:
+        arrival = next(self._arrivals, None)
+        if arrival is None:
+            self._is_arriving = False
+        else:
+            self._at(max(arrival.at_s, self.now), self._arrive, arrival)
+
+    def _arrive(self, arrival: Arrival) -> None:
+        key = RequestKey(arrival.tenant, arrival.name)
+        self.requests[key] = arrival
+        self._open += 1
+        self._waiting[self._group(arrival)] += 1
+        request = to_request(arrival)
+        self._core(lambda: self.core.on_job(request, key, len(self.requests), self.now))
+        self._schedule_next_arrival()
+
+    def _tick(self) -> None:
+        self._core(lambda: self.core.on_tick(self.now))
+        self._at(self.now + _TICK_S, self._tick)
+
+    def _sample(self) -> None:
+        """Once a second: what was served to whom, and who has been waiting all along."""
+        for worker_id, worker in self.workers.items():
+            worker.look(self.now)
+            self._follow(worker_id)
+        backlogged = frozenset(g for g, n in self._waiting.items() if n and g not in self._ever_dry)
+        self.served.append(Served(self.now, _BEAT_S, dict(self._tokens), backlogged))
+        self._tokens.clear()
+        self._ever_dry = {group for group, n in self._waiting.items() if not n}
+        self._at(self.now + _BEAT_S, self._sample)
+
+    # Workers
+
+    def _add_worker(self, worker_id: str) -> None:
+        self.workers[worker_id] = ModelledWorker(
+            worker_id,
+            self.setup.model,
+            output_of=lambda key: self.requests[key].output_tokens,
+            readers=self,
+        )
+        self._wake_s[worker_id] = None
+        self._beat(worker_id)
+
+    def _beat(self, worker_id: str) -> None:
+        status = self.workers[worker_id].status(self.now)
+        self._follow(worker_id)
+        self._core(lambda: self.core.on_heartbeat(status, self.now))
+        self._at(self.now + _BEAT_S, self._beat, worker_id)
+
+    def _follow(self, worker_id: str) -> None:
+        """After anything done to a worker: carry its events, note when it is due."""
+        worker = self.workers[worker_id]
+        for event in worker.take_events():
+            self._at(self.now + _HOP_S, self._on_event, event)
+        due_s = worker.next_s
+        if due_s is not None and due_s != self._wake_s[worker_id]:
+            self._at(max(due_s, self.now), self._wake, worker_id, due_s)
+        self._wake_s[worker_id] = due_s
+
+    def _wake(self, worker_id: str, due_s: float) -> None:
+        if self._wake_s[worker_id] != due_s:
+            return
+        self._wake_s[worker_id] = None
+        self.workers[worker_id].look(self.now)
+        self._follow(worker_id)
+
+    def on_tokens(self, key: RequestKey, epoch: int, offset: int, tokens: int, now: float) -> None:
+        """What readers of the token stream are given; repeats are dropped, as they do."""
+        arrival = self.requests[key]
+        if offset > arrival.generated:
+            raise Stuck(f"{key} lost its tokens {arrival.generated} to {offset}")
+        new = max(0, offset + tokens - arrival.generated)
+        arrival.generated += new
+        arrival.epoch = max(arrival.epoch, epoch)
+        self._tokens[self._group(arrival)] += OUTPUT_COST * new
+        if arrival.first_token_s is None:
+            arrival.first_token_s = now
+            self._tokens[self._group(arrival)] += arrival.prompt_tokens
+
+    def on_end(self, key: RequestKey, outcome: str) -> None:
+        self.requests[key].outcome = outcome
+
+    def _on_event(self, event: scheduler_pb2.WorkerEvent) -> None:
+        if event.WhichOneof("event") == "request_yielded":
+            reason = scheduler_pb2.YieldReason.Name(event.request_yielded.reason)
+            self.counts[f"yield_{reason.removeprefix('YIELD_REASON_').lower()}"] += 1
+        self._core(lambda: self.core.on_event(event, self.now))
+
+    # What the core decides
+
+    def _core(self, tell: Callable[[], list[Action]]) -> None:
+        began_s = time.perf_counter()
+        todo = tell()
+        self.core_s += time.perf_counter() - began_s
+        self._perform(todo)
+        if not self._is_plan_due and self.core.must_plan:
+            self._is_plan_due = True
+            self._at(self.now, self._plan)
+
+    def _plan(self) -> None:
+        self._is_plan_due = False
+        self._core(lambda: self.core.plan(self.now))
+
+    def _perform(self, todo: Iterable[Action]) -> None:
+        for action in todo:
+            match action:
+                case actions.Dispatch():
+                    self._at(self.now + _HOP_S, self._deliver, action.worker_id, action.batch)
+                case actions.Ack():
+                    self._end(action)
+                case actions.PublishChunk():
+                    self._note_chunk(action)
+                case actions.ReadReplay():
+                    self._at(self.now + _HOP_S, self._answer_replay, action)
+                case actions.SendCommand():
+                    self._at(self.now + _HOP_S, self._command, action)
+                case actions.CountRetry():
+                    self.counts[f"retry_{action.cause}"] += 1
+                case actions.CountRefusal():
+                    self.counts[f"refusal_{action.reason}"] += 1
+
+    def _deliver(self, worker_id: str, batch: worker_pb2.RequestBatch) -> None:
+        answer = self.workers[worker_id].on_batch(batch, self.now)
+        accepted = set(answer.accepted_request_ids)
+        self.counts["placements"] += len(accepted)
+        for item in batch.items:
+            if item.request.request_id in accepted:
+                self._note_placed(RequestKey(item.request.tenant, item.request.request_id))
+        self._follow(worker_id)
+        self._at(self.now + _HOP_S, self._answer, answer)
+
+    def _answer(self, answer: worker_pb2.BatchAccepted) -> None:
+        self._core(lambda: self.core.on_batch_answer(answer, self.now))
+
+    def _command(self, action: actions.SendCommand) -> None:
+        self.workers[action.worker_id].on_command(action.command, self.now)
+        self._follow(action.worker_id)
+
+    def _answer_replay(self, action: actions.ReadReplay) -> None:
+        arrival = self.requests[action.key]
+        emitted = Emitted(list(range(arrival.generated)), epoch=arrival.epoch, outcome=arrival.outcome)
+        self._core(lambda: self.core.on_replay(action.key, action.read_id, emitted, self.now))
+
+    # What becomes of requests
+
+    def _note_placed(self, key: RequestKey) -> None:
+        arrival = self.requests[key]
+        if arrival.placed_s is None:
+            arrival.placed_s = self.now
+            self.order.append(arrival)
+            self._stop_waiting(arrival)
+
+    def _stop_waiting(self, arrival: Arrival) -> None:
+        group = self._group(arrival)
+        self._waiting[group] -= 1
+        if not self._waiting[group]:
+            self._ever_dry.add(group)
+
+    def _note_chunk(self, action: actions.PublishChunk) -> None:
+        if outcome := outcome_of(action.chunk):
+            self.requests[action.key].outcome = outcome
+
+    def _end(self, ack: actions.Ack) -> None:
+        key = ack.handle
+        if not isinstance(key, RequestKey):
+            raise TypeError(f"{key} is no request's key")
+        arrival = self.requests[key]
+        if arrival.ended_s is not None:
+            raise Stuck(f"{key} ended twice")
+        arrival.ended_s, arrival.outcome = self.now, ack.outcome
+        self._open -= 1
+        if arrival.placed_s is None:
+            self._stop_waiting(arrival)
