@@ -16,7 +16,7 @@ from .timers import Timers
 
 # Per job: between two announcements at least, between two looks at most.
 LEAST_INTERVAL_S = 2.0
-_MOST_INTERVAL_S = 30.0
+_MOST_INTERVAL_S = 60.0
 _WAIT_SHARE = 0.25
 _MUCH = 0.5
 _LEAST_WAIT_CHANGE_S = 1.0

@@ -15,6 +15,8 @@ PolicyName = Literal["priority", "fcfs", "sjf", "fair"]
 _PREFILL_COST = 0.1
 # So many tokens still to be generated put a job back as far as one level of priority would.
 _TOKENS_PER_LEVEL = 100
+# A request without a bound is taken for a long one.
+_MAX_TOKENS_UNSET = 4096
 
 
 class Policy(Protocol):
@@ -122,7 +124,7 @@ class Sjf(Ranked):
 def work(job: Job) -> float:
     """What is left to do for a job, in tokens to generate."""
     to_prefill = max(0, job.prompt_tokens + job.generated_tokens - job.seen_computed)
-    to_generate = max(0, job.max_tokens - job.known_tokens)
+    to_generate = max(0, (job.max_tokens or _MAX_TOKENS_UNSET) - job.known_tokens)
     return to_generate + _PREFILL_COST * to_prefill
 
 

@@ -107,7 +107,8 @@ class TenantShares:
     def _sweep(self) -> None:
         """Forget idle tenants that would be lifted anyway: there may be any number of names."""
         floor = self.floor
-        for tenant in [t for t, c in self._counters.items() if c < floor and t not in self._entries]:
+        kept = self._entries.keys() | {self._last_left}
+        for tenant in [t for t, c in self._counters.items() if c <= floor and t not in kept]:
             del self._counters[tenant]
         self._sweep_at = 2 * (len(self._counters) - len(self._entries)) + _MOST_IDLE
 
