@@ -12,7 +12,7 @@ from google.protobuf.message import DecodeError
 from inferflux.common import logs, subjects
 from inferflux.common.bus import Bus, Message
 from inferflux.common.bus.serving import Subscription
-from inferflux.common.errors import InferFluxError, InvalidArgument, Unavailable
+from inferflux.common.errors import InferFluxError, InvalidArgument, NotFound, Unavailable
 from inferflux.v1 import scheduler_pb2
 
 from .actions import Action
@@ -202,9 +202,19 @@ class Administration:
 
 
 async def serve_admin(
-    bus: Bus, core: Core, do: Callable[[list[Action]], None], clock: Callable[[], float]
+    bus: Bus,
+    core: Core,
+    do: Callable[[list[Action]], None],
+    clock: Callable[[], float],
+    *,
+    is_lease_held: Callable[[], bool],
+    is_alone: bool,
 ) -> Subscription:
     """Answer SchedulerAdminRequests until the subscription is closed, and take over what was changed before.
+
+    Args:
+        is_lease_held: while it is not, somebody else may lead, and nothing is done here.
+        is_alone: nobody else schedules other models, so that a worker unknown here is known nowhere.
 
     Raises:
         Unavailable, DeadlineExceeded: what was changed before cannot be read.
@@ -213,7 +223,11 @@ async def serve_admin(
     administration = Administration(core, store, do, clock)
 
     async def on_request(message: Message) -> None:
-        await message.respond((await administration.answer(message.data)).SerializeToString())
+        if not is_lease_held():
+            return
+        reply = await administration.answer(message.data)
+        if is_alone or reply.refused.code != NotFound.code:
+            await message.respond(reply.SerializeToString())
 
     # In this order, so that no change falls between an earlier leader and this one.
     serving = await bus.serve(subjects.SCHEDULER_ADMIN, on_request)
