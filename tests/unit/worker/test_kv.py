@@ -8,39 +8,40 @@ from hypothesis import strategies as st
 
 from inferflux.worker.engine.kv import CellLedger, OutOfCells
 
+_ACTIONS = st.sampled_from(["use", "release", "move"])
 
-@given(
-    st.lists(st.tuples(st.sampled_from(["reserve", "use", "release"]), st.integers(0, 5), st.integers(0, 60)))
-)
-def test_never_more_reserved_than_there_is_nor_used_than_reserved(steps: list[tuple[str, int, int]]) -> None:
+
+@given(st.lists(st.tuples(_ACTIONS, st.integers(0, 5), st.integers(0, 60))))
+def test_never_more_cells_are_used_than_there_are(steps: list[tuple[str, int, int]]) -> None:
     ledger = CellLedger(100)
-    held: dict[int, tuple[int, int]] = {}
-    for action, slot, cells in steps:
-        if action == "reserve" and slot not in held:
-            if cells <= 100 - sum(r for r, _ in held.values()):
-                ledger.reserve(slot, cells)
-                held[slot] = (cells, 0)
+    used: dict[int, int] = {}
+    for action, slot, n in steps:
+        if action == "use":
+            if sum(used.values()) + n <= 100:
+                ledger.use(slot, n)
+                used[slot] = used.get(slot, 0) + n
             else:
                 with pytest.raises(OutOfCells):
-                    ledger.reserve(slot, cells)
-        elif action == "use" and slot in held:
-            reserved, used = held[slot]
-            if used + cells <= reserved:
-                ledger.use(slot, cells)
-                held[slot] = (reserved, used + cells)
-            else:
-                with pytest.raises(OutOfCells):
-                    ledger.use(slot, cells)
+                    ledger.use(slot, n)
         elif action == "release":
             ledger.release(slot)
-            held.pop(slot, None)
-        assert ledger.reserved == sum(r for r, _ in held.values()) <= 100
-        assert ledger.used == sum(u for _, u in held.values())
-        assert ledger.free == 100 - ledger.reserved
+            used.pop(slot, None)
+        elif n % 6 in used:
+            with pytest.raises(ValueError, match=f"slot {n % 6} "):
+                ledger.move(slot, n % 6)
+        else:
+            ledger.move(slot, n % 6)
+            if slot in used:
+                used[n % 6] = used.pop(slot)
+        assert ledger.used == sum(used.values()) <= 100
+        assert ledger.free == 100 - ledger.used
 
 
-def test_a_slot_is_reserved_once() -> None:
+def test_what_moved_is_released_where_it_is_now() -> None:
     ledger = CellLedger(10)
-    ledger.reserve(1, 4)
-    with pytest.raises(ValueError, match="slot 1"):
-        ledger.reserve(1, 4)
+    ledger.use(1, 4)
+    ledger.move(1, 2)
+    ledger.release(1)
+    assert ledger.used == 4
+    ledger.release(2)
+    assert ledger.used == 0

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
-from inferflux.v1 import generation_pb2, scheduler_pb2, worker_pb2
+from inferflux.v1 import engine_pb2, generation_pb2, scheduler_pb2, worker_pb2
 from inferflux.worker.running import REMEMBERED_S, Limits, Refused, RunningTable
+
+RUNNING = scheduler_pb2.RESIDENCE_RUNNING
+PARKED = scheduler_pb2.RESIDENCE_PARKED
+SWAPPED = scheduler_pb2.RESIDENCE_SWAPPED
 
 LIMITS = Limits(slots=2, sequences=4, kv_cells=100, context_length=64, vocabulary_size=50)
 
@@ -44,27 +50,145 @@ def item(
 
 def refusal(made: RunningTable, wanted: worker_pb2.BatchItem) -> worker_pb2.RefusalReason.ValueType:
     before = made.all()
+    residences = [r.residence for r in before]
     with pytest.raises(Refused) as caught:
         made.admit(wanted)
     assert made.all() == before
+    assert [r.residence for r in made.all()] == residences
     return caught.value.reason
 
 
-def test_an_admitted_request_holds_its_slot_and_cells_until_it_ends() -> None:
+def resumption(request_id: str = "a", *, slot: int = 0, epoch: int = 1) -> worker_pb2.BatchItem:
+    request = scheduler_pb2.InferenceRequest(request_id=request_id, tenant="t", epoch=epoch)
+    return worker_pb2.BatchItem(slot=slot, request=request)
+
+
+def preemption(request_id: str = "a", *, epoch: int = 1) -> worker_pb2.Preemption:
+    return worker_pb2.Preemption(tenant="t", request_id=request_id, epoch=epoch)
+
+
+def news(
+    residence: scheduler_pb2.Residence.ValueType, *, request_id: str = "a", epoch: int = 1, turn: int = 0
+) -> engine_pb2.EngineYielded:
+    return engine_pb2.EngineYielded(key=f"t.{request_id}", epoch=epoch, residence=residence, turn=turn)
+
+
+def not_resumed(made: RunningTable, wanted: worker_pb2.BatchItem) -> worker_pb2.RefusalReason.ValueType:
+    with pytest.raises(Refused) as caught:
+        made.resume(wanted)
+    return caught.value.reason
+
+
+def test_an_admitted_request_holds_its_slot_until_it_ends() -> None:
     made = table()
     running, replaced = made.admit(item())
     assert replaced is None
-    assert made.cells_reserved == running.cells == 19
+    assert made.has_running
     assert refusal(made, item("b")) == worker_pb2.REFUSAL_REASON_SLOT_BUSY
     assert made.end("t.a", 1, now=0.0) is running
-    assert made.cells_reserved == 0
+    assert not made.has_running
     made.admit(item("b"))
 
 
-def test_what_does_not_fit_the_cache_is_refused() -> None:
+def test_only_what_never_fits_the_cache_is_refused_for_memory() -> None:
     made = table()
-    made.admit(item(prompt=30, max_tokens=30))
-    assert refusal(made, item("b", slot=1, prompt=30, max_tokens=30)) == worker_pb2.REFUSAL_REASON_NO_MEMORY
+    made.limits = dataclasses.replace(LIMITS, kv_cells=40)
+    assert refusal(made, item(prompt=21, max_tokens=21)) == worker_pb2.REFUSAL_REASON_NO_MEMORY
+    made.admit(item("a", prompt=20, max_tokens=21))
+    made.admit(item("b", slot=1, prompt=20, max_tokens=21))
+
+
+def test_no_more_run_than_there_are_slots_but_parked_ones_may_stay_beside_them() -> None:
+    made = table()
+    made.admit(item("a", slot=0))
+    made.admit(item("b", slot=3))
+    assert refusal(made, item("c", slot=1)) == worker_pb2.REFUSAL_REASON_SLOT_BUSY
+    assert made.park(preemption("a")) is made.get("t.a")
+    made.admit(item("c", slot=1))
+    assert [r.residence for r in made.all()] == [PARKED, RUNNING, RUNNING]
+    assert not_resumed(made, resumption("a")) == worker_pb2.REFUSAL_REASON_SLOT_BUSY
+
+
+def test_who_is_parked_in_a_wanted_slot_is_swapped_out() -> None:
+    made = table()
+    parked, _ = made.admit(item("a"))
+    made.park(preemption("a"))
+    made.admit(item("b"))
+    assert parked.residence == SWAPPED
+    assert not_resumed(made, resumption("a")) == worker_pb2.REFUSAL_REASON_SLOT_BUSY
+    assert made.resume(resumption("a", slot=2)) is parked
+    assert (parked.residence, parked.slot, parked.turn) == (RUNNING, 2, 1)
+
+
+def test_what_does_not_run_is_not_parked() -> None:
+    made = table()
+    made.admit(item())
+    assert made.park(preemption("other")) is None
+    assert made.park(preemption(epoch=2)) is None
+    assert made.park(preemption()) is not None
+    assert made.park(preemption()) is None
+
+
+def test_only_what_is_on_board_is_resumed() -> None:
+    made = table()
+    made.admit(item(epoch=2))
+    assert not_resumed(made, resumption("other")) == worker_pb2.REFUSAL_REASON_NOT_ON_BOARD
+    assert not_resumed(made, resumption(epoch=1)) == worker_pb2.REFUSAL_REASON_NOT_ON_BOARD
+    assert not_resumed(made, resumption(epoch=3)) == worker_pb2.REFUSAL_REASON_NOT_ON_BOARD
+
+
+def test_to_resume_what_runs_changes_nothing() -> None:
+    made = table()
+    running, _ = made.admit(item(slot=1))
+    assert made.resume(resumption(slot=0)) is None
+    assert (running.slot, running.turn) == (1, 0)
+
+
+def test_late_news_of_an_earlier_turn_is_no_news() -> None:
+    made = table()
+    running, _ = made.admit(item())
+    made.park(preemption())
+    made.resume(resumption())
+    assert made.yielded(news(PARKED, turn=0)) is None
+    assert running.residence == RUNNING
+    assert made.yielded(news(SWAPPED, turn=1)) is running
+    assert running.residence == SWAPPED
+
+
+def test_news_of_another_epoch_or_of_nobody_is_no_news() -> None:
+    made = table()
+    made.admit(item())
+    assert made.yielded(news(PARKED, epoch=2)) is None
+    assert made.yielded(news(PARKED, request_id="gone")) is None
+
+
+def test_who_was_swapped_out_is_not_parked_again_by_late_news() -> None:
+    made = table()
+    running, _ = made.admit(item("a"))
+    made.park(preemption("a"))
+    made.admit(item("b"))
+    assert made.yielded(news(PARKED)) is running
+    assert running.residence == SWAPPED
+
+
+def test_a_parked_request_is_replaced_by_a_higher_epoch() -> None:
+    made = table()
+    parked, _ = made.admit(item())
+    made.park(preemption())
+    running, replaced = made.admit(item(epoch=2))
+    assert replaced is parked
+    assert made.all() == [running]
+
+
+def test_how_far_a_request_is_follows_its_prompt_and_its_chunks() -> None:
+    made = table()
+    running, _ = made.admit(item())
+    made.prefilled(engine_pb2.Prefilled(key="t.a", epoch=1, computed_tokens=6))
+    assert running.to_message().computed_tokens == 6
+    running.emitted(engine_pb2.Emission(key="t.a", epoch=1, generated_tokens=3))
+    assert running.to_message().computed_tokens == 12
+    made.prefilled(engine_pb2.Prefilled(key="t.a", epoch=1, computed_tokens=0))
+    assert running.to_message().computed_tokens == 0
 
 
 @pytest.mark.parametrize(
@@ -77,7 +201,7 @@ def test_what_does_not_fit_the_cache_is_refused() -> None:
         item(prompt=60, max_tokens=5),
         item(generated=10, max_tokens=10),
         item(bias={50: 1.0}),
-        item(slot=2),
+        item(slot=4),
     ],
 )
 def test_what_llama_cpp_would_abort_over_is_refused_as_invalid(bad: worker_pb2.BatchItem) -> None:

@@ -1,0 +1,122 @@
+"""The worker's spans: from taking a request up to being rid of it, with what the engine did in between."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from harness.traces import Caller, events
+
+from inferflux.common import tracing
+from inferflux.common.tracing.sdk import SdkTracer
+from inferflux.v1 import engine_pb2, scheduler_pb2
+from inferflux.worker.running import Running
+from inferflux.worker.spans import WorkerSpans
+
+KEY = "acme.one"
+
+
+class Board:
+    """A worker's spans, and what it has on board of one client."""
+
+    def __init__(self, path: Path) -> None:
+        self.caller = Caller()
+        self._path = path
+        self._tracer = SdkTracer("worker", path=str(path))
+        self.spans = WorkerSpans(self._tracer, "w1")
+
+    def take_up(self, *, epoch: int = 1, generated: int = 0, traceparent: str | None = None) -> Running:
+        running = Running("one", "acme", epoch, slot=2, prompt_tokens=40, generated_tokens=generated)
+        request = scheduler_pb2.InferenceRequest(
+            request_id="one",
+            tenant="acme",
+            model="demo",
+            epoch=epoch,
+            traceparent=self.caller.traceparent if traceparent is None else traceparent,
+        )
+        self.spans.take_up(running, request)
+        return running
+
+    def step(self, **reports: Any) -> None:
+        self.spans.on_step(engine_pb2.StepReport(**reports))
+
+    async def all(self) -> list[dict[str, Any]]:
+        await self._tracer.close()
+        return [json.loads(line) for line in self._path.read_text().splitlines()]
+
+
+@pytest.fixture
+async def board(tmp_path: Path) -> Board:
+    return Board(tmp_path / "traces.jsonl")
+
+
+def emission(generated: int, epoch: int = 1) -> engine_pb2.Emission:
+    return engine_pb2.Emission(key=KEY, epoch=epoch, generated_tokens=generated)
+
+
+def ended(outcome: str = "stop", epoch: int = 1) -> engine_pb2.EngineEnded:
+    return engine_pb2.EngineEnded(key=KEY, epoch=epoch, outcome=outcome, completion_tokens=2)
+
+
+def yielded(reason: scheduler_pb2.YieldReason.ValueType) -> engine_pb2.EngineYielded:
+    return engine_pb2.EngineYielded(key=KEY, epoch=1, reason=reason, residence=scheduler_pb2.RESIDENCE_PARKED)
+
+
+async def test_a_run_is_a_span_with_what_the_engine_did(board: Board) -> None:
+    running = board.take_up()
+    board.step(prefilled=[engine_pb2.Prefilled(key=KEY, epoch=1, computed_tokens=16)])
+    board.step(emissions=[emission(0)])  # that it has started
+    board.step(emissions=[emission(1)], yielded=[yielded(scheduler_pb2.YIELD_REASON_TIMESLICE)])
+    board.spans.resumed(running)
+    board.step(emissions=[emission(2)], ended=[ended()])
+    (span,) = await board.all()
+    assert (span["name"], span["trace_id"]) == ("worker.run", board.caller.trace_id)
+    assert span["parent_id"] == board.caller.span_id
+    assert events(span) == ["prefill_chunk", "first_token", "yielded", "resumed"]
+    assert span["events"][0]["attributes"] == {"inferflux.computed_tokens": 16}
+    assert span["events"][2]["attributes"] == {
+        "inferflux.reason": "timeslice",
+        "inferflux.residence": "parked",
+    }
+    attributes = span["attributes"]
+    assert (attributes["inferflux.worker_id"], attributes["inferflux.slot"]) == ("w1", 2)
+    assert attributes["inferflux.outcome"] == "stop"
+    assert attributes["gen_ai.usage.output_tokens"] == 2
+    assert "error" not in span
+
+
+async def test_a_retrys_first_token_is_the_first_new_one(board: Board) -> None:
+    board.take_up(epoch=2, generated=5)
+    board.step(emissions=[emission(5, epoch=2)])
+    board.step(emissions=[emission(1, epoch=1)])  # of the epoch that was given up
+    board.step(ended=[ended(epoch=2)])
+    (span,) = await board.all()
+    assert events(span) == []
+
+
+async def test_what_is_lost_says_how(board: Board) -> None:
+    first = board.take_up()
+    board.spans.dropped(first)
+    board.spans.lost([board.take_up(epoch=2)], "engine_died", "the engine was ended by SIGSEGV")
+    board.take_up(epoch=3)
+    board.step(ended=[ended("context_full", epoch=3)])
+    spans = await board.all()
+    assert [s["attributes"]["error.type"] for s in spans] == ["dropped", "engine_died", "context_full"]
+    assert spans[1]["error"] == "the engine was ended by SIGSEGV"
+
+
+async def test_a_request_without_a_trace_has_no_span(board: Board) -> None:
+    running = board.take_up(traceparent="")
+    board.spans.resumed(running)
+    board.step(emissions=[emission(1)], ended=[ended()])
+    board.spans.dropped(running)
+    assert await board.all() == []
+
+
+def test_without_traces_there_are_no_spans() -> None:
+    spans = WorkerSpans(tracing.OFF, "w1")
+    running = Running("one", "acme", 1, slot=0, prompt_tokens=1)
+    spans.take_up(running, scheduler_pb2.InferenceRequest(traceparent=Caller().traceparent))
+    assert not spans._runs
