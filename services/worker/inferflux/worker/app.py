@@ -12,6 +12,7 @@ from inferflux.common.bus import Bus
 from inferflux.common.errors import Internal, InvalidArgument
 from inferflux.common.lifecycle import Shutdown
 from inferflux.common.probe import Probe
+from inferflux.common.tracing import OFF, Tracer, open_tracer
 from inferflux.v1 import engine_pb2, model_pb2, scheduler_pb2
 
 from .emit import Emitter
@@ -22,6 +23,7 @@ from .model_file import ModelFile, ModelFileError, read_model_file
 from .presence import Presence
 from .running import Limits, RunningTable
 from .settings import WorkerSettings
+from .spans import WorkerSpans
 from .watchdog import Watchdog
 
 _WATCH_INTERVAL_S = 0.5
@@ -32,7 +34,9 @@ log = logs.get("worker")
 class Worker:
     """One worker: its table, its engine, and its place on the bus."""
 
-    def __init__(self, settings: WorkerSettings, model: ModelFile, bus: Bus, probe: Probe) -> None:
+    def __init__(
+        self, settings: WorkerSettings, model: ModelFile, bus: Bus, probe: Probe, tracer: Tracer
+    ) -> None:
         self._settings = settings
         self._model = model
         self._bus = bus
@@ -51,10 +55,11 @@ class Worker:
         self._metrics = WorkerMetrics(
             settings.served_name, kv_cells=settings.kv_cells, flash_attention=settings.flash_attention
         )
-        self._emitter = Emitter(bus, self._table, settings.id, incarnation)
+        self._spans = WorkerSpans(tracer, settings.id)
+        self._emitter = Emitter(bus, self._table, self._spans, settings.id, incarnation)
         self._host = EngineHost(_engine_config(settings), self._on_report, self._on_engine_death)
         self._watchdog = Watchdog(settings.stuck_s)
-        self._intake = Intake(bus, self._table, self._host, self._presence)
+        self._intake = Intake(bus, self._table, self._spans, self._host, self._presence)
 
     async def run(self, shutdown: Shutdown) -> None:
         """Serve until `shutdown`, then drain.
@@ -99,6 +104,7 @@ class Worker:
             async with asyncio.timeout(self._settings.drain_limit_s):
                 await self._emitter.until_none_runs()
         left = self._table.clear()
+        self._spans.lost(left, "worker_left")
         await self._emitter.tell_leaving(left)
         await self._bus.flush()
         log.info("drained", handed_over=len(left))
@@ -151,6 +157,7 @@ class Worker:
         self._probe.set_ready("engine", False, why)
         self._presence.engine = engine_pb2.StepStats()
         lost = self._table.clear()
+        self._spans.lost(lost, "engine_died", why)
         if self._presence.state == scheduler_pb2.WORKER_STATE_READY:
             self._presence.state = scheduler_pb2.WORKER_STATE_LOADING
         await self._emitter.tell_engine_died(lost, why)
@@ -206,12 +213,15 @@ async def serve(settings: WorkerSettings, shutdown: Shutdown) -> None:
     except ModelFileError as error:
         raise InvalidArgument(str(error), field="INFERFLUX_WORKER_MODEL_PATH") from None
     probe = Probe(settings.metrics_listen)
+    tracer = OFF
     try:
+        tracer = open_tracer(settings, "worker")
         bus = await Bus.connect(settings.nats_url, name=f"worker-{settings.id}")
         try:
             await bus.ensure_streams(settings.stream_limits)
-            await Worker(settings, model, bus, probe).run(shutdown)
+            await Worker(settings, model, bus, probe, tracer).run(shutdown)
         finally:
             await bus.close()
     finally:
+        await tracer.close()
         probe.close()

@@ -11,6 +11,7 @@ from inferflux.common.errors import Unavailable
 from inferflux.v1 import engine_pb2, scheduler_pb2
 
 from .running import Running, RunningTable
+from .spans import WorkerSpans
 
 log = logs.get("worker.emit")
 
@@ -23,14 +24,18 @@ class Emitter:
     what they have by its offset.
     """
 
-    def __init__(self, bus: Bus, table: RunningTable, worker_id: str, incarnation: str) -> None:
+    def __init__(
+        self, bus: Bus, table: RunningTable, spans: WorkerSpans, worker_id: str, incarnation: str
+    ) -> None:
         self._bus = bus
         self._table = table
+        self._spans = spans
         self._worker_id = worker_id
         self._incarnation = incarnation
         self._fewer_run = asyncio.Event()
 
     async def on_step(self, step: engine_pb2.StepReport) -> None:
+        self._spans.on_step(step)
         for emission in step.emissions:
             running = self._table.get(emission.key)
             if running is None or running.epoch != emission.epoch:

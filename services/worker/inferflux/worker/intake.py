@@ -13,6 +13,7 @@ from inferflux.v1 import engine_pb2, scheduler_pb2, worker_pb2
 from .engine_host import EngineHost
 from .presence import Presence
 from .running import Refused, RunningTable, request_key
+from .spans import WorkerSpans
 
 log = logs.get("worker.intake")
 
@@ -20,9 +21,12 @@ log = logs.get("worker.intake")
 class Intake:
     """Checks what arrives against the table, answers, and passes on to the engine."""
 
-    def __init__(self, bus: Bus, table: RunningTable, host: EngineHost, presence: Presence) -> None:
+    def __init__(
+        self, bus: Bus, table: RunningTable, spans: WorkerSpans, host: EngineHost, presence: Presence
+    ) -> None:
         self._bus = bus
         self._table = table
+        self._spans = spans
         self._host = host
         self._presence = presence
 
@@ -74,7 +78,9 @@ class Intake:
             raise Refused(worker_pb2.REFUSAL_REASON_NOT_READY, "this worker is loading or draining")
         running, replaced = self._table.admit(item)
         if replaced is not None:
+            self._spans.dropped(replaced)
             self._cancel(running.key, is_silent=True)
+        self._spans.take_up(running, item.request)
         self._host.send(engine_pb2.EngineCommand(start=item))
 
     def _resume(self, item: worker_pb2.BatchItem) -> None:
@@ -82,6 +88,7 @@ class Intake:
         running = self._table.resume(item)
         if running is None:
             return
+        self._spans.resumed(running)
         resume = engine_pb2.EngineResume(
             key=running.key,
             epoch=running.epoch,
@@ -114,7 +121,8 @@ class Intake:
         match command.WhichOneof("command"):
             case "drop":
                 key = request_key(command.drop.tenant, command.drop.request_id)
-                if self._table.drop(key, command.drop.epoch):
+                if (dropped := self._table.drop(key, command.drop.epoch)) is not None:
+                    self._spans.dropped(dropped)
                     self._cancel(key, is_silent=True)
             case "drain":
                 await self._presence.drain()
