@@ -11,15 +11,16 @@ Each job ends exactly once: by the worker, which publishes the terminal chunk an
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
-from functools import partial
 
 from inferflux.common.errors import NotFound
 from inferflux.v1 import generation_pb2, scheduler_pb2, worker_pb2
 
-from . import actions, batches, outcomes
+from . import actions, batches, bounds, outcomes
 from .actions import Action
+from .announcements import Announcements, Outlook
+from .bounds import Bounds
 from .drains import DrainProgress, Drains, progress_of
 from .emitted import Emitted, outcome_of
 from .fairness import FairnessController, FairnessSettings
@@ -29,6 +30,8 @@ from .memory import Recent
 from .placement import Placement, cells_wanted
 from .policies import PolicyName, make_policy
 from .queue import ModelQueue, Queue
+from .rates import ModelRates
+from .shares import TenantShares
 from .slots import Owner, Residence, SlotTable, Stray, WorkerSlots
 from .timers import Timers
 
@@ -66,6 +69,7 @@ class Core:
         name: distinguishes this scheduler's batches from those of others.
         term: of the lease under which it leads; workers refuse lower ones than they have seen.
         aging_s: seconds of waiting that are worth one level of priority.
+        tenant_weights: shares under the policy `fair`; 1 for who is not in it.
     """
 
     def __init__(
@@ -76,13 +80,15 @@ class Core:
         name: str = "s",
         policy: PolicyName = "priority",
         aging_s: float = 2.0,
+        tenant_weights: Mapping[str, float] | None = None,
         fairness: FairnessSettings | None = None,
         term: int = 0,
     ) -> None:
         self.limits = limits
         self.policy = policy
         self.term = term
-        self.queue = Queue(partial(make_policy, policy, aging_s=aging_s))
+        weights = dict(tenant_weights or {})
+        self.queue = Queue(lambda: make_policy(policy, aging_s=aging_s, shares=TenantShares(weights)))
         self.table = SlotTable()
         self.jobs: dict[RequestKey, Job] = {}
         self.is_settled = False
@@ -93,6 +99,9 @@ class Core:
         self._placement = Placement()
         self._fairness = FairnessController(fairness or FairnessSettings(), aging_s=aging_s)
         self._drains = Drains()
+        self._bounds = Bounds(limits.max_queued, limits.max_queued_per_tenant)
+        self._rates = ModelRates()
+        self._announcements = Announcements()
         self._expected: set[str] | None = None
         self._arrivals = 0
         self._batches = 0
@@ -184,7 +193,7 @@ class Core:
         if self._early_cancels.pop(key) is not None:
             job.is_cancelled = True
             return self._conclude(job, outcomes.cancelled(job, now))
-        return self._enqueue(job, now)
+        return self._enqueue(job, now) if job.is_inherited else self._admit(job, now)
 
     def on_cancel(self, key: RequestKey, now: float) -> tuple[bool, list[Action]]:
         """A cancel notice, which workers hear as well. Returns whether the request is known, too."""
@@ -258,6 +267,7 @@ class Core:
             drain = worker_pb2.WorkerCommand(drain=worker_pb2.DrainWorker())
             out.append(self._command(worker.worker_id, drain))
         self._placement.update_models(worker)
+        self._rates.update(status)
         self._replan(worker)
         if self._expected is not None:
             self._expected.discard(worker.worker_id)
@@ -378,6 +388,8 @@ class Core:
         for job in self._deadlines.due(now):
             if job.state in (JobState.QUEUED, JobState.READING) and job.conclusion is None:
                 out += self._conclude(job, outcomes.expired())
+        for job, outlook in self._announcements.due(now, self._outlook):
+            out.append(self._publish_queued(job, outlook))
         for job in self._holds.due(now):
             if job.state is not JobState.ENDED:
                 out.append(actions.Hold(job.handle))
@@ -431,7 +443,7 @@ class Core:
         fresh, self._fresh = self._fresh, []
         for job in fresh:
             if job.is_queued and job.announced_epoch != job.epoch:
-                out.append(self._announce(job))
+                out.append(self._announce(job, now))
         return out
 
     def _plan_model(self, model: str, now: float) -> list[Action]:
@@ -583,10 +595,17 @@ class Core:
         slot = owner.slot if owner.slot is not None else 0
         return batches.Turn(job, slot, self._fairness.timeslice(job), owner.rank)
 
-    def _announce(self, job: Job) -> Action:
+    def _announce(self, job: Job, now: float) -> Action:
         job.announced_epoch = job.epoch
-        queue = self.queue.models[job.model]
-        chunk = outcomes.queued_chunk(job, queue.position(job), queue.expected_wait_s(job))
+        outlook = self._outlook(job)
+        self._announcements.tell(job, outlook, now)
+        return self._publish_queued(job, outlook)
+
+    def _outlook(self, job: Job) -> Outlook:
+        return self.queue.models[job.model].outlook(job)
+
+    def _publish_queued(self, job: Job, outlook: Outlook) -> Action:
+        chunk = outcomes.queued_chunk(job, outlook.position, outlook.expected_wait_s)
         return actions.PublishChunk(job.key, chunk)
 
     # From one state to the next
@@ -628,6 +647,26 @@ class Core:
             needs_replay=is_inherited,
         )
 
+    def _admit(self, job: Job, now: float) -> list[Action]:
+        """A new job waits, unless too many do already, or it could not be served in time."""
+        waiting = self.queue.waiting
+        if why := self._bounds.why_not(waiting, job.key.tenant):
+            queue = self.queue.models.get(job.model)
+            pace_s = queue.departure_interval_s if queue is not None else 0.0
+            return self._conclude(job, bounds.full(why, job.key.tenant, waiting, pace_s))
+        out = self._enqueue(job, now)
+        if job.is_queued and job.deadline_s is not None:
+            wait_s = 0.0 if self._has_room(job) else self._outlook(job).expected_wait_s
+            if self._rates.is_hopeless(job, now, wait_s):
+                out += self._conclude(job, self._rates.unreachable(job, now, wait_s))
+        return out
+
+    def _has_room(self, job: Job) -> bool:
+        """Whether it need not wait: there is a place, or others make one."""
+        if self._placement.choose(job) is not None:
+            return True
+        return self._fairness.preempt_for(job, self.table, self.jobs) is not None
+
     def _enqueue(self, job: Job, now: float) -> list[Action]:
         job.queued_s = now
         if job.is_expired(now):
@@ -653,6 +692,7 @@ class Core:
     def _leave_queue(self, job: Job) -> None:
         """It does not wait any more, if it did."""
         if job.is_waiting:
+            self._announcements.forget(job)
             self.queue.discard(job)
             job.state = JobState.NEW
 
@@ -902,6 +942,7 @@ class Core:
         """A worker is gone, and what it had is lost. One that was only silent may come back."""
         del self.table.workers[worker.worker_id]
         self._placement.remove(worker)
+        self._rates.remove(worker.worker_id)
         if is_final:
             self._remember_gone(worker.worker_id, worker.incarnation)
             self._drains.end(worker.worker_id)
