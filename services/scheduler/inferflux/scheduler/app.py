@@ -4,33 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import time
-import uuid
 from collections.abc import Callable
 
-from inferflux.common import logs, subjects
-from inferflux.common.bus import Bus, Job
-from inferflux.common.errors import InferFluxError, InvalidArgument, to_failed
+from inferflux.common import logs
+from inferflux.common.bus import Bus
+from inferflux.common.errors import DeadlineExceeded, InferFluxError, Unavailable
 from inferflux.common.lifecycle import Shutdown
 from inferflux.common.probe import Probe
 from inferflux.common.tracing import OFF, Tracer, open_tracer
-from inferflux.v1 import scheduler_pb2, tokens_pb2, worker_pb2
+from inferflux.v1 import scheduler_pb2
 
-from .actions import Action
-from .cancel import serve_cancels
-from .core import Core
-from .emitted import Emitted
-from .intake import take_in
-from .jobs import RequestKey
+from .background import cancel_all
+from .leader import Leader
+from .leadership import RELEASE_LIMIT_S, Leadership
 from .metrics import SchedulerMetrics
-from .perform import Performer
+from .roster import Roster
 from .settings import SchedulerSettings
-from .spans import SchedulerSpans
-from .status import serve_status
 from .workers import WorkerListener
 
 log = logs.get("scheduler")
-
-_GAUGE_INTERVAL_S = 1.0
 
 
 def steady_clock() -> Callable[[], float]:
@@ -40,10 +32,9 @@ def steady_clock() -> Callable[[], float]:
 
 
 class Scheduler:
-    """The core, and everything it hears and does, on one event loop.
+    """Leads a partition of the models, or stands by to lead it.
 
-    What happens goes into the core one by one; its plan is made once per turn of the loop, so that what
-    arrives together travels together, and nothing waits longer than that.
+    A standby hears the heartbeats, so that it knows whom to wait for when it leads, and answers nobody.
     """
 
     def __init__(
@@ -53,132 +44,124 @@ class Scheduler:
         self._bus = bus
         self._probe = probe
         self._metrics = metrics
+        self._tracer = tracer
         self._clock = steady_clock()
-        self._is_plan_due = False
-        self.core = Core(
-            settings.limits,
-            now=self._clock(),
-            name=uuid.uuid4().hex[:8],
-            policy=settings.policy,
-            aging_s=settings.aging_s,
-        )
-        self._performer = Performer(
-            bus, self, metrics, SchedulerSpans(tracer), dispatch_timeout_s=settings.dispatch_timeout_s
+        self._roster = Roster()
+        self._leader: Leader | None = None
+        self._leadership = Leadership(
+            bus, holder=settings.id, partition=settings.partition, lease_s=settings.lease_s
         )
 
     async def run(self, shutdown: Shutdown) -> None:
-        """Serve until `shutdown`. Jobs still held go to the next scheduler, running streams go on.
+        """Serve until `shutdown`. Jobs still held go to the next leader, running streams go on.
 
         Raises:
-            Unavailable: another scheduler has taken the queue over.
+            InvalidArgument: another partition has some of the models.
         """
-        self._probe.set_ready("scheduler", False, "listening for workers")
+        self._report_readiness()
         self._bus.on_reconnect(self._on_reconnect)
         await WorkerListener(self._bus, self, self._metrics).listen()
-        await serve_cancels(self._bus, self, self._metrics)
-        await serve_status(self._bus, self.core, self._clock)
-        jobs = await self._bus.consume_jobs(
-            max_outstanding=self._settings.queue_limit, ack_wait_s=self._settings.ack_wait_s
-        )
-        leaving = asyncio.create_task(shutdown.wait())
+        keeping = asyncio.create_task(self._leadership.run())
         tasks = {
-            asyncio.create_task(take_in(jobs, self, self._metrics)),
-            asyncio.create_task(self._performer.run()),
-            asyncio.create_task(self._tick_for_ever()),
-            leaving,
+            asyncio.create_task(self._lead_whenever_possible()),
+            asyncio.create_task(self._report_for_ever()),
+            asyncio.create_task(shutdown.wait()),
         }
         try:
-            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-            for task in done - {leaving}:
+            done, _ = await asyncio.wait({keeping, *tasks}, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
                 task.result()
         finally:
             self._probe.set_ready("scheduler", False, "leaving")
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
-            await self._performer.close()
-            await jobs.close()
+            await cancel_all(tasks)
+            self._leadership.end()
+            await asyncio.wait({keeping}, timeout=RELEASE_LIMIT_S)
+            await cancel_all({keeping})
 
     # What is heard
 
-    def on_job(self, request: scheduler_pb2.InferenceRequest, job: Job) -> None:
-        self._do(self.core.on_job(request, job, job.sequence, self._clock()))
-
-    async def on_bad_job(self, request: scheduler_pb2.InferenceRequest, error: InvalidArgument) -> None:
-        """The client waits for an answer all the same."""
-        chunk = tokens_pb2.TokenChunk(request_id=request.request_id, epoch=1, failed=to_failed(error))
-        await self._bus.publish(
-            subjects.tokens(request.tenant, request.request_id), chunk.SerializeToString()
-        )
-
     def on_heartbeat(self, status: scheduler_pb2.WorkerStatus) -> None:
-        self._do(self.core.on_heartbeat(status, self._clock()))
+        models = self._settings.model_names
+        if models and not any(card.name in models for card in status.models):
+            return
+        self._roster.on_heartbeat(status, self._clock())
+        self._leadership.on_term(status.term)
+        if self._leader is not None:
+            self._leader.on_heartbeat(status)
 
     def on_event(self, event: scheduler_pb2.WorkerEvent) -> None:
-        self._do(self.core.on_event(event, self._clock()))
+        if event.HasField("worker_left"):
+            self._roster.on_left(event.worker_id, event.incarnation)
+        if self._leader is not None:
+            self._leader.on_event(event)
 
-    def on_cancel(self, key: RequestKey) -> bool:
-        was_found, todo = self.core.on_cancel(key, self._clock())
-        self._do(todo)
-        return was_found
+    async def _on_reconnect(self) -> None:
+        if self._leader is not None:
+            await self._leader.on_reconnect()
 
-    def on_batch_answer(self, answer: worker_pb2.BatchAccepted) -> None:
-        self._do(self.core.on_batch_answer(answer, self._clock()))
+    # From standby to leader and back
 
-    def on_batch_unanswered(self, batch_id: str, *, is_delivered: bool) -> None:
-        self._do(self.core.on_batch_unanswered(batch_id, is_delivered=is_delivered, now=self._clock()))
-
-    def on_replay(self, key: RequestKey, read_id: int, emitted: Emitted) -> None:
-        self._do(self.core.on_replay(key, read_id, emitted, self._clock()))
-
-    # What is done
-
-    def _do(self, todo: list[Action]) -> None:
-        if todo:
-            self._performer.perform(todo)
-        if not self._is_plan_due and self.core.must_plan:
-            self._is_plan_due = True
-            asyncio.get_running_loop().call_soon(self._plan)
-
-    def _plan(self) -> None:
-        self._is_plan_due = False
-        self._performer.perform(self.core.plan(self._clock()))
-
-    async def _tick_for_ever(self) -> None:
-        was_connected = True
-        gauges_due_s = 0.0
+    async def _lead_whenever_possible(self) -> None:
         while True:
-            now = self._clock()
-            if was_connected and not self._bus.is_connected:
-                self.core.on_connection(False, now)
-            was_connected = self._bus.is_connected
-            self._do(self.core.on_tick(now))
-            if now >= gauges_due_s:
-                gauges_due_s = now + _GAUGE_INTERVAL_S
-                self._metrics.observe(self.core, now)
+            term = await self._leadership.until_leading()
+            pause_s = 0.0
+            try:
+                await self._lead(term)
+            except (Unavailable, DeadlineExceeded) as error:
+                log.warning("cannot lead", term=term, reason=error.reason, error=error.message)
+                pause_s = self._settings.lease_s
+            self._leadership.leave(pause_s=pause_s)
+
+    async def _lead(self, term: int) -> None:
+        """Lead until the lease is lost."""
+        leader = Leader(
+            self._settings,
+            self._bus,
+            self._metrics,
+            self._clock,
+            self._tracer,
+            term=term,
+            is_lease_held=lambda: self._leadership.is_held,
+            known_workers=self._roster.live(self._clock(), self._settings.worker_dead_s),
+        )
+        self._leader = leader
+        self._metrics.lead(term)
+        leading = asyncio.create_task(leader.run())
+        lost = asyncio.create_task(self._leadership.until_lost())
+        try:
+            await asyncio.wait({leading, lost}, return_when=asyncio.FIRST_COMPLETED)
+            if leading.done():
+                leading.result()
+        finally:
+            self._leader = None
+            await cancel_all({leading, lost})
+            self._metrics.stand_by()
+
+    # What is said of it
+
+    async def _report_for_ever(self) -> None:
+        while True:
             self._report_readiness()
             await asyncio.sleep(self._settings.tick_interval_s)
 
     def _report_readiness(self) -> None:
-        if not self._bus.is_connected:
-            self._probe.set_ready("scheduler", False, "not connected to NATS")
-        elif not self.core.is_settled:
-            self._probe.set_ready("scheduler", False, "listening for workers")
-        else:
-            self._probe.set_ready("scheduler", True)
+        self._probe.set_ready("scheduler", *self._readiness())
 
-    async def _on_reconnect(self) -> None:
-        now = self._clock()
-        self.core.on_connection(False, now)
-        self.core.on_connection(True, now)
-        self._do([])
+    def _readiness(self) -> tuple[bool, str]:
+        if not self._bus.is_connected:
+            return False, "not connected to NATS"
+        if self._leader is not None:
+            return self._leader.readiness
+        if self._leadership.has_seen_leader:
+            return True, f"standby: {self._leadership.holder or 'nobody'} leads"
+        return False, "waiting for the lease"
 
 
 async def serve(settings: SchedulerSettings, shutdown: Shutdown) -> None:
     """Run a scheduler from its settings.
 
     Raises:
-        InferFluxError: NATS or the metrics port cannot be used, or another scheduler took over.
+        InferFluxError: NATS or the metrics port cannot be used, or its models are another partition's.
     """
     probe = Probe(settings.metrics_listen)
     tracer = OFF

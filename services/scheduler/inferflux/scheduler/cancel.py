@@ -7,7 +7,7 @@ from typing import Protocol
 from google.protobuf.message import DecodeError
 
 from inferflux.common import logs, subjects
-from inferflux.common.bus import Bus, Message
+from inferflux.common.bus import Bus, Message, Subscription
 from inferflux.v1 import scheduler_pb2
 
 from .jobs import RequestKey
@@ -20,8 +20,14 @@ class CancelSink(Protocol):
     def on_cancel(self, key: RequestKey) -> bool: ...
 
 
-async def serve_cancels(bus: Bus, sink: CancelSink, metrics: SchedulerMetrics) -> None:
-    """Have cancel notices handled until the bus is closed."""
+async def serve_cancels(
+    bus: Bus, sink: CancelSink, metrics: SchedulerMetrics, *, is_alone: bool
+) -> Subscription:
+    """Have cancel notices handled until the subscription is closed.
+
+    Args:
+        is_alone: nobody else schedules other models, so that what is unknown here is known nowhere.
+    """
 
     async def on_notice(message: Message) -> None:
         try:
@@ -36,9 +42,10 @@ async def serve_cancels(bus: Bus, sink: CancelSink, metrics: SchedulerMetrics) -
             log.error("a cancel notice for another request than its subject's", subject=message.subject)
             return
         was_found = sink.on_cancel(RequestKey(notice.tenant, notice.request_id))
-        await message.respond(scheduler_pb2.CancelReply(was_found=was_found).SerializeToString())
+        if was_found or is_alone:
+            await message.respond(scheduler_pb2.CancelReply(was_found=was_found).SerializeToString())
 
-    await bus.serve(subjects.CANCEL_ALL, on_notice)
+    return await bus.serve(subjects.CANCEL_ALL, on_notice)
 
 
 def notice(key: RequestKey) -> tuple[str, bytes]:

@@ -80,7 +80,23 @@ class SchedulerMetrics:
         self.bad_messages = counter(
             "scheduler_bad_messages", "Messages that could not be understood.", ("kind",)
         )
+        self.is_leader = gauge("scheduler_is_leader", "1 while this scheduler leads, 0 while it stands by.")
+        self.term = gauge("scheduler_term", "The lease term this scheduler leads in, or led in last.")
+        self.takeovers = counter("scheduler_takeovers", "Times this scheduler took the lead.", ())
         self._models: set[str] = set()
+
+    def lead(self, term: int) -> None:
+        """This scheduler leads now."""
+        self.is_leader.set(1)
+        self.term.set(term)
+        self.takeovers.inc()
+
+    def stand_by(self) -> None:
+        """It does not lead: queue and workers are not its own any more."""
+        self.is_leader.set(0)
+        self._keep_models(set())
+        for gauge in (self.oldest_wait, self.workers, self.free_slots):
+            gauge.set(0)
 
     def count_end(self, outcome: str) -> None:
         self.ended.labels(outcome if outcome in _OUTCOMES else "failed").inc()
@@ -92,13 +108,8 @@ class SchedulerMetrics:
         for job in core.jobs.values():
             if job.state in (JobState.DISPATCHING, JobState.RUNNING):
                 running[job.model] = running.get(job.model, 0) + 1
-        current = waiting.keys() | running.keys()
-        for model in self._models - current:
-            self.depth.remove(model)
-            self.waiting.remove(model)
-            self.running.remove(model)
-        self._models = set(current)
-        for model in current:
+        self._keep_models({*waiting, *running})
+        for model in self._models:
             self.depth.labels(model).set(waiting.get(model, 0))
             self.waiting.labels(model).set(waiting.get(model, 0))
             self.running.labels(model).set(running.get(model, 0))
@@ -107,3 +118,10 @@ class SchedulerMetrics:
         workers = core.table.workers.values()
         self.workers.set(len(workers))
         self.free_slots.set(sum(w.free_slots for w in workers if w.is_open))
+
+    def _keep_models(self, models: set[str]) -> None:
+        for model in self._models - models:
+            self.depth.remove(model)
+            self.waiting.remove(model)
+            self.running.remove(model)
+        self._models = models

@@ -2,13 +2,31 @@
 
 from __future__ import annotations
 
-from pydantic import Field
+import json
+import socket
+import uuid
+
+from pydantic import Field, ValidationInfo, field_validator
 from pydantic_settings import SettingsConfigDict
 
+from inferflux.common import subjects
 from inferflux.common.settings import ServiceSettings
 
 from .limits import Limits
 from .policies import PolicyName
+
+
+def _default_id() -> str:
+    host = subjects.escape(socket.gethostname()).replace("=", "_")[:48]
+    return f"{host}-{uuid.uuid4().hex[:6]}"
+
+
+def _names(text: str) -> tuple[str, ...]:
+    """The names of a list, JSON or with commas between, each once, sorted."""
+    names = json.loads(text) if text.lstrip().startswith("[") else text.split(",")
+    if not all(isinstance(name, str) for name in names):
+        raise ValueError("must be a list of names")
+    return tuple(sorted({name.strip() for name in names} - {""}))
 
 
 class SchedulerSettings(ServiceSettings):
@@ -16,6 +34,13 @@ class SchedulerSettings(ServiceSettings):
 
     model_config = SettingsConfigDict(env_prefix="INFERFLUX_SCHEDULER_", frozen=True)
 
+    # Unique among schedulers: one that starts again under its name takes its lease up at once.
+    id: str = Field(default_factory=_default_id)
+    # What is led together, and the models it consists of; empty: all.
+    partition: str = subjects.ALL_MODELS
+    models: str = ""
+    # A leader that is not heard of for this long is replaced.
+    lease_s: float = Field(default=1.5, ge=0.3, le=60)
     policy: PolicyName = "priority"
     # One level of priority is worth this much waiting.
     aging_s: float = Field(default=2.0, gt=0, le=3600)
@@ -30,6 +55,26 @@ class SchedulerSettings(ServiceSettings):
     dispatch_timeout_s: float = Field(default=2.0, gt=0, le=60)
     tick_interval_s: float = Field(default=0.1, gt=0, le=1)
     ack_wait_s: float = Field(default=60.0, ge=3, le=3600)
+
+    @field_validator("id", "partition")
+    @classmethod
+    def _is_a_token(cls, value: str) -> str:
+        if not subjects.is_safe_token(value):
+            raise ValueError("must be 1-64 of A-Z a-z 0-9 _ -")
+        return value
+
+    @field_validator("models")
+    @classmethod
+    def _are_names_of_a_named_partition(cls, value: str, info: ValidationInfo) -> str:
+        if _names(value) and info.data.get("partition") == subjects.ALL_MODELS:
+            variable = "INFERFLUX_SCHEDULER_PARTITION"
+            raise ValueError(f"only some models: their partition needs a name of its own ({variable})")
+        return value
+
+    @property
+    def model_names(self) -> tuple[str, ...]:
+        """The models of the partition; empty: all."""
+        return _names(self.models)
 
     @property
     def limits(self) -> Limits:

@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 
 from inferflux.common import subjects
-from inferflux.common.bus import Bus, Message
+from inferflux.common.bus import Bus, Message, Subscription
 from inferflux.v1 import scheduler_pb2
 
 from .core import Core
 from .jobs import JobState
-from .slots import WorkerSlots
+from .slots import Owner, Residence, Stray, WorkerSlots
 
 
 def describe(core: Core, now: float) -> scheduler_pb2.SchedulerStatus:
     """The queue and the slot table as a message (pure)."""
     oldest_s = core.queue.oldest_enqueued_s()
+    states = Counter(job.state for job in core.jobs.values())
     status = scheduler_pb2.SchedulerStatus(
         queued=len(core.queue),
-        running=sum(job.state is JobState.RUNNING for job in core.jobs.values()),
+        running=states[JobState.RUNNING],
         oldest_wait_ms=0 if oldest_s is None else max(0.0, now - oldest_s) * 1000,
+        parked=states[JobState.PARKED],
+        policy=core.policy,
+        fairness=core.fairness.to_message(),
     )
     for worker_id in sorted(core.table.workers):
         status.workers.append(_view(core.table.workers[worker_id], now))
@@ -31,11 +36,12 @@ def _view(worker: WorkerSlots, now: float) -> scheduler_pb2.WorkerView:
         status=worker.status, heartbeat_age_ms=round(max(0.0, now - worker.heard_s) * 1000)
     )
     view.status.state = worker.state
-    by_slot = {o.slot: o for o in worker.owners.values()} | {s.slot: s for s in worker.strays.values()}
-    for slot in range(worker.slots):
+    on_board: list[Owner | Stray] = [*worker.owners.values(), *worker.strays.values()]
+    by_slot = {taken.slot: taken for taken in on_board if taken.slot is not None}
+    for slot in range(worker.sequences):
         entry = view.slots.add(slot=slot, state="free")
         if (taken := by_slot.get(slot)) is not None:
-            entry.state = "running"
+            entry.state = "running" if taken.residence is Residence.RUNNING else "parked"
             entry.tenant, entry.request_id = taken.key
             entry.epoch = taken.epoch
     return view
@@ -51,10 +57,14 @@ def fit(status: scheduler_pb2.SchedulerStatus, max_bytes: int) -> bytes:
     return data
 
 
-async def serve_status(bus: Bus, core: Core, clock: Callable[[], float]) -> None:
-    """Answer SchedulerStatusRequest until the bus is closed."""
+async def serve_status(
+    bus: Bus, core: Core, clock: Callable[[], float], *, leader: str, term: int
+) -> Subscription:
+    """Answer SchedulerStatusRequest until the subscription is closed."""
 
     async def on_request(message: Message) -> None:
-        await message.respond(fit(describe(core, clock()), bus.max_payload))
+        status = describe(core, clock())
+        status.leader, status.term = leader, term
+        await message.respond(fit(status, bus.max_payload))
 
-    await bus.serve(subjects.SCHEDULER_STATUS, on_request)
+    return await bus.serve(subjects.SCHEDULER_STATUS, on_request)

@@ -1,0 +1,261 @@
+"""Who leads (pure): a lease on one key of a store that writes only over the revision it is given.
+
+The holder writes the key again and again. Who sees it unchanged for longer than the lease, by its own clock,
+may write itself in; the store takes the first. Clocks are never compared: the holder counts from before it
+sent its last successful write, and gives up dispatching earlier than anyone who read that write can have
+waited the lease out. See Gray and Cheriton, "Leases" (1989), and Chubby's sequencers for what terms are for:
+a process that was stopped between looking at its lease and acting is refused by whoever saw a later term.
+
+    STANDBY ──> LEADER ──> LEAVING ──> STANDBY
+                  └──── another holds it ──┘
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, replace
+from enum import Enum, auto
+
+# After a read or write without an answer.
+_RETRY_S = 0.1
+_UNKNOWN = "unknown"
+# Half of what the messages can hold: no term is the last.
+_MAX_TERM = 2**63 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseTimes:
+    """In seconds, all from how long an unchanged lease stands."""
+
+    duration_s: float = 1.5
+
+    @property
+    def renew_s(self) -> float:
+        """Between the holder's writes."""
+        return self.duration_s / 3
+
+    @property
+    def lapse_s(self) -> float:
+        """A holder that has not written for this long no longer counts on its lease."""
+        return self.duration_s * 0.8
+
+    @property
+    def poll_s(self) -> float:
+        """Between a standby's reads."""
+        return self.duration_s / 6
+
+    @property
+    def answer_s(self) -> float:
+        """How long a read or write may take: a second try must fit before the lapse."""
+        return self.duration_s / 5
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """What the key says. `holder` is empty after a holder has left in order.
+
+    `incarnation` tells processes of the same name apart; `term` rises with every holder, `beat` with every
+    write of one.
+    """
+
+    holder: str = ""
+    incarnation: str = ""
+    term: int = 0
+    beat: int = 0
+
+    def encode(self) -> bytes:
+        return json.dumps(asdict(self)).encode()
+
+    @classmethod
+    def decode(cls, data: bytes) -> Record:
+        """Read a value; of what is none of ours, nobody is the holder we could know."""
+        try:
+            fields = json.loads(data)
+            record = cls(
+                holder=str(fields["holder"]),
+                incarnation=str(fields["incarnation"]),
+                term=int(fields["term"]),
+                beat=int(fields["beat"]),
+            )
+        except (ArithmeticError, ValueError, KeyError, TypeError):
+            return cls(holder=_UNKNOWN)
+        return record if 0 <= record.term <= _MAX_TERM else cls(holder=_UNKNOWN)
+
+
+@dataclass(frozen=True, slots=True)
+class Read:
+    """Read the key."""
+
+
+@dataclass(frozen=True, slots=True)
+class Write:
+    """Write the key over `revision`; 0: over nothing."""
+
+    record: Record
+    revision: int
+
+
+class Role(Enum):
+    STANDBY = auto()
+    LEADER = auto()
+    # It has stopped leading, and says so.
+    LEAVING = auto()
+
+
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    """What the key held, and since when by this process's clock."""
+
+    record: Record | None
+    revision: int
+    since_s: float
+
+
+class Lease:
+    """One process's view of the lease. One `Read` or `Write` is under way at a time, and each is answered
+    by `on_read`, `on_written` or `on_unanswered`.
+
+    Args:
+        holder: this process's name; one that finds its own name at its start takes the lease at once, for
+            the process that held it is gone.
+        incarnation: what no other process has.
+    """
+
+    def __init__(self, holder: str, incarnation: str, times: LeaseTimes) -> None:
+        self.times = times
+        self.role = Role.STANDBY
+        self.term = 0
+        # When the next read or write is due, in seconds of the clock that every `now` is of.
+        self.due_s = 0.0
+        # Whether a leader is known to live, or to have lived since this process started.
+        self.has_seen_leader = False
+        self._own = Record(holder, incarnation)
+        self._revision = 0
+        self._must_read = True
+        self._is_release = False
+        self._sent_s = 0.0
+        self._renewed_s = 0.0
+        self._seen: _Seen | None = None
+        self._highest_term = 0
+        self._claim_from_s = 0.0
+
+    @property
+    def is_leader(self) -> bool:
+        """Whether it leads as far as it knows; see `is_held`."""
+        return self.role is Role.LEADER
+
+    def is_held(self, now: float) -> bool:
+        """Whether it leads and nobody else can."""
+        return self.role is Role.LEADER and now - self._renewed_s < self.times.lapse_s
+
+    @property
+    def holder(self) -> str:
+        """Who was last seen to lead, or to have led; empty when nobody does."""
+        if self.role is Role.LEADER:
+            return self._own.holder
+        record = self._seen.record if self._seen is not None else None
+        return record.holder if record is not None else ""
+
+    def next(self, now: float, unix_ms: int) -> Read | Write | None:
+        """What to do now; None: nothing before `due_s`.
+
+        Args:
+            unix_ms: a new term is at least this, so that terms rise even when the store lost them.
+        """
+        if now < self.due_s:
+            return None
+        if self._must_read:
+            return Read()
+        self._sent_s = now
+        self._is_release = self.role is Role.LEAVING
+        if self.role is Role.STANDBY:
+            term = max(self._highest_term + 1, unix_ms)
+            self._own = replace(self._own, term=term, beat=0)
+        self._own = replace(self._own, beat=self._own.beat + 1)
+        record = replace(self._own, holder="") if self._is_release else self._own
+        return Write(record, self._revision)
+
+    def on_read(self, value: bytes | None, revision: int, now: float) -> None:
+        """The key's value, None without one."""
+        record = None if value is None else Record.decode(value)
+        if record is not None:
+            self._highest_term = max(self._highest_term, record.term)
+        if self.role is Role.STANDBY:
+            self._look(record, revision, now)
+        elif record is None or self._is_own(record):
+            if record is not None and record.beat == self._own.beat:  # its answer was lost
+                self._renewed_s = self._sent_s
+            self._write_over(revision, now)
+        else:
+            self._stand_by(record, revision, now)
+
+    def on_written(self, revision: int | None, now: float) -> None:
+        """The answer to a Write: its revision, None when the key held another than it should."""
+        if revision is None:
+            self._must_read, self.due_s = True, now
+            return
+        if self._is_release:
+            self._stand_by(replace(self._own, holder=""), revision, now)
+            return
+        self._revision = revision
+        self._renewed_s = self._sent_s
+        self.due_s = self._sent_s + self.times.renew_s
+        if self.role is Role.STANDBY:
+            self.role, self.term = Role.LEADER, self._own.term
+            self._highest_term = max(self._highest_term, self.term)
+            self.has_seen_leader = True
+        if now < self._claim_from_s:
+            self.leave(now, claim_from_s=self._claim_from_s)
+        if self.role is Role.LEAVING:
+            self.due_s = now
+
+    def on_unanswered(self, now: float) -> None:
+        """Nobody knows whether a Write was or will be done, or a Read was not answered."""
+        self._must_read, self.due_s = True, now + _RETRY_S
+
+    def on_term(self, term: int, now: float) -> None:
+        """A worker has seen this term. A leader of an older one is refused by it, and so has to leave; if it
+        held the lease all the same, the store has lost terms, and its next one is higher."""
+        if term > _MAX_TERM:
+            return
+        self._highest_term = max(self._highest_term, term)
+        if self.role is Role.LEADER and term > self.term:
+            self.leave(now)
+
+    def leave(self, now: float, *, claim_from_s: float = 0.0) -> None:
+        """Stop leading at once, and tell the others. Nothing is claimed from here before `claim_from_s`."""
+        self._claim_from_s = claim_from_s
+        if self.role is Role.LEADER:
+            self.role, self.due_s = Role.LEAVING, now
+
+    def _look(self, record: Record | None, revision: int, now: float) -> None:
+        """As a standby: claim the lease, or look again later."""
+        is_first = self._seen is None
+        if self._seen is None or (self._seen.record, self._seen.revision) != (record, revision):
+            self.has_seen_leader |= not is_first and record is not None
+            self._seen = _Seen(record, revision, now)
+        if now >= self._claim_from_s and self._may_claim(self._seen, now, is_first=is_first):
+            self._write_over(revision, now)
+        else:
+            self._must_read, self.due_s = True, now + self.times.poll_s
+
+    def _may_claim(self, seen: _Seen, now: float, *, is_first: bool) -> bool:
+        if seen.record is None:
+            is_free = is_first
+        else:
+            own_name = is_first and seen.record.holder == self._own.holder
+            is_free = not seen.record.holder or own_name or seen.record.incarnation == self._own.incarnation
+        return is_free or now - seen.since_s >= self.times.duration_s
+
+    def _write_over(self, revision: int, now: float) -> None:
+        self._revision = revision
+        self._must_read, self.due_s = False, now
+
+    def _stand_by(self, record: Record, revision: int, now: float) -> None:
+        self.role = Role.STANDBY
+        self.has_seen_leader = True
+        self._seen = _Seen(record, revision, now)
+        self._must_read, self.due_s = True, now
+
+    def _is_own(self, record: Record) -> bool:
+        return (record.incarnation, record.term) == (self._own.incarnation, self._own.term)
