@@ -37,6 +37,10 @@ class Policy(Protocol):
         """Take a job out that was pushed: it is served, or does not wait any more. Raises KeyError."""
         ...
 
+    def put_back(self, job: Job) -> None:
+        """Take a job in again that was just taken out and not served, as if it had never been out."""
+        ...
+
     def position(self, job: Job) -> int:
         """How many would be served before it if nobody else came; an estimate where that depends on how
         much they get. Raises KeyError."""
@@ -72,6 +76,9 @@ class Ranked:
 
     def discard(self, job: Job) -> None:
         self._ranking.remove((*job.rank, job))
+
+    def put_back(self, job: Job) -> None:
+        self._ranking.add((*job.rank, job))
 
     def position(self, job: Job) -> int:
         return self._ranking.position((*job.rank, job))
@@ -150,11 +157,17 @@ class Fair:
             yield from jobs
 
     def push(self, job: Job) -> None:
+        self._take_in(job, is_lifted=True)
+
+    def put_back(self, job: Job) -> None:
+        self._take_in(job, is_lifted=False)
+
+    def _take_in(self, job: Job, *, is_lifted: bool) -> None:
         tenant = job.key.tenant
         jobs = self._tenants.get(tenant)
         if jobs is None:
             jobs = self._tenants[tenant] = Priority(self._aging_s)
-            self._shares.enter(tenant)
+            self._shares.enter(tenant, is_lifted=is_lifted)
         jobs.push(job)
         self._size += 1
 

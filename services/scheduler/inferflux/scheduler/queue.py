@@ -100,6 +100,14 @@ class ModelQueue:
         if not self._members:
             self._pace.pause()
 
+    def set_aside(self, job: Job) -> None:
+        """Look at those behind it, for the moment: it goes on waiting, and is to be put back."""
+        self._policy.discard(job)
+
+    def put_back(self, job: Job) -> None:
+        """Let one that was set aside be where it was."""
+        self._policy.put_back(job)
+
     def _take_out(self, job: Job) -> None:
         self._policy.discard(job)
         self._members.remove(job)

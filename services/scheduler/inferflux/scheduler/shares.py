@@ -61,14 +61,15 @@ class TenantShares:
 
     @property
     def floor(self) -> float:
-        """What a tenant is lifted to when it becomes active. Never falls."""
+        """What a tenant is lifted to when it becomes active."""
         if self._entries:
             return self._order.first()[0]
         return self._counters.get(self._last_left, 0.0)
 
-    def enter(self, tenant: str) -> None:
-        """It has requests waiting, and had none."""
-        self._counters[tenant] = max(self.counter(tenant), self.floor)
+    def enter(self, tenant: str, *, is_lifted: bool = True) -> None:
+        """It has requests waiting, and had none; not lifted if it never ceased to want to be served."""
+        counter = self.counter(tenant)
+        self._counters[tenant] = max(counter, self.floor) if is_lifted else counter
         self.active_weight += self.weight(tenant)
         self._sort_in(tenant)
 
