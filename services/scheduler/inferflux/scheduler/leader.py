@@ -14,6 +14,7 @@ from inferflux.common.tracing import Tracer
 from inferflux.v1 import scheduler_pb2, tokens_pb2, worker_pb2
 
 from .actions import Action
+from .admin import serve_admin
 from .background import cancel_all
 from .cancel import serve_cancels
 from .core import Core
@@ -74,6 +75,7 @@ class Leader:
             name=uuid.uuid4().hex[:8],
             policy=settings.policy,
             aging_s=settings.aging_s,
+            fairness=settings.fairness,
             term=term,
         )
         self.core.expect(known_workers)
@@ -99,6 +101,15 @@ class Leader:
                 self._bus, self.core, self._clock, leader=self._settings.id, term=self._term
             )
             exits.push_async_callback(status.close)
+            admin = await serve_admin(
+                self._bus,
+                self.core,
+                self._do,
+                self._clock,
+                is_lease_held=self._is_lease_held,
+                is_alone=is_alone,
+            )
+            exits.push_async_callback(admin.close)
             jobs = await self._consume_jobs()
             exits.push_async_callback(jobs.close)
             tasks = {

@@ -12,6 +12,7 @@ from pydantic_settings import SettingsConfigDict
 from inferflux.common import subjects
 from inferflux.common.settings import ServiceSettings
 
+from .fairness import FairnessSettings
 from .limits import Limits
 from .policies import PolicyName
 
@@ -44,6 +45,14 @@ class SchedulerSettings(ServiceSettings):
     policy: PolicyName = "priority"
     # One level of priority is worth this much waiting.
     aging_s: float = Field(default=2.0, gt=0, le=3600)
+    # Until operators change them: see `admin`.
+    fairness_preempt: bool = Field(default=False, validation_alias="INFERFLUX_FAIRNESS_PREEMPT")
+    fairness_high_pri: int = Field(
+        default=5, ge=-1000, le=1000, validation_alias="INFERFLUX_FAIRNESS_HIGH_PRI"
+    )
+    fairness_timeslice: int = Field(
+        default=0, ge=0, le=1_000_000, validation_alias="INFERFLUX_FAIRNESS_TIMESLICE"
+    )
     # 0: as many as the worker has free slots.
     max_batch_size: int = Field(default=0, ge=0, le=4096)
     max_batch_tokens: int = Field(default=8192, ge=1)
@@ -75,6 +84,14 @@ class SchedulerSettings(ServiceSettings):
     def model_names(self) -> tuple[str, ...]:
         """The models of the partition; empty: all."""
         return _names(self.models)
+
+    @property
+    def fairness(self) -> FairnessSettings:
+        return FairnessSettings(
+            enable_preemption=self.fairness_preempt,
+            high_priority_threshold=self.fairness_high_pri,
+            max_timeslice_tokens=self.fairness_timeslice,
+        )
 
     @property
     def limits(self) -> Limits:

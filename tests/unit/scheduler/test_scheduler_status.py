@@ -1,0 +1,52 @@
+"""What the scheduler says about itself."""
+
+from __future__ import annotations
+
+from harness.scheduler_world import World, make_request
+
+from inferflux.scheduler.fairness import FairnessSettings
+from inferflux.scheduler.status import describe, fit
+from inferflux.v1 import scheduler_pb2
+
+
+def sliced_world() -> World:
+    """One worker where two may run, and three requests that take turns of one token each."""
+    world = World(fairness=FairnessSettings(max_timeslice_tokens=1))
+    world.pass_time(0.1)
+    world.add_worker("w1", kv_cells=100)
+    world.settle()
+    for i in range(3):
+        world.submit(make_request(f"r{i}", at=world.now, max_tokens=20))
+    world.settle()
+    return world
+
+
+def test_a_request_that_waits_for_its_turn_is_parked_and_queued() -> None:
+    world = sliced_world()
+    world.pass_time(0.1)
+    world.workers["w1"].step()
+    world.settle()
+    status = describe(world.core, world.now)
+    assert (status.running, status.queued, status.parked) == (2, 1, 1)
+    (view,) = status.workers
+    states = [slot.state for slot in view.slots]
+    assert sorted(states) == ["free", "parked", "running", "running"]
+    assert len(states) == view.status.sequences
+    parked = next(slot for slot in view.slots if slot.state == "parked")
+    assert (parked.tenant, parked.epoch) == ("acme", 1)
+
+
+def test_the_order_and_the_fairness_settings_are_told() -> None:
+    status = describe(sliced_world().core, 1000.0)
+    assert status.policy == "priority"
+    assert status.fairness == scheduler_pb2.Fairness(high_priority_threshold=5, max_timeslice_tokens=1)
+
+
+def test_a_status_too_large_for_a_message_goes_without_its_slots() -> None:
+    status = describe(sliced_world().core, 1000.0)
+    whole = fit(status, 1_000_000)
+    assert scheduler_pb2.SchedulerStatus.FromString(whole).workers[0].slots
+    cut = scheduler_pb2.SchedulerStatus.FromString(fit(status, len(whole) - 1))
+    assert not cut.workers[0].slots
+    assert cut.workers[0].status.worker_id == "w1"
+    assert cut.running == 2
