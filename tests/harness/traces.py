@@ -6,6 +6,7 @@ import asyncio
 import json
 import secrets
 import time
+from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -28,14 +29,17 @@ class Caller:
 
 
 async def trace(path: Path, trace_id: str, *names: str) -> dict[str, Span]:
-    """The finished spans of a trace by name, once all of `names` are there."""
+    """The finished spans of a trace by name, once all of `names` are there, each as often as it is named.
+
+    Of several of one name it is the last that is given.
+    """
     deadline = time.monotonic() + WAIT_S
     while True:
         lines = path.read_text().splitlines() if path.exists() else []
         spans = [span for span in map(json.loads, lines) if span["trace_id"] == trace_id]
-        found = {span["name"]: span for span in spans}
-        if set(names) <= found.keys():
-            return found
+        found = [span["name"] for span in spans]
+        if Counter(names) <= Counter(found):
+            return {span["name"]: span for span in spans}
         assert time.monotonic() < deadline, f"only {sorted(found)} of {sorted(names)} are there"
         await asyncio.sleep(0.02)
 

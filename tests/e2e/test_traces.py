@@ -1,0 +1,102 @@
+"""One trace from a client over gateway and scheduler to the engine, whatever happens on the way."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from harness.client import Answer, Client, countdown, prompt
+from harness.traces import Caller, events, trace
+
+from inferflux.cli.stack import Stack, StackOptions
+from inferflux.v1 import inference_pb2
+
+pytestmark = pytest.mark.e2e
+
+CHAT = "chat inferflux-demo"
+GENERATE = "generate inferflux-demo"
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "traces.jsonl"
+
+
+@pytest.fixture
+async def stack(demo_model: Path, path: Path) -> AsyncIterator[Stack]:
+    """Every service writes its spans to one file."""
+    options = StackOptions(model=demo_model, slots=2, env={"INFERFLUX_TRACE_FILE": str(path)})
+    async with Stack(options) as running:
+        yield running
+
+
+@pytest.fixture
+async def client(stack: Stack) -> AsyncIterator[Client]:
+    made = Client(stack.endpoint, stack.api_key)
+    yield made
+    await made.close()
+
+
+async def ask(
+    client: Client,
+    caller: Caller,
+    request: inference_pb2.ChatRequest | inference_pb2.GenerateRequest,
+    answer: Answer | None = None,
+) -> Answer:
+    """A request of a client that traces."""
+    answer = answer or Answer()
+    metadata = [*client.metadata(), ("traceparent", caller.traceparent)]
+    call = (
+        client.inference.Chat(request, metadata=metadata)
+        if isinstance(request, inference_pb2.ChatRequest)
+        else client.inference.Generate(request, metadata=metadata)
+    )
+    try:
+        async for response in call:
+            answer.add(response.chunk)
+    finally:
+        call.cancel()
+    return answer
+
+
+async def test_gateway_scheduler_and_worker_are_in_the_clients_trace(client: Client, path: Path) -> None:
+    caller, other = Caller(), Caller()
+    answer = await ask(client, caller, countdown(9))
+    await ask(client, other, prompt(max_tokens=3))
+    spans = await trace(path, caller.trace_id, CHAT, "scheduler.queue", "worker.run")
+    assert set(spans) == {CHAT, "scheduler.queue", "worker.run"}
+    chat, queue, run = spans[CHAT], spans["scheduler.queue"], spans["worker.run"]
+    assert [s["service"] for s in (chat, queue, run)] == ["gateway", "scheduler", "worker"]
+    assert chat["parent_id"] == caller.span_id
+    assert queue["parent_id"] == run["parent_id"] == chat["span_id"]
+    assert "first_token" in events(run)
+    assert run["attributes"]["gen_ai.usage.output_tokens"] == len(answer.token_ids)
+    assert chat["attributes"]["gen_ai.usage.output_tokens"] == len(answer.token_ids)
+    assert chat["attributes"]["gen_ai.request.model"] == run["attributes"]["gen_ai.request.model"]
+    ids = {s["attributes"]["inferflux.request_id"] for s in (chat, queue, run)}
+    assert len(ids) == 1
+    others = await trace(path, other.trace_id, GENERATE, "scheduler.queue", "worker.run")
+    assert others["worker.run"]["parent_id"] == others[GENERATE]["span_id"]
+
+
+async def test_a_retry_is_in_the_trace(stack: Stack, client: Client, path: Path) -> None:
+    caller, answer = Caller(), Answer()
+    asking = asyncio.create_task(ask(client, caller, prompt(max_tokens=300), answer))
+    async with asyncio.timeout(30):
+        await answer.first_token.wait()
+    worker = stack.processes["worker-0"].pid
+    children = Path(f"/proc/{worker}/task/{worker}/children").read_text()
+    os.kill(int(children.split()[0]), signal.SIGKILL)
+    async with asyncio.timeout(60):
+        await asking
+    assert len(answer.token_ids) == 300
+    names = (GENERATE, "scheduler.queue", "scheduler.queue", "scheduler.retry", "worker.run", "worker.run")
+    spans = await trace(path, caller.trace_id, *names)
+    assert spans["scheduler.retry"]["attributes"]["inferflux.reason"] == "engine_died"
+    assert spans["scheduler.retry"]["parent_id"] == spans[GENERATE]["span_id"]
+    assert spans["worker.run"]["attributes"]["inferflux.epoch"] > 1
+    assert spans["worker.run"]["attributes"]["inferflux.outcome"] == "length"
