@@ -9,6 +9,7 @@ from harness.scheduler_jobs import make_job
 from hypothesis import given
 from hypothesis import strategies as st
 
+from inferflux.scheduler.announcements import Outlook
 from inferflux.scheduler.policies import Fcfs, Priority, make_policy
 from inferflux.scheduler.queue import ModelQueue, Pace, Queue
 from inferflux.scheduler.ranking import Ranking
@@ -74,11 +75,10 @@ def test_the_expected_wait_follows_the_pace_of_departures() -> None:
     jobs = [make_job(i, at=float(i)) for i in range(20)]
     for job in jobs:
         queue.push(job)
-    assert queue.expected_wait_s(jobs[-1]) == 0
+    assert queue.outlook(jobs[-1]) == Outlook(19, 0.0)
     for i in range(10):
         queue.depart(jobs[i], now=100 + 2.0 * i)
-    assert queue.expected_wait_s(jobs[-1]) == 20.0
-    assert queue.outlook(jobs[-1]).position == 9
+    assert queue.outlook(jobs[-1]) == Outlook(9, 20.0)
     assert queue.oldest_enqueued_s() == 10.0
 
 

@@ -120,12 +120,8 @@ class ModelQueue:
     def position(self, job: Job) -> int:
         return self._policy.position(job)
 
-    def expected_wait_s(self, job: Job) -> float:
-        """By the pace of the latest departures; 0 when there were none."""
-        return self.outlook(job).expected_wait_s
-
     def outlook(self, job: Job) -> Outlook:
-        """Its position, and the wait expected from there."""
+        """Its position, and the wait expected from there by the pace of late; 0 while that is not known."""
         position = self.position(job)
         return Outlook(position, (position + 1) * self._pace.interval_s)
 
