@@ -1,10 +1,13 @@
-"""Turns: a worker parks, swaps and resumes requests, and every one of them gives the tokens it gives alone."""
+"""Turns on a real worker: parked, swapped, resumed, and every request gives the tokens it gives alone."""
 
 from __future__ import annotations
 
 import asyncio
+import itertools
+import os
+import signal
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +26,8 @@ MEMORY = scheduler_pb2.YIELD_REASON_MEMORY
 RUNNING = scheduler_pb2.RESIDENCE_RUNNING
 PARKED = scheduler_pb2.RESIDENCE_PARKED
 SWAPPED = scheduler_pb2.RESIDENCE_SWAPPED
+READY = scheduler_pb2.WORKER_STATE_READY
+DRAINING = scheduler_pb2.WORKER_STATE_DRAINING
 
 SAMPLINGS: dict[str, dict[str, Any]] = {
     "greedy": {},
@@ -35,15 +40,34 @@ SAMPLINGS: dict[str, dict[str, Any]] = {
 async def worker(nats_url: str, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[WorkerProcess]:
     """Two run at once, four may be in the KV cache."""
     bus = await Bus.connect(nats_url, name="turn-tests")
-    made = WorkerProcess(
-        tmp_path_factory.mktemp("turns"), nats_url, bus, "turns", INFERFLUX_WORKER_SLOTS="2"
-    )
+    made = WorkerProcess(tmp_path_factory.mktemp("turns"), nats_url, bus, "turns", INFERFLUX_WORKER_SLOTS="2")
     try:
         await made.start_ready()
         yield made
     finally:
         made.kill()
         await bus.close()
+
+
+StartWorker = Callable[..., Awaitable[WorkerProcess]]
+
+
+@pytest.fixture
+async def start_worker(nats_url: str, tmp_path: Path) -> AsyncIterator[StartWorker]:
+    """Starts workers that the test may break, each by a name of its own."""
+    bus = await Bus.connect(nats_url, name="turn-tests")
+    started: list[WorkerProcess] = []
+
+    async def start(name: str, **variables: str) -> WorkerProcess:
+        made = WorkerProcess(tmp_path, nats_url, bus, name, **variables)
+        started.append(made)
+        await made.start_ready()
+        return made
+
+    yield start
+    for made in started:
+        made.kill()
+    await bus.close()
 
 
 async def run(worker: WorkerProcess, item: worker_pb2.BatchItem) -> list[tokens_pb2.TokenChunk]:
@@ -69,7 +93,7 @@ def text_of(chunks: list[tokens_pb2.TokenChunk]) -> str:
 
 
 def assert_contiguous(chunks: list[tokens_pb2.TokenChunk]) -> None:
-    for before, after in zip(chunks, chunks[1:], strict=False):
+    for before, after in itertools.pairwise(chunks):
         assert after.offset == before.offset + len(before.token_ids)
 
 
@@ -88,3 +112,189 @@ async def test_a_preempted_request_goes_on_as_if_nothing_had_been(worker: Worker
     assert_contiguous(chunks)
     assert token_ids(chunks) == token_ids(alone)
     assert text_of(chunks) == text_of(alone)
+
+
+async def test_a_timeslice_is_yielded_and_the_next_goes_on_there(worker: WorkerProcess) -> None:
+    alone = token_ids(await run(worker, batch_item("unsliced", max_tokens=40)))
+    stream = await worker.read("sliced")
+    await worker.submit(batch_item("sliced", max_tokens=40, token_budget=15))
+    for done in range(1, 3):
+        await worker.until(lambda done=done: len(worker.yields("sliced")) == done)  # type: ignore[misc]
+        await worker.resume(resume_item("sliced", token_budget=15))
+    chunks = await read_to_end(stream)
+    assert_contiguous(chunks)
+    assert token_ids(chunks) == alone
+    assert worker.yields("sliced") == [(TIMESLICE, PARKED)] * 2
+    told = [e.request_yielded.generated_tokens for e in worker.events if e.HasField("request_yielded")]
+    assert told[-2:] == [15, 30]
+
+
+@pytest.mark.parametrize("swap_bytes", ["2147483648", "0"])
+async def test_who_gives_its_slot_up_too_goes_on_from_memory_or_anew(
+    start_worker: StartWorker, swap_bytes: str
+) -> None:
+    worker = await start_worker(
+        f"takeover-{swap_bytes}", INFERFLUX_WORKER_SLOTS="1", INFERFLUX_WORKER_SWAP_BYTES=swap_bytes
+    )
+    sampling = SAMPLINGS["penalised"]
+    alone = await run(worker, batch_item("alone", max_tokens=200, **sampling))
+    text = text_of(alone)
+    stop = [text[len(text) * 3 // 4 :][:3]]
+    stream = await begin(worker, batch_item("first", max_tokens=200, stop=stop, **sampling))
+    other = await worker.read("second")
+    await worker.submit(batch_item("second", prompt=range(5, 60)), preempt=["first"])
+    await worker.until(lambda: worker.yields("first") == [(PREEMPTED, PARKED), (PREEMPTED, SWAPPED)])
+    assert (await read_to_end(other))[-1].finished.reason == LENGTH
+    await worker.until(lambda: worker.status is not None and worker.residence("first") == SWAPPED)
+    assert worker.status is not None
+    assert bool(worker.status.swap_bytes_used) == bool(int(swap_bytes))
+    await worker.resume(resume_item("first", slot=1))
+    chunks = await read_to_end(stream)
+    assert_contiguous(chunks)
+    whole = text[: text.index(stop[0])]
+    assert whole.endswith(text_of(chunks))
+    assert token_ids(chunks) == token_ids(alone)[chunks[0].offset :][: len(token_ids(chunks))]
+
+
+# With these as last token of the prompt, every choice of the demo model is clear: swapping moves cells, and
+# with them the last bits of the logits.
+CLEAR_PROMPT_ENDS = (51, 64, 66, 70, 74, 83)
+
+
+@pytest.mark.parametrize("swap_bytes", ["2147483648", "0"])
+async def test_requests_that_do_not_fit_together_all_end_exactly(
+    start_worker: StartWorker, swap_bytes: str
+) -> None:
+    """Six of 154 tokens over 256 cells, which hold one and a half; those that give way are resumed."""
+    worker = await start_worker(
+        f"tight-{swap_bytes}",
+        INFERFLUX_WORKER_SLOTS="6",
+        INFERFLUX_WORKER_KV_CELLS="256",
+        INFERFLUX_WORKER_CONTEXT_LENGTH="200",
+        INFERFLUX_WORKER_SWAP_BYTES=swap_bytes,
+    )
+    items = [
+        batch_item(f"tight-{i}", slot=i, rank=i, prompt=(10, 20, 30, end), max_tokens=150)
+        for i, end in enumerate(CLEAR_PROMPT_ENDS)
+    ]
+    alone = {}
+    for item in items:
+        twin = worker_pb2.BatchItem.FromString(item.SerializeToString())
+        twin.request.request_id += "-alone"
+        alone[item.request.request_id] = token_ids(await run(worker, twin))
+    streams = [await worker.read(item.request.request_id) for item in items]
+    answer = await worker.submit(*items)
+    assert len(answer.accepted_request_ids) == 6
+    readers = [asyncio.create_task(read_to_end(stream)) for stream in streams]
+
+    async def resume_for_ever() -> None:
+        for seen in itertools.count():
+            await worker.until(lambda n=seen: len(worker.events) > n)  # type: ignore[misc]
+            yielded = worker.events[seen].request_yielded
+            if yielded.request_id:
+                assert yielded.reason == MEMORY
+                number = int(yielded.request_id.removeprefix("tight-"))
+                await worker.resume(resume_item(yielded.request_id, slot=number, rank=number))
+
+    resuming = asyncio.create_task(resume_for_ever())
+    done = await asyncio.wait_for(asyncio.gather(*readers), 60)
+    resuming.cancel()
+    for item, chunks in zip(items, done, strict=True):
+        assert_contiguous(chunks)
+        assert token_ids(chunks) == alone[item.request.request_id]
+    assert any(worker.yields(item.request.request_id) for item in items)
+    await worker.until(lambda: worker.status is not None and worker.status.kv_cells_used == 0)
+
+
+@pytest.mark.parametrize("is_swapped", [False, True])
+async def test_a_request_that_waits_for_its_turn_can_be_cancelled(
+    worker: WorkerProcess, is_swapped: bool
+) -> None:
+    name = f"waits-{is_swapped}"
+    stream = await begin(worker, batch_item(name, max_tokens=1500))
+    await worker.preempt(name)
+    if is_swapped:
+        await run(worker, batch_item(f"{name}-other"))
+        assert worker.yields(name)[-1] == (PREEMPTED, SWAPPED)
+    notice = scheduler_pb2.CancelNotice(tenant="t", request_id=name)
+    await worker.bus.publish(subjects.cancel("t", name), notice.SerializeToString())
+    assert (await read_to_end(stream))[-1].finished.reason == CANCELLED
+    await worker.until(lambda: worker.residence(name) is None)
+    assert worker.status is not None
+    assert (worker.status.kv_cells_used, worker.status.swap_bytes_used) == (0, 0)
+
+
+async def test_a_deadline_ends_a_parked_request(worker: WorkerProcess) -> None:
+    soon = time.time_ns() // 1_000_000 + 700
+    stream = await begin(worker, batch_item("waits-late", max_tokens=1500, deadline_unix_ms=soon))
+    await worker.preempt("waits-late")
+    assert (await read_to_end(stream))[-1].failed.reason == "DEADLINE_EXCEEDED"
+
+
+async def test_what_is_not_on_board_is_not_resumed(worker: WorkerProcess) -> None:
+    answer = await worker.resume(resume_item("never-seen"))
+    assert [r.reason for r in answer.refused] == [worker_pb2.REFUSAL_REASON_NOT_ON_BOARD]
+
+
+async def test_a_leader_notice_is_answered_by_a_heartbeat_and_older_terms_are_refused(
+    start_worker: StartWorker,
+) -> None:
+    worker = await start_worker("led", INFERFLUX_WORKER_HEARTBEAT_INTERVAL_S="2")
+    notice = worker_pb2.LeaderNotice(partition="p", term=7)
+    await worker.bus.publish(subjects.SCHEDULER_LEADER, notice.SerializeToString())
+    await worker.until(lambda: worker.status is not None and worker.status.term == 7)
+    old = await worker.submit(batch_item("of-old"), term=6)
+    assert [r.reason for r in old.refused] == [worker_pb2.REFUSAL_REASON_OLD_TERM]
+    new = await worker.submit(batch_item("of-new"), term=7)
+    assert new.accepted_request_ids == ["of-new"]
+
+
+async def test_a_dead_engine_is_told_with_all_that_waited_on_it(start_worker: StartWorker) -> None:
+    worker = await start_worker("mortal")
+    await begin(worker, batch_item("ran", slot=1, max_tokens=1500))
+    await begin(worker, batch_item("waited", max_tokens=1500))
+    await worker.preempt("waited")
+    os.kill(worker.engine_pid(), signal.SIGKILL)
+    await worker.until(lambda: any(e.HasField("engine_died") for e in worker.events))
+    died = next(e.engine_died for e in worker.events if e.HasField("engine_died"))
+    assert {r.request_id for r in died.on_board} == {"ran", "waited"}
+
+
+async def test_an_engine_that_makes_no_step_is_killed_and_told_as_dead(start_worker: StartWorker) -> None:
+    worker = await start_worker("stuck", INFERFLUX_WORKER_STUCK_S="1")
+    await begin(worker, batch_item("held-up", max_tokens=1500))
+    os.kill(worker.engine_pid(), signal.SIGSTOP)
+    await worker.until(lambda: any(e.HasField("engine_died") for e in worker.events))
+    died = next(e.engine_died for e in worker.events if e.HasField("engine_died"))
+    assert [r.request_id for r in died.on_board] == ["held-up"]
+    assert "no step for 1 s" in died.message
+    await worker.until(lambda: worker.status is not None and worker.status.state == READY)
+    assert (await run(worker, batch_item("next")))[-1].finished.reason == LENGTH
+
+
+async def test_a_draining_worker_lets_its_parked_requests_go_on_and_takes_no_others(
+    start_worker: StartWorker,
+) -> None:
+    worker = await start_worker("draining")
+    stream = await begin(worker, batch_item("inside", max_tokens=100))
+    await worker.preempt("inside")
+    await worker.command(worker_pb2.WorkerCommand(drain=worker_pb2.DrainWorker()))
+    await worker.until(lambda: worker.status is not None and worker.status.state == DRAINING)
+    refused = (await worker.submit(batch_item("outside", slot=1))).refused
+    assert [r.reason for r in refused] == [worker_pb2.REFUSAL_REASON_NOT_READY]
+    await worker.resume(resume_item("inside"))
+    assert (await read_to_end(stream))[-1].finished.reason == LENGTH
+    await worker.command(worker_pb2.WorkerCommand(undrain=worker_pb2.UndrainWorker()))
+    await worker.until(lambda: worker.status is not None and worker.status.state == READY)
+    assert (await run(worker, batch_item("outside")))[-1].finished.reason == LENGTH
+
+
+async def test_sigterm_hands_over_at_once_what_only_waits_for_its_turn(start_worker: StartWorker) -> None:
+    worker = await start_worker("leaving", INFERFLUX_DRAIN_LIMIT_S="600")
+    await begin(worker, batch_item("waiting", max_tokens=1500))
+    await worker.preempt("waiting")
+    worker.send(signal.SIGTERM)
+    await worker.until(lambda: any(e.HasField("worker_left") for e in worker.events))
+    left = next(e.worker_left for e in worker.events if e.HasField("worker_left"))
+    assert [r.request_id for r in left.on_board] == ["waiting"]
+    assert await worker.wait() == 0

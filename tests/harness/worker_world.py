@@ -1,0 +1,241 @@
+"""A whole worker in one thread: its intake, table, emitter and engine, over a cache that checks every call.
+
+Messages between the worker and its engine wait until they are let through, so that a test can have them
+cross in any way.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections import deque
+from collections.abc import Coroutine
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from inferflux.common.tracing import OFF
+from inferflux.v1 import engine_pb2, model_pb2, scheduler_pb2, tokens_pb2, worker_pb2
+from inferflux.worker.emit import Emitter
+from inferflux.worker.engine.core import Engine
+from inferflux.worker.engine.planner import StepPlan
+from inferflux.worker.intake import Intake
+from inferflux.worker.presence import Presence
+from inferflux.worker.running import Limits, RunningTable
+from inferflux.worker.spans import WorkerSpans
+
+VOCABULARY = 40
+CONTEXT = 128
+
+
+def next_token(tokens: list[int]) -> int:
+    """What the model of `CheckingCache` says after `tokens`."""
+    return zlib.crc32(bytes(tokens)) % VOCABULARY
+
+
+class CheckingCache:
+    """A backend whose next token depends on all a slot holds, and which takes no wrong step."""
+
+    context_length = CONTEXT
+    batch_tokens = 32
+    mixed_tokens = 32
+
+    def __init__(self, *, cells: int, sequences: int) -> None:
+        self.cells = cells
+        self.sequences = sequences
+        self.slots: dict[int, list[int]] = {}
+        self.loses_states = False
+        self.vocab = SimpleNamespace(
+            size=VOCABULARY, eog=frozenset[int](), piece=lambda token: bytes([65 + token])
+        )
+
+    @property
+    def used(self) -> int:
+        return sum(len(tokens) for tokens in self.slots.values())
+
+    def warm_up(self) -> list[tuple[int, int, float]]:
+        return [(16, 0, 0.01), (32, 0, 0.02), (0, 1, 0.005)]
+
+    def decode(self, plan: StepPlan) -> NDArray[np.float32]:
+        assert plan.shares, "an empty step"
+        rows = []
+        for share in plan.shares:
+            sequence = share.sequence
+            assert 0 <= sequence.slot < self.sequences
+            held = self.slots.setdefault(sequence.slot, [])
+            assert len(held) == sequence.position, "the slot does not hold what the sequence thinks"
+            assert share.n > 0
+            held += sequence.tokens[sequence.position : sequence.position + share.n].tolist()
+            if share.wants_logits:
+                row = np.zeros(VOCABULARY, np.float32)
+                row[next_token(held)] = 1.0
+                rows.append(row)
+        assert self.used <= self.cells, "the step did not fit"
+        return np.array(rows, np.float32).reshape(-1, VOCABULARY)
+
+    def forget(self, slot: int) -> None:
+        self.slots.pop(slot, None)
+
+    def move(self, slot: int, to: int) -> None:
+        assert not self.slots.get(to)
+        self.slots[to] = self.slots.pop(slot, [])
+
+    def state_size(self, slot: int) -> int:
+        return len(self.slots[slot])
+
+    def copy_out(self, slot: int, n_bytes: int) -> NDArray[np.uint8] | None:
+        return None if self.loses_states else np.array(self.slots[slot][:n_bytes], np.uint8)
+
+    def copy_in(self, slot: int, state: NDArray[np.uint8]) -> bool:
+        assert not self.slots.get(slot)
+        assert self.used + state.shape[0] <= self.cells
+        if self.loses_states:
+            return False
+        self.slots[slot] = state.tolist()
+        return True
+
+
+class _Bus:
+    """Keeps what is published."""
+
+    def __init__(self) -> None:
+        self.published: list[tuple[str, bytes]] = []
+
+    async def publish(self, subject: str, payload: bytes) -> None:
+        self.published.append((subject, payload))
+
+
+@dataclass
+class _Letter:
+    """A message as `Intake` gets it."""
+
+    data: bytes
+    answer: bytes = b""
+
+    async def respond(self, payload: bytes) -> None:
+        self.answer = payload
+
+
+@dataclass
+class _Host:
+    sent: deque[engine_pb2.EngineCommand] = field(default_factory=deque)
+
+    def send(self, command: engine_pb2.EngineCommand) -> None:
+        self.sent.append(engine_pb2.EngineCommand.FromString(command.SerializeToString()))
+
+
+class WorkerWorld:
+    """The two halves of a worker, and what is under way between them."""
+
+    def __init__(self, *, slots: int, sequences: int, cells: int, swap_bytes: int) -> None:
+        self.cache = CheckingCache(cells=cells, sequences=sequences)
+        self.engine = Engine(
+            self.cache,  # type: ignore[arg-type]
+            worker_id="w",
+            step_stretch=3.0,
+            step_limit_s=0.2,
+            swap_bytes=swap_bytes,
+        )
+        self.table = RunningTable()
+        self.table.limits = Limits(slots, sequences, cells, CONTEXT, VOCABULARY)
+        self._bus = _Bus()
+        self.presence = Presence(
+            bus=self._bus,  # type: ignore[arg-type]
+            table=self.table,
+            worker_id="w",
+            incarnation="i",
+            card=model_pb2.ModelCard(name="m"),
+            interval_s=1.0,
+            state=scheduler_pb2.WORKER_STATE_READY,
+        )
+        self._host = _Host()
+        self.reports: deque[engine_pb2.StepReport] = deque()
+        spans = WorkerSpans(OFF, "w")
+        self._intake = Intake(self._bus, self.table, spans, self._host, self.presence)  # type: ignore[arg-type]
+        self._emitter = Emitter(self._bus, self.table, spans, "w", "i")  # type: ignore[arg-type]
+
+    def submit(
+        self,
+        *items: worker_pb2.BatchItem,
+        phase: worker_pb2.Phase.ValueType = worker_pb2.PHASE_PREFILL,
+        preempt: tuple[worker_pb2.Preemption, ...] = (),
+        term: int = 0,
+    ) -> worker_pb2.BatchAccepted:
+        batch = worker_pb2.RequestBatch(
+            incarnation="i", phase=phase, items=items, preemptions=preempt, term=term
+        )
+        letter = _Letter(batch.SerializeToString())
+        _finish(self._intake.on_batch(letter))  # type: ignore[arg-type]
+        return worker_pb2.BatchAccepted.FromString(letter.answer)
+
+    def command(self, command: worker_pb2.WorkerCommand) -> None:
+        _finish(self._intake.on_command(_Letter(command.SerializeToString())))  # type: ignore[arg-type]
+
+    def notice(self, notice: worker_pb2.LeaderNotice) -> None:
+        _finish(self._intake.on_leader(_Letter(notice.SerializeToString())))  # type: ignore[arg-type]
+
+    def cancel(self, request_id: str) -> None:
+        notice = scheduler_pb2.CancelNotice(tenant="t", request_id=request_id)
+        _finish(self._intake.on_cancel(_Letter(notice.SerializeToString())))  # type: ignore[arg-type]
+
+    def step(self) -> None:
+        """The engine takes every command that is under way, makes a step and reports."""
+        while self._host.sent:
+            command = self._host.sent.popleft()
+            match command.WhichOneof("command"):
+                case "start":
+                    self.engine.start(command.start)
+                case "cancel":
+                    self.engine.cancel(command.cancel.key, is_silent=command.cancel.is_silent)
+                case "park":
+                    self.engine.park(command.park.key, command.park.epoch)
+                case "resume":
+                    self.engine.resume(command.resume)
+        self.engine.step()
+        report = self.engine.take_report()
+        if report is not None:
+            self.reports.append(engine_pb2.StepReport.FromString(report.step.SerializeToString()))
+
+    def hear(self) -> None:
+        """The worker takes the oldest report that is under way."""
+        if self.reports:
+            report = self.reports.popleft()
+            _finish(self._emitter.on_step(report))
+            self.presence.observe(report.stats)
+
+    def settle(self) -> None:
+        """One step, and everything that is under way arrives."""
+        self.step()
+        while self.reports:
+            self.hear()
+
+    def status(self) -> scheduler_pb2.WorkerStatus:
+        return self.presence.status(0.0)
+
+    def events(self) -> list[scheduler_pb2.WorkerEvent]:
+        return [
+            scheduler_pb2.WorkerEvent.FromString(data)
+            for subject, data in self._bus.published
+            if subject.endswith(".events")
+        ]
+
+    def heartbeats(self) -> int:
+        return sum(subject.endswith(".status") for subject, _ in self._bus.published)
+
+    def chunks(self, request_id: str) -> list[tokens_pb2.TokenChunk]:
+        return [
+            tokens_pb2.TokenChunk.FromString(data)
+            for subject, data in self._bus.published
+            if subject.endswith(f".tokens.t.{request_id}")
+        ]
+
+
+def _finish(coroutine: Coroutine[Any, Any, None]) -> None:
+    """Run a coroutine that never really waits."""
+    try:
+        coroutine.send(None)
+    except StopIteration:
+        return
+    raise AssertionError("it waits")

@@ -1,0 +1,379 @@
+"""A worker and its engine together: whatever is asked of them, in whatever order messages cross, nothing that
+does not fit is computed, both agree in the end, and every request gives the tokens it gives alone."""
+
+from __future__ import annotations
+
+import itertools
+import time
+
+from harness.worker import batch_item, resume_item
+from harness.worker_world import WorkerWorld, next_token
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from inferflux.v1 import scheduler_pb2, tokens_pb2, worker_pb2
+
+RUNNING = scheduler_pb2.RESIDENCE_RUNNING
+PARKED = scheduler_pb2.RESIDENCE_PARKED
+SWAPPED = scheduler_pb2.RESIDENCE_SWAPPED
+TIMESLICE = scheduler_pb2.YIELD_REASON_TIMESLICE
+PREEMPTED = scheduler_pb2.YIELD_REASON_PREEMPTED
+MEMORY = scheduler_pb2.YIELD_REASON_MEMORY
+SLOTS = 3
+SEQUENCES = 5
+
+
+def small(*, cells: int = 100, swap_bytes: int = 1000) -> WorkerWorld:
+    return WorkerWorld(slots=SLOTS, sequences=SEQUENCES, cells=cells, swap_bytes=swap_bytes)
+
+
+def item(
+    request_id: str,
+    *,
+    slot: int = 0,
+    prompt: int = 5,
+    max_tokens: int = 10,
+    rank: float = 0.0,
+    budget: int = 0,
+) -> worker_pb2.BatchItem:
+    tokens = [(7 * i + sum(request_id.encode())) % 40 for i in range(prompt)]
+    return batch_item(
+        request_id,
+        model="m",
+        slot=slot,
+        prompt=tokens,
+        max_tokens=max_tokens,
+        rank=rank,
+        token_budget=budget,
+    )
+
+
+def again(
+    request_id: str, *, slot: int = 0, epoch: int = 1, rank: float = 0.0, budget: int = 0
+) -> worker_pb2.BatchItem:
+    made = resume_item(request_id, slot=slot, epoch=epoch, rank=rank, token_budget=budget)
+    made.request.model = "m"
+    return made
+
+
+def preemption(request_id: str) -> worker_pb2.Preemption:
+    return worker_pb2.Preemption(tenant="t", request_id=request_id, epoch=1)
+
+
+def resume(world: WorkerWorld, *items: worker_pb2.BatchItem) -> worker_pb2.BatchAccepted:
+    return world.submit(*items, phase=worker_pb2.PHASE_DECODE)
+
+
+def expected(wanted: worker_pb2.BatchItem) -> list[int]:
+    tokens = list(wanted.request.prompt_token_ids)
+    start = len(tokens)
+    while len(tokens) < start + wanted.request.params.max_tokens:
+        tokens.append(next_token(tokens))
+    return tokens[start:]
+
+
+def emitted(chunks: list[tokens_pb2.TokenChunk]) -> list[int]:
+    """The tokens of a stream, which must be contiguous and end once."""
+    tokens: list[int] = []
+    for chunk in chunks:
+        assert chunk.offset == len(tokens)
+        tokens += chunk.token_ids
+    assert sum(c.WhichOneof("event") in ("finished", "failed") for c in chunks) <= 1
+    return tokens
+
+
+def residences(world: WorkerWorld) -> dict[str, int]:
+    return {r.request_id: r.residence for r in world.status().running}
+
+
+def yields(world: WorkerWorld) -> list[tuple[str, int, int, int]]:
+    told = [e.request_yielded for e in world.events() if e.HasField("request_yielded")]
+    return [(y.request_id, y.reason, y.residence, y.generated_tokens) for y in told]
+
+
+def run_out(world: WorkerWorld) -> None:
+    """Let everything that runs end."""
+    for _ in range(500):
+        if not world.table.has_running:
+            return
+        world.settle()
+    raise AssertionError("somebody never ended")
+
+
+def test_a_timeslice_ends_after_its_tokens_and_the_next_begins_there() -> None:
+    world = small()
+    wanted = item("a", budget=4)
+    world.submit(wanted)
+    run_out(world)
+    assert yields(world) == [("a", TIMESLICE, PARKED, 4)]
+    assert world.status().kv_cells_used == 5 + 3
+    resume(world, again("a", budget=3))
+    run_out(world)
+    assert yields(world)[1:] == [("a", TIMESLICE, PARKED, 7)]
+    resume(world, again("a"))
+    run_out(world)
+    assert emitted(world.chunks("a")) == expected(wanted)
+    assert world.status().kv_cells_used == 0
+
+
+def test_a_parked_request_can_go_on_in_another_slot() -> None:
+    world = small()
+    wanted = item("a")
+    world.submit(wanted)
+    world.settle()
+    world.submit(preempt=(preemption("a"),))
+    world.settle()
+    resume(world, again("a", slot=4))
+    run_out(world)
+    assert emitted(world.chunks("a")) == expected(wanted)
+
+
+def test_who_is_parked_in_a_wanted_slot_goes_on_from_host_memory() -> None:
+    world = small()
+    first, second = item("a"), item("b")
+    world.submit(first)
+    world.settle()
+    world.submit(second, preempt=(preemption("a"),))
+    world.settle()
+    assert yields(world) == [("a", PREEMPTED, PARKED, 1), ("a", PREEMPTED, SWAPPED, 1)]
+    assert world.status().swap_bytes_used == 5
+    resume(world, again("a", slot=1))
+    run_out(world)
+    assert emitted(world.chunks("a")) == expected(first)
+    assert emitted(world.chunks("b")) == expected(second)
+    assert world.status().swap_bytes_used == 0
+
+
+def test_without_host_memory_it_is_computed_again() -> None:
+    world = small(swap_bytes=0)
+    wanted = item("a")
+    world.submit(wanted)
+    world.settle()
+    world.submit(item("b"), preempt=(preemption("a"),))
+    world.settle()
+    assert world.status().running[0].computed_tokens == 0
+    resume(world, again("a", slot=1))
+    run_out(world)
+    assert emitted(world.chunks("a")) == expected(wanted)
+
+
+def test_a_state_that_cannot_be_restored_is_computed_again() -> None:
+    world = small()
+    wanted = item("a")
+    world.submit(wanted)
+    world.settle()
+    world.submit(item("b"), preempt=(preemption("a"),))
+    world.settle()
+    assert world.status().swap_bytes_used > 0
+    world.cache.loses_states = True
+    resume(world, again("a", slot=1))
+    run_out(world)
+    assert emitted(world.chunks("a")) == expected(wanted)
+
+
+def test_when_cells_run_out_the_least_urgent_is_swapped_and_told() -> None:
+    world = small(cells=60)
+    first, second = (
+        item("a", slot=0, prompt=20, max_tokens=30),
+        item("b", slot=1, prompt=20, max_tokens=30, rank=1),
+    )
+    world.submit(first, second)
+    for _ in range(400):
+        world.settle()
+        if yields(world):
+            break
+    [(name, reason, residence, _)] = yields(world)
+    assert (name, reason, residence) == ("b", MEMORY, SWAPPED)
+    assert resume(world, again("b", slot=1, rank=1)).accepted_request_ids == ["b"]
+    run_out(world)
+    assert emitted(world.chunks("a")) == expected(first)
+    assert emitted(world.chunks("b")) == expected(second)
+
+
+def test_a_request_resumed_while_its_yield_is_under_way_runs_on() -> None:
+    world = small()
+    wanted = item("a")
+    world.submit(wanted)
+    world.settle()
+    world.submit(preempt=(preemption("a"),))
+    world.step()
+    resume(world, again("a"))
+    world.settle()
+    assert residences(world) == {"a": RUNNING}
+    assert yields(world) == []
+    run_out(world)
+    assert emitted(world.chunks("a")) == expected(wanted)
+
+
+def test_parked_and_swapped_requests_can_be_cancelled() -> None:
+    world = small()
+    world.submit(item("a"))
+    world.settle()
+    world.submit(item("b"), preempt=(preemption("a"),))
+    world.settle()
+    world.submit(preempt=(preemption("b"),))
+    world.settle()
+    assert residences(world) == {"a": SWAPPED, "b": PARKED}
+    world.cancel("a")
+    world.cancel("b")
+    world.settle()
+    assert residences(world) == {}
+    assert (world.status().kv_cells_used, world.status().swap_bytes_used) == (0, 0)
+    for name in ("a", "b"):
+        assert world.chunks(name)[-1].finished.reason
+    assert world.cache.used == 0
+
+
+def test_a_deadline_ends_a_parked_request_though_nothing_runs() -> None:
+    world = small()
+    wanted = item("a")
+    wanted.request.deadline_unix_ms = int(time.time() * 1000) + 3_600_000
+    world.submit(wanted)
+    world.settle()
+    world.submit(preempt=(preemption("a"),))
+    world.settle()
+    wait_s = world.engine.idle_s(time.time() + 3_590)
+    assert wait_s is not None
+    assert 0 < wait_s <= 10
+    assert world.engine.idle_s(time.time() + 3_700) == 0
+
+
+def test_nothing_on_board_waits_for_commands_alone() -> None:
+    world = small()
+    assert world.engine.idle_s(0.0) is None
+    world.submit(item("a"))
+    world.settle()
+    assert world.engine.idle_s(0.0) == 0
+
+
+def test_a_higher_epoch_replaces_a_parked_request() -> None:
+    world = small()
+    world.submit(item("a"))
+    world.settle()
+    world.submit(preempt=(preemption("a"),))
+    world.settle()
+    second = item("a", slot=1)
+    second.request.epoch = 2
+    world.submit(second)
+    run_out(world)
+    assert [t for c in world.chunks("a") if c.epoch == 2 for t in c.token_ids] == expected(second)
+    assert world.cache.used == 0
+
+
+def test_an_old_term_changes_nothing() -> None:
+    world = small()
+    world.submit(item("a"), term=5)
+    answer = world.submit(item("b", slot=1), preempt=(preemption("a"),), term=4)
+    assert [r.reason for r in answer.refused] == [worker_pb2.REFUSAL_REASON_OLD_TERM]
+    world.command(worker_pb2.WorkerCommand(drain=worker_pb2.DrainWorker(), term=4))
+    assert residences(world) == {"a": RUNNING}
+    assert world.status().state == scheduler_pb2.WORKER_STATE_READY
+    assert world.status().term == 5
+
+
+def test_a_leader_of_its_model_gets_a_heartbeat_and_its_term_counts() -> None:
+    world = small()
+    world.notice(worker_pb2.LeaderNotice(term=3, models=["another"]))
+    assert (world.heartbeats(), world.status().term) == (0, 0)
+    world.notice(worker_pb2.LeaderNotice(term=3, models=["m"]))
+    assert (world.heartbeats(), world.status().term) == (1, 3)
+    world.notice(worker_pb2.LeaderNotice(term=2))
+    assert (world.heartbeats(), world.status().term) == (1, 3)
+    assert world.submit(item("a")).refused[0].reason == worker_pb2.REFUSAL_REASON_OLD_TERM
+
+
+def test_a_draining_worker_takes_nothing_new_and_lets_the_parked_go_on() -> None:
+    world = small()
+    wanted = item("a")
+    world.submit(wanted)
+    world.settle()
+    world.submit(preempt=(preemption("a"),))
+    world.command(worker_pb2.WorkerCommand(drain=worker_pb2.DrainWorker()))
+    refused = world.submit(item("b", slot=1)).refused
+    assert [r.reason for r in refused] == [worker_pb2.REFUSAL_REASON_NOT_READY]
+    assert resume(world, again("a")).accepted_request_ids == ["a"]
+    run_out(world)
+    assert emitted(world.chunks("a")) == expected(wanted)
+    world.command(worker_pb2.WorkerCommand(undrain=worker_pb2.UndrainWorker()))
+    assert world.submit(item("b", slot=1)).accepted_request_ids == ["b"]
+
+
+def test_time_to_first_token_is_told_by_who_sampled_it() -> None:
+    world = small()
+    first, retried = item("a"), item("b", slot=1)
+    retried.request.generated_token_ids.extend(expected(retried)[:3])
+    world.submit(first, retried)
+    run_out(world)
+    told = {e.request_ended.request_id: e.request_ended.time_to_first_token_ms for e in world.events()}
+    assert told["a"] > 0
+    assert told["b"] == 0
+
+
+_NAMES = [f"r{i}" for i in range(6)]
+_ACTIONS = st.one_of(
+    st.tuples(
+        st.just("submit"),
+        st.sampled_from(_NAMES),
+        st.integers(0, SEQUENCES - 1),
+        st.integers(0, 3),
+        st.integers(0, 4),
+    ),
+    st.tuples(
+        st.just("resume"),
+        st.sampled_from(_NAMES),
+        st.integers(0, SEQUENCES - 1),
+        st.integers(0, 3),
+        st.integers(0, 4),
+    ),
+    st.tuples(st.sampled_from(["preempt", "cancel"]), st.sampled_from(_NAMES)),
+    st.sampled_from([("step",), ("hear",), ("step",), ("hear",)]),
+)
+
+
+@given(
+    st.lists(_ACTIONS, max_size=60),
+    st.lists(st.tuples(st.integers(1, 30), st.integers(1, 20)), min_size=6, max_size=6),
+    st.sampled_from([0, 20, 1000]),
+    st.booleans(),
+)
+@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+def test_whatever_is_asked_in_whatever_order(
+    actions: list[tuple[object, ...]], sizes: list[tuple[int, int]], swap_bytes: int, loses_states: bool
+) -> None:
+    world = small(cells=50, swap_bytes=swap_bytes)
+    world.cache.loses_states = loses_states
+    items = {n: item(n, prompt=p, max_tokens=m) for n, (p, m) in zip(_NAMES, sizes, strict=True)}
+    cancelled: set[str] = set()
+    for action in actions:
+        match action:
+            case ("submit", str(name), int(slot), int(rank), int(budget)) if not world.chunks(name):
+                items[name].slot, items[name].rank, items[name].token_budget = slot, rank, budget
+                world.submit(items[name])
+            case ("resume", str(name), int(slot), int(rank), int(budget)):
+                resume(world, again(name, slot=slot, rank=rank, budget=budget))
+            case ("preempt", str(name)):
+                world.submit(preempt=(preemption(name),))
+            case ("cancel", str(name)):
+                world.cancel(name)
+                cancelled.add(name)
+            case ("step",):
+                world.step()
+            case ("hear",):
+                world.hear()
+    for slot in itertools.cycle(range(SLOTS)):
+        run_out(world)
+        left = [name for name, residence in residences(world).items() if residence != RUNNING]
+        if not left:
+            break
+        assert resume(world, again(left[0], slot=slot)).accepted_request_ids == left[:1]
+    world.settle()
+    assert residences(world) == {}
+    assert world.cache.used == 0
+    status = world.status()
+    assert (status.kv_cells_used, status.kv_cells_reserved, status.swap_bytes_used) == (0, 0, 0)
+    ended = [e.request_ended.request_id for e in world.events() if e.HasField("request_ended")]
+    assert len(ended) == len(set(ended))
+    for name in ended:
+        tokens = emitted(world.chunks(name))
+        whole = expected(items[name])
+        assert tokens == whole or (name in cancelled and tokens == whole[: len(tokens)])
