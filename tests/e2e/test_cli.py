@@ -91,10 +91,13 @@ async def test_status_shows_every_service_and_the_worker(env: dict[str, str]) ->
     result = await run("status", env=env)
     assert result.returncode == 0, result.stderr
     assert "worker-0" in result.stdout
+    assert "policy priority · no preemption · no timeslice" in result.stdout
     status = json.loads((await run("status", "--json", env=env)).stdout)
     ready = {service["name"]: service["is_ready"] for service in status["services"]}
     assert ready == dict.fromkeys(("gateway", "policy", "scheduler", "nats", "redis"), True)
-    assert len(status["scheduler"]["workers"][0]["slots"]) == 16
+    (worker,) = status["scheduler"]["workers"]
+    assert worker["status"]["slots"] == 16
+    assert len(worker["slots"]) == worker["status"]["sequences"]
 
 
 @pytest.mark.parametrize(
