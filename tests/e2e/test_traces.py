@@ -19,18 +19,26 @@ pytestmark = pytest.mark.e2e
 
 CHAT = "chat inferflux-demo"
 GENERATE = "generate inferflux-demo"
+YIELD, RESUME, PREEMPT = (f"scheduler.fairness.{what}" for what in ("yield", "resume", "preempt"))
 
 
-@pytest.fixture
-def path(tmp_path: Path) -> Path:
-    return tmp_path / "traces.jsonl"
+TIMESLICE = 32
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("traces") / "traces.jsonl"
+
+
+@pytest.fixture(scope="module")
 async def stack(demo_model: Path, path: Path) -> AsyncIterator[Stack]:
-    """Every service writes its spans to one file."""
-    options = StackOptions(model=demo_model, slots=2, env={"INFERFLUX_TRACE_FILE": str(path)})
-    async with Stack(options) as running:
+    """Every service writes its spans to one file; one request runs at a time."""
+    env = {
+        "INFERFLUX_TRACE_FILE": str(path),
+        "INFERFLUX_FAIRNESS_PREEMPT": "true",
+        "INFERFLUX_FAIRNESS_TIMESLICE": str(TIMESLICE),
+    }
+    async with Stack(StackOptions(model=demo_model, slots=1, env=env)) as running:
         yield running
 
 
@@ -68,7 +76,6 @@ async def test_gateway_scheduler_and_worker_are_in_the_clients_trace(client: Cli
     answer = await ask(client, caller, countdown(9))
     await ask(client, other, prompt(max_tokens=3))
     spans = await trace(path, caller.trace_id, CHAT, "scheduler.queue", "worker.run")
-    assert set(spans) == {CHAT, "scheduler.queue", "worker.run"}
     chat, queue, run = spans[CHAT], spans["scheduler.queue"], spans["worker.run"]
     assert [s["service"] for s in (chat, queue, run)] == ["gateway", "scheduler", "worker"]
     assert chat["parent_id"] == caller.span_id
@@ -100,3 +107,36 @@ async def test_a_retry_is_in_the_trace(stack: Stack, client: Client, path: Path)
     assert spans["scheduler.retry"]["parent_id"] == spans[GENERATE]["span_id"]
     assert spans["worker.run"]["attributes"]["inferflux.epoch"] > 1
     assert spans["worker.run"]["attributes"]["inferflux.outcome"] == "length"
+
+
+async def test_turns_that_end_and_begin_are_in_the_trace(client: Client, path: Path) -> None:
+    callers = Caller(), Caller()
+    request = prompt(max_tokens=4 * TIMESLICE)
+    await asyncio.gather(*(ask(client, caller, request) for caller in callers))
+    for caller in callers:
+        spans = await trace(path, caller.trace_id, GENERATE, YIELD, YIELD, RESUME, RESUME, "worker.run")
+        assert spans[YIELD]["attributes"]["inferflux.reason"] == "timeslice"
+        assert spans[YIELD]["parent_id"] == spans[RESUME]["parent_id"] == spans[GENERATE]["span_id"]
+        assert {"yielded", "resumed"} <= set(events(spans["worker.run"]))
+        assert "scheduler.retry" not in spans
+
+
+async def test_who_is_preempted_finds_that_in_the_trace_of_its_own(client: Client, path: Path) -> None:
+    slow, urgent, answer = Caller(), Caller(), Answer()
+    long = prompt(max_tokens=1500)
+    long.priority = 5  # too urgent for timeslices, not too urgent to give way
+    asking = asyncio.create_task(ask(client, slow, long, answer))
+    async with asyncio.timeout(30):
+        await answer.first_token.wait()
+    pressing = prompt(max_tokens=8)
+    pressing.priority = 9
+    await ask(client, urgent, pressing)
+    async with asyncio.timeout(60):
+        await asking
+    mine = await trace(path, slow.trace_id, GENERATE, PREEMPT, RESUME, "worker.run")
+    theirs = await trace(path, urgent.trace_id, GENERATE, "worker.run")
+    assert (
+        mine[PREEMPT]["attributes"]["inferflux.preempted_by"]
+        == (theirs[GENERATE]["attributes"]["inferflux.request_id"])
+    )
+    assert PREEMPT not in theirs
