@@ -97,13 +97,14 @@ async def test_a_retrys_first_token_is_the_first_new_one(board: Board) -> None:
 
 
 async def test_what_is_lost_says_how(board: Board) -> None:
-    first = board.take_up()
-    board.spans.dropped(first)
-    board.spans.lost([board.take_up(epoch=2)], "engine_died", "the engine was ended by SIGSEGV")
+    board.spans.gave_up(board.take_up(), "dropped")
+    board.spans.lost([board.take_up(epoch=2)], "the engine was ended by SIGSEGV")
     board.take_up(epoch=3)
     board.step(ended=[ended("context_full", epoch=3)])
     spans = await board.all()
-    assert [s["attributes"]["error.type"] for s in spans] == ["dropped", "engine_died", "context_full"]
+    outcomes = [s["attributes"]["inferflux.outcome"] for s in spans]
+    assert outcomes == ["dropped", "engine_died", "context_full"]
+    assert [s["attributes"].get("error.type") for s in spans] == [None, *outcomes[1:]]
     assert spans[1]["error"] == "the engine was ended by SIGSEGV"
 
 
@@ -111,7 +112,7 @@ async def test_a_request_without_a_trace_has_no_span(board: Board) -> None:
     running = board.take_up(traceparent="")
     board.spans.resumed(running)
     board.step(emissions=[emission(1)], ended=[ended()])
-    board.spans.dropped(running)
+    board.spans.gave_up(running, "dropped")
     assert await board.all() == []
 
 

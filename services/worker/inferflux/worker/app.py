@@ -104,7 +104,8 @@ class Worker:
             async with asyncio.timeout(self._settings.drain_limit_s):
                 await self._emitter.until_none_runs()
         left = self._table.clear()
-        self._spans.lost(left, "worker_left")
+        for running in left:
+            self._spans.gave_up(running, "worker_left")
         await self._emitter.tell_leaving(left)
         await self._bus.flush()
         log.info("drained", handed_over=len(left))
@@ -157,7 +158,7 @@ class Worker:
         self._probe.set_ready("engine", False, why)
         self._presence.engine = engine_pb2.StepStats()
         lost = self._table.clear()
-        self._spans.lost(lost, "engine_died", why)
+        self._spans.lost(lost, why)
         if self._presence.state == scheduler_pb2.WORKER_STATE_READY:
             self._presence.state = scheduler_pb2.WORKER_STATE_LOADING
         await self._emitter.tell_engine_died(lost, why)

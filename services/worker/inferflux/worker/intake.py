@@ -78,7 +78,7 @@ class Intake:
             raise Refused(worker_pb2.REFUSAL_REASON_NOT_READY, "this worker is loading or draining")
         running, replaced = self._table.admit(item)
         if replaced is not None:
-            self._spans.dropped(replaced)
+            self._spans.gave_up(replaced, "dropped")
             self._cancel(running.key, is_silent=True)
         self._spans.take_up(running, item.request)
         self._host.send(engine_pb2.EngineCommand(start=item))
@@ -122,7 +122,7 @@ class Intake:
             case "drop":
                 key = request_key(command.drop.tenant, command.drop.request_id)
                 if (dropped := self._table.drop(key, command.drop.epoch)) is not None:
-                    self._spans.dropped(dropped)
+                    self._spans.gave_up(dropped, "dropped")
                     self._cancel(key, is_silent=True)
             case "drain":
                 await self._presence.drain()

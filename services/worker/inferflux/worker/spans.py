@@ -72,21 +72,19 @@ class WorkerSpans:
         for ended in step.ended:
             self._end(ended)
 
-    def dropped(self, running: Running) -> None:
-        """The scheduler gave this epoch of it up."""
-        self._lose(running, "dropped", "")
-
-    def lost(self, on_board: list[Running], error_type: str, message: str = "") -> None:
-        """Everything on board is gone from here."""
-        for running in on_board:
-            self._lose(running, error_type, message)
-
-    def _lose(self, running: Running, error_type: str, message: str) -> None:
+    def gave_up(self, running: Running, outcome: str) -> None:
+        """It goes on elsewhere, in good order."""
         run = self._runs.pop((running.key, running.epoch), None)
         if run is not None:
-            run.span.set({names.OUTPUT_TOKENS: running.generated_tokens})
-            run.span.fail(error_type, message)
+            run.span.set({names.OUTCOME: outcome, names.OUTPUT_TOKENS: running.generated_tokens})
             run.span.end()
+
+    def lost(self, on_board: list[Running], why: str) -> None:
+        """The engine died with all of these."""
+        for running in on_board:
+            if (run := self._runs.get((running.key, running.epoch))) is not None:
+                run.span.fail("engine_died", why)
+            self.gave_up(running, "engine_died")
 
     def _end(self, ended: engine_pb2.EngineEnded) -> None:
         run = self._runs.pop((ended.key, ended.epoch), None)
