@@ -53,8 +53,10 @@ class SdkTracer:
     is_on = True
 
     def __init__(self, service: str, *, endpoint: str = "", path: str = "") -> None:
-        # Both would say the same about every batch that is not taken; SayingOnce says it once.
+        # Each would say of every batch that it is not taken, or of spans that they wait in vain; SayingOnce
+        # says it once.
         logging.getLogger("opentelemetry.exporter.otlp").setLevel(logging.CRITICAL)
+        logging.getLogger("opentelemetry.sdk._shared_internal").setLevel(logging.ERROR)
         name = os.environ.get("OTEL_SERVICE_NAME") or f"inferflux-{service}"
         try:
             resource = Resource.create({SERVICE_NAME: name, "service.instance.id": f"{os.getpid()}"})
