@@ -81,7 +81,7 @@ def scope_of(options: argparse.Namespace) -> Scope:
 
 def n_steps(scope: Scope) -> int:
     """How often `study` calls `on_step`."""
-    return len(scope.policies) * (2 + studies.scale_steps(scope)) + 1 + 2 + len(MODES)
+    return 2 * len(scope.policies) + 3 + len(MODES)
 
 
 def study(scope: Scope, on_step: Step = lambda _what: None) -> Findings:
@@ -104,9 +104,8 @@ def study(scope: Scope, on_step: Step = lambda _what: None) -> Findings:
         on_step(f"fairness: {mode.name}")
         found.modes.append(studies.compare_mode(mode, scope))
     for policy in scope.policies:
-        what = f"cost of decisions, {policy}"
-        on_step(what)
-        found.scales.append(studies.scale(policy, scope, on_step=lambda what=what: on_step(what)))  # type: ignore[misc]
+        on_step(f"cost of decisions, {policy}")
+        found.scales.append(studies.scale(policy, scope))
     return found
 
 

@@ -115,23 +115,26 @@ class Findings:
         ]
         columns = ("preemption", "until", "priority", "requests", *(f"{name} s" for name in _WAITS))
         yield Grid("One in ten requests urgent, at 115 % load", columns, rows)
-        base = self.modes[0].ordinary_tokens_per_s if self.modes else 1.0
+        base = self.modes[0]
         counts = [
             (
                 one.mode.name,
-                f"{one.ordinary_tokens_per_s / base:.3f}",
                 f"{one.first_token_ratio:.2f}",
-                *map(str, (one.preempted, one.sliced, one.swapped, one.moved)),
+                f"{one.ordinary_per_s / base.ordinary_per_s:.3f}",
+                *map(str, (one.preempted, one.sliced, one.swapped)),
+                f"{one.cluster_per_s / base.cluster_per_s:.3f}",
+                str(one.moved),
             )
             for one in self.modes
         ]
         columns = (
             "preemption",
-            "ordinary ÷ off",
             "urgent ÷ alone",
+            "ordinary ÷ off",
             "preempted",
             "sliced",
             "swapped",
+            f"of {self.scope.cluster} workers: ordinary ÷ off",
             "moved",
         )
         yield Grid("What that costs", columns, counts)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from random import Random
 
@@ -94,10 +94,12 @@ class Hall:
     running: list[Placed] = field(default_factory=list)
 
     @classmethod
-    def open(cls, setup: Setup, random: Random) -> Hall:
-        """With idle workers."""
+    def open(cls, setup: Setup, random: Random, *, queued: int) -> Hall:
+        """With requests that wait, and have been told so, and workers that are all idle."""
         hall = cls(new_core(setup, now=START_S), random)
         hall.core.on_tick(hall.now)
+        hall.submit(queued)
+        hall.plan()
         for number in range(setup.workers):
             hall.core.on_heartbeat(_status(f"w{number:05d}", setup), hall.now)
         return hall
@@ -152,30 +154,41 @@ class Hall:
 
 def one_pass(setup: Setup, queued: int, random: Random) -> Pass:
     """One scheduling pass: every place is free, `queued` requests wait."""
-    hall = Hall.open(setup, random)
-    hall.submit(queued)
+    hall = Hall.open(setup, random, queued=queued)
     placements, seconds = hall.plan()
     return Pass(queued, setup.workers, placements, seconds)
 
 
-def cost(setup: Setup, queued: int, random: Random, *, rounds: int = _ROUNDS) -> Cost:
-    """What decisions cost when all places are taken, `queued` requests wait, and some of each end and come.
+def costs(setup: Setup, lengths: Sequence[int], random: Random, *, rounds: int = _ROUNDS) -> list[Cost]:
+    """What decisions cost when all places are taken, so many requests wait, and some of each end and come.
+
+    The rounds of all lengths take turns, so that a slow moment of the machine is no property of one length.
 
     Raises:
         RuntimeError: the core did not fill the places that came free.
     """
-    hall = Hall.open(setup, random)
-    hall.submit(setup.workers * setup.model.slots + queued)
-    hall.plan()
-    costs: list[tuple[float, float, float]] = []
+    full = setup.workers * setup.model.slots
+    halls = [Hall.open(setup, random, queued=full + length) for length in lengths]
+    for hall in halls:
+        hall.plan()
+    seconds: list[list[tuple[float, float, float]]] = [[] for _ in halls]
     for _ in range(rounds):
-        end_s = hall.end(_PER_ROUND)
-        placed, plan_s = hall.plan()
-        if placed != _PER_ROUND:
-            raise RuntimeError(f"{_PER_ROUND} places came free, and {placed} requests were placed")
-        arrival_s = hall.submit(_PER_ROUND) + hall.plan()[1]
-        costs.append((plan_s / placed, arrival_s / _PER_ROUND, end_s / _PER_ROUND))
-    return Cost(queued, *(statistics.median(column) for column in zip(*costs, strict=True)))
+        for hall, of_length in zip(halls, seconds, strict=True):
+            of_length.append(_round(hall))
+    return [
+        Cost(length, *(statistics.median(column) for column in zip(*of_length, strict=True)))
+        for length, of_length in zip(lengths, seconds, strict=True)
+    ]
+
+
+def _round(hall: Hall) -> tuple[float, float, float]:
+    """Seconds of the core for a placement, an arrival and an end."""
+    end_s = hall.end(_PER_ROUND)
+    placed, plan_s = hall.plan()
+    if placed != _PER_ROUND:
+        raise RuntimeError(f"{_PER_ROUND} places came free, and {placed} requests were placed")
+    arrival_s = hall.submit(_PER_ROUND) + hall.plan()[1]
+    return plan_s / placed, arrival_s / _PER_ROUND, end_s / _PER_ROUND
 
 
 def _status(worker_id: str, setup: Setup) -> scheduler_pb2.WorkerStatus:

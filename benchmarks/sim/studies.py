@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from random import Random
 from typing import get_args
@@ -12,7 +13,7 @@ from inferflux.scheduler.fairness import FairnessSettings
 from inferflux.scheduler.policies import PolicyName
 
 from .figures import Waits, fit_exponent, jain_index, service_rates, waits, waits_by_class
-from .scale import Cost, Pass, cost, one_pass
+from .scale import Cost, Pass, costs, one_pass
 from .traffic import UNEQUAL, Arrival, Arrivals, Class, Tenant, Traffic, arrive, make_arrival
 from .worker import WorkerModel
 from .world import START_S, Setup, World
@@ -35,6 +36,8 @@ class Scope:
     duration_s: float = 60.0
     # Workers where waiting times are looked at.
     cluster: int = 8
+    # How often the same is done with other draws, where urgent requests are few.
+    replicas: int = 8
     workers: int = 1000
     queued: int = 100_000
     # Queue lengths at which the cost of decisions is measured; none is longer than `queued`.
@@ -46,7 +49,9 @@ class Scope:
         return Random(f"{self.seed} {study}")
 
 
-QUICK = Scope(duration_s=8.0, cluster=2, workers=40, queued=2000, lengths=(500, 1000, 2000), rounds=3)
+QUICK = Scope(
+    duration_s=8.0, cluster=2, replicas=1, workers=40, queued=2000, lengths=(500, 1000, 2000), rounds=3
+)
 
 
 # Waiting and fairness, by policy
@@ -150,37 +155,39 @@ class FairnessMode:
 
 MODES = (
     FairnessMode("off", FairnessSettings()),
-    FairnessMode("preemption", FairnessSettings(enable_preemption=True)),
-    FairnessMode("and slices of 32", FairnessSettings(enable_preemption=True, max_timeslice_tokens=32)),
+    FairnessMode("on", FairnessSettings(enable_preemption=True)),
+    FairnessMode("on, slices of 32", FairnessSettings(enable_preemption=True, max_timeslice_tokens=32)),
 )
 
 
 @dataclass(frozen=True, slots=True)
 class ModeResult:
-    """One in ten requests is urgent and the rest are more than the workers can do.
+    """One in ten requests is urgent, and all are more than the worker can do.
 
-    `first_token_ratio` is of one urgent request behind 8 running and 32 queued ones, to the same alone.
+    `waits` are to the first token, `whole` to the end. `ordinary_per_s` is what ordinary requests were served,
+    in prompt tokens per second; `cluster_per_s` the same of several workers behind one queue, where `moved`
+    requests went on with another worker. `first_token_ratio` is the time to the first token of an urgent
+    request behind 8 running and 32 queued ones ÷ the same alone.
     """
 
     mode: FairnessMode
     waits: dict[str, Waits]
     whole: dict[str, Waits]
-    ordinary_tokens_per_s: float
-    tokens_per_s: float
+    ordinary_per_s: float
+    cluster_per_s: float
+    moved: int
     preempted: int
     sliced: int
     swapped: int
-    moved: int
     first_token_ratio: float
 
 
 def compare_mode(mode: FairnessMode, scope: Scope) -> ModeResult:
-    setup = Setup(workers=scope.cluster, model=SMALL, fairness=mode.settings)
-    classes = (Class(ORDINARY, 0.9), Class(URGENT, 0.1))
-    traffic = Traffic(_rate(setup, 1.15, classes), scope.duration_s, scope.arrivals, classes=classes)
-    arrivals = arrive(traffic, scope.random("preemption"), start_s=START_S)
-    world = World(setup, arrivals, group=lambda arrival: str(arrival.priority)).run()
-    done = list(world.requests.values())
+    """One worker, several times, so that there are enough urgent requests to speak of."""
+    worlds = [_urgent_tenth(mode, 1, scope, replica) for replica in range(scope.replicas)]
+    cluster = _urgent_tenth(mode, scope.cluster, scope, 0)
+    done = [arrival for world in worlds for arrival in world.requests.values()]
+    counts = sum((Counter(world.counts) for world in worlds), Counter[str]())
     return ModeResult(
         mode=mode,
         waits=waits_by_class(done),
@@ -188,14 +195,22 @@ def compare_mode(mode: FairnessMode, scope: Scope) -> ModeResult:
             str(priority): waits(a.ended_s - a.at_s for a in done if a.priority == priority and a.ended_s)
             for priority in (URGENT, ORDINARY)
         },
-        ordinary_tokens_per_s=_generated_per_s(world, scope, {str(ORDINARY)}),
-        tokens_per_s=_generated_per_s(world, scope, {str(ORDINARY), str(URGENT)}),
-        preempted=world.counts["yield_preempted"],
-        sliced=world.counts["yield_timeslice"],
-        swapped=sum(worker.swaps for worker in world.workers.values()),
-        moved=world.counts["retry_moved"],
+        ordinary_per_s=sum(_ordinary_per_s(world, scope) for world in worlds) / len(worlds),
+        cluster_per_s=_ordinary_per_s(cluster, scope),
+        moved=cluster.counts["retry_moved"],
+        preempted=counts["yield_preempted"],
+        sliced=counts["yield_timeslice"],
+        swapped=sum(worker.swaps for world in worlds for worker in world.workers.values()),
         first_token_ratio=first_token_ratio(mode.settings, scope),
     )
+
+
+def _urgent_tenth(mode: FairnessMode, workers: int, scope: Scope, replica: int) -> World:
+    setup = Setup(workers=workers, model=SMALL, fairness=mode.settings)
+    classes = (Class(ORDINARY, 0.9), Class(URGENT, 0.1))
+    traffic = Traffic(_rate(setup, 1.15, classes), scope.duration_s, scope.arrivals, classes=classes)
+    arrivals = arrive(traffic, scope.random(f"preemption {replica}"), start_s=START_S)
+    return World(setup, arrivals, group=lambda arrival: str(arrival.priority)).run()
 
 
 def first_token_ratio(fairness: FairnessSettings, scope: Scope) -> float:
@@ -236,19 +251,14 @@ class Scale:
         return fit_exponent([(one.queued, one.placement_s) for one in self.costs])
 
 
-def scale(policy: PolicyName, scope: Scope, *, on_step: Callable[[], None] = lambda: None) -> Scale:
+def scale(policy: PolicyName, scope: Scope) -> Scale:
+    """One pass over a queue of `scope.queued`, and what decisions cost at every one of `scope.lengths`."""
     setup = Setup(workers=scope.workers, policy=policy)
-    whole_pass = one_pass(setup, scope.queued, scope.random("pass"))
-    costs = []
-    for length in scope.lengths:
-        on_step()
-        costs.append(cost(setup, length, scope.random("cost"), rounds=scope.rounds))
-    return Scale(policy, whole_pass, tuple(costs))
-
-
-def scale_steps(scope: Scope) -> int:
-    """How often `scale` calls `on_step`."""
-    return len(scope.lengths)
+    return Scale(
+        policy,
+        one_pass(setup, scope.queued, scope.random("pass")),
+        tuple(costs(setup, scope.lengths, scope.random("cost"), rounds=scope.rounds)),
+    )
 
 
 # Helpers
@@ -273,9 +283,8 @@ def _tokens_per_s(world: World) -> float:
     return sum(a.generated for a in world.requests.values()) / (world.now - START_S)
 
 
-def _generated_per_s(world: World, scope: Scope, groups: set[str]) -> float:
+def _ordinary_per_s(world: World, scope: Scope) -> float:
     """Service while requests kept coming, but for the first tenth, in which queues build up."""
     spans = [span for span in world.served if span.at_s <= START_S + scope.duration_s]
     counted = spans[len(spans) // 10 :]
-    total = sum(span.tokens.get(group, 0.0) for span in counted for group in groups)
-    return total / max(1e-9, sum(span.span_s for span in counted))
+    return sum(span.tokens.get(str(ORDINARY), 0.0) for span in counted) / sum(span.span_s for span in counted)
