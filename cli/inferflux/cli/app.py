@@ -72,6 +72,9 @@ def up(
     nats_port: Annotated[int, typer.Option(min=0, max=65535)] = 4222,
     redis_port: Annotated[int, typer.Option(min=0, max=65535)] = 6379,
     workers: Annotated[int, typer.Option(min=1, max=64, help="Workers, each with the whole model.")] = 1,
+    schedulers: Annotated[
+        int, typer.Option(min=1, max=16, help="Schedulers: one leads, the others take over when it dies.")
+    ] = 1,
     slots: Annotated[int, typer.Option(min=0, help="Requests at once per worker; 0: its default.")] = 0,
     threads: Annotated[int, typer.Option(min=0, help="CPU threads per worker; 0: all.")] = 0,
     kv_cells: Annotated[
@@ -100,6 +103,7 @@ def up(
         nats_port=nats_port,
         redis_port=redis_port,
         workers=workers,
+        schedulers=schedulers,
         slots=slots,
         threads=threads,
         kv_cells=kv_cells,

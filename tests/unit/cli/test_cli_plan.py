@@ -29,6 +29,15 @@ def test_servers_start_first(tmp_path: Path) -> None:
     ]
 
 
+def test_several_schedulers_are_told_apart_by_name(tmp_path: Path) -> None:
+    alone = by_name(made(tmp_path, StackOptions()))["scheduler"]
+    assert alone.env["INFERFLUX_SCHEDULER_ID"] == "scheduler"
+    specs = by_name(made(tmp_path, StackOptions(schedulers=2)))
+    schedulers = {name: spec for name, spec in specs.items() if spec.kind == "scheduler"}
+    assert set(schedulers) == {"scheduler-0", "scheduler-1"}
+    assert all(spec.env["INFERFLUX_SCHEDULER_ID"] == name for name, spec in schedulers.items())
+
+
 def test_every_kind_of_process_has_its_turn_to_end(tmp_path: Path) -> None:
     ended = [kind for kinds in END_ORDER for kind in kinds]
     assert ended[0] == "gateway"

@@ -140,6 +140,13 @@ def test_the_health_check_asks_the_port_the_service_answers_on(name: str) -> Non
     assert "does not say a port" not in healthcheck.check(one.environment["INFERFLUX_METRICS_LISTEN"])
 
 
+def test_a_second_scheduler_stands_by_and_nothing_keeps_the_two_from_running_side_by_side() -> None:
+    scheduler = SERVICES["scheduler"]
+    assert scheduler["deploy"]["replicas"] == 2
+    assert not {"ports", "container_name", "hostname", "volumes"} & set(scheduler)
+    assert "INFERFLUX_SCHEDULER_ID" not in ours("scheduler").environment
+
+
 def test_named_volumes_are_declared_and_mounted_files_exist() -> None:
     for name, service in SERVICES.items():
         for volume in service.get("volumes", []):

@@ -17,6 +17,7 @@ class StackOptions:
 
     Attributes:
         model: the GGUF file to serve; None is the demo model.
+        schedulers: one of them leads.
         state_dir: keys, data and logs; None is a temporary directory, removed at the end.
         env: set for every service.
         service_env: set for one process (`worker-0`) or every process of a kind (`worker`).
@@ -34,6 +35,7 @@ class StackOptions:
     nats_port: int = 0
     redis_port: int = 0
     workers: int = 1
+    schedulers: int = 1
     slots: int = 0
     threads: int = 0
     kv_cells: int = 0

@@ -84,13 +84,22 @@ def plan(
         service("worker", _worker_env(options, model, f"worker-{index}"), f"worker-{index}")
         for index in range(options.workers)
     ]
+    schedulers = [
+        service("scheduler", {"INFERFLUX_SCHEDULER_ID": name}, name)
+        for name in scheduler_names(options.schedulers)
+    ]
     return [
         [
             server("nats", nats_command(ports.nats, state_dir / "nats"), ports.nats),
             server("valkey", valkey_command(ports.redis, state_dir / "valkey"), ports.redis),
         ],
-        [service("policy", policy), service("scheduler", {}), *workers, service("gateway", gateway)],
+        [service("policy", policy), *schedulers, *workers, service("gateway", gateway)],
     ]
+
+
+def scheduler_names(count: int) -> list[str]:
+    """What the scheduler processes are called."""
+    return ["scheduler"] if count == 1 else [f"scheduler-{index}" for index in range(count)]
 
 
 def _worker_env(options: StackOptions, model: Path, name: str) -> dict[str, str]:

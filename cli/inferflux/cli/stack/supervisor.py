@@ -47,7 +47,7 @@ class Stack:
     """A running stack; `async with Stack(StackOptions(model=...)) as stack:` is ready inside, and gone after.
 
     Attributes:
-        processes: by name: nats, valkey, policy, scheduler, worker-0, ..., gateway.
+        processes: by name: nats, valkey, policy, scheduler (or scheduler-0, ...), worker-0, ..., gateway.
 
     Raises on entering:
         CommandError: another stack runs in this state directory, a port is taken, the model is no GGUF file.
