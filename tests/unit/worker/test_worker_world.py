@@ -6,6 +6,7 @@ from __future__ import annotations
 import itertools
 import time
 
+import pytest
 from harness.worker import batch_item, resume_item
 from harness.worker_world import WorkerWorld, next_token
 from hypothesis import HealthCheck, given, settings
@@ -188,6 +189,20 @@ def test_when_cells_run_out_the_least_urgent_is_swapped_and_told() -> None:
     run_out(world)
     assert emitted(world.chunks("a")) == expected(first)
     assert emitted(world.chunks("b")) == expected(second)
+
+
+def test_who_finds_no_room_for_long_gives_its_turn_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = small(cells=60)
+    world.submit(item("a", slot=0, prompt=30, max_tokens=30))
+    world.settle()
+    world.submit(item("b", slot=1, prompt=30, rank=1))
+    world.settle()
+    assert residences(world) == {"a": RUNNING, "b": RUNNING}
+    later = time.monotonic() + 2
+    monkeypatch.setattr(time, "monotonic", lambda: later)
+    world.settle()
+    assert residences(world) == {"a": RUNNING, "b": SWAPPED}
+    assert yields(world) == [("b", MEMORY, SWAPPED, 0)]
 
 
 def test_a_request_resumed_while_its_yield_is_under_way_runs_on() -> None:

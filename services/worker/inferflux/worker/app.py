@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import time
 import uuid
 
 from inferflux.common import logs
@@ -58,7 +57,7 @@ class Worker:
         self._spans = WorkerSpans(tracer, settings.id)
         self._emitter = Emitter(bus, self._table, self._spans, settings.id, incarnation)
         self._host = EngineHost(_engine_config(settings), self._on_report, self._on_engine_death)
-        self._watchdog = Watchdog(settings.stuck_s)
+        self._watchdog = Watchdog(settings.stuck_s, _WATCH_INTERVAL_S)
         self._intake = Intake(bus, self._table, self._spans, self._host, self._presence)
 
     async def run(self, shutdown: Shutdown) -> None:
@@ -90,8 +89,8 @@ class Worker:
         """Kill an engine that should make steps and makes none; it is then started again."""
         while True:
             await asyncio.sleep(_WATCH_INTERVAL_S)
-            if self._watchdog.is_stuck(time.monotonic(), has_running=self._table.has_running):
-                self._watchdog.progressed(time.monotonic())
+            if self._watchdog.is_stuck(has_running=self._table.has_running):
+                self._watchdog.progressed()
                 self._metrics.engine_was_stuck()
                 self._host.kill(f"the engine made no step for {self._settings.stuck_s:g} s and was killed")
 
@@ -121,7 +120,7 @@ class Worker:
 
     async def _on_report(self, report: engine_pb2.EngineReport) -> None:
         if report.HasField("step"):
-            self._watchdog.progressed(time.monotonic())
+            self._watchdog.progressed()
             await self._emitter.on_step(report.step)
             self._metrics.observe(report.step.stats)
             self._presence.observe(report.step.stats)

@@ -23,6 +23,8 @@ _DEADLINE_EXCEEDED = 4
 _INTERNAL = 13
 # A wall clock may be set: deadlines are looked at this often at least.
 _LONGEST_WAIT_S = 60.0
+# Who finds no room in the KV cache for so long gives its turn back: it may find room elsewhere.
+_LONGEST_WAIT_FOR_ROOM_S = 1.0
 
 
 class Engine:
@@ -128,7 +130,8 @@ class Engine:
         self._expire(time.time())
         if not self._running:
             return
-        plan = self._plan()
+        plan = self._plan(time.monotonic())
+        planned = time.perf_counter()
         for share in plan.shares:
             self._memory.grow(share.sequence, share.n)
         logits = self._backend.decode(plan)
@@ -136,19 +139,21 @@ class Engine:
         self._advance(plan.shares)
         self._sample([share.sequence for share in plan.shares if share.wants_logits], logits)
         ended = time.perf_counter()
-        self._budget.observe(plan.n_prefill, len(plan.decoding), ended - began)
+        self._budget.observe(plan.n_prefill, len(plan.decoding), ended - planned)
         stats = self._report.stats
         stats.prefill_tokens = plan.n_prefill
         stats.decode_tokens = len(plan.decoding)
-        stats.decode_us = int((decoded - began) * 1e6)
+        stats.decode_us = int((decoded - planned) * 1e6)
         stats.step_us = int((ended - began) * 1e6)
         self._has_news = True
 
-    def _plan(self) -> StepPlan:
+    def _plan(self, now_s: float) -> StepPlan:
         """What the next step computes: it fits the KV cache, and is not empty."""
         waiting = [s for s in self._running.values() if not s.is_loaded]
         for sequence in sorted(waiting, key=lambda s: s.order):
             self._let_in(sequence)
+            if not sequence.is_loaded and now_s - sequence.seated_s > _LONGEST_WAIT_FOR_ROOM_S:
+                self._swap_out(sequence, scheduler_pb2.YIELD_REASON_MEMORY)
         loaded = [s for s in self._running.values() if s.is_loaded]
         decoding, prefilling = split(loaded)
         prefill_tokens = self._budget.tokens(len(decoding), len(prefilling))
@@ -165,8 +170,6 @@ class Engine:
         running = self._running.values()
         loaded = [s for s in running if s.is_loaded]
         waiting = [s for s in running if not s.is_loaded]
-        if not sequence.is_running:
-            return
         memory = self._memory
         if not may_enter(sequence, loaded, waiting, self._parked(), memory.free, memory.cells):
             return
@@ -184,6 +187,7 @@ class Engine:
         if holder is not None and holder is not sequence:
             self._swap_out(holder, scheduler_pb2.YIELD_REASON_PREEMPTED)
         self._memory.seat(sequence, slot)
+        sequence.seated_s = time.monotonic()
         self._running[sequence.key] = sequence
         self._has_news = True
 

@@ -57,6 +57,8 @@ class Sequence:
     generated: int = 0
     position: int = 0
     residence: scheduler_pb2.Residence.ValueType = scheduler_pb2.RESIDENCE_RUNNING
+    # Since when it has its slot, by the monotonic clock.
+    seated_s: float = 0.0
     is_loaded: bool = False
     state: StateBytes | None = None
     turn: int = 0

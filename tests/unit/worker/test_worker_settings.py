@@ -1,0 +1,34 @@
+"""Slots and the places beside them."""
+
+from __future__ import annotations
+
+import pytest
+
+from inferflux.common.settings import load
+from inferflux.worker.settings import WorkerSettings
+
+
+def made(monkeypatch: pytest.MonkeyPatch, **variables: str) -> WorkerSettings:
+    monkeypatch.setenv("INFERFLUX_WORKER_MODEL_PATH", "m.gguf")
+    for name, value in variables.items():
+        monkeypatch.setenv(f"INFERFLUX_WORKER_{name}", value)
+    return load(WorkerSettings)
+
+
+@pytest.mark.parametrize(
+    ("slots", "sequences", "expected"), [("4", "0", 8), ("200", "0", 256), ("4", "5", 5)]
+)
+def test_parked_requests_find_as_many_places_as_there_are_slots_unless_told_otherwise(
+    monkeypatch: pytest.MonkeyPatch, slots: str, sequences: str, expected: int
+) -> None:
+    assert made(monkeypatch, SLOTS=slots, SEQUENCES=sequences).all_sequences == expected
+
+
+def test_fewer_sequences_than_slots_stop_the_start_by_name(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        made(monkeypatch, SLOTS="4", SEQUENCES="3")
+    error = capsys.readouterr().err
+    assert error.startswith("INFERFLUX_WORKER_SEQUENCES: ")
+    assert "INFERFLUX_WORKER_SLOTS" in error
