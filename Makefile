@@ -13,7 +13,7 @@ export CMAKE_BUILD_PARALLEL_LEVEL := $(shell $(PYTHON) -c 'import os; print(os.c
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 PIP_INSTALL := $(BIN)/python -m pip install --require-hashes
 
-.PHONY: help up demo test bench lint fmt protos clean
+.PHONY: help up demo test bench sim lint fmt protos clean
 
 help:  ## this list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## */  make \1\t/' | expand -t 16
@@ -29,6 +29,9 @@ test: lint  ## everything that passes or fails the project
 
 bench: .venv/.dev  ## measure against a bare llama.cpp loop and llama.cpp's own server
 	$(BIN)/python -m benchmarks $(ARGS)
+
+sim: .venv/.dev  ## simulate the scheduler: waits, fairness, what decisions cost; ARGS="--quick"
+	$(BIN)/python benchmarks/schedule_sim.py $(ARGS)
 
 lint: .venv/.dev  ## style, format and types
 	$(BIN)/ruff check .

@@ -66,17 +66,17 @@ def _spread(raw: Mapping[str, Any]) -> str:
     return "; ".join(f"{label} {', '.join(values)}" for label, values in rates.items()) + " tokens/s"
 
 
-def insert(document: str, results_text: str) -> str:
+def insert(document: str, results_text: str, *, begin: str = BEGIN, end: str = END) -> str:
     """The document with what is between its markers replaced.
 
     Raises:
         ReportError: it has no such markers, or not one of each.
     """
-    if document.count(BEGIN) != 1 or document.count(END) != 1:
-        raise ReportError(f"the document needs one line `{BEGIN}` and one `{END}`")
-    head, _, rest = document.partition(BEGIN)
-    _, _, tail = rest.partition(END)
-    return f"{head}{BEGIN}\n\n{results_text}\n\n{END}{tail}"
+    if document.count(begin) != 1 or document.count(end) != 1:
+        raise ReportError(f"the document needs one line `{begin}` and one `{end}`")
+    head, _, rest = document.partition(begin)
+    _, _, tail = rest.partition(end)
+    return f"{head}{begin}\n\n{results_text}\n\n{end}{tail}"
 
 
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:

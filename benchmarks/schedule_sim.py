@@ -31,9 +31,10 @@ from benchmarks.sim.findings import Findings, Grid
 from benchmarks.sim.studies import MODES, POLICIES, QUICK, Scope
 from benchmarks.sim.traffic import Tenant
 
+BEGIN = "<!-- results: written by benchmarks/schedule_sim.py -->"
+END = "<!-- end of results -->"
+
 _WEIGHTED = (Tenant("heavy", 10.0, weight=2.0), Tenant("light", 1.0))
-# Placing so many at once takes gigabytes.
-_MOST_QUEUED = 1_000_000
 
 Step = Callable[[str], None]
 
@@ -46,8 +47,10 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--policy", choices=["all", *POLICIES], default="all")
     parser.add_argument("--arrivals", choices=["poisson", "bursty"], default="poisson")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--workers", type=_count, help="of the part about cost (default: 1000)")
-    parser.add_argument("--queued", type=_count, help="of the part about cost (default: 100000)")
+    parser.add_argument("--workers", type=_within(1, 10_000), help="of the part about cost (default: 1000)")
+    parser.add_argument(
+        "--queued", type=_within(100, 1_000_000), help="of the part about cost (default: 100000)"
+    )
     parser.add_argument("--quick", action="store_true", help="a small trial; its figures are none to cite")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every figure there")
     parser.add_argument(
@@ -56,11 +59,14 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
-def _count(text: str) -> int:
-    number = int(text)
-    if not 1 <= number <= _MOST_QUEUED:
-        raise argparse.ArgumentTypeError(f"{number} is not within 1 and {_MOST_QUEUED}")
-    return number
+def _within(least: int, most: int) -> Callable[[str], int]:
+    def count(text: str) -> int:
+        number = int(text)
+        if not least <= number <= most:
+            raise argparse.ArgumentTypeError(f"{number} is not within {least} and {most}")
+        return number
+
+    return count
 
 
 def scope_of(options: argparse.Namespace) -> Scope:
@@ -75,7 +81,7 @@ def scope_of(options: argparse.Namespace) -> Scope:
         seed=options.seed,
         workers=options.workers or scope.workers,
         queued=queued,
-        lengths=(*(lengths or (max(1, queued // 10),)), queued),
+        lengths=(*(lengths or (queued // 10,)), queued),
     )
 
 
@@ -133,8 +139,8 @@ def write(found: Findings, document: Path) -> None:
         ReportError: the document has no markers.
         OSError: it cannot be read or written.
     """
-    text = insert(document.read_text(), "\n\n".join(to_markdown(grid) for grid in found.grids()))
-    document.write_text(text)
+    tables = "\n\n".join(to_markdown(grid) for grid in found.grids())
+    document.write_text(insert(document.read_text(), tables, begin=BEGIN, end=END))
     for name, picture in found.pictures().items():
         document.with_name(name).write_text(picture)
 

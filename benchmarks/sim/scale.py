@@ -171,24 +171,25 @@ def costs(setup: Setup, lengths: Sequence[int], random: Random, *, rounds: int =
     halls = [Hall.open(setup, random, queued=full + length) for length in lengths]
     for hall in halls:
         hall.plan()
+    requests = min(_PER_ROUND, full, *lengths)
     seconds: list[list[tuple[float, float, float]]] = [[] for _ in halls]
     for _ in range(rounds):
         for hall, of_length in zip(halls, seconds, strict=True):
-            of_length.append(_round(hall))
+            of_length.append(_round(hall, requests))
     return [
         Cost(length, *(statistics.median(column) for column in zip(*of_length, strict=True)))
         for length, of_length in zip(lengths, seconds, strict=True)
     ]
 
 
-def _round(hall: Hall) -> tuple[float, float, float]:
+def _round(hall: Hall, requests: int) -> tuple[float, float, float]:
     """Seconds of the core for a placement, an arrival and an end."""
-    end_s = hall.end(_PER_ROUND)
+    end_s = hall.end(requests)
     placed, plan_s = hall.plan()
-    if placed != _PER_ROUND:
-        raise RuntimeError(f"{_PER_ROUND} places came free, and {placed} requests were placed")
-    arrival_s = hall.submit(_PER_ROUND) + hall.plan()[1]
-    return plan_s / placed, arrival_s / _PER_ROUND, end_s / _PER_ROUND
+    if placed != requests:
+        raise RuntimeError(f"{requests} places came free, and {placed} requests were placed")
+    arrival_s = hall.submit(requests) + hall.plan()[1]
+    return plan_s / placed, arrival_s / requests, end_s / requests
 
 
 def _status(worker_id: str, setup: Setup) -> scheduler_pb2.WorkerStatus:

@@ -164,10 +164,10 @@ MODES = (
 class ModeResult:
     """One in ten requests is urgent, and all are more than the worker can do.
 
-    `waits` are to the first token, `whole` to the end. `ordinary_per_s` is what ordinary requests were served,
-    in prompt tokens per second; `cluster_per_s` the same of several workers behind one queue, where `moved`
-    requests went on with another worker. `first_token_ratio` is the time to the first token of an urgent
-    request behind 8 running and 32 queued ones ÷ the same alone.
+    `waits` are to the first token, `whole` to the end. `ordinary_per_s` is what ordinary requests were
+    served, in prompt tokens per second; `cluster_per_s` the same of several workers behind one queue, where
+    `moved` requests went on with another worker. `first_token_ratio` is the time to the first token of an
+    urgent request behind 8 running and 32 queued ones ÷ the same alone.
     """
 
     mode: FairnessMode

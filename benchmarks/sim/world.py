@@ -44,7 +44,14 @@ class Setup:
 def new_core(setup: Setup, *, now: float) -> Core:
     """A core that dispatches at once, and takes no job for one that may have run before."""
     limits = Limits(settle_s=0.0, clock_skew_s=-1e9)
-    return Core(limits, now=now, policy=setup.policy, aging_s=setup.aging_s, fairness=setup.fairness)
+    return Core(
+        limits,
+        now=now,
+        policy=setup.policy,
+        aging_s=setup.aging_s,
+        fairness=setup.fairness,
+        tenant_weights=setup.weights,
+    )
 
 
 def to_request(arrival: Arrival) -> scheduler_pb2.InferenceRequest:
