@@ -101,6 +101,8 @@ class WorkerSlots:
         self.heard_s = now
         # It refused or did not answer: nothing new until it has spoken again.
         self.is_held = False
+        # Batches it has not answered: what it says meanwhile may be from before them.
+        self.unanswered = 0
         self.owners: dict[RequestKey, Owner] = {}
         self.strays: dict[RequestKey, Stray] = {}
         self.stray_cells = 0
@@ -128,9 +130,14 @@ class WorkerSlots:
         return not self.is_held and self._n_running + self._n_strays_running < self.slots
 
     @property
+    def has_slot(self) -> bool:
+        """Whether there is a sequence slot for one more."""
+        return bool(self._free) or self._displaceable() is not None
+
+    @property
     def is_open(self) -> bool:
         """Whether it takes new requests."""
-        return self.takes_new and self.has_turn and (bool(self._free) or self._displaceable() is not None)
+        return self.takes_new and self.has_turn and self.has_slot
 
     @property
     def takes_new(self) -> bool:
@@ -270,7 +277,7 @@ class WorkerSlots:
             if not is_running:
                 self.park(owner.key, said, is_confirmed=True)
             return
-        owner.disputed += 1
+        owner.disputed = 0 if self.unanswered else owner.disputed + 1
         if owner.disputed >= insist_after:
             if is_running:
                 found.going_on.append(owner)

@@ -1,0 +1,245 @@
+"""What workers say, and what follows from it (pure)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from inferflux.v1 import scheduler_pb2, worker_pb2
+
+from . import actions
+from .actions import Action
+from .drains import Drains
+from .jobs import Job, JobState, Loss, RequestKey
+from .lifecycle import Lifecycle
+from .memory import Recent
+from .placement import cells_wanted
+from .rates import ModelRates
+from .slots import Residence, Stray, WorkerSlots
+
+_GONE_REMEMBERED = 4096
+
+
+class Hearing:
+    """Takes heartbeats and events in."""
+
+    def __init__(self, life: Lifecycle) -> None:
+        self._life = life
+        self.drains = Drains()
+        self.rates = ModelRates()
+        # Workers to hear of before anything is dispatched; None when nobody knows.
+        self.expected: set[str] | None = None
+        # Incarnations that left or were replaced.
+        self._gone: Recent[tuple[str, str], None] = Recent(_GONE_REMEMBERED)
+        # Where requests run whose jobs have not come.
+        self._orphans: dict[RequestKey, str] = {}
+
+    def on_heartbeat(self, status: scheduler_pb2.WorkerStatus, now: float) -> list[Action]:
+        if (status.worker_id, status.incarnation) in self._gone:
+            return []
+        out: list[Action] = []
+        worker = self._life.table.get(status.worker_id)
+        if worker is not None and worker.incarnation != status.incarnation:
+            if status.started_unix_ms < worker.status.started_unix_ms:
+                return []
+            out += self.forget(worker, Loss.WORKER_RESTARTED, now, is_final=True)
+            worker = None
+        if worker is None:
+            worker = self._life.table.workers[status.worker_id] = WorkerSlots(status, now)
+        out += self._reconcile(worker, status, now)
+        out += self._follow(worker, status.running, now)
+        out += self._remind(worker)
+        self._life.placement.update_models(worker)
+        self.rates.update(status)
+        self._life.replan(worker)
+        if self.expected is not None:
+            self.expected.discard(worker.worker_id)
+        return out
+
+    def _reconcile(self, worker: WorkerSlots, status: scheduler_pb2.WorkerStatus, now: float) -> list[Action]:
+        """Bring table and jobs into line with what the worker has."""
+        life = self._life
+        found = worker.reconcile(status, now, life.limits.insist_heartbeats)
+        out: list[Action] = []
+        for key, epoch in found.ended:
+            out += self._on_ended(worker.worker_id, key, epoch, "ended")
+        for owner in found.confirmed:
+            out += life.accept(life.jobs[owner.key], now)
+        for owner in found.vanished:
+            out += life.lose(life.jobs[owner.key], Loss.VANISHED, now, must_drop=True)
+        for owner in found.going_on:
+            out += life.take_back(worker, life.jobs[owner.key], now)
+        for owner, residence in found.stopped:
+            if life.jobs[owner.key].state is JobState.RUNNING:
+                out += life.end_turn(worker, life.jobs[owner.key], residence, "unheard", now)
+        for stray in found.strays:
+            out += self._on_stray(worker, stray, now)
+        return out
+
+    def _remind(self, worker: WorkerSlots) -> list[Action]:
+        """Say again what the worker should have heard, and has not acted upon."""
+        out: list[Action] = []
+        for key in worker.owners:
+            job = self._life.jobs[key]
+            if job.is_cancelled and job.state in (JobState.RUNNING, JobState.PARKED):
+                out.append(actions.TellCancel(key))
+        if worker.worker_id in self.drains and worker.state == scheduler_pb2.WORKER_STATE_READY:
+            worker.state = scheduler_pb2.WORKER_STATE_DRAINING
+            command = worker_pb2.WorkerCommand(drain=worker_pb2.DrainWorker())
+            out.append(self._life.command(worker.worker_id, command))
+        return out
+
+    def _follow(
+        self, worker: WorkerSlots, reports: Iterable[scheduler_pb2.RunningRequest], now: float
+    ) -> list[Action]:
+        """See how far requests got; give up what gets no further."""
+        out: list[Action] = []
+        stuck: list[Job] = []
+        for report in reports:
+            job = self._life.jobs.get(RequestKey(report.tenant, report.request_id))
+            if job is None or not job.is_at(worker.worker_id, report.epoch):
+                continue
+            if (report.generated_tokens, report.computed_tokens) != (job.seen_tokens, job.seen_computed):
+                job.progressed_s = now
+                job.seen_computed = report.computed_tokens
+                out += self._on_progress(worker, job, report.generated_tokens)
+            elif (
+                self._life.limits.stuck_s
+                and job.state is JobState.RUNNING
+                and now - job.progressed_s > self._life.limits.stuck_s
+            ):
+                stuck.append(job)
+        for job in stuck:
+            out += self._life.lose(job, Loss.STUCK, now, must_drop=True)
+        return out
+
+    def _on_progress(self, worker: WorkerSlots, job: Job, generated: int) -> list[Action]:
+        job.seen_tokens = max(job.seen_tokens, generated)
+        worker.grow(worker.owners[job.key], cells_wanted(job))
+        return self._charge(job)
+
+    def _charge(self, job: Job) -> list[Action]:
+        """Set the tokens generated since the last time to its tenant's account."""
+        tokens = job.known_tokens - job.charged_tokens
+        if tokens <= 0:
+            return []
+        job.charged_tokens = job.known_tokens
+        if (queue := self._life.queue.models.get(job.model)) is not None:
+            queue.charge(job.key.tenant, 0, tokens)
+        return [actions.CountTokens(job.priority, tokens)]
+
+    def on_event(self, event: scheduler_pb2.WorkerEvent, now: float) -> list[Action]:
+        worker = self._life.table.get(event.worker_id, event.incarnation)
+        match event.WhichOneof("event"):
+            case "request_ended":
+                ended = event.request_ended
+                key = RequestKey(ended.tenant, ended.request_id)
+                return self._on_request_ended(worker, event.worker_id, key, ended)
+            case "request_yielded" if worker is not None:
+                return self._on_yielded(worker, event.request_yielded, now)
+            case "engine_died" if worker is not None:
+                return self._on_engine_died(worker, event.engine_died, now)
+            case "worker_left":
+                self._remember_gone(event.worker_id, event.incarnation)
+                if worker is not None:
+                    return self.forget(worker, Loss.WORKER_LEFT, now, is_final=True)
+        return []
+
+    def _on_yielded(
+        self, worker: WorkerSlots, told: scheduler_pb2.RequestYielded, now: float
+    ) -> list[Action]:
+        job = self._life.jobs.get(RequestKey(told.tenant, told.request_id))
+        if job is None or not job.is_at(worker.worker_id, told.epoch):
+            return []
+        residence = Residence.of(told.residence)
+        if residence is Residence.RUNNING or job.state is JobState.READING:
+            return []
+        out = self._on_progress(worker, job, told.generated_tokens)
+        worker.owners[job.key].is_accepted = True
+        if job.state is JobState.PARKED:
+            worker.park(job.key, residence, is_confirmed=True)
+            self._life.replan(worker)
+            return out
+        reason = scheduler_pb2.YieldReason.Name(told.reason).removeprefix("YIELD_REASON_").lower()
+        if told.reason == scheduler_pb2.YIELD_REASON_TIMESLICE:
+            job.since_s = now
+        return out + self._life.end_turn(worker, job, residence, reason, now)
+
+    def _on_request_ended(
+        self,
+        worker: WorkerSlots | None,
+        worker_id: str,
+        key: RequestKey,
+        ended: scheduler_pb2.RequestEnded,
+    ) -> list[Action]:
+        job = self._life.jobs.get(key)
+        out: list[Action] = []
+        if job is not None and worker is not None and job.is_at(worker_id, ended.epoch):
+            job.seen_tokens = max(job.seen_tokens, ended.usage.completion_tokens)
+            out += self._charge(job)
+            if ended.time_to_first_token_ms:
+                seconds = ended.time_to_first_token_ms / 1000
+                out.append(actions.CountFirstToken(job.model, job.priority, seconds))
+        return out + self._on_ended(worker_id, key, ended.epoch, ended.outcome)
+
+    def _on_ended(self, worker_id: str, key: RequestKey, epoch: int, outcome: str) -> list[Action]:
+        job = self._life.jobs.get(key)
+        if job is None:
+            return []
+        if not job.is_at(worker_id, epoch) or job.state is JobState.READING:
+            return []
+        if job.is_adopted:  # readers may have seen a later epoch than this one: look whether it was their end
+            self._life.leave_queue(job)
+            self._life.release(job)
+            job.next_epoch()
+            return [self._life.read(job)]
+        return self._life.end(job, outcome)
+
+    def _on_engine_died(
+        self, worker: WorkerSlots, died: scheduler_pb2.EngineDied, now: float
+    ) -> list[Action]:
+        worker.state = scheduler_pb2.WORKER_STATE_LOADING
+        out: list[Action] = []
+        for on_board in died.on_board:
+            job = self._life.jobs.get(RequestKey(on_board.tenant, on_board.request_id))
+            if job is None or not job.is_at(worker.worker_id, on_board.epoch):
+                continue
+            job.engine_deaths += job.state in (JobState.DISPATCHING, JobState.RUNNING)
+            out += self._life.lose(job, Loss.ENGINE_DIED, now)
+        self._life.placement.update_models(worker)
+        return out
+
+    def _on_stray(self, worker: WorkerSlots, stray: Stray, now: float) -> list[Action]:
+        job = self._life.jobs.get(stray.key)
+        if job is None:
+            has_waited = self._life.is_settled and now - stray.since_s >= self._life.limits.orphan_grace_s
+            if has_waited or stray.key in self._life.ended:
+                return [self._life.drop(worker.worker_id, stray.key, stray.epoch)]
+            self._orphans[stray.key] = worker.worker_id
+            return []
+        is_waiting = job.state in (JobState.QUEUED, JobState.READING)
+        if (is_waiting and (job.is_inherited or stray.epoch == job.epoch)) or stray.epoch > job.epoch:
+            if worker.can_adopt(stray):
+                self._life.adopt(job, worker, stray, now)
+            return []
+        return [self._life.drop(worker.worker_id, stray.key, stray.epoch)]
+
+    def orphan_of(self, key: RequestKey) -> tuple[WorkerSlots, Stray] | None:
+        worker = self._life.table.get(self._orphans.pop(key, ""))
+        stray = worker.strays.get(key) if worker is not None else None
+        return (worker, stray) if worker is not None and stray is not None else None
+
+    def forget(self, worker: WorkerSlots, cause: Loss, now: float, *, is_final: bool = False) -> list[Action]:
+        """A worker is gone, and what it had is lost. One that was only silent may come back."""
+        del self._life.table.workers[worker.worker_id]
+        self._life.placement.remove(worker)
+        self.rates.remove(worker.worker_id)
+        if is_final:
+            self._remember_gone(worker.worker_id, worker.incarnation)
+            self.drains.end(worker.worker_id)
+        out: list[Action] = []
+        for key in list(worker.owners):
+            out += self._life.lose(self._life.jobs[key], cause, now)
+        return out
+
+    def _remember_gone(self, worker_id: str, incarnation: str) -> None:
+        self._gone.remember((worker_id, incarnation), None)

@@ -1,0 +1,233 @@
+"""Giving waiting jobs their places and their turns (pure)."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from inferflux.v1 import worker_pb2
+
+from . import actions, batches, outcomes
+from .actions import Action
+from .jobs import Job, JobState, Loss
+from .lifecycle import Lifecycle
+from .placement import cells_wanted
+from .queue import ModelQueue
+from .slots import Owner, WorkerSlots
+
+# Parked requests passed over in one plan, whose workers have no turn for them, to find one behind them that
+# has a place.
+_PASS_OVER_AT_MOST = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Flight:
+    """A batch on its way, and the epoch of each job in it."""
+
+    worker_id: str
+    incarnation: str
+    jobs: tuple[tuple[Job, int], ...]
+
+
+@dataclass(slots=True)
+class Placed:
+    """What a plan has for one worker."""
+
+    new: list[Job] = field(default_factory=list)
+    resumed: list[Job] = field(default_factory=list)
+    victims: list[Job] = field(default_factory=list)
+
+
+class Planner:
+    """Places jobs, and makes the batches that take them there.
+
+    Args:
+        name: distinguishes this scheduler's batches from those of others.
+    """
+
+    def __init__(self, life: Lifecycle, *, name: str) -> None:
+        self._life = life
+        self._name = name
+        self._batches = 0
+        # By batch id.
+        self._flights: dict[str, Flight] = {}
+
+    def land(self, batch_id: str) -> Flight | None:
+        """The batch was answered, or will not be; None if it is not known."""
+        flight = self._flights.pop(batch_id, None)
+        worker = self._life.table.get(flight.worker_id, flight.incarnation) if flight is not None else None
+        if worker is not None:
+            worker.unanswered = max(0, worker.unanswered - 1)  # it may have been silent, and forgotten
+        return flight
+
+    def plan_model(self, model: str, now: float) -> list[Action]:
+        """In strict order: a job that fits nowhere now is waited for, or small ones would starve it. Only
+        what waits for its turn on a worker is passed over while that worker has none."""
+        queue = self._life.queue.models.get(model)
+        if queue is None:
+            return []
+        out: list[Action] = []
+        placed: dict[str, Placed] = defaultdict(Placed)
+        passed_over: list[Job] = []
+        while (job := queue.first()) is not None and len(passed_over) < _PASS_OVER_AT_MOST:
+            if job.state is JobState.PARKED:
+                if not self._give_turn(job, queue, placed, out, now):
+                    queue.set_aside(job)
+                    passed_over.append(job)
+            elif not self._place(job, queue, placed, out, now):
+                break
+        for job in passed_over:
+            queue.put_back(job)
+        for worker_id, placed_there in placed.items():
+            out += self._send(self._life.table.workers[worker_id], placed_there, now)
+        return out
+
+    def _give_turn(
+        self, job: Job, queue: ModelQueue, placed: dict[str, Placed], out: list[Action], now: float
+    ) -> bool:
+        """Let a parked job go on where it is, or give it up there for another worker to go on with; False if
+        it has to wait."""
+        worker = self._life.worker_of(job)
+        if worker is not None and self._can_go_on(job, worker):
+            out += self._resume(job, worker, queue, now)
+            placed[worker.worker_id].resumed.append(job)
+            return True
+        if self._should_move(job, now):
+            out += self._life.lose(job, Loss.MOVED, now, must_drop=True)
+            return True
+        return False
+
+    def _place(
+        self, job: Job, queue: ModelQueue, placed: dict[str, Placed], out: list[Action], now: float
+    ) -> bool:
+        """Give a job its place, or end one that can never have any; False if it has to wait."""
+        worker = self._life.placement.choose(job)
+        if worker is None:
+            if why := self._life.placement.why_never(job):
+                out += self._life.conclude(job, outcomes.too_large(why))
+                return True
+            worker = self._make_room(job, placed, out, now)
+            if worker is None:
+                return False
+        queue.depart(job, now)
+        self._assign(job, worker)
+        self._charge_prompt(job, queue)
+        if job.needs_replay:
+            out.append(self._life.read(job))
+        else:
+            placed[worker.worker_id].new.append(job)
+        return True
+
+    def finish_there(self, worker: WorkerSlots, now: float) -> list[Action]:
+        """What a draining worker has parked gets its turns as soon as there are any: nobody else may have
+        them."""
+        out: list[Action] = []
+        placed = Placed()
+        for owner in sorted(worker.owners.values(), key=lambda owner: owner.rank):
+            job = self._life.jobs[owner.key]
+            if job.state is JobState.PARKED and self._can_go_on(job, worker):
+                out += self._resume(job, worker, self._life.queue.models[job.model], now)
+                placed.resumed.append(job)
+        return out + self._send(worker, placed, now)
+
+    def _can_go_on(self, job: Job, worker: WorkerSlots) -> bool:
+        owner = worker.owners[job.key]
+        has_slot = owner.slot is not None or worker.has_slot
+        has_cells = cells_wanted(job) <= worker.free_cells or not worker.owned_cells
+        return worker.can_resume and owner.is_confirmed and has_slot and has_cells and not job.is_cancelled
+
+    def _should_move(self, job: Job, now: float) -> bool:
+        """Whether another worker should compute it again: it has waited, and there is one that has room."""
+        has_waited = now - job.parked_s >= self._life.limits.move_after_s
+        if not has_waited or job.is_cancelled:
+            return False
+        other = self._life.placement.choose(job)
+        return other is not None and other.worker_id != job.worker_id
+
+    def _resume(self, job: Job, worker: WorkerSlots, queue: ModelQueue, now: float) -> list[Action]:
+        queue.depart(job, now)
+        residence = worker.owners[job.key].residence
+        worker.resume(job.key, cells_wanted(job), self._life.fairness.rank(job))
+        self._life.placement.update(worker)
+        job.is_resuming = True
+        name = residence.name.lower()
+        return [actions.Resumed(job.key, job.handle, worker.worker_id, now - job.parked_s, name)]
+
+    def _make_room(
+        self, job: Job, placed: dict[str, Placed], out: list[Action], now: float
+    ) -> WorkerSlots | None:
+        """Have less urgent requests give way, if the job is urgent enough; returns where."""
+        preemption = self._life.fairness.preempt_for(job, self._life.table, self._life.jobs)
+        if preemption is None:
+            return None
+        worker = preemption.worker
+        for victim in preemption.victims:
+            worker.park(victim.key, is_confirmed=False)
+            self._life.to_parked(victim, now)
+            placed[worker.worker_id].victims.append(victim)
+            out.append(actions.Preempted(victim.key, victim.handle, worker.worker_id, by=job.key))
+        self._life.placement.update(worker)
+        return worker
+
+    @staticmethod
+    def _charge_prompt(job: Job, queue: ModelQueue) -> None:
+        if not job.is_prompt_charged:
+            job.is_prompt_charged = True
+            queue.charge(job.key.tenant, job.prompt_tokens, 0)
+
+    def _assign(self, job: Job, worker: WorkerSlots) -> None:
+        epoch = 0 if job.needs_replay else job.epoch
+        worker.assign(job.key, epoch, cells_wanted(job), self._life.fairness.rank(job))
+        job.worker_id = worker.worker_id
+        self._life.placement.update(worker)
+
+    def _send(self, worker: WorkerSlots, placed: Placed, now: float) -> list[Action]:
+        """Preemptions travel with the first batch of those they make room for."""
+        out = self.dispatch(worker, placed.new, now, placed.victims)
+        left = [] if placed.new else placed.victims
+        return out + self.dispatch(worker, placed.resumed, now, left)
+
+    def dispatch(
+        self, worker: WorkerSlots, jobs: list[Job], now: float, victims: Iterable[Job] = ()
+    ) -> list[Action]:
+        out: list[Action] = []
+        limits = self._life.limits
+        for batch in batches.split(jobs, max_size=limits.max_batch_size, max_tokens=limits.max_batch_tokens):
+            self._batches += 1
+            message = worker_pb2.RequestBatch(
+                batch_id=f"{self._name}-{self._batches}",
+                incarnation=worker.incarnation,
+                term=self._life.term,
+                created_unix_ms=round(now * 1000),
+            )
+            batches.add_preemptions(message, victims)
+            batches.fill(message, [self._turn(job, worker.owners[job.key]) for job in batch])
+            victims = ()
+            waits_s = tuple(now - job.enqueued_s for job in batch if not job.has_run)
+            flight = Flight(worker.worker_id, worker.incarnation, tuple((job, job.epoch) for job in batch))
+            self._flights[message.batch_id] = flight
+            worker.unanswered += 1
+            for job in batch:
+                job.state = JobState.DISPATCHING
+                job.dispatched_s = now
+            out.append(
+                actions.Dispatch(
+                    worker_id=worker.worker_id,
+                    batch=message,
+                    model=batch[0].model,
+                    waits_s=waits_s,
+                    handles=tuple(job.handle for job in batch),
+                )
+            )
+        return out
+
+    def _turn(self, job: Job, owner: Owner) -> batches.Turn:
+        slot = owner.slot if owner.slot is not None else 0
+        return batches.Turn(job, slot, self._life.fairness.timeslice(job), owner.rank)
+
+    def has_room(self, job: Job) -> bool:
+        """Whether it need not wait: there is a place, or others make one."""
+        if self._life.placement.choose(job) is not None:
+            return True
+        return self._life.fairness.preempt_for(job, self._life.table, self._life.jobs) is not None
