@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import http.client
 import signal
 import subprocess
 import sys
@@ -14,9 +15,55 @@ from harness.scripted_worker import MODEL, ScriptedWorker
 from inferflux.common import subjects
 from inferflux.common.bus import Bus
 from inferflux.common.errors import InferFluxError
-from inferflux.common.servers import ServerProcess
+from inferflux.common.servers import ServerProcess, free_port
 from inferflux.scheduler.emitted import Emitted, assemble
 from inferflux.v1 import scheduler_pb2, tokens_pb2
+
+
+def _get(port: int, path: str) -> tuple[int, str]:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=1)
+    try:
+        connection.request("GET", path)
+        answer = connection.getresponse()
+        return answer.status, answer.read().decode()
+    except (OSError, http.client.HTTPException):
+        return 0, ""
+    finally:
+        connection.close()
+
+
+@dataclass
+class Standby:
+    """A scheduler process that has a name and answers probes; whether it leads is for the lease to say."""
+
+    name: str
+    process: subprocess.Popen[bytes]
+    port: int
+
+    async def get(self, path: str) -> tuple[int, str]:
+        """Status and body of /readyz or /metrics; 0 while it does not answer."""
+        return await asyncio.to_thread(_get, self.port, path)
+
+    async def until_ready(self, detail: str = "", timeout_s: float = 15.0) -> None:
+        """Return once it is ready, and says `detail`."""
+        async with asyncio.timeout(timeout_s):
+            while True:
+                status, body = await self.get("/readyz")
+                if status == 200 and detail in body:
+                    return
+                assert self.process.poll() is None, "it has ended"
+                await asyncio.sleep(0.02)
+
+    async def metric(self, name: str) -> float:
+        _, text = await self.get("/metrics")
+        return next(float(line.split()[1]) for line in text.splitlines() if line.split()[0] == name)
+
+    def signal(self, number: signal.Signals) -> None:
+        self.process.send_signal(number)
+
+    def end(self) -> None:
+        self.process.kill()
+        self.process.wait(5)
 
 
 @dataclass
@@ -28,10 +75,20 @@ class Stage:
     env: dict[str, str]
     process: subprocess.Popen[bytes] | None = None
     workers: list[ScriptedWorker] = field(default_factory=list)
+    standbys: dict[str, Standby] = field(default_factory=dict)
 
     async def start_scheduler(self) -> None:
         self.process = subprocess.Popen([sys.executable, "-m", "inferflux.scheduler"], env=self.env)
         await self.status(lambda _status: True)
+
+    async def add_scheduler(self, name: str, **env: str) -> Standby:
+        """One more scheduler process, ready on return: to lead, or to stand by."""
+        port = free_port()
+        own = {"INFERFLUX_SCHEDULER_ID": name, "INFERFLUX_METRICS_LISTEN": f"127.0.0.1:{port}"}
+        process = subprocess.Popen([sys.executable, "-m", "inferflux.scheduler"], env=self.env | own | env)
+        standby = self.standbys[name] = Standby(name, process, port)
+        await standby.until_ready()
+        return standby
 
     def kill_scheduler(self) -> None:
         assert self.process is not None

@@ -29,7 +29,12 @@ class ScriptedWorker:
         self.ended: list[scheduler_pb2.EndedRequest] = []
         self.dropped: list[str] = []
         self.taken = asyncio.Event()
+        # The latest lease term seen, and those of every batch that came, and of those refused.
+        self.term = 0
+        self.batch_terms: list[int] = []
+        self.refused_terms: list[int] = []
         self.is_mute = False
+        self.is_draining = False
         self._subscriptions: list[object] = []
         self._beating: asyncio.Task[None] | None = None
 
@@ -38,6 +43,7 @@ class ScriptedWorker:
             await self.bus.serve(subjects.worker_batch(self.worker_id), self._on_batch),
             await self.bus.serve(subjects.worker_command(self.worker_id), self._on_command),
             await self.bus.serve(subjects.CANCEL_ALL, self._on_cancel),
+            await self.bus.serve(subjects.SCHEDULER_LEADER, self._on_leader),
         ]
         await self.bus.flush()
         self._beating = asyncio.create_task(self._beat_for_ever(interval_s))
@@ -56,9 +62,12 @@ class ScriptedWorker:
         status = scheduler_pb2.WorkerStatus(
             worker_id=self.worker_id,
             incarnation=self.incarnation,
-            state=scheduler_pb2.WORKER_STATE_READY,
+            state=(
+                scheduler_pb2.WORKER_STATE_DRAINING if self.is_draining else scheduler_pb2.WORKER_STATE_READY
+            ),
             slots=self.slots,
             kv_cells=self.kv_cells,
+            term=self.term,
             ended=self.ended,
         )
         status.models.add(name=MODEL, context_length=512)
@@ -134,16 +143,32 @@ class ScriptedWorker:
 
     async def _beat_for_ever(self, interval_s: float) -> None:
         while True:
-            subject = subjects.worker_status(self.worker_id)
-            await self.bus.publish(subject, self.status().SerializeToString())
+            await self._beat()
             await asyncio.sleep(interval_s)
+
+    async def _beat(self) -> None:
+        subject = subjects.worker_status(self.worker_id)
+        await self.bus.publish(subject, self.status().SerializeToString())
+
+    async def _on_leader(self, message: Message) -> None:
+        notice = worker_pb2.LeaderNotice.FromString(message.data)
+        self.term = max(self.term, notice.term)
+        await self._beat()
 
     async def _on_batch(self, message: Message) -> None:
         batch = worker_pb2.RequestBatch.FromString(message.data)
         answer = worker_pb2.BatchAccepted(batch_id=batch.batch_id)
+        is_old = batch.term < self.term
+        (self.refused_terms if is_old else self.batch_terms).append(batch.term)
+        self.term = max(self.term, batch.term)
         for item in batch.items:
-            self.items[item.request.request_id] = item
-            answer.accepted_request_ids.append(item.request.request_id)
+            request_id = item.request.request_id
+            if is_old:
+                reason = worker_pb2.REFUSAL_REASON_OLD_TERM
+                answer.refused.add(request_id=request_id, reason=reason, message="old term")
+                continue
+            self.items[request_id] = item
+            answer.accepted_request_ids.append(request_id)
         self.taken.set()
         await message.respond(answer.SerializeToString())
 
@@ -152,6 +177,8 @@ class ScriptedWorker:
         if command.HasField("drop"):
             self.dropped.append(command.drop.request_id)
             self.items.pop(command.drop.request_id, None)
+        if command.HasField("drain") or command.HasField("undrain"):
+            self.is_draining = command.HasField("drain")
 
     async def _on_cancel(self, message: Message) -> None:
         notice = scheduler_pb2.CancelNotice.FromString(message.data)

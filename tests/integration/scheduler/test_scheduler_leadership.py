@@ -1,0 +1,247 @@
+"""Several scheduler processes: one leads, the others take over."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+
+import pytest
+from harness.scheduler_stage import Stage, Standby
+
+from inferflux.common import subjects
+from inferflux.common.bus import Bus, Message, StreamLimits
+from inferflux.common.servers import ServerProcess
+from inferflux.scheduler.lease import Record
+from inferflux.v1 import scheduler_pb2
+
+
+@pytest.fixture
+async def theatre(private_nats: ServerProcess) -> AsyncIterator[Stage]:
+    """A stage on which no scheduler has come yet."""
+    bus = await Bus.connect(private_nats.url, name="stage")
+    await bus.ensure_streams(StreamLimits(queue_limit=256))
+    env = os.environ | {
+        "INFERFLUX_NATS_URL": private_nats.url,
+        "INFERFLUX_EXIT_WITH_PARENT": "true",
+        "INFERFLUX_QUEUE_LIMIT": "256",
+    }
+    stage = Stage(private_nats, bus, env)
+    yield stage
+    for standby in stage.standbys.values():
+        standby.end()
+    for worker in stage.workers:
+        await worker.vanish()
+    await bus.close()
+
+
+@pytest.fixture
+async def pair(theatre: Stage) -> tuple[Standby, Standby]:
+    """The leader, and its standby."""
+    first = await theatre.add_scheduler("s0")
+    await first.until_ready("leads in term")
+    second = await theatre.add_scheduler("s1")
+    await second.until_ready("standby: s0 leads")
+    return first, second
+
+
+async def led_by(stage: Stage, name: str) -> scheduler_pb2.SchedulerStatus:
+    return await stage.status(lambda s: s.leader == name)
+
+
+async def run_to_its_end(stage: Stage, request_id: str) -> None:
+    """Submit a request and have the only worker finish it."""
+    await stage.submit(request_id)
+    (worker,) = stage.workers
+    await worker.has(request_id)
+    await worker.emit(request_id, 1, is_last=True)
+    assert (await stage.read(request_id)).token_ids == [0]
+
+
+async def test_one_leads_and_the_other_answers_nothing(theatre: Stage, pair: tuple[Standby, Standby]) -> None:
+    leader, standby = pair
+    await theatre.add_worker("w1")
+    await run_to_its_end(theatre, "one")
+    answers: list[str] = []
+
+    async def on_answer(message: Message) -> None:
+        answers.append(scheduler_pb2.SchedulerStatus.FromString(message.data).leader)
+
+    await theatre.bus.serve("test.answers", on_answer)
+    await theatre.bus.flush()
+    for _ in range(3):
+        theatre.bus._link.send(subjects.SCHEDULER_STATUS, b"", "test.answers")
+    await led_by(theatre, "s0")  # asked later, and answered later
+    async with asyncio.timeout(5):
+        while len(answers) < 3:
+            await asyncio.sleep(0.01)
+    assert answers == ["s0"] * 3
+    name = "inferflux_scheduler_is_leader"
+    assert (await leader.metric(name), await standby.metric(name)) == (1, 0)
+
+
+async def test_a_standby_takes_a_killed_leaders_work_over_and_disturbs_nothing_that_runs(
+    theatre: Stage, pair: tuple[Standby, Standby]
+) -> None:
+    leader, standby = pair
+    worker = await theatre.add_worker("w1", slots=1)
+    await theatre.submit("running")
+    epoch = (await worker.has("running")).request.epoch
+    await worker.emit("running", 2)
+    await theatre.submit("waiting")
+    before = await theatre.status(lambda s: s.queued == 1)
+    leader.signal(signal.SIGKILL)
+    await worker.emit("running", 1)
+    await theatre.submit("meanwhile")
+    after = await led_by(theatre, "s1")
+    assert after.term > before.term
+    await theatre.status(lambda s: s.running == 1 and s.queued == 2)
+    await standby.until_ready("leads in term")
+    assert worker.items["running"].request.epoch == epoch
+    assert worker.dropped == []
+    await worker.emit("running", 1, is_last=True)
+    for request_id in ("waiting", "meanwhile"):
+        await worker.has(request_id)
+        await worker.emit(request_id, 1, is_last=True)
+    assert (await theatre.read("running")).token_ids == [0, 1, 2, 3]
+    await theatre.is_quiet(workers=1)
+    assert await standby.metric("inferflux_scheduler_takeovers_total") == 1
+    assert await standby.metric("inferflux_scheduler_term") == pytest.approx(after.term)
+
+
+async def test_a_leader_that_is_told_to_end_leaves_the_lease_behind(
+    theatre: Stage, pair: tuple[Standby, Standby]
+) -> None:
+    leader, standby = pair
+    await theatre.add_worker("w1")
+    await run_to_its_end(theatre, "before")
+    leader.signal(signal.SIGTERM)
+    assert await asyncio.to_thread(leader.process.wait, 10) == 0
+    entry = await theatre.bus.key_value(subjects.SCHEDULERS_BUCKET).get(subjects.scheduler_lease("all"))
+    assert entry is not None
+    assert Record.decode(entry.value).holder in ("", "s1")
+    await led_by(theatre, "s1")
+    await run_to_its_end(theatre, "after")
+    assert standby.process.poll() is None
+
+
+async def test_a_leader_that_stood_still_steps_down_when_it_goes_on(
+    theatre: Stage, pair: tuple[Standby, Standby]
+) -> None:
+    stopped, _ = pair
+    worker = await theatre.add_worker("w1", slots=1)
+    await theatre.submit("running")
+    await worker.has("running")
+    for i in range(4):
+        await theatre.submit(f"waiting-{i}")
+    old = await theatre.status(lambda s: s.queued == 4)
+    stopped.signal(signal.SIGSTOP)
+    new = await led_by(theatre, "s1")
+    await worker.emit("running", 1, is_last=True)  # both leaders hear it: the slot is free
+    stopped.signal(signal.SIGCONT)
+    await stopped.until_ready("standby: s1 leads")
+    for i in range(4):
+        await worker.has(f"waiting-{i}")
+        await worker.emit(f"waiting-{i}", 1, is_last=True)
+    await theatre.is_quiet(workers=1)
+    assert worker.batch_terms == [old.term] + [new.term] * 4
+    for i in range(4):
+        ends = [c for c in await theatre.chunks(f"waiting-{i}") if c.HasField("finished")]
+        assert len(ends) == 1
+    assert await stopped.metric("inferflux_scheduler_is_leader") == 0
+
+
+async def test_the_leader_may_go_back_and_forth(theatre: Stage, pair: tuple[Standby, Standby]) -> None:
+    await theatre.add_worker("w1")
+    terms: list[int] = []
+    for turn in range(4):
+        leader, other = pair if turn % 2 == 0 else reversed(pair)
+        terms.append((await led_by(theatre, leader.name)).term)
+        await run_to_its_end(theatre, f"turn-{turn}")
+        leader.signal(signal.SIGSTOP)
+        await led_by(theatre, other.name)
+        leader.signal(signal.SIGCONT)
+        await leader.until_ready(f"standby: {other.name} leads")
+    assert terms == sorted(set(terms))
+
+
+async def test_a_restart_of_nats_leaves_one_leader_and_every_job(
+    theatre: Stage, pair: tuple[Standby, Standby]
+) -> None:
+    worker = await theatre.add_worker("w1", slots=1)
+    await theatre.submit("running")
+    await worker.has("running")
+    await theatre.submit("waiting")
+    await theatre.status(lambda s: s.queued == 1)
+    await asyncio.to_thread(theatre.nats.restart)
+    await theatre.status(lambda s: s.running == 1 and s.queued == 1)
+    assert worker.dropped == []
+    await worker.emit("running", 1, is_last=True)
+    await worker.has("waiting")
+    await worker.emit("waiting", 1, is_last=True)
+    await theatre.is_quiet(workers=1)
+    leaders = [await s.metric("inferflux_scheduler_is_leader") for s in pair]
+    assert sum(leaders) == 1
+
+
+async def test_the_lease_may_vanish_from_under_a_leader(
+    theatre: Stage, pair: tuple[Standby, Standby]
+) -> None:
+    before = await led_by(theatre, "s0")
+    key = subjects.scheduler_lease("all")
+    await theatre.bus.publish(f"$KV.{subjects.SCHEDULERS_BUCKET}.{key}", b"", {"KV-Operation": "DEL"})
+    bucket = theatre.bus.key_value(subjects.SCHEDULERS_BUCKET)
+    async with asyncio.timeout(10):
+        while (entry := await bucket.get(key)) is None or Record.decode(entry.value).beat < 2:
+            await asyncio.sleep(0.05)
+    assert Record.decode(entry.value).term == before.term
+    await theatre.add_worker("w1")
+    await run_to_its_end(theatre, "one")
+
+
+async def test_who_loses_the_queue_without_the_lease_leads_again(
+    theatre: Stage, pair: tuple[Standby, Standby]
+) -> None:
+    await theatre.add_worker("w1")
+    await run_to_its_end(theatre, "before")
+    thief = await theatre.bus.consume_jobs(max_outstanding=1)
+    await thief.close()
+    await run_to_its_end(theatre, "after")
+    assert all(standby.process.poll() is None for standby in pair)
+
+
+async def test_partitions_have_leaders_of_their_own_and_get_their_models_jobs_alone(theatre: Stage) -> None:
+    mine = await theatre.add_scheduler(
+        "mine", INFERFLUX_SCHEDULER_PARTITION="mine", INFERFLUX_SCHEDULER_MODELS="demo"
+    )
+    other = await theatre.add_scheduler(
+        "other",
+        INFERFLUX_SCHEDULER_PARTITION="other",
+        INFERFLUX_SCHEDULER_MODELS='["large", "small"]',
+        INFERFLUX_SCHEDULER_NO_WORKER_TIMEOUT_S="0.5",
+    )
+    await theatre.add_worker("w1")
+    await run_to_its_end(theatre, "one")
+    await theatre.submit("two", model="large")
+    assert (await theatre.read("two")).outcome == "NO_WORKER"
+    async with asyncio.timeout(5):
+        while await mine.metric("inferflux_scheduler_workers") != 1:
+            await asyncio.sleep(0.05)
+    assert await other.metric("inferflux_scheduler_workers") == 0
+
+
+async def test_partitions_that_overlap_end_the_second_naming_the_variable(theatre: Stage) -> None:
+    await theatre.add_scheduler("all")
+    env = theatre.env | {
+        "INFERFLUX_SCHEDULER_PARTITION": "mine",
+        "INFERFLUX_SCHEDULER_MODELS": "demo",
+    }
+    command = [sys.executable, "-m", "inferflux.scheduler"]
+    ended = await asyncio.to_thread(
+        subprocess.run, command, env=env, capture_output=True, text=True, timeout=20, check=False
+    )
+    assert ended.returncode == 1
+    assert "INFERFLUX_SCHEDULER_MODELS" in ended.stderr.splitlines()[-1]
