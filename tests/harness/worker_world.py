@@ -154,7 +154,7 @@ class WorkerWorld:
         self.reports: deque[engine_pb2.StepReport] = deque()
         spans = WorkerSpans(OFF, "w")
         self._intake = Intake(self._bus, self.table, spans, self._host, self.presence)  # type: ignore[arg-type]
-        self._emitter = Emitter(self._bus, self.table, spans, "w", "i")  # type: ignore[arg-type]
+        self.emitter = Emitter(self._bus, self.table, spans, "w", "i")  # type: ignore[arg-type]
 
     def submit(
         self,
@@ -202,7 +202,7 @@ class WorkerWorld:
         """The worker takes the oldest report that is under way."""
         if self.reports:
             report = self.reports.popleft()
-            _finish(self._emitter.on_step(report))
+            _finish(self.emitter.on_step(report))
             self.presence.observe(report.stats)
 
     def settle(self) -> None:

@@ -3,6 +3,7 @@ does not fit is computed, both agree in the end, and every request gives the tok
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import time
 
@@ -311,6 +312,24 @@ def test_a_draining_worker_takes_nothing_new_and_lets_the_parked_go_on() -> None
     assert emitted(world.chunks("a")) == expected(wanted)
     world.command(worker_pb2.WorkerCommand(undrain=worker_pb2.UndrainWorker()))
     assert world.submit(item("b", slot=1)).accepted_request_ids == ["b"]
+
+
+async def test_leaving_waits_for_what_runs_and_for_nothing_else() -> None:
+    world = small()
+    world.submit(item("a", max_tokens=100), item("b", slot=1))
+    world.settle()
+    world.submit(preempt=(preemption("b"),))
+    world.settle()
+    leaving = asyncio.create_task(world.emitter.until_none_runs())
+    await asyncio.sleep(0)
+    world.settle()
+    await asyncio.sleep(0)
+    assert not leaving.done()
+    drop = worker_pb2.DropRequest(tenant="t", request_id="a", epoch=1)
+    world.command(worker_pb2.WorkerCommand(drop=drop))
+    world.settle()
+    await asyncio.wait_for(leaving, 5)
+    assert residences(world) == {"b": PARKED}
 
 
 def test_time_to_first_token_is_told_by_who_sampled_it() -> None:

@@ -32,7 +32,7 @@ class Emitter:
         self._spans = spans
         self._worker_id = worker_id
         self._incarnation = incarnation
-        self._fewer_run = asyncio.Event()
+        self._heard = asyncio.Event()
 
     async def on_step(self, step: engine_pb2.StepReport) -> None:
         self._spans.on_step(step)
@@ -52,14 +52,13 @@ class Emitter:
             running = self._table.end(ended.key, ended.epoch, time.monotonic())
             if running is not None:
                 await self._tell_ended(ended, running)
-        if step.ended or step.yielded:
-            self._fewer_run.set()
+        self._heard.set()
 
     async def until_none_runs(self) -> None:
         """Return when it is nobody's turn: nothing on board gets on by itself any more."""
         while self._table.has_running:
-            self._fewer_run.clear()
-            await self._fewer_run.wait()
+            self._heard.clear()
+            await self._heard.wait()
 
     async def republish(self) -> None:
         """Everything of what runs and of what ended lately, once more."""
@@ -70,7 +69,7 @@ class Emitter:
             log.info("published again after a reconnect", requests=len(records))
 
     async def tell_engine_died(self, lost: list[Running], message: str) -> None:
-        self._fewer_run.set()
+        self._heard.set()
         event = self._event()
         event.engine_died.message = message
         event.engine_died.on_board.extend(_identity(r) for r in lost)

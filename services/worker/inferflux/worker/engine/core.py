@@ -149,12 +149,10 @@ class Engine:
 
     def _plan(self, now_s: float) -> StepPlan:
         """What the next step computes: it fits the KV cache, and is not empty."""
-        waiting = [s for s in self._running.values() if not s.is_loaded]
-        for sequence in sorted(waiting, key=lambda s: s.order):
-            self._let_in(sequence)
-            if not sequence.is_loaded and now_s - sequence.seated_s > _LONGEST_WAIT_FOR_ROOM_S:
-                self._swap_out(sequence, scheduler_pb2.YIELD_REASON_MEMORY)
         loaded = [s for s in self._running.values() if s.is_loaded]
+        if len(loaded) < len(self._running):
+            self._let_some_in(now_s)
+            loaded = [s for s in self._running.values() if s.is_loaded]
         decoding, prefilling = split(loaded)
         prefill_tokens = self._budget.tokens(len(decoding), len(prefilling))
         plan = plan_step(decoding, prefilling, prefill_tokens)
@@ -164,6 +162,15 @@ class Engine:
         for victim in fit.victims:
             self._swap_out(victim, scheduler_pb2.YIELD_REASON_MEMORY)
         return plan_of(fit.grants)
+
+    def _let_some_in(self, now_s: float) -> None:
+        """Bring those that run and are not in the KV cache there, most urgent first; who waits for long gives
+        its turn back."""
+        waiting = [s for s in self._running.values() if not s.is_loaded]
+        for sequence in sorted(waiting, key=lambda s: s.order):
+            self._let_in(sequence)
+            if not sequence.is_loaded and now_s - sequence.seated_s > _LONGEST_WAIT_FOR_ROOM_S:
+                self._swap_out(sequence, scheduler_pb2.YIELD_REASON_MEMORY)
 
     def _let_in(self, sequence: Sequence) -> None:
         """Bring a sequence that runs into the KV cache, if it is its time."""

@@ -84,7 +84,7 @@ class Sequence:
 
     @property
     def is_prefilling(self) -> bool:
-        return self.first_token_s == 0.0 or self.n_pending > 1
+        return self.first_token_s == 0.0 or self.prompt_tokens + self.generated - self.position > 1
 
     @property
     def is_running(self) -> bool:
