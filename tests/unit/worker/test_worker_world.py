@@ -316,7 +316,7 @@ def test_a_draining_worker_takes_nothing_new_and_lets_the_parked_go_on() -> None
 
 async def test_leaving_waits_for_what_runs_and_for_nothing_else() -> None:
     world = small()
-    world.submit(item("a", max_tokens=100), item("b", slot=1))
+    assert not world.submit(item("a", max_tokens=60), item("b", slot=1)).refused
     world.settle()
     world.submit(preempt=(preemption("b"),))
     world.settle()
