@@ -75,6 +75,7 @@ class Leader:
             name=uuid.uuid4().hex[:8],
             policy=settings.policy,
             aging_s=settings.aging_s,
+            tenant_weights=settings.tenant_weights,
             fairness=settings.fairness,
             term=term,
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import socket
 import uuid
+from typing import Annotated
 
 from pydantic import Field, ValidationInfo, field_validator
 from pydantic_settings import SettingsConfigDict
@@ -53,12 +54,23 @@ class SchedulerSettings(ServiceSettings):
     fairness_timeslice: int = Field(
         default=0, ge=0, le=1_000_000, validation_alias="INFERFLUX_FAIRNESS_TIMESLICE"
     )
+    # Shares of tenants under the policy `fair`; 1 for who is not in it.
+    tenant_weights: dict[str, Annotated[float, Field(gt=0, allow_inf_nan=False)]] = Field(
+        default_factory=dict
+    )
+    # New requests that may wait here, in all and of one tenant; 0: no bound but the work queue's.
+    max_queued: int = Field(default=0, ge=0)
+    max_queued_per_tenant: int = Field(default=0, ge=0)
     # 0: as many as the worker has free slots.
     max_batch_size: int = Field(default=0, ge=0, le=4096)
     max_batch_tokens: int = Field(default=8192, ge=1)
     max_retries: int = Field(default=5, ge=0, le=100)
     no_worker_timeout_s: float = Field(default=10.0, gt=0, le=3600)
     worker_dead_s: float = Field(default=3.0, gt=0, le=600)
+    # A running request that gets no further for this long is given up there and tried elsewhere; 0: never.
+    stuck_s: float = Field(default=120.0, ge=0, le=86_400)
+    # What waits for its turn on one worker for longer goes on with another that has room.
+    move_after_s: float = Field(default=2.0, ge=0, le=3600)
     # At the start, how long to listen for heartbeats before the first dispatch.
     settle_s: float = Field(default=1.2, ge=0, le=60)
     dispatch_timeout_s: float = Field(default=2.0, gt=0, le=60)
@@ -103,4 +115,8 @@ class SchedulerSettings(ServiceSettings):
             worker_dead_s=self.worker_dead_s,
             settle_s=self.settle_s,
             hold_interval_s=self.ack_wait_s / 3,
+            stuck_s=self.stuck_s,
+            move_after_s=self.move_after_s,
+            max_queued=self.max_queued,
+            max_queued_per_tenant=self.max_queued_per_tenant,
         )
