@@ -85,16 +85,30 @@ class FakeBucket:
 class Desk:
     """An administration before a core and a bucket of fakes."""
 
-    def __init__(self, bucket: FakeBucket | None = None, settings: FairnessSettings | None = None) -> None:
+    def __init__(
+        self,
+        bucket: FakeBucket | None = None,
+        settings: FairnessSettings | None = None,
+        *,
+        is_alone: bool = True,
+    ) -> None:
         self.bucket = bucket or FakeBucket()
         self.core = FakeCore(settings)
         self.done: list[list[Action]] = []
+        self.is_lease_held = True
         self.administration = Administration(
-            self.core, FairnessStore(self.bucket), self.done.append, lambda: NOW
+            self.core,
+            FairnessStore(self.bucket),
+            self.done.append,
+            lambda: NOW,
+            is_lease_held=lambda: self.is_lease_held,
+            is_alone=is_alone,
         )
 
     async def ask(self, request: Request) -> scheduler_pb2.SchedulerAdminReply:
-        return await self.administration.answer(request.SerializeToString())
+        reply = await self.administration.answer(request.SerializeToString())
+        assert reply is not None
+        return reply
 
     async def change(self, **fields: int) -> scheduler_pb2.SchedulerAdminReply:
         return await self.ask(Request(set_fairness=Change(**fields)))  # type: ignore[arg-type]
@@ -234,7 +248,30 @@ async def test_an_unknown_worker_is_refused_by_name(request_: Request) -> None:
 @pytest.mark.parametrize("data", [b"", b"\xff\xff\xff"])
 async def test_what_is_no_request_is_refused(data: bytes) -> None:
     reply = await Desk().administration.answer(data)
+    assert reply is not None
     assert (reply.refused.code, reply.refused.field) == (InvalidArgument.code, "request")
+
+
+async def test_a_worker_that_another_partition_may_have_is_left_to_its_leader() -> None:
+    desk = Desk(is_alone=False)
+    unknown = Request(drain=scheduler_pb2.DrainRequest(worker_id="nobody"))
+    assert await desk.administration.answer(unknown.SerializeToString()) is None
+    known = Request(get_drain=scheduler_pb2.GetDrain(worker_id="worker-1"))
+    assert (await desk.ask(known)).drain.on_board == 2
+
+
+async def test_without_the_lease_nothing_is_done_or_said() -> None:
+    desk = Desk()
+    desk.is_lease_held = False
+    for request in (
+        Request(set_fairness=Change(enable_preemption=True)),
+        Request(drain=scheduler_pb2.DrainRequest(worker_id="worker-1")),
+        Request(get_fairness=scheduler_pb2.GetFairness()),
+    ):
+        assert await desk.administration.answer(request.SerializeToString()) is None
+    assert desk.bucket.entries == {}
+    assert desk.core.drains == []
+    assert desk.core.fairness == FairnessSettings()
 
 
 changes = st.builds(

@@ -114,6 +114,8 @@ class Administration:
     Args:
         do: performs what the core decides, and lets it plan.
         clock: seconds, as the core is told them.
+        is_lease_held: while it is not, somebody else may lead.
+        is_alone: nobody else schedules other models, so that a worker unknown here is known nowhere.
     """
 
     def __init__(
@@ -122,11 +124,16 @@ class Administration:
         store: FairnessStore,
         do: Callable[[list[Action]], None],
         clock: Callable[[], float],
+        *,
+        is_lease_held: Callable[[], bool],
+        is_alone: bool,
     ) -> None:
         self._core = core
         self._store = store
         self._do = do
         self._clock = clock
+        self._is_lease_held = is_lease_held
+        self._is_alone = is_alone
         # Changes count on top of these.
         self._configured = core.fairness
         self._turn = asyncio.Lock()
@@ -140,13 +147,21 @@ class Administration:
         async with self._turn:
             self._apply(await self._store.load())
 
-    async def answer(self, data: bytes) -> scheduler_pb2.SchedulerAdminReply:
-        """Do what a SchedulerAdminRequest asks for; what cannot be done is refused in the reply."""
+    async def answer(self, data: bytes) -> scheduler_pb2.SchedulerAdminReply | None:
+        """Do what a SchedulerAdminRequest asks for; what cannot be done is refused in the reply.
+
+        Returns:
+            None when it is another scheduler's to answer.
+        """
         async with self._turn:
+            if not self._is_lease_held():
+                return None
             try:
                 return await self._answer(scheduler_pb2.SchedulerAdminRequest.FromString(data))
             except DecodeError:
                 return _refused(InvalidArgument("not a SchedulerAdminRequest", field="request"))
+            except NotFound as error:
+                return _refused(error) if self._is_alone else None
             except InferFluxError as error:
                 return _refused(error)
 
@@ -212,21 +227,15 @@ async def serve_admin(
 ) -> Subscription:
     """Answer SchedulerAdminRequests until the subscription is closed, and take over what was changed before.
 
-    Args:
-        is_lease_held: while it is not, somebody else may lead, and nothing is done here.
-        is_alone: nobody else schedules other models, so that a worker unknown here is known nowhere.
-
     Raises:
         Unavailable, DeadlineExceeded: what was changed before cannot be read.
     """
     store = FairnessStore(bus.key_value(subjects.SCHEDULERS_BUCKET))
-    administration = Administration(core, store, do, clock)
+    administration = Administration(core, store, do, clock, is_lease_held=is_lease_held, is_alone=is_alone)
 
     async def on_request(message: Message) -> None:
-        if not is_lease_held():
-            return
         reply = await administration.answer(message.data)
-        if is_alone or reply.refused.code != NotFound.code:
+        if reply is not None:
             await message.respond(reply.SerializeToString())
 
     # In this order, so that no change falls between an earlier leader and this one.
