@@ -88,6 +88,15 @@ async def begin(worker: WorkerProcess, item: worker_pb2.BatchItem) -> TokenSubsc
     return stream
 
 
+async def begin_and_park(worker: WorkerProcess, item: worker_pb2.BatchItem) -> TokenSubscription:
+    """Submit a request for a timeslice of 20 tokens, and wait until that is over."""
+    item.token_budget = 20
+    stream = await begin(worker, item)
+    name = item.request.request_id
+    await worker.until(lambda: worker.yields(name) == [(TIMESLICE, PARKED)])
+    return stream
+
+
 def text_of(chunks: list[tokens_pb2.TokenChunk]) -> str:
     return "".join(c.text for c in chunks)
 
@@ -100,10 +109,10 @@ def assert_contiguous(chunks: list[tokens_pb2.TokenChunk]) -> None:
 @pytest.mark.parametrize("kind", SAMPLINGS)
 async def test_a_preempted_request_goes_on_as_if_nothing_had_been(worker: WorkerProcess, kind: str) -> None:
     sampling = SAMPLINGS[kind]
-    alone = await run(worker, batch_item(f"{kind}-alone", max_tokens=300, **sampling))
+    alone = await run(worker, batch_item(f"{kind}-alone", max_tokens=600, **sampling))
     name = f"{kind}-preempted"
     stream = await worker.read(name)
-    await worker.submit(batch_item(name, max_tokens=300, **sampling))
+    await worker.submit(batch_item(name, max_tokens=600, **sampling))
     await worker.preempt(name)
     assert worker.yields(name) == [(PREEMPTED, PARKED)]
     answer = await worker.resume(resume_item(name))
@@ -140,10 +149,10 @@ async def test_who_gives_its_slot_up_too_goes_on_from_memory_or_anew(
     alone = await run(worker, batch_item("alone", max_tokens=200, **sampling))
     text = text_of(alone)
     stop = [text[len(text) * 3 // 4 :][:3]]
-    stream = await begin(worker, batch_item("first", max_tokens=200, stop=stop, **sampling))
+    stream = await begin_and_park(worker, batch_item("first", max_tokens=200, stop=stop, **sampling))
     other = await worker.read("second")
-    await worker.submit(batch_item("second", prompt=range(5, 60)), preempt=["first"])
-    await worker.until(lambda: worker.yields("first") == [(PREEMPTED, PARKED), (PREEMPTED, SWAPPED)])
+    await worker.submit(batch_item("second", prompt=range(5, 60)))
+    await worker.until(lambda: worker.yields("first") == [(TIMESLICE, PARKED), (PREEMPTED, SWAPPED)])
     assert (await read_to_end(other))[-1].finished.reason == LENGTH
     await worker.until(lambda: worker.status is not None and worker.residence("first") == SWAPPED)
     assert worker.status is not None
@@ -211,8 +220,7 @@ async def test_a_request_that_waits_for_its_turn_can_be_cancelled(
     worker: WorkerProcess, is_swapped: bool
 ) -> None:
     name = f"waits-{is_swapped}"
-    stream = await begin(worker, batch_item(name, max_tokens=1500))
-    await worker.preempt(name)
+    stream = await begin_and_park(worker, batch_item(name, max_tokens=1500))
     if is_swapped:
         await run(worker, batch_item(f"{name}-other"))
         assert worker.yields(name)[-1] == (PREEMPTED, SWAPPED)
@@ -225,9 +233,9 @@ async def test_a_request_that_waits_for_its_turn_can_be_cancelled(
 
 
 async def test_a_deadline_ends_a_parked_request(worker: WorkerProcess) -> None:
-    soon = time.time_ns() // 1_000_000 + 700
-    stream = await begin(worker, batch_item("waits-late", max_tokens=1500, deadline_unix_ms=soon))
-    await worker.preempt("waits-late")
+    soon = time.time_ns() // 1_000_000 + 2000
+    item = batch_item("waits-late", max_tokens=1500, deadline_unix_ms=soon)
+    stream = await begin_and_park(worker, item)
     assert (await read_to_end(stream))[-1].failed.reason == "DEADLINE_EXCEEDED"
 
 
@@ -251,9 +259,8 @@ async def test_a_leader_notice_is_answered_by_a_heartbeat_and_older_terms_are_re
 
 async def test_a_dead_engine_is_told_with_all_that_waited_on_it(start_worker: StartWorker) -> None:
     worker = await start_worker("mortal")
+    await begin_and_park(worker, batch_item("waited", max_tokens=1500))
     await begin(worker, batch_item("ran", slot=1, max_tokens=1500))
-    await begin(worker, batch_item("waited", max_tokens=1500))
-    await worker.preempt("waited")
     os.kill(worker.engine_pid(), signal.SIGKILL)
     await worker.until(lambda: any(e.HasField("engine_died") for e in worker.events))
     died = next(e.engine_died for e in worker.events if e.HasField("engine_died"))
@@ -276,8 +283,7 @@ async def test_a_draining_worker_lets_its_parked_requests_go_on_and_takes_no_oth
     start_worker: StartWorker,
 ) -> None:
     worker = await start_worker("draining")
-    stream = await begin(worker, batch_item("inside", max_tokens=100))
-    await worker.preempt("inside")
+    stream = await begin_and_park(worker, batch_item("inside", max_tokens=100))
     await worker.command(worker_pb2.WorkerCommand(drain=worker_pb2.DrainWorker()))
     await worker.until(lambda: worker.status is not None and worker.status.state == DRAINING)
     refused = (await worker.submit(batch_item("outside", slot=1))).refused
@@ -291,8 +297,7 @@ async def test_a_draining_worker_lets_its_parked_requests_go_on_and_takes_no_oth
 
 async def test_sigterm_hands_over_at_once_what_only_waits_for_its_turn(start_worker: StartWorker) -> None:
     worker = await start_worker("leaving", INFERFLUX_DRAIN_LIMIT_S="600")
-    await begin(worker, batch_item("waiting", max_tokens=1500))
-    await worker.preempt("waiting")
+    await begin_and_park(worker, batch_item("waiting", max_tokens=1500))
     worker.send(signal.SIGTERM)
     await worker.until(lambda: any(e.HasField("worker_left") for e in worker.events))
     left = next(e.worker_left for e in worker.events if e.HasField("worker_left"))
