@@ -1,0 +1,163 @@
+"""Two schedulers, every other process, and a load: what clients see when the leader changes."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator, Sequence
+
+import pytest
+from harness.client import Answer, Client, countdown, prompt
+
+from inferflux.cli.stack import Stack, StackOptions
+from inferflux.v1 import cluster_pb2, inference_pb2
+
+pytestmark = pytest.mark.e2e
+
+SCHEDULERS = {"scheduler-0", "scheduler-1"}
+Request = inference_pb2.GenerateRequest | inference_pb2.ChatRequest
+
+COUNTDOWNS = [countdown(start, end) for start in (30, 29, 28, 27) for end in (1, 2)]
+# Long enough to run from before a leader's death until after its successor leads.
+STORIES = [prompt(f"Story number {i}:", max_tokens=1900) for i in range(4)]
+
+
+@pytest.fixture
+async def stack() -> AsyncIterator[Stack]:
+    """What is killed stays dead unless the test starts it again."""
+    async with Stack(StackOptions(workers=2, schedulers=2, slots=8, threads=1, restarts=False)) as running:
+        yield running
+
+
+@pytest.fixture
+async def client(stack: Stack) -> AsyncIterator[Client]:
+    made = Client(stack.endpoint, stack.api_key)
+    yield made
+    await made.close()
+
+
+class Load:
+    """Streams that run when something happens, and short requests that never stop coming."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+        self.countdowns = [Answer() for _ in COUNTDOWNS]
+        self.stories = [Answer() for _ in STORIES]
+        self.short: list[Answer] = []
+        self._is_over = False
+        self._tasks = [*self._ask(COUNTDOWNS, self.countdowns), *self._ask(STORIES, self.stories)]
+        self._tasks += [asyncio.create_task(self._come()) for _ in range(3)]
+
+    def _ask(self, requests: Sequence[Request], answers: list[Answer]) -> list[asyncio.Task[Answer]]:
+        pairs = zip(requests, answers, strict=True)
+        return [asyncio.create_task(self._client.ask(request, answer=answer)) for request, answer in pairs]
+
+    async def _come(self) -> Answer:
+        while True:
+            answer = await self._client.ask(prompt(max_tokens=4))
+            self.short.append(answer)
+            if self._is_over:
+                return answer
+
+    async def started(self) -> None:
+        async with asyncio.timeout(30):
+            for answer in (*self.countdowns, *self.stories):
+                await answer.first_token.wait()
+
+    async def serves(self, more: int) -> None:
+        """Return once so many short requests more were served."""
+        wanted = len(self.short) + more
+        async with asyncio.timeout(30):
+            while len(self.short) < wanted:
+                await asyncio.sleep(0.02)
+
+    @property
+    def is_telling(self) -> bool:
+        """Whether every story goes on."""
+        return all(answer.terminal is None for answer in self.stories)
+
+    async def finish(self, expected: list[Answer]) -> None:
+        """Let what runs end; fails if anything failed, or a countdown is not as `expected`, or a stream was
+        started again."""
+        self._is_over = True
+        async with asyncio.timeout(90):
+            await asyncio.gather(*self._tasks)
+        assert_same(self.countdowns, expected)
+        assert all(len(answer.token_ids) == 1900 for answer in self.stories)
+        assert all(len(answer.token_ids) == 4 for answer in self.short)
+        assert all(answer.epochs == {1} for answer in (*self.countdowns, *self.stories))
+
+
+def assert_same(answers: list[Answer], expected: list[Answer]) -> None:
+    for answer, reference in zip(answers, expected, strict=True):
+        assert (answer.token_ids, answer.text) == (reference.token_ids, reference.text)
+
+
+async def leader(client: Client, *, other_than: str = "") -> str:
+    """Who leads, once it is someone else than that."""
+    names: list[str] = []
+
+    def is_led(status: cluster_pb2.GetStatusResponse) -> bool:
+        names.append(status.scheduler.leader)
+        return names[-1] not in ("", other_than)
+
+    await client.until_status(is_led)
+    return names[-1]
+
+
+async def test_a_killed_leaders_standby_takes_over_under_load_and_nobody_notices(
+    stack: Stack, client: Client
+) -> None:
+    expected = [await client.ask(request) for request in COUNTDOWNS]
+    first = await leader(client)
+    assert first in SCHEDULERS
+    load = Load(client)
+    await load.started()
+    await stack.kill(first)
+    assert {await leader(client, other_than=first)} == SCHEDULERS - {first}
+    assert load.is_telling
+    await load.serves(6)
+    await load.finish(expected)
+    await client.until_idle()
+
+    await stack.restart(first)
+    second = await leader(client)
+    assert second != first
+    await stack.kill(second)
+    assert await leader(client, other_than=second) == first
+    assert (await client.ask(prompt(max_tokens=4))).terminal is not None
+    await client.until_idle()
+
+
+async def test_a_leader_that_stands_still_is_replaced_and_steps_down(stack: Stack, client: Client) -> None:
+    expected = [await client.ask(request) for request in COUNTDOWNS]
+    first = await leader(client)
+    load = Load(client)
+    await load.started()
+    stopped = stack.processes[first]
+    os.kill(stopped.pid, signal.SIGSTOP)
+    try:
+        second = await leader(client, other_than=first)
+    finally:
+        os.kill(stopped.pid, signal.SIGCONT)
+    assert load.is_telling
+    await stack.wait_ready()
+    await load.serves(6)
+    await load.finish(expected)
+    assert await leader(client) == second
+    assert stopped.is_running
+    await client.until_idle()
+
+
+async def test_a_restart_of_nats_under_load_leaves_one_leader(stack: Stack, client: Client) -> None:
+    expected = [await client.ask(request) for request in COUNTDOWNS]
+    running = [asyncio.create_task(client.ask(request)) for request in COUNTDOWNS]
+    await client.until_status(lambda s: s.scheduler.running > 0)
+    await stack.restart("nats")
+    async with asyncio.timeout(60):
+        answers = await asyncio.gather(*running)
+    assert_same(answers, expected)
+    await client.until_idle()
+    assert await leader(client) in SCHEDULERS
+    assert (await client.ask(prompt(max_tokens=4))).terminal is not None
