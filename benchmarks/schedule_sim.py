@@ -87,7 +87,7 @@ def scope_of(options: argparse.Namespace) -> Scope:
 
 def n_steps(scope: Scope) -> int:
     """How often `study` calls `on_step`."""
-    return 2 * len(scope.policies) + 3 + len(MODES)
+    return 2 * len(scope.policies) + 1 + 2 * len(MODES)
 
 
 def study(scope: Scope, on_step: Step = lambda _what: None) -> Findings:
@@ -103,11 +103,11 @@ def study(scope: Scope, on_step: Step = lambda _what: None) -> Findings:
     on_step("shares by weight")
     if "fair" in scope.policies:
         found.weighted = studies.overload("fair", _WEIGHTED, scope)
-    for preemption in (False, True):
-        on_step("starvation")
-        found.starvation.append(studies.starvation(preemption, scope))
     for mode in MODES:
-        on_step(f"fairness: {mode.name}")
+        on_step(f"starvation, preemption {mode.name}")
+        found.starvation.append(studies.starvation(mode, scope))
+    for mode in MODES:
+        on_step(f"urgent requests, preemption {mode.name}")
         found.modes.append(studies.compare_mode(mode, scope))
     for policy in scope.policies:
         on_step(f"cost of decisions, {policy}")

@@ -94,7 +94,7 @@ class Findings:
     def _starvation(self) -> Grid:
         rows = [
             (
-                "on" if one.preemption else "off",
+                one.mode.name,
                 f"{one.overtaken_s:.2f}",
                 f"{one.bound_s:.2f}",
                 "yes" if one.is_kept else "NO",
@@ -103,7 +103,7 @@ class Findings:
             )
             for one in self.starvation
         ]
-        columns = ("preemption", "overtaken by s later", "bound s", "kept", "waited s", "ended after s")
+        columns = ("preemption", "overtaken by, s later", "bound s", "kept", "waited s", "ended after s")
         return Grid("Priority 0 in a stream of priority 5 at 200 % load", columns, rows)
 
     def _fairness(self) -> Iterator[Grid]:

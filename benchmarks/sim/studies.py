@@ -54,6 +54,22 @@ QUICK = Scope(
 )
 
 
+# Whether urgent requests take the place of others, and these take turns
+
+
+@dataclass(frozen=True, slots=True)
+class FairnessMode:
+    name: str
+    settings: FairnessSettings
+
+
+MODES = (
+    FairnessMode("off", FairnessSettings()),
+    FairnessMode("on", FairnessSettings(enable_preemption=True)),
+    FairnessMode("on, slices of 32", FairnessSettings(enable_preemption=True, max_timeslice_tokens=32)),
+)
+
+
 # Waiting and fairness, by policy
 
 
@@ -109,11 +125,11 @@ def overload(policy: PolicyName, tenants: tuple[Tenant, ...], scope: Scope) -> d
 class Starvation:
     """A request of priority 0 in a stream of priority 5 that the workers cannot keep up with.
 
-    `overtaken_s` is how much later the latest of those came that were served before it, and must not be more
+    `overtaken_s` is how much later the latest of those came that got a place before it, and must not be more
     than `bound_s`.
     """
 
-    preemption: bool
+    mode: FairnessMode
     waited_s: float
     took_s: float
     overtaken_s: float
@@ -124,10 +140,8 @@ class Starvation:
         return self.overtaken_s <= self.bound_s
 
 
-def starvation(preemption: bool, scope: Scope) -> Starvation:
-    setup = Setup(
-        workers=1, model=SMALL, policy="priority", fairness=FairnessSettings(enable_preemption=preemption)
-    )
+def starvation(mode: FairnessMode, scope: Scope) -> Starvation:
+    setup = Setup(workers=1, model=SMALL, policy="priority", fairness=mode.settings)
     random = scope.random("starvation")
     stream = (Class(HIGH, 1.0),)
     patience_s = (HIGH - ORDINARY) * setup.aging_s
@@ -136,7 +150,7 @@ def starvation(preemption: bool, scope: Scope) -> Starvation:
     world = World(setup, _merge(arrive(traffic, random, start_s=START_S), [low])).run()
     overtaking = world.order[: world.order.index(low)]
     return Starvation(
-        preemption=preemption,
+        mode=mode,
         waited_s=low.wait_s or 0.0,
         took_s=(low.ended_s or 0.0) - low.at_s,
         overtaken_s=max([0.0, *(arrival.at_s - low.at_s for arrival in overtaking)]),
@@ -145,19 +159,6 @@ def starvation(preemption: bool, scope: Scope) -> Starvation:
 
 
 # Preemption and timeslices
-
-
-@dataclass(frozen=True, slots=True)
-class FairnessMode:
-    name: str
-    settings: FairnessSettings
-
-
-MODES = (
-    FairnessMode("off", FairnessSettings()),
-    FairnessMode("on", FairnessSettings(enable_preemption=True)),
-    FairnessMode("on, slices of 32", FairnessSettings(enable_preemption=True, max_timeslice_tokens=32)),
-)
 
 
 @dataclass(frozen=True, slots=True)

@@ -218,9 +218,9 @@ def test_a_tenant_of_twice_the_weight_is_served_twice_as_much() -> None:
     assert rates["heavy"] / rates["light"] == pytest.approx(1.0, abs=0.1)
 
 
-@pytest.mark.parametrize("preemption", [False, True])
-def test_aging_keeps_its_bound(preemption: bool) -> None:
-    found = studies.starvation(preemption, QUICK)
+@pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.name)
+def test_aging_keeps_its_bound(mode: studies.FairnessMode) -> None:
+    found = studies.starvation(mode, QUICK)
     assert found.is_kept
     assert found.overtaken_s > found.bound_s / 2, "the stream was not dense enough to try it"
 
