@@ -99,6 +99,8 @@ class Job:
     parked_s: float = 0.0
     # The worker that has it, or is about to.
     worker_id: str | None = None
+    # Where it was lost: any other worker is tried before.
+    avoids: str | None = None
     # On its way to where it is on board already.
     is_resuming: bool = False
     # Set while READING to end the job rather than to dispatch it.

@@ -143,6 +143,7 @@ class Lifecycle:
         if job.state is JobState.READING:  # it never got there
             return self.put_back(job, now)
         out: list[Action] = [actions.CountRetry(job.key, cause.value, job.handle)]
+        job.avoids = job.worker_id
         if must_drop and job.worker_id is not None:
             out.append(self.drop(job.worker_id, job.key, job.epoch))
         self.leave_queue(job)

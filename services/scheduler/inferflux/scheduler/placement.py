@@ -91,12 +91,15 @@ class Placement:
             return None
         largest = self._largest[job.model]
         wanted = cells_wanted(job)
+        avoided: WorkerSlots | None = None
         for load, _worker_id, worker in self._open[job.model]:
             if load + wanted > largest:
-                return None  # and those after it have more to hold
+                break  # and those after it have more to hold
             if wanted <= worker.free_cells and fits(job, worker):
-                return worker
-        return None
+                if worker.worker_id != job.avoids:
+                    return worker
+                avoided = worker
+        return avoided
 
     def why_never(self, job: Job) -> str:
         """Why no live worker could take the job even if it were empty; "" if one could, or may."""

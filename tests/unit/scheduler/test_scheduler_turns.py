@@ -1,0 +1,420 @@
+"""Turns that end before their request does: preemption, timeslices, memory, moves and draining."""
+
+from __future__ import annotations
+
+import pytest
+from harness.scheduler_world import PARKED, SWAPPED, SimWorker, World, make_request
+
+from inferflux.common import kv_cells
+from inferflux.common.errors import NotFound
+from inferflux.scheduler import actions
+from inferflux.scheduler.fairness import FairnessSettings
+from inferflux.scheduler.jobs import JobState, RequestKey
+from inferflux.scheduler.limits import Limits
+from inferflux.v1 import worker_pb2
+
+PREEMPTING = FairnessSettings(enable_preemption=True, high_priority_threshold=5)
+SLICING = FairnessSettings(max_timeslice_tokens=3)
+
+
+def make_world(fairness: FairnessSettings = PREEMPTING, **limits: float) -> World:
+    world = World(Limits(settle_s=0.0, clock_skew_s=-1e6, **limits), fairness=fairness)  # type: ignore[arg-type]
+    world.pass_time(0.1)
+    return world
+
+
+def submit(
+    world: World,
+    request_id: str,
+    *,
+    priority: int = 0,
+    max_tokens: int = 20,
+    prompt: int = 4,
+    deadline: float = 0.0,
+) -> RequestKey:
+    key = world.submit(
+        make_request(
+            request_id,
+            at=world.now,
+            priority=priority,
+            max_tokens=max_tokens,
+            prompt=prompt,
+            deadline=deadline,
+        )
+    )
+    world.settle()
+    return key
+
+
+def state_of(world: World, key: RequestKey) -> JobState:
+    return world.core.jobs[key].state
+
+
+def finish(world: World) -> None:
+    world.live(200)
+    world.check()
+    world.check_quiet()
+
+
+def epochs(world: World, key: RequestKey) -> set[int]:
+    return {chunk.epoch for chunk in world.clients[key]}
+
+
+def test_an_urgent_request_takes_the_turn_of_the_least_urgent_which_goes_on_where_it_stopped() -> None:
+    world = make_world()
+    worker = world.add_worker("w1", kv_cells=200)
+    world.settle()
+    middle, low = submit(world, "middle", priority=2), submit(world, "low", priority=1)
+    worker.step()
+    world.settle()
+    urgent = submit(world, "urgent", priority=9, max_tokens=2)
+    assert state_of(world, urgent) is JobState.RUNNING
+    assert state_of(world, middle) is JobState.RUNNING
+    assert state_of(world, low) is JobState.PARKED
+    assert worker.running[low].residence == PARKED
+    (preempting,) = [batch for batch in worker.batches if batch.preemptions]
+    assert [item.request.request_id for item in preempting.items] == ["urgent"]
+    finish(world)
+    assert worker.batches[-1].phase == worker_pb2.PHASE_DECODE
+    assert not worker.batches[-1].items[0].request.prompt_token_ids
+    assert epochs(world, low) == {1}
+
+
+@pytest.mark.parametrize(
+    ("fairness", "priority"),
+    [(FairnessSettings(), 9), (PREEMPTING, 4), (FairnessSettings(True, high_priority_threshold=10), 9)],
+)
+def test_nobody_gives_way_unless_it_is_enabled_and_the_request_is_urgent(
+    fairness: FairnessSettings, priority: int
+) -> None:
+    world = make_world(fairness)
+    worker = world.add_worker("w1", slots=1)
+    world.settle()
+    running = submit(world, "running")
+    waiting = submit(world, "waiting", priority=priority)
+    assert (state_of(world, running), state_of(world, waiting)) == (JobState.RUNNING, JobState.QUEUED)
+    world.core.set_fairness(PREEMPTING)  # live
+    world.do([])
+    world.settle()
+    assert (state_of(world, waiting) is JobState.RUNNING) == (priority >= 5)
+    finish(world)
+    assert not worker.running
+
+
+def test_equal_priority_does_not_preempt() -> None:
+    world = make_world()
+    world.add_worker("w1", slots=1)
+    world.settle()
+    submit(world, "first", priority=7)
+    second = submit(world, "second", priority=7)
+    assert state_of(world, second) is JobState.QUEUED
+    finish(world)
+
+
+def test_what_has_waited_long_enough_for_its_turn_keeps_it() -> None:
+    world = make_world()
+    world.add_worker("w1", slots=1)
+    world.settle()
+    submit(world, "before", priority=5, max_tokens=16)
+    old = submit(world, "old", priority=0)
+    for _ in range(4):  # 5 levels at 2 s each, and some
+        world.pass_time(3.0)
+        world.workers["w1"].beat()
+        world.settle()
+    world.cancel(RequestKey("acme", "before"))
+    world.settle()
+    assert state_of(world, old) is JobState.RUNNING
+    fresh = submit(world, "fresh", priority=5)
+    assert state_of(world, fresh) is JobState.QUEUED
+    finish(world)
+
+
+def test_a_never_ending_stream_of_urgent_requests_starves_nobody_beyond_the_aging_bound() -> None:
+    world = make_world()
+    worker = world.add_worker("w1", slots=1, kv_cells=60)
+    world.settle()
+    submit(world, "u0", priority=5, max_tokens=2)  # from here on, one comes whenever one has ended
+    low = submit(world, "low", priority=0, max_tokens=3)
+    began = world.now
+    for i in range(1, 60):
+        submit(world, f"u{i}", priority=5, max_tokens=2)
+        worker.step()
+        worker.step()
+        worker.beat()
+        world.settle()
+        world.pass_time(0.5)
+        if world.read(low).outcome:
+            break
+    # 5 levels at 2 s each, and what runs at that moment.
+    assert world.read(low).outcome == "length"
+    assert 5 * 2.0 <= world.now - began <= 5 * 2.0 + 4.0
+
+
+def test_ordinary_requests_take_turns_and_urgent_ones_are_not_sliced() -> None:
+    world = make_world(SLICING)
+    worker = world.add_worker("w1", slots=1, kv_cells=200)
+    world.settle()
+    first = submit(world, "first", max_tokens=8)
+    second = submit(world, "second", max_tokens=8)
+    world.pass_time(0.1)
+    for _ in range(3):
+        worker.step()
+    assert worker.running[first].residence == PARKED  # by itself
+    world.settle()
+    assert (state_of(world, first), state_of(world, second)) == (JobState.PARKED, JobState.RUNNING)
+    submit(world, "urgent", priority=5)
+    finish(world)
+    budgets = {item.request.request_id: item.token_budget for b in worker.batches for item in b.items}
+    assert budgets == {"first": 3, "second": 3, "urgent": 0}
+    assert epochs(world, first) == epochs(world, second) == {1}
+
+
+def test_a_slice_with_nobody_waiting_goes_on_at_once() -> None:
+    world = make_world(SLICING)
+    worker = world.add_worker("w1", slots=1)
+    world.settle()
+    key = submit(world, "alone", max_tokens=7)
+    for _ in range(3):
+        worker.step()
+    world.settle()
+    assert worker.running[key].is_running
+    finish(world)
+
+
+def test_what_waits_for_its_turn_goes_on_elsewhere_once_that_is_sooner() -> None:
+    world = make_world(move_after_s=2.0)
+    first = world.add_worker("w1", slots=1, kv_cells=200)
+    world.settle()
+    low = submit(world, "low")
+    first.step()
+    submit(world, "urgent", priority=9)
+    second = world.add_worker("w2", slots=1, kv_cells=200)
+    world.settle()
+    assert low not in second.running  # it may be its turn soon
+    for _ in range(3):
+        world.pass_time(1.0)
+        first.beat()
+        second.beat()
+        world.settle()
+    assert low in second.running
+    assert low not in first.running
+    assert second.running[low].epoch == 2
+    finish(world)
+    assert world.core.jobs == {}
+
+
+def test_the_slot_of_a_parked_request_is_taken_when_there_is_no_other() -> None:
+    world = make_world()
+    worker = world.add_worker("w1", slots=1, kv_cells=400)
+    world.settle()
+    keys = [submit(world, f"r{i}", priority=2 * i + 5 if i else 0) for i in range(4)]
+    assert len({worker.running[key].residence for key in keys}) == 3
+    assert [key for key in keys if worker.running[key].residence == SWAPPED] == keys[:2]
+    assert worker.running[keys[3]].is_running
+    world.check()
+    finish(world)
+    assert all(epochs(world, key) == {1} for key in keys)
+
+
+def test_what_the_worker_swapped_out_for_lack_of_memory_goes_on_when_there_is_room(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(kv_cells, "GROWTH", 4)  # both are let in, and grow beyond the cache
+    world = make_world(FairnessSettings())
+    worker = world.add_worker("w1", slots=4, kv_cells=40)
+    world.settle()
+    keys = [submit(world, f"r{i}", max_tokens=30, prompt=2) for i in range(2)]
+    worker.beat()
+    finish(world)
+    assert all(len(world.read(key).token_ids) == 30 for key in keys)
+    assert any(batch.phase == worker_pb2.PHASE_DECODE for batch in worker.batches)
+
+
+def test_what_is_not_on_board_any_more_is_computed_again() -> None:
+    world = make_world(SLICING)
+    worker = world.add_worker("w1", slots=1)
+    world.settle()
+    key = submit(world, "r1", max_tokens=7)
+    for _ in range(3):
+        worker.step()
+    del worker.running[key]
+    world.settle()
+    assert worker.running[key].epoch == 2
+    assert list(worker.running[key].request.generated_token_ids) == [0, 1, 2]
+    finish(world)
+
+
+def test_a_parked_request_that_is_cancelled_is_ended_by_its_worker() -> None:
+    world = make_world()
+    world.add_worker("w1", slots=1, kv_cells=200)
+    world.settle()
+    low = submit(world, "low")
+    submit(world, "urgent", priority=9)
+    world.cancel(low)
+    world.settle()
+    assert world.read(low).outcome == "cancelled"
+    finish(world)
+
+
+def test_a_victim_that_never_heard_of_it_is_taken_back() -> None:
+    world = make_world()
+    worker = world.add_worker("w1", slots=1, kv_cells=200)
+    world.settle()
+    low = submit(world, "low")
+    world.submit(make_request("urgent", at=world.now, priority=9))
+    world.deliver()
+    (batch_id,) = world.in_flight
+    world.network.clear()  # the batch is lost
+    world.time_out(batch_id)
+    assert state_of(world, low) is JobState.PARKED
+    for _ in range(3):
+        worker.step()
+        worker.beat()
+        world.settle()
+    finish(world)
+    assert epochs(world, low) == {1}
+
+
+def test_what_gets_no_further_is_given_up_there_and_goes_on_elsewhere() -> None:
+    world = make_world(FairnessSettings(), stuck_s=10.0)
+    stuck = world.add_worker("w1")
+    world.settle()
+    key = submit(world, "r1")
+    spare = world.add_worker("w2")
+    counted: list[str] = []
+    for _ in range(12):
+        counted += [
+            a.cause
+            for a in world.core.on_heartbeat(stuck.status(), world.now)
+            if isinstance(a, actions.CountRetry)
+        ]
+        world.do([])
+        spare.beat()
+        world.settle()
+        world.pass_time(1.0)
+    assert counted == ["stuck"]
+    assert key in spare.running or world.read(key).outcome
+    finish(world)
+
+
+def drain(world: World, worker_id: str, **how: object) -> None:
+    world.do(world.core.drain(worker_id, now=world.now, **how))  # type: ignore[arg-type]
+    world.settle()
+
+
+def test_a_draining_worker_finishes_what_it_has_and_takes_nothing_new() -> None:
+    world = make_world(FairnessSettings(True, 5, 3))
+    worker = world.add_worker("w1", slots=1, kv_cells=200)
+    world.settle()
+    low = submit(world, "low")
+    submit(world, "urgent", priority=9)
+    drain(world, "w1")
+    waiting = submit(world, "waiting", priority=3)
+    assert world.core.drain_progress("w1").on_board == 2
+    for _ in range(40):
+        worker.step()
+        worker.beat()
+        world.settle()
+        world.pass_time(0.1)
+    assert world.read(low).outcome == "length"
+    assert state_of(world, waiting) is JobState.QUEUED
+    assert world.core.drain_progress("w1").is_drained
+    drain(world, "w1", undo=True)
+    worker.beat()
+    world.settle()
+    assert state_of(world, waiting) is JobState.RUNNING
+    finish(world)
+
+
+def test_what_a_draining_worker_does_not_finish_in_time_is_handed_over() -> None:
+    world = make_world()
+    old = world.add_worker("w1", slots=1, kv_cells=200)
+    world.settle()
+    low = submit(world, "low")
+    urgent = submit(world, "urgent", priority=9)
+    new: SimWorker = world.add_worker("w2", slots=4, kv_cells=200)
+    drain(world, "w1", hand_over_after_s=1.0)
+    assert {low, urgent} <= old.running.keys()
+    world.pass_time(1.1)
+    world.settle()
+    assert not old.running
+    assert {low, urgent} <= new.running.keys()
+    old.beat()
+    world.settle()
+    assert world.core.drain_progress("w1").is_drained
+    finish(world)
+    assert world.core.jobs == {}
+
+
+def test_only_a_worker_that_lives_can_be_drained() -> None:
+    world = make_world()
+    with pytest.raises(NotFound, match="worker_id: no worker w9"):
+        world.core.drain("w9", now=world.now)
+
+
+def test_a_worker_that_follows_another_leader_takes_nothing() -> None:
+    world = make_world()
+    worker = world.add_worker("w1")
+    worker.term = 99
+    world.settle()
+    key = submit(world, "r1")
+    assert state_of(world, key) is JobState.QUEUED
+    assert not worker.running
+
+
+def test_more_than_may_wait_are_refused_and_told_when_to_try_again() -> None:
+    world = make_world(max_queued=3, max_queued_per_tenant=2)
+    keys = [submit(world, f"r{i}") for i in range(3)]
+    assert world.read(keys[2]).outcome == "TENANT_QUEUE_FULL"
+    other = world.submit(make_request("r9", tenant="bolt", at=world.now))
+    last = world.submit(make_request("r10", tenant="bolt", at=world.now))
+    world.settle()
+    assert state_of(world, other) is JobState.QUEUED
+    assert world.read(last).outcome == "QUEUE_FULL"
+    assert world.clients[last][-1].failed.retry_delay_ms > 0
+    world.add_worker("w1")
+    finish(world)
+
+
+def test_a_deadline_that_cannot_be_met_is_refused_at_once() -> None:
+    world = make_world()
+    worker = world.add_worker("w1", kv_cells=200)
+    world.settle()
+    status = worker.status()
+    status.prefill_tokens_per_s = 10.0
+    world.do(world.core.on_heartbeat(status, world.now))
+    hopeless = submit(world, "hopeless", prompt=40, deadline=world.now + 1.0)
+    assert world.read(hopeless).outcome == "DEADLINE_UNREACHABLE"
+    assert state_of(world, submit(world, "fine", prompt=40, deadline=world.now + 30.0)) is JobState.RUNNING
+    finish(world)
+
+
+def test_a_waiting_request_is_told_again_when_its_position_changed_much() -> None:
+    world = make_world(FairnessSettings())
+    worker = world.add_worker("w1", slots=1)
+    world.settle()
+    keys = [submit(world, f"r{i}", max_tokens=2) for i in range(9)]
+    for _ in range(16):
+        worker.step()
+        worker.beat()
+        world.settle()
+        world.pass_time(1.0)
+    positions = [c.queued.position for c in world.clients[keys[-1]] if c.HasField("queued")]
+    assert positions[0] == 7
+    assert positions == sorted(positions, reverse=True)
+    assert len(positions) >= 3
+    finish(world)
+
+
+def test_who_yields_and_goes_on_is_counted() -> None:
+    world = make_world(SLICING)
+    worker = world.add_worker("w1", slots=1)
+    world.settle()
+    submit(world, "r1", max_tokens=7)
+    worker.running[RequestKey("acme", "r1")].left = 1
+    worker.step()
+    counted = [*world.network.pop()(), *world.core.plan(world.now)]  # type: ignore[misc]
+    kinds = [type(action) for action in counted]
+    assert [a.reason for a in counted if isinstance(a, actions.Yielded)] == ["timeslice"]
+    assert [a.residence for a in counted if isinstance(a, actions.Resumed)] == ["parked"]
+    assert kinds.count(actions.CountTokens) == 1
