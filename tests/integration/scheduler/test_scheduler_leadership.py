@@ -245,3 +245,24 @@ async def test_partitions_that_overlap_end_the_second_naming_the_variable(theatr
     )
     assert ended.returncode == 1
     assert "INFERFLUX_SCHEDULER_MODELS" in ended.stderr.splitlines()[-1]
+
+
+async def test_a_leader_that_cannot_renew_its_lease_pauses_and_goes_on_in_its_term(theatre: Stage) -> None:
+    leader = await theatre.add_scheduler("s0")
+    worker = await theatre.add_worker("w1", slots=1)
+    before = await led_by(theatre, "s0")
+    await theatre.submit("running")
+    await worker.has("running")
+    theatre.nats.pause()
+    try:
+        async with asyncio.timeout(15):
+            while "could not be renewed" not in (await leader.get("/readyz"))[1]:
+                await asyncio.sleep(0.02)
+    finally:
+        theatre.nats.resume()
+    await leader.until_ready("leads in term")
+    await worker.emit("running", 1, is_last=True)
+    await run_to_its_end(theatre, "after")
+    after = await theatre.is_quiet(workers=1)
+    assert (after.leader, after.term) == ("s0", before.term)
+    assert worker.dropped == []
