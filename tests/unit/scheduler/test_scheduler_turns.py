@@ -346,6 +346,43 @@ def test_what_a_draining_worker_does_not_finish_in_time_is_handed_over() -> None
     assert world.core.jobs == {}
 
 
+def test_a_worker_that_was_killed_while_it_drained_takes_requests_when_it_starts_again() -> None:
+    world = make_world()
+    world.add_worker("w1", slots=1)
+    world.settle()
+    drain(world, "w1")
+    del world.workers["w1"]
+    world.pass_time(3.5)
+    world.add_worker("w1", slots=1)
+    world.settle()
+    assert state_of(world, submit(world, "r1")) is JobState.RUNNING
+    finish(world)
+
+
+def test_an_idle_worker_relieves_one_whose_requests_take_turns() -> None:
+    world = make_world(SLICING, move_after_s=2.0)
+    world.add_worker("w1", slots=1, kv_cells=400)
+    world.settle()
+    keys = [submit(world, f"r{i}", max_tokens=40) for i in range(3)]
+
+    def run(steps: int) -> None:
+        for _ in range(steps):  # turns are far shorter than what a request waits before it moves
+            for worker in world.workers.values():
+                worker.step()
+            world.settle()
+            world.pass_time(0.1)
+            for worker in world.workers.values():
+                worker.beat()
+            world.settle()
+
+    run(9)
+    assert len(world.workers["w1"].running) == 3
+    world.add_worker("w2", slots=1, kv_cells=400)
+    run(80)  # one worker would need 111
+    assert all(len(world.read(key).token_ids) == 40 for key in keys)
+    finish(world)
+
+
 def test_only_a_worker_that_lives_can_be_drained() -> None:
     world = make_world()
     with pytest.raises(NotFound, match="worker_id: no worker w9"):

@@ -146,7 +146,7 @@ class Core:
             drains.end(worker_id)
             command.undrain.SetInParent()
         else:
-            drains.begin(worker_id, None if hand_over_after_s is None else now + hand_over_after_s)
+            drains.begin(worker, None if hand_over_after_s is None else now + hand_over_after_s)
             worker.state = scheduler_pb2.WORKER_STATE_DRAINING
             self._life.placement.update(worker)
             command.drain.SetInParent()
@@ -317,7 +317,9 @@ class Core:
         """What a draining worker still has goes to others."""
         out: list[Action] = []
         worker = self.table.get(worker_id)
-        for key in list(worker.owners) if worker is not None else ():
+        if worker is None or not self._hearing.drains.holds(worker):
+            return out
+        for key in list(worker.owners):
             job = self.jobs[key]
             if job.state in (JobState.RUNNING, JobState.PARKED) and not job.is_cancelled:
                 out += self._life.lose(job, Loss.MOVED, now, must_drop=True)

@@ -28,16 +28,20 @@ class Drains:
 
     def __init__(self) -> None:
         self._hand_over_s: dict[str, float | None] = {}
+        self._incarnations: dict[str, str] = {}
 
-    def __contains__(self, worker_id: str) -> bool:
-        return worker_id in self._hand_over_s
+    def holds(self, worker: WorkerSlots) -> bool:
+        """Whether this worker is to be drained: one that was started again is not."""
+        return self._incarnations.get(worker.worker_id) == worker.incarnation
 
-    def begin(self, worker_id: str, hand_over_s: float | None) -> None:
+    def begin(self, worker: WorkerSlots, hand_over_s: float | None) -> None:
         """Args: hand_over_s: from when on what still runs goes to others; None lets it finish."""
-        self._hand_over_s[worker_id] = hand_over_s
+        self._hand_over_s[worker.worker_id] = hand_over_s
+        self._incarnations[worker.worker_id] = worker.incarnation
 
     def end(self, worker_id: str) -> None:
         self._hand_over_s.pop(worker_id, None)
+        self._incarnations.pop(worker_id, None)
 
     def due(self, now: float) -> Iterator[str]:
         """Workers whose requests are to go to others now."""

@@ -82,7 +82,7 @@ class Hearing:
             job = self._life.jobs[key]
             if job.is_cancelled and job.state in (JobState.RUNNING, JobState.PARKED):
                 out.append(actions.TellCancel(key))
-        if worker.worker_id in self.drains and worker.state == scheduler_pb2.WORKER_STATE_READY:
+        if self.drains.holds(worker) and worker.state == scheduler_pb2.WORKER_STATE_READY:
             worker.state = scheduler_pb2.WORKER_STATE_DRAINING
             command = worker_pb2.WorkerCommand(drain=worker_pb2.DrainWorker())
             out.append(self._life.command(worker.worker_id, command))

@@ -96,7 +96,9 @@ class Job:
     dispatched_s: float = 0.0
     # When it last got further, or got its turn.
     progressed_s: float = 0.0
+    # Since when it waits for its turn on its worker, and how long it has before, in all.
     parked_s: float = 0.0
+    waited_there_s: float = 0.0
     # The worker that has it, or is about to.
     worker_id: str | None = None
     # Where it was lost: any other worker is tried before.

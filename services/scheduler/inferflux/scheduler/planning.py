@@ -139,7 +139,7 @@ class Planner:
 
     def _should_move(self, job: Job, now: float) -> bool:
         """Whether another worker should compute it again: it has waited, and there is one that has room."""
-        has_waited = now - job.parked_s >= self._life.limits.move_after_s
+        has_waited = job.waited_there_s + now - job.parked_s >= self._life.limits.move_after_s
         if not has_waited or job.is_cancelled:
             return False
         other = self._life.placement.choose(job)
@@ -151,6 +151,7 @@ class Planner:
         worker.resume(job.key, cells_wanted(job), self._life.fairness.rank(job))
         self._life.placement.update(worker)
         job.is_resuming = True
+        job.waited_there_s += now - job.parked_s
         name = residence.name.lower()
         return [actions.Resumed(job.key, job.handle, worker.worker_id, now - job.parked_s, name)]
 
@@ -180,6 +181,7 @@ class Planner:
         epoch = 0 if job.needs_replay else job.epoch
         worker.assign(job.key, epoch, cells_wanted(job), self._life.fairness.rank(job))
         job.worker_id = worker.worker_id
+        job.waited_there_s = 0.0
         self._life.placement.update(worker)
 
     def _send(self, worker: WorkerSlots, placed: Placed, now: float) -> list[Action]:
