@@ -29,6 +29,8 @@ _RIGHT = 90
 _TOP = 56
 _ROW = 22
 _PLOT = _WIDTH - _LEFT - _RIGHT
+# The longest bar.
+_BARS = 350
 _LINES_HEIGHT = 260
 
 Scale = Callable[[float], float]
@@ -84,15 +86,15 @@ def ranges(title: str, unit: str, rows: Sequence[Range]) -> str:
 
 
 def bars(title: str, unit: str, rows: Sequence[Bar], *, longest: float) -> str:
-    """Bars from 0 to `longest`."""
+    """Bars from 0 to `longest`, with room for text behind them."""
     bottom = _TOP + _ROW * len(rows)
     parts = [_text(_LEFT, 40, unit)]
     for tick in (0.0, longest / 2, longest):
-        at = _LEFT + _PLOT * tick / longest
+        at = _LEFT + _BARS * tick / longest
         parts += [_line(at, _TOP - 6, at, bottom, "grid"), _text(at, bottom + 16, f"{tick:g}", "middle")]
     for index, row in enumerate(rows):
         y = _TOP + _ROW * index
-        length = _PLOT * min(row.value, longest) / longest
+        length = _BARS * min(row.value, longest) / longest
         parts.append(_text(_LEFT - 10, y + 15, row.label, "end"))
         parts.append(
             f'<rect class="c{row.colour}" x="{_LEFT}" y="{y + 4}" width="{length:.1f}" height="{_ROW - 8}"/>'

@@ -191,16 +191,16 @@ class Findings:
             for colour, one in enumerate(self.policies)
         ]
         title = "Jain's index of two tenants' service, one sends 10 x the other"
-        return charts.bars(title, "1 is equal, 0.5 is all to one", rows, longest=1.5)
+        return charts.bars(title, "1 is equal, 0.5 is all to one", rows, longest=1.0)
 
     def _draw_preemption(self) -> str:
         rows = [
-            charts.Range(f"{one.mode.name}, {name}", colour, w["p50"], w["p90"], w["p99"])
+            charts.Range(f"{one.mode.name}, priority {name}", colour, w["p50"], w["p90"], w["p99"])
             for colour, one in enumerate(self.modes)
             for name, w in one.waits.items()
             if w["n"]
         ]
-        title = "Time to the first token, priority 9 (one in ten) and 0, at 115 % load"
+        title = "Time to the first token, preemption off and on, one in ten urgent, at 115 % load"
         return charts.ranges(title, "seconds: p50, p90, p99", rows)
 
     def _draw_costs(self) -> str:
