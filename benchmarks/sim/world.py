@@ -190,8 +190,11 @@ class World:
     def _beat(self, worker_id: str) -> None:
         status = self.workers[worker_id].status(self.now)
         self._follow(worker_id)
-        self._core(lambda: self.core.on_heartbeat(status, self.now))
+        self._at(self.now + _HOP_S, self._hear, status)
         self._at(self.now + _BEAT_S, self._beat, worker_id)
+
+    def _hear(self, status: scheduler_pb2.WorkerStatus) -> None:
+        self._core(lambda: self.core.on_heartbeat(status, self.now))
 
     def _follow(self, worker_id: str) -> None:
         """After anything done to a worker: carry its events, note when it is due."""
