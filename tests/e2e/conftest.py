@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+from harness.client import Client
 
 from inferflux.cli.stack import Stack, StackOptions
 
@@ -23,3 +24,11 @@ async def stack(demo_model: Path) -> AsyncIterator[Stack]:
     """A stack that tests share: they may use it, and leave its processes alone."""
     async with Stack(StackOptions(model=demo_model)) as running:
         yield running
+
+
+@pytest.fixture
+async def client(stack: Stack) -> AsyncIterator[Client]:
+    """Speaks to the stack of the test: the shared one, or the test's own of the same name."""
+    made = Client(stack.endpoint, stack.api_key)
+    yield made
+    await made.close()

@@ -30,13 +30,6 @@ async def stack() -> AsyncIterator[Stack]:
 
 
 @pytest.fixture
-async def client(stack: Stack) -> AsyncIterator[Client]:
-    made = Client(stack.endpoint, stack.api_key)
-    yield made
-    await made.close()
-
-
-@pytest.fixture
 def env(stack: Stack, tmp_path: Path) -> dict[str, str]:
     return {
         "INFERFLUX_ENDPOINT": stack.endpoint,

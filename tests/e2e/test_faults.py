@@ -31,13 +31,6 @@ async def stack() -> AsyncIterator[Stack]:
         yield running
 
 
-@pytest.fixture
-async def client(stack: Stack) -> AsyncIterator[Client]:
-    made = Client(stack.endpoint, stack.api_key)
-    yield made
-    await made.close()
-
-
 def countdowns() -> list[inference_pb2.ChatRequest]:
     return [countdown(start, end) for start in STARTS for end in (1, 2)]
 

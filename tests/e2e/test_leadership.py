@@ -30,13 +30,6 @@ async def stack() -> AsyncIterator[Stack]:
         yield running
 
 
-@pytest.fixture
-async def client(stack: Stack) -> AsyncIterator[Client]:
-    made = Client(stack.endpoint, stack.api_key)
-    yield made
-    await made.close()
-
-
 class Load:
     """Streams that run when something happens, and short requests that never stop coming."""
 

@@ -42,13 +42,6 @@ async def stack(demo_model: Path, path: Path) -> AsyncIterator[Stack]:
         yield running
 
 
-@pytest.fixture
-async def client(stack: Stack) -> AsyncIterator[Client]:
-    made = Client(stack.endpoint, stack.api_key)
-    yield made
-    await made.close()
-
-
 async def ask(
     client: Client,
     caller: Caller,

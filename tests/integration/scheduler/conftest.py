@@ -1,4 +1,4 @@
-"""The scheduler as a process of its own, on a nats-server of its own."""
+"""The scheduler as processes of their own, on a nats-server of their own."""
 
 from __future__ import annotations
 
@@ -13,21 +13,30 @@ from inferflux.common.servers import ServerProcess
 
 
 @pytest.fixture
-async def stage(private_nats: ServerProcess) -> AsyncIterator[Stage]:
+async def theatre(private_nats: ServerProcess) -> AsyncIterator[Stage]:
+    """A stage on which no scheduler has come yet."""
     bus = await Bus.connect(private_nats.url, name="stage")
     await bus.ensure_streams(StreamLimits(queue_limit=256))
     env = os.environ | {
         "INFERFLUX_NATS_URL": private_nats.url,
         "INFERFLUX_EXIT_WITH_PARENT": "true",
         "INFERFLUX_QUEUE_LIMIT": "256",
-        "INFERFLUX_SCHEDULER_NO_WORKER_TIMEOUT_S": "4",
     }
     stage = Stage(private_nats, bus, env)
-    await stage.start_scheduler()
     yield stage
+    for standby in stage.standbys.values():
+        standby.end()
     for worker in stage.workers:
         await worker.vanish()
-    if stage.process is not None and stage.process.poll() is None:
-        stage.process.terminate()
-        assert stage.process.wait(10) == 0
     await bus.close()
+
+
+@pytest.fixture
+async def stage(theatre: Stage) -> AsyncIterator[Stage]:
+    """One scheduler, which ends in order."""
+    theatre.env["INFERFLUX_SCHEDULER_NO_WORKER_TIMEOUT_S"] = "4"
+    await theatre.start_scheduler()
+    yield theatre
+    if theatre.process is not None and theatre.process.poll() is None:
+        theatre.process.terminate()
+        assert theatre.process.wait(10) == 0

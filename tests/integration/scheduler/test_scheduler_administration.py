@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import signal
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 
 import pytest
 from harness.scheduler_stage import Stage
 
 from inferflux.common import subjects
-from inferflux.common.bus import Bus, StreamLimits
 from inferflux.common.errors import InferFluxError, InvalidArgument, NotFound
-from inferflux.common.servers import ServerProcess
 from inferflux.v1 import scheduler_pb2
 
 Request = scheduler_pb2.SchedulerAdminRequest
@@ -22,24 +19,10 @@ LIMIT_S = 15.0
 PREEMPTING = scheduler_pb2.Fairness(enable_preemption=True, high_priority_threshold=5, max_timeslice_tokens=7)
 
 
-@pytest.fixture
-async def theatre(private_nats: ServerProcess) -> AsyncIterator[Stage]:
-    """A stage on which no scheduler has come yet."""
-    bus = await Bus.connect(private_nats.url, name="stage")
-    await bus.ensure_streams(StreamLimits(queue_limit=256))
-    env = os.environ | {
-        "INFERFLUX_NATS_URL": private_nats.url,
-        "INFERFLUX_EXIT_WITH_PARENT": "true",
-        "INFERFLUX_QUEUE_LIMIT": "256",
-        "INFERFLUX_FAIRNESS_TIMESLICE": "7",
-    }
-    stage = Stage(private_nats, bus, env)
-    yield stage
-    for standby in stage.standbys.values():
-        standby.end()
-    for worker in stage.workers:
-        await worker.vanish()
-    await bus.close()
+@pytest.fixture(autouse=True)
+def slices(theatre: Stage) -> None:
+    """What the environment says, as long as nobody says otherwise."""
+    theatre.env["INFERFLUX_FAIRNESS_TIMESLICE"] = "7"
 
 
 async def ask(stage: Stage, request: Request) -> Reply:

@@ -3,39 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator
 
 import pytest
 from harness.scheduler_stage import Stage, Standby
 
 from inferflux.common import subjects
-from inferflux.common.bus import Bus, Message, StreamLimits
-from inferflux.common.servers import ServerProcess
+from inferflux.common.bus import Message
 from inferflux.scheduler.lease import Record
 from inferflux.v1 import scheduler_pb2
-
-
-@pytest.fixture
-async def theatre(private_nats: ServerProcess) -> AsyncIterator[Stage]:
-    """A stage on which no scheduler has come yet."""
-    bus = await Bus.connect(private_nats.url, name="stage")
-    await bus.ensure_streams(StreamLimits(queue_limit=256))
-    env = os.environ | {
-        "INFERFLUX_NATS_URL": private_nats.url,
-        "INFERFLUX_EXIT_WITH_PARENT": "true",
-        "INFERFLUX_QUEUE_LIMIT": "256",
-    }
-    stage = Stage(private_nats, bus, env)
-    yield stage
-    for standby in stage.standbys.values():
-        standby.end()
-    for worker in stage.workers:
-        await worker.vanish()
-    await bus.close()
 
 
 @pytest.fixture
