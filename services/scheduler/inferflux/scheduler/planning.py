@@ -138,12 +138,13 @@ class Planner:
         return worker.can_resume and owner.is_confirmed and has_slot and has_cells and not job.is_cancelled
 
     def _should_move(self, job: Job, now: float) -> bool:
-        """Whether another worker should compute it again: it has waited, and there is one that has room."""
+        """Whether another worker should compute it again: it has waited, and there is one that has room, and
+        no parked requests of its own to fill it with."""
         has_waited = job.waited_there_s + now - job.parked_s >= self._life.limits.move_after_s
         if not has_waited or job.is_cancelled:
             return False
         other = self._life.placement.choose(job)
-        return other is not None and other.worker_id != job.worker_id
+        return other is not None and other.worker_id != job.worker_id and not other.has_parked
 
     def _resume(self, job: Job, worker: WorkerSlots, queue: ModelQueue, now: float) -> list[Action]:
         queue.depart(job, now)

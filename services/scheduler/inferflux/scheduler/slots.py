@@ -135,6 +135,11 @@ class WorkerSlots:
         return bool(self._free) or self._displaceable() is not None
 
     @property
+    def has_parked(self) -> bool:
+        """Whether requests on board wait for their turn."""
+        return any(not owner.is_running for owner in self.owners.values())
+
+    @property
     def is_open(self) -> bool:
         """Whether it takes new requests."""
         return self.takes_new and self.has_turn and self.has_slot
