@@ -17,8 +17,9 @@ def beat(
     *models: str,
     state: scheduler_pb2.WorkerState.ValueType = READY,
     digest: str = "d",
+    context_length: int = 2048,
 ) -> scheduler_pb2.WorkerStatus:
-    cards = [model_pb2.ModelCard(name=name, digest=digest) for name in models]
+    cards = [model_pb2.ModelCard(name=name, digest=digest, context_length=context_length) for name in models]
     return scheduler_pb2.WorkerStatus(worker_id=worker, state=state, models=cards)
 
 
@@ -74,3 +75,28 @@ def test_a_worker_that_changes_its_model_no_longer_has_the_old_one() -> None:
     table.note(beat("w1", "a"), 0.0)
     table.note(beat("w1", "b"), 1.0)
     assert counts(table, 1.0) == {"b": 1}
+
+
+def test_a_worker_that_loads_a_model_again_does_not_take_its_limits_away() -> None:
+    table = ModelTable()
+    table.note(beat("w1", "a"), 0.0)
+    table.note(beat("w2", "a"), 0.0)
+    loading = beat("w1", "a", state=LOADING, context_length=0)
+    table.note(loading, LIVE_S + 1)
+    card = table.card("a", LIVE_S + 1)
+    assert card is not None
+    assert card.context_length == 2048
+
+
+def test_a_model_that_nobody_has_loaded_yet_cannot_be_asked_of() -> None:
+    table = ModelTable()
+    table.note(beat("w1", "a", state=LOADING, context_length=0), 0.0)
+    assert table.card("a", 0.0) is None
+    assert table.get("a", 0.0) is not None
+
+
+def test_the_limits_of_another_model_of_the_same_name_do_not_count() -> None:
+    table = ModelTable()
+    table.note(beat("w1", "a", digest="old"), 0.0)
+    table.note(beat("w1", "a", digest="new", state=LOADING, context_length=0), 1.0)
+    assert table.card("a", 1.0) is None

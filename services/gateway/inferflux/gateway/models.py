@@ -31,6 +31,11 @@ class _Worker:
     state: scheduler_pb2.WorkerState.ValueType
     cards: dict[str, model_pb2.ModelCard]
 
+    def knows(self, name: str) -> bool:
+        """Whether it has the model, and its limits are known."""
+        card = self.cards.get(name)
+        return card is not None and card.context_length > 0
+
 
 class ModelTable:
     """Workers and their models. Pure: `now` is a monotonic time in seconds, passed in."""
@@ -40,8 +45,16 @@ class ModelTable:
 
     def note(self, status: scheduler_pb2.WorkerStatus, now: float) -> None:
         """Take in a heartbeat."""
-        cards = {card.name: card for card in status.models}
+        cards = {card.name: self._complete(card) for card in status.models}
         self._workers[status.worker_id] = _Worker(now, status.state, cards)
+
+    def _complete(self, card: model_pb2.ModelCard) -> model_pb2.ModelCard:
+        """A worker that still loads its model does not know its limits: those that were told before hold."""
+        if card.context_length:
+            return card
+        known = (worker.cards.get(card.name) for worker in self._workers.values())
+        same = (other for other in known if other is not None and other.digest == card.digest)
+        return next((other for other in same if other.context_length), card)
 
     def forget_old(self, now: float) -> None:
         for worker_id, worker in list(self._workers.items()):
@@ -64,12 +77,13 @@ class ModelTable:
         return model_pb2.Model(card=best.cards[name], workers=serving)
 
     def card(self, name: str, now: float) -> model_pb2.ModelCard | None:
-        """The card of a model that some worker, in whatever state, is there for; None if there is none.
+        """The card of a model that some worker, in whatever state, is there for; None if there is none, or
+        none that has ever loaded it: requests are checked by what it then says of its limits.
 
         A worker that is loading or draining counts: the scheduler holds a request for a while, and a worker
         that restarts its engine is ready again soon.
         """
-        live = [w for w in self._workers.values() if name in w.cards and now - w.heard_at <= LIVE_S]
+        live = [w for w in self._workers.values() if w.knows(name) and now - w.heard_at <= LIVE_S]
         if not live:
             return None
         best = max(live, key=lambda w: (w.state == scheduler_pb2.WORKER_STATE_READY, w.heard_at))
