@@ -2,6 +2,8 @@
 .DEFAULT_GOAL := help
 PYTHON ?= python3
 BIN := .venv/bin
+SEED ?= 1
+SECONDS ?= 120
 DISTRIBUTIONS := libs/common services/gateway services/scheduler services/worker services/policy cli
 
 # llama-cpp-python has no wheels: it is built for this machine, once; pip keeps the result in its cache.
@@ -13,7 +15,7 @@ export CMAKE_BUILD_PARALLEL_LEVEL := $(shell $(PYTHON) -c 'import os; print(os.c
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 PIP_INSTALL := $(BIN)/python -m pip install --require-hashes
 
-.PHONY: help up demo test bench sim lint fmt protos clean
+.PHONY: help up demo test bench sim chaos lint fmt protos clean
 
 help:  ## this list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## */  make \1\t/' | expand -t 16
@@ -32,6 +34,9 @@ bench: .venv/.dev  ## measure against a bare llama.cpp loop and llama.cpp's own 
 
 sim: .venv/.dev  ## simulate the scheduler: waits, fairness, what decisions cost; ARGS="--quick"
 	$(BIN)/python benchmarks/schedule_sim.py $(ARGS)
+
+chaos: .venv/.dev  ## kill, stop and pause processes at random under load, no client may notice; SEED=1 SECONDS=120
+	@PYTHONPATH=tests $(BIN)/python -m chaos --seed $(SEED) --seconds $(SECONDS) $(ARGS)
 
 lint: .venv/.dev  ## style, format and types
 	$(BIN)/ruff check .

@@ -1,0 +1,12 @@
+"""Every process of a stack killed, stopped and paused at random, under load, and what clients saw of it.
+
+schedule    which faults happen when: a function of the seed
+workload    what the clients ask, and when they change their minds: another one
+caller      a client that does as a good client should
+transcript  what one client was sent, held against what it should be
+eavesdrop   what was published on the token subjects, whoever listened
+inflict     does the faults to a stack
+processes   what runs on this machine and should not
+report      breaches, and the lines people read
+run         all of it together
+"""

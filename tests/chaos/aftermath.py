@@ -1,0 +1,74 @@
+"""What is still held when nobody asks for anything any more."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+import nats
+import nats.errors
+import nats.js.errors
+
+from inferflux.cli.client import Client
+from inferflux.common import subjects
+from inferflux.common.errors import InferFluxError
+from inferflux.v1 import cluster_pb2
+
+_POLL_S = 0.1
+
+
+def held(status: cluster_pb2.GetStatusResponse, *, workers: int) -> list[str]:
+    """What a cluster without requests should not have (pure)."""
+    if not status.HasField("scheduler"):
+        return ["no scheduler answers"]
+    scheduler = status.scheduler
+    found = [f"{n} requests {what}" for what, n in _counts(status).items() if n]
+    if len(scheduler.workers) != workers:
+        found.append(f"{len(scheduler.workers)} of {workers} workers are there")
+    for view in scheduler.workers:
+        name = view.status.worker_id
+        found += [
+            f"{name}: slot {slot.slot} is {slot.state} ({slot.request_id}, epoch {slot.epoch})"
+            for slot in view.slots
+            if slot.state != "free"
+        ]
+        found += [f"{name}: {r.request_id} is on board, epoch {r.epoch}" for r in view.status.running]
+        if view.status.kv_cells_reserved:
+            found.append(f"{name}: {view.status.kv_cells_reserved} KV cells are reserved")
+    return found
+
+
+def _counts(status: cluster_pb2.GetStatusResponse) -> dict[str, int]:
+    scheduler = status.scheduler
+    return {"queued": scheduler.queued, "running": scheduler.running, "parked": scheduler.parked}
+
+
+async def jobs_left(nats_url: str) -> list[str]:
+    """Jobs that are still in the work queue: nobody has acknowledged them."""
+    try:
+        connection = await nats.connect(nats_url, connect_timeout=2, allow_reconnect=False)
+    except (OSError, TimeoutError, nats.errors.Error) as error:
+        return [f"the work queue cannot be asked: {error!r}"]
+    try:
+        state = (await connection.jetstream().stream_info(subjects.JOBS_STREAM)).state
+    except (TimeoutError, nats.errors.Error, nats.js.errors.Error) as error:
+        return [f"the work queue cannot be asked: {error!r}"]
+    finally:
+        await connection.close()
+    return [f"{state.messages} jobs are in the work queue"] if state.messages else []
+
+
+async def until_free(
+    client: Client, nats_url: str, *, workers: int, limit_s: float, clock: Callable[[], float]
+) -> list[str]:
+    """Wait until nothing is held; returns what still is after `limit_s` seconds."""
+    deadline = clock() + limit_s
+    while True:
+        try:
+            found = held(await client.status(), workers=workers)
+        except InferFluxError as error:
+            found = [f"the gateway cannot be asked: {error.message}"]
+        found = found or await jobs_left(nats_url)
+        if not found or clock() >= deadline:
+            return found
+        await asyncio.sleep(_POLL_S)

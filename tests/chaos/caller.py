@@ -1,0 +1,207 @@
+"""A client that does as a good client should.
+
+It sends a request under an id of its own. A connection that breaks, or a gateway that cannot at present, is
+no answer: the request is sent again under the same id, or, once it was heard of, resumed at its offset.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from typing import Protocol
+
+import grpc.aio
+from harness.client import Client, countdown
+
+from inferflux.common.errors import (
+    AlreadyExists,
+    InferFluxError,
+    NotFound,
+    ResourceExhausted,
+    Unavailable,
+    from_rpc,
+)
+from inferflux.v1 import inference_pb2, tokens_pb2
+
+from .transcript import Transcript
+from .workload import Order, Whim
+
+# How long one request may take, whatever happens.
+PATIENCE_S = 60.0
+# An accepted request must not stay unknown for longer than this.
+_UNKNOWN_LIMIT_S = 10.0
+_RETRY_S = 0.2
+# UNAVAILABLE that is the end of the request, not of the attempt.
+_FINAL = frozenset({"NO_WORKER", "RETRIES_EXHAUSTED", "REFUSED", "SILENT", "TOKENS_LOST"})
+
+
+class _Response(Protocol):
+    @property
+    def chunk(self) -> tokens_pb2.TokenChunk: ...
+
+
+class _Call(Protocol):
+    def __aiter__(self) -> AsyncIterator[_Response]: ...
+    def cancel(self) -> bool: ...
+
+
+class Caller:
+    """Sends requests, each to its end.
+
+    Args:
+        clients: one per tenant.
+        expected: token ids of each prompt's answer.
+        is_poisoned: whether a request that began then may have been aboard two dying engines.
+        clock: monotonic, in seconds.
+    """
+
+    def __init__(
+        self,
+        clients: Sequence[Client],
+        expected: Mapping[tuple[int, int], list[int]],
+        *,
+        is_poisoned: Callable[[float], bool],
+        clock: Callable[[], float],
+    ) -> None:
+        self._clients = clients
+        self._expected = expected
+        self._is_poisoned = is_poisoned
+        self._clock = clock
+        self.underway: dict[str, Transcript] = {}
+
+    async def serve(self, order: Order) -> Transcript:
+        """Send a request and read to its end."""
+        transcript = Transcript(
+            order=order,
+            request_id=order.request_id,
+            expected=self._expected[order.start, order.end],
+            began_s=self._clock(),
+        )
+        self.underway[order.request_id] = transcript
+        conversation = _Conversation(self._clients[order.tenant], transcript, self._is_poisoned, self._clock)
+        try:
+            async with asyncio.timeout(PATIENCE_S):
+                await conversation.run()
+        except TimeoutError:
+            conversation.give_up(f"not over after {PATIENCE_S:g} s")
+        del self.underway[order.request_id]
+        return transcript
+
+
+class _Conversation:
+    """One request, over as many calls as it takes."""
+
+    def __init__(
+        self,
+        client: Client,
+        transcript: Transcript,
+        is_poisoned: Callable[[float], bool],
+        clock: Callable[[], float],
+    ) -> None:
+        self._client = client
+        self._transcript = transcript
+        self._is_poisoned = is_poisoned
+        self._clock = clock
+        # There is, or may be, a stream to resume.
+        self._is_accepted = False
+        self._unknown_since = 0.0
+        self._canceller: asyncio.Task[None] | None = None
+
+    async def run(self) -> None:
+        try:
+            while not self._transcript.is_over:
+                await self._attempt()
+        finally:
+            if self._canceller is not None:
+                self._canceller.cancel()
+                await asyncio.gather(self._canceller, return_exceptions=True)
+
+    def give_up(self, why: str) -> None:
+        """It is not to be waited for any longer; excused if no gateway could ever be reached."""
+        self._transcript.failure = why
+        self._transcript.is_excused = not self._is_accepted and not self._transcript.is_heard_of
+
+    async def _attempt(self) -> None:
+        transcript = self._transcript
+        call = self._resume() if self._is_accepted else self._ask()
+        try:
+            if self._follow_whim(is_heard=False):
+                return
+            async for response in call:
+                self._unknown_since = 0.0
+                transcript.add(response.chunk, self._clock())
+                if self._follow_whim(is_heard=True):
+                    return
+            if transcript.terminal is None:
+                transcript.failure = "the stream ended without a terminal chunk"
+        except grpc.aio.AioRpcError as error:
+            await self._on_error(from_rpc(error))
+        finally:
+            call.cancel()
+
+    def _ask(self) -> _Call:
+        order = self._transcript.order
+        request = countdown(order.start, order.end)
+        request.priority = order.priority
+        metadata = self._client.metadata(self._transcript.request_id)
+        call: _Call = self._client.inference.Chat(request, metadata=metadata)
+        return call
+
+    def _resume(self) -> _Call:
+        self._transcript.resumes += 1
+        request = inference_pb2.ResumeRequest(
+            request_id=self._transcript.request_id, offset=self._transcript.offset
+        )
+        call: _Call = self._client.inference.Resume(request, metadata=self._client.metadata())
+        return call
+
+    async def _on_error(self, error: InferFluxError) -> None:
+        transcript = self._transcript
+        if isinstance(error, AlreadyExists) and not self._is_accepted:
+            self._is_accepted = True
+        elif isinstance(error, NotFound) and self._is_accepted:
+            await self._on_unknown()
+        elif isinstance(error, Unavailable | ResourceExhausted) and not self._is_final(error):
+            self._is_accepted |= transcript.is_heard_of
+            await asyncio.sleep(_RETRY_S)
+        else:
+            transcript.failure = f"{error.reason}: {error.message}"
+            transcript.is_excused = error.reason == "POISON_REQUEST" and self._is_poisoned(transcript.began_s)
+
+    def _is_final(self, error: InferFluxError) -> bool:
+        return error.reason in _FINAL and (self._is_accepted or self._transcript.is_heard_of)
+
+    async def _on_unknown(self) -> None:
+        """Nothing is known of it: it never came there, or nobody has had time to speak of it."""
+        if not self._transcript.is_heard_of:
+            self._is_accepted = False
+            return
+        now = self._clock()
+        self._unknown_since = self._unknown_since or now
+        if now - self._unknown_since > _UNKNOWN_LIMIT_S:
+            self._transcript.failure = f"accepted, and unknown for {_UNKNOWN_LIMIT_S:g} s since"
+        await asyncio.sleep(_RETRY_S)
+
+    def _follow_whim(self, *, is_heard: bool) -> bool:
+        """Cancel if it is time to; True if the client leaves."""
+        transcript, order = self._transcript, self._transcript.order
+        is_time = transcript.offset >= order.whim_after if is_heard else order.whim_after < 0
+        if order.whim is Whim.NONE or not is_time or transcript.is_over:
+            return False
+        if order.whim is Whim.LEAVE:
+            transcript.has_left = True
+            return True
+        if self._canceller is None:
+            transcript.has_cancelled = True
+            self._canceller = asyncio.create_task(self._cancel())
+        return False
+
+    async def _cancel(self) -> None:
+        """Until it is confirmed, or nobody waits for that any more."""
+        request = inference_pb2.CancelRequest(request_id=self._transcript.request_id)
+        while True:
+            with contextlib.suppress(grpc.aio.AioRpcError):
+                await self._client.inference.Cancel(request, metadata=self._client.metadata(), timeout=5.0)
+                return
+            await asyncio.sleep(_RETRY_S)

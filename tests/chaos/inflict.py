@@ -1,0 +1,168 @@
+"""Does faults to a stack, and puts everything right again."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+from collections import Counter
+from collections.abc import Awaitable, Callable, Sequence
+
+from inferflux.cli.stack import Stack, StartError
+
+from .processes import engine_of
+from .schedule import ENGINE_OF, Action, Fault
+
+# Beyond the stack's drain limit, what a process gets to end after SIGTERM.
+STOP_LIMIT_S = 10.0
+BACK_LIMIT_S = 40.0
+
+Say = Callable[[str], None]
+Blame = Callable[[str, str], None]
+
+
+def targets(stack: Stack) -> list[str]:
+    """What a schedule may name: every process, each worker's engine, and the schedulers by their roles."""
+    names: list[str] = []
+    for name, process in stack.processes.items():
+        if process.spec.kind == "worker":
+            names += [name, ENGINE_OF + name]
+        elif process.spec.kind != "scheduler":
+            names.append(name)
+    return [*names, "leader", "standby"]
+
+
+class Inflictor:
+    """Faults, each in a task of its own.
+
+    Args:
+        find_leader: the scheduler process that leads; empty when nobody says so.
+        say: told of every fault in a sentence.
+        blame: told of a process and what it did that it should not have.
+    """
+
+    def __init__(
+        self,
+        stack: Stack,
+        *,
+        find_leader: Callable[[], Awaitable[str]],
+        say: Say,
+        blame: Blame,
+        clock: Callable[[], float],
+    ) -> None:
+        self._stack = stack
+        self._find_leader = find_leader
+        self._say = say
+        self._blame = blame
+        self._clock = clock
+        self._busy: set[str] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._engine_deaths: list[float] = []
+        self.counts: Counter[str] = Counter()
+        self.skipped = 0
+
+    def engines_died_since(self, moment_s: float) -> int:
+        return sum(at >= moment_s for at in self._engine_deaths)
+
+    async def follow(self, faults: Sequence[Fault], began_s: float) -> None:
+        """Do each fault at its time; returns when the last one has begun."""
+        for fault in faults:
+            await asyncio.sleep(max(0.0, began_s + fault.at_s - self._clock()))
+            task = asyncio.create_task(self._inflict(fault))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    async def until_over(self) -> None:
+        """Return when everything is back."""
+        await asyncio.gather(*self._tasks)
+
+    async def _inflict(self, fault: Fault) -> None:
+        name = await self._resolve(fault.target)
+        process = name.removeprefix(ENGINE_OF)
+        if process in self._busy:
+            self.skipped += 1
+            self._say(f"{fault}: skipped, {name} is not back from the last one")
+            return
+        self._busy.add(process)
+        try:
+            self._say(str(fault) if name == fault.target else f"{fault} ({name})")
+            self.counts[fault.kind] += 1
+            if name.startswith(ENGINE_OF):
+                await self._hit_engine(process, fault)
+            elif fault.action is Action.PAUSE:
+                await _pause(self._stack.processes[name].pid, fault.lasts_s)
+                self._say(f"{name} goes on")
+            else:
+                await self._take_down(name, fault)
+        finally:
+            self._busy.discard(process)
+
+    async def _resolve(self, target: str) -> str:
+        """The process a role has at this moment."""
+        if target not in ("leader", "standby"):
+            return target
+        schedulers = [p.name for p in self._stack.processes.values() if p.spec.kind == "scheduler"]
+        leader = await self._find_leader()
+        if target == "leader":
+            return leader if leader in schedulers else schedulers[0]
+        others = [name for name in schedulers if name != leader]
+        return others[-1] if others else schedulers[0]
+
+    async def _hit_engine(self, worker: str, fault: Fault) -> None:
+        pid = engine_of(self._stack.processes[worker].pid)
+        if pid is None:
+            self.skipped += 1
+            return
+        if fault.action is Action.PAUSE:
+            await _pause(pid, fault.lasts_s)
+            self._say(f"{fault.target} goes on")
+            return
+        self._engine_deaths.append(self._clock())
+        _send(pid, signal.SIGKILL)
+
+    async def _take_down(self, name: str, fault: Fault) -> None:
+        if fault.action is Action.STOP:
+            await self._stop(name)
+        await self._stack.kill(name)
+        await asyncio.sleep(fault.lasts_s)
+        await self._bring_back(name)
+
+    async def _stop(self, name: str) -> None:
+        process = self._stack.processes[name]
+        process.is_held_down = True
+        process.signal(signal.SIGTERM)
+        try:
+            async with asyncio.timeout(STOP_LIMIT_S):
+                await process.wait()
+        except TimeoutError:
+            self._blame(name, f"did not end within {STOP_LIMIT_S:g} s of SIGTERM")
+
+    async def _bring_back(self, name: str) -> None:
+        """A start may fail while another fault lasts; it is tried again, as any supervisor would."""
+        began_s = self._clock()
+        while True:
+            try:
+                await self._stack.restart(name)
+            except StartError as error:
+                if self._clock() - began_s > BACK_LIMIT_S:
+                    self._blame(name, f"did not come back within {BACK_LIMIT_S:g} s: {error}")
+                    return
+                self._say(f"{name} did not start: {error}")
+                await asyncio.sleep(0.5)
+            else:
+                self._say(f"{name} is back after {self._clock() - began_s:.1f} s")
+                return
+
+
+async def _pause(pid: int, lasts_s: float) -> None:
+    _send(pid, signal.SIGSTOP)
+    try:
+        await asyncio.sleep(lasts_s)
+    finally:
+        _send(pid, signal.SIGCONT)
+
+
+def _send(pid: int, number: signal.Signals) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, number)

@@ -1,0 +1,252 @@
+"""One chaos run: a stack, a load, faults, and the checks."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import shutil
+import tempfile
+import time
+import uuid
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from harness.client import Client, countdown
+
+from inferflux.cli.client import Client as AdminClient
+from inferflux.cli.stack import EventKind, Stack, StackEvent, StackOptions, StartError
+from inferflux.common import grpc_client, logs, subjects
+from inferflux.common.bus import Bus
+from inferflux.common.errors import InferFluxError
+from inferflux.v1 import policy_pb2, policy_pb2_grpc, scheduler_pb2
+
+from . import aftermath, eavesdrop, processes
+from .caller import Caller
+from .eavesdrop import Overheard
+from .inflict import Inflictor, targets
+from .report import Report, summary
+from .schedule import Fault, plan
+from .workload import PROMPTS, countdown_text, orders
+
+WORKERS = 2
+TENANTS = ("default", "acme", "globex")
+# What a run may take beside its load.
+_EXTRA_S = 60.0
+_START_LIMIT_S = 40.0
+_DRAIN_LIMIT_S = 3.0
+# What requests get to end after the last one began.
+_LAST_LIMIT_S = 25.0
+_FREE_LIMIT_S = 15.0
+_CLOCK = time.monotonic
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What is asked of a run."""
+
+    seed: int
+    seconds: float
+    streams: int
+    is_calm: bool = False
+    keeps_logs: bool = False
+    is_verbose: bool = False
+
+
+async def run(settings: Settings) -> int:
+    """Do it; returns the exit status, 1 for any breach."""
+    logs.configure("chaos", "error")
+    folder = Path(tempfile.mkdtemp(prefix=f"inferflux-chaos-{settings.seed}-"))
+    mark = uuid.uuid4().hex
+    os.environ[processes.MARK] = mark
+    report = Report(folder, is_verbose=settings.is_verbose)
+    chaos = Chaos(settings, folder, report, mark)
+    try:
+        with report.shown():
+            async with asyncio.timeout(settings.seconds + _EXTRA_S):
+                await chaos.run()
+    except TimeoutError:
+        report.breach("the run", f"was not over {_EXTRA_S:g} s after its load")
+    except StartError as error:
+        report.breach("the stack", " | ".join([f"did not start: {error}", *error.log_tail]))
+    for pid, command in processes.marked(mark).items():
+        report.breach(f"process {pid}", f"was left behind: {command}")
+    keeps = settings.keeps_logs or bool(report.breaches)
+    report.close(chaos.summary(), folder if keeps else None)
+    if not keeps:
+        shutil.rmtree(folder, ignore_errors=True)
+    return 1 if report.breaches else 0
+
+
+class Chaos:
+    """The run itself."""
+
+    def __init__(self, settings: Settings, folder: Path, report: Report, mark: str) -> None:
+        self._settings = settings
+        self._report = report
+        self._mark = mark
+        self._stack = Stack(_options(folder), observe=self._observe)
+        self._expected: dict[str, list[int]] = {}
+        self._overheard = Overheard(self._expected)
+        self._inflictor = Inflictor(
+            self._stack, find_leader=self._leader, say=report.event, blame=report.breach, clock=_CLOCK
+        )
+        self._bus: Bus | None = None
+        self._began_s = _CLOCK()
+
+    def summary(self) -> str:
+        return summary(
+            seed=self._settings.seed,
+            seconds=self._settings.seconds,
+            tally=self._report.tally,
+            faults=self._inflictor.counts,
+            skipped=self._inflictor.skipped,
+            breaches=len(self._report.breaches),
+        )
+
+    async def run(self) -> None:
+        async with self._stack:
+            self._bus = await eavesdrop.listen(self._stack.nats_url, self._overheard)
+            try:
+                async with _clients(self._stack) as clients:
+                    await self._go(clients)
+            finally:
+                await self._bus.close()
+
+    async def _go(self, clients: list[Client]) -> None:
+        answers = await _references(clients[0])
+        caller = Caller(clients, answers, is_poisoned=self._is_poisoned, clock=_CLOCK)
+        self._began_s = _CLOCK()
+        self._report.event("the load begins")
+        clock = asyncio.create_task(self._tell_time())
+        faults = [] if self._settings.is_calm else self._plan()
+        following = asyncio.create_task(self._inflictor.follow(faults, self._began_s))
+        try:
+            await self._load(caller, answers)
+            await following
+            await self._inflictor.until_over()
+            await self._look_around()
+        finally:
+            clock.cancel()
+            following.cancel()
+
+    async def _load(self, caller: Caller, answers: dict[tuple[int, int], list[int]]) -> None:
+        """Keep the streams busy for the time asked for, then see them end."""
+        until = self._began_s + self._settings.seconds
+
+        async def one_after_the_other(stream: int) -> None:
+            for order in orders(self._settings.seed, stream, tenants=len(TENANTS)):
+                if _CLOCK() >= until:
+                    return
+                self._expected[order.request_id] = answers[order.start, order.end]
+                self._report.ended(await caller.serve(order))
+
+        streams = [asyncio.create_task(one_after_the_other(i)) for i in range(self._settings.streams)]
+        _, late = await asyncio.wait(streams, timeout=self._settings.seconds + _LAST_LIMIT_S)
+        for task in late:
+            task.cancel()
+        for transcript in list(caller.underway.values()):
+            self._report.breach(
+                transcript.request_id,
+                f"was not over {_LAST_LIMIT_S:g} s after the load ({transcript.describe()})",
+            )
+        for result in await asyncio.gather(*streams, return_exceptions=True):
+            if isinstance(result, Exception):
+                raise result
+        self._report.event("the load is over")
+
+    async def _look_around(self) -> None:
+        async with AdminClient(self._stack.target) as client:
+            found = await aftermath.until_free(
+                client, self._stack.nats_url, workers=WORKERS, limit_s=_FREE_LIMIT_S, clock=_CLOCK
+            )
+        for what in found:
+            self._report.breach("afterwards", f"{what}, {_FREE_LIMIT_S:g} s after everything")
+        for request_id, wrongs in self._overheard.wrongs().items():
+            for wrong in wrongs:
+                self._report.breach(request_id, wrong)
+        managed = [process.pid for process in self._stack.processes.values()]
+        for pid, command in processes.orphans(self._mark, managed).items():
+            self._report.breach(f"process {pid}", f"has lost its parent and runs on: {command}")
+        self._report.event(f"looked around: {self._overheard.chunks:,} chunks were overheard")
+
+    def _plan(self) -> list[Fault]:
+        return plan(self._settings.seed, self._settings.seconds, targets(self._stack))
+
+    def _is_poisoned(self, since_s: float) -> bool:
+        return self._inflictor.engines_died_since(since_s) >= 2
+
+    async def _tell_time(self) -> None:
+        while True:
+            self._report.at(_CLOCK() - self._began_s)
+            await asyncio.sleep(0.05)
+
+    async def _leader(self) -> str:
+        if self._bus is None:
+            return ""
+        request = scheduler_pb2.SchedulerStatusRequest().SerializeToString()
+        try:
+            reply = await self._bus.request(subjects.SCHEDULER_STATUS, request, timeout_s=0.5)
+        except InferFluxError:
+            return ""
+        return scheduler_pb2.SchedulerStatus.FromString(reply).leader
+
+    def _observe(self, event: StackEvent) -> None:
+        if event.kind is EventKind.DIED:
+            self._report.breach(event.process, f"died by itself: {event.detail}")
+        elif event.kind in (EventKind.RESTARTED, EventKind.STOPPED):
+            self._report.event(f"{event.process} {event.kind.value} {event.detail}".rstrip())
+
+
+def _options(folder: Path) -> StackOptions:
+    return StackOptions(
+        state_dir=folder,
+        workers=WORKERS,
+        schedulers=2,
+        slots=4,
+        threads=1,
+        # Less than all sequences together want, so that some are swapped out.
+        kv_cells=768,
+        start_limit_s=_START_LIMIT_S,
+        drain_limit_s=_DRAIN_LIMIT_S,
+        env={
+            "INFERFLUX_FAIRNESS_PREEMPT": "true",
+            "INFERFLUX_FAIRNESS_HIGH_PRI": "5",
+            "INFERFLUX_FAIRNESS_TIMESLICE": "16",
+            # Random faults may take both workers at once, and one request's worker again and again.
+            "INFERFLUX_SCHEDULER_NO_WORKER_TIMEOUT_S": "40",
+            "INFERFLUX_SCHEDULER_MAX_RETRIES": "100",
+        },
+    )
+
+
+@contextlib.asynccontextmanager
+async def _clients(stack: Stack) -> AsyncIterator[list[Client]]:
+    """One per tenant."""
+    keys = [stack.api_key, *[await _make_key(stack, tenant) for tenant in TENANTS[1:]]]
+    clients = [Client(stack.endpoint, key) for key in keys]
+    try:
+        yield clients
+    finally:
+        for client in clients:
+            await client.close()
+
+
+async def _make_key(stack: Stack, tenant: str) -> str:
+    address = stack.processes["policy"].spec.env["INFERFLUX_POLICY_LISTEN"]
+    request = policy_pb2.CreateApiKeyRequest(tenant=tenant, name="chaos", scopes=["inference"])
+    async with grpc_client.channel(address) as channel:
+        policy = policy_pb2_grpc.PolicyServiceStub(channel)
+        metadata = grpc_client.outgoing(api_key=stack.api_key)
+        made = await policy.CreateApiKey(request, metadata=metadata)
+    return str(made.secret)
+
+
+async def _references(client: Client) -> dict[tuple[int, int], list[int]]:
+    """The tokens of every answer, while nothing is wrong yet."""
+    answers = await asyncio.gather(*(client.ask(countdown(*prompt)) for prompt in PROMPTS))
+    for prompt, answer in zip(PROMPTS, answers, strict=True):
+        if answer.text != countdown_text(*prompt):
+            raise ValueError(f"the model cannot count down {prompt}: it says {answer.text!r}")
+    return {prompt: answer.token_ids for prompt, answer in zip(PROMPTS, answers, strict=True)}

@@ -1,0 +1,98 @@
+"""Which faults happen when (pure): the same seed, the same faults."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+
+class Action(Enum):
+    """What is done to a process."""
+
+    # SIGKILL; started again later.
+    KILL = "kill"
+    # SIGTERM, so that it may drain; started again later.
+    STOP = "stop"
+    # SIGSTOP, and SIGCONT later: connections stay open, and nobody answers.
+    PAUSE = "pause"
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """One thing done to one process.
+
+    Attributes:
+        at_s: seconds after the load began.
+        target: a process by name, `engine of worker-0`, or a role among the schedulers: `leader`, `standby`.
+        lasts_s: how long it is down or paused.
+    """
+
+    at_s: float
+    target: str
+    action: Action
+    lasts_s: float
+
+    @property
+    def kind(self) -> str:
+        """`worker`, `engine`, `leader`, `nats`; what is counted together."""
+        return self.target.partition(" ")[0].partition("-")[0]
+
+    def __str__(self) -> str:
+        return f"{self.action.value} {self.target} for {self.lasts_s:.1f} s"
+
+
+ENGINE_OF = "engine of "
+
+_FIRST_S = 2.0
+# At the end everything has to be back.
+_CALM_END_S = 6.0
+_MEAN_GAP_S = 3.0
+_LONGEST_GAP_S = 8.0
+# What a process is given between the end of one fault and the next.
+_RECOVERY_S = 5.0
+_LONGEST_DOWN_S = 3.0
+_SHORTEST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 5.0
+_ACTIONS = {Action.KILL: 2, Action.STOP: 1, Action.PAUSE: 1}
+
+
+def plan(seed: int, seconds: float, targets: Sequence[str]) -> list[Fault]:
+    """Faults for a load of so many seconds, by time. Each process is hit about equally often."""
+    rng = random.Random(f"{seed}/faults")
+    bag = _in_turns(rng, targets)
+    faults: list[Fault] = []
+    free_at: dict[str, float] = {}
+    at_s = _FIRST_S
+    while at_s < seconds - _CALM_END_S:
+        target = next(bag)
+        if free_at.get(_process(target), 0.0) <= at_s:
+            fault = Fault(round(at_s, 2), target, *_what(rng, target))
+            faults.append(fault)
+            free_at[_process(target)] = at_s + fault.lasts_s + _RECOVERY_S
+        at_s += min(rng.expovariate(1 / _MEAN_GAP_S), _LONGEST_GAP_S)
+    return faults
+
+
+def _process(target: str) -> str:
+    """An engine goes with its worker."""
+    return target.removeprefix(ENGINE_OF)
+
+
+def _in_turns(rng: random.Random, targets: Sequence[str]) -> Iterator[str]:
+    """All of them in random order, again and again."""
+    while True:
+        yield from rng.sample(targets, len(targets))
+
+
+def _what(rng: random.Random, target: str) -> tuple[Action, float]:
+    """An engine is its worker's to stop and to start."""
+    weights = dict(_ACTIONS)
+    if target.startswith(ENGINE_OF):
+        del weights[Action.STOP]
+    action = rng.choices(list(weights), list(weights.values()))[0]
+    if action is Action.PAUSE:
+        return action, round(rng.uniform(_SHORTEST_PAUSE_S, _LONGEST_PAUSE_S), 2)
+    if target.startswith(ENGINE_OF):
+        return action, 0.0
+    return action, round(rng.uniform(0.0, _LONGEST_DOWN_S), 2)
