@@ -62,7 +62,9 @@ class GrpcTarget:
         await self._channel.close()
 
 
-def generate_request(model: str, prompt: list[int], max_tokens: int) -> inference_pb2.GenerateRequest:
+def generate_request(
+    model: str, prompt: list[int], max_tokens: int, *, priority: int = 0
+) -> inference_pb2.GenerateRequest:
     """A greedy request of exactly `max_tokens` tokens."""
     return inference_pb2.GenerateRequest(
         model=model,
@@ -70,6 +72,7 @@ def generate_request(model: str, prompt: list[int], max_tokens: int) -> inferenc
         params=generation_pb2.GenerationParams(
             sampling=generation_pb2.SamplingParams(temperature=0.0), max_tokens=max_tokens, ignore_eos=True
         ),
+        priority=priority,
     )
 
 

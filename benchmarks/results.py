@@ -1,4 +1,4 @@
-"""benchmarks/results/latest.json: a key per row, and what it was measured on."""
+"""Files of figures (benchmarks/results/latest.json): a key per row, and what it was measured on."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from .rows import ROWS, Reading
+from .rows import ROWS, Reading, Row
 
 LATEST = Path(__file__).parent / "results" / "latest.json"
 TRIAL = LATEST.with_name("trial.json")
+SCHEDULING = LATEST.with_name("scheduling.json")
 ENVIRONMENT = "environment"
 
 
@@ -39,12 +40,14 @@ def load(path: Path) -> dict[str, Any]:
     return known
 
 
-def store(reading: Reading, *, measured_on: Mapping[str, Any], path: Path) -> None:
+def store(
+    reading: Reading, *, measured_on: Mapping[str, Any], path: Path, table: Mapping[str, Row] = ROWS
+) -> None:
     """Put one row's figure beside those that are there, in the order of the table."""
     known = load(path)
     now = datetime.now(UTC).isoformat(timespec="seconds")
     known[reading.row.key] = {**reading.to_json(), "measured_at": now, "commit": measured_on.get("commit")}
-    ordered = {ENVIRONMENT: dict(measured_on)} | {key: known[key] for key in ROWS if key in known}
+    ordered = {ENVIRONMENT: dict(measured_on)} | {key: known[key] for key in table if key in known}
     path.parent.mkdir(parents=True, exist_ok=True)
     draft = path.with_suffix(".tmp")
     draft.write_text(json.dumps(ordered, indent=2) + "\n")

@@ -14,6 +14,7 @@ import argparse
 import asyncio
 import os
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 if not __package__:
@@ -24,8 +25,8 @@ from rich.console import Console
 from benchmarks import results
 from benchmarks.lab import BENCH_MODEL, FULL, QUICK, Lab, LabError
 from benchmarks.peers import ROOT, PeerError
-from benchmarks.rows import ROWS
-from benchmarks.scenarios import SCENARIOS, Scenario
+from benchmarks.rows import ROWS, Row
+from benchmarks.scenarios import SCENARIOS, Scenario, Setup
 from benchmarks.show import rows_table
 from inferflux.cli.errors import CommandError
 
@@ -47,25 +48,38 @@ def results_file(options: argparse.Namespace) -> Path:
     return results.TRIAL if options.quick else results.LATEST
 
 
-def chosen(only: list[str] | None) -> list[Scenario]:
+def chosen(only: list[str] | None, among: Sequence[Scenario[Setup]]) -> list[Scenario[Setup]]:
     """The scenarios that give these rows; all when none is named."""
-    return [one for one in SCENARIOS if only is None or set(one.keys) & set(only)]
+    return [one for one in among if only is None or set(one.keys) & set(only)]
 
 
-async def measure(lab: Lab, scenarios: list[Scenario], out: Path, console: Console) -> bool:
+async def measure(
+    setup: Setup,
+    scenarios: Sequence[Scenario[Setup]],
+    out: Path,
+    console: Console,
+    table: Mapping[str, Row] = ROWS,
+) -> bool:
     """Measure and store; False if something could not be measured."""
     measured_on = results.environment(ROOT)
     is_whole = True
     for scenario in scenarios:
         console.rule(", ".join(scenario.keys), style="dim")
         try:
-            async for reading in scenario.measure(lab):
-                results.store(reading, measured_on=measured_on, path=out)
+            async for reading in scenario.measure(setup):
+                results.store(reading, measured_on=measured_on, path=out, table=table)
                 console.print(f"  {reading.row.title}: [bold]{reading.value:.3f}[/] {reading.row.unit}")
         except (LabError, PeerError, CommandError) as error:
             is_whole = False
             console.print(str(error), style="red", markup=False)
     return is_whole
+
+
+def warn_if_busy(console: Console) -> None:
+    """Say it when something else runs on this machine."""
+    busy = os.getloadavg()[0]
+    if busy > _BUSY_LOAD:
+        console.print(f"This machine is busy (load {busy:.1f}): the figures will be off.", style="yellow")
 
 
 async def write_bench_model(console: Console) -> None:
@@ -82,12 +96,10 @@ async def write_bench_model(console: Console) -> None:
 
 async def run(options: argparse.Namespace, console: Console) -> bool:
     """Everything; returns whether all was measured."""
-    busy = os.getloadavg()[0]
-    if busy > _BUSY_LOAD:
-        console.print(f"This machine is busy (load {busy:.1f}): the figures will be off.", style="yellow")
+    warn_if_busy(console)
     await write_bench_model(console)
     lab = Lab(QUICK if options.quick else FULL, console)
-    return await measure(lab, chosen(options.only), results_file(options), console)
+    return await measure(lab, chosen(options.only, SCENARIOS), results_file(options), console)
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -9,7 +9,7 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import psutil
 
@@ -23,6 +23,7 @@ from .stats import median
 Readings = AsyncIterator[Reading]
 Run = Callable[[], Awaitable[dict[str, Any]]]
 Word = str | int
+Setup = TypeVar("Setup")
 
 WAIT_POLICIES = ("passive", "active", "default")
 _IDLE_PROMPT_TOKENS = 32
@@ -31,11 +32,11 @@ _CELLS = 16384
 
 
 @dataclass(frozen=True, slots=True)
-class Scenario:
-    """Rows that are measured on the same servers."""
+class Scenario(Generic[Setup]):
+    """Rows that are measured on the same servers, with what `measure` needs for it."""
 
     keys: tuple[str, ...]
-    measure: Callable[[Lab], Readings]
+    measure: Callable[[Setup], Readings]
 
 
 def reading(key: str, value: float, raw: dict[str, Any]) -> Reading:
@@ -222,7 +223,7 @@ def _numbered(*prefixes: str) -> tuple[str, ...]:
     return tuple(f"{prefix}_c{n}" for prefix in prefixes for n in (8, 16))
 
 
-SCENARIOS = (
+SCENARIOS: tuple[Scenario[Lab], ...] = (
     Scenario(
         (*_numbered("shared"), "sampled_to_received_p50_ms"),
         lambda lab: against_bare_loop(lab, "shared", is_pinned=False),

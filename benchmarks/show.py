@@ -7,6 +7,8 @@ from typing import Any
 
 from rich.table import Table
 
+_DIGITS = {"": 3, "ms": 2, "s": 2, "requests": 0, "tokens": 0, "texts": 0}
+
 LATENCIES = {
     "ttft_ms": "time to first token",
     "itl_ms": "between tokens",
@@ -58,8 +60,8 @@ def target_text(row: Mapping[str, Any]) -> str:
 
 
 def value_text(row: Mapping[str, Any]) -> str:
-    """`0.934`, `3.21 ms`, `87.2 MB`, or `-` for what could not be measured."""
+    """`0.934`, `3.21 ms`, `87.2 MB`, `0 requests`, or `-` for what could not be measured."""
     if row["value"] is None:
         return "-"
-    digits = {"": 3, "ms": 2}.get(row["unit"], 1)
+    digits = _DIGITS.get(row["unit"], 1)
     return f"{row['value']:.{digits}f} {row['unit']}".rstrip()
