@@ -37,6 +37,7 @@ def test_the_targets_are_in_the_makefile() -> None:
 
 def test_the_commands_are_inferctls() -> None:
     commands = {command.callback.__name__ for command in app.registered_commands if command.callback}
+    commands |= {group.name or "" for group in app.registered_groups}
     named = set(re.findall(r"inferctl ([a-z]+)", README))
     assert named
     assert named <= commands

@@ -70,15 +70,16 @@ def free_port() -> int:
                 mark.close()
                 continue
         if len(_GIVEN_OUT) == _GIVEN_OUT.maxlen:
-            _GIVEN_OUT.popleft().close()
-        _GIVEN_OUT.append(mark)
+            os.close(_GIVEN_OUT.popleft())
+        _GIVEN_OUT.append(mark.detach())
         return port
     raise Unavailable("found no free port between 15000 and 32000")
 
 
 # Not the generator that a test may have seeded.
 _SYSTEM_RANDOM = random.SystemRandom()
-_GIVEN_OUT: deque[socket.socket] = deque(maxlen=64)
+# File descriptors, which end with the process and need no tidying up.
+_GIVEN_OUT: deque[int] = deque(maxlen=64)
 
 
 class ServerProcess:
