@@ -41,6 +41,20 @@ _LAST_LIMIT_S = 25.0
 _FREE_LIMIT_S = 15.0
 _CLOCK = time.monotonic
 
+# What the environment does not say otherwise.
+_DEFAULTS = {
+    "INFERFLUX_FAIRNESS_PREEMPT": "true",
+    "INFERFLUX_FAIRNESS_HIGH_PRI": "5",
+    "INFERFLUX_FAIRNESS_TIMESLICE": "16",
+    # Random faults may take both workers at once, and one request's worker again and again.
+    "INFERFLUX_SCHEDULER_NO_WORKER_TIMEOUT_S": "40",
+    "INFERFLUX_SCHEDULER_MAX_RETRIES": "100",
+    "INFERFLUX_WORKER_SLOTS": "4",
+    "INFERFLUX_WORKER_THREADS": "1",
+    # Less than all sequences together want, so that some are swapped out.
+    "INFERFLUX_WORKER_KV_CELLS": "768",
+}
+
 
 @dataclass(frozen=True, slots=True)
 class Settings:
@@ -204,20 +218,9 @@ def _options(folder: Path) -> StackOptions:
         state_dir=folder,
         workers=WORKERS,
         schedulers=2,
-        slots=4,
-        threads=1,
-        # Less than all sequences together want, so that some are swapped out.
-        kv_cells=768,
         start_limit_s=_START_LIMIT_S,
         drain_limit_s=_DRAIN_LIMIT_S,
-        env={
-            "INFERFLUX_FAIRNESS_PREEMPT": "true",
-            "INFERFLUX_FAIRNESS_HIGH_PRI": "5",
-            "INFERFLUX_FAIRNESS_TIMESLICE": "16",
-            # Random faults may take both workers at once, and one request's worker again and again.
-            "INFERFLUX_SCHEDULER_NO_WORKER_TIMEOUT_S": "40",
-            "INFERFLUX_SCHEDULER_MAX_RETRIES": "100",
-        },
+        env={variable: os.environ.get(variable, value) for variable, value in _DEFAULTS.items()},
     )
 
 

@@ -48,7 +48,7 @@ ENGINE_OF = "engine of "
 _FIRST_S = 2.0
 # At the end everything has to be back.
 _CALM_END_S = 6.0
-_MEAN_GAP_S = 3.0
+_MEAN_GAP_S = 1.8
 _LONGEST_GAP_S = 8.0
 # What a process is given between the end of one fault and the next.
 _RECOVERY_S = 5.0
