@@ -15,10 +15,10 @@ export CMAKE_BUILD_PARALLEL_LEVEL := $(shell $(PYTHON) -c 'import os; print(os.c
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 PIP_INSTALL := $(BIN)/python -m pip install --require-hashes
 
-.PHONY: help up demo test bench sim chaos lint fmt protos clean
+.PHONY: help up demo test bench bench-scheduling sim chaos lint fmt protos clean
 
 help:  ## this list
-	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## */  make \1\t/' | expand -t 16
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## */  make \1\t/' | expand -t 26
 
 up: .venv/.runtime  ## serve the demo model on this machine until Ctrl-C
 	@exec $(BIN)/inferctl up $(ARGS)
@@ -31,6 +31,9 @@ test: lint  ## everything that passes or fails the project
 
 bench: .venv/.dev  ## measure against a bare llama.cpp loop and llama.cpp's own server
 	$(BIN)/python -m benchmarks $(ARGS)
+
+bench-scheduling: .venv/.dev  ## measure urgency, fairness, cancels, and what a kill costs; ARGS="--quick"
+	$(BIN)/python -m benchmarks.scheduling $(ARGS)
 
 sim: .venv/.dev  ## simulate the scheduler: waits, fairness, what decisions cost; ARGS="--quick"
 	$(BIN)/python benchmarks/schedule_sim.py $(ARGS)

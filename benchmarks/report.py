@@ -1,6 +1,7 @@
 """Put what was measured into a document, between two markers: no figure there is typed by hand.
 
 python benchmarks/report.py --write docs/performance.md
+python benchmarks/report.py --of scheduling --write docs/performance.md
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +24,39 @@ BEGIN = "<!-- results: written by benchmarks/report.py -->"
 END = "<!-- end of results -->"
 
 
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What is put into a document, and where.
+
+    Attributes:
+        command: what measures it.
+        file: where its figures are.
+        has_picture: whether its ratios are drawn beside the document.
+    """
+
+    command: str
+    file: Path
+    begin: str = BEGIN
+    end: str = END
+    has_picture: bool = False
+
+
+PARTS = {
+    "bench": Part("make bench", results.LATEST, has_picture=True),
+    "scheduling": Part(
+        "make bench-scheduling",
+        results.SCHEDULING,
+        "<!-- scheduling: written by benchmarks/report.py -->",
+        "<!-- end of scheduling -->",
+    ),
+}
+
+
 class ReportError(Exception):
     """The document or the results are not as they should be; says how."""
 
 
-def render(measured: Mapping[str, Any]) -> str:
+def render(measured: Mapping[str, Any], command: str = PARTS["bench"].command) -> str:
     """The results as Markdown.
 
     Raises:
@@ -34,7 +64,7 @@ def render(measured: Mapping[str, Any]) -> str:
     """
     rows = {key: row for key, row in measured.items() if key != results.ENVIRONMENT}
     if not rows:
-        raise ReportError("nothing was measured yet: run `make bench`")
+        raise ReportError(f"nothing was measured yet: run `{command}`")
     about = measured[results.ENVIRONMENT]
     commits = sorted({row["commit"] for row in rows.values() if row["commit"]})
     days = sorted({row["measured_at"][:10] for row in rows.values()})
@@ -54,7 +84,9 @@ def render(measured: Mapping[str, Any]) -> str:
 
 
 def _spread(raw: Mapping[str, Any]) -> str:
-    """Tokens/s of every run of both sides, so that a reader sees how much they vary."""
+    """The figure of every round, or tokens/s of every run of both sides: a reader sees how much they vary."""
+    if "each" in raw:
+        return ", ".join(f"{one:.4g}" for one in raw["each"])
     sides = {"ours": "ours", "bare_loop": "bare loop", "llama_server": "llama.cpp's"}
     rates = {
         label: [f"{run['tokens_per_s']:.0f}" for run in raw[side]]
@@ -84,7 +116,10 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--results", type=Path, default=results.LATEST)
+    parser.add_argument(
+        "--of", choices=list(PARTS), default="bench", help="which table (default: %(default)s)"
+    )
+    parser.add_argument("--results", type=Path, help="default: the file that what measures it writes")
     parser.add_argument("--write", type=Path, metavar="DOCUMENT", help="default: print what would go there")
     return parser.parse_args(arguments)
 
@@ -92,16 +127,19 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 def main(arguments: list[str] | None = None) -> int:
     """Run from the command line; returns the exit code."""
     options = parse(arguments)
+    part = PARTS[options.of]
     try:
-        measured = results.load(options.results)
-        text = render(measured)
+        measured = results.load(options.results or part.file)
+        text = render(measured, part.command)
         if options.write is None:
             print(text)
             return 0
-        picture = options.write.with_name(f"{options.write.stem}.svg")
-        picture.write_text(ratio_bars(measured))
-        text += f"\n\n![Ratios to what we are held against, and their targets]({picture.name})"
-        options.write.write_text(insert(options.write.read_text(), text))
+        if part.has_picture:
+            picture = options.write.with_name(f"{options.write.stem}.svg")
+            picture.write_text(ratio_bars(measured))
+            text += f"\n\n![Ratios to what we are held against, and their targets]({picture.name})"
+        document = insert(options.write.read_text(), text, begin=part.begin, end=part.end)
+        options.write.write_text(document)
     except (ReportError, OSError) as error:
         print(error, file=sys.stderr)
         return 1

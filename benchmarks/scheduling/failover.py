@@ -19,7 +19,7 @@ from .streams import Request, Stream, Underway, countdown, ends, failures
 
 STREAMS = 8
 _CELLS = 16384
-_LIMIT_S = 120.0
+_LIMIT_S = 240.0
 _FOR_EVER_S = 1e9
 
 # The streams of a killed worker.
@@ -37,6 +37,7 @@ _WATCHED_S = 6.0
 
 # The load under a restarted nats-server: STREAMS run and the rest is queued.
 _NATS_REQUESTS = 40
+_NATS_TOKENS = 128
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,9 +68,8 @@ async def worker(bench: Bench) -> AsyncIterator[Reading]:
     kills = [*demo, *of_bench]
     yield _count("worker_killed_failed", [len(k.failed) for k in kills], why=_why(kills))
     yield _count("worker_killed_lost_or_doubled", [k.lost_or_doubled for k in kills])
-    # The bench model's weights are random, its nearly equal choices many: told, and held to nothing.
-    in_bench = [k.changed for k in of_bench]
-    yield _count("worker_killed_changed", [k.changed for k in demo], bench_model=in_bench)
+    # The bench model's weights are random, its nearly equal choices many: any other batch changes its text.
+    yield _count("worker_killed_changed", [k.changed for k in demo])
     for key, of in (("worker_killed_longest_gap_s", of_bench), ("worker_killed_demo_longest_gap_s", demo)):
         each = [k.longest_gap_s for k in of]
         yield reading(key, max(each), each=each)
@@ -238,7 +238,7 @@ async def nats(bench: Bench) -> AsyncIterator[Reading]:
 
 
 async def _restart_nats(on: Ground) -> Kill:
-    underway = [on.caller.send(on.request(max_tokens=_MAX_TOKENS)) for _ in range(_NATS_REQUESTS)]
+    underway = [on.caller.send(on.request(max_tokens=_NATS_TOKENS)) for _ in range(_NATS_REQUESTS)]
     streams = [one.stream for one in underway]
     await on.until_scheduler(lambda s: s.running == STREAMS and s.queued == _NATS_REQUESTS - STREAMS)
     await until(lambda: sum(s.tokens > 0 for s in streams) >= STREAMS)
