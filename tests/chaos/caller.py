@@ -16,6 +16,7 @@ from harness.client import Client, countdown
 
 from inferflux.common.errors import (
     AlreadyExists,
+    Cancelled,
     InferFluxError,
     NotFound,
     ResourceExhausted,
@@ -32,6 +33,8 @@ PATIENCE_S = 60.0
 # An accepted request must not stay unknown for longer than this.
 _UNKNOWN_LIMIT_S = 10.0
 _RETRY_S = 0.2
+# gRPC itself cancels calls that reach a server the moment it closes.
+_PASSING = (Unavailable, ResourceExhausted, Cancelled)
 # UNAVAILABLE that is the end of the request, not of the attempt.
 _FINAL = frozenset({"NO_WORKER", "RETRIES_EXHAUSTED", "REFUSED", "SILENT", "TOKENS_LOST"})
 
@@ -162,7 +165,7 @@ class _Conversation:
             self._is_accepted = True
         elif isinstance(error, NotFound) and self._is_accepted:
             await self._on_unknown()
-        elif isinstance(error, Unavailable | ResourceExhausted) and not self._is_final(error):
+        elif isinstance(error, _PASSING) and not self._is_final(error):
             self._is_accepted |= transcript.is_heard_of
             await asyncio.sleep(_RETRY_S)
         else:

@@ -11,25 +11,28 @@ from collections.abc import Awaitable, Callable, Sequence
 
 from inferflux.cli.stack import Stack, StartError
 
-from .processes import engine_of
-from .schedule import ENGINE_OF, Action, Fault
+from .processes import child_of
+from .schedule import ENGINE, OF, TEXT, Action, Fault
 
 # Beyond the stack's drain limit, what a process gets to end after SIGTERM.
 STOP_LIMIT_S = 10.0
 BACK_LIMIT_S = 40.0
+
+_CHILDREN = {"worker": ENGINE, "gateway": TEXT}
+_MODULES = {ENGINE: "inferflux.worker.engine", TEXT: "inferflux.gateway.text_process"}
 
 Say = Callable[[str], None]
 Blame = Callable[[str, str], None]
 
 
 def targets(stack: Stack) -> list[str]:
-    """What a schedule may name: every process, each worker's engine, and the schedulers by their roles."""
+    """What a schedule may name: every process, the children they have, and the schedulers by their roles."""
     names: list[str] = []
     for name, process in stack.processes.items():
-        if process.spec.kind == "worker":
-            names += [name, ENGINE_OF + name]
-        elif process.spec.kind != "scheduler":
+        if process.spec.kind != "scheduler":
             names.append(name)
+        if process.spec.kind in _CHILDREN:
+            names.append(_CHILDREN[process.spec.kind] + OF + name)
     return [*names, "leader", "standby"]
 
 
@@ -79,7 +82,7 @@ class Inflictor:
 
     async def _inflict(self, fault: Fault) -> None:
         name = await self._resolve(fault.target)
-        process = name.removeprefix(ENGINE_OF)
+        child, _, process = name.rpartition(OF)
         if process in self._busy:
             self.skipped += 1
             self._say(f"{fault}: skipped, {name} is not back from the last one")
@@ -88,8 +91,8 @@ class Inflictor:
         try:
             self._say(str(fault) if name == fault.target else f"{fault} ({name})")
             self.counts[fault.kind] += 1
-            if name.startswith(ENGINE_OF):
-                await self._hit_engine(process, fault)
+            if child:
+                await self._hit_child(child, process, fault)
             elif fault.action is Action.PAUSE:
                 await _pause(self._stack.processes[name].pid, fault.lasts_s)
                 self._say(f"{name} goes on")
@@ -109,17 +112,17 @@ class Inflictor:
         others = [name for name in schedulers if name != leader]
         return others[-1] if others else schedulers[0]
 
-    async def _hit_engine(self, worker: str, fault: Fault) -> None:
-        pid = engine_of(self._stack.processes[worker].pid)
-        if pid is None:
+    async def _hit_child(self, child: str, parent: str, fault: Fault) -> None:
+        pid = child_of(self._stack.processes[parent].pid, _MODULES[child])
+        if pid is None:  # its parent has not started it again yet
             self.skipped += 1
-            return
-        if fault.action is Action.PAUSE:
+        elif fault.action is Action.PAUSE:
             await _pause(pid, fault.lasts_s)
             self._say(f"{fault.target} goes on")
-            return
-        self._engine_deaths.append(self._clock())
-        _send(pid, signal.SIGKILL)
+        else:
+            if child == ENGINE:
+                self._engine_deaths.append(self._clock())
+            _send(pid, signal.SIGKILL)
 
     async def _take_down(self, name: str, fault: Fault) -> None:
         if fault.action is Action.STOP:

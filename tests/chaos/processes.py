@@ -44,11 +44,11 @@ def orphans(mark: str, managed: Iterable[int]) -> dict[int, str]:
     return {pid: command for pid, command in marked(mark).items() if pid not in known}
 
 
-def engine_of(worker_pid: int) -> int | None:
-    """The engine child of a worker; None while there is none."""
-    for child in children(worker_pid):
+def child_of(pid: int, module: str) -> int | None:
+    """The child of a process that runs a Python module; None while there is none."""
+    for child in children(pid):
         with contextlib.suppress(OSError):
-            if "inferflux.worker.engine" in _command(Path(f"/proc/{child}")):
+            if module in _command(Path(f"/proc/{child}")).split():
                 return child
     return None
 

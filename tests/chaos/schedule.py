@@ -25,7 +25,8 @@ class Fault:
 
     Attributes:
         at_s: seconds after the load began.
-        target: a process by name, `engine of worker-0`, or a role among the schedulers: `leader`, `standby`.
+        target: a process by name, a child of one (`engine of worker-0`), or a role among the schedulers:
+            `leader`, `standby`.
         lasts_s: how long it is down or paused.
     """
 
@@ -37,13 +38,15 @@ class Fault:
     @property
     def kind(self) -> str:
         """`worker`, `engine`, `leader`, `nats`; what is counted together."""
-        return self.target.partition(" ")[0].partition("-")[0]
+        return self.target.partition(OF)[0].partition("-")[0]
 
     def __str__(self) -> str:
         return f"{self.action.value} {self.target} for {self.lasts_s:.1f} s"
 
 
-ENGINE_OF = "engine of "
+OF = " of "
+# Children, which their parents stop and start.
+ENGINE, TEXT = "engine", "text"
 
 _FIRST_S = 2.0
 # At the end everything has to be back.
@@ -54,7 +57,9 @@ _LONGEST_GAP_S = 8.0
 _RECOVERY_S = 5.0
 _LONGEST_DOWN_S = 3.0
 _SHORTEST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 5.0
-_ACTIONS = {Action.KILL: 2, Action.STOP: 1, Action.PAUSE: 1}
+_WEIGHTS = {Action.KILL: 2, Action.STOP: 1, Action.PAUSE: 1}
+# A text process that takes too long is killed over the text, whose fault it then is.
+_CHILD_WEIGHTS = {ENGINE: {Action.KILL: 2, Action.PAUSE: 1}, TEXT: {Action.KILL: 1}}
 
 
 def plan(seed: int, seconds: float, targets: Sequence[str]) -> list[Fault]:
@@ -75,8 +80,8 @@ def plan(seed: int, seconds: float, targets: Sequence[str]) -> list[Fault]:
 
 
 def _process(target: str) -> str:
-    """An engine goes with its worker."""
-    return target.removeprefix(ENGINE_OF)
+    """A child goes with its parent."""
+    return target.rpartition(OF)[2]
 
 
 def _in_turns(rng: random.Random, targets: Sequence[str]) -> Iterator[str]:
@@ -86,13 +91,9 @@ def _in_turns(rng: random.Random, targets: Sequence[str]) -> Iterator[str]:
 
 
 def _what(rng: random.Random, target: str) -> tuple[Action, float]:
-    """An engine is its worker's to stop and to start."""
-    weights = dict(_ACTIONS)
-    if target.startswith(ENGINE_OF):
-        del weights[Action.STOP]
+    child = target.rpartition(OF)[0]
+    weights = _CHILD_WEIGHTS.get(child, _WEIGHTS)
     action = rng.choices(list(weights), list(weights.values()))[0]
     if action is Action.PAUSE:
         return action, round(rng.uniform(_SHORTEST_PAUSE_S, _LONGEST_PAUSE_S), 2)
-    if target.startswith(ENGINE_OF):
-        return action, 0.0
-    return action, round(rng.uniform(0.0, _LONGEST_DOWN_S), 2)
+    return action, 0.0 if child else round(rng.uniform(0.0, _LONGEST_DOWN_S), 2)
