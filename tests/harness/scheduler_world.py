@@ -500,7 +500,7 @@ class World:
         worker = self.workers.get(action.worker_id)
         if worker is None:
             self.in_flight.pop(batch_id, None)
-            return core.on_batch_unanswered(batch_id, is_delivered=False, now=self.now)
+            return core.on_batch_unanswered(batch_id, is_delivered=False, is_gone=True, now=self.now)
         batch = worker_pb2.RequestBatch.FromString(action.batch.SerializeToString())
         answer = worker.on_batch(batch)
         self.tell(lambda: self._deliver_answer(core, answer))

@@ -455,3 +455,33 @@ def test_who_yields_and_goes_on_is_counted() -> None:
     assert [a.reason for a in counted if isinstance(a, actions.Yielded)] == ["timeslice"]
     assert [a.residence for a in counted if isinstance(a, actions.Resumed)] == ["parked"]
     assert kinds.count(actions.CountTokens) == 1
+
+
+def test_a_worker_that_is_not_there_any_more_is_given_up_before_its_silence_says_so() -> None:
+    world = make_world(worker_dead_s=30.0, ask_after_s=1.3)
+    world.add_worker("w1")
+    world.settle()
+    key = submit(world, "r1")
+    del world.workers["w1"]
+    spare = world.add_worker("w2")
+    world.settle()
+    world.pass_time(1.0)
+    world.settle()
+    assert state_of(world, key) is JobState.RUNNING
+    world.pass_time(0.5)
+    world.settle()
+    assert spare.running[key].epoch == 2
+    finish(world)
+
+
+def test_a_worker_that_is_slow_to_say_that_it_lives_is_asked_once_and_kept() -> None:
+    world = make_world(worker_dead_s=30.0, ask_after_s=1.3)
+    worker = world.add_worker("w1")
+    world.settle()
+    key = submit(world, "r1")
+    for _ in range(8):
+        world.pass_time(0.5)
+        world.settle()
+    assert [len(batch.items) for batch in worker.batches] == [1, 0]
+    assert state_of(world, key) is JobState.RUNNING
+    finish(world)

@@ -255,11 +255,14 @@ class Core:
                 out += self._life.lose(job, Loss.NO_ANSWER, now, must_drop=True)
         return out
 
-    def on_batch_unanswered(self, batch_id: str, *, is_delivered: bool, now: float) -> list[Action]:
+    def on_batch_unanswered(
+        self, batch_id: str, *, is_delivered: bool, now: float, is_gone: bool = False
+    ) -> list[Action]:
         """A Dispatch went without an answer.
 
         Args:
             is_delivered: it may have been: the worker may run it. False when it certainly was not.
+            is_gone: nobody listens where the worker did. With its heartbeat overdue as well, it is dead.
         """
         flight = self._planner.land(batch_id)
         if flight is None:
@@ -275,6 +278,9 @@ class Core:
                 out += self._life.lose(job, Loss.NO_ANSWER, now, must_drop=True)
             else:
                 out += self._life.put_back(job, now)
+        worker = self.table.get(flight.worker_id, flight.incarnation)
+        if is_gone and worker is not None and now - worker.heard_s > self.limits.ask_after_s:
+            out += self._hearing.forget(worker, Loss.WORKER_DEAD, now)
         return out
 
     # What time brings
@@ -309,8 +315,12 @@ class Core:
     def _give_up(self, now: float) -> list[Action]:
         """Workers that are silent, and what nobody serves."""
         out: list[Action] = []
-        for worker in self.table.silent(now, self.limits.worker_dead_s):
-            out += self._hearing.forget(worker, Loss.WORKER_DEAD, now)
+        limits = self.limits
+        for worker in self.table.silent(now, min(limits.ask_after_s, limits.worker_dead_s)):
+            if now - worker.heard_s > limits.worker_dead_s:
+                out += self._hearing.forget(worker, Loss.WORKER_DEAD, now)
+            elif not worker.was_asked:
+                out.append(self._planner.ask(worker, now))
         return out + self._fail_unserved(now) if self.is_settled else out
 
     def _hand_over(self, worker_id: str, now: float) -> list[Action]:

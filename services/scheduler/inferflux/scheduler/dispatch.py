@@ -18,7 +18,7 @@ log = logs.get("scheduler.dispatch")
 
 class AnswerSink(Protocol):
     def on_batch_answer(self, answer: worker_pb2.BatchAccepted) -> None: ...
-    def on_batch_unanswered(self, batch_id: str, *, is_delivered: bool) -> None: ...
+    def on_batch_unanswered(self, batch_id: str, *, is_delivered: bool, is_gone: bool = False) -> None: ...
 
 
 async def dispatch(bus: Bus, action: Dispatch, sink: AnswerSink, *, timeout_s: float) -> None:
@@ -31,7 +31,7 @@ async def dispatch(bus: Bus, action: Dispatch, sink: AnswerSink, *, timeout_s: f
         answer = worker_pb2.BatchAccepted.FromString(data)
     except Unavailable as error:
         log.warning("a batch was not delivered", worker_id=action.worker_id, reason=error.reason)
-        sink.on_batch_unanswered(batch_id, is_delivered=False)
+        sink.on_batch_unanswered(batch_id, is_delivered=False, is_gone=error.reason == "NO_RESPONDERS")
     except (InferFluxError, DecodeError) as error:
         log.warning("a batch went without an answer", worker_id=action.worker_id, error=str(error))
         sink.on_batch_unanswered(batch_id, is_delivered=True)

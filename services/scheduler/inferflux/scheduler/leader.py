@@ -158,8 +158,9 @@ class Leader:
     def on_batch_answer(self, answer: worker_pb2.BatchAccepted) -> None:
         self._do(self.core.on_batch_answer(answer, self._clock()))
 
-    def on_batch_unanswered(self, batch_id: str, *, is_delivered: bool) -> None:
-        self._do(self.core.on_batch_unanswered(batch_id, is_delivered=is_delivered, now=self._clock()))
+    def on_batch_unanswered(self, batch_id: str, *, is_delivered: bool, is_gone: bool = False) -> None:
+        now = self._clock()
+        self._do(self.core.on_batch_unanswered(batch_id, is_delivered=is_delivered, is_gone=is_gone, now=now))
 
     def on_replay(self, key: RequestKey, read_id: int, emitted: Emitted) -> None:
         self._do(self.core.on_replay(key, read_id, emitted, self._clock()))

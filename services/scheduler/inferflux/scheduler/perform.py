@@ -129,10 +129,10 @@ class Performer:
                 await job.in_progress()
 
     def _observe(self, action: actions.Dispatch) -> None:
-        items = action.batch.items
-        self._metrics.batch_size.observe(len(items))
-        tokens = sum(len(i.request.prompt_token_ids) + len(i.request.generated_token_ids) for i in items)
-        self._metrics.batch_tokens.observe(tokens)
+        if not action.batch.items:
+            return
+        self._metrics.batch_size.observe(len(action.batch.items))
+        self._metrics.batch_tokens.observe(action.batch.prefill_tokens)
         for wait_s in action.waits_s:
             self._metrics.queue_time.labels(action.model).observe(max(0.0, wait_s))
 

@@ -197,13 +197,7 @@ class Planner:
         out: list[Action] = []
         limits = self._life.limits
         for batch in batches.split(jobs, max_size=limits.max_batch_size, max_tokens=limits.max_batch_tokens):
-            self._batches += 1
-            message = worker_pb2.RequestBatch(
-                batch_id=f"{self._name}-{self._batches}",
-                incarnation=worker.incarnation,
-                term=self._life.term,
-                created_unix_ms=round(now * 1000),
-            )
+            message = self._new_batch(worker, now)
             batches.add_preemptions(message, victims)
             batches.fill(message, [self._turn(job, worker.owners[job.key]) for job in batch])
             victims = ()
@@ -224,6 +218,23 @@ class Planner:
                 )
             )
         return out
+
+    def _new_batch(self, worker: WorkerSlots, now: float) -> worker_pb2.RequestBatch:
+        self._batches += 1
+        return worker_pb2.RequestBatch(
+            batch_id=f"{self._name}-{self._batches}",
+            incarnation=worker.incarnation,
+            term=self._life.term,
+            created_unix_ms=round(now * 1000),
+        )
+
+    def ask(self, worker: WorkerSlots, now: float) -> Action:
+        """Whether the worker is there: a batch of nothing, which it answers."""
+        worker.was_asked = True
+        message = self._new_batch(worker, now)
+        self._flights[message.batch_id] = Flight(worker.worker_id, worker.incarnation, ())
+        worker.unanswered += 1
+        return actions.Dispatch(worker_id=worker.worker_id, batch=message, model="", waits_s=(), handles=())
 
     def _turn(self, job: Job, owner: Owner) -> batches.Turn:
         slot = owner.slot if owner.slot is not None else 0

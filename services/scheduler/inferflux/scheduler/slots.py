@@ -101,6 +101,8 @@ class WorkerSlots:
         self.heard_s = now
         # It refused or did not answer: nothing new until it has spoken again.
         self.is_held = False
+        # Whether it was asked for a sign of life since it was heard.
+        self.was_asked = False
         # Batches it has not answered: what it says meanwhile may be from before them.
         self.unanswered = 0
         self.owners: dict[RequestKey, Owner] = {}
@@ -252,7 +254,7 @@ class WorkerSlots:
             jobs.
         """
         self.heard_s = max(self.heard_s, now)
-        self.is_held = False
+        self.is_held = self.was_asked = False
         self._take_status(status)
         on_board = {RequestKey(r.tenant, r.request_id): r for r in status.running}
         found = Reconciled()
