@@ -29,6 +29,7 @@ from benchmarks.rows import ROWS, Row
 from benchmarks.scenarios import SCENARIOS, Scenario, Setup
 from benchmarks.show import rows_table
 from inferflux.cli.errors import CommandError
+from inferflux.cli.stack import StartError
 
 _BUSY_LOAD = 0.5
 
@@ -72,6 +73,8 @@ async def measure(
         except (LabError, PeerError, CommandError) as error:
             is_whole = False
             console.print(str(error), style="red", markup=False)
+            if isinstance(error, StartError):
+                console.print("\n".join(error.log_tail), style="dim", markup=False)
     return is_whole
 
 
