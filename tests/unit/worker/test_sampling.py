@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -87,6 +88,13 @@ def test_temperature_zero_is_greedy() -> None:
     assert set(frequencies(sampler(temperature=0.0), logits_of([0.3, 0.4, 0.3]), 50)) == {1}
 
 
+@pytest.mark.parametrize("temperature", [1e-45, 1e-38, 1e-20])
+@pytest.mark.parametrize("top_k", [0, 2])
+def test_a_temperature_next_to_zero_is_greedy_too(temperature: float, top_k: int) -> None:
+    logits = np.array([1.0, 30.0, 2.0, -5.0], np.float32)
+    assert set(frequencies(sampler(temperature=temperature, top_k=top_k), logits, 50)) == {1}
+
+
 def test_top_k_keeps_the_k_largest() -> None:
     assert set(frequencies(sampler(top_k=2), logits_of([0.1, 0.4, 0.2, 0.3]))) == {1, 3}
 
@@ -130,6 +138,24 @@ def test_penalties_look_at_the_last_n_tokens_only() -> None:
     assert chosen.choose(logits, 1) == 0
     chosen.accept(0)
     assert chosen.choose(logits, 2) == 1
+
+
+def test_penalties_do_not_go_through_a_long_prompt() -> None:
+    class LongPrompt(list[int]):
+        def __iter__(self) -> Iterator[int]:
+            raise AssertionError("every token was looked at")
+
+    prompt = LongPrompt([0, 1, 1])
+    chosen = sampler(prompt, temperature=0.0, presence_penalty=2.0, penalty_last_n=2)
+    assert chosen.choose(np.array([1.0, 0.0], np.float32), 0) == 0
+
+
+def test_without_a_window_penalties_look_at_every_token() -> None:
+    logits = np.array([1.0, 0.0], np.float32)
+    chosen = sampler([0, *[1] * 100], temperature=0.0, presence_penalty=2.0, penalty_last_n=-1)
+    assert chosen.choose(logits, 0) == 0
+    chosen = sampler([0, *[2] * 100], temperature=0.0, presence_penalty=2.0, penalty_last_n=-1)
+    assert chosen.choose(np.array([1.0, 0.0, 0.0], np.float32), 0) == 1
 
 
 def test_logit_bias_moves_a_token_and_leaves_the_row_as_it_was() -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter, deque
-from collections.abc import Iterable
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +21,8 @@ Ids = NDArray[np.int64]
 
 _MASK = (1 << 64) - 1
 _BLOCK = 64
+# Below it a division could overflow; the most likely token is certain long before.
+_LOWEST_TEMPERATURE = 1e-30
 
 
 class BadLogits(Exception):
@@ -73,7 +75,7 @@ class Sampler:
         history: prompt and already generated token ids, for the penalties.
     """
 
-    def __init__(self, params: generation_pb2.SamplingParams, history: Iterable[int]) -> None:
+    def __init__(self, params: generation_pb2.SamplingParams, history: Sequence[int]) -> None:
         self._temperature = params.temperature
         self._top_k = params.top_k
         self._top_p = params.top_p
@@ -104,7 +106,7 @@ class Sampler:
         if self._temperature <= 0.0:
             return best
         ids = self._candidates(logits)
-        return _draw(ids, logits[ids] / np.float32(self._temperature), uniform(self._seed, index))
+        return _draw(ids, logits[ids], self._temperature, uniform(self._seed, index))
 
     def accept(self, token: int) -> None:
         """Tell the penalties that `token` was emitted."""
@@ -129,8 +131,9 @@ class Sampler:
         return ids
 
 
-def _draw(ids: Ids, logits: Logits, u: float) -> int:
-    cumulative = np.cumsum(_softmax(logits), dtype=np.float64)
+def _draw(ids: Ids, logits: Logits, temperature: float, u: float) -> int:
+    scaled = (logits - logits.max()) / np.float32(max(temperature, _LOWEST_TEMPERATURE))
+    cumulative = np.cumsum(np.exp(scaled), dtype=np.float64)
     at = int(np.searchsorted(cumulative, u * cumulative[-1], side="right"))
     return int(ids[min(at, ids.shape[0] - 1)])
 
@@ -169,23 +172,23 @@ def log_probabilities(logits: Logits, ids: Ids) -> NDArray[np.float64]:
 class _Penalties:
     """Repeat, frequency and presence penalties over the last n tokens, as llama.cpp applies them."""
 
-    def __init__(self, last_n: int, repeat: float, frequency: float, presence: float) -> None:
-        self._window: deque[int] = deque()
+    def __init__(
+        self, recent: Sequence[int], last_n: int, repeat: float, frequency: float, presence: float
+    ) -> None:
+        self._window = deque(recent)
         self._last_n = last_n
         self._repeat = np.float32(repeat)
         self._frequency = np.float32(frequency)
         self._presence = np.float32(presence)
-        self._counts: Counter[int] = Counter()
+        self._counts = Counter(recent)
 
     @classmethod
-    def of(cls, params: generation_pb2.SamplingParams, history: Iterable[int]) -> _Penalties | None:
+    def of(cls, params: generation_pb2.SamplingParams, history: Sequence[int]) -> _Penalties | None:
         strengths = (params.repeat_penalty, params.frequency_penalty, params.presence_penalty)
         if strengths == (1.0, 0.0, 0.0) or params.penalty_last_n == 0:
             return None
-        penalties = cls(params.penalty_last_n, *strengths)
-        for token in history:
-            penalties.accept(token)
-        return penalties
+        last_n = params.penalty_last_n
+        return cls(history[-last_n:] if last_n > 0 else history, last_n, *strengths)
 
     def accept(self, token: int) -> None:
         self._window.append(token)
