@@ -24,6 +24,7 @@ from .sequence import StateBytes
 
 _FLASH_ATTENTION = {True: 1, False: 0}
 _AUTO_CELLS_PER_SLOT = 1024
+_CELL_UNIT = 256
 _PHYSICAL_BATCH = 512
 _CPU_TILE = 64
 _CALIBRATION_PROMPTS = (16, 64, 16, 64)
@@ -73,7 +74,7 @@ class Backend:
 
     def _new_context(self, config: engine_pb2.EngineConfig) -> Any:
         params = llama.llama_context_default_params()
-        cells = config.kv_cells or max(self.context_length, config.slots * _AUTO_CELLS_PER_SLOT)
+        cells = whole_cells(config.kv_cells or max(self.context_length, config.slots * _AUTO_CELLS_PER_SLOT))
         params.n_ctx = cells
         params.n_batch = max(config.batch_tokens, self.sequences)
         params.n_ubatch = min(_PHYSICAL_BATCH, params.n_batch)
@@ -162,9 +163,9 @@ class Backend:
             raise DecodeError(f"llama_decode returned {result}: {first_complaint('no reason given')}")
         llama.llama_synchronize(self._context)
 
-    def forget(self, slot: int, position: int = 0) -> None:
-        """Free the KV cells of `slot` from `position` on."""
-        llama.llama_memory_seq_rm(self._memory, slot, position, -1)
+    def forget(self, slot: int) -> None:
+        """Free the KV cells of `slot`."""
+        llama.llama_memory_seq_rm(self._memory, slot, 0, -1)
 
     def move(self, slot: int, to: int) -> None:
         """Have `to`, which is empty, hold what `slot` holds; no tensor is copied."""
@@ -189,6 +190,12 @@ class Backend:
             self.forget(slot)
             return False
         return True
+
+
+def whole_cells(cells: int) -> int:
+    """`cells` as llama.cpp rounds them up. It cuts the batch to what was asked for before, which may be
+    fewer than there are sequences."""
+    return -(-cells // _CELL_UNIT) * _CELL_UNIT
 
 
 def _bytes_pointer(array: StateBytes) -> Any:
