@@ -223,8 +223,20 @@ def test_a_request_cancelled_before_it_came_is_refused() -> None:
     made = table()
     assert made.cancel("t.a", now=0.0) is None
     assert refusal(made, item()) == worker_pb2.REFUSAL_REASON_CANCELLED
-    made.cancel("t.other", now=REMEMBERED_S + 1)
+    made.ended_lately(REMEMBERED_S - 1)
+    assert refusal(made, item()) == worker_pb2.REFUSAL_REASON_CANCELLED
+    made.ended_lately(REMEMBERED_S + 1)
     made.admit(item())
+
+
+def test_a_cancel_notice_that_is_repeated_is_kept_from_then_on() -> None:
+    made = table()
+    made.cancel("t.a", now=0.0)
+    made.cancel("t.b", now=1.0)
+    made.cancel("t.a", now=REMEMBERED_S)
+    made.ended_lately(REMEMBERED_S + 2)
+    assert refusal(made, item("a")) == worker_pb2.REFUSAL_REASON_CANCELLED
+    made.admit(item("b"))
 
 
 def test_another_tenants_cancel_does_not_reach_a_request() -> None:

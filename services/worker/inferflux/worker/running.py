@@ -118,9 +118,8 @@ class RunningTable:
         return list(self._running.values())
 
     def ended_lately(self, now: float) -> list[Running]:
-        """Requests that ended within the last `REMEMBERED_S` seconds."""
-        while self._ended and next(iter(self._ended.values()))[0] < now - REMEMBERED_S:
-            self._ended.popitem(last=False)
+        """Requests that ended within the last `REMEMBERED_S` seconds. What is older is forgotten."""
+        self._forget_until(now - REMEMBERED_S)
         return [running for _, running in self._ended.values()]
 
     def admit(self, item: worker_pb2.BatchItem) -> tuple[Running, Running | None]:
@@ -249,9 +248,15 @@ class RunningTable:
         if running is not None:
             return running
         self._cancelled[key] = now
-        while next(iter(self._cancelled.values())) < now - REMEMBERED_S:
-            self._cancelled.popitem(last=False)
+        self._cancelled.move_to_end(key)
         return None
+
+    def _forget_until(self, then: float) -> None:
+        """Forget what ended or was cancelled before `then`."""
+        while self._ended and next(iter(self._ended.values()))[0] < then:
+            self._ended.popitem(last=False)
+        while self._cancelled and next(iter(self._cancelled.values())) < then:
+            self._cancelled.popitem(last=False)
 
 
 def check_request(request: scheduler_pb2.InferenceRequest, limits: Limits) -> None:
