@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 import socket
@@ -53,7 +54,7 @@ class EngineHost:
         self._on_death = on_death
         self._process: subprocess.Popen[bytes] | None = None
         self._channel: WorkerEnd | None = None
-        self._is_stopping = False
+        self._stopping = asyncio.Event()
         self._was_ready = False
         self._killed_for = ""
 
@@ -74,16 +75,17 @@ class EngineHost:
             EngineLoadError: the first engine could not load the model.
         """
         backoff = _FIRST_BACKOFF_S
-        while not self._is_stopping:
+        while not self._stopping.is_set():
             loaded, why = await self._run_once()
-            if self._is_stopping:
+            if self._stopping.is_set():
                 return
             if not self._was_ready:
                 raise EngineLoadError(why)
             await self._on_death(why)
             backoff = _FIRST_BACKOFF_S if loaded else min(backoff * 2, _LONGEST_BACKOFF_S)
             log.error("engine died, starting it again", why=why, backoff_s=backoff)
-            await asyncio.sleep(backoff)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._stopping.wait(), backoff)
 
     def kill(self, why: str) -> None:
         """End an engine that does not get on; `why` is told as what happened to it."""
@@ -93,7 +95,7 @@ class EngineHost:
 
     async def stop(self) -> None:
         """End the engine; what it has on board is gone."""
-        self._is_stopping = True
+        self._stopping.set()
         if self._channel is not None:
             self._channel.close()
         if self._process is not None:
