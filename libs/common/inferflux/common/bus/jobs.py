@@ -110,6 +110,8 @@ class JobConsumer:
         self._max_outstanding = max_outstanding
         self._batch = min(_BATCH, max_outstanding)
         self._inbox = f"_INBOX.{secrets.token_hex(11)}"
+        self._confirmations = f"{self._inbox}.ack"
+        self._confirmations_prefix = self._confirmations.encode()
         self._owner = secrets.token_hex(8)
         self._pulls = itertools.count(1)
         self._pull_subject = b""
@@ -212,7 +214,7 @@ class JobConsumer:
 
     def _tell(self, reply: str, answer: bytes) -> None:
         """Acknowledge, and ask for a confirmation: a consumer that is deleted drops what it has not read."""
-        confirmation = f"{self._inbox}.ack{next(self._answers)}"
+        confirmation = f"{self._confirmations}{next(self._answers)}"
         self._link.send(reply, answer, confirmation)
         self._unconfirmed.add(confirmation.encode())
 
@@ -224,7 +226,7 @@ class JobConsumer:
         self._link.send(reply, answer)
 
     def _on_message(self, subject: bytes, reply: bytes, data: bytes, header_block: bytes | None) -> None:
-        if subject in self._unconfirmed:
+        if subject.startswith(self._confirmations_prefix):
             self._unconfirmed.discard(subject)
             self._confirmed.set()
             return

@@ -1,0 +1,50 @@
+"""Confirmations of acknowledgements that come when nobody waits for them any more."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import SimpleNamespace
+from typing import Any
+
+from inferflux.common.bus.jobs import JobConsumer
+from inferflux.common.bus.nats_client import OnMessage
+
+
+class Server:
+    """As much of a link as a consumer needs; a test says what arrives."""
+
+    is_connected = True
+
+    def __init__(self) -> None:
+        self.sent: list[tuple[str, bytes, str]] = []
+        self.client = SimpleNamespace(tap=self._tap, untap=lambda _sid: None)
+        self.deliver: OnMessage
+
+    def _tap(self, _subject: str, on_message: OnMessage) -> int:
+        self.deliver = on_message
+        return 1
+
+    def send(self, subject: str, payload: bytes, reply: str = "") -> None:
+        self.sent.append((subject, payload, reply))
+
+    async def api(self, _operation: str, _body: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        return {"created": "now"}
+
+
+async def test_one_that_comes_after_a_reconnect_is_no_job() -> None:
+    server = Server()
+    consumer = JobConsumer(
+        server,  # type: ignore[arg-type]
+        name="scheduler",
+        filters=[],
+        max_outstanding=8,
+        ack_wait_s=60,
+    )
+    await consumer.start()
+    server.deliver(b"inbox", b"$JS.ACK.INFERFLUX_JOBS.scheduler.1.1.1.1700000000000000000.0", b"job", None)
+    job = await anext(consumer)
+    await job.ack()
+    [confirmation] = [reply for _, payload, reply in server.sent if payload == b"+ACK"]
+    await consumer.recover()
+    server.deliver(confirmation.encode(), b"", b"", None)
+    await consumer.close()
