@@ -59,6 +59,27 @@ async def reconnect(server: ServerProcess, bus: Bus) -> None:
     await asyncio.wait_for(recovered.wait(), 10)
 
 
+async def test_a_reconnect_callback_that_nats_fails_runs_again(
+    private_nats: ServerProcess, own_bus: Bus
+) -> None:
+    calls: list[str] = []
+
+    async def fail_once() -> None:
+        calls.append("first")
+        if len(calls) == 1:
+            raise Unavailable("NATS did not answer")
+
+    async def follow() -> None:
+        calls.append("second")
+
+    own_bus.on_reconnect(fail_once)
+    own_bus.on_reconnect(follow)
+    await kill(private_nats, own_bus)
+    await start(private_nats)
+    await until(lambda: "second" in calls)
+    assert calls == ["first", "first", "second"]
+
+
 async def test_the_token_stream_exists_again_before_reconnect_callbacks_run(
     private_nats: ServerProcess, own_bus: Bus
 ) -> None:

@@ -73,17 +73,19 @@ class Worker:
         beating = asyncio.create_task(self._presence.run())
         hosting = asyncio.create_task(self._host.run())
         watching = asyncio.create_task(self._watch())
+        repeating = asyncio.create_task(self._emitter.repeat_refused())
         leaving = asyncio.create_task(shutdown.wait())
         try:
-            await asyncio.wait({beating, hosting, watching, leaving}, return_when=asyncio.FIRST_COMPLETED)
+            own = {beating, hosting, watching, repeating}
+            await asyncio.wait({*own, leaving}, return_when=asyncio.FIRST_COMPLETED)
             if not leaving.done():
-                await _first_failure(hosting, beating, watching)
+                await _first_failure(*own)
             await self._drain()
         finally:
-            for task in (beating, watching, leaving):
+            for task in (beating, watching, repeating, leaving):
                 task.cancel()
             await self._host.stop()
-            await asyncio.gather(beating, hosting, watching, leaving, return_exceptions=True)
+            await asyncio.gather(beating, hosting, watching, repeating, leaving, return_exceptions=True)
 
     async def _watch(self) -> None:
         """Kill an engine that should make steps and makes none; it is then started again."""
@@ -114,9 +116,9 @@ class Worker:
         await self._bus.put_object(self._model.digest, self._model.tokenizer)
 
     async def _on_reconnect(self) -> None:
-        await self._offer_tokenizer()
         await self._emitter.republish()
         await self._presence.beat()
+        await self._offer_tokenizer()
 
     async def _on_report(self, report: engine_pb2.EngineReport) -> None:
         if report.HasField("step"):

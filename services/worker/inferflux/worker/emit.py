@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 
 from inferflux.common import logs, subjects
@@ -15,13 +16,16 @@ from .spans import WorkerSpans
 
 log = logs.get("worker.emit")
 
+# Between NATS refusing messages and asking whether it takes them again.
+_REFUSED_WAIT_S = 1.0
+
 
 class Emitter:
     """Publishes what the engine emits.
 
-    A chunk that cannot be sent because NATS is away is not lost: everything published for a request
-    is kept until half a minute after its end, and published again after a reconnect. Readers drop
-    what they have by its offset.
+    A chunk that cannot be sent because NATS is away or takes no more is not lost: everything published
+    for a request is kept until half a minute after its end, and published again after a reconnect, or once
+    NATS takes messages again. Readers drop what they have by its offset.
     """
 
     def __init__(
@@ -33,6 +37,7 @@ class Emitter:
         self._worker_id = worker_id
         self._incarnation = incarnation
         self._heard = asyncio.Event()
+        self._refused = asyncio.Event()
 
     async def on_step(self, step: engine_pb2.StepReport) -> None:
         self._spans.on_step(step)
@@ -60,13 +65,27 @@ class Emitter:
             self._heard.clear()
             await self._heard.wait()
 
+    async def repeat_refused(self) -> None:
+        """Publish everything again, for ever, whenever NATS has refused something and then takes it again."""
+        while True:
+            await self._refused.wait()
+            await asyncio.sleep(_REFUSED_WAIT_S)
+            with contextlib.suppress(Unavailable):
+                await self._bus.flush()
+                await self.republish()
+
     async def republish(self) -> None:
-        """Everything of what runs and of what ended lately, once more."""
+        """Everything of what is on board and of what ended lately, once more.
+
+        Raises:
+            Unavailable: NATS does not take it; `repeat_refused` will try again.
+        """
+        self._refused.clear()
         records = self._table.all() + self._table.ended_lately(time.monotonic())
         for running in records:
             await self._republish_one(running)
         if records:
-            log.info("published again after a reconnect", requests=len(records))
+            log.info("published again", requests=len(records))
 
     async def tell_engine_died(self, lost: list[Running], message: str) -> None:
         self._heard.set()
@@ -106,13 +125,19 @@ class Emitter:
     async def _republish_one(self, running: Running) -> None:
         for chunk in list(running.chunks):
             await self._publish(running.subject, chunk)
-        await self._bus.flush()
+        try:
+            await self._bus.flush()
+        except Unavailable:
+            self._refused.set()
+            raise
 
     async def _publish(self, subject: str, payload: bytes) -> None:
         try:
             await self._bus.publish(subject, payload)
         except Unavailable as error:
-            log.warning("not published, will be after the reconnect", subject=subject, error=str(error))
+            if not self._refused.is_set():
+                log.warning("not published yet, nor what follows", subject=subject, error=str(error))
+            self._refused.set()
 
     def _event(self) -> scheduler_pb2.WorkerEvent:
         return scheduler_pb2.WorkerEvent(worker_id=self._worker_id, incarnation=self._incarnation)

@@ -25,7 +25,13 @@ from inferflux.common.bus.serving import (
     Subscription,
 )
 from inferflux.common.bus.token_stream import TokenSubscription
-from inferflux.common.errors import InferFluxError, InvalidArgument, Unavailable, from_code
+from inferflux.common.errors import (
+    DeadlineExceeded,
+    InferFluxError,
+    InvalidArgument,
+    Unavailable,
+    from_code,
+)
 from inferflux.common.stream_limits import StreamLimits
 
 log = logs.get()
@@ -97,7 +103,8 @@ class Bus:
         return int(self._client.max_payload)
 
     def on_reconnect(self, callback: Callable[[], Awaitable[None]]) -> None:
-        """Have `callback` awaited after every reconnect, once the streams are there again."""
+        """Have `callback` awaited after every reconnect, once the streams are there again; once more with
+        all that comes before it when it raises Unavailable or DeadlineExceeded."""
         self._callbacks.append(callback)
 
     async def publish(self, subject: str, payload: bytes, headers: Mapping[str, str] | None = None) -> None:
@@ -309,6 +316,8 @@ class Bus:
         for callback in self._callbacks:
             try:
                 await callback()
+            except (Unavailable, DeadlineExceeded):
+                raise
             except Exception:
                 metrics.UNEXPECTED_ERRORS.labels(where="reconnect").inc()
                 log.exception("a reconnect callback failed")
