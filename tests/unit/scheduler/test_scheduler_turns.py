@@ -7,7 +7,7 @@ from harness.scheduler_world import PARKED, SWAPPED, SimWorker, World, make_requ
 
 from inferflux.common import kv_cells
 from inferflux.common.errors import NotFound
-from inferflux.scheduler import actions
+from inferflux.scheduler import actions, planning
 from inferflux.scheduler.fairness import FairnessSettings
 from inferflux.scheduler.jobs import JobState, RequestKey
 from inferflux.scheduler.limits import Limits
@@ -484,4 +484,61 @@ def test_a_worker_that_is_slow_to_say_that_it_lives_is_asked_once_and_kept() -> 
         world.settle()
     assert [len(batch.items) for batch in worker.batches] == [1, 0]
     assert state_of(world, key) is JobState.RUNNING
+    finish(world)
+
+
+def test_an_urgent_request_that_must_be_read_first_preempts_at_once() -> None:
+    world = make_world()
+    lost = world.add_worker("w1", slots=1, kv_cells=200)
+    world.settle()
+    urgent = submit(world, "urgent", priority=9)
+    lost.step()
+    world.settle()
+    other = world.add_worker("w2", slots=1, kv_cells=200)
+    world.settle()
+    low = submit(world, "low")
+    del world.workers["w1"]
+    lost.leave()
+    world.settle()
+    assert state_of(world, urgent) is JobState.RUNNING
+    assert other.running[low].residence == PARKED
+    assert world.core.jobs[urgent].refusals == 0
+    finish(world)
+
+
+def test_what_waits_on_board_for_cells_is_not_starved_by_small_requests() -> None:
+    world = make_world()
+    worker = world.add_worker("w1", slots=3, kv_cells=100)
+    world.settle()
+    submit(world, "small", prompt=10, max_tokens=21)
+    big = submit(world, "big", prompt=30, max_tokens=30)
+    urgent = submit(world, "urgent", priority=9, prompt=10, max_tokens=3)
+    assert state_of(world, big) is JobState.PARKED
+    later = submit(world, "later", prompt=10, max_tokens=21)
+    assert worker.running.keys() >= {big, urgent}
+    assert state_of(world, later) is JobState.QUEUED, "it would take the cells that the big one waits for"
+    world.live(3)
+    assert urgent not in worker.running
+    assert state_of(world, big) is JobState.RUNNING
+    finish(world)
+
+
+def test_a_worker_with_a_turn_gives_it_to_its_own_however_many_wait_for_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(planning, "_PASS_OVER_AT_MOST", 2)
+    world = make_world(move_after_s=1000.0)
+    world.add_worker("w1", kv_cells=400)
+    world.settle()
+    first, second = submit(world, "first"), submit(world, "second")
+    other = world.add_worker("w2", slots=1, kv_cells=400)
+    world.settle()
+    third = submit(world, "third")
+    for i in range(3):
+        submit(world, f"urgent{i}", priority=9)
+    assert [state_of(world, key) for key in (first, second, third)] == [JobState.PARKED] * 3
+    (urgent,) = [key for key, sequence in other.running.items() if sequence.is_running]
+    world.cancel(urgent)
+    world.settle()
+    assert state_of(world, third) is JobState.RUNNING
     finish(world)

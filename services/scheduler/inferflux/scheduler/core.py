@@ -354,12 +354,15 @@ class Core:
         if not self.must_plan:
             return []
         out: list[Action] = []
-        for worker in self.table.workers.values():
-            if worker.state == scheduler_pb2.WORKER_STATE_DRAINING:
-                out += self._planner.finish_there(worker, now)
-        for model in self._life.unplanned:
-            out += self._planner.plan_model(model, now)
-        self._life.unplanned.clear()
+        life = self._life
+        models, life.unplanned = life.unplanned, set()
+        worker_ids, life.have_turns = life.have_turns, set()
+        have_turns = [self.table.workers[w] for w in worker_ids if w in self.table.workers]
+        for worker in have_turns:
+            if worker.state == scheduler_pb2.WORKER_STATE_DRAINING:  # nobody else may have them
+                out += self._planner.give_turns(worker, now)
+        for model in models:
+            out += self._planner.plan_model(model, have_turns, now)
         fresh, self._life.fresh = self._life.fresh, []
         for job in fresh:
             if job.is_queued and job.announced_epoch != job.epoch:

@@ -43,6 +43,8 @@ class Lifecycle:
         # Models to plan for, and jobs that have not been through a plan since they were queued.
         self.unplanned: set[str] = set()
         self.fresh: list[Job] = []
+        # Ids of workers that may have a turn for what waits on them.
+        self.have_turns: set[str] = set()
         # Ends of inherited jobs, put off until it is known whether a worker has them.
         self.deferred: list[tuple[Job, Conclusion]] = []
         # Those that ended, and their places in the work queue.
@@ -224,6 +226,7 @@ class Lifecycle:
 
     def replan(self, worker: WorkerSlots) -> None:
         if worker.can_resume:
+            self.have_turns.add(worker.worker_id)
             self.unplanned.update(m for m in worker.context_lengths if self.queue.models.get(m))
 
     def drop(self, worker_id: str, key: RequestKey, epoch: int) -> Action:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from inferflux.v1 import worker_pb2
@@ -61,27 +61,50 @@ class Planner:
             worker.unanswered = max(0, worker.unanswered - 1)  # it may have been silent, and forgotten
         return flight
 
-    def plan_model(self, model: str, now: float) -> list[Action]:
+    def plan_model(self, model: str, have_turns: Sequence[WorkerSlots], now: float) -> list[Action]:
         """In strict order: a job that fits nowhere now is waited for, or small ones would starve it. Only
-        what waits for its turn on a worker is passed over while that worker has none."""
+        what waits for its turn on a worker is passed over while that worker has none; one that waits for
+        cells there keeps the others from them.
+
+        Args:
+            have_turns: workers that may have a turn since the last plan.
+        """
         queue = self._life.queue.models.get(model)
         if queue is None:
             return []
         out: list[Action] = []
         placed: dict[str, Placed] = defaultdict(Placed)
         passed_over: list[Job] = []
+        kept: list[WorkerSlots] = []
         while (job := queue.first()) is not None and len(passed_over) < _PASS_OVER_AT_MOST:
             if job.state is JobState.PARKED:
                 if not self._give_turn(job, queue, placed, out, now):
                     queue.set_aside(job)
                     passed_over.append(job)
+                    kept += self._keep_cells(job)
             elif not self._place(job, queue, placed, out, now):
                 break
         for job in passed_over:
             queue.put_back(job)
         for worker_id, placed_there in placed.items():
             out += self._send(self._life.table.workers[worker_id], placed_there, now)
+        if len(passed_over) == _PASS_OVER_AT_MOST:  # those behind were not looked at
+            for worker in have_turns:
+                if model in worker.context_lengths:
+                    out += self.give_turns(worker, now)
+        for worker in kept:
+            worker.is_kept = False
+            self._life.placement.update(worker)
         return out
+
+    def _keep_cells(self, job: Job) -> list[WorkerSlots]:
+        """Where a parked job lacks nothing but cells, leave none to others; returns the worker, if any."""
+        worker = self._life.worker_of(job)
+        if worker is None or job.is_cancelled or not self._has_turn(job, worker):
+            return []
+        worker.is_kept = True
+        self._life.placement.update(worker)
+        return [worker]
 
     def _give_turn(
         self, job: Job, queue: ModelQueue, placed: dict[str, Placed], out: list[Action], now: float
@@ -119,23 +142,26 @@ class Planner:
             placed[worker.worker_id].new.append(job)
         return True
 
-    def finish_there(self, worker: WorkerSlots, now: float) -> list[Action]:
-        """What a draining worker has parked gets its turns as soon as there are any: nobody else may have
-        them."""
+    def give_turns(self, worker: WorkerSlots, now: float) -> list[Action]:
+        """What is parked on a worker gets its turns, most urgent first, whatever waits elsewhere."""
         out: list[Action] = []
         placed = Placed()
-        for owner in sorted(worker.owners.values(), key=lambda owner: owner.rank):
-            job = self._life.jobs[owner.key]
-            if job.state is JobState.PARKED and self._can_go_on(job, worker):
+        parked = [self._life.jobs[key] for key, owner in worker.owners.items() if not owner.is_running]
+        for job in sorted(parked, key=self._life.fairness.rank):
+            if self._can_go_on(job, worker):
                 out += self._resume(job, worker, self._life.queue.models[job.model], now)
                 placed.resumed.append(job)
         return out + self._send(worker, placed, now)
 
     def _can_go_on(self, job: Job, worker: WorkerSlots) -> bool:
+        has_cells = cells_wanted(job) <= worker.free_cells or not worker.owned_cells
+        return self._has_turn(job, worker) and has_cells and not job.is_cancelled
+
+    @staticmethod
+    def _has_turn(job: Job, worker: WorkerSlots) -> bool:
         owner = worker.owners[job.key]
         has_slot = owner.slot is not None or worker.has_slot
-        has_cells = cells_wanted(job) <= worker.free_cells or not worker.owned_cells
-        return worker.can_resume and owner.is_confirmed and has_slot and has_cells and not job.is_cancelled
+        return worker.can_resume and owner.is_confirmed and has_slot
 
     def _should_move(self, job: Job, now: float) -> bool:
         """Whether another worker should compute it again: it has waited, and there is one that has room, and
@@ -186,10 +212,12 @@ class Planner:
         self._life.placement.update(worker)
 
     def _send(self, worker: WorkerSlots, placed: Placed, now: float) -> list[Action]:
-        """Preemptions travel with the first batch of those they make room for."""
+        """Preemptions travel with the first batch of those they make room for, or alone, ahead of those that
+        have to be read first."""
         out = self.dispatch(worker, placed.new, now, placed.victims)
-        left = [] if placed.new else placed.victims
-        return out + self.dispatch(worker, placed.resumed, now, left)
+        if placed.victims and not placed.new:
+            out.append(self._without_items(worker, now, placed.victims))
+        return out + self.dispatch(worker, placed.resumed, now)
 
     def dispatch(
         self, worker: WorkerSlots, jobs: list[Job], now: float, victims: Iterable[Job] = ()
@@ -231,7 +259,11 @@ class Planner:
     def ask(self, worker: WorkerSlots, now: float) -> Action:
         """Whether the worker is there: a batch of nothing, which it answers."""
         worker.was_asked = True
+        return self._without_items(worker, now)
+
+    def _without_items(self, worker: WorkerSlots, now: float, victims: Iterable[Job] = ()) -> Action:
         message = self._new_batch(worker, now)
+        batches.add_preemptions(message, victims)
         self._flights[message.batch_id] = Flight(worker.worker_id, worker.incarnation, ())
         worker.unanswered += 1
         return actions.Dispatch(worker_id=worker.worker_id, batch=message, model="", waits_s=(), handles=())

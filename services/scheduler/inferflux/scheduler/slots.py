@@ -103,6 +103,8 @@ class WorkerSlots:
         self.is_held = False
         # Whether it was asked for a sign of life since it was heard.
         self.was_asked = False
+        # A request parked here waits for cells: for the rest of a plan, nobody else gets them.
+        self.is_kept = False
         # Batches it has not answered: what it says meanwhile may be from before them.
         self.unanswered = 0
         self.owners: dict[RequestKey, Owner] = {}
@@ -129,7 +131,8 @@ class WorkerSlots:
     @property
     def has_turn(self) -> bool:
         """Whether one more request may run, were it there."""
-        return not self.is_held and self._n_running + self._n_strays_running < self.slots
+        is_shut = self.is_held or self.is_kept
+        return not is_shut and self._n_running + self._n_strays_running < self.slots
 
     @property
     def has_slot(self) -> bool:
@@ -149,7 +152,8 @@ class WorkerSlots:
     @property
     def takes_new(self) -> bool:
         """Whether it would take new requests if there were room."""
-        return self.state == scheduler_pb2.WORKER_STATE_READY and not self.is_held
+        is_shut = self.is_held or self.is_kept
+        return self.state == scheduler_pb2.WORKER_STATE_READY and not is_shut
 
     @property
     def can_resume(self) -> bool:
