@@ -106,6 +106,11 @@ def test_a_step_that_also_decodes_may_have_a_bound_of_its_own() -> None:
     assert budget.tokens(0) == 2048
 
 
+@pytest.mark.parametrize("n_decoding", [60, 63, 200])
+def test_that_bound_does_not_starve_prompts_where_many_decode(n_decoding: int) -> None:
+    assert settled(gpu, n_decoding=n_decoding, mixed_tokens=63).tokens(n_decoding) >= 8
+
+
 def test_the_line_is_found() -> None:
     line = StepTime()
     for n in (4, 20, 9, 33, 16):

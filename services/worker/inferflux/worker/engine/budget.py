@@ -27,7 +27,8 @@ class StepBudget:
         batch_tokens: most tokens of any step.
         stretch: a mixed step should take at most this many times a decode-only step.
         limit_s: a step should take at most this long.
-        mixed_tokens: most tokens of a step that also decodes.
+        mixed_tokens: most tokens of a step that also decodes, unless so many decode that hardly a prompt
+            token would have room.
     """
 
     def __init__(self, batch_tokens: int, stretch: float, limit_s: float, mixed_tokens: int) -> None:
@@ -44,7 +45,10 @@ class StepBudget:
         Args:
             n_waiting: sequences whose prompt is not finished.
         """
-        room = (self._mixed_tokens if n_decoding else self._batch_tokens) - n_decoding
+        room = self._batch_tokens - n_decoding
+        mixed_room = self._mixed_tokens - n_decoding
+        if n_decoding and mixed_room >= _SMALLEST_CHUNK:
+            room = mixed_room
         target_s = self._target_s(n_decoding, n_waiting)
         wanted = self._step.tokens_within(target_s) - n_decoding
         return max(1, min(max(wanted, _SMALLEST_CHUNK), room))
