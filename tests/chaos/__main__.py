@@ -30,7 +30,10 @@ def main() -> int:
         keeps_logs=asked.keep,
         is_verbose=asked.verbose,
     )
-    return asyncio.run(run(settings))
+    try:
+        return asyncio.run(run(settings))
+    except (KeyboardInterrupt, asyncio.CancelledError):
+        return 130
 
 
 def _seconds(text: str) -> float:

@@ -80,6 +80,12 @@ class Inflictor:
         """Return when everything is back."""
         await asyncio.gather(*self._tasks)
 
+    async def close(self) -> None:
+        """Do nothing more; what is paused goes on."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
     async def _inflict(self, fault: Fault) -> None:
         name = await self._resolve(fault.target)
         child, _, process = name.rpartition(OF)
