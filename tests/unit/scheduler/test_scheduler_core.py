@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import weakref
+
 import pytest
 from harness.scheduler_world import World, make_request
 
@@ -281,9 +283,9 @@ def test_a_job_that_comes_again_is_run_once(world: World) -> None:
     assert world.acks == {1: ["length"]}
 
 
-def test_held_jobs_are_said_to_be_held_about_every_twenty_seconds(world: World) -> None:
+def test_held_jobs_are_said_to_be_held_about_every_twenty_seconds() -> None:
+    world = World(Limits(settle_s=0.0, clock_skew_s=-1e6, no_worker_timeout_s=1000.0))
     submit(world, "r1")
-    world.core.on_connection(False, world.now)
     world.settle()
     for _ in range(900):
         world.pass_time(0.1)
@@ -411,3 +413,51 @@ def test_a_slot_that_a_stray_still_has_is_not_free_when_its_owner_leaves(world: 
     assert view.free_slots == 0
     view.reconcile(scheduler_pb2.WorkerStatus(slots=1, kv_cells=32), world.now, 2)
     assert view.free_slots == 1
+
+
+class _Handle:
+    """What acknowledges a job; tells whether the scheduler still has it in memory."""
+
+
+def test_jobs_that_have_ended_do_not_stay_in_memory_until_their_deadlines() -> None:
+    core = World().core
+    core.on_tick(1000.0)
+    handles: list[weakref.ref[_Handle]] = []
+    for i in range(1000):
+        handle = _Handle()
+        handles.append(weakref.ref(handle))
+        request = make_request(f"r{i}", at=1000.0, deadline=100_000.0)
+        core.on_job(request, handle, i + 1, 1000.0)
+        core.plan(1000.0)
+        core.on_cancel(RequestKey(request.tenant, request.request_id), 1000.0)
+        del handle
+    assert not core.jobs
+    assert sum(handle() is not None for handle in handles) < 200
+
+
+def test_models_that_nobody_serves_are_forgotten_with_their_requests() -> None:
+    world = World(Limits(settle_s=0.0, clock_skew_s=-1e6, no_worker_timeout_s=1.0))
+    world.pass_time(0.1)
+    for i in range(5):
+        world.submit(make_request(f"r{i}", at=world.now, model=f"model-{i}"))
+    world.settle()
+    for _ in range(4):
+        world.pass_time(0.5)
+    assert not world.core.jobs
+    assert not world.core.queue.models
+    assert not world.core._unserved_since
+    assert not world.core._look_again_s
+
+
+def test_while_nothing_can_be_sent_jobs_are_not_said_to_be_held() -> None:
+    world = World(Limits(settle_s=0.0, clock_skew_s=-1e6, no_worker_timeout_s=1000.0))
+    submit(world, "r1")
+    world.settle()
+    world.core.on_connection(False, world.now)
+    for _ in range(100):
+        world.pass_time(1.0)
+    assert world.holds == 0
+    world.core.on_connection(True, world.now)
+    for _ in range(25):
+        world.pass_time(0.9)
+    assert world.holds >= 1

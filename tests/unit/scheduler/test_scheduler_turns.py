@@ -542,3 +542,40 @@ def test_a_worker_with_a_turn_gives_it_to_its_own_however_many_wait_for_others(
     world.settle()
     assert state_of(world, third) is JobState.RUNNING
     finish(world)
+
+
+def test_the_slot_that_a_worker_says_a_request_runs_in_is_not_given_to_another() -> None:
+    world = make_world()
+    worker = world.add_worker("w1", kv_cells=200)
+    world.settle()
+    key = submit(world, "r1")
+    moved_to = worker.running[key].slot + 1
+    worker.running[key].slot = moved_to
+    worker.beat()
+    world.settle()
+    other = submit(world, "r2")
+    assert worker.running[other].slot != moved_to
+    assert world.core.jobs[other].refusals == 0
+    finish(world)
+
+
+def test_a_turn_that_is_refused_goes_on_waiting_from_when_it_was_given() -> None:
+    world = make_world()
+    worker = world.add_worker("w1", slots=1, kv_cells=200)
+    world.settle()
+    low = submit(world, "low")
+    urgent = submit(world, "urgent", priority=9, max_tokens=1)
+    parked_s = world.now
+    world.now += 1.0
+    worker.slots = 0  # it has no turn to give, whatever the table says
+    world.cancel(urgent)
+    world.settle()
+    assert state_of(world, low) is JobState.PARKED
+    assert worker.batches[-1].phase == worker_pb2.PHASE_DECODE
+    world.now += 1.0
+    worker.slots = 1
+    worker.beat()
+    world.settle()
+    assert state_of(world, low) is JobState.RUNNING
+    assert world.core.jobs[low].waited_there_s == pytest.approx(world.now - parked_s)
+    finish(world)

@@ -90,7 +90,7 @@ class Yielded:
     key: RequestKey
     handle: object
     worker_id: str
-    # timeslice or memory.
+    # timeslice, memory or preempted, by the worker; unheard when only its heartbeats told.
     reason: str
 
 

@@ -39,6 +39,8 @@ from .timers import Timers
 _STALL_S = 1.0
 _LOOK_AGAIN_S = 0.5
 _CANCELS_REMEMBERED = 65_536
+# Jobs that have ended, among those that timers hold, before these are cleared of them.
+_ENDED_HELD = 64
 
 
 class Core:
@@ -181,6 +183,7 @@ class Core:
         self._holds.add(now + self.limits.hold_interval_s * spread, job)
         if job.deadline_s is not None:
             self._deadlines.add(job.deadline_s, job)
+        self._let_go_of_ended()
         orphan = self._hearing.orphan_of(key)
         if orphan is not None and orphan[0].can_adopt(orphan[1]):
             self._life.adopt(job, *orphan, now)
@@ -189,6 +192,12 @@ class Core:
             job.is_cancelled = True
             return self._life.conclude(job, outcomes.cancelled(job, now))
         return self._life.enqueue(job, now) if job.is_inherited else self._admit(job, now)
+
+    def _let_go_of_ended(self) -> None:
+        """Deadlines may be far away: until then, jobs that have ended would stay in memory."""
+        for timers in (self._deadlines, self._holds):
+            if len(timers) > 2 * len(self.jobs) + _ENDED_HELD:
+                timers.keep(lambda job: job.state is not JobState.ENDED)
 
     def on_cancel(self, key: RequestKey, now: float) -> tuple[bool, list[Action]]:
         """A cancel notice, which workers hear as well. Returns whether the request is known, too."""
@@ -298,7 +307,8 @@ class Core:
             out.append(self._publish_queued(job, outlook))
         for job in self._holds.due(now):
             if job.state is not JobState.ENDED:
-                out.append(actions.Hold(job.handle))
+                if self._is_connected:
+                    out.append(actions.Hold(job.handle))
                 self._holds.add(now + self.limits.hold_interval_s, job)
         for worker_id in list(self._hearing.drains.due(now)):
             out += self._hand_over(worker_id, now)
@@ -474,4 +484,7 @@ class Core:
             for job in [j for j in queue if j.is_queued and now - j.queued_s >= timeout_s]:
                 out += self._life.conclude(job, outcomes.no_worker(job, timeout_s))
         self.queue.forget_empty(self._life.placement.is_served)
+        for model in self._unserved_since.keys() - self.queue.models.keys():
+            del self._unserved_since[model]
+            self._look_again_s.pop(model, None)
         return out

@@ -178,9 +178,11 @@ class Planner:
         worker.resume(job.key, cells_wanted(job), self._life.fairness.rank(job))
         self._life.placement.update(worker)
         job.is_resuming = True
-        job.waited_there_s += now - job.parked_s
+        waited_s = now - job.parked_s
+        job.waited_there_s += waited_s
+        job.parked_s = now  # should it have to wait on
         name = residence.name.lower()
-        return [actions.Resumed(job.key, job.handle, worker.worker_id, now - job.parked_s, name)]
+        return [actions.Resumed(job.key, job.handle, worker.worker_id, waited_s, name)]
 
     def _make_room(
         self, job: Job, placed: dict[str, Placed], out: list[Action], now: float

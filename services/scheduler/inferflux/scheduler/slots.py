@@ -269,7 +269,7 @@ class WorkerSlots:
                 continue
             report = on_board.get(owner.key)
             if report is not None and report.epoch == owner.epoch:
-                self._compare(owner, Residence.of(report.residence), found, insist_after)
+                self._compare(owner, report, found, insist_after)
             elif owner.is_accepted:
                 owner.missed += 1
                 if owner.missed >= insist_after:
@@ -278,14 +278,19 @@ class WorkerSlots:
         self._count_free()
         return found
 
-    def _compare(self, owner: Owner, said: Residence, found: Reconciled, insist_after: int) -> None:
+    def _compare(
+        self, owner: Owner, report: scheduler_pb2.RunningRequest, found: Reconciled, insist_after: int
+    ) -> None:
+        said = Residence.of(report.residence)
         if not owner.is_accepted:
             found.confirmed.append(owner)
         owner.missed, owner.is_accepted = 0, True
         is_running = said is Residence.RUNNING
         if is_running is owner.is_running:
             owner.disputed = 0
-            if not is_running:
+            if is_running:
+                self._follow_slot(owner, report.slot)
+            else:
                 self.park(owner.key, said, is_confirmed=True)
             return
         owner.disputed = 0 if self.unanswered else owner.disputed + 1
@@ -294,6 +299,14 @@ class WorkerSlots:
                 found.going_on.append(owner)
             else:
                 found.stopped.append((owner, said))
+
+    def _follow_slot(self, owner: Owner, slot: int) -> None:
+        """It runs in this one, whichever it was to have: the end of its turn and the next one may have
+        crossed. While the table has given the slot to another, that one is about to be refused."""
+        if owner.slot == slot or self.unanswered:
+            return
+        if all(other.slot != slot for other in self.owners.values()):
+            owner.slot = slot
 
     def _take_status(self, status: scheduler_pb2.WorkerStatus) -> None:
         self.state: scheduler_pb2.WorkerState.ValueType = status.state

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from heapq import heappop, heappush
+from collections.abc import Callable, Iterator
+from heapq import heapify, heappop, heappush
 from typing import Generic, TypeVar
 
 T = TypeVar("T")
@@ -22,6 +22,11 @@ class Timers(Generic[T]):
     def add(self, due_s: float, item: T) -> None:
         self._count += 1
         heappush(self._heap, (due_s, self._count, item))
+
+    def keep(self, is_wanted: Callable[[T], bool]) -> None:
+        """Let go of the others before they fall due."""
+        self._heap = [entry for entry in self._heap if is_wanted(entry[2])]
+        heapify(self._heap)
 
     def due(self, now: float) -> Iterator[T]:
         """Take out what is due, in order."""
