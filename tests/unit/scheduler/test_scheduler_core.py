@@ -461,3 +461,38 @@ def test_while_nothing_can_be_sent_jobs_are_not_said_to_be_held() -> None:
     for _ in range(25):
         world.pass_time(0.9)
     assert world.holds >= 1
+
+
+def test_a_request_for_a_large_worker_alone_does_not_hold_up_those_for_small_ones(world: World) -> None:
+    small, large = world.add_worker("small", kv_cells=32), world.add_worker("large", kv_cells=64)
+    world.settle()
+    large.state = scheduler_pb2.WORKER_STATE_LOADING
+    large.beat()
+    world.settle()
+    huge = submit(world, "huge", prompt=40)
+    fits_both = submit(world, "fits both")
+    world.settle()
+    assert world.core.jobs[huge].state is JobState.QUEUED
+    assert fits_both in small.running
+    large.state = scheduler_pb2.WORKER_STATE_READY
+    large.beat()
+    world.settle()
+    assert huge in large.running
+    world.live(30)
+    world.check_quiet()
+
+
+def test_workers_that_a_waiting_request_fits_are_kept_for_it_and_others_are_not(world: World) -> None:
+    large, small = world.add_worker("large", kv_cells=60), world.add_worker("small", kv_cells=20)
+    world.settle()
+    first = submit(world, "first", prompt=40)
+    world.settle()
+    second = submit(world, "second", prompt=30)
+    third = submit(world, "third", prompt=10)
+    fourth = submit(world, "fourth", prompt=10)
+    world.settle()
+    assert list(large.running) == [first], "the second waits for its cells"
+    assert list(small.running) == [third]
+    assert [world.core.jobs[key].state for key in (second, fourth)] == [JobState.QUEUED] * 2
+    world.live(30)
+    world.check_quiet()

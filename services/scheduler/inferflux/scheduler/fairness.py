@@ -8,13 +8,13 @@ no place. Either way the request stays on board and goes on when it is first in 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from inferflux.v1 import scheduler_pb2
 
 from .jobs import Job, JobState, RequestKey
-from .placement import cells_wanted, fits
+from .placement import Size, cells_wanted, fits, size_of
 from .ranking import Ranking
 from .slots import SlotTable, WorkerSlots
 
@@ -94,11 +94,16 @@ class FairnessController:
         if entry is not None:
             self._running[job.model].remove(entry)
 
-    def preempt_for(self, job: Job, table: SlotTable, jobs: Mapping[RequestKey, Job]) -> Preemption | None:
+    def preempt_for(
+        self, job: Job, table: SlotTable, jobs: Mapping[RequestKey, Job], but: Collection[Size] = ()
+    ) -> Preemption | None:
         """Who should give way to a request that found no place; None if nobody should.
 
         The least urgent running request decides on which worker; if its cells are not enough there, others
         of that worker follow it, least urgent first, for as long as they are less urgent than the request.
+
+        Args:
+            but: on no worker of these sizes.
         """
         if not (self.settings.enable_preemption and self.is_urgent(job)):
             return None
@@ -112,6 +117,7 @@ class FairnessController:
                 and worker.takes_new
                 and self._yields(least_urgent, job)
                 and fits(job, worker)
+                and size_of(worker, job.model) not in but
             ):
                 others = [jobs[key] for key in worker.owners if self._yields(jobs[key], job)]
                 return Preemption(worker, self._victims(worker, job, others))

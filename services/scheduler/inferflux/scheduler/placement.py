@@ -1,13 +1,14 @@
 """Which worker takes a request (pure).
 
 Among the workers that have the model, are ready and may run one more, the one whose running requests hold the
-fewest tokens, if it has the KV cells. Workers are kept sorted by that load, per model, so that finding one
-does not cost more with a thousand of them.
+fewest tokens, if it has the KV cells. Workers are kept sorted by that load, per model and size, so that
+finding one does not cost more with a thousand of them, as long as they come in a few sizes.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Collection
 
 from inferflux.common.kv_cells import cells_of, committed_cells
 from inferflux.v1 import scheduler_pb2
@@ -15,6 +16,9 @@ from inferflux.v1 import scheduler_pb2
 from .jobs import Job
 from .ranking import Ranking
 from .slots import WorkerSlots
+
+# Context length and KV cells: what one worker could run, all of its size could.
+Size = tuple[int, int]
 
 _LIVE = (scheduler_pb2.WORKER_STATE_READY, scheduler_pb2.WORKER_STATE_LOADING)
 
@@ -36,39 +40,48 @@ def fits_context(job: Job, context_length: int) -> bool:
 
 def fits(job: Job, worker: WorkerSlots) -> bool:
     """Whether the worker could run it, were there room: it has the context and the memory."""
-    context_length = worker.context_lengths.get(job.model, 0)
-    return fits_context(job, context_length) and cells_at_most(job, context_length) <= worker.kv_cells
+    return fits_size(job, size_of(worker, job.model))
+
+
+def fits_size(job: Job, size: Size) -> bool:
+    context_length, kv_cells = size
+    return fits_context(job, context_length) and cells_at_most(job, context_length) <= kv_cells
+
+
+def size_of(worker: WorkerSlots, model: str) -> Size:
+    return worker.context_lengths.get(model, 0), worker.kv_cells
+
+
+# Its load, and the worker.
+_Entry = tuple[int, str, WorkerSlots]
 
 
 class Placement:
     """An index over workers; `update` must follow every change of one."""
 
     def __init__(self) -> None:
-        self._open: dict[str, Ranking[tuple[int, str, WorkerSlots]]] = defaultdict(Ranking)
-        self._entries: dict[str, list[tuple[str, tuple[int, str, WorkerSlots]]]] = {}
+        # By model, then size; there is none without workers.
+        self._open: dict[str, dict[Size, Ranking[_Entry]]] = defaultdict(dict)
+        self._entries: dict[str, list[tuple[str, Size, _Entry]]] = {}
         self._live: dict[str, dict[str, WorkerSlots]] = defaultdict(dict)
         self._models: dict[str, list[str]] = {}
-        # No worker of the model has ever had more KV cells.
-        self._largest: dict[str, int] = defaultdict(int)
 
     def update(self, worker: WorkerSlots) -> None:
         """Sort a worker in anew."""
         worker_id = worker.worker_id
-        for model, entry in self._entries.pop(worker_id, ()):
-            self._open[model].remove(entry)
+        self._close(worker_id)
         if worker.is_open:
-            models = self._models.get(worker_id, ())
             entry = (worker.load, worker_id, worker)
-            self._entries[worker_id] = [(model, entry) for model in models]
-            for model in models:
-                self._open[model].add(entry)
+            entries = [(model, size_of(worker, model), entry) for model in self._models.get(worker_id, ())]
+            self._entries[worker_id] = entries
+            for model, size, _entry in entries:
+                self._open[model].setdefault(size, Ranking()).add(entry)
 
     def update_models(self, worker: WorkerSlots) -> None:
         """Like `update`, after a heartbeat: what it serves, and whether, may have changed."""
         self.remove(worker)
         self._models[worker.worker_id] = models = list(worker.context_lengths)
         for model in models:
-            self._largest[model] = max(self._largest[model], worker.kv_cells)
             if worker.state in _LIVE:
                 self._live[model][worker.worker_id] = worker
         self.update(worker)
@@ -76,30 +89,49 @@ class Placement:
     def remove(self, worker: WorkerSlots) -> None:
         """Forget a worker."""
         worker_id = worker.worker_id
-        for model, entry in self._entries.pop(worker_id, ()):
-            self._open[model].remove(entry)
+        self._close(worker_id)
         for model in self._models.pop(worker_id, ()):
             self._live[model].pop(worker_id, None)
+
+    def _close(self, worker_id: str) -> None:
+        for model, size, entry in self._entries.pop(worker_id, ()):
+            self._open[model][size].remove(entry)
+            if not self._open[model][size]:
+                del self._open[model][size]
 
     def is_served(self, model: str) -> bool:
         """Whether a worker that is ready or loading has the model."""
         return bool(self._live.get(model))
 
-    def choose(self, job: Job) -> WorkerSlots | None:
-        """The worker for a job, None if none can take it now."""
-        if job.model not in self._open:
-            return None
-        largest = self._largest[job.model]
+    def choose(self, job: Job, but: Collection[Size] = ()) -> WorkerSlots | None:
+        """The worker for a job, None if none can take it now.
+
+        Args:
+            but: no worker of these sizes.
+        """
         wanted = cells_wanted(job)
+        best: _Entry | None = None
         avoided: WorkerSlots | None = None
-        for load, _worker_id, worker in self._open[job.model]:
-            if load + wanted > largest:
-                break  # and those after it have more to hold
-            if wanted <= worker.free_cells and fits(job, worker):
-                if worker.worker_id != job.avoids:
-                    return worker
-                avoided = worker
-        return avoided
+        for size in self.open_to(job):
+            for entry in self._open[job.model][size] if size not in but else ():
+                load, worker_id, worker = entry
+                if wanted > worker.free_cells:
+                    break  # and those after it have more to hold
+                if worker_id == job.avoids:
+                    avoided = worker
+                    continue
+                if best is None or (load, worker_id) < best[:2]:
+                    best = entry
+                break
+        return best[2] if best is not None else avoided
+
+    def open_to(self, job: Job) -> list[Size]:
+        """Sizes of the workers that may run one more, and could run this one, were there room."""
+        return [size for size in self._open.get(job.model, ()) if fits_size(job, size)]
+
+    def has_open(self, model: str, but: Collection[Size]) -> bool:
+        """Whether workers of other sizes than these may run one more."""
+        return any(size not in but for size in self._open.get(model, ()))
 
     def why_never(self, job: Job) -> str:
         """Why no live worker could take the job even if it were empty; "" if one could, or may."""

@@ -12,12 +12,11 @@ from . import actions, batches, outcomes
 from .actions import Action
 from .jobs import Job, JobState, Loss
 from .lifecycle import Lifecycle
-from .placement import cells_wanted
+from .placement import Size, cells_wanted, size_of
 from .queue import ModelQueue
 from .slots import Owner, WorkerSlots
 
-# Parked requests passed over in one plan, whose workers have no turn for them, to find one behind them that
-# has a place.
+# Requests passed over in one plan, whose workers have no place for them, to find one behind them that has.
 _PASS_OVER_AT_MOST = 256
 
 
@@ -37,6 +36,22 @@ class Placed:
     new: list[Job] = field(default_factory=list)
     resumed: list[Job] = field(default_factory=list)
     victims: list[Job] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class Plan:
+    """What one look through a model's queue has come to so far."""
+
+    queue: ModelQueue
+    now: float
+    out: list[Action] = field(default_factory=list)
+    # By worker id.
+    placed: dict[str, Placed] = field(default_factory=lambda: defaultdict(Placed))
+    passed_over: list[Job] = field(default_factory=list)
+    # Sizes of workers that are waited for: those behind in the queue get none of them.
+    awaited: set[Size] = field(default_factory=set)
+    # Workers on which one waits for cells.
+    kept: list[WorkerSlots] = field(default_factory=list)
 
 
 class Planner:
@@ -62,9 +77,9 @@ class Planner:
         return flight
 
     def plan_model(self, model: str, have_turns: Sequence[WorkerSlots], now: float) -> list[Action]:
-        """In strict order: a job that fits nowhere now is waited for, or small ones would starve it. Only
-        what waits for its turn on a worker is passed over while that worker has none; one that waits for
-        cells there keeps the others from them.
+        """In strict order: a job that fits nowhere now is waited for, or small ones would starve it, by all
+        workers that could take it. What waits for its turn on a worker is waited for there alone: passed
+        over while there is none, and kept cells for when it lacks nothing else.
 
         Args:
             have_turns: workers that may have a turn since the last plan.
@@ -72,74 +87,76 @@ class Planner:
         queue = self._life.queue.models.get(model)
         if queue is None:
             return []
-        out: list[Action] = []
-        placed: dict[str, Placed] = defaultdict(Placed)
-        passed_over: list[Job] = []
-        kept: list[WorkerSlots] = []
-        while (job := queue.first()) is not None and len(passed_over) < _PASS_OVER_AT_MOST:
-            if job.state is JobState.PARKED:
-                if not self._give_turn(job, queue, placed, out, now):
-                    queue.set_aside(job)
-                    passed_over.append(job)
-                    kept += self._keep_cells(job)
-            elif not self._place(job, queue, placed, out, now):
-                break
-        for job in passed_over:
+        plan = Plan(queue, now)
+        self._look_through(model, plan)
+        for job in plan.passed_over:
             queue.put_back(job)
-        for worker_id, placed_there in placed.items():
-            out += self._send(self._life.table.workers[worker_id], placed_there, now)
-        if len(passed_over) == _PASS_OVER_AT_MOST:  # those behind were not looked at
+        for worker_id, placed_there in plan.placed.items():
+            plan.out += self._send(self._life.table.workers[worker_id], placed_there, now)
+        if len(plan.passed_over) == _PASS_OVER_AT_MOST:  # those behind were not looked at
             for worker in have_turns:
-                if model in worker.context_lengths:
-                    out += self.give_turns(worker, now)
-        for worker in kept:
+                if model in worker.context_lengths and size_of(worker, model) not in plan.awaited:
+                    plan.out += self.give_turns(worker, now)
+        for worker in plan.kept:
             worker.is_kept = False
             self._life.placement.update(worker)
-        return out
+        return plan.out
 
-    def _keep_cells(self, job: Job) -> list[WorkerSlots]:
-        """Where a parked job lacks nothing but cells, leave none to others; returns the worker, if any."""
+    def _look_through(self, model: str, plan: Plan) -> None:
+        """Place one after the other; who was passed over is still to be put back."""
+        while (job := plan.queue.first()) is not None and len(plan.passed_over) < _PASS_OVER_AT_MOST:
+            if job.state is JobState.PARKED:
+                if self._give_turn(job, plan):
+                    continue
+                self._keep_cells(job, plan)
+            elif self._place(job, plan):
+                continue
+            else:
+                plan.awaited.update(self._life.placement.open_to(job))
+                if not self._life.placement.has_open(model, but=plan.awaited):
+                    break
+            plan.queue.set_aside(job)
+            plan.passed_over.append(job)
+
+    def _keep_cells(self, job: Job, plan: Plan) -> None:
+        """Where a parked job lacks nothing but cells, leave none to others."""
         worker = self._life.worker_of(job)
-        if worker is None or job.is_cancelled or not self._has_turn(job, worker):
-            return []
-        worker.is_kept = True
-        self._life.placement.update(worker)
-        return [worker]
+        if worker is not None and not job.is_cancelled and self._has_turn(job, worker):
+            worker.is_kept = True
+            self._life.placement.update(worker)
+            plan.kept.append(worker)
 
-    def _give_turn(
-        self, job: Job, queue: ModelQueue, placed: dict[str, Placed], out: list[Action], now: float
-    ) -> bool:
+    def _give_turn(self, job: Job, plan: Plan) -> bool:
         """Let a parked job go on where it is, or give it up there for another worker to go on with; False if
         it has to wait."""
         worker = self._life.worker_of(job)
-        if worker is not None and self._can_go_on(job, worker):
-            out += self._resume(job, worker, queue, now)
-            placed[worker.worker_id].resumed.append(job)
+        is_free = worker is not None and size_of(worker, job.model) not in plan.awaited
+        if worker is not None and is_free and self._can_go_on(job, worker):
+            plan.out += self._resume(job, worker, plan.queue, plan.now)
+            plan.placed[worker.worker_id].resumed.append(job)
             return True
-        if self._should_move(job, now):
-            out += self._life.lose(job, Loss.MOVED, now, must_drop=True)
+        if self._should_move(job, plan):
+            plan.out += self._life.lose(job, Loss.MOVED, plan.now, must_drop=True)
             return True
         return False
 
-    def _place(
-        self, job: Job, queue: ModelQueue, placed: dict[str, Placed], out: list[Action], now: float
-    ) -> bool:
+    def _place(self, job: Job, plan: Plan) -> bool:
         """Give a job its place, or end one that can never have any; False if it has to wait."""
-        worker = self._life.placement.choose(job)
+        worker = self._life.placement.choose(job, plan.awaited)
         if worker is None:
             if why := self._life.placement.why_never(job):
-                out += self._life.conclude(job, outcomes.too_large(why))
+                plan.out += self._life.conclude(job, outcomes.too_large(why))
                 return True
-            worker = self._make_room(job, placed, out, now)
+            worker = self._make_room(job, plan)
             if worker is None:
                 return False
-        queue.depart(job, now)
+        plan.queue.depart(job, plan.now)
         self._assign(job, worker)
-        self._charge_prompt(job, queue)
+        self._charge_prompt(job, plan.queue)
         if job.needs_replay:
-            out.append(self._life.read(job))
+            plan.out.append(self._life.read(job))
         else:
-            placed[worker.worker_id].new.append(job)
+            plan.placed[worker.worker_id].new.append(job)
         return True
 
     def give_turns(self, worker: WorkerSlots, now: float) -> list[Action]:
@@ -163,13 +180,13 @@ class Planner:
         has_slot = owner.slot is not None or worker.has_slot
         return worker.can_resume and owner.is_confirmed and has_slot
 
-    def _should_move(self, job: Job, now: float) -> bool:
+    def _should_move(self, job: Job, plan: Plan) -> bool:
         """Whether another worker should compute it again: it has waited, and there is one that has room, and
         no parked requests of its own to fill it with."""
-        has_waited = job.waited_there_s + now - job.parked_s >= self._life.limits.move_after_s
+        has_waited = job.waited_there_s + plan.now - job.parked_s >= self._life.limits.move_after_s
         if not has_waited or job.is_cancelled:
             return False
-        other = self._life.placement.choose(job)
+        other = self._life.placement.choose(job, plan.awaited)
         return other is not None and other.worker_id != job.worker_id and not other.has_parked
 
     def _resume(self, job: Job, worker: WorkerSlots, queue: ModelQueue, now: float) -> list[Action]:
@@ -184,19 +201,17 @@ class Planner:
         name = residence.name.lower()
         return [actions.Resumed(job.key, job.handle, worker.worker_id, waited_s, name)]
 
-    def _make_room(
-        self, job: Job, placed: dict[str, Placed], out: list[Action], now: float
-    ) -> WorkerSlots | None:
+    def _make_room(self, job: Job, plan: Plan) -> WorkerSlots | None:
         """Have less urgent requests give way, if the job is urgent enough; returns where."""
-        preemption = self._life.fairness.preempt_for(job, self._life.table, self._life.jobs)
+        preemption = self._life.fairness.preempt_for(job, self._life.table, self._life.jobs, plan.awaited)
         if preemption is None:
             return None
         worker = preemption.worker
         for victim in preemption.victims:
             worker.park(victim.key, is_confirmed=False)
-            self._life.to_parked(victim, now)
-            placed[worker.worker_id].victims.append(victim)
-            out.append(actions.Preempted(victim.key, victim.handle, worker.worker_id, by=job.key))
+            self._life.to_parked(victim, plan.now)
+            plan.placed[worker.worker_id].victims.append(victim)
+            plan.out.append(actions.Preempted(victim.key, victim.handle, worker.worker_id, by=job.key))
         self._life.placement.update(worker)
         return worker
 
