@@ -7,9 +7,10 @@ import weakref
 import pytest
 from harness.scheduler_world import World, make_request
 
+from inferflux.scheduler import actions
 from inferflux.scheduler.jobs import JobState, RequestKey
 from inferflux.scheduler.limits import Limits
-from inferflux.v1 import generation_pb2, scheduler_pb2
+from inferflux.v1 import generation_pb2, scheduler_pb2, worker_pb2
 
 
 @pytest.fixture
@@ -496,3 +497,18 @@ def test_workers_that_a_waiting_request_fits_are_kept_for_it_and_others_are_not(
     assert [world.core.jobs[key].state for key in (second, fourth)] == [JobState.QUEUED] * 2
     world.live(30)
     world.check_quiet()
+
+
+def test_a_refusal_for_a_reason_that_is_not_known_here_is_one_like_any_other(world: World) -> None:
+    worker = world.add_worker("w1")
+    world.settle()
+    key = submit(world, "r1")
+    world.deliver()
+    (batch_id,) = world.in_flight
+    world.network.clear()
+    answer = worker_pb2.BatchAccepted(batch_id=batch_id)
+    answer.refused.add(request_id="r1", reason=99)
+    (counted,) = world.core.on_batch_answer(answer, world.now)
+    assert counted == actions.CountRefusal("w1", "unknown")
+    assert world.core.jobs[key].state is JobState.QUEUED
+    assert not worker.running

@@ -2,11 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TypeVar
 
 from inferflux.v1 import tokens_pb2, worker_pb2
 
 from .jobs import RequestKey
+
+V = TypeVar("V", bound=int)
+
+
+def reason_of(name: Callable[[V], str], value: V, *, prefix: str) -> str:
+    """What an enum's value is called in an action: `unknown` if a worker of a later version said it."""
+    try:
+        return name(value).removeprefix(prefix).lower()
+    except ValueError:
+        return "unknown"
 
 
 @dataclass(frozen=True, slots=True)

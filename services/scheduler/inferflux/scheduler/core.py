@@ -448,7 +448,7 @@ class Core:
     # Turns
 
     def _on_refused(self, job: Job, worker_id: str, refusal: worker_pb2.Refusal, now: float) -> list[Action]:
-        reason = worker_pb2.RefusalReason.Name(refusal.reason).removeprefix("REFUSAL_REASON_").lower()
+        reason = actions.reason_of(worker_pb2.RefusalReason.Name, refusal.reason, prefix="REFUSAL_REASON_")
         out: list[Action] = [actions.CountRefusal(worker_id, reason)]
         match refusal.reason:
             case worker_pb2.REFUSAL_REASON_CANCELLED:

@@ -159,7 +159,7 @@ class Hearing:
             worker.park(job.key, residence, is_confirmed=True)
             self._life.replan(worker)
             return out
-        reason = scheduler_pb2.YieldReason.Name(told.reason).removeprefix("YIELD_REASON_").lower()
+        reason = actions.reason_of(scheduler_pb2.YieldReason.Name, told.reason, prefix="YIELD_REASON_")
         if told.reason == scheduler_pb2.YIELD_REASON_TIMESLICE:
             job.since_s = now
         return out + self._life.end_turn(worker, job, residence, reason, now)
