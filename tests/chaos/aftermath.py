@@ -15,6 +15,7 @@ from inferflux.common.errors import InferFluxError
 from inferflux.v1 import cluster_pb2
 
 _POLL_S = 0.1
+_TRACEBACK = "Traceback (most recent call last)"
 
 
 def held(status: cluster_pb2.GetStatusResponse, *, workers: int) -> list[str]:
@@ -41,6 +42,19 @@ def held(status: cluster_pb2.GetStatusResponse, *, workers: int) -> list[str]:
 def _counts(status: cluster_pb2.GetStatusResponse) -> dict[str, int]:
     scheduler = status.scheduler
     return {"queued": scheduler.queued, "running": scheduler.running, "parked": scheduler.parked}
+
+
+def tracebacks(log: str) -> list[str]:
+    """The last line of each traceback in a log: errors that nobody had reckoned with (pure)."""
+    found: list[str] = []
+    is_inside = False
+    for line in log.splitlines():
+        if line.startswith(_TRACEBACK):
+            is_inside = True
+        elif is_inside and line and not line[0].isspace():
+            found.append(line)
+            is_inside = False
+    return found
 
 
 async def jobs_left(nats_url: str) -> list[str]:

@@ -195,6 +195,9 @@ class Chaos:
         for request_id, wrongs in self._overheard.wrongs().items():
             for wrong in wrongs:
                 self._report.breach(request_id, wrong)
+        for process in self._stack.processes.values():
+            for error in aftermath.tracebacks(process.log_file.read_text(errors="replace")):
+                self._report.breach(process.name, f"logged an unexpected error: {error}")
         managed = [process.pid for process in self._stack.processes.values()]
         for pid, command in processes.orphans(self._mark, managed).items():
             self._report.breach(f"process {pid}", f"has lost its parent and runs on: {command}")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from chaos.aftermath import held
+from chaos.aftermath import held, tracebacks
 
 from inferflux.v1 import cluster_pb2
 
@@ -46,3 +46,16 @@ def test_slots_cells_and_what_a_worker_says_are_told() -> None:
         "worker-1: s is on board, epoch 1",
         "worker-1: 7 KV cells are reserved",
     ]
+
+
+def test_errors_that_nobody_had_reckoned_with_are_found_in_a_log() -> None:
+    log = (
+        "12:00 [info] ready\n"
+        "Traceback (most recent call last):\n"
+        '  File "a.py", line 1, in f\n'
+        "    raise KeyError(3)\n"
+        "KeyError: 3\n"
+        "12:01 [info] going on\n"
+    )
+    assert tracebacks(log) == ["KeyError: 3"]
+    assert tracebacks("12:00 [error] engine died\n") == []
