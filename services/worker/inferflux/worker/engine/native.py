@@ -163,9 +163,9 @@ class Backend:
             raise DecodeError(f"llama_decode returned {result}: {first_complaint('no reason given')}")
         llama.llama_synchronize(self._context)
 
-    def forget(self, slot: int) -> None:
-        """Free the KV cells of `slot`."""
-        llama.llama_memory_seq_rm(self._memory, slot, 0, -1)
+    def forget(self, slot: int, position: int = 0) -> None:
+        """Free the KV cells of `slot` from `position` on."""
+        llama.llama_memory_seq_rm(self._memory, slot, position, -1)
 
     def move(self, slot: int, to: int) -> None:
         """Have `to`, which is empty, hold what `slot` holds; no tensor is copied."""
