@@ -60,7 +60,7 @@ async def test_json_tells_the_answer_and_its_figures(env: dict[str, str]) -> Non
 
 
 async def test_stats_go_to_stderr(env: dict[str, str]) -> None:
-    result = await run("chat", "--stats", "--max-tokens", "5", "Tell me a story.", env=env)
+    result = await run("chat", *GREEDY, "--stats", "--max-tokens", "5", "Tell me a story.", env=env)
     assert "5 tokens · first after" in result.stderr
     assert "tokens/s" not in result.stdout
 
