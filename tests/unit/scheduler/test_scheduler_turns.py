@@ -579,30 +579,3 @@ def test_a_turn_that_is_refused_goes_on_waiting_from_when_it_was_given() -> None
     assert state_of(world, low) is JobState.RUNNING
     assert world.core.jobs[low].waited_there_s == pytest.approx(world.now - parked_s)
     finish(world)
-
-
-@pytest.mark.parametrize(("fairness", "is_marked"), [(PREEMPTING, True), (FairnessSettings(), False)])
-def test_the_worker_is_told_whose_prompt_others_make_way_for(
-    fairness: FairnessSettings, is_marked: bool
-) -> None:
-    world = make_world(fairness)
-    worker = world.add_worker("w1", kv_cells=100)
-    world.settle()
-    submit(world, "ordinary", priority=4)
-    submit(world, "urgent", priority=5)
-    marks = {item.request.request_id: item.is_urgent for batch in worker.batches for item in batch.items}
-    assert marks == {"ordinary": False, "urgent": is_marked}
-    finish(world)
-
-
-def test_a_stream_that_was_cut_off_is_urgent_where_it_goes_on() -> None:
-    world = make_world(FairnessSettings())
-    worker = world.add_worker("w1")
-    world.settle()
-    submit(world, "r1")
-    worker.step()
-    worker.die_engine()
-    worker.beat()
-    world.settle()
-    assert [item.is_urgent for batch in worker.batches for item in batch.items] == [False, True]
-    finish(world)

@@ -382,7 +382,6 @@ def test_whatever_is_asked_in_whatever_order(
         match action:
             case ("submit", str(name), int(slot), int(rank), int(budget)) if not world.chunks(name):
                 items[name].slot, items[name].rank, items[name].token_budget = slot, rank, budget
-                items[name].is_urgent = rank % 2 == 0
                 world.submit(items[name])
             case ("resume", str(name), int(slot), int(rank), int(budget)):
                 resume(world, again(name, slot=slot, rank=rank, budget=budget))
@@ -412,28 +411,3 @@ def test_whatever_is_asked_in_whatever_order(
         tokens = emitted(world.chunks(name))
         whole = expected(items[name])
         assert tokens == whole or (name in cancelled and tokens == whole[: len(tokens)])
-
-
-def test_an_urgent_prompt_has_every_other_step_to_itself() -> None:
-    world = small()
-    world.submit(item("stream", rank=1.0, max_tokens=40))
-    world.settle()
-    urgent = item("urgent", slot=1, prompt=70, max_tokens=2)
-    urgent.is_urgent = True
-    world.submit(urgent)
-    decoded = []
-    for _ in range(4):
-        world.step()
-        decoded.append(world.reports[-1].stats.decode_tokens)
-    assert decoded == [0, 1, 0, 2]  # the third step ends the prompt
-    assert world.reports[0].stats.prefill_tokens == 32
-
-
-def test_an_ordinary_prompt_is_computed_beside_the_streams() -> None:
-    world = small()
-    world.submit(item("stream", rank=1.0, max_tokens=40))
-    world.settle()
-    world.submit(item("ordinary", slot=1, prompt=70, max_tokens=2))
-    for _ in range(3):
-        world.step()
-        assert world.reports[-1].stats.decode_tokens == 1

@@ -89,15 +89,12 @@ class BatchItem(_message.Message):
     SLOT_FIELD_NUMBER: _builtins.int
     TOKEN_BUDGET_FIELD_NUMBER: _builtins.int
     RANK_FIELD_NUMBER: _builtins.int
-    IS_URGENT_FIELD_NUMBER: _builtins.int
     slot: _builtins.int
     """Sequence slot, [0, sequences): the worker's llama.cpp sequence id. What is parked in it is swapped out."""
     token_budget: _builtins.int
     """Timeslice: yield after this many new tokens; 0 means run to the end."""
     rank: _builtins.float
     """Lower is more urgent: prompts are computed in this order, and the highest is swapped out first."""
-    is_urgent: _builtins.bool
-    """Its prompt is not computed beside the streams that run, but in steps of its own, every other one."""
     @_builtins.property
     def request(self) -> _scheduler_pb2.InferenceRequest:
         """In a decode batch only tenant, request_id, epoch and model are set: the worker has the rest."""
@@ -109,11 +106,10 @@ class BatchItem(_message.Message):
         slot: _builtins.int = ...,
         token_budget: _builtins.int = ...,
         rank: _builtins.float = ...,
-        is_urgent: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["request", b"request"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["is_urgent", b"is_urgent", "rank", b"rank", "request", b"request", "slot", b"slot", "token_budget", b"token_budget"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["rank", b"rank", "request", b"request", "slot", b"slot", "token_budget", b"token_budget"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -36,13 +36,12 @@ def split(jobs: Sequence[Job], *, max_size: int, max_tokens: int) -> Iterator[li
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """A job with the slot, the timeslice (0: none), the rank and the urgency it is dispatched with."""
+    """A job with the slot, the timeslice (0: none) and the rank it is dispatched with."""
 
     job: Job
     slot: int
     token_budget: int
     rank: float
-    is_urgent: bool
 
 
 def prefill_tokens(job: Job) -> int:
@@ -61,7 +60,6 @@ def fill(batch: worker_pb2.RequestBatch, turns: Sequence[Turn]) -> None:
     for turn in turns:
         job = turn.job
         item = batch.items.add(slot=turn.slot, token_budget=turn.token_budget, rank=turn.rank)
-        item.is_urgent = turn.is_urgent
         if is_resuming:
             item.request.tenant, item.request.request_id = job.key
             item.request.model = job.model

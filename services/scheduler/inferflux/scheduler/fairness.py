@@ -77,10 +77,6 @@ class FairnessController:
     def is_urgent(self, job: Job) -> bool:
         return job.priority >= self.settings.high_priority_threshold
 
-    def goes_first(self, job: Job) -> bool:
-        """Whether others make way for it: in the queue, and in the worker's steps."""
-        return self.settings.enable_preemption and self.is_urgent(job)
-
     def timeslice(self, job: Job) -> int:
         """New tokens of its next turn; 0 for no bound."""
         return 0 if self.is_urgent(job) else self.settings.max_timeslice_tokens
@@ -109,7 +105,7 @@ class FairnessController:
         Args:
             but: on no worker of these sizes.
         """
-        if not self.goes_first(job):
+        if not (self.settings.enable_preemption and self.is_urgent(job)):
             return None
         rank = self.rank(job)
         for looked_at, (negative, _arrival, least_urgent) in enumerate(self._running.get(job.model, ())):

@@ -287,10 +287,7 @@ class Planner:
 
     def _turn(self, job: Job, owner: Owner) -> batches.Turn:
         slot = owner.slot if owner.slot is not None else 0
-        fairness = self._life.fairness
-        # The reader of a stream that was cut off waits in the middle of it.
-        is_urgent = fairness.goes_first(job) or job.generated_tokens > 0
-        return batches.Turn(job, slot, fairness.timeslice(job), owner.rank, is_urgent)
+        return batches.Turn(job, slot, self._life.fairness.timeslice(job), owner.rank)
 
     def has_room(self, job: Job) -> bool:
         """Whether it need not wait: there is a place, or others make one."""

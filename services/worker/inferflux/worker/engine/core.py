@@ -52,8 +52,6 @@ class Engine:
         self._next_deadline_unix_s = math.inf
         self._report = engine_pb2.StepReport()
         self._has_news = False
-        # Whether the last step was for urgent prompts alone.
-        self._was_urgent = False
 
     def idle_s(self, unix_s: float) -> float | None:
         """How long nothing is to be done unless a command comes: until the next deadline, for ever (None), or
@@ -156,9 +154,6 @@ class Engine:
             self._let_some_in(now_s)
             loaded = [s for s in self._running.values() if s.is_loaded]
         decoding, prefilling = split(loaded)
-        urgent = self._plan_urgent(decoding, prefilling)
-        if urgent is not None:
-            return urgent
         prefill_tokens = self._budget.tokens(len(decoding), len(prefilling))
         plan = plan_step(decoding, prefilling, prefill_tokens)
         if plan.n_tokens <= self._memory.free:
@@ -167,17 +162,6 @@ class Engine:
         for victim in fit.victims:
             self._swap_out(victim, scheduler_pb2.YIELD_REASON_MEMORY)
         return plan_of(fit.grants)
-
-    def _plan_urgent(self, decoding: list[Sequence], prefilling: list[Sequence]) -> StepPlan | None:
-        """A step for urgent prompts alone, every other one: computed beside streams, a prompt takes several
-        times as long. None when it is the streams' turn, or cells are short."""
-        urgent = [s for s in prefilling if s.is_urgent]
-        if not urgent or not decoding or self._was_urgent:
-            self._was_urgent = False
-            return None
-        plan = plan_step([], urgent, self._budget.tokens(0, len(urgent)))
-        self._was_urgent = plan.n_tokens <= self._memory.free
-        return plan if self._was_urgent else None
 
     def _let_some_in(self, now_s: float) -> None:
         """Bring those that run and are not in the KV cache there, most urgent first; who waits for long gives

@@ -65,8 +65,6 @@ class Sequence:
     # Generated tokens at which it yields its turn; 0: at none.
     yields_at: int = 0
     first_token_s: float = 0.0
-    # Its prompt is computed in steps of its own.
-    is_urgent: bool = False
     time_to_first_token_ms: float = 0.0
     is_announced: bool = False
 
@@ -141,7 +139,6 @@ def sequence_of(
         epoch=request.epoch,
         slot=item.slot,
         rank=item.rank,
-        is_urgent=item.is_urgent,
         arrival=arrival,
         tokens=tokens,
         prompt_tokens=n_prompt,
