@@ -3,17 +3,37 @@
 from __future__ import annotations
 
 import re
+import socket
 import sys
-from typing import Literal, TypeVar
+import uuid
+from typing import Annotated, Literal, TypeVar
 
-from pydantic import Field, SecretStr, ValidationError, field_validator
+from pydantic import AfterValidator, Field, SecretStr, ValidationError, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from inferflux.common import subjects
 from inferflux.common.stream_limits import StreamLimits
 
 S = TypeVar("S", bound="ServiceSettings")
 
 _GRPC_URL = re.compile(r"https?://[^/\s]+/?")
+
+
+def _check_subject_token(value: str) -> str:
+    if not subjects.is_safe_token(value):
+        raise ValueError("must be 1-64 of A-Z a-z 0-9 _ -")
+    return value
+
+
+SubjectToken = Annotated[str, AfterValidator(_check_subject_token)]
+"""A name that can stand in a NATS subject as it is."""
+
+
+def unique_name() -> str:
+    """A name for this process among its kind: its host's, and six random hex digits."""
+    host = subjects.escape(socket.gethostname()).replace("=", "_")[:48]
+    return f"{host}-{uuid.uuid4().hex[:6]}"
+
 
 LogLevel = Literal["debug", "info", "warning", "error"]
 

@@ -3,24 +3,17 @@
 from __future__ import annotations
 
 import json
-import socket
-import uuid
 from typing import Annotated
 
 from pydantic import Field, ValidationInfo, field_validator
 from pydantic_settings import SettingsConfigDict
 
 from inferflux.common import subjects
-from inferflux.common.settings import ServiceSettings
+from inferflux.common.settings import ServiceSettings, SubjectToken, unique_name
 
 from .fairness import FairnessSettings
 from .limits import Limits
 from .policies import PolicyName
-
-
-def _default_id() -> str:
-    host = subjects.escape(socket.gethostname()).replace("=", "_")[:48]
-    return f"{host}-{uuid.uuid4().hex[:6]}"
 
 
 def _names(text: str) -> tuple[str, ...]:
@@ -37,9 +30,9 @@ class SchedulerSettings(ServiceSettings):
     model_config = SettingsConfigDict(env_prefix="INFERFLUX_SCHEDULER_", frozen=True)
 
     # Unique among schedulers: one that starts again under its name takes its lease up at once.
-    id: str = Field(default_factory=_default_id)
+    id: SubjectToken = Field(default_factory=unique_name)
     # What is led together, and the models it consists of; empty: all.
-    partition: str = subjects.ALL_MODELS
+    partition: SubjectToken = subjects.ALL_MODELS
     models: str = ""
     # A leader that is not heard of for this long is replaced.
     lease_s: float = Field(default=1.5, ge=0.3, le=60)
@@ -76,13 +69,6 @@ class SchedulerSettings(ServiceSettings):
     dispatch_timeout_s: float = Field(default=2.0, gt=0, le=60)
     tick_interval_s: float = Field(default=0.1, gt=0, le=1)
     ack_wait_s: float = Field(default=60.0, ge=3, le=3600)
-
-    @field_validator("id", "partition")
-    @classmethod
-    def _is_a_token(cls, value: str) -> str:
-        if not subjects.is_safe_token(value):
-            raise ValueError("must be 1-64 of A-Z a-z 0-9 _ -")
-        return value
 
     @field_validator("models")
     @classmethod

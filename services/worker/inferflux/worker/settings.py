@@ -2,23 +2,15 @@
 
 from __future__ import annotations
 
-import socket
-import uuid
 from pathlib import Path
 
 from pydantic import Field, ValidationInfo, field_validator
 from pydantic_settings import SettingsConfigDict
 
-from inferflux.common import subjects
-from inferflux.common.settings import ServiceSettings
+from inferflux.common.settings import ServiceSettings, SubjectToken, unique_name
 
 # llama.cpp's own limit.
 MAX_SEQUENCES = 256
-
-
-def _default_id() -> str:
-    host = subjects.escape(socket.gethostname()).replace("=", "_")[:48]
-    return f"{host}-{uuid.uuid4().hex[:6]}"
 
 
 class WorkerSettings(ServiceSettings):
@@ -26,7 +18,9 @@ class WorkerSettings(ServiceSettings):
 
     model_config = SettingsConfigDict(env_prefix="INFERFLUX_WORKER_", frozen=True)
 
-    id: str = Field(default_factory=_default_id, description="Name in subjects, unique in the fleet.")
+    id: SubjectToken = Field(
+        default_factory=unique_name, description="Name in subjects, unique in the fleet."
+    )
     model_path: Path = Field(description="GGUF file to serve.")
     model_name: str = Field("", description="Name clients use; empty takes the file's name without .gguf.")
     slots: int = Field(16, ge=1, le=MAX_SEQUENCES, description="Sequences that run at once.")
@@ -63,13 +57,6 @@ class WorkerSettings(ServiceSettings):
     def _sequences_hold_the_slots(cls, value: int, info: ValidationInfo) -> int:
         if 0 < value < info.data.get("slots", 1):
             raise ValueError("must be 0 or at least INFERFLUX_WORKER_SLOTS")
-        return value
-
-    @field_validator("id")
-    @classmethod
-    def _id_fits_a_subject(cls, value: str) -> str:
-        if not subjects.is_safe_token(value):
-            raise ValueError("must be 1-64 of A-Z a-z 0-9 _ -")
         return value
 
     @property
