@@ -25,7 +25,8 @@ log = logs.get()
 
 _BATCH = 256
 _EXPIRES_S = 30.0
-_HEARTBEAT_S = 5.0
+# A pull that reaches a consumer while that is being deleted is never answered, so silence has to be short.
+_HEARTBEAT_S = 1.0
 _SILENCE_S = 2.5 * _HEARTBEAT_S
 _RETRY_WAIT_S = 0.2
 _REMEMBERED = 16_384
