@@ -40,10 +40,10 @@ class CheckingCache:
 
     context_length = CONTEXT
     batch_tokens = 32
-    mixed_tokens = 32
 
-    def __init__(self, *, cells: int, sequences: int) -> None:
+    def __init__(self, *, cells: int, sequences: int, tile: int) -> None:
         self.cells = cells
+        self.tile = tile
         self.sequences = sequences
         self.slots: dict[int, list[int]] = {}
         self.loses_states = False
@@ -60,6 +60,7 @@ class CheckingCache:
 
     def decode(self, plan: StepPlan) -> NDArray[np.float32]:
         assert plan.shares, "an empty step"
+        assert plan.n_tokens <= self.batch_tokens
         rows = []
         for share in plan.shares:
             sequence = share.sequence
@@ -129,8 +130,8 @@ class _Host:
 class WorkerWorld:
     """The two halves of a worker, and what is under way between them."""
 
-    def __init__(self, *, slots: int, sequences: int, cells: int, swap_bytes: int) -> None:
-        self.cache = CheckingCache(cells=cells, sequences=sequences)
+    def __init__(self, *, slots: int, sequences: int, cells: int, swap_bytes: int, tile: int = 1) -> None:
+        self.cache = CheckingCache(cells=cells, sequences=sequences, tile=tile)
         self.engine = Engine(
             self.cache,  # type: ignore[arg-type]
             worker_id="w",

@@ -28,17 +28,16 @@ def settled(
     n_decoding: int = 4,
     stretch: float = 2.5,
     limit_s: float = 10.0,
-    mixed_tokens: int = 2048,
 ) -> StepBudget:
-    """A budget that has seen the model warm up, decode, and prefill for a while."""
-    budget = StepBudget(2048, stretch, limit_s, mixed_tokens)
+    """A budget that has seen the model warm up, decode, and prefill beside that for a while."""
+    budget = StepBudget(2048, stretch, limit_s)
     for n in (16, 64):
         budget.observe(n, 0, cost(n))
     budget.observe(0, 1, cost(1))
     for _ in range(10):
         budget.observe(0, n_decoding, cost(n_decoding))
     for _ in range(60):
-        n = budget.tokens(n_decoding)
+        n = budget.beside(n_decoding)
         budget.observe(n, n_decoding, cost(n_decoding + n))
     return budget
 
@@ -46,69 +45,100 @@ def settled(
 @pytest.mark.parametrize("cost", [cpu, gpu])
 def test_a_mixed_step_takes_about_the_stretch_of_a_decode_step(cost: Cost) -> None:
     budget = settled(cost)
-    step_s = cost(4 + budget.tokens(4))
+    step_s = cost(4 + budget.beside(4))
     assert 2.0 * cost(4) < step_s <= 2.55 * cost(4)
 
 
 def test_where_prefill_is_nearly_free_the_budget_reaches_the_batch() -> None:
-    assert settled(lambda _: 0.02).tokens(4) == 2048 - 4
+    assert settled(lambda _: 0.02).beside(4) == 2048 - 4
 
 
 def test_prompts_advance_even_where_prefill_is_slow() -> None:
-    assert settled(lambda n: 0.001 if n <= 4 else float(n)).tokens(4) >= 1
+    assert settled(lambda n: 0.001 if n <= 4 else float(n)).beside(4) >= 1
 
 
 def test_many_waiting_prompts_stretch_a_step_further_than_one() -> None:
     budget = settled(cpu, n_decoding=1)
-    assert budget.tokens(1, n_waiting=7) > 2 * budget.tokens(1, n_waiting=1)
-    assert settled(cpu).tokens(4, n_waiting=1) < settled(cpu).tokens(4, n_waiting=2)
+    assert budget.beside(1, n_waiting=7) > 2 * budget.beside(1, n_waiting=1)
+    assert settled(cpu).beside(4, n_waiting=1) < settled(cpu).beside(4, n_waiting=2)
 
 
 def test_no_step_is_longer_than_the_limit_even_when_nothing_decodes() -> None:
     budget = settled(cpu, limit_s=0.1)
-    assert cpu(budget.tokens(0)) == pytest.approx(0.1, rel=0.1)
+    assert cpu(budget.alone()) == pytest.approx(0.1, rel=0.1)
 
 
 def test_it_follows_when_prefill_gets_dearer_with_depth() -> None:
     budget = settled(cpu)
-    before = budget.tokens(4)
+    before = budget.beside(4)
 
     def deep(n: int) -> float:
         return 0.009 + 0.0018 * n
 
     for _ in range(150):
-        n = budget.tokens(4)
+        n = budget.beside(4)
         budget.observe(n, 4, deep(n + 4))
-    assert budget.tokens(4) < before
-    assert deep(budget.tokens(4) + 4) < 1.2 * 2.5 * cpu(4)
+    assert budget.beside(4) < before
+    assert deep(budget.beside(4) + 4) < 1.2 * 2.5 * cpu(4)
 
 
 def test_one_stalled_step_changes_little() -> None:
     budget = settled(cpu)
-    before = budget.tokens(4)
+    before = budget.beside(4)
     budget.observe(before, 4, 5.0)
-    assert budget.tokens(4) == pytest.approx(before, rel=0.6)
+    assert budget.beside(4) == pytest.approx(before, rel=0.6)
 
 
-@given(st.lists(st.tuples(st.integers(1, 2048), st.floats(1e-6, 10.0)), max_size=50), st.integers(0, 256))
+@given(
+    st.lists(st.tuples(st.integers(0, 2048), st.floats(1e-6, 10.0)), max_size=50),
+    st.integers(0, 256),
+    st.integers(1, 300),
+    st.sampled_from([1, 64]),
+)
 def test_whatever_was_measured_the_budget_is_between_one_and_the_batch(
-    steps: list[tuple[int, float]], n_decoding: int
+    steps: list[tuple[int, float]], n_decoding: int, n_waiting: int, tile: int
 ) -> None:
-    budget = StepBudget(2048, 2.5, 0.2, 2048)
+    budget = StepBudget(2048, 2.5, 0.2, tile)
     for n, seconds in steps:
         budget.observe(n, n % 9, seconds)
-    assert 1 <= budget.tokens(n_decoding) <= 2048 - n_decoding
+    assert 1 <= budget.beside(n_decoding, n_waiting) <= 2048 - n_decoding
+    assert 1 <= budget.alone(n_decoding, n_waiting) <= 2048 - (tile - 1)
 
 
-def test_a_step_that_also_decodes_may_have_a_bound_of_its_own() -> None:
-    budget = settled(gpu, mixed_tokens=63)
-    assert budget.tokens(4) == 59
-    assert budget.tokens(0) == 2048
+def tiled(cost: Cost, *, n_decoding: int, stretch: float = 3.0, limit_s: float = 0.2) -> StepBudget:
+    """A budget that has seen streams and prompts take turns for a while."""
+    budget = StepBudget(2048, stretch, limit_s, tile=64)
+    for n in (16, 64, 16, 64):
+        budget.observe(n, 0, cost(n))
+    for _ in range(60):
+        budget.observe(0, n_decoding, cost(n_decoding))
+        n = budget.alone(n_decoding)
+        budget.observe(n, 0, cost(n))
+    return budget
 
 
-@pytest.mark.parametrize("n_decoding", [60, 63, 200])
-def test_that_bound_does_not_starve_prompts_where_many_decode(n_decoding: int) -> None:
-    assert settled(gpu, n_decoding=n_decoding, mixed_tokens=63).tokens(n_decoding) >= 8
+def test_a_prompt_step_between_the_streams_steps_holds_a_tile_at_least() -> None:
+    assert tiled(cpu, n_decoding=4).alone(4) == 64
+
+
+def test_it_holds_more_tiles_where_many_wait_or_time_allows() -> None:
+    budget = tiled(cpu, n_decoding=4)
+    assert budget.alone(4, n_waiting=6) == 128
+    assert tiled(cpu, n_decoding=4, stretch=30.0).alone(4) == 128
+    assert tiled(cpu, n_decoding=4).alone() == 192  # the limit alone bounds it
+
+
+def test_it_holds_less_than_a_tile_where_that_is_long() -> None:
+    budget = tiled(lambda n: 0.1 + 0.01 * n, n_decoding=4)
+    assert 8 <= budget.alone(4) < 64
+
+
+def test_steps_of_the_streams_alone_do_not_blur_what_a_prompt_costs() -> None:
+    budget = tiled(cpu, n_decoding=4)
+    before = budget.alone()
+    for _ in range(500):
+        budget.observe(0, 4, 0.05)
+    assert budget.alone() == before
 
 
 def test_the_line_is_found() -> None:

@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from inferflux.v1 import generation_pb2
-from inferflux.worker.engine.planner import plan_of, plan_step, split
+from inferflux.worker.engine.budget import StepBudget
+from inferflux.worker.engine.planner import Planner, StepPlan, plan_of, plan_step, split
 from inferflux.worker.engine.sampling import Sampler
 from inferflux.worker.engine.sequence import Sequence
 from inferflux.worker.engine.text import TextAssembler
@@ -49,6 +50,55 @@ def test_every_decoding_sequence_is_in_and_prompts_stay_within_the_budget(
     for share in plan.prefilling:
         assert share.wants_logits == (share.n == share.sequence.n_pending)
     assert [s.wants_logits for s in plan.prefilling[:-1]] == [True] * max(len(plan.prefilling) - 1, 0)
+
+
+@given(st.lists(st.integers(1, 300), min_size=1, max_size=6), st.integers(1, 4))
+def test_what_is_left_of_a_prompt_fills_a_tile(prompts: list[int], tiles: int) -> None:
+    plan = plan_step([], [sequence(i, n) for i, n in enumerate(prompts)], 64 * tiles, tile=64)
+    for share in plan.prefilling:
+        left = share.sequence.n_pending - share.n
+        assert left == 0 or left >= 64
+    assert 64 * tiles > plan.n_prefill - 64
+    assert plan.n_prefill >= min(64 * tiles, sum(prompts))
+
+
+def planner(tile: int) -> Planner:
+    """One whose steps may hold 64 prompt tokens."""
+    budget = StepBudget(256, 1.0, 0.05, tile)
+    for n in (16, 64, 32):
+        budget.observe(n, 0, 0.0007 * n)
+    for n in (1, 2, 3):
+        budget.observe(0, n, 0.045)
+    return Planner(budget, tile)
+
+
+def kinds(plans: list[StepPlan]) -> list[tuple[bool, bool]]:
+    """(holds streams, holds prompts) of each."""
+    return [(bool(plan.decoding), bool(plan.prefilling)) for plan in plans]
+
+
+def test_where_attention_has_tiles_prompts_and_streams_take_turns() -> None:
+    plans, decoding, prefilling = planner(64), [sequence(0, 1, decoding=True)], [sequence(1, 200)]
+    steps = [plans.next(decoding, prefilling) for _ in range(4)]
+    assert kinds(steps) == [(False, True), (True, False)] * 2
+    assert steps[0].n_prefill == 64
+
+
+def test_a_prompt_smaller_than_a_tile_goes_beside_the_streams() -> None:
+    plans, decoding = planner(64), [sequence(0, 1, decoding=True), sequence(2, 1, decoding=True)]
+    assert kinds([plans.next(decoding, [sequence(1, 61)])] * 2) == [(True, True)] * 2
+    assert kinds([plans.next(decoding, [sequence(1, 62)])]) == [(False, True)]
+
+
+def test_prompts_have_every_step_while_nothing_decodes() -> None:
+    plans = planner(64)
+    assert kinds([plans.next([], [sequence(1, 200)]) for _ in range(3)]) == [(False, True)] * 3
+
+
+def test_where_nothing_has_tiles_they_share_every_step() -> None:
+    plans = planner(1)
+    steps = [plans.next([sequence(0, 1, decoding=True)], [sequence(1, 200)]) for _ in range(3)]
+    assert kinds(steps) == [(True, True)] * 3
 
 
 def test_the_more_urgent_prompt_goes_first_then_the_earlier() -> None:

@@ -31,6 +31,15 @@ class Held:
         return self.cells + self.n_pending
 
 
+def wanted(running: list[Held], prefill_tokens: int) -> dict[Held, int]:
+    """A step for all of them, prompts in order within a budget."""
+    tokens = {}
+    for held in sorted(running, key=lambda h: h.order):
+        tokens[held] = min(held.n_pending, prefill_tokens) if held.is_prefilling else 1
+        prefill_tokens -= tokens[held] if held.is_prefilling else 0
+    return {held: n for held, n in tokens.items() if n}
+
+
 def decoding(rank: float, cells: int) -> Held:
     return Held(rank, cells)
 
@@ -67,7 +76,7 @@ def test_what_is_granted_fits_and_the_most_urgent_is_served(
     cache: tuple[list[Held], list[Held], int], budget: int
 ) -> None:
     running, parked, free = cache
-    fit = fit_step(running, parked, free, budget)
+    fit = fit_step(wanted(running, budget), running, parked, free)
     granted = dict(fit.grants)
     assert sum(granted.values()) <= free + sum(v.cells for v in fit.victims)
     assert sum(n for h, n in fit.grants if h.is_prefilling) <= budget
@@ -87,36 +96,48 @@ def test_what_is_granted_fits_and_the_most_urgent_is_served(
 @given(caches(), st.integers(1, 60))
 def test_nobody_leaves_while_everything_fits(cache: tuple[list[Held], list[Held], int], budget: int) -> None:
     running, parked, _ = cache
-    wanted = sum(min(budget, h.n_pending) for h in running)
-    fit = fit_step(running, parked, wanted, budget)
+    tokens = wanted(running, budget)
+    fit = fit_step(tokens, running, parked, sum(tokens.values()))
     assert fit.victims == []
-    assert {h for h, _ in fit.grants} >= {h for h in running if not h.is_prefilling}
+    assert dict(fit.grants) == tokens
 
 
 def test_a_prompt_shrinks_before_a_more_urgent_one_is_sent_out() -> None:
     urgent, late = decoding(0, 50), prompt(1, 40)
-    fit = fit_step([urgent, late], [], free=11, prefill_tokens=32)
+    fit = fit_step({urgent: 1, late: 32}, [urgent, late], [], free=11)
     assert fit.grants == [(urgent, 1), (late, 10)]
     assert fit.victims == []
 
 
 def test_a_more_urgent_prompt_sends_the_least_urgent_out() -> None:
     urgent, middle, last = prompt(0, 40), decoding(1, 30), decoding(2, 30)
-    fit = fit_step([last, urgent, middle], [], free=4, prefill_tokens=32)
+    fit = fit_step({last: 1, urgent: 32, middle: 1}, [last, urgent, middle], [], free=4)
     assert fit.grants == [(urgent, 32), (middle, 1)]
     assert fit.victims == [last]
 
 
 def test_those_who_wait_for_their_turn_go_before_those_that_run() -> None:
     a, b, waiting = decoding(0, 30), decoding(5, 30), decoding(-1, 30)
-    fit = fit_step([a, b], [waiting], free=1, prefill_tokens=1)
+    fit = fit_step({a: 1, b: 1}, [a, b], [waiting], free=1)
     assert fit.victims == [waiting]
     assert fit.grants == [(a, 1), (b, 1)]
 
 
 def test_a_sequence_for_which_nobody_can_leave_sits_the_step_out() -> None:
     a, b = decoding(0, 30), decoding(1, 0)
-    assert fit_step([a, b], [], free=1, prefill_tokens=1).grants == [(a, 1)]
+    assert fit_step({a: 1, b: 1}, [a, b], [], free=1).grants == [(a, 1)]
+
+
+def test_a_step_may_send_out_who_is_not_in_it() -> None:
+    urgent, idle = prompt(0, 40), decoding(1, 30)
+    fit = fit_step({urgent: 32}, [urgent, idle], [], free=4)
+    assert (fit.grants, fit.victims) == ([(urgent, 32)], [idle])
+
+
+def test_a_step_of_less_urgent_ones_alone_may_find_no_room() -> None:
+    urgent, idle = prompt(0, 40), decoding(1, 30)
+    fit = fit_step({idle: 1}, [urgent, idle], [], free=0)
+    assert (fit.grants, fit.victims) == ([], [])
 
 
 def test_the_most_urgent_may_always_enter_and_others_only_with_headroom() -> None:
@@ -172,7 +193,7 @@ def test_whoever_comes_everyone_ends(requests: list[tuple[int, int, int]]) -> No
             waiting.remove(held)
             loaded.append(held)
         free = cells - sum(h.cells for h in loaded)
-        fit = fit_step(loaded, [], free, 16)
+        fit = fit_step(wanted(loaded, 16), loaded, [], free)
         for victim in fit.victims:
             loaded.remove(victim)
             stored[victim], victim.cells = victim.cells, 0

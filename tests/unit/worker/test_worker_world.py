@@ -13,7 +13,7 @@ from harness.worker_world import WorkerWorld, next_token
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from inferflux.v1 import scheduler_pb2, tokens_pb2, worker_pb2
+from inferflux.v1 import engine_pb2, scheduler_pb2, tokens_pb2, worker_pb2
 
 RUNNING = scheduler_pb2.RESIDENCE_RUNNING
 PARKED = scheduler_pb2.RESIDENCE_PARKED
@@ -25,8 +25,8 @@ SLOTS = 3
 SEQUENCES = 5
 
 
-def small(*, cells: int = 100, swap_bytes: int = 1000) -> WorkerWorld:
-    return WorkerWorld(slots=SLOTS, sequences=SEQUENCES, cells=cells, swap_bytes=swap_bytes)
+def small(*, cells: int = 100, swap_bytes: int = 1000, tile: int = 1) -> WorkerWorld:
+    return WorkerWorld(slots=SLOTS, sequences=SEQUENCES, cells=cells, swap_bytes=swap_bytes, tile=tile)
 
 
 def item(
@@ -369,12 +369,17 @@ _ACTIONS = st.one_of(
     st.lists(st.tuples(st.integers(1, 30), st.integers(1, 20)), min_size=6, max_size=6),
     st.sampled_from([0, 20, 1000]),
     st.booleans(),
+    st.sampled_from([1, 8]),
 )
 @settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_whatever_is_asked_in_whatever_order(
-    actions: list[tuple[object, ...]], sizes: list[tuple[int, int]], swap_bytes: int, loses_states: bool
+    actions: list[tuple[object, ...]],
+    sizes: list[tuple[int, int]],
+    swap_bytes: int,
+    loses_states: bool,
+    tile: int,
 ) -> None:
-    world = small(cells=50, swap_bytes=swap_bytes)
+    world = small(cells=50, swap_bytes=swap_bytes, tile=tile)
     world.cache.loses_states = loses_states
     items = {n: item(n, prompt=p, max_tokens=m) for n, (p, m) in zip(_NAMES, sizes, strict=True)}
     cancelled: set[str] = set()
@@ -411,3 +416,30 @@ def test_whatever_is_asked_in_whatever_order(
         tokens = emitted(world.chunks(name))
         whole = expected(items[name])
         assert tokens == whole or (name in cancelled and tokens == whole[: len(tokens)])
+
+
+def test_streams_get_on_while_a_long_prompt_is_computed() -> None:
+    world = small(tile=8)
+    world.submit(item("stream", rank=1.0, max_tokens=40))
+    world.settle()
+    world.submit(item("prompt", slot=1, prompt=70, max_tokens=2))
+    steps: list[engine_pb2.StepStats] = []
+    while not steps or not steps[-1].prefill_tokens or steps[-1].prefill_tokens == 32:
+        world.step()
+        steps.append(world.reports[-1].stats)
+    assert [bool(step.decode_tokens) for step in steps[1:]] == [True, False] * (len(steps) // 2)
+
+
+def test_a_step_for_which_nobody_makes_room_is_the_others() -> None:
+    world = small(cells=60, tile=8)
+    world.submit(item("stream", rank=1.0, prompt=30, max_tokens=20))
+    for _ in range(7):
+        world.settle()
+    assert world.cache.used == 36
+    urgent = item("urgent", slot=1, prompt=50, max_tokens=8)
+    world.submit(urgent)
+    world.settle()
+    assert world.cache.used == 60  # not a cell for the stream, whose step it would be
+    run_out(world)
+    assert emitted(world.chunks("urgent")) == expected(urgent)
+    assert residences(world) == {"stream": SWAPPED}

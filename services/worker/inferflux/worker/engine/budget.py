@@ -1,14 +1,15 @@
-"""How many prompt tokens a step may carry beside the sequences that decode.
+"""How many prompt tokens a step may carry while others decode.
 
-Every running stream waits for the whole step, so the prefill part of a step is what a long prompt
-adds to everyone's gap between tokens. The budget keeps a mixed step within `stretch` times a step
+Every running stream waits for the whole step, so the prompt part of a step is what a long prompt
+adds to everyone's gap between tokens. The budget keeps that gap within `stretch` times a step
 that only decodes, from times measured on the way: on a CPU that is a handful of tokens, on a GPU
 hundreds, where they are nearly free.
 
-Two things bend that rule. When many wait for their first token and few for their next, steps stretch
-in proportion: small steps waste the fixed part of each, and the few would make the many wait. And
-since nothing can be taken up or cancelled within a step, none should be long: where nothing decodes,
-prompts are cut by time alone.
+Three things bend that rule. When many wait for their first token and few for their next, steps stretch
+in proportion: small steps waste the fixed part of each, and the few would make the many wait. Since
+nothing can be taken up or cancelled within a step, none should be long: where nothing decodes,
+prompts are cut by time alone. And where attention works in tiles, less than one is hardly any cheaper, so
+that a step of prompts alone holds one at least, unless that would be long.
 """
 
 from __future__ import annotations
@@ -21,41 +22,55 @@ _STREAMS_PER_PROMPT = 4
 
 
 class StepBudget:
-    """Prefill tokens per step, adapted to measured times.
+    """Prompt tokens per step, adapted to measured times.
 
     Args:
         batch_tokens: most tokens of any step.
-        stretch: a mixed step should take at most this many times a decode-only step.
+        stretch: prompts may make a stream wait this many times as long as a decode-only step.
         limit_s: a step should take at most this long.
-        mixed_tokens: most tokens of a step that also decodes, unless so many decode that hardly a prompt
-            token would have room.
+        tile: rows that attention takes at a time; 1 where that makes no difference.
     """
 
-    def __init__(self, batch_tokens: int, stretch: float, limit_s: float, mixed_tokens: int) -> None:
+    def __init__(self, batch_tokens: int, stretch: float, limit_s: float, tile: int = 1) -> None:
         self._batch_tokens = batch_tokens
-        self._mixed_tokens = min(mixed_tokens, batch_tokens)
         self._stretch = stretch
         self._limit_s = limit_s
+        self._tile = tile
         self._decode_s: dict[int, float] = {}
         self._step = StepTime()
 
-    def tokens(self, n_decoding: int, n_waiting: int = 1) -> int:
-        """Prompt tokens the next step may hold beside `n_decoding` decoding sequences.
+    def beside(self, n_decoding: int, n_waiting: int = 1) -> int:
+        """Prompt tokens of a step that also holds a token of `n_decoding` sequences.
 
         Args:
             n_waiting: sequences whose prompt is not finished.
         """
         room = self._batch_tokens - n_decoding
-        mixed_room = self._mixed_tokens - n_decoding
-        if n_decoding and mixed_room >= _SMALLEST_CHUNK:
-            room = mixed_room
         target_s = self._target_s(n_decoding, n_waiting)
         wanted = self._step.tokens_within(target_s) - n_decoding
         return max(1, min(max(wanted, _SMALLEST_CHUNK), room))
 
+    def alone(self, n_decoding: int = 0, n_waiting: int = 1) -> int:
+        """Prompt tokens of a step of their own, between two steps of `n_decoding` sequences; whole tiles.
+
+        Args:
+            n_waiting: sequences whose prompt is not finished.
+        """
+        room = self._batch_tokens - (self._tile - 1)  # the last part of a prompt may be so much more
+        target_s = self._target_s(n_decoding, n_waiting)
+        if n_decoding:
+            target_s -= self._decode_time(n_decoding)
+        wanted = min(self._step.tokens_within(target_s), room)
+        if wanted < self._tile and self._step.seconds_of(self._tile) <= self._limit_s:
+            wanted = self._tile
+        elif wanted > self._tile:
+            wanted -= wanted % self._tile
+        return min(max(wanted, _SMALLEST_CHUNK), room)
+
     def observe(self, n_prefill: int, n_decoding: int, seconds: float) -> None:
         """Learn from a finished step."""
-        if n_prefill + n_decoding > 1:  # a single token takes another path through the matrices
+        is_about_prompts = n_prefill > 0 or self._tile == 1
+        if is_about_prompts and n_prefill + n_decoding > 1:  # a single token takes another path
             self._step.observe(n_prefill + n_decoding, seconds)
         if n_prefill == 0:
             known = self._decode_s.get(n_decoding, seconds)

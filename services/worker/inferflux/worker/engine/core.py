@@ -14,8 +14,8 @@ from inferflux.v1 import engine_pb2, generation_pb2, scheduler_pb2, tokens_pb2, 
 from .budget import StepBudget
 from .memory import Memory
 from .native import Backend
-from .planner import Share, StepPlan, plan_of, plan_step, split
-from .pressure import fit_step, make_room, may_enter
+from .planner import Planner, Share, StepPlan, plan_of, split
+from .pressure import Fit, fit_step, make_room, may_enter
 from .sampling import BadLogits, log_probabilities, top_ids
 from .sequence import Sequence, sequence_of
 
@@ -43,7 +43,8 @@ class Engine:
         self._backend = backend
         self._worker_id = worker_id
         self._memory = Memory(backend, swap_bytes)
-        self._budget = StepBudget(backend.batch_tokens, step_stretch, step_limit_s, backend.mixed_tokens)
+        self._budget = StepBudget(backend.batch_tokens, step_stretch, step_limit_s, backend.tile)
+        self._planner = Planner(self._budget, backend.tile)
         for n_prefill, n_decoding, seconds in backend.warm_up():
             self._budget.observe(n_prefill, n_decoding, seconds)
         self._sequences: dict[str, Sequence] = {}
@@ -154,14 +155,18 @@ class Engine:
             self._let_some_in(now_s)
             loaded = [s for s in self._running.values() if s.is_loaded]
         decoding, prefilling = split(loaded)
-        prefill_tokens = self._budget.tokens(len(decoding), len(prefilling))
-        plan = plan_step(decoding, prefilling, prefill_tokens)
+        plan = self._planner.next(decoding, prefilling)
         if plan.n_tokens <= self._memory.free:
             return plan
-        fit = fit_step(loaded, self._parked(), self._memory.free, prefill_tokens)
+        fit = self._fit(plan, loaded)
+        if not fit.grants:  # nobody of this step is so urgent that another would make room; of the next is
+            fit = self._fit(self._planner.next(decoding, prefilling), loaded)
         for victim in fit.victims:
             self._swap_out(victim, scheduler_pb2.YIELD_REASON_MEMORY)
         return plan_of(fit.grants)
+
+    def _fit(self, plan: StepPlan, loaded: list[Sequence]) -> Fit[Sequence]:
+        return fit_step(plan.wanted, loaded, self._parked(), self._memory.free)
 
     def _let_some_in(self, now_s: float) -> None:
         """Bring those that run and are not in the KV cache there, most urgent first; who waits for long gives

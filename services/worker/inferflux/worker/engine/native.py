@@ -67,9 +67,9 @@ class Backend:
         self.cells = int(llama.llama_n_ctx(self._context))
         self.context_length = min(self.context_length, self.cells)
         self.batch_tokens = int(llama.llama_n_batch(self._context))
-        # On CPU, flash attention takes 64 rows and more in tiles, and reads the whole cache for a tile whose
-        # rows belong to several sequences. Below that it skips, row by row, what is not theirs.
-        self.mixed_tokens = self.batch_tokens if has_gpu() else _CPU_TILE - 1
+        has_tiles = config.flash_attention and not has_gpu() and self.batch_tokens >= 2 * _CPU_TILE
+        # Rows that attention takes at a time; 1 where that makes no difference to whoever fills them.
+        self.tile = _CPU_TILE if has_tiles else 1
         self._batch = Batch(self.batch_tokens)
 
     def _new_context(self, config: engine_pb2.EngineConfig) -> Any:

@@ -1,10 +1,19 @@
-"""Which tokens go into the next batch: every decoding sequence first, then prompts within the budget."""
+"""Which tokens go into the next batch: those of the streams, of prompts, or of both.
+
+A GPU takes prompts beside the streams: every decoding sequence first, then prompts within the budget.
+
+On a CPU, attention works through a batch row by row, each row reading the cells of its own sequence; from
+`tile` rows on it takes so many at a time, several times as fast, but reads for all of them what any of them
+needs. So streams, which have nothing in common, and prompts take turns, and prompts are cut into whole tiles.
+A prompt too small to fill one goes beside the streams all the same: that saves a step.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from .budget import StepBudget
 from .sequence import Sequence
 
 
@@ -36,6 +45,39 @@ class StepPlan:
     def n_tokens(self) -> int:
         return len(self.decoding) + self.n_prefill
 
+    @property
+    def wanted(self) -> dict[Sequence, int]:
+        """Tokens of each sequence."""
+        return {share.sequence: share.n for share in self.shares}
+
+
+class Planner:
+    """Plans one step after the other.
+
+    Args:
+        tile: rows that attention takes at a time; 1 where that makes no difference.
+    """
+
+    def __init__(self, budget: StepBudget, tile: int) -> None:
+        self._budget = budget
+        self._tile = tile
+        self._had_prompts_alone = False
+
+    def next(self, decoding: list[Sequence], prefilling: list[Sequence]) -> StepPlan:
+        """The next step for these sequences, the prompts most urgent first."""
+        takes_turns = bool(decoding and prefilling) and self._fills_tile(decoding, prefilling)
+        if takes_turns and self._had_prompts_alone:
+            self._had_prompts_alone = False
+            return plan_step(decoding, [], 0)
+        self._had_prompts_alone = takes_turns
+        if decoding and not takes_turns:
+            return plan_step(decoding, prefilling, self._budget.beside(len(decoding), len(prefilling)))
+        tokens = self._budget.alone(len(decoding), len(prefilling))
+        return plan_step([], prefilling, tokens, self._tile)
+
+    def _fills_tile(self, decoding: list[Sequence], prefilling: list[Sequence]) -> bool:
+        return self._tile > 1 and len(decoding) + sum(s.n_pending for s in prefilling) >= self._tile
+
 
 def split(sequences: Iterable[Sequence]) -> tuple[list[Sequence], list[Sequence]]:
     """(decoding, prefilling); the latter most urgent first."""
@@ -47,7 +89,9 @@ def split(sequences: Iterable[Sequence]) -> tuple[list[Sequence], list[Sequence]
     return decoding, prefilling
 
 
-def plan_step(decoding: list[Sequence], prefilling: list[Sequence], prefill_tokens: int) -> StepPlan:
+def plan_step(
+    decoding: list[Sequence], prefilling: list[Sequence], prefill_tokens: int, tile: int = 1
+) -> StepPlan:
     """Fill one step.
 
     Prompts are served one after the other, not in parallel: the first then has its first token as
@@ -55,6 +99,7 @@ def plan_step(decoding: list[Sequence], prefilling: list[Sequence], prefill_toke
 
     Args:
         prefill_tokens: most prompt tokens the step may hold.
+        tile: what is left of a prompt fills as many rows; a rest that would not is taken along.
     """
     shares: list[Share] = []
     left = prefill_tokens
@@ -62,6 +107,8 @@ def plan_step(decoding: list[Sequence], prefilling: list[Sequence], prefill_toke
         if left <= 0:
             break
         n = min(left, sequence.n_pending)
+        if n < sequence.n_pending < n + tile:
+            n = sequence.n_pending
         shares.append(Share(sequence, n, wants_logits=n == sequence.n_pending))
         left -= n
     return StepPlan([Share(sequence, 1, wants_logits=True) for sequence in decoding], shares)

@@ -10,7 +10,7 @@ A decoding sequence that finds no cell sits the step out. A prompt takes what is
 
 from __future__ import annotations
 
-from collections.abc import Collection, Hashable, Iterable
+from collections.abc import Collection, Hashable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
@@ -38,9 +38,6 @@ class Holder(Hashable, Protocol):
     @property
     def n_pending(self) -> int:
         """Tokens that are still to be computed."""
-
-    @property
-    def is_prefilling(self) -> bool: ...
 
 
 H = TypeVar("H", bound=Holder)
@@ -81,32 +78,27 @@ class _Room(Generic[H]):
         self.free += holder.cells
 
 
-def fit_step(running: Collection[H], parked: Iterable[H], free: int, prefill_tokens: int) -> Fit[H]:
+def fit_step(wanted: Mapping[H, int], running: Iterable[H], parked: Iterable[H], free: int) -> Fit[H]:
     """Share `free` cells out for one step, most urgent first.
 
     Args:
-        running: in the cache, or about to fill their first cells.
+        wanted: tokens of those that the step is for.
+        running: in the cache, or about to fill their first cells; those that the step is for among them.
         parked: in the cache, waiting for their turn.
         free: cells nobody fills.
-        prefill_tokens: most prompt tokens of the step.
     """
     room = _Room(running, parked, free)
     grants: list[tuple[H, int]] = []
     gone: set[H] = set()
-    left = prefill_tokens
-    for holder in sorted(running, key=lambda h: h.order):
+    for holder in sorted(wanted, key=lambda h: h.order):
         if holder in gone:
             continue
-        wanted = min(left, holder.n_pending) if holder.is_prefilling else 1
-        room.make(wanted, holder.order)
+        room.make(wanted[holder], holder.order)
         gone.update(room.victims)
-        granted = min(wanted, room.free)
-        if granted == 0:
-            continue
-        room.free -= granted
-        if holder.is_prefilling:
-            left -= granted
-        grants.append((holder, granted))
+        granted = min(wanted[holder], room.free)
+        if granted:
+            room.free -= granted
+            grants.append((holder, granted))
     return Fit(grants, room.victims)
 
 
