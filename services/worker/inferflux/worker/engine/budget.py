@@ -8,8 +8,8 @@ hundreds, where they are nearly free.
 Three things bend that rule. When many wait for their first token and few for their next, steps stretch
 in proportion: small steps waste the fixed part of each, and the few would make the many wait. Since
 nothing can be taken up or cancelled within a step, none should be long: where nothing decodes,
-prompts are cut by time alone. And where attention works in tiles, less than one is hardly any cheaper, so
-that a step of prompts alone holds one at least, unless that would be long.
+prompts are cut by time alone. And where attention works in tiles, a few rows deep in a prompt take about as
+long as a whole tile, so a step of prompts alone never holds less.
 """
 
 from __future__ import annotations
@@ -60,12 +60,8 @@ class StepBudget:
         target_s = self._target_s(n_decoding, n_waiting)
         if n_decoding:
             target_s -= self._decode_time(n_decoding)
-        wanted = min(self._step.tokens_within(target_s), room)
-        if wanted < self._tile and self._step.seconds_of(self._tile) <= self._limit_s:
-            wanted = self._tile
-        elif wanted > self._tile:
-            wanted -= wanted % self._tile
-        return min(max(wanted, _SMALLEST_CHUNK), room)
+        tiles = min(self._step.tokens_within(target_s), room) // self._tile
+        return min(max(tiles * self._tile, self._tile, _SMALLEST_CHUNK), room)
 
     def observe(self, n_prefill: int, n_decoding: int, seconds: float) -> None:
         """Learn from a finished step."""
