@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import signal
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -44,7 +45,35 @@ def with_client(
         async with Client(target) as client:
             await run(client)
 
-    asyncio.run(main(target))
+    run_until_ctrl_c(main(target))
+
+
+def run_until_ctrl_c(work: Coroutine[None, None, None]) -> None:
+    """asyncio.run, for which Ctrl-C is an event of the loop: asyncio.run's own handler may run only when the
+    loop wakes for another reason.
+
+    Raises:
+        KeyboardInterrupt: Ctrl-C was pressed; `work` was cancelled.
+    """
+    was_pressed = False
+
+    async def main() -> None:
+        task = asyncio.ensure_future(work)
+
+        def on_ctrl_c() -> None:
+            nonlocal was_pressed
+            was_pressed = True
+            task.cancel()
+
+        asyncio.get_running_loop().add_signal_handler(signal.SIGINT, on_ctrl_c)
+        await task
+
+    try:
+        asyncio.run(main())
+    except asyncio.CancelledError:
+        if was_pressed:
+            raise KeyboardInterrupt from None
+        raise
 
 
 def make_console() -> Console:
