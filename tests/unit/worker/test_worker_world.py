@@ -436,7 +436,7 @@ def test_a_step_for_which_nobody_makes_room_is_the_others() -> None:
     for _ in range(7):
         world.settle()
     assert world.cache.used == 36
-    urgent = item("urgent", slot=1, prompt=50, max_tokens=8)
+    urgent = item("urgent", slot=1, prompt=48, max_tokens=8)
     world.submit(urgent)
     world.settle()
     assert world.cache.used == 60  # not a cell for the stream, whose step it would be

@@ -99,19 +99,23 @@ def plan_step(
 
     Args:
         prefill_tokens: most prompt tokens the step may hold.
-        tile: what is left of a prompt fills as many rows; a rest that would not is taken along.
+        tile: see `_cut`.
     """
     shares: list[Share] = []
     left = prefill_tokens
     for sequence in prefilling:
         if left <= 0:
             break
-        n = min(left, sequence.n_pending)
-        if n < sequence.n_pending < n + tile:
-            n = sequence.n_pending
+        n = _cut(min(left, sequence.n_pending), sequence.n_pending, tile)
         shares.append(Share(sequence, n, wants_logits=n == sequence.n_pending))
         left -= n
     return StepPlan([Share(sequence, 1, wants_logits=True) for sequence in decoding], shares)
+
+
+def _cut(n: int, pending: int, tile: int) -> int:
+    """`n` of `pending` tokens, and what whole tiles leave over: at the beginning of a prompt some rows more
+    take next to nothing, while deep in it a few take as long as a tile."""
+    return n + (pending - n) % tile
 
 
 def plan_of(grants: Iterable[tuple[Sequence, int]]) -> StepPlan:
