@@ -3,6 +3,7 @@
     make bench                                     all of it (about half an hour on two cores)
     make bench ARGS="--quick"                      one pair of everything, to see that it works
     make bench ARGS="--only shared_c8 rss_mb_gateway"
+    make bench ARGS="--only shared_c8 --pairs 9"   where the machine's speed changes from minute to minute
 
 Figures go to benchmarks/results/latest.json, a key per row; those of a trial (--quick) to trial.json. Exit
 code 1 if a row could not be measured; a missed target is shown, and is no error.
@@ -15,6 +16,7 @@ import asyncio
 import os
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 if not __package__:
@@ -23,11 +25,12 @@ if not __package__:
 from rich.console import Console
 
 from benchmarks import results
-from benchmarks.lab import BENCH_MODEL, FULL, QUICK, Lab, LabError
+from benchmarks.lab import BENCH_MODEL, FULL, QUICK, Lab, LabError, Plan
 from benchmarks.peers import ROOT, PeerError
 from benchmarks.rows import ROWS, Row
 from benchmarks.scenarios import SCENARIOS, Scenario, Setup
 from benchmarks.show import rows_table
+from benchmarks.target import positive
 from inferflux.cli.errors import CommandError
 from inferflux.cli.stack import StartError
 
@@ -41,7 +44,16 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     )
     parser.add_argument("--only", nargs="+", metavar="ROW", choices=list(ROWS), help=", ".join(ROWS))
     parser.add_argument("--quick", action="store_true", help="one pair and few requests: a trial, no result")
+    parser.add_argument(
+        "--pairs", type=positive, metavar="N", help="run ours and the other in turn so often (default: 3)"
+    )
     return parser.parse_args(arguments)
+
+
+def plan_of(options: argparse.Namespace) -> Plan:
+    """How much is measured."""
+    plan = QUICK if options.quick else FULL
+    return replace(plan, pairs=options.pairs) if options.pairs else plan
 
 
 def results_file(options: argparse.Namespace) -> Path:
@@ -101,7 +113,7 @@ async def run(options: argparse.Namespace, console: Console) -> bool:
     """Everything; returns whether all was measured."""
     warn_if_busy(console)
     await write_bench_model(console)
-    lab = Lab(QUICK if options.quick else FULL, console)
+    lab = Lab(plan_of(options), console)
     return await measure(lab, chosen(options.only, SCENARIOS), results_file(options), console)
 
 

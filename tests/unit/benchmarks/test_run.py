@@ -1,0 +1,24 @@
+"""What of the command line decides how much is measured."""
+
+from __future__ import annotations
+
+import pytest
+
+from benchmarks.lab import FULL, QUICK
+from benchmarks.run import parse, plan_of
+
+
+def test_a_trial_is_one_pair_and_a_result_three() -> None:
+    assert (plan_of(parse([])), plan_of(parse(["--quick"]))) == (FULL, QUICK)
+    assert (FULL.pairs, QUICK.pairs) == (3, 1)
+
+
+def test_more_pairs_may_be_asked_for() -> None:
+    plan = plan_of(parse(["--pairs", "9"]))
+    assert (plan.pairs, plan.waves) == (9, FULL.waves)
+
+
+def test_no_pair_is_too_few(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        parse(["--pairs", "0"])
+    assert "--pairs: must be at least 1" in capsys.readouterr().err
