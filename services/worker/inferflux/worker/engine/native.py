@@ -30,6 +30,9 @@ _CPU_TILE = 64
 _CALIBRATION_PROMPTS = (16, 64, 16, 64)
 _CALIBRATION_STEPS = 3
 _SMALL_STEP_S = 0.002
+_SMALL_STEP_TRIES = 10
+# Other threads are woken for a small step if it then takes less than this part of the time of one thread.
+_WORTH_WAKING = 0.75
 
 
 class LoadError(Exception):
@@ -105,12 +108,19 @@ class Backend:
 
     def _find_single_thread_tokens(self) -> int:
         """How many tokens one thread does so soon that waking others is not worth it: those cores carry the
-        tokens to their readers."""
-        llama.llama_set_n_threads(self._context, 1, 1)
+        tokens to their readers. None where the others save much of that time all the same."""
         n = _CALIBRATION_PROMPTS[0]
-        seconds = min(self._time_tokens(n) for _ in range(_CALIBRATION_STEPS))
+        if self._time_tokens(n) > n * _SMALL_STEP_S:
+            return 0
+        all_s = self._fastest(n)
+        llama.llama_set_n_threads(self._context, 1, 1)
+        one_s = self._fastest(n)
         llama.llama_set_n_threads(self._context, self._threads, self._threads)
-        return int(n * _SMALL_STEP_S / seconds)
+        return 0 if all_s < _WORTH_WAKING * one_s else int(n * _SMALL_STEP_S / one_s)
+
+    def _fastest(self, n: int) -> float:
+        """Seconds of a step of `n` tokens; the first few are slower, while the threads come up."""
+        return min(self._time_tokens(n) for _ in range(_SMALL_STEP_TRIES))
 
     def _time_tokens(self, n: int) -> float:
         """Seconds to decode `n` tokens of no meaning, which are forgotten again."""
