@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import os
 import time
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,6 +21,7 @@ from rich.table import Table
 from .prompts import Prompts, middle_of
 from .stats import median
 from .target import positive
+from .trace import Trace, totals
 
 if TYPE_CHECKING:
     from inferflux.v1 import worker_pb2
@@ -30,63 +30,57 @@ if TYPE_CHECKING:
 SLOTS = 16
 
 
-@dataclass(frozen=True, slots=True)
-class Load:
-    """So many requests of one shape, so many at a time."""
-
-    concurrency: int
-    requests: int
-    prompt_tokens: int
-    max_tokens: int
-
-    @property
-    def tokens(self) -> int:
-        return self.requests * self.max_tokens
-
-
-def item_of(index: int, slot: int, prompts: Prompts, load: Load) -> worker_pb2.BatchItem:
+def item_of(index: int, prompt: list[int], max_tokens: int) -> worker_pb2.BatchItem:
     """A greedy request that goes on past the model's own end."""
     from inferflux.v1 import worker_pb2
 
-    item = worker_pb2.BatchItem(slot=slot)
+    item = worker_pb2.BatchItem()
     request = item.request
     request.tenant, request.request_id, request.epoch = "bench", f"r{index}", 1
-    request.prompt_token_ids.extend(prompts[index])
-    request.params.max_tokens = load.max_tokens
+    request.prompt_token_ids.extend(prompt)
+    request.params.max_tokens = max_tokens
     request.params.ignore_eos = True
     return item
 
 
-def run_engine(backend: Backend, prompts: Prompts, load: Load) -> tuple[float, list[float]]:
-    """Tokens per second, and every gap of every stream in seconds; an ended request is replaced at once."""
+def run_engine(
+    backend: Backend, prompts: Prompts, *, requests: int, max_tokens: int, concurrency: int
+) -> list[Trace]:
+    """As `BareLoop.run`: an ended sequence's place is taken at once."""
     from inferflux.worker.engine.core import Engine
+    from inferflux.worker.settings import WorkerSettings
 
-    engine = Engine(backend, worker_id="bench", step_stretch=3.0, step_limit_s=0.2, swap_bytes=0)
-    free = list(range(load.concurrency))
-    slots: dict[str, int] = {}
-    last: dict[str, float] = {}
-    gaps: list[float] = []
-    started = ended = 0
-    began = time.perf_counter()
-    while ended < load.requests:
-        while free and started < load.requests:
-            item = item_of(started, free.pop(), prompts, load)
-            slots[f"bench.r{started}"] = item.slot
+    defaults = {name: WorkerSettings.model_fields[name].default for name in ("step_stretch", "step_limit_s")}
+    engine = Engine(backend, worker_id="bench", swap_bytes=0, **defaults)
+    # Prompts are made before the clock runs.
+    waiting = iter([item_of(index, prompts[index], max_tokens) for index in range(requests)])
+    free = list(range(concurrency))
+    running: dict[str, tuple[int, Trace]] = {}
+    traces: list[Trace] = []
+    while True:
+        for slot, item in zip(free, waiting, strict=False):
+            item.slot = slot
+            trace = Trace(sent_s=time.perf_counter())
+            running[f"bench.{item.request.request_id}"] = slot, trace
+            traces.append(trace)
             engine.start(item)
-            started += 1
+        free.clear()
+        if not running:
+            return traces
         engine.step()
         now = time.perf_counter()
         report = engine.take_report()
         if report is None:
             raise RuntimeError("a step that reports nothing")
         for emission in report.step.emissions:
-            if emission.key in last:
-                gaps.append(now - last[emission.key])
-            last[emission.key] = now
+            _, trace = running[emission.key]
+            if emission.generated_tokens > trace.tokens:  # not only that it has started
+                trace.tokens = emission.generated_tokens
+                trace.arrivals_s.append(now)
         for end in report.step.ended:
-            free.append(slots.pop(end.key))
-            ended += 1
-    return load.tokens / (time.perf_counter() - began), gaps
+            slot, trace = running.pop(end.key)
+            trace.ended_s = now
+            free.append(slot)
 
 
 def parse() -> argparse.Namespace:
@@ -118,7 +112,6 @@ def main() -> None:
     from inferflux.v1 import engine_pb2
     from inferflux.worker.engine.native import Backend
 
-    load = Load(options.concurrency, options.requests, options.prompt_tokens, options.max_tokens)
     config = engine_pb2.EngineConfig(
         model_path=str(options.model_file),
         slots=SLOTS,
@@ -130,21 +123,18 @@ def main() -> None:
     backend = Backend(config)
     loop = BareLoop(options.model_file, slots=SLOTS, threads=options.threads)
     loop.warm_up()
-    prompts = Prompts(load.prompt_tokens, middle_of(loop.vocabulary_size), 0)
-    table = Table(title=f"tokens/s, {load.concurrency} of {load.requests} requests at a time")
+    prompts = Prompts(options.prompt_tokens, middle_of(loop.vocabulary_size), 0)
+    load = {name: getattr(options, name) for name in ("requests", "max_tokens", "concurrency")}
+    table = Table(title=f"tokens/s, {options.concurrency} of {options.requests} requests at a time")
     for heading in ("engine", "bare loop", "ratio", "median gap ms", "longest gap ms"):
         table.add_column(heading, justify="right")
     ratios = []
     for _ in track(range(options.pairs), description="pairs", console=Console(stderr=True)):
-        engine_rate, gaps = run_engine(backend, prompts, load)
-        began = time.perf_counter()
-        loop.run(prompts, requests=load.requests, max_tokens=load.max_tokens, concurrency=load.concurrency)
-        bare_rate = load.tokens / (time.perf_counter() - began)
-        ratios.append(engine_rate / bare_rate)
-        figures = (median(gaps) * 1000, max(gaps) * 1000)
-        table.add_row(
-            f"{engine_rate:.1f}", f"{bare_rate:.1f}", f"{ratios[-1]:.3f}", *(f"{ms:.1f}" for ms in figures)
-        )
+        engine = totals(run_engine(backend, prompts, **load))
+        bare = totals(loop.run(prompts, **load))
+        ratios.append(engine["tokens_per_s"] / bare["tokens_per_s"])
+        rates = (f"{engine['tokens_per_s']:.1f}", f"{bare['tokens_per_s']:.1f}", f"{ratios[-1]:.3f}")
+        table.add_row(*rates, *(f"{engine['itl_ms'][of]:.1f}" for of in ("p50", "max")))
     Console().print(table)
     Console().print(f"median ratio: {median(ratios):.3f}")
 
