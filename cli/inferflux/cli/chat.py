@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import signal
 import time
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -21,6 +18,7 @@ from inferflux.v1 import inference_pb2
 
 from .answer import Answer
 from .client import Client
+from .command import on_ctrl_c
 from .generation import Generation, assistant_message, system_message, user_message
 from .stream import show, stream_text
 
@@ -139,7 +137,7 @@ class ChatSession:
             priority=self._generation.priority,
         )
         task = asyncio.create_task(stream_text(chunks, answer))
-        with _on_interrupt(task.cancel):
+        with on_ctrl_c(task.cancel):
             try:
                 await task
             except asyncio.CancelledError:
@@ -153,16 +151,6 @@ class ChatSession:
 
     def _say(self, text: str) -> None:
         self._console.print(f"[dim]{escape(text)}[/]")
-
-
-@contextlib.contextmanager
-def _on_interrupt(act: Callable[[], object]) -> Iterator[None]:
-    loop = asyncio.get_running_loop()
-    loop.add_signal_handler(signal.SIGINT, act)
-    try:
-        yield
-    finally:
-        loop.remove_signal_handler(signal.SIGINT)
 
 
 def _history(path: Path) -> History:

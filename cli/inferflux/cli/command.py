@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import signal
 import sys
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -60,13 +61,13 @@ def run_until_ctrl_c(work: Coroutine[None, None, None]) -> None:
     async def main() -> None:
         task = asyncio.ensure_future(work)
 
-        def on_ctrl_c() -> None:
+        def cancel() -> None:
             nonlocal was_pressed
             was_pressed = True
             task.cancel()
 
-        asyncio.get_running_loop().add_signal_handler(signal.SIGINT, on_ctrl_c)
-        await task
+        with on_ctrl_c(cancel):
+            await task
 
     try:
         asyncio.run(main())
@@ -74,6 +75,17 @@ def run_until_ctrl_c(work: Coroutine[None, None, None]) -> None:
         if was_pressed:
             raise KeyboardInterrupt from None
         raise
+
+
+@contextlib.contextmanager
+def on_ctrl_c(act: Callable[[], object]) -> Iterator[None]:
+    """Have the running loop do `act` when Ctrl-C is pressed."""
+    loop = asyncio.get_running_loop()
+    loop.add_signal_handler(signal.SIGINT, act)
+    try:
+        yield
+    finally:
+        loop.remove_signal_handler(signal.SIGINT)
 
 
 def make_console() -> Console:
