@@ -67,7 +67,7 @@ def planner(tile: int) -> Planner:
         budget.observe(n, 0, 0.0007 * n)
     for n in (1, 2, 3):
         budget.observe(0, n, 0.045)
-    return Planner(budget, tile)
+    return Planner(budget)
 
 
 def kinds(plans: list[StepPlan]) -> list[tuple[bool, bool]]:

@@ -2,8 +2,8 @@
 
 Every running stream waits for the whole step, so the prompt part of a step is what a long prompt
 adds to everyone's gap between tokens. The budget keeps that gap within `stretch` times a step
-that only decodes, from times measured on the way: on a CPU that is a handful of tokens, on a GPU
-hundreds, where they are nearly free.
+that only decodes, from times measured on the way: on a GPU that is hundreds of tokens, which are nearly
+free there, on a CPU a tile or two.
 
 Three things bend that rule. When many wait for their first token and few for their next, steps stretch
 in proportion: small steps waste the fixed part of each, and the few would make the many wait. Since
@@ -35,7 +35,7 @@ class StepBudget:
         self._batch_tokens = batch_tokens
         self._stretch = stretch
         self._limit_s = limit_s
-        self._tile = tile
+        self.tile = tile
         self._decode_s: dict[int, float] = {}
         self._step = StepTime()
 
@@ -56,16 +56,16 @@ class StepBudget:
         Args:
             n_waiting: sequences whose prompt is not finished.
         """
-        room = self._batch_tokens - (self._tile - 1)  # the last part of a prompt may be so much more
+        room = self._batch_tokens - (self.tile - 1)  # the last part of a prompt may be so much more
         target_s = self._target_s(n_decoding, n_waiting)
         if n_decoding:
             target_s -= self._decode_time(n_decoding)
-        tiles = min(self._step.tokens_within(target_s), room) // self._tile
-        return min(max(tiles * self._tile, self._tile, _SMALLEST_CHUNK), room)
+        tiles = min(self._step.tokens_within(target_s), room) // self.tile
+        return min(max(tiles * self.tile, self.tile, _SMALLEST_CHUNK), room)
 
     def observe(self, n_prefill: int, n_decoding: int, seconds: float) -> None:
         """Learn from a finished step."""
-        is_about_prompts = n_prefill > 0 or self._tile == 1
+        is_about_prompts = n_prefill > 0 or self.tile == 1
         if is_about_prompts and n_prefill + n_decoding > 1:  # a single token takes another path
             self._step.observe(n_prefill + n_decoding, seconds)
         if n_prefill == 0:

@@ -44,7 +44,7 @@ class Engine:
         self._worker_id = worker_id
         self._memory = Memory(backend, swap_bytes)
         self._budget = StepBudget(backend.batch_tokens, step_stretch, step_limit_s, backend.tile)
-        self._planner = Planner(self._budget, backend.tile)
+        self._planner = Planner(self._budget)
         for n_prefill, n_decoding, seconds in backend.warm_up():
             self._budget.observe(n_prefill, n_decoding, seconds)
         self._sequences: dict[str, Sequence] = {}

@@ -52,15 +52,10 @@ class StepPlan:
 
 
 class Planner:
-    """Plans one step after the other.
+    """Plans one step after the other."""
 
-    Args:
-        tile: rows that attention takes at a time; 1 where that makes no difference.
-    """
-
-    def __init__(self, budget: StepBudget, tile: int) -> None:
+    def __init__(self, budget: StepBudget) -> None:
         self._budget = budget
-        self._tile = tile
         self._had_prompts_alone = False
 
     def next(self, decoding: list[Sequence], prefilling: list[Sequence]) -> StepPlan:
@@ -73,10 +68,11 @@ class Planner:
         if decoding and not takes_turns:
             return plan_step(decoding, prefilling, self._budget.beside(len(decoding), len(prefilling)))
         tokens = self._budget.alone(len(decoding), len(prefilling))
-        return plan_step([], prefilling, tokens, self._tile)
+        return plan_step([], prefilling, tokens, self._budget.tile)
 
     def _fills_tile(self, decoding: list[Sequence], prefilling: list[Sequence]) -> bool:
-        return self._tile > 1 and len(decoding) + sum(s.n_pending for s in prefilling) >= self._tile
+        tile = self._budget.tile
+        return tile > 1 and len(decoding) + sum(s.n_pending for s in prefilling) >= tile
 
 
 def split(sequences: Iterable[Sequence]) -> tuple[list[Sequence], list[Sequence]]:
