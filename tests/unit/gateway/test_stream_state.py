@@ -125,6 +125,16 @@ def test_events_say_where_the_reader_is() -> None:
     assert chunk.offset == 4
 
 
+def test_who_goes_on_is_told_even_by_a_chunk_whose_tokens_were_seen() -> None:
+    state = StreamState()
+    offer_all(state, started(), tokens(0, 4))
+    first, again = tokens(2, epoch=2), tokens(2, epoch=2)
+    for chunk in (first, again):
+        chunk.started.worker_id = "w2"
+    assert offer_all(state, first, again, tokens(3, epoch=2), tokens(4, epoch=2)) == [A, S, S, A]
+    assert (first.offset, len(first.token_ids), first.text, first.started.worker_id) == (4, 0, "", "w2")
+
+
 def test_a_queued_chunk_never_opens_a_gap() -> None:
     state = StreamState()
     assert offer_all(state, queued(1, offset=7, epoch=2), tokens(0)) == [S, A]

@@ -62,7 +62,7 @@ class StreamState:
         if chunk.offset + n_tokens > self.next_offset:
             if chunk.offset < self.next_offset:
                 self._cut(chunk, self.next_offset - chunk.offset)
-        elif not is_terminal and (n_tokens or not self._is_news(chunk, event)):
+        elif not is_terminal and not self._is_news(chunk, event):
             return Verdict.SKIP
         elif chunk.offset < self.next_offset:
             self._strip(chunk)
@@ -70,11 +70,13 @@ class StreamState:
         return Verdict.ACCEPT
 
     def _is_news(self, chunk: tokens_pb2.TokenChunk, event: str | None) -> bool:
-        """Whether a chunk without tokens says something that was not said."""
+        """Whether a chunk without new tokens says something that was not said."""
+        if event == "started":
+            return chunk.epoch > self.epoch or not self.has_started
+        if chunk.token_ids:
+            return False
         if chunk.epoch > self.epoch:
             return True
-        if event == "started":
-            return not self.has_started
         return event == "queued" and not self.has_started and chunk.offset == self.next_offset
 
     def _note(self, chunk: tokens_pb2.TokenChunk, event: str | None, is_terminal: bool) -> None:
