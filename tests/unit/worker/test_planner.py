@@ -60,11 +60,11 @@ def test_what_is_left_of_a_prompt_makes_whole_tiles(prompts: list[int], tiles: i
     assert min(64 * tiles, sum(prompts)) <= plan.n_prefill < 64 * (tiles + 1)
 
 
-def planner(tile: int) -> Planner:
-    """One whose steps may hold 64 prompt tokens."""
+def planner(tile: int, token_s: float = 0.0007) -> Planner:
+    """One whose steps may hold 64 prompt tokens, if these take `token_s` seconds each."""
     budget = StepBudget(256, 1.0, 0.05, tile)
     for n in (16, 64, 32):
-        budget.observe(n, 0, 0.0007 * n)
+        budget.observe(n, 0, token_s * n)
     for n in (1, 2, 3):
         budget.observe(0, n, 0.045)
     return Planner(budget)
@@ -86,6 +86,21 @@ def test_a_prompt_smaller_than_a_tile_goes_beside_the_streams() -> None:
     plans, decoding = planner(64), [sequence(0, 1, decoding=True), sequence(2, 1, decoding=True)]
     assert kinds([plans.next(decoding, [sequence(1, 61)])] * 2) == [(True, True)] * 2
     assert kinds([plans.next(decoding, [sequence(1, 62)])]) == [(False, True)]
+
+
+def test_where_a_tile_takes_too_long_prompts_go_beside_the_streams() -> None:
+    plans, decoding = planner(64, token_s=0.01), [sequence(0, 1, decoding=True)]
+    steps = [plans.next(decoding, [sequence(1, 200)]) for _ in range(3)]
+    assert kinds(steps) == [(True, True)] * 3
+    assert all(0 < step.n_prefill < 64 for step in steps)
+
+
+def test_streams_wait_for_a_tile_of_who_is_more_urgent_than_all_of_them() -> None:
+    plans = planner(64, token_s=0.01)
+    decoding = [sequence(0, 1, decoding=True, rank=-5), sequence(2, 1, decoding=True)]
+    assert kinds([plans.next(decoding, [sequence(1, 200, rank=-1)]) for _ in range(2)]) == [(True, True)] * 2
+    urgent = [sequence(1, 200, rank=-9), sequence(3, 200)]
+    assert kinds([plans.next(decoding, urgent) for _ in range(2)]) == [(False, True), (True, False)]
 
 
 def test_prompts_have_every_step_while_nothing_decodes() -> None:

@@ -8,8 +8,8 @@ free there, on a CPU a tile or two.
 Three things bend that rule. When many wait for their first token and few for their next, steps stretch
 in proportion: small steps waste the fixed part of each, and the few would make the many wait. Since
 nothing can be taken up or cancelled within a step, none should be long: where nothing decodes,
-prompts are cut by time alone. And where attention works in tiles, a few rows deep in a prompt take about as
-long as a whole tile, so a step of prompts alone never holds less.
+prompts are cut by time alone. And where attention works in tiles, half a tile of a prompt takes about as long
+as a whole one, so a step of prompts alone never holds less.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ _SMALLEST_CHUNK = 8
 _OUTLIER = 3.0
 # Up to one waiting prompt for this many streams is the ordinary share; more stretch steps in proportion.
 _STREAMS_PER_PROMPT = 4
+# Who reads a stream does not mind a pause of this length.
+_LONGEST_TILE_S = 0.5
 
 
 class StepBudget:
@@ -62,6 +64,11 @@ class StepBudget:
             target_s -= self._decode_time(n_decoding)
         tiles = min(self._step.tokens_within(target_s), room) // self.tile
         return min(max(tiles * self.tile, self.tile, _SMALLEST_CHUNK), room)
+
+    @property
+    def has_time_for_tile(self) -> bool:
+        """Whether streams can wait for a tile of a prompt."""
+        return self._step.seconds_of(self.tile) <= _LONGEST_TILE_S
 
     def observe(self, n_prefill: int, n_decoding: int, seconds: float) -> None:
         """Learn from a finished step."""

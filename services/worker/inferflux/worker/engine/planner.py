@@ -3,9 +3,12 @@
 A GPU takes prompts beside the streams: every decoding sequence first, then prompts within the budget.
 
 On a CPU, attention works through a batch row by row, each row reading the cells of its own sequence; from
-`tile` rows on it takes so many at a time, several times as fast, but reads for all of them what any of them
+`tile` rows on it takes so many at a time, which is faster, but reads for all of them what any of them
 needs. So streams, which have nothing in common, and prompts take turns, and prompts are cut into whole tiles.
-A prompt too small to fill one goes beside the streams all the same: that saves a step.
+
+Not always: a prompt too small to fill a tile goes beside the streams, which saves a step; and where a tile
+takes so long that the streams would visibly stand still, it goes beside them a few tokens at a time, unless
+it is more urgent than all of them.
 """
 
 from __future__ import annotations
@@ -60,7 +63,7 @@ class Planner:
 
     def next(self, decoding: list[Sequence], prefilling: list[Sequence]) -> StepPlan:
         """The next step for these sequences, the prompts most urgent first."""
-        takes_turns = bool(decoding and prefilling) and self._fills_tile(decoding, prefilling)
+        takes_turns = bool(decoding and prefilling) and self._takes_turns(decoding, prefilling)
         if takes_turns and self._had_prompts_alone:
             self._had_prompts_alone = False
             return plan_step(decoding, [], 0)
@@ -70,9 +73,12 @@ class Planner:
         tokens = self._budget.alone(len(decoding), len(prefilling))
         return plan_step([], prefilling, tokens, self._budget.tile)
 
-    def _fills_tile(self, decoding: list[Sequence], prefilling: list[Sequence]) -> bool:
+    def _takes_turns(self, decoding: list[Sequence], prefilling: list[Sequence]) -> bool:
         tile = self._budget.tile
-        return tile > 1 and len(decoding) + sum(s.n_pending for s in prefilling) >= tile
+        if tile == 1 or len(decoding) + sum(s.n_pending for s in prefilling) < tile:
+            return False
+        is_most_urgent = all(prefilling[0].order < s.order for s in decoding)
+        return is_most_urgent or self._budget.has_time_for_tile
 
 
 def split(sequences: Iterable[Sequence]) -> tuple[list[Sequence], list[Sequence]]:
