@@ -133,11 +133,6 @@ def test_it_holds_a_tile_even_where_that_is_long() -> None:
     assert budget.alone(4) == budget.alone() == 64
 
 
-def test_there_is_time_for_a_tile_unless_streams_would_visibly_stand_still() -> None:
-    costs: list[Cost] = [cpu, lambda n: 0.007 * n, lambda n: 0.009 * n]
-    assert [tiled(cost, n_decoding=4).has_time_for_tile for cost in costs] == [True, True, False]
-
-
 def test_steps_of_the_streams_alone_do_not_blur_what_a_prompt_costs() -> None:
     budget = tiled(cpu, n_decoding=4)
     before = budget.alone()

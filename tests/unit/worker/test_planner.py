@@ -60,11 +60,11 @@ def test_what_is_left_of_a_prompt_makes_whole_tiles(prompts: list[int], tiles: i
     assert min(64 * tiles, sum(prompts)) <= plan.n_prefill < 64 * (tiles + 1)
 
 
-def planner(tile: int, token_s: float = 0.0007) -> Planner:
-    """One whose steps may hold 64 prompt tokens, if these take `token_s` seconds each."""
+def planner(tile: int) -> Planner:
+    """One whose steps may hold 64 prompt tokens."""
     budget = StepBudget(256, 1.0, 0.05, tile)
     for n in (16, 64, 32):
-        budget.observe(n, 0, token_s * n)
+        budget.observe(n, 0, 0.0007 * n)
     for n in (1, 2, 3):
         budget.observe(0, n, 0.045)
     return Planner(budget)
@@ -75,32 +75,25 @@ def kinds(plans: list[StepPlan]) -> list[tuple[bool, bool]]:
     return [(bool(plan.decoding), bool(plan.prefilling)) for plan in plans]
 
 
-def test_where_attention_has_tiles_prompts_and_streams_take_turns() -> None:
-    plans, decoding, prefilling = planner(64), [sequence(0, 1, decoding=True)], [sequence(1, 200)]
+def test_where_attention_has_tiles_a_prompt_takes_turns_with_less_urgent_streams() -> None:
+    plans, decoding = planner(64), [sequence(0, 1, decoding=True), sequence(2, 1, decoding=True, rank=-5)]
+    prefilling = [sequence(1, 200, rank=-9), sequence(3, 200)]
     steps = [plans.next(decoding, prefilling) for _ in range(4)]
     assert kinds(steps) == [(False, True), (True, False)] * 2
     assert [step.n_prefill for step in steps] == [72, 0, 72, 0]
 
 
-def test_a_prompt_smaller_than_a_tile_goes_beside_the_streams() -> None:
-    plans, decoding = planner(64), [sequence(0, 1, decoding=True), sequence(2, 1, decoding=True)]
-    assert kinds([plans.next(decoding, [sequence(1, 61)])] * 2) == [(True, True)] * 2
-    assert kinds([plans.next(decoding, [sequence(1, 62)])]) == [(False, True)]
-
-
-def test_where_a_tile_takes_too_long_prompts_go_beside_the_streams() -> None:
-    plans, decoding = planner(64, token_s=0.01), [sequence(0, 1, decoding=True)]
-    steps = [plans.next(decoding, [sequence(1, 200)]) for _ in range(3)]
+def test_a_prompt_that_is_less_urgent_than_any_stream_goes_beside_them() -> None:
+    plans, decoding = planner(64), [sequence(0, 1, decoding=True), sequence(2, 1, decoding=True, rank=-5)]
+    steps = [plans.next(decoding, [sequence(1, 200, rank=-1)]) for _ in range(3)]
     assert kinds(steps) == [(True, True)] * 3
     assert all(0 < step.n_prefill < 64 for step in steps)
 
 
-def test_streams_wait_for_a_tile_of_who_is_more_urgent_than_all_of_them() -> None:
-    plans = planner(64, token_s=0.01)
-    decoding = [sequence(0, 1, decoding=True, rank=-5), sequence(2, 1, decoding=True)]
-    assert kinds([plans.next(decoding, [sequence(1, 200, rank=-1)]) for _ in range(2)]) == [(True, True)] * 2
-    urgent = [sequence(1, 200, rank=-9), sequence(3, 200)]
-    assert kinds([plans.next(decoding, urgent) for _ in range(2)]) == [(False, True), (True, False)]
+def test_a_prompt_smaller_than_a_tile_goes_beside_the_streams() -> None:
+    plans, decoding = planner(64), [sequence(0, 1, decoding=True), sequence(2, 1, decoding=True)]
+    assert kinds([plans.next(decoding, [sequence(1, 61, rank=-9)])] * 2) == [(True, True)] * 2
+    assert kinds([plans.next(decoding, [sequence(1, 62, rank=-9)])]) == [(False, True)]
 
 
 def test_prompts_have_every_step_while_nothing_decodes() -> None:
@@ -110,7 +103,7 @@ def test_prompts_have_every_step_while_nothing_decodes() -> None:
 
 def test_where_nothing_has_tiles_they_share_every_step() -> None:
     plans = planner(1)
-    steps = [plans.next([sequence(0, 1, decoding=True)], [sequence(1, 200)]) for _ in range(3)]
+    steps = [plans.next([sequence(0, 1, decoding=True)], [sequence(1, 200, rank=-9)]) for _ in range(3)]
     assert kinds(steps) == [(True, True)] * 3
 
 

@@ -19,8 +19,6 @@ _SMALLEST_CHUNK = 8
 _OUTLIER = 3.0
 # Up to one waiting prompt for this many streams is the ordinary share; more stretch steps in proportion.
 _STREAMS_PER_PROMPT = 4
-# Who reads a stream does not mind a pause of this length.
-_LONGEST_TILE_S = 0.5
 
 
 class StepBudget:
@@ -64,11 +62,6 @@ class StepBudget:
             target_s -= self._decode_time(n_decoding)
         tiles = min(self._step.tokens_within(target_s), room) // self.tile
         return min(max(tiles * self.tile, self.tile, _SMALLEST_CHUNK), room)
-
-    @property
-    def has_time_for_tile(self) -> bool:
-        """Whether streams can wait for a tile of a prompt."""
-        return self._step.seconds_of(self.tile) <= _LONGEST_TILE_S
 
     def observe(self, n_prefill: int, n_decoding: int, seconds: float) -> None:
         """Learn from a finished step."""

@@ -1,14 +1,11 @@
 """Which tokens go into the next batch: those of the streams, of prompts, or of both.
 
-A GPU takes prompts beside the streams: every decoding sequence first, then prompts within the budget.
+Prompts go beside the streams: every decoding sequence first, then prompts within the budget.
 
-On a CPU, attention works through a batch row by row, each row reading the cells of its own sequence; from
-`tile` rows on it takes so many at a time, which is faster, but reads for all of them what any of them
-needs. So streams, which have nothing in common, and prompts take turns, and prompts are cut into whole tiles.
-
-Not always: a prompt too small to fill a tile goes beside the streams, which saves a step; and where a tile
-takes so long that the streams would visibly stand still, it goes beside them a few tokens at a time, unless
-it is more urgent than all of them.
+On a CPU that is the rule as well: attention works through a batch row by row, each row reading the cells of
+its own sequence. From `tile` rows on it takes so many at a time, which is faster, but reads for all of them
+what any of them needs. So a prompt that is more urgent than every stream takes turns with them, which have
+nothing in common, and is cut into whole tiles. Other prompts do not: a tile makes the streams wait for long.
 """
 
 from __future__ import annotations
@@ -77,8 +74,7 @@ class Planner:
         tile = self._budget.tile
         if tile == 1 or len(decoding) + sum(s.n_pending for s in prefilling) < tile:
             return False
-        is_most_urgent = all(prefilling[0].order < s.order for s in decoding)
-        return is_most_urgent or self._budget.has_time_for_tile
+        return all(prefilling[0].order < s.order for s in decoding)
 
 
 def split(sequences: Iterable[Sequence]) -> tuple[list[Sequence], list[Sequence]]:
