@@ -12,8 +12,8 @@ DISTRIBUTIONS := libs/common services/gateway services/scheduler services/worker
 #   ended by a SIGSEGV at the first prompt.
 # AVX512-FP16: ggml then adds up attention 128 values at a time and what is left over one by one, which is all
 #   of it for a model with heads of 64: its decoding takes twice as long.
-NO_SETS := -U__AMX_INT8__ -U__AVX512FP16__
-NO_SETS := -DCMAKE_C_FLAGS="$(NO_SETS)" -DCMAKE_CXX_FLAGS="$(NO_SETS)"
+LEFT_OUT := -U__AMX_INT8__ -U__AVX512FP16__
+NO_SETS := -DCMAKE_C_FLAGS="$(LEFT_OUT)" -DCMAKE_CXX_FLAGS="$(LEFT_OUT)"
 export CMAKE_ARGS := $(NO_SETS) -DGGML_NATIVE=ON -DLLAMA_OPENSSL=OFF -DLLAMA_SUBPROCESS=OFF -DMTMD_VIDEO=OFF -DGGML_RPC=ON
 export CMAKE_BUILD_PARALLEL_LEVEL := $(shell $(PYTHON) -c 'import os; print(os.cpu_count())')
 export PIP_DISABLE_PIP_VERSION_CHECK := 1

@@ -2,8 +2,8 @@
 
 Every running stream waits for the whole step, so the prompt part of a step is what a long prompt
 adds to everyone's gap between tokens. The budget keeps that gap within `stretch` times a step
-that only decodes, from times measured on the way: on a GPU that is hundreds of tokens, which are nearly
-free there, on a CPU a tile or two.
+that only decodes, from times measured on the way: on a CPU that is a handful of tokens, on a GPU
+hundreds, where they are nearly free.
 
 Three things bend that rule. When many wait for their first token and few for their next, steps stretch
 in proportion: small steps waste the fixed part of each, and the few would make the many wait. Since

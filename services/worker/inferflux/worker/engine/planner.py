@@ -60,7 +60,7 @@ class Planner:
 
     def next(self, decoding: list[Sequence], prefilling: list[Sequence]) -> StepPlan:
         """The next step for these sequences, the prompts most urgent first."""
-        takes_turns = bool(decoding and prefilling) and self._takes_turns(decoding, prefilling)
+        takes_turns = self._takes_turns(decoding, prefilling)
         if takes_turns and self._had_prompts_alone:
             self._had_prompts_alone = False
             return plan_step(decoding, [], 0)
@@ -71,6 +71,8 @@ class Planner:
         return plan_step([], prefilling, tokens, self._budget.tile)
 
     def _takes_turns(self, decoding: list[Sequence], prefilling: list[Sequence]) -> bool:
+        if not decoding or not prefilling:
+            return False
         tile = self._budget.tile
         if tile == 1 or len(decoding) + sum(s.n_pending for s in prefilling) < tile:
             return False
