@@ -1,4 +1,4 @@
-"""What one engine step costs, by its prompt tokens, beside streams that decode and at growing depth.
+"""What one engine step costs, by its prompt tokens, at growing depth: beside streams that decode, and apart.
 
     python -m benchmarks.step_cost [--model-file FILE] [--streams 4] [--threads N] [--spin ROUNDS]
 
@@ -25,10 +25,13 @@ if TYPE_CHECKING:
     from inferflux.worker.engine.sequence import Sequence
 
 DEPTHS = (0, 500, 1000, 2000, 3500)
-PROMPT_TOKENS = (0, 8, 16, 32, 59, 60, 64, 128)
+PROMPT_TOKENS = (8, 16, 32, 64, 128)
 _STREAM_TOKENS = 190
 _REPEATS = 5
 _FILL_TOKENS = 512
+_KV_CELLS = 16384
+# Apart, nothing is copied to the streams before the end is near.
+_LEFT_OF_PROMPT = 1_000_000
 
 
 class Bench:
@@ -48,13 +51,18 @@ class Bench:
             self._run([(0, n, self._depth)])
             self._depth += n
 
-    def step_ms(self, prompt_tokens: int) -> float | None:
-        """Median milliseconds of a step: a token for each stream, then so many for the growing sequence."""
-        parts = [(slot, 1, _STREAM_TOKENS) for slot in self._streams]
-        if prompt_tokens:
-            parts.append((0, prompt_tokens, self._depth))
-        if not parts:
-            return None
+    def streams_ms(self) -> float:
+        """Median milliseconds of a step with a token for each stream."""
+        return self._median_ms(self._tokens_of_streams())
+
+    def beside_ms(self, prompt_tokens: int) -> float:
+        """The same with so many tokens of the growing sequence beside them."""
+        return self._median_ms([*self._tokens_of_streams(), (0, prompt_tokens, self._depth)])
+
+    def _tokens_of_streams(self) -> list[tuple[int, int, int]]:
+        return [(slot, 1, _STREAM_TOKENS) for slot in self._streams]
+
+    def _median_ms(self, parts: list[tuple[int, int, int]]) -> float:
         return median(self._timed(parts) for _ in range(_REPEATS)) * 1000
 
     def _timed(self, parts: list[tuple[int, int, int]]) -> float:
@@ -65,16 +73,32 @@ class Bench:
             self._backend.forget(slot, position)
         return seconds
 
-    def _run(self, parts: list[tuple[int, int, int]]) -> None:
+    def apart_ms(self, prompt_tokens: int) -> float:
+        """Median milliseconds of a step apart with so many tokens of a prompt, at the depth of the growing
+        sequence; what it takes to copy them later is not in it."""
+        slot = len(self._streams) + 1
+        for first in range(0, self._depth, _FILL_TOKENS):
+            self._run([(slot, min(_FILL_TOKENS, self._depth - first), first)], is_apart=True)
+        times = []
+        for repeat in range(_REPEATS):
+            began = time.perf_counter()
+            self._run([(slot, prompt_tokens, self._depth + repeat * prompt_tokens)], is_apart=True)
+            times.append(time.perf_counter() - began)
+        self._backend.forget(slot)
+        self._backend.forget_apart(slot)
+        return median(times) * 1000
+
+    def _run(self, parts: list[tuple[int, int, int]], *, is_apart: bool = False) -> None:
         """Decode (slot, tokens, first position) in one step."""
         from inferflux.worker.engine.planner import Share, StepPlan
 
-        shares = [Share(sequence(*part), part[1], wants_logits=True) for part in parts]
-        self._backend.decode(StepPlan(decoding=shares, prefilling=[]))
+        left = _LEFT_OF_PROMPT if is_apart else 0
+        shares = [Share(sequence(*part, left), part[1], wants_logits=True) for part in parts]
+        self._backend.decode(StepPlan(decoding=shares, prefilling=[], is_apart=is_apart))
 
 
-def sequence(slot: int, tokens: int, position: int) -> Sequence:
-    """A sequence with so many tokens pending; their ids do not matter."""
+def sequence(slot: int, tokens: int, position: int, left: int) -> Sequence:
+    """A sequence with so many tokens for this step, and so many `left` after it; their ids do not matter."""
     from inferflux.v1 import generation_pb2
     from inferflux.worker.engine.sampling import Sampler
     from inferflux.worker.engine.sequence import Sequence
@@ -88,7 +112,7 @@ def sequence(slot: int, tokens: int, position: int) -> Sequence:
         rank=0.0,
         arrival=slot,
         tokens=np.full(position + tokens, 7, np.int32),
-        prompt_tokens=position + tokens,
+        prompt_tokens=position + tokens + left,
         max_tokens=1,
         end_tokens=frozenset(),
         sampler=Sampler(generation_pb2.SamplingParams(), ()),
@@ -121,20 +145,31 @@ def main() -> None:
 
     config = engine_pb2.EngineConfig(
         model_path=str(options.model_file),
-        slots=options.streams + 1,
+        slots=options.streams + 2,
+        kv_cells=_KV_CELLS,
+        prefill_cells=_KV_CELLS // 2,
         batch_tokens=2048,
         threads=options.threads,
         flash_attention=True,
     )
     bench = Bench(Backend(config), options.streams)
-    table = Table(title=f"milliseconds of a step beside {options.streams} streams")
-    for heading in ("depth", *(f"{n} prompt tokens" for n in PROMPT_TOKENS)):
-        table.add_column(heading, justify="right")
+    tables = {kind: Table(title=f"milliseconds of a step, prompts {kind}") for kind in ("beside", "apart")}
+    for table in tables.values():
+        for heading in (
+            "depth",
+            f"{options.streams} streams",
+            *(f"{n} prompt tokens" for n in PROMPT_TOKENS),
+        ):
+            table.add_column(heading, justify="right")
     for depth in track(DEPTHS, description="depth", console=Console(stderr=True)):
         bench.deepen(depth)
-        times = (bench.step_ms(n) for n in PROMPT_TOKENS)
-        table.add_row(str(depth), *("" if t is None else f"{t:.1f}" for t in times))
-    Console().print(table)
+        streams_ms = bench.streams_ms()
+        beside = [streams_ms, *(bench.beside_ms(n) for n in PROMPT_TOKENS)]
+        apart = [streams_ms, *(bench.apart_ms(n) for n in PROMPT_TOKENS)]
+        for table, times in zip(tables.values(), (beside, apart), strict=True):
+            table.add_row(str(depth), *(f"{ms:.1f}" for ms in times))
+    for table in tables.values():
+        Console().print(table)
 
 
 if __name__ == "__main__":

@@ -20,7 +20,8 @@ from inferflux.common.tracing import OFF
 from inferflux.v1 import engine_pb2, model_pb2, scheduler_pb2, tokens_pb2, worker_pb2
 from inferflux.worker.emit import Emitter
 from inferflux.worker.engine.core import Engine
-from inferflux.worker.engine.planner import StepPlan
+from inferflux.worker.engine.native import Timing
+from inferflux.worker.engine.planner import Share, StepPlan
 from inferflux.worker.intake import Intake
 from inferflux.worker.presence import Presence
 from inferflux.worker.running import Limits, RunningTable
@@ -41,11 +42,12 @@ class CheckingCache:
     context_length = CONTEXT
     batch_tokens = 32
 
-    def __init__(self, *, cells: int, sequences: int, tile: int) -> None:
+    def __init__(self, *, cells: int, sequences: int, prefill_cells: int) -> None:
         self.cells = cells
-        self.tile = tile
+        self.prefill_cells = prefill_cells
         self.sequences = sequences
         self.slots: dict[int, list[int]] = {}
+        self.apart: dict[int, list[int]] = {}
         self.loses_states = False
         self.vocab = SimpleNamespace(
             size=VOCABULARY, eog=frozenset[int](), piece=lambda token: bytes([65 + token])
@@ -55,8 +57,9 @@ class CheckingCache:
     def used(self) -> int:
         return sum(len(tokens) for tokens in self.slots.values())
 
-    def warm_up(self) -> list[tuple[int, int, float]]:
-        return [(16, 0, 0.01), (32, 0, 0.02), (0, 1, 0.005)]
+    def warm_up(self) -> list[Timing]:
+        timings = [Timing(16, 0, 0.01), Timing(32, 0, 0.02), Timing(0, 1, 0.005)]
+        return timings + [Timing(n, 0, 0.0006 * n, is_apart=True) for n in (16, 32)]
 
     def decode(self, plan: StepPlan) -> NDArray[np.float32]:
         assert plan.shares, "an empty step"
@@ -69,6 +72,7 @@ class CheckingCache:
             assert len(held) == sequence.position, "the slot does not hold what the sequence thinks"
             assert share.n > 0
             held += sequence.tokens[sequence.position : sequence.position + share.n].tolist()
+            self._check_apart(share, is_apart=plan.is_apart)
             if share.wants_logits:
                 row = np.zeros(VOCABULARY, np.float32)
                 row[next_token(held)] = 1.0
@@ -76,12 +80,27 @@ class CheckingCache:
         assert self.used <= self.cells, "the step did not fit"
         return np.array(rows, np.float32).reshape(-1, VOCABULARY)
 
+    def _check_apart(self, share: Share, *, is_apart: bool) -> None:
+        sequence = share.sequence
+        assert sequence.is_apart == is_apart
+        assert is_apart == (sequence.slot in self.apart) or (is_apart and sequence.position == 0)
+        if is_apart:
+            held = self.apart.setdefault(sequence.slot, [])
+            assert len(held) == sequence.position, "it was not begun here"
+            held += sequence.tokens[sequence.position : sequence.position + share.n].tolist()
+            assert sum(map(len, self.apart.values())) <= self.prefill_cells
+
+    def forget_apart(self, slot: int) -> None:
+        del self.apart[slot]
+
     def forget(self, slot: int) -> None:
         self.slots.pop(slot, None)
 
     def move(self, slot: int, to: int) -> None:
         assert not self.slots.get(to)
         self.slots[to] = self.slots.pop(slot, [])
+        if slot in self.apart:
+            self.apart[to] = self.apart.pop(slot)
 
     def state_size(self, slot: int) -> int:
         return len(self.slots[slot])
@@ -130,8 +149,10 @@ class _Host:
 class WorkerWorld:
     """The two halves of a worker, and what is under way between them."""
 
-    def __init__(self, *, slots: int, sequences: int, cells: int, swap_bytes: int, tile: int = 1) -> None:
-        self.cache = CheckingCache(cells=cells, sequences=sequences, tile=tile)
+    def __init__(
+        self, *, slots: int, sequences: int, cells: int, swap_bytes: int, prefill_cells: int = 0
+    ) -> None:
+        self.cache = CheckingCache(cells=cells, sequences=sequences, prefill_cells=prefill_cells)
         self.engine = Engine(
             self.cache,  # type: ignore[arg-type]
             worker_id="w",

@@ -30,6 +30,8 @@ def shown(field: FieldInfo) -> str:
     if field.is_required():
         return "required"
     value = field.default.get_secret_value() if isinstance(field.default, SecretStr) else field.default
+    if value is None:
+        return "unset"
     if value == "":
         return "empty"
     return f"`{str(value).lower() if isinstance(value, bool) else value}`"

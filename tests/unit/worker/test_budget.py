@@ -65,7 +65,7 @@ def test_many_waiting_prompts_stretch_a_step_further_than_one() -> None:
 
 def test_no_step_is_longer_than_the_limit_even_when_nothing_decodes() -> None:
     budget = settled(cpu, limit_s=0.1)
-    assert cpu(budget.alone()) == pytest.approx(0.1, rel=0.1)
+    assert cpu(budget.beside(0)) == pytest.approx(0.1, rel=0.1)
 
 
 def test_it_follows_when_prefill_gets_dearer_with_depth() -> None:
@@ -93,52 +93,47 @@ def test_one_stalled_step_changes_little() -> None:
     st.lists(st.tuples(st.integers(0, 2048), st.floats(1e-6, 10.0)), max_size=50),
     st.integers(0, 256),
     st.integers(1, 300),
-    st.sampled_from([1, 64]),
 )
 def test_whatever_was_measured_the_budget_is_between_one_and_the_batch(
-    steps: list[tuple[int, float]], n_decoding: int, n_waiting: int, tile: int
+    steps: list[tuple[int, float]], n_decoding: int, n_waiting: int
 ) -> None:
-    budget = StepBudget(2048, 2.5, 0.2, tile)
+    budget = StepBudget(2048, 2.5, 0.2)
     for n, seconds in steps:
         budget.observe(n, n % 9, seconds)
+        budget.observe(n + 1, 0, seconds, is_apart=True)
     assert 1 <= budget.beside(n_decoding, n_waiting) <= 2048 - n_decoding
-    assert 1 <= budget.alone(n_decoding, n_waiting) <= 2048 - (tile - 1)
+    assert 1 <= budget.apart(n_decoding, n_waiting) <= 2048
 
 
-def tiled(cost: Cost, *, n_decoding: int, stretch: float = 3.0, limit_s: float = 0.2) -> StepBudget:
+def taking_turns(cost: Cost, *, n_decoding: int, limit_s: float = 10.0) -> StepBudget:
     """A budget that has seen streams and prompts take turns for a while."""
-    budget = StepBudget(2048, stretch, limit_s, tile=64)
+    budget = StepBudget(2048, 3.0, limit_s)
     for n in (16, 64, 16, 64):
-        budget.observe(n, 0, cost(n))
+        budget.observe(n, 0, cost(n), is_apart=True)
     for _ in range(60):
         budget.observe(0, n_decoding, cost(n_decoding))
-        n = budget.alone(n_decoding)
-        budget.observe(n, 0, cost(n))
+        n = budget.apart(n_decoding)
+        budget.observe(n, 0, cost(n), is_apart=True)
     return budget
 
 
-def test_a_prompt_step_between_the_streams_steps_holds_a_tile_at_least() -> None:
-    assert tiled(cpu, n_decoding=4).alone(4) == 64
+def test_a_step_apart_and_one_of_the_streams_take_the_stretch_together() -> None:
+    budget = taking_turns(cpu, n_decoding=4)
+    assert cpu(budget.apart(4)) + cpu(4) == pytest.approx(3.0 * cpu(4), rel=0.1)
+    assert budget.apart(4, n_waiting=6) > 2 * budget.apart(4)
 
 
-def test_it_holds_more_tiles_where_many_wait_or_time_allows() -> None:
-    budget = tiled(cpu, n_decoding=4)
-    assert budget.alone(4, n_waiting=6) == 128
-    assert tiled(cpu, n_decoding=4, stretch=30.0).alone(4) == 128
-    assert tiled(cpu, n_decoding=4).alone() == 192  # the limit alone bounds it
+def test_a_step_apart_keeps_the_limit_where_nothing_decodes() -> None:
+    assert cpu(taking_turns(cpu, n_decoding=4, limit_s=0.1).apart(0)) == pytest.approx(0.1, rel=0.1)
 
 
-def test_it_holds_a_tile_even_where_that_is_long() -> None:
-    budget = tiled(lambda n: 0.1 + 0.01 * n, n_decoding=4)
-    assert budget.alone(4) == budget.alone() == 64
-
-
-def test_steps_of_the_streams_alone_do_not_blur_what_a_prompt_costs() -> None:
-    budget = tiled(cpu, n_decoding=4)
-    before = budget.alone()
-    for _ in range(500):
-        budget.observe(0, 4, 0.05)
-    assert budget.alone() == before
+def test_what_is_computed_apart_says_nothing_of_steps_beside_the_streams() -> None:
+    budget = settled(cpu)
+    before = budget.beside(4)
+    for _ in range(100):
+        budget.observe(64, 0, 1.0, is_apart=True)
+    assert budget.beside(4) == before
+    assert budget.apart(4) == 8
 
 
 def test_the_line_is_found() -> None:

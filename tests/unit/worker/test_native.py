@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from inferflux.worker.engine.native import whole_cells
+from inferflux.worker.engine.context import whole_cells
 from inferflux.worker.settings import MAX_SEQUENCES
 
 

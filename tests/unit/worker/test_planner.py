@@ -8,7 +8,14 @@ from hypothesis import strategies as st
 
 from inferflux.v1 import generation_pb2
 from inferflux.worker.engine.budget import StepBudget
-from inferflux.worker.engine.planner import Planner, StepPlan, plan_of, plan_step, split
+from inferflux.worker.engine.planner import (
+    Planner,
+    StepPlan,
+    first_in_line,
+    plan_of,
+    plan_step,
+    split,
+)
 from inferflux.worker.engine.sampling import Sampler
 from inferflux.worker.engine.sequence import Sequence
 from inferflux.worker.engine.text import TextAssembler
@@ -52,21 +59,14 @@ def test_every_decoding_sequence_is_in_and_prompts_stay_within_the_budget(
     assert [s.wants_logits for s in plan.prefilling[:-1]] == [True] * max(len(plan.prefilling) - 1, 0)
 
 
-@given(st.lists(st.integers(1, 300), min_size=1, max_size=6), st.integers(1, 4))
-def test_what_is_left_of_a_prompt_makes_whole_tiles(prompts: list[int], tiles: int) -> None:
-    plan = plan_step([], [sequence(i, n) for i, n in enumerate(prompts)], 64 * tiles, tile=64)
-    for share in plan.prefilling:
-        assert (share.sequence.n_pending - share.n) % 64 == 0
-    assert min(64 * tiles, sum(prompts)) <= plan.n_prefill < 64 * (tiles + 1)
-
-
-def planner(tile: int) -> Planner:
-    """One whose steps may hold 64 prompt tokens."""
-    budget = StepBudget(256, 1.0, 0.05, tile)
+def planner() -> Planner:
+    """One whose steps may hold about 40 prompt tokens beside streams, and as many apart."""
+    budget = StepBudget(256, 2.0, 10.0)
     for n in (16, 64, 32):
-        budget.observe(n, 0, 0.0007 * n)
+        budget.observe(n, 0, 0.001 * n)
+        budget.observe(n, 0, 0.001 * n, is_apart=True)
     for n in (1, 2, 3):
-        budget.observe(0, n, 0.045)
+        budget.observe(0, n, 0.040)
     return Planner(budget)
 
 
@@ -75,36 +75,79 @@ def kinds(plans: list[StepPlan]) -> list[tuple[bool, bool]]:
     return [(bool(plan.decoding), bool(plan.prefilling)) for plan in plans]
 
 
-def test_where_attention_has_tiles_a_prompt_takes_turns_with_less_urgent_streams() -> None:
-    plans, decoding = planner(64), [sequence(0, 1, decoding=True), sequence(2, 1, decoding=True, rank=-5)]
-    prefilling = [sequence(1, 200, rank=-9), sequence(3, 200)]
-    steps = [plans.next(decoding, prefilling) for _ in range(4)]
+def test_a_prompt_that_takes_several_steps_is_computed_apart_in_turn_with_the_streams() -> None:
+    plans, decoding = planner(), [sequence(0, 1, decoding=True), sequence(2, 1, decoding=True)]
+    steps = [plans.next(decoding, [sequence(1, 200)], 1000) for _ in range(4)]
     assert kinds(steps) == [(False, True), (True, False)] * 2
-    assert [step.n_prefill for step in steps] == [72, 0, 72, 0]
+    assert [step.is_apart for step in steps] == [True, False] * 2
 
 
-def test_a_prompt_that_is_less_urgent_than_any_stream_goes_beside_them() -> None:
-    plans, decoding = planner(64), [sequence(0, 1, decoding=True), sequence(2, 1, decoding=True, rank=-5)]
-    steps = [plans.next(decoding, [sequence(1, 200, rank=-1)]) for _ in range(3)]
-    assert kinds(steps) == [(True, True)] * 3
-    assert all(0 < step.n_prefill < 64 for step in steps)
-
-
-def test_a_prompt_smaller_than_a_tile_goes_beside_the_streams() -> None:
-    plans, decoding = planner(64), [sequence(0, 1, decoding=True), sequence(2, 1, decoding=True)]
-    assert kinds([plans.next(decoding, [sequence(1, 61, rank=-9)])] * 2) == [(True, True)] * 2
-    assert kinds([plans.next(decoding, [sequence(1, 62, rank=-9)])]) == [(False, True)]
+def test_a_prompt_that_is_complete_in_a_step_goes_beside_the_streams() -> None:
+    plans, decoding = planner(), [sequence(0, 1, decoding=True), sequence(2, 1, decoding=True)]
+    steps = [plans.next(decoding, [sequence(1, 30)], 1000) for _ in range(2)]
+    assert kinds(steps) == [(True, True)] * 2
+    assert not any(step.is_apart for step in steps)
+    assert all(step.prefilling[0].wants_logits for step in steps)
 
 
 def test_prompts_have_every_step_while_nothing_decodes() -> None:
-    plans = planner(64)
-    assert kinds([plans.next([], [sequence(1, 200)]) for _ in range(3)]) == [(False, True)] * 3
+    plans = planner()
+    steps = [plans.next([], [sequence(1, 20_000)], 100_000) for _ in range(3)]
+    assert kinds(steps) == [(False, True)] * 3
+    assert all(step.is_apart for step in steps)
 
 
-def test_where_nothing_has_tiles_they_share_every_step() -> None:
-    plans = planner(1)
-    steps = [plans.next([sequence(0, 1, decoding=True)], [sequence(1, 200, rank=-9)]) for _ in range(3)]
+def test_without_a_context_for_prompts_they_share_every_step() -> None:
+    plans = planner()
+    steps = [plans.next([sequence(0, 1, decoding=True)], [sequence(1, 200)], 0) for _ in range(3)]
     assert kinds(steps) == [(True, True)] * 3
+
+
+def test_what_was_begun_beside_the_streams_goes_on_there() -> None:
+    begun = sequence(1, 200)
+    begun.position = 50
+    assert not planner().next([sequence(0, 1, decoding=True)], [begun], 1000).is_apart
+
+
+def test_what_was_begun_apart_goes_on_there_however_little_is_left_and_room() -> None:
+    begun = sequence(1, 200)
+    begun.position, begun.is_apart = 199, True
+    plan = planner().next([sequence(0, 1, decoding=True)], [begun], 0)
+    assert plan.is_apart
+    assert plan.prefilling[0].wants_logits
+
+
+def test_a_prompt_has_the_first_step_of_each_pair() -> None:
+    plans, decoding = planner(), [sequence(0, 1, decoding=True)]
+    assert plans.next(decoding, [sequence(1, 900)], 1000).is_apart
+    assert not plans.next(decoding, [], 1000).is_apart  # the prompt was cancelled
+    assert plans.next(decoding, [sequence(2, 900)], 1000).is_apart
+
+
+prompts_in_line = st.lists(
+    st.tuples(st.integers(1, 300), st.sampled_from(["new", "begun", "apart"])), min_size=1, max_size=8
+)
+
+
+@given(prompts_in_line, st.integers(1, 200), st.integers(0, 800))
+def test_a_line_is_of_one_place_and_nobody_is_passed_over(
+    prompts: list[tuple[int, str]], tokens: int, room: int
+) -> None:
+    prefilling = [sequence(i, n + 1) for i, (n, _) in enumerate(prompts)]
+    for one, (_, kind) in zip(prefilling, prompts, strict=True):
+        one.position = 0 if kind == "new" else 1
+        one.is_apart = kind == "apart"
+    line, are_apart = first_in_line(prefilling, tokens, room)
+    assert line == prefilling[: len(line)] != []
+    new = [s for s in line if s.position == 0]
+    if are_apart:
+        assert all(s.is_apart or s.position == 0 for s in line)
+        assert sum(s.n_pending for s in new) <= room
+    else:
+        assert not any(s.is_apart for s in line)
+        # Who is given a part and not all of it in this step would have found no room apart.
+        for share in plan_step([], line, tokens).prefilling:
+            assert share.wants_logits or share.sequence.position or share.sequence.n_pending > room
 
 
 def test_the_more_urgent_prompt_goes_first_then_the_earlier() -> None:

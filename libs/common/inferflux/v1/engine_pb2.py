@@ -26,7 +26,7 @@ from inferflux.v1 import scheduler_pb2 as inferflux_dot_v1_dot_scheduler__pb2
 from inferflux.v1 import worker_pb2 as inferflux_dot_v1_dot_worker__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19inferflux/v1/engine.proto\x12\x0cinferflux.v1\x1a\x1cinferflux/v1/scheduler.proto\x1a\x19inferflux/v1/worker.proto\"\x95\x02\n\x0c\x45ngineConfig\x12\x12\n\nmodel_path\x18\x01 \x01(\t\x12\x11\n\tworker_id\x18\x02 \x01(\t\x12\r\n\x05slots\x18\x03 \x01(\r\x12\x10\n\x08kv_cells\x18\x04 \x01(\r\x12\x16\n\x0e\x63ontext_length\x18\x05 \x01(\r\x12\x0f\n\x07threads\x18\x06 \x01(\r\x12\x14\n\x0c\x62\x61tch_tokens\x18\x07 \x01(\r\x12\x12\n\ngpu_layers\x18\x08 \x01(\x05\x12\x17\n\x0f\x66lash_attention\x18\t \x01(\x08\x12\x14\n\x0cstep_stretch\x18\n \x01(\x01\x12\x14\n\x0cstep_limit_s\x18\x0b \x01(\x01\x12\x11\n\tsequences\x18\x0c \x01(\r\x12\x12\n\nswap_bytes\x18\r \x01(\x04\".\n\x0c\x45ngineCancel\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\x11\n\tis_silent\x18\x02 \x01(\x08\"(\n\nEnginePark\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\r\"j\n\x0c\x45ngineResume\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\r\x12\x0c\n\x04slot\x18\x03 \x01(\r\x12\x14\n\x0ctoken_budget\x18\x04 \x01(\r\x12\x0c\n\x04rank\x18\x05 \x01(\x01\x12\x0c\n\x04turn\x18\x06 \x01(\r\"\xf6\x01\n\rEngineCommand\x12*\n\x04load\x18\x01 \x01(\x0b\x32\x1a.inferflux.v1.EngineConfigH\x00\x12(\n\x05start\x18\x02 \x01(\x0b\x32\x17.inferflux.v1.BatchItemH\x00\x12,\n\x06\x63\x61ncel\x18\x03 \x01(\x0b\x32\x1a.inferflux.v1.EngineCancelH\x00\x12(\n\x04park\x18\x04 \x01(\x0b\x32\x18.inferflux.v1.EngineParkH\x00\x12,\n\x06resume\x18\x05 \x01(\x0b\x32\x1a.inferflux.v1.EngineResumeH\x00\x42\t\n\x07\x63ommand\"\xa1\x01\n\x0b\x45ngineReady\x12\x10\n\x08kv_cells\x18\x01 \x01(\r\x12\x16\n\x0e\x63ontext_length\x18\x02 \x01(\r\x12\x17\n\x0fvocabulary_size\x18\x03 \x01(\r\x12\r\n\x05slots\x18\x04 \x01(\r\x12\x12\n\nparameters\x18\x05 \x01(\x04\x12\x19\n\x11has_chat_template\x18\x06 \x01(\x08\x12\x11\n\tsequences\x18\x07 \x01(\r\"O\n\x08\x45mission\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05\x63hunk\x18\x02 \x01(\x0c\x12\x18\n\x10generated_tokens\x18\x03 \x01(\r\x12\r\n\x05\x65poch\x18\x04 \x01(\r\"\x8c\x01\n\x0b\x45ngineEnded\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\r\x12\x0f\n\x07outcome\x18\x03 \x01(\t\x12\x15\n\rprompt_tokens\x18\x04 \x01(\r\x12\x19\n\x11\x63ompletion_tokens\x18\x05 \x01(\r\x12\x1e\n\x16time_to_first_token_ms\x18\x06 \x01(\x01\"\xaa\x01\n\rEngineYielded\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\r\x12)\n\x06reason\x18\x03 \x01(\x0e\x32\x19.inferflux.v1.YieldReason\x12*\n\tresidence\x18\x04 \x01(\x0e\x32\x17.inferflux.v1.Residence\x12\x18\n\x10generated_tokens\x18\x05 \x01(\r\x12\x0c\n\x04turn\x18\x06 \x01(\r\"@\n\tPrefilled\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\r\x12\x17\n\x0f\x63omputed_tokens\x18\x03 \x01(\r\"\x96\x02\n\tStepStats\x12\x16\n\x0eprefill_tokens\x18\x01 \x01(\r\x12\x15\n\rdecode_tokens\x18\x02 \x01(\r\x12\x11\n\tdecode_us\x18\x03 \x01(\r\x12\x0f\n\x07step_us\x18\x04 \x01(\r\x12\x15\n\rkv_cells_used\x18\x05 \x01(\r\x12\x19\n\x11kv_cells_reserved\x18\x06 \x01(\r\x12\x11\n\tsequences\x18\x07 \x01(\r\x12\x0e\n\x06parked\x18\x08 \x01(\r\x12\x17\n\x0fswap_bytes_used\x18\t \x01(\x04\x12\x0f\n\x07swapped\x18\n \x01(\r\x12\x11\n\tswap_outs\x18\x0b \x01(\r\x12\x10\n\x08swap_ins\x18\x0c \x01(\r\x12\x12\n\nrecomputes\x18\r \x01(\r\"\xe3\x01\n\nStepReport\x12)\n\temissions\x18\x01 \x03(\x0b\x32\x16.inferflux.v1.Emission\x12(\n\x05\x65nded\x18\x02 \x03(\x0b\x32\x19.inferflux.v1.EngineEnded\x12&\n\x05stats\x18\x03 \x01(\x0b\x32\x17.inferflux.v1.StepStats\x12,\n\x07yielded\x18\x04 \x03(\x0b\x32\x1b.inferflux.v1.EngineYielded\x12*\n\tprefilled\x18\x05 \x03(\x0b\x32\x17.inferflux.v1.Prefilled\"\x84\x01\n\x0c\x45ngineReport\x12*\n\x05ready\x18\x01 \x01(\x0b\x32\x19.inferflux.v1.EngineReadyH\x00\x12(\n\x04step\x18\x02 \x01(\x0b\x32\x18.inferflux.v1.StepReportH\x00\x12\x14\n\nload_error\x18\x03 \x01(\tH\x00\x42\x08\n\x06reportb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19inferflux/v1/engine.proto\x12\x0cinferflux.v1\x1a\x1cinferflux/v1/scheduler.proto\x1a\x19inferflux/v1/worker.proto\"\xc3\x02\n\x0c\x45ngineConfig\x12\x12\n\nmodel_path\x18\x01 \x01(\t\x12\x11\n\tworker_id\x18\x02 \x01(\t\x12\r\n\x05slots\x18\x03 \x01(\r\x12\x10\n\x08kv_cells\x18\x04 \x01(\r\x12\x16\n\x0e\x63ontext_length\x18\x05 \x01(\r\x12\x0f\n\x07threads\x18\x06 \x01(\r\x12\x14\n\x0c\x62\x61tch_tokens\x18\x07 \x01(\r\x12\x12\n\ngpu_layers\x18\x08 \x01(\x05\x12\x17\n\x0f\x66lash_attention\x18\t \x01(\x08\x12\x14\n\x0cstep_stretch\x18\n \x01(\x01\x12\x14\n\x0cstep_limit_s\x18\x0b \x01(\x01\x12\x11\n\tsequences\x18\x0c \x01(\r\x12\x12\n\nswap_bytes\x18\r \x01(\x04\x12\x1a\n\rprefill_cells\x18\x0e \x01(\rH\x00\x88\x01\x01\x42\x10\n\x0e_prefill_cells\".\n\x0c\x45ngineCancel\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\x11\n\tis_silent\x18\x02 \x01(\x08\"(\n\nEnginePark\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\r\"j\n\x0c\x45ngineResume\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\r\x12\x0c\n\x04slot\x18\x03 \x01(\r\x12\x14\n\x0ctoken_budget\x18\x04 \x01(\r\x12\x0c\n\x04rank\x18\x05 \x01(\x01\x12\x0c\n\x04turn\x18\x06 \x01(\r\"\xf6\x01\n\rEngineCommand\x12*\n\x04load\x18\x01 \x01(\x0b\x32\x1a.inferflux.v1.EngineConfigH\x00\x12(\n\x05start\x18\x02 \x01(\x0b\x32\x17.inferflux.v1.BatchItemH\x00\x12,\n\x06\x63\x61ncel\x18\x03 \x01(\x0b\x32\x1a.inferflux.v1.EngineCancelH\x00\x12(\n\x04park\x18\x04 \x01(\x0b\x32\x18.inferflux.v1.EngineParkH\x00\x12,\n\x06resume\x18\x05 \x01(\x0b\x32\x1a.inferflux.v1.EngineResumeH\x00\x42\t\n\x07\x63ommand\"\xb8\x01\n\x0b\x45ngineReady\x12\x10\n\x08kv_cells\x18\x01 \x01(\r\x12\x16\n\x0e\x63ontext_length\x18\x02 \x01(\r\x12\x17\n\x0fvocabulary_size\x18\x03 \x01(\r\x12\r\n\x05slots\x18\x04 \x01(\r\x12\x12\n\nparameters\x18\x05 \x01(\x04\x12\x19\n\x11has_chat_template\x18\x06 \x01(\x08\x12\x11\n\tsequences\x18\x07 \x01(\r\x12\x15\n\rprefill_cells\x18\x08 \x01(\r\"O\n\x08\x45mission\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05\x63hunk\x18\x02 \x01(\x0c\x12\x18\n\x10generated_tokens\x18\x03 \x01(\r\x12\r\n\x05\x65poch\x18\x04 \x01(\r\"\x8c\x01\n\x0b\x45ngineEnded\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\r\x12\x0f\n\x07outcome\x18\x03 \x01(\t\x12\x15\n\rprompt_tokens\x18\x04 \x01(\r\x12\x19\n\x11\x63ompletion_tokens\x18\x05 \x01(\r\x12\x1e\n\x16time_to_first_token_ms\x18\x06 \x01(\x01\"\xaa\x01\n\rEngineYielded\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\r\x12)\n\x06reason\x18\x03 \x01(\x0e\x32\x19.inferflux.v1.YieldReason\x12*\n\tresidence\x18\x04 \x01(\x0e\x32\x17.inferflux.v1.Residence\x12\x18\n\x10generated_tokens\x18\x05 \x01(\r\x12\x0c\n\x04turn\x18\x06 \x01(\r\"@\n\tPrefilled\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\r\x12\x17\n\x0f\x63omputed_tokens\x18\x03 \x01(\r\"\x96\x02\n\tStepStats\x12\x16\n\x0eprefill_tokens\x18\x01 \x01(\r\x12\x15\n\rdecode_tokens\x18\x02 \x01(\r\x12\x11\n\tdecode_us\x18\x03 \x01(\r\x12\x0f\n\x07step_us\x18\x04 \x01(\r\x12\x15\n\rkv_cells_used\x18\x05 \x01(\r\x12\x19\n\x11kv_cells_reserved\x18\x06 \x01(\r\x12\x11\n\tsequences\x18\x07 \x01(\r\x12\x0e\n\x06parked\x18\x08 \x01(\r\x12\x17\n\x0fswap_bytes_used\x18\t \x01(\x04\x12\x0f\n\x07swapped\x18\n \x01(\r\x12\x11\n\tswap_outs\x18\x0b \x01(\r\x12\x10\n\x08swap_ins\x18\x0c \x01(\r\x12\x12\n\nrecomputes\x18\r \x01(\r\"\xe3\x01\n\nStepReport\x12)\n\temissions\x18\x01 \x03(\x0b\x32\x16.inferflux.v1.Emission\x12(\n\x05\x65nded\x18\x02 \x03(\x0b\x32\x19.inferflux.v1.EngineEnded\x12&\n\x05stats\x18\x03 \x01(\x0b\x32\x17.inferflux.v1.StepStats\x12,\n\x07yielded\x18\x04 \x03(\x0b\x32\x1b.inferflux.v1.EngineYielded\x12*\n\tprefilled\x18\x05 \x03(\x0b\x32\x17.inferflux.v1.Prefilled\"\x84\x01\n\x0c\x45ngineReport\x12*\n\x05ready\x18\x01 \x01(\x0b\x32\x19.inferflux.v1.EngineReadyH\x00\x12(\n\x04step\x18\x02 \x01(\x0b\x32\x18.inferflux.v1.StepReportH\x00\x12\x14\n\nload_error\x18\x03 \x01(\tH\x00\x42\x08\n\x06reportb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -34,29 +34,29 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'inferflux.v1.engine_pb2', _
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_ENGINECONFIG']._serialized_start=101
-  _globals['_ENGINECONFIG']._serialized_end=378
-  _globals['_ENGINECANCEL']._serialized_start=380
-  _globals['_ENGINECANCEL']._serialized_end=426
-  _globals['_ENGINEPARK']._serialized_start=428
-  _globals['_ENGINEPARK']._serialized_end=468
-  _globals['_ENGINERESUME']._serialized_start=470
-  _globals['_ENGINERESUME']._serialized_end=576
-  _globals['_ENGINECOMMAND']._serialized_start=579
-  _globals['_ENGINECOMMAND']._serialized_end=825
-  _globals['_ENGINEREADY']._serialized_start=828
-  _globals['_ENGINEREADY']._serialized_end=989
-  _globals['_EMISSION']._serialized_start=991
-  _globals['_EMISSION']._serialized_end=1070
-  _globals['_ENGINEENDED']._serialized_start=1073
-  _globals['_ENGINEENDED']._serialized_end=1213
-  _globals['_ENGINEYIELDED']._serialized_start=1216
-  _globals['_ENGINEYIELDED']._serialized_end=1386
-  _globals['_PREFILLED']._serialized_start=1388
-  _globals['_PREFILLED']._serialized_end=1452
-  _globals['_STEPSTATS']._serialized_start=1455
-  _globals['_STEPSTATS']._serialized_end=1733
-  _globals['_STEPREPORT']._serialized_start=1736
-  _globals['_STEPREPORT']._serialized_end=1963
-  _globals['_ENGINEREPORT']._serialized_start=1966
-  _globals['_ENGINEREPORT']._serialized_end=2098
+  _globals['_ENGINECONFIG']._serialized_end=424
+  _globals['_ENGINECANCEL']._serialized_start=426
+  _globals['_ENGINECANCEL']._serialized_end=472
+  _globals['_ENGINEPARK']._serialized_start=474
+  _globals['_ENGINEPARK']._serialized_end=514
+  _globals['_ENGINERESUME']._serialized_start=516
+  _globals['_ENGINERESUME']._serialized_end=622
+  _globals['_ENGINECOMMAND']._serialized_start=625
+  _globals['_ENGINECOMMAND']._serialized_end=871
+  _globals['_ENGINEREADY']._serialized_start=874
+  _globals['_ENGINEREADY']._serialized_end=1058
+  _globals['_EMISSION']._serialized_start=1060
+  _globals['_EMISSION']._serialized_end=1139
+  _globals['_ENGINEENDED']._serialized_start=1142
+  _globals['_ENGINEENDED']._serialized_end=1282
+  _globals['_ENGINEYIELDED']._serialized_start=1285
+  _globals['_ENGINEYIELDED']._serialized_end=1455
+  _globals['_PREFILLED']._serialized_start=1457
+  _globals['_PREFILLED']._serialized_end=1521
+  _globals['_STEPSTATS']._serialized_start=1524
+  _globals['_STEPSTATS']._serialized_end=1802
+  _globals['_STEPREPORT']._serialized_start=1805
+  _globals['_STEPREPORT']._serialized_end=2032
+  _globals['_ENGINEREPORT']._serialized_start=2035
+  _globals['_ENGINEREPORT']._serialized_end=2167
 # @@protoc_insertion_point(module_scope)

@@ -39,6 +39,7 @@ class EngineConfig(_message.Message):
     STEP_LIMIT_S_FIELD_NUMBER: _builtins.int
     SEQUENCES_FIELD_NUMBER: _builtins.int
     SWAP_BYTES_FIELD_NUMBER: _builtins.int
+    PREFILL_CELLS_FIELD_NUMBER: _builtins.int
     model_path: _builtins.str
     worker_id: _builtins.str
     slots: _builtins.int
@@ -57,6 +58,8 @@ class EngineConfig(_message.Message):
     """Sequence ids: slots that may run at once, and those that parked sequences may keep beside them."""
     swap_bytes: _builtins.int
     """Most host memory for swapped sequences; beyond it they are computed again."""
+    prefill_cells: _builtins.int
+    """Tokens of prompts that are computed apart from the streams; 0 for none, absent for as many as suit."""
     def __init__(
         self,
         *,
@@ -73,12 +76,15 @@ class EngineConfig(_message.Message):
         step_limit_s: _builtins.float = ...,
         sequences: _builtins.int = ...,
         swap_bytes: _builtins.int = ...,
+        prefill_cells: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_prefill_cells", b"_prefill_cells", "prefill_cells", b"prefill_cells"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_tokens", b"batch_tokens", "context_length", b"context_length", "flash_attention", b"flash_attention", "gpu_layers", b"gpu_layers", "kv_cells", b"kv_cells", "model_path", b"model_path", "sequences", b"sequences", "slots", b"slots", "step_limit_s", b"step_limit_s", "step_stretch", b"step_stretch", "swap_bytes", b"swap_bytes", "threads", b"threads", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_prefill_cells", b"_prefill_cells", "batch_tokens", b"batch_tokens", "context_length", b"context_length", "flash_attention", b"flash_attention", "gpu_layers", b"gpu_layers", "kv_cells", b"kv_cells", "model_path", b"model_path", "prefill_cells", b"prefill_cells", "sequences", b"sequences", "slots", b"slots", "step_limit_s", b"step_limit_s", "step_stretch", b"step_stretch", "swap_bytes", b"swap_bytes", "threads", b"threads", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__prefill_cells: _TypeAlias = _typing.Literal["prefill_cells"]  # noqa: Y015
+    _WhichOneofArgType__prefill_cells: _TypeAlias = _typing.Literal["_prefill_cells", b"_prefill_cells"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__prefill_cells) -> _WhichOneofReturnType__prefill_cells | None: ...
 
 Global___EngineConfig: _TypeAlias = EngineConfig  # noqa: Y015
 
@@ -216,6 +222,7 @@ class EngineReady(_message.Message):
     PARAMETERS_FIELD_NUMBER: _builtins.int
     HAS_CHAT_TEMPLATE_FIELD_NUMBER: _builtins.int
     SEQUENCES_FIELD_NUMBER: _builtins.int
+    PREFILL_CELLS_FIELD_NUMBER: _builtins.int
     kv_cells: _builtins.int
     context_length: _builtins.int
     vocabulary_size: _builtins.int
@@ -223,6 +230,8 @@ class EngineReady(_message.Message):
     parameters: _builtins.int
     has_chat_template: _builtins.bool
     sequences: _builtins.int
+    prefill_cells: _builtins.int
+    """Of the context for prompts; 0 where there is none."""
     def __init__(
         self,
         *,
@@ -233,10 +242,11 @@ class EngineReady(_message.Message):
         parameters: _builtins.int = ...,
         has_chat_template: _builtins.bool = ...,
         sequences: _builtins.int = ...,
+        prefill_cells: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["context_length", b"context_length", "has_chat_template", b"has_chat_template", "kv_cells", b"kv_cells", "parameters", b"parameters", "sequences", b"sequences", "slots", b"slots", "vocabulary_size", b"vocabulary_size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["context_length", b"context_length", "has_chat_template", b"has_chat_template", "kv_cells", b"kv_cells", "parameters", b"parameters", "prefill_cells", b"prefill_cells", "sequences", b"sequences", "slots", b"slots", "vocabulary_size", b"vocabulary_size"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -148,6 +148,7 @@ class Worker:
             model=card.name,
             slots=ready.slots,
             kv_cells=ready.kv_cells,
+            prefill_cells=ready.prefill_cells,
             context_length=ready.context_length,
         )
         self._probe.set_ready("engine", True)
@@ -194,6 +195,7 @@ def _engine_config(settings: WorkerSettings) -> engine_pb2.EngineConfig:
         sequences=settings.all_sequences,
         swap_bytes=settings.swap_bytes,
         kv_cells=settings.kv_cells,
+        prefill_cells=settings.prefill_cells,
         context_length=settings.context_length,
         threads=settings.threads,
         batch_tokens=settings.batch_tokens,

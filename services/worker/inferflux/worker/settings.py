@@ -31,13 +31,19 @@ class WorkerSettings(ServiceSettings):
         description="Slots and places beside them for parked sequences; 0 for twice the slots.",
     )
     kv_cells: int = Field(0, ge=0, description="Tokens the KV cache holds; 0 chooses from slots and context.")
+    prefill_cells: int | None = Field(
+        None,
+        ge=0,
+        description="Tokens of prompts that a CPU computes apart from the streams; 0: all go beside them; "
+        "unset: a quarter of the KV cells, or the context length if that is less.",
+    )
     context_length: int = Field(0, ge=0, description="Most tokens of one request; 0 takes the model's.")
     threads: int = Field(0, ge=0, le=512, description="CPU threads; 0 takes every core this process may use.")
     batch_tokens: int = Field(2048, ge=32, le=65536, description="Most tokens of one engine step.")
     gpu_layers: int = Field(-1, ge=-1, description="Layers on the GPU, if there is one; -1 for all.")
     flash_attention: bool = Field(True, description="Fused attention; off only for backends without it.")
     step_stretch: float = Field(
-        3.0, ge=1.0, le=1000, description="Prompts may make a stream wait this many times a step without any."
+        2.5, ge=1.0, le=1000, description="Prompts may make a stream wait this many times a step without any."
     )
     step_limit_s: float = Field(
         0.2, gt=0, le=60, description="Seconds an engine step with prefill should take at most."

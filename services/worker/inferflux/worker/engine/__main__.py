@@ -45,6 +45,7 @@ def _load(channel: EngineEnd) -> Engine:
         slots=backend.slots,
         sequences=backend.sequences,
         parameters=backend.parameters,
+        prefill_cells=backend.prefill_cells,
         has_chat_template=backend.vocab.chat_template is not None,
     )
     engine = Engine(

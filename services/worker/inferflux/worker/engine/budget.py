@@ -3,13 +3,13 @@
 Every running stream waits for the whole step, so the prompt part of a step is what a long prompt
 adds to everyone's gap between tokens. The budget keeps that gap within `stretch` times a step
 that only decodes, from times measured on the way: on a CPU that is a handful of tokens, on a GPU
-hundreds, where they are nearly free.
+hundreds, where they are nearly free. Where prompts are computed apart, the gap is a step of theirs and one
+of the streams.
 
-Three things bend that rule. When many wait for their first token and few for their next, steps stretch
+Two things bend that rule. When many wait for their first token and few for their next, steps stretch
 in proportion: small steps waste the fixed part of each, and the few would make the many wait. Since
 nothing can be taken up or cancelled within a step, none should be long: where nothing decodes,
-prompts are cut by time alone. And where attention works in tiles, half a tile of a prompt takes about as long
-as a whole one, so a step of prompts alone never holds less.
+prompts are cut by time alone.
 """
 
 from __future__ import annotations
@@ -28,16 +28,15 @@ class StepBudget:
         batch_tokens: most tokens of any step.
         stretch: prompts may make a stream wait this many times as long as a decode-only step.
         limit_s: a step should take at most this long.
-        tile: rows that attention takes at a time; 1 where that makes no difference.
     """
 
-    def __init__(self, batch_tokens: int, stretch: float, limit_s: float, tile: int = 1) -> None:
+    def __init__(self, batch_tokens: int, stretch: float, limit_s: float) -> None:
         self._batch_tokens = batch_tokens
         self._stretch = stretch
         self._limit_s = limit_s
-        self.tile = tile
         self._decode_s: dict[int, float] = {}
-        self._step = StepTime()
+        self._together = StepTime()
+        self._apart = StepTime()
 
     def beside(self, n_decoding: int, n_waiting: int = 1) -> int:
         """Prompt tokens of a step that also holds a token of `n_decoding` sequences.
@@ -45,29 +44,31 @@ class StepBudget:
         Args:
             n_waiting: sequences whose prompt is not finished.
         """
-        room = self._batch_tokens - n_decoding
         target_s = self._target_s(n_decoding, n_waiting)
-        wanted = self._step.tokens_within(target_s) - n_decoding
-        return max(1, min(max(wanted, _SMALLEST_CHUNK), room))
+        wanted = self._together.tokens_within(target_s) - n_decoding
+        return self._within_bounds(wanted, self._batch_tokens - n_decoding)
 
-    def alone(self, n_decoding: int = 0, n_waiting: int = 1) -> int:
-        """Prompt tokens of a step of their own, between two steps of `n_decoding` sequences; whole tiles.
+    def apart(self, n_decoding: int, n_waiting: int = 1) -> int:
+        """Prompt tokens of a step apart, between two steps of `n_decoding` sequences.
 
         Args:
             n_waiting: sequences whose prompt is not finished.
         """
-        room = self._batch_tokens - (self.tile - 1)  # the last part of a prompt may be so much more
         target_s = self._target_s(n_decoding, n_waiting)
         if n_decoding:
             target_s -= self._decode_time(n_decoding)
-        tiles = min(self._step.tokens_within(target_s), room) // self.tile
-        return min(max(tiles * self.tile, self.tile, _SMALLEST_CHUNK), room)
+        return self._within_bounds(self._apart.tokens_within(target_s), self._batch_tokens)
 
-    def observe(self, n_prefill: int, n_decoding: int, seconds: float) -> None:
+    @staticmethod
+    def _within_bounds(wanted: int, room: int) -> int:
+        return max(1, min(max(wanted, _SMALLEST_CHUNK), room))
+
+    def observe(self, n_prefill: int, n_decoding: int, seconds: float, *, is_apart: bool = False) -> None:
         """Learn from a finished step."""
-        is_about_prompts = n_prefill > 0 or self.tile == 1
-        if is_about_prompts and n_prefill + n_decoding > 1:  # a single token takes another path
-            self._step.observe(n_prefill + n_decoding, seconds)
+        if is_apart:
+            self._apart.observe(n_prefill, seconds)
+        elif n_prefill + n_decoding > 1:  # a single token takes another path
+            self._together.observe(n_prefill + n_decoding, seconds)
         if n_prefill == 0:
             known = self._decode_s.get(n_decoding, seconds)
             calm = min(seconds, known * _OUTLIER)
@@ -85,8 +86,8 @@ class StepBudget:
         known = self._decode_s.get(n_decoding)
         if known is not None:
             return known
-        if n_decoding > 1 and self._step.is_known:
-            return self._step.seconds_of(n_decoding)
+        if n_decoding > 1 and self._together.is_known:
+            return self._together.seconds_of(n_decoding)
         return min(self._decode_s.values(), default=self._limit_s / self._stretch)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,7 +13,7 @@ from inferflux.v1 import engine_pb2, generation_pb2, scheduler_pb2, tokens_pb2, 
 from .budget import StepBudget
 from .memory import Memory
 from .native import Backend
-from .planner import Planner, Share, StepPlan, plan_of, split
+from .planner import Planner, StepPlan, plan_of, split
 from .pressure import Fit, fit_step, make_room, may_enter
 from .sampling import BadLogits, log_probabilities, top_ids
 from .sequence import Sequence, sequence_of
@@ -43,10 +42,10 @@ class Engine:
         self._backend = backend
         self._worker_id = worker_id
         self._memory = Memory(backend, swap_bytes)
-        self._budget = StepBudget(backend.batch_tokens, step_stretch, step_limit_s, backend.tile)
+        self._budget = StepBudget(backend.batch_tokens, step_stretch, step_limit_s)
         self._planner = Planner(self._budget)
-        for n_prefill, n_decoding, seconds in backend.warm_up():
-            self._budget.observe(n_prefill, n_decoding, seconds)
+        for seen in backend.warm_up():
+            self._budget.observe(seen.n_prefill, seen.n_decoding, seen.seconds, is_apart=seen.is_apart)
         self._sequences: dict[str, Sequence] = {}
         self._running: dict[str, Sequence] = {}
         self._arrivals = 0
@@ -133,14 +132,13 @@ class Engine:
             return
         plan = self._plan(time.monotonic())
         planned = time.perf_counter()
-        for share in plan.shares:
-            self._memory.grow(share.sequence, share.n)
+        self._take_cells(plan)
         logits = self._backend.decode(plan)
         decoded = time.perf_counter()
-        self._advance(plan.shares)
+        self._advance(plan)
         self._sample([share.sequence for share in plan.shares if share.wants_logits], logits)
         ended = time.perf_counter()
-        self._budget.observe(plan.n_prefill, len(plan.decoding), ended - planned)
+        self._budget.observe(plan.n_prefill, len(plan.decoding), ended - planned, is_apart=plan.is_apart)
         stats = self._report.stats
         stats.prefill_tokens = plan.n_prefill
         stats.decode_tokens = len(plan.decoding)
@@ -155,15 +153,16 @@ class Engine:
             self._let_some_in(now_s)
             loaded = [s for s in self._running.values() if s.is_loaded]
         decoding, prefilling = split(loaded)
-        plan = self._planner.next(decoding, prefilling)
+        plan = self._planner.next(decoding, prefilling, self._memory.room_apart)
         if plan.n_tokens <= self._memory.free:
             return plan
         fit = self._fit(plan, loaded)
         if not fit.grants:  # nobody of this step is so urgent that another would make room; of the next is
-            fit = self._fit(self._planner.next(decoding, prefilling), loaded)
+            plan = self._planner.next(decoding, prefilling, self._memory.room_apart)
+            fit = self._fit(plan, loaded)
         for victim in fit.victims:
             self._swap_out(victim, scheduler_pb2.YIELD_REASON_MEMORY)
-        return plan_of(fit.grants)
+        return plan_of(fit.grants, is_apart=plan.is_apart)
 
     def _fit(self, plan: StepPlan, loaded: list[Sequence]) -> Fit[Sequence]:
         return fit_step(plan.wanted, loaded, self._parked(), self._memory.free)
@@ -227,16 +226,24 @@ class Engine:
             turn=sequence.turn,
         )
 
-    def _advance(self, shares: Iterable[Share]) -> None:
-        for share in shares:
+    def _take_cells(self, plan: StepPlan) -> None:
+        for share in plan.shares:
+            self._memory.grow(share.sequence, share.n)
+            if plan.is_apart and not share.sequence.is_apart:
+                self._memory.begin_apart(share.sequence)
+
+    def _advance(self, plan: StepPlan) -> None:
+        for share in plan.shares:
             sequence = share.sequence
             sequence.position += share.n
-            if not share.wants_logits:
-                self._report.prefilled.add(
-                    key=sequence.key, epoch=sequence.epoch, computed_tokens=sequence.position
-                )
-                if not sequence.is_announced:
-                    self._emit(sequence, self._announced(sequence, self._chunk(sequence)))
+            if share.wants_logits:
+                self._memory.end_apart(sequence)
+                continue
+            self._report.prefilled.add(
+                key=sequence.key, epoch=sequence.epoch, computed_tokens=sequence.position
+            )
+            if not sequence.is_announced:
+                self._emit(sequence, self._announced(sequence, self._chunk(sequence)))
 
     def _sample(self, sequences: list[Sequence], logits: NDArray[np.float32]) -> None:
         """Choose and report the next token of each; row i of `logits` belongs to sequence i."""

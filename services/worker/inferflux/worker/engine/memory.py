@@ -1,11 +1,15 @@
-"""Where the computed part of each sequence is: in the KV cache, in host memory, or given up."""
+"""Where the computed part of each sequence is: in the KV cache, in host memory, or given up.
+
+What is computed apart has its cells counted in the streams' cache as well: it is there when it is complete.
+"""
 
 from __future__ import annotations
 
 from typing import Protocol
 
 from .kv import CellLedger
-from .sequence import Sequence, StateBytes
+from .sequence import Sequence
+from .state import StateBytes
 from .swap import SwapSpace
 
 
@@ -14,6 +18,11 @@ class Cache(Protocol):
 
     @property
     def cells(self) -> int: ...
+
+    @property
+    def prefill_cells(self) -> int: ...
+
+    def forget_apart(self, slot: int) -> None: ...
 
     def forget(self, slot: int) -> None: ...
 
@@ -37,6 +46,7 @@ class Memory:
     def __init__(self, cache: Cache, swap_bytes: int) -> None:
         self._cache = cache
         self._ledger = CellLedger(cache.cells)
+        self._apart = CellLedger(cache.prefill_cells)
         self._space: SwapSpace[Sequence] = SwapSpace(swap_bytes)
         self._by_slot: dict[int, Sequence] = {}
         self._swap_outs = self._swap_ins = self._recomputes = 0
@@ -52,6 +62,11 @@ class Memory:
     @property
     def used(self) -> int:
         return self._ledger.used
+
+    @property
+    def room_apart(self) -> int:
+        """Tokens that the context for prompts has room for."""
+        return self._apart.free
 
     @property
     def swap_bytes_used(self) -> int:
@@ -73,6 +88,7 @@ class Memory:
         if sequence.is_loaded and slot != sequence.slot:
             self._cache.move(sequence.slot, slot)
             self._ledger.move(sequence.slot, slot)
+            self._apart.move(sequence.slot, slot)
         sequence.slot = slot
         self._by_slot[slot] = sequence
 
@@ -83,6 +99,22 @@ class Memory:
             OutOfCells: the step would not fit.
         """
         self._ledger.use(sequence.slot, tokens)
+
+    def begin_apart(self, sequence: Sequence) -> None:
+        """Have the context for prompts compute a loaded sequence of which nothing is computed.
+
+        Raises:
+            OutOfCells: it has too little room for all that is pending.
+        """
+        self._apart.use(sequence.slot, sequence.n_pending)
+        sequence.is_apart = True
+
+    def end_apart(self, sequence: Sequence) -> None:
+        """Have the streams' cache alone go on with `sequence`; nothing if it does already."""
+        if sequence.is_apart:
+            self._cache.forget_apart(sequence.slot)
+            self._apart.release(sequence.slot)
+            sequence.is_apart = False
 
     def load(self, sequence: Sequence) -> bool:
         """Bring a seated sequence into the cache; its cells must be free.
@@ -150,4 +182,5 @@ class Memory:
         if sequence.is_loaded:
             self._cache.forget(sequence.slot)
             self._ledger.release(sequence.slot)
+            self.end_apart(sequence)
             sequence.is_loaded = False

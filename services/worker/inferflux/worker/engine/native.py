@@ -1,14 +1,17 @@
-"""llama.cpp: a model, one context with a unified KV cache, and the batch it decodes.
+"""llama.cpp: a model, the context whose KV cache its sequences fill, and on a CPU one more for prompts.
 
-llama.cpp aborts the process on many kinds of bad input (too many tokens or outputs, unknown ids), so
-every call here is made only with what `core` has checked.
+llama.cpp's attention on a CPU goes through a batch row by row, looking at every cell of a unified cache for
+each, those of other sequences too; and deep in a prompt a few rows at a time are computed at a third of the
+speed of many. Without flash attention it is a matrix product, as fast per row for few rows as for many,
+but over every cell of the cache. So a prompt that takes several steps is computed in a small context of
+its own, without flash attention, and copied to the main one by the time it is complete.
 """
 
 from __future__ import annotations
 
-import ctypes
 import os
 import time
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -18,15 +21,17 @@ from inferflux.common.llama.native import complaints, first_complaint, has_gpu, 
 from inferflux.common.llama.vocab import Vocab
 from inferflux.v1 import engine_pb2
 
-from .batch import Batch
+from .apart import PromptContext
+from .context import MAX_SEQUENCES, Context, ContextError
 from .planner import StepPlan
-from .sequence import StateBytes
+from .state import StateBytes
 
-_FLASH_ATTENTION = {True: 1, False: 0}
 _AUTO_CELLS_PER_SLOT = 1024
-_CELL_UNIT = 256
 _PHYSICAL_BATCH = 512
-_CPU_TILE = 64
+# Without flash attention the scores of all rows and cells are kept for a moment: few rows at a time.
+_PREFILL_PHYSICAL_BATCH = 128
+# Of the KV cache's cells, so many the context for prompts has unless something else is asked for.
+_PREFILL_PART = 4
 _CALIBRATION_PROMPTS = (16, 64, 16, 64)
 _CALIBRATION_STEPS = 3
 _SMALL_STEP_S = 0.002
@@ -39,8 +44,14 @@ class LoadError(Exception):
     """The model file cannot be served; says why."""
 
 
-class DecodeError(Exception):
-    """llama_decode refused or failed; the KV cache can no longer be trusted."""
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """What a step held, and the seconds it took."""
+
+    n_prefill: int
+    n_decoding: int
+    seconds: float
+    is_apart: bool = False
 
 
 class Backend:
@@ -63,74 +74,93 @@ class Backend:
         self._threads = config.threads or len(os.sched_getaffinity(0))
         # Steps of so many tokens are left to one thread.
         self._single_thread_tokens = 0
-        self._context = self._new_context(config)
-        self._memory = llama.llama_get_memory(self._context)
-        if not self._memory:
+        try:
+            self._main = self._new_main(config)
+        except ContextError as error:
+            raise LoadError(str(error)) from None
+        if not self._main.has_memory:
             raise LoadError("the model keeps no KV cache: it does not generate text")
-        self.cells = int(llama.llama_n_ctx(self._context))
+        self.cells = self._main.cells
         self.context_length = min(self.context_length, self.cells)
-        self.batch_tokens = int(llama.llama_n_batch(self._context))
-        has_tiles = config.flash_attention and not has_gpu() and self.batch_tokens >= 2 * _CPU_TILE
-        # Rows that attention takes at a time; 1 where that makes no difference to whoever fills them.
-        self.tile = _CPU_TILE if has_tiles else 1
-        self._batch = Batch(self.batch_tokens)
+        self.batch_tokens = self._main.batch_tokens
+        self._prompts = self._new_prompts(config)
 
-    def _new_context(self, config: engine_pb2.EngineConfig) -> Any:
-        params = llama.llama_context_default_params()
-        cells = whole_cells(config.kv_cells or max(self.context_length, config.slots * _AUTO_CELLS_PER_SLOT))
-        params.n_ctx = cells
-        params.n_batch = max(config.batch_tokens, self.sequences)
-        params.n_ubatch = min(_PHYSICAL_BATCH, params.n_batch)
-        params.n_seq_max = params.n_outputs_max = self.sequences
-        params.kv_unified = True
-        params.flash_attn_type = _FLASH_ATTENTION[config.flash_attention]
-        params.n_threads = params.n_threads_batch = self._threads
-        context = llama.llama_init_from_model(self._model, params)
-        if not context:
-            raise LoadError(f"no context of {cells} KV cells: {first_complaint('out of memory?')}")
-        return context
+    @property
+    def prefill_cells(self) -> int:
+        """Cells of the context for prompts; 0 where there is none."""
+        return self._prompts.context.cells if self._prompts else 0
 
-    def warm_up(self) -> list[tuple[int, int, float]]:
+    def _new_main(self, config: engine_pb2.EngineConfig) -> Context:
+        return Context(
+            self._model,
+            cells=config.kv_cells or max(self.context_length, config.slots * _AUTO_CELLS_PER_SLOT),
+            sequences=self.sequences,
+            batch_tokens=config.batch_tokens,
+            physical_batch=_PHYSICAL_BATCH,
+            flash_attention=config.flash_attention,
+            threads=self._threads,
+            vocabulary=self.vocab.size,
+        )
+
+    def _new_prompts(self, config: engine_pb2.EngineConfig) -> PromptContext | None:
+        """The context for prompts; None where the main one does as well, or could not take over from it."""
+        cells = min(self.context_length, self.cells // _PREFILL_PART)
+        if config.HasField("prefill_cells"):
+            cells = config.prefill_cells
+        if cells == 0 or not config.flash_attention or has_gpu() or self.sequences == MAX_SEQUENCES:
+            return None
+        try:
+            context = Context(
+                self._model,
+                cells=cells,
+                sequences=self.sequences,
+                batch_tokens=self.batch_tokens,
+                physical_batch=_PREFILL_PHYSICAL_BATCH,
+                flash_attention=False,
+                threads=self._threads,
+                vocabulary=self.vocab.size,
+            )
+        except ContextError:
+            return None
+        prompts = PromptContext(self._main, context)
+        if prompts.works(self.vocab.size):
+            return prompts
+        prompts.close()
+        return None
+
+    def warm_up(self) -> list[Timing]:
         """Touch every weight, so that the first request does not pay for it, and measure the model's speed.
 
         Returns:
-            (prefill tokens, decoding sequences, seconds) of prompts and of single tokens.
+            Timings of prompts and of single tokens.
         """
-        llama.llama_set_warmup(self._context, True)
-        self._time_tokens(1)
-        llama.llama_set_warmup(self._context, False)
+        self._main.touch_weights()
         if not self._is_thread_count_asked:
             self._single_thread_tokens = self._find_single_thread_tokens()
-        sizes = [n for n in _CALIBRATION_PROMPTS if n <= min(self.batch_tokens, self.cells)]
-        observed = [(n, 0, self._time_tokens(n)) for n in sizes]
-        observed += [(0, 1, self._time_tokens(1)) for _ in range(_CALIBRATION_STEPS)]
-        return observed
+        timings = self._timings_of_prompts(self._main, is_apart=False)
+        if self._prompts:
+            timings += self._timings_of_prompts(self._prompts.context, is_apart=True)
+        return timings + [Timing(0, 1, _time_tokens(self._main, 1)) for _ in range(_CALIBRATION_STEPS)]
+
+    def _timings_of_prompts(self, context: Context, *, is_apart: bool) -> list[Timing]:
+        sizes = [n for n in _CALIBRATION_PROMPTS if n <= min(context.batch_tokens, context.cells)]
+        return [Timing(n, 0, _time_tokens(context, n), is_apart) for n in sizes]
 
     def _find_single_thread_tokens(self) -> int:
         """How many tokens one thread does so soon that waking others is not worth it: those cores carry the
         tokens to their readers. None where the others save much of that time all the same."""
         n = _CALIBRATION_PROMPTS[0]
-        if self._time_tokens(n) > n * _SMALL_STEP_S:
+        if _time_tokens(self._main, n) > n * _SMALL_STEP_S:
             return 0
         all_s = self._fastest(n)
-        llama.llama_set_n_threads(self._context, 1, 1)
+        self._main.use_threads(1)
         one_s = self._fastest(n)
-        llama.llama_set_n_threads(self._context, self._threads, self._threads)
+        self._main.use_threads(self._threads)
         return 0 if all_s < _WORTH_WAKING * one_s else int(n * _SMALL_STEP_S / one_s)
 
     def _fastest(self, n: int) -> float:
         """Seconds of a step of `n` tokens; the first few are slower, while the threads come up."""
-        return min(self._time_tokens(n) for _ in range(_SMALL_STEP_TRIES))
-
-    def _time_tokens(self, n: int) -> float:
-        """Seconds to decode `n` tokens of no meaning, which are forgotten again."""
-        self._batch.put(0, np.zeros(n, np.int32), slot=0, position=0)
-        self._batch.logits[n - 1] = 1
-        began = time.perf_counter()
-        self._decode(n)
-        seconds = time.perf_counter() - began
-        llama.llama_memory_clear(self._memory, True)
-        return seconds
+        return min(_time_tokens(self._main, n) for _ in range(_SMALL_STEP_TRIES))
 
     def decode(self, plan: StepPlan) -> NDArray[np.float32]:
         """Compute one step.
@@ -141,75 +171,49 @@ class Backend:
         Raises:
             DecodeError: the engine has to start again.
         """
-        at = 0
-        outputs = 0
-        for share in plan.shares:
-            sequence = share.sequence
-            at_end = at + share.n
-            first = sequence.position
-            tokens = sequence.tokens[first : first + share.n]
-            self._batch.put(at, tokens, slot=sequence.slot, position=first)
-            if share.wants_logits:
-                self._batch.logits[at_end - 1] = 1
-                outputs += 1
-            at = at_end
-        self._decode(at)
-        if outputs == 0:
-            return np.empty((0, self.vocab.size), np.float32)
-        pointer = llama.llama_get_logits(self._context)
-        address = ctypes.cast(pointer, ctypes.c_void_p).value
-        if not address:
-            raise DecodeError("llama.cpp returned no logits")
-        raw = (ctypes.c_float * (outputs * self.vocab.size)).from_address(address)
-        logits: NDArray[np.float32] = np.ctypeslib.as_array(raw).reshape(outputs, self.vocab.size)
-        return logits
-
-    def _decode(self, n_tokens: int) -> None:
+        if plan.is_apart and self._prompts:
+            return self._prompts.decode(plan.shares)
         if self._single_thread_tokens:
-            threads = 1 if n_tokens <= self._single_thread_tokens else self._threads
-            llama.llama_set_n_threads(self._context, threads, threads)
-        result = llama.llama_decode(self._context, self._batch.struct(n_tokens))
-        if result != 0:
-            raise DecodeError(f"llama_decode returned {result}: {first_complaint('no reason given')}")
-        llama.llama_synchronize(self._context)
+            self._main.use_threads(1 if plan.n_tokens <= self._single_thread_tokens else self._threads)
+        return self._main.decode(plan.shares)
+
+    def forget_apart(self, slot: int) -> None:
+        """Free the cells of `slot` in the context for prompts."""
+        if self._prompts:
+            self._prompts.forget(slot)
 
     def forget(self, slot: int, position: int = 0) -> None:
         """Free the KV cells of `slot` from `position` on."""
-        llama.llama_memory_seq_rm(self._memory, slot, position, -1)
+        self._main.forget(slot, position)
 
     def move(self, slot: int, to: int) -> None:
         """Have `to`, which is empty, hold what `slot` holds; no tensor is copied."""
-        llama.llama_memory_seq_cp(self._memory, slot, to, -1, -1)
-        self.forget(slot)
+        self._main.move(slot, to)
+        if self._prompts:
+            self._prompts.move(slot, to)
 
     def state_size(self, slot: int) -> int:
         """Bytes of the state of `slot`."""
-        return int(llama.llama_state_seq_get_size(self._context, slot))
+        if self._prompts:
+            self._prompts.catch_up(slot)
+        return self._main.state_size(slot)
 
     def copy_out(self, slot: int, n_bytes: int) -> StateBytes | None:
         """The state of `slot`, `n_bytes` long; None if llama.cpp cannot give it."""
-        state = np.empty(n_bytes, np.uint8)
-        written = llama.llama_state_seq_get_data(self._context, _bytes_pointer(state), n_bytes, slot)
-        return state if written == n_bytes else None
+        return self._main.copy_out(slot, n_bytes)
 
     def copy_in(self, slot: int, state: StateBytes) -> bool:
         """Whether `slot` now holds `state`; if not, it is empty."""
-        n_bytes = state.shape[0]
-        read = llama.llama_state_seq_set_data(self._context, _bytes_pointer(state), n_bytes, slot)
-        if read != n_bytes:
-            self.forget(slot)
-            return False
-        return True
+        return self._main.copy_in(slot, state)
 
 
-def whole_cells(cells: int) -> int:
-    """`cells` as llama.cpp rounds them up. It cuts the batch to what was asked for before, which may be
-    fewer than there are sequences."""
-    return -(-cells // _CELL_UNIT) * _CELL_UNIT
-
-
-def _bytes_pointer(array: StateBytes) -> Any:
-    return ctypes.cast(array.ctypes.data, ctypes.POINTER(ctypes.c_uint8))
+def _time_tokens(context: Context, n: int) -> float:
+    """Seconds to decode `n` tokens of no meaning, which are forgotten again."""
+    began = time.perf_counter()
+    context.decode_tokens(np.zeros(n, np.int32), slot=0, position=0)
+    seconds = time.perf_counter() - began
+    context.clear()
+    return seconds
 
 
 def _load_model(config: engine_pb2.EngineConfig) -> Any:

@@ -1,11 +1,8 @@
 """Which tokens go into the next batch: those of the streams, of prompts, or of both.
 
-Prompts go beside the streams: every decoding sequence first, then prompts within the budget.
-
-On a CPU that is the rule as well: attention works through a batch row by row, each row reading the cells of
-its own sequence. From `tile` rows on it takes so many at a time, which is faster, but reads for all of them
-what any of them needs. So a prompt that is more urgent than every stream takes turns with them, which have
-nothing in common, and is cut into whole tiles. Other prompts do not: a tile makes the streams wait for long.
+A prompt goes beside the streams, every decoding sequence first, then prompts within the budget. Where
+the backend has a context for prompts, one that takes more than a step is computed there, *apart*: it
+takes turns with the streams, whose steps then hold nothing else.
 """
 
 from __future__ import annotations
@@ -31,6 +28,8 @@ class Share:
 class StepPlan:
     decoding: list[Share]
     prefilling: list[Share]
+    is_apart: bool = False
+    """Whether the step is computed in the context for prompts."""
 
     @property
     def shares(self) -> list[Share]:
@@ -56,27 +55,23 @@ class Planner:
 
     def __init__(self, budget: StepBudget) -> None:
         self._budget = budget
-        self._had_prompts_alone = False
+        self._had_prompts_apart = False
 
-    def next(self, decoding: list[Sequence], prefilling: list[Sequence]) -> StepPlan:
-        """The next step for these sequences, the prompts most urgent first."""
-        takes_turns = self._takes_turns(decoding, prefilling)
-        if takes_turns and self._had_prompts_alone:
-            self._had_prompts_alone = False
+    def next(self, decoding: list[Sequence], prefilling: list[Sequence], room_apart: int) -> StepPlan:
+        """The next step for these sequences, the prompts most urgent first.
+
+        Args:
+            room_apart: tokens that the context for prompts has room for.
+        """
+        tokens = self._budget.beside(len(decoding), len(prefilling)) if prefilling else 0
+        line, are_apart = first_in_line(prefilling, tokens, room_apart)
+        if not are_apart:
+            self._had_prompts_apart = False
+            return plan_step(decoding, line, tokens)
+        self._had_prompts_apart = not (decoding and self._had_prompts_apart)
+        if not self._had_prompts_apart:
             return plan_step(decoding, [], 0)
-        self._had_prompts_alone = takes_turns
-        if decoding and not takes_turns:
-            return plan_step(decoding, prefilling, self._budget.beside(len(decoding), len(prefilling)))
-        tokens = self._budget.alone(len(decoding), len(prefilling))
-        return plan_step([], prefilling, tokens, self._budget.tile)
-
-    def _takes_turns(self, decoding: list[Sequence], prefilling: list[Sequence]) -> bool:
-        if not decoding or not prefilling:
-            return False
-        tile = self._budget.tile
-        if tile == 1 or len(decoding) + sum(s.n_pending for s in prefilling) < tile:
-            return False
-        return all(prefilling[0].order < s.order for s in decoding)
+        return plan_step([], line, self._budget.apart(len(decoding), len(prefilling)), is_apart=True)
 
 
 def split(sequences: Iterable[Sequence]) -> tuple[list[Sequence], list[Sequence]]:
@@ -89,8 +84,30 @@ def split(sequences: Iterable[Sequence]) -> tuple[list[Sequence], list[Sequence]
     return decoding, prefilling
 
 
+def first_in_line(prefilling: list[Sequence], tokens: int, room_apart: int) -> tuple[list[Sequence], bool]:
+    """The prompts that come first and are computed in the same place, and whether that is apart.
+
+    What has begun goes on where it is. A prompt is begun apart if it finds room there, unless it is
+    complete with this step's `tokens` beside the streams.
+    """
+    line: list[Sequence] = []
+    are_apart = False
+    for sequence in prefilling:
+        begins_apart = sequence.position == 0 and tokens < sequence.n_pending <= room_apart
+        is_apart = sequence.is_apart or begins_apart
+        if line and is_apart != are_apart:
+            break
+        are_apart = is_apart
+        line.append(sequence)
+        if not is_apart:
+            tokens -= min(sequence.n_pending, tokens)
+        elif not sequence.is_apart:
+            room_apart -= sequence.n_pending
+    return line, are_apart
+
+
 def plan_step(
-    decoding: list[Sequence], prefilling: list[Sequence], prefill_tokens: int, tile: int = 1
+    decoding: list[Sequence], prefilling: list[Sequence], prefill_tokens: int, *, is_apart: bool = False
 ) -> StepPlan:
     """Fill one step.
 
@@ -99,28 +116,21 @@ def plan_step(
 
     Args:
         prefill_tokens: most prompt tokens the step may hold.
-        tile: see `_cut`.
     """
     shares: list[Share] = []
     left = prefill_tokens
     for sequence in prefilling:
         if left <= 0:
             break
-        n = _cut(min(left, sequence.n_pending), sequence.n_pending, tile)
+        n = min(left, sequence.n_pending)
         shares.append(Share(sequence, n, wants_logits=n == sequence.n_pending))
         left -= n
-    return StepPlan([Share(sequence, 1, wants_logits=True) for sequence in decoding], shares)
+    return StepPlan([Share(sequence, 1, wants_logits=True) for sequence in decoding], shares, is_apart)
 
 
-def _cut(n: int, pending: int, tile: int) -> int:
-    """`n` of `pending` tokens, and what whole tiles leave over: at the beginning of a prompt some rows more
-    take next to nothing, while deep in it a few take as long as a tile."""
-    return n + (pending - n) % tile
-
-
-def plan_of(grants: Iterable[tuple[Sequence, int]]) -> StepPlan:
+def plan_of(grants: Iterable[tuple[Sequence, int]], *, is_apart: bool = False) -> StepPlan:
     """The step that computes so many tokens of each sequence."""
-    plan = StepPlan([], [])
+    plan = StepPlan([], [], is_apart)
     for sequence, n in grants:
         part = plan.prefilling if sequence.is_prefilling else plan.decoding
         part.append(Share(sequence, n, wants_logits=n == sequence.n_pending))

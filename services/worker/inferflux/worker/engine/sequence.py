@@ -11,10 +11,10 @@ from numpy.typing import NDArray
 from inferflux.v1 import scheduler_pb2, worker_pb2
 
 from .sampling import Sampler
+from .state import StateBytes
 from .text import TextAssembler
 
 TokenArray = NDArray[np.int32]
-StateBytes = NDArray[np.uint8]
 
 
 class PieceSource(Protocol):
@@ -60,6 +60,8 @@ class Sequence:
     # Since when it has its slot, by the monotonic clock.
     seated_s: float = 0.0
     is_loaded: bool = False
+    # Whether what is computed is in the context for prompts.
+    is_apart: bool = False
     state: StateBytes | None = None
     turn: int = 0
     # Generated tokens at which it yields its turn; 0: at none.

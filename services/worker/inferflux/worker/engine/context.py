@@ -1,0 +1,198 @@
+"""A llama.cpp context: the KV cache of its sequences, and the batch it decodes.
+
+llama.cpp aborts the process on many kinds of bad input (too many tokens or outputs, unknown ids), so
+every call here is made only with what `core` has checked.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from inferflux.common.llama.native import first_complaint, llama
+
+from .batch import Batch
+from .planner import Share
+from .state import StateBytes
+
+_CELL_UNIT = 256
+# llama.cpp's own limit of sequence ids.
+MAX_SEQUENCES = 256
+_FLASH_ATTENTION = {True: 1, False: 0}
+
+
+class ContextError(Exception):
+    """llama.cpp could not make a context: too little memory, most of the time."""
+
+
+class DecodeError(Exception):
+    """llama_decode refused or failed; the KV cache can no longer be trusted."""
+
+
+class Context:
+    """A context of a loaded model, with a unified KV cache.
+
+    Args:
+        cells: of the cache; rounded up to what llama.cpp makes of it.
+        sequences: ids that may be used, from 0 on; one more is used here if there is one.
+        batch_tokens: most tokens of a call.
+        physical_batch: tokens that are computed at a time.
+
+    Raises:
+        ContextError: llama.cpp gave none.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        *,
+        cells: int,
+        sequences: int,
+        batch_tokens: int,
+        physical_batch: int,
+        flash_attention: bool,
+        threads: int,
+        vocabulary: int,
+    ) -> None:
+        params = llama.llama_context_default_params()
+        params.n_ctx = whole_cells(cells)
+        params.n_batch = max(batch_tokens, sequences)
+        params.n_ubatch = min(physical_batch, params.n_batch)
+        params.n_seq_max = params.n_outputs_max = min(sequences + 1, MAX_SEQUENCES)
+        params.kv_unified = True
+        params.flash_attn_type = _FLASH_ATTENTION[flash_attention]
+        params.n_threads = params.n_threads_batch = threads
+        self._context = llama.llama_init_from_model(model, params)
+        if not self._context:
+            raise ContextError(f"no context of {params.n_ctx} KV cells: {first_complaint('out of memory?')}")
+        self._memory = llama.llama_get_memory(self._context)
+        self._vocabulary = vocabulary
+        self._spare = sequences
+        self.has_memory = bool(self._memory)
+        self.cells = int(llama.llama_n_ctx(self._context))
+        self.batch_tokens = int(llama.llama_n_batch(self._context))
+        self._batch = Batch(self.batch_tokens)
+
+    def close(self) -> None:
+        """Free the cache. Nothing may be called afterwards."""
+        llama.llama_free(self._context)
+
+    def use_threads(self, n: int) -> None:
+        llama.llama_set_n_threads(self._context, n, n)
+
+    def touch_weights(self) -> None:
+        """Read every weight once, those of experts that a token would not choose among them."""
+        llama.llama_set_warmup(self._context, True)
+        self.decode_tokens(np.zeros(1, np.int32), slot=0, position=0)
+        llama.llama_set_warmup(self._context, False)
+        self.clear()
+
+    def decode(self, shares: Iterable[Share]) -> NDArray[np.float32]:
+        """Compute these parts of sequences, which follow what their slots hold.
+
+        Returns:
+            Logits of shape (shares that want logits, vocabulary), in order; valid until the next call.
+
+        Raises:
+            DecodeError: the engine has to start again.
+        """
+        at = 0
+        outputs = 0
+        for share in shares:
+            sequence = share.sequence
+            at_end = at + share.n
+            first = sequence.position
+            tokens = sequence.tokens[first : first + share.n]
+            self._batch.put(at, tokens, slot=sequence.slot, position=first)
+            if share.wants_logits:
+                self._batch.logits[at_end - 1] = 1
+                outputs += 1
+            at = at_end
+        return self._compute(at, outputs)
+
+    def decode_tokens(self, tokens: NDArray[np.int32], *, slot: int, position: int) -> NDArray[np.float32]:
+        """Compute `tokens` of one sequence; returns the logits after the last, of shape (1, vocabulary).
+
+        Raises:
+            DecodeError: as `decode`.
+        """
+        n = tokens.shape[0]
+        self._batch.put(0, tokens, slot=slot, position=position)
+        self._batch.logits[n - 1] = 1
+        return self._compute(n, 1)
+
+    def _compute(self, n_tokens: int, outputs: int) -> NDArray[np.float32]:
+        result = llama.llama_decode(self._context, self._batch.struct(n_tokens))
+        if result != 0:
+            raise DecodeError(f"llama_decode returned {result}: {first_complaint('no reason given')}")
+        llama.llama_synchronize(self._context)
+        if outputs == 0:
+            return np.empty((0, self._vocabulary), np.float32)
+        pointer = llama.llama_get_logits(self._context)
+        address = ctypes.cast(pointer, ctypes.c_void_p).value
+        if not address:
+            raise DecodeError("llama.cpp returned no logits")
+        raw = (ctypes.c_float * (outputs * self._vocabulary)).from_address(address)
+        logits: NDArray[np.float32] = np.ctypeslib.as_array(raw).reshape(outputs, self._vocabulary)
+        return logits
+
+    def clear(self) -> None:
+        """Free every cell."""
+        llama.llama_memory_clear(self._memory, True)
+
+    def forget(self, slot: int, position: int = 0) -> None:
+        """Free the KV cells of `slot` from `position` on."""
+        llama.llama_memory_seq_rm(self._memory, slot, position, -1)
+
+    def move(self, slot: int, to: int) -> None:
+        """Have `to`, which is empty, hold what `slot` holds; no tensor is copied."""
+        llama.llama_memory_seq_cp(self._memory, slot, to, -1, -1)
+        self.forget(slot)
+
+    def copy_part_out(self, slot: int, first: int, end: int) -> StateBytes | None:
+        """The state of `slot` from position `first` up to `end`; None if llama.cpp cannot give it."""
+        llama.llama_memory_seq_cp(self._memory, slot, self._spare, first, end)
+        state = self.copy_out(self._spare, self.state_size(self._spare))
+        self.forget(self._spare)
+        return state
+
+    def append(self, slot: int, state: StateBytes) -> bool:
+        """Whether `state`, of the tokens that follow, is now in `slot` after what it holds."""
+        if not self.copy_in(self._spare, state):
+            return False
+        llama.llama_memory_seq_cp(self._memory, self._spare, slot, -1, -1)
+        self.forget(self._spare)
+        return True
+
+    def state_size(self, slot: int) -> int:
+        """Bytes of the state of `slot`."""
+        return int(llama.llama_state_seq_get_size(self._context, slot))
+
+    def copy_out(self, slot: int, n_bytes: int) -> StateBytes | None:
+        """The state of `slot`, `n_bytes` long; None if llama.cpp cannot give it."""
+        state = np.empty(n_bytes, np.uint8)
+        written = llama.llama_state_seq_get_data(self._context, _bytes_pointer(state), n_bytes, slot)
+        return state if written == n_bytes else None
+
+    def copy_in(self, slot: int, state: StateBytes) -> bool:
+        """Whether `slot` now holds `state`; if not, it is empty."""
+        n_bytes = state.shape[0]
+        read = llama.llama_state_seq_set_data(self._context, _bytes_pointer(state), n_bytes, slot)
+        if read != n_bytes:
+            self.forget(slot)
+            return False
+        return True
+
+
+def whole_cells(cells: int) -> int:
+    """`cells` as llama.cpp rounds them up. It cuts the batch to what was asked for before, which may be
+    fewer than there are sequences."""
+    return -(-cells // _CELL_UNIT) * _CELL_UNIT
+
+
+def _bytes_pointer(array: StateBytes) -> Any:
+    return ctypes.cast(array.ctypes.data, ctypes.POINTER(ctypes.c_uint8))

@@ -1,0 +1,142 @@
+"""Prompts that are computed apart, with the demo model and llama.cpp itself."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from inferflux.v1 import engine_pb2, generation_pb2
+from inferflux.worker.engine.native import Backend
+from inferflux.worker.engine.planner import Share, StepPlan
+from inferflux.worker.engine.sampling import Sampler
+from inferflux.worker.engine.sequence import Sequence
+from inferflux.worker.engine.text import TextAssembler
+
+DEMO_MODEL = Path(__file__).parents[3] / "models" / "inferflux-demo.gguf"
+TOKENS = np.random.default_rng(1).integers(300, 2000, 601).astype(np.int32)
+
+
+@pytest.fixture(scope="module")
+def loaded() -> Backend:
+    config = engine_pb2.EngineConfig(
+        model_path=str(DEMO_MODEL), slots=4, sequences=8, batch_tokens=128, threads=2, flash_attention=True
+    )
+    return Backend(config)
+
+
+@pytest.fixture
+def backend(loaded: Backend) -> Iterator[Backend]:
+    yield loaded
+    for slot in range(loaded.sequences):
+        loaded.forget(slot)
+        loaded.forget_apart(slot)
+
+
+def sequence(slot: int) -> Sequence:
+    return Sequence(
+        key=str(slot),
+        request_id=str(slot),
+        epoch=1,
+        slot=slot,
+        rank=0.0,
+        arrival=slot,
+        tokens=TOKENS,
+        prompt_tokens=TOKENS.shape[0],
+        max_tokens=1,
+        end_tokens=frozenset(),
+        sampler=Sampler(generation_pb2.SamplingParams(), ()),
+        text=TextAssembler(),
+        deadline_unix_s=float("inf"),
+        enqueued_unix_s=0.0,
+        queue_ms=0.0,
+        started_s=0.0,
+    )
+
+
+def compute(backend: Backend, one: Sequence, up_to: int, *, is_apart: bool) -> NDArray[np.float32]:
+    """Compute `one` in steps of 100 tokens; returns the last logits."""
+    while True:
+        n = min(100, up_to - one.position)
+        share = Share(one, n, wants_logits=True)
+        logits = backend.decode(StepPlan([], [share], is_apart=is_apart))
+        one.position += n
+        if one.position == up_to:
+            last: NDArray[np.float32] = logits[0].copy()
+            return last
+
+
+def usual(backend: Backend, up_to: int) -> NDArray[np.float32]:
+    """The logits after so many tokens without anything apart."""
+    logits = compute(backend, sequence(7), up_to, is_apart=False)
+    backend.forget(7)
+    return logits
+
+
+def assert_alike(seen: NDArray[np.float32], expected: NDArray[np.float32]) -> None:
+    assert np.abs(seen - expected).max() < 0.1 * expected.std()
+
+
+def test_prompts_are_computed_side_by_side(backend: Backend) -> None:
+    one, other = sequence(1), sequence(2)
+    compute(backend, one, 500, is_apart=True)
+    compute(backend, other, 200, is_apart=True)
+    assert_alike(compute(backend, one, 601, is_apart=True), usual(backend, 601))
+    backend.forget_apart(1)
+    assert_alike(compute(backend, other, 600, is_apart=True), usual(backend, 600))
+
+
+def test_a_prompt_is_complete_in_the_main_context_with_its_last_token(backend: Backend) -> None:
+    one = sequence(1)
+    one.prompt_tokens = 600
+    compute(backend, one, 600, is_apart=True)
+    backend.forget_apart(1)
+    assert_alike(compute(backend, one, 601, is_apart=False), usual(backend, 601))
+
+
+def test_a_prompt_that_leaves_half_way_goes_on_beside_the_streams(backend: Backend) -> None:
+    one = sequence(1)
+    compute(backend, one, 300, is_apart=True)
+    n_bytes = backend.state_size(1)
+    state = backend.copy_out(1, n_bytes)
+    assert state is not None
+    backend.forget(1)
+    backend.forget_apart(1)
+    one.slot = 3
+    assert backend.copy_in(3, state)
+    assert_alike(compute(backend, one, 601, is_apart=False), usual(backend, 601))
+
+
+def test_a_prompt_moves_to_another_slot_half_way(backend: Backend) -> None:
+    one = sequence(1)
+    compute(backend, one, 300, is_apart=True)
+    backend.move(1, 5)
+    one.slot = 5
+    one.prompt_tokens = 600
+    compute(backend, one, 600, is_apart=True)
+    backend.forget_apart(5)
+    assert_alike(compute(backend, one, 601, is_apart=False), usual(backend, 601))
+
+
+@pytest.mark.parametrize(
+    ("asked", "cells"), [({}, 512), ({"prefill_cells": 0}, 0), ({"prefill_cells": 300}, 512)]
+)
+def test_its_size_is_what_was_asked_for(asked: dict[str, int], cells: int) -> None:
+    config = engine_pb2.EngineConfig(
+        model_path=str(DEMO_MODEL),
+        slots=2,
+        batch_tokens=128,
+        kv_cells=2048,
+        threads=1,
+        flash_attention=True,
+        **asked,  # type: ignore[arg-type]
+    )
+    assert Backend(config).prefill_cells == cells
+
+
+def test_without_flash_attention_there_is_no_need_of_one() -> None:
+    config = engine_pb2.EngineConfig(model_path=str(DEMO_MODEL), slots=2, batch_tokens=128, threads=1)
+    assert Backend(config).prefill_cells == 0
