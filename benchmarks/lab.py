@@ -19,6 +19,7 @@ from rich.console import Console
 
 from inferflux.cli.stack import Stack, StackOptions
 
+from .calm import STOLEN, StolenTime
 from .peers import ROOT
 
 ENGINE_CORE = 1
@@ -65,7 +66,8 @@ class Lab:
         self._console.print(text, style="dim", markup=False, highlight=False, soft_wrap=True)
 
     async def run(self, script: str, *arguments: str | int | Path, api_key: str = "") -> dict[str, Any]:
-        """Run `benchmarks.<script>`; returns its JSON, with the command under `command`.
+        """Run `benchmarks.<script>`; returns its JSON, with the command under `command`, and under `stolen` how
+        much of the cores' time other machines took.
 
         Raises:
             LabError: it failed.
@@ -74,6 +76,7 @@ class Lab:
         shown = shlex.join(["python", *words]).replace(f"{ROOT}/", "")
         with tempfile.TemporaryDirectory(prefix="inferflux-bench-") as folder:
             out = Path(folder) / "result.json"
+            stolen = StolenTime()
             process = await asyncio.create_subprocess_exec(
                 sys.executable,
                 *words,
@@ -88,9 +91,10 @@ class Lab:
             if process.returncode != 0:
                 raise LabError(f"{shown}: {complaint.decode(errors='replace').strip()[-2000:]}")
             result: dict[str, Any] = json.loads(out.read_text())
+        share = stolen.share()
         if rate := result.get("tokens_per_s"):
             self.say(f"  {rate:9.1f} tokens/s  {shown}")
-        return {**result, "command": shown}
+        return {**result, "command": shown, STOLEN: round(share, 4)}
 
     @asynccontextmanager
     async def stack(self, model: Path, *, is_pinned: bool = False) -> AsyncIterator[Stack]:

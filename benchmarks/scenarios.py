@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
@@ -16,12 +17,12 @@ import psutil
 from inferflux.cli.stack import Stack
 
 from . import peers
+from .calm import Run, calm_rounds
 from .lab import BENCH_MODEL, DEMO_MODEL, ENGINE_CORE, OTHER_CORE, SLOTS, Lab
 from .rows import ROWS, Reading
 from .stats import median
 
 Readings = AsyncIterator[Reading]
-Run = Callable[[], Awaitable[dict[str, Any]]]
 Word = str | int
 Setup = TypeVar("Setup")
 
@@ -50,10 +51,13 @@ def ratio(ours: Sequence[dict[str, Any]], others: Sequence[dict[str, Any]]) -> f
     return median(a["tokens_per_s"] / b["tokens_per_s"] for a, b in zip(ours, others, strict=True))
 
 
-async def in_turn(pairs: int, ours: Run, other: Run) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Run both, one after the other, `pairs` times: what changes on the machine meanwhile meets both."""
-    results = [(await ours(), await other()) for _ in range(pairs)]
-    return [mine for mine, _ in results], [theirs for _, theirs in results]
+async def in_turn(lab: Lab, *runs: Run) -> list[list[dict[str, Any]]]:
+    """Make these runs one after the other, as often as pairs are planned; returns the results of each.
+
+    What changes on the machine meanwhile meets all.
+    """
+    rounds = await calm_rounds(lab.plan.pairs, runs, lab.say)
+    return [list(results) for results in zip(*rounds, strict=True)]
 
 
 async def fastest(lab: Lab, tries: Mapping[str, Run]) -> tuple[str, dict[str, float]]:
@@ -81,7 +85,7 @@ def load_of(concurrency: int, waves: int) -> tuple[Word, ...]:
 
 
 async def against_bare_loop(lab: Lab, prefix: str, *, is_pinned: bool) -> Readings:
-    waves, pairs = lab.plan.waves, lab.plan.pairs
+    waves = lab.plan.waves
     our_pin: tuple[Word, ...] = ("--pin", OTHER_CORE) if is_pinned else ()
     bare_pin: tuple[Word, ...] = ("--threads", 1, "--pin", ENGINE_CORE) if is_pinned else ()
     bare = partial(lab.run, "engine", "--model-file", BENCH_MODEL, *bare_pin)
@@ -92,7 +96,7 @@ async def against_bare_loop(lab: Lab, prefix: str, *, is_pinned: bool) -> Readin
             tries = {policy: partial(bare, *load_of(n, 1), "--omp", policy) for policy in policies}
             policy, rates = await fastest(lab, tries)
             ours = serve_ours(lab, stack, *load_of(n, waves), "--warmup", n, *our_pin)
-            mine, limit = await in_turn(pairs, ours, partial(bare, *load_of(n, waves), "--omp", policy))
+            mine, limit = await in_turn(lab, ours, partial(bare, *load_of(n, waves), "--omp", policy))
             raw = {"ours": mine, "bare_loop": limit, "bare_loop_wait_policies": rates}
             yield reading(f"{prefix}_c{n}", ratio(mine, limit), raw)
             if n == 8 and not is_pinned:
@@ -118,8 +122,7 @@ async def against_llama_server(lab: Lab, prefix: str, model: Path) -> Readings:
             lean = serve_ours(lab, stack, *words, "--client", "lean")
             grpcio = serve_ours(lab, stack, *words)
             theirs = partial(serve_peer, lab, python, model, policy, *words)
-            runs = [(await lean(), await grpcio(), await theirs()) for _ in range(lab.plan.pairs)]
-            by_lean, by_grpcio, by_peer = (list(column) for column in zip(*runs, strict=True))
+            by_lean, by_grpcio, by_peer = await in_turn(lab, lean, grpcio, theirs)
             about = {"llama_server": by_peer, "llama_server_wait_policies": rates}
             yield reading(
                 f"{prefix}_vs_llama_server_c{n}", ratio(by_lean, by_peer), {"ours": by_lean, **about}
@@ -153,7 +156,7 @@ async def idle_ttft(lab: Lab, prefix: str, model: Path) -> Readings:
     bare = partial(lab.run, "engine", "--model-file", model, *words)
     async with lab.stack(model) as stack:
         ours = serve_ours(lab, stack, *words, "--warmup", 8)
-        mine, passive = await in_turn(lab.plan.pairs, ours, partial(bare, "--omp", "passive"))
+        mine, passive = await in_turn(lab, ours, partial(bare, "--omp", "passive"))
         active = [await bare("--omp", "active")]
     times = {"passive": _median_ttft_ms(passive), "active": _median_ttft_ms(active)}
     bare_ms = min(times.values())
@@ -169,9 +172,9 @@ def _median_ttft_ms(runs: Sequence[dict[str, Any]]) -> float:
 
 async def long_prompt_ours(lab: Lab) -> Readings:
     async with lab.stack(BENCH_MODEL) as stack:
-        url = ("--url", stack.endpoint, "--model", stack.model_name, "--repeats", lab.plan.repeats)
-        result = await lab.run("long_prompt", *url, api_key=stack.api_key)
-    for one in _long_prompt_readings(result, ""):
+        url = ("--url", stack.endpoint, "--model", stack.model_name)
+        runs = await _long_prompts(lab, partial(lab.run, "long_prompt", *url, api_key=stack.api_key))
+    for one in _long_prompt_readings(runs, ""):
         yield one
 
 
@@ -179,17 +182,27 @@ async def long_prompt_llama_server(lab: Lab) -> Readings:
     python = await asyncio.to_thread(peers.install)
     async with llama_server(python, BENCH_MODEL, "passive") as url:
         server = ("--target", "openai-sse", "--url", url, "--model", BENCH_MODEL.stem)
-        result = await lab.run("long_prompt", *server, "--repeats", lab.plan.repeats)
-    for one in _long_prompt_readings(result, "llama_server_"):
+        runs = await _long_prompts(lab, partial(lab.run, "long_prompt", *server))
+    for one in _long_prompt_readings(runs, "llama_server_"):
         yield one
 
 
-def _long_prompt_readings(result: dict[str, Any], prefix: str) -> list[Reading]:
-    raw = {"runs": [result]}
-    return [
-        reading(f"{prefix}longest_gap_over_median", result["longest_over_median"], raw),
-        reading(f"{prefix}long_prompt_ttft_ratio", result["ttft_ratio"], raw),
-    ]
+async def _long_prompts(lab: Lab, run: Callable[..., Awaitable[dict[str, Any]]]) -> list[dict[str, Any]]:
+    """As many long prompts as are planned, each a run of its own with prompts of its own."""
+    seeds = itertools.count()
+    rounds = await calm_rounds(
+        lab.plan.repeats, [lambda: run("--repeats", 1, "--seed", 2 * next(seeds))], lab.say
+    )
+    return [result for (result,) in rounds]
+
+
+def _long_prompt_readings(runs: list[dict[str, Any]], prefix: str) -> list[Reading]:
+    figures = {"longest_gap_over_median": "longest_over_median", "long_prompt_ttft_ratio": "ttft_ratio"}
+    readings = []
+    for key, figure in figures.items():
+        each = [run[figure] for run in runs]
+        readings.append(reading(prefix + key, median(each), {"runs": runs, "each": each}))
+    return readings
 
 
 async def memory(lab: Lab) -> Readings:
