@@ -16,8 +16,9 @@ Round = tuple[dict[str, Any], ...]
 STOLEN = "stolen"
 """The key of a run's share of the cores' time that was stolen."""
 
-# A round is repeated if more than this was stolen in one of its runs, so often at most for each that is wanted.
+# A round is made once more if more than this was stolen in one of its runs, ...
 MOST_STOLEN = 0.02
+# ... until so many were made for each that is wanted.
 _TRIES = 3
 
 
