@@ -66,7 +66,7 @@ class Lab:
         self._console.print(text, style="dim", markup=False, highlight=False, soft_wrap=True)
 
     async def run(self, script: str, *arguments: str | int | Path, api_key: str = "") -> dict[str, Any]:
-        """Run `benchmarks.<script>`; returns its JSON, the command and what other machines took (`calm.STOLEN`).
+        """Run `benchmarks.<script>`; returns its JSON, the command and what was stolen meanwhile (`calm`).
 
         Raises:
             LabError: it failed.
