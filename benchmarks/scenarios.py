@@ -42,7 +42,8 @@ class Scenario(Generic[Setup]):
 
 def reading(key: str, value: float, raw: dict[str, Any]) -> Reading:
     """A row's figure; its commands are those of the runs in `raw`."""
-    runs = (run for runs in raw.values() if isinstance(runs, list) for run in runs)
+    lists = (entries for entries in raw.values() if isinstance(entries, list))
+    runs = (entry for entries in lists for entry in entries if isinstance(entry, dict))
     return Reading(ROWS[key], value, raw, tuple(dict.fromkeys(run["command"] for run in runs)))
 
 

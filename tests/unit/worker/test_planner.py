@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from inferflux.v1 import generation_pb2
 from inferflux.worker.engine.budget import StepBudget
 from inferflux.worker.engine.planner import (
+    LONG_PROMPT,
     Planner,
     StepPlan,
     first_in_line,
@@ -75,11 +76,30 @@ def kinds(plans: list[StepPlan]) -> list[tuple[bool, bool]]:
     return [(bool(plan.decoding), bool(plan.prefilling)) for plan in plans]
 
 
-def test_a_prompt_that_takes_several_steps_is_computed_apart_in_turn_with_the_streams() -> None:
+def test_a_long_prompt_is_computed_apart_in_turn_with_the_streams() -> None:
     plans, decoding = planner(), [sequence(0, 1, decoding=True), sequence(2, 1, decoding=True)]
-    steps = [plans.next(decoding, [sequence(1, 200)], 1000) for _ in range(4)]
+    steps = [plans.next(decoding, [sequence(1, 600)], 1000) for _ in range(4)]
     assert kinds(steps) == [(False, True), (True, False)] * 2
     assert [step.is_apart for step in steps] == [True, False] * 2
+    assert steps[0].n_prefill < 200  # the streams wait for it
+
+
+def test_a_short_prompt_goes_beside_the_streams_though_it_takes_several_steps() -> None:
+    plans, decoding = planner(), [sequence(i, 1, decoding=True, rank=-1) for i in range(6)]
+    steps = [plans.next(decoding, [sequence(9, 300)], 1000) for _ in range(2)]
+    assert kinds(steps) == [(True, True)] * 2
+    assert not any(step.is_apart for step in steps)
+
+
+def test_a_prompt_more_urgent_than_every_stream_is_computed_apart_as_fast_as_may_be() -> None:
+    plans, decoding = planner(), [sequence(i, 1, decoding=True, rank=-1) for i in range(6)]
+    urgent = sequence(9, 200, rank=-9)
+    steps = [plans.next(decoding, [urgent, sequence(10, 200, rank=-3)], 1000) for _ in range(2)]
+    assert [step.is_apart for step in steps] == [True, False]
+    assert steps[0].prefilling[0].sequence is urgent
+    assert steps[0].prefilling[0].wants_logits
+    decoding.append(sequence(8, 1, decoding=True, rank=-10))
+    assert not plans.next(decoding, [urgent], 1000).is_apart
 
 
 def test_a_prompt_that_is_complete_in_a_step_goes_beside_the_streams() -> None:
@@ -104,7 +124,7 @@ def test_without_a_context_for_prompts_they_share_every_step() -> None:
 
 
 def test_what_was_begun_beside_the_streams_goes_on_there() -> None:
-    begun = sequence(1, 200)
+    begun = sequence(1, 900)
     begun.position = 50
     assert not planner().next([sequence(0, 1, decoding=True)], [begun], 1000).is_apart
 
@@ -125,19 +145,19 @@ def test_a_prompt_has_the_first_step_of_each_pair() -> None:
 
 
 prompts_in_line = st.lists(
-    st.tuples(st.integers(1, 300), st.sampled_from(["new", "begun", "apart"])), min_size=1, max_size=8
+    st.tuples(st.integers(1, 900), st.sampled_from(["new", "begun", "apart"])), min_size=1, max_size=8
 )
 
 
-@given(prompts_in_line, st.integers(1, 200), st.integers(0, 800))
+@given(prompts_in_line, st.integers(1, 200), st.integers(0, 3000), st.integers(0, 8))
 def test_a_line_is_of_one_place_and_nobody_is_passed_over(
-    prompts: list[tuple[int, str]], tokens: int, room: int
+    prompts: list[tuple[int, str]], tokens: int, room: int, urgent: int
 ) -> None:
     prefilling = [sequence(i, n + 1) for i, (n, _) in enumerate(prompts)]
     for one, (_, kind) in zip(prefilling, prompts, strict=True):
         one.position = 0 if kind == "new" else 1
         one.is_apart = kind == "apart"
-    line, are_apart = first_in_line(prefilling, tokens, room)
+    line, are_apart = first_in_line(prefilling, tokens, room, (0.0, urgent))
     assert line == prefilling[: len(line)] != []
     new = [s for s in line if s.position == 0]
     if are_apart:
@@ -145,9 +165,11 @@ def test_a_line_is_of_one_place_and_nobody_is_passed_over(
         assert sum(s.n_pending for s in new) <= room
     else:
         assert not any(s.is_apart for s in line)
-        # Who is given a part and not all of it in this step would have found no room apart.
+        # Who is given a part and not all of it in this step is short, or would have found no room apart.
         for share in plan_step([], line, tokens).prefilling:
-            assert share.wants_logits or share.sequence.position or share.sequence.n_pending > room
+            one = share.sequence
+            is_short = one.n_pending <= LONG_PROMPT and one.arrival >= urgent
+            assert share.wants_logits or one.position or is_short or one.n_pending > room
 
 
 def test_the_more_urgent_prompt_goes_first_then_the_earlier() -> None:

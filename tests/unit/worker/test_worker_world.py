@@ -434,15 +434,15 @@ def test_streams_get_on_while_a_long_prompt_is_computed() -> None:
 
 
 def test_a_step_for_which_nobody_makes_room_is_the_others() -> None:
-    world = small(cells=53, prefill_cells=60)
+    world = small(cells=68, prefill_cells=68)
     world.submit(item("stream", rank=1.0, prompt=30, max_tokens=20))
     for _ in range(7):
         world.settle()
     assert world.cache.used == 36
-    urgent = item("urgent", slot=1, prompt=45, max_tokens=8)
+    urgent = item("urgent", slot=1, prompt=60, max_tokens=8)
     world.submit(urgent)
     world.settle()
-    assert world.cache.used == 53  # not a cell for the stream, whose step it would be
+    assert world.cache.used == 68  # not a cell for the stream, whose step it would be
     run_out(world)
     assert emitted(world.chunks("urgent")) == expected(urgent)
     assert residences(world) == {"stream": SWAPPED}

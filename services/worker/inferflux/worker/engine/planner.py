@@ -1,17 +1,24 @@
 """Which tokens go into the next batch: those of the streams, of prompts, or of both.
 
 A prompt goes beside the streams, every decoding sequence first, then prompts within the budget. Where
-the backend has a context for prompts, one that takes more than a step is computed there, *apart*: it
-takes turns with the streams, whose steps then hold nothing else.
+the backend has a context for prompts, two kinds are computed there, *apart*, in turn with the streams,
+whose steps then hold nothing else: long ones, which are dear beside the streams where they are deep, and
+those that are more urgent than every stream.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
 from .budget import StepBudget
 from .sequence import Sequence
+
+# Beside the streams, a prompt's tokens cost more than apart from about this depth on.
+LONG_PROMPT = 512
+# An order before which nobody comes.
+_NOBODY = (-math.inf, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,14 +71,17 @@ class Planner:
             room_apart: tokens that the context for prompts has room for.
         """
         tokens = self._budget.beside(len(decoding), len(prefilling)) if prefilling else 0
-        line, are_apart = first_in_line(prefilling, tokens, room_apart)
+        # Those before this order are more urgent than every stream.
+        urgent = min((s.order for s in decoding), default=_NOBODY)
+        line, are_apart = first_in_line(prefilling, tokens, room_apart, urgent)
         if not are_apart:
             self._had_prompts_apart = False
             return plan_step(decoding, line, tokens)
         self._had_prompts_apart = not (decoding and self._had_prompts_apart)
         if not self._had_prompts_apart:
             return plan_step(decoding, [], 0)
-        return plan_step([], line, self._budget.apart(len(decoding), len(prefilling)), is_apart=True)
+        n_heeded = 0 if line[0].order < urgent else len(decoding)
+        return plan_step([], line, self._budget.apart(n_heeded, len(prefilling)), is_apart=True)
 
 
 def split(sequences: Iterable[Sequence]) -> tuple[list[Sequence], list[Sequence]]:
@@ -84,17 +94,20 @@ def split(sequences: Iterable[Sequence]) -> tuple[list[Sequence], list[Sequence]
     return decoding, prefilling
 
 
-def first_in_line(prefilling: list[Sequence], tokens: int, room_apart: int) -> tuple[list[Sequence], bool]:
+def first_in_line(
+    prefilling: list[Sequence], tokens: int, room_apart: int, urgent: tuple[float, int] = _NOBODY
+) -> tuple[list[Sequence], bool]:
     """The prompts that come first and are computed in the same place, and whether that is apart.
 
-    What has begun goes on where it is. A prompt is begun apart if it finds room there, unless it is
-    complete with this step's `tokens` beside the streams.
+    What has begun goes on where it is. A prompt is begun apart if it is long, or comes before `urgent`, and
+    finds room there, unless it is complete with this step's `tokens` beside the streams.
     """
     line: list[Sequence] = []
     are_apart = False
     for sequence in prefilling:
-        begins_apart = sequence.position == 0 and tokens < sequence.n_pending <= room_apart
-        is_apart = sequence.is_apart or begins_apart
+        may_begin = sequence.position == 0 and tokens < sequence.n_pending <= room_apart
+        should_begin = sequence.n_pending > LONG_PROMPT or sequence.order < urgent
+        is_apart = sequence.is_apart or (may_begin and should_begin)
         if line and is_apart != are_apart:
             break
         are_apart = is_apart
