@@ -9,8 +9,7 @@ from pydantic_settings import SettingsConfigDict
 
 from inferflux.common.settings import ServiceSettings, SubjectToken, unique_name
 
-# llama.cpp's own limit.
-MAX_SEQUENCES = 256
+from .engine.kv import MAX_SEQUENCES
 
 
 class WorkerSettings(ServiceSettings):

@@ -11,6 +11,9 @@ kv        who fills how many KV cells                     (pure)
 swap      whose state host memory keeps                   (pure)
 sampling  logits to a token id                            (pure)
 text      token bytes to whole characters, stop strings   (pure)
+native    a loaded model: the streams' context, and the one for prompts
+apart     prompts in a context of their own, and copying them to the streams'
+context   a llama.cpp context: what it decodes and what it holds
+state     what a context writes of a sequence, with and without flash attention  (pure)
 batch     the tokens of a step, as llama.cpp takes them
-native    llama.cpp itself
 """

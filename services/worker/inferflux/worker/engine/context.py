@@ -16,12 +16,11 @@ from numpy.typing import NDArray
 from inferflux.common.llama.native import first_complaint, llama
 
 from .batch import Batch
+from .kv import MAX_SEQUENCES
 from .planner import Share
 from .state import StateBytes
 
 _CELL_UNIT = 256
-# llama.cpp's own limit of sequence ids.
-MAX_SEQUENCES = 256
 _FLASH_ATTENTION = {True: 1, False: 0}
 
 

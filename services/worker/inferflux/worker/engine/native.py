@@ -22,7 +22,8 @@ from inferflux.common.llama.vocab import Vocab
 from inferflux.v1 import engine_pb2
 
 from .apart import PromptContext
-from .context import MAX_SEQUENCES, Context, ContextError
+from .context import Context, ContextError
+from .kv import MAX_SEQUENCES
 from .planner import StepPlan
 from .state import StateBytes
 
