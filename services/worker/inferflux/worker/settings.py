@@ -33,8 +33,8 @@ class WorkerSettings(ServiceSettings):
     prefill_cells: int | None = Field(
         None,
         ge=0,
-        description="Tokens of prompts that a CPU computes apart from the streams; 0: all go beside them; "
-        "unset: a quarter of the KV cells, or the context length if that is less.",
+        description="Tokens of long and urgent prompts that a CPU computes apart from the streams; 0: all "
+        "go beside them; unset: a quarter of the KV cells, at most 8,192 or the context length.",
     )
     context_length: int = Field(0, ge=0, description="Most tokens of one request; 0 takes the model's.")
     threads: int = Field(0, ge=0, le=512, description="CPU threads; 0 takes every core this process may use.")

@@ -31,8 +31,10 @@ _AUTO_CELLS_PER_SLOT = 1024
 _PHYSICAL_BATCH = 512
 # Without flash attention the scores of all rows and cells are kept for a moment: few rows at a time.
 _PREFILL_PHYSICAL_BATCH = 128
-# Of the KV cache's cells, so many the context for prompts has unless something else is asked for.
+# The context for prompts has this part of the KV cache's cells, and not more than so many, unless something
+# else is asked for: it takes memory of its own.
 _PREFILL_PART = 4
+_PREFILL_CELLS = 8192
 _CALIBRATION_PROMPTS = (16, 64, 16, 64)
 _CALIBRATION_STEPS = 3
 _SMALL_STEP_S = 0.002
@@ -105,7 +107,7 @@ class Backend:
 
     def _new_prompts(self, config: engine_pb2.EngineConfig) -> PromptContext | None:
         """The context for prompts; None where the main one does as well, or could not take over from it."""
-        cells = min(self.context_length, self.cells // _PREFILL_PART)
+        cells = min(self.context_length, self.cells // _PREFILL_PART, _PREFILL_CELLS)
         if config.HasField("prefill_cells"):
             cells = config.prefill_cells
         if cells == 0 or not config.flash_attention or has_gpu() or self.sequences == MAX_SEQUENCES:
