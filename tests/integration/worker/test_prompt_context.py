@@ -7,14 +7,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from harness.sequences import new_sequence
 from numpy.typing import NDArray
 
-from inferflux.v1 import engine_pb2, generation_pb2
+from inferflux.v1 import engine_pb2
 from inferflux.worker.engine.native import Backend
 from inferflux.worker.engine.planner import Share, StepPlan
-from inferflux.worker.engine.sampling import Sampler
 from inferflux.worker.engine.sequence import Sequence
-from inferflux.worker.engine.text import TextAssembler
 
 DEMO_MODEL = Path(__file__).parents[3] / "models" / "inferflux-demo.gguf"
 TOKENS = np.random.default_rng(1).integers(300, 2000, 601).astype(np.int32)
@@ -37,24 +36,7 @@ def backend(loaded: Backend) -> Iterator[Backend]:
 
 
 def sequence(slot: int) -> Sequence:
-    return Sequence(
-        key=str(slot),
-        request_id=str(slot),
-        epoch=1,
-        slot=slot,
-        rank=0.0,
-        arrival=slot,
-        tokens=TOKENS,
-        prompt_tokens=TOKENS.shape[0],
-        max_tokens=1,
-        end_tokens=frozenset(),
-        sampler=Sampler(generation_pb2.SamplingParams(), ()),
-        text=TextAssembler(),
-        deadline_unix_s=float("inf"),
-        enqueued_unix_s=0.0,
-        queue_ms=0.0,
-        started_s=0.0,
-    )
+    return new_sequence(slot, TOKENS, prompt_tokens=TOKENS.shape[0])
 
 
 def compute(backend: Backend, one: Sequence, up_to: int, *, is_apart: bool) -> NDArray[np.float32]:

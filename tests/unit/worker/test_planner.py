@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import numpy as np
+from harness.sequences import new_sequence
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inferflux.v1 import generation_pb2
 from inferflux.worker.engine.budget import StepBudget
 from inferflux.worker.engine.planner import (
     LONG_PROMPT,
@@ -17,32 +17,14 @@ from inferflux.worker.engine.planner import (
     plan_step,
     split,
 )
-from inferflux.worker.engine.sampling import Sampler
 from inferflux.worker.engine.sequence import Sequence
-from inferflux.worker.engine.text import TextAssembler
 
 
 def sequence(slot: int, pending: int, *, decoding: bool = False, rank: float = 0.0) -> Sequence:
-    return Sequence(
-        key=f"t.r{slot}",
-        request_id=f"r{slot}",
-        epoch=1,
-        slot=slot,
-        rank=rank,
-        arrival=slot,
-        tokens=np.zeros(pending + 10, np.int32),
-        prompt_tokens=pending,
-        max_tokens=10,
-        end_tokens=frozenset(),
-        sampler=Sampler(generation_pb2.SamplingParams(), []),
-        text=TextAssembler(),
-        deadline_unix_s=float("inf"),
-        enqueued_unix_s=0.0,
-        queue_ms=0.0,
-        started_s=0.0,
-        position=pending - 1 if decoding else 0,
-        first_token_s=1.0 if decoding else 0.0,
-    )
+    made = new_sequence(slot, np.zeros(pending + 10, np.int32), prompt_tokens=pending, rank=rank)
+    if decoding:
+        made.position, made.first_token_s = pending - 1, 1.0
+    return made
 
 
 @given(st.integers(0, 8), st.lists(st.integers(1, 100), max_size=6), st.integers(0, 150))

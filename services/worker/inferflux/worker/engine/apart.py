@@ -42,15 +42,11 @@ class PromptContext:
 
     def __init__(self, main: Context, own: Context) -> None:
         self._main = main
-        self._own = own
+        self.context = own
         self._held: dict[int, _Held] = {}
 
-    @property
-    def context(self) -> Context:
-        return self._own
-
     def close(self) -> None:
-        self._own.close()
+        self.context.close()
 
     def decode(self, shares: Several[Share]) -> NDArray[np.float32]:
         """As `Context.decode`. Of a prompt that is complete the main context then has everything.
@@ -58,7 +54,7 @@ class PromptContext:
         Raises:
             DecodeError: the engine has to start again.
         """
-        logits = self._own.decode(shares)
+        logits = self.context.decode(shares)
         for share in shares:
             held = self._held.setdefault(share.sequence.slot, _Held())
             held.computed += share.n
@@ -78,20 +74,20 @@ class PromptContext:
 
     def forget(self, slot: int) -> None:
         """Free the cells of `slot` here."""
-        self._own.forget(slot)
+        self.context.forget(slot)
         self._held.pop(slot, None)
 
     def move(self, slot: int, to: int) -> None:
         """Have `to`, which is empty, hold what `slot` holds here."""
         if slot in self._held:
-            self._own.move(slot, to)
+            self.context.move(slot, to)
             self._held[to] = self._held.pop(slot)
 
     def _copy(self, slot: int, n: int) -> None:
         if n == 0:
             return
         held = self._held[slot]
-        state = self._own.copy_part_out(slot, held.copied, held.copied + n)
+        state = self.context.copy_part_out(slot, held.copied, held.copied + n)
         try:
             is_taken = state is not None and self._main.append(slot, by_cell(state))
         except UnknownLayout:
@@ -107,7 +103,7 @@ class PromptContext:
         """
         tokens = np.arange(_TRIAL_TOKENS, dtype=np.int32) % vocabulary
         last = _TRIAL_TOKENS - 1
-        self._own.decode_tokens(tokens[:last], slot=0, position=0)
+        self.context.decode_tokens(tokens[:last], slot=0, position=0)
         held = self._held[0] = _Held(computed=last)
         try:
             self._copy(0, last // 2)

@@ -70,7 +70,10 @@ class Planner:
         Args:
             room_apart: tokens that the context for prompts has room for.
         """
-        tokens = self._budget.beside(len(decoding), len(prefilling)) if prefilling else 0
+        if not prefilling:
+            self._had_prompts_apart = False
+            return plan_step(decoding, [], 0)
+        tokens = self._budget.beside(len(decoding), len(prefilling))
         # Those before this order are more urgent than every stream.
         urgent = min((s.order for s in decoding), default=_NOBODY)
         line, are_apart = first_in_line(prefilling, tokens, room_apart, urgent)

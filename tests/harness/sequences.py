@@ -1,0 +1,30 @@
+"""Sequences for tests of what plans and computes them."""
+
+from __future__ import annotations
+
+from inferflux.v1 import generation_pb2
+from inferflux.worker.engine.sampling import Sampler
+from inferflux.worker.engine.sequence import Sequence, TokenArray
+from inferflux.worker.engine.text import TextAssembler
+
+
+def new_sequence(slot: int, tokens: TokenArray, *, prompt_tokens: int, rank: float = 0.0) -> Sequence:
+    """One of which nothing is computed, greedy and without a deadline."""
+    return Sequence(
+        key=f"t.r{slot}",
+        request_id=f"r{slot}",
+        epoch=1,
+        slot=slot,
+        rank=rank,
+        arrival=slot,
+        tokens=tokens,
+        prompt_tokens=prompt_tokens,
+        max_tokens=10,
+        end_tokens=frozenset(),
+        sampler=Sampler(generation_pb2.SamplingParams(), []),
+        text=TextAssembler(),
+        deadline_unix_s=float("inf"),
+        enqueued_unix_s=0.0,
+        queue_ms=0.0,
+        started_s=0.0,
+    )
