@@ -63,6 +63,21 @@ def test_many_waiting_prompts_stretch_a_step_further_than_one() -> None:
     assert settled(cpu).beside(4, n_waiting=1) < settled(cpu).beside(4, n_waiting=2)
 
 
+def test_a_step_need_not_be_shorter_than_anyone_notices() -> None:
+    def fast(n: int) -> float:
+        return 0.0005 + 0.00005 * n
+
+    assert fast(4 + settled(fast).beside(4)) == pytest.approx(0.015, rel=0.1)
+    apart = taking_turns(fast, n_decoding=4).apart(4)
+    assert fast(apart) + fast(4) == pytest.approx(0.015, rel=0.1)
+
+
+def test_a_prompt_of_many_steps_makes_two_thirds_of_the_gap() -> None:
+    budget = settled(cpu, stretch=3.0)
+    assert cpu(4 + budget.beside(4, is_lasting=True)) == pytest.approx(2.0 * cpu(4), rel=0.1)
+    assert settled(cpu, stretch=1.0).beside(4, is_lasting=True) >= 1
+
+
 def test_no_step_is_longer_than_the_limit_even_when_nothing_decodes() -> None:
     budget = settled(cpu, limit_s=0.1)
     assert cpu(budget.beside(0)) == pytest.approx(0.1, rel=0.1)

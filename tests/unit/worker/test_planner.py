@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 
 from inferflux.worker.engine.budget import StepBudget
 from inferflux.worker.engine.planner import (
-    LONG_PROMPT,
     Planner,
     StepPlan,
     first_in_line,
@@ -66,11 +65,19 @@ def test_a_long_prompt_is_computed_apart_in_turn_with_the_streams() -> None:
     assert steps[0].n_prefill < 200  # the streams wait for it
 
 
-def test_a_short_prompt_goes_beside_the_streams_though_it_takes_several_steps() -> None:
+def test_a_prompt_of_several_steps_is_computed_apart_however_short() -> None:
     plans, decoding = planner(), [sequence(i, 1, decoding=True, rank=-1) for i in range(6)]
     steps = [plans.next(decoding, [sequence(9, 300)], 1000) for _ in range(2)]
-    assert kinds(steps) == [(True, True)] * 2
-    assert not any(step.is_apart for step in steps)
+    assert kinds(steps) == [(False, True), (True, False)]
+
+
+def test_a_long_prompt_makes_shorter_gaps_up_to_its_end() -> None:
+    plans, decoding = planner(), [sequence(i, 1, decoding=True, rank=-1) for i in range(2)]
+    short = plans.next(decoding, [sequence(9, 300)], 1000)
+    plans.next(decoding, [sequence(9, 300)], 1000)
+    long = sequence(8, 900)
+    long.position, long.is_apart = 700, True
+    assert plans.next(decoding, [long], 1000).n_prefill < 0.7 * short.n_prefill
 
 
 def test_a_prompt_more_urgent_than_every_stream_is_computed_apart_as_fast_as_may_be() -> None:
@@ -81,7 +88,8 @@ def test_a_prompt_more_urgent_than_every_stream_is_computed_apart_as_fast_as_may
     assert steps[0].prefilling[0].sequence is urgent
     assert steps[0].prefilling[0].wants_logits
     decoding.append(sequence(8, 1, decoding=True, rank=-10))
-    assert not plans.next(decoding, [urgent], 1000).is_apart
+    heedful = plans.next(decoding, [urgent], 1000)
+    assert heedful.n_prefill < steps[0].n_prefill
 
 
 def test_a_prompt_that_is_complete_in_a_step_goes_beside_the_streams() -> None:
@@ -131,15 +139,15 @@ prompts_in_line = st.lists(
 )
 
 
-@given(prompts_in_line, st.integers(1, 200), st.integers(0, 3000), st.integers(0, 8))
+@given(prompts_in_line, st.integers(1, 200), st.integers(0, 3000))
 def test_a_line_is_of_one_place_and_nobody_is_passed_over(
-    prompts: list[tuple[int, str]], tokens: int, room: int, urgent: int
+    prompts: list[tuple[int, str]], tokens: int, room: int
 ) -> None:
     prefilling = [sequence(i, n + 1) for i, (n, _) in enumerate(prompts)]
     for one, (_, kind) in zip(prefilling, prompts, strict=True):
         one.position = 0 if kind == "new" else 1
         one.is_apart = kind == "apart"
-    line, are_apart = first_in_line(prefilling, tokens, room, (0.0, urgent))
+    line, are_apart = first_in_line(prefilling, tokens, room)
     assert line == prefilling[: len(line)] != []
     new = [s for s in line if s.position == 0]
     if are_apart:
@@ -147,11 +155,10 @@ def test_a_line_is_of_one_place_and_nobody_is_passed_over(
         assert sum(s.n_pending for s in new) <= room
     else:
         assert not any(s.is_apart for s in line)
-        # Who is given a part and not all of it in this step is short, or would have found no room apart.
+        # Who is given a part and not all of it in this step would have found no room apart.
         for share in plan_step([], line, tokens).prefilling:
             one = share.sequence
-            is_short = one.n_pending <= LONG_PROMPT and one.arrival >= urgent
-            assert share.wants_logits or one.position or is_short or one.n_pending > room
+            assert share.wants_logits or one.position or one.n_pending > room
 
 
 def test_the_more_urgent_prompt_goes_first_then_the_earlier() -> None:

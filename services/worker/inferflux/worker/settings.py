@@ -33,7 +33,7 @@ class WorkerSettings(ServiceSettings):
     prefill_cells: int | None = Field(
         None,
         ge=0,
-        description="Tokens of long and urgent prompts that a CPU computes apart from the streams; 0: all "
+        description="Tokens of prompts of several steps that a CPU computes apart from the streams; 0: all "
         "go beside them; unset: a quarter of the KV cells, at most 8,192 or the context length.",
     )
     context_length: int = Field(0, ge=0, description="Most tokens of one request; 0 takes the model's.")
@@ -42,7 +42,7 @@ class WorkerSettings(ServiceSettings):
     gpu_layers: int = Field(-1, ge=-1, description="Layers on the GPU, if there is one; -1 for all.")
     flash_attention: bool = Field(True, description="Fused attention; off only for backends without it.")
     step_stretch: float = Field(
-        2.5, ge=1.0, le=1000, description="Prompts may make a stream wait this many times a step without any."
+        3.5, ge=1.0, le=1000, description="Prompts may make a stream wait this many times a step without any."
     )
     step_limit_s: float = Field(
         0.2, gt=0, le=60, description="Seconds an engine step with prefill should take at most."

@@ -6,10 +6,11 @@ that only decodes, from times measured on the way: on a CPU that is a handful of
 hundreds, where they are nearly free. Where prompts are computed apart, the gap is a step of theirs and one
 of the streams.
 
-Two things bend that rule. When many wait for their first token and few for their next, steps stretch
-in proportion: small steps waste the fixed part of each, and the few would make the many wait. Since
-nothing can be taken up or cancelled within a step, none should be long: where nothing decodes,
-prompts are cut by time alone.
+Some things bend that rule. When many wait for their first token and few for their next, steps stretch
+in proportion: small steps waste the fixed part of each, and the few would make the many wait. A gap that
+nobody notices may be as long as that, however fast the streams are. A long prompt makes hundreds of gaps, and
+what its streams see is the longest of them: it aims lower. And since nothing can be taken up or cancelled
+within a step, none should be long: where nothing decodes, prompts are cut by time alone.
 """
 
 from __future__ import annotations
@@ -19,6 +20,10 @@ _SMALLEST_CHUNK = 8
 _OUTLIER = 3.0
 # Up to one waiting prompt for this many streams is the ordinary share; more stretch steps in proportion.
 _STREAMS_PER_PROMPT = 4
+# A stream that pauses for so long still looks as if it ran.
+_UNNOTICED_S = 0.015
+# A long prompt's steps aim at this part of the stretch.
+_LASTING = 2 / 3
 
 
 class StepBudget:
@@ -38,23 +43,24 @@ class StepBudget:
         self._together = StepTime()
         self._apart = StepTime()
 
-    def beside(self, n_decoding: int, n_waiting: int = 1) -> int:
+    def beside(self, n_decoding: int, n_waiting: int = 1, *, is_lasting: bool = False) -> int:
         """Prompt tokens of a step that also holds a token of `n_decoding` sequences.
 
         Args:
             n_waiting: sequences whose prompt is not finished.
+            is_lasting: whether the first of these prompts takes many steps.
         """
-        target_s = self._target_s(n_decoding, n_waiting)
+        target_s = self._target_s(n_decoding, n_waiting, is_lasting)
         wanted = self._together.tokens_within(target_s) - n_decoding
         return self._within_bounds(wanted, self._batch_tokens - n_decoding)
 
-    def apart(self, n_decoding: int, n_waiting: int = 1) -> int:
+    def apart(self, n_decoding: int, n_waiting: int = 1, *, is_lasting: bool = False) -> int:
         """Prompt tokens of a step apart, between two steps of `n_decoding` sequences.
 
         Args:
-            n_waiting: sequences whose prompt is not finished.
+            n_waiting, is_lasting: as for `beside`.
         """
-        target_s = self._target_s(n_decoding, n_waiting)
+        target_s = self._target_s(n_decoding, n_waiting, is_lasting)
         if n_decoding:
             target_s -= self._decode_time(n_decoding)
         return self._within_bounds(self._apart.tokens_within(target_s), self._batch_tokens)
@@ -74,12 +80,13 @@ class StepBudget:
             calm = min(seconds, known * _OUTLIER)
             self._decode_s[n_decoding] = known + _SMOOTHING * (calm - known)
 
-    def _target_s(self, n_decoding: int, n_waiting: int) -> float:
+    def _target_s(self, n_decoding: int, n_waiting: int, is_lasting: bool) -> float:
         if n_decoding == 0:
             return self._limit_s
         crowding = max(1.0, n_waiting * _STREAMS_PER_PROMPT / n_decoding)
-        stretch = 1.0 + (self._stretch - 1.0) * crowding
-        return min(stretch * self._decode_time(n_decoding), self._limit_s)
+        most = max(self._stretch * _LASTING, 1.0) if is_lasting else self._stretch
+        stretch = 1.0 + (most - 1.0) * crowding
+        return min(max(stretch * self._decode_time(n_decoding), _UNNOTICED_S), self._limit_s)
 
     def _decode_time(self, n_decoding: int) -> float:
         """Seconds of a decode-only step of `n_decoding` sequences: measured, or as other sizes suggest."""

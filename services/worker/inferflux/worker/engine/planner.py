@@ -1,9 +1,8 @@
 """Which tokens go into the next batch: those of the streams, of prompts, or of both.
 
-A prompt goes beside the streams, every decoding sequence first, then prompts within the budget. Where
-the backend has a context for prompts, two kinds are computed there, *apart*, in turn with the streams,
-whose steps then hold nothing else: long ones, which are dear beside the streams where they are deep, and
-those that are more urgent than every stream.
+A prompt that is soon done goes beside the streams, every decoding sequence first, then prompts within the
+budget. Where the backend has a context for prompts, those that take several steps are computed there, *apart*, in
+turn with the streams, whose steps then hold nothing else.
 """
 
 from __future__ import annotations
@@ -15,8 +14,8 @@ from dataclasses import dataclass
 from .budget import StepBudget
 from .sequence import Sequence
 
-# Beside the streams, a prompt's tokens cost more than apart from about this depth on.
-LONG_PROMPT = 512
+# A prompt of more tokens is long: see `StepBudget`.
+_LONG_PROMPT = 512
 # An order before which nobody comes.
 _NOBODY = (-math.inf, 0)
 
@@ -73,18 +72,20 @@ class Planner:
         if not prefilling:
             self._had_prompts_apart = False
             return plan_step(decoding, [], 0)
-        tokens = self._budget.beside(len(decoding), len(prefilling))
-        # Those before this order are more urgent than every stream.
-        urgent = min((s.order for s in decoding), default=_NOBODY)
-        line, are_apart = first_in_line(prefilling, tokens, room_apart, urgent)
+        is_lasting = prefilling[0].position + prefilling[0].n_pending > _LONG_PROMPT
+        tokens = self._budget.beside(len(decoding), len(prefilling), is_lasting=is_lasting)
+        line, are_apart = first_in_line(prefilling, tokens, room_apart)
         if not are_apart:
             self._had_prompts_apart = False
             return plan_step(decoding, line, tokens)
         self._had_prompts_apart = not (decoding and self._had_prompts_apart)
         if not self._had_prompts_apart:
             return plan_step(decoding, [], 0)
-        n_heeded = 0 if line[0].order < urgent else len(decoding)
-        return plan_step([], line, self._budget.apart(n_heeded, len(prefilling)), is_apart=True)
+        # A prompt more urgent than every stream does not heed them.
+        is_urgent = line[0].order < min((s.order for s in decoding), default=_NOBODY)
+        n_heeded = 0 if is_urgent else len(decoding)
+        tokens = self._budget.apart(n_heeded, len(prefilling), is_lasting=is_lasting)
+        return plan_step([], line, tokens, is_apart=True)
 
 
 def split(sequences: Iterable[Sequence]) -> tuple[list[Sequence], list[Sequence]]:
@@ -97,20 +98,17 @@ def split(sequences: Iterable[Sequence]) -> tuple[list[Sequence], list[Sequence]
     return decoding, prefilling
 
 
-def first_in_line(
-    prefilling: list[Sequence], tokens: int, room_apart: int, urgent: tuple[float, int] = _NOBODY
-) -> tuple[list[Sequence], bool]:
+def first_in_line(prefilling: list[Sequence], tokens: int, room_apart: int) -> tuple[list[Sequence], bool]:
     """The prompts that come first and are computed in the same place, and whether that is apart.
 
-    What has begun goes on where it is. A prompt is begun apart if it is long, or comes before `urgent`, and
-    finds room there, unless it is complete with this step's `tokens` beside the streams.
+    What has begun goes on where it is. A prompt is begun apart if it finds room there, unless it is complete
+    with this step's `tokens` beside the streams.
     """
     line: list[Sequence] = []
     are_apart = False
     for sequence in prefilling:
-        may_begin = sequence.position == 0 and tokens < sequence.n_pending <= room_apart
-        should_begin = sequence.n_pending > LONG_PROMPT or sequence.order < urgent
-        is_apart = sequence.is_apart or (may_begin and should_begin)
+        begins = sequence.position == 0 and tokens < sequence.n_pending <= room_apart
+        is_apart = sequence.is_apart or begins
         if line and is_apart != are_apart:
             break
         are_apart = is_apart
