@@ -1,8 +1,8 @@
 """Which tokens go into the next batch: those of the streams, of prompts, or of both.
 
 A prompt that is soon done goes beside the streams, every decoding sequence first, then prompts within the
-budget. Where the backend has a context for prompts, those that take several steps are computed there, *apart*, in
-turn with the streams, whose steps then hold nothing else.
+budget. Where the backend has a context for prompts, those that take several steps are computed there,
+*apart*, in turn with the streams, whose steps then hold nothing else.
 """
 
 from __future__ import annotations
