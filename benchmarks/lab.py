@@ -21,12 +21,19 @@ from inferflux.cli.stack import Stack, StackOptions
 
 from .calm import STOLEN, StolenTime
 from .peers import ROOT
+from .slices import Side
 
 ENGINE_CORE = 1
 OTHER_CORE = 0
 SLOTS = 16
 BENCH_MODEL = ROOT / "models" / "bench.gguf"
 DEMO_MODEL = ROOT / "models" / "inferflux-demo.gguf"
+# Nobody who is stopped for a slice is to be taken for dead.
+_PATIENT = {
+    "INFERFLUX_SCHEDULER_LEASE_S": "30",
+    "INFERFLUX_SCHEDULER_WORKER_DEAD_S": "60",
+    "INFERFLUX_SCHEDULER_DISPATCH_TIMEOUT_S": "30",
+}
 _KINDS = ("nats", "valkey", "policy", "scheduler", "worker", "gateway")
 
 
@@ -65,8 +72,13 @@ class Lab:
     def say(self, text: str) -> None:
         self._console.print(text, style="dim", markup=False, highlight=False, soft_wrap=True)
 
-    async def run(self, script: str, *arguments: str | int | Path, api_key: str = "") -> dict[str, Any]:
+    async def run(
+        self, script: str, *arguments: str | int | Path, api_key: str = "", side: Side | None = None
+    ) -> dict[str, Any]:
         """Run `benchmarks.<script>`; returns its JSON, the command and what was stolen meanwhile (`calm`).
+
+        Args:
+            side: gets the script's process, if it runs in slices.
 
         Raises:
             LabError: it failed.
@@ -86,12 +98,19 @@ class Lab:
                 stdout=asyncio.subprocess.DEVNULL,
                 stderr=asyncio.subprocess.PIPE,
             )
-            _, complaint = await process.communicate()
+            if side is not None:
+                side.add(process.pid)
+            try:
+                _, complaint = await process.communicate()
+            except asyncio.CancelledError:
+                process.kill()
+                await process.wait()
+                raise
             if process.returncode != 0:
                 raise LabError(f"{shown}: {complaint.decode(errors='replace').strip()[-2000:]}")
             result: dict[str, Any] = json.loads(out.read_text())
         share = stolen.share()
-        if rate := result.get("tokens_per_s"):
+        if side is None and (rate := result.get("tokens_per_s")):
             self.say(f"  {rate:9.1f} tokens/s  {shown}")
         return {**result, "command": shown, STOLEN: round(share, 4)}
 
@@ -104,9 +123,9 @@ class Lab:
         """
         if is_pinned:
             cpus = dict.fromkeys(_KINDS, frozenset({OTHER_CORE}))
-            options = StackOptions(model=model, slots=SLOTS, threads=1, cpus=cpus)
+            options = StackOptions(model=model, slots=SLOTS, threads=1, cpus=cpus, env=_PATIENT)
         else:
-            options = StackOptions(model=model, slots=SLOTS)
+            options = StackOptions(model=model, slots=SLOTS, env=_PATIENT)
         async with Stack(options) as stack:
             if is_pinned:
                 pin(engine_of(stack), ENGINE_CORE)
