@@ -11,6 +11,7 @@ import tempfile
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from enum import Enum
 from pathlib import Path
 from typing import Any
 
@@ -33,8 +34,20 @@ _PATIENT = {
     "INFERFLUX_SCHEDULER_LEASE_S": "30",
     "INFERFLUX_SCHEDULER_WORKER_DEAD_S": "60",
     "INFERFLUX_SCHEDULER_DISPATCH_TIMEOUT_S": "30",
+    "INFERFLUX_GATEWAY_POLICY_TIMEOUT_S": "30",
+    "INFERFLUX_GATEWAY_SILENCE_S": "30",
+    "INFERFLUX_GATEWAY_TEXT_TIME_LIMIT_S": "30",
+    "INFERFLUX_POLICY_STORE_TIMEOUT_S": "10",
 }
 _KINDS = ("nats", "valkey", "policy", "scheduler", "worker", "gateway")
+
+
+class Layout(Enum):
+    """How a stack uses the cores."""
+
+    ONE_WORKER = "one worker, whose engine has a thread for each core"
+    WORKER_PER_CORE = "a worker for each core, whose engine has one thread"
+    PINNED = "an engine of one thread with a core of its own, everything else on the other core"
 
 
 class LabError(Exception):
@@ -115,21 +128,24 @@ class Lab:
         return {**result, "command": shown, STOLEN: round(share, 4)}
 
     @asynccontextmanager
-    async def stack(self, model: Path, *, is_pinned: bool = False) -> AsyncIterator[Stack]:
-        """InferFlux on this machine, serving `model`.
-
-        Args:
-            is_pinned: give the engine one thread and a core of its own, and everything else the other core.
-        """
-        if is_pinned:
-            cpus = dict.fromkeys(_KINDS, frozenset({OTHER_CORE}))
-            options = StackOptions(model=model, slots=SLOTS, threads=1, cpus=cpus, env=_PATIENT)
-        else:
-            options = StackOptions(model=model, slots=SLOTS, env=_PATIENT)
-        async with Stack(options) as stack:
-            if is_pinned:
+    async def stack(self, model: Path, layout: Layout = Layout.ONE_WORKER) -> AsyncIterator[Stack]:
+        """InferFlux on this machine, serving `model`."""
+        async with Stack(options_of(model, layout)) as stack:
+            if layout is Layout.PINNED:
                 pin(engine_of(stack), ENGINE_CORE)
             yield stack
+
+
+def options_of(model: Path, layout: Layout) -> StackOptions:
+    """The stack that serves `model` so."""
+    if layout is Layout.PINNED:
+        cpus = dict.fromkeys(_KINDS, frozenset({OTHER_CORE}))
+        return StackOptions(model=model, slots=SLOTS, threads=1, cpus=cpus, env=_PATIENT)
+    if layout is Layout.WORKER_PER_CORE:
+        cores = len(os.sched_getaffinity(0))
+        slots = -(-SLOTS // cores)
+        return StackOptions(model=model, workers=cores, slots=slots, threads=1, env=_PATIENT)
+    return StackOptions(model=model, slots=SLOTS, env=_PATIENT)
 
 
 def engine_of(stack: Stack) -> psutil.Process:

@@ -67,9 +67,14 @@ def _ms(key: str, title: str, target: float) -> Row:
 
 _ROWS = [
     *_ratios("shared", "tokens/s through gRPC ÷ bare loop, bench model, all sharing two cores", 0.90),
-    *_ratios("pinned", "the same, engine and bare loop alone on one core, all else on the other", 0.97),
+    *_ratios("worker_per_core", "the same with a worker of one thread for each core", 0.90),
+    *_ratios("pinned", "one worker, engine and bare loop alone on one core, all else on the other", 0.97),
     *_ratios("demo_vs_llama_server", "tokens/s ÷ llama.cpp's own server, demo model, equal clients", 1.0),
     *_ratios("demo_grpcio_vs_llama_server", "the same, our client being grpcio", 1.0),
+    *_ratios(
+        "demo_worker_per_core_vs_llama_server", "the same with a worker for each core, equal clients", 1.0
+    ),
+    *_ratios("demo_worker_per_core_grpcio_vs_llama_server", "the same, our client being grpcio", 1.0),
     *_ratios("bench_vs_llama_server", "tokens/s ÷ llama.cpp's own server, bench model, equal clients", 1.0),
     *_ratios("bench_grpcio_vs_llama_server", "the same, our client being grpcio", 1.0),
     _ms("ttft_added_idle_p50_ms", "time to first token added at idle, bench model, p50", 5.0),

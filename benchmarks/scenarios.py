@@ -18,7 +18,7 @@ from inferflux.cli.stack import Stack
 
 from . import peers
 from .calm import STOLEN, Run, StolenTime, calm_rounds
-from .lab import BENCH_MODEL, DEMO_MODEL, ENGINE_CORE, OTHER_CORE, SLOTS, Lab
+from .lab import BENCH_MODEL, DEMO_MODEL, ENGINE_CORE, OTHER_CORE, SLOTS, Lab, Layout
 from .rows import ROWS, Reading
 from .slices import Run as SlicedRun
 from .slices import Side, side_by_side
@@ -103,12 +103,13 @@ def load_of(concurrency: int, waves: int) -> tuple[Word, ...]:
     return "--concurrency", concurrency, "--requests", concurrency * waves
 
 
-async def against_bare_loop(lab: Lab, prefix: str, *, is_pinned: bool) -> Readings:
+async def against_bare_loop(lab: Lab, prefix: str, layout: Layout = Layout.ONE_WORKER) -> Readings:
     waves = lab.plan.waves
+    is_pinned = layout is Layout.PINNED
     our_pin: tuple[Word, ...] = ("--pin", OTHER_CORE) if is_pinned else ()
     bare_pin: tuple[Word, ...] = ("--threads", 1, "--pin", ENGINE_CORE) if is_pinned else ()
     bare = partial(lab.run, "engine", "--model-file", BENCH_MODEL, *bare_pin)
-    async with lab.stack(BENCH_MODEL, is_pinned=is_pinned) as stack:
+    async with lab.stack(BENCH_MODEL, layout) as stack:
         for n in (8, 16):
             # A single thread waits for nobody.
             policies = ("passive",) if is_pinned else WAIT_POLICIES
@@ -119,7 +120,7 @@ async def against_bare_loop(lab: Lab, prefix: str, *, is_pinned: bool) -> Readin
             mine, limit = await in_slices(lab, stack, ours, limit_run)
             raw = {"ours": mine, "bare_loop": limit, "bare_loop_wait_policies": rates}
             yield reading(f"{prefix}_c{n}", ratio(mine, limit), raw)
-            if n == 8 and not is_pinned:
+            if n == 8 and layout is Layout.ONE_WORKER:
                 yield sampled_to_received("sampled_to_received_p50_ms", mine)
 
 
@@ -127,11 +128,13 @@ def sampled_to_received(key: str, runs: list[dict[str, Any]]) -> Reading:
     return reading(key, median(run["sampled_to_received_ms"]["p50"] for run in runs), {"ours": runs})
 
 
-async def against_llama_server(lab: Lab, prefix: str, model: Path) -> Readings:
+async def against_llama_server(
+    lab: Lab, prefix: str, model: Path, layout: Layout = Layout.ONE_WORKER
+) -> Readings:
     python = await asyncio.to_thread(peers.install)
     # The demo model's runs are short: more of them, so that a run is not over before it has begun.
     waves = lab.plan.waves * (8 if model == DEMO_MODEL else 1)
-    async with lab.stack(model) as stack:
+    async with lab.stack(model, layout) as stack:
         for n in (8, 16):
             trial = (*load_of(n, max(1, waves // 2)), "--warmup", n)
             tries = {
@@ -149,7 +152,7 @@ async def against_llama_server(lab: Lab, prefix: str, model: Path) -> Readings:
                 mine, others = await in_slices(lab, stack, ours, theirs)
                 raw = {"ours": mine, "llama_server": others, "llama_server_wait_policies": rates}
                 yield reading(key, ratio(mine, others), raw)
-            if n == 8 and model == DEMO_MODEL:
+            if n == 8 and model == DEMO_MODEL and layout is Layout.ONE_WORKER:
                 yield sampled_to_received("demo_sampled_to_received_p50_ms", mine)
 
 
@@ -262,11 +265,15 @@ def _numbered(*prefixes: str) -> tuple[str, ...]:
 SCENARIOS: tuple[Scenario[Lab], ...] = (
     Scenario(
         (*_numbered("shared"), "sampled_to_received_p50_ms"),
-        lambda lab: against_bare_loop(lab, "shared", is_pinned=False),
+        lambda lab: against_bare_loop(lab, "shared"),
+    ),
+    Scenario(
+        _numbered("worker_per_core"),
+        lambda lab: against_bare_loop(lab, "worker_per_core", Layout.WORKER_PER_CORE),
     ),
     Scenario(
         _numbered("pinned"),
-        lambda lab: against_bare_loop(lab, "pinned", is_pinned=True),
+        lambda lab: against_bare_loop(lab, "pinned", Layout.PINNED),
     ),
     Scenario(
         (
@@ -274,6 +281,10 @@ SCENARIOS: tuple[Scenario[Lab], ...] = (
             "demo_sampled_to_received_p50_ms",
         ),
         lambda lab: against_llama_server(lab, "demo", DEMO_MODEL),
+    ),
+    Scenario(
+        _numbered("demo_worker_per_core_vs_llama_server", "demo_worker_per_core_grpcio_vs_llama_server"),
+        lambda lab: against_llama_server(lab, "demo_worker_per_core", DEMO_MODEL, Layout.WORKER_PER_CORE),
     ),
     Scenario(
         _numbered("bench_vs_llama_server", "bench_grpcio_vs_llama_server"),
