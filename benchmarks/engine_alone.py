@@ -95,7 +95,9 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--pairs", type=positive, default=5, help="how often both are run (default: 5)")
     parser.add_argument("--threads", type=int, default=0, help="0: every core this process may use")
     parser.add_argument("--pin", type=int, help="run on this core alone")
-    parser.add_argument("--spin", default="1000", help="GOMP_SPINCOUNT (default: %(default)s, as the worker)")
+    parser.add_argument(
+        "--spin", default="100000", help="GOMP_SPINCOUNT (default: %(default)s, as the worker)"
+    )
     options = parser.parse_args()
     if options.concurrency > SLOTS:
         parser.error(f"--concurrency: at most {SLOTS}")

@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import os
+import signal
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -111,6 +112,9 @@ async def write_bench_model(console: Console) -> None:
 
 async def run(options: argparse.Namespace, console: Console) -> bool:
     """Everything; returns whether all was measured."""
+    if (task := asyncio.current_task()) is not None:
+        # As Ctrl-C: nothing may stay behind, stopped or running.
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
     warn_if_busy(console)
     await write_bench_model(console)
     lab = Lab(plan_of(options), console)
@@ -128,6 +132,8 @@ def main(arguments: list[str] | None = None) -> int:
         return 1
     except KeyboardInterrupt:
         return 130
+    except asyncio.CancelledError:
+        return 143
     out = results_file(options)
     console.print(rows_table(results.load(out)))
     console.print(f"figures: {out.relative_to(ROOT)}", style="dim")

@@ -132,7 +132,9 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--model-file", type=Path, default=Path("models/bench.gguf"), help="GGUF to measure")
     parser.add_argument("--streams", type=int, default=4, help="sequences that decode (default: %(default)s)")
     parser.add_argument("--threads", type=int, default=0, help="0: every core this process may use")
-    parser.add_argument("--spin", default="1000", help="GOMP_SPINCOUNT (default: %(default)s, as the worker)")
+    parser.add_argument(
+        "--spin", default="100000", help="GOMP_SPINCOUNT (default: %(default)s, as the worker)"
+    )
     return parser.parse_args()
 
 

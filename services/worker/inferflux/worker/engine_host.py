@@ -22,10 +22,10 @@ _LONGEST_BACKOFF_S = 10.0
 _STOP_WAIT_S = 2.0
 
 # llama.cpp's threads meet at a barrier some hundred times a step. How long a thread spins there before it
-# sleeps decides much: OpenMP's default burns a whole time slice whenever one of them has to share its core
-# with anything else, and a step can take a hundred times as long; never spinning costs a quarter of the
-# speed. A thousand rounds, some microseconds, is as fast as spinning for ever and shares well.
-_BRIEF_SPINNING = {"GOMP_SPINCOUNT": "1000"}
+# sleeps decides much. OpenMP's default burns whole time slices whenever one of them has to share its core
+# with anything else. A virtual core that sleeps may be given to another machine and come back late, so that
+# sleeping soon costs up to a third of the speed where neighbours are busy. This is some milliseconds.
+_SPINNING = {"GOMP_SPINCOUNT": "100000"}
 
 log = logs.get("worker.engine_host")
 
@@ -109,7 +109,7 @@ class EngineHost:
                 [sys.executable, "-m", "inferflux.worker.engine", str(theirs.fileno())],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
-                env={**_BRIEF_SPINNING, **os.environ},
+                env={**_SPINNING, **os.environ},
             )
         self._channel = await WorkerEnd.open(ours)
         self._channel.send(engine_pb2.EngineCommand(load=self._config))
