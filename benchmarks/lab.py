@@ -22,23 +22,12 @@ from inferflux.cli.stack import Stack, StackOptions
 
 from .calm import STOLEN, StolenTime
 from .peers import ROOT
-from .slices import Side
 
 ENGINE_CORE = 1
 OTHER_CORE = 0
 SLOTS = 16
 BENCH_MODEL = ROOT / "models" / "bench.gguf"
 DEMO_MODEL = ROOT / "models" / "inferflux-demo.gguf"
-# Nobody who is stopped for a slice is to be taken for dead.
-_PATIENT = {
-    "INFERFLUX_SCHEDULER_LEASE_S": "30",
-    "INFERFLUX_SCHEDULER_WORKER_DEAD_S": "60",
-    "INFERFLUX_SCHEDULER_DISPATCH_TIMEOUT_S": "30",
-    "INFERFLUX_GATEWAY_POLICY_TIMEOUT_S": "30",
-    "INFERFLUX_GATEWAY_SILENCE_S": "30",
-    "INFERFLUX_GATEWAY_TEXT_TIME_LIMIT_S": "30",
-    "INFERFLUX_POLICY_STORE_TIMEOUT_S": "10",
-}
 _KINDS = ("nats", "valkey", "policy", "scheduler", "worker", "gateway")
 
 
@@ -85,13 +74,8 @@ class Lab:
     def say(self, text: str) -> None:
         self._console.print(text, style="dim", markup=False, highlight=False, soft_wrap=True)
 
-    async def run(
-        self, script: str, *arguments: str | int | Path, api_key: str = "", side: Side | None = None
-    ) -> dict[str, Any]:
+    async def run(self, script: str, *arguments: str | int | Path, api_key: str = "") -> dict[str, Any]:
         """Run `benchmarks.<script>`; returns its JSON, the command and what was stolen meanwhile (`calm`).
-
-        Args:
-            side: gets the script's process, if it runs in slices.
 
         Raises:
             LabError: it failed.
@@ -111,8 +95,6 @@ class Lab:
                 stdout=asyncio.subprocess.DEVNULL,
                 stderr=asyncio.subprocess.PIPE,
             )
-            if side is not None:
-                side.add(process.pid)
             try:
                 _, complaint = await process.communicate()
             except asyncio.CancelledError:
@@ -123,7 +105,7 @@ class Lab:
                 raise LabError(f"{shown}: {complaint.decode(errors='replace').strip()[-2000:]}")
             result: dict[str, Any] = json.loads(out.read_text())
         share = stolen.share()
-        if side is None and (rate := result.get("tokens_per_s")):
+        if rate := result.get("tokens_per_s"):
             self.say(f"  {rate:9.1f} tokens/s  {shown}")
         return {**result, "command": shown, STOLEN: round(share, 4)}
 
@@ -140,12 +122,12 @@ def options_of(model: Path, layout: Layout) -> StackOptions:
     """The stack that serves `model` so."""
     if layout is Layout.PINNED:
         cpus = dict.fromkeys(_KINDS, frozenset({OTHER_CORE}))
-        return StackOptions(model=model, slots=SLOTS, threads=1, cpus=cpus, env=_PATIENT)
+        return StackOptions(model=model, slots=SLOTS, threads=1, cpus=cpus)
     if layout is Layout.WORKER_PER_CORE:
         cores = len(os.sched_getaffinity(0))
         slots = -(-SLOTS // cores)
-        return StackOptions(model=model, workers=cores, slots=slots, threads=1, env=_PATIENT)
-    return StackOptions(model=model, slots=SLOTS, env=_PATIENT)
+        return StackOptions(model=model, workers=cores, slots=slots, threads=1)
+    return StackOptions(model=model, slots=SLOTS)
 
 
 def engine_of(stack: Stack) -> psutil.Process:

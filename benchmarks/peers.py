@@ -11,7 +11,7 @@ import contextlib
 import os
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -53,14 +53,7 @@ def install() -> Path:
 
 @asynccontextmanager
 async def llama_server(
-    python: Path,
-    model: Path,
-    *,
-    threads: int,
-    slots: int,
-    cells: int,
-    omp: str,
-    on_start: Callable[[int], None] | None = None,
+    python: Path, model: Path, *, threads: int, slots: int, cells: int, omp: str
 ) -> AsyncIterator[str]:
     """Run llama.cpp's server; gives its http://host:port once it answers.
 
@@ -68,7 +61,6 @@ async def llama_server(
         python: what `install` returned.
         cells: KV cells all slots share.
         omp: how its threads wait for each other: passive, active, or default.
-        on_start: told its process id.
 
     Raises:
         PeerError: it ended, or did not answer in time.
@@ -88,8 +80,6 @@ async def llama_server(
         stderr=asyncio.subprocess.DEVNULL,
         start_new_session=True,
     )
-    if on_start is not None:
-        on_start(process.pid)
     try:
         await _until_it_answers(process, port)
         yield f"http://{LOOPBACK}:{port}"

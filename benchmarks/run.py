@@ -113,7 +113,7 @@ async def write_bench_model(console: Console) -> None:
 async def run(options: argparse.Namespace, console: Console) -> bool:
     """Everything; returns whether all was measured."""
     if (task := asyncio.current_task()) is not None:
-        # As Ctrl-C: nothing may stay behind, stopped or running.
+        # As Ctrl-C, which a benchmark in the background of a shell does not get.
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
     warn_if_busy(console)
     await write_bench_model(console)

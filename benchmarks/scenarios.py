@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import os
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from functools import partial
@@ -17,11 +17,9 @@ import psutil
 from inferflux.cli.stack import Stack
 
 from . import peers
-from .calm import STOLEN, Run, StolenTime, calm_rounds
+from .calm import Run, calm_rounds
 from .lab import BENCH_MODEL, DEMO_MODEL, ENGINE_CORE, OTHER_CORE, SLOTS, Lab, Layout
 from .rows import ROWS, Reading
-from .slices import Run as SlicedRun
-from .slices import Side, side_by_side
 from .stats import median
 
 Readings = AsyncIterator[Reading]
@@ -63,22 +61,6 @@ async def in_turn(lab: Lab, *runs: Run) -> list[list[dict[str, Any]]]:
     return [list(results) for results in zip(*rounds, strict=True)]
 
 
-async def in_slices(
-    lab: Lab, stack: Stack, ours: SlicedRun, others: SlicedRun
-) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Make both runs at the same time, in slices, as often as pairs are planned; returns each one's."""
-    pairs = []
-    for _ in range(lab.plan.pairs):
-        stolen = StolenTime()
-        running = Side(process.pid for process in stack.processes.values())
-        mine, other = await side_by_side([(running, ours), (Side(), others)])
-        share = round(stolen.share(), 4)
-        pairs.append(({**mine, STOLEN: share}, {**other, STOLEN: share}))
-        rates = f"{mine['tokens_per_s']:9.1f} and {other['tokens_per_s']:9.1f} tokens/s"
-        lab.say(f"  {rates}  {mine['command']}  and  {other['command']}")
-    return [mine for mine, _ in pairs], [other for _, other in pairs]
-
-
 async def fastest(lab: Lab, tries: Mapping[str, Run]) -> tuple[str, dict[str, float]]:
     """The way of waiting (OMP_WAIT_POLICY) that gives most tokens/s in one run each, and all of them.
 
@@ -92,7 +74,7 @@ async def fastest(lab: Lab, tries: Mapping[str, Run]) -> tuple[str, dict[str, fl
     return best, rates
 
 
-def serve_ours(lab: Lab, stack: Stack, *arguments: Word) -> partial[Coroutine[Any, Any, dict[str, Any]]]:
+def serve_ours(lab: Lab, stack: Stack, *arguments: Word) -> Run:
     """A run of serve.py on our stack."""
     words = ("--url", stack.endpoint, "--model", stack.model_name, *arguments)
     return partial(lab.run, "serve", *words, api_key=stack.api_key)
@@ -116,8 +98,7 @@ async def against_bare_loop(lab: Lab, prefix: str, layout: Layout = Layout.ONE_W
             tries = {policy: partial(bare, *load_of(n, 1), "--omp", policy) for policy in policies}
             policy, rates = await fastest(lab, tries)
             ours = serve_ours(lab, stack, *load_of(n, waves), "--warmup", n, *our_pin)
-            limit_run = partial(bare, *load_of(n, waves), "--omp", policy)
-            mine, limit = await in_slices(lab, stack, ours, limit_run)
+            mine, limit = await in_turn(lab, ours, partial(bare, *load_of(n, waves), "--omp", policy))
             raw = {"ours": mine, "bare_loop": limit, "bare_loop_wait_policies": rates}
             yield reading(f"{prefix}_c{n}", ratio(mine, limit), raw)
             if n == 8 and layout is Layout.ONE_WORKER:
@@ -145,35 +126,32 @@ async def against_llama_server(
             lean = serve_ours(lab, stack, *words, "--client", "lean")
             grpcio = serve_ours(lab, stack, *words)
             theirs = partial(serve_peer, lab, python, model, policy, *words)
-            for key, ours in (
-                (f"{prefix}_vs_llama_server_c{n}", lean),
-                (f"{prefix}_grpcio_vs_llama_server_c{n}", grpcio),
-            ):
-                mine, others = await in_slices(lab, stack, ours, theirs)
-                raw = {"ours": mine, "llama_server": others, "llama_server_wait_policies": rates}
-                yield reading(key, ratio(mine, others), raw)
+            by_lean, by_grpcio, by_peer = await in_turn(lab, lean, grpcio, theirs)
+            about = {"llama_server": by_peer, "llama_server_wait_policies": rates}
+            yield reading(
+                f"{prefix}_vs_llama_server_c{n}", ratio(by_lean, by_peer), {"ours": by_lean, **about}
+            )
+            key = f"{prefix}_grpcio_vs_llama_server_c{n}"
+            yield reading(key, ratio(by_grpcio, by_peer), {"ours": by_grpcio, **about})
             if n == 8 and model == DEMO_MODEL and layout is Layout.ONE_WORKER:
-                yield sampled_to_received("demo_sampled_to_received_p50_ms", mine)
+                yield sampled_to_received("demo_sampled_to_received_p50_ms", by_grpcio)
 
 
-async def serve_peer(
-    lab: Lab, python: Path, model: Path, policy: str, *arguments: Word, side: Side | None = None
-) -> dict[str, Any]:
-    """A run of serve.py on llama.cpp's own server, which is started for it."""
-    server = llama_server(python, model, policy, on_start=side.add if side else None)
+async def serve_peer(lab: Lab, python: Path, model: Path, policy: str, *arguments: Word) -> dict[str, Any]:
+    """A run of serve.py on llama.cpp's own server.
+
+    It is started for each run: the threads of an idle server that waits actively would slow ours down.
+    """
+    server = llama_server(python, model, policy)
     async with server as url:
         target = ("--target", "openai-sse", "--url", url, "--model", model.stem)
-        return await lab.run("serve", *target, *arguments, side=side)
+        return await lab.run("serve", *target, *arguments)
 
 
-def llama_server(
-    python: Path, model: Path, policy: str, on_start: Callable[[int], None] | None = None
-) -> AbstractAsyncContextManager[str]:
+def llama_server(python: Path, model: Path, policy: str) -> AbstractAsyncContextManager[str]:
     """llama.cpp's own server with as many threads, slots and cells as ours."""
     threads = len(os.sched_getaffinity(0))
-    return peers.llama_server(
-        python, model, threads=threads, slots=SLOTS, cells=_CELLS, omp=policy, on_start=on_start
-    )
+    return peers.llama_server(python, model, threads=threads, slots=SLOTS, cells=_CELLS, omp=policy)
 
 
 async def idle_ttft(lab: Lab, prefix: str, model: Path) -> Readings:

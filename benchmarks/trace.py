@@ -57,7 +57,6 @@ def totals(traces: Sequence[Trace]) -> dict[str, Any]:
         "failed": sum(errors.values()),
         "errors": dict(errors),
         "tokens": tokens,
-        "began_s": began,
         "duration_s": round(duration_s, 4),
         "tokens_per_s": round(tokens / duration_s, 3) if duration_s > 0 else 0.0,
         "ttft_ms": summary(trace.ttft_s for trace in good),

@@ -24,7 +24,7 @@ _STOP_WAIT_S = 2.0
 # llama.cpp's threads meet at a barrier some hundred times a step. How long a thread spins there before it
 # sleeps decides much. OpenMP's default burns whole time slices whenever one of them has to share its core
 # with anything else. A virtual core that sleeps may be given to another machine and come back late, so that
-# sleeping soon costs up to a third of the speed where neighbours are busy. This is some milliseconds.
+# sleeping soon costs up to a third of the speed where its host is busy. This is some milliseconds.
 _SPINNING = {"GOMP_SPINCOUNT": "100000"}
 
 log = logs.get("worker.engine_host")
