@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 from harness.sequences import new_sequence
 from hypothesis import given
 from hypothesis import strategies as st
@@ -57,18 +58,15 @@ def kinds(plans: list[StepPlan]) -> list[tuple[bool, bool]]:
     return [(bool(plan.decoding), bool(plan.prefilling)) for plan in plans]
 
 
-def test_a_long_prompt_is_computed_apart_in_turn_with_the_streams() -> None:
-    plans, decoding = planner(), [sequence(0, 1, decoding=True), sequence(2, 1, decoding=True)]
-    steps = [plans.next(decoding, [sequence(1, 600)], 1000) for _ in range(4)]
+@pytest.mark.parametrize(("n_streams", "prompt"), [(2, 600), (6, 300)])
+def test_a_prompt_of_several_steps_is_computed_apart_in_turn_with_the_streams(
+    n_streams: int, prompt: int
+) -> None:
+    plans, decoding = planner(), [sequence(i, 1, decoding=True, rank=-1) for i in range(n_streams)]
+    steps = [plans.next(decoding, [sequence(9, prompt)], 1000) for _ in range(4)]
     assert kinds(steps) == [(False, True), (True, False)] * 2
     assert [step.is_apart for step in steps] == [True, False] * 2
     assert steps[0].n_prefill < 200  # the streams wait for it
-
-
-def test_a_prompt_of_several_steps_is_computed_apart_however_short() -> None:
-    plans, decoding = planner(), [sequence(i, 1, decoding=True, rank=-1) for i in range(6)]
-    steps = [plans.next(decoding, [sequence(9, 300)], 1000) for _ in range(2)]
-    assert kinds(steps) == [(False, True), (True, False)]
 
 
 def test_a_long_prompt_makes_shorter_gaps_up_to_its_end() -> None:
@@ -172,6 +170,12 @@ def test_what_was_given_up_is_prefilled_again() -> None:
     given_up.position = 0
     assert split([given_up]) == ([], [given_up])
     assert plan_of([(given_up, 5)]).prefilling[0].wants_logits
+
+
+def test_what_was_given_up_is_not_decoded_before_it_is_with_the_streams_again() -> None:
+    given_up = sequence(0, 5, decoding=True)
+    given_up.is_apart = True  # all but its last token is computed there
+    assert split([given_up]) == ([], [given_up])
 
 
 def test_a_plan_of_grants_tells_tokens_from_prompts() -> None:

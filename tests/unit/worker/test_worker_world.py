@@ -10,7 +10,7 @@ import time
 import pytest
 from harness.worker import batch_item, resume_item
 from harness.worker_world import WorkerWorld, next_token
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from inferflux.v1 import engine_pb2, scheduler_pb2, tokens_pb2, worker_pb2
@@ -372,6 +372,19 @@ _ACTIONS = st.one_of(
     st.sampled_from([0, 20, 1000]),
     st.booleans(),
     st.sampled_from([0, 12, 50]),
+)
+# Given up while it decodes, and one token short of complete when it is computed again apart.
+@example(
+    actions=[
+        ("submit", "r0", 1, 0, 0),
+        ("submit", "r4", 0, 0, 3),
+        ("submit", "r0", 0, 0, 0),
+        ("preempt", "r0"),
+    ],
+    sizes=[(1, 1), (1, 1), (1, 1), (1, 1), (30, 4), (1, 1)],
+    swap_bytes=0,
+    loses_states=False,
+    prefill_cells=50,
 )
 @settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_whatever_is_asked_in_whatever_order(

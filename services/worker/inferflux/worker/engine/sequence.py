@@ -86,7 +86,9 @@ class Sequence:
 
     @property
     def is_prefilling(self) -> bool:
-        return self.first_token_s == 0.0 or self.prompt_tokens + self.generated - self.position > 1
+        """Whether it is not decoded yet: several tokens to compute, no logits so far, or not with the
+        streams."""
+        return self.first_token_s == 0.0 or self.is_apart or self.n_pending > 1
 
     @property
     def is_running(self) -> bool:
