@@ -7,7 +7,6 @@ budget. Where the backend has a context for prompts, those that take several ste
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -16,8 +15,6 @@ from .sequence import Sequence
 
 # A prompt of more tokens is long: see `StepBudget`.
 _LONG_PROMPT = 512
-# An order before which nobody comes.
-_NOBODY = (-math.inf, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +69,7 @@ class Planner:
         if not prefilling:
             self._had_prompts_apart = False
             return plan_step(decoding, [], 0)
-        is_lasting = prefilling[0].position + prefilling[0].n_pending > _LONG_PROMPT
+        is_lasting = prefilling[0].n_tokens > _LONG_PROMPT
         tokens = self._budget.beside(len(decoding), len(prefilling), is_lasting=is_lasting)
         line, are_apart = first_in_line(prefilling, tokens, room_apart)
         if not are_apart:
@@ -82,7 +79,7 @@ class Planner:
         if not self._had_prompts_apart:
             return plan_step(decoding, [], 0)
         # A prompt more urgent than every stream does not heed them.
-        is_urgent = line[0].order < min((s.order for s in decoding), default=_NOBODY)
+        is_urgent = all(line[0].order < s.order for s in decoding)
         n_heeded = 0 if is_urgent else len(decoding)
         tokens = self._budget.apart(n_heeded, len(prefilling), is_lasting=is_lasting)
         return plan_step([], line, tokens, is_apart=True)
@@ -101,14 +98,14 @@ def split(sequences: Iterable[Sequence]) -> tuple[list[Sequence], list[Sequence]
 def first_in_line(prefilling: list[Sequence], tokens: int, room_apart: int) -> tuple[list[Sequence], bool]:
     """The prompts that come first and are computed in the same place, and whether that is apart.
 
-    What has begun goes on where it is. A prompt is begun apart if it finds room there, unless it is complete
-    with this step's `tokens` beside the streams.
+    What has begun goes on where it is. A prompt is begun apart if it finds room there, unless it is
+    complete with this step's `tokens` beside the streams.
     """
     line: list[Sequence] = []
     are_apart = False
     for sequence in prefilling:
-        begins = sequence.position == 0 and tokens < sequence.n_pending <= room_apart
-        is_apart = sequence.is_apart or begins
+        begins_apart = sequence.position == 0 and tokens < sequence.n_pending <= room_apart
+        is_apart = sequence.is_apart or begins_apart
         if line and is_apart != are_apart:
             break
         are_apart = is_apart
