@@ -18,6 +18,8 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
+from inferflux.worker.engine_host import SPIN_COUNT
+
 from .prompts import Prompts, middle_of
 from .stats import median
 from .target import positive
@@ -96,7 +98,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--threads", type=int, default=0, help="0: every core this process may use")
     parser.add_argument("--pin", type=int, help="run on this core alone")
     parser.add_argument(
-        "--spin", default="100000", help="GOMP_SPINCOUNT (default: %(default)s, as the worker)"
+        "--spin", default=SPIN_COUNT, help="GOMP_SPINCOUNT (default: %(default)s, as the worker)"
     )
     options = parser.parse_args()
     if options.concurrency > SLOTS:

@@ -74,7 +74,10 @@ async def measure(
     console: Console,
     table: Mapping[str, Row] = ROWS,
 ) -> bool:
-    """Measure and store; False if something could not be measured."""
+    """Measure and store; False if something could not be measured. SIGTERM cancels it."""
+    if (task := asyncio.current_task()) is not None:
+        # As Ctrl-C, which a benchmark in the background of a shell does not get.
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
     measured_on = results.environment(ROOT)
     is_whole = True
     for scenario in scenarios:
@@ -112,9 +115,6 @@ async def write_bench_model(console: Console) -> None:
 
 async def run(options: argparse.Namespace, console: Console) -> bool:
     """Everything; returns whether all was measured."""
-    if (task := asyncio.current_task()) is not None:
-        # As Ctrl-C, which a benchmark in the background of a shell does not get.
-        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
     warn_if_busy(console)
     await write_bench_model(console)
     lab = Lab(plan_of(options), console)

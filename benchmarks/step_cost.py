@@ -18,6 +18,8 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
+from inferflux.worker.engine_host import SPIN_COUNT
+
 from .stats import median
 
 if TYPE_CHECKING:
@@ -133,7 +135,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--streams", type=int, default=4, help="sequences that decode (default: %(default)s)")
     parser.add_argument("--threads", type=int, default=0, help="0: every core this process may use")
     parser.add_argument(
-        "--spin", default="100000", help="GOMP_SPINCOUNT (default: %(default)s, as the worker)"
+        "--spin", default=SPIN_COUNT, help="GOMP_SPINCOUNT (default: %(default)s, as the worker)"
     )
     return parser.parse_args()
 

@@ -70,6 +70,8 @@ def main(arguments: list[str] | None = None) -> int:
         return 1
     except KeyboardInterrupt:
         return 130
+    except asyncio.CancelledError:
+        return 143
     out = results_file(options)
     console.print(rows_table(results.load(out)))
     console.print(f"figures: {out}", style="dim")

@@ -25,7 +25,7 @@ _STOP_WAIT_S = 2.0
 # sleeps decides much. OpenMP's default burns whole time slices whenever one of them has to share its core
 # with anything else. A virtual core that sleeps may be given to another machine and come back late, so that
 # sleeping soon costs up to a third of the speed where its host is busy. This is some milliseconds.
-_SPINNING = {"GOMP_SPINCOUNT": "100000"}
+SPIN_COUNT = "100000"
 
 log = logs.get("worker.engine_host")
 
@@ -109,7 +109,7 @@ class EngineHost:
                 [sys.executable, "-m", "inferflux.worker.engine", str(theirs.fileno())],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
-                env={**_SPINNING, **os.environ},
+                env={"GOMP_SPINCOUNT": SPIN_COUNT, **os.environ},
             )
         self._channel = await WorkerEnd.open(ours)
         self._channel.send(engine_pb2.EngineCommand(load=self._config))
