@@ -12,6 +12,7 @@ from inferflux.worker.engine.budget import StepBudget
 from inferflux.worker.engine.planner import (
     Planner,
     StepPlan,
+    even_share,
     first_in_line,
     plan_of,
     plan_step,
@@ -76,6 +77,28 @@ def test_a_long_prompt_makes_shorter_gaps_up_to_its_end() -> None:
     long = sequence(8, 900)
     long.position, long.is_apart = 700, True
     assert plans.next(decoding, [long], 1000).n_prefill < 0.7 * short.n_prefill
+
+
+@given(st.integers(1, 5000), st.integers(1, 300))
+def test_steps_of_an_even_share_are_as_few_as_they_can_be_and_leave_no_small_rest(
+    pending: int, most: int
+) -> None:
+    share = even_share(pending, most)
+    fewest = -(-pending // most)
+    assert share <= most
+    assert -(-pending // share) == fewest
+    assert even_share(pending, most) - pending / fewest < 1
+
+
+def test_what_a_prompt_takes_apart_is_divided_evenly() -> None:
+    plans, decoding = planner(), [sequence(i, 1, decoding=True, rank=-1) for i in range(6)]
+    prompt, shares = sequence(9, 300), []
+    while prompt.n_pending:
+        step = plans.next(decoding, [prompt], 1000)
+        shares += [share.n for share in step.prefilling]
+        prompt.position, prompt.is_apart = sum(shares), True
+    assert len(shares) > 2
+    assert max(shares) - min(shares) <= 2
 
 
 def test_a_prompt_more_urgent_than_every_stream_is_computed_apart_as_fast_as_may_be() -> None:

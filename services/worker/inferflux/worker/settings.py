@@ -42,7 +42,7 @@ class WorkerSettings(ServiceSettings):
     gpu_layers: int = Field(-1, ge=-1, description="Layers on the GPU, if there is one; -1 for all.")
     flash_attention: bool = Field(True, description="Fused attention; off only for backends without it.")
     step_stretch: float = Field(
-        3.5, ge=1.0, le=1000, description="Prompts may make a stream wait this many times a step without any."
+        5.0, ge=1.0, le=1000, description="Prompts may make a stream wait this many times a step without any."
     )
     step_limit_s: float = Field(
         0.2, gt=0, le=60, description="Seconds an engine step with prefill should take at most."

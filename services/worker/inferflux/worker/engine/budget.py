@@ -23,7 +23,7 @@ _STREAMS_PER_PROMPT = 4
 # A stream that pauses for so long still looks as if it ran.
 _UNNOTICED_S = 0.015
 # A long prompt's steps aim at this part of the stretch.
-_LASTING = 2 / 3
+_LASTING = 1 / 2
 
 
 class StepBudget:

@@ -7,6 +7,7 @@ budget. Where the backend has a context for prompts, those that take several ste
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -82,7 +83,7 @@ class Planner:
         is_urgent = all(line[0].order < s.order for s in decoding)
         n_heeded = 0 if is_urgent else len(decoding)
         tokens = self._budget.apart(n_heeded, len(prefilling), is_lasting=is_lasting)
-        return plan_step([], line, tokens, is_apart=True)
+        return plan_step([], line, even_share(sum(s.n_pending for s in line), tokens), is_apart=True)
 
 
 def split(sequences: Iterable[Sequence]) -> tuple[list[Sequence], list[Sequence]]:
@@ -115,6 +116,15 @@ def first_in_line(prefilling: list[Sequence], tokens: int, room_apart: int) -> t
         elif not sequence.is_apart:
             room_apart -= sequence.n_pending
     return line, are_apart
+
+
+def even_share(pending: int, most: int) -> int:
+    """Tokens of each of the fewest steps of at most `most` that compute `pending`.
+
+    A small rest would cost a step of its own, in which the model's weights are read for a few tokens.
+    """
+    n_steps = math.ceil(pending / most)
+    return math.ceil(pending / n_steps)
 
 
 def plan_step(
