@@ -249,14 +249,14 @@ class Engine:
         """Choose and report the next token of each; row i of `logits` belongs to sequence i."""
         if not sequences:
             return
-        unix_us = time.time_ns() // 1000
-        now = time.monotonic()
         greedy: list[int] | None = None
         if any(s.sampler.is_plain_greedy for s in sequences):
             best = logits.argmax(axis=1)
             finite = np.isfinite(logits[np.arange(len(sequences)), best])
             greedy = np.where(finite, best, -1).tolist()
+        argmax_us = time.time_ns() // 1000
         for row, sequence in enumerate(sequences):
+            sampled_us = argmax_us
             try:
                 if greedy is not None and sequence.sampler.is_plain_greedy:
                     token = greedy[row]
@@ -264,15 +264,19 @@ class Engine:
                         raise BadLogits("the model gave no finite logits")
                 else:
                     token = sequence.sampler.choose(logits[row], sequence.generated)
+                    sampled_us = time.time_ns() // 1000
             except BadLogits as error:
                 self._fail(sequence, _INTERNAL, "BAD_LOGITS", str(error))
                 continue
             if sequence.first_token_s == 0.0:
-                sequence.first_token_s = now
-                if sequence.generated == 0:
-                    waited_ms = unix_us / 1000 - sequence.enqueued_unix_s * 1000
-                    sequence.time_to_first_token_ms = max(waited_ms, 0.0)
-            self._accept(sequence, token, logits[row], unix_us)
+                self._note_first_token(sequence, sampled_us / 1e6)
+            self._accept(sequence, token, logits[row], sampled_us)
+
+    @staticmethod
+    def _note_first_token(sequence: Sequence, unix_s: float) -> None:
+        sequence.first_token_s = time.monotonic()
+        if sequence.generated == 0:
+            sequence.time_to_first_token_ms = max(unix_s - sequence.enqueued_unix_s, 0.0) * 1000
 
     def _accept(self, sequence: Sequence, token: int, logits: NDArray[np.float32], unix_us: int) -> None:
         chunk = self._chunk(sequence)
