@@ -79,15 +79,26 @@ def test_a_long_prompt_makes_shorter_gaps_up_to_its_end() -> None:
     assert plans.next(decoding, [long], 1000).n_prefill < 0.7 * short.n_prefill
 
 
-@given(st.integers(1, 5000), st.integers(1, 300))
-def test_steps_of_an_even_share_are_as_few_as_they_can_be_and_leave_no_small_rest(
-    pending: int, most: int
+@given(st.lists(st.integers(1, 900), min_size=1, max_size=5), st.integers(1, 300))
+def test_steps_of_an_even_share_are_as_few_as_they_can_be(prompts: list[int], most: int) -> None:
+    fewest, n_steps, left = -(-sum(prompts) // most), 0, list(prompts)
+    while left:
+        share = even_share(left, most)
+        assert share <= most
+        assert share >= left[0] or left[0] > most
+        n_steps += 1
+        while left and share:
+            took = min(share, left[0])
+            share -= took
+            left = [left[0] - took, *left[1:]] if took < left[0] else left[1:]
+    assert n_steps == fewest
+
+
+@pytest.mark.parametrize(("prompts", "share"), [([128], 64), ([120, 60], 60), ([80, 20], 80), ([40], 40)])
+def test_an_even_share_leaves_no_small_rest_and_divides_no_prompt_for_another(
+    prompts: list[int], share: int
 ) -> None:
-    share = even_share(pending, most)
-    fewest = -(-pending // most)
-    assert share <= most
-    assert -(-pending // share) == fewest
-    assert even_share(pending, most) - pending / fewest < 1
+    assert even_share(prompts, 82) == share
 
 
 def test_what_a_prompt_takes_apart_is_divided_evenly() -> None:

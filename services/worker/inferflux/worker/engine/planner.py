@@ -83,7 +83,7 @@ class Planner:
         is_urgent = all(line[0].order < s.order for s in decoding)
         n_heeded = 0 if is_urgent else len(decoding)
         tokens = self._budget.apart(n_heeded, len(prefilling), is_lasting=is_lasting)
-        return plan_step([], line, even_share(sum(s.n_pending for s in line), tokens), is_apart=True)
+        return plan_step([], line, even_share([s.n_pending for s in line], tokens), is_apart=True)
 
 
 def split(sequences: Iterable[Sequence]) -> tuple[list[Sequence], list[Sequence]]:
@@ -118,13 +118,15 @@ def first_in_line(prefilling: list[Sequence], tokens: int, room_apart: int) -> t
     return line, are_apart
 
 
-def even_share(pending: int, most: int) -> int:
-    """Tokens of each of the fewest steps of at most `most` that compute `pending`.
+def even_share(pending: list[int], most: int) -> int:
+    """Tokens of the next of the fewest steps of at most `most` that compute prompts with so many tokens left.
 
-    A small rest would cost a step of its own, in which the model's weights are read for a few tokens.
+    A small rest would cost a step of its own, in which the model's weights are read for a few tokens. The
+    first prompt is not divided for the sake of the others.
     """
-    n_steps = math.ceil(pending / most)
-    return math.ceil(pending / n_steps)
+    whole = sum(pending)
+    even = math.ceil(whole / math.ceil(whole / most))
+    return max(even, pending[0]) if pending[0] <= most else even
 
 
 def plan_step(
