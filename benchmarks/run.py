@@ -16,9 +16,10 @@ import asyncio
 import os
 import signal
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 if not __package__:
     sys.path[0] = str(Path(__file__).resolve().parents[1])
@@ -121,23 +122,34 @@ async def run(options: argparse.Namespace, console: Console) -> bool:
     return await measure(lab, chosen(options.only, SCENARIOS), results_file(options), console)
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """Run from the command line; returns the exit code."""
-    options = parse(arguments)
-    console = Console()
+def conclude(
+    measuring: Coroutine[Any, Any, bool], console: Console, out: Path, shown: Path, *failures: type[Exception]
+) -> int:
+    """Measure to the end and show what is in the file; returns the exit code.
+
+    Args:
+        out: the file that the figures go to. shown: what it is called in the terminal.
+        failures: what ends a benchmark with a line that says why.
+    """
     try:
-        is_whole = asyncio.run(run(options, console))
-    except LabError as error:
+        is_whole = asyncio.run(measuring)
+    except failures as error:
         console.print(str(error), style="red", markup=False)
         return 1
     except KeyboardInterrupt:
         return 130
     except asyncio.CancelledError:
         return 143
-    out = results_file(options)
     console.print(rows_table(results.load(out)))
-    console.print(f"figures: {out.relative_to(ROOT)}", style="dim")
+    console.print(f"figures: {shown}", style="dim")
     return 0 if is_whole else 1
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run from the command line; returns the exit code."""
+    options, console = parse(arguments), Console()
+    out = results_file(options)
+    return conclude(run(options, console), console, out, out.relative_to(ROOT), LabError)
 
 
 if __name__ == "__main__":

@@ -11,7 +11,6 @@ scheduling-trial.json. Exit code 1 if a row could not be measured; a missed targ
 from __future__ import annotations
 
 import argparse
-import asyncio
 import sys
 from pathlib import Path
 
@@ -20,8 +19,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from benchmarks import results
 from benchmarks.lab import LabError
-from benchmarks.run import chosen, measure, warn_if_busy, write_bench_model
-from benchmarks.show import rows_table
+from benchmarks.run import chosen, conclude, measure, warn_if_busy, write_bench_model
 
 from .ground import FULL, QUICK, Bench
 from .rows import ROWS
@@ -61,21 +59,9 @@ async def run(options: argparse.Namespace, console: Console) -> bool:
 
 def main(arguments: list[str] | None = None) -> int:
     """Run from the command line; returns the exit code."""
-    options = parse(arguments)
-    console = Console()
-    try:
-        is_whole = asyncio.run(run(options, console))
-    except (LabError, OSError) as error:
-        console.print(str(error), style="red", markup=False)
-        return 1
-    except KeyboardInterrupt:
-        return 130
-    except asyncio.CancelledError:
-        return 143
+    options, console = parse(arguments), Console()
     out = results_file(options)
-    console.print(rows_table(results.load(out)))
-    console.print(f"figures: {out}", style="dim")
-    return 0 if is_whole else 1
+    return conclude(run(options, console), console, out, out, LabError, OSError)
 
 
 if __name__ == "__main__":
