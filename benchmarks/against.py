@@ -1,0 +1,158 @@
+"""Measure this checkout against another one of InferFlux: both serve, and are loaded in turn.
+
+    git worktree add ../before HEAD~20 && make -C ../before .venv/.runtime
+    python -m benchmarks.against ../before
+    python -m benchmarks.against ../before --pairs 9 --model models/bench.gguf --json against.json
+
+Told are the ratios of tokens/s, and how much later the first token comes at idle. Each is the median over
+the pairs; disturbed rounds are made again (`calm`).
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import sys
+import tempfile
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+if not __package__:
+    sys.path[0] = str(Path(__file__).resolve().parents[1])
+
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.calm import Run
+from benchmarks.lab import DEMO_MODEL, FULL, SLOTS, Lab, LabError
+from benchmarks.peers import ROOT
+from benchmarks.scenarios import in_turn, load_of, ratio
+from benchmarks.stats import median
+from benchmarks.target import positive
+from inferflux.cli.state_dir import StackState, StateDir
+
+_START_LIMIT_S = 90.0
+_POLL_S = 0.1
+_IDLE = ("--concurrency", 1, "--prompt-tokens", 32, "--max-tokens", 2, "--warmup", 8)
+
+
+def parse(arguments: list[str] | None = None) -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("other", type=Path, help="another checkout, with its .venv")
+    parser.add_argument("--pairs", type=positive, default=FULL.pairs, metavar="N")
+    parser.add_argument("--model", type=Path, default=DEMO_MODEL, help="default: the demo model")
+    parser.add_argument("--waves", type=positive, default=32, help="times the concurrency: requests of a run")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write every figure there")
+    return parser.parse_args(arguments)
+
+
+@asynccontextmanager
+async def stack_of(checkout: Path, model: Path) -> AsyncIterator[StackState]:
+    """The stack of a checkout, started by its own `inferctl up` on free ports.
+
+    Raises:
+        LabError: it has no .venv, or does not come up.
+    """
+    program = checkout / ".venv" / "bin" / "inferctl"
+    if not program.exists():
+        raise LabError(f"{program} is not there: run `make .venv/.runtime` in {checkout}")
+    with tempfile.TemporaryDirectory(prefix="inferflux-against-") as folder:
+        free = ("--gateway-port", "--policy-port", "--nats-port", "--redis-port")
+        process = await asyncio.create_subprocess_exec(
+            program,
+            *("up", "--model", model, "--slots", str(SLOTS), "--state-dir", folder),
+            *(word for option in free for word in (option, "0")),
+            cwd=checkout,
+            stdout=asyncio.subprocess.DEVNULL,
+        )
+        try:
+            yield await _until_up(StateDir(Path(folder)), process, checkout)
+        finally:
+            if process.returncode is None:
+                process.terminate()
+            await process.wait()
+
+
+async def _until_up(state_dir: StateDir, process: asyncio.subprocess.Process, checkout: Path) -> StackState:
+    async with asyncio.timeout(_START_LIMIT_S):
+        while (state := state_dir.running()) is None:
+            if process.returncode is not None:
+                raise LabError(f"the stack of {checkout} did not come up")
+            await asyncio.sleep(_POLL_S)
+    return state
+
+
+def load(lab: Lab, stack: StackState, *words: str | int) -> Run:
+    """A run of serve.py on a stack."""
+    where = ("--url", stack.endpoint, "--model", stack.model)
+    return partial(lab.run, "serve", *where, *words, api_key=stack.api_key)
+
+
+async def measure(options: argparse.Namespace, console: Console) -> dict[str, Any]:
+    """Every figure, and the runs it comes from."""
+    lab = Lab(replace(FULL, pairs=options.pairs), console)
+    model = options.model.resolve()
+    figures: dict[str, Any] = {}
+    async with AsyncExitStack() as exits:
+        ours = await exits.enter_async_context(stack_of(ROOT, model))
+        theirs = await exits.enter_async_context(stack_of(options.other.resolve(), model))
+        for n in (8, 16):
+            words = (*load_of(n, options.waves), "--warmup", n)
+            mine, others = await in_turn(lab, load(lab, ours, *words), load(lab, theirs, *words))
+            key = f"tokens/s ÷ the other's, {n} concurrent"
+            figures[key] = {"value": ratio(mine, others), "ours": mine, "other": others}
+        words = (*_IDLE, "--requests", lab.plan.single_requests)
+        mine, others = await in_turn(lab, load(lab, ours, *words), load(lab, theirs, *words))
+        for name in ("p50", "p99"):
+            added = median(a["ttft_ms"][name] - b["ttft_ms"][name] for a, b in zip(mine, others, strict=True))
+            key = f"time to first token at idle minus the other's, {name}, ms"
+            figures[key] = {"value": added, "ours": mine, "other": others}
+    return figures
+
+
+def table_of(figures: dict[str, Any]) -> Table:
+    """The figures for the terminal, with what each side had in each round."""
+    table = Table(title="this checkout against the other", title_justify="left")
+    for column in ("what", "median", "ours", "the other's"):
+        table.add_column(column)
+    for key, figure in figures.items():
+        sides = [", ".join(_shown(key, run) for run in figure[side]) for side in ("ours", "other")]
+        table.add_row(key, f"{figure['value']:.3f}", *sides)
+    return table
+
+
+def _shown(key: str, run: dict[str, Any]) -> str:
+    if key.startswith("tokens/s"):
+        return f"{run['tokens_per_s']:.0f}"
+    return f"{run['ttft_ms']['p50' if 'p50' in key else 'p99']:.2f}"
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run from the command line; returns the exit code."""
+    options, console = parse(arguments), Console()
+    try:
+        figures = asyncio.run(measure(options, console))
+    except LabError as error:
+        console.print(str(error), style="red", markup=False)
+        return 1
+    except TimeoutError:
+        console.print(f"a stack was not up within {_START_LIMIT_S:g} s", style="red")
+        return 1
+    except KeyboardInterrupt:
+        return 130
+    console.print(table_of(figures))
+    if options.json:
+        options.json.write_text(json.dumps(figures, indent=2) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
