@@ -21,6 +21,7 @@ from inferflux.cli.client import Client
 from inferflux.cli.stack import Stack, StackOptions
 from inferflux.common import grpc_client
 from inferflux.common.address import split
+from inferflux.common.priority import HIGHEST
 from inferflux.v1 import cluster_pb2, inference_pb2, policy_pb2, policy_pb2_grpc, scheduler_pb2
 
 from .streams import Caller, Request, Stream, hang_up
@@ -150,7 +151,9 @@ class Ground:
             reply: policy_pb2.CreateApiKeyResponse = await policy_pb2_grpc.PolicyServiceStub(
                 channel
             ).CreateApiKey(
-                policy_pb2.CreateApiKeyRequest(tenant=tenant, name="benchmark", scopes=["inference"]),
+                policy_pb2.CreateApiKeyRequest(
+                    tenant=tenant, name="benchmark", scopes=["inference"], max_priority=HIGHEST
+                ),
                 metadata=grpc_client.outgoing(api_key=self.stack.api_key),
                 timeout=10,
             )

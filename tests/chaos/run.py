@@ -21,6 +21,7 @@ from inferflux.cli.stack import EventKind, Stack, StackEvent, StackOptions, Star
 from inferflux.common import grpc_client, logs, subjects
 from inferflux.common.bus import Bus
 from inferflux.common.errors import InferFluxError
+from inferflux.common.priority import HIGHEST
 from inferflux.v1 import policy_pb2, policy_pb2_grpc, scheduler_pb2
 
 from . import aftermath, eavesdrop, processes
@@ -256,7 +257,9 @@ async def _clients(stack: Stack) -> AsyncIterator[list[Client]]:
 
 async def _make_key(stack: Stack, tenant: str) -> str:
     address = stack.processes["policy"].spec.env["INFERFLUX_POLICY_LISTEN"]
-    request = policy_pb2.CreateApiKeyRequest(tenant=tenant, name="chaos", scopes=["inference"])
+    request = policy_pb2.CreateApiKeyRequest(
+        tenant=tenant, name="chaos", scopes=["inference"], max_priority=HIGHEST
+    )
     async with grpc_client.channel(address) as channel:
         policy = policy_pb2_grpc.PolicyServiceStub(channel)
         metadata = grpc_client.outgoing(api_key=stack.api_key)

@@ -111,9 +111,16 @@ class PolicyProcess:
         return await self.stub.Admit(request, timeout=10)
 
     async def create_key(
-        self, admin: str, *, tenant: str = "acme", scopes: tuple[str, ...] = ("inference",)
+        self,
+        admin: str,
+        *,
+        tenant: str = "acme",
+        scopes: tuple[str, ...] = ("inference",),
+        max_priority: int | None = None,
     ) -> policy_pb2.CreateApiKeyResponse:
-        request = policy_pb2.CreateApiKeyRequest(tenant=tenant, name="test", scopes=scopes)
+        request = policy_pb2.CreateApiKeyRequest(
+            tenant=tenant, name="test", scopes=scopes, max_priority=max_priority
+        )
         return await self.stub.CreateApiKey(request, metadata=bearer(admin), timeout=10)
 
     async def list_keys(self, admin: str, *, tenant: str = "") -> list[policy_pb2.ApiKey]:

@@ -17,6 +17,7 @@ from harness.gateway import (
     tokens,
     until,
 )
+from harness.policy import PolicyProcess
 
 from inferflux.common.errors import ResourceExhausted, Unavailable
 from inferflux.v1 import generation_pb2, inference_pb2
@@ -52,10 +53,10 @@ async def test_a_job_carries_everything_resolved(client: Client, backend: Backen
     params = generation_pb2.GenerationParams(stop=["X"], ignore_eos=True)
     params.sampling.temperature = 0
     before_ms = time.time() * 1000
-    stream = client.generate("job-1", token_ids={"ids": [5, 6, 7]}, params=params, priority=7, timeout_s=60)
+    stream = client.generate("job-1", token_ids={"ids": [5, 6, 7]}, params=params, priority=3, timeout_s=60)
     job = await backend.job("job-1")
     assert list(job.prompt_token_ids) == [5, 6, 7]
-    assert (job.tenant, job.model, job.priority, job.epoch) == ("acme", "demo", 7, 1)
+    assert (job.tenant, job.model, job.priority, job.epoch) == ("acme", "demo", 3, 1)
     assert before_ms <= job.enqueued_unix_ms <= time.time() * 1000
     assert before_ms + 55_000 < job.deadline_unix_ms < before_ms + 65_000
     sampling = job.params.sampling
@@ -66,6 +67,24 @@ async def test_a_job_carries_everything_resolved(client: Client, backend: Backen
     assert (list(job.params.stop), job.params.ignore_eos) == (["X"], True)
     await backend.finish(job, n=1)
     await stream.rest()
+
+
+async def test_a_priority_above_the_keys_ceiling_is_capped(
+    gateway: GatewayProcess, policy: PolicyProcess, admin_key: str, client: Client, backend: Backend
+) -> None:
+    """Urgency is granted: a key without a ceiling of its own stays below it, unless it is an admin key."""
+    urgent = (await policy.create_key(admin_key, max_priority=9)).secret
+    for name, key, asked, given in (
+        ("plain", client.key, 100, 4),
+        ("low", client.key, -100, -100),
+        ("urgent", urgent, 100, 9),
+        ("admin", admin_key, 100, 100),
+    ):
+        stream = Client(gateway, key).generate(f"capped-{name}", priority=asked)
+        job = await backend.job(f"capped-{name}")
+        assert job.priority == given
+        await backend.finish(job, n=1)
+        await stream.rest()
 
 
 async def test_a_call_without_deadline_makes_a_job_without_one(client: Client, backend: Backend) -> None:

@@ -37,7 +37,7 @@ async def test_a_request_has_a_span_in_its_clients_trace_and_its_job_goes_on_fro
 ) -> None:
     await Client(traced, key).sees("demo")
     caller = Caller()
-    stream = generate(traced, key, "traced-1", caller.traceparent, priority=3)
+    stream = generate(traced, key, "traced-1", caller.traceparent, priority=7)
     job = await backend.job("traced-1")
     headers = backend.headers("traced-1")
     await backend.finish(job, n=4)
@@ -55,7 +55,7 @@ async def test_a_request_has_a_span_in_its_clients_trace_and_its_job_goes_on_fro
     assert attributes["gen_ai.response.finish_reasons"] == ["stop"]
     assert attributes["inferflux.request_id"] == "traced-1"
     assert attributes["inferflux.tenant"] == "acme"
-    assert attributes["inferflux.priority"] == 3
+    assert (attributes["inferflux.priority"], attributes["inferflux.asked_priority"]) == (4, 7)
     assert "error" not in span
     (audit,) = traced.audit("traced-1")
     assert audit["trace_id"] == caller.trace_id

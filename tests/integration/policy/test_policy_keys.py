@@ -28,6 +28,18 @@ async def test_a_made_key_admits_for_its_scopes_and_no_others(running: Running) 
     assert from_rpc(error).reason == "MISSING_SCOPE"
 
 
+async def test_a_key_has_the_ceiling_it_was_made_with_or_the_settings(running: Running) -> None:
+    granted = await running.policy.create_key(running.admin, max_priority=50)
+    plain = await running.policy.create_key(running.admin)
+    admin = await running.policy.create_key(running.admin, scopes=("inference", "admin"))
+    held = await running.policy.create_key(running.admin, scopes=("inference", "admin"), max_priority=0)
+    for made, ceiling in ((granted, 50), (plain, 4), (admin, 100), (held, 0)):
+        assert made.api_key.max_priority == ceiling
+        assert (await running.policy.admit(made.secret)).max_priority == ceiling
+        listed = {k.key_id: k.max_priority for k in await running.policy.list_keys(running.admin)}
+        assert listed[made.api_key.key_id] == ceiling
+
+
 async def test_a_revoked_key_is_refused_by_the_very_next_call(running: Running) -> None:
     for _ in range(20):
         made = await running.policy.create_key(running.admin)
@@ -95,6 +107,8 @@ async def test_admit_names_the_field_that_is_wrong(
         ("name", {"name": "n" * 129}),
         ("scopes", {"scopes": []}),
         ("scopes[1]", {"scopes": ["inference", "root"]}),
+        ("max_priority", {"max_priority": 101}),
+        ("max_priority", {"max_priority": -101}),
     ],
 )
 async def test_a_key_that_cannot_be_made_leaves_nothing_behind(

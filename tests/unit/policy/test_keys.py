@@ -59,11 +59,12 @@ def test_a_key_is_stored_by_its_sha256_and_named_after_it() -> None:
     name=st.text(alphabet=st.characters(categories=["L", "N", "P"]), min_size=1, max_size=128),
     scopes=st.sets(st.sampled_from(ALL_SCOPES), min_size=1),
     created=st.integers(min_value=0, max_value=2**53),
+    ceiling=st.none() | st.integers(-100, 100),
 )
 def test_a_record_survives_being_written_and_read(
-    tenant: str, name: str, scopes: set[Scope], created: int
+    tenant: str, name: str, scopes: set[Scope], created: int, ceiling: int | None
 ) -> None:
-    record = ApiKeyRecord("0f" * 32, tenant, name, tuple(s for s in Scope if s in scopes), created)
+    record = ApiKeyRecord("0f" * 32, tenant, name, tuple(s for s in Scope if s in scopes), created, ceiling)
     fields = {k.encode(): v.encode() for k, v in record.fields().items()}
     assert ApiKeyRecord.from_fields(record.digest, fields) == record
 
@@ -79,6 +80,16 @@ def test_a_record_holds_neither_the_key_nor_its_digest() -> None:
 def test_a_scope_of_another_version_grants_nothing() -> None:
     fields = {b"tenant": b"acme", b"name": b"x", b"scopes": b"inference superuser", b"created_at": b"1"}
     assert ApiKeyRecord.from_fields("0f" * 32, fields).scopes == (Scope.INFERENCE,)
+
+
+def test_a_key_without_a_ceiling_of_its_own_has_the_settings_unless_it_is_an_administrators() -> None:
+    fields = {b"tenant": b"acme", b"name": b"x", b"scopes": b"inference", b"created_at": b"1"}
+    of_earlier_version = ApiKeyRecord.from_fields("0f" * 32, fields)
+    assert of_earlier_version.priority_ceiling(4) == 4
+    administrators = ApiKeyRecord.from_fields("0f" * 32, fields | {b"scopes": b"admin"})
+    assert administrators.priority_ceiling(4) == 100
+    granted = ApiKeyRecord.from_fields("0f" * 32, fields | {b"max_priority": b"-7"})
+    assert granted.priority_ceiling(4) == -7
 
 
 @pytest.mark.parametrize("text", ["a", "0", "acme", "acme-eu_1", "a" * 63])

@@ -61,8 +61,11 @@ class AdmitResponse(_message.Message):
     TENANT_FIELD_NUMBER: _builtins.int
     KEY_ID_FIELD_NUMBER: _builtins.int
     SCOPES_FIELD_NUMBER: _builtins.int
+    MAX_PRIORITY_FIELD_NUMBER: _builtins.int
     tenant: _builtins.str
     key_id: _builtins.str
+    max_priority: _builtins.int
+    """The most urgent priority the key may give: higher ones are capped. Unset by a policy that knows none."""
     @_builtins.property
     def scopes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     def __init__(
@@ -71,12 +74,15 @@ class AdmitResponse(_message.Message):
         tenant: _builtins.str = ...,
         key_id: _builtins.str = ...,
         scopes: _abc.Iterable[_builtins.str] | None = ...,
+        max_priority: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_max_priority", b"_max_priority", "max_priority", b"max_priority"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["key_id", b"key_id", "scopes", b"scopes", "tenant", b"tenant"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_priority", b"_max_priority", "key_id", b"key_id", "max_priority", b"max_priority", "scopes", b"scopes", "tenant", b"tenant"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__max_priority: _TypeAlias = _typing.Literal["max_priority"]  # noqa: Y015
+    _WhichOneofArgType__max_priority: _TypeAlias = _typing.Literal["_max_priority", b"_max_priority"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__max_priority) -> _WhichOneofReturnType__max_priority | None: ...
 
 Global___AdmitResponse: _TypeAlias = AdmitResponse  # noqa: Y015
 
@@ -140,9 +146,12 @@ class ApiKey(_message.Message):
     NAME_FIELD_NUMBER: _builtins.int
     SCOPES_FIELD_NUMBER: _builtins.int
     CREATED_AT_FIELD_NUMBER: _builtins.int
+    MAX_PRIORITY_FIELD_NUMBER: _builtins.int
     key_id: _builtins.str
     tenant: _builtins.str
     name: _builtins.str
+    max_priority: _builtins.int
+    """The key's ceiling; where the key has none of its own, the one that policy's settings give it now."""
     @_builtins.property
     def scopes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     @_builtins.property
@@ -155,10 +164,11 @@ class ApiKey(_message.Message):
         name: _builtins.str = ...,
         scopes: _abc.Iterable[_builtins.str] | None = ...,
         created_at: _timestamp_pb2.Timestamp | None = ...,
+        max_priority: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["created_at", b"created_at"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["created_at", b"created_at", "key_id", b"key_id", "name", b"name", "scopes", b"scopes", "tenant", b"tenant"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["created_at", b"created_at", "key_id", b"key_id", "max_priority", b"max_priority", "name", b"name", "scopes", b"scopes", "tenant", b"tenant"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -171,8 +181,11 @@ class CreateApiKeyRequest(_message.Message):
     TENANT_FIELD_NUMBER: _builtins.int
     NAME_FIELD_NUMBER: _builtins.int
     SCOPES_FIELD_NUMBER: _builtins.int
+    MAX_PRIORITY_FIELD_NUMBER: _builtins.int
     tenant: _builtins.str
     name: _builtins.str
+    max_priority: _builtins.int
+    """The most urgent priority its requests may have, -100 to 100. Unset: the ceiling of policy's settings."""
     @_builtins.property
     def scopes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """`inference`, `models`, `admin`."""
@@ -183,12 +196,15 @@ class CreateApiKeyRequest(_message.Message):
         tenant: _builtins.str = ...,
         name: _builtins.str = ...,
         scopes: _abc.Iterable[_builtins.str] | None = ...,
+        max_priority: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_max_priority", b"_max_priority", "max_priority", b"max_priority"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["name", b"name", "scopes", b"scopes", "tenant", b"tenant"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_priority", b"_max_priority", "max_priority", b"max_priority", "name", b"name", "scopes", b"scopes", "tenant", b"tenant"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__max_priority: _TypeAlias = _typing.Literal["max_priority"]  # noqa: Y015
+    _WhichOneofArgType__max_priority: _TypeAlias = _typing.Literal["_max_priority", b"_max_priority"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__max_priority) -> _WhichOneofReturnType__max_priority | None: ...
 
 Global___CreateApiKeyRequest: _TypeAlias = CreateApiKeyRequest  # noqa: Y015
 

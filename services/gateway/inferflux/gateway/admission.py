@@ -14,10 +14,19 @@ from inferflux.v1 import policy_pb2, policy_pb2_grpc
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Who calls, as policy knows them."""
+    """Who calls, as policy knows them.
+
+    Attributes:
+        max_priority: the most urgent priority of the caller's requests; None where policy sets no ceiling.
+    """
 
     tenant: str
     key_id: str
+    max_priority: int | None = None
+
+    def capped(self, priority: int) -> int:
+        """The priority a request gets that asks for this one."""
+        return priority if self.max_priority is None else min(priority, self.max_priority)
 
 
 class Admission:
@@ -65,7 +74,11 @@ class Admission:
             )
         except grpc.aio.AioRpcError as error:
             raise _to_error(error) from None
-        return Caller(tenant=answer.tenant, key_id=answer.key_id)
+        return Caller(
+            tenant=answer.tenant,
+            key_id=answer.key_id,
+            max_priority=answer.max_priority if answer.HasField("max_priority") else None,
+        )
 
     async def settle(self, request: policy_pb2.SettleRequest) -> None:
         """Say what a request used. Saying it twice counts once.

@@ -172,12 +172,12 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
             model=card.name,
             prompt_token_ids=prompt.token_ids,
             params=resolve(request.params, prompt_tokens=n_tokens, context_length=card.context_length),
-            priority=request.priority,
+            priority=call.caller.capped(request.priority),
             enqueued_unix_ms=int(time.time() * 1000),
             deadline_unix_ms=call.deadline_unix_ms,
             epoch=1,
         )
-        note_job(call.span, call.method, job)
+        note_job(call.span, call.method, job, asked_priority=request.priority)
         await generation.submit(card, job, prompt_field=prompt.field)
 
 

@@ -48,7 +48,7 @@ def note_caller(span: Span, tenant: str, request_id: str) -> None:
     span.set({names.TENANT: tenant, names.REQUEST_ID: request_id})
 
 
-def note_job(span: Span, method: str, job: scheduler_pb2.InferenceRequest) -> None:
+def note_job(span: Span, method: str, job: scheduler_pb2.InferenceRequest, *, asked_priority: int) -> None:
     """The request has been checked: its model is one that is served, and may be in the span's name."""
     span.rename(f"{method.lower()} {job.model}")
     span.set(
@@ -57,6 +57,7 @@ def note_job(span: Span, method: str, job: scheduler_pb2.InferenceRequest) -> No
             names.MAX_TOKENS: job.params.max_tokens,
             names.INPUT_TOKENS: len(job.prompt_token_ids),
             names.PRIORITY: job.priority,
+            **({names.ASKED_PRIORITY: asked_priority} if asked_priority != job.priority else {}),
         }
     )
 

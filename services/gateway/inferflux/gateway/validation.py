@@ -30,6 +30,7 @@ from collections.abc import Sequence
 
 from inferflux.common import subjects
 from inferflux.common.errors import InvalidArgument
+from inferflux.common.priority import HIGHEST, LOWEST
 from inferflux.v1 import generation_pb2, inference_pb2, model_pb2, scheduler_pb2
 
 ROLES = frozenset({"system", "user", "assistant"})
@@ -40,7 +41,6 @@ MAX_STOP_BYTES = 256
 MAX_STOP_TOKEN_IDS = 64
 MAX_LOGIT_BIAS = 1024
 MAX_LOGPROBS = 20
-MAX_PRIORITY = 100
 # Beyond every priority, so that nothing, or everything, can be urgent.
 MAX_THRESHOLD = 1000
 MAX_TIMESLICE_TOKENS = 1_000_000
@@ -55,7 +55,7 @@ def check_model_name(name: str, *, field: str = "model") -> None:
 
 
 def check_priority(priority: int) -> None:
-    _check_range(priority, -MAX_PRIORITY, MAX_PRIORITY, "priority")
+    _check_range(priority, LOWEST, HIGHEST, "priority")
 
 
 def check_messages(messages: Sequence[inference_pb2.ChatMessage], *, max_text_bytes: int) -> None:

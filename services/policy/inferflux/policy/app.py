@@ -31,7 +31,12 @@ async def serve(settings: PolicySettings, shutdown: Shutdown) -> None:
     probe = Probe(settings.metrics_listen)
     probe.set_ready("store", ok=False, detail="not asked yet")
     server = build_server()
-    servicer = PolicyServicer(policy_store, metrics, settled_memory_s=settings.settled_memory_s)
+    servicer = PolicyServicer(
+        policy_store,
+        metrics,
+        settled_memory_s=settings.settled_memory_s,
+        default_max_priority=settings.default_max_priority,
+    )
     policy_pb2_grpc.add_PolicyServiceServicer_to_server(servicer, server.server)
     server.add(SERVICE_NAME)
     try:

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from inferflux.common.errors import InvalidArgument
+from inferflux.common.priority import HIGHEST, LOWEST
 
 MAX_NAME_LENGTH = 128
 
@@ -37,13 +38,18 @@ ALL_SCOPES = tuple(Scope)
 
 @dataclass(frozen=True, slots=True)
 class ApiKeyRecord:
-    """What is known of a key. The key itself is not."""
+    """What is known of a key. The key itself is not.
+
+    Attributes:
+        max_priority: the most urgent priority of its requests; None leaves the ceiling to the settings.
+    """
 
     digest: str
     tenant: str
     name: str
     scopes: tuple[Scope, ...]
     created_unix_ms: int
+    max_priority: int | None = None
 
     @property
     def key_id(self) -> str:
@@ -52,24 +58,40 @@ class ApiKeyRecord:
 
     def fields(self) -> dict[str, str]:
         """The record as the fields of a Redis hash; `from_fields` reads it back."""
-        return {
+        fields = {
             "key_id": self.key_id,
             "tenant": self.tenant,
             "name": self.name,
             "scopes": " ".join(self.scopes),
             "created_at": str(self.created_unix_ms),
         }
+        if self.max_priority is not None:
+            fields["max_priority"] = str(self.max_priority)
+        return fields
 
     @classmethod
     def from_fields(cls, digest: str, fields: Mapping[bytes, bytes]) -> ApiKeyRecord:
-        """Read a Redis hash. A scope this version does not know grants nothing, and is left out."""
+        """Read a Redis hash. A scope this version does not know grants nothing, and is left out. Keys of
+        earlier versions have no ceiling of their own."""
+        ceiling = fields.get(b"max_priority")
         return cls(
             digest=digest,
             tenant=fields[b"tenant"].decode(),
             name=fields[b"name"].decode(),
             scopes=tuple(s for s in Scope if s in fields[b"scopes"].decode().split()),
             created_unix_ms=int(fields[b"created_at"]),
+            max_priority=None if ceiling is None else int(ceiling),
         )
+
+    def priority_ceiling(self, default: int) -> int:
+        """The most urgent priority of its requests.
+
+        Args:
+            default: for a key without a ceiling of its own. Administrators are not held to it.
+        """
+        if self.max_priority is not None:
+            return self.max_priority
+        return HIGHEST if Scope.ADMIN in self.scopes else default
 
 
 def generate() -> str:
@@ -109,6 +131,12 @@ def parse_name(text: str, *, field: str = "name") -> str:
     if not 1 <= len(text) <= MAX_NAME_LENGTH or not text.isprintable():
         raise InvalidArgument(f"a name is 1-{MAX_NAME_LENGTH} printable characters", field=field)
     return text
+
+
+def parse_max_priority(priority: int, *, field: str = "max_priority") -> int:
+    if not LOWEST <= priority <= HIGHEST:
+        raise InvalidArgument(f"{priority} is not in [{LOWEST}, {HIGHEST}]", field=field)
+    return priority
 
 
 def parse_scope(text: str, *, field: str = "scope") -> Scope:

@@ -35,11 +35,13 @@ class PolicyServicer(policy_pb2_grpc.PolicyServiceServicer):
         metrics: PolicyMetrics,
         *,
         settled_memory_s: int,
+        default_max_priority: int,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._store = store
         self._metrics = metrics
         self._settled_memory_s = settled_memory_s
+        self._default_max_priority = default_max_priority
         self._clock = clock
 
     async def Admit(self, request: policy_pb2.AdmitRequest, context: Context) -> policy_pb2.AdmitResponse:
@@ -47,7 +49,12 @@ class PolicyServicer(policy_pb2_grpc.PolicyServiceServicer):
             ask = Ask(keys.parse_scope(request.scope), parse_model(request.model), request.priority)
             parse_request_id(request.request_id)
             key = await self._admit(request.credential, ask)
-        return policy_pb2.AdmitResponse(tenant=key.tenant, key_id=key.key_id, scopes=key.scopes)
+        return policy_pb2.AdmitResponse(
+            tenant=key.tenant,
+            key_id=key.key_id,
+            scopes=key.scopes,
+            max_priority=key.priority_ceiling(self._default_max_priority),
+        )
 
     async def Settle(self, request: policy_pb2.SettleRequest, context: Context) -> policy_pb2.SettleResponse:
         settled = SettledRequest.parse(request)
@@ -66,10 +73,13 @@ class PolicyServicer(policy_pb2_grpc.PolicyServiceServicer):
             name=keys.parse_name(request.name),
             scopes=keys.parse_scopes(request.scopes),
             created_unix_ms=int(self._clock() * 1000),
+            max_priority=(
+                keys.parse_max_priority(request.max_priority) if request.HasField("max_priority") else None
+            ),
         )
         await self._store.add(record)
         log.info("API key created", key_id=record.key_id, tenant=record.tenant, by=admin.key_id)
-        return policy_pb2.CreateApiKeyResponse(api_key=_message(record), secret=secret)
+        return policy_pb2.CreateApiKeyResponse(api_key=self._message(record), secret=secret)
 
     async def ListApiKeys(
         self, request: policy_pb2.ListApiKeysRequest, context: Context
@@ -77,7 +87,7 @@ class PolicyServicer(policy_pb2_grpc.PolicyServiceServicer):
         await self._admin(context)
         tenant = keys.parse_tenant(request.tenant) if request.tenant else ""
         records = await self._store.all_keys(tenant=tenant)
-        return policy_pb2.ListApiKeysResponse(api_keys=[_message(r) for r in records])
+        return policy_pb2.ListApiKeysResponse(api_keys=[self._message(r) for r in records])
 
     async def RevokeApiKey(
         self, request: policy_pb2.RevokeApiKeyRequest, context: Context
@@ -99,10 +109,13 @@ class PolicyServicer(policy_pb2_grpc.PolicyServiceServicer):
         credential = grpc_metadata.credential(context.invocation_metadata())
         return await self._admit(credential, Ask(Scope.ADMIN))
 
-
-def _message(record: ApiKeyRecord) -> policy_pb2.ApiKey:
-    message = policy_pb2.ApiKey(
-        key_id=record.key_id, tenant=record.tenant, name=record.name, scopes=record.scopes
-    )
-    message.created_at.FromMilliseconds(record.created_unix_ms)
-    return message
+    def _message(self, record: ApiKeyRecord) -> policy_pb2.ApiKey:
+        message = policy_pb2.ApiKey(
+            key_id=record.key_id,
+            tenant=record.tenant,
+            name=record.name,
+            scopes=record.scopes,
+            max_priority=record.priority_ceiling(self._default_max_priority),
+        )
+        message.created_at.FromMilliseconds(record.created_unix_ms)
+        return message

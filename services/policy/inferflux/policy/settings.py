@@ -7,6 +7,7 @@ from typing import Annotated
 from pydantic import AfterValidator, Field, SecretStr
 from pydantic_settings import SettingsConfigDict
 
+from inferflux.common.priority import HIGHEST, LOWEST
 from inferflux.common.settings import ServiceSettings
 
 from .keys import is_well_formed
@@ -33,3 +34,6 @@ class PolicySettings(ServiceSettings):
     store_check_interval_s: float = Field(default=1.0, gt=0, le=60)
     # How long a settled request is remembered, so that settling it twice counts it once.
     settled_memory_s: int = Field(default=600, ge=1, le=86400)
+    # The most urgent priority of a key without a ceiling of its own. Below what the scheduler calls urgent
+    # (INFERFLUX_FAIRNESS_HIGH_PRI), so that urgency is granted and not taken.
+    default_max_priority: int = Field(default=4, ge=LOWEST, le=HIGHEST)

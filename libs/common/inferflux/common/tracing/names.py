@@ -32,6 +32,8 @@ DESTINATION: Final = "messaging.destination.name"
 REQUEST_ID: Final = "inferflux.request_id"
 TENANT: Final = "inferflux.tenant"
 PRIORITY: Final = "inferflux.priority"
+# What the client asked for, where its key's ceiling is lower.
+ASKED_PRIORITY: Final = "inferflux.asked_priority"
 OUTCOME: Final = "inferflux.outcome"
 EPOCH: Final = "inferflux.epoch"
 WORKER_ID: Final = "inferflux.worker_id"
