@@ -13,7 +13,7 @@ from inferflux.scheduler import actions
 from inferflux.scheduler.core import Core
 from inferflux.scheduler.emitted import Emitted, assemble, outcome_of
 from inferflux.scheduler.fairness import FairnessSettings
-from inferflux.scheduler.jobs import JobState, RequestKey
+from inferflux.scheduler.jobs import Attempt, JobState, RequestKey
 from inferflux.scheduler.limits import Limits
 from inferflux.scheduler.policies import PolicyName
 from inferflux.scheduler.slots import Residence
@@ -33,6 +33,8 @@ def make_request(
     priority: int = 0,
     at: float = 0.0,
     deadline: float = 0.0,
+    attempt: str = "",
+    window_s: int = 0,
 ) -> scheduler_pb2.InferenceRequest:
     request = scheduler_pb2.InferenceRequest(
         request_id=request_id,
@@ -43,6 +45,8 @@ def make_request(
         enqueued_unix_ms=round(at * 1000),
         deadline_unix_ms=round(deadline * 1000),
         epoch=1,
+        attempt_id=attempt,
+        resume_window_s=window_s,
     )
     request.params.max_tokens = max_tokens
     return request
@@ -100,7 +104,7 @@ class SimWorker:
     state: scheduler_pb2.WorkerState.ValueType = scheduler_pb2.WORKER_STATE_READY
     running: dict[RequestKey, Sequence] = field(default_factory=dict)
     ended: list[tuple[RequestKey, int]] = field(default_factory=list)
-    cancelled: set[RequestKey] = field(default_factory=set)
+    cancelled: set[Attempt] = field(default_factory=set)
     batches: list[worker_pb2.RequestBatch] = field(default_factory=list)
 
     def status(self) -> scheduler_pb2.WorkerStatus:
@@ -226,7 +230,7 @@ class SimWorker:
         old = self.running.get(key)
         if old is not None and old.epoch >= item.request.epoch:
             return worker_pb2.REFUSAL_REASON_INVALID
-        if key in self.cancelled:
+        if Attempt(key, item.request.attempt_id) in self.cancelled:
             return worker_pb2.REFUSAL_REASON_CANCELLED
         others = [s for s in self.running.values() if s is not old and s.is_running]
         if len(others) >= self.slots or any(s.slot == item.slot for s in others):
@@ -249,11 +253,12 @@ class SimWorker:
         if sequence is not None and sequence.epoch <= drop.epoch:
             del self.running[sequence.key]
 
-    def on_cancel(self, key: RequestKey) -> None:
-        if key in self.running:
-            self._finish(self.running[key], generation_pb2.FINISH_REASON_CANCELLED)
-        else:
-            self.cancelled.add(key)
+    def on_cancel(self, attempt: Attempt) -> None:
+        sequence = self.running.get(attempt.key)
+        if sequence is not None and attempt.attempt_id in ("", sequence.request.attempt_id):
+            self._finish(sequence, generation_pb2.FINISH_REASON_CANCELLED)
+        elif attempt.attempt_id:
+            self.cancelled.add(attempt)
 
     def step(self) -> None:
         """One token for every sequence that runs."""
@@ -387,9 +392,10 @@ class World:
 
         self.tell(deliver_job)
 
-    def cancel(self, key: RequestKey) -> None:
-        self.tell(lambda: self.core.on_cancel(key, self.now)[1])
-        self._tell_workers_cancel(key)
+    def cancel(self, key: RequestKey, attempt_id: str = "") -> None:
+        attempt = Attempt(key, attempt_id)
+        self.tell(lambda: self.core.on_cancel(attempt, self.now)[1])
+        self._tell_workers_cancel(attempt)
 
     def restart_scheduler(self) -> None:
         """Kill it, start another: what it had in its hands is lost, jobs come again."""
@@ -476,8 +482,7 @@ class World:
                 self.commands.append((action.worker_id, action.command))
                 self.tell(lambda: self._deliver_command(action))
             case actions.TellCancel():
-                self._tell_workers_cancel(action.key)
-                self.tell(lambda: self.core.on_cancel(action.key, self.now)[1])
+                self.cancel(action.key, action.attempt_id)
             case actions.Ack():
                 assert isinstance(action.handle, int)
                 self.acks.setdefault(action.handle, []).append(action.outcome)
@@ -523,13 +528,13 @@ class World:
         if (worker := self.workers.get(action.worker_id)) is not None:
             worker.on_command(action.command)
 
-    def _tell_workers_cancel(self, key: RequestKey) -> None:
+    def _tell_workers_cancel(self, attempt: Attempt) -> None:
         for worker_id in list(self.workers):
-            self.tell(lambda worker_id=worker_id: self._deliver_cancel(worker_id, key))  # type: ignore[misc]
+            self.tell(lambda worker_id=worker_id: self._deliver_cancel(worker_id, attempt))  # type: ignore[misc]
 
-    def _deliver_cancel(self, worker_id: str, key: RequestKey) -> None:
+    def _deliver_cancel(self, worker_id: str, attempt: Attempt) -> None:
         if (worker := self.workers.get(worker_id)) is not None:
-            worker.on_cancel(key)
+            worker.on_cancel(attempt)
 
     # What must hold at any time
 

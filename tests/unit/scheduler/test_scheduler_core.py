@@ -8,7 +8,7 @@ import pytest
 from harness.scheduler_world import World, make_request
 
 from inferflux.scheduler import actions
-from inferflux.scheduler.jobs import JobState, RequestKey
+from inferflux.scheduler.jobs import Attempt, JobState, RequestKey
 from inferflux.scheduler.limits import Limits
 from inferflux.v1 import generation_pb2, scheduler_pb2, worker_pb2
 
@@ -20,8 +20,12 @@ def world() -> World:
     return world
 
 
-def submit(world: World, request_id: str, *, prompt: int = 4, max_tokens: int = 4) -> RequestKey:
-    return world.submit(make_request(request_id, at=world.now, prompt=prompt, max_tokens=max_tokens))
+def submit(
+    world: World, request_id: str, *, prompt: int = 4, max_tokens: int = 4, attempt: str = ""
+) -> RequestKey:
+    return world.submit(
+        make_request(request_id, at=world.now, prompt=prompt, max_tokens=max_tokens, attempt=attempt)
+    )
 
 
 def test_jobs_that_arrive_together_travel_in_one_batch_least_loaded_worker_first(world: World) -> None:
@@ -251,9 +255,9 @@ def test_a_request_whose_tokens_are_all_out_is_finished_without_a_worker(world: 
 def test_a_cancel_that_overtakes_its_job_still_cancels_it(world: World) -> None:
     worker = world.add_worker("w1")
     world.settle()
-    was_found, _ = world.core.on_cancel(RequestKey("acme", "r1"), world.now)
+    was_found, _ = world.core.on_cancel(Attempt(RequestKey("acme", "r1"), "a1"), world.now)
     assert was_found is False
-    key = submit(world, "r1")
+    key = submit(world, "r1", attempt="a1")
     world.settle()
     assert world.read(key).outcome == "cancelled"
     assert worker.batches == []
@@ -265,7 +269,7 @@ def test_a_cancel_while_the_batch_is_on_its_way_ends_the_request_once(world: Wor
     world.settle()
     key = submit(world, "r1", max_tokens=20)
     world.deliver()  # the job: the batch is under way, and the worker does not hear the notice
-    was_found, todo = world.core.on_cancel(key, world.now)
+    was_found, todo = world.core.on_cancel(Attempt(key), world.now)
     assert (was_found, todo) == (True, [])
     world.settle()  # no heartbeat is needed: the worker is told when it has accepted
     assert world.read(key).outcome == "cancelled"
@@ -328,7 +332,7 @@ def test_a_worker_that_missed_a_cancel_notice_is_told_again(world: World) -> Non
     worker = world.add_worker("w1")
     key = submit(world, "r1", max_tokens=20)
     world.settle()
-    world.core.on_cancel(key, world.now)
+    world.core.on_cancel(Attempt(key), world.now)
     worker.beat()
     world.settle()
     assert world.read(key).outcome == "cancelled"
@@ -391,7 +395,7 @@ def test_until_workers_were_heard_a_new_scheduler_ends_nothing_that_may_run(worl
     world.limits = Limits(settle_s=1.2, clock_skew_s=1.0)
     world.restart_scheduler()
     world.settle()
-    world.do(world.core.on_cancel(key, world.now)[1])  # the worker has not heard it yet
+    world.do(world.core.on_cancel(Attempt(key), world.now)[1])  # the worker has not heard it yet
     world.settle()
     assert not world.read(key).outcome
     worker.beat()
@@ -430,7 +434,7 @@ def test_jobs_that_have_ended_do_not_stay_in_memory_until_their_deadlines() -> N
         request = make_request(f"r{i}", at=1000.0, deadline=100_000.0)
         core.on_job(request, handle, i + 1, 1000.0)
         core.plan(1000.0)
-        core.on_cancel(RequestKey(request.tenant, request.request_id), 1000.0)
+        core.on_cancel(Attempt(RequestKey(request.tenant, request.request_id)), 1000.0)
         del handle
     assert not core.jobs
     assert sum(handle() is not None for handle in handles) < 200

@@ -32,6 +32,7 @@ def item(
     generated: int = 0,
     token: int = 1,
     bias: dict[int, float] | None = None,
+    attempt: str = "",
 ) -> worker_pb2.BatchItem:
     return worker_pb2.BatchItem(
         slot=slot,
@@ -39,6 +40,7 @@ def item(
             request_id=request_id,
             tenant="t",
             epoch=epoch,
+            attempt_id=attempt,
             prompt_token_ids=[token] * prompt,
             generated_token_ids=[1] * generated,
             params=generation_pb2.GenerationParams(
@@ -221,28 +223,44 @@ def test_a_higher_epoch_replaces_and_a_lower_or_equal_one_is_refused() -> None:
 
 def test_a_request_cancelled_before_it_came_is_refused() -> None:
     made = table()
-    assert made.cancel("t.a", now=0.0) is None
-    assert refusal(made, item()) == worker_pb2.REFUSAL_REASON_CANCELLED
+    assert made.cancel("t.a", "first", now=0.0) is None
+    assert refusal(made, item(attempt="first")) == worker_pb2.REFUSAL_REASON_CANCELLED
     made.ended_lately(REMEMBERED_S - 1)
-    assert refusal(made, item()) == worker_pb2.REFUSAL_REASON_CANCELLED
+    assert refusal(made, item(attempt="first")) == worker_pb2.REFUSAL_REASON_CANCELLED
     made.ended_lately(REMEMBERED_S + 1)
-    made.admit(item())
+    made.admit(item(attempt="first"))
+
+
+def test_a_cancel_notice_does_not_reach_another_attempt_under_the_same_id() -> None:
+    made = table()
+    made.admit(item(attempt="second"))
+    assert made.cancel("t.a", "first", now=0.0) is None
+    made.drop("t.a", 1)
+    made.admit(item(attempt="second"))
+    assert made.cancel("t.a", "second", now=0.0) is made.get("t.a")
+
+
+def test_a_cancel_that_names_no_attempt_reaches_what_is_here_and_nothing_that_comes() -> None:
+    made = table()
+    assert made.cancel("t.a", "", now=0.0) is None
+    made.admit(item(attempt="first"))
+    assert made.cancel("t.a", "", now=0.0) is made.get("t.a")
 
 
 def test_a_cancel_notice_that_is_repeated_is_kept_from_then_on() -> None:
     made = table()
-    made.cancel("t.a", now=0.0)
-    made.cancel("t.b", now=1.0)
-    made.cancel("t.a", now=REMEMBERED_S)
+    made.cancel("t.a", "first", now=0.0)
+    made.cancel("t.b", "first", now=1.0)
+    made.cancel("t.a", "first", now=REMEMBERED_S)
     made.ended_lately(REMEMBERED_S + 2)
-    assert refusal(made, item("a")) == worker_pb2.REFUSAL_REASON_CANCELLED
-    made.admit(item("b"))
+    assert refusal(made, item("a", attempt="first")) == worker_pb2.REFUSAL_REASON_CANCELLED
+    made.admit(item("b", attempt="first"))
 
 
 def test_another_tenants_cancel_does_not_reach_a_request() -> None:
     made = table()
     made.admit(item())
-    assert made.cancel("stranger.a", now=0.0) is None
+    assert made.cancel("stranger.a", "", now=0.0) is None
 
 
 def test_two_tenants_may_use_the_same_request_id() -> None:

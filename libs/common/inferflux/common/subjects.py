@@ -30,6 +30,7 @@ WORKER_STATUS_ALL = f"{ROOT}.worker.*.status"
 TOKENS_ALL = f"{ROOT}.tokens.>"
 # beside the way
 CANCEL_ALL = f"{ROOT}.cancel.>"
+SCHEDULER_READERS = f"{ROOT}.scheduler.readers"
 SCHEDULER_STATUS = f"{ROOT}.scheduler.status"
 SCHEDULER_ADMIN = f"{ROOT}.scheduler.admin"
 SCHEDULER_LEADER = f"{ROOT}.scheduler.leader"

@@ -51,9 +51,14 @@ class ChatRequest(_message.Message):
     MESSAGES_FIELD_NUMBER: _builtins.int
     PARAMS_FIELD_NUMBER: _builtins.int
     PRIORITY_FIELD_NUMBER: _builtins.int
+    RESUME_WINDOW_S_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     priority: _builtins.int
     """Higher is more urgent; 0 is ordinary."""
+    resume_window_s: _builtins.int
+    """Seconds that the request goes on without a reader, for a client that will call Resume. 0 cancels it as soon
+    as its last reader is gone. The gateway bounds it.
+    """
     @_builtins.property
     def messages(self) -> _containers.RepeatedCompositeFieldContainer[Global___ChatMessage]: ...
     @_builtins.property
@@ -65,10 +70,11 @@ class ChatRequest(_message.Message):
         messages: _abc.Iterable[Global___ChatMessage] | None = ...,
         params: _generation_pb2.GenerationParams | None = ...,
         priority: _builtins.int = ...,
+        resume_window_s: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["params", b"params"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["messages", b"messages", "model", b"model", "params", b"params", "priority", b"priority"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["messages", b"messages", "model", b"model", "params", b"params", "priority", b"priority", "resume_window_s", b"resume_window_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -124,12 +130,15 @@ class GenerateRequest(_message.Message):
     TOKEN_IDS_FIELD_NUMBER: _builtins.int
     PARAMS_FIELD_NUMBER: _builtins.int
     PRIORITY_FIELD_NUMBER: _builtins.int
+    RESUME_WINDOW_S_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     text: _builtins.str
     text_bytes: _builtins.bytes
     """UTF-8 text as bytes, for callers that hold it so."""
     priority: _builtins.int
     """Higher is more urgent; 0 is ordinary."""
+    resume_window_s: _builtins.int
+    """As in ChatRequest."""
     @_builtins.property
     def token_ids(self) -> Global___TokenIds: ...
     @_builtins.property
@@ -143,10 +152,11 @@ class GenerateRequest(_message.Message):
         token_ids: Global___TokenIds | None = ...,
         params: _generation_pb2.GenerationParams | None = ...,
         priority: _builtins.int = ...,
+        resume_window_s: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["params", b"params", "prompt", b"prompt", "text", b"text", "text_bytes", b"text_bytes", "token_ids", b"token_ids"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["model", b"model", "params", b"params", "priority", b"priority", "prompt", b"prompt", "text", b"text", "text_bytes", b"text_bytes", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["model", b"model", "params", b"params", "priority", b"priority", "prompt", b"prompt", "resume_window_s", b"resume_window_s", "text", b"text", "text_bytes", b"text_bytes", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_prompt: _TypeAlias = _typing.Literal["text", "text_bytes", "token_ids"]  # noqa: Y015
     _WhichOneofArgType_prompt: _TypeAlias = _typing.Literal["prompt", b"prompt"]  # noqa: Y015
@@ -182,7 +192,7 @@ class ResumeRequest(_message.Message):
     OFFSET_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     offset: _builtins.int
-    """Tokens the client already has."""
+    """Tokens the client already has. More than the answer has in the end is OUT_OF_RANGE."""
     def __init__(
         self,
         *,

@@ -82,7 +82,8 @@ class InferenceServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Cancel(self, request, context):
-        """Ends a queued or running request of the caller's tenant. Its stream ends with FINISH_REASON_CANCELLED.
+        """Ends a queued or running request of the caller's tenant at once, whatever its resume window is. Its stream
+        ends with FINISH_REASON_CANCELLED.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

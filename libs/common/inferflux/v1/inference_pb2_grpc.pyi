@@ -40,7 +40,9 @@ class InferenceServiceStub:
     connection or gateway was lost.
     """
     Cancel: _grpc.UnaryUnaryMultiCallable[_inference_pb2.CancelRequest, _inference_pb2.CancelResponse]
-    """Ends a queued or running request of the caller's tenant. Its stream ends with FINISH_REASON_CANCELLED."""
+    """Ends a queued or running request of the caller's tenant at once, whatever its resume window is. Its stream
+    ends with FINISH_REASON_CANCELLED.
+    """
 
 @_typing.type_check_only
 class InferenceServiceAsyncStub(InferenceServiceStub):
@@ -54,7 +56,9 @@ class InferenceServiceAsyncStub(InferenceServiceStub):
     connection or gateway was lost.
     """
     Cancel: _aio.UnaryUnaryMultiCallable[_inference_pb2.CancelRequest, _inference_pb2.CancelResponse]  # type: ignore[assignment]
-    """Ends a queued or running request of the caller's tenant. Its stream ends with FINISH_REASON_CANCELLED."""
+    """Ends a queued or running request of the caller's tenant at once, whatever its resume window is. Its stream
+    ends with FINISH_REASON_CANCELLED.
+    """
 
 class InferenceServiceServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
@@ -89,6 +93,8 @@ class InferenceServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _inference_pb2.CancelRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_inference_pb2.CancelResponse, _abc.Awaitable[_inference_pb2.CancelResponse]]:
-        """Ends a queued or running request of the caller's tenant. Its stream ends with FINISH_REASON_CANCELLED."""
+        """Ends a queued or running request of the caller's tenant at once, whatever its resume window is. Its stream
+        ends with FINISH_REASON_CANCELLED.
+        """
 
 def add_InferenceServiceServicer_to_server(servicer: InferenceServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

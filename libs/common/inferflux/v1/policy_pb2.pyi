@@ -96,12 +96,17 @@ class SettleRequest(_message.Message):
     MODEL_FIELD_NUMBER: _builtins.int
     USAGE_FIELD_NUMBER: _builtins.int
     OUTCOME_FIELD_NUMBER: _builtins.int
+    ATTEMPT_ID_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     tenant: _builtins.str
     key_id: _builtins.str
     model: _builtins.str
     outcome: _builtins.str
     """finish reason or error reason, lower case."""
+    attempt_id: _builtins.str
+    """InferenceRequest.attempt_id: with the request id it names the job. What is settled for one job again counts
+    as far as it is more than before.
+    """
     @_builtins.property
     def usage(self) -> _generation_pb2.Usage: ...
     def __init__(
@@ -113,10 +118,11 @@ class SettleRequest(_message.Message):
         model: _builtins.str = ...,
         usage: _generation_pb2.Usage | None = ...,
         outcome: _builtins.str = ...,
+        attempt_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["usage", b"usage"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["key_id", b"key_id", "model", b"model", "outcome", b"outcome", "request_id", b"request_id", "tenant", b"tenant", "usage", b"usage"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt_id", b"attempt_id", "key_id", b"key_id", "model", b"model", "outcome", b"outcome", "request_id", b"request_id", "tenant", b"tenant", "usage", b"usage"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -72,7 +72,7 @@ class PolicyServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Settle(self, request, context):
-        """What an admitted request used in the end.
+        """What an admitted request used in the end, or so far.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

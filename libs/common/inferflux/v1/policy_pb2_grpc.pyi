@@ -34,7 +34,7 @@ class PolicyServiceStub:
     Admit: _grpc.UnaryUnaryMultiCallable[_policy_pb2.AdmitRequest, _policy_pb2.AdmitResponse]
     """May this credential do this? Everything the gateway must know before it publishes a request."""
     Settle: _grpc.UnaryUnaryMultiCallable[_policy_pb2.SettleRequest, _policy_pb2.SettleResponse]
-    """What an admitted request used in the end."""
+    """What an admitted request used in the end, or so far."""
     CreateApiKey: _grpc.UnaryUnaryMultiCallable[_policy_pb2.CreateApiKeyRequest, _policy_pb2.CreateApiKeyResponse]
     """Needs the scope `admin`, as do the two below."""
     ListApiKeys: _grpc.UnaryUnaryMultiCallable[_policy_pb2.ListApiKeysRequest, _policy_pb2.ListApiKeysResponse]
@@ -46,7 +46,7 @@ class PolicyServiceAsyncStub(PolicyServiceStub):
     Admit: _aio.UnaryUnaryMultiCallable[_policy_pb2.AdmitRequest, _policy_pb2.AdmitResponse]  # type: ignore[assignment]
     """May this credential do this? Everything the gateway must know before it publishes a request."""
     Settle: _aio.UnaryUnaryMultiCallable[_policy_pb2.SettleRequest, _policy_pb2.SettleResponse]  # type: ignore[assignment]
-    """What an admitted request used in the end."""
+    """What an admitted request used in the end, or so far."""
     CreateApiKey: _aio.UnaryUnaryMultiCallable[_policy_pb2.CreateApiKeyRequest, _policy_pb2.CreateApiKeyResponse]  # type: ignore[assignment]
     """Needs the scope `admin`, as do the two below."""
     ListApiKeys: _aio.UnaryUnaryMultiCallable[_policy_pb2.ListApiKeysRequest, _policy_pb2.ListApiKeysResponse]  # type: ignore[assignment]
@@ -67,7 +67,7 @@ class PolicyServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _policy_pb2.SettleRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_policy_pb2.SettleResponse, _abc.Awaitable[_policy_pb2.SettleResponse]]:
-        """What an admitted request used in the end."""
+        """What an admitted request used in the end, or so far."""
 
     @_abc_1.abstractmethod
     def CreateApiKey(

@@ -112,6 +112,8 @@ class InferenceRequest(_message.Message):
     EPOCH_FIELD_NUMBER: _builtins.int
     GENERATED_TOKEN_IDS_FIELD_NUMBER: _builtins.int
     TRACEPARENT_FIELD_NUMBER: _builtins.int
+    RESUME_WINDOW_S_FIELD_NUMBER: _builtins.int
+    ATTEMPT_ID_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     tenant: _builtins.str
     model: _builtins.str
@@ -125,6 +127,12 @@ class InferenceRequest(_message.Message):
     traceparent: _builtins.str
     """W3C trace context of the client's request; empty for none. The job carries it as a NATS header, and the
     scheduler sets it here: a batch has many requests.
+    """
+    resume_window_s: _builtins.int
+    """Seconds that the request goes on after its last reader has left; 0: it is cancelled then."""
+    attempt_id: _builtins.str
+    """Drawn by the gateway for each submission: a request id can be used again. Without one, nobody reports
+    readers of the job, and it needs none.
     """
     @_builtins.property
     def prompt_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
@@ -150,10 +158,12 @@ class InferenceRequest(_message.Message):
         epoch: _builtins.int = ...,
         generated_token_ids: _abc.Iterable[_builtins.int] | None = ...,
         traceparent: _builtins.str = ...,
+        resume_window_s: _builtins.int = ...,
+        attempt_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["params", b"params"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["deadline_unix_ms", b"deadline_unix_ms", "enqueued_unix_ms", b"enqueued_unix_ms", "epoch", b"epoch", "generated_token_ids", b"generated_token_ids", "model", b"model", "params", b"params", "priority", b"priority", "prompt_token_ids", b"prompt_token_ids", "request_id", b"request_id", "tenant", b"tenant", "traceparent", b"traceparent"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt_id", b"attempt_id", "deadline_unix_ms", b"deadline_unix_ms", "enqueued_unix_ms", b"enqueued_unix_ms", "epoch", b"epoch", "generated_token_ids", b"generated_token_ids", "model", b"model", "params", b"params", "priority", b"priority", "prompt_token_ids", b"prompt_token_ids", "request_id", b"request_id", "resume_window_s", b"resume_window_s", "tenant", b"tenant", "traceparent", b"traceparent"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -488,17 +498,21 @@ class CancelNotice(_message.Message):
 
     TENANT_FIELD_NUMBER: _builtins.int
     REQUEST_ID_FIELD_NUMBER: _builtins.int
+    ATTEMPT_ID_FIELD_NUMBER: _builtins.int
     tenant: _builtins.str
     request_id: _builtins.str
+    attempt_id: _builtins.str
+    """Cancels this attempt alone; empty: the one that is there when the notice arrives."""
     def __init__(
         self,
         *,
         tenant: _builtins.str = ...,
         request_id: _builtins.str = ...,
+        attempt_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["request_id", b"request_id", "tenant", b"tenant"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt_id", b"attempt_id", "request_id", b"request_id", "tenant", b"tenant"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -523,6 +537,164 @@ class CancelReply(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___CancelReply: _TypeAlias = CancelReply  # noqa: Y015
+
+@_typing.final
+class ReadRequest(_message.Message):
+    """A request whose token stream a gateway relays to a client."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TENANT_FIELD_NUMBER: _builtins.int
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    ATTEMPT_ID_FIELD_NUMBER: _builtins.int
+    tenant: _builtins.str
+    request_id: _builtins.str
+    attempt_id: _builtins.str
+    """Empty when the gateway did not submit it."""
+    def __init__(
+        self,
+        *,
+        tenant: _builtins.str = ...,
+        request_id: _builtins.str = ...,
+        attempt_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt_id", b"attempt_id", "request_id", b"request_id", "tenant", b"tenant"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReadRequest: _TypeAlias = ReadRequest  # noqa: Y015
+
+@_typing.final
+class ReadersNow(_message.Message):
+    """Heartbeat, once a second: what this gateway has readers of. Several messages where these are many."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REQUESTS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def requests(self) -> _containers.RepeatedCompositeFieldContainer[Global___ReadRequest]: ...
+    def __init__(
+        self,
+        *,
+        requests: _abc.Iterable[Global___ReadRequest] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["requests", b"requests"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReadersNow: _TypeAlias = ReadersNow  # noqa: Y015
+
+@_typing.final
+class ReaderJoined(_message.Message):
+    """A stream was resumed here."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REQUEST_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def request(self) -> Global___ReadRequest: ...
+    def __init__(
+        self,
+        *,
+        request: Global___ReadRequest | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["request", b"request"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["request", b"request"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReaderJoined: _TypeAlias = ReaderJoined  # noqa: Y015
+
+@_typing.final
+class ReaderLeft(_message.Message):
+    """The last reader of a request on this gateway is gone."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REQUEST_FIELD_NUMBER: _builtins.int
+    IS_HANDED_OVER_FIELD_NUMBER: _builtins.int
+    is_handed_over: _builtins.bool
+    """The gateway ended the stream because it shuts down: the client is told to Resume."""
+    @_builtins.property
+    def request(self) -> Global___ReadRequest: ...
+    def __init__(
+        self,
+        *,
+        request: Global___ReadRequest | None = ...,
+        is_handed_over: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["request", b"request"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["is_handed_over", b"is_handed_over", "request", b"request"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReaderLeft: _TypeAlias = ReaderLeft  # noqa: Y015
+
+@_typing.final
+class ReaderNotice(_message.Message):
+    """Gateway -> scheduler, on inferflux.v1.scheduler.readers. A heartbeat is not answered."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    GATEWAY_ID_FIELD_NUMBER: _builtins.int
+    NOW_FIELD_NUMBER: _builtins.int
+    JOINED_FIELD_NUMBER: _builtins.int
+    LEFT_FIELD_NUMBER: _builtins.int
+    gateway_id: _builtins.str
+    """New at every start of a gateway."""
+    @_builtins.property
+    def now(self) -> Global___ReadersNow: ...
+    @_builtins.property
+    def joined(self) -> Global___ReaderJoined: ...
+    @_builtins.property
+    def left(self) -> Global___ReaderLeft: ...
+    def __init__(
+        self,
+        *,
+        gateway_id: _builtins.str = ...,
+        now: Global___ReadersNow | None = ...,
+        joined: Global___ReaderJoined | None = ...,
+        left: Global___ReaderLeft | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["joined", b"joined", "left", b"left", "notice", b"notice", "now", b"now"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["gateway_id", b"gateway_id", "joined", b"joined", "left", b"left", "notice", b"notice", "now", b"now"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_notice: _TypeAlias = _typing.Literal["now", "joined", "left"]  # noqa: Y015
+    _WhichOneofArgType_notice: _TypeAlias = _typing.Literal["notice", b"notice"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_notice) -> _WhichOneofReturnType_notice | None: ...
+
+Global___ReaderNotice: _TypeAlias = ReaderNotice  # noqa: Y015
+
+@_typing.final
+class ReaderReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    WAS_FOUND_FIELD_NUMBER: _builtins.int
+    MAY_END_FIELD_NUMBER: _builtins.int
+    was_found: _builtins.bool
+    """The scheduler has the job."""
+    may_end: _builtins.bool
+    """The request has no reader left and no window: it may be cancelled."""
+    def __init__(
+        self,
+        *,
+        was_found: _builtins.bool = ...,
+        may_end: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["may_end", b"may_end", "was_found", b"was_found"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReaderReply: _TypeAlias = ReaderReply  # noqa: Y015
 
 @_typing.final
 class SlotStatus(_message.Message):

@@ -56,9 +56,11 @@ class SendCommand:
 
 @dataclass(frozen=True, slots=True)
 class TellCancel:
-    """Repeat a cancel notice: the worker may not have had the request when it was first said."""
+    """Tell the workers to cancel: they may not have had the request when it was first said, or nobody has
+    said it yet."""
 
     key: RequestKey
+    attempt_id: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +78,13 @@ class Hold:
     """The job is still waiting or running: its acknowledgement may take longer."""
 
     handle: object
+
+
+@dataclass(frozen=True, slots=True)
+class CountUnread:
+    """A request is cancelled because nobody reads it; nothing to do but count."""
+
+    key: RequestKey
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,6 +163,7 @@ Action = (
     | TellCancel
     | Ack
     | Hold
+    | CountUnread
     | CountRetry
     | CountRefusal
     | Yielded

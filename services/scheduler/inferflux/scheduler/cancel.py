@@ -10,14 +10,14 @@ from inferflux.common import logs, subjects
 from inferflux.common.bus import Bus, Message, Subscription
 from inferflux.v1 import scheduler_pb2
 
-from .jobs import RequestKey
+from .jobs import Attempt, RequestKey
 from .metrics import SchedulerMetrics
 
 log = logs.get("scheduler.cancel")
 
 
 class CancelSink(Protocol):
-    def on_cancel(self, key: RequestKey) -> bool: ...
+    def on_cancel(self, attempt: Attempt) -> bool: ...
 
 
 async def serve_cancels(
@@ -41,14 +41,15 @@ async def serve_cancels(
             metrics.bad_messages.labels("cancel").inc()
             log.error("a cancel notice for another request than its subject's", subject=message.subject)
             return
-        was_found = sink.on_cancel(RequestKey(notice.tenant, notice.request_id))
+        key = RequestKey(notice.tenant, notice.request_id)
+        was_found = sink.on_cancel(Attempt(key, notice.attempt_id))
         if was_found or is_alone:
             await message.respond(scheduler_pb2.CancelReply(was_found=was_found).SerializeToString())
 
     return await bus.serve(subjects.CANCEL_ALL, on_notice)
 
 
-def notice(key: RequestKey) -> tuple[str, bytes]:
+def notice(key: RequestKey, attempt_id: str) -> tuple[str, bytes]:
     """Subject and payload of a cancel notice."""
-    message = scheduler_pb2.CancelNotice(tenant=key.tenant, request_id=key.request_id)
+    message = scheduler_pb2.CancelNotice(tenant=key.tenant, request_id=key.request_id, attempt_id=attempt_id)
     return subjects.cancel(key.tenant, key.request_id), message.SerializeToString()

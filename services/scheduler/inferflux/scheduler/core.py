@@ -12,7 +12,7 @@ and in a simulation.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 from inferflux.common.errors import NotFound
 from inferflux.v1 import generation_pb2, scheduler_pb2, worker_pb2
@@ -25,13 +25,14 @@ from .drains import DrainProgress, progress_of
 from .emitted import Emitted
 from .fairness import FairnessController, FairnessSettings
 from .hearing import Hearing
-from .jobs import Job, JobState, Loss, RequestKey
+from .jobs import Attempt, Job, JobState, Loss, RequestKey
 from .lifecycle import Lifecycle
 from .limits import Limits
 from .memory import Recent
 from .planning import Planner
 from .policies import PolicyName, make_policy
 from .queue import Queue
+from .readers import ReaderWatch
 from .shares import TenantShares
 from .slots import SlotTable, WorkerSlots
 from .timers import Timers
@@ -86,7 +87,8 @@ class Core:
         self._unserved_since: dict[str, float] = {}
         self._look_again_s: dict[str, float] = {}
         # When they were heard.
-        self._early_cancels: Recent[RequestKey, float] = Recent(_CANCELS_REMEMBERED)
+        self._early_cancels: Recent[Attempt, float] = Recent(_CANCELS_REMEMBERED)
+        self._reader_watch = ReaderWatch(limits.unread_limit_s, now)
 
     # What it knows
 
@@ -183,12 +185,13 @@ class Core:
         self._holds.add(now + self.limits.hold_interval_s * spread, job)
         if job.deadline_s is not None:
             self._deadlines.add(job.deadline_s, job)
+        self._reader_watch.begin(job, now)
         self._let_go_of_ended()
         orphan = self._hearing.orphan_of(key)
         if orphan is not None and orphan[0].can_adopt(orphan[1]):
             self._life.adopt(job, *orphan, now)
             return []
-        if self._early_cancels.pop(key) is not None:
+        if job.attempt_id and self._early_cancels.pop(Attempt(key, job.attempt_id)) is not None:
             job.is_cancelled = True
             return self._life.conclude(job, outcomes.cancelled(job, now))
         return self._life.enqueue(job, now) if job.is_inherited else self._admit(job, now)
@@ -198,18 +201,50 @@ class Core:
         for timers in (self._deadlines, self._holds):
             if len(timers) > 2 * len(self.jobs) + _ENDED_HELD:
                 timers.keep(lambda job: job.state is not JobState.ENDED)
+        self._reader_watch.let_go_of_ended(len(self.jobs))
 
-    def on_cancel(self, key: RequestKey, now: float) -> tuple[bool, list[Action]]:
+    def on_cancel(self, attempt: Attempt, now: float) -> tuple[bool, list[Action]]:
         """A cancel notice, which workers hear as well. Returns whether the request is known, too."""
-        job = self.jobs.get(key)
+        job = self._job_of(attempt)
         if job is None:
-            if key not in self._life.ended:  # it may have overtaken its job
-                self._early_cancels.remember(key, now)
+            if attempt.attempt_id:  # it may have overtaken its job
+                self._early_cancels.remember(attempt, now)
             return False, []
+        return True, self._cancel(job, now)
+
+    def _cancel(self, job: Job, now: float) -> list[Action]:
+        """Have a job cancelled; workers are told elsewhere."""
         job.is_cancelled = True
         if job.state in (JobState.QUEUED, JobState.READING):
-            return True, self._life.conclude(job, outcomes.cancelled(job, now))
-        return True, []
+            return self._life.conclude(job, outcomes.cancelled(job, now))
+        return []
+
+    def _job_of(self, attempt: Attempt) -> Job | None:
+        job = self.jobs.get(attempt.key)
+        return job if job is not None and attempt.is_of(job) else None
+
+    # Who reads them
+
+    def on_readers(self, gateway_id: str, read: Iterable[Attempt], now: float) -> None:
+        """A gateway's heartbeat: it relays these requests to clients."""
+        for attempt in read:
+            if (job := self._job_of(attempt)) is not None:
+                self._reader_watch.report(job, gateway_id, now)
+
+    def on_reader_joined(self, gateway_id: str, attempt: Attempt, now: float) -> bool:
+        """A stream was resumed at a gateway; whether the request is known."""
+        self.on_readers(gateway_id, [attempt], now)
+        return self._job_of(attempt) is not None
+
+    def on_reader_left(
+        self, gateway_id: str, attempt: Attempt, now: float, *, is_handed_over: bool
+    ) -> tuple[bool, bool]:
+        """A gateway has no reader of a request any more. Returns whether the request is known, and whether it
+        may be cancelled at once; when its window has passed, `on_tick` cancels it."""
+        job = self._job_of(attempt)
+        if job is None:
+            return False, False
+        return True, self._reader_watch.leave(job, gateway_id, now, is_handed_over=is_handed_over)
 
     def on_replay(self, key: RequestKey, read_id: int, emitted: Emitted, now: float) -> list[Action]:
         """The answer to ReadReplay."""
@@ -298,6 +333,7 @@ class Core:
         """To be called several times a second."""
         if now - self._ticked_s > _STALL_S:  # this process stood still, and heard nobody
             self.table.excuse(now)
+            self._reader_watch.excuse(self.jobs.values(), now)
         self._ticked_s = now
         out = self._settle() if self._may_settle(now) else []
         for job in self._deadlines.due(now):
@@ -314,6 +350,7 @@ class Core:
             out += self._hand_over(worker_id, now)
         if self._is_connected:
             out += self._give_up(now)
+            out += self._cancel_unread(now)
         while (early := self._early_cancels.oldest()) and now - early[1] >= self.limits.early_cancel_s:
             self._early_cancels.pop(early[0])
         return out
@@ -333,6 +370,17 @@ class Core:
                 out.append(self._planner.ask(worker, now))
         return out + self._fail_unserved(now) if self.is_settled else out
 
+    def _cancel_unread(self, now: float) -> list[Action]:
+        out: list[Action] = []
+        for job in self._reader_watch.due(now):
+            if job.is_cancelled or job.conclusion is not None:
+                continue
+            out.append(actions.CountUnread(job.key))
+            if job.worker_id is not None:
+                out.append(actions.TellCancel(job.key, job.attempt_id))
+            out += self._cancel(job, now)
+        return out
+
     def _hand_over(self, worker_id: str, now: float) -> list[Action]:
         """What a draining worker still has goes to others."""
         out: list[Action] = []
@@ -350,6 +398,7 @@ class Core:
         self._is_connected = is_connected
         if is_connected:
             self.table.excuse(now + self.limits.reconnect_grace_s)
+            self._reader_watch.excuse(self.jobs.values(), now)
             self._life.unplanned.update(self.queue.models)
 
     # Giving jobs their places

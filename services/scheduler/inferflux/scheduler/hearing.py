@@ -81,7 +81,7 @@ class Hearing:
         for key in worker.owners:
             job = self._life.jobs[key]
             if job.is_cancelled and job.state in (JobState.RUNNING, JobState.PARKED):
-                out.append(actions.TellCancel(key))
+                out.append(actions.TellCancel(key, job.attempt_id))
         if self.drains.holds(worker) and worker.state == scheduler_pb2.WORKER_STATE_READY:
             worker.state = scheduler_pb2.WORKER_STATE_DRAINING
             command = worker_pb2.WorkerCommand(drain=worker_pb2.DrainWorker())

@@ -17,6 +17,8 @@ from .spans import traceparent_of
 
 log = logs.get("scheduler.intake")
 
+# Gateways bound it tighter.
+_LONGEST_WINDOW_S = 86_400
 # Jobs taken in before everything else gets its turn.
 _BURST = 128
 
@@ -52,6 +54,11 @@ def check(request: scheduler_pb2.InferenceRequest) -> None:
         raise InvalidArgument("model is empty", field="model")
     if not request.prompt_token_ids:
         raise InvalidArgument("prompt_token_ids is empty", field="prompt_token_ids")
+    if request.attempt_id and not subjects.is_safe_token(request.attempt_id):
+        raise InvalidArgument("attempt_id has characters it may not have", field="attempt_id")
+    if request.resume_window_s > _LONGEST_WINDOW_S:
+        message = f"a resume window is at most {_LONGEST_WINDOW_S} s"
+        raise InvalidArgument(message, field="resume_window_s")
     if request.params.max_tokens < 0:
         raise InvalidArgument("params.max_tokens is negative", field="params.max_tokens")
 

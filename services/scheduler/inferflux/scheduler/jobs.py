@@ -17,9 +17,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import Enum, auto
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from inferflux.v1 import scheduler_pb2, tokens_pb2
+
+if TYPE_CHECKING:
+    from .readers import Readers
 
 # More than a request can get through, at once and in the long run.
 _EPOCHS_AT_ONCE = 4
@@ -33,6 +36,17 @@ class RequestKey(NamedTuple):
 
     tenant: str
     request_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """One submission of a request id, which may be used again; without an `attempt_id`, the present one."""
+
+    key: RequestKey
+    attempt_id: str = ""
+
+    def is_of(self, job: Job) -> bool:
+        return self.attempt_id in ("", job.attempt_id)
 
 
 class JobState(Enum):
@@ -123,6 +137,12 @@ class Job:
     # What its tenant has been charged.
     charged_tokens: int = 0
     is_prompt_charged: bool = False
+    # None for a job whose readers nobody reports.
+    readers: Readers | None = None
+
+    @property
+    def attempt_id(self) -> str:
+        return self.request.attempt_id
 
     @property
     def model(self) -> str:

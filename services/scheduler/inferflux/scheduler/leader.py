@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import uuid
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 
 from inferflux.common import logs, subjects
 from inferflux.common.bus import Bus, Job, JobConsumer
@@ -20,9 +20,10 @@ from .cancel import serve_cancels
 from .core import Core
 from .emitted import Emitted
 from .intake import take_in
-from .jobs import RequestKey
+from .jobs import Attempt, RequestKey
 from .metrics import SchedulerMetrics
 from .perform import Performer
+from .reader_notices import serve_readers
 from .settings import SchedulerSettings
 from .spans import SchedulerSpans
 from .status import serve_status
@@ -98,6 +99,8 @@ class Leader:
             is_alone = not self._settings.model_names
             cancels = await serve_cancels(self._bus, self, self._metrics, is_alone=is_alone)
             exits.push_async_callback(cancels.close)
+            readers = await serve_readers(self._bus, self, self._metrics, is_alone=is_alone)
+            exits.push_async_callback(readers.close)
             status = await serve_status(
                 self._bus, self.core, self._clock, leader=self._settings.id, term=self._term
             )
@@ -139,7 +142,9 @@ class Leader:
 
     async def on_bad_job(self, request: scheduler_pb2.InferenceRequest, error: InvalidArgument) -> None:
         """The client waits for an answer all the same."""
-        chunk = tokens_pb2.TokenChunk(request_id=request.request_id, epoch=1, failed=to_failed(error))
+        chunk = tokens_pb2.TokenChunk(
+            request_id=request.request_id, epoch=1, failed=to_failed(error), attempt_id=request.attempt_id
+        )
         await self._bus.publish(
             subjects.tokens(request.tenant, request.request_id), chunk.SerializeToString()
         )
@@ -150,10 +155,20 @@ class Leader:
     def on_event(self, event: scheduler_pb2.WorkerEvent) -> None:
         self._do(self.core.on_event(event, self._clock()))
 
-    def on_cancel(self, key: RequestKey) -> bool:
-        was_found, todo = self.core.on_cancel(key, self._clock())
+    def on_cancel(self, attempt: Attempt) -> bool:
+        was_found, todo = self.core.on_cancel(attempt, self._clock())
         self._do(todo)
         return was_found
+
+    def on_readers(self, gateway_id: str, read: Iterable[Attempt]) -> None:
+        self.core.on_readers(gateway_id, read, self._clock())
+
+    def on_reader_joined(self, gateway_id: str, attempt: Attempt) -> bool:
+        return self.core.on_reader_joined(gateway_id, attempt, self._clock())
+
+    def on_reader_left(self, gateway_id: str, attempt: Attempt, *, is_handed_over: bool) -> tuple[bool, bool]:
+        now = self._clock()
+        return self.core.on_reader_left(gateway_id, attempt, now, is_handed_over=is_handed_over)
 
     def on_batch_answer(self, answer: worker_pb2.BatchAccepted) -> None:
         self._do(self.core.on_batch_answer(answer, self._clock()))

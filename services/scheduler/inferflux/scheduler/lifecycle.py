@@ -86,7 +86,7 @@ class Lifecycle:
             return []
         worker.owners[job.key].is_accepted = True
         self.on_running(job, now)
-        return [actions.TellCancel(job.key)] if job.is_cancelled else []
+        return [actions.TellCancel(job.key, job.attempt_id)] if job.is_cancelled else []
 
     def on_running(self, job: Job, now: float) -> None:
         job.state = JobState.RUNNING

@@ -29,6 +29,9 @@ class Limits:
     orphan_grace_s: float = 10.0
     # A cancel notice that comes before its job is remembered this long.
     early_cancel_s: float = 10.0
+    # A request outlives a gateway that stopped reporting a reader of it by this, or by its resume window if
+    # that is longer; 0: for ever.
+    unread_limit_s: float = 30.0
     # A held job says so this often.
     hold_interval_s: float = 20.0
     # Jobs enqueued less than this before the start may have run under an earlier scheduler: clocks differ.

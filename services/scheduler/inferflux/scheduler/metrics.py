@@ -56,6 +56,9 @@ class SchedulerMetrics:
         self.retries = counter(
             "scheduler_retries", "Requests that went back to the queue, by why.", ("cause",)
         )
+        self.unread = Counter(
+            f"{PREFIX}_scheduler_unread", "Requests cancelled because nobody read them.", registry=registry
+        )
         self.refusals = counter("scheduler_refusals", "Requests that a worker refused, by why.", ("reason",))
         self.yields = counter(
             "fairness_yields", "Turns that ended before their request did, by why.", ("reason",)

@@ -70,6 +70,7 @@ def terminal_chunk(job: Job, conclusion: Conclusion) -> tokens_pb2.TokenChunk:
         chunk.failed.CopyFrom(conclusion)
     else:
         chunk.finished.CopyFrom(conclusion)
+    chunk.attempt_id = job.attempt_id
     return chunk
 
 

@@ -63,6 +63,9 @@ class Performer:
                     self._start(self._dispatch(action))
                 case actions.ReadReplay():
                     self._start(self._read(action))
+                case actions.CountUnread():
+                    self._metrics.unread.inc()
+                    log.info("cancelled a request without a reader", **action.key._asdict())
                 case actions.CountRetry():
                     self._metrics.retries.labels(action.cause).inc()
                     log.warning(
@@ -121,7 +124,7 @@ class Performer:
                 subject = subjects.worker_command(action.worker_id)
                 await self._bus.publish(subject, action.command.SerializeToString())
             case actions.TellCancel():
-                await self._bus.publish(*cancel.notice(action.key))
+                await self._bus.publish(*cancel.notice(action.key, action.attempt_id))
             case actions.Ack(handle=Job() as job):
                 await job.ack()
                 self._metrics.count_end(action.outcome)

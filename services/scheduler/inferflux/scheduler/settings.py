@@ -64,6 +64,9 @@ class SchedulerSettings(ServiceSettings):
     stuck_s: float = Field(default=120.0, ge=0, le=86_400)
     # What waits for its turn on one worker for longer goes on with another that has room.
     move_after_s: float = Field(default=2.0, ge=0, le=3600)
+    # A request outlives a gateway that stopped reporting a reader of it by this, or by its resume window if
+    # that is longer; 0: for ever.
+    unread_limit_s: float = Field(default=30.0, ge=0, le=86_400)
     # At the start, how long to listen for heartbeats before the first dispatch.
     settle_s: float = Field(default=1.2, ge=0, le=60)
     dispatch_timeout_s: float = Field(default=2.0, gt=0, le=60)
@@ -102,6 +105,7 @@ class SchedulerSettings(ServiceSettings):
             settle_s=self.settle_s,
             hold_interval_s=self.ack_wait_s / 3,
             stuck_s=self.stuck_s,
+            unread_limit_s=self.unread_limit_s,
             move_after_s=self.move_after_s,
             max_queued=self.max_queued,
             max_queued_per_tenant=self.max_queued_per_tenant,

@@ -146,7 +146,8 @@ class Intake:
             notice = scheduler_pb2.CancelNotice.FromString(message.data)
         except DecodeError:
             return
-        running = self._table.cancel(request_key(notice.tenant, notice.request_id), time.monotonic())
+        key = request_key(notice.tenant, notice.request_id)
+        running = self._table.cancel(key, notice.attempt_id, time.monotonic())
         if running is not None:
             self._cancel(running.key, is_silent=False)
 

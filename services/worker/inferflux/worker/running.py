@@ -36,6 +36,7 @@ class Running:
     computed_tokens: int = 0
     residence: scheduler_pb2.Residence.ValueType = scheduler_pb2.RESIDENCE_RUNNING
     turn: int = 0
+    attempt_id: str = ""
     chunks: list[bytes] = field(default_factory=list)
 
     @property
@@ -101,7 +102,8 @@ class RunningTable:
         self.limits: Limits | None = None
         self._running: dict[str, Running] = {}
         self._ended: OrderedDict[str, tuple[float, Running]] = OrderedDict()
-        self._cancelled: OrderedDict[str, float] = OrderedDict()
+        # Attempts, by key and attempt id.
+        self._cancelled: OrderedDict[tuple[str, str], float] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._running)
@@ -140,7 +142,7 @@ class RunningTable:
             raise Refused(
                 worker_pb2.REFUSAL_REASON_INVALID, f"epoch {request.epoch} is here already or outdated"
             )
-        if key in self._cancelled:
+        if (key, request.attempt_id) in self._cancelled:
             raise Refused(worker_pb2.REFUSAL_REASON_CANCELLED, "it was cancelled")
         check_request(request, self.limits)
         self._check_place(item.slot, self.limits, replaced)
@@ -151,6 +153,7 @@ class RunningTable:
             slot=item.slot,
             prompt_tokens=len(request.prompt_token_ids),
             generated_tokens=len(request.generated_token_ids),
+            attempt_id=request.attempt_id,
         )
         self._running[key] = running
         self._take_slot(running, item.slot)
@@ -242,13 +245,18 @@ class RunningTable:
         self.limits = None
         return lost
 
-    def cancel(self, key: str, now: float) -> Running | None:
-        """The request to cancel, if it is on board; otherwise the notice is kept, should it still come."""
+    def cancel(self, key: str, attempt_id: str, now: float) -> Running | None:
+        """The request to cancel, if it is here; otherwise the notice is kept, should its attempt still come.
+
+        Args:
+            attempt_id: empty for the attempt that is here. Such a notice is not kept.
+        """
         running = self._running.get(key)
-        if running is not None:
+        if running is not None and attempt_id in ("", running.attempt_id):
             return running
-        self._cancelled[key] = now
-        self._cancelled.move_to_end(key)
+        if attempt_id:
+            self._cancelled[key, attempt_id] = now
+            self._cancelled.move_to_end((key, attempt_id))
         return None
 
     def _forget_until(self, then: float) -> None:

@@ -362,6 +362,7 @@ class Engine:
         self._end(sequence, chunk, reason.lower())
 
     def _end(self, sequence: Sequence, chunk: tokens_pb2.TokenChunk, outcome: str) -> None:
+        chunk.attempt_id = sequence.attempt_id
         self._emit(sequence, chunk)
         self._report.ended.add(
             key=sequence.key,

@@ -69,6 +69,7 @@ class Sequence:
     first_token_s: float = 0.0
     time_to_first_token_ms: float = 0.0
     is_announced: bool = False
+    attempt_id: str = ""
 
     @property
     def order(self) -> tuple[float, int]:
@@ -156,4 +157,5 @@ def sequence_of(
         started_s=now_s,
         generated=len(generated),
         yields_at=len(generated) + item.token_budget if item.token_budget else 0,
+        attempt_id=request.attempt_id,
     )
