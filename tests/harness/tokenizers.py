@@ -7,7 +7,7 @@ from pathlib import Path
 import gguf
 
 
-def _byte_characters() -> list[str]:
+def byte_characters() -> list[str]:
     """The characters that stand for the 256 bytes in GPT-2's vocabulary."""
     printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
     others = (byte for byte in range(256) if byte not in printable)
@@ -18,7 +18,7 @@ def _byte_characters() -> list[str]:
 
 def write_tokenizer(path: Path, *, template: str | None) -> bytes:
     """A GGUF without tensors: one token per byte, BOS and EOS, and a chat template."""
-    tokens = [*_byte_characters(), "he", "<s>", "</s>"]
+    tokens = [*byte_characters(), "he", "<s>", "</s>"]
     writer = gguf.GGUFWriter(path, "llama")
     writer.add_context_length(512)
     writer.add_tokenizer_model("gpt2")

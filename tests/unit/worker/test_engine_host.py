@@ -30,7 +30,7 @@ async def test_stopping_does_not_wait_for_the_next_start(monkeypatch: pytest.Mon
     async def on_death(_why: str) -> None:
         died.set()
 
-    host = DyingHost(engine_pb2.EngineConfig(), on_report, on_death)
+    host = DyingHost(engine_pb2.EngineConfig(), on_report, on_death, load_limit_s=60.0)
     hosting = asyncio.create_task(host.run())
     await died.wait()
     await asyncio.sleep(0)

@@ -15,6 +15,9 @@ from inferflux.worker.model_file import ModelFileError, read_model_file
 def write_model(path: Path, *, scale: float = 1.0, name: str = "small") -> Path:
     writer = gguf.GGUFWriter(path, "llama")
     writer.add_name(name)
+    writer.add_context_length(64)
+    writer.add_embedding_length(8)
+    writer.add_block_count(1)
     letters = [chr(c) for c in [*range(33, 127), *range(161, 173), *range(174, 256), *range(256, 324)]]
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("gpt-2")

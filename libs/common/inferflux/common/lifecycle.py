@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ctypes
 import os
 import signal
 import sys
@@ -15,9 +14,9 @@ import uvloop
 
 from inferflux.common import logs
 from inferflux.common.errors import InferFluxError
+from inferflux.common.parent_death import exit_with_parent
 from inferflux.common.settings import ServiceSettings
 
-_PR_SET_PDEATHSIG = 1
 # After the drain limit, what main() gets to put its things away before it is cancelled.
 _TIDY_UP_S = 5.0
 
@@ -88,13 +87,3 @@ async def _cancel_when_overdue(task: asyncio.Future[None], shutdown: Shutdown, d
     await shutdown.wait()
     await asyncio.sleep(drain_limit_s + _TIDY_UP_S)
     task.cancel()
-
-
-def exit_with_parent(number: signal.Signals = signal.SIGTERM) -> None:
-    """Have the kernel send this process `number` when its parent dies; exit if it already has."""
-    parent = os.getppid()
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.prctl(_PR_SET_PDEATHSIG, int(number), 0, 0, 0) != 0:
-        raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")
-    if os.getppid() != parent:
-        os._exit(1)

@@ -18,7 +18,7 @@ from .emit import Emitter
 from .engine_host import EngineHost, EngineLoadError
 from .intake import Intake
 from .metrics import WorkerMetrics
-from .model_file import ModelFile, ModelFileError, read_model_file
+from .model_file import ModelFile, ModelFileError, probe_model_file
 from .presence import Presence
 from .running import Limits, RunningTable
 from .settings import WorkerSettings
@@ -56,7 +56,12 @@ class Worker:
         )
         self._spans = WorkerSpans(tracer, settings.id)
         self._emitter = Emitter(bus, self._table, self._spans, settings.id, incarnation)
-        self._host = EngineHost(_engine_config(settings), self._on_report, self._on_engine_death)
+        self._host = EngineHost(
+            _engine_config(settings),
+            self._on_report,
+            self._on_engine_death,
+            load_limit_s=settings.load_limit_s,
+        )
         self._watchdog = Watchdog(settings.stuck_s, _WATCH_INTERVAL_S)
         self._intake = Intake(bus, self._table, self._spans, self._host, self._presence)
 
@@ -143,6 +148,12 @@ class Worker:
         card.parameters = ready.parameters
         card.has_chat_template = ready.has_chat_template
         self._metrics.kv_cells = ready.kv_cells
+        if ready.context_length < self._model.context_length and not self._settings.context_length:
+            log.warning(
+                "the context is shorter than the model's: the KV cache holds no more",
+                context_length=ready.context_length,
+                model_context_length=self._model.context_length,
+            )
         log.info(
             "ready",
             model=card.name,
@@ -213,7 +224,7 @@ async def serve(settings: WorkerSettings, shutdown: Shutdown) -> None:
         InferFluxError: the model, NATS or the metrics port cannot be used.
     """
     try:
-        model = await asyncio.to_thread(read_model_file, settings.model_path)
+        model = await probe_model_file(settings.model_path)
     except ModelFileError as error:
         raise InvalidArgument(str(error), field="INFERFLUX_WORKER_MODEL_PATH") from None
     probe = Probe(settings.metrics_listen)

@@ -12,6 +12,7 @@ import sys
 from collections.abc import Awaitable, Callable
 
 from inferflux.common import logs
+from inferflux.common.captured import Captured, cause_in
 from inferflux.common.children import wait_for_end
 from inferflux.v1 import engine_pb2
 
@@ -42,14 +43,21 @@ class EngineHost:
 
     Args:
         config: sent to every new engine.
+        load_limit_s: an engine that has not loaded its model by then is killed.
         on_report: awaited for each report, in order.
         on_death: awaited as soon as the engine is gone, with what happened to it.
     """
 
     def __init__(
-        self, config: engine_pb2.EngineConfig, on_report: ReportHandler, on_death: DeathHandler
+        self,
+        config: engine_pb2.EngineConfig,
+        on_report: ReportHandler,
+        on_death: DeathHandler,
+        *,
+        load_limit_s: float,
     ) -> None:
         self._config = config
+        self._load_limit_s = load_limit_s
         self._on_report = on_report
         self._on_death = on_death
         self._process: subprocess.Popen[bytes] | None = None
@@ -103,33 +111,53 @@ class EngineHost:
 
     async def _run_once(self) -> tuple[bool, str]:
         """One engine's life: (whether it loaded the model, what ended it)."""
+        with Captured() as stderr:
+            loaded, why, code = await self._live(stderr)
+            lines = stderr.last_lines()
+        if loaded and lines:
+            sys.stderr.write("\n".join(lines) + "\n")
+        if not why:
+            why = _describe(code, cause_in(lines))
+        return loaded, why if loaded else self._naming_the_file(why)
+
+    async def _live(self, stderr: Captured) -> tuple[bool, str, int]:
+        """From start to end: (whether it loaded the model, what it or we said of its end, its exit code)."""
         ours, theirs = socket.socketpair()
         with theirs:
             self._process = subprocess.Popen(  # noqa: ASYNC220 - returns when the child has begun
                 [sys.executable, "-m", "inferflux.worker.engine", str(theirs.fileno())],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
+                stderr=stderr.fileno(),
                 env={"GOMP_SPINCOUNT": SPIN_COUNT, **os.environ},
             )
         self._channel = await WorkerEnd.open(ours)
         self._channel.send(engine_pb2.EngineCommand(load=self._config))
         loaded = False
         load_error = ""
+        late = f"the model was not loaded within {self._load_limit_s:g} s"
+        timer = asyncio.get_running_loop().call_later(self._load_limit_s, self.kill, late)
         try:
             async for report in self._channel.reports():
                 if report.HasField("load_error"):
                     load_error = report.load_error
                     continue
                 if report.HasField("ready"):
+                    timer.cancel()
                     loaded = self._was_ready = True
                 await self._on_report(report)
         finally:
+            timer.cancel()
             self._channel.close()
             self._channel = None
             code = await _end(self._process)
             self._process = None
         killed_for, self._killed_for = self._killed_for, ""
-        return loaded, killed_for or load_error or _describe(code)
+        return loaded, killed_for or load_error, code
+
+    def _naming_the_file(self, why: str) -> str:
+        path = self._config.model_path
+        return why if why.startswith(path) else f"{path}: {why}"
 
 
 async def _end(process: subprocess.Popen[bytes]) -> int:
@@ -141,7 +169,6 @@ async def _end(process: subprocess.Popen[bytes]) -> int:
         return await wait_for_end(process)
 
 
-def _describe(code: int) -> str:
-    if code >= 0:
-        return f"the engine exited with code {code}"
-    return f"the engine was ended by {signal.Signals(-code).name}"
+def _describe(code: int, cause: str) -> str:
+    end = f"exited with code {code}" if code >= 0 else f"was ended by {signal.Signals(-code).name}"
+    return f"the engine {end}: {cause}" if cause else f"the engine {end}"

@@ -1,29 +1,40 @@
-"""What a worker reads of a GGUF file without loading it: its digest, and its tokenizer alone.
-
-The layout is that of the GGUF specification, version 2 and 3: magic, version, tensor count, metadata
-count, metadata, tensor index, then the weights.
-"""
+"""What a worker knows of a model file before it loads it: the digest, and a tokenizer that works."""
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
+import json
 import mmap
+import signal
 import struct
+import subprocess
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-_MAGIC = b"GGUF"
-_HEADER = struct.Struct("<4sIQQ")
-_VERSIONS = (2, 3)
-_SCALAR_SIZES = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11: 8, 12: 8}
-_STRING = 8
-_ARRAY = 9
-_U32 = struct.Struct("<I")
-_U64 = struct.Struct("<Q")
+from inferflux.common.captured import Captured, cause_in, one_line
+from inferflux.common.children import wait_for_end
+
+from .gguf_header import (
+    HEADER,
+    MAGIC,
+    MAX_HEADER_BYTES,
+    Array,
+    Header,
+    HeaderError,
+    Kind,
+    parse_header,
+    strings_of,
+)
+from .model_checks import check_metadata, check_tokens
+
+PROBE_LIMIT_S = 60.0
+_SIZE = struct.Struct("<Q")
 
 
 class ModelFileError(Exception):
-    """The file is not a GGUF this project can read."""
+    """The file cannot be served; names the file and the cause in one line."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +44,7 @@ class ModelFile:
     Attributes:
         digest: hex SHA-256 over metadata, tensor index and file size: tells models apart without
             reading their weights.
+        context_length: tokens, as the file states it.
         tokenizer: a GGUF of the same metadata and no tensors, enough for a vocab-only load.
     """
 
@@ -41,85 +53,76 @@ class ModelFile:
     size_bytes: int
     architecture: str
     name: str
+    context_length: int
     tokenizer: bytes
 
 
-def read_model_file(path: Path) -> ModelFile:
-    """Read the head of a GGUF file.
+async def probe_model_file(path: Path, *, limit_s: float = PROBE_LIMIT_S) -> ModelFile:
+    """Have a child process of bounded time and memory read the file and try its vocabulary.
 
     Raises:
-        ModelFileError: missing, not a GGUF, cut off, or of an unknown version.
+        ModelFileError: the file was refused, or the child ended over it.
+    """
+    with Captured() as result, Captured() as complaint:
+        process = subprocess.Popen(  # noqa: ASYNC220 - returns when the child has begun
+            [sys.executable, "-m", "inferflux.worker.model_probe", str(path)],
+            stdin=subprocess.DEVNULL,
+            stdout=result.fileno(),
+            stderr=complaint.fileno(),
+        )
+        try:
+            code = await asyncio.wait_for(wait_for_end(process), limit_s)
+        except TimeoutError:
+            raise ModelFileError(
+                f"{path}: reading its header and vocabulary took over {limit_s:g} s"
+            ) from None
+        finally:
+            if process.poll() is None:
+                process.kill()
+                process.wait()
+        if code != 0:
+            why = cause_in(complaint.last_lines()) or f"ended by {signal.Signals(-code).name}"
+            raise ModelFileError(f"{path}: llama.cpp cannot use the vocabulary: {why}")
+        head, _, tokenizer = result.read().partition(b"\n")
+        facts = json.loads(head)
+        if "error" in facts:
+            raise ModelFileError(one_line(facts["error"]))
+        return ModelFile(path=path, tokenizer=tokenizer, **facts)
+
+
+def read_model_file(path: Path) -> ModelFile:
+    """Read and check the head of a GGUF file, in this process.
+
+    Raises:
+        ModelFileError: missing, not a GGUF, cut off, or a field that cannot be served.
     """
     try:
-        with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as view:
-            return _parse(path, view)
-    except (OSError, ValueError) as error:
+        if not path.is_file():
+            raise ModelFileError(f"{path}: there is no such file")
+        size = path.stat().st_size
+        length = min(size, MAX_HEADER_BYTES)
+        with path.open("rb") as file, mmap.mmap(file.fileno(), length, access=mmap.ACCESS_READ) as view:
+            header = parse_header(view)
+            check_metadata(header)
+            tokens = header.metadata.get("tokenizer.ggml.tokens")
+            if isinstance(tokens, Array) and tokens.kind == Kind.STRING:
+                check_tokens(strings_of(view, tokens))
+            return _model_file(path, view, header, size)
+    except (OSError, ValueError, HeaderError) as error:
         raise ModelFileError(f"{path}: {error}") from None
-    except (struct.error, IndexError, KeyError):
-        raise ModelFileError(f"{path}: the GGUF header is damaged or cut off") from None
 
 
-def _parse(path: Path, view: mmap.mmap) -> ModelFile:
-    magic, version, n_tensors, n_metadata = _HEADER.unpack_from(view)
-    if magic != _MAGIC:
-        raise ModelFileError(f"{path}: not a GGUF file")
-    if version not in _VERSIONS:
-        raise ModelFileError(f"{path}: GGUF version {version} is not supported, only {_VERSIONS}")
-    at = metadata_start = _HEADER.size
-    strings: dict[str, str] = {}
-    for _ in range(n_metadata):
-        key, at = _string(view, at)
-        (kind,) = _U32.unpack_from(view, at)
-        value_at = at + _U32.size
-        at = _skip(view, value_at, kind)
-        if kind == _STRING and key.startswith("general."):
-            strings[key] = _string(view, value_at)[0]
-    metadata_end = at
-    for _ in range(n_tensors):
-        at = _skip_tensor(view, at)
-    if at > len(view):
-        raise ModelFileError(f"{path}: the GGUF header is cut off")
-    size = len(view)
-    digest = hashlib.sha256(view[:at] + _U64.pack(size)).hexdigest()
+def _model_file(path: Path, view: mmap.mmap, header: Header, size: int) -> ModelFile:
+    metadata = header.metadata
+    architecture = str(metadata["general.architecture"])
+    context_length = metadata[f"{architecture}.context_length"]
     return ModelFile(
         path=path,
-        digest=digest,
+        digest=hashlib.sha256(view[: header.end] + _SIZE.pack(size)).hexdigest(),
         size_bytes=size,
-        architecture=strings.get("general.architecture", ""),
-        name=strings.get("general.name", ""),
-        tokenizer=_HEADER.pack(_MAGIC, version, 0, n_metadata) + view[metadata_start:metadata_end],
+        architecture=architecture,
+        name=str(metadata.get("general.name", "")),
+        context_length=context_length if isinstance(context_length, int) else 0,
+        tokenizer=HEADER.pack(MAGIC, header.version, 0, len(metadata))
+        + view[HEADER.size : header.metadata_end],
     )
-
-
-def _length(view: mmap.mmap, at: int) -> int:
-    return int(_U64.unpack_from(view, at)[0])
-
-
-def _string(view: mmap.mmap, at: int) -> tuple[str, int]:
-    length = _length(view, at)
-    at += _U64.size
-    if at + length > len(view):
-        raise IndexError
-    return view[at : at + length].decode("utf-8", "replace"), at + length
-
-
-def _skip(view: mmap.mmap, at: int, kind: int) -> int:
-    """Where the value of `kind` that starts at `at` ends."""
-    if kind == _STRING:
-        return at + _U64.size + _length(view, at)
-    if kind != _ARRAY:
-        return at + _SCALAR_SIZES[kind]
-    element = int(_U32.unpack_from(view, at)[0])
-    count = _length(view, at + _U32.size)
-    at += _U32.size + _U64.size
-    if element in _SCALAR_SIZES:
-        return at + count * _SCALAR_SIZES[element]
-    for _ in range(count):
-        at = _skip(view, at, element)
-    return at
-
-
-def _skip_tensor(view: mmap.mmap, at: int) -> int:
-    at += _U64.size + _length(view, at)
-    n_dimensions = int(_U32.unpack_from(view, at)[0])
-    return at + _U32.size + n_dimensions * _U64.size + _U32.size + _U64.size

@@ -50,6 +50,9 @@ class WorkerSettings(ServiceSettings):
     swap_bytes: int = Field(
         2 << 30, ge=0, description="Host memory for swapped sequences; 0 computes them again instead."
     )
+    load_limit_s: float = Field(
+        600.0, gt=0, le=86400, description="Seconds an engine may take to load the model and to try it."
+    )
     stuck_s: float = Field(
         60.0,
         ge=0,

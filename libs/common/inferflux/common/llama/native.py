@@ -10,10 +10,16 @@ from __future__ import annotations
 import ctypes
 import importlib
 import importlib.util
+import os
 import sys
 from collections import deque
 from types import ModuleType
 from typing import Any
+
+from inferflux.common.captured import ABORTED, one_line
+
+# Read when the library is loaded: no stack traces, for which it would start a debugger where there is one.
+os.environ.setdefault("GGML_NO_BACKTRACE", "1")
 
 _GGML_LOG_LEVEL_WARN = 3
 _GGML_LOG_LEVEL_ERROR = 4
@@ -21,8 +27,8 @@ _GGML_LOG_LEVEL_ERROR = 4
 _DEVICE_GPU = 1
 _DEVICE_INTEGRATED_GPU = 2
 
-complaints: deque[str] = deque(maxlen=20)
-"""The latest warnings and errors llama.cpp logged, for error messages."""
+complaints: deque[tuple[int, str]] = deque(maxlen=20)
+"""The latest warnings and errors llama.cpp logged, for error messages: their level and text."""
 
 _keep_alive: list[Any] = []
 
@@ -43,20 +49,37 @@ def _capture_log(bindings: Any) -> None:
     @bindings.llama_log_callback  # type: ignore[untyped-decorator]
     def on_log(level: int, text: bytes, _user_data: object) -> None:
         if level in (_GGML_LOG_LEVEL_WARN, _GGML_LOG_LEVEL_ERROR):
-            complaints.append(text.decode("utf-8", "replace").strip())
+            complaints.append((level, one_line(text.decode("utf-8", "replace"))))
 
     _keep_alive.append(on_log)
     bindings.llama_log_set(on_log, ctypes.c_void_p(0))
 
 
+def _name_aborts(bindings: Any) -> None:
+    """Have a failed assertion say so in one line of stderr before it ends the process."""
+
+    def on_abort(message: bytes) -> None:
+        where_and_what = message.decode("utf-8", "replace").rpartition("/vendor/")[2]
+        os.write(2, f"{ABORTED}{one_line(where_and_what)}\n".encode())
+
+    callback = ctypes.CFUNCTYPE(None, ctypes.c_char_p)(on_abort)
+    _keep_alive.append(callback)
+    set_callback = bindings._lib.ggml_set_abort_callback  # noqa: SLF001 - bound by nothing else
+    set_callback.restype = ctypes.c_void_p
+    set_callback(callback)
+
+
 llama: Any = _import_bindings()
 _capture_log(llama)
+_name_aborts(llama)
 llama.llama_backend_init()
 
 
 def first_complaint(default: str) -> str:
-    """The first complaint since `complaints` was cleared: the cause, those after it being consequences."""
-    return complaints[0] if complaints else default
+    """The first error since `complaints` was cleared: the cause, those after it being consequences. The first
+    warning if there was no error."""
+    errors = (text for level, text in complaints if level == _GGML_LOG_LEVEL_ERROR)
+    return next(errors, complaints[0][1] if complaints else default)
 
 
 def has_gpu() -> bool:

@@ -10,6 +10,12 @@ from .native import complaints, first_complaint, llama
 
 _MAX_SPECIAL_EXTRA = 16
 
+# Letters of several scripts, digits, signs, blanks, an emoji, and every ASCII character.
+_TRIAL_TEXT = (
+    "".join(map(chr, range(1, 0x180)))
+    + " Ünd dann: 2026  \n\n日本語 العربية हिन्दी Привет 한국어 👩‍🔬 e\u0301\t!"
+)
+
 
 class VocabError(Exception):
     """The file holds no vocabulary llama.cpp can use, or a text could not be tokenized."""
@@ -49,6 +55,19 @@ class Vocab:
         if not model:
             raise VocabError(f"{path.name}: {first_complaint('not a usable GGUF file')}")
         return cls(model, owns_model=True)
+
+    def try_out(self) -> None:
+        """Use the vocabulary as requests will: one that llama.cpp cannot work with ends the process here.
+
+        Raises:
+            VocabError: it is empty, or it cannot spell its own tokens.
+        """
+        if self.size <= 0:
+            raise VocabError("the vocabulary is empty")
+        text = _TRIAL_TEXT + self.text(self.bos) + self.text(self.eos)
+        for parse_special in (True, False):
+            for token in self.tokenize(text.encode(), add_special=False, parse_special=parse_special):
+                self.piece(token)
 
     def close(self) -> None:
         if self._owns_model and self._model:

@@ -11,10 +11,11 @@ import socket
 import sys
 import time
 
-from inferflux.common.lifecycle import exit_with_parent
+from inferflux.common.parent_death import exit_with_parent
 from inferflux.v1 import engine_pb2
 
 from .channel import EngineEnd
+from .context import DecodeError
 from .core import Engine
 from .native import Backend, LoadError
 
@@ -35,7 +36,14 @@ def _load(channel: EngineEnd) -> Engine:
     config = next(iter(channel.commands(None))).load
     try:
         backend = Backend(config)
-    except LoadError as error:
+        engine = Engine(
+            backend,
+            worker_id=config.worker_id,
+            step_stretch=config.step_stretch,
+            step_limit_s=config.step_limit_s,
+            swap_bytes=config.swap_bytes,
+        )
+    except (LoadError, DecodeError) as error:
         channel.send(engine_pb2.EngineReport(load_error=str(error)))
         raise SystemExit(1) from None
     ready = engine_pb2.EngineReady(
@@ -47,13 +55,6 @@ def _load(channel: EngineEnd) -> Engine:
         parameters=backend.parameters,
         prefill_cells=backend.prefill_cells,
         has_chat_template=backend.vocab.chat_template is not None,
-    )
-    engine = Engine(
-        backend,
-        worker_id=config.worker_id,
-        step_stretch=config.step_stretch,
-        step_limit_s=config.step_limit_s,
-        swap_bytes=config.swap_bytes,
     )
     channel.send(engine_pb2.EngineReport(ready=ready))
     return engine

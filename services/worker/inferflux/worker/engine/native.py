@@ -9,6 +9,8 @@ its own, without flash attention, and copied to the main one by the time it is c
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import os
 import time
 from dataclasses import dataclass
@@ -20,15 +22,19 @@ from numpy.typing import NDArray
 from inferflux.common.llama.native import complaints, first_complaint, has_gpu, llama
 from inferflux.common.llama.vocab import Vocab
 from inferflux.v1 import engine_pb2
+from inferflux.worker.free_memory import at_most, free_bytes
 
 from .apart import PromptContext
-from .context import Context, ContextError
+from .context import Context, ContextError, DecodeError
+from .fit import CellShape, DoesNotFitError, fit_cells
 from .kv import MAX_SEQUENCES
 from .planner import StepPlan
 from .state import StateBytes
 
 _AUTO_CELLS_PER_SLOT = 1024
 _PHYSICAL_BATCH = 512
+# Tokens of all parts of the vocabulary, decoded once before anything is served.
+_TRIAL_TOKENS = 64
 # Without flash attention the scores of all rows and cells are kept for a moment: few rows at a time.
 _PREFILL_PHYSICAL_BATCH = 128
 # The context for prompts has this part of the KV cache's cells, and not more than so many, unless something
@@ -41,6 +47,12 @@ _SMALL_STEP_S = 0.002
 _SMALL_STEP_TRIES = 10
 # Other threads are woken for a small step if it then takes less than this part of the time of one thread.
 _WORTH_WAKING = 0.75
+_FEWEST_CELLS = 256
+# Addresses that threads and allocators reserve beyond the memory they use.
+_RESERVED_BYTES = 2 << 30
+_METADATA_BYTES = 256
+# The KV cache lies in memory of the GPU then: llama.cpp says what does not fit there.
+_GPU_DECIDES = 1 << 60
 
 
 class LoadError(Exception):
@@ -77,12 +89,10 @@ class Backend:
         self._threads = config.threads or len(os.sched_getaffinity(0))
         # Steps of so many tokens are left to one thread.
         self._single_thread_tokens = 0
-        try:
-            self._main = self._new_main(config)
-        except ContextError as error:
-            raise LoadError(str(error)) from None
+        self._main = self._new_main(config)
         if not self._main.has_memory:
-            raise LoadError("the model keeps no KV cache: it does not generate text")
+            raise LoadError(f"{config.model_path}: the model keeps no KV cache: it does not generate text")
+        self._check_logits(config.model_path)
         self.cells = self._main.cells
         self.context_length = min(self.context_length, self.cells)
         self.batch_tokens = self._main.batch_tokens
@@ -94,16 +104,69 @@ class Backend:
         return self._prompts.context.cells if self._prompts else 0
 
     def _new_main(self, config: engine_pb2.EngineConfig) -> Context:
-        return Context(
-            self._model,
-            cells=config.kv_cells or max(self.context_length, config.slots * _AUTO_CELLS_PER_SLOT),
-            sequences=self.sequences,
-            batch_tokens=config.batch_tokens,
-            physical_batch=_PHYSICAL_BATCH,
-            flash_attention=config.flash_attention,
-            threads=self._threads,
-            vocabulary=self.vocab.size,
+        """The streams' context.
+
+        Raises:
+            LoadError: it does not fit into memory.
+        """
+        free = _GPU_DECIDES if has_gpu() else free_bytes()
+        wanted = config.kv_cells or max(self.context_length, config.slots * _AUTO_CELLS_PER_SLOT)
+        least = config.kv_cells or config.context_length or min(wanted, _FEWEST_CELLS)
+        try:
+            with contextlib.nullcontext() if has_gpu() else at_most(free + _RESERVED_BYTES):
+                return Context(
+                    self._model,
+                    cells=fit_cells(wanted, least, self._cell_shape(), free),
+                    sequences=self.sequences,
+                    batch_tokens=config.batch_tokens,
+                    physical_batch=_PHYSICAL_BATCH,
+                    flash_attention=config.flash_attention,
+                    threads=self._threads,
+                    vocabulary=self.vocab.size,
+                )
+        except (ContextError, DoesNotFitError) as error:
+            field = "INFERFLUX_WORKER_KV_CELLS" if config.kv_cells else "the context length"
+            value = config.kv_cells or self.context_length
+            raise LoadError(f"{config.model_path}: {field} is {value}: {error}") from None
+
+    def _cell_shape(self) -> CellShape:
+        heads = int(llama.llama_model_n_head_kv(self._model))
+        width = int(llama.llama_model_n_embd(self._model)) // max(
+            int(llama.llama_model_n_head(self._model)), 1
         )
+        keys = self._metadata_number("attention.key_length", width)
+        values = self._metadata_number("attention.value_length", width)
+        layers = int(llama.llama_model_n_layer(self._model))
+        return CellShape(layers=layers, key_values=heads * (keys + values), batch_rows=_PHYSICAL_BATCH)
+
+    def _metadata_number(self, name: str, default: int) -> int:
+        """An integer field of the model's architecture; `default` where the file has none."""
+        architecture = self._metadata("general.architecture")
+        found = self._metadata(f"{architecture}.{name}")
+        return int(found) if found.isdigit() else default
+
+    def _metadata(self, key: str) -> str:
+        buffer = ctypes.create_string_buffer(_METADATA_BYTES)
+        n = llama.llama_model_meta_val_str(self._model, key.encode(), buffer, _METADATA_BYTES)
+        return buffer.value.decode("utf-8", "replace") if n > 0 else ""
+
+    def _check_logits(self, path: str) -> None:
+        """Decode tokens from all over the vocabulary.
+
+        Raises:
+            LoadError: they give no logits a token could be chosen by.
+        """
+        n = min(_TRIAL_TOKENS, self._main.batch_tokens, self.vocab.size)
+        tokens = np.linspace(0, self.vocab.size - 1, n).astype(np.int32)
+        try:
+            logits = self._main.decode_tokens(tokens, slot=0, position=0)
+        except DecodeError as error:
+            raise LoadError(f"{path}: the model cannot decode: {error}") from None
+        if not np.isfinite(logits.max()):
+            raise LoadError(
+                f"{path}: the model gives no finite logits: its weights or its metadata are damaged"
+            )
+        self._main.clear()
 
     def _new_prompts(self, config: engine_pb2.EngineConfig) -> PromptContext | None:
         """The context for prompts; None where the main one does as well, or could not take over from it."""

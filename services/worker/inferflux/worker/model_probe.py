@@ -1,0 +1,83 @@
+"""The probe: a short-lived child of the worker that is the first to read a model file.
+
+    python -m inferflux.worker.model_probe PATH
+
+It reads the head of the file, checks its fields, and loads and uses its vocabulary. A file that breaks
+something breaks this process, which has bounds of time and memory. It prints one line of JSON, then the
+tokenizer; `model_file` reads them.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import signal
+import sys
+from pathlib import Path
+
+from inferflux.common.parent_death import exit_with_parent
+
+from .free_memory import at_most
+from .model_file import ModelFile, ModelFileError, read_model_file
+
+# Address space for reading the file, and then for the vocabulary: this, and some times the file's header.
+MEMORY_BYTES = 3 << 30
+_VOCABULARY_BYTES = 512 << 20
+_VOCABULARY_TIMES = 16
+CPU_S = 30
+
+
+def main() -> int:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    exit_with_parent(signal.SIGKILL)
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, resource.RLIM_INFINITY))
+    resource.setrlimit(resource.RLIMIT_CPU, (CPU_S, CPU_S))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    try:
+        model = read_model_file(Path(sys.argv[1]))
+        _try_tokenizer(model)
+    except ModelFileError as error:
+        _write(json.dumps({"error": str(error)}), b"")
+    except MemoryError:
+        _write(
+            json.dumps({"error": f"{sys.argv[1]}: reading it takes more than {MEMORY_BYTES >> 30} GiB"}), b""
+        )
+    else:
+        facts = {
+            "digest": model.digest,
+            "size_bytes": model.size_bytes,
+            "architecture": model.architecture,
+            "name": model.name,
+            "context_length": model.context_length,
+        }
+        _write(json.dumps(facts), model.tokenizer)
+    return 0
+
+
+def _try_tokenizer(model: ModelFile) -> None:
+    """Load the tokenizer as gateways do, and use it."""
+    from inferflux.common.llama.vocab import Vocab, VocabError  # what is no GGUF is refused without llama.cpp
+
+    fd = os.memfd_create("tokenizer")
+    try:
+        with os.fdopen(fd, "wb", closefd=False) as file:
+            file.write(model.tokenizer)
+        with at_most(_VOCABULARY_BYTES + _VOCABULARY_TIMES * len(model.tokenizer)):
+            vocab = Vocab.load(Path(f"/proc/self/fd/{fd}"))
+            vocab.try_out()
+            vocab.close()
+    except VocabError as error:
+        why = str(error).removeprefix(f"{fd}: ")
+        raise ModelFileError(f"{model.path}: the vocabulary cannot be used: {why}") from None
+    finally:
+        os.close(fd)
+
+
+def _write(line: str, rest: bytes) -> None:
+    sys.stdout.buffer.write(line.encode() + b"\n" + rest)
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,77 @@
+"""How many KV cells are made of the memory there is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from inferflux.worker.engine.fit import CellShape, DoesNotFitError, fit_cells
+from inferflux.worker.free_memory import free_bytes
+
+SHAPE = CellShape(layers=32, key_values=2048, batch_rows=512)
+GIB = 1 << 30
+
+
+def test_a_cell_takes_its_keys_and_values_and_more() -> None:
+    assert SHAPE.bytes > 32 * 2048 * 2
+
+
+def test_what_fits_is_given_as_wanted() -> None:
+    assert fit_cells(4096, 256, SHAPE, 16 * GIB) == 4096
+
+
+def test_what_nobody_asked_for_is_cut_to_half_of_the_memory() -> None:
+    cells = fit_cells(2**31 - 1, 256, SHAPE, 16 * GIB)
+    assert 7.9 * GIB < cells * SHAPE.bytes <= 8 * GIB
+
+
+def test_what_was_asked_for_may_take_all_of_it() -> None:
+    least = 12 * GIB // SHAPE.bytes
+    assert fit_cells(least, least, SHAPE, 16 * GIB) == least
+
+
+def test_what_was_asked_for_and_does_not_fit_is_refused_with_both_numbers() -> None:
+    with pytest.raises(DoesNotFitError, match=r"^1000000 KV cells take 125\.. GiB of memory, 16\.0 GiB are"):
+        fit_cells(1_000_000, 1_000_000, SHAPE, 16 * GIB)
+
+
+def write(root: Path, files: dict[str, str]) -> Path:
+    for name, content in files.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(content)
+    return root
+
+
+MACHINE = {"proc/meminfo": "MemTotal: 9 kB\nMemAvailable:    4096 kB\n"}
+
+
+@pytest.mark.parametrize(
+    ("files", "expected"),
+    [
+        ({}, 4096 << 10),
+        ({"sys/fs/cgroup/memory.max": "max\n", "sys/fs/cgroup/memory.current": "5"}, 4096 << 10),
+        (
+            {
+                "sys/fs/cgroup/memory.max": "3000\n",
+                "sys/fs/cgroup/memory.current": "2500\n",
+                "sys/fs/cgroup/memory.stat": "anon 1\ninactive_file 700\n",
+            },
+            1200,
+        ),
+        (
+            {
+                "proc/self/cgroup": "4:memory:/a/b\n0::/\n",
+                "sys/fs/cgroup/memory/a/b/memory.limit_in_bytes": "1000",
+                "sys/fs/cgroup/memory/a/b/memory.usage_in_bytes": "1400",
+            },
+            0,
+        ),
+    ],
+)
+def test_the_narrowest_limit_counts(tmp_path: Path, files: dict[str, str], expected: int) -> None:
+    assert free_bytes(write(tmp_path, MACHINE | files)) == expected
+
+
+def test_this_machine_has_memory_left() -> None:
+    assert 0 < free_bytes() < 1 << 50
