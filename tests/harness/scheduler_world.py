@@ -62,6 +62,8 @@ class Sequence:
     request: scheduler_pb2.InferenceRequest
     slot: int
     generated: int
+    # Generated before it came here.
+    inherited: int = 0
     # New tokens left of its turn; None for no bound.
     left: int | None = None
     rank: float = 0.0
@@ -106,6 +108,8 @@ class SimWorker:
     ended: list[tuple[RequestKey, int]] = field(default_factory=list)
     cancelled: set[Attempt] = field(default_factory=set)
     batches: list[worker_pb2.RequestBatch] = field(default_factory=list)
+    # Steps until its engine has started again.
+    starting: int = 0
 
     def status(self) -> scheduler_pb2.WorkerStatus:
         status = scheduler_pb2.WorkerStatus(
@@ -166,7 +170,7 @@ class SimWorker:
             self._vacate(item)
             n = len(item.request.generated_token_ids)
             self.running[key_of(item.request)] = Sequence(
-                item.request, item.slot, n, item.token_budget or None, item.rank
+                item.request, item.slot, n, n, item.token_budget or None, item.rank
             )
         return reason
 
@@ -261,7 +265,20 @@ class SimWorker:
             self.cancelled.add(attempt)
 
     def step(self) -> None:
-        """One token for every sequence that runs."""
+        """One token for every sequence that runs, unless one of them kills the engine."""
+        if self.starting:
+            self.starting -= 1
+            if not self.starting:
+                self.state = scheduler_pb2.WORKER_STATE_READY
+            return
+        running = [s for s in self.running.values() if s.is_running]
+        killers = [s for s in running if s.key in self.world.killers]
+        if any(self.world.killers[s.key](s, len(running)) for s in killers):
+            self.world.deaths.append({s.key for s in running})
+            self.die_engine()
+            self.state = scheduler_pb2.WORKER_STATE_LOADING
+            self.starting = self.world.restart_steps
+            return
         self._relieve()
         for sequence in [s for s in self.running.values() if s.is_running]:
             chunk = self._chunk(sequence)
@@ -359,6 +376,11 @@ class World:
         self.requests: dict[RequestKey, scheduler_pb2.InferenceRequest] = {}
         self.commands: list[tuple[str, worker_pb2.WorkerCommand]] = []
         self.holds = 0
+        # Whether a running request kills its engine in this step, with so many running.
+        self.killers: dict[RequestKey, Callable[[Sequence, int], bool]] = {}
+        self.restart_steps = 1
+        # What ran on each engine that was killed so.
+        self.deaths: list[set[RequestKey]] = []
         self._sequence = 0
         self._incarnations = 0
 

@@ -205,7 +205,7 @@ def test_a_vanished_request_is_retried_after_two_heartbeats_without_it(world: Wo
     assert worker.running[key].epoch == 2
 
 
-def test_two_dead_engines_condemn_a_request(world: World) -> None:
+def test_a_request_that_kills_two_engines_the_second_one_alone_is_failed(world: World) -> None:
     worker = world.add_worker("w1")
     key = submit(world, "r1")
     world.settle()

@@ -351,6 +351,7 @@ class Core:
         if self._is_connected:
             out += self._give_up(now)
             out += self._cancel_unread(now)
+        self._life.unplanned |= self._planner.models_with_suspects
         while (early := self._early_cancels.oldest()) and now - early[1] >= self.limits.early_cancel_s:
             self._early_cancels.pop(early[0])
         return out

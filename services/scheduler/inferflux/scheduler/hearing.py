@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from inferflux.v1 import scheduler_pb2, worker_pb2
 
-from . import actions
+from . import actions, suspects
 from .actions import Action
 from .drains import Drains
 from .jobs import Job, JobState, Loss, RequestKey
@@ -115,6 +115,8 @@ class Hearing:
     def _on_progress(self, worker: WorkerSlots, job: Job, generated: int) -> list[Action]:
         job.seen_tokens = max(job.seen_tokens, generated)
         worker.grow(worker.owners[job.key], cells_wanted(job))
+        if job.is_suspect and suspects.has_passed(job):
+            self._life.clear(job)
         return self._charge(job)
 
     def _charge(self, job: Job) -> list[Action]:
@@ -153,6 +155,7 @@ class Hearing:
         residence = Residence.of(told.residence)
         if residence is Residence.RUNNING or job.state is JobState.READING:
             return []
+        was_suspect = job.is_suspect
         out = self._on_progress(worker, job, told.generated_tokens)
         worker.owners[job.key].is_accepted = True
         if job.state is JobState.PARKED:
@@ -160,7 +163,7 @@ class Hearing:
             self._life.replan(worker)
             return out
         reason = actions.reason_of(scheduler_pb2.YieldReason.Name, told.reason, prefix="YIELD_REASON_")
-        if told.reason == scheduler_pb2.YIELD_REASON_TIMESLICE:
+        if told.reason == scheduler_pb2.YIELD_REASON_TIMESLICE and not was_suspect:
             job.since_s = now
         return out + self._life.end_turn(worker, job, residence, reason, now)
 
@@ -199,14 +202,23 @@ class Hearing:
     ) -> list[Action]:
         worker.state = scheduler_pb2.WORKER_STATE_LOADING
         out: list[Action] = []
-        for on_board in died.on_board:
-            job = self._life.jobs.get(RequestKey(on_board.tenant, on_board.request_id))
-            if job is None or not job.is_at(worker.worker_id, on_board.epoch):
-                continue
-            job.engine_deaths += job.state in (JobState.DISPATCHING, JobState.RUNNING)
-            out += self._life.lose(job, Loss.ENGINE_DIED, now)
+        resident = [self._resident(worker, entry) for entry in died.on_board]
+        jobs = [job for job in resident if job is not None]
+        may_compute = [job for job in jobs if worker.may_compute(job.key)]
+        was_alone = len(may_compute) == 1 and len(jobs) == len(resident)
+        blames = [
+            suspects.blame_for_engine(job, worker, was_alone=was_alone, limits=self._life.limits)
+            for job in jobs
+        ]
+        for job, blame in zip(jobs, blames, strict=True):
+            out += self._life.lose(job, Loss.ENGINE_DIED, now, blame=blame)
         self._life.placement.update_models(worker)
         return out
+
+    def _resident(self, worker: WorkerSlots, entry: scheduler_pb2.EndedRequest) -> Job | None:
+        """The job of a request that a worker has; None if it is not there as far as is known here."""
+        job = self._life.jobs.get(RequestKey(entry.tenant, entry.request_id))
+        return job if job is not None and job.is_at(worker.worker_id, entry.epoch) else None
 
     def _on_stray(self, worker: WorkerSlots, stray: Stray, now: float) -> list[Action]:
         job = self._life.jobs.get(stray.key)
@@ -237,8 +249,10 @@ class Hearing:
             self._remember_gone(worker.worker_id, worker.incarnation)
             self.drains.end(worker.worker_id)
         out: list[Action] = []
-        for key in list(worker.owners):
-            out += self._life.lose(self._life.jobs[key], cause, now)
+        jobs = [self._life.jobs[key] for key in worker.owners]
+        blames = [suspects.blame_for_worker(job, worker, cause) for job in jobs]
+        for job, blame in zip(jobs, blames, strict=True):
+            out += self._life.lose(job, cause, now, blame=blame)
         return out
 
     def _remember_gone(self, worker_id: str, incarnation: str) -> None:

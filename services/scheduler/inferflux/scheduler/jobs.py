@@ -77,8 +77,10 @@ class Loss(Enum):
 
     @property
     def counts(self) -> bool:
-        """Whether it is one of the limited retries: what happens in good order costs none."""
-        return self not in (Loss.WORKER_LEFT, Loss.MOVED, Loss.NOT_ON_BOARD)
+        """Whether it is one of the limited retries: what happens in good order costs none. Deaths of engines
+        are limited by `suspects`."""
+        uncounted = (Loss.WORKER_LEFT, Loss.MOVED, Loss.NOT_ON_BOARD, Loss.ENGINE_DIED)
+        return self not in uncounted
 
 
 @dataclass(slots=True, eq=False)
@@ -129,7 +131,11 @@ class Job:
     is_cancelled: bool = False
     retries: int = 0
     refusals: int = 0
+    # Engines, and whole workers, that died while it ran there.
     engine_deaths: int = 0
+    worker_deaths: int = 0
+    # It may have killed its engine: it runs alone until it is cleared. See `suspects`.
+    is_suspect: bool = False
     rank: tuple[float, int] = field(default=(0.0, 0))
     # As the worker reports it: tokens generated, prompt tokens computed.
     seen_tokens: int = 0

@@ -20,6 +20,7 @@ from .memory import Recent
 from .placement import Placement, cells_wanted
 from .queue import Queue
 from .slots import Residence, SlotTable, Stray, WorkerSlots
+from .suspects import Blame
 
 
 class Lifecycle:
@@ -140,8 +141,21 @@ class Lifecycle:
             return self.conclude(job, outcomes.cancelled(job, now))
         return self.enqueue(job, now)
 
-    def lose(self, job: Job, cause: Loss, now: float, *, must_drop: bool = False) -> list[Action]:
-        """A worker does not have it any more, or must not have it: to the queue, in its next epoch."""
+    def lose(
+        self,
+        job: Job,
+        cause: Loss,
+        now: float,
+        *,
+        must_drop: bool = False,
+        blame: Blame = Blame.NONE,
+    ) -> list[Action]:
+        """A worker does not have it any more, or must not have it: to the queue, in its next epoch.
+
+        Args:
+            must_drop: the worker may still have it, and is told to drop it.
+            blame: whether it may have caused the loss.
+        """
         if job.state is JobState.READING:  # it never got there
             return self.put_back(job, now)
         out: list[Action] = [actions.CountRetry(job.key, cause.value, job.handle)]
@@ -152,14 +166,31 @@ class Lifecycle:
         self.release(job)
         job.next_epoch()
         job.retries += cause.counts
-        conclusion = self._conclusion_after(job, cause, now)
+        job.is_suspect |= blame is not Blame.NONE
+        conclusion = self._conclusion_after(job, cause, blame, now)
         return out + (self.enqueue(job, now) if conclusion is None else self.conclude(job, conclusion))
 
-    def _conclusion_after(self, job: Job, cause: Loss, now: float) -> Conclusion | None:
+    def clear(self, job: Job) -> None:
+        """A suspect has run past the point at which its engine died: it is like others again."""
+        is_waiting = job.is_waiting
+        if is_waiting:
+            self.queue.discard(job)
+        job.is_suspect = False
+        job.retries = 0
+        if is_waiting:
+            self.queue.push(job)
+            self.unplanned.add(job.model)
+        worker = self.worker_of(job)
+        if worker is not None:
+            worker.admit_others(job.key)
+            self.placement.update(worker)
+            self.replan(worker)
+
+    def _conclusion_after(self, job: Job, cause: Loss, blame: Blame, now: float) -> Conclusion | None:
         """Why a lost job is not to be tried again."""
         if job.is_cancelled:
             return outcomes.cancelled(job, now)
-        if job.engine_deaths >= self.limits.poison_deaths:
+        if blame is Blame.CONVICTED:
             return outcomes.poison(job)
         if job.retries > self.limits.max_retries:
             return outcomes.retries_exhausted(job, cause.value)
@@ -225,9 +256,12 @@ class Lifecycle:
             self.placement.update(worker)
 
     def replan(self, worker: WorkerSlots) -> None:
+        queues = {model: self.queue.models.get(model) for model in worker.context_lengths}
         if worker.can_resume:
             self.have_turns.add(worker.worker_id)
-            self.unplanned.update(m for m in worker.context_lengths if self.queue.models.get(m))
+            self.unplanned.update(model for model, queue in queues.items() if queue)
+        else:
+            self.unplanned.update(m for m, queue in queues.items() if queue and queue.has_suspects)
 
     def drop(self, worker_id: str, key: RequestKey, epoch: int) -> Action:
         command = worker_pb2.WorkerCommand()

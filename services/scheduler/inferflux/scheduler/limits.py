@@ -15,8 +15,10 @@ class Limits:
     max_retries: int = 5
     # Refusals by workers that had looked able to take it.
     max_refusals: int = 20
-    # Aboard this many dying engines, a request is to blame.
+    # Deaths of engines that a request must have seen to be to blame, the last of them alone: see `suspects`.
     poison_deaths: int = 2
+    # Suspects wait this long for an engine that starts again, before they take a worker from others.
+    reserve_after_s: float = 5.0
     no_worker_timeout_s: float = 10.0
     worker_dead_s: float = 3.0
     # A worker that is silent for this long is asked whether it is there: the bus knows when it is not.

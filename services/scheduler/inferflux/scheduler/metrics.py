@@ -38,6 +38,10 @@ class SchedulerMetrics:
         self.depth = gauge("scheduler_queue_depth", "Requests that wait for a worker.", model)
         self.waiting = gauge("num_requests_waiting", "Requests that wait for a worker.", model)
         self.running = gauge("num_requests_running", "Requests on workers, or on their way.", model)
+        self.suspects = gauge(
+            "scheduler_suspects",
+            "Requests that run alone, or wait to, because an engine died while they ran.",
+        )
         self.oldest_wait = gauge(
             "scheduler_oldest_wait_seconds", "How long the longest waiting request has waited."
         )
@@ -98,7 +102,7 @@ class SchedulerMetrics:
         """It does not lead: queue and workers are not its own any more."""
         self.is_leader.set(0)
         self._keep_models(set())
-        for gauge in (self.oldest_wait, self.workers, self.free_slots):
+        for gauge in (self.suspects, self.oldest_wait, self.workers, self.free_slots):
             gauge.set(0)
 
     def count_end(self, outcome: str) -> None:
@@ -111,6 +115,7 @@ class SchedulerMetrics:
         for job in core.jobs.values():
             if job.state in (JobState.DISPATCHING, JobState.RUNNING):
                 running[job.model] = running.get(job.model, 0) + 1
+        self.suspects.set(sum(job.is_suspect for job in core.jobs.values()))
         self._keep_models({*waiting, *running})
         for model in self._models:
             self.depth.labels(model).set(waiting.get(model, 0))

@@ -52,7 +52,9 @@ def refusals_exhausted(message: str) -> tokens_pb2.Failed:
 
 
 def poison(job: Job) -> tokens_pb2.Failed:
-    message = f"request {job.key.request_id} was on board when {job.engine_deaths} engines died"
+    message = (
+        f"request {job.key.request_id} ran on {job.engine_deaths} engines that died, on the last one alone"
+    )
     return _failed(Internal(message, reason="POISON_REQUEST"))
 
 

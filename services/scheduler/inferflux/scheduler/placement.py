@@ -103,6 +103,10 @@ class Placement:
         """Whether a worker that is ready or loading has the model."""
         return bool(self._live.get(model))
 
+    def live(self, model: str) -> Collection[WorkerSlots]:
+        """Workers that are ready or loading and have the model."""
+        return self._live.get(model, {}).values()
+
     def choose(self, job: Job, but: Collection[Size] = ()) -> WorkerSlots | None:
         """The worker for a job, None if none can take it now.
 

@@ -15,6 +15,8 @@ from .lifecycle import Lifecycle
 from .placement import Size, cells_wanted, size_of
 from .queue import ModelQueue
 from .slots import Owner, WorkerSlots
+from .suspects import probation_tokens
+from .wards import Wards
 
 # Requests passed over in one plan, whose workers have no place for them, to find one behind them that has.
 _PASS_OVER_AT_MOST = 256
@@ -64,6 +66,7 @@ class Planner:
     def __init__(self, life: Lifecycle, *, name: str) -> None:
         self._life = life
         self._name = name
+        self._wards = Wards(life)
         self._batches = 0
         # By batch id.
         self._flights: dict[str, Flight] = {}
@@ -88,6 +91,7 @@ class Planner:
         if queue is None:
             return []
         plan = Plan(queue, now)
+        self._place_suspects(model, plan)
         self._look_through(model, plan)
         for job in plan.passed_over:
             queue.put_back(job)
@@ -101,6 +105,29 @@ class Planner:
             worker.is_kept = False
             self._life.placement.update(worker)
         return plan.out
+
+    @property
+    def models_with_suspects(self) -> set[str]:
+        """Models that want a plan though nothing may have happened: suspects wait, or workers for them."""
+        waiting = {model for model, queue in self._life.queue.models.items() if queue.has_suspects}
+        return waiting | self._wards.models
+
+    def _place_suspects(self, model: str, plan: Plan) -> None:
+        """Suspects come first, each alone on a worker, so that none is a suspect for long."""
+        for job in plan.queue.suspects:
+            if job.state is JobState.PARKED:  # to run alone, it may have to go elsewhere
+                plan.out += self._life.lose(job, Loss.MOVED, plan.now, must_drop=True)
+            if not job.is_queued:
+                continue
+            if why := self._life.placement.why_never(job):
+                plan.out += self._life.conclude(job, outcomes.too_large(why))
+            elif (worker := self._wards.choose(job)) is not None:
+                self._take(job, worker, plan, is_alone=True)
+        first = next(iter(plan.queue.suspects), None)
+        worker = self._wards.reserve(model, first, plan.now)
+        if worker is not None and first is not None and not worker.is_isolated:
+            runs = [self._life.jobs[key] for key, owner in worker.owners.items() if owner.is_running]
+            self._park(worker, [job for job in runs if job.state is JobState.RUNNING], first, plan)
 
     def _look_through(self, model: str, plan: Plan) -> None:
         """Place one after the other; who was passed over is still to be put back."""
@@ -150,14 +177,18 @@ class Planner:
             worker = self._make_room(job, plan)
             if worker is None:
                 return False
+        self._take(job, worker, plan)
+        return True
+
+    def _take(self, job: Job, worker: WorkerSlots, plan: Plan, *, is_alone: bool = False) -> None:
+        """Bind a job to a worker, and dispatch it, or first read what it has emitted."""
         plan.queue.depart(job, plan.now)
-        self._assign(job, worker)
+        self._assign(job, worker, is_alone=is_alone)
         self._charge_prompt(job, plan.queue)
         if job.needs_replay:
             plan.out.append(self._life.read(job))
         else:
             plan.placed[worker.worker_id].new.append(job)
-        return True
 
     def give_turns(self, worker: WorkerSlots, now: float) -> list[Action]:
         """What is parked on a worker gets its turns, most urgent first, whatever waits elsewhere."""
@@ -206,14 +237,17 @@ class Planner:
         preemption = self._life.fairness.preempt_for(job, self._life.table, self._life.jobs, plan.awaited)
         if preemption is None:
             return None
-        worker = preemption.worker
-        for victim in preemption.victims:
+        self._park(preemption.worker, preemption.victims, job, plan)
+        return preemption.worker
+
+    def _park(self, worker: WorkerSlots, victims: Iterable[Job], by: Job, plan: Plan) -> None:
+        """Have running requests give way to another."""
+        for victim in victims:
             worker.park(victim.key, is_confirmed=False)
             self._life.to_parked(victim, plan.now)
             plan.placed[worker.worker_id].victims.append(victim)
-            plan.out.append(actions.Preempted(victim.key, victim.handle, worker.worker_id, by=job.key))
+            plan.out.append(actions.Preempted(victim.key, victim.handle, worker.worker_id, by=by.key))
         self._life.placement.update(worker)
-        return worker
 
     @staticmethod
     def _charge_prompt(job: Job, queue: ModelQueue) -> None:
@@ -221,9 +255,10 @@ class Planner:
             job.is_prompt_charged = True
             queue.charge(job.key.tenant, job.prompt_tokens, 0)
 
-    def _assign(self, job: Job, worker: WorkerSlots) -> None:
+    def _assign(self, job: Job, worker: WorkerSlots, *, is_alone: bool) -> None:
         epoch = 0 if job.needs_replay else job.epoch
-        worker.assign(job.key, epoch, cells_wanted(job), self._life.fairness.rank(job))
+        rank = self._life.fairness.rank(job)
+        worker.assign(job.key, epoch, cells_wanted(job), rank, is_alone=is_alone)
         job.worker_id = worker.worker_id
         job.waited_there_s = 0.0
         self._life.placement.update(worker)
@@ -287,7 +322,8 @@ class Planner:
 
     def _turn(self, job: Job, owner: Owner) -> batches.Turn:
         slot = owner.slot if owner.slot is not None else 0
-        return batches.Turn(job, slot, self._life.fairness.timeslice(job), owner.rank)
+        budget = probation_tokens(job) if job.is_suspect else self._life.fairness.timeslice(job)
+        return batches.Turn(job, slot, budget, owner.rank)
 
     def has_room(self, job: Job) -> bool:
         """Whether it need not wait: there is a place, or others make one."""

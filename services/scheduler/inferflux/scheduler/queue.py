@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from heapq import heappop, heappush
+from itertools import chain
 from math import exp
 
 from .announcements import Outlook
 from .bounds import Waiting
 from .jobs import Job
-from .policies import Policy
+from .policies import Fcfs, Policy
 
 # The pace of departures is that of about the last half minute, and of no fewer than some ten bursts.
 _PACE_MEMORY_S = 30.0
@@ -52,7 +53,7 @@ class Pace:
 
 
 class ModelQueue:
-    """One model's queue: a policy's order, and how fast it moves.
+    """One model's queue: a policy's order, and how fast it moves. Suspects wait in an order of their own.
 
     Args:
         waiting: counts the jobs of all queues together.
@@ -60,6 +61,7 @@ class ModelQueue:
 
     def __init__(self, policy: Policy, waiting: Waiting | None = None) -> None:
         self._policy = policy
+        self._suspects: Policy = Fcfs()
         self._waiting = Waiting() if waiting is None else waiting
         self._pace = Pace()
         self._oldest: list[tuple[float, int, Job]] = []
@@ -69,7 +71,19 @@ class ModelQueue:
         return len(self._members)
 
     def __iter__(self) -> Iterator[Job]:
-        return iter(self._policy)
+        return chain(self._policy, self._suspects)
+
+    @property
+    def suspects(self) -> list[Job]:
+        """Those that wait to run alone, first come first."""
+        return sorted(self._suspects, key=lambda job: job.rank)
+
+    @property
+    def has_suspects(self) -> bool:
+        return len(self._suspects) > 0
+
+    def _order_of(self, job: Job) -> Policy:
+        return self._suspects if job.is_suspect else self._policy
 
     @property
     def departure_interval_s(self) -> float:
@@ -77,7 +91,7 @@ class ModelQueue:
         return self._pace.interval_s
 
     def push(self, job: Job) -> None:
-        self._policy.push(job)
+        self._order_of(job).push(job)
         self._members.add(job)
         self._waiting.enter(job.key.tenant)
         heappush(self._oldest, (job.enqueued_s, job.arrival, job))
@@ -85,6 +99,7 @@ class ModelQueue:
             self._oldest = sorted((j.enqueued_s, j.arrival, j) for j in self._members)
 
     def first(self) -> Job | None:
+        """The next in order; no suspect."""
         return self._policy.first()
 
     def depart(self, job: Job, now: float) -> None:
@@ -109,7 +124,7 @@ class ModelQueue:
         self._policy.put_back(job)
 
     def _take_out(self, job: Job) -> None:
-        self._policy.discard(job)
+        self._order_of(job).discard(job)
         self._members.remove(job)
         self._waiting.leave(job.key.tenant)
 
@@ -118,7 +133,7 @@ class ModelQueue:
         self._policy.charge(tenant, input_tokens, output_tokens)
 
     def position(self, job: Job) -> int:
-        return self._policy.position(job)
+        return self._order_of(job).position(job)
 
     def outlook(self, job: Job) -> Outlook:
         """Its position, and the wait expected from there by the pace of late; 0 while that is not known."""

@@ -113,6 +113,10 @@ class WorkerSlots:
         # Of running requests; what is parked gives way.
         self.owned_cells = 0
         self.status = status
+        # A suspect that runs here, and nothing else may run beside it.
+        self._alone: RequestKey | None = None
+        # Kept free of everything but suspects, while any wait.
+        self.is_reserved = False
         self._n_running = 0
         self._n_strays_running = 0
         self._free: list[int] = []
@@ -129,10 +133,39 @@ class WorkerSlots:
         return self.owned_cells + self.stray_cells
 
     @property
+    def is_isolated(self) -> bool:
+        """Whether a suspect runs here alone."""
+        return self._alone is not None
+
+    def is_alone(self, key: RequestKey) -> bool:
+        """Whether this is the suspect that runs here alone."""
+        return self._alone == key
+
+    def may_compute(self, key: RequestKey) -> bool:
+        """Whether the engine may be at work for a request. Raises KeyError if it is not resident."""
+        owner = self.owners[key]
+        return owner.is_running or not owner.is_confirmed
+
+    @property
+    def n_running(self) -> int:
+        """Requests that run here, unowned ones among them."""
+        return self._n_running + self._n_strays_running
+
+    @property
+    def can_isolate(self) -> bool:
+        """Whether a suspect would run alone here."""
+        is_up = self.state == scheduler_pb2.WORKER_STATE_READY and not (self.is_held or self.is_kept)
+        is_idle = not self.n_running and all(owner.is_confirmed for owner in self.owners.values())
+        return is_up and is_idle and self.has_slot
+
+    @property
+    def _is_shut(self) -> bool:
+        return self.is_held or self.is_kept or self.is_reserved or self._alone is not None
+
+    @property
     def has_turn(self) -> bool:
         """Whether one more request may run, were it there."""
-        is_shut = self.is_held or self.is_kept
-        return not is_shut and self._n_running + self._n_strays_running < self.slots
+        return not self._is_shut and self._n_running + self._n_strays_running < self.slots
 
     @property
     def has_slot(self) -> bool:
@@ -152,8 +185,7 @@ class WorkerSlots:
     @property
     def takes_new(self) -> bool:
         """Whether it would take new requests if there were room."""
-        is_shut = self.is_held or self.is_kept
-        return self.state == scheduler_pb2.WORKER_STATE_READY and not is_shut
+        return self.state == scheduler_pb2.WORKER_STATE_READY and not self._is_shut
 
     @property
     def can_resume(self) -> bool:
@@ -176,12 +208,19 @@ class WorkerSlots:
             o.slot != stray.slot or o.key == stray.key for o in self.owners.values()
         )
 
-    def assign(self, key: RequestKey, epoch: int, cells: int, rank: float = 0.0) -> Owner:
+    def assign(
+        self, key: RequestKey, epoch: int, cells: int, rank: float = 0.0, *, is_alone: bool = False
+    ) -> Owner:
         """Have a new request run here.
+
+        Args:
+            is_alone: nothing else may run beside it.
 
         Raises:
             IndexError: there is no slot for it.
         """
+        if is_alone:
+            self._alone = key
         return self._own(Owner(key, epoch, self._take_slot(), cells, rank))
 
     def adopt(self, stray: Stray, cells: int, rank: float = 0.0) -> Owner:
@@ -206,6 +245,7 @@ class WorkerSlots:
     def park(self, key: RequestKey, residence: Residence = Residence.PARKED, *, is_confirmed: bool) -> None:
         """Take note that a request does not run, or not any more."""
         owner = self.owners[key]
+        self.admit_others(key)
         if owner.is_running:
             self._n_running -= 1
             self.owned_cells -= owner.cells
@@ -240,10 +280,16 @@ class WorkerSlots:
     def release(self, key: RequestKey) -> None:
         """Take a request off board. Raises KeyError if it is not there."""
         owner = self.owners.pop(key)
+        self.admit_others(key)
         if owner.is_running:
             self._n_running -= 1
             self.owned_cells -= owner.cells
         self._give_slot_back(owner)
+
+    def admit_others(self, key: RequestKey) -> None:
+        """A request need not run alone, or does not any more."""
+        if self._alone == key:
+            self._alone = None
 
     def reconcile(self, status: scheduler_pb2.WorkerStatus, now: float, insist_after: int) -> Reconciled:
         """Take a heartbeat in.

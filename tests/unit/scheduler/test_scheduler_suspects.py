@@ -1,0 +1,239 @@
+"""Requests that kill engines, among innocent ones: who is to blame, and for how many deaths."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from harness.scheduler_world import Sequence, World, make_request
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from inferflux.scheduler.fairness import FairnessSettings
+from inferflux.scheduler.jobs import JobState, Loss, RequestKey
+from inferflux.scheduler.limits import Limits
+
+Kill = Callable[[Sequence, int], bool]
+
+
+def at(index: int) -> Kill:
+    """Kills when it computes this token: the same input, the same end."""
+    return lambda sequence, _n: sequence.generated >= index
+
+
+def after(steps: int) -> Kill:
+    """Kills after so many tokens of every attempt."""
+    return lambda sequence, _n: sequence.generated - sequence.inherited >= steps
+
+
+def in_company(_sequence: Sequence, n_running: int) -> bool:
+    """Kills only beside others."""
+    return n_running > 1
+
+
+class Ward:
+    """A world with workers that have room, and requests that kill."""
+
+    def __init__(self, workers: int, *, slots: int = 4, fairness: FairnessSettings | None = None) -> None:
+        self.world = World(Limits(settle_s=0.0, clock_skew_s=-1e6), fairness=fairness)
+        for i in range(workers):
+            self.world.add_worker(f"w{i}", slots=slots, kv_cells=512)
+        self.world.settle()
+        self.world.pass_time(0.1)
+
+    def submit(
+        self, name: str, *, tokens: int = 12, priority: int = 0, kills: Kill | None = None
+    ) -> RequestKey:
+        request = make_request(name, max_tokens=tokens, priority=priority, at=self.world.now)
+        key = self.world.submit(request)
+        if kills is not None:
+            self.world.killers[key] = kills
+        self.world.settle()
+        return key
+
+    def outcome(self, key: RequestKey) -> str:
+        return self.world.read(key).outcome
+
+    def end(self) -> None:
+        self.world.live(2000)
+        self.world.check()
+        self.world.check_quiet()
+
+
+@pytest.mark.parametrize("workers", [1, 2, 4])
+def test_a_request_that_kills_every_engine_takes_no_neighbour_along(workers: int) -> None:
+    ward = Ward(workers)
+    others = [ward.submit(f"r{i}") for i in range(20)]
+    killer = ward.submit("killer", priority=1, kills=at(2))
+    others += [ward.submit(f"s{i}") for i in range(10)]
+    ward.end()
+    assert ward.outcome(killer) == "POISON_REQUEST"
+    assert {ward.outcome(key) for key in others} == {"length"}
+    assert len(ward.world.deaths) == 2
+    assert ward.world.deaths[1] == {killer}
+
+
+def test_a_suspect_runs_alone_until_it_is_past_the_point_of_death_and_then_beside_others() -> None:
+    ward = Ward(1)
+    keys = [ward.submit(f"r{i}", tokens=40) for i in range(3)]
+    worker = ward.world.workers["w0"]
+    for _ in range(3):
+        worker.step()
+    ward.world.settle()
+    worker.die_engine()
+    ward.world.settle()
+    beside: list[int] = []
+    for _ in range(40):
+        worker.beat()
+        ward.world.settle()
+        beside.append(sum(s.is_running for s in worker.running.values()))
+        worker.step()
+        ward.world.settle()
+    assert set(beside[:24]) == {1}
+    assert beside[-1] == 3
+    assert min(s.generated for s in worker.running.values()) > 11
+    ward.end()
+    assert {ward.outcome(key) for key in keys} == {"length"}
+
+
+def test_an_innocent_long_request_outlives_any_number_of_killers() -> None:
+    """Its neighbours' deaths are no retries of its own."""
+    ward = Ward(1)
+    innocent = ward.submit("innocent", tokens=50)
+    for i in range(8):
+        ward.world.live(30)
+        ward.submit(f"killer{i}", kills=at(1))
+    ward.end()
+    assert ward.outcome(innocent) == "length"
+    assert {ward.outcome(RequestKey("acme", f"killer{i}")) for i in range(8)} == {"POISON_REQUEST"}
+
+
+def test_one_that_kills_after_some_tokens_of_each_attempt_is_found_all_the_same() -> None:
+    ward = Ward(1)
+    others = [ward.submit(f"r{i}") for i in range(3)]
+    killer = ward.submit("killer", tokens=50, kills=after(10))
+    ward.end()
+    assert ward.outcome(killer) == "POISON_REQUEST"
+    assert {ward.outcome(key) for key in others} == {"length"}
+    assert len(ward.world.deaths) <= 3
+
+
+def test_one_that_kills_only_beside_others_ends_up_alone_and_is_served() -> None:
+    ward = Ward(1)
+    killer = ward.submit("killer", tokens=50, kills=in_company)
+    others = [ward.submit(f"r{i}", tokens=50) for i in range(6)]
+    ward.end()
+    assert {ward.outcome(key) for key in [killer, *others]} == {"length"}
+    assert len(ward.world.deaths) <= 4
+
+
+def test_what_is_parked_when_an_engine_dies_is_no_suspect() -> None:
+    ward = Ward(1, slots=1, fairness=FairnessSettings(enable_preemption=True))
+    parked = ward.submit("parked", tokens=30)
+    urgent = ward.submit("urgent", tokens=30, priority=9)
+    ward.world.workers["w0"].die_engine()
+    ward.world.settle()
+    jobs = ward.world.core.jobs
+    assert (jobs[parked].is_suspect, jobs[urgent].is_suspect) == (False, True)
+    ward.end()
+
+
+def test_suspects_take_a_worker_from_others_when_none_is_idle_and_none_starts() -> None:
+    ward = Ward(2, slots=2)
+    long = [ward.submit(f"long{i}", tokens=50) for i in range(4)]
+    killed = ward.world.workers.pop("w0")
+    lost = set(killed.running)
+    for _ in range(2):  # a whole worker is lost twice: only then are its requests suspects
+        ward.world.core.jobs[next(iter(lost))].worker_deaths = 1
+    for _ in range(20):
+        ward.world.workers["w1"].beat()
+        ward.world.settle()
+        ward.world.pass_time(0.25)
+    suspect = next(key for key in lost if ward.world.core.jobs[key].worker_deaths == 2)
+    worker = ward.world.workers["w1"]
+    assert [key for key, s in worker.running.items() if s.is_running] == [suspect]
+    ward.end()
+    assert {ward.outcome(key) for key in long} == {"length"}
+
+
+def test_an_urgent_request_does_not_preempt_a_suspect() -> None:
+    ward = Ward(1, fairness=FairnessSettings(enable_preemption=True))
+    suspect = ward.submit("suspect", tokens=30)
+    worker = ward.world.workers["w0"]
+    worker.die_engine()
+    ward.world.settle()
+    worker.beat()
+    ward.world.settle()
+    ward.submit("urgent", priority=9)
+    assert list(worker.running) == [suspect]
+    ward.end()
+
+
+def test_a_suspect_that_is_cancelled_while_it_waits_frees_its_worker() -> None:
+    ward = Ward(1)
+    key = ward.submit("suspect", tokens=30)
+    worker = ward.world.workers["w0"]
+    worker.die_engine()
+    ward.world.settle()
+    assert ward.world.core.jobs[key].state is JobState.QUEUED
+    ward.world.cancel(key)
+    ward.world.settle()
+    worker.beat()
+    other = ward.submit("other")
+    assert other in worker.running
+    ward.end()
+
+
+def test_deaths_of_engines_are_no_retries() -> None:
+    assert not Loss.ENGINE_DIED.counts
+    assert Loss.WORKER_DEAD.counts
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    workers=st.integers(1, 4),
+    slots=st.integers(1, 4),
+    restart_steps=st.integers(1, 8),
+    preempts=st.booleans(),
+    timeslice=st.sampled_from([0, 0, 3]),
+    traffic=st.lists(
+        st.tuples(
+            st.integers(1, 40),  # tokens
+            st.integers(-1, 6),  # priority
+            st.sampled_from(["no", "no", "no", "at", "after"]),
+            st.integers(0, 12),  # kills at, or after
+            st.integers(0, 3),  # seconds until the next
+        ),
+        min_size=1,
+        max_size=16,
+    ),
+)
+def test_no_innocent_request_fails_and_each_killer_does_after_few_deaths(
+    workers: int,
+    slots: int,
+    restart_steps: int,
+    preempts: bool,
+    timeslice: int,
+    traffic: list[tuple[int, int, str, int, int]],
+) -> None:
+    ward = Ward(workers, slots=slots, fairness=FairnessSettings(preempts, 5, timeslice))
+    ward.world.restart_steps = restart_steps
+    kills: dict[str, Callable[[int], Kill]] = {"at": at, "after": after}
+    innocent: list[RequestKey] = []
+    killers: list[RequestKey] = []
+    certain: list[RequestKey] = []
+    for i, (tokens, priority, kind, moment, pause_s) in enumerate(traffic):
+        does_kill = kind in kills and moment < tokens
+        kill = kills[kind](moment) if does_kill else None
+        key = ward.submit(f"r{i}", tokens=tokens, priority=priority, kills=kill)
+        (killers if does_kill else innocent).append(key)
+        certain += [key] if does_kill and kind == "at" else []
+        ward.world.live(pause_s)
+        ward.world.check()
+    ward.end()
+    assert {ward.outcome(key) for key in innocent} <= {"length"}
+    # One that kills after some tokens of each attempt may have fewer left to make.
+    allowed = {"POISON_REQUEST", "length"}
+    assert all(ward.outcome(k) in allowed for k in killers)
+    assert all(ward.outcome(k) == "POISON_REQUEST" for k in certain)
+    assert len(ward.world.deaths) <= 4 * len(killers)
