@@ -122,7 +122,7 @@ async def served() -> AsyncIterator[Served]:
         "Echo": grpc.stream_stream_rpc_method_handler(_echo_each, **codec),
         "Write": grpc.unary_stream_rpc_method_handler(_writer, **codec),
     }
-    server.server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(FAULTS, handlers),))
+    server.server.add_registered_method_handlers(FAULTS, handlers)
     server.add(INFERENCE)
     port = await server.start("127.0.0.1:0")
     served = Served(server, inference, port)

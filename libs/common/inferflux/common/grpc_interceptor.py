@@ -1,4 +1,8 @@
-"""What happens around every RPC: its request id, its errors, its log line, its counter.
+"""What happens around every RPC: its request id, its admission, its body, its errors, its log line.
+
+The order protects the process from strangers: metadata is checked, the caller is admitted, and only then is
+the body received, measured and decoded. grpc.aio would decode before a handler runs, so it sees every method
+as one that streams bytes, and the interceptor reads them itself.
 
 Handlers raise InferFluxErrors; the caller gets a google.rpc.Status. Whatever else a handler raises is a
 defect of ours: logged with its traceback under a correlation id, which is all the caller is told.
@@ -7,41 +11,102 @@ defect of ours: logged with its traceback under a correlation id, which is all t
 from __future__ import annotations
 
 import secrets
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import aclosing
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from contextlib import aclosing, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import Any, NoReturn, Self
 
 import grpc
 import grpc.aio
-from google.protobuf.message import DecodeError
 from grpc_status import rpc_status
 
 from inferflux.common import grpc_metadata, logs, metrics, wire
-from inferflux.common.errors import InferFluxError, Internal, InvalidArgument, to_status
+from inferflux.common.errors import InferFluxError, Internal, InvalidArgument, ResourceExhausted, to_status
+from inferflux.common.grpc_options import MAX_RECEIVE_BYTES
+from inferflux.common.grpc_receiving import Receiving
+from inferflux.common.grpc_rules import OPEN_RULES, MethodRule
 
 log = logs.get()
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
-_request_id: ContextVar[str] = ContextVar("inferflux_request_id", default="")
+Admit = Callable[[str, grpc_metadata.Metadata | None], Awaitable[object]]
+"""Lets the holder of a key pass, or raises: called with the scope and the call's metadata, before the body is
+received. What it returns is the call's `caller`."""
+
+# Messages that arrive at the same time: of strangers to open methods, and of callers that were admitted. Each
+# may hold as much memory as gRPC's largest message.
+_OPEN_MESSAGES, _OPEN_GRACE_S, _OPEN_TIME_LIMIT_S = 8, 0.0, 10.0
+_ADMITTED_MESSAGES, _ADMITTED_GRACE_S, _ADMITTED_TIME_LIMIT_S = 64, 2.0, 60.0
+
+_ANY = MethodRule(max_body_bytes=MAX_RECEIVE_BYTES)
+
+
+@dataclass(frozen=True, slots=True)
+class CallInfo:
+    """The RPC that a task serves.
+
+    Attributes:
+        request_id: the caller's or a generated one.
+        started_at: monotonic, in seconds, before the call was admitted.
+        caller: as admitted; None for methods that admit every caller.
+    """
+
+    request_id: str
+    started_at: float
+    caller: object
+
+
+_call: ContextVar[CallInfo | None] = ContextVar("inferflux_call", default=None)
+
+
+def current_call() -> CallInfo:
+    """The RPC that this task serves.
+
+    Raises:
+        RuntimeError: it serves none.
+    """
+    call = _call.get()
+    if call is None:
+        raise RuntimeError("no RPC is being served")
+    return call
 
 
 def current_request_id() -> str:
     """The request id of the RPC this task serves: the caller's or a generated one; "" outside of any."""
-    return _request_id.get()
-
-
-@dataclass(frozen=True, slots=True)
-class _Undecodable:
-    """Stands in for a request whose bytes are not one, until there is a context to refuse it with."""
-
-    error: InvalidArgument
+    call = _call.get()
+    return "" if call is None else call.request_id
 
 
 class RequestInterceptor(grpc.aio.ServerInterceptor):
-    """Wraps the handlers of all four kinds of RPC."""
+    """Wraps the handlers of all four kinds of RPC.
+
+    Args:
+        rules: of the server's methods; one that has none is UNIMPLEMENTED. None: every caller may call every
+            method, with messages of any size that gRPC takes.
+        admit: admits the callers of methods whose rule has a scope.
+        max_calls: calls at the same time; health and reflection have bounds of their own.
+    """
+
+    def __init__(
+        self,
+        rules: Mapping[str, MethodRule] | None = None,
+        admit: Admit | None = None,
+        *,
+        max_calls: int = 8192,
+    ) -> None:
+        self._rules = rules
+        self._admit = admit
+        self._max_calls = max_calls
+        self._n_calls = 0
+        self._n_calls_of: Counter[str] = Counter()
+        self._open = Receiving(_OPEN_MESSAGES, grace_s=_OPEN_GRACE_S, time_limit_s=_OPEN_TIME_LIMIT_S)
+        self._admitted = Receiving(
+            _ADMITTED_MESSAGES, grace_s=_ADMITTED_GRACE_S, time_limit_s=_ADMITTED_TIME_LIMIT_S
+        )
 
     async def intercept_service(
         self,
@@ -49,68 +114,136 @@ class RequestInterceptor(grpc.aio.ServerInterceptor):
         handler_call_details: grpc.HandlerCallDetails,
     ) -> grpc.RpcMethodHandler[Any, Any] | None:
         handler: Any = await continuation(handler_call_details)
-        if handler is None:  # UNIMPLEMENTED; its name is the caller's, so it gets no metric
-            return None
         method = handler_call_details.method
-        decode = _tolerant(handler.request_deserializer)
-        if handler.unary_unary:
-            return grpc.unary_unary_rpc_method_handler(
-                _answering(method, handler.unary_unary), decode, handler.response_serializer
-            )
-        if handler.unary_stream:
-            return grpc.unary_stream_rpc_method_handler(
-                _streaming(method, handler.unary_stream), decode, handler.response_serializer
-            )
-        if handler.stream_unary:
-            return grpc.stream_unary_rpc_method_handler(
-                _answering(method, handler.stream_unary), decode, handler.response_serializer
-            )
-        return grpc.stream_stream_rpc_method_handler(
-            _streaming(method, handler.stream_stream), decode, handler.response_serializer
-        )
+        rule = self._rule(method)
+        if handler is None or rule is None:  # UNIMPLEMENTED; its name is the caller's, so it gets no metric
+            return None
+        if handler.response_streaming:
+            handle = self._streaming(handler_call_details, rule, handler)
+            return grpc.stream_stream_rpc_method_handler(handle, None, handler.response_serializer)
+        handle = self._answering(handler_call_details, rule, handler)
+        return grpc.stream_unary_rpc_method_handler(handle, None, handler.response_serializer)
+
+    def _rule(self, method: str) -> MethodRule | None:
+        if (rule := OPEN_RULES.get(method)) is not None:
+            return rule
+        return _ANY if self._rules is None else self._rules.get(method)
+
+    def _answering(self, details: grpc.HandlerCallDetails, rule: MethodRule, handler: Any) -> Any:
+        method = details.method
+        inner = handler.unary_unary or handler.stream_unary
+
+        async def handle(_: object, context: Context) -> Any:
+            async with _Call(method, details.invocation_metadata, context) as call:
+                with self._bounded(method, rule):
+                    await self._let_in(call, rule)
+                    return await inner(await self._request(context, rule, handler), context)
+
+        return handle
+
+    def _streaming(self, details: grpc.HandlerCallDetails, rule: MethodRule, handler: Any) -> Any:
+        method = details.method
+        inner = handler.unary_stream or handler.stream_stream
+
+        # A coroutine that writes, not a generator: a cancelled RPC then raises CancelledError inside this
+        # frame, and the handler's generator is closed at once instead of when it is garbage-collected.
+        async def handle(_: object, context: Context) -> None:
+            async with _Call(method, details.invocation_metadata, context) as call:
+                with self._bounded(method, rule):
+                    await self._let_in(call, rule)
+                    responses = inner(await self._request(context, rule, handler), context)
+                    if not hasattr(responses, "__aiter__"):
+                        await responses  # a handler that writes for itself
+                        return
+                    async with aclosing(responses):
+                        async for response in responses:
+                            await context.write(response)
+
+        return handle
+
+    async def _let_in(self, call: _Call, rule: MethodRule) -> None:
+        """Admit the caller, by the call's metadata alone."""
+        caller: object = None
+        if rule.scope:
+            if self._admit is None:
+                raise RuntimeError("a method has a scope, and nothing admits callers")
+            caller = await self._admit(rule.scope, call.metadata)
+        await call.begin(caller)
+
+    async def _request(self, context: Context, rule: MethodRule, handler: Any) -> Any:
+        """What the handler gets: its message, or an iterator over its messages."""
+        receiving = self._admitted if rule.scope else self._open
+        if handler.request_streaming:
+            return _messages(context, receiving, rule, handler.request_deserializer)
+        message = await _receive(context, receiving, rule, handler.request_deserializer)
+        if message is grpc.aio.EOF:
+            raise InvalidArgument("the call ended without a request", reason="NO_REQUEST")
+        return message
+
+    @contextmanager
+    def _bounded(self, method: str, rule: MethodRule) -> Iterator[None]:
+        """Count a call while it runs.
+
+        Raises:
+            ResourceExhausted: there are as many as there may be.
+        """
+        is_open = bool(rule.max_calls)
+        n, most = (self._n_calls_of[method], rule.max_calls) if is_open else (self._n_calls, self._max_calls)
+        if n >= most:
+            raise ResourceExhausted(f"{n} calls are being served, and no more", reason="TOO_MANY_CALLS")
+        if is_open:
+            self._n_calls_of[method] += 1
+        else:
+            self._n_calls += 1
+        try:
+            yield
+        finally:
+            if is_open:
+                self._n_calls_of[method] -= 1
+            else:
+                self._n_calls -= 1
 
 
-def _answering(method: str, inner: Callable[[Any, Context], Awaitable[Any]]) -> Any:
-    async def handle(request: Any, context: Context) -> Any:
-        async with _Call(method, context):
-            return await inner(_checked(request), context)
+async def _receive(
+    context: Context, receiving: Receiving, rule: MethodRule, parse: Callable[[bytes], Any] | None
+) -> Any:
+    """The call's next message, or EOF: received in a place, measured and decoded."""
+    async with receiving.place():
+        data: Any = await context.read()
+    return data if data is grpc.aio.EOF else wire.decode(data, parse, rule.max_body_bytes)
 
-    return handle
 
-
-def _streaming(method: str, inner: Callable[[Any, Context], Any]) -> Any:
-    # A coroutine that writes, not a generator: a cancelled RPC then raises CancelledError inside this
-    # frame, and the handler's generator is closed at once instead of when it is garbage-collected.
-    async def handle(request: Any, context: Context) -> None:
-        async with _Call(method, context):
-            responses = inner(_checked(request), context)
-            if not hasattr(responses, "__aiter__"):
-                await responses  # a handler that writes for itself
-                return
-            async with aclosing(responses):
-                async for response in responses:
-                    await context.write(response)
-
-    return handle
+async def _messages(
+    context: Context, receiving: Receiving, rule: MethodRule, parse: Callable[[bytes], Any] | None
+) -> AsyncIterator[Any]:
+    while (message := await _receive(context, receiving, rule, parse)) is not grpc.aio.EOF:
+        yield message
 
 
 class _Call:
     """One RPC from the first byte to its status. Cancellation always passes through."""
 
-    def __init__(self, method: str, context: Context) -> None:
+    def __init__(self, method: str, metadata: grpc_metadata.Metadata | None, context: Context) -> None:
         self._method = method
         self._context = context
+        self._started_at = time.monotonic()
+        self._request_id = ""
+        self.metadata = metadata
 
-    async def __aenter__(self) -> None:
-        context = self._context
+    async def __aenter__(self) -> Self:
         logs.clear_request()
         try:
-            request_id = grpc_metadata.request_id(context.invocation_metadata())
+            self._request_id = grpc_metadata.request_id(self.metadata)
         except InvalidArgument as error:
             await self._abort(error)
-        _request_id.set(request_id)
-        logs.bind_request(request_id=request_id)
-        await context.send_initial_metadata(((grpc_metadata.REQUEST_ID, request_id),))
+        _call.set(CallInfo(self._request_id, self._started_at, None))
+        logs.bind_request(request_id=self._request_id)
+        return self
+
+    async def begin(self, caller: object) -> None:
+        """The caller may call: tell it the request id before its first message."""
+        _call.set(CallInfo(self._request_id, self._started_at, caller))
+        await self._context.send_initial_metadata(((grpc_metadata.REQUEST_ID, self._request_id),))
 
     async def __aexit__(self, _kind: object, error: BaseException | None, _traceback: object) -> None:
         if error is None:
@@ -133,14 +266,17 @@ class _Call:
         await self._abort(Internal(f"internal error, correlation id {correlation_id}"))
 
     async def _abort(self, error: InferFluxError) -> NoReturn:
-        status = to_status(error)
+        status: Any = rpc_status.to_status(to_status(error))
         code = _CODE_NAMES.get(error.code, "UNKNOWN")
         self._end(code)
         if code != "INTERNAL":
             log.debug(
                 "refused an RPC", rpc=self._method, code=code, reason=error.reason, message=error.message
             )
-        await self._context.abort_with_status(rpc_status.to_status(status))
+        if self._request_id:
+            mine = (grpc_metadata.REQUEST_ID, self._request_id)
+            status = status._replace(trailing_metadata=(*status.trailing_metadata, mine))
+        await self._context.abort_with_status(status)
         raise AssertionError("abort_with_status returned")
 
     def _end(self, code: str) -> None:
@@ -149,32 +285,3 @@ class _Call:
 
 
 _CODE_NAMES: dict[int, str] = {code.value[0]: code.name for code in grpc.StatusCode}
-
-
-def _checked(request: Any) -> Any:
-    if isinstance(request, _Undecodable):
-        raise request.error
-    if hasattr(request, "__aiter__"):
-        return _checked_stream(request)
-    return request
-
-
-async def _checked_stream(requests: AsyncIterator[Any]) -> AsyncIterator[Any]:
-    async for request in requests:
-        yield _checked(request)
-
-
-def _tolerant(decode: Callable[[bytes], Any] | None) -> Callable[[bytes], Any] | None:
-    """A deserializer that hands the problem on instead of ending the RPC with UNKNOWN."""
-    if decode is None:
-        return None
-    message_type = getattr(decode, "__self__", None)
-
-    def tolerant(data: bytes) -> Any:
-        try:
-            return decode(data)
-        except DecodeError as error:
-            descriptor = getattr(message_type, "DESCRIPTOR", None)
-            return _Undecodable(wire.explain(data, descriptor, str(error)))
-
-    return tolerant

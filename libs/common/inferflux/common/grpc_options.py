@@ -6,7 +6,7 @@ two sides are written down together.
 
 from __future__ import annotations
 
-# Large enough that a 5 MB prompt reaches validation, which answers with more than "too large".
+# Large enough for every prompt a gateway may be told to take.
 MAX_RECEIVE_BYTES = 16 << 20
 
 _PING_EVERY_MS = 30_000
@@ -38,4 +38,18 @@ SERVER_OPTIONS: tuple[Option, ...] = (
     ("grpc.http2.max_pings_without_data", 0),
     # Without this two processes could share a port without either noticing.
     ("grpc.so_reuseport", 0),
+    # What a client may send before its call is read: 16 kB. With probing that grows to 4 MB, and 4,000 open
+    # calls hold as many gigabytes. A message that is being read gets all the room it needs.
+    ("grpc.http2.bdp_probe", 0),
+    ("grpc.http2.lookahead_bytes", 16 << 10),
+    ("grpc.max_concurrent_streams", 1024),
+    ("grpc.max_allowed_incoming_connections", 1024),
+    # A connection that does not speak, and one without calls.
+    ("grpc.server_handshake_timeout_ms", 10_000),
+    ("grpc.max_connection_idle_ms", 300_000),
 )
+
+
+def receive_limit(n_bytes: int) -> Option:
+    """The largest message that gRPC takes in: it refuses a larger one by itself, before it has arrived."""
+    return ("grpc.max_receive_message_length", n_bytes)

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import grpc.aio
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
+from inferflux.common import grpc_noise
 from inferflux.common.errors import Unavailable
-from inferflux.common.grpc_interceptor import RequestInterceptor
+from inferflux.common.grpc_aio import AioServer
+from inferflux.common.grpc_interceptor import Admit, RequestInterceptor
 from inferflux.common.grpc_options import SERVER_OPTIONS, Option
+from inferflux.common.grpc_rules import MethodRule
 
 
 class GrpcServer:
@@ -74,15 +77,16 @@ class GrpcServer:
 
 
 def build_server(
-    interceptors: Sequence[grpc.aio.ServerInterceptor] = (), options: Sequence[Option] = ()
+    rules: Mapping[str, MethodRule] | None = None,
+    admit: Admit | None = None,
+    *,
+    options: Sequence[Option] = (),
 ) -> GrpcServer:
-    """A server that knows request ids, maps errors to google.rpc.Status, counts and logs calls.
+    """A server that admits callers before it receives their messages: see `RequestInterceptor`.
 
-    Its own interceptor comes first, so errors raised in `interceptors`' handlers are mapped as well.
-    `options` come after the defaults and win over them.
+    It also knows request ids, maps errors to google.rpc.Status, counts and logs calls. `options` come after
+    the defaults and win over them.
     """
-    return GrpcServer(
-        grpc.aio.server(
-            interceptors=[RequestInterceptor(), *interceptors], options=[*SERVER_OPTIONS, *options]
-        )
-    )
+    grpc_noise.silence()
+    interceptor = RequestInterceptor(rules, admit)
+    return GrpcServer(AioServer([interceptor], [*SERVER_OPTIONS, *options]))

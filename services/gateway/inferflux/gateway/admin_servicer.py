@@ -7,11 +7,9 @@ from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING, Any
 
 from inferflux.common.errors import NotFound, Unavailable
-from inferflux.common.grpc_interceptor import current_request_id
 from inferflux.v1 import admin_pb2, admin_pb2_grpc, scheduler_pb2
 
 from . import validation
-from .admission import Admission
 from .drain_watch import DrainWatch
 from .scheduler_admin import SchedulerAdmin
 
@@ -20,7 +18,6 @@ if TYPE_CHECKING:
 
     Context = grpc.aio.ServicerContext[Any, Any]
 
-SCOPE = "admin"
 _POLL_INTERVAL_S = 0.1
 # While it watches: a new leader has to take over, and to hear of the worker.
 _PATIENCE_S = 10.0
@@ -29,27 +26,23 @@ _PATIENCE_S = 10.0
 class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
     """Checks what is asked for and passes it on to the scheduler."""
 
-    def __init__(self, admission: Admission, scheduler: SchedulerAdmin) -> None:
-        self._admission = admission
+    def __init__(self, scheduler: SchedulerAdmin) -> None:
         self._scheduler = scheduler
 
     async def GetFairness(
         self, request: admin_pb2.GetFairnessRequest, context: Context
     ) -> admin_pb2.GetFairnessResponse:
-        await self._admit(context)
         return admin_pb2.GetFairnessResponse(fairness=await self._scheduler.fairness())
 
     async def SetFairness(
         self, request: admin_pb2.SetFairnessRequest, context: Context
     ) -> admin_pb2.SetFairnessResponse:
-        await self._admit(context)
         validation.check_fairness(request.change)
         return admin_pb2.SetFairnessResponse(fairness=await self._scheduler.set_fairness(request.change))
 
     async def DrainWorker(
         self, request: admin_pb2.DrainWorkerRequest, context: Context
     ) -> AsyncIterator[admin_pb2.DrainWorkerResponse]:
-        await self._admit(context)
         validation.check_worker_id(request.worker_id)
         after_ms = request.hand_over_after_ms if request.HasField("hand_over_after_ms") else None
         validation.check_hand_over(after_ms)
@@ -67,7 +60,6 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
     async def UndrainWorker(
         self, request: admin_pb2.UndrainWorkerRequest, context: Context
     ) -> admin_pb2.UndrainWorkerResponse:
-        await self._admit(context)
         validation.check_worker_id(request.worker_id)
         progress = await self._scheduler.drain(request.worker_id, undo=True)
         return admin_pb2.UndrainWorkerResponse(progress=progress)
@@ -92,8 +84,3 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
                     message = f"worker {worker_id} went away while it was draining"
                     raise NotFound(message, reason="WORKER_GONE") from None
             await asyncio.sleep(_POLL_INTERVAL_S)
-
-    async def _admit(self, context: Context) -> None:
-        await self._admission.admit(
-            context.invocation_metadata(), scope=SCOPE, request_id=current_request_id()
-        )

@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 import grpc
 import grpc.aio
 
-from inferflux.common import grpc_metadata
-from inferflux.common.errors import InferFluxError, Unavailable, from_rpc
+from inferflux.common import api_key, grpc_metadata
+from inferflux.common.errors import (
+    InferFluxError,
+    ResourceExhausted,
+    Unauthenticated,
+    Unavailable,
+    from_rpc,
+)
+from inferflux.common.grpc_interceptor import current_call, current_request_id
 from inferflux.v1 import policy_pb2, policy_pb2_grpc
 
 
@@ -29,51 +39,60 @@ class Caller:
         return priority if self.max_priority is None else min(priority, self.max_priority)
 
 
-class Admission:
-    """Asks the policy service. Closed when that does not answer: nobody is let in unasked."""
+def current_caller() -> Caller:
+    """Who makes the call that this task serves."""
+    caller = current_call().caller
+    if not isinstance(caller, Caller):
+        raise TypeError("the caller of this method was not admitted")
+    return caller
 
-    def __init__(self, channel: grpc.aio.Channel, *, timeout_s: float) -> None:
+
+class Admission:
+    """Asks the policy service. Closed when that does not answer: nobody is let in unasked.
+
+    Policy is asked a bounded number of questions at a time. The others wait in order, and the time limit of a
+    question counts from when it is sent, so a burst is answered late instead of refused.
+
+    Args:
+        timeout_s: for one answer of policy, in seconds.
+        at_once: admissions that policy is asked for at a time.
+        waiting: calls that may wait to be asked for; one more is refused.
+    """
+
+    def __init__(
+        self, channel: grpc.aio.Channel, *, timeout_s: float, at_once: int = 32, waiting: int = 1280
+    ) -> None:
         self._stub = policy_pb2_grpc.PolicyServiceStub(channel)
         self._timeout_s = timeout_s
+        self._admits = asyncio.Semaphore(at_once)
+        self._settles = asyncio.Semaphore(at_once)
+        self._waiting_limit = waiting
+        self._n_waiting = 0
 
-    async def admit(
-        self,
-        metadata: grpc_metadata.Metadata | None,
-        *,
-        scope: str,
-        request_id: str,
-        model: str = "",
-        priority: int = 0,
-        traceparent: str = "",
-    ) -> Caller:
-        """Let a call pass.
-
-        Args:
-            traceparent: of the span that policy's answer is part of; empty for the caller's own.
+    async def admit(self, scope: str, metadata: grpc_metadata.Metadata | None) -> Caller:
+        """Let a call pass, by its metadata alone.
 
         Raises:
             Unauthenticated: no credential, or an unknown one.
-            PermissionDenied, ResourceExhausted: policy says no.
+            PermissionDenied: policy says no.
+            ResourceExhausted: too many calls wait for policy.
             Unavailable: policy, or its store, does not answer.
         """
-        ask = policy_pb2.AdmitRequest(
-            credential=grpc_metadata.credential(metadata),
-            scope=scope,
-            request_id=request_id,
-            model=model,
-            priority=priority,
-        )
-        try:
-            answer = await self._stub.Admit(
-                ask,
-                timeout=self._timeout_s,
-                metadata=grpc_metadata.outgoing(
-                    request_id=request_id,
-                    traceparent=traceparent or grpc_metadata.get(metadata, grpc_metadata.TRACEPARENT),
-                ),
-            )
-        except grpc.aio.AioRpcError as error:
-            raise _to_error(error) from None
+        credential = grpc_metadata.credential(metadata)
+        if not api_key.is_well_formed(credential):
+            raise Unauthenticated("this API key is unknown or was revoked", reason="UNKNOWN_API_KEY")
+        request_id = current_request_id()
+        ask = policy_pb2.AdmitRequest(credential=credential, scope=scope, request_id=request_id)
+        traceparent = grpc_metadata.get(metadata, grpc_metadata.TRACEPARENT)
+        async with self._place():
+            try:
+                answer = await self._stub.Admit(
+                    ask,
+                    timeout=self._timeout_s,
+                    metadata=grpc_metadata.outgoing(request_id=request_id, traceparent=traceparent),
+                )
+            except grpc.aio.AioRpcError as error:
+                raise _to_error(error) from None
         return Caller(
             tenant=answer.tenant,
             key_id=answer.key_id,
@@ -86,14 +105,30 @@ class Admission:
         Raises:
             InferFluxError: policy does not answer, or does not take it.
         """
+        async with self._settles:
+            try:
+                await self._stub.Settle(
+                    request,
+                    timeout=self._timeout_s,
+                    metadata=grpc_metadata.outgoing(request_id=request.request_id),
+                )
+            except grpc.aio.AioRpcError as error:
+                raise _to_error(error) from None
+
+    @asynccontextmanager
+    async def _place(self) -> AsyncIterator[None]:
+        if self._n_waiting >= self._waiting_limit:
+            message = f"{self._n_waiting} calls wait to be admitted already"
+            raise ResourceExhausted(message, reason="ADMISSION_QUEUE_FULL")
+        self._n_waiting += 1
         try:
-            await self._stub.Settle(
-                request,
-                timeout=self._timeout_s,
-                metadata=grpc_metadata.outgoing(request_id=request.request_id),
-            )
-        except grpc.aio.AioRpcError as error:
-            raise _to_error(error) from None
+            await self._admits.acquire()
+        finally:
+            self._n_waiting -= 1
+        try:
+            yield
+        finally:
+            self._admits.release()
 
 
 _TRANSPORT_CODES = frozenset({grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED})

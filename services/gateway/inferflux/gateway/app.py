@@ -13,18 +13,15 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from inferflux.common import grpc_client, logs
 from inferflux.common.bus import Bus
 from inferflux.common.errors import InferFluxError
+from inferflux.common.grpc_options import receive_limit
 from inferflux.common.grpc_server import GrpcServer, build_server
 from inferflux.common.lifecycle import Shutdown
 from inferflux.common.probe import Probe
 from inferflux.common.tracing import open_tracer
 from inferflux.v1 import (
-    admin_pb2,
     admin_pb2_grpc,
-    cluster_pb2,
     cluster_pb2_grpc,
-    inference_pb2,
     inference_pb2_grpc,
-    model_pb2,
     model_pb2_grpc,
 )
 
@@ -38,6 +35,7 @@ from .ledger import Ledger
 from .metrics import GatewayMetrics
 from .model_servicer import ModelServicer
 from .models import ModelRegistry
+from .rules import SERVICE_NAMES, body_limit, rules
 from .scheduler_admin import SchedulerAdmin
 from .servicer import InferenceServicer
 from .settings import GatewaySettings
@@ -46,13 +44,6 @@ from .submit import Submitter
 from .text_client import TextClient
 from .tokenizer_files import TokenizerFiles
 from .warm_up import WarmUp
-
-SERVICE_NAMES = (
-    inference_pb2.DESCRIPTOR.services_by_name["InferenceService"].full_name,
-    model_pb2.DESCRIPTOR.services_by_name["ModelService"].full_name,
-    cluster_pb2.DESCRIPTOR.services_by_name["ClusterService"].full_name,
-    admin_pb2.DESCRIPTOR.services_by_name["AdminService"].full_name,
-)
 
 _WATCH_INTERVAL_S = 0.5
 # Longest wait for one answer of the scheduler to an administrator.
@@ -105,21 +96,22 @@ async def serve(settings: GatewaySettings, shutdown: Shutdown) -> None:
             relay_limits=settings.relay_limits,
             tracer=tracer,
         )
-        inference = InferenceServicer(
-            services, admission, models, text, max_text_bytes=settings.max_text_bytes
-        )
+        inference = InferenceServicer(services, models, text, max_text_bytes=settings.max_text_bytes)
         cluster = ClusterServicer(
-            admission,
             bus,
             policy_channel,
             streams,
             listen=settings.listen,
             policy_address=settings.policy_address,
         )
-        admin = AdminServicer(admission, SchedulerAdmin(bus, timeout_s=_ADMIN_TIMEOUT_S))
-        server = build_server()
+        admin = AdminServicer(SchedulerAdmin(bus, timeout_s=_ADMIN_TIMEOUT_S))
+        server = build_server(
+            rules(settings.max_text_bytes),
+            admission.admit,
+            options=[receive_limit(body_limit(settings.max_text_bytes))],
+        )
         inference_pb2_grpc.add_InferenceServiceServicer_to_server(inference, server.server)
-        model_pb2_grpc.add_ModelServiceServicer_to_server(ModelServicer(admission, models), server.server)
+        model_pb2_grpc.add_ModelServiceServicer_to_server(ModelServicer(models), server.server)
         cluster_pb2_grpc.add_ClusterServiceServicer_to_server(cluster, server.server)
         admin_pb2_grpc.add_AdminServiceServicer_to_server(admin, server.server)
         for name in SERVICE_NAMES:

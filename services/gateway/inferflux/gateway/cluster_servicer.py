@@ -13,16 +13,13 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from inferflux.common import subjects
 from inferflux.common.bus import Bus
 from inferflux.common.errors import DeadlineExceeded, InferFluxError, Unavailable
-from inferflux.common.grpc_interceptor import current_request_id
 from inferflux.v1 import cluster_pb2, cluster_pb2_grpc, scheduler_pb2
 
-from .admission import Admission
 from .streams import Streams
 
 if TYPE_CHECKING:
     Context = grpc.aio.ServicerContext[Any, Any]
 
-SCOPE = "admin"
 _ASK_TIMEOUT_S = 1.0
 
 
@@ -34,7 +31,6 @@ class ClusterServicer(cluster_pb2_grpc.ClusterServiceServicer):
 
     def __init__(
         self,
-        admission: Admission,
         bus: Bus,
         policy_channel: grpc.aio.Channel,
         streams: Streams,
@@ -42,7 +38,6 @@ class ClusterServicer(cluster_pb2_grpc.ClusterServiceServicer):
         listen: str,
         policy_address: str,
     ) -> None:
-        self._admission = admission
         self._bus = bus
         self._policy_health = health_pb2_grpc.HealthStub(policy_channel)
         self._streams = streams
@@ -52,9 +47,6 @@ class ClusterServicer(cluster_pb2_grpc.ClusterServiceServicer):
     async def GetStatus(
         self, request: cluster_pb2.GetStatusRequest, context: Context
     ) -> cluster_pb2.GetStatusResponse:
-        await self._admission.admit(
-            context.invocation_metadata(), scope=SCOPE, request_id=current_request_id()
-        )
         (scheduler, scheduler_status), (policy, redis) = await asyncio.gather(
             self._ask_scheduler(), self._ask_policy()
         )

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 from inferflux.common import grpc_metadata, subjects
 from inferflux.common.errors import InvalidArgument
-from inferflux.common.grpc_interceptor import current_request_id
+from inferflux.common.grpc_interceptor import current_call
 from inferflux.common.tracing import Span
 from inferflux.v1 import generation_pb2, inference_pb2, inference_pb2_grpc, model_pb2, scheduler_pb2
 
 from . import validation
-from .admission import Admission
+from .admission import current_caller
 from .generation import Call, Generation, Services
 from .models import ModelRegistry
 from .spans import RequestSpan, note_caller, note_job
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 
     Context = grpc.aio.ServicerContext[Any, Any]
 
-SCOPE = "inference"
 # Further away than this is no deadline.
 _LONGEST_DEADLINE_S = 10 * 365 * 86400.0
 
@@ -40,14 +39,12 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
     def __init__(
         self,
         services: Services,
-        admission: Admission,
         models: ModelRegistry,
         text: TextClient,
         *,
         max_text_bytes: int,
     ) -> None:
         self._services = services
-        self._admission = admission
         self._models = models
         self._text = text
         self._max_text_bytes = max_text_bytes
@@ -56,7 +53,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         self, request: inference_pb2.ChatRequest, context: Context
     ) -> AsyncIterator[inference_pb2.ChatResponse]:
         with self._services.streams.place(), self._span("Chat", context) as span:
-            call = await self._admit("Chat", context, span, request.model, request.priority)
+            call = _call("Chat", context, span, model=request.model)
             async with Generation(call, self._services) as generation:
                 card = await self._check(request.model, request.priority, request.params)
                 validation.check_messages(request.messages, max_text_bytes=self._max_text_bytes)
@@ -69,7 +66,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         self, request: inference_pb2.GenerateRequest, context: Context
     ) -> AsyncIterator[inference_pb2.GenerateResponse]:
         with self._services.streams.place(), self._span("Generate", context) as span:
-            call = await self._admit("Generate", context, span, request.model, request.priority)
+            call = _call("Generate", context, span, model=request.model)
             async with Generation(call, self._services) as generation:
                 card = await self._check(request.model, request.priority, request.params)
                 prompt = await self._prompt(request, card)
@@ -81,7 +78,8 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         self, request: inference_pb2.ResumeRequest, context: Context
     ) -> AsyncIterator[inference_pb2.ResumeResponse]:
         with self._services.streams.place(), self._span("Resume", context) as span:
-            call = await self._admit("Resume", context, span, "", 0, resumed=request)
+            _check_request_id(request.request_id)
+            call = _call("Resume", context, span, request_id=request.request_id)
             async with Generation(call, self._services) as generation:
                 await generation.resume(request.offset)
                 while (chunk := await generation.next()) is not None:
@@ -90,50 +88,14 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
     async def Cancel(
         self, request: inference_pb2.CancelRequest, context: Context
     ) -> inference_pb2.CancelResponse:
-        caller = await self._admission.admit(
-            context.invocation_metadata(), scope=SCOPE, request_id=current_request_id()
-        )
         _check_request_id(request.request_id)
-        await self._services.canceller.cancel(caller.tenant, request.request_id)
+        await self._services.canceller.cancel(current_caller().tenant, request.request_id)
         return inference_pb2.CancelResponse()
 
     def _span(self, method: str, context: Context) -> RequestSpan:
-        return RequestSpan(self._services.tracer, method, context.invocation_metadata())
-
-    async def _admit(
-        self,
-        method: str,
-        context: Context,
-        span: Span,
-        model: str,
-        priority: int,
-        *,
-        resumed: inference_pb2.ResumeRequest | None = None,
-    ) -> Call:
-        started_at = time.monotonic()
-        metadata = context.invocation_metadata()
-        request_id = current_request_id()
-        caller = await self._admission.admit(
-            metadata,
-            scope=SCOPE,
-            request_id=request_id,
-            model=model,
-            priority=priority,
-            traceparent=span.traceparent,
-        )
-        if resumed is not None:
-            _check_request_id(resumed.request_id)
-            request_id = resumed.request_id
-        note_caller(span, caller.tenant, request_id)
-        return Call(
-            method=method,
-            model=model,
-            request_id=request_id,
-            is_id_chosen=bool(grpc_metadata.get(metadata, grpc_metadata.REQUEST_ID)),
-            caller=caller,
-            span=span,
-            deadline_unix_ms=_deadline_unix_ms(context.time_remaining()),
-            started_at=started_at,
+        waited_s = time.monotonic() - current_call().started_at
+        return RequestSpan(
+            self._services.tracer, method, context.invocation_metadata(), at_s=time.time() - waited_s
         )
 
     async def _check(
@@ -179,6 +141,23 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         )
         note_job(call.span, call.method, job, asked_priority=request.priority)
         await generation.submit(card, job, prompt_field=prompt.field)
+
+
+def _call(method: str, context: Context, span: Span, *, model: str = "", request_id: str = "") -> Call:
+    """The RPC as its generation sees it. `request_id` names a request begun earlier; "" is a new one."""
+    rpc = current_call()
+    caller = current_caller()
+    note_caller(span, caller.tenant, request_id or rpc.request_id)
+    return Call(
+        method=method,
+        model=model,
+        request_id=request_id or rpc.request_id,
+        is_id_chosen=bool(grpc_metadata.get(context.invocation_metadata(), grpc_metadata.REQUEST_ID)),
+        caller=caller,
+        span=span,
+        deadline_unix_ms=_deadline_unix_ms(context.time_remaining()),
+        started_at=rpc.started_at,
+    )
 
 
 def _check_request_id(request_id: str) -> None:

@@ -17,14 +17,21 @@ _FINISH_REASONS = frozenset({"stop", "length", "cancelled"})
 
 
 class RequestSpan:
-    """A context that gives the span of an RPC and ends it with the RPC, whichever way that ends."""
+    """A context that gives the span of an admitted RPC and ends it with the RPC, whichever way that ends.
 
-    def __init__(self, tracer: Tracer, method: str, metadata: grpc_metadata.Metadata | None) -> None:
+    Args:
+        at_s: when the call came, before it was admitted, in Unix seconds.
+    """
+
+    def __init__(
+        self, tracer: Tracer, method: str, metadata: grpc_metadata.Metadata | None, *, at_s: float
+    ) -> None:
         self._span = tracer.start(
             method.lower(),
             parent=grpc_metadata.get(metadata, grpc_metadata.TRACEPARENT),
             kind=Kind.SERVER,
             attributes={names.OPERATION: _OPERATIONS[method], names.PROVIDER: "inferflux"},
+            at_s=at_s,
         )
         if (context := parse(self._span.traceparent)) is not None:
             logs.bind_request(trace_id=context.trace_id)

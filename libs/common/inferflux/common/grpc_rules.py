@@ -1,0 +1,45 @@
+"""What each method of a server takes: which scope its callers need, and how large its messages may be."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from google.protobuf.descriptor import ServiceDescriptor
+from grpc_health.v1 import health_pb2
+from grpc_reflection.v1alpha import reflection_pb2
+
+SMALL_BODY_BYTES = 64 << 10
+_OPEN_BODY_BYTES = 4 << 10
+# Calls that last: health watchers, and clients of reflection.
+_OPEN_CALLS = 256
+
+
+@dataclass(frozen=True, slots=True)
+class MethodRule:
+    """What one method takes.
+
+    Attributes:
+        scope: the scope that the caller's key needs; "" admits every caller.
+        max_body_bytes: the largest message it decodes.
+        max_calls: calls at the same time, counted from the arrival of their first message; 0: no bound.
+    """
+
+    scope: str = ""
+    max_body_bytes: int = SMALL_BODY_BYTES
+    max_calls: int = 0
+
+
+def rules_of(service: ServiceDescriptor, rule: MethodRule) -> Iterator[tuple[str, MethodRule]]:
+    """The same rule for every method of a service, under the methods' full names."""
+    for method in service.methods:
+        yield f"/{service.full_name}/{method.name}", rule
+
+
+_OPEN = MethodRule(max_body_bytes=_OPEN_BODY_BYTES, max_calls=_OPEN_CALLS)
+
+OPEN_RULES: Mapping[str, MethodRule] = {
+    **dict(rules_of(health_pb2.DESCRIPTOR.services_by_name["Health"], _OPEN)),
+    **dict(rules_of(reflection_pb2.DESCRIPTOR.services_by_name["ServerReflection"], _OPEN)),
+}
+"""Health and reflection answer everybody, so they take little."""

@@ -1,0 +1,37 @@
+"""What each of the gateway's methods asks of its callers, and how large their messages may be."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from inferflux.common.grpc_rules import MethodRule, rules_of
+from inferflux.v1 import admin_pb2, cluster_pb2, inference_pb2, model_pb2
+
+_INFERENCE = inference_pb2.DESCRIPTOR.services_by_name["InferenceService"]
+_MODELS = model_pb2.DESCRIPTOR.services_by_name["ModelService"]
+_CLUSTER = cluster_pb2.DESCRIPTOR.services_by_name["ClusterService"]
+_ADMIN = admin_pb2.DESCRIPTOR.services_by_name["AdminService"]
+
+SERVICE_NAMES = tuple(service.full_name for service in (_INFERENCE, _MODELS, _CLUSTER, _ADMIN))
+
+_WITH_PROMPTS = ("Chat", "Generate")
+# Beside its texts: roles, parameters, and one text more than is taken, so that validation can say so.
+_BESIDE_TEXT_BYTES = 2 << 20
+
+
+def body_limit(max_text_bytes: int) -> int:
+    """The largest message of Chat and Generate, in bytes, where texts may have `max_text_bytes`."""
+    return max_text_bytes + _BESIDE_TEXT_BYTES
+
+
+def rules(max_text_bytes: int) -> Mapping[str, MethodRule]:
+    """A rule for every method, by full name."""
+    inference = dict(rules_of(_INFERENCE, MethodRule("inference")))
+    with_prompt = MethodRule("inference", max_body_bytes=body_limit(max_text_bytes))
+    return {
+        **inference,
+        **{f"/{_INFERENCE.full_name}/{name}": with_prompt for name in _WITH_PROMPTS},
+        **dict(rules_of(_MODELS, MethodRule("models"))),
+        **dict(rules_of(_CLUSTER, MethodRule("admin"))),
+        **dict(rules_of(_ADMIN, MethodRule("admin"))),
+    }
