@@ -143,7 +143,10 @@ def header_block(one: Frame) -> bytes:
 
 def encode_headers(headers: Iterable[tuple[str, str]]) -> bytes:
     """Headers as literals that no table remembers."""
-    return b"".join(b"\0" + _string(name.encode()) + _string(value.encode()) for name, value in headers)
+    return b"".join(
+        b"\0" + _string(name.encode()) + _string(value.encode(errors="surrogateescape"))
+        for name, value in headers
+    )
 
 
 def _string(value: bytes) -> bytes:

@@ -66,7 +66,7 @@ async def test_revoking_leaves_nothing_of_the_key(running: Running) -> None:
         ("", "NO_CREDENTIAL"),
         ("hunter2", "UNKNOWN_API_KEY"),
         ("ifx_" + "a" * 43, "UNKNOWN_API_KEY"),
-        ("ifx_" + "a" * 1_000_000, "UNKNOWN_API_KEY"),
+        ("ifx_" + "a" * 10_000, "UNKNOWN_API_KEY"),
     ],
 )
 async def test_no_key_and_a_wrong_key_are_unauthenticated(

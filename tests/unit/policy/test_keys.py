@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from inferflux.common.api_key import is_well_formed
 from inferflux.common.errors import InvalidArgument
 from inferflux.policy import keys
 from inferflux.policy.keys import ALL_SCOPES, ApiKeyRecord, Scope
@@ -19,12 +20,12 @@ URL_SAFE = string.ascii_letters + string.digits + "-_"
 def test_a_generated_key_is_well_formed_and_never_the_same_twice() -> None:
     drawn = {keys.generate() for _ in range(200)}
     assert len(drawn) == 200
-    assert all(keys.is_well_formed(secret) and len(secret) == 47 for secret in drawn)
+    assert all(is_well_formed(secret) and len(secret) == 47 for secret in drawn)
 
 
 @given(st.text(alphabet=URL_SAFE, min_size=43, max_size=43))
 def test_any_43_url_safe_characters_after_the_prefix_are_well_formed(body: str) -> None:
-    assert keys.is_well_formed(f"ifx_{body}")
+    assert is_well_formed(f"ifx_{body}")
 
 
 @pytest.mark.parametrize(
@@ -43,7 +44,7 @@ def test_any_43_url_safe_characters_after_the_prefix_are_well_formed(body: str) 
     ],
 )
 def test_anything_else_is_not(text: str) -> None:
-    assert not keys.is_well_formed(text)
+    assert not is_well_formed(text)
 
 
 def test_a_key_is_stored_by_its_sha256_and_named_after_it() -> None:

@@ -42,6 +42,9 @@ received. What it returns is the call's `caller`."""
 _OPEN_MESSAGES, _OPEN_GRACE_S, _OPEN_TIME_LIMIT_S = 8, 0.0, 10.0
 _ADMITTED_MESSAGES, _ADMITTED_GRACE_S, _ADMITTED_TIME_LIMIT_S = 64, 2.0, 60.0
 
+# Calls of each open method: of health's Watch and of reflection, as the others end at once.
+_OPEN_CALLS = 256
+
 _ANY = MethodRule(max_body_bytes=MAX_RECEIVE_BYTES)
 
 
@@ -101,8 +104,7 @@ class RequestInterceptor(grpc.aio.ServerInterceptor):
         self._rules = rules
         self._admit = admit
         self._max_calls = max_calls
-        self._n_calls = 0
-        self._n_calls_of: Counter[str] = Counter()
+        self._n_calls: Counter[str] = Counter()
         self._open = Receiving(_OPEN_MESSAGES, grace_s=_OPEN_GRACE_S, time_limit_s=_OPEN_TIME_LIMIT_S)
         self._admitted = Receiving(
             _ADMITTED_MESSAGES, grace_s=_ADMITTED_GRACE_S, time_limit_s=_ADMITTED_TIME_LIMIT_S
@@ -172,7 +174,7 @@ class RequestInterceptor(grpc.aio.ServerInterceptor):
 
     async def _request(self, context: Context, rule: MethodRule, handler: Any) -> Any:
         """What the handler gets: its message, or an iterator over its messages."""
-        receiving = self._admitted if rule.scope else self._open
+        receiving = self._open if rule.is_open else self._admitted
         if handler.request_streaming:
             return _messages(context, receiving, rule, handler.request_deserializer)
         message = await _receive(context, receiving, rule, handler.request_deserializer)
@@ -182,26 +184,20 @@ class RequestInterceptor(grpc.aio.ServerInterceptor):
 
     @contextmanager
     def _bounded(self, method: str, rule: MethodRule) -> Iterator[None]:
-        """Count a call while it runs.
+        """Count a call while it runs: open methods each by itself, so that they cannot crowd out others.
 
         Raises:
             ResourceExhausted: there are as many as there may be.
         """
-        is_open = bool(rule.max_calls)
-        n, most = (self._n_calls_of[method], rule.max_calls) if is_open else (self._n_calls, self._max_calls)
+        group, most = (method, _OPEN_CALLS) if rule.is_open else ("", self._max_calls)
+        n = self._n_calls[group]
         if n >= most:
             raise ResourceExhausted(f"{n} calls are being served, and no more", reason="TOO_MANY_CALLS")
-        if is_open:
-            self._n_calls_of[method] += 1
-        else:
-            self._n_calls += 1
+        self._n_calls[group] = n + 1
         try:
             yield
         finally:
-            if is_open:
-                self._n_calls_of[method] -= 1
-            else:
-                self._n_calls -= 1
+            self._n_calls[group] -= 1
 
 
 async def _receive(

@@ -11,8 +11,6 @@ from grpc_reflection.v1alpha import reflection_pb2
 
 SMALL_BODY_BYTES = 64 << 10
 _OPEN_BODY_BYTES = 4 << 10
-# Calls that last: health watchers, and clients of reflection.
-_OPEN_CALLS = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,12 +20,12 @@ class MethodRule:
     Attributes:
         scope: the scope that the caller's key needs; "" admits every caller.
         max_body_bytes: the largest message it decodes.
-        max_calls: calls at the same time, counted from the arrival of their first message; 0: no bound.
+        is_open: strangers call it by design. Its calls and their messages have bounds of their own.
     """
 
     scope: str = ""
     max_body_bytes: int = SMALL_BODY_BYTES
-    max_calls: int = 0
+    is_open: bool = False
 
 
 def rules_of(service: ServiceDescriptor, rule: MethodRule) -> Iterator[tuple[str, MethodRule]]:
@@ -36,7 +34,7 @@ def rules_of(service: ServiceDescriptor, rule: MethodRule) -> Iterator[tuple[str
         yield f"/{service.full_name}/{method.name}", rule
 
 
-_OPEN = MethodRule(max_body_bytes=_OPEN_BODY_BYTES, max_calls=_OPEN_CALLS)
+_OPEN = MethodRule(max_body_bytes=_OPEN_BODY_BYTES, is_open=True)
 
 OPEN_RULES: Mapping[str, MethodRule] = {
     **dict(rules_of(health_pb2.DESCRIPTOR.services_by_name["Health"], _OPEN)),

@@ -12,7 +12,7 @@ from redis.backoff import ExponentialWithJitterBackoff
 
 from inferflux.common.errors import InvalidArgument, Unavailable
 
-_POOL_SIZE = 64
+POOL_SIZE = 64
 _CONNECT_TIMEOUT_S = 2.0
 _ANSWER_TIMEOUT_S = 2.0
 # A server that is there and cannot serve: a full disk, too few replicas, a script that does not end. The
@@ -29,7 +29,7 @@ def connect(url: str) -> redis.asyncio.Redis:
     try:
         pool = redis.asyncio.BlockingConnectionPool.from_url(
             url,
-            max_connections=_POOL_SIZE,
+            max_connections=POOL_SIZE,
             timeout=_ANSWER_TIMEOUT_S,
             socket_connect_timeout=_CONNECT_TIMEOUT_S,
             socket_timeout=_ANSWER_TIMEOUT_S,

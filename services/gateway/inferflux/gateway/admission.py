@@ -10,7 +10,8 @@ from dataclasses import dataclass
 import grpc
 import grpc.aio
 
-from inferflux.common import api_key, grpc_metadata
+from inferflux.common import grpc_metadata
+from inferflux.common.api_key import is_well_formed
 from inferflux.common.errors import (
     InferFluxError,
     ResourceExhausted,
@@ -79,7 +80,7 @@ class Admission:
             Unavailable: policy, or its store, does not answer.
         """
         credential = grpc_metadata.credential(metadata)
-        if not api_key.is_well_formed(credential):
+        if not is_well_formed(credential):
             raise Unauthenticated("this API key is unknown or was revoked", reason="UNKNOWN_API_KEY")
         request_id = current_request_id()
         ask = policy_pb2.AdmitRequest(credential=credential, scope=scope, request_id=request_id)

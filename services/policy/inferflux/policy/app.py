@@ -7,18 +7,18 @@ from contextlib import suppress
 
 from inferflux.common import logs, store
 from inferflux.common.errors import Unavailable
+from inferflux.common.grpc_options import receive_limit
 from inferflux.common.grpc_server import GrpcServer, build_server
 from inferflux.common.lifecycle import Shutdown
 from inferflux.common.probe import Probe
-from inferflux.v1 import policy_pb2, policy_pb2_grpc
+from inferflux.v1 import policy_pb2_grpc
 
 from .bootstrap import Bootstrap
 from .metrics import PolicyMetrics
+from .rules import MAX_BODY_BYTES, RULES, SERVICE_NAME
 from .servicer import PolicyServicer
 from .settings import PolicySettings
 from .store import PolicyStore
-
-SERVICE_NAME = policy_pb2.DESCRIPTOR.services_by_name["PolicyService"].full_name
 
 log = logs.get()
 
@@ -30,13 +30,13 @@ async def serve(settings: PolicySettings, shutdown: Shutdown) -> None:
     metrics = PolicyMetrics()
     probe = Probe(settings.metrics_listen)
     probe.set_ready("store", ok=False, detail="not asked yet")
-    server = build_server()
     servicer = PolicyServicer(
         policy_store,
         metrics,
         settled_memory_s=settings.settled_memory_s,
         default_max_priority=settings.default_max_priority,
     )
+    server = build_server(RULES, servicer.admit_call, options=[receive_limit(MAX_BODY_BYTES)])
     policy_pb2_grpc.add_PolicyServiceServicer_to_server(servicer, server.server)
     server.add(SERVICE_NAME)
     try:

@@ -15,12 +15,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
+from inferflux.common.api_key import PREFIX
 from inferflux.common.errors import InvalidArgument
 from inferflux.common.priority import HIGHEST, LOWEST
 
 MAX_NAME_LENGTH = 128
 
-_SECRET = re.compile(r"ifx_[A-Za-z0-9_-]{43}")
 _TENANT = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}")
 _KEY_ID = re.compile(r"key_[0-9a-f]{16}")
 
@@ -96,12 +96,7 @@ class ApiKeyRecord:
 
 def generate() -> str:
     """Draw a new API key."""
-    return f"ifx_{secrets.token_urlsafe(32)}"
-
-
-def is_well_formed(credential: str) -> bool:
-    """Whether `credential` could be an API key at all."""
-    return _SECRET.fullmatch(credential) is not None
+    return f"{PREFIX}{secrets.token_urlsafe(32)}"
 
 
 def digest_of(secret: str) -> str:

@@ -7,7 +7,9 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from inferflux.common import grpc_metadata, logs
+from inferflux.common.api_key import is_well_formed
 from inferflux.common.errors import NotFound
+from inferflux.common.grpc_interceptor import current_call
 from inferflux.v1 import policy_pb2, policy_pb2_grpc
 
 from . import keys
@@ -65,7 +67,7 @@ class PolicyServicer(policy_pb2_grpc.PolicyServiceServicer):
     async def CreateApiKey(
         self, request: policy_pb2.CreateApiKeyRequest, context: Context
     ) -> policy_pb2.CreateApiKeyResponse:
-        admin = await self._admin(context)
+        admin = _admin()
         secret = keys.generate()
         record = ApiKeyRecord(
             digest=keys.digest_of(secret),
@@ -84,7 +86,6 @@ class PolicyServicer(policy_pb2_grpc.PolicyServiceServicer):
     async def ListApiKeys(
         self, request: policy_pb2.ListApiKeysRequest, context: Context
     ) -> policy_pb2.ListApiKeysResponse:
-        await self._admin(context)
         tenant = keys.parse_tenant(request.tenant) if request.tenant else ""
         records = await self._store.all_keys(tenant=tenant)
         return policy_pb2.ListApiKeysResponse(api_keys=[self._message(r) for r in records])
@@ -92,22 +93,22 @@ class PolicyServicer(policy_pb2_grpc.PolicyServiceServicer):
     async def RevokeApiKey(
         self, request: policy_pb2.RevokeApiKeyRequest, context: Context
     ) -> policy_pb2.RevokeApiKeyResponse:
-        admin = await self._admin(context)
+        admin = _admin()
         key_id = keys.parse_key_id(request.key_id)
         if not await self._store.revoke(key_id):
             raise NotFound(f"there is no key {key_id}", reason="UNKNOWN_KEY_ID")
         log.info("API key revoked", key_id=key_id, by=admin.key_id)
         return policy_pb2.RevokeApiKeyResponse()
 
+    async def admit_call(self, scope: str, metadata: grpc_metadata.Metadata | None) -> ApiKeyRecord:
+        """Let a call of policy's own pass, by its metadata alone: as an `Admit` of the interceptor."""
+        return await self._admit(grpc_metadata.credential(metadata), Ask(Scope(scope)))
+
     async def _admit(self, credential: str, ask: Ask) -> ApiKeyRecord:
         """Find the key and decide. What could not be a key is refused without asking the store."""
-        could_be = keys.is_well_formed(credential)
+        could_be = is_well_formed(credential)
         key = await self._store.find(keys.digest_of(credential)) if could_be else None
         return decide(credential, key, ask)
-
-    async def _admin(self, context: Context) -> ApiKeyRecord:
-        credential = grpc_metadata.credential(context.invocation_metadata())
-        return await self._admit(credential, Ask(Scope.ADMIN))
 
     def _message(self, record: ApiKeyRecord) -> policy_pb2.ApiKey:
         message = policy_pb2.ApiKey(
@@ -119,3 +120,11 @@ class PolicyServicer(policy_pb2_grpc.PolicyServiceServicer):
         )
         message.created_at.FromMilliseconds(record.created_unix_ms)
         return message
+
+
+def _admin() -> ApiKeyRecord:
+    """Whose key admitted the call that this task serves."""
+    caller = current_call().caller
+    if not isinstance(caller, ApiKeyRecord):
+        raise TypeError("the caller of this method was not admitted")
+    return caller

@@ -7,10 +7,9 @@ from typing import Annotated
 from pydantic import AfterValidator, Field, SecretStr
 from pydantic_settings import SettingsConfigDict
 
+from inferflux.common.api_key import is_well_formed
 from inferflux.common.priority import HIGHEST, LOWEST
 from inferflux.common.settings import ServiceSettings
-
-from .keys import is_well_formed
 
 
 def _well_formed(secret: SecretStr) -> SecretStr:

@@ -19,7 +19,7 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, cast
 
 from inferflux.common.errors import Unavailable
-from inferflux.common.store import store_errors
+from inferflux.common.store import POOL_SIZE, store_errors
 
 from .keys import ApiKeyRecord
 from .usage import SettledRequest
@@ -73,6 +73,7 @@ class PolicyStore:
     def __init__(self, redis: Redis, *, timeout_s: float) -> None:
         self._redis = redis
         self._timeout_s = timeout_s
+        self._places = asyncio.Semaphore(POOL_SIZE)
         self._add = redis.register_script(_ADD)
         self._revoke = redis.register_script(_REVOKE)
         self._bootstrap = redis.register_script(_BOOTSTRAP)
@@ -139,8 +140,9 @@ class PolicyStore:
 
     @asynccontextmanager
     async def _limit(self) -> AsyncIterator[None]:
+        """Wait for a place, then give Redis its time: a burst waits, and only a slow store is refused."""
         try:
-            async with asyncio.timeout(self._timeout_s):
+            async with self._places, asyncio.timeout(self._timeout_s):
                 with store_errors():
                     yield
         except TimeoutError:
