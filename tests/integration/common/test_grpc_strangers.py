@@ -62,7 +62,8 @@ class Served:
         """A unary call's answer, or its error."""
         metadata = grpc_metadata.outgoing(api_key=key)
         try:
-            answer: bytes = await self.channel.unary_unary(method)(data, metadata=metadata, timeout=20)
+            send: Any = self.channel.unary_unary(method)
+            answer: bytes = await send(data, metadata=metadata, timeout=20)
         except grpc.aio.AioRpcError as error:
             return errors.from_rpc(error)
         return answer
@@ -77,7 +78,7 @@ class Served:
 
     async def is_well(self) -> bool:
         answer = await self.health.Check(health_pb2.HealthCheckRequest(), timeout=10)
-        return answer.status == health_pb2.HealthCheckResponse.NOT_SERVING
+        return bool(answer.status == health_pb2.HealthCheckResponse.NOT_SERVING)
 
 
 @pytest.fixture
