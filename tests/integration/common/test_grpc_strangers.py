@@ -184,10 +184,16 @@ async def test_health_answers_while_strangers_send_bodies_that_never_end(served:
 
 
 async def test_health_watchers_are_bounded_and_do_not_keep_others_from_asking(served: Served) -> None:
-    async with served.stranger() as stranger:
-        streams = [stranger.open("/grpc.health.v1.Health/Watch", message=b"", end=True) for _ in range(300)]
-        assert (await stranger.ended(streams[-1]))["grpc-status"] == "8"
-        assert await served.is_well()
+    watchers = []
+    for _ in range(256):
+        watchers.append(served.health.Watch(health_pb2.HealthCheckRequest(), timeout=60))
+        await watchers[-1].read()
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await served.health.Watch(health_pb2.HealthCheckRequest(), timeout=60).read()
+    assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert await served.is_well()
+    for watcher in watchers:
+        watcher.cancel()
 
 
 async def test_a_call_that_is_not_read_may_send_16_kb(served: Served) -> None:
