@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from inferflux.cli.errors import CommandError
+from inferflux.common.servers import NATS_SYNC_INTERVAL
 
 DEMO_MODEL = Path("models") / "inferflux-demo.gguf"
 
@@ -25,6 +26,8 @@ class StackOptions:
         restarts: whether a process that dies is started again.
         start_limit_s: longest wait until everything is ready.
         drain_limit_s: how long running requests get to finish at the end.
+        nats_store: where nats-server keeps its streams; None is below `state_dir`.
+        nats_sync_interval: how often nats-server syncs them to the disk.
     """
 
     model: Path | None = None
@@ -45,6 +48,8 @@ class StackOptions:
     restarts: bool = True
     start_limit_s: float = 600.0
     drain_limit_s: float = 30.0
+    nats_store: Path | None = None
+    nats_sync_interval: str = NATS_SYNC_INTERVAL
 
 
 def find_model(given: Path | None) -> Path:

@@ -25,6 +25,8 @@ class ProcessSpec:
         kind: `worker`; what it is one of.
         port: where readiness is asked: /readyz over HTTP for a service, its own protocol for a server.
         cpus: the CPUs it may run on; None for all.
+        monitor_port: of a server that says over HTTP how it is; 0: it does not.
+        data_dir: what a server writes to.
     """
 
     name: str
@@ -33,6 +35,8 @@ class ProcessSpec:
     env: Mapping[str, str]
     port: int
     cpus: frozenset[int] | None = None
+    monitor_port: int = 0
+    data_dir: Path | None = None
 
     @property
     def is_service(self) -> bool:
@@ -56,8 +60,19 @@ def plan(
         **options.env,
     }
 
-    def server(kind: str, command: list[str], port: int) -> ProcessSpec:
-        return ProcessSpec(kind, kind, tuple(command), {}, port, _of(options.cpus, kind, kind))
+    def nats() -> ProcessSpec:
+        store, monitor_port = options.nats_store or state_dir / "nats", free_port()
+        command = nats_command(
+            ports.nats, store, monitor_port=monitor_port, sync_interval=options.nats_sync_interval
+        )
+        cpus = _of(options.cpus, "nats", "nats")
+        return ProcessSpec("nats", "nats", tuple(command), {}, ports.nats, cpus, monitor_port, store)
+
+    def valkey() -> ProcessSpec:
+        data = state_dir / "valkey"
+        command = valkey_command(ports.redis, data)
+        cpus = _of(options.cpus, "valkey", "valkey")
+        return ProcessSpec("valkey", "valkey", tuple(command), {}, ports.redis, cpus, data_dir=data)
 
     def service(kind: str, env: Mapping[str, str], name: str = "") -> ProcessSpec:
         name = name or kind
@@ -89,10 +104,7 @@ def plan(
         for name in scheduler_names(options.schedulers)
     ]
     return [
-        [
-            server("nats", nats_command(ports.nats, state_dir / "nats"), ports.nats),
-            server("valkey", valkey_command(ports.redis, state_dir / "valkey"), ports.redis),
-        ],
+        [nats(), valkey()],
         [service("policy", policy), *schedulers, *workers, service("gateway", gateway)],
     ]
 

@@ -20,16 +20,41 @@ from inferflux.common.errors import Unavailable
 LOOPBACK = "127.0.0.1"
 # A prompt of a million token ids is about 4 MB; nats-server's own limit is 1 MB.
 NATS_MAX_PAYLOAD = 8 << 20
+# How long an acknowledged write may wait for the disk; nats-server's own is two minutes.
+NATS_SYNC_INTERVAL = "100ms"
+# Without it, nats-server takes three quarters of the free space at its start. Started on a full disk, it
+# would then refuse every write for as long as it runs.
+NATS_MAX_FILE_STORE = "1TB"
 
 
-def nats_command(port: int, store_dir: Path, *, host: str = LOOPBACK) -> list[str]:
-    """The command that runs nats-server with JetStream. Writes its configuration into `store_dir`."""
+def nats_command(
+    port: int,
+    store_dir: Path,
+    *,
+    host: str = LOOPBACK,
+    monitor_port: int = 0,
+    sync_interval: str = NATS_SYNC_INTERVAL,
+) -> list[str]:
+    """The command that runs nats-server with JetStream. Writes its configuration into `store_dir`.
+
+    Args:
+        monitor_port: of /healthz over HTTP; 0: none.
+        sync_interval: how often what was written is synced to the disk, as nats-server takes it.
+    """
     store_dir.mkdir(parents=True, exist_ok=True)
     config = store_dir / "nats.conf"
-    config.write_text(
-        f"host: {host}\nport: {port}\nmax_payload: {NATS_MAX_PAYLOAD}\n"
-        f'jetstream {{ store_dir: "{store_dir}" }}\n'
-    )
+    lines = [
+        f"host: {host}",
+        f"port: {port}",
+        f"max_payload: {NATS_MAX_PAYLOAD}",
+        *([f'http: "{host}:{monitor_port}"'] if monitor_port else []),
+        "jetstream {",
+        f'  store_dir: "{store_dir}"',
+        f"  max_file_store: {NATS_MAX_FILE_STORE}",
+        f"  sync_interval: {sync_interval}",
+        "}",
+    ]
+    config.write_text("\n".join(lines) + "\n")
     return [_nats_binary(), "-c", str(config)]
 
 

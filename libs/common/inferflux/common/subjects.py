@@ -34,6 +34,8 @@ SCHEDULER_READERS = f"{ROOT}.scheduler.readers"
 SCHEDULER_STATUS = f"{ROOT}.scheduler.status"
 SCHEDULER_ADMIN = f"{ROOT}.scheduler.admin"
 SCHEDULER_LEADER = f"{ROOT}.scheduler.leader"
+# Nobody ever publishes to it: for asking a stream whether it still writes.
+NOTHING = f"{ROOT}.nothing"
 
 _SAFE = re.compile(r"[A-Za-z0-9_-]{1,64}")
 

@@ -59,7 +59,7 @@ async def serve(settings: GatewaySettings, shutdown: Shutdown) -> None:
     async with AsyncExitStack() as stack:
         probe = Probe(settings.metrics_listen)
         stack.callback(probe.close)
-        for part in ("nats", "policy", "text process"):
+        for part in ("nats", "queue", "policy", "text process"):
             probe.set_ready(part, ok=False, detail="not asked yet")
         tracer = open_tracer(settings, "gateway")
         stack.push_async_callback(tracer.close)
@@ -140,6 +140,7 @@ async def _watch(
     was_ready: bool | None = None
     while not shutdown.requested.is_set():
         probe.set_ready("nats", ok=bus.is_connected, detail="" if bus.is_connected else "connection lost")
+        probe.set_ready("queue", ok=not bus.write_problem, detail=bus.write_problem)
         why_not = await _ask_policy(policy_health)
         probe.set_ready("policy", ok=not why_not, detail=why_not)
         if text.pid is None:
@@ -148,7 +149,12 @@ async def _watch(
         if probe.is_ready != was_ready:
             was_ready = probe.is_ready
             server.set_serving(was_ready)
-            log.info("ready" if was_ready else "not ready", policy=why_not or "ok", nats=bus.is_connected)
+            log.info(
+                "ready" if was_ready else "not ready",
+                policy=why_not or "ok",
+                nats=bus.is_connected,
+                queue=bus.write_problem or "ok",
+            )
         with suppress(TimeoutError):
             await asyncio.wait_for(shutdown.wait(), _WATCH_INTERVAL_S)
 

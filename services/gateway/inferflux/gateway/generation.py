@@ -122,6 +122,7 @@ class Generation:
             ResourceExhausted: the queue is full.
             Unavailable: it could not be queued.
         """
+        self._services.submitter.check_open()
         payload = request.SerializeToString()
         self._services.submitter.check_size(payload, prompt_field)
         if self._call.is_id_chosen and await replayed(self._services.bus, self._call.subject):

@@ -69,6 +69,12 @@ class Submitter:
             message = f"the request takes {len(payload)} bytes; NATS is set to messages of at most {limit}"
             raise InvalidArgument(message, field=field, reason="REQUEST_TOO_LARGE")
 
+    def check_open(self) -> None:
+        """Raises:
+        Unavailable: NATS does not write jobs at present.
+        """
+        self._bus.check_queue()
+
     async def submit(
         self, request: scheduler_pb2.InferenceRequest, payload: bytes, *, traceparent: str
     ) -> None:

@@ -150,6 +150,8 @@ class Scheduler:
     def _readiness(self) -> tuple[bool, str]:
         if not self._bus.is_connected:
             return False, "not connected to NATS"
+        if problem := self._bus.write_problem:
+            return False, f"NATS does not write: {problem}"
         if self._leader is not None:
             return self._leader.readiness
         if self._leadership.has_seen_leader:

@@ -37,6 +37,8 @@ from inferflux.common.stream_limits import StreamLimits
 log = logs.get()
 
 _HEAL_RETRY_S = 0.2
+# Between two looks at the streams: whether they are there, and are written to.
+_LOOK_INTERVAL_S = 1.0
 
 
 class Bus:
@@ -46,6 +48,9 @@ class Bus:
     streams are marked `dropped`, the streams of `ensure_streams` are made again (a memory stream does not
     outlive its server), job consumers start afresh, and the callbacks of `on_reconnect` run.
 
+    The streams are looked at once a second. When one was deleted, all that follows a reconnect follows, but
+    for the subscriptions, which it does not touch.
+
     Make one with `Bus.connect`.
     """
 
@@ -54,12 +59,14 @@ class Bus:
         self._link = Link(self._client)
         self._bucket = ObjectBucket(self._link, subjects.TOKENIZERS_BUCKET)
         self._limits: StreamLimits | None = None
+        self._births: jetstream.Births = {}
+        self._write_problem = ""
         self._callbacks: list[Callable[[], Awaitable[None]]] = []
         self._token_streams: dict[TokenSubscription, int] = {}
         self._served: dict[Subscription, int] = {}
         self._consumers: list[JobConsumer] = []
         self._connected = asyncio.Event()
-        self._reconnected = asyncio.Event()
+        self._must_heal = asyncio.Event()
         self._healer: asyncio.Task[None] | None = None
         self._is_closing = False
         self._last_error: Exception | None = None
@@ -98,13 +105,19 @@ class Bus:
         return self._link.is_connected
 
     @property
+    def write_problem(self) -> str:
+        """Why JetStream takes no jobs or leases, as far as is known; "" while it does."""
+        return self._write_problem
+
+    @property
     def max_payload(self) -> int:
         """Bytes a message may have."""
         return int(self._client.max_payload)
 
     def on_reconnect(self, callback: Callable[[], Awaitable[None]]) -> None:
-        """Have `callback` awaited after every reconnect, once the streams are there again; once more with
-        all that comes before it when it raises Unavailable or DeadlineExceeded."""
+        """Have `callback` awaited after every reconnect and every loss of a stream, once the streams are
+        there again; once more with all that comes before it when it raises Unavailable or
+        DeadlineExceeded."""
         self._callbacks.append(callback)
 
     async def publish(self, subject: str, payload: bytes, headers: Mapping[str, str] | None = None) -> None:
@@ -166,13 +179,13 @@ class Bus:
         return stream
 
     async def ensure_streams(self, limits: StreamLimits) -> None:
-        """Make the streams and the bucket, or change them to `limits`; and again after every reconnect.
+        """Make the streams and the buckets, or change them to `limits`; and again when they are gone.
 
         Raises:
             Unavailable, DeadlineExceeded: JetStream does not answer.
             Internal: a stream of this name exists and cannot be changed to ours.
         """
-        await jetstream.ensure_streams(self._link, limits)
+        self._births = await jetstream.ensure_streams(self._link, limits)
         self._limits = limits
 
     async def enqueue(
@@ -180,8 +193,23 @@ class Bus:
     ) -> bool:
         """Put a job into the work queue: see `queueing.enqueue`. False when `msg_id` is taken."""
         return await queueing.enqueue(
-            self._link, self._until_connected, subject, payload, msg_id=msg_id, headers=headers
+            self._link,
+            self._until_connected,
+            lambda: self._write_problem,
+            subject,
+            payload,
+            msg_id=msg_id,
+            headers=headers,
         )
+
+    def check_queue(self) -> None:
+        """Whether a job has a chance to be queued.
+
+        Raises:
+            Unavailable: JetStream does not write at present (STORE_UNAVAILABLE).
+        """
+        if self._write_problem:
+            raise queueing.not_writing()
 
     async def consume_jobs(
         self,
@@ -289,7 +317,7 @@ class Bus:
         metrics.BUS_RECONNECTS.inc()
         self._mark_dropped()
         self._connected.set()
-        self._reconnected.set()
+        self._must_heal.set()
         log.info("connected to NATS again")
 
     def _mark_dropped(self) -> None:
@@ -297,20 +325,55 @@ class Bus:
             stream.mark_dropped()
 
     async def _heal_for_ever(self) -> None:
+        said = ""
         while True:
-            await self._reconnected.wait()
-            self._reconnected.clear()
+            await self._until_ill()
+            self._must_heal.clear()
             try:
                 await self._heal()
+                said = ""
             except InferFluxError as error:
-                log.warning("not recovered yet", reason=error.reason, error=error.message)
+                if error.reason != said:
+                    log.warning("not recovered yet", reason=error.reason, error=error.message)
+                said = error.reason
                 if self.is_connected:
                     await asyncio.sleep(_HEAL_RETRY_S)
-                    self._reconnected.set()
+                    self._must_heal.set()
+
+    async def _until_ill(self) -> None:
+        """Return after a reconnect, or when a stream of ours is gone or is another than it was."""
+        while True:
+            try:
+                async with asyncio.timeout(_LOOK_INTERVAL_S):
+                    await self._must_heal.wait()
+                return
+            except TimeoutError:
+                if self._limits is not None and self.is_connected and await self._has_lost_streams():
+                    return
+
+    async def _has_lost_streams(self) -> bool:
+        try:
+            births = await jetstream.births(self._link)
+            self._note_write_problem(await jetstream.write_problem(self._link))
+        except InferFluxError as error:
+            log.debug("could not look at the streams", reason=error.reason)
+            return False
+        lost = [name for name, born in births.items() if born != self._births[name]]
+        if lost:
+            log.warning("streams were deleted", streams=lost)
+        return bool(lost)
+
+    def _note_write_problem(self, problem: str) -> None:
+        if problem and not self._write_problem:
+            log.error("JetStream does not write any more", problem=problem)
+        elif self._write_problem and not problem:
+            log.info("JetStream writes again")
+        self._write_problem = problem
 
     async def _heal(self) -> None:
         if self._limits is not None:
-            await jetstream.ensure_streams(self._link, self._limits)
+            self._births = await jetstream.ensure_streams(self._link, self._limits)
+            self._note_write_problem(await jetstream.write_problem(self._link))
         for consumer in self._consumers:
             await consumer.recover()
         for callback in self._callbacks:

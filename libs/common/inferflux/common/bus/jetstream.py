@@ -89,24 +89,74 @@ def object_stream(bucket: str) -> str:
     return f"OBJ_{bucket}"
 
 
-async def ensure_streams(link: Link, limits: StreamLimits) -> None:
+# By name, when a stream was made: one that was deleted and made again has another time.
+Births = dict[str, str]
+STREAMS = (
+    subjects.JOBS_STREAM,
+    subjects.TOKENS_STREAM,
+    object_stream(subjects.TOKENIZERS_BUCKET),
+    key_value_stream(subjects.SCHEDULERS_BUCKET),
+)
+
+
+async def ensure_streams(link: Link, limits: StreamLimits) -> Births:
     """Create what is missing, change what differs.
 
     Raises:
-        Unavailable, DeadlineExceeded: JetStream does not answer.
+        Unavailable, DeadlineExceeded: JetStream does not answer, or cannot write.
         Internal: a stream exists that cannot be changed to ours.
     """
+    births: Births = {}
     for config in stream_configs(limits):
         name = config["name"]
         try:
             try:
-                await link.api(f"STREAM.CREATE.{name}", config)
+                info = await link.api(f"STREAM.CREATE.{name}", config)
             except ApiError as error:
                 if error.err_code != STREAM_NAME_IN_USE:
                     raise
-                await link.api(f"STREAM.UPDATE.{name}", config)
+                info = await link.api(f"STREAM.UPDATE.{name}", config)
         except ApiError as error:
-            raise error.to_internal() from error
+            raise error.to_error() from error
+        births[name] = info["created"]
+    return births
+
+
+async def births(link: Link) -> Births:
+    """When each of our streams was made, "" for one that is missing.
+
+    Raises:
+        Unavailable, DeadlineExceeded: JetStream does not answer.
+    """
+    return {name: await _birth(link, name) for name in STREAMS}
+
+
+async def _birth(link: Link, stream: str) -> str:
+    try:
+        return str((await link.api(f"STREAM.INFO.{stream}"))["created"])
+    except ApiError as error:
+        if error.err_code == STREAM_NOT_FOUND:
+            return ""
+        raise error.to_error() from error
+
+
+async def write_problem(link: Link) -> str:
+    """Why JetStream writes to the queue or the leases no more; "" while it does.
+
+    A file store keeps its first write error until its server is started again, and leaves what is published
+    then without an answer. A purge of a subject that nothing is ever published to is answered, and changes
+    nothing.
+
+    Raises:
+        Unavailable, DeadlineExceeded: JetStream does not answer.
+    """
+    for stream in (subjects.JOBS_STREAM, key_value_stream(subjects.SCHEDULERS_BUCKET)):
+        try:
+            await link.api(f"STREAM.PURGE.{stream}", {"filter": subjects.NOTHING})
+        except ApiError as error:
+            if error.err_code != STREAM_NOT_FOUND:
+                return f"{stream}: {error.description}"
+    return ""
 
 
 async def read_subject(link: Link, stream: str, subject: str) -> list[bytes]:
@@ -121,7 +171,7 @@ async def read_subject(link: Link, stream: str, subject: str) -> list[bytes]:
         try:
             batch = await _read_batch(link, stream, subject, sequence)
         except Unavailable as error:
-            if error.reason == "NO_RESPONDERS" and not await _exists(link, stream):
+            if error.reason == "NO_RESPONDERS" and not await _birth(link, stream):
                 return messages
             raise
         messages += batch.data
@@ -147,7 +197,7 @@ async def last_message(
     try:
         reply = await link.request(f"$JS.API.DIRECT.GET.{stream}.{subject}", b"", timeout_s=timeout_s)
     except Unavailable as error:
-        if error.reason == "NO_RESPONDERS" and not await _exists(link, stream):
+        if error.reason == "NO_RESPONDERS" and not await _birth(link, stream):
             return None
         raise
     if reply.status == _NO_MESSAGES:
@@ -217,13 +267,3 @@ async def _read_batch(link: Link, stream: str, subject: str, sequence: int) -> _
     if batch.refusal:
         raise Unavailable(f"{stream} refused a read: {batch.refusal}", reason="JETSTREAM_ERROR")
     return batch
-
-
-async def _exists(link: Link, stream: str) -> bool:
-    try:
-        await link.api(f"STREAM.INFO.{stream}")
-    except ApiError as error:
-        if error.err_code == STREAM_NOT_FOUND:
-            return False
-        raise error.to_internal() from error
-    return True

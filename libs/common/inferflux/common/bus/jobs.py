@@ -133,6 +133,8 @@ class JobConsumer:
         self._is_closed = False
         self._sid = 0
         self._task: asyncio.Task[None] | None = None
+        # Whether the durable is ours is known between two of its changes, not within one.
+        self._changing = asyncio.Lock()
 
     @property
     def is_closed(self) -> bool:
@@ -150,18 +152,20 @@ class JobConsumer:
         self._task = asyncio.get_running_loop().create_task(self._pump(), name="job pump")
 
     async def recover(self) -> None:
-        """After a reconnect: have what was lost on the way delivered again at once.
+        """After a reconnect, or once the stream was made again: have what was lost on the way delivered
+        again at once.
 
         Raises:
             Unavailable, DeadlineExceeded, Internal: could not; try again.
         """
         if self._error is not None or self._is_closed:
             return
-        info = await self._info()
-        if info is not None and info["created"] != self._created:
-            self._fail(_taken_over())
-            return
-        await self._make_consumer()
+        async with self._changing:
+            info = await self._info()
+            if info is not None and info["created"] != self._created:
+                self._fail(_taken_over())
+                return
+            await self._make_consumer()
         self._unconfirmed.clear()  # what they acknowledged is gone, or comes again and is told again
         self._confirmed.set()
         self._pull_subject = b""
@@ -304,9 +308,10 @@ class JobConsumer:
         """Make the consumer again if it is gone; end this one if it is someone else's now."""
         if self._pulled_at + _RETRY_WAIT_S > asyncio.get_running_loop().time():
             await asyncio.sleep(_RETRY_WAIT_S)
-        info = await self._info()
-        if (info is None and not await self._create()) or (info and info["created"] != self._created):
-            self._fail(_taken_over())
+        async with self._changing:
+            info = await self._info()
+            if (info is None and not await self._create()) or (info and info["created"] != self._created):
+                self._fail(_taken_over())
 
     async def _info(self) -> dict[str, Any] | None:
         try:
@@ -314,7 +319,7 @@ class JobConsumer:
         except ApiError as error:
             if error.err_code in (jetstream.CONSUMER_NOT_FOUND, jetstream.STREAM_NOT_FOUND):
                 return None
-            raise error.to_internal() from error
+            raise error.to_error() from error
 
     async def _make_consumer(self) -> None:
         """Make it in place of whatever has its name."""
@@ -325,7 +330,7 @@ class JobConsumer:
                 if error.err_code == jetstream.STREAM_NOT_FOUND:
                     raise _no_queue() from None
                 if error.err_code != jetstream.CONSUMER_NOT_FOUND:
-                    raise error.to_internal() from error
+                    raise error.to_error() from error
             if await self._create():
                 return
         raise Unavailable("other schedulers make the same consumer", reason="CONSUMER_TAKEN_OVER")
@@ -357,7 +362,7 @@ class JobConsumer:
                 raise _no_queue() from None
             if error.err_code in jetstream.CONSUMERS_OVERLAP:
                 raise _overlap() from None
-            raise error.to_internal() from error
+            raise error.to_error() from error
         self._created = info["created"]
         return True
 

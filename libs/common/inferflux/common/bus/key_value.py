@@ -76,7 +76,7 @@ class KeyValueBucket:
             if error["err_code"] == jetstream.WRONG_LAST_SEQUENCE:
                 return None
             operation = f"write {key} into {self._bucket}"
-            raise ApiError(operation, error["code"], error["err_code"], error["description"]).to_internal()
+            raise ApiError(operation, error["code"], error["err_code"], error["description"]).to_error()
         return int(answer["seq"])
 
     async def _last(self, key: str, timeout_s: float) -> tuple[Entry | None, bool]:

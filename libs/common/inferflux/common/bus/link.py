@@ -15,13 +15,25 @@ from inferflux.common.bus.nats_client import (
     TooLargeError,
     decode_headers,
 )
-from inferflux.common.errors import DeadlineExceeded, Internal, InvalidArgument, Unavailable
+from inferflux.common.errors import (
+    DeadlineExceeded,
+    InferFluxError,
+    Internal,
+    InvalidArgument,
+    Unavailable,
+)
 
 _API_TIMEOUT_S = 5.0
 # A burst larger than the outbound buffer waits this long for the socket before it is refused.
 _BURST_WAIT_S = 0.5
 
 
+# What JetStream says while it cannot write: consumer store, resources, storage, stream create, purge, update
+# and stream store. Its own `code` tells them from a wrong configuration only in part.
+_STORE_FAILED = frozenset({10012, 10023, 10047, 10049, 10051, 10069, 10077})
+_UNAVAILABLE = 503
+# The reason of an error for that.
+STORE_UNAVAILABLE = "STORE_UNAVAILABLE"
 # The status of a reply that cannot come any more: the connection broke.
 LOST = 599
 
@@ -41,8 +53,17 @@ class ApiError(Exception):
         self.err_code = err_code
         self.description = description
 
-    def to_internal(self) -> Internal:
-        return Internal(f"JetStream refused {self}", reason="JETSTREAM_ERROR")
+    @property
+    def is_store_failure(self) -> bool:
+        """Whether JetStream could not write, which ends when its disk or its quorum is back."""
+        return self.code == _UNAVAILABLE or self.err_code in _STORE_FAILED
+
+    def to_error(self) -> InferFluxError:
+        """Unavailable for what passes, Internal for what is wrong with the request."""
+        message = f"JetStream refused {self}"
+        if self.is_store_failure:
+            return Unavailable(message, reason=STORE_UNAVAILABLE)
+        return Internal(message, reason="JETSTREAM_ERROR")
 
 
 class Link:

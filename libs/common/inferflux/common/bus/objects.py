@@ -95,13 +95,13 @@ class ObjectBucket:
         if error := json.loads(reply.data).get("error"):
             raise ApiError(
                 f"put into {self._bucket}", error["code"], error["err_code"], error["description"]
-            ).to_internal()
+            ).to_error()
 
     async def _purge(self, nuid: str) -> None:
         try:
             await self._link.api(f"STREAM.PURGE.{self._stream}", {"filter": self._chunk_subject(nuid)})
         except ApiError as error:
-            raise error.to_internal() from error
+            raise error.to_error() from error
 
     def _chunk_subject(self, nuid: str) -> str:
         return f"$O.{self._bucket}.C.{nuid}"

@@ -10,7 +10,7 @@ from typing import Any
 
 from inferflux.common import subjects
 from inferflux.common.bus import jetstream
-from inferflux.common.bus.link import ApiError, Link
+from inferflux.common.bus.link import STORE_UNAVAILABLE, ApiError, Link
 from inferflux.common.errors import DeadlineExceeded, ResourceExhausted, Unavailable
 
 MESSAGE_ID = "Nats-Msg-Id"
@@ -23,6 +23,7 @@ _RETRY_WAIT_S = 0.1
 async def enqueue(
     link: Link,
     until_connected: Callable[[], Awaitable[None]],
+    write_problem: Callable[[], str],
     subject: str,
     payload: bytes,
     *,
@@ -35,12 +36,16 @@ async def enqueue(
     message id, which JetStream drops then. A header of this call's own tells that from someone else's
     use of the id.
 
+    Args:
+        write_problem: why JetStream does not write, "" while it does.
+
     Returns:
         False when the id was used in the last two minutes.
 
     Raises:
         ResourceExhausted: the queue is full.
-        Unavailable: not stored (NOT_CONNECTED, NO_RESPONDERS), or nobody knows (OUTCOME_UNKNOWN).
+        Unavailable: not stored (QUEUE_UNAVAILABLE; STORE_UNAVAILABLE when JetStream does not write), or
+            nobody knows (OUTCOME_UNKNOWN).
     """
     attempt = secrets.token_hex(8)
     all_headers = {**(headers or {}), MESSAGE_ID: msg_id, _ATTEMPT: attempt}
@@ -50,11 +55,15 @@ async def enqueue(
         async with asyncio.timeout(_TOTAL_TIMEOUT_S):
             while True:
                 await until_connected()
+                if write_problem():
+                    raise _unknown(last) if is_unknown else not_writing()
                 try:
                     answer = await _publish(link, subject, payload, all_headers)
                 except DeadlineExceeded as error:
                     is_unknown, last = True, error.message
                 except Unavailable as error:
+                    if error.reason == STORE_UNAVAILABLE:
+                        raise
                     # JetStream is not up yet, or the stream is being made anew after a restart.
                     last = error.message
                     await asyncio.sleep(_RETRY_WAIT_S)
@@ -64,9 +73,19 @@ async def enqueue(
                     return is_unknown and await _is_ours(link, answer["seq"], attempt)
     except TimeoutError:
         if is_unknown:
-            message = f"it is not known whether the job was queued: {last}"
-            raise Unavailable(message, reason="OUTCOME_UNKNOWN") from None
+            raise _unknown(last) from None
         raise Unavailable(f"the job could not be queued: {last}", reason="QUEUE_UNAVAILABLE") from None
+
+
+def not_writing() -> Unavailable:
+    """What is said of every job while JetStream does not write."""
+    return Unavailable(
+        "the work queue cannot be written to at present", reason=STORE_UNAVAILABLE, retry_delay_s=2.0
+    )
+
+
+def _unknown(why: str) -> Unavailable:
+    return Unavailable(f"it is not known whether the job was queued: {why}", reason="OUTCOME_UNKNOWN")
 
 
 async def _publish(link: Link, subject: str, payload: bytes, headers: Mapping[str, str]) -> dict[str, Any]:
@@ -78,7 +97,7 @@ async def _publish(link: Link, subject: str, payload: bytes, headers: Mapping[st
             raise ResourceExhausted("the queue is full", reason="QUEUE_FULL")
         raise ApiError(
             f"publish to {subject}", error.get("code", 500), error.get("err_code", 0), description
-        ).to_internal()
+        ).to_error()
     return answer
 
 

@@ -1,0 +1,105 @@
+"""What the bus promises when its streams are deleted under it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+
+import nats
+import pytest
+from nats.js import JetStreamContext
+from nats.js.errors import NotFoundError
+
+from inferflux.common import subjects
+from inferflux.common.bus import Bus, StreamLimits
+from inferflux.common.bus.jetstream import STREAMS, stream_configs
+from inferflux.common.servers import ServerProcess
+
+JOBS = subjects.jobs("m")
+WAIT_S = 20.0
+
+
+@pytest.fixture
+async def own_bus(private_nats: ServerProcess) -> AsyncIterator[Bus]:
+    bus = await Bus.connect(private_nats.url, name="test")
+    await bus.ensure_streams(StreamLimits())
+    yield bus
+    await bus.close()
+
+
+@pytest.fixture
+async def jetstream(private_nats: ServerProcess) -> AsyncIterator[JetStreamContext]:
+    """An operator's own client."""
+    client = await nats.connect(private_nats.url)
+    yield client.jetstream()
+    await client.close()
+
+
+async def exists(jetstream: JetStreamContext, stream: str) -> bool:
+    try:
+        await jetstream.stream_info(stream)
+    except NotFoundError:
+        return False
+    return True
+
+
+async def until(condition: Callable[[], Awaitable[bool]]) -> None:
+    async with asyncio.timeout(WAIT_S):
+        while not await condition():
+            await asyncio.sleep(0.01)
+
+
+def test_every_stream_that_is_made_is_looked_at() -> None:
+    assert {config["name"] for config in stream_configs(StreamLimits())} == set(STREAMS)
+
+
+@pytest.mark.parametrize("stream", STREAMS)
+async def test_a_stream_deleted_while_running_is_made_again_and_every_process_knows(
+    private_nats: ServerProcess, own_bus: Bus, jetstream: JetStreamContext, stream: str
+) -> None:
+    """Only one of them makes it again; all have something to put into it."""
+    other = await Bus.connect(private_nats.url, name="other")
+    await other.ensure_streams(StreamLimits())
+    told = [asyncio.Event(), asyncio.Event()]
+    for bus, event in zip((own_bus, other), told, strict=True):
+
+        async def on_reconnect(event: asyncio.Event = event) -> None:
+            event.set()
+
+        bus.on_reconnect(on_reconnect)
+    await jetstream.delete_stream(stream)
+    await until(lambda: exists(jetstream, stream))
+    async with asyncio.timeout(WAIT_S):
+        await asyncio.gather(*(event.wait() for event in told))
+    await other.close()
+
+
+async def test_a_consumer_goes_on_when_its_stream_was_deleted(
+    own_bus: Bus, jetstream: JetStreamContext
+) -> None:
+    consumer = await own_bus.consume_jobs(max_outstanding=8)
+    assert await own_bus.enqueue(JOBS, b"held", msg_id="1")
+    async with asyncio.timeout(WAIT_S):
+        held = await anext(consumer)
+    await jetstream.delete_stream(subjects.JOBS_STREAM)
+    # Without a stream nobody answers; this waits until there is one.
+    assert await own_bus.enqueue(JOBS, b"new", msg_id="2")
+    await held.ack()
+    async with asyncio.timeout(WAIT_S):
+        job = await anext(consumer)
+    assert (job.data, job.sequence) == (b"new", 1)
+    await job.ack()
+    await consumer.close()
+
+
+async def test_a_consumer_deleted_while_running_is_made_again(
+    own_bus: Bus, jetstream: JetStreamContext
+) -> None:
+    consumer = await own_bus.consume_jobs(max_outstanding=8)
+    await jetstream.delete_consumer(subjects.JOBS_STREAM, subjects.SCHEDULER_CONSUMER)
+    assert await own_bus.enqueue(JOBS, b"new", msg_id="1")
+    async with asyncio.timeout(WAIT_S):
+        job = await anext(consumer)
+    assert job.data == b"new"
+    await job.ack()
+    await consumer.close()
