@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import os
 import signal
 import time
@@ -13,7 +15,8 @@ import pytest
 from harness.worker import DEMO_MODEL, WorkerProcess, batch_item, read_to_end, token_ids
 
 from inferflux.common import subjects
-from inferflux.common.bus import Bus
+from inferflux.common.bus import Bus, jetstream
+from inferflux.common.errors import DeadlineExceeded, NotFound, Unavailable
 from inferflux.common.llama.vocab import Vocab
 from inferflux.common.servers import ServerProcess
 from inferflux.common.stream_limits import StreamLimits
@@ -67,6 +70,14 @@ async def run(worker: WorkerProcess, item: worker_pb2.BatchItem) -> list[tokens_
     chunks = await read_to_end(stream)
     await stream.close()
     return chunks
+
+
+async def delete_stream(bus: Bus, stream: str) -> None:
+    """As an operator might, and return when it is another one."""
+    await bus._link.api(f"STREAM.DELETE.{stream}")
+    async with asyncio.timeout(30):
+        while not (await jetstream.births(bus._link))[stream]:
+            await asyncio.sleep(0.02)
 
 
 async def test_it_offers_its_tokenizer_under_the_digest_of_its_card(
@@ -253,26 +264,49 @@ async def test_past_the_drain_limit_the_rest_is_handed_over(
         worker.kill()
 
 
-async def test_after_a_broker_restart_the_whole_stream_can_be_read_again(
-    private_worker: WorkerProcess, private_nats: ServerProcess
+async def stream_holds(bus: Bus, request_id: str, count: int) -> list[tokens_pb2.TokenChunk]:
+    """What can be replayed of a request, once it is so many tokens and an end."""
+    subject = subjects.tokens("t", request_id)
+    async with asyncio.timeout(60):
+        while True:
+            with contextlib.suppress(Unavailable, DeadlineExceeded):
+                chunks = [tokens_pb2.TokenChunk.FromString(data) for data in await bus.replay(subject)]
+                if len(token_ids(chunks)) >= count and any(c.HasField("finished") for c in chunks):
+                    return chunks
+            await asyncio.sleep(0.02)
+
+
+async def test_streams_deleted_while_it_runs_get_back_what_it_has_each_chunk_once(
+    private_worker: WorkerProcess, private_bus: Bus
 ) -> None:
-    undisturbed = token_ids(await run(private_worker, batch_item("reference", max_tokens=600)))
+    assert private_worker.status is not None
+    digest = private_worker.status.models[0].digest
+    chunks = await run(private_worker, batch_item("short", max_tokens=20))
+    for stream in (subjects.TOKENS_STREAM, jetstream.object_stream(subjects.TOKENIZERS_BUCKET)):
+        await delete_stream(private_bus, stream)
+        async with asyncio.timeout(30):
+            while True:
+                with contextlib.suppress(NotFound):
+                    await private_bus.get_object(digest)
+                    break
+                await asyncio.sleep(0.02)
+        assert await stream_holds(private_bus, "short", 20) == chunks
+
+
+@pytest.mark.parametrize("ending", ["kill", "stop"])
+async def test_after_a_broker_restart_the_stream_has_each_chunk_once(
+    private_worker: WorkerProcess, private_bus: Bus, private_nats: ServerProcess, ending: str
+) -> None:
+    undisturbed = token_ids(await run(private_worker, batch_item("reference", max_tokens=300)))
     stream = await private_worker.read("through")
-    await private_worker.submit(batch_item("through", max_tokens=600))
+    await private_worker.submit(batch_item("through", max_tokens=300))
     await stream.next(30)
-    private_nats.kill()
+    getattr(private_nats, ending)()
     private_nats.start()
     private_nats.wait_ready()
-    seen: dict[int, int] = {}
-    deadline = time.monotonic() + 30
-    while len(seen) < 600 and time.monotonic() < deadline:
-        try:
-            data = await stream.next(1.0)
-        except TimeoutError:
-            continue
-        chunk = tokens_pb2.TokenChunk.FromString(data)
-        seen |= {chunk.offset + i: token for i, token in enumerate(chunk.token_ids)}
-    assert [seen[i] for i in range(600)] == undisturbed
+    chunks = await stream_holds(private_bus, "through", 300)
+    assert token_ids(chunks) == undisturbed
+    assert [c.HasField("finished") for c in chunks].count(True) == 1
 
 
 async def test_a_file_that_is_no_model_ends_the_worker_with_one_clear_line(

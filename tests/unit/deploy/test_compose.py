@@ -18,7 +18,7 @@ from harness.deploy import ROOT, Stage, is_in_build_context, read_compose, read_
 from harness.service_settings import SETTINGS, variables
 
 from inferflux.common import healthcheck
-from inferflux.common.servers import NATS_MAX_PAYLOAD, nats_command
+from inferflux.common.servers import NATS_MAX_FILE_STORE, NATS_MAX_PAYLOAD, NATS_SYNC_INTERVAL, nats_command
 from inferflux.common.settings import load
 
 COMPOSE = read_compose({})
@@ -252,6 +252,8 @@ def test_nats_takes_its_configuration_and_the_payloads_we_send(tmp_path: Path) -
     assert checked.returncode == 0, checked.stderr
     text = config.read_text()
     assert f"max_payload: {NATS_MAX_PAYLOAD}\n" in text
+    assert f"sync_interval: {NATS_SYNC_INTERVAL}\n" in text
+    assert f"max_file_store: {NATS_MAX_FILE_STORE}\n" in text
     assert set(re.findall(r'"0\.0\.0\.0:(\d+)"', text)) == {str(p) for p in listening("nats")}
     image = read_dockerfile(dockerfile_of("nats"))[-1]
     ((sources, target),) = image.copies

@@ -17,9 +17,10 @@ from inferflux.worker.spans import WorkerSpans
 
 
 class MoodyBus:
-    """Takes messages, or refuses them."""
+    """Takes messages, or refuses them; the stream holds what it took."""
 
     def __init__(self) -> None:
+        self.is_connected = True
         self.takes = True
         self.flushes = True
         self.published: list[tuple[str, bytes]] = []
@@ -34,6 +35,12 @@ class MoodyBus:
     async def flush(self) -> None:
         if not (self.takes and self.flushes):
             raise Unavailable("no answer", reason="FLUSH_TIMEOUT")
+
+    async def replay(self, subject: str) -> list[bytes]:
+        return [payload for to, payload in self.published if to == subject]
+
+    def discard_unsent(self, prefix: str) -> None:
+        assert subjects.tokens("t", "a").startswith(prefix)
 
     async def until_published(self, message: tuple[str, bytes]) -> None:
         while message not in self.published:
@@ -55,9 +62,15 @@ def table_with_a_request() -> RunningTable:
     return table
 
 
-def a_chunk() -> engine_pb2.StepReport:
+def a_chunk(payload: bytes = b"chunk") -> engine_pb2.StepReport:
     report = engine_pb2.StepReport()
-    report.emissions.add(key="t.a", epoch=1, chunk=b"chunk", generated_tokens=1)
+    report.emissions.add(key="t.a", epoch=1, chunk=payload, generated_tokens=1)
+    return report
+
+
+def the_end() -> engine_pb2.StepReport:
+    report = a_chunk(b"finished")
+    report.ended.add(key="t.a", epoch=1)
     return report
 
 
@@ -67,6 +80,7 @@ MESSAGE = (subjects.tokens("t", "a"), b"chunk")
 @pytest.fixture
 def bus(monkeypatch: pytest.MonkeyPatch) -> MoodyBus:
     monkeypatch.setattr(emit, "_REFUSED_WAIT_S", 0.0)
+    monkeypatch.setattr(emit, "_TAKEN_IN_S", 0.0)
     return MoodyBus()
 
 
@@ -95,3 +109,58 @@ async def test_a_repetition_that_is_not_confirmed_is_made_again(bus: MoodyBus, e
     repeating = asyncio.create_task(emitter.repeat_refused())
     await bus.until_published(MESSAGE)
     repeating.cancel()
+
+
+def tokens_of(bus: MoodyBus) -> list[bytes]:
+    return [payload for subject, payload in bus.published if subject == MESSAGE[0]]
+
+
+async def test_what_the_stream_holds_is_not_published_again(bus: MoodyBus, emitter: Emitter) -> None:
+    await emitter.on_step(a_chunk(b"1"))
+    await emitter.on_step(the_end())
+    await emitter.republish()
+    assert tokens_of(bus) == [b"1", b"finished"]
+
+
+async def test_what_is_emitted_while_nats_is_away_comes_after_what_was_lost_and_once(
+    bus: MoodyBus, emitter: Emitter
+) -> None:
+    await emitter.on_step(a_chunk(b"1"))
+    bus.is_connected = False
+    emitter.on_disconnect()
+    await emitter.on_step(a_chunk(b"2"))
+    bus.published.clear()  # a memory stream does not outlive its server
+    bus.is_connected = True
+    await emitter.on_step(the_end())
+    assert tokens_of(bus) == []
+    await emitter.republish()
+    assert tokens_of(bus) == [b"1", b"2", b"finished"]
+
+
+async def test_what_is_emitted_during_the_repetition_follows_it(bus: MoodyBus, emitter: Emitter) -> None:
+    await emitter.on_step(a_chunk(b"1"))
+    emitter.on_disconnect()
+    bus.published.clear()
+    replay, is_emitted = bus.replay, False
+
+    async def emit_meanwhile(subject: str) -> list[bytes]:
+        nonlocal is_emitted
+        if not is_emitted:
+            is_emitted = True
+            await emitter.on_step(the_end())
+        return await replay(subject)
+
+    bus.replay = emit_meanwhile  # type: ignore[method-assign]
+    await emitter.republish()
+    assert tokens_of(bus) == [b"1", b"finished"]
+
+
+async def test_readers_do_not_wait_for_a_stream_that_stays_away(
+    bus: MoodyBus, emitter: Emitter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Live readers need no JetStream."""
+    emitter.on_disconnect()
+    await emitter.on_step(a_chunk(b"1"))
+    monkeypatch.setattr(emit, "_BEHIND_LIMIT_S", 0.0)
+    await emitter.on_step(a_chunk(b"2"))
+    assert tokens_of(bus) == [b"2"]

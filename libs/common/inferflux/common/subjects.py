@@ -27,7 +27,8 @@ JOBS_ALL = f"{ROOT}.jobs.>"
 SCHEDULER_EVENTS = f"{ROOT}.scheduler.events"
 WORKER_STATUS_ALL = f"{ROOT}.worker.*.status"
 # 4. worker -> anyone with the right
-TOKENS_ALL = f"{ROOT}.tokens.>"
+TOKENS_PREFIX = f"{ROOT}.tokens."
+TOKENS_ALL = f"{TOKENS_PREFIX}>"
 # beside the way
 CANCEL_ALL = f"{ROOT}.cancel.>"
 SCHEDULER_READERS = f"{ROOT}.scheduler.readers"

@@ -72,6 +72,7 @@ class Worker:
             InvalidArgument: the model could not be loaded.
         """
         self._probe.set_ready("engine", False, "loading the model")
+        self._bus.on_disconnect(self._emitter.on_disconnect)
         self._bus.on_reconnect(self._on_reconnect)
         await self._offer_tokenizer()
         await self._intake.listen()

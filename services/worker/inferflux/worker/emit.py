@@ -8,7 +8,7 @@ import time
 
 from inferflux.common import logs, subjects
 from inferflux.common.bus import Bus
-from inferflux.common.errors import Unavailable
+from inferflux.common.errors import DeadlineExceeded, Unavailable
 from inferflux.v1 import engine_pb2, scheduler_pb2
 
 from .running import Running, RunningTable
@@ -18,14 +18,19 @@ log = logs.get("worker.emit")
 
 # Between NATS refusing messages and asking whether it takes them again.
 _REFUSED_WAIT_S = 1.0
+# A stream takes messages in a moment after NATS has confirmed them.
+_TAKEN_IN_S = 0.05
+# Chunks wait no longer than this for those before them, once NATS is there.
+_BEHIND_LIMIT_S = 2.0
 
 
 class Emitter:
     """Publishes what the engine emits.
 
-    A chunk that cannot be sent because NATS is away or takes no more is not lost: everything published
-    for a request is kept until half a minute after its end, and published again after a reconnect, or once
-    NATS takes messages again. Readers drop what they have by its offset.
+    A chunk that cannot be sent because NATS is away or takes no more is not lost: every chunk of a request is
+    kept until half a minute after its end. After a reconnect, or once NATS takes messages again, those that
+    the stream does not hold are published. What is emitted meanwhile waits for them, so that the stream has
+    each chunk once and in order.
     """
 
     def __init__(
@@ -38,6 +43,20 @@ class Emitter:
         self._incarnation = incarnation
         self._heard = asyncio.Event()
         self._refused = asyncio.Event()
+        # Whether chunks wait for earlier ones: these, by subject, since the others were last looked at.
+        self._is_behind = False
+        self._waiting: list[tuple[str, bytes]] = []
+        self._connected_since_s = 0.0
+
+    def on_disconnect(self) -> None:
+        """What has not been sent would come before what the stream has lost."""
+        self._bus.discard_unsent(subjects.TOKENS_PREFIX)
+        self._fall_behind()
+
+    def _fall_behind(self) -> None:
+        """The connection broke, or NATS refused a chunk: what follows waits for `republish`."""
+        self._is_behind = True
+        self._connected_since_s = 0.0
 
     async def on_step(self, step: engine_pb2.StepReport) -> None:
         self._spans.on_step(step)
@@ -46,7 +65,10 @@ class Emitter:
             if running is None or running.epoch != emission.epoch:
                 continue
             running.emitted(emission)
-            await self._publish(running.subject, emission.chunk)
+            if self._must_wait():
+                self._waiting.append((running.subject, emission.chunk))
+            elif not await self._publish(running.subject, emission.chunk):
+                self._fall_behind()
         for prefilled in step.prefilled:
             self._table.prefilled(prefilled)
         for yielded in step.yielded:
@@ -75,17 +97,62 @@ class Emitter:
                 await self.republish()
 
     async def republish(self) -> None:
-        """Everything of what is on board and of what ended lately, once more.
+        """Publish what the stream misses of the requests that are here and of those that ended lately.
 
         Raises:
             Unavailable: NATS does not take it; `repeat_refused` will try again.
         """
         self._refused.clear()
+        self._waiting.clear()  # all of it is kept with its request, and looked at now
         records = self._table.all() + self._table.ended_lately(time.monotonic())
-        for running in records:
-            await self._republish_one(running)
-        if records:
-            log.info("published again", requests=len(records))
+        kept = {running.subject: list(running.chunks) for running in records if running.chunks}
+        try:
+            await self._bus.flush()
+            lost = await self._lost(kept)
+            for subject, chunks in lost.items():
+                for chunk in chunks:
+                    await self._publish(subject, chunk)
+                await self._bus.flush()
+        except Unavailable:
+            self._refused.set()
+            raise
+        while self._waiting:
+            waiting, self._waiting = self._waiting, []
+            for subject, chunk in waiting:
+                await self._publish(subject, chunk)
+        self._is_behind = self._refused.is_set()
+        if lost:
+            log.info("published again", requests=len(lost))
+
+    async def _lost(self, kept: dict[str, list[bytes]]) -> dict[str, list[bytes]]:
+        """What the stream does not hold of these chunks by subject, having had the time to take them in."""
+        try:
+            lost = await self._not_held(kept)
+            if not lost:
+                return lost
+            await asyncio.sleep(_TAKEN_IN_S)
+            return await self._not_held(lost)
+        except (Unavailable, DeadlineExceeded) as error:
+            log.warning("the token stream cannot be read", reason=error.reason)
+            return kept
+
+    async def _not_held(self, kept: dict[str, list[bytes]]) -> dict[str, list[bytes]]:
+        lost: dict[str, list[bytes]] = {}
+        for subject, chunks in kept.items():
+            held = set(await self._bus.replay(subject))
+            if missing := [chunk for chunk in chunks if chunk not in held]:
+                lost[subject] = missing
+        return lost
+
+    def _must_wait(self) -> bool:
+        """Whether a chunk has to wait for earlier ones. Readers wait with it, so not for long."""
+        if not self._is_behind:
+            return False
+        if not self._bus.is_connected:
+            return True
+        now = time.monotonic()
+        self._connected_since_s = self._connected_since_s or now
+        return now - self._connected_since_s < _BEHIND_LIMIT_S
 
     async def tell_engine_died(self, lost: list[Running], message: str) -> None:
         self._heard.set()
@@ -122,22 +189,16 @@ class Emitter:
         told.generated_tokens = yielded.generated_tokens
         await self._publish(subjects.SCHEDULER_EVENTS, event.SerializeToString())
 
-    async def _republish_one(self, running: Running) -> None:
-        for chunk in list(running.chunks):
-            await self._publish(running.subject, chunk)
-        try:
-            await self._bus.flush()
-        except Unavailable:
-            self._refused.set()
-            raise
-
-    async def _publish(self, subject: str, payload: bytes) -> None:
+    async def _publish(self, subject: str, payload: bytes) -> bool:
+        """False when NATS does not take it."""
         try:
             await self._bus.publish(subject, payload)
         except Unavailable as error:
             if not self._refused.is_set():
                 log.warning("not published yet, nor what follows", subject=subject, error=str(error))
             self._refused.set()
+            return False
+        return True
 
     def _event(self) -> scheduler_pb2.WorkerEvent:
         return scheduler_pb2.WorkerEvent(worker_id=self._worker_id, incarnation=self._incarnation)

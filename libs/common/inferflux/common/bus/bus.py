@@ -62,6 +62,7 @@ class Bus:
         self._births: jetstream.Births = {}
         self._write_problem = ""
         self._callbacks: list[Callable[[], Awaitable[None]]] = []
+        self._on_loss: list[Callable[[], None]] = []
         self._token_streams: dict[TokenSubscription, int] = {}
         self._served: dict[Subscription, int] = {}
         self._consumers: list[JobConsumer] = []
@@ -119,6 +120,14 @@ class Bus:
         there again; once more with all that comes before it when it raises Unavailable or
         DeadlineExceeded."""
         self._callbacks.append(callback)
+
+    def on_disconnect(self, callback: Callable[[], None]) -> None:
+        """Have `callback` called whenever the connection is lost."""
+        self._on_loss.append(callback)
+
+    def discard_unsent(self, prefix: str) -> None:
+        """Forget what was published to subjects that begin with `prefix` and has not been sent."""
+        self._client.discard_unsent(prefix)
 
     async def publish(self, subject: str, payload: bytes, headers: Mapping[str, str] | None = None) -> None:
         """Send and forget. While the connection is away up to 2 MiB are kept and sent later.
@@ -311,6 +320,8 @@ class Bus:
         self._connected.clear()
         self._mark_dropped()
         self._link.lose_replies()
+        for callback in self._on_loss:
+            callback()
         log.warning("lost the connection to NATS", error=str(self._last_error or ""))
 
     def _on_reconnect(self) -> None:

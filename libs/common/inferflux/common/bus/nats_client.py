@@ -160,6 +160,13 @@ class NatsClient(nats.aio.client.Client):  # type: ignore[misc]
         self._pending_data_size = 0
         self._abort()
 
+    def discard_unsent(self, prefix: str) -> None:
+        """Forget the messages without headers that still wait, to subjects that begin with `prefix`."""
+        start = f"PUB {prefix}".encode()
+        kept: list[bytes] = [command for command in self._pending if not command.startswith(start)]
+        self._pending = kept
+        self._pending_data_size = sum(map(len, self._pending))
+
     def _append(self, command: bytes) -> None:
         self._pending.append(command)
         self._pending_data_size += len(command)
