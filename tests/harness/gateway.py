@@ -20,7 +20,7 @@ import grpc.aio
 import pytest
 
 from inferflux.common import errors, grpc_client, subjects
-from inferflux.common.bus import Bus, Job, JobConsumer, Message
+from inferflux.common.bus import Bus, Job, JobConsumer, Message, Subscription
 from inferflux.common.servers import free_port
 from inferflux.common.stream_limits import StreamLimits
 from inferflux.v1 import (
@@ -259,8 +259,14 @@ class Backend:
         )
         self.jobs: dict[str, scheduler_pb2.InferenceRequest] = {}
         self.cancelled: list[str] = []
+        # The attempts they named.
+        self.cancelled_attempts: list[str] = []
         # Requests for which a cancel is answered with "found".
         self.known: set[str] = set()
+        # What is answered about readers of a request; "not found" where nothing is said.
+        self.reader_replies: dict[str, scheduler_pb2.ReaderReply] = {}
+        self.reader_notices: list[scheduler_pb2.ReaderNotice] = []
+        self.readers: Subscription | None = None
         self._tokenizer = tokenizer
         self._held: dict[str, Job] = {}
         self._consumer: JobConsumer | None = None
@@ -270,6 +276,7 @@ class Backend:
         await self.bus.ensure_streams(StreamLimits())
         await self.bus.put_object(self.digest, self._tokenizer)
         await self.bus.serve(subjects.CANCEL_ALL, self._on_cancel)
+        self.readers = await self.bus.serve(subjects.SCHEDULER_READERS, self._on_readers)
         if takes_jobs:
             self._consumer = await self.bus.consume_jobs(max_outstanding=10_000)
             self._tasks.append(asyncio.create_task(self._take_jobs(self._consumer)))
@@ -343,8 +350,25 @@ class Backend:
     async def _on_cancel(self, message: Message) -> None:
         notice = scheduler_pb2.CancelNotice.FromString(message.data)
         self.cancelled.append(notice.request_id)
+        self.cancelled_attempts.append(notice.attempt_id)
         was_found = notice.request_id in self.known
         await message.respond(scheduler_pb2.CancelReply(was_found=was_found).SerializeToString())
+
+    def left(self, request_id: str) -> list[scheduler_pb2.ReaderLeft]:
+        """The notices that a gateway's last reader of a request has left."""
+        notices = [n.left for n in self.reader_notices if n.HasField("left")]
+        return [left for left in notices if left.request.request_id == request_id]
+
+    def reports(self, request_id: str) -> list[scheduler_pb2.ReadRequest]:
+        """The heartbeats' entries for a request."""
+        return [read for n in self.reader_notices for read in n.now.requests if read.request_id == request_id]
+
+    async def _on_readers(self, message: Message) -> None:
+        notice = scheduler_pb2.ReaderNotice.FromString(message.data)
+        self.reader_notices.append(notice)
+        asked = notice.left if notice.HasField("left") else notice.joined
+        reply = self.reader_replies.get(asked.request.request_id, scheduler_pb2.ReaderReply())
+        await message.respond(reply.SerializeToString())
 
 
 def tokens(first: int, last: int | None = None, *, epoch: int = 1) -> Chunk:
@@ -367,9 +391,11 @@ def finished(
     *,
     epoch: int = 1,
     reason: generation_pb2.FinishReason.ValueType = generation_pb2.FINISH_REASON_STOP,
+    attempt: str = "",
 ) -> Chunk:
     usage = generation_pb2.Usage(prompt_tokens=5, completion_tokens=n)
-    return Chunk(epoch=epoch, offset=n, finished=tokens_pb2.Finished(reason=reason, usage=usage))
+    event = tokens_pb2.Finished(reason=reason, usage=usage)
+    return Chunk(epoch=epoch, offset=n, finished=event, attempt_id=attempt)
 
 
 def failed(n: int, error: errors.InferFluxError, *, epoch: int = 1) -> Chunk:

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
-
 import pytest
 from harness.gateway import (
-    WAIT_S,
     Backend,
     Client,
     GatewayProcess,
@@ -18,8 +15,6 @@ from harness.gateway import (
     until,
 )
 
-from inferflux.common import subjects
-from inferflux.common.bus import Message
 from inferflux.common.errors import AlreadyExists, InvalidArgument, NotFound
 from inferflux.v1 import scheduler_pb2
 
@@ -99,23 +94,12 @@ async def test_resume_of_a_malformed_id_is_refused(client: Client) -> None:
 
 async def test_a_silent_request_that_runs_can_be_resumed(client: Client, backend: Backend) -> None:
     """Nothing is in the replay buffer, but the scheduler knows the request."""
-    slot = scheduler_pb2.SlotStatus(slot=0, state="running", request_id="resume-4", tenant="acme")
-    status = scheduler_pb2.SchedulerStatus(workers=[scheduler_pb2.WorkerView(slots=[slot])])
-    asked = asyncio.Event()
-
-    async def answer(message: Message) -> None:
-        await message.respond(status.SerializeToString())
-        asked.set()
-
-    serving = await backend.bus.serve(subjects.SCHEDULER_STATUS, answer)
-    try:
-        stream = client.resume("resume-4", 0)
-        await asyncio.wait_for(asked.wait(), WAIT_S)
-        job = scheduler_pb2.InferenceRequest(request_id="resume-4", tenant="acme")
-        await backend.say(job, tokens(0), finished(1))
-        assert ids_of(await stream.rest()) == [0]
-    finally:
-        await serving.close()
+    backend.reader_replies["resume-4"] = scheduler_pb2.ReaderReply(was_found=True)
+    stream = client.resume("resume-4", 0)
+    await until(lambda: any(n.joined.request.request_id == "resume-4" for n in backend.reader_notices))
+    job = scheduler_pb2.InferenceRequest(request_id="resume-4", tenant="acme")
+    await backend.say(job, tokens(0), finished(1))
+    assert ids_of(await stream.rest()) == [0]
 
 
 async def test_a_request_id_in_use_is_refused(client: Client, backend: Backend) -> None:

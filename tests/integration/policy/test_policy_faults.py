@@ -144,7 +144,12 @@ async def test_keys_and_counters_survive_a_kill_of_redis(
     await policy.revoke(secret, revoked.api_key.key_id)
     usage = generation_pb2.Usage(completion_tokens=9)
     settled = policy_pb2.SettleRequest(
-        request_id="r", tenant="acme", key_id=made.api_key.key_id, outcome="stop", usage=usage
+        request_id="r",
+        attempt_id="a1",
+        tenant="acme",
+        key_id=made.api_key.key_id,
+        outcome="stop",
+        usage=usage,
     )
     await policy.stub.Settle(settled)
     private_valkey.restart()
@@ -169,7 +174,12 @@ async def test_two_processes_agree_at_once(private_valkey: ServerProcess, start_
 
     usage = generation_pb2.Usage(completion_tokens=1)
     settled = policy_pb2.SettleRequest(
-        request_id="both", tenant="acme", key_id="key_" + "0" * 16, outcome="stop", usage=usage
+        request_id="both",
+        attempt_id="a1",
+        tenant="acme",
+        key_id="key_" + "0" * 16,
+        outcome="stop",
+        usage=usage,
     )
     await asyncio.gather(*(p.stub.Settle(settled) for p in (left, right) for _ in range(10)))
     async with redis.asyncio.Redis.from_url(private_valkey.url) as client:
@@ -308,7 +318,7 @@ async def test_a_redis_that_takes_no_writes_still_admits_and_settles_later(
     secret = keys.generate()
     policy = await start_policy(private_valkey.url, INFERFLUX_POLICY_BOOTSTRAP_KEY=secret)
     settled = policy_pb2.SettleRequest(
-        request_id="r", tenant="acme", key_id="key_" + "0" * 16, outcome="stop"
+        request_id="r", attempt_id="a1", tenant="acme", key_id="key_" + "0" * 16, outcome="stop"
     )
     async with redis.asyncio.Redis.from_url(private_valkey.url) as client:
         if why == "a replica":

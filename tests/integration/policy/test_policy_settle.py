@@ -18,6 +18,7 @@ from .conftest import Running, StartPolicy
 def ended(the_id: str, of_tenant: str, /, **changes: Any) -> policy_pb2.SettleRequest:
     fields: dict[str, Any] = {
         "request_id": the_id,
+        "attempt_id": "a1",
         "tenant": of_tenant,
         "key_id": "key_" + "0" * 16,
         "model": "demo",
@@ -45,6 +46,26 @@ async def test_settling_a_request_any_number_of_times_counts_it_once(running: Ru
     assert usage["completion_tokens"] == 5
 
 
+async def test_a_request_id_that_is_used_again_counts_again(running: Running) -> None:
+    """Each use of an id is a job of its own, however soon it comes."""
+    for attempt in ("a1", "a2", "a1"):
+        await running.policy.stub.Settle(ended("again", "reuses", attempt_id=attempt))
+    usage = await PolicyStore(running.redis, timeout_s=5).usage("reuses")
+    assert (usage["requests"], usage["completion_tokens"]) == (2, 10)
+
+
+async def test_what_a_job_used_more_than_settled_before_is_added(running: Running) -> None:
+    """Gateways settle what they saw; whatever their order, the largest counts."""
+    for n in (7, 3, 12, 12):
+        usage = generation_pb2.Usage(prompt_tokens=10, completion_tokens=n)
+        await running.policy.stub.Settle(ended("partly", "parts", usage=usage))
+    assert await PolicyStore(running.redis, timeout_s=5).usage("parts") == {
+        "requests": 1,
+        "prompt_tokens": 10,
+        "completion_tokens": 12,
+    }
+
+
 async def test_two_tenants_may_use_the_same_request_id(running: Running) -> None:
     for tenant in ("left", "right"):
         await running.policy.stub.Settle(ended("shared-id", tenant))
@@ -59,7 +80,7 @@ async def test_a_settled_request_is_forgotten_in_time_and_leaves_only_its_counte
         running.policy.environment["INFERFLUX_REDIS_URL"], INFERFLUX_POLICY_SETTLED_MEMORY_S="1"
     )
     await policy.stub.Settle(ended("short", "memory"))
-    marker = "inferflux:{memory}:settled:short"
+    marker = "inferflux:{memory}:settled:short:a1"
     assert await running.redis.exists(marker)
 
     async def is_forgotten() -> bool:
@@ -75,6 +96,8 @@ async def test_a_settled_request_is_forgotten_in_time_and_leaves_only_its_counte
     [
         ("tenant", {"tenant": "a}b"}),
         ("request_id", {"request_id": ""}),
+        ("attempt_id", {"attempt_id": ""}),
+        ("attempt_id", {"attempt_id": "a}:b"}),
         ("key_id", {"key_id": "x"}),
         ("outcome", {"outcome": "Not Fine"}),
         ("usage.cached_prompt_tokens", {"usage": generation_pb2.Usage(cached_prompt_tokens=1)}),

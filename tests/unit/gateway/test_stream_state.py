@@ -44,6 +44,22 @@ def test_tokens_in_order_are_accepted() -> None:
     assert state.next_offset == 3
 
 
+def test_tokens_that_exist_are_told_from_those_a_reader_claims_to_have() -> None:
+    state = StreamState(4_294_967_290)
+    assert offer_all(state, started(), tokens(0), tokens(1, 2)) == [A, S, S]
+    assert state.tokens_end == 3
+    assert offer_all(state, finished(5)) == [A]
+    assert state.tokens_end == 5
+
+
+def test_a_merged_end_keeps_its_attempt() -> None:
+    first, last = tokens(0), finished(1)
+    last.attempt_id = "a1"
+    assert can_merge(first, last)
+    merge(first, last)
+    assert first.attempt_id == "a1"
+
+
 def test_repeats_are_dropped() -> None:
     state = StreamState()
     chunks = (started(), tokens(0), started(), tokens(0), queued(1), tokens(1))

@@ -60,3 +60,37 @@ async def test_streams_that_outlast_the_drain_are_ended() -> None:
 
 async def test_a_drain_without_streams_ends_at_once() -> None:
     await asyncio.wait_for(Streams(1).drain(60.0), 1.0)
+
+
+async def test_what_is_followed_holds_its_place_until_it_ends() -> None:
+    streams, release = Streams(1), asyncio.Event()
+
+    async def follow() -> None:
+        await release.wait()
+
+    streams.follow(follow(), holds_place=True)
+    with pytest.raises(ResourceExhausted), streams.place():
+        pass
+    release.set()
+    while True:
+        await asyncio.sleep(0)
+        try:
+            with streams.place():
+                break
+        except ResourceExhausted:
+            continue
+
+
+async def test_draining_ends_followers_after_the_streams_and_lets_them_finish() -> None:
+    streams = Streams(9)
+    ended: list[str] = []
+
+    async def follow() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.append("follower")
+
+    streams.follow(follow(), holds_place=False)
+    await streams.drain(0.01)
+    assert ended == ["follower"]

@@ -14,6 +14,7 @@ from inferflux.v1 import generation_pb2, policy_pb2
 def settle_request(**changes: Any) -> policy_pb2.SettleRequest:
     fields: dict[str, Any] = {
         "request_id": "r-1",
+        "attempt_id": "a1",
         "tenant": "acme",
         "key_id": "key_" + "0" * 16,
         "model": "demo",
@@ -48,6 +49,8 @@ def test_a_request_that_never_ran_adds_itself_alone() -> None:
         ("request_id", {"request_id": ""}),
         ("request_id", {"request_id": "a b"}),
         ("request_id", {"request_id": "a" * 65}),
+        ("attempt_id", {"attempt_id": ""}),
+        ("attempt_id", {"attempt_id": "a}:b{"}),
         ("tenant", {"tenant": ""}),
         ("tenant", {"tenant": "a}:b{"}),
         ("key_id", {"key_id": "mine"}),

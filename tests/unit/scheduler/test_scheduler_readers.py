@@ -191,7 +191,7 @@ def test_a_notice_for_another_attempt_changes_nothing(world: World) -> None:
     submit(world, attempt="a2")
     world.cancel(KEY, "a1")
     assert leave(world, "g1") == (False, False)
-    assert not world.core.on_reader_joined("g1", ATTEMPT, world.now)
+    assert world.core.on_reader_joined("g1", ATTEMPT, world.now) is None
     world.settle()
     assert is_alive(world)
     world.cancel(KEY, "a2")

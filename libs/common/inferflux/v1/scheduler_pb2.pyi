@@ -678,19 +678,26 @@ class ReaderReply(_message.Message):
 
     WAS_FOUND_FIELD_NUMBER: _builtins.int
     MAY_END_FIELD_NUMBER: _builtins.int
+    ATTEMPT_ID_FIELD_NUMBER: _builtins.int
+    RESUME_WINDOW_S_FIELD_NUMBER: _builtins.int
     was_found: _builtins.bool
     """The scheduler has the job."""
     may_end: _builtins.bool
     """The request has no reader left and no window: it may be cancelled."""
+    attempt_id: _builtins.str
+    """Of the job that was found."""
+    resume_window_s: _builtins.int
     def __init__(
         self,
         *,
         was_found: _builtins.bool = ...,
         may_end: _builtins.bool = ...,
+        attempt_id: _builtins.str = ...,
+        resume_window_s: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["may_end", b"may_end", "was_found", b"was_found"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt_id", b"attempt_id", "may_end", b"may_end", "resume_window_s", b"resume_window_s", "was_found", b"was_found"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -35,6 +35,7 @@ from .ledger import Ledger
 from .metrics import GatewayMetrics
 from .model_servicer import ModelServicer
 from .models import ModelRegistry
+from .readers import ReaderReports
 from .rules import SERVICE_NAMES, body_limit, rules
 from .scheduler_admin import SchedulerAdmin
 from .servicer import InferenceServicer
@@ -85,10 +86,14 @@ async def serve(settings: GatewaySettings, shutdown: Shutdown) -> None:
 
         admission = Admission(policy_channel, timeout_s=settings.policy_timeout_s)
         streams = Streams(settings.max_streams)
+        reports = ReaderReports(bus, timeout_s=settings.cancel_timeout_s)
+        reporting = asyncio.create_task(reports.run())
+        stack.callback(reporting.cancel)
         services = Services(
             bus=bus,
             submitter=Submitter(bus),
             canceller=Canceller(bus, background, timeout_s=settings.cancel_timeout_s),
+            reader_reports=reports,
             ledger=Ledger(admission, background),
             metrics=GatewayMetrics(),
             background=background,
@@ -96,7 +101,13 @@ async def serve(settings: GatewaySettings, shutdown: Shutdown) -> None:
             relay_limits=settings.relay_limits,
             tracer=tracer,
         )
-        inference = InferenceServicer(services, models, text, max_text_bytes=settings.max_text_bytes)
+        inference = InferenceServicer(
+            services,
+            models,
+            text,
+            max_text_bytes=settings.max_text_bytes,
+            max_resume_window_s=settings.max_resume_window_s,
+        )
         cluster = ClusterServicer(
             bus,
             policy_channel,

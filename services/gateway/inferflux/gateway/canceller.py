@@ -27,14 +27,14 @@ class Canceller:
         self._timeout_s = timeout_s
 
     async def cancel(self, tenant: str, request_id: str) -> None:
-        """Cancel a request and have it confirmed.
+        """Cancel the present attempt of a request and have it confirmed.
 
         Raises:
             NotFound: it is neither queued nor running.
             Unavailable: the scheduler does not answer; a worker that runs it has been told all the same.
         """
         try:
-            was_found = await self._ask(tenant, request_id)
+            was_found = await self._ask(scheduler_pb2.CancelNotice(tenant=tenant, request_id=request_id))
         except (DeadlineExceeded, Unavailable):
             message = "the scheduler does not answer; the worker has been told to stop"
             raise Unavailable(message, reason="CANCEL_UNCONFIRMED") from None
@@ -42,32 +42,32 @@ class Canceller:
             message = f"no request {request_id} is queued or running"
             raise NotFound(message, reason="UNKNOWN_REQUEST")
 
-    async def abandon(self, tenant: str, request_id: str, *, may_be_underway: bool) -> None:
-        """Cancel a request nobody waits for any more; returns when the notice is sent.
+    async def abandon(self, read: scheduler_pb2.ReadRequest, *, may_be_underway: bool) -> None:
+        """Cancel one attempt of a request that has no reader any more; returns when the notice is sent.
 
         Args:
             may_be_underway: the scheduler may not have the job yet: tell it again until it has.
         """
-        notice = scheduler_pb2.CancelNotice(tenant=tenant, request_id=request_id)
+        tenant, request_id = read.tenant, read.request_id
+        notice = scheduler_pb2.CancelNotice(tenant=tenant, request_id=request_id, attempt_id=read.attempt_id)
         try:
             await self._bus.publish(subjects.cancel(tenant, request_id), notice.SerializeToString())
         except Unavailable as error:
             log.warning("a cancel notice was not sent", request_id=request_id, why=error.message)
         if may_be_underway:
-            self._background.start(self._follow_up(tenant, request_id, _FOLLOW_UPS_S))
+            self._background.start(self._follow_up(notice, _FOLLOW_UPS_S))
 
-    async def _follow_up(self, tenant: str, request_id: str, delays_s: Sequence[float]) -> None:
+    async def _follow_up(self, notice: scheduler_pb2.CancelNotice, delays_s: Sequence[float]) -> None:
         for delay_s in delays_s:
             await asyncio.sleep(delay_s)
             try:
-                if await self._ask(tenant, request_id):
+                if await self._ask(notice):
                     return
             except InferFluxError as error:
-                log.debug("a cancel notice was not answered", request_id=request_id, reason=error.reason)
+                why = error.reason
+                log.debug("a cancel notice was not answered", request_id=notice.request_id, reason=why)
 
-    async def _ask(self, tenant: str, request_id: str) -> bool:
-        notice = scheduler_pb2.CancelNotice(tenant=tenant, request_id=request_id)
-        reply = await self._bus.request(
-            subjects.cancel(tenant, request_id), notice.SerializeToString(), timeout_s=self._timeout_s
-        )
+    async def _ask(self, notice: scheduler_pb2.CancelNotice) -> bool:
+        subject = subjects.cancel(notice.tenant, notice.request_id)
+        reply = await self._bus.request(subject, notice.SerializeToString(), timeout_s=self._timeout_s)
         return scheduler_pb2.CancelReply.FromString(reply).was_found

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Self
 
-from inferflux.common import subjects
+from inferflux.common import logs, subjects
 from inferflux.common.bus import Bus, TokenSubscription
 from inferflux.common.errors import (
     AlreadyExists,
     DeadlineExceeded,
     InferFluxError,
+    InvalidArgument,
     NotFound,
     ResourceExhausted,
     Unavailable,
@@ -25,12 +26,16 @@ from inferflux.v1 import generation_pb2, model_pb2, scheduler_pb2, tokens_pb2
 from .admission import Caller
 from .background import Background
 from .canceller import Canceller
+from .departure import depart
 from .ledger import Ending, Ledger
 from .metrics import GatewayMetrics, ModelMetrics
+from .readers import ReaderReports
 from .relay import Relay, RelayLimits, replayed
 from .spans import note_end
 from .streams import Streams
 from .submit import Submitter
+
+log = logs.get()
 
 _OUTCOMES = {
     generation_pb2.FINISH_REASON_STOP: "stop",
@@ -38,8 +43,12 @@ _OUTCOMES = {
     generation_pb2.FINISH_REASON_CANCELLED: "cancelled",
 }
 
-# Time for a stream that is to be resumed to say something, and for the scheduler to say whether it knows it.
+_COMPLETE = frozenset({generation_pb2.FINISH_REASON_STOP, generation_pb2.FINISH_REASON_LENGTH})
+
+# Time for a stream that is to be resumed to say something.
 _RESUME_WAIT_S = 1.0
+# Time for the terminal chunk of a request that was cancelled because its reader left.
+_LAST_CHUNK_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +58,7 @@ class Services:
     bus: Bus
     submitter: Submitter
     canceller: Canceller
+    reader_reports: ReaderReports
     ledger: Ledger
     metrics: GatewayMetrics
     background: Background
@@ -85,8 +95,11 @@ class Call:
 
 
 class Generation:
-    """An async context: whatever ends it, the stream is closed, the request cancelled if nobody is left to
-    read it, and its end written down once.
+    """An async context: whatever ends it, the stream is closed, the scheduler is told when nobody here reads
+    the request any more, and its end is written down once.
+
+    What a request used is settled by its terminal chunk. When the client leaves earlier, the gateway reads on
+    until that chunk has come: hanging up does not evade the account.
     """
 
     def __init__(self, call: Call, services: Services) -> None:
@@ -96,9 +109,16 @@ class Generation:
         self._relay: Relay | None = None
         self._metrics: ModelMetrics | None = None
         self._failure: InferFluxError | None = None
-        # Whether there is, or may be, a job of ours to settle and to cancel.
+        # Whether there is, or may be, a job to settle; this gateway then has a reader of it.
         self._is_submitted = False
+        self._read = scheduler_pb2.ReadRequest(tenant=call.caller.tenant, request_id=call.request_id)
+        # None while it is not known.
+        self._window_s: int | None = None
+        # Tokens the client says it has.
+        self._offset = 0
         self._usage = generation_pb2.Usage()
+        # Whether a terminal chunk has said it.
+        self._is_usage_final = False
         self._outcome = ""
         self._has_tokens = False
         self._last_tokens_at = 0.0
@@ -131,11 +151,13 @@ class Generation:
         await self._open(offset=0)
         self._metrics = self._services.metrics.of(card.name)
         self._usage.prompt_tokens = len(request.prompt_token_ids)
-        self._is_submitted = True
+        self._read.attempt_id = request.attempt_id
+        self._window_s = request.resume_window_s
+        self._join()
         try:
             await self._services.submitter.submit(request, payload, traceparent=self._call.span.traceparent)
         except (AlreadyExists, ResourceExhausted):
-            self._is_submitted = False
+            self._withdraw()
             raise
         self._call.span.event("queued")
 
@@ -146,16 +168,21 @@ class Generation:
             NotFound: nothing is known of the request.
             Unavailable: it cannot be found out.
         """
+        self._offset = offset
         relay = await self._open(offset=offset)
-        await relay.replay()
-        if (
-            not relay.has_heard
-            and not await relay.hears_within(_RESUME_WAIT_S)
-            and not await self._is_running()
-        ):
-            message = f"nothing is known of the request {self._call.request_id}"
-            raise NotFound(message, reason="UNKNOWN_REQUEST")
-        self._is_submitted = True
+        self._join()
+        try:
+            asked = self._services.background.start(self._announce())
+            await relay.replay()
+            is_known = (
+                relay.has_heard or await relay.hears_within(_RESUME_WAIT_S) or await asyncio.shield(asked)
+            )
+            if not is_known:
+                message = f"nothing is known of the request {self._call.request_id}"
+                raise NotFound(message, reason="UNKNOWN_REQUEST")
+        except BaseException:  # what could not be resumed here is not ended here
+            self._withdraw()
+            raise
 
     async def next(self) -> tokens_pb2.TokenChunk | None:
         """The next chunk for the client, or None after the last.
@@ -172,11 +199,10 @@ class Generation:
             return None
         if chunk.token_ids:
             self._note_tokens(len(chunk.token_ids))
-        event = chunk.WhichOneof("event")
-        if event == "finished":
-            self._usage.CopyFrom(chunk.finished.usage)
-            self._outcome = _OUTCOMES.get(chunk.finished.reason, "unknown")
-        elif event == "failed":
+        self._note_end(chunk)
+        if chunk.HasField("finished"):
+            self._check_offset(chunk.finished)
+        elif chunk.HasField("failed"):
             self._failure = from_failed(chunk.failed)
             chunk.ClearField("failed")
             if not chunk.token_ids:
@@ -188,14 +214,19 @@ class Generation:
     ) -> None:
         services = self._services
         services.metrics.streams.dec()
-        if self._source is not None:
-            await self._source.close()
         has_ended = self._relay is not None and self._relay.state.is_ended
         is_handed_over = services.streams.is_over and _is_gone(error) and not has_ended
         self._outcome = self._outcome_of(error, is_handed_over=is_handed_over)
-        if self._is_submitted and not has_ended and not is_handed_over:
-            await self._abandon()
-        self._write_down(settle=self._is_submitted and not is_handed_over)
+        ending = self._write_down()
+        is_last = self._is_submitted and services.reader_reports.local.leave(self._read)
+        if is_last and not has_ended:
+            self._leave(is_handed_over=is_handed_over)
+        if is_last and not has_ended and not is_handed_over:
+            services.streams.follow(self._follow(ending), holds_place=bool(self._window_s))
+        else:
+            if self._source is not None:
+                await self._source.close()
+            self._settle(ending)
         if is_handed_over:
             if (task := asyncio.current_task()) is not None:
                 task.uncancel()
@@ -212,7 +243,53 @@ class Generation:
         if not _is_gone(error):
             return "internal"
         deadline = self._call.deadline_unix_ms
-        return "deadline_exceeded" if deadline and time.time() * 1000 >= deadline else "cancelled"
+        if deadline and time.time() * 1000 >= deadline:
+            return "deadline_exceeded"
+        return "left" if self._window_s else "cancelled"
+
+    def _join(self) -> None:
+        self._is_submitted = True
+        self._services.reader_reports.local.join(self._read)
+
+    def _withdraw(self) -> None:
+        """Have been no reader at all."""
+        self._is_submitted = False
+        self._services.reader_reports.local.leave(self._read)
+
+    async def _announce(self) -> bool:
+        """Tell the scheduler that a stream was resumed; whether it knows the request."""
+        try:
+            reply = await self._services.reader_reports.join(self._read)
+        except (DeadlineExceeded, Unavailable):
+            return False
+        if reply.was_found:
+            self._read.attempt_id = reply.attempt_id
+            self._window_s = reply.resume_window_s
+        return reply.was_found
+
+    def _note_end(self, chunk: tokens_pb2.TokenChunk) -> None:
+        """Take note of a terminal chunk, before anything else is done about it."""
+        match chunk.WhichOneof("event"):
+            case "finished":
+                self._usage.CopyFrom(chunk.finished.usage)
+                self._is_usage_final = True
+                self._outcome = _OUTCOMES.get(chunk.finished.reason, "unknown")
+            case "failed":
+                self._outcome = from_failed(chunk.failed).reason.lower()
+            case _:
+                return
+        self._read.attempt_id = chunk.attempt_id or self._read.attempt_id
+
+    def _check_offset(self, finished: tokens_pb2.Finished) -> None:
+        """Raises:
+        InvalidArgument: the client said that it has more tokens than the complete answer.
+        """
+        if self._relay is None or finished.reason not in _COMPLETE:
+            return
+        end = self._relay.state.tokens_end
+        if self._offset > end:
+            message = f"the answer has {end} tokens; it cannot be resumed at {self._offset}"
+            raise InvalidArgument(message, field="offset", reason="OFFSET_BEYOND_END")
 
     async def _open(self, *, offset: int) -> Relay:
         self._source = await self._services.bus.open_stream(self._call.subject)
@@ -240,19 +317,50 @@ class Generation:
         self._last_tokens_at = now
         metrics.generation_tokens.inc(n)
 
-    async def _abandon(self) -> None:
-        """Nobody reads on: have the request stopped. Not to be cancelled itself."""
-        call = self._call
-        is_unheard = self._relay is None or not self._relay.has_heard
-        work = self._services.canceller.abandon(
-            call.caller.tenant, call.request_id, may_be_underway=is_unheard
+    def _leave(self, *, is_handed_over: bool) -> None:
+        """Nobody here reads on: tell the scheduler, in the background."""
+        services = self._services
+        work = depart(
+            services.reader_reports,
+            services.canceller,
+            self._read,
+            window_s=self._window_s,
+            is_heard=self._relay is not None and self._relay.has_heard,
+            is_handed_over=is_handed_over,
         )
-        await asyncio.shield(self._services.background.start(work))
+        services.background.start(work)
 
-    def _write_down(self, *, settle: bool) -> None:
+    async def _follow(self, ending: Ending) -> None:
+        """Read on for the sake of the terminal chunk, and settle what it says.
+
+        That has come, or the request has another reader, soon after its window has passed.
+        """
+        if self._relay is None or self._source is None:
+            return
+        try:
+            async with asyncio.timeout((self._window_s or 0) + _LAST_CHUNK_S):
+                while (chunk := await self._relay.next()) is not None:
+                    self._note_end(chunk)
+        except (TimeoutError, InferFluxError) as error:
+            log.debug("a stream was not followed to its end", request_id=ending.request_id, why=str(error))
+        finally:
+            await self._source.close()
+            self._count_seen()
+            self._settle(ending)
+
+    def _count_seen(self) -> None:
+        """Without a terminal chunk, usage is what was seen: never what a client says it has."""
+        if self._relay is not None and not self._is_usage_final:
+            self._usage.completion_tokens = self._relay.state.tokens_end
+
+    def _settle(self, ending: Ending) -> None:
+        if self._is_submitted and self._read.attempt_id:
+            settled = replace(ending, attempt_id=self._read.attempt_id, outcome=self._outcome)
+            self._services.ledger.settle(settled)
+
+    def _write_down(self) -> Ending:
         call = self._call
-        if self._relay is not None and not self._usage.completion_tokens:
-            self._usage.completion_tokens = self._relay.state.next_offset
+        self._count_seen()
         note_end(call.span, self._outcome, self._usage)
         duration_s = time.monotonic() - call.started_at
         if self._metrics is not None:
@@ -270,20 +378,8 @@ class Generation:
             usage=self._usage,
             duration_s=duration_s,
         )
-        self._services.ledger.write(ending, settle=settle)
-
-    async def _is_running(self) -> bool:
-        """Whether the scheduler has it on a worker."""
-        request = scheduler_pb2.SchedulerStatusRequest()
-        try:
-            reply = await self._services.bus.request(
-                subjects.SCHEDULER_STATUS, request.SerializeToString(), timeout_s=_RESUME_WAIT_S
-            )
-        except (DeadlineExceeded, Unavailable):
-            return False
-        status = scheduler_pb2.SchedulerStatus.FromString(reply)
-        ours = (self._call.caller.tenant, self._call.request_id)
-        return any((slot.tenant, slot.request_id) == ours for view in status.workers for slot in view.slots)
+        self._services.ledger.write(ending)
+        return ending
 
 
 def _is_gone(error: BaseException | None) -> bool:

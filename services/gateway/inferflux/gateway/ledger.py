@@ -32,6 +32,7 @@ class Ending:
     outcome: str
     usage: generation_pb2.Usage
     duration_s: float
+    attempt_id: str = ""
 
 
 class Ledger:
@@ -41,8 +42,8 @@ class Ledger:
         self._admission = admission
         self._background = background
 
-    def write(self, ending: Ending, *, settle: bool) -> None:
-        """Audit an ending, and settle it in the background if anything was queued for it."""
+    def write(self, ending: Ending) -> None:
+        """Audit an ending."""
         usage = ending.usage
         audit.write(
             AuditRecord(
@@ -58,8 +59,10 @@ class Ledger:
                 duration_ms=round(ending.duration_s * 1000, 1),
             )
         )
-        if settle:
-            self._background.start(self._settle(ending))
+
+    def settle(self, ending: Ending) -> None:
+        """Settle what a job used, or used so far, in the background. Policy counts each job once."""
+        self._background.start(self._settle(ending))
 
     async def _settle(self, ending: Ending) -> None:
         request = policy_pb2.SettleRequest(
@@ -69,6 +72,7 @@ class Ledger:
             model=ending.model,
             usage=ending.usage,
             outcome=ending.outcome,
+            attempt_id=ending.attempt_id,
         )
         for delay_s in (*_RETRIES_S, None):
             try:

@@ -10,14 +10,14 @@ from inferflux.common import grpc_metadata, subjects
 from inferflux.common.errors import InvalidArgument
 from inferflux.common.grpc_interceptor import current_call
 from inferflux.common.tracing import Span
-from inferflux.v1 import generation_pb2, inference_pb2, inference_pb2_grpc, model_pb2, scheduler_pb2
+from inferflux.v1 import inference_pb2, inference_pb2_grpc, model_pb2, scheduler_pb2
 
 from . import validation
 from .admission import current_caller
 from .generation import Call, Generation, Services
 from .models import ModelRegistry
 from .spans import RequestSpan, note_caller, note_job
-from .submit import Prompt, resolve
+from .submit import Prompt, new_attempt_id, resolve
 from .text_client import TextClient
 
 if TYPE_CHECKING:
@@ -34,6 +34,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
 
     Args:
         max_text_bytes: of all texts of a request together.
+        max_resume_window_s: longest window that a request may ask for.
     """
 
     def __init__(
@@ -43,11 +44,13 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         text: TextClient,
         *,
         max_text_bytes: int,
+        max_resume_window_s: int,
     ) -> None:
         self._services = services
         self._models = models
         self._text = text
         self._max_text_bytes = max_text_bytes
+        self._max_resume_window_s = max_resume_window_s
 
     async def Chat(
         self, request: inference_pb2.ChatRequest, context: Context
@@ -55,7 +58,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         with self._services.streams.place(), self._span("Chat", context) as span:
             call = _call("Chat", context, span, model=request.model)
             async with Generation(call, self._services) as generation:
-                card = await self._check(request.model, request.priority, request.params)
+                card = await self._check(request)
                 validation.check_messages(request.messages, max_text_bytes=self._max_text_bytes)
                 ids = await self._text.render_chat(card.digest, request.messages, card.context_length)
                 await self._submit(generation, call, card, Prompt(ids, "messages"), request)
@@ -68,7 +71,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         with self._services.streams.place(), self._span("Generate", context) as span:
             call = _call("Generate", context, span, model=request.model)
             async with Generation(call, self._services) as generation:
-                card = await self._check(request.model, request.priority, request.params)
+                card = await self._check(request)
                 prompt = await self._prompt(request, card)
                 await self._submit(generation, call, card, prompt, request)
                 while (chunk := await generation.next()) is not None:
@@ -99,12 +102,13 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         )
 
     async def _check(
-        self, model: str, priority: int, params: generation_pb2.GenerationParams
+        self, request: inference_pb2.ChatRequest | inference_pb2.GenerateRequest
     ) -> model_pb2.ModelCard:
-        validation.check_model_name(model)
-        validation.check_priority(priority)
-        card = await self._models.card(model)
-        validation.check_params(params, card)
+        validation.check_model_name(request.model)
+        validation.check_priority(request.priority)
+        validation.check_resume_window(request.resume_window_s, most_s=self._max_resume_window_s)
+        card = await self._models.card(request.model)
+        validation.check_params(request.params, card)
         return card
 
     async def _prompt(self, request: inference_pb2.GenerateRequest, card: model_pb2.ModelCard) -> Prompt:
@@ -138,6 +142,8 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
             enqueued_unix_ms=int(time.time() * 1000),
             deadline_unix_ms=call.deadline_unix_ms,
             epoch=1,
+            resume_window_s=request.resume_window_s,
+            attempt_id=new_attempt_id(),
         )
         note_job(call.span, call.method, job, asked_priority=request.priority)
         await generation.submit(card, job, prompt_field=prompt.field)

@@ -23,6 +23,8 @@ class GatewaySettings(ServiceSettings):
     policy_timeout_s: float = Field(default=2.0, gt=0, le=60)
     # Streams at the same time; one more is refused.
     max_streams: int = Field(default=1024, ge=1, le=100_000)
+    # Longest resume window that a request may ask for. The replay buffer should keep tokens for as long.
+    max_resume_window_s: int = Field(default=300, ge=0, le=86_400)
     # All texts of a request together. gRPC itself refuses messages above 16 MiB.
     max_text_bytes: int = Field(default=4 << 20, ge=1, le=15 << 20)
     # Longest wait for the scheduler to confirm a cancellation.

@@ -39,6 +39,8 @@ class StreamState:
 
     def __init__(self, offset: int = 0) -> None:
         self.next_offset = offset
+        # Tokens that certainly exist, whatever the reader claims to have.
+        self.tokens_end = 0
         self.epoch = 0
         self.has_started = False
         self.is_ended = False
@@ -54,6 +56,7 @@ class StreamState:
         if self.is_ended or chunk.epoch < self.epoch:
             return Verdict.SKIP
         n_tokens = len(chunk.token_ids)
+        self.tokens_end = max(self.tokens_end, chunk.offset + n_tokens)
         event = chunk.WhichOneof("event")
         if chunk.offset > self.next_offset:
             # Waiting in the queue says nothing about tokens: its offset alone must not hold up a stream.
@@ -143,5 +146,6 @@ def merge(first: tokens_pb2.TokenChunk, second: tokens_pb2.TokenChunk) -> None:
         first.logprobs.extend(second.logprobs)
     if second.HasField("finished"):
         first.finished.CopyFrom(second.finished)
+        first.attempt_id = second.attempt_id
     if second.sampled_unix_us:
         first.sampled_unix_us = second.sampled_unix_us

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Coroutine, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 from inferflux.common.errors import ResourceExhausted, Unavailable
 
@@ -21,6 +22,9 @@ class Streams:
     def __init__(self, limit: int) -> None:
         self._limit = limit
         self._tasks: set[asyncio.Task[object]] = set()
+        self._followers: set[asyncio.Task[None]] = set()
+        # Followers that take places.
+        self._n_held = 0
         self._all_ended = asyncio.Event()
         self._all_ended.set()
         self.is_draining = False
@@ -42,7 +46,7 @@ class Streams:
             raise Unavailable(
                 "this gateway is shutting down", reason="DRAINING", retry_delay_s=_DRAIN_RETRY_S
             )
-        if len(self._tasks) >= self._limit:
+        if len(self._tasks) + self._n_held >= self._limit:
             message = f"this gateway serves {self._limit} streams already, and no more"
             raise ResourceExhausted(message, reason="TOO_MANY_STREAMS")
         task = asyncio.current_task()
@@ -57,15 +61,34 @@ class Streams:
             if not self._tasks:
                 self._all_ended.set()
 
+    def follow(self, work: Coroutine[Any, Any, None], *, holds_place: bool) -> None:
+        """Go on reading a stream whose client has left, until it ends or the gateway leaves.
+
+        Args:
+            holds_place: it counts among the streams, as its client did.
+        """
+        task = asyncio.get_running_loop().create_task(work)
+        self._followers.add(task)
+        self._n_held += holds_place
+
+        def on_done(_: asyncio.Task[None]) -> None:
+            self._followers.discard(task)
+            self._n_held -= holds_place
+
+        task.add_done_callback(on_done)
+
     async def drain(self, limit_s: float) -> None:
-        """Take no new streams; give those that run `limit_s` seconds, then end them."""
+        """Take no new streams; give those that run `limit_s` seconds, then end them and the followers."""
         self.is_draining = True
-        if await self._ended_within(limit_s):
-            return
-        self.is_over = True
-        for task in list(self._tasks):
-            task.cancel()
-        await self._ended_within(2.0)
+        if not await self._ended_within(limit_s):
+            self.is_over = True
+            for task in list(self._tasks):
+                task.cancel()
+            await self._ended_within(2.0)
+        for follower in self._followers:
+            follower.cancel()
+        if self._followers:
+            await asyncio.wait(self._followers, timeout=1.0)
 
     async def _ended_within(self, limit_s: float) -> bool:
         try:

@@ -54,6 +54,11 @@ def resolve(
     return resolved
 
 
+def new_attempt_id() -> str:
+    """Tells a submission from others under the same request id."""
+    return secrets.token_hex(8)
+
+
 class Submitter:
     """Puts jobs into the work queue."""
 

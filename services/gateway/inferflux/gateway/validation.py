@@ -5,6 +5,7 @@ Ranges (both ends included unless said otherwise):
 | field | allowed |
 |---|---|
 | priority | -100 to 100 |
+| resume_window_s | 0 to INFERFLUX_GATEWAY_MAX_RESUME_WINDOW_S |
 | params.max_tokens | 1 to the model's context length |
 | params.sampling.temperature | 0 to 100 |
 | params.sampling.top_k | 0 or more |
@@ -56,6 +57,10 @@ def check_model_name(name: str, *, field: str = "model") -> None:
 
 def check_priority(priority: int) -> None:
     _check_range(priority, LOWEST, HIGHEST, "priority")
+
+
+def check_resume_window(window_s: int, *, most_s: int) -> None:
+    _check_range(window_s, 0, most_s, "resume_window_s")
 
 
 def check_messages(messages: Sequence[inference_pb2.ChatMessage], *, max_text_bytes: int) -> None:

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram
 
 from inferflux.common.errors import InferFluxError
-
-from .usage import SettledRequest
 
 _SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0)
 
@@ -48,7 +46,8 @@ class PolicyMetrics:
             self._admissions.labels(outcome).inc()
             self._seconds.observe(time.perf_counter() - started)
 
-    def count_settled(self, settled: SettledRequest) -> None:
-        self._settled.inc()
-        self._tokens.labels("prompt").inc(settled.prompt_tokens)
-        self._tokens.labels("completion").inc(settled.completion_tokens)
+    def count_settled(self, added: Mapping[str, int]) -> None:
+        """Follow what was added to a tenant's counters."""
+        self._settled.inc(added["requests"])
+        self._tokens.labels("prompt").inc(added["prompt_tokens"])
+        self._tokens.labels("completion").inc(added["completion_tokens"])

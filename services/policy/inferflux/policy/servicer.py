@@ -60,8 +60,8 @@ class PolicyServicer(policy_pb2_grpc.PolicyServiceServicer):
 
     async def Settle(self, request: policy_pb2.SettleRequest, context: Context) -> policy_pb2.SettleResponse:
         settled = SettledRequest.parse(request)
-        if await self._store.settle(settled, remember_s=self._settled_memory_s):
-            self._metrics.count_settled(settled)
+        added = await self._store.settle(settled, remember_s=self._settled_memory_s)
+        self._metrics.count_settled(added)
         return policy_pb2.SettleResponse()
 
     async def CreateApiKey(

@@ -31,8 +31,8 @@ class PolicySettings(ServiceSettings):
     store_timeout_s: float = Field(default=0.5, gt=0, le=10)
     # How often the store is looked at for readiness.
     store_check_interval_s: float = Field(default=1.0, gt=0, le=60)
-    # How long a settled request is remembered, so that settling it twice counts it once.
-    settled_memory_s: int = Field(default=600, ge=1, le=86400)
+    # How long a job is remembered after it was last settled, so that nothing of it counts twice.
+    settled_memory_s: int = Field(default=3600, ge=1, le=86400)
     # The most urgent priority of a key without a ceiling of its own. Below what the scheduler calls urgent
     # (INFERFLUX_FAIRNESS_HIGH_PRI), so that urgency is granted and not taken.
     default_max_priority: int = Field(default=4, ge=LOWEST, le=HIGHEST)

@@ -4,7 +4,7 @@
     inferflux:{keys}:index          hash    key id -> sha256
     inferflux:{keys}:bootstrapped   set     digests (or GENERATED) ever written at a start
     inferflux:{<tenant>}:usage      hash    counters of settled requests
-    inferflux:{<tenant>}:settled:<request_id>   marker that expires: this request was counted
+    inferflux:{<tenant>}:settled:<request_id>:<attempt_id>   hash that expires: what was counted for this job
 
 The braces keep together, in a Redis cluster, what one script touches. Every call but `all_keys` is one round
 trip (a script's first use after a server start is three) and ends within `timeout_s`: what cannot be read
@@ -59,11 +59,22 @@ redis.call('HSET', KEYS[2], unpack(ARGV, 5))
 return 1
 """
 
-# KEYS: marker, usage. ARGV: seconds the marker lives, field, increment, ... Returns 1 when counted.
+# KEYS: counted for the job, usage. ARGV: seconds the first lives, field, value, ...
+# Counts what each value is above the highest before. Returns what was added, in the order of the fields.
 _SETTLE = """
-if not redis.call('SET', KEYS[1], '1', 'NX', 'EX', ARGV[1]) then return 0 end
-for i = 2, #ARGV, 2 do redis.call('HINCRBY', KEYS[2], ARGV[i], ARGV[i + 1]) end
-return 1
+local added = {}
+for i = 2, #ARGV, 2 do
+  local more = tonumber(ARGV[i + 1]) - tonumber(redis.call('HGET', KEYS[1], ARGV[i]) or '0')
+  if more > 0 then
+    redis.call('HSET', KEYS[1], ARGV[i], ARGV[i + 1])
+    redis.call('HINCRBY', KEYS[2], ARGV[i], more)
+  else
+    more = 0
+  end
+  added[#added + 1] = more
+end
+redis.call('EXPIRE', KEYS[1], ARGV[1])
+return added
 """
 
 
@@ -124,13 +135,18 @@ class PolicyStore:
         async with self._limit():
             return bool(await self._bootstrap(keys, [mark, int(only_if_empty), *_written(record)]))
 
-    async def settle(self, settled: SettledRequest, *, remember_s: int) -> bool:
-        """Add a request to its tenant's counters; False if it was counted in the last `remember_s`."""
+    async def settle(self, settled: SettledRequest, *, remember_s: int) -> dict[str, int]:
+        """Add to its tenant's counters what a job used beyond what was settled for it before.
+
+        Returns what was added, by counter. A job is forgotten `remember_s` after it was last settled.
+        """
         prefix = f"inferflux:{{{settled.tenant}}}"
-        keys = [f"{prefix}:settled:{settled.request_id}", f"{prefix}:usage"]
-        flat = [x for pair in settled.counters().items() for x in pair]
+        keys = [f"{prefix}:settled:{settled.request_id}:{settled.attempt_id}", f"{prefix}:usage"]
+        counters = settled.counters()
+        flat = [x for pair in counters.items() for x in pair]
         async with self._limit():
-            return bool(await self._settle(keys, [remember_s, *flat]))
+            added = cast("list[int]", await self._settle(keys, [remember_s, *flat]))
+        return dict(zip(counters, added, strict=True))
 
     async def usage(self, tenant: str) -> dict[str, int]:
         """The counters of a tenant: see `SettledRequest.counters`."""

@@ -21,6 +21,7 @@ class SettledRequest:
     """One request that ended, and what it used, in tokens."""
 
     request_id: str
+    attempt_id: str
     tenant: str
     prompt_tokens: int
     cached_prompt_tokens: int
@@ -39,6 +40,7 @@ class SettledRequest:
             raise InvalidArgument(message, field="usage.cached_prompt_tokens")
         return cls(
             request_id=parse_request_id(request.request_id),
+            attempt_id=parse_attempt_id(request.attempt_id),
             tenant=parse_tenant(request.tenant),
             prompt_tokens=usage.prompt_tokens,
             cached_prompt_tokens=usage.cached_prompt_tokens,
@@ -58,6 +60,12 @@ class SettledRequest:
 def parse_request_id(text: str, *, field: str = "request_id") -> str:
     if not is_safe_token(text):
         raise InvalidArgument("a request id is 1-64 of A-Z a-z 0-9 _ -", field=field)
+    return text
+
+
+def parse_attempt_id(text: str, *, field: str = "attempt_id") -> str:
+    if not is_safe_token(text):
+        raise InvalidArgument("an attempt id is 1-64 of A-Z a-z 0-9 _ -", field=field)
     return text
 
 

@@ -231,10 +231,10 @@ class Core:
             if (job := self._job_of(attempt)) is not None:
                 self._reader_watch.report(job, gateway_id, now)
 
-    def on_reader_joined(self, gateway_id: str, attempt: Attempt, now: float) -> bool:
-        """A stream was resumed at a gateway; whether the request is known."""
+    def on_reader_joined(self, gateway_id: str, attempt: Attempt, now: float) -> Job | None:
+        """A stream was resumed at a gateway. Returns its job, None when it is not known."""
         self.on_readers(gateway_id, [attempt], now)
-        return self._job_of(attempt) is not None
+        return self._job_of(attempt)
 
     def on_reader_left(
         self, gateway_id: str, attempt: Attempt, now: float, *, is_handed_over: bool

@@ -21,6 +21,7 @@ from .core import Core
 from .emitted import Emitted
 from .intake import take_in
 from .jobs import Attempt, RequestKey
+from .jobs import Job as QueuedJob
 from .metrics import SchedulerMetrics
 from .perform import Performer
 from .reader_notices import serve_readers
@@ -163,7 +164,7 @@ class Leader:
     def on_readers(self, gateway_id: str, read: Iterable[Attempt]) -> None:
         self.core.on_readers(gateway_id, read, self._clock())
 
-    def on_reader_joined(self, gateway_id: str, attempt: Attempt) -> bool:
+    def on_reader_joined(self, gateway_id: str, attempt: Attempt) -> QueuedJob | None:
         return self.core.on_reader_joined(gateway_id, attempt, self._clock())
 
     def on_reader_left(self, gateway_id: str, attempt: Attempt, *, is_handed_over: bool) -> tuple[bool, bool]:

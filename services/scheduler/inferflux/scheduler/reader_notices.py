@@ -12,7 +12,7 @@ from inferflux.common.bus import Bus, Message, Subscription
 from inferflux.common.errors import InvalidArgument
 from inferflux.v1 import scheduler_pb2
 
-from .jobs import Attempt, RequestKey
+from .jobs import Attempt, Job, RequestKey
 from .metrics import SchedulerMetrics
 
 log = logs.get("scheduler.readers")
@@ -23,7 +23,7 @@ _MOST_REQUESTS = 10_000
 
 class ReaderSink(Protocol):
     def on_readers(self, gateway_id: str, read: Iterable[Attempt]) -> None: ...
-    def on_reader_joined(self, gateway_id: str, attempt: Attempt) -> bool: ...
+    def on_reader_joined(self, gateway_id: str, attempt: Attempt) -> Job | None: ...
     def on_reader_left(
         self, gateway_id: str, attempt: Attempt, *, is_handed_over: bool
     ) -> tuple[bool, bool]: ...
@@ -70,7 +70,11 @@ async def serve_readers(
                 return
             case "joined":
                 attempt = _attempt(notice.joined.request)
-                reply.was_found = sink.on_reader_joined(notice.gateway_id, attempt)
+                job = sink.on_reader_joined(notice.gateway_id, attempt)
+                if job is not None:
+                    reply.was_found = True
+                    reply.attempt_id = job.attempt_id
+                    reply.resume_window_s = job.request.resume_window_s
             case "left":
                 attempt = _attempt(notice.left.request)
                 reply.was_found, reply.may_end = sink.on_reader_left(
