@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from inferflux.common import admin_limits
 from inferflux.common.errors import InvalidArgument
-from inferflux.gateway import validation
 from inferflux.v1 import scheduler_pb2
 
 Change = scheduler_pb2.SetFairness
@@ -25,7 +25,7 @@ Change = scheduler_pb2.SetFairness
     ids=str,
 )
 def test_a_change_within_its_ranges_is_taken(change: Change) -> None:
-    validation.check_fairness(change)
+    admin_limits.check_fairness(change)
 
 
 @pytest.mark.parametrize(
@@ -40,20 +40,20 @@ def test_a_change_within_its_ranges_is_taken(change: Change) -> None:
 )
 def test_what_makes_no_sense_is_refused_by_its_field(change: Change, field: str) -> None:
     with pytest.raises(InvalidArgument) as caught:
-        validation.check_fairness(change)
+        admin_limits.check_fairness(change)
     assert caught.value.field == field
 
 
 @pytest.mark.parametrize("worker_id", ["", "a.b", "*", "a b", "x" * 65, "wörker"])
 def test_a_workers_id_must_be_able_to_stand_in_a_subject(worker_id: str) -> None:
     with pytest.raises(InvalidArgument) as caught:
-        validation.check_worker_id(worker_id)
+        admin_limits.check_worker_id(worker_id)
     assert caught.value.field == "worker_id"
 
 
 def test_handing_over_is_put_off_for_a_day_at_most() -> None:
     for allowed in (None, 0, 86_400_000):
-        validation.check_hand_over(allowed)
+        admin_limits.check_hand_over(allowed)
     with pytest.raises(InvalidArgument) as caught:
-        validation.check_hand_over(86_400_001)
+        admin_limits.check_hand_over(86_400_001)
     assert caught.value.field == "hand_over_after_ms"

@@ -6,10 +6,10 @@ import asyncio
 from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING, Any
 
+from inferflux.common import admin_limits
 from inferflux.common.errors import NotFound, Unavailable
 from inferflux.v1 import admin_pb2, admin_pb2_grpc, scheduler_pb2
 
-from . import validation
 from .drain_watch import DrainWatch
 from .scheduler_admin import SchedulerAdmin
 
@@ -37,15 +37,15 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
     async def SetFairness(
         self, request: admin_pb2.SetFairnessRequest, context: Context
     ) -> admin_pb2.SetFairnessResponse:
-        validation.check_fairness(request.change)
+        admin_limits.check_fairness(request.change)
         return admin_pb2.SetFairnessResponse(fairness=await self._scheduler.set_fairness(request.change))
 
     async def DrainWorker(
         self, request: admin_pb2.DrainWorkerRequest, context: Context
     ) -> AsyncIterator[admin_pb2.DrainWorkerResponse]:
-        validation.check_worker_id(request.worker_id)
+        admin_limits.check_worker_id(request.worker_id)
         after_ms = request.hand_over_after_ms if request.HasField("hand_over_after_ms") else None
-        validation.check_hand_over(after_ms)
+        admin_limits.check_hand_over(after_ms)
         progress = await self._scheduler.drain(request.worker_id, hand_over_after_ms=after_ms)
         clock = asyncio.get_running_loop().time
         watch = DrainWatch()
@@ -60,7 +60,7 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
     async def UndrainWorker(
         self, request: admin_pb2.UndrainWorkerRequest, context: Context
     ) -> admin_pb2.UndrainWorkerResponse:
-        validation.check_worker_id(request.worker_id)
+        admin_limits.check_worker_id(request.worker_id)
         progress = await self._scheduler.drain(request.worker_id, undo=True)
         return admin_pb2.UndrainWorkerResponse(progress=progress)
 

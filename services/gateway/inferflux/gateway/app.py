@@ -11,6 +11,7 @@ import grpc.aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from inferflux.common import grpc_client, logs
+from inferflux.common.background import Background
 from inferflux.common.bus import Bus
 from inferflux.common.errors import InferFluxError
 from inferflux.common.grpc_options import receive_limit
@@ -27,7 +28,6 @@ from inferflux.v1 import (
 
 from .admin_servicer import AdminServicer
 from .admission import Admission
-from .background import Background
 from .canceller import Canceller
 from .cluster_servicer import ClusterServicer
 from .generation import Services

@@ -6,11 +6,10 @@ import asyncio
 from collections.abc import Sequence
 
 from inferflux.common import logs, subjects
+from inferflux.common.background import Background
 from inferflux.common.bus import Bus
 from inferflux.common.errors import DeadlineExceeded, InferFluxError, NotFound, Unavailable
 from inferflux.v1 import scheduler_pb2
-
-from .background import Background
 
 log = logs.get()
 

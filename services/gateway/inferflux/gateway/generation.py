@@ -9,6 +9,7 @@ from types import TracebackType
 from typing import Self
 
 from inferflux.common import logs, subjects
+from inferflux.common.background import Background
 from inferflux.common.bus import Bus, TokenSubscription
 from inferflux.common.errors import (
     AlreadyExists,
@@ -24,7 +25,6 @@ from inferflux.common.tracing import Span, Tracer
 from inferflux.v1 import generation_pb2, model_pb2, scheduler_pb2, tokens_pb2
 
 from .admission import Caller
-from .background import Background
 from .canceller import Canceller
 from .departure import depart
 from .ledger import Ending, Ledger

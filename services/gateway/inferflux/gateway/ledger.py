@@ -6,13 +6,13 @@ import asyncio
 from dataclasses import dataclass
 
 from inferflux.common import logs
+from inferflux.common.background import Background
 from inferflux.common.errors import InferFluxError, InvalidArgument
 from inferflux.v1 import generation_pb2, policy_pb2
 
 from . import audit
 from .admission import Admission
 from .audit import AuditRecord
-from .background import Background
 
 log = logs.get()
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from inferflux.common import checks
 from inferflux.v1 import model_pb2, model_pb2_grpc
 
-from . import validation
 from .models import ModelRegistry
 
 if TYPE_CHECKING:
@@ -30,6 +30,6 @@ class ModelServicer(model_pb2_grpc.ModelServiceServicer):
     async def GetModel(
         self, request: model_pb2.GetModelRequest, context: Context
     ) -> model_pb2.GetModelResponse:
-        validation.check_model_name(request.name, field="name")
+        checks.check_model_name(request.name, field="name")
         await self._models.settled()
         return model_pb2.GetModelResponse(model=self._models.get(request.name))

@@ -6,7 +6,7 @@ import time
 from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING, Any
 
-from inferflux.common import grpc_metadata, subjects
+from inferflux.common import checks, generation_limits, grpc_metadata, subjects
 from inferflux.common.errors import InvalidArgument
 from inferflux.common.grpc_interceptor import current_call
 from inferflux.common.tracing import Span
@@ -104,11 +104,13 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
     async def _check(
         self, request: inference_pb2.ChatRequest | inference_pb2.GenerateRequest
     ) -> model_pb2.ModelCard:
-        validation.check_model_name(request.model)
-        validation.check_priority(request.priority)
+        checks.check_model_name(request.model)
+        generation_limits.check_priority(request.priority)
         validation.check_resume_window(request.resume_window_s, most_s=self._max_resume_window_s)
         card = await self._models.card(request.model)
-        validation.check_params(request.params, card)
+        generation_limits.check_params(
+            request.params, context_length=card.context_length, vocabulary_size=card.vocabulary_size
+        )
         return card
 
     async def _prompt(self, request: inference_pb2.GenerateRequest, card: model_pb2.ModelCard) -> Prompt:
@@ -119,7 +121,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
                 await self._text.tokenize(card.digest, prompt, card.context_length, field=field), field
             )
         validation.check_prompt_length(len(prompt), card, field=field)
-        validation.check_token_ids(prompt, card, field="token_ids.ids")
+        generation_limits.check_token_ids(prompt, card.vocabulary_size, field="token_ids.ids")
         return Prompt(prompt, field)
 
     async def _submit(

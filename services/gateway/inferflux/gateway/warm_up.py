@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 
 from inferflux.common import logs
+from inferflux.common.background import Background
 from inferflux.common.errors import InferFluxError
 
-from .background import Background
 from .text_client import TextClient
 
 log = logs.get()

@@ -10,12 +10,14 @@ from typing import Protocol
 from google.protobuf.message import DecodeError
 
 from inferflux.common import logs, subjects
+from inferflux.common.admin_limits import check_fairness
 from inferflux.common.bus import Bus, Message
 from inferflux.common.bus.serving import Subscription
 from inferflux.common.errors import InferFluxError, InvalidArgument, NotFound, Unavailable
 from inferflux.v1 import scheduler_pb2
 
 from .actions import Action
+from .checks import check_admin
 from .drains import DrainProgress
 from .fairness import FairnessSettings
 
@@ -157,7 +159,9 @@ class Administration:
             if not self._is_lease_held():
                 return None
             try:
-                return await self._answer(scheduler_pb2.SchedulerAdminRequest.FromString(data))
+                request = scheduler_pb2.SchedulerAdminRequest.FromString(data)
+                check_admin(request)
+                return await self._answer(request)
             except DecodeError:
                 return _refused(InvalidArgument("not a SchedulerAdminRequest", field="request"))
             except NotFound as error:
@@ -251,8 +255,11 @@ async def serve_admin(
 
 def _decode(value: bytes) -> scheduler_pb2.SetFairness:
     try:
-        return scheduler_pb2.SetFairness.FromString(value)
-    except DecodeError:
+        kept = scheduler_pb2.SetFairness.FromString(value)
+        if kept != scheduler_pb2.SetFairness():
+            check_fairness(kept)
+        return kept
+    except (DecodeError, InvalidArgument):
         log.error("the fairness settings that were kept cannot be read and count as none", size=len(value))
         return scheduler_pb2.SetFairness()
 

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 
 from inferflux.common import logs
+from inferflux.common.background import cancel_all
 from inferflux.common.bus import Bus
 from inferflux.common.errors import DeadlineExceeded, InferFluxError, Unavailable
 from inferflux.common.lifecycle import Shutdown
@@ -14,7 +15,7 @@ from inferflux.common.probe import Probe
 from inferflux.common.tracing import OFF, Tracer, open_tracer
 from inferflux.v1 import scheduler_pb2
 
-from .background import cancel_all
+from .defects import PlanningHealth
 from .leader import Leader
 from .leadership import RELEASE_LIMIT_S, Leadership
 from .metrics import SchedulerMetrics
@@ -48,6 +49,7 @@ class Scheduler:
         self._clock = steady_clock()
         self._roster = Roster()
         self._leader: Leader | None = None
+        self._planning = PlanningHealth()
         self._leadership = Leadership(
             bus, holder=settings.id, partition=settings.partition, lease_s=settings.lease_s
         )
@@ -123,6 +125,7 @@ class Scheduler:
             term=term,
             is_lease_held=lambda: self._leadership.is_held,
             known_workers=self._roster.live(self._clock(), self._settings.worker_dead_s),
+            health=self._planning,
         )
         self._leader = leader
         self._metrics.lead(term)
@@ -146,6 +149,7 @@ class Scheduler:
 
     def _report_readiness(self) -> None:
         self._probe.set_ready("scheduler", *self._readiness())
+        self._probe.set_ready("planning", *self._planning.condition(self._clock()))
 
     def _readiness(self) -> tuple[bool, str]:
         if not self._bus.is_connected:

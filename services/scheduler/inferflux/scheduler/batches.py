@@ -49,24 +49,27 @@ def prefill_tokens(job: Job) -> int:
     return 0 if job.is_resuming else job.prompt_tokens + job.generated_tokens
 
 
-def fill(batch: worker_pb2.RequestBatch, turns: Sequence[Turn]) -> None:
-    """Add the items for jobs that have their places, most urgent first, and what they amount to.
+def begin(batch: worker_pb2.RequestBatch, jobs: Sequence[Job]) -> None:
+    """Set what the items of these jobs will have in common, and what they amount to."""
+    is_resuming = bool(jobs) and jobs[0].is_resuming
+    batch.phase = worker_pb2.PHASE_DECODE if is_resuming else worker_pb2.PHASE_PREFILL
+    batch.prefill_tokens = sum(prefill_tokens(job) for job in jobs)
+
+
+def add(batch: worker_pb2.RequestBatch, turn: Turn) -> None:
+    """Add the item for a job that has its place, after more urgent ones.
 
     The worker has a resumed request already: it is only named.
     """
-    is_resuming = bool(turns) and turns[0].job.is_resuming
-    batch.phase = worker_pb2.PHASE_DECODE if is_resuming else worker_pb2.PHASE_PREFILL
-    batch.prefill_tokens = sum(prefill_tokens(turn.job) for turn in turns)
-    for turn in turns:
-        job = turn.job
-        item = batch.items.add(slot=turn.slot, token_budget=turn.token_budget, rank=turn.rank)
-        if is_resuming:
-            item.request.tenant, item.request.request_id = job.key
-            item.request.model = job.model
-            item.request.priority = job.priority
-        else:
-            item.request.CopyFrom(job.request)
-        item.request.epoch = job.epoch
+    job = turn.job
+    item = batch.items.add(slot=turn.slot, token_budget=turn.token_budget, rank=turn.rank)
+    if batch.phase == worker_pb2.PHASE_DECODE:
+        item.request.tenant, item.request.request_id = job.key
+        item.request.model = job.model
+        item.request.priority = job.priority
+    else:
+        item.request.CopyFrom(job.request)
+    item.request.epoch = job.epoch
 
 
 def add_preemptions(batch: worker_pb2.RequestBatch, victims: Iterable[Job]) -> None:

@@ -6,14 +6,14 @@ from typing import Protocol
 
 from google.protobuf.message import DecodeError
 
-from inferflux.common import logs, subjects
+from inferflux.common import subjects
 from inferflux.common.bus import Bus, Message, Subscription
+from inferflux.common.errors import InvalidArgument
 from inferflux.v1 import scheduler_pb2
 
+from .checks import check_cancel
 from .jobs import Attempt, RequestKey
 from .metrics import SchedulerMetrics
-
-log = logs.get("scheduler.cancel")
 
 
 class CancelSink(Protocol):
@@ -32,14 +32,12 @@ async def serve_cancels(
     async def on_notice(message: Message) -> None:
         try:
             notice = scheduler_pb2.CancelNotice.FromString(message.data)
-        except DecodeError:
-            metrics.bad_messages.labels("cancel").inc()
-            log.error("a bad cancel notice was passed over", subject=message.subject)
-            return
-        # The subject is what a sender's rights are checked against.
-        if message.subject != subjects.cancel(notice.tenant, notice.request_id):
-            metrics.bad_messages.labels("cancel").inc()
-            log.error("a cancel notice for another request than its subject's", subject=message.subject)
+            check_cancel(notice)
+            # The subject is what a sender's rights are checked against.
+            if message.subject != subjects.cancel(notice.tenant, notice.request_id):
+                raise InvalidArgument("another request than the subject's", field="request_id")
+        except (DecodeError, InvalidArgument) as error:
+            metrics.bad.note("cancel", error, subject=message.subject)
             return
         key = RequestKey(notice.tenant, notice.request_id)
         was_found = sink.on_cancel(Attempt(key, notice.attempt_id))

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 
+from inferflux.common.epochs import MAX_EPOCH
 from inferflux.common.errors import NotFound
 from inferflux.v1 import generation_pb2, scheduler_pb2, worker_pb2
 
@@ -40,6 +41,8 @@ from .timers import Timers
 _STALL_S = 1.0
 _LOOK_AGAIN_S = 0.5
 _CANCELS_REMEMBERED = 65_536
+# A job that claims to be older counts as this old: its age makes its epochs and its priority.
+_OLDEST_S = 86_400.0
 # Jobs that have ended, among those that timers hold, before these are cleared of them.
 _ENDED_HELD = 64
 
@@ -91,6 +94,15 @@ class Core:
         self._reader_watch = ReaderWatch(limits.unread_limit_s, now)
 
     # What it knows
+
+    @property
+    def in_hand(self) -> Job | None:
+        """The job that was being handled when a call raised; None if that was not one job's doing."""
+        return self._life.in_hand
+
+    def let_go(self) -> None:
+        """Nothing is being handled: to be said before each call."""
+        self._life.in_hand = None
 
     @property
     def limits(self) -> Limits:
@@ -464,7 +476,7 @@ class Core:
         now: float,
     ) -> Job:
         self._arrivals += 1
-        enqueued_s = min(request.enqueued_unix_ms / 1000 or now, now)
+        enqueued_s = min(max(request.enqueued_unix_ms / 1000 or now, now - _OLDEST_S), now)
         is_inherited = enqueued_s < self._started_s + self.limits.clock_skew_s
         return Job(
             key=key,
@@ -476,7 +488,7 @@ class Core:
             deadline_s=request.deadline_unix_ms / 1000 or None,
             queued_s=now,
             since_s=enqueued_s,
-            epoch=max(1, request.epoch),
+            epoch=min(max(1, request.epoch), MAX_EPOCH),
             is_inherited=is_inherited,
             needs_replay=is_inherited,
         )

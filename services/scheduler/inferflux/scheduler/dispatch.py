@@ -12,6 +12,7 @@ from inferflux.common.errors import InferFluxError, Unavailable
 from inferflux.v1 import worker_pb2
 
 from .actions import Dispatch
+from .checks import check_answer
 
 log = logs.get("scheduler.dispatch")
 
@@ -29,6 +30,7 @@ async def dispatch(bus: Bus, action: Dispatch, sink: AnswerSink, *, timeout_s: f
     try:
         data = await bus.request(subject, payload, timeout_s=timeout_s)
         answer = worker_pb2.BatchAccepted.FromString(data)
+        check_answer(answer)
     except Unavailable as error:
         log.warning("a batch was not delivered", worker_id=action.worker_id, reason=error.reason)
         sink.on_batch_unanswered(batch_id, is_delivered=False, is_gone=error.reason == "NO_RESPONDERS")

@@ -28,13 +28,13 @@ class Hearing:
         self.rates = ModelRates()
         # Workers to hear of before anything is dispatched; None when nobody knows.
         self.expected: set[str] | None = None
-        # Incarnations that left or were replaced.
-        self._gone: Recent[tuple[str, str], None] = Recent(_GONE_REMEMBERED)
+        # Incarnations that left or were replaced, and when.
+        self._gone: Recent[tuple[str, str], float] = Recent(_GONE_REMEMBERED)
         # Where requests run whose jobs have not come.
         self._orphans: dict[RequestKey, str] = {}
 
     def on_heartbeat(self, status: scheduler_pb2.WorkerStatus, now: float) -> list[Action]:
-        if (status.worker_id, status.incarnation) in self._gone:
+        if self._is_gone(status, now):
             return []
         out: list[Action] = []
         worker = self._life.table.get(status.worker_id)
@@ -141,7 +141,7 @@ class Hearing:
             case "engine_died" if worker is not None:
                 return self._on_engine_died(worker, event.engine_died, now)
             case "worker_left":
-                self._remember_gone(event.worker_id, event.incarnation)
+                self._remember_gone(event.worker_id, event.incarnation, now)
                 if worker is not None:
                     return self.forget(worker, Loss.WORKER_LEFT, now, is_final=True)
         return []
@@ -246,7 +246,7 @@ class Hearing:
         self._life.placement.remove(worker)
         self.rates.remove(worker.worker_id)
         if is_final:
-            self._remember_gone(worker.worker_id, worker.incarnation)
+            self._remember_gone(worker.worker_id, worker.incarnation, now)
             self.drains.end(worker.worker_id)
         out: list[Action] = []
         jobs = [self._life.jobs[key] for key in worker.owners]
@@ -255,5 +255,20 @@ class Hearing:
             out += self._life.lose(job, cause, now, blame=blame)
         return out
 
-    def _remember_gone(self, worker_id: str, incarnation: str) -> None:
-        self._gone.remember((worker_id, incarnation), None)
+    def _remember_gone(self, worker_id: str, incarnation: str, now: float) -> None:
+        self._gone.remember((worker_id, incarnation), now)
+
+    def _is_gone(self, status: scheduler_pb2.WorkerStatus, now: float) -> bool:
+        """Whether a heartbeat is a late one of a worker that left or was replaced.
+
+        One that still sends heartbeats after the time in which a silent worker counts as dead is not gone:
+        what said so was mistaken, or forged.
+        """
+        key = status.worker_id, status.incarnation
+        since_s = self._gone.get(key)
+        if since_s is None:
+            return False
+        if now - since_s <= self._life.limits.worker_dead_s:
+            return True
+        self._gone.pop(key)
+        return False

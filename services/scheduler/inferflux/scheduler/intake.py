@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import time
+from collections.abc import Callable
 from typing import Protocol
 
 from google.protobuf.message import DecodeError
@@ -12,20 +14,21 @@ from inferflux.common.bus import Job, JobConsumer
 from inferflux.common.errors import InferFluxError, InvalidArgument
 from inferflux.v1 import scheduler_pb2
 
+from .checks import check_job, enqueued_unix_ms
 from .metrics import SchedulerMetrics
 from .spans import traceparent_of
 
 log = logs.get("scheduler.intake")
 
-# Gateways bound it tighter.
-_LONGEST_WINDOW_S = 86_400
 # Jobs taken in before everything else gets its turn.
 _BURST = 128
 
 
 class JobSink(Protocol):
     def on_job(self, request: scheduler_pb2.InferenceRequest, job: Job) -> None: ...
-    async def on_bad_job(self, request: scheduler_pb2.InferenceRequest, error: InvalidArgument) -> None: ...
+    async def publish_failed(
+        self, request: scheduler_pb2.InferenceRequest, error: InferFluxError, *, epoch: int
+    ) -> None: ...
 
 
 def parse(data: bytes) -> scheduler_pb2.InferenceRequest:
@@ -44,26 +47,9 @@ def parse(data: bytes) -> scheduler_pb2.InferenceRequest:
     return request
 
 
-def check(request: scheduler_pb2.InferenceRequest) -> None:
-    """See that a job can be scheduled.
-
-    Raises:
-        InvalidArgument: naming the field.
-    """
-    if not request.model:
-        raise InvalidArgument("model is empty", field="model")
-    if not request.prompt_token_ids:
-        raise InvalidArgument("prompt_token_ids is empty", field="prompt_token_ids")
-    if request.attempt_id and not subjects.is_safe_token(request.attempt_id):
-        raise InvalidArgument("attempt_id has characters it may not have", field="attempt_id")
-    if request.resume_window_s > _LONGEST_WINDOW_S:
-        message = f"a resume window is at most {_LONGEST_WINDOW_S} s"
-        raise InvalidArgument(message, field="resume_window_s")
-    if request.params.max_tokens < 0:
-        raise InvalidArgument("params.max_tokens is negative", field="params.max_tokens")
-
-
-async def take_in(jobs: JobConsumer, sink: JobSink, metrics: SchedulerMetrics) -> None:
+async def take_in(
+    jobs: JobConsumer, sink: JobSink, metrics: SchedulerMetrics, clock: Callable[[], float] = time.time
+) -> None:
     """Hand every job on, for ever. Bad ones are taken off the queue; they never stop the others.
 
     Raises:
@@ -73,24 +59,48 @@ async def take_in(jobs: JobConsumer, sink: JobSink, metrics: SchedulerMetrics) -
     async for job in jobs:
         try:
             request = parse(job.data)
-            try:
-                check(request)
-            except InvalidArgument as error:
-                await sink.on_bad_job(request, error)
-                raise
         except InvalidArgument as error:
-            metrics.bad_messages.labels("job").inc()
-            log.error("a bad job was taken off the queue", error=error.message, sequence=job.sequence)
-            await _terminate(job)
+            metrics.bad.note("job", error)
+            await terminate(job)
         else:
-            request.traceparent = traceparent_of(job)
-            sink.on_job(request, job)
+            await _pass_on(request, job, sink, metrics, clock())
         burst += 1
         if burst % _BURST == 0:
             await asyncio.sleep(0)
 
 
-async def _terminate(job: Job) -> None:
+async def _pass_on(
+    request: scheduler_pb2.InferenceRequest, job: Job, sink: JobSink, metrics: SchedulerMetrics, now: float
+) -> None:
+    try:
+        check_job(request)
+    except InvalidArgument as error:
+        metrics.bad.note("job", error)
+        await end_by_name(request, job, sink, error)
+        return
+    request.traceparent = traceparent_of(job)
+    stored_ms = round(job.stored_unix_s * 1000)
+    request.enqueued_unix_ms = enqueued_unix_ms(request.enqueued_unix_ms, stored_ms, round(now * 1000))
+    sink.on_job(request, job)
+
+
+async def end_by_name(
+    request: scheduler_pb2.InferenceRequest, job: Job, sink: JobSink, error: InferFluxError, *, epoch: int = 1
+) -> None:
+    """Answer the client with `error` and take the job off the queue. A job whose client could not be answered
+    stays there: it comes again."""
+    try:
+        await sink.publish_failed(request, error, epoch=epoch)
+    except InferFluxError as unsent:
+        log.warning(
+            "a job could not be ended by name yet", reason=unsent.reason, request_id=request.request_id
+        )
+    else:
+        await terminate(job)
+
+
+async def terminate(job: Job) -> None:
+    """Take a job off the queue that cannot be done."""
     try:
         await job.term()
     except InferFluxError as error:

@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import TYPE_CHECKING, NamedTuple
 
+from inferflux.common import epochs
 from inferflux.v1 import scheduler_pb2, tokens_pb2
 
 if TYPE_CHECKING:
@@ -200,7 +201,7 @@ class Job:
 
     def next_epoch(self) -> None:
         """What any worker still does for it no longer counts; what it emitted must be read."""
-        self.epoch += 1
+        self.epoch = epochs.after(self.epoch)
         self.is_resuming = False
         self.seen_tokens = self.seen_computed = 0
         self.needs_replay = True
@@ -215,8 +216,8 @@ class Job:
         """
         if self.is_inherited:
             passed = int(max(0.0, now - self.enqueued_s) * _EPOCHS_PER_S)
-            self.epoch = max(self.epoch + 1, _EPOCHS_AT_ONCE + passed)
-        self.epoch = max(self.epoch, seen_epoch + 1)
+            self.epoch = max(epochs.after(self.epoch), min(_EPOCHS_AT_ONCE + passed, epochs.MAX_EPOCH))
+        self.epoch = max(self.epoch, epochs.after(seen_epoch))
         self.readers_epoch = max(self.readers_epoch, seen_epoch)
         self.needs_replay = self.is_inherited = False
         del self.request.generated_token_ids[:]

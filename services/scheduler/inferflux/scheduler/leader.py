@@ -6,20 +6,23 @@ import asyncio
 import contextlib
 import uuid
 from collections.abc import Callable, Collection, Iterable
+from typing import NamedTuple
 
 from inferflux.common import logs, subjects
+from inferflux.common.background import cancel_all
 from inferflux.common.bus import Bus, Job, JobConsumer
-from inferflux.common.errors import InvalidArgument, to_failed
+from inferflux.common.errors import InferFluxError, Unavailable, to_failed
+from inferflux.common.metrics import UNEXPECTED_ERRORS
 from inferflux.common.tracing import Tracer
 from inferflux.v1 import scheduler_pb2, tokens_pb2, worker_pb2
 
 from .actions import Action
 from .admin import serve_admin
-from .background import cancel_all
 from .cancel import serve_cancels
 from .core import Core
+from .defects import PlanningHealth, unschedulable
 from .emitted import Emitted
-from .intake import take_in
+from .intake import end_by_name, take_in
 from .jobs import Attempt, RequestKey
 from .jobs import Job as QueuedJob
 from .metrics import SchedulerMetrics
@@ -32,6 +35,14 @@ from .status import serve_status
 log = logs.get("scheduler")
 
 _GAUGE_INTERVAL_S = 1.0
+
+
+class Culprit(NamedTuple):
+    """A request over which the core raised, in which epoch, and its place in the work queue."""
+
+    request: scheduler_pb2.InferenceRequest
+    epoch: int
+    job: Job
 
 
 class Leader:
@@ -47,6 +58,7 @@ class Leader:
         term: of the lease.
         is_lease_held: whether nobody else can lead now.
         known_workers: those that were heard before; once all of them are heard again, dispatching starts.
+        health: told when the core raises.
     """
 
     def __init__(
@@ -60,6 +72,7 @@ class Leader:
         term: int,
         is_lease_held: Callable[[], bool],
         known_workers: Collection[str],
+        health: PlanningHealth,
     ) -> None:
         self._settings = settings
         self._bus = bus
@@ -71,6 +84,11 @@ class Leader:
         self._is_able = True
         self._held: list[Action] = []
         self._is_plan_due = False
+        self._health = health
+        self._failed = asyncio.Event()
+        # Jobs over which the core raised, and what.
+        self._culprits: list[tuple[Culprit, BaseException]] = []
+        self._defects: list[tuple[str, BaseException]] = []
         self.core = Core(
             settings.limits,
             now=clock(),
@@ -83,14 +101,20 @@ class Leader:
         )
         self.core.expect(known_workers)
         self._performer = Performer(
-            bus, self, metrics, SchedulerSpans(tracer), dispatch_timeout_s=settings.dispatch_timeout_s
+            bus,
+            self,
+            metrics,
+            SchedulerSpans(tracer),
+            dispatch_timeout_s=settings.dispatch_timeout_s,
+            on_failure=lambda error: self._on_defect("an answer", error),
         )
 
     async def run(self) -> None:
         """Lead until cancelled. Jobs still held go to the next leader, running streams go on.
 
         Raises:
-            Unavailable: another scheduler has taken the queue over, or there is none.
+            Unavailable: another scheduler has taken the queue over, or there is none; or the core raised, and
+                leading has to begin anew.
             DeadlineExceeded: JetStream does not answer.
             InvalidArgument: another partition has some of the models.
         """
@@ -121,11 +145,37 @@ class Leader:
                 asyncio.create_task(take_in(jobs, self, self._metrics)),
                 asyncio.create_task(self._performer.run()),
                 asyncio.create_task(self._tick_for_ever()),
+                asyncio.create_task(self._until_failed()),
             }
             exits.push_async_callback(cancel_all, tasks)
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-            for task in done:
-                task.result()
+            await self._leave(done)
+
+    async def _leave(self, done: Collection[asyncio.Task[None]]) -> None:
+        """Raise what ended one of the tasks; requests that are to blame for a defect end first."""
+        expected: InferFluxError | None = None
+        for task in done:
+            match task.exception():
+                case None:
+                    pass
+                case InferFluxError() as error:
+                    expected = error
+                case error:
+                    self._on_defect("a task", error)
+        for culprit, error in self._culprits:
+            if self._is_lease_held():
+                why = unschedulable(error)
+                await end_by_name(culprit.request, culprit.job, self, why, epoch=culprit.epoch)
+                log.error("a request ends: it made the core raise", request_id=culprit.request.request_id)
+        for what, error in self._defects:  # only now: a traceback takes time to write
+            log.error("the scheduler's core raised", what=what, exc_info=error)
+        if self._failed.is_set():
+            raise Unavailable("the core raised", reason="SCHEDULER_FAILED")
+        if expected is not None:
+            raise expected
+
+    async def _until_failed(self) -> None:
+        await self._failed.wait()
 
     @property
     def readiness(self) -> tuple[bool, str]:
@@ -139,26 +189,41 @@ class Leader:
     # What is heard
 
     def on_job(self, request: scheduler_pb2.InferenceRequest, job: Job) -> None:
-        self._do(self.core.on_job(request, job, job.sequence, self._clock()))
+        about = Culprit(request, request.epoch, job)
+        self._decide("a job", lambda now: self.core.on_job(request, job, job.sequence, now), about)
 
-    async def on_bad_job(self, request: scheduler_pb2.InferenceRequest, error: InvalidArgument) -> None:
-        """The client waits for an answer all the same."""
+    async def publish_failed(
+        self, request: scheduler_pb2.InferenceRequest, error: InferFluxError, *, epoch: int
+    ) -> None:
+        """End a request's token stream: its client waits for an answer.
+
+        Raises:
+            Unavailable: NATS takes nothing more.
+        """
         chunk = tokens_pb2.TokenChunk(
-            request_id=request.request_id, epoch=1, failed=to_failed(error), attempt_id=request.attempt_id
+            request_id=request.request_id,
+            epoch=epoch,
+            failed=to_failed(error),
+            attempt_id=request.attempt_id,
         )
-        await self._bus.publish(
-            subjects.tokens(request.tenant, request.request_id), chunk.SerializeToString()
-        )
+        subject = subjects.tokens(request.tenant, request.request_id)
+        await self._bus.publish(subject, chunk.SerializeToString())
 
     def on_heartbeat(self, status: scheduler_pb2.WorkerStatus) -> None:
-        self._do(self.core.on_heartbeat(status, self._clock()))
+        self._decide("a heartbeat", lambda now: self.core.on_heartbeat(status, now))
 
     def on_event(self, event: scheduler_pb2.WorkerEvent) -> None:
-        self._do(self.core.on_event(event, self._clock()))
+        self._decide("an event", lambda now: self.core.on_event(event, now))
 
     def on_cancel(self, attempt: Attempt) -> bool:
-        was_found, todo = self.core.on_cancel(attempt, self._clock())
-        self._do(todo)
+        was_found = False
+
+        def decide(now: float) -> list[Action]:
+            nonlocal was_found
+            was_found, todo = self.core.on_cancel(attempt, now)
+            return todo
+
+        self._decide("a cancel notice", decide)
         return was_found
 
     def on_readers(self, gateway_id: str, read: Iterable[Attempt]) -> None:
@@ -172,14 +237,18 @@ class Leader:
         return self.core.on_reader_left(gateway_id, attempt, now, is_handed_over=is_handed_over)
 
     def on_batch_answer(self, answer: worker_pb2.BatchAccepted) -> None:
-        self._do(self.core.on_batch_answer(answer, self._clock()))
+        self._decide("an answer", lambda now: self.core.on_batch_answer(answer, now))
 
     def on_batch_unanswered(self, batch_id: str, *, is_delivered: bool, is_gone: bool = False) -> None:
-        now = self._clock()
-        self._do(self.core.on_batch_unanswered(batch_id, is_delivered=is_delivered, is_gone=is_gone, now=now))
+        def decide(now: float) -> list[Action]:
+            return self.core.on_batch_unanswered(
+                batch_id, is_delivered=is_delivered, is_gone=is_gone, now=now
+            )
+
+        self._decide("no answer", decide)
 
     def on_replay(self, key: RequestKey, read_id: int, emitted: Emitted) -> None:
-        self._do(self.core.on_replay(key, read_id, emitted, self._clock()))
+        self._decide("a replay", lambda now: self.core.on_replay(key, read_id, emitted, now))
 
     async def on_reconnect(self) -> None:
         """The bus is whole again, its streams included."""
@@ -207,6 +276,44 @@ class Leader:
             models=self._settings.model_names,
         )
 
+    def _decide(
+        self,
+        what: str,
+        decide: Callable[[float], list[Action]],
+        about: Culprit | None = None,
+    ) -> None:
+        """Ask the core, and do what it says.
+
+        Args:
+            decide: given the time.
+            about: the request, when it is about one.
+        """
+        self._attempt(what, lambda now: self._do(decide(now)), about)
+
+    def _attempt(self, what: str, work: Callable[[float], None], about: Culprit | None = None) -> None:
+        """Let the core work. Once it has raised, it is not asked any more."""
+        if self._failed.is_set():
+            return
+        self.core.let_go()
+        try:
+            work(self._clock())
+        except InferFluxError:
+            raise
+        except Exception as error:  # noqa: BLE001 - logged when the request to blame has ended
+            self._on_defect(what, error, about)
+
+    def _on_defect(self, what: str, error: BaseException, about: Culprit | None = None) -> None:
+        """The core's state cannot be trusted: note which request is to blame, and begin anew."""
+        in_hand = self.core.in_hand
+        if about is None and in_hand is not None and isinstance(in_hand.handle, Job):
+            about = Culprit(in_hand.request, in_hand.epoch, in_hand.handle)
+        UNEXPECTED_ERRORS.labels(where="scheduler").inc()
+        if about is not None:
+            self._culprits.append((about, error))
+        self._defects.append((what, error))
+        self._health.failed(f"{what}: {type(error).__name__}", self._clock())
+        self._failed.set()
+
     def _do(self, todo: list[Action]) -> None:
         self._held += todo
         self._perform_held()
@@ -217,8 +324,11 @@ class Leader:
     def _plan(self) -> None:
         self._is_plan_due = False
         if self._is_lease_held():
-            self._held += self.core.plan(self._clock())
-            self._perform_held()
+            self._attempt("planning", self._make_plan)
+
+    def _make_plan(self, now: float) -> None:
+        self._held += self.core.plan(now)
+        self._perform_held()
 
     def _perform_held(self) -> None:
         if self._held and self._is_lease_held():
@@ -228,14 +338,16 @@ class Leader:
     async def _tick_for_ever(self) -> None:
         gauges_due_s = 0.0
         while True:
-            now = self._clock()
             self._is_bus_whole &= self._bus.is_connected
-            self._follow_ability(now)
-            self._do(self.core.on_tick(now))
-            if now >= gauges_due_s:
+            self._decide("the passing of time", self._on_tick)
+            if (now := self._clock()) >= gauges_due_s:
                 gauges_due_s = now + _GAUGE_INTERVAL_S
                 self._metrics.observe(self.core, now)
             await asyncio.sleep(self._settings.tick_interval_s)
+
+    def _on_tick(self, now: float) -> list[Action]:
+        self._follow_ability(now)
+        return self.core.on_tick(now)
 
     def _follow_ability(self, now: float) -> None:
         """Have the core pause while it cannot be heard, or may not speak."""

@@ -39,6 +39,8 @@ class Lifecycle:
         self.placement = Placement()
         self.announcements = Announcements()
         self.jobs: dict[RequestKey, Job] = {}
+        # The job that is being handled: the one to blame for an exception.
+        self.in_hand: Job | None = None
         # Whether it is known who lives and what runs: until then nothing is dispatched.
         self.is_settled = False
         # Models to plan for, and jobs that have not been through a plan since they were queued.
@@ -52,6 +54,7 @@ class Lifecycle:
         self.ended: Recent[RequestKey, int] = Recent(limits.remembered_jobs)
 
     def enqueue(self, job: Job, now: float) -> list[Action]:
+        self.in_hand = job
         job.queued_s = now
         if job.is_expired(now):
             return self.conclude(job, outcomes.expired())
@@ -82,6 +85,7 @@ class Lifecycle:
 
     def accept(self, job: Job, now: float) -> list[Action]:
         """The worker has it, and it runs there."""
+        self.in_hand = job
         worker = self.worker_of(job)
         if worker is None or job.state is not JobState.DISPATCHING:
             return []
@@ -99,6 +103,7 @@ class Lifecycle:
         self, worker: WorkerSlots, job: Job, residence: Residence, reason: str, now: float
     ) -> list[Action]:
         """The worker says that it does not run any more."""
+        self.in_hand = job
         worker.park(job.key, residence, is_confirmed=True)
         self.to_parked(job, now)
         self.placement.update(worker)
@@ -124,6 +129,7 @@ class Lifecycle:
 
     def take_back(self, worker: WorkerSlots, job: Job, now: float) -> list[Action]:
         """It runs, although it was to wait: the worker has not heard, or let it go on."""
+        self.in_hand = job
         if job.state is not JobState.PARKED:
             return []
         if worker.owners[job.key].slot is None and not worker.has_slot:
@@ -156,6 +162,7 @@ class Lifecycle:
             must_drop: the worker may still have it, and is told to drop it.
             blame: whether it may have caused the loss.
         """
+        self.in_hand = job
         if job.state is JobState.READING:  # it never got there
             return self.put_back(job, now)
         out: list[Action] = [actions.CountRetry(job.key, cause.value, job.handle)]
@@ -199,6 +206,7 @@ class Lifecycle:
     def conclude(self, job: Job, conclusion: Conclusion) -> list[Action]:
         """End it here, with a terminal chunk of the scheduler's own; but first find out, where it may run or
         have run, whether it has not ended already."""
+        self.in_hand = job
         if job.is_inherited and not self.is_settled:
             self.deferred.append((job, conclusion))
             return self.wait(job)
@@ -231,6 +239,7 @@ class Lifecycle:
 
     def adopt(self, job: Job, worker: WorkerSlots, stray: Stray, now: float) -> None:
         """It runs already: take note where."""
+        self.in_hand = job
         self.leave_queue(job)
         self.release(job)
         worker.adopt(stray, cells_wanted(job), self.fairness.rank(job))

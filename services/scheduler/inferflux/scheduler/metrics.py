@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram
 
+from inferflux.common.bad_messages import BadMessages
 from inferflux.common.metrics import PREFIX, REQUEST_BUCKETS_S, TIME_TO_FIRST_TOKEN_BUCKETS_S
 
 from .core import Core
@@ -87,6 +88,7 @@ class SchedulerMetrics:
         self.bad_messages = counter(
             "scheduler_bad_messages", "Messages that could not be understood.", ("kind",)
         )
+        self.bad = BadMessages(self.bad_messages)
         self.is_leader = gauge("scheduler_is_leader", "1 while this scheduler leads, 0 while it stands by.")
         self.term = gauge("scheduler_term", "The lease term this scheduler leads in, or led in last.")
         self.takeovers = counter("scheduler_takeovers", "Times this scheduler took the lead.", ())

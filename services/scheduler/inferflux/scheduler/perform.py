@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Coroutine, Iterable
+from collections.abc import Callable, Iterable
 from typing import Protocol
 
 from inferflux.common import logs, subjects
+from inferflux.common.background import Background
 from inferflux.common.bus import Bus, Job
 from inferflux.common.errors import Unavailable
 
@@ -32,7 +33,11 @@ class Sink(AnswerSink, Protocol):
 
 
 class Performer:
-    """Sends in order what is only sent; batches and replays wait for their answers beside it."""
+    """Sends in order what is only sent; batches and replays wait for their answers beside it.
+
+    Args:
+        on_failure: told of a defect: an exception that nothing was prepared for.
+    """
 
     def __init__(
         self,
@@ -42,6 +47,7 @@ class Performer:
         spans: SchedulerSpans,
         *,
         dispatch_timeout_s: float,
+        on_failure: Callable[[BaseException], None] | None = None,
     ) -> None:
         self._bus = bus
         self._sink = sink
@@ -51,7 +57,7 @@ class Performer:
         self._outbox: deque[Action] = deque()
         self._wake = asyncio.Event()
         self._readers = asyncio.Semaphore(_READERS)
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._background = Background(on_failure)
 
     def perform(self, todo: Iterable[Action]) -> None:
         """Start doing; returns at once."""
@@ -60,9 +66,9 @@ class Performer:
             match action:
                 case actions.Dispatch():
                     self._observe(action)
-                    self._start(self._dispatch(action))
+                    self._background.start(self._dispatch(action))
                 case actions.ReadReplay():
-                    self._start(self._read(action))
+                    self._background.start(self._read(action))
                 case actions.CountUnread():
                     self._metrics.unread.inc()
                     log.info("cancelled a request without a reader", **action.key._asdict())
@@ -107,9 +113,8 @@ class Performer:
             self._wake.clear()
 
     async def close(self) -> None:
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        """Give up what has no answer yet."""
+        await self._background.close()
 
     @property
     def is_idle(self) -> bool:
@@ -147,8 +152,3 @@ class Performer:
         async with self._readers:
             emitted = await read_emitted(self._bus, action.key)
         self._sink.on_replay(action.key, action.read_id, emitted)
-
-    def _start(self, work: Coroutine[None, None, None]) -> None:
-        task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)

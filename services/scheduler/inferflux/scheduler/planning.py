@@ -115,6 +115,7 @@ class Planner:
     def _place_suspects(self, model: str, plan: Plan) -> None:
         """Suspects come first, each alone on a worker, so that none is a suspect for long."""
         for job in plan.queue.suspects:
+            self._life.in_hand = job
             if job.state is JobState.PARKED:  # to run alone, it may have to go elsewhere
                 plan.out += self._life.lose(job, Loss.MOVED, plan.now, must_drop=True)
             if not job.is_queued:
@@ -132,6 +133,7 @@ class Planner:
     def _look_through(self, model: str, plan: Plan) -> None:
         """Place one after the other; who was passed over is still to be put back."""
         while (job := plan.queue.first()) is not None and len(plan.passed_over) < _PASS_OVER_AT_MOST:
+            self._life.in_hand = job
             if job.state is JobState.PARKED:
                 if self._give_turn(job, plan):
                     continue
@@ -196,6 +198,7 @@ class Planner:
         placed = Placed()
         parked = [self._life.jobs[key] for key, owner in worker.owners.items() if not owner.is_running]
         for job in sorted(parked, key=self._life.fairness.rank):
+            self._life.in_hand = job
             if self._can_go_on(job, worker):
                 out += self._resume(job, worker, self._life.queue.models[job.model], now)
                 placed.resumed.append(job)
@@ -279,7 +282,10 @@ class Planner:
         for batch in batches.split(jobs, max_size=limits.max_batch_size, max_tokens=limits.max_batch_tokens):
             message = self._new_batch(worker, now)
             batches.add_preemptions(message, victims)
-            batches.fill(message, [self._turn(job, worker.owners[job.key]) for job in batch])
+            batches.begin(message, batch)
+            for job in batch:
+                self._life.in_hand = job
+                batches.add(message, self._turn(job, worker.owners[job.key]))
             victims = ()
             waits_s = tuple(now - job.enqueued_s for job in batch if not job.has_run)
             flight = Flight(worker.worker_id, worker.incarnation, tuple((job, job.epoch) for job in batch))

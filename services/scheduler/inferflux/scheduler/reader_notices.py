@@ -7,15 +7,13 @@ from typing import Protocol
 
 from google.protobuf.message import DecodeError
 
-from inferflux.common import logs, subjects
+from inferflux.common import subjects
 from inferflux.common.bus import Bus, Message, Subscription
 from inferflux.common.errors import InvalidArgument
 from inferflux.v1 import scheduler_pb2
 
 from .jobs import Attempt, Job, RequestKey
 from .metrics import SchedulerMetrics
-
-log = logs.get("scheduler.readers")
 
 # Requests in one heartbeat; gateways divide theirs.
 _MOST_REQUESTS = 10_000
@@ -60,8 +58,7 @@ async def serve_readers(
         try:
             notice = parse(message.data)
         except InvalidArgument as error:
-            metrics.bad_messages.labels("readers").inc()
-            log.error("a bad notice about readers was passed over", error=error.message)
+            metrics.bad.note("readers", error, subject=message.subject)
             return
         reply = scheduler_pb2.ReaderReply()
         match notice.WhichOneof("notice"):
@@ -81,8 +78,7 @@ async def serve_readers(
                     notice.gateway_id, attempt, is_handed_over=notice.left.is_handed_over
                 )
             case _:
-                metrics.bad_messages.labels("readers").inc()
-                log.error("an unknown notice about readers was passed over")
+                metrics.bad.note("readers", "no notice that is known here", subject=message.subject)
                 return
         if reply.was_found or is_alone:
             await message.respond(reply.SerializeToString())

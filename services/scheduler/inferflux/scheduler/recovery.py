@@ -5,11 +5,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable
 
-from google.protobuf.message import DecodeError
-
 from inferflux.common import logs, subjects
 from inferflux.common.bus import Bus
-from inferflux.common.errors import InferFluxError
+from inferflux.common.chunks import parse_chunk
+from inferflux.common.errors import InferFluxError, InvalidArgument
 from inferflux.v1 import tokens_pb2
 
 from .emitted import Emitted, assemble
@@ -25,9 +24,9 @@ def decode(payloads: Iterable[bytes]) -> list[tokens_pb2.TokenChunk]:
     chunks = []
     for payload in payloads:
         try:
-            chunks.append(tokens_pb2.TokenChunk.FromString(payload))
-        except DecodeError:
-            log.warning("a chunk in the replay buffer could not be decoded", size=len(payload))
+            chunks.append(parse_chunk(payload))
+        except InvalidArgument as error:
+            log.warning("a chunk in the replay buffer was ignored", why=error.message, size=len(payload))
     return chunks
 
 

@@ -6,13 +6,14 @@ from typing import Protocol
 
 from google.protobuf.message import DecodeError
 
-from inferflux.common import logs, subjects
+from inferflux.common import subjects
 from inferflux.common.bus import Bus, Message
+from inferflux.common.errors import InvalidArgument
+from inferflux.common.heartbeats import check_status
 from inferflux.v1 import scheduler_pb2
 
+from .checks import check_event
 from .metrics import SchedulerMetrics
-
-log = logs.get("scheduler.workers")
 
 
 class WorkerSink(Protocol):
@@ -21,7 +22,7 @@ class WorkerSink(Protocol):
 
 
 class WorkerListener:
-    """Decodes what workers say; what cannot be understood is counted and passed over."""
+    """Decodes what workers say; what cannot have come from one is counted and ignored."""
 
     def __init__(self, bus: Bus, sink: WorkerSink, metrics: SchedulerMetrics) -> None:
         self._bus = bus
@@ -35,22 +36,19 @@ class WorkerListener:
     async def _on_status(self, message: Message) -> None:
         try:
             status = scheduler_pb2.WorkerStatus.FromString(message.data)
-        except DecodeError:
-            self._pass_over("heartbeat", message)
-            return
-        if message.subject != subjects.worker_status(status.worker_id) or not status.incarnation:
-            self._pass_over("heartbeat", message)
+            check_status(status)
+            if message.subject != subjects.worker_status(status.worker_id):
+                raise InvalidArgument("worker_id is another than the subject's", field="worker_id")
+        except (DecodeError, InvalidArgument) as error:
+            self._metrics.bad.note("heartbeat", error, subject=message.subject)
             return
         self._sink.on_heartbeat(status)
 
     async def _on_event(self, message: Message) -> None:
         try:
             event = scheduler_pb2.WorkerEvent.FromString(message.data)
-        except DecodeError:
-            self._pass_over("event", message)
+            check_event(event)
+        except (DecodeError, InvalidArgument) as error:
+            self._metrics.bad.note("event", error, subject=message.subject)
             return
         self._sink.on_event(event)
-
-    def _pass_over(self, kind: str, message: Message) -> None:
-        self._metrics.bad_messages.labels(kind).inc()
-        log.error(f"a bad {kind} was passed over", subject=message.subject, size=len(message.data))

@@ -7,9 +7,8 @@ from pathlib import Path
 from pydantic import Field, ValidationInfo, field_validator
 from pydantic_settings import SettingsConfigDict
 
+from inferflux.common.checks import MAX_SEQUENCES
 from inferflux.common.settings import ServiceSettings, SubjectToken, unique_name
-
-from .engine.kv import MAX_SEQUENCES
 
 
 class WorkerSettings(ServiceSettings):

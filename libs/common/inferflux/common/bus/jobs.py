@@ -76,6 +76,11 @@ class Job:
         # Earlier deliveries by the same consumer; one made anew counts from 0.
         self.redelivered = delivery.deliveries - 1
 
+    @property
+    def stored_unix_s(self) -> float:
+        """When the queue stored it, by the server's clock."""
+        return self.key[1] / 1e9
+
     async def ack(self) -> None:
         """Done: remove it from the queue. If this is lost and the job comes again, it is said again."""
         self._consumer.settle(self, b"+ACK")

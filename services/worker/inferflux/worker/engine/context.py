@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from inferflux.common.checks import MAX_SEQUENCES
 from inferflux.common.llama.native import first_complaint, llama
 
 from .batch import Batch
-from .kv import MAX_SEQUENCES
 from .planner import Share
 from .state import StateBytes
 

@@ -6,9 +6,6 @@ n tokens needs n free cells, and one that is submitted with fewer would be refus
 
 from __future__ import annotations
 
-# llama.cpp's own limit of sequence ids in one cache.
-MAX_SEQUENCES = 256
-
 
 class OutOfCells(Exception):
     """More cells are wanted than are free."""

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from inferflux.common.checks import MAX_SEQUENCES
 from inferflux.common.llama.native import complaints, first_complaint, has_gpu, llama
 from inferflux.common.llama.vocab import Vocab
 from inferflux.v1 import engine_pb2
@@ -27,7 +28,6 @@ from inferflux.worker.free_memory import at_most, free_bytes
 from .apart import PromptContext
 from .context import Context, ContextError, DecodeError
 from .fit import CellShape, DoesNotFitError, fit_cells
-from .kv import MAX_SEQUENCES
 from .planner import StepPlan
 from .state import StateBytes
 

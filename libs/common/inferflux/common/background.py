@@ -1,9 +1,9 @@
-"""Work that outlives the RPC it came from."""
+"""Tasks that nobody awaits, and the ending of tasks."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Callable, Collection, Coroutine
 from typing import Any
 
 from inferflux.common import logs, metrics
@@ -12,10 +12,17 @@ log = logs.get()
 
 
 class Background:
-    """Tasks that nobody awaits, held so that they are neither lost nor left behind."""
+    """Holds tasks so that they are neither lost nor left behind.
 
-    def __init__(self) -> None:
+    An exception out of one is logged and counted.
+
+    Args:
+        on_failure: given such an exception, to act on it.
+    """
+
+    def __init__(self, on_failure: Callable[[BaseException], None] | None = None) -> None:
         self._tasks: set[asyncio.Task[Any]] = set()
+        self._on_failure = on_failure
 
     def start(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
         task = asyncio.get_running_loop().create_task(work)
@@ -33,8 +40,21 @@ class Background:
         if late:
             await asyncio.wait(late)
 
+    async def close(self) -> None:
+        """Cancel what runs, and return when it has ended."""
+        await cancel_all(list(self._tasks))
+
     def _on_done(self, task: asyncio.Task[Any]) -> None:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             metrics.UNEXPECTED_ERRORS.labels(where="background").inc()
             log.error("background work failed", exc_info=error)
+            if self._on_failure is not None:
+                self._on_failure(error)
+
+
+async def cancel_all(tasks: Collection[asyncio.Task[Any]]) -> None:
+    """Cancel tasks and return when all have ended, however they did."""
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)

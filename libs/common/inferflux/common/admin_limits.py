@@ -1,0 +1,48 @@
+"""The ranges of what an administrator may ask for: one definition for gateway and scheduler.
+
+Both ends are included:
+
+| field | allowed |
+|---|---|
+| change.high_priority_threshold | -1000 to 1000 |
+| change.max_timeslice_tokens | 0 to 1,000,000 |
+| worker_id | 1 to 64 of A-Z a-z 0-9 _ - |
+| hand_over_after_ms | 0 to 86,400,000 |
+
+Pure; every error names its field.
+"""
+
+from __future__ import annotations
+
+from inferflux.common import subjects
+from inferflux.common.checks import check_range
+from inferflux.common.errors import InvalidArgument
+from inferflux.v1 import scheduler_pb2
+
+# Beyond every priority, so that nothing, or everything, can be urgent.
+MAX_THRESHOLD = 1000
+MAX_TIMESLICE_TOKENS = 1_000_000
+MAX_HAND_OVER_MS = 86_400_000
+
+
+def check_fairness(change: scheduler_pb2.SetFairness) -> None:
+    """Something changes, to values that make sense."""
+    if change == scheduler_pb2.SetFairness():
+        raise InvalidArgument("nothing is to be changed", field="change")
+    threshold, timeslice = change.high_priority_threshold, change.max_timeslice_tokens
+    check_range(threshold, -MAX_THRESHOLD, MAX_THRESHOLD, "change.high_priority_threshold")
+    check_range(timeslice, 0, MAX_TIMESLICE_TOKENS, "change.max_timeslice_tokens")
+
+
+def check_worker_id(worker_id: str) -> None:
+    """Raises InvalidArgument when no worker could have that id."""
+    if not worker_id:
+        raise InvalidArgument("no worker is named", field="worker_id")
+    if not subjects.is_safe_token(worker_id):
+        raise InvalidArgument("a worker's id is 1-64 of A-Z a-z 0-9 _ -", field="worker_id")
+
+
+def check_hand_over(after_ms: int | None) -> None:
+    """Raises InvalidArgument for more than a day; None is never."""
+    if after_ms is not None:
+        check_range(after_ms, 0, MAX_HAND_OVER_MS, "hand_over_after_ms")

@@ -1,0 +1,91 @@
+"""What a field of a message may hold. Pure; every error names its field.
+
+Any client of NATS may publish anything, so each receiver checks a message before it acts on it. A receiver's
+rules are built from these.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Sequence
+from typing import Protocol
+
+from inferflux.common import subjects
+from inferflux.common.errors import InvalidArgument
+
+# Tokens of a prompt, an answer or a context; also KV cells. llama.cpp counts them as int32.
+MAX_TOKENS = 2**31 - 1
+# llama.cpp's LLAMA_MAX_SEQ.
+MAX_SEQUENCES = 256
+MAX_MODEL_NAME_BYTES = 256
+# Times in ms since the Unix epoch: a float still holds them exactly.
+MAX_UNIX_MS = 2**53
+
+
+class Enum(Protocol):
+    """A generated protobuf enum."""
+
+    def values(self) -> Sequence[int]: ...
+
+
+def check_range(value: float, low: float, high: float, field: str) -> None:
+    """`value` is finite and in [low, high]. The message is written for integers where `low` is one.
+
+    Raises:
+        InvalidArgument: it is not.
+    """
+    # Written so that NaN fails.
+    if not low <= value <= high or math.isinf(value):
+        raise InvalidArgument(
+            f"{field.rpartition('.')[2]} must be from {low:g} to {high:g}, not {value:g}"
+            if isinstance(low, float)
+            else f"{field.rpartition('.')[2]} must be from {low} to {high}, not {value}",
+            field=field,
+        )
+
+
+def check_finite(value: float, field: str) -> None:
+    """Raises InvalidArgument for NaN and the infinities."""
+    if not math.isfinite(value):
+        name = field.rpartition(".")[2]
+        raise InvalidArgument(f"{name} must be a finite number, not {value:g}", field=field)
+
+
+def check_token(text: str, field: str) -> None:
+    """`text` can stand in a NATS subject as it is.
+
+    Raises:
+        InvalidArgument: it is empty, too long, or has other characters.
+    """
+    if not subjects.is_safe_token(text):
+        raise InvalidArgument(f"{field} is missing or has characters it may not have", field=field)
+
+
+def check_count(items: Collection[object], most: int, field: str) -> None:
+    """Raises InvalidArgument when there are more than `most`."""
+    if len(items) > most:
+        raise InvalidArgument(f"{len(items)} {field}; at most {most} are taken", field=field)
+
+
+def check_text(text: str, most_bytes: int, field: str) -> None:
+    """Raises InvalidArgument when a text has more bytes than `most_bytes`."""
+    if len(text) > most_bytes or len(text.encode()) > most_bytes:
+        raise InvalidArgument(f"{field} has more than {most_bytes} bytes", field=field)
+
+
+def check_known(value: int, enum: Enum, field: str) -> None:
+    """`value` is one of the enum's, and not UNSPECIFIED.
+
+    Raises:
+        InvalidArgument: it is not.
+    """
+    if value == 0 or value not in enum.values():
+        raise InvalidArgument(f"{field} has the unknown value {value}", field=field)
+
+
+def check_model_name(name: str, *, field: str = "model") -> None:
+    """Raises InvalidArgument when a model's name is empty or too long."""
+    if not name:
+        raise InvalidArgument("no model is named", field=field)
+    if len(name.encode()) > MAX_MODEL_NAME_BYTES:
+        raise InvalidArgument(f"a model's name has at most {MAX_MODEL_NAME_BYTES} bytes", field=field)

@@ -1,0 +1,31 @@
+"""What a token chunk may say, for every service that reads a token stream. Pure."""
+
+from __future__ import annotations
+
+from google.protobuf.message import DecodeError
+
+from inferflux.common.checks import MAX_TOKENS
+from inferflux.common.epochs import MAX_EPOCH
+from inferflux.common.errors import InvalidArgument
+from inferflux.v1 import generation_pb2, tokens_pb2
+
+_REASONS = frozenset(generation_pb2.FinishReason.values()) - {generation_pb2.FINISH_REASON_UNSPECIFIED}
+
+
+def parse_chunk(data: bytes) -> tokens_pb2.TokenChunk:
+    """Decode a chunk and see that it can be part of a token stream. Whoever may publish can send anything.
+
+    Raises:
+        InvalidArgument: it is no chunk, or a field is out of its range.
+    """
+    try:
+        chunk = tokens_pb2.TokenChunk.FromString(data)
+    except DecodeError as error:
+        raise InvalidArgument(f"not a TokenChunk: {error}", reason="UNDECODABLE") from None
+    if chunk.epoch > MAX_EPOCH:
+        raise InvalidArgument(f"epoch {chunk.epoch} is above {MAX_EPOCH}", field="epoch")
+    if chunk.offset + len(chunk.token_ids) > MAX_TOKENS:
+        raise InvalidArgument(f"offset {chunk.offset} is above {MAX_TOKENS}", field="offset")
+    if chunk.HasField("finished") and chunk.finished.reason not in _REASONS:
+        raise InvalidArgument(f"unknown reason {chunk.finished.reason}", field="finished.reason")
+    return chunk

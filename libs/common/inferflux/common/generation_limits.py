@@ -1,0 +1,123 @@
+"""The ranges of what a caller may ask of a generation: one definition for gateway, scheduler and worker.
+
+Both ends are included:
+
+| field | allowed |
+|---|---|
+| priority | -100 to 100 |
+| params.max_tokens | 1 to the context length |
+| params.sampling.temperature | 0 to 100 |
+| params.sampling.top_k | 0 or more |
+| params.sampling.top_p | above 0, to 1 |
+| params.sampling.min_p | 0 to 1 |
+| params.sampling.repeat_penalty | 0.01 to 10 |
+| params.sampling.frequency_penalty, presence_penalty | -2 to 2 |
+| params.sampling.penalty_last_n | -1 (the whole context) to the context length |
+| params.sampling.logit_bias | at most 1024 ids of the vocabulary, each -100 to 100 |
+| params.sampling.logprobs | 0 to 20 |
+| params.stop | at most 16, each 1 to 256 bytes |
+| params.stop_token_ids | at most 64 ids of the vocabulary |
+
+A penalty below 0.01 could divide a logit beyond what a float32 holds. Pure; every error names its field.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+
+from inferflux.common.checks import MAX_TOKENS, check_range
+from inferflux.common.errors import InvalidArgument
+from inferflux.common.priority import HIGHEST, LOWEST
+from inferflux.v1 import generation_pb2
+
+MAX_STOP_STRINGS = 16
+MAX_STOP_BYTES = 256
+MAX_STOP_TOKEN_IDS = 64
+MAX_LOGIT_BIAS = 1024
+MAX_LOGPROBS = 20
+# As a float32 field holds 0.01, which is a little less.
+MIN_REPEAT_PENALTY: float = struct.unpack("f", struct.pack("f", 0.01))[0]
+
+
+def check_priority(priority: int) -> None:
+    """Raises InvalidArgument outside of the range."""
+    check_range(priority, LOWEST, HIGHEST, "priority")
+
+
+def check_token_ids(ids: Sequence[int], vocabulary_size: int, *, field: str) -> None:
+    """All ids are in [0, vocabulary_size).
+
+    Raises:
+        InvalidArgument: naming the first that is not.
+    """
+    if ids and not (min(ids) >= 0 and max(ids) < vocabulary_size):
+        i, bad = next((i, t) for i, t in enumerate(ids) if not 0 <= t < vocabulary_size)
+        raise InvalidArgument(f"token id {bad} is not in [0, {vocabulary_size})", field=f"{field}[{i}]")
+
+
+def check_params(
+    params: generation_pb2.GenerationParams,
+    *,
+    context_length: int = MAX_TOKENS,
+    vocabulary_size: int = MAX_TOKENS + 1,
+) -> None:
+    """Everything about a generation that can be checked without its prompt. Fields that are not set pass.
+
+    Args:
+        context_length, vocabulary_size: of the model; without them only what no model allows is refused.
+
+    Raises:
+        InvalidArgument: naming the field.
+    """
+    if params.HasField("max_tokens"):
+        check_range(params.max_tokens, 1, context_length, "params.max_tokens")
+    _check_stop(params.stop)
+    if len(params.stop_token_ids) > MAX_STOP_TOKEN_IDS:
+        message = f"{len(params.stop_token_ids)} stop token ids; at most {MAX_STOP_TOKEN_IDS} are taken"
+        raise InvalidArgument(message, field="params.stop_token_ids")
+    check_token_ids(params.stop_token_ids, vocabulary_size, field="params.stop_token_ids")
+    _check_sampling(params.sampling, context_length)
+    _check_logit_bias(params.sampling, vocabulary_size)
+
+
+def _check_stop(stop: Sequence[str]) -> None:
+    if len(stop) > MAX_STOP_STRINGS:
+        message = f"{len(stop)} stop strings; at most {MAX_STOP_STRINGS} are taken"
+        raise InvalidArgument(message, field="params.stop")
+    for i, text in enumerate(stop):
+        size = len(text.encode())
+        if not 1 <= size <= MAX_STOP_BYTES:
+            message = f"a stop string has 1 to {MAX_STOP_BYTES} bytes, not {size}"
+            raise InvalidArgument(message, field=f"params.stop[{i}]")
+
+
+def _check_sampling(sampling: generation_pb2.SamplingParams, context_length: int) -> None:
+    given = {field.name for field, _ in sampling.ListFields()}
+    for name, low, high in (
+        ("temperature", 0.0, 100.0),
+        ("min_p", 0.0, 1.0),
+        ("repeat_penalty", MIN_REPEAT_PENALTY, 10.0),
+        ("frequency_penalty", -2.0, 2.0),
+        ("presence_penalty", -2.0, 2.0),
+        ("top_k", 0, MAX_TOKENS),
+        ("penalty_last_n", -1, context_length),
+        ("logprobs", 0, MAX_LOGPROBS),
+    ):
+        if name in given:
+            check_range(getattr(sampling, name), low, high, f"params.sampling.{name}")
+    if "top_p" in given and not 0.0 < sampling.top_p <= 1.0:
+        message = f"top_p must be above 0 and at most 1, not {sampling.top_p:g}"
+        raise InvalidArgument(message, field="params.sampling.top_p")
+
+
+def _check_logit_bias(sampling: generation_pb2.SamplingParams, vocabulary_size: int) -> None:
+    field = "params.sampling.logit_bias"
+    if len(sampling.logit_bias) > MAX_LOGIT_BIAS:
+        message = f"{len(sampling.logit_bias)} biases; at most {MAX_LOGIT_BIAS} are taken"
+        raise InvalidArgument(message, field=field)
+    for token, bias in sampling.logit_bias.items():
+        if not 0 <= token < vocabulary_size:
+            message = f"token id {token} is not in [0, {vocabulary_size})"
+            raise InvalidArgument(message, field=f"{field}[{token}]")
+        check_range(bias, -100.0, 100.0, f"{field}[{token}]")

@@ -1,0 +1,82 @@
+"""What a worker's heartbeat may say, for every service that receives one. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from inferflux.common import checks
+from inferflux.common.epochs import MAX_EPOCH
+from inferflux.common.errors import InvalidArgument
+from inferflux.v1 import model_pb2, scheduler_pb2
+
+MAX_MODELS = 64
+# Requests that a worker may have, running, parked or swapped, and those it may say have ended.
+MAX_REQUESTS = 65_536
+MAX_TOKENS_PER_S = 1e9
+_MAX_TEXT_BYTES = 256
+_DIGEST = re.compile(r"[0-9a-f]{64}")
+
+
+def check_status(status: scheduler_pb2.WorkerStatus) -> None:
+    """See that a heartbeat is one that a worker could have sent.
+
+    Raises:
+        InvalidArgument: naming the field.
+    """
+    checks.check_token(status.worker_id, "worker_id")
+    checks.check_token(status.incarnation, "incarnation")
+    checks.check_known(status.state, scheduler_pb2.WorkerState, "state")
+    checks.check_range(status.slots, 0, checks.MAX_SEQUENCES, "slots")
+    checks.check_range(status.sequences, 0, checks.MAX_SEQUENCES, "sequences")
+    for field in ("kv_cells", "kv_cells_reserved", "kv_cells_used"):
+        checks.check_range(getattr(status, field), 0, checks.MAX_TOKENS, field)
+    for field in ("prefill_tokens_per_s", "decode_tokens_per_s"):
+        checks.check_range(getattr(status, field), 0.0, MAX_TOKENS_PER_S, field)
+    checks.check_text(status.host, _MAX_TEXT_BYTES, "host")
+    checks.check_range(status.started_unix_ms, 0, checks.MAX_UNIX_MS, "started_unix_ms")
+    checks.check_count(status.models, MAX_MODELS, "models")
+    for card in status.models:
+        check_card(card)
+    checks.check_count(status.running, MAX_REQUESTS, "running")
+    for request in status.running:
+        _check_running(request)
+    check_requests(status.ended, "ended")
+
+
+def check_card(card: model_pb2.ModelCard) -> None:
+    """See that a model card can be used: gateways fetch a tokenizer by its digest.
+
+    Raises:
+        InvalidArgument: naming the field.
+    """
+    checks.check_model_name(card.name, field="models.name")
+    if card.digest and not _DIGEST.fullmatch(card.digest):
+        raise InvalidArgument("a model's digest is 64 hex digits", field="models.digest")
+    checks.check_range(card.context_length, 0, checks.MAX_TOKENS, "models.context_length")
+    checks.check_range(card.vocabulary_size, 0, checks.MAX_TOKENS, "models.vocabulary_size")
+    checks.check_text(card.architecture, _MAX_TEXT_BYTES, "models.architecture")
+
+
+def check_identity(tenant: str, request_id: str, epoch: int, field: str) -> None:
+    """Raises InvalidArgument when a request, or an attempt, could not have that name."""
+    checks.check_token(tenant, f"{field}.tenant")
+    checks.check_token(request_id, f"{field}.request_id")
+    checks.check_range(epoch, 0, MAX_EPOCH, f"{field}.epoch")
+
+
+def check_requests(requests: Sequence[scheduler_pb2.EndedRequest], field: str) -> None:
+    """Raises InvalidArgument when a list of requests is too long, or names one that cannot be."""
+    checks.check_count(requests, MAX_REQUESTS, field)
+    for request in requests:
+        check_identity(request.tenant, request.request_id, request.epoch, field)
+
+
+def _check_running(request: scheduler_pb2.RunningRequest) -> None:
+    check_identity(request.tenant, request.request_id, request.epoch, "running")
+    if request.residence:  # not said by a worker that knows no other than running
+        checks.check_known(request.residence, scheduler_pb2.Residence, "running.residence")
+    if request.residence != scheduler_pb2.RESIDENCE_SWAPPED:
+        checks.check_range(request.slot, 0, checks.MAX_SEQUENCES - 1, "running.slot")
+    for field in ("prompt_tokens", "generated_tokens", "computed_tokens"):
+        checks.check_range(getattr(request, field), 0, checks.MAX_TOKENS, f"running.{field}")

@@ -1,0 +1,116 @@
+"""What the messages that reach a scheduler may say (pure).
+
+Each function raises InvalidArgument, naming the field. What passes cannot make the core raise: numbers are
+finite and fit the fields they are copied into, enums are known, names can stand in a subject. Heartbeats and
+chunks are checked in `inferflux.common`, for other services receive them as well.
+"""
+
+from __future__ import annotations
+
+import math
+
+from inferflux.common import admin_limits, checks
+from inferflux.common.epochs import MAX_EPOCH
+from inferflux.common.errors import InvalidArgument
+from inferflux.common.generation_limits import check_params, check_priority, check_token_ids
+from inferflux.common.heartbeats import MAX_REQUESTS, check_identity, check_requests
+from inferflux.v1 import scheduler_pb2, worker_pb2
+
+_MAX_TEXT_BYTES = 4096
+# Gateways bound it tighter.
+_LONGEST_WINDOW_S = 86_400
+# A gateway's clock may be off by so much before the time it gives a job is not believed.
+_MAX_CLOCK_ERROR_MS = 86_400_000
+
+
+def check_job(request: scheduler_pb2.InferenceRequest) -> None:
+    """A job can be scheduled. Its tenant and id have been checked."""
+    checks.check_model_name(request.model)
+    prompt, generated = request.prompt_token_ids, request.generated_token_ids
+    if not prompt:
+        raise InvalidArgument("prompt_token_ids is empty", field="prompt_token_ids")
+    check_token_ids(prompt, checks.MAX_TOKENS + 1, field="prompt_token_ids")
+    check_token_ids(generated, checks.MAX_TOKENS + 1, field="generated_token_ids")
+    check_params(request.params)
+    if generated and request.params.HasField("max_tokens") and len(generated) >= request.params.max_tokens:
+        message = "generated_token_ids already reach params.max_tokens"
+        raise InvalidArgument(message, field="generated_token_ids")
+    check_priority(request.priority)
+    checks.check_range(request.deadline_unix_ms, 0, 2**63 - 1, "deadline_unix_ms")
+    checks.check_range(request.epoch, 0, MAX_EPOCH, "epoch")
+    if request.attempt_id:
+        checks.check_token(request.attempt_id, "attempt_id")
+    checks.check_range(request.resume_window_s, 0, _LONGEST_WINDOW_S, "resume_window_s")
+
+
+def enqueued_unix_ms(claimed_ms: int, stored_ms: int, now_ms: int) -> int:
+    """When a job was enqueued: as its gateway says, or, where that cannot be, when the work queue stored it.
+
+    A gateway whose clock is wrong by years would otherwise give its jobs an age, and with it a priority, of
+    years.
+    """
+    return claimed_ms if abs(claimed_ms - now_ms) <= _MAX_CLOCK_ERROR_MS else stored_ms
+
+
+def check_event(event: scheduler_pb2.WorkerEvent) -> None:
+    """An event could have come from a worker."""
+    checks.check_token(event.worker_id, "worker_id")
+    checks.check_token(event.incarnation, "incarnation")
+    match event.WhichOneof("event"):
+        case "request_ended":
+            _check_ended(event.request_ended)
+        case "request_yielded":
+            _check_yielded(event.request_yielded)
+        case "engine_died":
+            check_requests(event.engine_died.on_board, "engine_died.on_board")
+        case "worker_left":
+            check_requests(event.worker_left.on_board, "worker_left.on_board")
+        case _:
+            raise InvalidArgument("no event that is known here", field="event")
+
+
+def _check_ended(ended: scheduler_pb2.RequestEnded) -> None:
+    check_identity(ended.tenant, ended.request_id, ended.epoch, "request_ended")
+    checks.check_text(ended.outcome, _MAX_TEXT_BYTES, "request_ended.outcome")
+    checks.check_range(ended.usage.completion_tokens, 0, checks.MAX_TOKENS, "request_ended.usage")
+    first_ms = ended.time_to_first_token_ms
+    checks.check_range(first_ms, 0.0, math.inf, "request_ended.time_to_first_token_ms")
+
+
+def _check_yielded(yielded: scheduler_pb2.RequestYielded) -> None:
+    check_identity(yielded.tenant, yielded.request_id, yielded.epoch, "request_yielded")
+    checks.check_known(yielded.residence, scheduler_pb2.Residence, "request_yielded.residence")
+    checks.check_range(yielded.generated_tokens, 0, checks.MAX_TOKENS, "request_yielded.generated_tokens")
+
+
+def check_answer(answer: worker_pb2.BatchAccepted) -> None:
+    """A worker's answer to a batch can be used. A reason of a later version is allowed."""
+    checks.check_count(answer.accepted_request_ids, MAX_REQUESTS, "accepted_request_ids")
+    checks.check_count(answer.refused, MAX_REQUESTS, "refused")
+    for refusal in answer.refused:
+        checks.check_text(refusal.message, _MAX_TEXT_BYTES, "refused.message")
+
+
+def check_cancel(notice: scheduler_pb2.CancelNotice) -> None:
+    """A cancel notice names a request that can be."""
+    checks.check_token(notice.tenant, "tenant")
+    checks.check_token(notice.request_id, "request_id")
+    if notice.attempt_id:
+        checks.check_token(notice.attempt_id, "attempt_id")
+
+
+def check_admin(request: scheduler_pb2.SchedulerAdminRequest) -> None:
+    """An administrator asks for something known, in its range."""
+    match request.WhichOneof("request"):
+        case "get_fairness":
+            pass
+        case "set_fairness":
+            admin_limits.check_fairness(request.set_fairness)
+        case "drain":
+            admin_limits.check_worker_id(request.drain.worker_id)
+            if request.drain.HasField("hand_over_after_ms"):
+                admin_limits.check_hand_over(request.drain.hand_over_after_ms)
+        case "get_drain":
+            admin_limits.check_worker_id(request.get_drain.worker_id)
+        case _:
+            raise InvalidArgument("nothing is asked for that is known here", field="request")

@@ -1,0 +1,124 @@
+"""What no message may do to a scheduler, and what it does when its core raises all the same."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+
+import pytest
+from harness.scheduler_stage import Stage
+from harness.scripted_worker import MODEL
+from prometheus_client import CollectorRegistry
+
+from inferflux.common.lifecycle import Shutdown
+from inferflux.common.probe import Probe
+from inferflux.common.tracing import OFF
+from inferflux.scheduler.app import Scheduler
+from inferflux.scheduler.jobs import Job
+from inferflux.scheduler.metrics import SchedulerMetrics
+from inferflux.scheduler.planning import Plan, Planner
+from inferflux.scheduler.settings import SchedulerSettings
+from inferflux.v1 import scheduler_pb2
+
+
+def job(request_id: str, *, enqueued_unix_ms: int, epoch: int = 1) -> bytes:
+    request = scheduler_pb2.InferenceRequest(
+        request_id=request_id,
+        tenant="acme",
+        model=MODEL,
+        prompt_token_ids=[1, 2, 3],
+        enqueued_unix_ms=enqueued_unix_ms,
+        epoch=epoch,
+    )
+    request.params.max_tokens = 4
+    return request.SerializeToString()
+
+
+@pytest.mark.parametrize("enqueued_unix_ms", [1, 946_684_800_000, -(2**63), 2**63 - 1])
+async def test_a_job_of_a_gateway_whose_clock_is_wrong_by_years_is_served(
+    stage: Stage, enqueued_unix_ms: int
+) -> None:
+    worker = await stage.add_worker("w1")
+    await stage.enqueue("old", MODEL, job("old", enqueued_unix_ms=enqueued_unix_ms))
+    item = await worker.has("old")
+    # Since the work queue stored it.
+    assert abs(item.request.enqueued_unix_ms - time.time() * 1000) < 60_000
+    await worker.emit("old", 2, is_last=True)
+    assert (await stage.read("old")).token_ids == [0, 1]
+    await stage.is_quiet(workers=1)
+
+
+async def test_a_job_out_of_range_ends_by_name(stage: Stage) -> None:
+    await stage.enqueue("odd", MODEL, job("odd", enqueued_unix_ms=0, epoch=2**32 - 1))
+    await stage.read("odd")
+    (chunk,) = await stage.chunks("odd")
+    assert (chunk.failed.code, "epoch" in chunk.failed.message) == (3, True)
+
+
+@pytest.fixture
+async def raising(theatre: Stage, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Probe]:
+    """A scheduler in this process, whose planner raises over every request named `poison`."""
+    place = Planner._place
+
+    def raise_over_poison(self: Planner, job: Job, plan: Plan) -> bool:
+        if job.key.request_id.startswith("poison"):
+            raise ValueError("Value out of range: 4294967296")
+        return place(self, job, plan)
+
+    monkeypatch.setattr(Planner, "_place", raise_over_poison)
+    settings = SchedulerSettings(
+        nats_url=theatre.nats.url, metrics_listen="127.0.0.1:0", lease_s=0.6, settle_s=0.5
+    )
+    probe = Probe(settings.metrics_listen)
+    scheduler = Scheduler(settings, theatre.bus, probe, SchedulerMetrics(CollectorRegistry()), OFF)
+    shutdown = Shutdown()
+    running = asyncio.create_task(scheduler.run(shutdown))
+    yield probe
+    shutdown.request()
+    await running
+    probe.close()
+
+
+def planning(probe: Probe) -> bool:
+    _status, _type, body = probe.answer("/readyz", "")
+    return b'"planning": {"ok": true' in body
+
+
+async def test_a_request_over_which_planning_raises_ends_by_name_and_others_go_on(
+    theatre: Stage, raising: Probe
+) -> None:
+    worker = await theatre.add_worker("w1")
+    await theatre.submit("before")
+    await worker.has("before")
+    await theatre.submit("poison")
+    await theatre.submit("poison-too")
+    for request_id in ("poison", "poison-too"):
+        await theatre.read(request_id)
+        failed = (await theatre.chunks(request_id))[-1].failed
+        assert (failed.code, failed.reason) == (13, "SCHEDULER_FAILED")
+    assert not planning(raising)
+    assert not raising.is_ready
+    # What ran goes on, what comes is served, and nothing is left in a slot or in the queue.
+    await worker.emit("before", 2, is_last=True)
+    await theatre.submit("after")
+    await worker.has("after")
+    await worker.emit("after", 1, is_last=True)
+    assert (await theatre.read("before")).outcome == (await theatre.read("after")).outcome == "stop"
+    await theatre.is_quiet(workers=1)
+    async with asyncio.timeout(15):
+        while not (planning(raising) and raising.is_ready):
+            await asyncio.sleep(0.05)
+
+
+async def test_a_poisonous_job_that_comes_again_to_the_next_leader_ends_there(
+    theatre: Stage, raising: Probe
+) -> None:
+    """It was in the queue before anybody led."""
+    worker = await theatre.add_worker("w1")
+    await theatre.submit("poison")
+    await theatre.submit("good")
+    await worker.has("good")
+    assert (await theatre.read("poison")).outcome == "SCHEDULER_FAILED"
+    await worker.emit("good", 1, is_last=True)
+    await theatre.is_quiet(workers=1)

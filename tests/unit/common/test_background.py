@@ -1,0 +1,37 @@
+"""Tasks that nobody awaits."""
+
+from __future__ import annotations
+
+import asyncio
+
+from inferflux.common.background import Background
+from inferflux.common.metrics import UNEXPECTED_ERRORS
+
+
+async def fail() -> None:
+    raise ValueError("out of range")
+
+
+def failures() -> float:
+    (metric,) = UNEXPECTED_ERRORS.labels(where="background").collect()
+    return next(sample.value for sample in metric.samples if sample.name.endswith("_total"))
+
+
+async def test_an_exception_is_counted_and_handed_on() -> None:
+    told: list[BaseException] = []
+    before = failures()
+    background = Background(told.append)
+    background.start(fail())
+    await background.finish(1.0)
+    await asyncio.sleep(0)
+    assert [str(error) for error in told] == ["out of range"]
+    assert failures() == before + 1
+
+
+async def test_closing_cancels_what_runs_and_that_is_no_failure() -> None:
+    told: list[BaseException] = []
+    background = Background(told.append)
+    task = background.start(asyncio.sleep(3600))
+    await background.close()
+    assert task.cancelled()
+    assert told == []
