@@ -6,6 +6,7 @@ what a client holds tells whether any was lost or doubled.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -576,7 +577,15 @@ class World:
             running = [o for o in worker.owners.values() if o.is_running]
             assert worker.owned_cells == sum(o.cells for o in running)
             assert worker.free_slots == max(0, worker.slots - len(running) - worker.strays_running)
+        held = Counter((j.model, j.key.tenant) for j in core.jobs.values() if j.has_place)
+        for model, places in core.queue.places.items():
+            tenants = {tenant for _, tenant in held} | {key.tenant for key in core.jobs}
+            assert {t: n for t in tenants if (n := places.of(t))} == {
+                t: n for (m, t), n in held.items() if m == model
+            }
         for key, job in core.jobs.items():
+            is_bound = job.worker_id is not None and job.state is not JobState.PARKED
+            assert job.has_place == is_bound
             has_place = job.state in (JobState.DISPATCHING, JobState.RUNNING, JobState.PARKED)
             assert (job.worker_id is not None) == has_place or job.state is JobState.READING
             assert job.worker_id is None or key in core.table.workers[job.worker_id].owners
@@ -587,6 +596,7 @@ class World:
     def check_quiet(self) -> None:
         """Nothing is left behind, and every client has had its end and each token once."""
         assert not self.core.jobs
+        assert not any(self.core.queue.places.values())
         assert not self.jobs, "jobs not acknowledged"
         for view in self.core.table.workers.values():
             assert not view.owners

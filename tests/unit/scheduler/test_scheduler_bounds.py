@@ -22,7 +22,7 @@ STEPS = st.lists(st.tuples(st.sampled_from(["push", "serve", "discard"]), st.int
 def test_the_count_of_waiting_jobs_is_that_of_the_queues(
     steps: list[tuple[str, int]], policy: PolicyName
 ) -> None:
-    queue = Queue(lambda: make_policy(policy, aging_s=2.0))
+    queue = Queue(lambda _places: make_policy(policy, aging_s=2.0))
     waiting: list[Job] = []
     for i, (what, which) in enumerate(steps):
         if what == "push":
@@ -43,7 +43,7 @@ def test_the_count_of_waiting_jobs_is_that_of_the_queues(
 
 
 def test_a_job_that_cannot_be_taken_out_is_not_counted_out() -> None:
-    queue = Queue(lambda: make_policy("fair", aging_s=2.0))
+    queue = Queue(lambda _places: make_policy("fair", aging_s=2.0))
     queue.push(make_job(1))
     with pytest.raises(KeyError):
         queue.discard(make_job(2))
@@ -70,6 +70,31 @@ def fill(*tenants: str) -> Waiting:
 )
 def test_a_new_job_waits_unless_a_bound_is_reached(bounds: Bounds, why: Full | None) -> None:
     assert bounds.why_not(fill("a", "a", "b"), "a") is why
+
+
+def test_without_a_bound_of_its_own_a_tenant_fills_no_more_than_it_leaves_free() -> None:
+    bounds = Bounds(queue_limit=12)
+    waiting = Waiting()
+
+    def fill_up(tenant: str) -> int:
+        while bounds.why_not(waiting, tenant, waiting.total) is None:
+            waiting.enter(tenant)
+        return waiting.of(tenant)
+
+    assert [fill_up(tenant) for tenant in "abcd"] == [6, 3, 2, 1]
+    assert bounds.why_not(waiting, "a", waiting.total) is Full.TENANT
+
+
+def test_what_runs_takes_room_in_the_work_queue_and_a_newcomer_has_some_left() -> None:
+    bounds = Bounds(queue_limit=10)
+    assert bounds.why_not(fill("a"), "a", held=9) is Full.TENANT
+    assert bounds.why_not(fill("a"), "b", held=9) is None
+
+
+def test_a_bound_that_is_set_holds_instead() -> None:
+    bounds = Bounds(queue_limit=10, max_queued_per_tenant=8)
+    assert bounds.why_not(fill(*"aaaaaaa"), "a", held=7) is None
+    assert bounds.why_not(fill(*"aaaaaaaa"), "a", held=8) is Full.TENANT
 
 
 def test_a_tenant_at_its_bound_keeps_nobody_else_out() -> None:

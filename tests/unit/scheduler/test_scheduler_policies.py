@@ -12,9 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from inferflux.scheduler.jobs import Job
-from inferflux.scheduler.policies import Fair, Fcfs, Policy, PolicyName, Priority, Sjf, make_policy, work
+from inferflux.scheduler.policies import Fair, Fcfs, Policy, PolicyName, Sjf, make_policy, work
 from inferflux.scheduler.queue import ModelQueue
 from inferflux.scheduler.shares import TenantShares
+from inferflux.scheduler.sharing import SharedPriority
 
 AGING_S = 2.0
 
@@ -29,7 +30,7 @@ def drain(policy: Policy) -> list[int]:
 
 def test_policies_go_by_name() -> None:
     kinds = [type(make_policy(name, aging_s=AGING_S)) for name in ("priority", "fcfs", "sjf", "fair")]
-    assert kinds == [Priority, Fcfs, Sjf, Fair]
+    assert kinds == [SharedPriority, Fcfs, Sjf, Fair]
 
 
 # Shortest job first

@@ -134,7 +134,7 @@ def test_a_clock_that_is_set_back_does_no_harm() -> None:
 
 
 def test_the_oldest_is_told_among_those_that_wait_whatever_became_of_the_others() -> None:
-    queue = Queue(lambda: make_policy("priority", aging_s=AGING_S))
+    queue = Queue(lambda _places: make_policy("priority", aging_s=AGING_S))
     jobs = [make_job(i, at=float(i), priority=i, model=f"m{i % 2}") for i in range(100)]
     for job in jobs:
         queue.push(job)
@@ -159,7 +159,7 @@ def test_a_job_that_does_not_wait_cannot_depart() -> None:
 
 
 def test_queues_of_models_that_nobody_serves_are_forgotten_once_empty() -> None:
-    queue = Queue(lambda: make_policy("fcfs", aging_s=AGING_S))
+    queue = Queue(lambda _places: make_policy("fcfs", aging_s=AGING_S))
     kept, gone = make_job(1, model="kept"), make_job(2, model="gone")
     queue.push(kept)
     queue.push(gone)

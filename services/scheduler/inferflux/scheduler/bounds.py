@@ -54,18 +54,45 @@ class Waiting:
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """Most jobs that may wait; 0 sets no bound."""
+    """Most jobs that may wait; 0 sets no bound.
+
+    Attributes:
+        max_queued: jobs that may wait, in all.
+        max_queued_per_tenant: of each tenant; 0 bounds a tenant by what is left free: `room`.
+        queue_limit: jobs that the work queue holds, those that run among them.
+    """
 
     max_queued: int = 0
     max_queued_per_tenant: int = 0
+    queue_limit: int = 0
 
-    def why_not(self, waiting: Waiting, tenant: str) -> Full | None:
-        """The bound that keeps a new job of this tenant out; None when it may wait."""
+    def why_not(self, waiting: Waiting, tenant: str, held: int = 0) -> Full | None:
+        """The bound that keeps a new job of this tenant out; None when it may wait.
+
+        Args:
+            held: jobs in the work queue, the new one left out.
+        """
         if 0 < self.max_queued_per_tenant <= waiting.of(tenant):
             return Full.TENANT
         if 0 < self.max_queued <= waiting.total:
             return Full.QUEUE
+        room = self.room(waiting, held)
+        if not self.max_queued_per_tenant and room is not None and waiting.of(tenant) >= room:
+            return Full.TENANT
         return None
+
+    def room(self, waiting: Waiting, held: int) -> int | None:
+        """Jobs that may still come; None for any number.
+
+        It is also what one tenant may have waiting: alone it fills half of the queue, beside another a third,
+        and there is always room for one more tenant.
+        """
+        rooms = []
+        if self.max_queued:
+            rooms.append(self.max_queued - waiting.total)
+        if self.queue_limit:
+            rooms.append(max(1, self.queue_limit - held))
+        return min(rooms, default=None)
 
 
 def full(why: Full, tenant: str, waiting: Waiting, departure_interval_s: float) -> tokens_pb2.Failed:
@@ -75,7 +102,8 @@ def full(why: Full, tenant: str, waiting: Waiting, departure_interval_s: float) 
         departure_interval_s: of the job's queue, between two departures; 0 while it is not known.
     """
     if why is Full.TENANT:
-        n, message = waiting.of(tenant), f"{waiting.of(tenant)} requests of tenant {tenant} wait already"
+        n = waiting.of(tenant)
+        message = f"{n} requests of tenant {tenant} wait already, as many as one tenant may have waiting now"
     else:
         n, message = waiting.total, f"{waiting.total} requests wait already"
     delay_s = retry_delay_s(n, departure_interval_s)

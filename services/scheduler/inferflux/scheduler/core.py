@@ -31,10 +31,11 @@ from .lifecycle import Lifecycle
 from .limits import Limits
 from .memory import Recent
 from .planning import Planner
-from .policies import PolicyName, make_policy
+from .policies import Policy, PolicyName, make_policy
 from .queue import Queue
 from .readers import ReaderWatch
 from .shares import TenantShares
+from .sharing import Places
 from .slots import SlotTable, WorkerSlots
 from .timers import Timers
 
@@ -72,15 +73,21 @@ class Core:
     ) -> None:
         self.policy = policy
         weights = dict(tenant_weights or {})
-        self._life = Lifecycle(
-            limits,
-            Queue(lambda: make_policy(policy, aging_s=aging_s, shares=TenantShares(weights))),
-            FairnessController(fairness or FairnessSettings(), aging_s=aging_s),
-            term=term,
-        )
+        controller = FairnessController(fairness or FairnessSettings(), aging_s=aging_s)
+
+        def new_policy(places: Places) -> Policy:
+            return make_policy(
+                policy,
+                aging_s=aging_s,
+                shares=TenantShares(weights),
+                places=places,
+                is_urgent=controller.is_urgent,
+            )
+
+        self._life = Lifecycle(limits, Queue(new_policy), controller, term=term)
         self._planner = Planner(self._life, name=name)
         self._hearing = Hearing(self._life)
-        self._bounds = Bounds(limits.max_queued, limits.max_queued_per_tenant)
+        self._bounds = Bounds(limits.max_queued, limits.max_queued_per_tenant, limits.queue_limit)
         self._started_s = now
         self._ticked_s = now
         self._is_connected = True
@@ -496,7 +503,7 @@ class Core:
     def _admit(self, job: Job, now: float) -> list[Action]:
         """A new job waits, unless too many do already, or it could not be served in time."""
         waiting = self.queue.waiting
-        if why := self._bounds.why_not(waiting, job.key.tenant):
+        if why := self._bounds.why_not(waiting, job.key.tenant, len(self.jobs) - 1):
             queue = self.queue.models.get(job.model)
             pace_s = queue.departure_interval_s if queue is not None else 0.0
             return self._life.conclude(job, bounds.full(why, job.key.tenant, waiting, pace_s))

@@ -137,6 +137,8 @@ class Job:
     worker_deaths: int = 0
     # It may have killed its engine: it runs alone until it is cleared. See `suspects`.
     is_suspect: bool = False
+    # Counted among its tenant's requests that have a place on a worker.
+    has_place: bool = False
     rank: tuple[float, int] = field(default=(0.0, 0))
     # As the worker reports it: tokens generated, prompt tokens computed.
     seen_tokens: int = 0

@@ -121,6 +121,7 @@ class Lifecycle:
         if worker is not None and worker.owners[job.key].is_running:  # it could not be told to go on
             worker.park(job.key, is_confirmed=False)
             self.placement.update(worker)
+        self.queue.give_place_back(job)
         job.is_resuming = False
         job.state = JobState.PARKED
         job.queued_s = max(job.queued_s, job.parked_s)
@@ -135,6 +136,7 @@ class Lifecycle:
         if worker.owners[job.key].slot is None and not worker.has_slot:
             return self.lose(job, Loss.VANISHED, now, must_drop=True)
         self.leave_queue(job)
+        self.queue.take_place(job)
         worker.resume(job.key, cells_wanted(job), self.fairness.rank(job))
         self.placement.update(worker)
         self.on_running(job, now)
@@ -230,6 +232,7 @@ class Lifecycle:
     def release(self, job: Job) -> None:
         """Take it off its worker, if one has it."""
         self.fairness.on_stopped(job)
+        self.queue.give_place_back(job)
         worker = self.worker_of(job)
         job.worker_id = None
         if worker is not None:
@@ -252,6 +255,7 @@ class Lifecycle:
         job.dispatched_s = job.dispatched_s or now
         self.placement.update(worker)
         if stray.residence is Residence.RUNNING:
+            self.queue.take_place(job)
             self.on_running(job, now)
         else:
             self.to_parked(job, now)

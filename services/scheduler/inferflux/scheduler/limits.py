@@ -45,8 +45,10 @@ class Limits:
     stuck_s: float = 120.0
     # What waits on a worker for longer than this goes on with another that has room.
     move_after_s: float = 2.0
-    # New requests that may wait, in all and of one tenant; 0: as many as come.
+    # New requests that may wait, in all and of one tenant; 0: as many as come, and as many as are left free.
     max_queued: int = 0
     max_queued_per_tenant: int = 0
+    # Jobs that the work queue holds; 0: any number.
+    queue_limit: int = 0
     # Ended jobs remembered, to acknowledge them again when an acknowledgement was lost.
     remembered_jobs: int = 16_384

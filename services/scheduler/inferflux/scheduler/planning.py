@@ -186,6 +186,7 @@ class Planner:
         """Bind a job to a worker, and dispatch it, or first read what it has emitted."""
         plan.queue.depart(job, plan.now)
         self._assign(job, worker, is_alone=is_alone)
+        self._life.queue.take_place(job)
         self._charge_prompt(job, plan.queue)
         if job.needs_replay:
             plan.out.append(self._life.read(job))
@@ -225,6 +226,7 @@ class Planner:
 
     def _resume(self, job: Job, worker: WorkerSlots, queue: ModelQueue, now: float) -> list[Action]:
         queue.depart(job, now)
+        self._life.queue.take_place(job)
         residence = worker.owners[job.key].residence
         worker.resume(job.key, cells_wanted(job), self._life.fairness.rank(job))
         self._life.placement.update(worker)

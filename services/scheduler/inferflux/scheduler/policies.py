@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Literal, Protocol
 
 from .jobs import Job
 from .ranking import Ranking
 from .shares import TenantShares
+from .sharing import Places, SharedPriority
 
 PolicyName = Literal["priority", "fcfs", "sjf", "fair"]
 
@@ -51,6 +52,10 @@ class Policy(Protocol):
         generated ones as they become known."""
         ...
 
+    def on_places(self, tenant: str) -> None:
+        """A tenant has more or fewer requests running than before."""
+        ...
+
 
 class Ranked:
     """A policy whose order never changes while jobs wait: lowest rank first, then arrival."""
@@ -85,6 +90,9 @@ class Ranked:
 
     def charge(self, tenant: str, input_tokens: int, output_tokens: int) -> None:
         """The order does not depend on it."""
+
+    def on_places(self, tenant: str) -> None:
+        """Nor on this."""
 
 
 class Priority(Ranked):
@@ -199,18 +207,34 @@ class Fair:
     def charge(self, tenant: str, input_tokens: int, output_tokens: int) -> None:
         self._shares.charge(tenant, input_tokens, output_tokens)
 
+    def on_places(self, tenant: str) -> None:
+        """What is served counts, not how much runs."""
 
-def make_policy(name: PolicyName, *, aging_s: float, shares: TenantShares | None = None) -> Policy:
+
+def make_policy(
+    name: PolicyName,
+    *,
+    aging_s: float,
+    shares: TenantShares | None = None,
+    places: Places | None = None,
+    is_urgent: Callable[[Job], bool] | None = None,
+) -> Policy:
     """A queue's policy.
 
     Args:
         name: which one.
         aging_s: seconds of waiting that are worth one level of priority.
         shares: the tenants' counters, for `fair` alone; equal shares when not given. One queue's own.
+        places: what each tenant has running, for `priority` alone; nothing when not given.
+        is_urgent: whether a job goes before others whatever its tenant has running, for `priority` alone.
     """
     match name:
         case "priority":
-            return Priority(aging_s)
+            return SharedPriority(
+                lambda: Priority(aging_s),
+                Places() if places is None else places,
+                is_urgent or (lambda _job: False),
+            )
         case "fcfs":
             return Fcfs()
         case "sjf":

@@ -11,6 +11,7 @@ from .announcements import Outlook
 from .bounds import Waiting
 from .jobs import Job
 from .policies import Fcfs, Policy
+from .sharing import Places
 
 # The pace of departures is that of about the last half minute, and of no fewer than some ten bursts.
 _PACE_MEMORY_S = 30.0
@@ -132,6 +133,10 @@ class ModelQueue:
         """As in `Policy.charge`."""
         self._policy.charge(tenant, input_tokens, output_tokens)
 
+    def on_places(self, tenant: str) -> None:
+        """As in `Policy.on_places`."""
+        self._policy.on_places(tenant)
+
     def position(self, job: Job) -> int:
         return self._order_of(job).position(job)
 
@@ -148,10 +153,15 @@ class ModelQueue:
 
 
 class Queue:
-    """Every model's queue."""
+    """Every model's queue, and what each tenant has running of each model.
 
-    def __init__(self, new_policy: Callable[[], Policy]) -> None:
+    Args:
+        new_policy: makes the order of a model's queue, given what runs of that model.
+    """
+
+    def __init__(self, new_policy: Callable[[Places], Policy]) -> None:
         self._new_policy = new_policy
+        self.places: dict[str, Places] = {}
         self.models: dict[str, ModelQueue] = {}
         self.waiting = Waiting()
 
@@ -161,17 +171,42 @@ class Queue:
     def push(self, job: Job) -> ModelQueue:
         queue = self.models.get(job.model)
         if queue is None:
-            queue = self.models[job.model] = ModelQueue(self._new_policy(), self.waiting)
+            queue = self.models[job.model] = ModelQueue(
+                self._new_policy(self._places_of(job.model)), self.waiting
+            )
         queue.push(job)
         return queue
 
     def discard(self, job: Job) -> None:
         self.models[job.model].discard(job)
 
+    def take_place(self, job: Job) -> None:
+        """It has a place on a worker, if it had none."""
+        if not job.has_place:
+            job.has_place = True
+            self._places_of(job.model).take(job.key.tenant)
+            self._on_places(job)
+
+    def give_place_back(self, job: Job) -> None:
+        """It has no place, if it had one."""
+        if job.has_place:
+            job.has_place = False
+            self._places_of(job.model).give_back(job.key.tenant)
+            self._on_places(job)
+
+    def _places_of(self, model: str) -> Places:
+        return self.places.setdefault(model, Places())
+
+    def _on_places(self, job: Job) -> None:
+        if (queue := self.models.get(job.model)) is not None:
+            queue.on_places(job.key.tenant)
+
     def forget_empty(self, is_served: Callable[[str], bool]) -> None:
         """Let go of queues that are empty and whose model nobody serves: names come from outside."""
         for model in [m for m, q in self.models.items() if not q and not is_served(m)]:
             del self.models[model]
+        for model in [m for m, places in self.places.items() if not places and m not in self.models]:
+            del self.places[model]
 
     def oldest_enqueued_s(self) -> float | None:
         times = (queue.oldest_enqueued_s() for queue in self.models.values())

@@ -51,7 +51,8 @@ class SchedulerSettings(ServiceSettings):
     tenant_weights: dict[str, Annotated[float, Field(gt=0, allow_inf_nan=False)]] = Field(
         default_factory=dict
     )
-    # New requests that may wait here, in all and of one tenant; 0: no bound but the work queue's.
+    # New requests that may wait here, in all and of one tenant; 0: no bound but the work queue's, of which a
+    # tenant may fill no more than it leaves free.
     max_queued: int = Field(default=0, ge=0)
     max_queued_per_tenant: int = Field(default=0, ge=0)
     # 0: as many as the worker has free slots.
@@ -109,4 +110,5 @@ class SchedulerSettings(ServiceSettings):
             move_after_s=self.move_after_s,
             max_queued=self.max_queued,
             max_queued_per_tenant=self.max_queued_per_tenant,
+            queue_limit=self.queue_limit,
         )
