@@ -138,7 +138,9 @@ async def test_a_full_queue_refuses_with_a_retry_delay(
 async def test_one_stream_more_than_there_are_places_is_refused(
     start_gateway: StartGateway, nats_url: str, backend: Backend, key: str
 ) -> None:
-    gateway = await start_gateway(nats_url, INFERFLUX_GATEWAY_MAX_STREAMS="2")
+    gateway = await start_gateway(
+        nats_url, INFERFLUX_GATEWAY_MAX_STREAMS="2", INFERFLUX_GATEWAY_MAX_STREAMS_PER_TENANT="2"
+    )
     client = Client(gateway, key)
     first, second = client.generate("places-1"), client.generate("places-2")
     jobs = [await backend.job("places-1"), await backend.job("places-2")]

@@ -10,8 +10,8 @@ from inferflux.common.errors import ResourceExhausted, Unavailable
 from inferflux.gateway.streams import Streams
 
 
-async def hold(streams: Streams, release: asyncio.Event) -> str:
-    with streams.place():
+async def hold(streams: Streams, release: asyncio.Event, tenant: str = "acme") -> str:
+    with streams.place(tenant):
         try:
             await release.wait()
         except asyncio.CancelledError:
@@ -27,13 +27,13 @@ async def started(streams: Streams, n: int, release: asyncio.Event) -> list[asyn
 
 
 async def test_a_place_is_free_again_when_its_stream_has_ended() -> None:
-    streams, release = Streams(2), asyncio.Event()
+    streams, release = Streams(2, 2), asyncio.Event()
     tasks = await started(streams, 2, release)
-    with pytest.raises(ResourceExhausted), streams.place():
+    with pytest.raises(ResourceExhausted), streams.place("acme"):
         pass
     release.set()
     await asyncio.gather(*tasks)
-    with streams.place():
+    with streams.place("acme"):
         assert len(streams) == 1
     assert len(streams) == 0
 
@@ -43,7 +43,7 @@ async def test_draining_waits_for_streams_and_takes_no_new_ones() -> None:
     tasks = await started(streams, 3, release)
     draining = asyncio.create_task(streams.drain(60.0))
     await asyncio.sleep(0)
-    with pytest.raises(Unavailable), streams.place():
+    with pytest.raises(Unavailable), streams.place("acme"):
         pass
     assert not draining.done()
     release.set()
@@ -68,14 +68,14 @@ async def test_what_is_followed_holds_its_place_until_it_ends() -> None:
     async def follow() -> None:
         await release.wait()
 
-    streams.follow(follow(), holds_place=True)
-    with pytest.raises(ResourceExhausted), streams.place():
+    streams.follow(follow(), place_of="acme")
+    with pytest.raises(ResourceExhausted), streams.place("acme"):
         pass
     release.set()
     while True:
         await asyncio.sleep(0)
         try:
-            with streams.place():
+            with streams.place("acme"):
                 break
         except ResourceExhausted:
             continue
@@ -91,6 +91,37 @@ async def test_draining_ends_followers_after_the_streams_and_lets_them_finish() 
         finally:
             ended.append("follower")
 
-    streams.follow(follow(), holds_place=False)
+    streams.follow(follow(), place_of=None)
     await streams.drain(0.01)
     assert ended == ["follower"]
+
+
+async def test_a_tenant_takes_no_more_places_than_it_leaves_free() -> None:
+    streams, release = Streams(12), asyncio.Event()
+    tasks: list[asyncio.Task[str]] = []
+    taken: list[int] = []
+    for tenant in "abcd":
+        before = len(streams)
+        more = [asyncio.create_task(hold(streams, release, tenant)) for _ in range(12)]
+        await asyncio.sleep(0)
+        taken.append(len(streams) - before)
+        tasks += more
+    assert taken == [6, 3, 2, 1]
+    release.set()
+    ends = await asyncio.gather(*tasks, return_exceptions=True)
+    refusals = {end.reason for end in ends if isinstance(end, ResourceExhausted)}
+    assert refusals == {"TENANT_TOO_MANY_STREAMS", "TOO_MANY_STREAMS"}
+    assert ends.count("finished") == 12
+    assert streams.tenant_bound == 12
+
+
+async def test_a_bound_that_is_set_holds_for_each_tenant() -> None:
+    streams, release = Streams(12, 2), asyncio.Event()
+    tasks = await started(streams, 2, release)
+    with pytest.raises(ResourceExhausted) as caught, streams.place("acme"):
+        pass
+    assert "acme" in caught.value.message
+    with streams.place("other"):
+        assert len(streams) == 3
+    release.set()
+    await asyncio.gather(*tasks)

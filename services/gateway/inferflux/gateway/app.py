@@ -85,7 +85,7 @@ async def serve(settings: GatewaySettings, shutdown: Shutdown) -> None:
         stack.push_async_callback(models.close)
 
         admission = Admission(policy_channel, timeout_s=settings.policy_timeout_s)
-        streams = Streams(settings.max_streams)
+        streams = Streams(settings.max_streams, settings.max_streams_per_tenant)
         reports = ReaderReports(bus, timeout_s=settings.cancel_timeout_s)
         reporting = asyncio.create_task(reports.run())
         stack.callback(reporting.cancel)

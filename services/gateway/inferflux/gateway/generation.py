@@ -222,7 +222,8 @@ class Generation:
         if is_last and not has_ended:
             self._leave(is_handed_over=is_handed_over)
         if is_last and not has_ended and not is_handed_over:
-            services.streams.follow(self._follow(ending), holds_place=bool(self._window_s))
+            place_of = self._call.caller.tenant if self._window_s else None
+            services.streams.follow(self._follow(ending), place_of=place_of)
         else:
             if self._source is not None:
                 await self._source.close()

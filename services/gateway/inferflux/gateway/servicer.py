@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import AsyncIterator
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 from inferflux.common import checks, generation_limits, grpc_metadata, subjects
@@ -55,7 +56,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
     async def Chat(
         self, request: inference_pb2.ChatRequest, context: Context
     ) -> AsyncIterator[inference_pb2.ChatResponse]:
-        with self._services.streams.place(), self._span("Chat", context) as span:
+        with self._place(), self._span("Chat", context) as span:
             call = _call("Chat", context, span, model=request.model)
             async with Generation(call, self._services) as generation:
                 card = await self._check(request)
@@ -68,7 +69,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
     async def Generate(
         self, request: inference_pb2.GenerateRequest, context: Context
     ) -> AsyncIterator[inference_pb2.GenerateResponse]:
-        with self._services.streams.place(), self._span("Generate", context) as span:
+        with self._place(), self._span("Generate", context) as span:
             call = _call("Generate", context, span, model=request.model)
             async with Generation(call, self._services) as generation:
                 card = await self._check(request)
@@ -80,7 +81,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
     async def Resume(
         self, request: inference_pb2.ResumeRequest, context: Context
     ) -> AsyncIterator[inference_pb2.ResumeResponse]:
-        with self._services.streams.place(), self._span("Resume", context) as span:
+        with self._place(), self._span("Resume", context) as span:
             _check_request_id(request.request_id)
             call = _call("Resume", context, span, request_id=request.request_id)
             async with Generation(call, self._services) as generation:
@@ -94,6 +95,9 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         _check_request_id(request.request_id)
         await self._services.canceller.cancel(current_caller().tenant, request.request_id)
         return inference_pb2.CancelResponse()
+
+    def _place(self) -> AbstractContextManager[None]:
+        return self._services.streams.place(current_caller().tenant)
 
     def _span(self, method: str, context: Context) -> RequestSpan:
         waited_s = time.monotonic() - current_call().started_at

@@ -22,7 +22,9 @@ class GatewaySettings(ServiceSettings):
     # Longest wait for one answer of the policy service.
     policy_timeout_s: float = Field(default=2.0, gt=0, le=60)
     # Streams at the same time; one more is refused.
-    max_streams: int = Field(default=1024, ge=1, le=100_000)
+    max_streams: int = Field(default=2048, ge=1, le=100_000)
+    # Of one tenant; 0: no more than are left free, which for a tenant alone is half of all.
+    max_streams_per_tenant: int = Field(default=0, ge=0, le=100_000)
     # Longest resume window that a request may ask for. The replay buffer should keep tokens for as long.
     max_resume_window_s: int = Field(default=300, ge=0, le=86_400)
     # All texts of a request together. gRPC itself refuses messages above 16 MiB.

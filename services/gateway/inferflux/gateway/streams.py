@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Coroutine, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -17,10 +18,14 @@ class Streams:
 
     Args:
         limit: most streams at the same time; one more is refused.
+        tenant_limit: most of one tenant. 0: as many as are left free, so that a tenant alone takes half of
+            the places, two tenants take a third each, and there is always one for another tenant.
     """
 
-    def __init__(self, limit: int) -> None:
+    def __init__(self, limit: int, tenant_limit: int = 0) -> None:
         self._limit = limit
+        self._tenant_limit = tenant_limit
+        self._by_tenant: Counter[str] = Counter()
         self._tasks: set[asyncio.Task[object]] = set()
         self._followers: set[asyncio.Task[None]] = set()
         # Followers that take places.
@@ -34,46 +39,70 @@ class Streams:
     def __len__(self) -> int:
         return len(self._tasks)
 
+    @property
+    def tenant_bound(self) -> int:
+        """Streams that one tenant may have now."""
+        return self._tenant_limit or max(1, self._limit - self._n_places)
+
+    @property
+    def _n_places(self) -> int:
+        return len(self._tasks) + self._n_held
+
+    def _leave(self, tenant: str) -> None:
+        self._by_tenant[tenant] -= 1
+        if not self._by_tenant[tenant]:
+            del self._by_tenant[tenant]
+
     @contextmanager
-    def place(self) -> Iterator[None]:
+    def place(self, tenant: str) -> Iterator[None]:
         """Hold a place for the stream that the current task serves.
 
         Raises:
             Unavailable: the gateway takes no new streams.
-            ResourceExhausted: all places are taken.
+            ResourceExhausted: all places are taken, or all that the tenant may have.
         """
         if self.is_draining:
             raise Unavailable(
                 "this gateway is shutting down", reason="DRAINING", retry_delay_s=_DRAIN_RETRY_S
             )
-        if len(self._tasks) + self._n_held >= self._limit:
+        if self._n_places >= self._limit:
             message = f"this gateway serves {self._limit} streams already, and no more"
             raise ResourceExhausted(message, reason="TOO_MANY_STREAMS")
+        held = self._by_tenant[tenant]
+        if held >= self.tenant_bound:
+            message = f"tenant {tenant} has {held} streams here already, as many as one tenant may have now"
+            raise ResourceExhausted(message, reason="TENANT_TOO_MANY_STREAMS")
         task = asyncio.current_task()
         if task is None:
             raise RuntimeError("a stream is served by a task")
         self._tasks.add(task)
+        self._by_tenant[tenant] += 1
         self._all_ended.clear()
         try:
             yield
         finally:
             self._tasks.discard(task)
+            self._leave(tenant)
             if not self._tasks:
                 self._all_ended.set()
 
-    def follow(self, work: Coroutine[Any, Any, None], *, holds_place: bool) -> None:
+    def follow(self, work: Coroutine[Any, Any, None], *, place_of: str | None) -> None:
         """Go on reading a stream whose client has left, until it ends or the gateway leaves.
 
         Args:
-            holds_place: it counts among the streams, as its client did.
+            place_of: the tenant among whose streams it counts, as its client did; None if it does not.
         """
         task = asyncio.get_running_loop().create_task(work)
         self._followers.add(task)
-        self._n_held += holds_place
+        self._n_held += place_of is not None
+        if place_of is not None:
+            self._by_tenant[place_of] += 1
 
         def on_done(_: asyncio.Task[None]) -> None:
             self._followers.discard(task)
-            self._n_held -= holds_place
+            self._n_held -= place_of is not None
+            if place_of is not None:
+                self._leave(place_of)
 
         task.add_done_callback(on_done)
 
