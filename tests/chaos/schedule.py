@@ -58,7 +58,7 @@ _RECOVERY_S = 5.0
 _LONGEST_DOWN_S = 3.0
 _SHORTEST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 5.0
 _WEIGHTS = {Action.KILL: 2, Action.STOP: 1, Action.PAUSE: 1}
-# A text process that takes too long is killed over the text, whose fault it then is.
+# A tokenizer process that takes too long is killed over the text, whose fault it then is.
 _CHILD_WEIGHTS = {ENGINE: {Action.KILL: 2, Action.PAUSE: 1}, TEXT: {Action.KILL: 1}}
 
 

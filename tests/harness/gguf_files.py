@@ -142,6 +142,10 @@ class Gguf:
         padded = [block + b"\0" * (_padded(len(block)) - len(block)) for block in weights]
         return head + b"\0" * (_padded(len(head)) - len(head)) + b"".join(padded)
 
+    def tokenizer(self) -> bytes:
+        """The file without its tensors, as a worker publishes it."""
+        return replace(self, tensors={}).head()
+
     def write(self, path: Path) -> Path:
         path.write_bytes(self.data())
         return path

@@ -1,4 +1,4 @@
-"""Templates and texts that would break a gateway, and the text process that breaks instead."""
+"""Templates and texts that would break a gateway, and the tokenizer process that breaks instead."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 from harness.gateway import Backend, Client, GatewayProcess, StartGateway, until
+from harness.gguf_files import texts, tiny_model
 from harness.tokenizers import write_tokenizer
 
 from inferflux.common.bus import Bus
@@ -38,9 +39,23 @@ async def serve_model(session_bus: Bus, tmp_path: Path, client: Client) -> Async
         await behind.close()
 
 
-def text_process(gateway: GatewayProcess) -> psutil.Process:
-    (child,) = psutil.Process(gateway.pid).children()
-    return child
+def tokenizer_of(gateway: GatewayProcess, backend: Backend) -> psutil.Process | None:
+    """The tokenizer process of a model; None while it has none."""
+    for child in psutil.Process(gateway.pid).children():
+        try:
+            if child.cmdline()[-1:] == [backend.digest]:
+                return child
+        except (psutil.NoSuchProcess, psutil.ZombieProcess):
+            continue
+    return None
+
+
+async def tokenizer_pid(gateway: GatewayProcess, backend: Backend) -> int:
+    """Its process id, once it has one."""
+    await until(lambda: tokenizer_of(gateway, backend) is not None)
+    process = tokenizer_of(gateway, backend)
+    assert process is not None
+    return process.pid
 
 
 async def works(client: Client, backend: Backend, request_id: str) -> None:
@@ -53,17 +68,18 @@ async def works(client: Client, backend: Backend, request_id: str) -> None:
 LOOPS = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
 
 
-async def test_a_template_that_loops_costs_the_text_process_not_the_gateway(
+async def test_a_template_that_loops_costs_its_own_process_and_no_other(
     client: Client, backend: Backend, serve_model: Serve, gateway: GatewayProcess
 ) -> None:
-    await serve_model("loops", LOOPS)
+    loops = await serve_model("loops", LOOPS)
     await works(client, backend, "text-1")
-    before = text_process(gateway).pid
+    before, others = await tokenizer_pid(gateway, loops), await tokenizer_pid(gateway, backend)
     error = await client.chat(model="loops").error()
     assert isinstance(error, InvalidArgument)
     assert (error.reason, error.field) == ("TEXT_TOO_SLOW", "messages")
     await works(client, backend, "text-2")
-    assert text_process(gateway).pid != before
+    assert await tokenizer_pid(gateway, loops) != before
+    assert await tokenizer_pid(gateway, backend) == others
 
 
 async def test_others_are_answered_while_a_template_loops(
@@ -81,12 +97,11 @@ async def test_others_are_answered_while_a_template_loops(
 async def test_a_caller_that_leaves_does_not_leave_its_loop_behind(
     client: Client, backend: Backend, serve_model: Serve, gateway: GatewayProcess
 ) -> None:
-    await serve_model("loops-3", LOOPS)
-    await works(client, backend, "text-4")
-    before = text_process(gateway).pid
+    loops = await serve_model("loops-3", LOOPS)
+    before = await tokenizer_pid(gateway, loops)
     stream = client.chat(model="loops-3", timeout_s=0.5)
     assert (await stream.error()).code == 4
-    await until(lambda: [p.pid for p in psutil.Process(gateway.pid).children()] != [before])
+    await until(lambda: before not in {child.pid for child in psutil.Process(gateway.pid).children()})
     await works(client, backend, "text-5")
 
 
@@ -147,12 +162,28 @@ async def test_a_tokenizer_that_is_none_makes_the_model_unavailable(
     await works(client, backend, "text-6")
 
 
-async def test_a_killed_text_process_is_started_again(
+async def test_a_vocabulary_that_ends_its_process_disturbs_no_other_model(
+    client: Client, backend: Backend, serve_model: Serve, gateway: GatewayProcess
+) -> None:
+    await works(client, backend, "text-9")
+    others = await tokenizer_pid(gateway, backend)
+    tokens = texts(bytes([255, i // 256, i % 256]) for i in range(260))
+    await serve_model("aborts", None, data=tiny_model().having({"tokenizer.ggml.tokens": tokens}).tokenizer())
+    for i in range(5):
+        error = await client.generate(model="aborts").error()
+        assert isinstance(error, Unavailable)
+        assert error.reason == "TOKENIZER_FAILED"
+        assert "GGML_ASSERT" in error.message
+        await works(client, backend, f"text-9-{i}")
+    assert await tokenizer_pid(gateway, backend) == others
+
+
+async def test_a_killed_tokenizer_process_is_started_again(
     client: Client, backend: Backend, gateway: GatewayProcess
 ) -> None:
     await works(client, backend, "text-7")
     for i in range(3):
-        os.kill(text_process(gateway).pid, signal.SIGKILL)
+        os.kill(await tokenizer_pid(gateway, backend), signal.SIGKILL)
         await works(client, backend, f"text-8-{i}")
 
 
@@ -162,8 +193,12 @@ async def test_a_very_long_run_of_one_letter_is_refused_not_tokenized(client: Cl
     assert error.field == "text"
 
 
-async def test_the_text_process_ends_with_its_gateway(start_gateway: StartGateway, nats_url: str) -> None:
+async def test_tokenizer_processes_end_with_their_gateway(
+    start_gateway: StartGateway, nats_url: str, backend: Backend
+) -> None:
     gateway = await start_gateway(nats_url)
-    child = text_process(gateway)
+    await tokenizer_pid(gateway, backend)
+    child = tokenizer_of(gateway, backend)
+    assert child is not None
     os.kill(gateway.pid, signal.SIGKILL)
     await until(lambda: not child.is_running() or child.status() == psutil.STATUS_ZOMBIE)

@@ -1,4 +1,4 @@
-"""The gateway process put together: bus, policy, text process, servicers, gRPC server, probe."""
+"""The gateway process put together: bus, policy, tokenizers, servicers, gRPC server, probe."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from inferflux.common import grpc_client, logs
 from inferflux.common.background import Background
 from inferflux.common.bus import Bus
-from inferflux.common.errors import InferFluxError
 from inferflux.common.grpc_options import receive_limit
 from inferflux.common.grpc_server import GrpcServer, build_server
 from inferflux.common.lifecycle import Shutdown
@@ -60,7 +59,7 @@ async def serve(settings: GatewaySettings, shutdown: Shutdown) -> None:
     async with AsyncExitStack() as stack:
         probe = Probe(settings.metrics_listen)
         stack.callback(probe.close)
-        for part in ("nats", "queue", "policy", "text process"):
+        for part in ("nats", "queue", "policy"):
             probe.set_ready(part, ok=False, detail="not asked yet")
         tracer = open_tracer(settings, "gateway")
         stack.push_async_callback(tracer.close)
@@ -73,13 +72,8 @@ async def serve(settings: GatewaySettings, shutdown: Shutdown) -> None:
         stack.push_async_callback(background.finish, _SETTLE_LIMIT_S)
 
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="inferflux-gateway-")))
-        text = TextClient(
-            settings.text_limits,
-            TokenizerFiles(bus, directory).path,
-            on_alive=lambda is_alive: probe.set_ready("text process", ok=is_alive),
-        )
+        text = TextClient(settings.text_limits, TokenizerFiles(bus, directory).path)
         stack.push_async_callback(text.close)
-        await text.start()
         models = ModelRegistry(bus, on_model=WarmUp(text, background).on_model)
         await models.start()
         stack.push_async_callback(models.close)
@@ -128,7 +122,7 @@ async def serve(settings: GatewaySettings, shutdown: Shutdown) -> None:
         for name in SERVICE_NAMES:
             server.add(name)
         port = await server.start(settings.listen, variable="INFERFLUX_GATEWAY_LISTEN")
-        log.info("serving", port=port, metrics_port=probe.port, text_pid=text.pid)
+        log.info("serving", port=port, metrics_port=probe.port)
 
         await _watch(bus, policy_channel, text, probe, server, shutdown)
         probe.set_ready("running", ok=False, detail="shutting down")
@@ -146,7 +140,7 @@ async def _watch(
     server: GrpcServer,
     shutdown: Shutdown,
 ) -> None:
-    """Readiness follows NATS, policy and the text process, until the shutdown."""
+    """Readiness follows NATS, policy and whether tokenizers can be started, until the shutdown."""
     policy_health = health_pb2_grpc.HealthStub(policy_channel)
     was_ready: bool | None = None
     while not shutdown.requested.is_set():
@@ -154,9 +148,8 @@ async def _watch(
         probe.set_ready("queue", ok=not bus.write_problem, detail=bus.write_problem)
         why_not = await _ask_policy(policy_health)
         probe.set_ready("policy", ok=not why_not, detail=why_not)
-        if text.pid is None:
-            with suppress(InferFluxError):  # the next round tries again; readiness says so meanwhile
-                await text.start()
+        no_tokenizers = text.revive()
+        probe.set_ready("tokenizers", ok=not no_tokenizers, detail=no_tokenizers)
         if probe.is_ready != was_ready:
             was_ready = probe.is_ready
             server.set_serving(was_ready)

@@ -7,8 +7,8 @@ from pydantic_settings import SettingsConfigDict
 
 from inferflux.common.settings import ServiceSettings
 
+from .model_text import TextLimits
 from .relay import RelayLimits
-from .text_client import TextLimits
 
 
 class GatewaySettings(ServiceSettings):
@@ -39,15 +39,17 @@ class GatewaySettings(ServiceSettings):
     # How long a stream may be silent before it is given up.
     silence_limit_s: float = Field(default=900.0, gt=0)
 
-    # Rendering and tokenizing one text; the text process is killed when it is over.
+    # Tokenizer processes at the same time, one for each model; the idle one asked least recently ends first.
+    text_processes: int = Field(default=16, ge=1, le=1024)
+    # Rendering and tokenizing one text; its tokenizer process is killed when it is over.
     text_time_limit_s: float = Field(default=2.0, gt=0, le=60)
     # Loading one tokenizer.
     text_load_limit_s: float = Field(default=30.0, gt=0, le=600)
-    # Texts worked on at the same time.
+    # Texts of a model worked on at the same time.
     text_threads: int = Field(default=2, ge=1, le=16)
-    # Texts that may wait for a thread; one more is refused.
+    # Texts of a model that may wait for a thread; one more is refused.
     text_queue_limit: int = Field(default=256, ge=0, le=100_000)
-    # Address space of the text process: 512 MiB of it are the stack of each thread.
+    # Address space of a tokenizer process: 512 MiB of it are the stack of each thread.
     text_memory_bytes: int = Field(default=4 << 30, ge=1 << 30)
     # A rendered prompt.
     text_rendered_bytes: int = Field(default=8 << 20, ge=1024, le=48 << 20)
@@ -55,6 +57,7 @@ class GatewaySettings(ServiceSettings):
     @property
     def text_limits(self) -> TextLimits:
         return TextLimits(
+            processes=self.text_processes,
             threads=self.text_threads,
             waiting=self.text_queue_limit,
             time_limit_s=self.text_time_limit_s,

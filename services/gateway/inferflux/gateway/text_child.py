@@ -1,4 +1,4 @@
-"""One life of the text process, as seen by its parent."""
+"""One life of a tokenizer process, as seen by its parent."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable
 from typing import Self
 
+from inferflux.common.captured import Captured, cause_in
 from inferflux.common.errors import Unavailable
 from inferflux.v1 import text_pb2
 
@@ -22,11 +23,13 @@ class ProcessGoneError(Exception):
     Attributes:
         is_blameless: it was killed because of another request.
         worked_s: how long it had worked on this one.
+        cause: what it said of its end, in one line; "" if nothing.
     """
 
-    def __init__(self, *, is_blameless: bool, worked_s: float = 0.0) -> None:
-        super().__init__("the text process ended")
+    def __init__(self, *, is_blameless: bool, worked_s: float = 0.0, cause: str = "") -> None:
+        super().__init__("the tokenizer process ended")
         self.is_blameless = is_blameless
+        self.cause = cause
         self.worked_s = worked_s
 
 
@@ -39,20 +42,21 @@ class ProcessLateError(Exception):
 
 
 class TextChild:
-    """A running text process and the requests it has not answered yet."""
+    """A running tokenizer process and the requests it has not answered yet."""
 
     def __init__(
         self,
         process: subprocess.Popen[bytes],
         reader: asyncio.StreamReader,
         writer: asyncio.StreamWriter,
-        on_gone: Callable[[], None],
+        stderr: Captured,
+        on_gone: Callable[[str], None],
     ) -> None:
-        self.loaded: set[str] = set()
         self.is_gone = False
         self._process = process
         self._reader = reader
         self._writer = writer
+        self._stderr = stderr
         self._on_gone = on_gone
         # With the time of the loop at which each was sent.
         self._unanswered: dict[int, tuple[asyncio.Future[text_pb2.TextResponse], float]] = {}
@@ -60,29 +64,42 @@ class TextChild:
 
     @classmethod
     async def start(
-        cls, *, threads: int, memory_bytes: int, rendered_bytes: int, on_gone: Callable[[], None]
+        cls,
+        *,
+        digest: str,
+        threads: int,
+        memory_bytes: int,
+        rendered_bytes: int,
+        on_gone: Callable[[str], None],
     ) -> Self:
         """Start a process.
 
+        Args:
+            digest: of its model, for those who list processes.
+            on_gone: told once that it has ended, with its last words.
+
         Raises:
-            Unavailable: the system would not.
+            Unavailable: the system would not (PROCESS_FAILED).
         """
+        stderr = Captured()
         ours, theirs = socket.socketpair()
         numbers = (os.getpid(), theirs.fileno(), threads, memory_bytes, rendered_bytes)
-        command = [sys.executable, "-m", "inferflux.gateway.text_process", *map(str, numbers)]
+        command = [sys.executable, "-m", "inferflux.gateway.text_process", *map(str, numbers), digest]
         try:
             # Popen, which uses vfork, and not the loop's own way, which forks: gRPC's fork handlers crash or
             # hang a process that has calls under way.
             process = subprocess.Popen(  # noqa: ASYNC220 - returns when the child has begun
-                command, stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()]
+                command, stdin=subprocess.DEVNULL, stderr=stderr.fileno(), pass_fds=[theirs.fileno()]
             )
         except OSError as error:
             ours.close()
-            raise Unavailable(f"the text process cannot be started: {error}") from None
+            stderr.close()
+            message = f"the tokenizer process cannot be started: {error}"
+            raise Unavailable(message, reason="PROCESS_FAILED") from None
         finally:
             theirs.close()
         reader, writer = await asyncio.open_connection(sock=ours)
-        return cls(process, reader, writer, on_gone)
+        return cls(process, reader, writer, stderr, on_gone)
 
     @property
     def pid(self) -> int:
@@ -103,7 +120,9 @@ class TextChild:
         self._unanswered[number] = (answer, loop.time())
         timer = loop.call_later(limit_s, self._on_late, number, limit_s)
 
-        def settle(_: asyncio.Future[text_pb2.TextResponse]) -> None:
+        def settle(done: asyncio.Future[text_pb2.TextResponse]) -> None:
+            if not done.cancelled():
+                done.exception()  # nobody may be waiting for it any more
             timer.cancel()
             self._unanswered.pop(number, None)
 
@@ -117,12 +136,13 @@ class TextChild:
             return
         self.is_gone = True
         self._process.kill()
+        cause = cause_in(self._stderr.last_lines())
         now = asyncio.get_running_loop().time()
         for answer, sent_at in list(self._unanswered.values()):
             if not answer.done():
-                gone = ProcessGoneError(is_blameless=is_blameless, worked_s=now - sent_at)
+                gone = ProcessGoneError(is_blameless=is_blameless, worked_s=now - sent_at, cause=cause)
                 answer.set_exception(gone)
-        self._on_gone()
+        self._on_gone(cause)
 
     async def close(self) -> None:
         """Kill the process and wait for its end."""
@@ -130,6 +150,7 @@ class TextChild:
         self._writer.close()
         await asyncio.to_thread(self._process.wait)
         await self._listening
+        self._stderr.close()
 
     def _on_late(self, number: int, limit_s: float) -> None:
         answer, _ = self._unanswered[number]

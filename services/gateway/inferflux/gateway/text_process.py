@@ -1,9 +1,9 @@
-"""The text process: a child of the gateway that renders chat templates and tokenizes.
+"""The tokenizer process: a child of the gateway that renders the chat template and tokenizes for one model.
 
 Templates come with models and may loop for ever; llama.cpp is native code. Neither belongs into the process
 that holds everybody's connections, so they run here, and the gateway kills this process when it is late.
 
-    python -m inferflux.gateway.text_process PARENT_PID FD THREADS MEMORY_BYTES RENDERED_BYTES
+    python -m inferflux.gateway.text_process PARENT_PID FD THREADS MEMORY_BYTES RENDERED_BYTES DIGEST
 
 FD is one end of a socket pair. The process ends when the other end is closed, and when its parent dies.
 """
@@ -18,7 +18,6 @@ import socket
 import sys
 import threading
 import traceback
-from collections import OrderedDict
 from pathlib import Path
 
 from inferflux.v1 import text_pb2
@@ -28,7 +27,6 @@ from .tokenizer import TextFaultError, Tokenizer
 
 # llama.cpp's regular expressions recurse deeply: see tokenizer.MAX_RUN_CHARS.
 STACK_BYTES = 512 << 20
-MAX_TOKENIZERS = 16
 
 _PR_SET_PDEATHSIG = 1
 
@@ -42,7 +40,7 @@ class TextServer:
         self._max_rendered_bytes = max_rendered_bytes
         self._reading = threading.Lock()
         self._writing = threading.Lock()
-        self._tokenizers: OrderedDict[str, Tokenizer] = OrderedDict()
+        self._tokenizer: Tokenizer | None = None
         self._loading = threading.Lock()
 
     def run(self) -> None:
@@ -76,10 +74,12 @@ class TextServer:
     def _work(self, request: text_pb2.TextRequest, response: text_pb2.TextResponse) -> None:
         kind = request.WhichOneof("work")
         if kind == "load":
-            tokenizer = self._load(request.digest, Path(request.load.path))
-            response.loaded.has_chat_template = tokenizer.has_chat_template
+            loaded = self._load(Path(request.load.path))
+            response.loaded.has_chat_template = loaded.has_chat_template
             return
-        tokenizer = self._find(request.digest)
+        tokenizer = self._tokenizer
+        if tokenizer is None:
+            raise TextFaultError(text_pb2.TEXT_FAULT_UNKNOWN_TOKENIZER, "the tokenizer is not loaded")
         if kind == "chat":
             messages = [{"role": m.role, "content": m.content} for m in request.chat.messages]
             text = tokenizer.render(messages)
@@ -87,24 +87,11 @@ class TextServer:
             text = request.text.text
         response.tokens.ids.extend(tokenizer.tokenize(text, request.context_length))
 
-    def _load(self, digest: str, path: Path) -> Tokenizer:
+    def _load(self, path: Path) -> Tokenizer:
         with self._loading:
-            known = self._tokenizers.get(digest)
-            if known is None:
-                known = Tokenizer(path, max_rendered_bytes=self._max_rendered_bytes)
-                self._tokenizers[digest] = known
-                # Dropped, not closed: another thread may be using it; it is freed with its last reference.
-                while len(self._tokenizers) > MAX_TOKENIZERS:
-                    self._tokenizers.popitem(last=False)
-            return known
-
-    def _find(self, digest: str) -> Tokenizer:
-        with self._loading:
-            tokenizer = self._tokenizers.get(digest)
-            if tokenizer is None:
-                raise TextFaultError(text_pb2.TEXT_FAULT_UNKNOWN_TOKENIZER, "the tokenizer is not loaded")
-            self._tokenizers.move_to_end(digest)
-        return tokenizer
+            if self._tokenizer is None:
+                self._tokenizer = Tokenizer(path, max_rendered_bytes=self._max_rendered_bytes)
+            return self._tokenizer
 
 
 def main() -> None:

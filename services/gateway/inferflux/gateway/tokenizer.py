@@ -1,4 +1,4 @@
-"""A model's tokenizer inside the text process: template and vocabulary, with the guards llama.cpp needs."""
+"""A model's tokenizer inside its process: template and vocabulary, with the guards llama.cpp needs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _RUNS = re.compile(r"[^\W\d_]+|\d+|\s+|[^\w\s]+|_+")
 
 
 class TextFaultError(Exception):
-    """A request to the text process that cannot be fulfilled."""
+    """A request to the tokenizer process that cannot be fulfilled."""
 
     def __init__(self, fault: text_pb2.TextFault.ValueType, message: str) -> None:
         super().__init__(message)
@@ -37,6 +37,7 @@ class Tokenizer:
     def __init__(self, path: Path, *, max_rendered_bytes: int) -> None:
         try:
             self._vocab = Vocab.load(path)
+            self._vocab.try_out()
         except VocabError as error:
             raise TextFaultError(text_pb2.TEXT_FAULT_BAD_TOKENIZER, str(error)) from None
         self._longest = max(self._vocab.longest_token_bytes, 1)

@@ -1,4 +1,4 @@
-"""Tokenizer files, fetched from the object store once and kept on disk for the text process."""
+"""Tokenizer files, fetched from the object store once and kept on disk for the tokenizer processes."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ _RETRIES_S = (0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
 
 
 class WarmUp:
-    """Has the text process load each tokenizer ahead."""
+    """Has each tokenizer loaded ahead."""
 
     def __init__(self, text: TextClient, background: Background) -> None:
         self._text = text
