@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import os
 import re
 import signal
@@ -13,6 +14,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from harness.gguf_files import texts, tiny_model, u32
 from harness.inferctl import Terminal, all_gone, marked, run
 
 pytestmark = pytest.mark.e2e
@@ -114,6 +116,35 @@ async def test_a_model_that_is_cut_off_is_named_and_everything_ends(
     result = await run("up", "--model", str(broken), *ANY_PORTS, env=env)
     assert result.returncode == 1
     assert result.stderr.startswith(f"inferctl: worker-0 could not start: {broken}: ")
+    assert result.stderr.count("\n") == 1
+    await all_gone(state_dir)
+
+
+HOSTILE = {
+    "a context length of 2^31": (
+        tiny_model().having({"llama.context_length": u32(2**31)}),
+        "llama.context_length is 2147483648: it must be 2 to 2147483647",
+    ),
+    "a vocabulary that ends llama.cpp": (
+        tiny_model().having(
+            {"tokenizer.ggml.tokens": texts(bytes([255, i // 256, i % 256]) for i in range(260))}
+        ),
+        "GGML_ASSERT",
+    ),
+    "weights of nan": (tiny_model().filled(math.nan), "the model gives no finite logits"),
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+async def test_a_hostile_model_is_refused_in_one_line(
+    tmp_path: Path, state_dir: Path, env: dict[str, str], name: str
+) -> None:
+    file, why = HOSTILE[name]
+    path = file.write(tmp_path / "hostile.gguf")
+    result = await run("up", "--model", str(path), *ANY_PORTS, env=env)
+    assert result.returncode == 1
+    assert result.stderr.startswith(f"inferctl: worker-0 could not start: {path}: ")
+    assert why in result.stderr
     assert result.stderr.count("\n") == 1
     await all_gone(state_dir)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import random
 from dataclasses import replace
 from pathlib import Path
 
@@ -149,6 +150,24 @@ async def test_the_engine_refuses(tmp_path: Path, name: str) -> None:
         await load(path)
     assert is_one_line_about(path, str(caught.value)), str(caught.value)
     assert why in str(caught.value)
+
+
+async def test_damage_anywhere_in_the_head_is_survived(tmp_path: Path) -> None:
+    draw = random.Random(11)
+    whole, head_bytes = GOOD.data(), len(GOOD.head())
+    for _ in range(12):
+        damaged = bytearray(whole)
+        for at in draw.sample(range(head_bytes), 3):
+            damaged[at] = draw.randrange(256)
+        path = tmp_path / "damaged.gguf"
+        path.write_bytes(damaged)
+        try:
+            await probe_model_file(path)
+        except ModelFileError as refusal:
+            problem = "" if is_one_line_about(path, str(refusal)) else str(refusal)
+        else:
+            problem = ""
+        assert not problem
 
 
 async def test_weights_that_are_cut_off_are_refused(tmp_path: Path) -> None:

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from inferflux.common.free_memory import free_bytes
 from inferflux.worker.engine.fit import CellShape, DoesNotFitError, fit_cells
-from inferflux.worker.free_memory import free_bytes
 
 SHAPE = CellShape(layers=32, key_values=2048, batch_rows=512)
 GIB = 1 << 30

@@ -1,4 +1,4 @@
-"""How a gateway and its text process frame messages on their socket: four bytes of length, then protobuf."""
+"""How a gateway and its tokenizer processes frame messages: four bytes of length, then protobuf."""
 
 from __future__ import annotations
 

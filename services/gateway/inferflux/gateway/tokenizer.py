@@ -6,7 +6,8 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from inferflux.common.llama.vocab import Vocab, VocabError
+from inferflux.common.free_memory import at_most
+from inferflux.common.llama.vocab import Vocab, VocabError, memory_to_load
 from inferflux.v1 import text_pb2
 
 from .templates import ChatTemplate, TemplateError, TemplateRefusedError
@@ -36,8 +37,9 @@ class Tokenizer:
 
     def __init__(self, path: Path, *, max_rendered_bytes: int) -> None:
         try:
-            self._vocab = Vocab.load(path)
-            self._vocab.try_out()
+            with at_most(memory_to_load(path.stat().st_size)):
+                self._vocab = Vocab.load(path)
+                self._vocab.try_out()
         except VocabError as error:
             raise TextFaultError(text_pb2.TEXT_FAULT_BAD_TOKENIZER, str(error)) from None
         self._longest = max(self._vocab.longest_token_bytes, 1)

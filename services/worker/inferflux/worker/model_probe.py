@@ -16,15 +16,13 @@ import signal
 import sys
 from pathlib import Path
 
+from inferflux.common.free_memory import at_most
 from inferflux.common.parent_death import exit_with_parent
 
-from .free_memory import at_most
 from .model_file import ModelFile, ModelFileError, read_model_file
 
-# Address space for reading the file, and then for the vocabulary: this, and some times the file's header.
+# Address space.
 MEMORY_BYTES = 3 << 30
-_VOCABULARY_BYTES = 512 << 20
-_VOCABULARY_TIMES = 16
 CPU_S = 30
 
 
@@ -57,13 +55,14 @@ def main() -> int:
 
 def _try_tokenizer(model: ModelFile) -> None:
     """Load the tokenizer as gateways do, and use it."""
-    from inferflux.common.llama.vocab import Vocab, VocabError  # what is no GGUF is refused without llama.cpp
+    # What is no GGUF is refused without llama.cpp.
+    from inferflux.common.llama.vocab import Vocab, VocabError, memory_to_load
 
     fd = os.memfd_create("tokenizer")
     try:
         with os.fdopen(fd, "wb", closefd=False) as file:
             file.write(model.tokenizer)
-        with at_most(_VOCABULARY_BYTES + _VOCABULARY_TIMES * len(model.tokenizer)):
+        with at_most(memory_to_load(len(model.tokenizer))):
             vocab = Vocab.load(Path(f"/proc/self/fd/{fd}"))
             vocab.try_out()
             vocab.close()

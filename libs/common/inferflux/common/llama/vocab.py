@@ -17,6 +17,16 @@ _TRIAL_TEXT = (
 )
 
 
+# Loading a vocabulary takes a fixed part and a multiple of its file: no more than this, by a margin.
+_LOAD_BYTES = 512 << 20
+_LOAD_TIMES = 16
+
+
+def memory_to_load(file_bytes: int) -> int:
+    """Most bytes that loading and trying a vocabulary file of so many bytes may take."""
+    return _LOAD_BYTES + _LOAD_TIMES * file_bytes
+
+
 class VocabError(Exception):
     """The file holds no vocabulary llama.cpp can use, or a text could not be tokenized."""
 

@@ -20,10 +20,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from inferflux.common.checks import MAX_SEQUENCES
+from inferflux.common.free_memory import at_most, free_bytes
 from inferflux.common.llama.native import complaints, first_complaint, has_gpu, llama
 from inferflux.common.llama.vocab import Vocab
 from inferflux.v1 import engine_pb2
-from inferflux.worker.free_memory import at_most, free_bytes
 
 from .apart import PromptContext
 from .context import Context, ContextError, DecodeError
