@@ -19,7 +19,7 @@ export CMAKE_BUILD_PARALLEL_LEVEL := $(shell $(PYTHON) -c 'import os; print(os.c
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 PIP_INSTALL := $(BIN)/python -m pip install --require-hashes
 
-.PHONY: help up demo test bench bench-scheduling sim chaos lint fmt protos clean
+.PHONY: help up demo test compose-test bench bench-scheduling sim chaos lint fmt protos clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## */  make \1\t/' | expand -t 26
@@ -32,6 +32,10 @@ demo: .venv/.runtime  ## start everything aside, stream one answer, say how fast
 
 test: lint  ## everything that passes or fails the project
 	$(BIN)/python -m pytest
+
+compose-test: .venv/.dev  ## build the images, run and break the containers under load, take them down: docs/deploy.md
+	@tools/containers/run.sh $(CURDIR)/$(BIN)/python $(BIN)/python -m pytest -v -s --tb=short -o timeout_func_only=true \
+	  tests/compose $(ARGS)
 
 bench: .venv/.dev  ## measure against a bare llama.cpp loop and llama.cpp's own server
 	$(BIN)/python -m benchmarks $(ARGS)

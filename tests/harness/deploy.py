@@ -19,14 +19,21 @@ _VARIABLE = re.compile(r"\$\{([A-Z_]+)(?::-([^}]*))?\}")
 
 @dataclass
 class Stage:
-    """One FROM of a Dockerfile."""
+    """One FROM of a Dockerfile.
+
+    Attributes:
+        modes: the --chmod of each of `copies`, empty without one.
+        mounts: the --mount of RUN instructions that have one.
+    """
 
     base: str
     name: str
     env: dict[str, str] = field(default_factory=dict)
     copies: list[tuple[list[str], str]] = field(default_factory=list)
     copies_from: list[tuple[str, str, str]] = field(default_factory=list)
+    modes: list[str] = field(default_factory=list)
     runs: list[str] = field(default_factory=list)
+    mounts: list[str] = field(default_factory=list)
     ports: list[int] = field(default_factory=list)
     user: str = ""
     healthcheck: str = ""
@@ -57,10 +64,14 @@ def _apply(stage: Stage, keyword: str, rest: str) -> None:
             origin, source, target = rest.removeprefix("--from=").split()
             stage.copies_from.append((origin, source, target))
         case "COPY":
-            *sources, target = rest.split()
+            options, words = _options(rest)
+            *sources, target = words.split()
             stage.copies.append((sources, target))
+            stage.modes.append(options.get("chmod", ""))
         case "RUN":
-            stage.runs.append(rest)
+            options, command = _options(rest)
+            stage.runs.append(command)
+            stage.mounts += [options["mount"]] if "mount" in options else []
         case "EXPOSE":
             stage.ports += [int(port) for port in rest.split()]
         case "USER":
@@ -75,8 +86,17 @@ def _apply(stage: Stage, keyword: str, rest: str) -> None:
             raise AssertionError(f"unknown instruction {keyword}")
 
 
-def read_compose(environment: Mapping[str, str]) -> dict[str, Any]:
-    """docker-compose.yml with ${VARIABLE:-default} replaced as `docker compose` does it."""
+def _options(rest: str) -> tuple[dict[str, str], str]:
+    """The leading --name=value of an instruction, and what follows."""
+    options = {}
+    while found := re.match(r"--([a-z]+)=(\S+)\s+", rest):
+        options[found[1]] = found[2]
+        rest = rest[found.end() :]
+    return options, rest
+
+
+def read_compose(environment: Mapping[str, str], file: str = "docker-compose.yml") -> dict[str, Any]:
+    """A compose file with ${VARIABLE:-default} replaced as `docker compose` does it."""
 
     def replaced(value: Any) -> Any:
         if isinstance(value, str):
@@ -85,7 +105,7 @@ def read_compose(environment: Mapping[str, str]) -> dict[str, Any]:
             return {k: replaced(v) for k, v in value.items()}
         return [replaced(v) for v in value] if isinstance(value, list) else value
 
-    document: dict[str, Any] = replaced(yaml.safe_load((ROOT / "docker-compose.yml").read_text()))
+    document: dict[str, Any] = replaced(yaml.safe_load((ROOT / file).read_text()))
     return document
 
 

@@ -90,7 +90,8 @@ class ComposeStack:
 
         def add(name: str) -> None:
             for needed in self.services[name].get("depends_on", ()):
-                add(needed)
+                if needed in self.services:
+                    add(needed)
             if name not in order:
                 order.append(name)
 

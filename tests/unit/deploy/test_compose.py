@@ -27,6 +27,8 @@ OURS = {"gateway", "policy", "scheduler", "worker", "worker-gpu"}
 DOCKERFILES = sorted(
     [*ROOT.glob("services/*/Dockerfile*"), *ROOT.glob("deploy/*/Dockerfile*")], key=lambda p: p.parts
 )
+PUBLISHED = read_compose({}, "deploy/publish.yml")["services"]
+WORKERS = {"worker", "worker-gpu"}
 PUBLIC_PORTS = {"valkey": {6379}}
 
 
@@ -95,9 +97,15 @@ def test_it_listens_on_every_interface_on_the_ports_its_image_exposes(name: str)
     assert listening(name) == set(one.image.ports)
 
 
+def test_the_gateway_alone_is_published_unless_the_operator_asks_for_more() -> None:
+    assert [name for name, service in SERVICES.items() if "ports" in service] == ["gateway"]
+    assert set(PUBLISHED) == {"nats", "policy"}
+    assert all(set(service) == {"ports"} for service in PUBLISHED.values())
+
+
 @pytest.mark.parametrize("name", sorted(SERVICES))
 def test_a_published_port_is_listened_on_and_open_to_this_machine_alone(name: str) -> None:
-    for published in SERVICES[name].get("ports", []):
+    for published in SERVICES[name].get("ports", []) + PUBLISHED.get(name, {}).get("ports", []):
         host, outside, inside = published.split(":")
         assert host == "127.0.0.1"
         assert outside == inside
@@ -119,7 +127,43 @@ def test_an_address_is_that_of_a_service_that_listens_there(name: str) -> None:
 def test_a_service_waits_until_what_it_needs_is_healthy(name: str) -> None:
     needed = SERVICES[name]["depends_on"]
     assert set(needed) <= set(SERVICES)
-    assert all(how == {"condition": "service_healthy"} for how in needed.values())
+    assert all(
+        how == {"condition": "service_healthy"} for other, how in needed.items() if other not in WORKERS
+    )
+
+
+def test_the_gateway_stops_before_the_workers_and_starts_without_them() -> None:
+    """Services stop in the reverse order of what they depend on."""
+    needed = SERVICES["gateway"]["depends_on"]
+    workers = {name for name in OURS if ours(name).service == "worker"}
+    assert workers == WORKERS
+    for name in workers:
+        assert needed[name] == {"condition": "service_started", "required": False}
+        assert "gateway" not in SERVICES[name]["depends_on"]
+    assert not any(
+        WORKERS & set(SERVICES[name].get("depends_on", ())) for name in set(SERVICES) - {"gateway"}
+    )
+
+
+@pytest.mark.parametrize("name", sorted(SERVICES))
+def test_a_service_has_bounds_of_memory_and_logs_and_writes_to_volumes_alone(name: str) -> None:
+    service = SERVICES[name]
+    assert service["read_only"] is True
+    assert re.fullmatch(r"[0-9]+[mg]", service["mem_limit"])
+    assert service["logging"]["driver"] == "json-file"
+    assert set(service["logging"]["options"]) == {"max-size", "max-file"}
+    assert "cap_add" not in service
+
+
+@pytest.mark.parametrize("name", sorted(SERVICES))
+def test_a_service_is_asked_for_its_health_every_second_while_it_starts(name: str) -> None:
+    check = SERVICES[name]["healthcheck"]
+    assert check["start_interval"] == "1s"
+    assert int(check["start_period"].removesuffix("s")) >= 30
+
+
+def test_valkey_is_not_healthy_while_it_answers_with_errors() -> None:
+    assert SERVICES["valkey"]["healthcheck"]["test"] == ["CMD", "valkey-cli", "-e", "ping"]
 
 
 @pytest.mark.parametrize("name", sorted(SERVICES))
@@ -178,12 +222,16 @@ def test_the_operator_may_choose_the_key_the_model_and_the_slots() -> None:
         "INFERFLUX_POLICY_BOOTSTRAP_KEY": "ifx_" + "k" * 43,
         "INFERFLUX_MODEL_FILE": "other.gguf",
         "INFERFLUX_WORKER_SLOTS": "4",
+        "INFERFLUX_WORKER_MEMORY": "3g",
+        "INFERFLUX_GATEWAY_PORT": "50061",
     }
     services = read_compose(chosen)["services"]
+    assert services["gateway"]["ports"] == ["127.0.0.1:50061:50051"]
     assert services["policy"]["environment"]["INFERFLUX_POLICY_BOOTSTRAP_KEY"] == "ifx_" + "k" * 43
     for name in ("worker", "worker-gpu"):
         assert services[name]["environment"]["INFERFLUX_WORKER_MODEL_PATH"] == "/models/other.gguf"
         assert services[name]["environment"]["INFERFLUX_WORKER_SLOTS"] == "4"
+        assert services[name]["mem_limit"] == "3g"
     text = (ROOT / "docker-compose.yml").read_text()
     assert set(re.findall(r"\$\{([A-Z_]+)", text)) == set(chosen)
 
@@ -197,6 +245,14 @@ def test_what_a_dockerfile_copies_exists_and_is_in_the_build_context(path: Path)
                 assert is_in_build_context(source), source
                 if (ROOT / source).is_dir():
                     assert is_in_build_context(f"{source}/common/settings.py")
+
+
+@pytest.mark.parametrize("path", DOCKERFILES, ids=lambda p: "/".join(p.parts[-2:]))
+def test_what_is_copied_can_be_read_by_the_user_of_the_image_whatever_the_checkouts_umask(path: Path) -> None:
+    for stage in read_dockerfile(path):
+        for (sources, _), mode in zip(stage.copies, stage.modes, strict=True):
+            wanted = "755" if any((ROOT / source).is_dir() for source in sources) else "644"
+            assert mode == wanted, sources
 
 
 @pytest.mark.parametrize("path", DOCKERFILES, ids=lambda p: "/".join(p.parts[-2:]))
@@ -230,6 +286,10 @@ def test_only_what_reads_models_pays_for_llama_cpp_and_no_image_is_built_for_one
     assert any("--require-hashes" in run and Path(wanted).name in run for run in packages.runs)
     if needs_llama:
         assert "-DGGML_NATIVE=OFF" in packages.env["CMAKE_ARGS"]
+        # The cache of compiled wheels does not know the settings: each set of them has a folder of its own.
+        assert any("type=cache" in mount and "target=/cache" in mount for mount in packages.mounts)
+        assert any('--cache-dir "/cache/$(echo "$CMAKE_ARGS' in run for run in packages.runs)
+        assert any("rm -rf lib include bin" in run for run in packages.runs)
     pinned = (ROOT / wanted).read_text()
     assert ("llama-cpp-python==" in pinned) is needs_llama
 

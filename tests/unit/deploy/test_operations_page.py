@@ -15,6 +15,7 @@ from inferflux.common.settings import ServiceSettings
 PAGE = (ROOT / "docs/operations.md").read_text()
 COMMON = "Variables every service reads"
 CLIENTS = "Clients and the one-machine stack"
+COMPOSE_FILES = [ROOT / "docker-compose.yml", ROOT / "deploy/publish.yml"]
 _ROW = re.compile(r"^\| `((?:INFERFLUX|OTEL)_[A-Z_]+)` \| (.+?) \| (.+) \|$", re.MULTILINE)
 
 
@@ -61,7 +62,7 @@ def test_every_variable_that_code_or_compose_file_names_is_there() -> None:
         *ROOT.glob("libs/common/inferflux/common/**/*.py"),
         *ROOT.glob("cli/inferflux/**/*.py"),
         *ROOT.glob("examples/*.py"),
-        ROOT / "docker-compose.yml",
+        *COMPOSE_FILES,
         ROOT / "Makefile",
     ]
     assert len(files) > 50
@@ -72,6 +73,6 @@ def test_every_variable_that_code_or_compose_file_names_is_there() -> None:
 
 
 def test_the_clients_variables_are_read_by_somebody() -> None:
-    sources = [*ROOT.glob("cli/inferflux/**/*.py"), *ROOT.glob("examples/*.py"), ROOT / "docker-compose.yml"]
+    sources = [*ROOT.glob("cli/inferflux/**/*.py"), *ROOT.glob("examples/*.py"), *COMPOSE_FILES]
     text = "".join(path.read_text() for path in sources)
     assert all(variable in text for variable in rows(CLIENTS))

@@ -36,7 +36,7 @@ class WorkerSettings(ServiceSettings):
         "go beside them; unset: a quarter of the KV cells, at most 8,192 or the context length.",
     )
     context_length: int = Field(0, ge=0, description="Most tokens of one request; 0 takes the model's.")
-    threads: int = Field(0, ge=0, le=512, description="CPU threads; 0 takes every core this process may use.")
+    threads: int = Field(0, ge=0, le=512, description="CPU threads; 0 takes those of CPU affinity and quota.")
     batch_tokens: int = Field(2048, ge=32, le=65536, description="Most tokens of one engine step.")
     gpu_layers: int = Field(-1, ge=-1, description="Layers on the GPU, if there is one; -1 for all.")
     flash_attention: bool = Field(True, description="Fused attention; off only for backends without it.")

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import os
 import time
 from dataclasses import dataclass
 from typing import Any
@@ -27,6 +26,7 @@ from inferflux.v1 import engine_pb2
 
 from .apart import PromptContext
 from .context import Context, ContextError, DecodeError
+from .cores import usable_cores
 from .fit import CellShape, DoesNotFitError, fit_cells
 from .planner import StepPlan
 from .state import StateBytes
@@ -86,7 +86,7 @@ class Backend:
         self.sequences = config.sequences or config.slots
         self.parameters = int(llama.llama_model_n_params(self._model))
         self._is_thread_count_asked = config.threads > 0
-        self._threads = config.threads or len(os.sched_getaffinity(0))
+        self._threads = config.threads or usable_cores()
         # Steps of so many tokens are left to one thread.
         self._single_thread_tokens = 0
         self._main = self._new_main(config)
