@@ -57,6 +57,7 @@ class Caller:
         expected: token ids of each prompt's answer.
         is_poisoned: whether a request that began then may have been aboard two dying engines.
         clock: monotonic, in seconds.
+        resume_window_s: how long a request may go on while its client is cut off from the gateway.
     """
 
     def __init__(
@@ -66,11 +67,13 @@ class Caller:
         *,
         is_poisoned: Callable[[float], bool],
         clock: Callable[[], float],
+        resume_window_s: int = 0,
     ) -> None:
         self._clients = clients
         self._expected = expected
         self._is_poisoned = is_poisoned
         self._clock = clock
+        self._resume_window_s = resume_window_s
         self.underway: dict[str, Transcript] = {}
 
     async def serve(self, order: Order) -> Transcript:
@@ -82,7 +85,9 @@ class Caller:
             began_s=self._clock(),
         )
         self.underway[order.request_id] = transcript
-        conversation = _Conversation(self._clients[order.tenant], transcript, self._is_poisoned, self._clock)
+        conversation = _Conversation(
+            self._clients[order.tenant], transcript, self._is_poisoned, self._clock, self._resume_window_s
+        )
         try:
             async with asyncio.timeout(PATIENCE_S):
                 await conversation.run()
@@ -101,11 +106,13 @@ class _Conversation:
         transcript: Transcript,
         is_poisoned: Callable[[float], bool],
         clock: Callable[[], float],
+        resume_window_s: int,
     ) -> None:
         self._client = client
         self._transcript = transcript
         self._is_poisoned = is_poisoned
         self._clock = clock
+        self._resume_window_s = resume_window_s
         # There is, or may be, a stream to resume.
         self._is_accepted = False
         self._unknown_since = 0.0
@@ -147,6 +154,7 @@ class _Conversation:
         order = self._transcript.order
         request = countdown(order.start, order.end)
         request.priority = order.priority
+        request.resume_window_s = self._resume_window_s
         metadata = self._client.metadata(self._transcript.request_id)
         call: _Call = self._client.inference.Chat(request, metadata=metadata)
         return call

@@ -12,6 +12,9 @@ from chaos.transcript import Transcript
 from chaos.workload import PROMPTS, Order, countdown_text
 from harness.client import Client, countdown
 
+# Longer than any fault, the time in which a client notices it, and that in which everything is up again.
+_RESUME_WINDOW_S = 120
+
 Answers = Mapping[tuple[int, int], list[int]]
 
 
@@ -33,7 +36,13 @@ class Load:
     """
 
     def __init__(self, client: Client, expected: Answers, name: str) -> None:
-        self._caller = Caller([client], expected, is_poisoned=lambda _: False, clock=time.monotonic)
+        self._caller = Caller(
+            [client],
+            expected,
+            is_poisoned=lambda _: False,
+            clock=time.monotonic,
+            resume_window_s=_RESUME_WINDOW_S,
+        )
         self._name = name
         self._is_over = False
         self.done: list[Transcript] = []
