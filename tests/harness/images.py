@@ -165,7 +165,7 @@ class ComposeStack:
     def _venv(self, name: str) -> Path:
         """A virtual environment with what the image's requirements file pins, and nothing else."""
         ((sources, _),) = self._stages(name)[0].copies
-        requirements = sources[0]
+        requirements = sources[-1]
         if requirements not in self._environments:
             path = self._directory / f"venv-{Path(requirements).stem}"
             venv.create(path, with_pip=False, symlinks=True)

@@ -282,7 +282,8 @@ def test_only_what_reads_models_pays_for_llama_cpp_and_no_image_is_built_for_one
     packages = read_dockerfile(dockerfile_of(name))[0]
     needs_llama = one.service in {"gateway", "worker"}
     wanted = "requirements/llama.txt" if needs_llama else "requirements/services.txt"
-    assert packages.copies == [([wanted], "/build/")]
+    copied = ["requirements/pip.txt", wanted] if needs_llama else [wanted]
+    assert packages.copies == [(copied, "/build/")]
     assert any("--require-hashes" in run and Path(wanted).name in run for run in packages.runs)
     if needs_llama:
         assert "-DGGML_NATIVE=OFF" in packages.env["CMAKE_ARGS"]
