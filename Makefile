@@ -34,8 +34,8 @@ test: lint  ## everything that passes or fails the project
 	$(BIN)/python -m pytest
 
 compose-test: .venv/.dev  ## build the images, run and break the containers under load, take them down: docs/deploy.md
-	@tools/containers/run.sh $(CURDIR)/$(BIN)/python $(BIN)/python -m pytest -v -s --tb=short -o timeout_func_only=true \
-	  tests/compose $(ARGS)
+	@GRPC_ENABLE_FORK_SUPPORT=0 tools/containers/run.sh $(CURDIR)/$(BIN)/python $(BIN)/python -m pytest \
+	  -v -s --tb=short -o timeout_func_only=true tests/compose $(ARGS)
 
 bench: .venv/.dev  ## measure against a bare llama.cpp loop and llama.cpp's own server
 	$(BIN)/python -m benchmarks $(ARGS)
