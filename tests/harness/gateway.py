@@ -292,7 +292,10 @@ class Backend:
 
     async def beat(self) -> None:
         status = scheduler_pb2.WorkerStatus(
-            worker_id=f"w-{self.card.name}", state=scheduler_pb2.WORKER_STATE_READY, models=[self.card]
+            worker_id=f"w-{self.card.name}",
+            incarnation="1",
+            state=scheduler_pb2.WORKER_STATE_READY,
+            models=[self.card],
         )
         await self.bus.publish(subjects.worker_status(status.worker_id), status.SerializeToString())
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import uuid
 
+from google.protobuf.message import DecodeError
+
 from inferflux.common import subjects
 from inferflux.common.bus import Bus, Message
 from inferflux.v1 import generation_pb2, scheduler_pb2, tokens_pb2, worker_pb2
@@ -181,7 +183,11 @@ class ScriptedWorker:
             self.is_draining = command.HasField("drain")
 
     async def _on_cancel(self, message: Message) -> None:
-        notice = scheduler_pb2.CancelNotice.FromString(message.data)
+        notice = scheduler_pb2.CancelNotice()
+        try:
+            notice.ParseFromString(message.data)
+        except DecodeError:
+            return
         item = self.items.get(notice.request_id)
         if item is not None and item.request.tenant == notice.tenant:
             chunk = tokens_pb2.TokenChunk(

@@ -15,7 +15,10 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from prometheus_client import CollectorRegistry, Counter
 
+from inferflux.common import subjects
+from inferflux.common.bad_messages import BadMessages
 from inferflux.common.tracing import OFF
 from inferflux.v1 import engine_pb2, model_pb2, scheduler_pb2, tokens_pb2, worker_pb2
 from inferflux.worker.emit import Emitter
@@ -133,6 +136,7 @@ class _Letter:
 
     data: bytes
     answer: bytes = b""
+    subject: str = ""
 
     async def respond(self, payload: bytes) -> None:
         self.answer = payload
@@ -175,7 +179,8 @@ class WorkerWorld:
         self._host = _Host()
         self.reports: deque[engine_pb2.StepReport] = deque()
         spans = WorkerSpans(OFF, "w")
-        self._intake = Intake(self._bus, self.table, spans, self._host, self.presence)  # type: ignore[arg-type]
+        self.bad = BadMessages(Counter("bad", "Bad messages.", ["kind"], registry=CollectorRegistry()))
+        self._intake = Intake(self._bus, self.table, spans, self._host, self.presence, self.bad)  # type: ignore[arg-type]
         self.emitter = Emitter(self._bus, self.table, spans, "w", "i")  # type: ignore[arg-type]
 
     def submit(
@@ -200,7 +205,8 @@ class WorkerWorld:
 
     def cancel(self, request_id: str) -> None:
         notice = scheduler_pb2.CancelNotice(tenant="t", request_id=request_id)
-        _finish(self._intake.on_cancel(_Letter(notice.SerializeToString())))  # type: ignore[arg-type]
+        subject = subjects.cancel("t", request_id)
+        _finish(self._intake.on_cancel(_Letter(notice.SerializeToString(), subject=subject)))  # type: ignore[arg-type]
 
     def step(self) -> None:
         """The engine takes every command that is under way, makes a step and reports."""

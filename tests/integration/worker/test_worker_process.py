@@ -173,9 +173,11 @@ async def test_a_cancel_notice_ends_a_running_request(worker: WorkerProcess) -> 
 
 
 async def test_a_request_cancelled_on_its_way_is_refused(worker: WorkerProcess) -> None:
-    notice = scheduler_pb2.CancelNotice(tenant="t", request_id="early")
+    notice = scheduler_pb2.CancelNotice(tenant="t", request_id="early", attempt_id="first")
     await worker.bus.publish(subjects.cancel("t", "early"), notice.SerializeToString())
-    answer = await worker.submit(batch_item("early"))
+    item = batch_item("early")
+    item.request.attempt_id = "first"
+    answer = await worker.submit(item)
     assert [r.reason for r in answer.refused] == [worker_pb2.REFUSAL_REASON_CANCELLED]
 
 

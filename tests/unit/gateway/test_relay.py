@@ -31,6 +31,8 @@ class World:
         self.is_broken = False
         self.was_dropped = False
         self.breaks_at: float | None = None
+        # The fields of messages that were ignored.
+        self.bad: list[str] = []
 
     # A TokenSource.
     @property
@@ -63,7 +65,15 @@ class World:
         return self.stored + arrived
 
     def relay(self, offset: int = 0) -> Relay:
-        return Relay(self, self, "subject", offset=offset, limits=LIMITS, clock=lambda: self.now)
+        return Relay(
+            self,
+            self,
+            "subject",
+            offset=offset,
+            limits=LIMITS,
+            clock=lambda: self.now,
+            on_bad=lambda error: self.bad.append(error.field),
+        )
 
 
 def tokens(first: int, n: int = 1, *, epoch: int = 1) -> bytes:
@@ -216,3 +226,28 @@ async def test_a_broken_buffer_is_the_callers_to_know_when_it_asks_itself() -> N
     world.is_broken = True
     with pytest.raises(InferFluxError):
         await world.relay().replay()
+
+
+async def test_messages_that_no_worker_sends_are_ignored() -> None:
+    world = World()
+    odd = Chunk(epoch=1, offset=1)
+    odd.finished.reason = generation_pb2.FinishReason.ValueType(99)
+    world.live = [
+        tokens(0),
+        tokens(1, epoch=2**32 - 1),
+        Chunk(epoch=1, offset=2**32 - 1, token_ids=[1]).SerializeToString(),
+        odd.SerializeToString(),
+        b"\xff\xff",
+        tokens(1),
+        finished(2),
+    ]
+    assert ids(await read(world.relay())) == [0, 1]
+    assert world.bad == ["epoch", "offset", "finished.reason", ""]
+
+
+async def test_a_false_chunk_far_ahead_does_not_end_a_stream_that_goes_on() -> None:
+    world = World()
+    world.later = [(100.0 + i, tokens(i)) for i in range(50)]
+    world.later.insert(1, (100.5, tokens(1_000_000)))
+    world.later.append((150.0, finished(50)))
+    assert ids(await read(world.relay())) == list(range(50))

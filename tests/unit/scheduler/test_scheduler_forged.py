@@ -53,6 +53,7 @@ def test_a_job_in_the_highest_epoch_is_retried_in_it() -> None:
     world.live(30)
     world.check_quiet()
     assert world.read(key).outcome == "length"
+    assert world.read(key).epoch == MAX_EPOCH
 
 
 def serves(world: World) -> bool:

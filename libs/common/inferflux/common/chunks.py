@@ -24,7 +24,7 @@ def parse_chunk(data: bytes) -> tokens_pb2.TokenChunk:
         raise InvalidArgument(f"not a TokenChunk: {error}", reason="UNDECODABLE") from None
     if chunk.epoch > MAX_EPOCH:
         raise InvalidArgument(f"epoch {chunk.epoch} is above {MAX_EPOCH}", field="epoch")
-    if chunk.offset + len(chunk.token_ids) > MAX_TOKENS:
+    if chunk.offset > MAX_TOKENS:
         raise InvalidArgument(f"offset {chunk.offset} is above {MAX_TOKENS}", field="offset")
     if chunk.HasField("finished") and chunk.finished.reason not in _REASONS:
         raise InvalidArgument(f"unknown reason {chunk.finished.reason}", field="finished.reason")

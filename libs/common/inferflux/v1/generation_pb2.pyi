@@ -91,7 +91,7 @@ class SamplingParams(_message.Message):
     min_p: _builtins.float
     """Drop tokens less likely than p times the most likely one; 0 keeps all. [0.05]"""
     repeat_penalty: _builtins.float
-    """Divide the logits of recent tokens by this; 1 is off. [1.0]"""
+    """Divide the logits of recent tokens by this, 0.01 to 10; 1 is off. [1.0]"""
     frequency_penalty: _builtins.float
     """Subtract this per occurrence among the recent tokens. [0.0]"""
     presence_penalty: _builtins.float

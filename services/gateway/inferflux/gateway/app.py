@@ -74,7 +74,8 @@ async def serve(settings: GatewaySettings, shutdown: Shutdown) -> None:
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="inferflux-gateway-")))
         text = TextClient(settings.text_limits, TokenizerFiles(bus, directory).path)
         stack.push_async_callback(text.close)
-        models = ModelRegistry(bus, on_model=WarmUp(text, background).on_model)
+        metrics = GatewayMetrics()
+        models = ModelRegistry(bus, metrics.bad, on_model=WarmUp(text, background).on_model)
         await models.start()
         stack.push_async_callback(models.close)
 
@@ -89,7 +90,7 @@ async def serve(settings: GatewaySettings, shutdown: Shutdown) -> None:
             canceller=Canceller(bus, background, timeout_s=settings.cancel_timeout_s),
             reader_reports=reports,
             ledger=Ledger(admission, background),
-            metrics=GatewayMetrics(),
+            metrics=metrics,
             background=background,
             streams=streams,
             relay_limits=settings.relay_limits,

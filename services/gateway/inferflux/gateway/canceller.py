@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
+from google.protobuf.message import DecodeError
+
 from inferflux.common import logs, subjects
 from inferflux.common.background import Background
 from inferflux.common.bus import Bus
@@ -69,4 +71,7 @@ class Canceller:
     async def _ask(self, notice: scheduler_pb2.CancelNotice) -> bool:
         subject = subjects.cancel(notice.tenant, notice.request_id)
         reply = await self._bus.request(subject, notice.SerializeToString(), timeout_s=self._timeout_s)
-        return scheduler_pb2.CancelReply.FromString(reply).was_found
+        try:
+            return scheduler_pb2.CancelReply.FromString(reply).was_found
+        except DecodeError:
+            raise Unavailable("the scheduler answered something else", reason="BAD_ANSWER") from None

@@ -300,8 +300,12 @@ class Generation:
             self._call.subject,
             offset=offset,
             limits=self._services.relay_limits,
+            on_bad=self._note_bad,
         )
         return self._relay
+
+    def _note_bad(self, error: InvalidArgument) -> None:
+        self._services.metrics.bad.note("chunk", error, subject=self._call.subject)
 
     def _note_tokens(self, n: int) -> None:
         if not self._has_tokens:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram
 
+from inferflux.common.bad_messages import BadMessages
 from inferflux.common.metrics import (
     PER_TOKEN_BUCKETS_S,
     PREFIX,
@@ -66,6 +67,14 @@ class GatewayMetrics:
         )
         self.generation_tokens = Counter(
             f"{PREFIX}_generation_tokens", "Tokens passed on to clients.", model, registry=registry
+        )
+        self.bad = BadMessages(
+            Counter(
+                f"{PREFIX}_gateway_bad_messages",
+                "Messages that could not be understood.",
+                ["kind"],
+                registry=registry,
+            )
         )
         self.streams = Gauge(f"{PREFIX}_gateway_streams", "Streams being served.", registry=registry)
 

@@ -9,12 +9,12 @@ from dataclasses import dataclass
 
 from google.protobuf.message import DecodeError
 
-from inferflux.common import logs, subjects
+from inferflux.common import subjects
+from inferflux.common.bad_messages import BadMessages
 from inferflux.common.bus import Bus, Message, Subscription
-from inferflux.common.errors import NotFound, Unavailable
+from inferflux.common.errors import InvalidArgument, NotFound, Unavailable
+from inferflux.common.heartbeats import check_status
 from inferflux.v1 import model_pb2, scheduler_pb2
-
-log = logs.get()
 
 # A worker not heard of for this long does not count as serving.
 LIVE_S = 3.0
@@ -104,12 +104,14 @@ class ModelRegistry:
     def __init__(
         self,
         bus: Bus,
+        bad: BadMessages,
         *,
         on_model: Callable[[str], None] = lambda _: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.table = ModelTable()
         self._bus = bus
+        self._bad = bad
         self._on_model = on_model
         self._clock = clock
         self._seen: set[str] = set()
@@ -176,14 +178,17 @@ class ModelRegistry:
     async def _on_status(self, message: Message) -> None:
         try:
             status = scheduler_pb2.WorkerStatus.FromString(message.data)
-        except DecodeError:
-            log.warning("not a worker status", subject=message.subject)
+            check_status(status)
+            if message.subject != subjects.worker_status(status.worker_id):
+                raise InvalidArgument("worker_id is another than the subject's", field="worker_id")
+        except (DecodeError, InvalidArgument) as error:
+            self._bad.note("heartbeat", error, subject=message.subject)
             return
         now = self._clock()
         self.table.note(status, now)
         self.table.forget_old(now)
         for card in status.models:
-            if card.digest not in self._seen:
+            if card.digest and card.digest not in self._seen:
                 self._seen.add(card.digest)
                 self._on_model(card.digest)
         self._heard.set()

@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum, auto
 
+from google.protobuf.message import DecodeError
+
 from inferflux.common import logs, subjects
 from inferflux.common.bus import Bus
 from inferflux.common.errors import DeadlineExceeded, InferFluxError, Unavailable
@@ -132,7 +134,10 @@ class ReaderReports:
         reply = await self._bus.request(
             subjects.SCHEDULER_READERS, notice.SerializeToString(), timeout_s=self._timeout_s
         )
-        return scheduler_pb2.ReaderReply.FromString(reply)
+        try:
+            return scheduler_pb2.ReaderReply.FromString(reply)
+        except DecodeError:
+            raise Unavailable("the scheduler answered something else", reason="BAD_ANSWER") from None
 
     def _notice(self) -> scheduler_pb2.ReaderNotice:
         return scheduler_pb2.ReaderNotice(gateway_id=self._gateway_id)

@@ -8,10 +8,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from google.protobuf.message import DecodeError
-
 from inferflux.common import logs
-from inferflux.common.errors import DeadlineExceeded, Unavailable
+from inferflux.common.chunks import parse_chunk
+from inferflux.common.errors import DeadlineExceeded, InvalidArgument, Unavailable
 from inferflux.v1 import tokens_pb2
 
 from .stream_state import StreamState, Verdict, can_merge, merge
@@ -74,6 +73,9 @@ class Relay:
     """Gives a request's chunks in order, each token once, until the terminal chunk.
 
     Chunks that wait already are merged into one, so a slow client or a busy machine costs fewer messages.
+
+    Args:
+        on_bad: told why a message was ignored.
     """
 
     def __init__(
@@ -85,6 +87,7 @@ class Relay:
         offset: int = 0,
         limits: RelayLimits,
         clock: Callable[[], float] = time.monotonic,
+        on_bad: Callable[[InvalidArgument], None] = lambda _error: None,
     ) -> None:
         self.state = StreamState(offset)
         self.has_heard = False
@@ -93,10 +96,12 @@ class Relay:
         self._subject = subject
         self._limits = limits
         self._clock = clock
+        self._on_bad = on_bad
         self._ready: deque[tokens_pb2.TokenChunk] = deque()
         # Chunks beyond a gap.
         self._held: list[tokens_pb2.TokenChunk] = []
-        self._gap_since = 0.0
+        # Since when tokens are missing, and from which one on.
+        self._gap_since, self._gap_offset = 0.0, -1
         self._silent_since = clock()
         self._patience_s = limits.silence_s
         self._replay_due_at = self._silent_since + limits.silence_s
@@ -158,9 +163,9 @@ class Relay:
 
     def _take(self, data: bytes) -> None:
         try:
-            chunk = tokens_pb2.TokenChunk.FromString(data)
-        except DecodeError:
-            log.warning("not a token chunk", subject=self._subject)
+            chunk = parse_chunk(data)
+        except InvalidArgument as error:
+            self._on_bad(error)
             return
         self.has_heard = True
         self._offer(chunk)
@@ -175,8 +180,8 @@ class Relay:
             else:
                 ready.append(chunk)
         elif verdict is Verdict.GAP:
-            if not self._held:
-                self._gap_since = self._clock()
+            if self._gap_offset != self.state.next_offset:  # what comes beyond it may be false, and far away
+                self._gap_offset, self._gap_since = self.state.next_offset, self._clock()
             if len(self._held) < _MAX_HELD:
                 self._held.append(chunk)
             return False
@@ -186,12 +191,11 @@ class Relay:
         if not self._held:
             return
         waiting = sorted(self._held, key=lambda chunk: (chunk.offset, -chunk.epoch))
-        since, self._held = self._gap_since, []
-        before = self.state.next_offset
+        self._held = []
         for chunk in waiting:
             self._offer(chunk)
-        if self.state.next_offset == before:
-            self._gap_since = since
+        if not self._held:
+            self._gap_offset = -1
 
     def _wait_s(self) -> float:
         if self._held or self._must_replay:

@@ -63,7 +63,7 @@ class Worker:
             load_limit_s=settings.load_limit_s,
         )
         self._watchdog = Watchdog(settings.stuck_s, _WATCH_INTERVAL_S)
-        self._intake = Intake(bus, self._table, self._spans, self._host, self._presence)
+        self._intake = Intake(bus, self._table, self._spans, self._host, self._presence, self._metrics.bad)
 
     async def run(self, shutdown: Shutdown) -> None:
         """Serve until `shutdown`, then drain.

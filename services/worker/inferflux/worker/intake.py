@@ -7,9 +7,12 @@ import time
 from google.protobuf.message import DecodeError
 
 from inferflux.common import logs, subjects
+from inferflux.common.bad_messages import BadMessages
 from inferflux.common.bus import Bus, Message
+from inferflux.common.errors import InvalidArgument
 from inferflux.v1 import engine_pb2, scheduler_pb2, worker_pb2
 
+from .checks import check_batch, check_cancel, check_command, check_item
 from .engine_host import EngineHost
 from .presence import Presence
 from .running import Refused, RunningTable, request_key
@@ -22,13 +25,20 @@ class Intake:
     """Checks what arrives against the table, answers, and passes on to the engine."""
 
     def __init__(
-        self, bus: Bus, table: RunningTable, spans: WorkerSpans, host: EngineHost, presence: Presence
+        self,
+        bus: Bus,
+        table: RunningTable,
+        spans: WorkerSpans,
+        host: EngineHost,
+        presence: Presence,
+        bad: BadMessages,
     ) -> None:
         self._bus = bus
         self._table = table
         self._spans = spans
         self._host = host
         self._presence = presence
+        self._bad = bad
 
     async def listen(self) -> None:
         worker_id = self._presence.worker_id
@@ -40,9 +50,10 @@ class Intake:
     async def on_batch(self, message: Message) -> None:
         try:
             batch = worker_pb2.RequestBatch.FromString(message.data)
-        except DecodeError:
-            log.error("batch could not be decoded", size=len(message.data))
-            return
+            check_batch(batch)
+        except (DecodeError, InvalidArgument) as error:
+            self._bad.note("batch", error, subject=message.subject)
+            raise InvalidArgument(str(error), reason="BAD_BATCH") from None
         answer = worker_pb2.BatchAccepted(batch_id=batch.batch_id)
         try:
             self._check_sender(batch)
@@ -66,6 +77,7 @@ class Intake:
         take = self._resume if batch.phase == worker_pb2.PHASE_DECODE else self._take_up
         for item in batch.items:
             try:
+                _check(item)
                 take(item)
             except Refused as refusal:
                 _refuse(answer, item, refusal)
@@ -112,8 +124,9 @@ class Intake:
     async def on_command(self, message: Message) -> None:
         try:
             command = worker_pb2.WorkerCommand.FromString(message.data)
-        except DecodeError:
-            log.error("command could not be decoded", size=len(message.data))
+            check_command(command)
+        except (DecodeError, InvalidArgument) as error:
+            self._bad.note("command", error, subject=message.subject)
             return
         if not self._presence.accepts(command.term):
             log.warning("command of an old term", term=command.term, latest=self._presence.term)
@@ -144,7 +157,11 @@ class Intake:
     async def on_cancel(self, message: Message) -> None:
         try:
             notice = scheduler_pb2.CancelNotice.FromString(message.data)
-        except DecodeError:
+            check_cancel(notice)
+            if message.subject != subjects.cancel(notice.tenant, notice.request_id):
+                raise InvalidArgument("another request than the subject's", field="request_id")
+        except (DecodeError, InvalidArgument) as error:
+            self._bad.note("cancel", error, subject=message.subject)
             return
         key = request_key(notice.tenant, notice.request_id)
         running = self._table.cancel(key, notice.attempt_id, time.monotonic())
@@ -154,6 +171,14 @@ class Intake:
     def _cancel(self, key: str, *, is_silent: bool) -> None:
         cancel = engine_pb2.EngineCancel(key=key, is_silent=is_silent)
         self._host.send(engine_pb2.EngineCommand(cancel=cancel))
+
+
+def _check(item: worker_pb2.BatchItem) -> None:
+    """Raises Refused when an item cannot be what a scheduler sends."""
+    try:
+        check_item(item)
+    except InvalidArgument as error:
+        raise Refused(worker_pb2.REFUSAL_REASON_INVALID, error.message) from None
 
 
 def _refuse(answer: worker_pb2.BatchAccepted, item: worker_pb2.BatchItem, refusal: Refused) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from prometheus_client import Counter, Gauge, Histogram
 
+from inferflux.common.bad_messages import BadMessages
 from inferflux.v1 import engine_pb2
 
 _RUNNING = Gauge("inferflux_worker_requests", "Requests on board of the engine", ["model"])
@@ -33,6 +34,7 @@ _STEP = Histogram(
 )
 _DEATHS = Counter("inferflux_engine_deaths", "Engine processes that ended unasked", ["model"])
 _STUCK = Counter("inferflux_worker_stuck_engines", "Engines killed for not getting on", ["model"])
+_BAD = Counter("inferflux_worker_bad_messages", "Messages that could not be understood", ["kind"])
 _FLASH = Gauge("inferflux_flash_attention_enabled", "1 when flash attention is on", ["model"])
 
 
@@ -41,6 +43,7 @@ class WorkerMetrics:
 
     def __init__(self, model: str, *, kv_cells: int, flash_attention: bool) -> None:
         self.kv_cells = kv_cells
+        self.bad = BadMessages(_BAD)
         self._running = _RUNNING.labels(model)
         self._kv_usage = _KV_USAGE.labels(model)
         self._kv_reserved = _KV_RESERVED.labels(model)

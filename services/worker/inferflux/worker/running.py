@@ -9,6 +9,8 @@ from collections import OrderedDict
 from dataclasses import dataclass, field
 
 from inferflux.common import subjects
+from inferflux.common.errors import InvalidArgument
+from inferflux.common.generation_limits import check_params
 from inferflux.common.kv_cells import cells_of
 from inferflux.v1 import engine_pb2, scheduler_pb2, worker_pb2
 
@@ -268,7 +270,7 @@ class RunningTable:
 
 
 def check_request(request: scheduler_pb2.InferenceRequest, limits: Limits) -> None:
-    """Everything llama.cpp would abort over.
+    """Everything llama.cpp would abort over, and the sampler cannot work with.
 
     Raises:
         Refused: INVALID, naming the field; NO_MEMORY, when the whole KV cache would not do.
@@ -291,7 +293,9 @@ def check_request(request: scheduler_pb2.InferenceRequest, limits: Limits) -> No
         problem = f"{n_prompt} + {params.max_tokens} tokens exceed the context of {limits.context_length}"
     elif len(request.generated_token_ids) >= params.max_tokens:
         problem = "generated_token_ids already reach params.max_tokens"
-    elif any(not 0 <= i < limits.vocabulary_size for i in params.sampling.logit_bias):
-        problem = f"params.sampling.logit_bias: token ids must be in [0, {limits.vocabulary_size})"
     if problem:
         raise Refused(worker_pb2.REFUSAL_REASON_INVALID, problem)
+    try:
+        check_params(params, vocabulary_size=limits.vocabulary_size)
+    except InvalidArgument as error:
+        raise Refused(worker_pb2.REFUSAL_REASON_INVALID, f"{error.field}: {error.message}") from None

@@ -187,7 +187,8 @@ class _Penalties:
 
     @classmethod
     def of(cls, params: generation_pb2.SamplingParams, history: Sequence[int]) -> _Penalties | None:
-        strengths = (params.repeat_penalty, params.frequency_penalty, params.presence_penalty)
+        repeat = params.repeat_penalty or 1.0  # 0 only where it is not set
+        strengths = (repeat, params.frequency_penalty, params.presence_penalty)
         if strengths == (1.0, 0.0, 0.0) or params.penalty_last_n == 0:
             return None
         last_n = params.penalty_last_n

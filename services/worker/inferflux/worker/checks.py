@@ -1,0 +1,50 @@
+"""What the messages that reach a worker may say (pure).
+
+The engine trusts what passes: llama.cpp aborts on bad ids, counts and positions, and a number that is not
+finite breaks the order of the sequences. Whether a term counts, `presence` decides. Each function raises
+InvalidArgument, naming the field.
+"""
+
+from __future__ import annotations
+
+from inferflux.common import checks
+from inferflux.common.epochs import MAX_EPOCH
+from inferflux.common.heartbeats import check_identity
+from inferflux.v1 import scheduler_pb2, worker_pb2
+
+MAX_ITEMS = 4096
+_MAX_ID_BYTES = 128
+
+
+def check_batch(batch: worker_pb2.RequestBatch) -> None:
+    """A batch can be acted on; each of its items is still to be checked."""
+    checks.check_text(batch.batch_id, _MAX_ID_BYTES, "batch_id")
+    checks.check_count(batch.items, MAX_ITEMS, "items")
+    checks.check_count(batch.preemptions, MAX_ITEMS, "preemptions")
+    if batch.items:  # one without asks for a sign of life, or only preempts
+        checks.check_known(batch.phase, worker_pb2.Phase, "phase")
+
+
+def check_item(item: worker_pb2.BatchItem) -> None:
+    """An item of a batch names a request that can be, and a place in the order."""
+    request = item.request
+    check_identity(request.tenant, request.request_id, request.epoch, "request")
+    checks.check_range(request.epoch, 1, MAX_EPOCH, "request.epoch")
+    if request.attempt_id:
+        checks.check_token(request.attempt_id, "request.attempt_id")
+    checks.check_finite(item.rank, "rank")
+    checks.check_range(item.token_budget, 0, checks.MAX_TOKENS, "token_budget")
+
+
+def check_command(command: worker_pb2.WorkerCommand) -> None:
+    """A command can be followed."""
+    if command.HasField("drop"):
+        check_identity(command.drop.tenant, command.drop.request_id, command.drop.epoch, "drop")
+
+
+def check_cancel(notice: scheduler_pb2.CancelNotice) -> None:
+    """A cancel notice names a request that can be: those of requests not here yet are kept."""
+    checks.check_token(notice.tenant, "tenant")
+    checks.check_token(notice.request_id, "request_id")
+    if notice.attempt_id:
+        checks.check_token(notice.attempt_id, "attempt_id")
