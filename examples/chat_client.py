@@ -1,6 +1,10 @@
 """A Python service that asks InferFlux: one streamed chat answer, with a deadline and readable errors.
 
     python examples/chat_client.py "What is the capital of France?"
+    python examples/chat_client.py --resume-window 60 "Tell me a story."
+
+With a window the request goes on when the connection is lost, and the answer is resumed where it broke off.
+Without one, a lost connection cancels it.
 
 Needs grpcio, grpcio-status and the generated stubs `inferflux.v1`. INFERFLUX_ENDPOINT and INFERFLUX_API_KEY
 say where; without them it asks the stack that runs on this machine.
@@ -10,6 +14,9 @@ from __future__ import annotations
 
 import argparse
 import sys
+import time
+import uuid
+from collections.abc import Iterator
 
 import grpc
 from google.rpc import error_details_pb2
@@ -34,6 +41,12 @@ def main() -> None:
     parser.add_argument(
         "--timeout", type=float, default=60, help="deadline in seconds (default: %(default)s)"
     )
+    parser.add_argument(
+        "--resume-window",
+        type=int,
+        default=0,
+        help="seconds that the request goes on without a connection (default: %(default)s, it is cancelled)",
+    )
     args = parser.parse_args()
 
     metadata = (("authorization", f"Bearer {setting('INFERFLUX_API_KEY')}"),)
@@ -47,13 +60,45 @@ def main() -> None:
                     max_tokens=args.max_tokens,
                     sampling=generation_pb2.SamplingParams(temperature=0),
                 ),
+                resume_window_s=args.resume_window,
             )
             # The deadline goes with the request: what is still queued or running then is ended everywhere.
             stub = inference_pb2_grpc.InferenceServiceStub(channel)
-            for response in stub.Chat(request, metadata=metadata, timeout=args.timeout):
-                show(response.chunk)
+            for chunk in answer(stub, request, metadata, args.timeout):
+                show(chunk)
         except grpc.RpcError as error:
             sys.exit(explain(error))
+
+
+def answer(
+    stub: inference_pb2_grpc.InferenceServiceStub,
+    request: inference_pb2.ChatRequest,
+    metadata: tuple[tuple[str, str], ...],
+    timeout: float,
+) -> Iterator[tokens_pb2.TokenChunk]:
+    """The chunks of an answer; with a resume window over as many calls as it takes, each token once."""
+    request_id, offset, is_accepted, lost_at = uuid.uuid4().hex, 0, False, 0.0
+    deadline = time.monotonic() + timeout
+    while True:
+        left = deadline - time.monotonic()
+        resume = inference_pb2.ResumeRequest(request_id=request_id, offset=offset)
+        call = (
+            stub.Resume(resume, metadata=metadata, timeout=left)
+            if is_accepted
+            else stub.Chat(request, metadata=(*metadata, ("x-request-id", request_id)), timeout=left)
+        )
+        try:
+            for response in call:
+                is_accepted, lost_at = True, 0.0
+                offset = max(offset, response.chunk.offset + len(response.chunk.token_ids))
+                yield response.chunk
+            return
+        except grpc.RpcError as error:
+            lost_at = lost_at or time.monotonic()
+            is_lost = error.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
+            if not (is_accepted and is_lost) or time.monotonic() - lost_at > request.resume_window_s:
+                raise
+            time.sleep(0.3)
 
 
 def show(chunk: tokens_pb2.TokenChunk) -> None:

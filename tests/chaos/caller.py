@@ -33,6 +33,8 @@ PATIENCE_S = 60.0
 # An accepted request must not stay unknown for longer than this.
 _UNKNOWN_LIMIT_S = 10.0
 _RETRY_S = 0.2
+# Longer than any fault lasts.
+RESUME_WINDOW_S = 60
 # gRPC itself cancels calls that reach a server the moment it closes.
 _PASSING = (Unavailable, ResourceExhausted, Cancelled)
 # UNAVAILABLE that is the end of the request, not of the attempt.
@@ -154,7 +156,8 @@ class _Conversation:
         order = self._transcript.order
         request = countdown(order.start, order.end)
         request.priority = order.priority
-        request.resume_window_s = self._resume_window_s
+        # Who leaves on a whim says that nothing is to be resumed.
+        request.resume_window_s = 0 if order.whim is Whim.LEAVE else self._resume_window_s
         metadata = self._client.metadata(self._transcript.request_id)
         call: _Call = self._client.inference.Chat(request, metadata=metadata)
         return call

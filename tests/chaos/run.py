@@ -25,7 +25,7 @@ from inferflux.common.priority import HIGHEST
 from inferflux.v1 import policy_pb2, policy_pb2_grpc, scheduler_pb2
 
 from . import aftermath, eavesdrop, processes
-from .caller import Caller
+from .caller import RESUME_WINDOW_S, Caller
 from .eavesdrop import Overheard
 from .inflict import Inflictor, targets
 from .report import Report, summary
@@ -145,7 +145,13 @@ class Chaos:
 
     async def _go(self, clients: list[Client]) -> None:
         answers = await _references(clients[0])
-        caller = Caller(clients, answers, is_poisoned=self._is_poisoned, clock=_CLOCK)
+        caller = Caller(
+            clients,
+            answers,
+            is_poisoned=self._is_poisoned,
+            clock=_CLOCK,
+            resume_window_s=RESUME_WINDOW_S,
+        )
         self._began_s = _CLOCK()
         self._report.event("the load begins")
         clock = asyncio.create_task(self._tell_time())

@@ -55,6 +55,15 @@ TopP = Annotated[
 Seed = Annotated[int | None, typer.Option(min=0, max=2**64 - 1, help="The same seed gives the same answer.")]
 Priority = Annotated[int, typer.Option(min=-_INT32, max=_INT32, help="Higher is more urgent; 0 is ordinary.")]
 IgnoreEos = Annotated[bool, typer.Option("--ignore-eos", help="Go on past the model's own end.")]
+ResumeWindow = Annotated[
+    int,
+    typer.Option(
+        min=0,
+        max=2**32 - 1,
+        metavar="SECONDS",
+        help="Resume a lost stream for so long; 0 lets a lost connection cancel the request.",
+    ),
+]
 RequestId = Annotated[str, typer.Option(help="Your own id, for `inferctl cancel`: 1-64 of A-Z a-z 0-9 _ -")]
 Stats = Annotated[bool, typer.Option("--stats", help="Say how fast the answer came.")]
 ModelPath = Annotated[
@@ -161,6 +170,7 @@ def chat(
     seed: Seed = None,
     priority: Priority = 0,
     ignore_eos: IgnoreEos = False,
+    resume_window: ResumeWindow = 0,
     request_id: RequestId = "",
     stats: Stats = False,
     as_json: AsJson = False,
@@ -169,7 +179,7 @@ def chat(
     state_dir: StateDirectory = None,
 ) -> None:
     """Ask the model; the answer streams as it is generated."""
-    generation = Generation(max_tokens, temperature, top_p, seed, priority, ignore_eos)
+    generation = Generation(max_tokens, temperature, top_p, seed, priority, ignore_eos, resume_window)
     question = _text_or_stdin(text)
 
     async def run(client: Client) -> None:
@@ -206,6 +216,7 @@ def complete(
     seed: Seed = None,
     priority: Priority = 0,
     ignore_eos: IgnoreEos = False,
+    resume_window: ResumeWindow = 0,
     request_id: RequestId = "",
     stats: Stats = False,
     as_json: AsJson = False,
@@ -214,7 +225,7 @@ def complete(
     state_dir: StateDirectory = None,
 ) -> None:
     """Continue a text, without a chat template."""
-    generation = Generation(max_tokens, temperature, top_p, seed, priority, ignore_eos)
+    generation = Generation(max_tokens, temperature, top_p, seed, priority, ignore_eos, resume_window)
     prompt = _text_or_stdin(text)
     if prompt is None:
         raise typer.BadParameter("give a text, or pipe one in")
@@ -223,7 +234,12 @@ def complete(
         name = model or await client.only_model()
         answer = Answer(sent_at=asyncio.get_running_loop().time(), request_id=request_id)
         chunks = client.generate(
-            prompt, model=name, params=generation.params(), priority=priority, request_id=request_id
+            prompt,
+            model=name,
+            params=generation.params(),
+            priority=priority,
+            request_id=request_id,
+            resume_window_s=resume_window,
         )
         await show(chunks, answer, has_stats=stats, is_json=as_json)
 

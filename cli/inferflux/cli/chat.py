@@ -69,6 +69,7 @@ async def one_shot(
         params=generation.params(),
         priority=generation.priority,
         request_id=request_id,
+        resume_window_s=generation.resume_window_s,
     )
     await show(chunks, answer, has_stats=has_stats, is_json=is_json)
 
@@ -135,6 +136,7 @@ class ChatSession:
             model=self._model,
             params=self._generation.params(),
             priority=self._generation.priority,
+            resume_window_s=self._generation.resume_window_s,
         )
         task = asyncio.create_task(stream_text(chunks, answer))
         with on_ctrl_c(task.cancel):

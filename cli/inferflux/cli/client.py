@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+import uuid
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import aclosing
 from types import TracebackType
-from typing import Protocol, Self
+from typing import Self
 
 import grpc
 import grpc.aio
 
 from inferflux.common import grpc_client
-from inferflux.common.errors import InferFluxError, Unavailable, from_failed, from_rpc
+from inferflux.common.errors import InferFluxError, Unavailable, from_rpc
 from inferflux.v1 import (
     admin_pb2,
     admin_pb2_grpc,
@@ -26,19 +28,11 @@ from inferflux.v1 import (
 )
 
 from .errors import CommandError
+from .resuming import Call, read, read_resuming
 from .target import Target
 
+_Metadata = tuple[tuple[str, str], ...]
 _UNARY_LIMIT_S = 10.0
-
-
-class _Response(Protocol):
-    @property
-    def chunk(self) -> tokens_pb2.TokenChunk: ...
-
-
-class _Call(Protocol):
-    def __aiter__(self) -> AsyncIterator[_Response]: ...
-    def cancel(self) -> bool: ...
 
 
 class Client:
@@ -72,11 +66,23 @@ class Client:
         params: generation_pb2.GenerationParams,
         priority: int = 0,
         request_id: str = "",
+        resume_window_s: int = 0,
     ) -> AsyncGenerator[tokens_pb2.TokenChunk, None]:
-        """The answer to a conversation. Closing the generator early cancels the request."""
-        request = inference_pb2.ChatRequest(model=model, messages=messages, params=params, priority=priority)
-        metadata = self._metadata(request_id)
-        return self._chunks(lambda: self._inference.Chat(request, metadata=metadata))
+        """The answer to a conversation. Closing the generator early cancels the request.
+
+        Args:
+            resume_window_s: with one, a stream whose connection is lost is resumed for so long.
+        """
+        request = inference_pb2.ChatRequest(
+            model=model,
+            messages=messages,
+            params=params,
+            priority=priority,
+            resume_window_s=resume_window_s,
+        )
+        return self._chunks(
+            lambda metadata: self._inference.Chat(request, metadata=metadata), request_id, resume_window_s
+        )
 
     def generate(
         self,
@@ -86,11 +92,16 @@ class Client:
         params: generation_pb2.GenerationParams,
         priority: int = 0,
         request_id: str = "",
+        resume_window_s: int = 0,
     ) -> AsyncGenerator[tokens_pb2.TokenChunk, None]:
-        """The continuation of a text. Closing the generator early cancels the request."""
-        request = inference_pb2.GenerateRequest(model=model, text=prompt, params=params, priority=priority)
-        metadata = self._metadata(request_id)
-        return self._chunks(lambda: self._inference.Generate(request, metadata=metadata))
+        """The continuation of a text; `resume_window_s` is as in `chat`. Closing the generator early cancels
+        the request."""
+        request = inference_pb2.GenerateRequest(
+            model=model, text=prompt, params=params, priority=priority, resume_window_s=resume_window_s
+        )
+        return self._chunks(
+            lambda metadata: self._inference.Generate(request, metadata=metadata), request_id, resume_window_s
+        )
 
     async def cancel(self, request_id: str) -> None:
         """End a queued or running request of this key's tenant."""
@@ -173,18 +184,33 @@ class Client:
             raise self._readable(error) from None
         return reply.progress
 
-    async def _chunks(self, start: Callable[[], _Call]) -> AsyncGenerator[tokens_pb2.TokenChunk, None]:
-        call = start()
-        # grpc.aio never cancels an RPC whose call object is merely dropped.
+    async def _chunks(
+        self, start: Callable[[_Metadata], Call], request_id: str, resume_window_s: int
+    ) -> AsyncGenerator[tokens_pb2.TokenChunk, None]:
+        # To be resumed, a request has an id that is known here.
+        request_id = request_id or (uuid.uuid4().hex if resume_window_s else "")
+        metadata = self._metadata(request_id)
+        chunks = (
+            read_resuming(
+                lambda: start(metadata),
+                lambda offset: self._resume(request_id, offset),
+                lambda: self.cancel(request_id),
+                window_s=resume_window_s,
+            )
+            if resume_window_s
+            else read(start(metadata))
+        )
         try:
-            async for response in call:
-                if response.chunk.HasField("failed"):
-                    raise from_failed(response.chunk.failed)
-                yield response.chunk
+            async with aclosing(chunks):
+                async for chunk in chunks:
+                    yield chunk
         except grpc.aio.AioRpcError as error:
             raise self._readable(error) from None
-        finally:
-            call.cancel()
+
+    def _resume(self, request_id: str, offset: int) -> Call:
+        request = inference_pb2.ResumeRequest(request_id=request_id, offset=offset)
+        call: Call = self._inference.Resume(request, metadata=self._metadata())
+        return call
 
     def _metadata(self, request_id: str = "") -> tuple[tuple[str, str], ...]:
         return grpc_client.outgoing(api_key=self._api_key, request_id=request_id)

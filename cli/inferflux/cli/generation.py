@@ -17,6 +17,7 @@ class Generation:
     seed: int | None = None
     priority: int = 0
     ignores_eos: bool = False
+    resume_window_s: int = 0
 
     def params(self) -> generation_pb2.GenerationParams:
         sampling = generation_pb2.SamplingParams(
