@@ -132,6 +132,31 @@ def test_a_new_leader_gives_every_request_its_time_again_and_then_ends_what_nobo
     world.check_quiet()
 
 
+@pytest.mark.parametrize("window_s", [0, 20])
+def test_what_a_new_leader_takes_over_and_no_gateway_reports_ends_sooner(window_s: int) -> None:
+    """After a restart of everything, what nobody resumes keeps new requests waiting no longer than this."""
+    world = World(Limits(settle_s=0.5, clock_skew_s=1.0, unread_limit_s=LIMIT_S, stuck_s=0))
+    world.add_worker("w1", slots=1)
+    pass_time(world, 5.0)
+    submit(world, window_s=window_s)
+    world.restart_scheduler()
+    pass_time(world, max(10, window_s) - 2)
+    assert is_alive(world)
+    pass_time(world, 4)
+    assert world.read(KEY).outcome == "cancelled"
+
+
+def test_what_a_new_leader_takes_over_and_a_gateway_reports_gets_all_its_time() -> None:
+    world = World(Limits(settle_s=0.5, clock_skew_s=1.0, unread_limit_s=LIMIT_S, stuck_s=0))
+    world.add_worker("w1", slots=1)
+    pass_time(world, 5.0)
+    submit(world)
+    world.restart_scheduler()
+    pass_time(world, 2, read_by="g1")
+    pass_time(world, LIMIT_S - 2)
+    assert is_alive(world)
+
+
 def test_a_new_leader_ends_nothing_before_other_gateways_could_report(world: World) -> None:
     submit(world)
     pass_time(world, 2, read_by="g2")

@@ -20,6 +20,9 @@ from .timers import Timers
 _REPORTS_WITHIN_S = 3.0
 # More gateways than these do not read one request; what claims so is no gateway.
 _MOST_GATEWAYS = 16
+# A new leader does not wait as long for the readers of what it takes over: after a restart of everything,
+# requests that nobody resumes would keep new ones waiting.
+_INHERITED_LIMIT_S = 10.0
 # Timers of ended jobs that are held before they are cleared.
 _ENDED_HELD = 64
 
@@ -45,10 +48,12 @@ class Readers:
     timer_s: float = math.inf
 
     @classmethod
-    def of_new(cls, window_s: float, unread_limit_s: float, now: float) -> Readers:
+    def of_new(cls, job: Job, unread_limit_s: float, now: float) -> Readers:
         """Those of a request that just came: its gateway has not reported it yet."""
+        window_s = job.request.resume_window_s
         limit_s = max(window_s, unread_limit_s) if unread_limit_s else math.inf
-        return cls(window_s, limit_s, now, limit_s)
+        patience_s = min(limit_s, max(window_s, _INHERITED_LIMIT_S)) if job.is_inherited else limit_s
+        return cls(window_s, limit_s, now, patience_s)
 
     @property
     def ends_s(self) -> float:
@@ -90,7 +95,7 @@ class ReaderWatch:
     def begin(self, job: Job, now: float) -> None:
         """Watch a job, if a gateway submitted it: readers of others are not reported."""
         if job.attempt_id:
-            job.readers = Readers.of_new(job.request.resume_window_s, self._unread_limit_s, now)
+            job.readers = Readers.of_new(job, self._unread_limit_s, now)
             self._set_timer(job, job.readers)
 
     def report(self, job: Job, gateway_id: str, now: float) -> None:
