@@ -109,6 +109,8 @@ class Stage:
         max_tokens: int = 8,
         model: str = MODEL,
         deadline_in_s: float = 0.0,
+        attempt: str = "",
+        window_s: int = 0,
     ) -> None:
         now_ms = round(time.time() * 1000)
         request = scheduler_pb2.InferenceRequest(
@@ -120,6 +122,8 @@ class Stage:
             enqueued_unix_ms=now_ms,
             deadline_unix_ms=now_ms + round(deadline_in_s * 1000) if deadline_in_s else 0,
             epoch=1,
+            attempt_id=attempt,
+            resume_window_s=window_s,
         )
         request.params.max_tokens = max_tokens
         await self.enqueue(request_id, model, request.SerializeToString())

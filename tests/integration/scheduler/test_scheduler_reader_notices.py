@@ -1,0 +1,83 @@
+"""Gateways' notices about readers, over a real NATS to the scheduler process."""
+
+from __future__ import annotations
+
+import asyncio
+
+from harness.scheduler_stage import Stage
+
+from inferflux.common import subjects
+from inferflux.scheduler.emitted import assemble
+from inferflux.v1 import scheduler_pb2
+
+GATEWAY = "g1"
+
+
+def read(request_id: str, attempt_id: str = "") -> scheduler_pb2.ReadRequest:
+    return scheduler_pb2.ReadRequest(tenant="acme", request_id=request_id, attempt_id=attempt_id)
+
+
+def joined(request: scheduler_pb2.ReadRequest) -> scheduler_pb2.ReaderNotice:
+    return scheduler_pb2.ReaderNotice(gateway_id=GATEWAY, joined=scheduler_pb2.ReaderJoined(request=request))
+
+
+def left(request: scheduler_pb2.ReadRequest) -> scheduler_pb2.ReaderNotice:
+    return scheduler_pb2.ReaderNotice(gateway_id=GATEWAY, left=scheduler_pb2.ReaderLeft(request=request))
+
+
+async def ask(stage: Stage, notice: scheduler_pb2.ReaderNotice) -> scheduler_pb2.ReaderReply:
+    data = await stage.bus.request(subjects.SCHEDULER_READERS, notice.SerializeToString(), timeout_s=5)
+    return scheduler_pb2.ReaderReply.FromString(data)
+
+
+async def test_a_gateway_is_told_what_is_known_of_a_request(stage: Stage) -> None:
+    worker = await stage.add_worker("w1")
+    await stage.submit("windowed", attempt="a1", window_s=60)
+    await worker.has("windowed")
+    reply = await ask(stage, joined(read("windowed")))
+    assert (reply.was_found, reply.attempt_id, reply.resume_window_s) == (True, "a1", 60)
+    assert not (await ask(stage, joined(read("windowed", "a2")))).was_found
+    reply = await ask(stage, left(read("windowed", "a1")))
+    assert (reply.was_found, reply.may_end) == (True, False)
+    assert not (await ask(stage, left(read("unknown")))).was_found
+    await worker.emit("windowed", 1, is_last=True)
+    await stage.is_quiet(workers=1)
+
+
+async def test_bad_notices_about_readers_are_passed_over(stage: Stage) -> None:
+    bad = [
+        b"\xff\xff",
+        b"",
+        scheduler_pb2.ReaderNotice(gateway_id="a b").SerializeToString(),
+        scheduler_pb2.ReaderNotice(gateway_id=GATEWAY).SerializeToString(),
+        left(scheduler_pb2.ReadRequest(tenant="a b", request_id="\x00" * 1000)).SerializeToString(),
+    ]
+    for data in bad:
+        await stage.bus.publish(subjects.SCHEDULER_READERS, data)
+    assert not (await ask(stage, joined(read("nothing")))).was_found
+
+
+async def test_a_request_that_nobody_reads_is_cancelled_wherever_it_is(theatre: Stage) -> None:
+    """One runs, one waits; a third is read and goes on."""
+    await theatre.add_scheduler("s1", INFERFLUX_SCHEDULER_UNREAD_LIMIT_S="2")
+    worker = await theatre.add_worker("w1", slots=2)
+    await theatre.submit("runs", attempt="a1")
+    await theatre.submit("read", attempt="a2")
+    for request_id in ("runs", "read"):
+        await worker.has(request_id)
+    await theatre.submit("waits", attempt="a3")
+    ended: dict[str, str] = {}
+    async with asyncio.timeout(30):
+        while len(ended) < 2:
+            now = scheduler_pb2.ReadersNow(requests=[read("read", "a2")])
+            notice = scheduler_pb2.ReaderNotice(gateway_id=GATEWAY, now=now)
+            await theatre.bus.publish(subjects.SCHEDULER_READERS, notice.SerializeToString())
+            for request_id in ("runs", "waits"):
+                if outcome := assemble(await theatre.chunks(request_id)).outcome:
+                    ended[request_id] = outcome
+            assert not assemble(await theatre.chunks("read")).outcome
+            await asyncio.sleep(0.2)
+    assert ended == {"runs": "cancelled", "waits": "cancelled"}
+    await worker.emit("read", 1, is_last=True)
+    assert (await theatre.read("read")).outcome == "stop"
+    await theatre.is_quiet(workers=1)
