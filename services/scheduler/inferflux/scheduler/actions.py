@@ -56,8 +56,8 @@ class SendCommand:
 
 @dataclass(frozen=True, slots=True)
 class TellCancel:
-    """Tell the workers to cancel: they may not have had the request when it was first said, or nobody has
-    said it yet."""
+    """Publish a cancel notice: the worker may not have had the request when an earlier one came, or there was
+    none."""
 
     key: RequestKey
     attempt_id: str
@@ -82,7 +82,7 @@ class Hold:
 
 @dataclass(frozen=True, slots=True)
 class CountUnread:
-    """A request is cancelled because nobody reads it; nothing to do but count."""
+    """A request is cancelled because it has no reader; nothing to do but count."""
 
     key: RequestKey
 

@@ -62,7 +62,7 @@ class SchedulerMetrics:
             "scheduler_retries", "Requests that went back to the queue, by why.", ("cause",)
         )
         self.unread = Counter(
-            f"{PREFIX}_scheduler_unread", "Requests cancelled because nobody read them.", registry=registry
+            f"{PREFIX}_scheduler_unread", "Requests cancelled because they had no reader.", registry=registry
         )
         self.refusals = counter("scheduler_refusals", "Requests that a worker refused, by why.", ("reason",))
         self.yields = counter(

@@ -1,4 +1,4 @@
-"""Which gateways read a request, and when it ends because none does (pure).
+"""Which gateways have readers of a request, and when it ends for the lack of one (pure).
 
 Gateways report once a second what they relay to clients, and say when the last reader of a request has left.
 A request outlives its last reader by its resume window. A gateway that stops reporting may have been killed,
@@ -80,7 +80,7 @@ class Readers:
 
 
 class ReaderWatch:
-    """Says which requests nobody has read for too long.
+    """Finds the requests that have been without a reader for too long.
 
     Args:
         unread_limit_s: how long a request outlives a gateway that stopped reporting it; 0: for ever.
@@ -118,7 +118,7 @@ class ReaderWatch:
                 job.readers.excuse(now)
 
     def due(self, now: float) -> Iterator[Job]:
-        """Jobs to be cancelled because nobody reads them, each once."""
+        """Jobs to be cancelled for the lack of a reader, each once."""
         for job, timer_s in self._timers.due(now):
             readers = job.readers
             if readers is None or readers.timer_s != timer_s or job.state is JobState.ENDED:
