@@ -11,10 +11,12 @@ from pathlib import Path
 
 import grpc
 import grpc.aio
+import nats
 import pytest
 from harness.client import Answer, Client, countdown, prompt
 
 from inferflux.cli.stack import Stack, StackOptions
+from inferflux.common.bus.jetstream import STREAMS
 from inferflux.v1 import inference_pb2
 
 pytestmark = pytest.mark.e2e
@@ -120,6 +122,21 @@ async def test_running_streams_survive_a_restart_of_nats(stack: Stack, client: C
     assert_same(await running.finish(), expected)
     await client.until_idle()
     assert (await client.ask(prompt(max_tokens=4))).terminal is not None
+
+
+async def test_running_streams_survive_the_deletion_of_every_jetstream_stream(
+    stack: Stack, client: Client
+) -> None:
+    expected = await references(client)
+    running = Running(client, countdowns(), prefix="deleted")
+    await running.started()
+    operator = await nats.connect(stack.nats_url)
+    for stream in STREAMS:
+        await operator.jetstream().delete_stream(stream)
+    await operator.close()
+    assert_same(await running.finish(), expected)
+    await _until_served(client)
+    await client.until_idle()
 
 
 async def test_without_redis_running_streams_go_on_and_new_ones_are_refused_until_it_is_back(

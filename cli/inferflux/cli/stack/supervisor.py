@@ -21,7 +21,7 @@ from inferflux.common.errors import InferFluxError
 from inferflux.common.servers import LOOPBACK
 
 from . import ports as port_choice
-from . import readiness
+from . import readiness, store
 from .backoff import Backoff
 from .events import EventKind, Observer, StackEvent, ignore
 from .options import StackOptions, find_model
@@ -33,6 +33,9 @@ _POLL_S = 0.03
 # What a process gets beyond its drain limit to put its things away.
 _TIDY_UP_S = 7.0
 _TAIL_LINES = 12
+# Between two looks at whether nats-server writes to its disk.
+_STORE_INTERVAL_S = 1.0
+_STORE_END_LIMIT_S = 10.0
 
 
 class StartError(CommandError):
@@ -171,6 +174,9 @@ class Stack:
         await self._until_listed()
         for process in self.processes.values():
             self._keep_alive(process)
+        if self._options.restarts:
+            watching = self._watch_store(self.processes["nats"])
+            self._keepers.append(asyncio.create_task(watching, name="watch the store"))
         self._publish()
 
     async def _until_ready(
@@ -249,6 +255,22 @@ class Stack:
             await process.start()
             self._publish()
             await self._until_it_settles(process)
+
+    async def _watch_store(self, process: ManagedProcess) -> None:
+        """End a nats-server that does not write though its disk would take it: `_keep` starts it again, which
+        heals it. What it has stored stays. While the disk is full, that would heal nothing.
+        """
+        directory, port = process.spec.data_dir, process.spec.monitor_port
+        while directory is not None:
+            await asyncio.sleep(_STORE_INTERVAL_S)
+            if process.is_held_down or not process.is_running:
+                continue
+            problem = await asyncio.to_thread(store.write_error, port)
+            has_space = bool(problem) and await asyncio.to_thread(store.takes_writes, directory)
+            if has_space:
+                detail = f"it does not write, though its disk does again: {problem}; starting it again"
+                self._observe(StackEvent(EventKind.DIED, process.name, detail))
+                await process.end(_STORE_END_LIMIT_S)
 
     async def _until_it_settles(self, process: ManagedProcess) -> None:
         while process.is_running:

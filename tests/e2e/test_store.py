@@ -1,0 +1,101 @@
+"""JetStream's disk is full for a while: every process, and what a client sees."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import urllib.error
+import urllib.request
+from collections.abc import AsyncIterator, Iterator
+
+import grpc
+import grpc.aio
+import pytest
+from harness.client import Answer, Client, countdown, prompt
+
+from benchmarks.full_disk import MountError, SmallDisk
+from inferflux.cli.stack import Stack, StackOptions
+
+pytestmark = pytest.mark.e2e
+
+WAIT_S = 60.0
+
+
+@pytest.fixture
+def disk() -> Iterator[SmallDisk]:
+    try:
+        mounting = SmallDisk.mounted()
+        small = mounting.__enter__()
+    except MountError as error:
+        pytest.skip(f"{error}: only root can mount a disk of its own")
+    yield small
+    mounting.__exit__(None, None, None)
+
+
+@pytest.fixture
+async def stack(disk: SmallDisk) -> AsyncIterator[Stack]:
+    """One slot, so that a second request is queued, and a disk of its own for the streams."""
+    async with Stack(StackOptions(slots=1, threads=1, nats_store=disk.path)) as running:
+        yield running
+
+
+def ask_readiness(address: str) -> dict[str, str]:
+    """What is missing, by condition."""
+    try:
+        with urllib.request.urlopen(f"http://{address}/readyz", timeout=5) as reply:
+            body = reply.read()
+    except urllib.error.HTTPError as error:
+        body = error.read()
+    conditions = json.loads(body)["conditions"]
+    return {name: said["detail"] for name, said in conditions.items() if not said["ok"]}
+
+
+async def until_unready(stack: Stack, service: str, condition: str) -> str:
+    """Return what it says is missing once the condition does not hold."""
+    async with asyncio.timeout(WAIT_S):
+        while condition not in (missing := await asyncio.to_thread(ask_readiness, stack.metrics[service])):
+            await asyncio.sleep(0.05)
+    return missing[condition]
+
+
+async def until_served(client: Client) -> Answer:
+    """Ask until there is an answer; all that is said before is UNAVAILABLE."""
+    async with asyncio.timeout(WAIT_S):
+        while True:
+            try:
+                return await client.ask(prompt(max_tokens=4))
+            except grpc.aio.AioRpcError as error:
+                if error.code() != grpc.StatusCode.UNAVAILABLE:
+                    raise
+                await asyncio.sleep(0.1)
+
+
+async def test_a_full_disk_refuses_at_once_stops_nothing_and_heals_when_there_is_space(
+    stack: Stack, client: Client, disk: SmallDisk
+) -> None:
+    expected = await client.ask(countdown(30, 1))
+    running = Answer()
+    streaming = asyncio.create_task(client.ask(prompt("A story:", max_tokens=1900), answer=running))
+    async with asyncio.timeout(WAIT_S):
+        await running.first_token.wait()
+    waiting = asyncio.create_task(client.ask(countdown(30, 1), request_id="waiting"))
+    await client.until_status(lambda status: status.scheduler.queued == 1)
+
+    disk.fill()
+    assert "no space left" in await until_unready(stack, "gateway", "queue")
+    assert "no space left" in await until_unready(stack, "scheduler", "scheduler")
+    so_far = len(running.token_ids)
+    with pytest.raises(grpc.aio.AioRpcError) as refused:
+        await client.ask(prompt(max_tokens=4))
+    assert refused.value.code() == grpc.StatusCode.UNAVAILABLE
+    async with asyncio.timeout(WAIT_S):
+        while len(running.token_ids) == so_far and not streaming.done():
+            await asyncio.sleep(0.02)
+
+    disk.empty()
+    assert (await until_served(client)).terminal is not None
+    async with asyncio.timeout(WAIT_S):
+        whole, queued = await asyncio.gather(streaming, waiting)
+    assert whole.terminal is not None
+    assert queued.token_ids == expected.token_ids
+    await client.until_idle()
