@@ -245,3 +245,21 @@ async def test_a_leader_that_cannot_renew_its_lease_pauses_and_goes_on_in_its_te
     after = await theatre.is_quiet(workers=1)
     assert (after.leader, after.term) == ("s0", before.term)
     assert worker.dropped == []
+
+
+async def test_no_value_of_the_lease_key_ends_a_scheduler(
+    theatre: Stage, pair: tuple[Standby, Standby]
+) -> None:
+    await theatre.add_worker("w1")
+    key = subjects.scheduler_lease("all")
+    bucket = theatre.bus.key_value(subjects.SCHEDULERS_BUCKET)
+    forged = Record("forger", "f", 2**63 - 1, 1).encode()
+    for value in (b"[" * 200_000, b'{"holder": ' + b"[" * 480, b"", forged):
+        await theatre.bus.publish(f"$KV.{subjects.SCHEDULERS_BUCKET}.{key}", value)
+        await theatre.bus.flush()
+        async with asyncio.timeout(20):
+            while (entry := await bucket.get(key)) is None or entry.value == value:
+                await asyncio.sleep(0.02)
+    await run_to_its_end(theatre, "after")
+    for scheduler in pair:
+        assert scheduler.process.poll() is None

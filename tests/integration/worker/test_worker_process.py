@@ -203,6 +203,8 @@ async def test_garbage_on_its_subjects_does_not_disturb_it(worker: WorkerProcess
         subjects.cancel("t", "x"),
     ):
         await worker.bus.publish(subject, b"\xff\xff\xff garbage")
+    notice = worker_pb2.LeaderNotice(partition="all", term=2**64 - 1)
+    await worker.bus.publish(subjects.SCHEDULER_LEADER, notice.SerializeToString())
     assert (await run(worker, batch_item("after-garbage")))[-1].finished.reason == LENGTH
 
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import itertools
+import json
 from dataclasses import dataclass, field
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from inferflux.common import terms
 from inferflux.scheduler.lease import Lease, LeaseTimes, Read, Record, Role, Write
 
 TIMES = LeaseTimes(1.5)
@@ -204,6 +206,41 @@ def test_a_leader_stays_when_workers_know_its_term_an_older_one_or_nonsense(
 ) -> None:
     leader.on_term(term, world.now)
     assert leader.is_held(world.now)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        b"[" * 200_000,
+        b'{"holder": ' + b"[" * 480,
+        b'{"holder": "x", "incarnation": "y", "term": 1, "beat": ' + b"9" * 400 + b"}",
+        json.dumps({"holder": "x" * 600, "incarnation": "y", "term": 1, "beat": 1}).encode(),
+        json.dumps({"holder": "x", "incarnation": "y", "term": -1, "beat": 1}).encode(),
+        json.dumps({"holder": "x", "incarnation": "y", "term": 1, "beat": 2**63}).encode(),
+        b"\xff",
+        b"",
+    ],
+)
+def test_what_is_no_record_has_a_holder_nobody_knows(value: bytes) -> None:
+    assert Record.decode(value) == Record(holder="unknown")
+
+
+def test_a_term_far_beyond_the_present_is_not_believed_in_the_store_either(
+    world: World, leader: Lease
+) -> None:
+    """Its successor would have a term that no worker believes."""
+    forged = Record("forger", "f", 2**63 - 1, 1)
+    world.store.write(Write(forged, world.store.revision))
+    world.run(leader, for_s=2 * TIMES.duration_s)
+    assert leader.is_held(world.now)
+    assert leader.term < terms.latest(world.unix_ms)
+
+
+def test_a_term_of_a_clock_that_is_hours_ahead_is_believed(world: World, leader: Lease) -> None:
+    ahead = world.unix_ms + 6 * 3_600_000
+    leader.on_term(ahead, world.now)
+    world.run(leader, for_s=1)
+    assert leader.term == ahead + 1
 
 
 def test_who_is_asked_to_pause_claims_nothing_until_then(world: World, leader: Lease) -> None:

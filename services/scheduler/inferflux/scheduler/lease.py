@@ -16,11 +16,14 @@ import json
 from dataclasses import asdict, dataclass, replace
 from enum import Enum, auto
 
+from inferflux.common import terms
+
 # After a read or write without an answer.
 _RETRY_S = 0.1
 _UNKNOWN = "unknown"
-# Half of what the messages can hold: no term is the last.
-_MAX_TERM = 2**63 - 1
+# A record takes about 200 bytes. What is longer, or nested, was not written here.
+_MAX_RECORD_BYTES = 512
+_MAX_NUMBER = 2**63 - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +72,9 @@ class Record:
     @classmethod
     def decode(cls, data: bytes) -> Record:
         """Read a value; of what is none of ours, nobody is the holder we could know."""
+        unknown = cls(holder=_UNKNOWN)
+        if len(data) > _MAX_RECORD_BYTES:
+            return unknown
         try:
             fields = json.loads(data)
             record = cls(
@@ -77,9 +83,10 @@ class Record:
                 term=int(fields["term"]),
                 beat=int(fields["beat"]),
             )
-        except (ArithmeticError, ValueError, KeyError, TypeError):
-            return cls(holder=_UNKNOWN)
-        return record if 0 <= record.term <= _MAX_TERM else cls(holder=_UNKNOWN)
+        except (ArithmeticError, ValueError, KeyError, TypeError, RecursionError):
+            return unknown
+        is_counted = 0 <= record.term <= _MAX_NUMBER and 0 <= record.beat < _MAX_NUMBER
+        return record if is_counted else unknown
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +144,8 @@ class Lease:
         self._renewed_s = 0.0
         self._seen: _Seen | None = None
         self._highest_term = 0
+        # No later term is believed; nothing is before the time is known.
+        self._latest_term = 0
         self._claim_from_s = 0.0
 
     @property
@@ -162,6 +171,7 @@ class Lease:
         Args:
             unix_ms: a new term is at least this, so that terms rise even when the store lost them.
         """
+        self._latest_term = terms.latest(unix_ms)
         if now < self.due_s:
             return None
         if self._must_read:
@@ -178,6 +188,8 @@ class Lease:
     def on_read(self, value: bytes | None, revision: int, now: float) -> None:
         """The key's value, None without one."""
         record = None if value is None else Record.decode(value)
+        if record is not None and record.term > self._latest_term:
+            record = Record(holder=_UNKNOWN)
         if record is not None:
             self._highest_term = max(self._highest_term, record.term)
         if self.role is Role.STANDBY:
@@ -216,7 +228,7 @@ class Lease:
     def on_term(self, term: int, now: float) -> None:
         """A worker has seen this term. A leader of an older one is refused by it, and so has to leave; if it
         held the lease all the same, the store has lost terms, and its next one is higher."""
-        if term > _MAX_TERM:
+        if term > self._latest_term:
             return
         self._highest_term = max(self._highest_term, term)
         if self.role is Role.LEADER and term > self.term:

@@ -68,7 +68,7 @@ class Intake:
         if batch.incarnation != self._presence.incarnation:
             raise Refused(worker_pb2.REFUSAL_REASON_WRONG_INCARNATION, "this worker has been restarted")
         if not self._presence.accepts(batch.term):
-            message = f"term {batch.term} is over, {self._presence.term} has begun"
+            message = f"term {batch.term} does not count, {self._presence.term} has begun"
             raise Refused(worker_pb2.REFUSAL_REASON_OLD_TERM, message)
 
     def _act_on(self, batch: worker_pb2.RequestBatch, answer: worker_pb2.BatchAccepted) -> None:
@@ -129,7 +129,7 @@ class Intake:
             self._bad.note("command", error, subject=message.subject)
             return
         if not self._presence.accepts(command.term):
-            log.warning("command of an old term", term=command.term, latest=self._presence.term)
+            log.warning("command of a wrong term", term=command.term, latest=self._presence.term)
             return
         match command.WhichOneof("command"):
             case "drop":

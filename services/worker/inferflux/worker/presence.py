@@ -8,7 +8,7 @@ import socket
 import time
 from dataclasses import dataclass, field
 
-from inferflux.common import logs, subjects
+from inferflux.common import logs, subjects, terms
 from inferflux.common.bus import Bus
 from inferflux.common.errors import Unavailable
 from inferflux.v1 import engine_pb2, model_pb2, scheduler_pb2
@@ -58,7 +58,12 @@ class Presence:
     is_leaving: bool = False
 
     def accepts(self, term: int) -> bool:
-        """Whether a lease of this `term` still counts; if so, older ones do not from now on."""
+        """Whether a lease of this `term` still counts; if so, older ones do not from now on. One that lies
+        far beyond the present never does."""
+        latest = terms.latest(time.time_ns() // 1_000_000)
+        if term > latest:
+            log.error("a term is beyond this machine's clock", term=term, latest=latest)
+            return False
         if term < self.term:
             return False
         self.term = term

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
 
+from inferflux.common import subjects
 from inferflux.common.bus import jetstream
 from inferflux.common.bus.link import ApiError, Link
 from inferflux.common.errors import Internal, NotFound
@@ -19,6 +20,7 @@ _CHUNK_BYTES = 128 << 10
 # Chunks under way at once: enough to keep the socket busy, little enough for the outbound buffer.
 _WINDOW = 8
 _PUT_TIMEOUT_S = 10.0
+_MAX_INFO_BYTES = 16 << 10
 
 
 class ObjectBucket:
@@ -85,10 +87,7 @@ class ObjectBucket:
 
     async def _info(self, name: str) -> dict[str, Any] | None:
         data = await jetstream.read_last(self._link, self._stream, self._info_subject(name))
-        if data is None:
-            return None
-        info: dict[str, Any] = json.loads(data)
-        return info
+        return None if data is None else _read_info(data)
 
     async def _publish(self, subject: str, data: bytes, headers: Mapping[str, str] | None = None) -> None:
         reply = await self._link.request(subject, data, timeout_s=_PUT_TIMEOUT_S, headers=headers)
@@ -108,6 +107,18 @@ class ObjectBucket:
 
     def _info_subject(self, name: str) -> str:
         return f"$O.{self._bucket}.M.{base64.urlsafe_b64encode(name.encode()).decode()}"
+
+
+def _read_info(data: bytes) -> dict[str, Any] | None:
+    """What is said of a file; None for what no client of the bucket writes, which counts as no file."""
+    if len(data) > _MAX_INFO_BYTES:
+        return None
+    try:
+        info = json.loads(data)
+        is_whole = isinstance(info["digest"], str) and subjects.is_safe_token(info["nuid"])
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return None
+    return info if is_whole else None
 
 
 def _digest(data: bytes) -> str:
