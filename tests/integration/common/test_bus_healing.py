@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
 
 import nats
 import pytest
@@ -13,7 +15,8 @@ from nats.js.errors import NotFoundError
 from inferflux.common import subjects
 from inferflux.common.bus import Bus, StreamLimits
 from inferflux.common.bus.jetstream import STREAMS, stream_configs
-from inferflux.common.servers import ServerProcess
+from inferflux.common.errors import NotFound, Unavailable
+from inferflux.common.servers import NATS_MAX_FILE_STORE, ServerProcess, free_port, nats_command
 
 JOBS = subjects.jobs("m")
 WAIT_S = 20.0
@@ -103,3 +106,35 @@ async def test_a_consumer_deleted_while_running_is_made_again(
     assert job.data == b"new"
     await job.ack()
     await consumer.close()
+
+
+async def test_a_files_description_that_is_garbage_counts_as_no_file(
+    own_bus: Bus, jetstream: JetStreamContext
+) -> None:
+    bucket, name = subjects.TOKENIZERS_BUCKET, "digest"
+    subject = f"$O.{bucket}.M.{base64.urlsafe_b64encode(name.encode()).decode()}"
+    for garbage in (b"[" * 200_000, b"[" * 500, b"[]", b'{"digest": 1}', b"\xff"):
+        await jetstream.publish(subject, garbage)
+        with pytest.raises(NotFound):
+            await own_bus.get_object(name)
+    await own_bus.put_object(name, b"file")
+    assert await own_bus.get_object(name) == b"file"
+
+
+async def test_a_store_without_room_says_unavailable_and_not_that_we_are_wrong(tmp_path: Path) -> None:
+    port = free_port()
+    command = nats_command(port, tmp_path)
+    config = tmp_path / "nats.conf"
+    config.write_text(config.read_text().replace(NATS_MAX_FILE_STORE, "1MB"))
+    server = ServerProcess(command, port=port, name="nats-server")
+    server.start()
+    try:
+        server.wait_ready()
+        bus = await Bus.connect(server.url, name="test")
+        await bus.ensure_streams(StreamLimits())
+        with pytest.raises(Unavailable) as refused:
+            await asyncio.gather(*(bus.enqueue(JOBS, b"x" * 200_000, msg_id=str(i)) for i in range(20)))
+        assert refused.value.reason == "STORE_UNAVAILABLE"
+        await bus.close()
+    finally:
+        server.kill()

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
+import sys
 from collections.abc import Iterator
 
 import pytest
@@ -66,3 +68,14 @@ def test_a_traceback_does_not_tell_what_variables_held(capsys: pytest.CaptureFix
     line = capsys.readouterr().err
     assert json.loads(line)["exception"][0]["frames"]
     assert "sss" not in line
+
+
+@pytest.mark.parametrize("fmt", ["console", "json"])
+def test_a_disk_that_is_full_under_the_log_raises_nowhere(monkeypatch: pytest.MonkeyPatch, fmt: str) -> None:
+    full = open("/dev/full", "w", buffering=1)  # noqa: PTH123, SIM115
+    monkeypatch.setattr(sys, "stderr", full)
+    logs.configure("gateway", "info", fmt)
+    logs.get().info("lost")
+    logging.getLogger("some.library").warning("lost as well")
+    with contextlib.suppress(OSError):
+        full.close()

@@ -2,13 +2,30 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import sys
-from typing import Any
+from typing import Any, TextIO, cast
 
 import structlog
 
 get = structlog.get_logger
+
+
+class _LossyStream:
+    """A stream that drops what cannot be written: a full disk under the log ends no request."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        with contextlib.suppress(OSError):
+            self._stream.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        with contextlib.suppress(OSError):
+            self._stream.flush()
 
 
 def configure(service: str, level: str = "info", fmt: str = "console") -> None:
@@ -44,7 +61,7 @@ def configure(service: str, level: str = "info", fmt: str = "console") -> None:
     structlog.configure(
         processors=[*shared, *ending],
         wrapper_class=structlog.make_filtering_bound_logger(level),
-        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+        logger_factory=structlog.PrintLoggerFactory(cast("TextIO", _LossyStream(sys.stderr))),
         cache_logger_on_first_use=True,
     )
     _adopt_library_logs(shared, ending)
@@ -66,7 +83,7 @@ def _add_service(service: str) -> structlog.typing.Processor:
 def _adopt_library_logs(
     shared: list[structlog.typing.Processor], ending: list[structlog.typing.Processor]
 ) -> None:
-    handler = logging.StreamHandler(sys.stderr)
+    handler = logging.StreamHandler(_LossyStream(sys.stderr))
     handler.setFormatter(
         structlog.stdlib.ProcessorFormatter(
             foreign_pre_chain=[structlog.stdlib.add_logger_name, *shared],
