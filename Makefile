@@ -4,6 +4,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 SEED ?= 1
 SECONDS ?= 120
+CALLS ?= 50000
 DISTRIBUTIONS := libs/common services/gateway services/scheduler services/worker services/policy cli
 
 # llama-cpp-python has no wheels: it is built for this machine, once; pip keeps the result in its cache.
@@ -19,7 +20,7 @@ export CMAKE_BUILD_PARALLEL_LEVEL := $(shell $(PYTHON) -c 'import os; print(os.c
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 PIP_INSTALL := $(BIN)/python -m pip install --require-hashes
 
-.PHONY: help up demo test compose-test bench bench-scheduling sim chaos lint fmt protos clean
+.PHONY: help up demo test compose-test bench bench-scheduling sim chaos fuzz hostile lint fmt protos clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## */  make \1\t/' | expand -t 26
@@ -48,6 +49,12 @@ sim: .venv/.dev  ## simulate the scheduler: waits, fairness, what decisions cost
 
 chaos: .venv/.dev  ## kill, stop and pause processes at random under load, no client may notice; SEED=1 SECONDS=120
 	@PYTHONPATH=tests $(BIN)/python -m chaos --seed $(SEED) --seconds $(SECONDS) $(ARGS)
+
+fuzz: .venv/.dev  ## call every RPC with odd messages, metadata, hang-ups and raw bytes; SEED=1 CALLS=50000
+	@$(BIN)/python -m benchmarks.fuzz --seed $(SEED) --calls $(CALLS) $(ARGS)
+
+hostile: .venv/.dev  ## attack a gateway as strangers can, while a client streams, then send 1,000 requests at once
+	@$(BIN)/python -m benchmarks.hostile $(ARGS)
 
 lint: .venv/.dev  ## style, format and types
 	$(BIN)/ruff check .

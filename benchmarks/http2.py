@@ -144,7 +144,9 @@ def header_block(one: Frame) -> bytes:
 def encode_headers(headers: Iterable[tuple[str, str]]) -> bytes:
     """Headers as literals that no table remembers."""
     return b"".join(
-        b"\0" + _string(name.encode()) + _string(value.encode(errors="surrogateescape"))
+        b"\0"
+        + _string(name.encode(errors="surrogateescape"))
+        + _string(value.encode(errors="surrogateescape"))
         for name, value in headers
     )
 

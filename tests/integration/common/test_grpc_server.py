@@ -310,6 +310,14 @@ async def test_health_follows_set_serving_per_service_and_overall(served: Served
     assert raw.code() is grpc.StatusCode.NOT_FOUND
 
 
+async def test_health_lists_every_service(served: Served) -> None:
+    stub = health_pb2_grpc.HealthStub(served.channel)
+    served.server.set_serving(True)
+    answer = await stub.List(health_pb2.HealthListRequest())
+    assert set(answer.statuses) == {"", INFERENCE}
+    assert answer.statuses[""].status == health_pb2.HealthCheckResponse.SERVING
+
+
 async def test_reflection_lists_the_services(served: Served) -> None:
     stub = reflection_pb2_grpc.ServerReflectionStub(served.channel)
     request = reflection_pb2.ServerReflectionRequest(list_services="")

@@ -196,10 +196,10 @@ async def test_health_watchers_are_bounded_and_do_not_keep_others_from_asking(se
         watcher.cancel()
 
 
-async def test_a_call_that_is_not_read_may_send_16_kb(served: Served) -> None:
+async def test_a_call_that_is_not_read_may_send_8_kb(served: Served) -> None:
     async with served.stranger() as stranger:
         await stranger.settled()
-        assert stranger.initial_window == 16 << 10
+        assert stranger.initial_window == 8 << 10
 
 
 async def test_more_calls_than_are_served_are_refused() -> None:

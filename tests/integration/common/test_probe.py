@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import socket
 import threading
@@ -83,6 +84,30 @@ def test_a_client_that_sends_rubbish_or_nothing_harms_nobody(
             client.sendall(rubbish)
     assert get(probe, "/livez")[0] == 200
     assert "Traceback" not in capsys.readouterr().err
+
+
+def test_connections_held_open_are_bounded_and_keep_nobody_out(probe: Probe) -> None:
+    threads = threading.active_count()
+    with contextlib.ExitStack() as stack:
+        held = [
+            stack.enter_context(socket.create_connection(("127.0.0.1", probe.port), timeout=10))
+            for _ in range(200)
+        ]
+        for client in held:
+            with contextlib.suppress(OSError):
+                client.sendall(b"GET /livez HTTP/1.1\r\n")
+            assert threading.active_count() - threads <= 40
+        assert get(probe, "/livez") == (200, "ok\n")
+        assert probe.n_connections <= 32
+        assert ends(held[0])
+
+
+def ends(client: socket.socket) -> bool:
+    """Whether the server ends this connection."""
+    try:
+        return client.recv(1) == b""
+    except ConnectionResetError:
+        return True
 
 
 def test_a_taken_port_names_the_address_and_the_variable(probe: Probe) -> None:

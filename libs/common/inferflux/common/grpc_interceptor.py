@@ -10,6 +10,7 @@ defect of ours: logged with its traceback under a correlation id, which is all t
 
 from __future__ import annotations
 
+import asyncio
 import secrets
 import time
 from collections import Counter
@@ -250,6 +251,8 @@ class _Call:
             self._end(str(self._context.code()))  # the handler chose its own status
         elif isinstance(error, grpc.aio.BaseError) or not isinstance(error, Exception):
             self._end("CANCELLED")  # the caller is gone, or the server is stopping
+            if isinstance(error, grpc.aio.BaseError):
+                raise _gone() from error
         else:
             await self._abort_unexpected(error)
 
@@ -272,12 +275,22 @@ class _Call:
         if self._request_id:
             mine = (grpc_metadata.REQUEST_ID, self._request_id)
             status = status._replace(trailing_metadata=(*status.trailing_metadata, mine))
-        await self._context.abort_with_status(status)
+        try:
+            await self._context.abort_with_status(status)
+        except grpc.aio.AbortError:
+            raise
+        except grpc.aio.BaseError as gone:
+            raise _gone() from gone
         raise AssertionError("abort_with_status returned")
 
     def _end(self, code: str) -> None:
         metrics.RPCS.labels(method=self._method, code=code.removeprefix("StatusCode.")).inc()
         log.debug("served an RPC", rpc=self._method, code=code)
+
+
+def _gone() -> asyncio.CancelledError:
+    """What ends an RPC whose caller left while it was answered: grpc logs its own errors with a traceback."""
+    return asyncio.CancelledError("the caller is gone")
 
 
 _CODE_NAMES: dict[int, str] = {code.value[0]: code.name for code in grpc.StatusCode}

@@ -38,11 +38,14 @@ SERVER_OPTIONS: tuple[Option, ...] = (
     ("grpc.http2.max_pings_without_data", 0),
     # Without this two processes could share a port without either noticing.
     ("grpc.so_reuseport", 0),
-    # What a client may send before its call is read: 16 kB. With probing that grows to 4 MB, and 4,000 open
+    # What a client may send before its call is read: 8 kB. With probing that grows to 4 MB, and 4,000 open
     # calls hold as many gigabytes. A message that is being read gets all the room it needs.
     ("grpc.http2.bdp_probe", 0),
-    ("grpc.http2.lookahead_bytes", 16 << 10),
+    ("grpc.http2.lookahead_bytes", 8 << 10),
     ("grpc.max_concurrent_streams", 1024),
+    # Calls that no handler has taken yet: some are refused from the first number on, all from the second.
+    ("grpc.server.max_pending_requests", 1280),
+    ("grpc.server.max_pending_requests_hard_limit", 1536),
     ("grpc.max_allowed_incoming_connections", 1024),
     # A connection that does not speak, and one without calls.
     ("grpc.server_handshake_timeout_ms", 10_000),

@@ -17,6 +17,19 @@ from inferflux.common.grpc_options import SERVER_OPTIONS, Option
 from inferflux.common.grpc_rules import MethodRule
 
 
+class _Health(health.aio.HealthServicer):  # type: ignore[misc]
+    """grpc's servicer, which has no `List`."""
+
+    async def List(  # noqa: N802
+        self,
+        request: object,  # noqa: ARG002
+        context: object,  # noqa: ARG002
+    ) -> health_pb2.HealthListResponse:
+        answer = health_pb2.HealthCheckResponse
+        statuses = {name: answer(status=status) for name, status in self._server_status.items()}
+        return health_pb2.HealthListResponse(statuses=statuses)
+
+
 class GrpcServer:
     """A server with health and reflection. Use: add servicers to `.server`, `add` their names, `start`."""
 
@@ -24,7 +37,7 @@ class GrpcServer:
         self.server = server
         self._names: list[str] = []
         self._is_serving = False
-        self._health = health.aio.HealthServicer()
+        self._health = _Health()
         self._health_changes: set[asyncio.Task[None]] = set()
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
 

@@ -8,14 +8,23 @@ from __future__ import annotations
 import json
 import socket
 import threading
+from contextlib import suppress
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any, cast
 
 from prometheus_client import REGISTRY, CollectorRegistry
 from prometheus_client.exposition import choose_encoder
 
 from inferflux.common.address import split
 from inferflux.common.errors import Unavailable
+
+# Connections at the same time.
+_MAX_CONNECTIONS = 32
+# Between two bytes of a client.
+_PATIENCE_S = 10
+
+_Request = socket.socket | tuple[bytes, socket.socket]
 
 
 class Probe:
@@ -63,6 +72,11 @@ class Probe:
         """Name a condition of readiness, or change it. `detail` says what is missing."""
         self._conditions[name] = (ok, detail)
 
+    @property
+    def n_connections(self) -> int:
+        """Connections that are being served now."""
+        return self._server.n_connections
+
     def close(self) -> None:
         self._server.shutdown()
         self._server.server_close()
@@ -89,12 +103,39 @@ class Probe:
 
 
 class _Server(ThreadingHTTPServer):
+    """A thread for each connection, and a bounded number of them: a new connection ends the oldest.
+
+    An honest one lasts for milliseconds, so a client that holds connections open keeps no other client out.
+    """
+
     daemon_threads = True
     request_queue_size = 64
 
     def __init__(self, address: tuple[str, int], probe: Probe) -> None:
         self.probe = probe
+        # Connections being served, oldest first.
+        self._served: dict[socket.socket, None] = {}
+        self._lock = threading.Lock()
         super().__init__(address, _Handler)
+
+    @property
+    def n_connections(self) -> int:
+        return len(self._served)
+
+    def process_request(self, request: _Request, client_address: Any) -> None:
+        connection = cast("socket.socket", request)
+        with self._lock:
+            for oldest in list(self._served)[: len(self._served) + 1 - _MAX_CONNECTIONS]:
+                del self._served[oldest]
+                with suppress(OSError):
+                    oldest.shutdown(socket.SHUT_RDWR)  # wakes its thread, which closes it
+            self._served[connection] = None
+        super().process_request(request, client_address)
+
+    def shutdown_request(self, request: _Request) -> None:
+        with self._lock:
+            self._served.pop(cast("socket.socket", request), None)
+        super().shutdown_request(request)
 
     def server_bind(self) -> None:
         # Not HTTPServer's: it looks the host's name up, which may block on DNS.
@@ -110,7 +151,7 @@ class _Server(ThreadingHTTPServer):
 
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
-    timeout = 10
+    timeout = _PATIENCE_S
     server: _Server
 
     def do_GET(self) -> None:

@@ -61,7 +61,7 @@ class Admission:
     """
 
     def __init__(
-        self, channel: grpc.aio.Channel, *, timeout_s: float, at_once: int = 32, waiting: int = 1280
+        self, channel: grpc.aio.Channel, *, timeout_s: float, at_once: int = 16, waiting: int = 1024
     ) -> None:
         self._stub = policy_pb2_grpc.PolicyServiceStub(channel)
         self._timeout_s = timeout_s

@@ -48,7 +48,7 @@ class GatewaySettings(ServiceSettings):
     # Texts of a model worked on at the same time.
     text_threads: int = Field(default=2, ge=1, le=16)
     # Texts of a model that may wait for a thread; one more is refused.
-    text_queue_limit: int = Field(default=256, ge=0, le=100_000)
+    text_queue_limit: int = Field(default=1024, ge=0, le=100_000)
     # Address space of a tokenizer process: 512 MiB of it are the stack of each thread.
     text_memory_bytes: int = Field(default=4 << 30, ge=1 << 30)
     # A rendered prompt.

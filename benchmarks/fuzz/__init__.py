@@ -1,0 +1,1 @@
+"""Calls of every kind, most of them odd, at gateway and policy."""

@@ -1,0 +1,132 @@
+"""Makes the calls, in each of the ways a client can make and break one."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import secrets
+from collections import Counter
+from collections.abc import AsyncIterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+import grpc
+import grpc.aio
+
+from .messages import Messages
+from .methods import Method
+
+# What the client's library calls a write to a call that the server has ended.
+_OWN_ERROR = "Internal error from Core"
+# A call may take as long as its own deadline, which is shorter, and what the server needs to notice.
+_HANG_S = 30.0
+_DEADLINES_S = (0.001, 0.05, 0.5, 2.0, 5.0)
+_ODD_METADATA = (
+    ("x-request-id", "a b"),
+    ("x-request-id", "same"),
+    ("x-request-id", "x" * 5000),
+    ("traceparent", "00-zz-zz-01"),
+    ("grpc-timeout", "99999999S"),
+    ("x-odd-bin", b"\0\xff" * 50),
+    ("authorization", "Basic eDp5"),
+    ("accept-encoding", "zstd"),
+)
+
+
+@dataclass(slots=True)
+class Findings:
+    """What came of the calls: statuses by method, and what must not be."""
+
+    codes: Counter[str] = field(default_factory=Counter)
+    internal: list[str] = field(default_factory=list)
+    hangs: list[str] = field(default_factory=list)
+
+
+class Fuzzer:
+    """Calls with everything drawn from one random source.
+
+    Args:
+        channels: by server; several each, as a connection that is cut must not end the others' calls.
+        keys: what a call's credential is drawn from; "" is none.
+    """
+
+    def __init__(
+        self,
+        seed: int,
+        channels: Mapping[str, grpc.aio.Channel],
+        keys: tuple[str, ...],
+        texts: tuple[str, ...],
+    ) -> None:
+        self._random = random.Random(seed)
+        self._channels = channels
+        self._keys = keys
+        self._messages = Messages(self._random, texts)
+        self.findings = Findings()
+
+    async def call(self, method: Method) -> None:
+        """One call of this method, however it ends."""
+        metadata = self._metadata()
+        bodies = [self._messages.draw(method.request) for _ in range(self._random.choice((1, 1, 1, 2, 5)))]
+        deadline_s = self._random.choice(_DEADLINES_S)
+        leave_after = self._random.choice((None, None, None, "start", "send", "first"))
+        what = f"{method.server} {method.path}"
+        rpc: Any = getattr(self._channels[method.server], method.kind)(method.path)
+        is_streaming = method.kind.startswith("stream")
+        try:
+            async with asyncio.timeout(_HANG_S):
+                request = self._all(bodies, leave_after) if is_streaming else bodies[0]
+                call = rpc(request, metadata=metadata, timeout=deadline_s)
+                await self._finish(call, leave_after)
+                code, message = await call.code(), await call.details()
+        except TimeoutError:
+            self.findings.hangs.append(f"{what}: no end after {_HANG_S:g} s, deadline {deadline_s:g} s")
+            return
+        except (ValueError, TypeError, grpc.aio.UsageError):  # the client's library refuses the metadata
+            self.findings.codes["refused by the client"] += 1
+            return
+        name = code.name if code is not None else "UNKNOWN"
+        if message == _OWN_ERROR:
+            name = "ended while the client wrote"
+        self.findings.codes[name] += 1
+        if code in (grpc.StatusCode.INTERNAL, grpc.StatusCode.UNKNOWN) and message != _OWN_ERROR:
+            body = bodies[0][:200].hex()
+            self.findings.internal.append(f"{what}: {name} {message}; {metadata}; body {body}")
+
+    async def _finish(self, call: Any, leave_after: str | None) -> None:
+        """Read to the end, or leave where `leave_after` says."""
+        with suppress(grpc.aio.AioRpcError, asyncio.CancelledError):
+            if leave_after == "start":
+                call.cancel()
+            elif leave_after == "send":
+                await call.wait_for_connection()
+                await asyncio.sleep(self._random.choice((0, 0.001, 0.02)))
+                call.cancel()
+            elif not hasattr(call, "__aiter__"):
+                await call
+            else:
+                async for _ in call:
+                    if leave_after == "first":
+                        call.cancel()
+                        break
+
+    async def _all(self, bodies: list[bytes], leave_after: str | None) -> AsyncIterator[bytes]:
+        for body in bodies:
+            yield body
+        if leave_after == "first":
+            await asyncio.sleep(1.0)  # open, and silent
+
+    def _metadata(self) -> tuple[tuple[str, str | bytes], ...]:
+        pairs: list[tuple[str, str | bytes]] = []
+        if key := self._random.choice(self._keys):
+            name, value = self._random.choice((("authorization", f"Bearer {key}"), ("x-api-key", key)))
+            pairs.append((name, value))
+        if self._random.random() < 0.15:
+            pairs.append(self._random.choice(_ODD_METADATA))
+        elif self._random.random() < 0.3:
+            pairs.append(("x-request-id", f"fuzz-{self._random.randrange(500)}"))
+        return tuple(pairs)
+
+
+def unknown_key() -> str:
+    return f"ifx_{secrets.token_urlsafe(32)}"

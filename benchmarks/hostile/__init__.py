@@ -1,0 +1,1 @@
+"""What strangers can do to a gateway's clients."""
