@@ -1,4 +1,7 @@
-"""What gRPC logs about bytes of a stranger's: counted, and said in one line instead of a traceback each."""
+"""What gRPC logs with a traceback for each call, though it is a client's doing.
+
+Bad header bytes are counted and logged in one line. A client that left while it was answered is not logged.
+"""
 
 from __future__ import annotations
 
@@ -15,19 +18,24 @@ BAD_HEADERS = Counter("inferflux_grpc_bad_headers", "Header values of calls that
 
 _LOGGER = "grpc._cython.cygrpc"
 _INVALID = "Invalid encoding"
+# A client left in the moment its answer was sent.
+_LEFT = "ExecuteBatchError raised in core"
 # At most one line in this time.
 _SAID_EVERY_S = 60.0
 
 
 class _BadHeaders(logging.Filter):
-    """Takes gRPC's records about undecodable header bytes away; gRPC itself goes on with them as Latin-1."""
+    """Takes such records away. gRPC itself goes on with undecodable header bytes as Latin-1."""
 
     def __init__(self) -> None:
         super().__init__()
         self._said_at: float | None = None
 
     def filter(self, record: logging.LogRecord) -> bool:
-        if not str(record.msg).startswith(_INVALID):
+        message = str(record.msg)
+        if message.startswith(_LEFT):
+            return False
+        if not message.startswith(_INVALID):
             return True
         BAD_HEADERS.inc()
         now = time.monotonic()

@@ -1,0 +1,117 @@
+"""Many calls at the same moment: they wait for policy in order, and only a full queue refuses."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Any
+
+import grpc
+import grpc.aio
+import pytest
+from harness.gateway import GatewayProcess
+
+from inferflux.common import grpc_client
+from inferflux.common.errors import ResourceExhausted, Unauthenticated
+from inferflux.gateway.admission import Admission
+from inferflux.v1 import model_pb2, policy_pb2, policy_pb2_grpc
+
+METADATA = grpc_client.outgoing(api_key="ifx_" + "A" * 43)
+
+
+class SlowPolicy(policy_pb2_grpc.PolicyServiceServicer):
+    """Answers one question after the other, each after `answer_s`."""
+
+    answer_s = 0.02
+
+    def __init__(self) -> None:
+        self.asked = 0
+        self.n_at_once = self.most_at_once = 0
+        self._lock = asyncio.Lock()
+
+    async def Admit(self, request: policy_pb2.AdmitRequest, context: Any) -> policy_pb2.AdmitResponse:  # noqa: N802, ARG002
+        self.asked += 1
+        self.n_at_once += 1
+        self.most_at_once = max(self.most_at_once, self.n_at_once)
+        async with self._lock:
+            await asyncio.sleep(self.answer_s)
+        self.n_at_once -= 1
+        return policy_pb2.AdmitResponse(tenant="acme", key_id="key_0123456789abcdef")
+
+    async def Settle(self, request: Any, context: Any) -> Any:  # noqa: N802
+        raise NotImplementedError
+
+    async def CreateApiKey(self, request: Any, context: Any) -> Any:  # noqa: N802
+        raise NotImplementedError
+
+    async def ListApiKeys(self, request: Any, context: Any) -> Any:  # noqa: N802
+        raise NotImplementedError
+
+    async def RevokeApiKey(self, request: Any, context: Any) -> Any:  # noqa: N802
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class Slow:
+    policy: SlowPolicy
+    channel: grpc.aio.Channel
+
+
+@pytest.fixture
+async def slow() -> AsyncIterator[Slow]:
+    server = grpc.aio.server()
+    policy = SlowPolicy()
+    policy_pb2_grpc.add_PolicyServiceServicer_to_server(policy, server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    channel = grpc_client.channel(f"127.0.0.1:{port}")
+    yield Slow(policy, channel)
+    await channel.close()
+    await server.stop(0)
+
+
+async def test_calls_wait_for_a_slow_policy_longer_than_one_answer_may_take(slow: Slow) -> None:
+    admission = Admission(slow.channel, timeout_s=1.0, at_once=4)
+    callers = await asyncio.gather(*(admission.admit("inference", METADATA) for _ in range(150)))
+    assert {caller.tenant for caller in callers} == {"acme"}
+    assert slow.policy.most_at_once <= 4
+
+
+async def test_a_full_queue_refuses_one_more(slow: Slow) -> None:
+    admission = Admission(slow.channel, timeout_s=5.0, at_once=1, waiting=3)
+    answers = await asyncio.gather(
+        *(admission.admit("inference", METADATA) for _ in range(10)), return_exceptions=True
+    )
+    assert sum(isinstance(answer, ResourceExhausted) for answer in answers) == 6
+    assert (await admission.admit("inference", METADATA)).tenant == "acme"
+
+
+async def test_a_caller_that_leaves_gives_its_place_back(slow: Slow) -> None:
+    admission = Admission(slow.channel, timeout_s=5.0, at_once=1, waiting=3)
+    leaving = [asyncio.create_task(admission.admit("inference", METADATA)) for _ in range(4)]
+    await asyncio.sleep(0)
+    for task in leaving:
+        task.cancel()
+    await asyncio.gather(*leaving, return_exceptions=True)
+    callers = await asyncio.gather(*(admission.admit("inference", METADATA) for _ in range(4)))
+    assert len(callers) == 4
+
+
+@pytest.mark.parametrize("key", ["", "hunter2", "ifx_" + "a" * 42, "ifx_" + "ä" * 43])
+async def test_policy_is_not_asked_for_what_cannot_be_a_key(slow: Slow, key: str) -> None:
+    admission = Admission(slow.channel, timeout_s=5.0)
+    with pytest.raises(Unauthenticated):
+        await admission.admit("inference", grpc_client.outgoing(api_key=key))
+    assert slow.policy.asked == 0
+
+
+async def test_a_thousand_calls_at_once_are_all_admitted(gateway: GatewayProcess, key: str) -> None:
+    metadata = grpc_client.outgoing(api_key=key)
+    answers = await asyncio.gather(
+        *(
+            gateway.models.ListModels(model_pb2.ListModelsRequest(), metadata=metadata, timeout=120)
+            for _ in range(1000)
+        )
+    )
+    assert len(answers) == 1000
