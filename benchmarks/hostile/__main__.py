@@ -15,7 +15,7 @@ import argparse
 import asyncio
 import sys
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 
 import psutil
@@ -69,9 +69,10 @@ class Memory:
         return self._most - self._before
 
     async def watch(self) -> None:
-        while True:
-            self._most = max(self._most, self._process.memory_info().rss)
-            await asyncio.sleep(_SAMPLE_EVERY_S)
+        with suppress(psutil.NoSuchProcess):
+            while True:
+                self._most = max(self._most, self._process.memory_info().rss)
+                await asyncio.sleep(_SAMPLE_EVERY_S)
 
 
 @asynccontextmanager

@@ -1,0 +1,39 @@
+"""What the fuzzer draws: the same for the same seed, and messages of every method."""
+
+from __future__ import annotations
+
+import random
+
+from google.protobuf.message import DecodeError
+
+from benchmarks.fuzz.messages import Messages
+from benchmarks.fuzz.methods import methods
+
+
+def test_a_seed_draws_the_same_messages() -> None:
+    def drawn(seed: int) -> list[bytes]:
+        messages = Messages(random.Random(seed))
+        return [messages.draw(method.request) for method in methods()]
+
+    assert drawn(1) == drawn(1)
+    assert drawn(1) != drawn(2)
+
+
+def test_every_method_of_both_servers_gets_messages_that_can_be_decoded_and_some_that_cannot() -> None:
+    messages = Messages(random.Random(1))
+    for method in methods():
+        kind = type(method.request())
+        n_decoded = n_refused = 0
+        for _ in range(200):
+            try:
+                kind.FromString(messages.draw(method.request))
+            except DecodeError:
+                n_refused += 1
+            else:
+                n_decoded += 1
+        assert n_decoded > 100, method.path
+        assert n_refused, method.path
+    assert {"gateway", "policy"} == {method.server for method in methods()}
+    assert {"/inferflux.v1.InferenceService/Chat", "/grpc.health.v1.Health/Check"} <= {
+        method.path for method in methods()
+    }
