@@ -17,9 +17,10 @@ from harness.cuttable import CuttableProxy
 from harness.inferctl import run
 
 from inferflux.cli.stack import Stack, StackOptions
+from inferflux.common import grpc_client
 from inferflux.common.servers import free_port
 from inferflux.policy.store import PolicyStore
-from inferflux.v1 import cluster_pb2, generation_pb2, inference_pb2
+from inferflux.v1 import cluster_pb2, generation_pb2, inference_pb2, policy_pb2, policy_pb2_grpc
 
 pytestmark = pytest.mark.e2e
 
@@ -137,33 +138,47 @@ async def test_a_resumed_stream_outlives_its_first_connection(
     assert (answer.terminal.reason, len(answer.token_ids)) == (LENGTH, LONG_TOKENS)
 
 
-async def test_a_request_that_nobody_resumes_ends_with_its_window_and_is_counted(
+async def test_requests_that_nobody_resumes_end_with_their_window_and_are_counted(
     stack: Stack, client: Client
 ) -> None:
+    """So many at once that none of them could be complete by then."""
+    key = await key_of(stack, "leaver")
+    leaving, later = Client(stack.endpoint, key), Client(stack.endpoint, key)
+    answers = [Answer() for _ in range(12)]
+    asking = []
+    for i, answer in enumerate(answers):
+        request = prompt(f"Story number {i}:", max_tokens=1900)
+        request.resume_window_s = 1
+        asking.append(asyncio.create_task(leaving.ask(request, request_id=f"unread-{i}", answer=answer)))
+    async with asyncio.timeout(60):
+        for answer in answers:
+            await answer.first_token.wait()
+    await leaving.close()
+    await asyncio.gather(*asking, return_exceptions=True)
+    await client.until_idle()
+    n_tokens = 0
+    for i in range(len(answers)):
+        ended = (await resumed(later, f"unread-{i}", Answer())).terminal
+        assert ended is not None
+        assert ended.reason == CANCELLED
+        n_tokens += ended.usage.completion_tokens
+    await later.close()
     async with redis.asyncio.Redis.from_url(stack.redis_url) as connection:
         store = PolicyStore(connection, timeout_s=5)
-        await client.until_idle()
-        before = await _settled(store)
-        request = prompt("Tell me a story", max_tokens=LONG_TOKENS)
-        request.resume_window_s = 2
-        leaving = Client(stack.endpoint, stack.api_key)
-        answer = Answer()
-        asking = asyncio.create_task(leaving.ask(request, request_id="unread-1", answer=answer))
-        async with asyncio.timeout(60):
-            await answer.first_token.wait()
-        asking.cancel()
-        await asyncio.gather(asking, return_exceptions=True)
-        await leaving.close()
-        await client.until_status(lambda s: _runs(s, "unread-1"))
-        await client.until_idle()
-        ended = await resumed(client, "unread-1", Answer())
-        assert ended.terminal is not None
-        assert ended.terminal.reason == CANCELLED
-        assert 0 < len(ended.token_ids) < LONG_TOKENS
         async with asyncio.timeout(20):
-            while (after := await _settled(store))[1] < before[1] + ended.terminal.usage.completion_tokens:
+            while (await store.usage("leaver")).get("requests") != len(answers):
                 await asyncio.sleep(0.05)
-        assert after == (before[0] + 1, before[1] + ended.terminal.usage.completion_tokens)
+        assert (await store.usage("leaver"))["completion_tokens"] == n_tokens
+
+
+async def key_of(stack: Stack, tenant: str) -> str:
+    """An API key of a tenant of the test's own."""
+    address = stack.processes["policy"].spec.env["INFERFLUX_POLICY_LISTEN"]
+    request = policy_pb2.CreateApiKeyRequest(tenant=tenant, name="test", scopes=["inference"])
+    async with grpc_client.channel(address) as channel:
+        stub = policy_pb2_grpc.PolicyServiceStub(channel)
+        made = await stub.CreateApiKey(request, metadata=grpc_client.outgoing(api_key=stack.api_key))
+    return str(made.secret)
 
 
 async def test_inferctl_resumes_by_itself_without_losing_or_repeating_a_token(stack: Stack) -> None:
@@ -206,12 +221,3 @@ async def example(endpoint: str, api_key: str, *flags: str) -> subprocess.Comple
     return await asyncio.to_thread(
         subprocess.run, command, env=env, capture_output=True, text=True, timeout=60, check=False
     )
-
-
-async def _settled(store: PolicyStore) -> tuple[int, int]:
-    usage = await store.usage("default")
-    return usage.get("requests", 0), usage.get("completion_tokens", 0)
-
-
-def _runs(status: cluster_pb2.GetStatusResponse, request_id: str) -> bool:
-    return any(r.request_id == request_id for w in status.scheduler.workers for r in w.status.running)
