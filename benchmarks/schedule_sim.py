@@ -100,6 +100,7 @@ def study(scope: Scope, on_step: Step = lambda _what: None) -> Findings:
     for policy in scope.policies:
         on_step(f"waits and shares, {policy}")
         found.policies.append(studies.compare_policy(policy, scope))
+        found.floods.append(studies.flood(policy, scope))
     on_step("shares by weight")
     if "fair" in scope.policies:
         found.weighted = studies.overload("fair", _WEIGHTED, scope)

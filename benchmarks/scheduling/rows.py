@@ -44,6 +44,22 @@ _ROWS = [
         "fair_share_ratio", "two tenants, one sends 10 x as much, policy `fair`: smaller share ÷ larger", 0.91
     ),
     Row("fair_share_ratio_weighted", "the same per weight, weights 1:2", 0.91),
+    Row(
+        "flood_other_ttft_s",
+        "another tenant behind a flood of 100 streams: longest time to first token",
+        None,
+        "<=",
+        "s",
+    ),
+    Row("flood_other_ttft_fcfs_s", "the same under `fcfs`", None, "<=", "s"),
+    Row("flood_throughput_ratio", "tokens/s of the flood and the other, `priority` ÷ `fcfs`", 0.98),
+    _none(
+        "poison_others_failed",
+        "a request that kills every engine, among 20 others: others failed",
+        "requests",
+    ),
+    _none("poison_others_changed", "greedy texts changed, demo model", "texts"),
+    Row("poison_others_longest_gap_s", "longest gap of a stream, demo model", None, "<=", "s"),
     _none("worker_killed_failed", "worker killed with 8 streams on it: failed", "requests"),
     _none("worker_killed_lost_or_doubled", "tokens lost or doubled", "tokens"),
     _none("worker_killed_changed", "greedy texts changed, demo model", "texts"),

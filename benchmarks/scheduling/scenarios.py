@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from benchmarks.scenarios import Scenario
 
-from . import cancels, failover, shares, turns
+from . import cancels, failover, flood, shares, turns
 from .ground import Bench
 from .rows import ROWS
 
@@ -18,6 +18,8 @@ SCENARIOS: tuple[Scenario[Bench], ...] = (
     Scenario(_keys("mixed_"), turns.mixed),
     Scenario(("fair_share_ratio",), shares.equal),
     Scenario(("fair_share_ratio_weighted",), shares.weighted),
+    Scenario(_keys("flood_"), flood.flood),
+    Scenario(_keys("poison_"), flood.poison),
     Scenario(_keys("worker_killed_"), failover.worker),
     Scenario(_keys("leader_killed_"), failover.leader),
     Scenario(_keys("nats_restarted_"), failover.nats),

@@ -8,7 +8,7 @@ from typing import Any
 
 from . import charts
 from .figures import Waits, jain_index
-from .studies import ModeResult, PolicyResult, Scale, Scope, Starvation
+from .studies import Flood, ModeResult, PolicyResult, Scale, Scope, Starvation
 
 _WAITS = ("p50", "p90", "p99", "max")
 
@@ -30,6 +30,7 @@ class Findings:
     scope: Scope
     policies: list[PolicyResult] = field(default_factory=list)
     weighted: dict[str, float] = field(default_factory=dict)
+    floods: list[Flood] = field(default_factory=list)
     starvation: list[Starvation] = field(default_factory=list)
     modes: list[ModeResult] = field(default_factory=list)
     scales: list[Scale] = field(default_factory=list)
@@ -46,6 +47,7 @@ class Findings:
             "scope": asdict(self.scope),
             "policies": {one.policy: _policy_json(one) for one in self.policies},
             "weighted_rates": self.weighted,
+            "floods": [asdict(one) for one in self.floods],
             "starvation": [asdict(one) | {"is_kept": one.is_kept} for one in self.starvation],
             "fairness": [asdict(one) for one in self.modes],
             "scale": {one.policy: _scale_json(one) for one in self.scales},
@@ -54,6 +56,7 @@ class Findings:
     def grids(self) -> Iterator[Grid]:
         yield self._waits()
         yield self._shares()
+        yield self._floods()
         yield self._starvation()
         yield from self._fairness()
         yield self._passes()
@@ -90,6 +93,11 @@ class Findings:
             rows.append(("fair, heavy has weight 2", *_rates(self.weighted), f"{ratio:.2f}", f"{index:.3f}"))
         columns = ("policy", "heavy /s", "light /s", "heavy ÷ light", "Jain's index")
         return Grid("Service per weight (prompt tokens + 2 x generated) while both wait", columns, rows)
+
+    def _floods(self) -> Grid:
+        rows = [(one.policy, f"{one.other_wait_s:.2f}", f"{one.tokens_per_s:.0f}") for one in self.floods]
+        columns = ("policy", "other's first token s", "tokens/s in all")
+        return Grid("Another tenant's request 1 s after a flood of 100", columns, rows)
 
     def _starvation(self) -> Grid:
         rows = [

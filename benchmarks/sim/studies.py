@@ -118,6 +118,35 @@ def overload(policy: PolicyName, tenants: tuple[Tenant, ...], scope: Scope) -> d
     return service_rates(world.served, traffic.weights)
 
 
+# A flood
+
+
+@dataclass(frozen=True, slots=True)
+class Flood:
+    """A tenant sends a hundred requests at once, and another tenant one a second later.
+
+    `other_wait_s` is until the other's first token; `tokens_per_s` counts all requests.
+    """
+
+    policy: PolicyName
+    other_wait_s: float
+    tokens_per_s: float
+
+
+def flood(policy: PolicyName, scope: Scope) -> Flood:
+    model = WorkerModel(slots=16, sequences=32, kv_cells=16384)
+    random = scope.random("flood")
+    many = [
+        make_arrival(f"f{n}", Class(ORDINARY, 1.0, output_tokens=128), random, tenant="heavy", at_s=START_S)
+        for n in range(100)
+    ]
+    other = make_arrival(
+        "other", Class(ORDINARY, 1.0, output_tokens=16), random, tenant="light", at_s=START_S + 1.0
+    )
+    world = World(Setup(model=model, policy=policy), [*many, other]).run()
+    return Flood(policy, other.first_token_wait_s or 0.0, _tokens_per_s(world))
+
+
 # Starvation
 
 

@@ -218,6 +218,12 @@ def test_a_tenant_of_twice_the_weight_is_served_twice_as_much() -> None:
     assert rates["heavy"] / rates["light"] == pytest.approx(1.0, abs=0.1)
 
 
+def test_a_flood_hardly_delays_another_tenant_and_costs_no_throughput() -> None:
+    shared, in_order = studies.flood("priority", QUICK), studies.flood("fcfs", QUICK)
+    assert shared.other_wait_s < in_order.other_wait_s / 10
+    assert shared.tokens_per_s == pytest.approx(in_order.tokens_per_s, rel=0.01)
+
+
 @pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.name)
 def test_aging_keeps_its_bound(mode: studies.FairnessMode) -> None:
     found = studies.starvation(mode, QUICK)
