@@ -39,8 +39,8 @@ def check_metadata(header: Header) -> None:
         HeaderError: a field is missing, of the wrong type or out of bounds; names it.
     """
     architecture = header.metadata.get("general.architecture")
-    if not isinstance(architecture, str) or not 0 < len(architecture) <= _LONGEST_NAME:
-        raise HeaderError(f"general.architecture must be a string of 1 to {_LONGEST_NAME} characters")
+    if not isinstance(architecture, str) or not _is_name(architecture):
+        raise HeaderError(f"general.architecture must be 1 to {_LONGEST_NAME} printable characters")
     if header.n_tensors == 0:
         raise HeaderError("the file holds no tensors: it is no model")
     for name in _NEEDED:
@@ -65,6 +65,11 @@ def check_tokens(tokens: Iterable[bytes]) -> None:
         if token in seen:
             raise HeaderError(f"tokenizer.ggml.tokens has {token[:40]!r} twice, again as id {number}")
         seen.add(token)
+
+
+def _is_name(text: str) -> bool:
+    """Whether it can stand in a message."""
+    return 0 < len(text) <= _LONGEST_NAME and text.isprintable()
 
 
 def _check_integer(key: str, value: Value, least: int, most: int) -> None:
