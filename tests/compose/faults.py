@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+from collections.abc import Awaitable, Callable
 from enum import Enum
 
 from compose.engine import Compose, Container, run
@@ -23,17 +24,32 @@ class Fault(Enum):
     KILL = "kill"
 
 
-async def inflict(fault: Fault, compose: Compose, container: Container, seconds: float) -> None:
-    """Do it, wait for `seconds`, and make it good; nothing stays broken if this is cancelled."""
+Moment = Callable[[], Awaitable[None]]
+
+
+async def inflict(
+    fault: Fault, compose: Compose, container: Container, seconds: float, moment: Moment
+) -> None:
+    """Do it at a moment, wait for `seconds`, and make it good; nothing stays broken if this is cancelled.
+
+    Args:
+        moment: returns when the fault shall come. All that can be looked up before is looked up by then.
+    """
     match fault:
         case Fault.DISCONNECT:
+            await moment()
             await _disconnect(compose.network, container, seconds)
         case Fault.CUT:
-            await _cut(container, seconds)
+            cable = await container.interface()
+            await moment()
+            await _cut(cable, seconds)
         case Fault.CRASH:
-            os.kill(await container.pid(), signal.SIGKILL)
+            pid = await container.pid()
+            await moment()
+            os.kill(pid, signal.SIGKILL)
             await asyncio.sleep(seconds)
         case Fault.KILL:
+            await moment()
             await run("docker", "kill", container.id)
             try:
                 await asyncio.sleep(seconds)
@@ -49,8 +65,7 @@ async def _disconnect(network: str, container: Container, seconds: float) -> Non
         await run("docker", "network", "connect", "--alias", container.service, network, container.id)
 
 
-async def _cut(container: Container, seconds: float) -> None:
-    cable = await container.interface()
+async def _cut(cable: str, seconds: float) -> None:
     await run("ip", "link", "set", cable, "down")
     try:
         await asyncio.sleep(seconds)

@@ -14,6 +14,8 @@ from harness.client import Client, countdown
 
 # Longer than any fault, the time in which a client notices it, and that in which everything is up again.
 _RESUME_WINDOW_S = 120
+# A fault comes when this many answers have begun that it will interrupt.
+_ANSWERING = 2
 
 Answers = Mapping[tuple[int, int], list[int]]
 
@@ -66,6 +68,19 @@ class Load:
         async with asyncio.timeout(limit_s):
             while len(self.done) < wanted:
                 await asyncio.sleep(0.05)
+
+    async def until_answering(self, limit_s: float, worker: str = "") -> None:
+        """Return once several answers are in their first half, all on the worker whose name begins so."""
+        async with asyncio.timeout(limit_s):
+            while len(self._answering(worker)) < _ANSWERING:
+                await asyncio.sleep(0.002)
+
+    def _answering(self, worker: str) -> list[Transcript]:
+        return [
+            each
+            for each in self._caller.underway.values()
+            if 0 < each.offset < len(each.expected) / 2 and "".join(each.workers[-1:]).startswith(worker)
+        ]
 
     @asynccontextmanager
     async def running(self, streams: int) -> AsyncIterator[None]:

@@ -12,7 +12,8 @@ from compose.faults import Fault, inflict
 from compose.load import Answers, Load
 from compose.notes import Notes
 
-STREAMS = 6
+# As many as both workers have slots.
+STREAMS = 8
 # Longer than a lease and a heartbeat's limit, shorter than the limit for a model without workers.
 FAULT_S = 5.0
 HEALTHY_LIMIT_S = 90.0
@@ -35,7 +36,8 @@ async def test_no_client_notices(
     load = Load(client, expected, f"{fault.value}-{service}")
     async with load.running(STREAMS):
         await load.until_done(STREAMS, END_LIMIT_S)
-        await inflict(fault, stack, container, FAULT_S)
+        hostname = container.id if service == "worker" else ""
+        await inflict(fault, stack, container, FAULT_S, lambda: load.until_answering(END_LIMIT_S, hostname))
         healthy_s = await container.until_healthy(HEALTHY_LIMIT_S)
         await load.until_done(2 * STREAMS, END_LIMIT_S)
     notes.add(f"{fault.value} {service}: {load.check()}; healthy {healthy_s:.1f} s after it")
@@ -50,7 +52,7 @@ async def test_the_gateway_is_cut_off_for_twenty_seconds(
     load = Load(client, expected, "long-cut")
     async with load.running(10):
         await load.until_done(10, END_LIMIT_S)
-        await inflict(Fault.CUT, stack, container, 20.0)
+        await inflict(Fault.CUT, stack, container, 20.0, lambda: load.until_answering(END_LIMIT_S))
         await load.until_done(20, END_LIMIT_S)
     notes.add(f"cut gateway for 20 s, 10 streams: {load.check()}")
     await client.until_idle()
@@ -64,6 +66,7 @@ async def test_everything_is_killed_at_once(
     async with load.running(STREAMS):
         await load.until_done(STREAMS, END_LIMIT_S)
         containers = await stack.containers()
+        await load.until_answering(END_LIMIT_S)
         await run("docker", "kill", *(container.id for container in containers))
         up_s = await stack.up()
         await load.until_done(2 * STREAMS, END_LIMIT_S)
