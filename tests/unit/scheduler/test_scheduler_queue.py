@@ -126,6 +126,32 @@ def test_time_in_which_nobody_waits_does_not_count() -> None:
     assert queue.departure_interval_s == 3.0
 
 
+def test_a_burst_that_begins_slowly_foretells_no_long_wait() -> None:
+    queue = ModelQueue(Fcfs())
+    jobs = [make_job(i, at=0.0) for i in range(1000)]
+    for job in jobs:
+        queue.push(job)
+    for i in range(6):
+        queue.depart(jobs[i], now=10 + 0.5 * i)
+    assert queue.outlook(jobs[-1]).expected_wait_s > 450.0
+    assert queue.certain_wait_s(jobs[-1]) == 25.0
+    for i in range(6, 300):
+        queue.depart(jobs[i], now=10 + 0.5 * i)
+    assert queue.certain_wait_s(jobs[-1]) == queue.outlook(jobs[-1]).expected_wait_s
+
+
+def test_what_was_seen_before_a_pause_foretells_nothing() -> None:
+    queue = ModelQueue(Fcfs())
+    first, second, later = (make_job(i, at=0.0) for i in range(3))
+    queue.push(first)
+    queue.push(second)
+    queue.depart(first, now=10.0)
+    queue.depart(second, now=40.0)
+    queue.push(later)
+    assert queue.outlook(later).expected_wait_s > 0
+    assert queue.certain_wait_s(later) == 0.0
+
+
 def test_a_clock_that_is_set_back_does_no_harm() -> None:
     pace = Pace()
     for now in (10.0, 12.0, 5.0, 14.0):

@@ -509,7 +509,7 @@ class Core:
             return self._life.conclude(job, bounds.full(why, job.key.tenant, waiting, pace_s))
         out = self._life.enqueue(job, now)
         if job.is_queued and job.deadline_s is not None:
-            wait_s = 0.0 if self._planner.has_room(job) else self._outlook(job).expected_wait_s
+            wait_s = 0.0 if self._planner.has_room(job) else self.queue.models[job.model].certain_wait_s(job)
             if self._hearing.rates.is_hopeless(job, now, wait_s):
                 out += self._life.conclude(job, self._hearing.rates.unreachable(job, now, wait_s))
         return out

@@ -16,6 +16,8 @@ from .sharing import Places
 # The pace of departures is that of about the last half minute, and of no fewer than some ten bursts.
 _PACE_MEMORY_S = 30.0
 _LEAST_DECAY = 0.9
+# A pace foretells no more than this many times the time it was seen for: a burst begins slowly.
+_FORESIGHT = 10.0
 
 
 class Pace:
@@ -30,6 +32,13 @@ class Pace:
         self._departures = 0.0
         self._since_s: float | None = None
         self._is_start = False
+        # Since jobs began to wait.
+        self._seen_s = 0.0
+
+    @property
+    def foresight_s(self) -> float:
+        """The longest wait that may be foretold from what was seen since jobs began to wait."""
+        return _FORESIGHT * self._seen_s
 
     @property
     def interval_s(self) -> float:
@@ -44,6 +53,7 @@ class Pace:
             elapsed_s, self._since_s, self._is_start = now - self._since_s, now, False
             decay = max(_LEAST_DECAY, exp(-elapsed_s / _PACE_MEMORY_S))
             self._time_s = self._time_s * decay + elapsed_s
+            self._seen_s += elapsed_s
             self._departures = self._departures * decay + 1
         elif not self._is_start:
             self._departures += 1
@@ -51,6 +61,7 @@ class Pace:
     def pause(self) -> None:
         """Nobody waits any more: until the next departure, time does not count."""
         self._since_s = None
+        self._seen_s = 0.0
 
 
 class ModelQueue:
@@ -144,6 +155,10 @@ class ModelQueue:
         """Its position, and the wait expected from there by the pace of late; 0 while that is not known."""
         position = self.position(job)
         return Outlook(position, (position + 1) * self._pace.interval_s)
+
+    def certain_wait_s(self, job: Job) -> float:
+        """As much of the expected wait as is certain enough to refuse a job for."""
+        return min(self.outlook(job).expected_wait_s, self._pace.foresight_s)
 
     def oldest_enqueued_s(self) -> float | None:
         """When the longest waiting job was enqueued."""
