@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+import hashlib
+from collections import OrderedDict
 from dataclasses import dataclass
 
 import grpc
@@ -12,15 +12,14 @@ import grpc.aio
 
 from inferflux.common import grpc_metadata
 from inferflux.common.api_key import is_well_formed
-from inferflux.common.errors import (
-    InferFluxError,
-    ResourceExhausted,
-    Unauthenticated,
-    Unavailable,
-    from_rpc,
-)
+from inferflux.common.errors import InferFluxError, Unauthenticated, Unavailable, from_rpc
 from inferflux.common.grpc_interceptor import current_call, current_request_id
 from inferflux.v1 import policy_pb2, policy_pb2_grpc
+
+from .gate import Gate
+
+# Keys that are remembered as admitted.
+_KEYS_REMEMBERED = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,12 +51,14 @@ class Admission:
     """Asks the policy service. Closed when that does not answer: nobody is let in unasked.
 
     Policy is asked a bounded number of questions at a time. The others wait in order, and the time limit of a
-    question counts from when it is sent, so a burst is answered late instead of refused.
+    question counts from when it is sent, so a burst is answered late instead of refused. Calls with a key
+    that was admitted before are asked for first: a flood of invented keys cannot keep them out.
 
     Args:
         timeout_s: for one answer of policy, in seconds.
         at_once: admissions that policy is asked for at a time.
-        waiting: calls that may wait to be asked for; one more is refused.
+        waiting: calls that may wait to be asked for, with a key that was admitted before and with another;
+            one more is refused.
     """
 
     def __init__(
@@ -65,10 +66,10 @@ class Admission:
     ) -> None:
         self._stub = policy_pb2_grpc.PolicyServiceStub(channel)
         self._timeout_s = timeout_s
-        self._admits = asyncio.Semaphore(at_once)
+        self._admits = Gate(at_once=at_once, waiting=waiting)
         self._settles = asyncio.Semaphore(at_once)
-        self._waiting_limit = waiting
-        self._n_waiting = 0
+        # Digests of keys that were admitted, the latest last.
+        self._admitted: OrderedDict[bytes, None] = OrderedDict()
 
     async def admit(self, scope: str, metadata: grpc_metadata.Metadata | None) -> Caller:
         """Let a call pass, by its metadata alone.
@@ -85,7 +86,8 @@ class Admission:
         request_id = current_request_id()
         ask = policy_pb2.AdmitRequest(credential=credential, scope=scope, request_id=request_id)
         traceparent = grpc_metadata.get(metadata, grpc_metadata.TRACEPARENT)
-        async with self._place():
+        key = hashlib.sha256(credential.encode()).digest()
+        async with self._admits.place(is_preferred=key in self._admitted):
             try:
                 answer = await self._stub.Admit(
                     ask,
@@ -93,7 +95,10 @@ class Admission:
                     metadata=grpc_metadata.outgoing(request_id=request_id, traceparent=traceparent),
                 )
             except grpc.aio.AioRpcError as error:
+                if error.code() is grpc.StatusCode.UNAUTHENTICATED:
+                    self._admitted.pop(key, None)
                 raise _to_error(error) from None
+        self._remember(key)
         return Caller(
             tenant=answer.tenant,
             key_id=answer.key_id,
@@ -116,20 +121,11 @@ class Admission:
             except grpc.aio.AioRpcError as error:
                 raise _to_error(error) from None
 
-    @asynccontextmanager
-    async def _place(self) -> AsyncIterator[None]:
-        if self._n_waiting >= self._waiting_limit:
-            message = f"{self._n_waiting} calls wait to be admitted already"
-            raise ResourceExhausted(message, reason="ADMISSION_QUEUE_FULL")
-        self._n_waiting += 1
-        try:
-            await self._admits.acquire()
-        finally:
-            self._n_waiting -= 1
-        try:
-            yield
-        finally:
-            self._admits.release()
+    def _remember(self, key: bytes) -> None:
+        self._admitted[key] = None
+        self._admitted.move_to_end(key)
+        if len(self._admitted) > _KEYS_REMEMBERED:
+            self._admitted.popitem(last=False)
 
 
 _TRANSPORT_CODES = frozenset({grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED})
