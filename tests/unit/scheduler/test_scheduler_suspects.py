@@ -237,3 +237,20 @@ def test_no_innocent_request_fails_and_each_killer_does_after_few_deaths(
     assert all(ward.outcome(k) in allowed for k in killers)
     assert all(ward.outcome(k) == "POISON_REQUEST" for k in certain)
     assert len(ward.world.deaths) <= 4 * len(killers)
+
+
+def test_a_request_that_a_death_lists_twice_is_lost_once() -> None:
+    ward = Ward(1)
+    world = ward.world
+    key = ward.submit("a")
+    job, worker = world.core.jobs[key], world.workers["w0"]
+    assert job.state is JobState.RUNNING
+    event = worker.event()
+    for _ in range(2):
+        event.engine_died.on_board.add(tenant=key.tenant, request_id=key.request_id, epoch=job.epoch)
+    worker.running.clear()
+    world.tell(lambda: world.core.on_event(event, world.now))
+    world.settle()
+    assert job.engine_deaths == 1
+    ward.end()
+    assert ward.outcome(key) == "length"

@@ -82,8 +82,9 @@ async def serve(settings: GatewaySettings, shutdown: Shutdown) -> None:
         admission = Admission(policy_channel, timeout_s=settings.policy_timeout_s)
         streams = Streams(settings.max_streams, settings.max_streams_per_tenant)
         reports = ReaderReports(bus, timeout_s=settings.cancel_timeout_s)
-        reporting = asyncio.create_task(reports.run())
-        stack.callback(reporting.cancel)
+        reporting = Background()
+        reporting.start(reports.run())
+        stack.push_async_callback(reporting.close)
         services = Services(
             bus=bus,
             submitter=Submitter(bus),

@@ -203,9 +203,10 @@ class Hearing:
         worker.state = scheduler_pb2.WORKER_STATE_LOADING
         out: list[Action] = []
         resident = [self._resident(worker, entry) for entry in died.on_board]
-        jobs = [job for job in resident if job is not None]
+        # Each once, even where the list names one twice.
+        jobs = list(dict.fromkeys(job for job in resident if job is not None))
         may_compute = [job for job in jobs if worker.may_compute(job.key)]
-        was_alone = len(may_compute) == 1 and len(jobs) == len(resident)
+        was_alone = len(may_compute) == 1 and None not in resident
         blames = [
             suspects.blame_for_engine(job, worker, was_alone=was_alone, limits=self._life.limits)
             for job in jobs
