@@ -192,7 +192,7 @@ class ResumeRequest(_message.Message):
     OFFSET_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     offset: _builtins.int
-    """Tokens the client already has. More than the answer has in the end is OUT_OF_RANGE."""
+    """Tokens the client already has. More than the answer has in the end is INVALID_ARGUMENT."""
     def __init__(
         self,
         *,
