@@ -29,6 +29,8 @@ class WatchingClient:
         self._channel = grpc_client.channel(stack.endpoint)
         self._stub = inference_pb2_grpc.InferenceServiceStub(self._channel)
         self._gaps_s: list[float] = []
+        # When the latest chunk of the stream that is being read came; 0 before its first.
+        self._chunk_at = 0.0
         self.failures: list[str] = []
         self._task: asyncio.Task[None] | None = None
 
@@ -43,25 +45,29 @@ class WatchingClient:
         await self._channel.close()
 
     async def longest_gap_s(self, window_s: float) -> float:
-        """The longest time between two chunks of a stream in the next `window_s` seconds."""
+        """The longest time between two chunks of a stream in the next `window_s` seconds. A gap that has not
+        ended by then counts as far as it goes; without any chunk the whole window does."""
         self._gaps_s.clear()
         await asyncio.sleep(window_s)
-        return max(self._gaps_s, default=window_s)
+        open_s = time.monotonic() - self._chunk_at if self._chunk_at else 0.0
+        return max([*self._gaps_s, open_s]) if self._gaps_s or open_s else window_s
 
     async def _run(self) -> None:
         metadata = grpc_client.outgoing(api_key=self._stack.api_key)
         while True:
             request = generate_request(self._stack.model_name, _PROMPT, _TOKENS)
+            self._chunk_at = 0.0
             try:
                 call = self._stub.Generate(request, metadata=metadata, timeout=60)
-                last_at = 0.0
                 async for response in call:
-                    if not response.chunk.token_ids:
-                        continue
-                    now = time.monotonic()
-                    if last_at:
-                        self._gaps_s.append(now - last_at)
-                    last_at = now
+                    if response.chunk.token_ids:
+                        self._note_chunk()
             except grpc.aio.AioRpcError as error:
                 self.failures.append(f"{error.code().name}: {error.details()}")
                 await asyncio.sleep(0.05)
+
+    def _note_chunk(self) -> None:
+        now = time.monotonic()
+        if self._chunk_at:
+            self._gaps_s.append(now - self._chunk_at)
+        self._chunk_at = now
