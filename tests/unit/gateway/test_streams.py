@@ -96,23 +96,40 @@ async def test_draining_ends_followers_after_the_streams_and_lets_them_finish() 
     assert ended == ["follower"]
 
 
-async def test_a_tenant_takes_no_more_places_than_it_leaves_free() -> None:
-    streams, release = Streams(12), asyncio.Event()
-    tasks: list[asyncio.Task[str]] = []
+async def fill_up(
+    streams: Streams, release: asyncio.Event, tenant: str, n: int = 64
+) -> list[asyncio.Task[str]]:
+    """Up to `n` more streams of a tenant; those that were refused are done."""
+    tasks = [asyncio.create_task(hold(streams, release, tenant)) for _ in range(n)]
+    await asyncio.sleep(0)
+    return tasks
+
+
+async def test_beside_others_a_tenant_takes_no_more_places_than_it_leaves_free() -> None:
+    streams, release = Streams(13), asyncio.Event()
+    tasks = await fill_up(streams, release, "z", 1)
     taken: list[int] = []
     for tenant in "abcd":
         before = len(streams)
-        more = [asyncio.create_task(hold(streams, release, tenant)) for _ in range(12)]
-        await asyncio.sleep(0)
+        tasks += await fill_up(streams, release, tenant)
         taken.append(len(streams) - before)
-        tasks += more
     assert taken == [6, 3, 2, 1]
     release.set()
     ends = await asyncio.gather(*tasks, return_exceptions=True)
     refusals = {end.reason for end in ends if isinstance(end, ResourceExhausted)}
     assert refusals == {"TENANT_TOO_MANY_STREAMS", "TOO_MANY_STREAMS"}
-    assert ends.count("finished") == 12
-    assert streams.tenant_bound == 12
+    assert ends.count("finished") == 13
+
+
+async def test_a_tenant_alone_takes_all_places_but_a_reserve_for_newcomers() -> None:
+    streams, release = Streams(32), asyncio.Event()
+    tasks = await fill_up(streams, release, "acme")
+    assert len(streams) == 30
+    newcomer = await fill_up(streams, release, "bolt", 1)
+    assert len(streams) == 31
+    release.set()
+    await asyncio.gather(*tasks, *newcomer, return_exceptions=True)
+    assert newcomer[0].result() == "finished"
 
 
 async def test_a_bound_that_is_set_holds_for_each_tenant() -> None:

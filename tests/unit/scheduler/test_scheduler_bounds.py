@@ -72,17 +72,38 @@ def test_a_new_job_waits_unless_a_bound_is_reached(bounds: Bounds, why: Full | N
     assert bounds.why_not(fill("a", "a", "b"), "a") is why
 
 
-def test_without_a_bound_of_its_own_a_tenant_fills_no_more_than_it_leaves_free() -> None:
-    bounds = Bounds(queue_limit=12)
+def fill_up(bounds: Bounds, waiting: Waiting, tenant: str) -> int:
+    """Let jobs of a tenant come until one is refused; how many of it wait then."""
+    while bounds.why_not(waiting, tenant, waiting.total) is None:
+        waiting.enter(tenant)
+    return waiting.of(tenant)
+
+
+@pytest.mark.parametrize("bounds", [Bounds(queue_limit=13), Bounds(max_queued=13, queue_limit=13)])
+def test_beside_others_a_tenant_fills_no_more_than_it_leaves_free(bounds: Bounds) -> None:
+    waiting = fill("z")
+    assert [fill_up(bounds, waiting, tenant) for tenant in "abcd"] == [6, 3, 2, 1]
+    assert bounds.why_not(waiting, "a", waiting.total) is not None
+
+
+@pytest.mark.parametrize("bounds", [Bounds(queue_limit=64), Bounds(max_queued=64, queue_limit=4096)])
+def test_a_tenant_alone_fills_all_but_a_reserve_for_newcomers(bounds: Bounds) -> None:
     waiting = Waiting()
-
-    def fill_up(tenant: str) -> int:
-        while bounds.why_not(waiting, tenant, waiting.total) is None:
-            waiting.enter(tenant)
-        return waiting.of(tenant)
-
-    assert [fill_up(tenant) for tenant in "abcd"] == [6, 3, 2, 1]
+    assert fill_up(bounds, waiting, "a") == 60
     assert bounds.why_not(waiting, "a", waiting.total) is Full.TENANT
+    assert fill_up(bounds, waiting, "b") == 2
+    assert bounds.why_not(waiting, "a", waiting.total) is Full.TENANT
+
+
+@given(st.integers(1, 100), st.lists(st.sampled_from("abcd"), max_size=200))
+def test_only_a_full_queue_keeps_a_tenant_out_that_has_nothing_in_it(size: int, arrivals: list[str]) -> None:
+    bounds, waiting = Bounds(max_queued=size), Waiting()
+    for tenant in arrivals:
+        why = bounds.why_not(waiting, tenant, waiting.total)
+        if why is None:
+            waiting.enter(tenant)
+        elif not waiting.of(tenant):
+            assert waiting.total == size
 
 
 def test_what_runs_takes_room_in_the_work_queue_and_a_newcomer_has_some_left() -> None:

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from inferflux.common.errors import ResourceExhausted, Unavailable
+from inferflux.common.sharing import may_have_more
 
 _DRAIN_RETRY_S = 1.0
 
@@ -18,8 +19,7 @@ class Streams:
 
     Args:
         limit: most streams at the same time; one more is refused.
-        tenant_limit: most of one tenant. 0: as many as are left free, so that a tenant alone takes half of
-            the places, two tenants take a third each, and there is always one for another tenant.
+        tenant_limit: most of one tenant. 0: beside others as many as it leaves free; alone nearly all.
     """
 
     def __init__(self, limit: int, tenant_limit: int = 0) -> None:
@@ -39,10 +39,13 @@ class Streams:
     def __len__(self) -> int:
         return len(self._tasks)
 
-    @property
-    def tenant_bound(self) -> int:
-        """Streams that one tenant may have now."""
-        return self._tenant_limit or max(1, self._limit - self._n_places)
+    def _may_have_more(self, tenant: str) -> bool:
+        held = self._by_tenant[tenant]
+        if self._tenant_limit:
+            return held < self._tenant_limit
+        free = self._limit - self._n_places
+        is_alone = not self._by_tenant.keys() - {tenant}
+        return may_have_more(held, free=free, size=self._limit, is_alone=is_alone)
 
     @property
     def _n_places(self) -> int:
@@ -68,8 +71,8 @@ class Streams:
         if self._n_places >= self._limit:
             message = f"this gateway serves {self._limit} streams already, and no more"
             raise ResourceExhausted(message, reason="TOO_MANY_STREAMS")
-        held = self._by_tenant[tenant]
-        if held >= self.tenant_bound:
+        if not self._may_have_more(tenant):
+            held = self._by_tenant[tenant]
             message = f"tenant {tenant} has {held} streams here already, as many as one tenant may have now"
             raise ResourceExhausted(message, reason="TENANT_TOO_MANY_STREAMS")
         task = asyncio.current_task()

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from inferflux.common.errors import ResourceExhausted, to_failed
+from inferflux.common.sharing import may_have_more
 from inferflux.v1 import tokens_pb2
 
 _LEAST_DELAY_S = 1.0
@@ -58,7 +59,7 @@ class Bounds:
 
     Attributes:
         max_queued: jobs that may wait, in all.
-        max_queued_per_tenant: of each tenant; 0 bounds a tenant by what is left free: `room`.
+        max_queued_per_tenant: of each tenant. 0: beside others as many as it leaves free; alone nearly all.
         queue_limit: jobs that the work queue holds, those that run among them.
     """
 
@@ -76,23 +77,20 @@ class Bounds:
             return Full.TENANT
         if 0 < self.max_queued <= waiting.total:
             return Full.QUEUE
-        room = self.room(waiting, held)
-        if not self.max_queued_per_tenant and room is not None and waiting.of(tenant) >= room:
+        if not self.max_queued_per_tenant and not self._may_have_more(waiting, tenant, held):
             return Full.TENANT
         return None
 
-    def room(self, waiting: Waiting, held: int) -> int | None:
-        """Jobs that may still come; None for any number.
-
-        It is also what one tenant may have waiting: alone it fills half of the queue, beside another a third,
-        and there is always room for one more tenant.
-        """
-        rooms = []
-        if self.max_queued:
-            rooms.append(self.max_queued - waiting.total)
-        if self.queue_limit:
-            rooms.append(max(1, self.queue_limit - held))
-        return min(rooms, default=None)
+    def _may_have_more(self, waiting: Waiting, tenant: str, held: int) -> bool:
+        """Whether each bound leaves room for one more of this tenant."""
+        n = waiting.of(tenant)
+        is_alone = waiting.total == n
+        # What has no place in the work queue, that refuses itself: a newcomer is not refused here.
+        bounds = [
+            (self.max_queued, self.max_queued - waiting.total),
+            (self.queue_limit, max(1, self.queue_limit - held)),
+        ]
+        return all(may_have_more(n, free=free, size=size, is_alone=is_alone) for size, free in bounds if size)
 
 
 def full(why: Full, tenant: str, waiting: Waiting, departure_interval_s: float) -> tokens_pb2.Failed:
