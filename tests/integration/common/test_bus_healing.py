@@ -9,12 +9,16 @@ from pathlib import Path
 
 import nats
 import pytest
+from nats.aio.client import Client as NatsClient
+from nats.aio.msg import Msg
 from nats.js import JetStreamContext
 from nats.js.errors import NotFoundError
 
 from inferflux.common import subjects
 from inferflux.common.bus import Bus, StreamLimits
-from inferflux.common.bus.jetstream import STREAMS, stream_configs
+from inferflux.common.bus import jetstream as streams
+from inferflux.common.bus.jetstream import STREAMS
+from inferflux.common.bus.link import STORE_UNAVAILABLE
 from inferflux.common.errors import NotFound, Unavailable
 from inferflux.common.servers import NATS_MAX_FILE_STORE, ServerProcess, free_port, nats_command
 
@@ -31,11 +35,16 @@ async def own_bus(private_nats: ServerProcess) -> AsyncIterator[Bus]:
 
 
 @pytest.fixture
-async def jetstream(private_nats: ServerProcess) -> AsyncIterator[JetStreamContext]:
-    """An operator's own client."""
+async def client(private_nats: ServerProcess) -> AsyncIterator[NatsClient]:
+    """An operator's own."""
     client = await nats.connect(private_nats.url)
-    yield client.jetstream()
+    yield client
     await client.close()
+
+
+@pytest.fixture
+def jetstream(client: NatsClient) -> JetStreamContext:
+    return client.jetstream()
 
 
 async def exists(jetstream: JetStreamContext, stream: str) -> bool:
@@ -50,10 +59,6 @@ async def until(condition: Callable[[], Awaitable[bool]]) -> None:
     async with asyncio.timeout(WAIT_S):
         while not await condition():
             await asyncio.sleep(0.01)
-
-
-def test_every_stream_that_is_made_is_looked_at() -> None:
-    assert {config["name"] for config in stream_configs(StreamLimits())} == set(STREAMS)
 
 
 @pytest.mark.parametrize("stream", STREAMS)
@@ -106,6 +111,66 @@ async def test_a_consumer_deleted_while_running_is_made_again(
     assert job.data == b"new"
     await job.ack()
     await consumer.close()
+
+
+async def test_streams_that_cannot_be_written_again_are_a_write_problem_until_they_are(
+    own_bus: Bus, jetstream: JetStreamContext, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def refuse(*_: object) -> streams.Births:
+        raise Unavailable("no space left on device", reason=STORE_UNAVAILABLE)
+
+    async def is_noted() -> bool:
+        return "no space" in own_bus.write_problem
+
+    async def is_over() -> bool:
+        return not own_bus.write_problem
+
+    with monkeypatch.context() as patch:
+        patch.setattr(streams, "ensure_streams", refuse)
+        await jetstream.delete_stream(subjects.JOBS_STREAM)
+        await until(is_noted)
+        with pytest.raises(Unavailable):
+            own_bus.check_queue()
+    await until(is_over)
+    assert await exists(jetstream, subjects.JOBS_STREAM)
+
+
+async def test_healing_goes_on_after_an_error_that_nobody_expected(
+    own_bus: Bus, jetstream: JetStreamContext, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failed = asyncio.Event()
+
+    async def fail(_: object) -> streams.Births:
+        failed.set()
+        raise KeyError("created")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(streams, "births", fail)
+        async with asyncio.timeout(WAIT_S):
+            await failed.wait()
+    await jetstream.delete_stream(subjects.TOKENS_STREAM)
+    await until(lambda: exists(jetstream, subjects.TOKENS_STREAM))
+
+
+@pytest.mark.parametrize("watches_writes", [False, True])
+async def test_only_who_watches_writes_probes_them(
+    private_nats: ServerProcess, client: NatsClient, watches_writes: bool
+) -> None:
+    asked: list[str] = []
+
+    async def note(message: Msg) -> None:
+        asked.append(message.subject)
+
+    async def has_looked_twice() -> bool:
+        return asked.count(f"$JS.API.STREAM.INFO.{STREAMS[-1]}") >= 2
+
+    bus = await Bus.connect(private_nats.url, name="test", watches_writes=watches_writes)
+    await bus.ensure_streams(StreamLimits())
+    await client.subscribe("$JS.API.STREAM.>", cb=note)
+    await client.flush()
+    await until(has_looked_twice)
+    assert any(".PURGE." in subject for subject in asked) is watches_writes
+    await bus.close()
 
 
 async def test_a_files_description_that_is_garbage_counts_as_no_file(

@@ -63,7 +63,7 @@ async def serve(settings: GatewaySettings, shutdown: Shutdown) -> None:
             probe.set_ready(part, ok=False, detail="not asked yet")
         tracer = open_tracer(settings, "gateway")
         stack.push_async_callback(tracer.close)
-        bus = await Bus.connect(settings.nats_url, name="gateway")
+        bus = await Bus.connect(settings.nats_url, name="gateway", watches_writes=True)
         stack.push_async_callback(bus.close)
         await bus.ensure_streams(settings.stream_limits)
         policy_channel = grpc_client.channel(settings.policy_address)

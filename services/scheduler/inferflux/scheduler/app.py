@@ -173,7 +173,7 @@ async def serve(settings: SchedulerSettings, shutdown: Shutdown) -> None:
     tracer = OFF
     try:
         tracer = open_tracer(settings, "scheduler")
-        bus = await Bus.connect(settings.nats_url, name="scheduler")
+        bus = await Bus.connect(settings.nats_url, name="scheduler", watches_writes=True)
         try:
             await bus.ensure_streams(settings.stream_limits)
             await Scheduler(settings, bus, probe, SchedulerMetrics(), tracer).run(shutdown)

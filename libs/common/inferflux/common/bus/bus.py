@@ -14,7 +14,7 @@ from inferflux.common import logs, metrics, subjects
 from inferflux.common.bus import jetstream, queueing
 from inferflux.common.bus.jobs import JobConsumer
 from inferflux.common.bus.key_value import KeyValueBucket
-from inferflux.common.bus.link import Link, Reply
+from inferflux.common.bus.link import STORE_UNAVAILABLE, Link, Reply
 from inferflux.common.bus.nats_client import NatsClient
 from inferflux.common.bus.objects import ObjectBucket
 from inferflux.common.bus.serving import (
@@ -54,7 +54,8 @@ class Bus:
     Make one with `Bus.connect`.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, watches_writes: bool = False) -> None:
+        self._watches_writes = watches_writes
         self._client = NatsClient()
         self._link = Link(self._client)
         self._bucket = ObjectBucket(self._link, subjects.TOKENIZERS_BUCKET)
@@ -73,15 +74,20 @@ class Bus:
         self._last_error: Exception | None = None
 
     @classmethod
-    async def connect(cls, url: str, *, name: str, connect_timeout_s: float = 5.0) -> Bus:
+    async def connect(
+        cls, url: str, *, name: str, watches_writes: bool = False, connect_timeout_s: float = 5.0
+    ) -> Bus:
         """Connect to one of the comma-separated `url`s as `name`.
+
+        Args:
+            watches_writes: whether to find out once a second if JetStream writes, for `write_problem`.
 
         Raises:
             Unavailable: none could be connected to in `connect_timeout_s` seconds.
             InvalidArgument: `url` is not one.
         """
         servers = _servers(url)
-        bus = cls()
+        bus = cls(watches_writes=watches_writes)
         try:
             async with asyncio.timeout(connect_timeout_s):
                 await bus._client.open(
@@ -107,7 +113,10 @@ class Bus:
 
     @property
     def write_problem(self) -> str:
-        """Why JetStream takes no jobs or leases, as far as is known; "" while it does."""
+        """Why JetStream takes no jobs or leases, as far as is known; "" while it does.
+
+        Who does not watch it learns of it only when a lost stream cannot be made again.
+        """
         return self._write_problem
 
     @property
@@ -338,9 +347,9 @@ class Bus:
     async def _heal_for_ever(self) -> None:
         said = ""
         while True:
-            await self._until_ill()
-            self._must_heal.clear()
             try:
+                await self._until_ill()
+                self._must_heal.clear()
                 await self._heal()
                 said = ""
             except InferFluxError as error:
@@ -350,6 +359,12 @@ class Bus:
                 if self.is_connected:
                     await asyncio.sleep(_HEAL_RETRY_S)
                     self._must_heal.set()
+            except Exception:
+                # A process that heals no more would not be seen to be ill.
+                metrics.UNEXPECTED_ERRORS.labels(where="bus healer").inc()
+                log.exception("healing the bus failed")
+                await asyncio.sleep(_LOOK_INTERVAL_S)
+                self._must_heal.set()
 
     async def _until_ill(self) -> None:
         """Return after a reconnect, or when a stream of ours is gone or is another than it was."""
@@ -364,12 +379,13 @@ class Bus:
 
     async def _has_lost_streams(self) -> bool:
         try:
+            if self._watches_writes:
+                self._note_write_problem(await jetstream.write_problem(self._link))
             births = await jetstream.births(self._link)
-            self._note_write_problem(await jetstream.write_problem(self._link))
         except InferFluxError as error:
             log.debug("could not look at the streams", reason=error.reason)
             return False
-        lost = [name for name, born in births.items() if born != self._births[name]]
+        lost = [name for name, born in births.items() if born != self._births.get(name)]
         if lost:
             log.warning("streams were deleted", streams=lost)
         return bool(lost)
@@ -381,10 +397,21 @@ class Bus:
             log.info("JetStream writes again")
         self._write_problem = problem
 
+    async def _make_streams_again(self, limits: StreamLimits) -> None:
+        problem = await jetstream.write_problem(self._link) if self._watches_writes else ""
+        try:
+            self._births = await jetstream.ensure_streams(self._link, limits)
+        except InferFluxError as error:
+            if error.reason == STORE_UNAVAILABLE:
+                problem = problem or error.message
+            if problem:
+                self._note_write_problem(problem)
+            raise
+        self._note_write_problem(problem)
+
     async def _heal(self) -> None:
         if self._limits is not None:
-            self._births = await jetstream.ensure_streams(self._link, self._limits)
-            self._note_write_problem(await jetstream.write_problem(self._link))
+            await self._make_streams_again(self._limits)
         for consumer in self._consumers:
             await consumer.recover()
         for callback in self._callbacks:

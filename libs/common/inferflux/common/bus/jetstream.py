@@ -91,12 +91,7 @@ def object_stream(bucket: str) -> str:
 
 # By name, when a stream was made: one that was deleted and made again has another time.
 Births = dict[str, str]
-STREAMS = (
-    subjects.JOBS_STREAM,
-    subjects.TOKENS_STREAM,
-    object_stream(subjects.TOKENIZERS_BUCKET),
-    key_value_stream(subjects.SCHEDULERS_BUCKET),
-)
+STREAMS = tuple(str(config["name"]) for config in stream_configs(StreamLimits()))
 
 
 async def ensure_streams(link: Link, limits: StreamLimits) -> Births:
