@@ -14,7 +14,7 @@ import pytest
 from harness.client import Answer, Client, countdown, prompt
 
 from benchmarks.full_disk import MountError, SmallDisk
-from inferflux.cli.stack import Stack, StackOptions
+from inferflux.cli.stack import EventKind, Stack, StackEvent, StackOptions
 
 pytestmark = pytest.mark.e2e
 
@@ -33,9 +33,16 @@ def disk() -> Iterator[SmallDisk]:
 
 
 @pytest.fixture
-async def stack(disk: SmallDisk) -> AsyncIterator[Stack]:
+def events() -> list[StackEvent]:
+    """What the stack has told of its processes."""
+    return []
+
+
+@pytest.fixture
+async def stack(disk: SmallDisk, events: list[StackEvent]) -> AsyncIterator[Stack]:
     """One slot, so that a second request is queued, and a disk of its own for the streams."""
-    async with Stack(StackOptions(slots=1, threads=1, nats_store=disk.path)) as running:
+    options = StackOptions(slots=1, threads=1, nats_store=disk.path)
+    async with Stack(options, observe=events.append) as running:
         yield running
 
 
@@ -71,7 +78,7 @@ async def until_served(client: Client) -> Answer:
 
 
 async def test_a_full_disk_refuses_at_once_stops_nothing_and_heals_when_there_is_space(
-    stack: Stack, client: Client, disk: SmallDisk
+    stack: Stack, client: Client, disk: SmallDisk, events: list[StackEvent]
 ) -> None:
     expected = await client.ask(countdown(30, 1))
     running = Answer()
@@ -84,6 +91,11 @@ async def test_a_full_disk_refuses_at_once_stops_nothing_and_heals_when_there_is
     disk.fill()
     assert "no space left" in await until_unready(stack, "gateway", "queue")
     assert "no space left" in await until_unready(stack, "scheduler", "scheduler")
+    rows = {row.name: row for row in (await client.status()).services}
+    for name in ("gateway", "nats", "scheduler"):
+        assert not rows[name].is_ready
+    for name in ("gateway", "nats"):
+        assert "no space left" in rows[name].detail
     so_far = len(running.token_ids)
     with pytest.raises(grpc.aio.AioRpcError) as refused:
         await client.ask(prompt(max_tokens=4))
@@ -99,3 +111,5 @@ async def test_a_full_disk_refuses_at_once_stops_nothing_and_heals_when_there_is
     assert whole.terminal is not None
     assert queued.token_ids == expected.token_ids
     await client.until_idle()
+    died = next(event for event in events if event.kind is EventKind.DIED and "disk" in event.detail)
+    assert f"{died.process} {died.detail}".startswith("nats does not write, though its disk does again: ")

@@ -5,16 +5,22 @@ from __future__ import annotations
 import os
 import sys
 
-from inferflux.common.errors import InferFluxError
-
-from .errors import CommandError
-
 _INTERRUPTED = 130
 
 
 def main() -> None:
     """Run inferctl. Exit status: 0, 1 for what failed, 2 for usage, 130 for Ctrl-C."""
+    try:
+        _run()
+    except KeyboardInterrupt:  # also while the imports last
+        sys.exit(_INTERRUPTED)
+
+
+def _run() -> None:
+    from inferflux.common.errors import InferFluxError
+
     from .app import app
+    from .errors import CommandError
 
     try:
         app()
@@ -22,8 +28,6 @@ def main() -> None:
         sys.exit(f"inferctl: {error}")
     except InferFluxError as error:
         sys.exit(f"inferctl: {error.message}")
-    except KeyboardInterrupt:
-        sys.exit(_INTERRUPTED)
     except BrokenPipeError:
         # Whoever read our output has had enough; what is still buffered has nowhere to go.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -12,6 +12,8 @@ from typing import Annotated
 import typer
 from rich.live import Live
 
+from inferflux.common.priority import HIGHEST, LOWEST
+
 from .admin import admin
 from .answer import Answer
 from .chat import ChatSession, one_shot
@@ -53,7 +55,14 @@ TopP = Annotated[
     float | None, typer.Option(help="Sample from the likeliest tokens that reach this probability.")
 ]
 Seed = Annotated[int | None, typer.Option(min=0, max=2**64 - 1, help="The same seed gives the same answer.")]
-Priority = Annotated[int, typer.Option(min=-_INT32, max=_INT32, help="Higher is more urgent; 0 is ordinary.")]
+Priority = Annotated[
+    int,
+    typer.Option(
+        min=LOWEST,
+        max=HIGHEST,
+        help="Higher is more urgent; 0 is ordinary. What exceeds the key's ceiling is lowered to it.",
+    ),
+]
 IgnoreEos = Annotated[bool, typer.Option("--ignore-eos", help="Go on past the model's own end.")]
 ResumeWindow = Annotated[
     int,

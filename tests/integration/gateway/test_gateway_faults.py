@@ -23,10 +23,11 @@ from harness.gateway import (
 )
 from harness.policy import PolicyProcess
 
-from inferflux.common import errors
-from inferflux.common.bus import Bus
+from inferflux.common import errors, subjects
+from inferflux.common.bus import Bus, Message
 from inferflux.common.errors import ResourceExhausted, Unavailable
 from inferflux.common.servers import ServerProcess
+from inferflux.v1 import cluster_pb2, scheduler_pb2
 
 
 async def test_a_stream_outlives_a_restart_of_nats(
@@ -271,6 +272,67 @@ async def test_a_model_whose_workers_are_gone_is_unavailable(
     assert error.reason == "NO_WORKER"
     assert error.retry_delay_s
     assert "demo" in error.message
+
+
+async def _rows(gateway: GatewayProcess, admin_key: str) -> dict[str, cluster_pb2.ServiceStatus]:
+    metadata = (("authorization", f"Bearer {admin_key}"),)
+    answer = await gateway.cluster.GetStatus(cluster_pb2.GetStatusRequest(), metadata=metadata, timeout=10)
+    return {row.name: row for row in answer.services}
+
+
+async def test_a_nats_that_stands_still_is_named_as_the_cause(
+    start_gateway: StartGateway,
+    private_nats: ServerProcess,
+    private_backend: Backend,
+    key: str,
+    admin_key: str,
+) -> None:
+    gateway = await start_gateway(private_nats.url)
+    client = Client(gateway, key)
+    await client.sees("demo")
+    assert (await _rows(gateway, admin_key))["nats"].is_ready
+    private_nats.pause()
+    try:
+
+        async def is_refused() -> bool:
+            try:
+                await client.model_names()
+            except grpc.aio.AioRpcError:
+                return True
+            return False
+
+        await until(is_refused)
+        with pytest.raises(grpc.aio.AioRpcError) as listed:
+            await client.model_names()
+        for error in (errors.from_rpc(listed.value), await client.chat().error()):
+            assert isinstance(error, Unavailable)
+            assert (error.reason, error.retry_delay_s) == ("NATS_UNAVAILABLE", 2.0)
+            assert "NATS" in error.message
+        assert not (await _rows(gateway, admin_key))["nats"].is_ready
+        await gateway.wait_ready(ready=False)
+        row = (await _rows(gateway, admin_key))["gateway"]
+        assert not row.is_ready
+        assert "nats: connection lost" in row.detail
+    finally:
+        private_nats.resume()
+    await client.sees("demo")
+
+
+async def test_a_scheduler_that_is_not_ready_is_shown_with_its_reason(
+    start_gateway: StartGateway, private_nats: ServerProcess, private_backend: Backend, admin_key: str
+) -> None:
+    gateway = await start_gateway(private_nats.url)
+    scheduler_status = scheduler_pb2.SchedulerStatus(not_ready="scheduler: NATS does not write")
+
+    async def on_request(message: Message) -> None:
+        await message.respond(scheduler_status.SerializeToString())
+
+    serving = await private_backend.bus.serve(subjects.SCHEDULER_STATUS, on_request)
+    await private_backend.bus.flush()
+    rows = await _rows(gateway, admin_key)
+    assert not rows["scheduler"].is_ready
+    assert "NATS does not write" in rows["scheduler"].detail
+    await serving.close()
 
 
 async def _health(gateway: GatewayProcess) -> health_pb2.HealthCheckResponse.ServingStatus.ValueType:

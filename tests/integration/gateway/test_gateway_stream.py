@@ -19,6 +19,7 @@ from harness.gateway import (
 )
 from harness.policy import PolicyProcess
 
+from inferflux.common import grpc_metadata
 from inferflux.common.errors import ResourceExhausted, Unavailable
 from inferflux.v1 import generation_pb2, inference_pb2
 
@@ -85,6 +86,8 @@ async def test_a_priority_above_the_keys_ceiling_is_capped(
         assert job.priority == given
         await backend.finish(job, n=1)
         await stream.rest()
+        said = grpc_metadata.get(await stream.call.trailing_metadata(), "x-inferflux-priority")
+        assert said == ("" if given == asked else str(given))
 
 
 async def test_a_call_without_deadline_makes_a_job_without_one(client: Client, backend: Backend) -> None:

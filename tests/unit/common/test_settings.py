@@ -59,6 +59,36 @@ def test_a_bad_value_is_one_line_naming_the_variable(
     assert line.startswith(f"{variable}: ")
 
 
+@pytest.mark.parametrize(
+    ("variable", "value", "said"),
+    [
+        ("INFERFLUX_WORKER_SLOTS", "0", "must be greater than or equal to 1 (given: '0')"),
+        ("INFERFLUX_NATS_URL", "", "must have at least 1 character (given: '')"),
+        (
+            "OTEL_EXPORTER_OTLP_ENDPOINT",
+            "collector",
+            "must be a URL without a path, such as http://collector:4317 (given: 'collector')",
+        ),
+    ],
+)
+def test_a_bad_value_is_told_in_plain_words(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], variable: str, value: str, said: str
+) -> None:
+    monkeypatch.setenv(variable, value)
+    with pytest.raises(SystemExit):
+        load(WorkerSettings)
+    assert capsys.readouterr().err == f"{variable}: {said}\n"
+
+
+def test_a_variable_that_has_no_default_must_be_set(capsys: pytest.CaptureFixture[str]) -> None:
+    class Needy(WorkerSettings):
+        model: str
+
+    with pytest.raises(SystemExit):
+        load(Needy)
+    assert capsys.readouterr().err == "INFERFLUX_WORKER_MODEL: must be set\n"
+
+
 def test_two_bad_values_are_two_lines(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

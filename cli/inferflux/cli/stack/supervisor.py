@@ -268,7 +268,7 @@ class Stack:
             problem = await asyncio.to_thread(store.write_error, port)
             has_space = bool(problem) and await asyncio.to_thread(store.takes_writes, directory)
             if has_space:
-                detail = f"it does not write, though its disk does again: {problem}; starting it again"
+                detail = f"does not write, though its disk does again: {problem}; starting it again"
                 self._observe(StackEvent(EventKind.DIED, process.name, detail))
                 await process.end(_STORE_END_LIMIT_S)
 

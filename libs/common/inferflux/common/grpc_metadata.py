@@ -12,6 +12,8 @@ REQUEST_ID = "x-request-id"
 AUTHORIZATION = "authorization"
 API_KEY = "x-api-key"
 TRACEPARENT = "traceparent"
+# Trailing: the priority that a request got, where it asked for more than its key may have.
+PRIORITY = "x-inferflux-priority"
 
 Metadata = Iterable[tuple[str, str | bytes]]
 

@@ -68,6 +68,12 @@ class Probe:
     def is_ready(self) -> bool:
         return bool(self._conditions) and all(ok for ok, _ in self._conditions.values())
 
+    @property
+    def missing(self) -> str:
+        """The conditions that do not hold, each with its detail; "" while all do."""
+        conditions = self._conditions.copy()
+        return "; ".join(f"{name}: {detail}" for name, (ok, detail) in conditions.items() if not ok)
+
     def set_ready(self, name: str, ok: bool, detail: str = "") -> None:
         """Name a condition of readiness, or change it. `detail` says what is missing."""
         self._conditions[name] = (ok, detail)

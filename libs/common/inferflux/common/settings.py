@@ -16,6 +16,7 @@ from inferflux.common.stream_limits import StreamLimits
 
 S = TypeVar("S", bound="ServiceSettings")
 
+_PYDANTIC_SUBJECT = re.compile(r"^(Input|String|Value|URL) should ")
 _GRPC_URL = re.compile(r"https?://[^/\s]+/?")
 
 
@@ -94,8 +95,15 @@ def load(cls: type[S]) -> S:
             value = problem.get("input")
             is_shown = isinstance(value, str | int | float) and not _is_secret(cls, name)
             given = f" (given: {value!r})" if is_shown else ""
-            print(f"{variable}: {problem['msg']}{given}", file=sys.stderr)  # noqa: T201
+            print(f"{variable}: {_plain(problem['type'], problem['msg'])}{given}", file=sys.stderr)  # noqa: T201
         sys.exit(2)
+
+
+def _plain(kind: str, message: str) -> str:
+    """What pydantic says of a value, in the words of one who sets a variable."""
+    if kind == "missing":
+        return "must be set"
+    return _PYDANTIC_SUBJECT.sub("must ", message.removeprefix("Value error, "))
 
 
 def _is_secret(cls: type[ServiceSettings], name: str) -> bool:

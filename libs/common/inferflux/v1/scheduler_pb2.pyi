@@ -1047,6 +1047,7 @@ class SchedulerStatus(_message.Message):
     FAIRNESS_FIELD_NUMBER: _builtins.int
     LEADER_FIELD_NUMBER: _builtins.int
     TERM_FIELD_NUMBER: _builtins.int
+    NOT_READY_FIELD_NUMBER: _builtins.int
     queued: _builtins.int
     running: _builtins.int
     oldest_wait_ms: _builtins.float
@@ -1056,6 +1057,8 @@ class SchedulerStatus(_message.Message):
     leader: _builtins.str
     """Who leads, since which lease term."""
     term: _builtins.int
+    not_ready: _builtins.str
+    """Why it cannot do its work, as its /readyz says it; empty while it can."""
     @_builtins.property
     def workers(self) -> _containers.RepeatedCompositeFieldContainer[Global___WorkerView]: ...
     @_builtins.property
@@ -1072,10 +1075,11 @@ class SchedulerStatus(_message.Message):
         fairness: Global___Fairness | None = ...,
         leader: _builtins.str = ...,
         term: _builtins.int = ...,
+        not_ready: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["fairness", b"fairness"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["fairness", b"fairness", "leader", b"leader", "oldest_wait_ms", b"oldest_wait_ms", "parked", b"parked", "policy", b"policy", "queued", b"queued", "running", b"running", "term", b"term", "workers", b"workers"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["fairness", b"fairness", "leader", b"leader", "not_ready", b"not_ready", "oldest_wait_ms", b"oldest_wait_ms", "parked", b"parked", "policy", b"policy", "queued", b"queued", "running", b"running", "term", b"term", "workers", b"workers"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

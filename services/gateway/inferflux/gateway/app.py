@@ -108,6 +108,7 @@ async def serve(settings: GatewaySettings, shutdown: Shutdown) -> None:
             bus,
             policy_channel,
             streams,
+            probe,
             listen=settings.listen,
             policy_address=settings.policy_address,
         )

@@ -13,6 +13,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from inferflux.common import subjects
 from inferflux.common.bus import Bus
 from inferflux.common.errors import DeadlineExceeded, InferFluxError, Unavailable
+from inferflux.common.probe import Probe
 from inferflux.v1 import cluster_pb2, cluster_pb2_grpc, scheduler_pb2
 
 from .streams import Streams
@@ -24,7 +25,8 @@ _ASK_TIMEOUT_S = 1.0
 
 
 class ClusterServicer(cluster_pb2_grpc.ClusterServiceServicer):
-    """Asks everyone at once, and waits for nobody longer than a second.
+    """Asks everyone at once, and waits for nobody longer than a second. Gateway and scheduler are as ready as
+    their /readyz says.
 
     Redis is seen through policy, which serves health as NOT_SERVING while its store is away.
     """
@@ -34,6 +36,7 @@ class ClusterServicer(cluster_pb2_grpc.ClusterServiceServicer):
         bus: Bus,
         policy_channel: grpc.aio.Channel,
         streams: Streams,
+        probe: Probe,
         *,
         listen: str,
         policy_address: str,
@@ -41,28 +44,33 @@ class ClusterServicer(cluster_pb2_grpc.ClusterServiceServicer):
         self._bus = bus
         self._policy_health = health_pb2_grpc.HealthStub(policy_channel)
         self._streams = streams
+        self._probe = probe
         self._listen = listen
         self._policy_address = policy_address
 
     async def GetStatus(
         self, request: cluster_pb2.GetStatusRequest, context: Context
     ) -> cluster_pb2.GetStatusResponse:
-        (scheduler, scheduler_status), (policy, redis) = await asyncio.gather(
-            self._ask_scheduler(), self._ask_policy()
+        (scheduler, scheduler_status), (policy, redis), nats = await asyncio.gather(
+            self._ask_scheduler(), self._ask_policy(), self._ask_nats()
         )
         return cluster_pb2.GetStatusResponse(
-            services=[self._gateway(), policy, scheduler, self._nats(), redis],
+            services=[self._gateway(), policy, scheduler, nats, redis],
             scheduler=scheduler_status,
         )
 
     def _gateway(self) -> cluster_pb2.ServiceStatus:
-        is_ready = not self._streams.is_draining
-        state = f"{len(self._streams)} streams" if is_ready else "shutting down"
-        return _status("gateway", is_ready, f"{self._listen}, {state}")
+        state = self._probe.missing or f"{len(self._streams)} streams"
+        return _status("gateway", self._probe.is_ready, f"{self._listen}, {state}")
 
-    def _nats(self) -> cluster_pb2.ServiceStatus:
-        is_connected = self._bus.is_connected
-        return _status("nats", is_connected, "connected" if is_connected else "connection lost")
+    async def _ask_nats(self) -> cluster_pb2.ServiceStatus:
+        try:
+            await self._bus.check_connection(_ASK_TIMEOUT_S)
+        except Unavailable as error:
+            return _status("nats", False, error.message)
+        if problem := self._bus.write_problem:
+            return _status("nats", False, f"JetStream does not write: {problem}")
+        return _status("nats", True, "connected")
 
     async def _ask_scheduler(
         self,
@@ -80,6 +88,8 @@ class ClusterServicer(cluster_pb2_grpc.ClusterServiceServicer):
         n = len(status.workers)
         workers = "1 worker" if n == 1 else f"{n} workers"
         detail = f"{workers}, {status.running} running, {status.queued} queued"
+        if status.not_ready:
+            return _status("scheduler", False, f"{detail}; {status.not_ready}"), status
         return _status("scheduler", True, detail), status
 
     async def _ask_policy(self) -> tuple[cluster_pb2.ServiceStatus, cluster_pb2.ServiceStatus]:

@@ -25,11 +25,11 @@ class ModelServicer(model_pb2_grpc.ModelServiceServicer):
         self, request: model_pb2.ListModelsRequest, context: Context
     ) -> model_pb2.ListModelsResponse:
         await self._models.settled()
-        return model_pb2.ListModelsResponse(models=self._models.all_models())
+        return model_pb2.ListModelsResponse(models=await self._models.all_models())
 
     async def GetModel(
         self, request: model_pb2.GetModelRequest, context: Context
     ) -> model_pb2.GetModelResponse:
         checks.check_model_name(request.name, field="name")
         await self._models.settled()
-        return model_pb2.GetModelResponse(model=self._models.get(request.name))
+        return model_pb2.GetModelResponse(model=await self._models.get(request.name))

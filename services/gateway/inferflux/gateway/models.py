@@ -133,12 +133,13 @@ class ModelRegistry:
 
         Raises:
             NotFound: no worker has ever named it.
-            Unavailable: no worker for it is there now.
+            Unavailable: no worker for it is there now (NO_WORKER), or NATS is away (NATS_UNAVAILABLE).
         """
         until = self._listening_since + HEARTBEAT_S + _MARGIN_S
         while (card := self.table.card(name, self._clock())) is None:
             left_s = until - self._clock()
             if left_s <= 0:
+                await self._check_nats()
                 raise self._why_not(name)
             self._heard.clear()
             try:
@@ -153,24 +154,43 @@ class ModelRegistry:
         if left_s > 0:
             await asyncio.sleep(left_s)
 
-    def get(self, name: str) -> model_pb2.Model:
+    async def get(self, name: str) -> model_pb2.Model:
         """A known model, served or not.
 
         Raises:
             NotFound: no worker has ever named it.
+            Unavailable: NATS is away, so that nobody knows who serves it.
         """
         model = self.table.get(name, self._clock())
+        if model is None or not model.workers:
+            await self._check_nats()
         if model is None:
             raise self._why_not(name)
         return model
 
-    def all_models(self) -> list[model_pb2.Model]:
-        return self.table.all_models(self._clock())
+    async def all_models(self) -> list[model_pb2.Model]:
+        """Every known model, served or not.
+
+        Raises:
+            Unavailable: none is served as far as is known, and NATS is away.
+        """
+        models = self.table.all_models(self._clock())
+        if not any(model.workers for model in models):
+            await self._check_nats()
+        return models
 
     def _why_not(self, name: str) -> NotFound | Unavailable:
         if self.table.get(name, self._clock()) is None:
             return NotFound(f"there is no model {name[:200]!r}", reason="UNKNOWN_MODEL")
         return Unavailable(f"no worker serves the model {name!r} now", reason="NO_WORKER", retry_delay_s=2.0)
+
+    async def _check_nats(self) -> None:
+        """Heartbeats that do not come say nothing of the workers while NATS is away."""
+        try:
+            await self._bus.check_connection()
+        except Unavailable as error:
+            message = f"the gateway does not know which models are served: {error.message}"
+            raise Unavailable(message, reason=error.reason, retry_delay_s=2.0) from None
 
     async def _restart_listening(self) -> None:
         self._listening_since = self._clock()

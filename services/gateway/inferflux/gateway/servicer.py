@@ -14,7 +14,7 @@ from inferflux.common.tracing import Span
 from inferflux.v1 import inference_pb2, inference_pb2_grpc, model_pb2, scheduler_pb2
 
 from . import validation
-from .admission import current_caller
+from .admission import Caller, current_caller
 from .generation import Call, Generation, Services
 from .models import ModelRegistry
 from .spans import RequestSpan, note_caller, note_job
@@ -62,6 +62,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
                 card = await self._check(request)
                 validation.check_messages(request.messages, max_text_bytes=self._max_text_bytes)
                 ids = await self._text.render_chat(card.digest, request.messages, card.context_length)
+                _tell_priority(context, call.caller, request.priority)
                 await self._submit(generation, call, card, Prompt(ids, "messages"), request)
                 while (chunk := await generation.next()) is not None:
                     yield inference_pb2.ChatResponse(chunk=chunk)
@@ -74,6 +75,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
             async with Generation(call, self._services) as generation:
                 card = await self._check(request)
                 prompt = await self._prompt(request, card)
+                _tell_priority(context, call.caller, request.priority)
                 await self._submit(generation, call, card, prompt, request)
                 while (chunk := await generation.next()) is not None:
                     yield inference_pb2.GenerateResponse(chunk=chunk)
@@ -170,6 +172,12 @@ def _call(method: str, context: Context, span: Span, *, model: str = "", request
         deadline_unix_ms=_deadline_unix_ms(context.time_remaining()),
         started_at=rpc.started_at,
     )
+
+
+def _tell_priority(context: Context, caller: Caller, asked: int) -> None:
+    """Say in the trailing metadata which priority a request gets that asks for too much."""
+    if (given := caller.capped(asked)) != asked:
+        context.set_trailing_metadata(((grpc_metadata.PRIORITY, str(given)),))
 
 
 def _check_request_id(request_id: str) -> None:

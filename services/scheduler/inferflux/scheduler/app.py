@@ -126,6 +126,7 @@ class Scheduler:
             is_lease_held=lambda: self._leadership.is_held,
             known_workers=self._roster.live(self._clock(), self._settings.worker_dead_s),
             health=self._planning,
+            not_ready=lambda: self._probe.missing,
         )
         self._leader = leader
         self._metrics.lead(term)

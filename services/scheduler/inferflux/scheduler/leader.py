@@ -59,6 +59,7 @@ class Leader:
         is_lease_held: whether nobody else can lead now.
         known_workers: those that were heard before; once all of them are heard again, dispatching starts.
         health: told when the core raises.
+        not_ready: what keeps the process from being ready, "" if nothing does.
     """
 
     def __init__(
@@ -73,6 +74,7 @@ class Leader:
         is_lease_held: Callable[[], bool],
         known_workers: Collection[str],
         health: PlanningHealth,
+        not_ready: Callable[[], str],
     ) -> None:
         self._settings = settings
         self._bus = bus
@@ -85,6 +87,7 @@ class Leader:
         self._held: list[Action] = []
         self._is_plan_due = False
         self._health = health
+        self._not_ready = not_ready
         self._failed = asyncio.Event()
         # Jobs over which the core raised, and what.
         self._culprits: list[tuple[Culprit, BaseException]] = []
@@ -127,7 +130,12 @@ class Leader:
             readers = await serve_readers(self._bus, self, self._metrics, is_alone=is_alone)
             exits.push_async_callback(readers.close)
             status = await serve_status(
-                self._bus, self.core, self._clock, leader=self._settings.id, term=self._term
+                self._bus,
+                self.core,
+                self._clock,
+                leader=self._settings.id,
+                term=self._term,
+                not_ready=self._not_ready,
             )
             exits.push_async_callback(status.close)
             admin = await serve_admin(

@@ -58,13 +58,24 @@ def fit(status: scheduler_pb2.SchedulerStatus, max_bytes: int) -> bytes:
 
 
 async def serve_status(
-    bus: Bus, core: Core, clock: Callable[[], float], *, leader: str, term: int
+    bus: Bus,
+    core: Core,
+    clock: Callable[[], float],
+    *,
+    leader: str,
+    term: int,
+    not_ready: Callable[[], str],
 ) -> Subscription:
-    """Answer SchedulerStatusRequest until the subscription is closed."""
+    """Answer SchedulerStatusRequest until the subscription is closed.
+
+    Args:
+        not_ready: what keeps the process from being ready, "" if nothing does.
+    """
 
     async def on_request(message: Message) -> None:
         status = describe(core, clock())
         status.leader, status.term = leader, term
+        status.not_ready = not_ready()
         await message.respond(fit(status, bus.max_payload))
 
     return await bus.serve(subjects.SCHEDULER_STATUS, on_request)

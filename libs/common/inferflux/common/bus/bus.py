@@ -162,6 +162,19 @@ class Bus:
             raise Unavailable("not connected to NATS", reason="NOT_CONNECTED") from None
         await self._link.flush(timeout_s)
 
+    async def check_connection(self, timeout_s: float = 1.0) -> None:
+        """Whether NATS is there at this moment; asks it.
+
+        Raises:
+            Unavailable: it is not (NATS_UNAVAILABLE).
+        """
+        if not self.is_connected:
+            raise Unavailable("the connection to NATS is lost", reason="NATS_UNAVAILABLE")
+        try:
+            await self._link.flush(timeout_s)
+        except Unavailable:
+            raise Unavailable("NATS does not answer", reason="NATS_UNAVAILABLE") from None
+
     async def request(
         self, subject: str, payload: bytes, *, timeout_s: float, headers: Mapping[str, str] | None = None
     ) -> bytes:
