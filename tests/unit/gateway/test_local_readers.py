@@ -36,3 +36,23 @@ def test_reports_name_the_attempt_that_is_known_and_come_in_batches() -> None:
     batches = list(readers.batches(2))
     assert [len(batch) for batch in batches] == [2, 2, 1]
     assert batches[0][0] == read("r0", "a0")
+
+
+def test_readers_of_two_attempts_are_reported_each_until_they_leave() -> None:
+    readers = LocalReaders()
+    accepted, unknown = read("r1", "a1"), read("r1", "a2")
+    readers.join(accepted)
+    readers.join(unknown)
+    assert list(readers.batches(10)) == [[accepted, unknown]]
+    assert not readers.leave(unknown)
+    assert list(readers.batches(10)) == [[accepted]]
+
+
+def test_an_attempt_that_becomes_known_later_is_reported_from_then_on() -> None:
+    readers = LocalReaders()
+    resumed = read("r1")
+    readers.join(resumed)
+    assert list(readers.batches(10)) == [[read("r1")]]
+    resumed.attempt_id = "a1"
+    assert list(readers.batches(10)) == [[read("r1", "a1")]]
+    assert readers.leave(resumed)

@@ -17,7 +17,6 @@ from inferflux.common.errors import (
     InferFluxError,
     InvalidArgument,
     NotFound,
-    ResourceExhausted,
     Unavailable,
     from_failed,
 )
@@ -33,7 +32,7 @@ from .readers import ReaderReports
 from .relay import Relay, RelayLimits, replayed
 from .spans import note_end
 from .streams import Streams
-from .submit import Submitter
+from .submit import Submitter, is_refused
 
 log = logs.get()
 
@@ -111,6 +110,8 @@ class Generation:
         self._failure: InferFluxError | None = None
         # Whether there is, or may be, a job to settle; this gateway then has a reader of it.
         self._is_submitted = False
+        # Whether only its chunks can tell that there is a job.
+        self._is_unconfirmed = False
         self._read = scheduler_pb2.ReadRequest(tenant=call.caller.tenant, request_id=call.request_id)
         # None while it is not known.
         self._window_s: int | None = None
@@ -140,7 +141,7 @@ class Generation:
             InvalidArgument: the job is too large.
             AlreadyExists: the request id is taken.
             ResourceExhausted: the queue is full.
-            Unavailable: it could not be queued.
+            Unavailable: it could not be queued, or nobody knows.
         """
         self._services.submitter.check_open()
         payload = request.SerializeToString()
@@ -153,12 +154,17 @@ class Generation:
         self._usage.prompt_tokens = len(request.prompt_token_ids)
         self._read.attempt_id = request.attempt_id
         self._window_s = request.resume_window_s
-        self._join()
+        has_job = True
+        self._is_unconfirmed = True
         try:
             await self._services.submitter.submit(request, payload, traceparent=self._call.span.traceparent)
-        except (AlreadyExists, ResourceExhausted):
-            self._withdraw()
+            self._is_unconfirmed = False
+        except InferFluxError as error:
+            has_job = not is_refused(error)
             raise
+        finally:  # also when the client left meanwhile
+            if has_job:
+                self._join()
         self._call.span.event("queued")
 
     async def resume(self, offset: int) -> None:
@@ -264,7 +270,8 @@ class Generation:
         except (DeadlineExceeded, Unavailable):
             return False
         if reply.was_found:
-            self._read.attempt_id = reply.attempt_id
+            # The answer may be late: what the terminal chunk said holds.
+            self._read.attempt_id = self._read.attempt_id or reply.attempt_id
             self._window_s = reply.resume_window_s
         return reply.was_found
 
@@ -359,7 +366,9 @@ class Generation:
             self._usage.completion_tokens = self._relay.state.tokens_end
 
     def _settle(self, ending: Ending) -> None:
-        if self._is_submitted and self._read.attempt_id:
+        is_heard = self._relay is not None and self._relay.has_heard
+        has_job = self._is_submitted and (is_heard or not self._is_unconfirmed)
+        if has_job and self._read.attempt_id:
             settled = replace(ending, attempt_id=self._read.attempt_id, outcome=self._outcome)
             self._services.ledger.settle(settled)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections.abc import Iterator
-from dataclasses import dataclass
 from enum import Enum, auto
 
 from google.protobuf.message import DecodeError
@@ -24,43 +23,44 @@ _REPORTED_AT_ONCE = 1000
 _AWAY = frozenset({"NOT_CONNECTED", "CONNECTION_LOST"})
 
 
-@dataclass(slots=True)
-class _Read:
-    attempt_id: str
-    readers: int = 0
-
-
 class LocalReaders:
-    """Readers on this gateway, by tenant and request id (pure)."""
+    """Readers on this gateway, by tenant and request id (pure).
+
+    Each reader's message is kept as it is: an attempt that becomes known later is reported from then on.
+    """
 
     def __init__(self) -> None:
-        self._read: dict[tuple[str, str], _Read] = {}
+        self._reads: dict[tuple[str, str], list[scheduler_pb2.ReadRequest]] = {}
 
     def __len__(self) -> int:
-        return len(self._read)
+        return len(self._reads)
 
     def join(self, read: scheduler_pb2.ReadRequest) -> None:
         """One reader more."""
-        entry = self._read.setdefault((read.tenant, read.request_id), _Read(read.attempt_id))
-        entry.attempt_id = read.attempt_id or entry.attempt_id
-        entry.readers += 1
+        self._reads.setdefault((read.tenant, read.request_id), []).append(read)
 
     def leave(self, read: scheduler_pb2.ReadRequest) -> bool:
         """One reader less; whether it was the last."""
         key = read.tenant, read.request_id
-        entry = self._read[key]
-        entry.readers -= 1
-        if entry.readers == 0:
-            del self._read[key]
-        return entry.readers == 0
+        reads = self._reads[key]
+        reads.remove(read)
+        if not reads:
+            del self._reads[key]
+        return not reads
 
     def batches(self, size: int) -> Iterator[list[scheduler_pb2.ReadRequest]]:
-        """All requests that are read, `size` at a time."""
+        """All attempts that are read, `size` at a time."""
         read = [
-            scheduler_pb2.ReadRequest(tenant=tenant, request_id=request_id, attempt_id=entry.attempt_id)
-            for (tenant, request_id), entry in self._read.items()
+            scheduler_pb2.ReadRequest(tenant=tenant, request_id=request_id, attempt_id=attempt_id)
+            for (tenant, request_id), reads in self._reads.items()
+            for attempt_id in _attempts(reads)
         ]
         return (read[i : i + size] for i in range(0, len(read), size))
+
+
+def _attempts(reads: list[scheduler_pb2.ReadRequest]) -> list[str]:
+    """The attempts that readers of one request name, each once; "" where none does."""
+    return list(dict.fromkeys(read.attempt_id for read in reads if read.attempt_id)) or [""]
 
 
 class Left(Enum):

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from inferflux.common import subjects
 from inferflux.common.bus import Bus
-from inferflux.common.errors import AlreadyExists, InvalidArgument
+from inferflux.common.errors import AlreadyExists, InferFluxError, InvalidArgument
 from inferflux.v1 import generation_pb2, scheduler_pb2
 
 # llama.cpp's own, and what generation.proto promises.
@@ -25,6 +25,10 @@ DEFAULT_SAMPLING = generation_pb2.SamplingParams(
 
 # Of a NATS message, for headers and what the scheduler adds to a job on its way.
 _PAYLOAD_RESERVE_BYTES = 64 << 10
+
+
+# Reasons of errors that mean that there is no job. After any other there may be one.
+_REFUSED = frozenset({"REQUEST_ID_TAKEN", "QUEUE_FULL", "QUEUE_UNAVAILABLE", "STORE_UNAVAILABLE"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +61,11 @@ def resolve(
 def new_attempt_id() -> str:
     """Tells a submission from others under the same request id."""
     return secrets.token_hex(8)
+
+
+def is_refused(error: InferFluxError) -> bool:
+    """Whether a submission that ended with this error has certainly put no job into the queue."""
+    return error.reason in _REFUSED
 
 
 class Submitter:

@@ -63,7 +63,7 @@ async def enqueue(
                     is_unknown, last = True, error.message
                 except Unavailable as error:
                     if error.reason == STORE_UNAVAILABLE:
-                        raise
+                        raise _unknown(last) if is_unknown else error from None
                     # JetStream is not up yet, or the stream is being made anew after a restart.
                     last = error.message
                     await asyncio.sleep(_RETRY_WAIT_S)

@@ -1,0 +1,204 @@
+"""One request from its submission to its account, before a bus and a policy service that a test plays."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import cast
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from inferflux.common import subjects
+from inferflux.common.background import Background
+from inferflux.common.bus import Bus
+from inferflux.common.errors import InferFluxError, ResourceExhausted, Unavailable
+from inferflux.common.tracing import OFF
+from inferflux.gateway.admission import Admission, Caller
+from inferflux.gateway.canceller import Canceller
+from inferflux.gateway.generation import Call, Generation, Services
+from inferflux.gateway.ledger import Ledger
+from inferflux.gateway.metrics import GatewayMetrics
+from inferflux.gateway.readers import ReaderReports
+from inferflux.gateway.relay import RelayLimits
+from inferflux.gateway.streams import Streams
+from inferflux.gateway.submit import Submitter
+from inferflux.v1 import generation_pb2, model_pb2, policy_pb2, scheduler_pb2, tokens_pb2
+
+CARD = model_pb2.ModelCard(name="demo")
+STOP = generation_pb2.FINISH_REASON_STOP
+
+
+class ScriptedBus:
+    """A bus, and the subscription to one token stream."""
+
+    is_connected = True
+    max_payload = 1 << 20
+    dropped = False
+
+    def __init__(self) -> None:
+        self.enqueued: bool | InferFluxError = True
+        self.live: list[bytes] = []
+        self.stored: list[bytes] = []
+        self.reply = scheduler_pb2.ReaderReply()
+        self.may_reply = asyncio.Event()
+        self.may_reply.set()
+
+    def check_queue(self) -> None:
+        pass
+
+    async def enqueue(self, *_args: object, **_named: object) -> bool:
+        await asyncio.sleep(0)
+        if isinstance(self.enqueued, InferFluxError):
+            raise self.enqueued
+        return self.enqueued
+
+    async def open_stream(self, _subject: str) -> ScriptedBus:
+        return self
+
+    async def replay(self, _subject: str) -> list[bytes]:
+        return self.stored
+
+    async def request(self, subject: str, *_args: object, **_named: object) -> bytes:
+        if subject == subjects.SCHEDULER_READERS:
+            await self.may_reply.wait()
+            return self.reply.SerializeToString()
+        return scheduler_pb2.CancelReply().SerializeToString()
+
+    async def publish(self, _subject: str, _data: bytes) -> None:
+        pass
+
+    async def next(self, timeout_s: float) -> bytes:
+        if self.live:
+            return self.live.pop(0)
+        await asyncio.sleep(min(timeout_s, 0.01))
+        raise TimeoutError
+
+    def next_nowait(self) -> bytes | None:
+        return self.live.pop(0) if self.live else None
+
+    async def close(self) -> None:
+        pass
+
+
+class Stage:
+    """A gateway's services around the scripted bus."""
+
+    def __init__(self) -> None:
+        self.bus = ScriptedBus()
+        self.settled: list[policy_pb2.SettleRequest] = []
+        bus = cast("Bus", self.bus)
+        background = Background()
+        self.streams = Streams(10)
+        self.reports = ReaderReports(bus, timeout_s=1)
+        self.background = background
+        self._services = Services(
+            bus=bus,
+            submitter=Submitter(bus),
+            canceller=Canceller(bus, background, timeout_s=1),
+            reader_reports=self.reports,
+            ledger=Ledger(cast("Admission", self), background),
+            metrics=GatewayMetrics(CollectorRegistry()),
+            background=background,
+            streams=self.streams,
+            relay_limits=RelayLimits(drop_check_s=0.01),
+            tracer=OFF,
+        )
+
+    async def settle(self, request: policy_pb2.SettleRequest) -> None:
+        self.settled.append(request)
+
+    def generation(self, method: str = "Generate") -> Generation:
+        call = Call(method, "demo", "r1", False, Caller("acme", "key"), OFF.start("test"), 0, 0.0)
+        return Generation(call, self._services)
+
+    async def submit(self, attempt_id: str) -> None:
+        """Have a request refused or accepted; an accepted one is left at once."""
+        job = scheduler_pb2.InferenceRequest(request_id="r1", prompt_token_ids=[1, 2], attempt_id=attempt_id)
+        async with self.generation() as generation:
+            await generation.submit(CARD, job, prompt_field="prompt")
+
+    def reported(self) -> list[str]:
+        """The attempts that the gateway says it reads."""
+        return [read.attempt_id for batch in self.reports.local.batches(100) for read in batch]
+
+    async def end(self) -> None:
+        """End what runs beside the requests, and let it write down what it has to."""
+        async with asyncio.timeout(1):
+            while self.bus.live:
+                await asyncio.sleep(0)
+        await self.streams.drain(1)
+        await self.background.finish(5)
+
+
+async def test_a_refused_duplicate_leaves_the_accepted_request_its_reader() -> None:
+    stage = Stage()
+    job = scheduler_pb2.InferenceRequest(request_id="r1", attempt_id="accepted")
+    async with stage.generation() as generation:
+        await generation.submit(CARD, job, prompt_field="prompt")
+        stage.bus.enqueued = False
+        refused = [asyncio.create_task(stage.submit(f"refused-{i}")) for i in range(5)]
+        while not all(task.done() for task in refused):
+            assert stage.reported() == ["accepted"]
+            await asyncio.sleep(0)
+        reasons = [getattr(task.exception(), "reason", "") for task in refused]
+        assert reasons == ["REQUEST_ID_TAKEN"] * 5
+        assert stage.reported() == ["accepted"]
+    assert stage.reported() == []
+    await stage.end()
+    assert {request.attempt_id for request in stage.settled} == {"accepted"}
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        ResourceExhausted("full", reason="QUEUE_FULL"),
+        Unavailable("not now", reason="QUEUE_UNAVAILABLE"),
+        Unavailable("not now", reason="STORE_UNAVAILABLE"),
+        Unavailable("perhaps", reason="OUTCOME_UNKNOWN"),
+    ],
+)
+async def test_a_submission_without_a_job_settles_nothing(error: InferFluxError) -> None:
+    stage = Stage()
+    stage.bus.enqueued = error
+    with pytest.raises(type(error)):
+        await stage.submit("a1")
+    assert stage.reported() == []
+    await stage.end()
+    assert stage.settled == []
+
+
+async def test_a_job_that_nobody_knew_of_is_settled_once_it_is_heard() -> None:
+    stage = Stage()
+    stage.bus.enqueued = Unavailable("perhaps", reason="OUTCOME_UNKNOWN")
+    stage.bus.live = [finished("a1")]
+    with pytest.raises(Unavailable):
+        await stage.submit("a1")
+    await stage.end()
+    assert [(request.attempt_id, request.usage.prompt_tokens) for request in stage.settled] == [("a1", 2)]
+
+
+async def test_the_terminal_chunk_names_the_attempt_whatever_the_scheduler_answers_later() -> None:
+    """The answer to a resumed reader's notice may come after all chunks, and of the id's next attempt."""
+    for late in (
+        scheduler_pb2.ReaderReply(was_found=True),
+        scheduler_pb2.ReaderReply(was_found=True, attempt_id="a2"),
+    ):
+        stage = Stage()
+        stage.bus.may_reply.clear()
+        stage.bus.reply, stage.bus.stored = late, [finished("a1")]
+        async with stage.generation("Resume") as generation:
+            await generation.resume(0)
+            chunk = await generation.next()
+            assert chunk is not None
+            stage.bus.may_reply.set()
+            for _ in range(5):
+                await asyncio.sleep(0)
+            assert await generation.next() is None
+        await stage.end()
+        assert [request.attempt_id for request in stage.settled] == ["a1"]
+
+
+def finished(attempt_id: str) -> bytes:
+    end = tokens_pb2.Finished(reason=STOP, usage=generation_pb2.Usage(prompt_tokens=2, completion_tokens=1))
+    chunk = tokens_pb2.TokenChunk(epoch=1, token_ids=[7], finished=end, attempt_id=attempt_id)
+    return chunk.SerializeToString()
