@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import grpc
@@ -26,12 +27,12 @@ from inferflux.v1 import inference_pb2, inference_pb2_grpc
 SERVICE = inference_pb2.DESCRIPTOR.services_by_name["InferenceService"]
 CANCEL, CHAT, RESUME = (f"/{SERVICE.full_name}/{name}" for name in ("Cancel", "Chat", "Resume"))
 HEALTH = "/grpc.health.v1.Health/Check"
-KEY = "good"
+KEY, OTHER_KEY = "good", "flood"
 
 
 class Inference(inference_pb2_grpc.InferenceServiceServicer):
     async def Cancel(self, request: inference_pb2.CancelRequest, context: Any) -> Any:  # noqa: N802, ARG002
-        assert current_call().caller == "caller of scope inference"
+        assert current_call().caller == Caller(KEY, "inference")
         return inference_pb2.CancelResponse()
 
     async def Chat(self, request: inference_pb2.ChatRequest, context: Any) -> AsyncIterator[Any]:  # noqa: N802, ARG002
@@ -46,10 +47,17 @@ class Inference(inference_pb2_grpc.InferenceServiceServicer):
         yield
 
 
-async def admit(scope: str, metadata: grpc_metadata.Metadata | None) -> str:
-    if grpc_metadata.credential(metadata) != KEY:
+@dataclass(frozen=True)
+class Caller:
+    tenant: str
+    scope: str
+
+
+async def admit(scope: str, metadata: grpc_metadata.Metadata | None) -> Caller:
+    """Every key is of a tenant of its own."""
+    if (key := grpc_metadata.credential(metadata)) not in (KEY, OTHER_KEY):
         raise errors.Unauthenticated("unknown key")
-    return f"caller of scope {scope}"
+    return Caller(key, scope)
 
 
 class Served:
@@ -183,16 +191,28 @@ async def test_health_answers_while_strangers_send_bodies_that_never_end(served:
         assert len(refused) == 20
 
 
+async def test_a_tenants_calls_without_a_body_do_not_keep_another_tenant_waiting(served: Served) -> None:
+    async with served.stranger() as flood:
+        streams = [flood.open(CHAT, (("x-api-key", OTHER_KEY),)) for _ in range(200)]
+        for _ in range(20):
+            async with asyncio.timeout(1.5):  # less than the grace of the flood's own calls
+                assert await served.call(CANCEL, b"", key=KEY) == b""
+        assert (await flood.ended(streams[0]))["grpc-status"] == "8"
+
+
 async def test_health_watchers_are_bounded_and_do_not_keep_others_from_asking(served: Served) -> None:
     watchers = []
     for _ in range(256):
         watchers.append(served.health.Watch(health_pb2.HealthCheckRequest(), timeout=60))
         await watchers[-1].read()
+    newest = served.health.Watch(health_pb2.HealthCheckRequest(), timeout=60)
+    assert (await newest.read()).status == health_pb2.HealthCheckResponse.NOT_SERVING
     with pytest.raises(grpc.aio.AioRpcError) as caught:
-        await served.health.Watch(health_pb2.HealthCheckRequest(), timeout=60).read()
+        await watchers[0].read()
     assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert not any(watcher.done() for watcher in [*watchers[1:], newest])
     assert await served.is_well()
-    for watcher in watchers:
+    for watcher in [*watchers, newest]:
         watcher.cancel()
 
 
@@ -205,7 +225,7 @@ async def test_a_call_that_is_not_read_may_send_8_kb(served: Served) -> None:
 async def test_more_calls_than_are_served_are_refused() -> None:
     started = asyncio.Event()
 
-    async def stuck(scope: str, metadata: grpc_metadata.Metadata | None) -> str:
+    async def stuck(scope: str, metadata: grpc_metadata.Metadata | None) -> Caller:
         started.set()
         await asyncio.Event().wait()
         raise AssertionError
@@ -220,4 +240,22 @@ async def test_more_calls_than_are_served_are_refused() -> None:
     assert isinstance(await served.call(CANCEL, b"", key=KEY), errors.ResourceExhausted)
     await server.stop(0)
     await first
+    await served.channel.close()
+
+
+async def test_when_all_calls_are_taken_one_that_waits_to_send_its_body_gives_way() -> None:
+    interceptor = RequestInterceptor(dict(rules_of(SERVICE, MethodRule("inference"))), admit, max_calls=80)
+    server = grpc.aio.server(interceptors=[interceptor])
+    inference_pb2_grpc.add_InferenceServiceServicer_to_server(Inference(), server)
+    served = Served(server.add_insecure_port("127.0.0.1:0"))
+    await server.start()
+    async with served.stranger() as flood:
+        for _ in range(80):
+            flood.open(CHAT, (("x-api-key", OTHER_KEY),))
+        last = flood.open(CHAT, (("x-api-key", "unknown"),))  # the others are taken in when this one is
+        assert (await flood.ended(last))["grpc-status"] == "16"
+        for _ in range(10):
+            async with asyncio.timeout(1.5):
+                assert await served.call(CANCEL, b"", key=KEY) == b""
+    await server.stop(0)
     await served.channel.close()

@@ -13,12 +13,12 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
-from contextlib import aclosing, contextmanager
+from collections import defaultdict
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import aclosing, asynccontextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Any, NoReturn, Self
+from typing import Any, NoReturn, Protocol, Self
 
 import grpc
 import grpc.aio
@@ -34,16 +34,25 @@ log = logs.get()
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
-Admit = Callable[[str, grpc_metadata.Metadata | None], Awaitable[object]]
+
+class Admitted(Protocol):
+    """Who was admitted."""
+
+    @property
+    def tenant(self) -> str: ...
+
+
+Admit = Callable[[str, grpc_metadata.Metadata | None], Awaitable[Admitted]]
 """Lets the holder of a key pass, or raises: called with the scope and the call's metadata, before the body is
 received. What it returns is the call's `caller`."""
 
 # Messages that arrive at the same time: of strangers to open methods, and of callers that were admitted. Each
-# may hold as much memory as gRPC's largest message.
+# may hold as much memory as gRPC's largest message. Tenants share the places of admitted callers.
 _OPEN_MESSAGES, _OPEN_GRACE_S, _OPEN_TIME_LIMIT_S = 8, 0.01, 10.0
 _ADMITTED_MESSAGES, _ADMITTED_GRACE_S, _ADMITTED_TIME_LIMIT_S = 64, 2.0, 60.0
 
-# Calls of each open method: of health's Watch and of reflection, as the others end at once.
+# Calls of each open method: of health's Watch and of reflection, as the others end at once. One more ends the
+# oldest, as strangers could hold them all.
 _OPEN_CALLS = 256
 
 _ANY = MethodRule(max_body_bytes=MAX_RECEIVE_BYTES)
@@ -61,7 +70,7 @@ class CallInfo:
 
     request_id: str
     started_at: float
-    caller: object
+    caller: Admitted | None
 
 
 _call: ContextVar[CallInfo | None] = ContextVar("inferflux_call", default=None)
@@ -92,7 +101,8 @@ class RequestInterceptor(grpc.aio.ServerInterceptor):
         rules: of the server's methods; one that has none is UNIMPLEMENTED. None: every caller may call every
             method, with messages of any size that gRPC takes.
         admit: admits the callers of methods whose rule has a scope.
-        max_calls: calls at the same time; health and reflection have bounds of their own.
+        max_calls: calls at the same time; health and reflection have bounds of their own. One more ends
+            one that waits to send its body, of the tenant with most of those. If none waits, it is refused.
     """
 
     def __init__(
@@ -105,7 +115,9 @@ class RequestInterceptor(grpc.aio.ServerInterceptor):
         self._rules = rules
         self._admit = admit
         self._max_calls = max_calls
-        self._n_calls: Counter[str] = Counter()
+        self._n_calls = 0
+        # The calls of open methods: what ends them, the oldest first.
+        self._open_calls: dict[str, dict[asyncio.Timeout, None]] = defaultdict(dict)
         self._open = Receiving(_OPEN_MESSAGES, grace_s=_OPEN_GRACE_S, time_limit_s=_OPEN_TIME_LIMIT_S)
         self._admitted = Receiving(
             _ADMITTED_MESSAGES, grace_s=_ADMITTED_GRACE_S, time_limit_s=_ADMITTED_TIME_LIMIT_S
@@ -137,10 +149,10 @@ class RequestInterceptor(grpc.aio.ServerInterceptor):
         inner = handler.unary_unary or handler.stream_unary
 
         async def handle(_: object, context: Context) -> Any:
-            async with _Call(method, details.invocation_metadata, context) as call:
-                with self._bounded(method, rule):
-                    await self._let_in(call, rule)
-                    return await inner(await self._request(context, rule, handler), context)
+            called = _Call(method, details.invocation_metadata, context)
+            async with called as call, self._bounded(method, rule):
+                await self._let_in(call, rule)
+                return await inner(await self._request(context, rule, handler), context)
 
         return handle
 
@@ -151,22 +163,22 @@ class RequestInterceptor(grpc.aio.ServerInterceptor):
         # A coroutine that writes, not a generator: a cancelled RPC then raises CancelledError inside this
         # frame, and the handler's generator is closed at once instead of when it is garbage-collected.
         async def handle(_: object, context: Context) -> None:
-            async with _Call(method, details.invocation_metadata, context) as call:
-                with self._bounded(method, rule):
-                    await self._let_in(call, rule)
-                    responses = inner(await self._request(context, rule, handler), context)
-                    if not hasattr(responses, "__aiter__"):
-                        await responses  # a handler that writes for itself
-                        return
-                    async with aclosing(responses):
-                        async for response in responses:
-                            await context.write(response)
+            called = _Call(method, details.invocation_metadata, context)
+            async with called as call, self._bounded(method, rule):
+                await self._let_in(call, rule)
+                responses = inner(await self._request(context, rule, handler), context)
+                if not hasattr(responses, "__aiter__"):
+                    await responses  # a handler that writes for itself
+                    return
+                async with aclosing(responses):
+                    async for response in responses:
+                        await context.write(response)
 
         return handle
 
     async def _let_in(self, call: _Call, rule: MethodRule) -> None:
         """Admit the caller, by the call's metadata alone."""
-        caller: object = None
+        caller: Admitted | None = None
         if rule.scope:
             if self._admit is None:
                 raise RuntimeError("a method has a scope, and nothing admits callers")
@@ -183,29 +195,59 @@ class RequestInterceptor(grpc.aio.ServerInterceptor):
             raise InvalidArgument("the call ended without a request", reason="NO_REQUEST")
         return message
 
-    @contextmanager
-    def _bounded(self, method: str, rule: MethodRule) -> Iterator[None]:
+    @asynccontextmanager
+    async def _bounded(self, method: str, rule: MethodRule) -> AsyncIterator[None]:
         """Count a call while it runs: open methods each by itself, so that they cannot crowd out others.
 
         Raises:
-            ResourceExhausted: there are as many as there may be.
+            ResourceExhausted: there are as many as there may be, or this one gave way to a newer one.
         """
-        group, most = (method, _OPEN_CALLS) if rule.is_open else ("", self._max_calls)
-        n = self._n_calls[group]
-        if n >= most:
-            raise ResourceExhausted(f"{n} calls are being served, and no more", reason="TOO_MANY_CALLS")
-        self._n_calls[group] = n + 1
+        async with self._bounded_open(method) if rule.is_open else self._bounded_admitted():
+            yield
+
+    @asynccontextmanager
+    async def _bounded_admitted(self) -> AsyncIterator[None]:
+        if self._n_calls >= self._max_calls and not self._admitted.shed():
+            message = f"{self._n_calls} calls are being served, and no more"
+            raise ResourceExhausted(message, reason="TOO_MANY_CALLS")
+        self._n_calls += 1
         try:
             yield
         finally:
-            self._n_calls[group] -= 1
+            self._n_calls -= 1
+
+    @asynccontextmanager
+    async def _bounded_open(self, method: str) -> AsyncIterator[None]:
+        calls = self._open_calls[method]
+        if len(calls) >= _OPEN_CALLS:
+            oldest = next(iter(calls))
+            del calls[oldest]
+            oldest.reschedule(asyncio.get_running_loop().time())
+        timeout = asyncio.timeout(None)
+        try:
+            async with timeout:
+                calls[timeout] = None
+                yield
+        except TimeoutError:
+            if not timeout.expired():
+                raise
+            message = f"{_OPEN_CALLS} newer calls of this method are being served, and no more"
+            raise ResourceExhausted(message, reason="TOO_MANY_CALLS") from None
+        finally:
+            calls.pop(timeout, None)
+
+
+def _tenant() -> str:
+    """Whose call this task serves; "" for a stranger."""
+    caller = current_call().caller
+    return "" if caller is None else caller.tenant
 
 
 async def _receive(
     context: Context, receiving: Receiving, rule: MethodRule, parse: Callable[[bytes], Any] | None
 ) -> Any:
     """The call's next message, or EOF: received in a place, measured and decoded."""
-    async with receiving.place():
+    async with receiving.place(_tenant()):
         data: Any = await context.read()
     return data if data is grpc.aio.EOF else wire.decode(data, parse, rule.max_body_bytes)
 
@@ -237,7 +279,7 @@ class _Call:
         logs.bind_request(request_id=self._request_id)
         return self
 
-    async def begin(self, caller: object) -> None:
+    async def begin(self, caller: Admitted | None) -> None:
         """The caller may call: tell it the request id before its first message."""
         _call.set(CallInfo(self._request_id, self._started_at, caller))
         await self._context.send_initial_metadata(((grpc_metadata.REQUEST_ID, self._request_id),))

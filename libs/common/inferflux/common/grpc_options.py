@@ -47,9 +47,11 @@ SERVER_OPTIONS: tuple[Option, ...] = (
     ("grpc.server.max_pending_requests", 1280),
     ("grpc.server.max_pending_requests_hard_limit", 1536),
     ("grpc.max_allowed_incoming_connections", 1024),
-    # A connection that does not speak, and one without calls.
-    ("grpc.server_handshake_timeout_ms", 10_000),
-    ("grpc.max_connection_idle_ms", 300_000),
+    # A connection that does not speak, and one without calls: strangers may hold all of them. A client's
+    # channel connects again by itself when it calls next.
+    ("grpc.server_handshake_timeout_ms", 5_000),
+    ("grpc.http2.settings_timeout", 5_000),
+    ("grpc.max_connection_idle_ms", 10_000),
 )
 
 

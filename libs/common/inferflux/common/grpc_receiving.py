@@ -4,68 +4,82 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Hashable
 from contextlib import asynccontextmanager, suppress
 
 from inferflux.common.errors import DeadlineExceeded, InferFluxError, ResourceExhausted
+from inferflux.common.fair_places import FairPlaces
 
 
 class Receiving:
-    """Places for messages that are being received.
+    """Places for messages that are being received, shared among their owners.
 
-    The body of an honest call follows its headers at once. A call that has held its place for `grace_s` loses
-    it as soon as another call needs it, so slow senders cannot keep others out.
+    The body of an honest call follows its headers at once. A call of an owner with few places gets the oldest
+    place of the owner with most. Between equals, a call that has held its place for `grace_s` loses it as
+    soon as another call needs it. So the slow senders of one owner cannot keep others out.
 
     Args:
         limit: messages at a time.
-        grace_s: how long a call keeps its place in any case, in seconds.
+        grace_s: how long a call keeps its place against its owner's other calls, in seconds.
         time_limit_s: how long a message may take to arrive, in seconds.
     """
 
     def __init__(self, limit: int, *, grace_s: float, time_limit_s: float) -> None:
         self._limit = limit
-        self._grace_s = grace_s
         self._time_limit_s = time_limit_s
-        # The taken places, oldest first, and since when they are taken.
-        self._taken: dict[asyncio.Timeout, float] = {}
-        self._waiters: deque[asyncio.Future[None]] = deque()
+        self._places = FairPlaces[_Place](grace_s=grace_s)
+        # Owner -> its calls that wait for a place, the oldest first.
+        self._waiters: dict[Hashable, deque[asyncio.Future[None]]] = {}
 
     def __len__(self) -> int:
-        return len(self._taken)
+        return len(self._places)
 
     @asynccontextmanager
-    async def place(self) -> AsyncIterator[None]:
+    async def place(self, owner: Hashable = None) -> AsyncIterator[None]:
         """Hold a place while a message arrives.
 
         Raises:
             ResourceExhausted: another call needed the place.
             DeadlineExceeded: the message took longer than the limit.
         """
-        while len(self._taken) >= self._limit:
-            await self._make_room()
-        timeout = asyncio.timeout(self._time_limit_s)
+        while len(self._places) >= self._limit:
+            await self._make_room(owner)
+        place = _Place(owner, self._time_limit_s)
         try:
-            async with timeout:
-                self._taken[timeout] = _now()
+            async with place.timeout:
+                self._places.take(owner, place, _now())
                 yield
         except TimeoutError:
-            if not timeout.expired():
+            if not place.timeout.expired():
                 raise
-            raise self._refusal(was_displaced=timeout not in self._taken) from None
+            raise self._refusal(was_displaced=place.is_displaced) from None
         finally:
-            if self._taken.pop(timeout, None) is not None:
+            if self._places.give_back(owner, place):
                 self._wake_next()
 
-    async def _make_room(self) -> None:
-        """Return when a place may be free: the oldest is displaced, or one was given back."""
-        oldest, since = next(iter(self._taken.items()))
-        left_s = since + self._grace_s - _now()
+    def shed(self) -> bool:
+        """Refuse a call that waits for a place: the oldest of the owner with most.
+
+        Returns:
+            Whether one waited.
+        """
+        while self._waiters:
+            owner = max(self._waiters, key=lambda owner: len(self._waiters[owner]))
+            if not (waiter := self._next_waiter(owner)).done():
+                waiter.set_exception(self._refusal(was_displaced=True))
+                return True
+        return False
+
+    async def _make_room(self, owner: Hashable) -> None:
+        """Return when a place may be free: somebody was displaced, or one was given back."""
+        victim = self._places.victim(owner)
+        left_s = victim.at - _now()
         if left_s <= 0:
-            del self._taken[oldest]
-            oldest.reschedule(_now())
+            self._places.give_back(victim.holder.owner, victim.holder)
+            victim.holder.displace()
             return
         waiter = asyncio.get_running_loop().create_future()
-        self._waiters.append(waiter)
+        self._waiters.setdefault(owner, deque()).append(waiter)
         try:
             with suppress(TimeoutError):
                 await asyncio.wait_for(waiter, left_s)
@@ -74,15 +88,30 @@ class Receiving:
                 self._wake_next()
             raise
         finally:
-            with suppress(ValueError):
-                self._waiters.remove(waiter)
+            self._forget(owner, waiter)
+
+    def _forget(self, owner: Hashable, waiter: asyncio.Future[None]) -> None:
+        waiters = self._waiters.get(owner, deque())
+        with suppress(ValueError):
+            waiters.remove(waiter)
+        if not waiters:
+            self._waiters.pop(owner, None)
 
     def _wake_next(self) -> None:
+        """Wake the call that waits longest of the owner with fewest places."""
         while self._waiters:
-            waiter = self._waiters.popleft()
-            if not waiter.done():
+            owner = min(self._waiters, key=self._places.count)
+            if not (waiter := self._next_waiter(owner)).done():
                 waiter.set_result(None)
                 return
+
+    def _next_waiter(self, owner: Hashable) -> asyncio.Future[None]:
+        """Take the owner's oldest from those that wait."""
+        waiters = self._waiters[owner]
+        waiter = waiters.popleft()
+        if not waiters:
+            del self._waiters[owner]
+        return waiter
 
     def _refusal(self, *, was_displaced: bool) -> InferFluxError:
         if was_displaced:
@@ -90,6 +119,20 @@ class Receiving:
             return ResourceExhausted(message, reason="BODY_TOO_SLOW")
         message = f"the request's body did not arrive within {self._time_limit_s:g} s"
         return DeadlineExceeded(message, reason="BODY_TOO_SLOW")
+
+
+class _Place:
+    """One call's place; compared by identity."""
+
+    def __init__(self, owner: Hashable, time_limit_s: float) -> None:
+        self.owner = owner
+        self.timeout = asyncio.timeout(time_limit_s)
+        self.is_displaced = False
+
+    def displace(self) -> None:
+        """End the call."""
+        self.is_displaced = True
+        self.timeout.reschedule(_now())
 
 
 def _now() -> float:
