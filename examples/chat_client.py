@@ -1,7 +1,7 @@
 """A Python service that asks InferFlux: one streamed chat answer, with a deadline and readable errors.
 
-    python examples/chat_client.py "What is the capital of France?"
-    python examples/chat_client.py --resume-window 60 "Tell me a story."
+    .venv/bin/python examples/chat_client.py "What is the capital of France?"
+    .venv/bin/python examples/chat_client.py --resume-window 60 "Tell me a story."
 
 With a window the request goes on when the connection is lost, and the answer is resumed where it broke off.
 Without one, a lost connection cancels it.

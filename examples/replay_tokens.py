@@ -1,7 +1,7 @@
 """Read a request's tokens late: from any offset, out of the TOKENS stream, after it has ended.
 
-    python examples/replay_tokens.py "Count from 1 to 10."
-    python examples/replay_tokens.py --request-id ID --offset 5
+    .venv/bin/python examples/replay_tokens.py "Count from 1 to 10."
+    .venv/bin/python examples/replay_tokens.py --request-id ID --offset 5
 
 JetStream keeps what was published on the token subjects for some minutes (INFERFLUX_TOKENS_MAX_AGE_S), so
 a reader that comes late, or comes back, misses nothing. Needs nats-py and the stubs `inferflux.v1`.
