@@ -122,3 +122,10 @@ async def test_a_poisonous_job_that_comes_again_to_the_next_leader_ends_there(
     assert (await theatre.read("poison")).outcome == "SCHEDULER_FAILED"
     await worker.emit("good", 1, is_last=True)
     await theatre.is_quiet(workers=1)
+
+
+async def test_status_carries_what_readiness_says(theatre: Stage, raising: Probe) -> None:
+    await theatre.status(lambda status: not status.not_ready)
+    raising.set_ready("planning elsewhere", ok=False, detail="it raised")
+    status = await theatre.status(lambda status: status.not_ready)
+    assert status.not_ready == "planning elsewhere: it raised"
