@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 from typing import Any
 
-from harness.scheduler_world import MODEL, World, make_request
+import pytest
+from harness.scheduler_world import CONTEXT, MODEL, World, make_request
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -61,6 +62,30 @@ def serves(world: World) -> bool:
     key = world.submit(make_request(f"probe{world.now}", at=world.now))
     world.live(10)
     return world.read(key).outcome == "length"
+
+
+@pytest.mark.parametrize(("prompt", "generated"), [(3, 100_000), (100_000, 0), (3, CONTEXT - 3)])
+def test_a_job_beyond_every_context_ends_by_name_and_nobody_waits_for_it(prompt: int, generated: int) -> None:
+    world = world_of_today()
+    world.add_worker("w1", kv_cells=CONTEXT)
+    world.settle()
+    request = make_request("endless", prompt=prompt, at=world.now)
+    request.params.ClearField("max_tokens")
+    request.generated_token_ids.extend([5] * generated)
+    key = world.submit(request)
+    assert serves(world)
+    assert world.read(key).outcome == "REQUEST_TOO_LARGE"
+    world.check_quiet()
+
+
+def test_a_job_that_fits_nobody_does_not_wait_for_a_worker_that_is_ready_without_memory() -> None:
+    world = world_of_today()
+    world.add_worker("w1")
+    world.add_worker("odd", kv_cells=0)
+    world.settle()
+    key = world.submit(make_request("large", prompt=60, at=world.now))
+    world.live(2)
+    assert world.read(key).outcome == "REQUEST_TOO_LARGE"
 
 
 def test_a_forged_start_of_a_worker_silences_the_real_one_for_seconds_only() -> None:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from inferflux.v1 import scheduler_pb2
 
 from .jobs import Job, JobState, RequestKey
-from .placement import Size, cells_wanted, fits, size_of
+from .placement import Size, cells_wanted_on, fits, size_of
 from .ranking import Ranking
 from .slots import SlotTable, WorkerSlots
 
@@ -135,7 +135,7 @@ class FairnessController:
         victims: list[Job] = []
         free_cells, free_slots = worker.free_cells, worker.free_slots
         for victim in sorted(others, key=lambda j: (-self.rank(j), -j.arrival)):
-            if victims and free_slots > 0 and free_cells >= cells_wanted(job):
+            if victims and free_slots > 0 and free_cells >= cells_wanted_on(job, worker):
                 break
             victims.append(victim)
             free_slots += 1

@@ -12,7 +12,7 @@ from .drains import Drains
 from .jobs import Job, JobState, Loss, RequestKey
 from .lifecycle import Lifecycle
 from .memory import Recent
-from .placement import cells_wanted
+from .placement import cells_wanted_on
 from .rates import ModelRates
 from .slots import Residence, Stray, WorkerSlots
 
@@ -114,7 +114,7 @@ class Hearing:
 
     def _on_progress(self, worker: WorkerSlots, job: Job, generated: int) -> list[Action]:
         job.seen_tokens = max(job.seen_tokens, generated)
-        worker.grow(worker.owners[job.key], cells_wanted(job))
+        worker.grow(worker.owners[job.key], cells_wanted_on(job, worker))
         if job.is_suspect and suspects.has_passed(job):
             self._life.clear(job)
         return self._charge(job)

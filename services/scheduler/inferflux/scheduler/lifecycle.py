@@ -17,7 +17,7 @@ from .fairness import FairnessController
 from .jobs import Conclusion, Job, JobState, Loss, RequestKey
 from .limits import Limits
 from .memory import Recent
-from .placement import Placement, cells_wanted
+from .placement import Placement, cells_wanted_on
 from .queue import Queue
 from .slots import Residence, SlotTable, Stray, WorkerSlots
 from .suspects import Blame
@@ -137,7 +137,7 @@ class Lifecycle:
             return self.lose(job, Loss.VANISHED, now, must_drop=True)
         self.leave_queue(job)
         self.queue.take_place(job)
-        worker.resume(job.key, cells_wanted(job), self.fairness.rank(job))
+        worker.resume(job.key, cells_wanted_on(job, worker), self.fairness.rank(job))
         self.placement.update(worker)
         self.on_running(job, now)
         return []
@@ -245,7 +245,7 @@ class Lifecycle:
         self.in_hand = job
         self.leave_queue(job)
         self.release(job)
-        worker.adopt(stray, cells_wanted(job), self.fairness.rank(job))
+        worker.adopt(stray, cells_wanted_on(job, worker), self.fairness.rank(job))
         job.read_id += 1
         job.conclusion = None
         job.is_inherited = False

@@ -23,9 +23,18 @@ Size = tuple[int, int]
 _LIVE = (scheduler_pb2.WORKER_STATE_READY, scheduler_pb2.WORKER_STATE_LOADING)
 
 
-def cells_wanted(job: Job) -> int:
-    """KV cells to look for before a request runs."""
-    return committed_cells(job.prompt_tokens, job.known_tokens, job.max_tokens)
+def cells_wanted(job: Job, context_length: int) -> int:
+    """KV cells to look for before a request runs: never more than it may come to hold.
+
+    So an empty worker always has them, if the request fits it at all.
+    """
+    soon = committed_cells(job.prompt_tokens, job.known_tokens, job.max_tokens)
+    return min(soon, cells_at_most(job, context_length))
+
+
+def cells_wanted_on(job: Job, worker: WorkerSlots) -> int:
+    """KV cells to look for before a request runs on this worker."""
+    return cells_wanted(job, worker.context_lengths.get(job.model, 0))
 
 
 def cells_at_most(job: Job, context_length: int) -> int:
@@ -35,7 +44,12 @@ def cells_at_most(job: Job, context_length: int) -> int:
 
 def fits_context(job: Job, context_length: int) -> bool:
     """Whether prompt and answer fit; a context length of 0 is not known yet."""
-    return not context_length or job.prompt_tokens + max(1, job.max_tokens) <= context_length
+    return not context_length or job.prompt_tokens + new_tokens_at_least(job) <= context_length
+
+
+def new_tokens_at_least(job: Job) -> int:
+    """New tokens a context must have room for: all that are asked for, or else one more than there are."""
+    return job.max_tokens or job.generated_tokens + 1
 
 
 def fits(job: Job, worker: WorkerSlots) -> bool:
@@ -113,10 +127,10 @@ class Placement:
         Args:
             but: no worker of these sizes.
         """
-        wanted = cells_wanted(job)
         best: _Entry | None = None
         avoided: WorkerSlots | None = None
         for size in self.open_to(job):
+            wanted = cells_wanted(job, size[0])
             for entry in self._open[job.model][size] if size not in but else ():
                 load, worker_id, worker = entry
                 if wanted > worker.free_cells:
@@ -139,18 +153,19 @@ class Placement:
 
     def why_never(self, job: Job) -> str:
         """Why no live worker could take the job even if it were empty; "" if one could, or may."""
+        if not self.is_served(job.model):
+            return ""
         largest, longest = 0, 0
-        for worker in self._live.get(job.model, {}).values():
+        for worker in self.live(job.model):
             context_length = worker.context_lengths.get(job.model, 0)
-            if not worker.kv_cells or not context_length:
-                return ""  # it has yet to say
-            if fits_context(job, context_length) and cells_at_most(job, context_length) <= worker.kv_cells:
+            has_said = worker.kv_cells and context_length
+            if not has_said and worker.state != scheduler_pb2.WORKER_STATE_READY:
+                return ""
+            if fits(job, worker):
                 return ""
             largest, longest = max(largest, worker.kv_cells), max(longest, context_length)
-        if not longest:
-            return ""
         return (
-            f"{job.prompt_tokens} prompt tokens and {job.max_tokens} new ones do not fit any worker of "
-            f"{job.model}: "
+            f"{job.prompt_tokens} prompt tokens and {new_tokens_at_least(job)} new ones do not fit any worker "
+            f"of {job.model}: "
             f"the longest context is {longest} tokens, the largest KV cache {largest} cells"
         )

@@ -12,7 +12,7 @@ from . import actions, batches, outcomes
 from .actions import Action
 from .jobs import Job, JobState, Loss
 from .lifecycle import Lifecycle
-from .placement import Size, cells_wanted, size_of
+from .placement import Size, cells_wanted_on, size_of
 from .queue import ModelQueue
 from .slots import Owner, WorkerSlots
 from .suspects import probation_tokens
@@ -206,7 +206,7 @@ class Planner:
         return out + self._send(worker, placed, now)
 
     def _can_go_on(self, job: Job, worker: WorkerSlots) -> bool:
-        has_cells = cells_wanted(job) <= worker.free_cells or not worker.owned_cells
+        has_cells = cells_wanted_on(job, worker) <= worker.free_cells or not worker.owned_cells
         return self._has_turn(job, worker) and has_cells and not job.is_cancelled
 
     @staticmethod
@@ -228,7 +228,7 @@ class Planner:
         queue.depart(job, now)
         self._life.queue.take_place(job)
         residence = worker.owners[job.key].residence
-        worker.resume(job.key, cells_wanted(job), self._life.fairness.rank(job))
+        worker.resume(job.key, cells_wanted_on(job, worker), self._life.fairness.rank(job))
         self._life.placement.update(worker)
         job.is_resuming = True
         waited_s = now - job.parked_s
@@ -263,7 +263,7 @@ class Planner:
     def _assign(self, job: Job, worker: WorkerSlots, *, is_alone: bool) -> None:
         epoch = 0 if job.needs_replay else job.epoch
         rank = self._life.fairness.rank(job)
-        worker.assign(job.key, epoch, cells_wanted(job), rank, is_alone=is_alone)
+        worker.assign(job.key, epoch, cells_wanted_on(job, worker), rank, is_alone=is_alone)
         job.worker_id = worker.worker_id
         job.waited_there_s = 0.0
         self._life.placement.update(worker)
