@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import pytest
 
-from inferflux.common import subjects
+from inferflux.common import metrics, subjects
 from inferflux.common.bus import Bus, Job, JobConsumer, Message, StreamLimits
 from inferflux.common.bus.nats_client import decode_headers, encode_headers
 from inferflux.common.errors import (
@@ -313,6 +313,39 @@ async def test_a_subject_that_is_not_utf8_does_not_deafen_the_connection(nats_ur
     await writer.wait_closed()
     await bus.flush()
     await served.close()
+
+
+async def test_a_message_that_cannot_be_answered_is_counted_and_not_handled(nats_url: str, bus: Bus) -> None:
+    handled: list[bytes] = []
+
+    async def handler(message: Message) -> None:
+        handled.append(message.data)
+        await message.respond(b"here")
+
+    served = await bus.serve("test.answered", handler)
+    await bus.flush()
+    bad = metrics.BUS_BAD_MESSAGES.labels("reply_subject")._value
+    before = bad.get(), unexpected_errors()
+    host, port = nats_url.removeprefix("nats://").split(":")
+    _reader, writer = await asyncio.open_connection(host, int(port))
+    odd = [b"\xff\xfe", "a\u2003b".encode(), b"x" * 3000]
+    puts = b"".join(b"PUB test.answered " + reply + b" 1\r\n%d\r\n" % i for i, reply in enumerate(odd))
+    writer.write(b'CONNECT {"verbose":false}\r\n' + puts)
+    await writer.drain()
+    async with asyncio.timeout(2):
+        while bad.get() < before[0] + 2 or b"2" not in handled:
+            await asyncio.sleep(0.01)
+    assert await bus.request("test.answered", b"mine", timeout_s=2) == b"here"
+    assert handled == [b"2", b"mine"]
+    assert unexpected_errors() == before[1]
+    writer.close()
+    await writer.wait_closed()
+    await served.close()
+
+
+def unexpected_errors() -> float:
+    """Defects that this process has counted in the handlers of messages."""
+    return float(metrics.UNEXPECTED_ERRORS.labels(where="bus")._value.get())
 
 
 def test_headers_survive_their_encoding() -> None:

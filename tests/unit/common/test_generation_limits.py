@@ -44,6 +44,24 @@ def test_what_is_out_of_range_or_not_finite_is_refused_by_name(name: str, value:
     assert refused.value.field == f"params.sampling.{name}"
 
 
+@pytest.mark.parametrize(
+    ("name", "params"),
+    [
+        ("stop_token_ids[1]", generation_pb2.GenerationParams(stop_token_ids=[1, 2048])),
+        (
+            "logit_bias",
+            generation_pb2.GenerationParams(sampling=generation_pb2.SamplingParams(logit_bias={2048: 1.0})),
+        ),
+    ],
+)
+def test_the_message_names_the_field_of_a_token_id(
+    name: str, params: generation_pb2.GenerationParams
+) -> None:
+    with pytest.raises(InvalidArgument) as refused:
+        check_params(params, vocabulary_size=2048)
+    assert refused.value.message == f"{name}: token id 2048 is not in [0, 2048)"
+
+
 @pytest.mark.parametrize("bias", [NAN, INF, -INF, 100.5])
 def test_a_bias_out_of_range_is_refused_with_its_token(bias: float) -> None:
     sampling = generation_pb2.SamplingParams(logit_bias={7: bias})

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
 from inferflux.common.bus.jobs import JobConsumer
 from inferflux.common.bus.nats_client import OnMessage
 
@@ -47,4 +49,23 @@ async def test_one_that_comes_after_a_reconnect_is_no_job() -> None:
     [confirmation] = [reply for _, payload, reply in server.sent if payload == b"+ACK"]
     await consumer.recover()
     server.deliver(confirmation.encode(), b"", b"", None)
+    await consumer.close()
+
+
+@pytest.mark.parametrize(
+    "reply", [b"", b"\xff\xfe", b"$JS.ACK.s.c.one.1.1.1.0", "$JS.ACK.s.c.\u0661.1.1.1.0".encode()]
+)
+async def test_a_delivery_that_is_none_of_the_work_queue_is_ignored(reply: bytes) -> None:
+    server = Server()
+    consumer = JobConsumer(
+        server,  # type: ignore[arg-type]
+        name="scheduler",
+        filters=[],
+        max_outstanding=8,
+        ack_wait_s=60,
+    )
+    await consumer.start()
+    server.deliver(b"inbox", reply, b"forged", None)
+    server.deliver(b"inbox", b"$JS.ACK.INFERFLUX_JOBS.scheduler.1.1.1.1700000000000000000.0", b"job", None)
+    assert (await anext(consumer)).data == b"job"
     await consumer.close()

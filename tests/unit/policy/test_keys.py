@@ -93,6 +93,13 @@ def test_a_key_without_a_ceiling_of_its_own_has_the_settings_unless_it_is_an_adm
     assert granted.priority_ceiling(4) == -7
 
 
+@pytest.mark.parametrize("priority", [101, -101, 2**31 - 1])
+def test_a_ceiling_out_of_range_is_refused_by_name(priority: int) -> None:
+    with pytest.raises(InvalidArgument, match=r"^max_priority must be from -100 to 100") as refused:
+        keys.parse_max_priority(priority)
+    assert refused.value.field == "max_priority"
+
+
 @pytest.mark.parametrize("text", ["a", "0", "acme", "acme-eu_1", "a" * 63])
 def test_a_tenant_may_be(text: str) -> None:
     assert keys.parse_tenant(text) == text

@@ -53,7 +53,9 @@ def check_token_ids(ids: Sequence[int], vocabulary_size: int, *, field: str) -> 
     """
     if ids and not (min(ids) >= 0 and max(ids) < vocabulary_size):
         i, bad = next((i, t) for i, t in enumerate(ids) if not 0 <= t < vocabulary_size)
-        raise InvalidArgument(f"token id {bad} is not in [0, {vocabulary_size})", field=f"{field}[{i}]")
+        name = field.rpartition(".")[2]
+        message = f"{name}[{i}]: token id {bad} is not in [0, {vocabulary_size})"
+        raise InvalidArgument(message, field=f"{field}[{i}]")
 
 
 def check_params(
@@ -118,6 +120,6 @@ def _check_logit_bias(sampling: generation_pb2.SamplingParams, vocabulary_size: 
         raise InvalidArgument(message, field=field)
     for token, bias in sampling.logit_bias.items():
         if not 0 <= token < vocabulary_size:
-            message = f"token id {token} is not in [0, {vocabulary_size})"
+            message = f"logit_bias: token id {token} is not in [0, {vocabulary_size})"
             raise InvalidArgument(message, field=f"{field}[{token}]")
         check_range(bias, -100.0, 100.0, f"{field}[{token}]")

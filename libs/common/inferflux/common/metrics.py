@@ -23,6 +23,9 @@ UNEXPECTED_ERRORS = Counter(
     "inferflux_unexpected_errors", "Defects: errors that nothing was prepared for.", ["where"]
 )
 BUS_RECONNECTS = Counter("inferflux_bus_reconnects", "Times the connection to NATS was made anew.")
+BUS_BAD_MESSAGES = Counter(
+    "inferflux_bus_bad_messages", "Messages whose envelope could not be understood.", ["kind"]
+)
 BUS_MESSAGES_LOST = Counter(
     "inferflux_bus_messages_lost", "Messages dropped because their reader was too slow.", ["subscription"]
 )

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from inferflux.common.api_key import PREFIX
+from inferflux.common.checks import check_range
 from inferflux.common.errors import InvalidArgument
 from inferflux.common.priority import HIGHEST, LOWEST
 
@@ -129,8 +130,7 @@ def parse_name(text: str, *, field: str = "name") -> str:
 
 
 def parse_max_priority(priority: int, *, field: str = "max_priority") -> int:
-    if not LOWEST <= priority <= HIGHEST:
-        raise InvalidArgument(f"{priority} is not in [{LOWEST}, {HIGHEST}]", field=field)
+    check_range(priority, LOWEST, HIGHEST, field)
     return priority
 
 

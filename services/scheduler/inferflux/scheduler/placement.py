@@ -165,7 +165,7 @@ class Placement:
                 return ""
             largest, longest = max(largest, worker.kv_cells), max(longest, context_length)
         return (
-            f"{job.prompt_tokens} prompt tokens and {new_tokens_at_least(job)} new ones do not fit any worker "
-            f"of {job.model}: "
+            f"{job.prompt_tokens} prompt tokens and {new_tokens_at_least(job)} new ones do not fit any "
+            f"worker of {job.model}: "
             f"the longest context is {longest} tokens, the largest KV cache {largest} cells"
         )

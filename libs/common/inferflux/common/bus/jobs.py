@@ -15,13 +15,16 @@ from collections import OrderedDict, deque
 from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from inferflux.common import logs, subjects
+from inferflux.common import logs, metrics, subjects
+from inferflux.common.bad_messages import BadMessages
 from inferflux.common.bus import jetstream
 from inferflux.common.bus.link import ApiError, Link
 from inferflux.common.bus.nats_client import decode_headers
 from inferflux.common.errors import DeadlineExceeded, InferFluxError, InvalidArgument, Unavailable
 
 log = logs.get()
+
+_bad = BadMessages(metrics.BUS_BAD_MESSAGES)
 
 _BATCH = 256
 _EXPIRES_S = 30.0
@@ -52,8 +55,15 @@ class _Delivery(NamedTuple):
 
 def parse_delivery(reply: bytes) -> _Delivery:
     """Read `$JS.ACK.<stream>.<consumer>.<count>.<sequence>.<consumer sequence>.<time>.<pending>`, or its
-    longer form with domain and account in front of the stream."""
+    longer form with domain and account in front of the stream.
+
+    Raises:
+        ValueError: it is neither.
+    """
+    reply.decode("ascii")
     tokens = reply.split(b".")
+    if len(tokens) < 9:
+        raise ValueError("too few tokens")
     start = 4 if len(tokens) == 9 else 6
     return _Delivery(int(tokens[start]), int(tokens[start + 1]), int(tokens[start + 3]))
 
@@ -250,19 +260,23 @@ class JobConsumer:
         self._remaining -= 1
         if self._remaining <= 0:
             self._wake.set()
-        self._take_in(reply, data, headers)
+        try:
+            delivery = parse_delivery(reply)
+        except ValueError:
+            _bad.note("delivery", f"no delivery of the work queue: {reply[:100]!r}")
+            return
+        self._take_in(delivery, reply.decode(), data, headers)
 
-    def _take_in(self, reply: bytes, data: bytes, headers: dict[str, str]) -> None:
-        delivery = parse_delivery(reply)
+    def _take_in(self, delivery: _Delivery, reply: str, data: bytes, headers: dict[str, str]) -> None:
         if (job := self._held.get(delivery.key)) is not None:
-            job.reply = reply.decode()
+            job.reply = reply
         elif (answer := self._settled.get(delivery.key)) is not None:
             try:
-                self._tell(reply.decode(), answer)
+                self._tell(reply, answer)
             except InferFluxError:
                 log.debug("could not repeat an acknowledgement", sequence=delivery.sequence)
         else:
-            job = Job(self, delivery, data, headers, reply.decode())
+            job = Job(self, delivery, data, headers, reply)
             self._held[job.key] = job
             self._buffer.append(job)
             self._arrived.set()

@@ -217,6 +217,15 @@ class NatsClient(nats.aio.client.Client):  # type: ignore[misc]
             await self._process_op_err(nats.errors.UnexpectedEOF())
 
 
+def decode_subject(subject: bytes) -> str | None:
+    """A subject that can be published to as it came; None if it cannot."""
+    try:
+        text = subject.decode()
+    except UnicodeDecodeError:
+        return None
+    return text if _SUBJECT.fullmatch(text) else None
+
+
 def encode_headers(headers: Mapping[str, str]) -> bytes:
     """The header block of a message.
 

@@ -9,7 +9,8 @@ from functools import cached_property
 from typing import Protocol
 
 from inferflux.common import logs, metrics
-from inferflux.common.bus.nats_client import decode_headers
+from inferflux.common.bad_messages import BadMessages
+from inferflux.common.bus.nats_client import decode_headers, decode_subject
 from inferflux.common.errors import InferFluxError, Internal
 
 log = logs.get()
@@ -20,6 +21,8 @@ ERROR_CODE_HEADER = "Nats-Service-Error-Code"
 ERROR_REASON_HEADER = "Inferflux-Error-Reason"
 
 _MAX_WAITING = 65_536
+
+_bad = BadMessages(metrics.BUS_BAD_MESSAGES)
 
 
 class Sender(Protocol):
@@ -34,7 +37,7 @@ class Message:
     __slots__ = ("__dict__", "_header_block", "_reply", "_sender", "_subject", "data")
 
     def __init__(
-        self, sender: Sender, subject: bytes, reply: bytes, data: bytes, header_block: bytes | None
+        self, sender: Sender, subject: bytes, reply: str, data: bytes, header_block: bytes | None
     ) -> None:
         self.data = data
         self._sender = sender
@@ -57,7 +60,7 @@ class Message:
     async def respond(self, payload: bytes, headers: Mapping[str, str] | None = None) -> None:
         """Answer a request; without effect on a message that is none."""
         if self._reply:
-            await self._sender.publish(self._reply.decode(), payload, headers)
+            await self._sender.publish(self._reply, payload, headers)
 
 
 class Subscription:
@@ -86,7 +89,11 @@ class Subscription:
         if len(self._waiting) >= _MAX_WAITING:
             metrics.BUS_MESSAGES_LOST.labels(subscription="served").inc()
             return
-        self._waiting.append(Message(self._sender, subject, reply, data, headers))
+        reply_to = decode_subject(reply) if reply else ""
+        if reply_to is None:
+            _bad.note("reply_subject", f"no subject: {reply[:100]!r}", subject=self.subject)
+            return
+        self._waiting.append(Message(self._sender, subject, reply_to, data, headers))
         self._arrived.set()
 
     async def close(self) -> None:
