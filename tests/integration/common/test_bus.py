@@ -123,7 +123,7 @@ async def test_closing_sends_what_was_published(nats_url: str, bus: Bus) -> None
         await other.publish("test.closing", str(number).encode())
     await other.close()
     assert [await stream.next(2) for _ in range(1000)] == [str(n).encode() for n in range(1000)]
-    await stream.close()
+    stream.close()
 
 
 # Publish and request
@@ -170,7 +170,7 @@ async def test_a_burst_larger_than_the_outbound_buffer_is_sent_whole(bus: Bus) -
         while stream.next_nowait() is not None:
             pass
     await bus.flush()
-    await stream.close()
+    stream.close()
 
 
 async def test_a_request_nobody_serves_fails_at_once(bus: Bus) -> None:
@@ -369,7 +369,7 @@ async def test_a_token_stream_times_out_without_losing_the_next_message(bus: Bus
     assert stream.next_nowait() is None
     await bus.publish("test.tokens", b"x")
     assert await stream.next(2) == b"x"
-    await stream.close()
+    stream.close()
 
 
 async def test_a_cancelled_reader_loses_nothing(bus: Bus) -> None:
@@ -384,7 +384,7 @@ async def test_a_cancelled_reader_loses_nothing(bus: Bus) -> None:
     if not got:
         got.append(await stream.next(2))
     assert got == [b"x"]
-    await stream.close()
+    stream.close()
 
 
 async def test_a_slow_reader_is_told_that_messages_were_dropped(bus: Bus) -> None:
@@ -400,7 +400,7 @@ async def test_a_slow_reader_is_told_that_messages_were_dropped(bus: Bus) -> Non
     await bus.publish("test.slow", b"next")
     assert await stream.next(2) == b"next"
     assert not stream.dropped
-    await stream.close()
+    stream.close()
 
 
 async def test_one_message_larger_than_the_limit_still_arrives(bus: Bus) -> None:
@@ -408,13 +408,13 @@ async def test_one_message_larger_than_the_limit_still_arrives(bus: Bus) -> None
     await bus.publish("test.large", b"x" * 3_000_000)
     assert len(await stream.next(5)) == 3_000_000
     assert not stream.dropped
-    await stream.close()
+    stream.close()
 
 
 async def test_a_closed_stream_gets_nothing_more(bus: Bus) -> None:
     stream = await bus.open_stream("test.closed")
-    await stream.close()
-    await stream.close()
+    stream.close()
+    stream.close()
     await bus.publish("test.closed", b"x")
     await bus.flush()
     assert stream.next_nowait() is None

@@ -159,7 +159,7 @@ async def test_a_subscription_closed_while_away_stays_closed(
     stream = await own_bus.open_stream(TOKENS)
     await own_bus.flush()
     await kill(private_nats, own_bus)
-    await stream.close()
+    stream.close()
     opened_while_away = await own_bus.open_stream(TOKENS)
     await start(private_nats)
     await own_bus.flush(10)

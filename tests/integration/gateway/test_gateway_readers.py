@@ -286,20 +286,22 @@ async def test_a_leaving_gateway_settles_what_it_saw_of_requests_that_run_unread
     await backend.done("hand-2")
 
 
+@pytest.mark.parametrize("window_s", [0, 60])
 async def test_unread_requests_hold_their_places(
-    start_gateway: StartGateway, nats_url: str, backend: Backend, key: str
+    start_gateway: StartGateway, nats_url: str, backend: Backend, key: str, window_s: int
 ) -> None:
     """Whoever opens streams and hangs up takes no more of a gateway than who stays."""
     small = await start_gateway(nats_url, INFERFLUX_GATEWAY_MAX_STREAMS="1")
     client = Client(small, key)
-    backend.reader_replies["place-1"] = KEPT
-    stream = client.generate("place-1", resume_window_s=60)
-    job = await backend.job("place-1")
+    request_id = f"place-{window_s}"
+    backend.reader_replies[request_id] = KEPT
+    stream = client.generate(request_id, resume_window_s=window_s)
+    job = await backend.job(request_id)
     await backend.say(job, tokens(0))
     await stream.until_tokens()
     stream.cancel()
-    await until(lambda: bool(backend.left("place-1")))
-    assert (await client.generate("place-2").error()).reason == "TOO_MANY_STREAMS"
+    await until(lambda: bool(backend.left(request_id)))
+    assert (await client.generate(f"refused-{window_s}").error()).reason == "TOO_MANY_STREAMS"
     await backend.finish(job, n=2, offset=1)
 
     async def is_served() -> bool:
@@ -312,3 +314,30 @@ async def test_unread_requests_hold_their_places(
         return not isinstance((await asyncio.gather(reading, return_exceptions=True))[0], BaseException)
 
     await until(is_served)
+
+
+async def test_the_audit_line_of_who_hangs_up_has_the_usage_that_is_settled(
+    gateway: GatewayProcess, payer: Client, backend: Backend, usage: Usage
+) -> None:
+    backend.reader_replies["late-usage-1"] = KEPT
+    stream = payer.generate("late-usage-1", resume_window_s=60)
+    job = await backend.job("late-usage-1")
+    await backend.say(job, tokens(0))
+    await stream.until_tokens()
+    stream.cancel()
+    await until(lambda: bool(backend.left("late-usage-1")))
+    await backend.say(job, tokens(1, 4), finished(5, attempt=job.attempt_id))
+    await until_counted(usage, requests=1, completion_tokens=5)
+    await until(lambda: bool(gateway.audit("late-usage-1")))
+    (line,) = gateway.audit("late-usage-1")
+    assert (line["outcome"], line["completion_tokens"]) == ("left", 5)
+
+
+async def test_who_gives_up_resuming_leaves_at_the_scheduler(client: Client, backend: Backend) -> None:
+    backend.reader_replies["give-up-1"] = KEPT
+    resumed = client.resume("give-up-1", 0)
+    await until(lambda: any(n.joined.request.request_id == "give-up-1" for n in backend.reader_notices))
+    resumed.cancel()
+    await until(lambda: bool(backend.left("give-up-1")))
+    assert not backend.left("give-up-1")[0].is_handed_over
+    assert "give-up-1" not in backend.cancelled

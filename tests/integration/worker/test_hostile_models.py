@@ -245,6 +245,6 @@ async def test_a_worker_that_is_ready_really_serves(
         stream = await worker.read(request_id)
         await worker.submit(batch_item(request_id, max_tokens=3))
         assert len(token_ids(await read_to_end(stream))) == 3
-        await stream.close()
+        stream.close()
     finally:
         worker.kill()

@@ -75,7 +75,7 @@ async def run(worker: WorkerProcess, item: worker_pb2.BatchItem) -> list[tokens_
     answer = await worker.submit(item)
     assert not answer.refused, answer
     chunks = await read_to_end(stream)
-    await stream.close()
+    stream.close()
     return chunks
 
 

@@ -68,7 +68,7 @@ async def test_what_is_followed_holds_its_place_until_it_ends() -> None:
     async def follow() -> None:
         await release.wait()
 
-    streams.follow(follow(), place_of="acme")
+    streams.follow(follow(), tenant="acme", on_end=lambda: None)
     with pytest.raises(ResourceExhausted), streams.place("acme"):
         pass
     release.set()
@@ -81,17 +81,17 @@ async def test_what_is_followed_holds_its_place_until_it_ends() -> None:
             continue
 
 
-async def test_draining_ends_followers_after_the_streams_and_lets_them_finish() -> None:
+@pytest.mark.parametrize("has_begun", [False, True])
+async def test_draining_ends_followers_and_each_is_told_of(has_begun: bool) -> None:
     streams = Streams(9)
     ended: list[str] = []
 
     async def follow() -> None:
-        try:
-            await asyncio.Event().wait()
-        finally:
-            ended.append("follower")
+        await asyncio.Event().wait()
 
-    streams.follow(follow(), place_of=None)
+    streams.follow(follow(), tenant="acme", on_end=lambda: ended.append("follower"))
+    if has_begun:
+        await asyncio.sleep(0)
     await streams.drain(0.01)
     assert ended == ["follower"]
 

@@ -177,8 +177,8 @@ class Generation:
         self._offset = offset
         relay = await self._open(offset=offset)
         self._join()
+        asked = self._services.background.start(self._announce())
         try:
-            asked = self._services.background.start(self._announce())
             await relay.replay()
             is_known = (
                 relay.has_heard or await relay.hears_within(_RESUME_WAIT_S) or await asyncio.shield(asked)
@@ -187,7 +187,8 @@ class Generation:
                 message = f"nothing is known of the request {self._call.request_id}"
                 raise NotFound(message, reason="UNKNOWN_REQUEST")
         except BaseException:  # what could not be resumed here is not ended here
-            self._withdraw()
+            if self._withdraw():
+                self._services.background.start(self._take_back(asked))
             raise
 
     async def next(self) -> tokens_pb2.TokenChunk | None:
@@ -223,17 +224,15 @@ class Generation:
         has_ended = self._relay is not None and self._relay.state.is_ended
         is_handed_over = services.streams.is_over and _is_gone(error) and not has_ended
         self._outcome = self._outcome_of(error, is_handed_over=is_handed_over)
-        ending = self._write_down()
+        ending = self._note_ending()
         is_last = self._is_submitted and services.reader_reports.local.leave(self._read)
         if is_last and not has_ended:
             self._leave(is_handed_over=is_handed_over)
         if is_last and not has_ended and not is_handed_over:
-            place_of = self._call.caller.tenant if self._window_s else None
-            services.streams.follow(self._follow(ending), place_of=place_of)
+            tenant = self._call.caller.tenant
+            services.streams.follow(self._follow(), tenant=tenant, on_end=lambda: self._conclude(ending))
         else:
-            if self._source is not None:
-                await self._source.close()
-            self._settle(ending)
+            self._conclude(ending)
         if is_handed_over:
             if (task := asyncio.current_task()) is not None:
                 task.uncancel()
@@ -258,10 +257,15 @@ class Generation:
         self._is_submitted = True
         self._services.reader_reports.local.join(self._read)
 
-    def _withdraw(self) -> None:
-        """Have been no reader at all."""
+    def _withdraw(self) -> bool:
+        """Have been no reader at all; whether nobody else here is one."""
         self._is_submitted = False
-        self._services.reader_reports.local.leave(self._read)
+        return self._services.reader_reports.local.leave(self._read)
+
+    async def _take_back(self, announcing: asyncio.Task[bool]) -> None:
+        """Leave again at the scheduler, which decides by its other readers what becomes of the request."""
+        if await announcing:
+            await self._services.reader_reports.leave(self._read, is_handed_over=False)
 
     async def _announce(self) -> bool:
         """Tell the scheduler that a stream was resumed; whether it knows the request."""
@@ -342,23 +346,29 @@ class Generation:
         )
         services.background.start(work)
 
-    async def _follow(self, ending: Ending) -> None:
-        """Read on for the sake of the terminal chunk, and settle what it says.
+    async def _follow(self) -> None:
+        """Read on for the sake of the terminal chunk.
 
         That has come, or the request has another reader, soon after its window has passed.
         """
-        if self._relay is None or self._source is None:
+        if self._relay is None:
             return
         try:
             async with asyncio.timeout((self._window_s or 0) + _LAST_CHUNK_S):
                 while (chunk := await self._relay.next()) is not None:
                     self._note_end(chunk)
         except (TimeoutError, InferFluxError) as error:
-            log.debug("a stream was not followed to its end", request_id=ending.request_id, why=str(error))
-        finally:
-            await self._source.close()
-            self._count_seen()
-            self._settle(ending)
+            log.debug(
+                "a stream was not followed to its end", request_id=self._call.request_id, why=str(error)
+            )
+
+    def _conclude(self, ending: Ending) -> None:
+        """Nothing is read any more: audit and settle the usage as it is known now."""
+        if self._source is not None:
+            self._source.close()
+        self._count_seen()
+        self._services.ledger.write(ending)
+        self._settle(ending)
 
     def _count_seen(self) -> None:
         """Without a terminal chunk, usage is what was seen: never what a client says it has."""
@@ -372,7 +382,7 @@ class Generation:
             settled = replace(ending, attempt_id=self._read.attempt_id, outcome=self._outcome)
             self._services.ledger.settle(settled)
 
-    def _write_down(self) -> Ending:
+    def _note_ending(self) -> Ending:
         call = self._call
         self._count_seen()
         note_end(call.span, self._outcome, self._usage)
@@ -382,7 +392,7 @@ class Generation:
             self._metrics.prompt_tokens.inc(self._usage.prompt_tokens)
             if self._outcome in ("stop", "length"):
                 self._metrics.count_success(self._outcome)
-        ending = Ending(
+        return Ending(
             method=call.method,
             tenant=call.caller.tenant,
             key_id=call.caller.key_id,
@@ -392,8 +402,6 @@ class Generation:
             usage=self._usage,
             duration_s=duration_s,
         )
-        self._services.ledger.write(ending)
-        return ending
 
 
 def _is_gone(error: BaseException | None) -> bool:

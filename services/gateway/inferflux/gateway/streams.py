@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -28,7 +28,7 @@ class Streams:
         self._by_tenant: Counter[str] = Counter()
         self._tasks: set[asyncio.Task[object]] = set()
         self._followers: set[asyncio.Task[None]] = set()
-        # Followers that take places.
+        # Places of followers.
         self._n_held = 0
         self._all_ended = asyncio.Event()
         self._all_ended.set()
@@ -89,23 +89,23 @@ class Streams:
             if not self._tasks:
                 self._all_ended.set()
 
-    def follow(self, work: Coroutine[Any, Any, None], *, place_of: str | None) -> None:
+    def follow(self, work: Coroutine[Any, Any, None], *, tenant: str, on_end: Callable[[], None]) -> None:
         """Go on reading a stream whose client has left, until it ends or the gateway leaves.
 
         Args:
-            place_of: the tenant among whose streams it counts, as its client did; None if it does not.
+            tenant: it counts among its streams, as it did for its client.
+            on_end: called once when the work has ended, also when it was cancelled before it began.
         """
         task = asyncio.get_running_loop().create_task(work)
         self._followers.add(task)
-        self._n_held += place_of is not None
-        if place_of is not None:
-            self._by_tenant[place_of] += 1
+        self._n_held += 1
+        self._by_tenant[tenant] += 1
 
         def on_done(_: asyncio.Task[None]) -> None:
             self._followers.discard(task)
-            self._n_held -= place_of is not None
-            if place_of is not None:
-                self._leave(place_of)
+            self._n_held -= 1
+            self._leave(tenant)
+            on_end()
 
         task.add_done_callback(on_done)
 

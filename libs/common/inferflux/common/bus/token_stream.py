@@ -51,8 +51,8 @@ class TokenSubscription:
         """The next message if one is here."""
         return self._take() if self._messages else None
 
-    async def close(self) -> None:
-        """Unsubscribe. Returns at once; messages that still arrive are ignored."""
+    def close(self) -> None:
+        """Unsubscribe. Messages that still arrive are ignored."""
         self._close(self)
 
     def on_message(self, _subject: bytes, _reply: bytes, data: bytes, _headers: bytes | None) -> None:
