@@ -145,3 +145,56 @@ async def test_a_system_that_starts_no_process_is_told_until_it_does(
         assert "cannot be started" in client.revive()
     await until(lambda: not client.revive())
     await works(client)
+
+
+async def test_a_refused_start_counts_no_more_when_another_process_was_started(
+    clients: Clients, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = clients({"good": tiny_model(), "other": tiny_model()}, TextLimits(processes=1))
+
+    def refused(*_args: object, **_kwargs: object) -> None:
+        raise BlockingIOError(11, "Resource temporarily unavailable")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("inferflux.gateway.text_child.subprocess.Popen", refused)
+        with pytest.raises(Unavailable, match="cannot be started"):
+            await works(client, "other")
+    await works(client)
+    assert client.revive() == ""
+
+
+async def test_a_model_more_than_are_remembered_is_refused_while_all_are_asked(
+    clients: Clients, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that cannot be loaded has no process while its callers still wait to hear so."""
+    monkeypatch.setattr("inferflux.gateway.text_client._MAX_REMEMBERED", 0)
+    monkeypatch.setattr("inferflux.gateway.model_text.ModelText.is_idle", False)
+    client = clients({"bad": THROWS, "good": tiny_model()}, TextLimits(processes=1))
+    with pytest.raises(Unavailable):
+        await client.load("bad")
+    with pytest.raises(ResourceExhausted) as caught:
+        await client.load("good")
+    assert caught.value.reason == "TOKENIZERS_BUSY"
+
+
+async def test_a_start_that_is_cancelled_leaves_no_process(
+    clients: Clients, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[subprocess.Popen[bytes]] = []
+    popen = subprocess.Popen
+
+    def noted(command: list[str], **kwargs: Any) -> subprocess.Popen[bytes]:
+        started.append(popen(command, **kwargs))
+        return started[-1]
+
+    async def wait(**_kwargs: object) -> None:
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr("inferflux.gateway.text_child.subprocess.Popen", noted)
+    monkeypatch.setattr("inferflux.gateway.text_child.asyncio.open_connection", wait)
+    client = clients({"good": tiny_model()})
+    loading = asyncio.create_task(client.load("good"))
+    await until(lambda: bool(started))
+    await client.close()
+    await asyncio.gather(loading, return_exceptions=True)
+    assert started[0].returncode == -signal.SIGKILL

@@ -100,3 +100,13 @@ def test_the_limits_of_another_model_of_the_same_name_do_not_count() -> None:
     table.note(beat("w1", "a", digest="old"), 0.0)
     table.note(beat("w1", "a", digest="new", state=LOADING, context_length=0), 1.0)
     assert table.card("a", 1.0) is None
+
+
+def test_digests_are_forgotten_with_the_workers_that_named_them() -> None:
+    table = ModelTable()
+    table.note(beat("w1", "a", digest="old"), 0.0)
+    table.note(beat("w2", "b", digest="kept"), REMEMBERED_S)
+    table.forget_old(REMEMBERED_S + 1)
+    assert table.digests() == {"kept"}
+    table.note(beat("w2", "b", digest="new"), REMEMBERED_S)
+    assert table.digests() == {"new"}

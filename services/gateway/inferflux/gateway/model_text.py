@@ -85,6 +85,9 @@ class ModelText:
         self._is_closed = False
         # Why the system started no process at the last attempt.
         self.start_error = ""
+        # Times of the loop at which it last started one, and started none.
+        self.started_at = 0.0
+        self.refused_at = 0.0
 
     @property
     def pid(self) -> int | None:
@@ -268,9 +271,9 @@ class ModelText:
                 on_gone=self._on_child_gone,
             )
         except Unavailable as error:
-            self.start_error = error.message
+            self.start_error, self.refused_at = error.message, _now()
             raise
-        self.start_error = ""
+        self.start_error, self.started_at = "", _now()
         return child
 
     def _on_child_gone(self, cause: str) -> None:

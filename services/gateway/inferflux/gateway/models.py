@@ -89,6 +89,10 @@ class ModelTable:
         best = max(live, key=lambda w: (w.state == scheduler_pb2.WORKER_STATE_READY, w.heard_at))
         return best.cards[name]
 
+    def digests(self) -> set[str]:
+        """Of every known model."""
+        return {card.digest for worker in self._workers.values() for card in worker.cards.values()}
+
 
 def _is_serving(worker: _Worker, now: float) -> bool:
     return worker.state == scheduler_pb2.WORKER_STATE_READY and now - worker.heard_at <= LIVE_S
@@ -98,7 +102,7 @@ class ModelRegistry:
     """Listens to heartbeats and answers for models.
 
     Args:
-        on_model: told of every digest when it is first seen.
+        on_model: told of every digest when it is first seen, and again after it was forgotten.
     """
 
     def __init__(
@@ -207,8 +211,8 @@ class ModelRegistry:
         now = self._clock()
         self.table.note(status, now)
         self.table.forget_old(now)
-        for card in status.models:
-            if card.digest and card.digest not in self._seen:
-                self._seen.add(card.digest)
-                self._on_model(card.digest)
+        known = self.table.digests()
+        for digest in sorted(known - self._seen - {""}):
+            self._on_model(digest)
+        self._seen = known
         self._heard.set()

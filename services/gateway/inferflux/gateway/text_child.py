@@ -98,7 +98,14 @@ class TextChild:
             raise Unavailable(message, reason="PROCESS_FAILED") from None
         finally:
             theirs.close()
-        reader, writer = await asyncio.open_connection(sock=ours)
+        try:
+            reader, writer = await asyncio.open_connection(sock=ours)
+        except BaseException:
+            process.kill()
+            process.wait()
+            ours.close()
+            stderr.close()
+            raise
         return cls(process, reader, writer, stderr, on_gone)
 
     @property

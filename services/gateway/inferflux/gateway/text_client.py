@@ -59,7 +59,9 @@ class TextClient:
         for model in self._models.values():
             if model.should_revive and len(self._running()) < self._limits.processes:
                 model.start_loading()
-        return next((model.start_error for model in self._models.values() if model.start_error), "")
+        started_at = max((model.started_at for model in self._models.values()), default=0.0)
+        refused = (m for m in self._models.values() if m.start_error and m.refused_at > started_at)
+        return next((model.start_error for model in refused), "")
 
     async def render_chat(
         self, digest: str, messages: Sequence[inference_pb2.ChatMessage], context_length: int
@@ -98,13 +100,9 @@ class TextClient:
         """End the idle process that was asked least recently, if there may not be one more."""
         running = self._running()
         if len(running) >= self._limits.processes:
-            idle = next((model for model in running if model.is_idle), None)
-            if idle is None:
-                message = f"all {len(running)} tokenizer processes are busy with other models"
-                raise ResourceExhausted(message, reason="TOKENIZERS_BUSY")
-            self._drop(idle)
+            self._drop(_first_idle(running))
         if len(self._models) >= _MAX_REMEMBERED + self._limits.processes:
-            self._drop(next(model for model in self._models.values() if model.is_idle))
+            self._drop(_first_idle(list(self._models.values())))
 
     def _running(self) -> list[ModelText]:
         return [model for model in self._models.values() if model.has_process]
@@ -114,3 +112,14 @@ class TextClient:
         task = asyncio.create_task(model.close())
         self._ending.add(task)
         task.add_done_callback(self._ending.discard)
+
+
+def _first_idle(models: Sequence[ModelText]) -> ModelText:
+    """Raises:
+    ResourceExhausted: none is idle (TOKENIZERS_BUSY).
+    """
+    idle = next((model for model in models if model.is_idle), None)
+    if idle is None:
+        message = f"all {len(models)} tokenizers are busy with other models"
+        raise ResourceExhausted(message, reason="TOKENIZERS_BUSY")
+    return idle

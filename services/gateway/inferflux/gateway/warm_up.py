@@ -12,6 +12,10 @@ from .text_client import TextClient
 
 log = logs.get()
 
+# More tokenizers than these do not become ready at a time; others are loaded at their first request.
+_MAX_UNDER_WAY = 64
+# Read from the object store and loaded at the same time.
+_MAX_AT_ONCE = 4
 # Seconds before each further attempt: a worker may announce its model before its tokenizer is stored.
 _RETRIES_S = (0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
 
@@ -22,14 +26,22 @@ class WarmUp:
     def __init__(self, text: TextClient, background: Background) -> None:
         self._text = text
         self._background = background
+        self._under_way: set[str] = set()
+        self._places = asyncio.Semaphore(_MAX_AT_ONCE)
 
     def on_model(self, digest: str) -> None:
-        self._background.start(self._load(digest))
+        """Load a tokenizer in the background, unless too many are under way."""
+        if digest in self._under_way or len(self._under_way) >= _MAX_UNDER_WAY:
+            return
+        self._under_way.add(digest)
+        task = self._background.start(self._load(digest))
+        task.add_done_callback(lambda _: self._under_way.discard(digest))
 
     async def _load(self, digest: str) -> None:
         for delay_s in _RETRIES_S:
             try:
-                await self._text.load(digest)
+                async with self._places:
+                    await self._text.load(digest)
             except InferFluxError as error:
                 log.info("a tokenizer is not loaded yet", digest=digest[:12], why=error.message)
                 await asyncio.sleep(delay_s)
