@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from inferflux.common import subjects
-from inferflux.common.errors import Unavailable
+from inferflux.common.errors import DeadlineExceeded, Unavailable
 from inferflux.common.tracing import OFF
 from inferflux.v1 import engine_pb2, generation_pb2, scheduler_pb2, worker_pb2
 from inferflux.worker import emit
@@ -48,17 +48,19 @@ class MoodyBus:
             await asyncio.wait_for(self.changed.wait(), 10)
 
 
-def table_with_a_request() -> RunningTable:
+def table_with(*request_ids: str) -> RunningTable:
     table = RunningTable()
-    table.limits = Limits(slots=1, sequences=1, kv_cells=100, context_length=100, vocabulary_size=10)
-    request = scheduler_pb2.InferenceRequest(
-        request_id="a",
-        tenant="t",
-        epoch=1,
-        prompt_token_ids=[1],
-        params=generation_pb2.GenerationParams(max_tokens=5),
-    )
-    table.admit(worker_pb2.BatchItem(request=request))
+    n = len(request_ids)
+    table.limits = Limits(slots=n, sequences=n, kv_cells=100 * n, context_length=100, vocabulary_size=10)
+    for slot, request_id in enumerate(request_ids):
+        request = scheduler_pb2.InferenceRequest(
+            request_id=request_id,
+            tenant="t",
+            epoch=1,
+            prompt_token_ids=[1],
+            params=generation_pb2.GenerationParams(max_tokens=5),
+        )
+        table.admit(worker_pb2.BatchItem(request=request, slot=slot))
     return table
 
 
@@ -86,7 +88,7 @@ def bus(monkeypatch: pytest.MonkeyPatch) -> MoodyBus:
 
 @pytest.fixture
 def emitter(bus: MoodyBus) -> Emitter:
-    return Emitter(bus, table_with_a_request(), WorkerSpans(OFF, "w"), "w", "i")  # type: ignore[arg-type]
+    return Emitter(bus, table_with("a"), WorkerSpans(OFF, "w"), "w", "i")  # type: ignore[arg-type]
 
 
 async def test_what_was_refused_is_published_once_it_is_taken(bus: MoodyBus, emitter: Emitter) -> None:
@@ -109,6 +111,55 @@ async def test_a_repetition_that_is_not_confirmed_is_made_again(bus: MoodyBus, e
     repeating = asyncio.create_task(emitter.repeat_refused())
     await bus.until_published(MESSAGE)
     repeating.cancel()
+
+
+async def test_a_repetition_that_ends_with_another_error_is_made_again(
+    bus: MoodyBus, emitter: Emitter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flush, n_failed = bus.flush, 0
+
+    async def fail_twice() -> None:
+        nonlocal n_failed
+        await flush()
+        if n_failed < 2:
+            n_failed += 1
+            raise DeadlineExceeded("no answer", reason="BUS_TIMEOUT")
+
+    repeating = asyncio.create_task(emitter.repeat_refused())
+    bus.takes = False
+    await emitter.on_step(a_chunk())
+    bus.takes = True
+    monkeypatch.setattr(bus, "flush", fail_twice)
+    with pytest.raises(DeadlineExceeded):
+        await emitter.republish()
+    await bus.until_published(MESSAGE)
+    repeating.cancel()
+
+
+async def test_many_requests_are_looked_up_together_and_not_all_at_once(bus: MoodyBus) -> None:
+    names = [str(i) for i in range(100)]
+    emitter = Emitter(bus, table_with(*names), WorkerSpans(OFF, "w"), "w", "i")  # type: ignore[arg-type]
+    report = engine_pb2.StepReport()
+    for name in names:
+        report.emissions.add(key=f"t.{name}", epoch=1, chunk=b"chunk", generated_tokens=1)
+    await emitter.on_step(report)
+    bus.published.clear()
+    replay, now, most, many = bus.replay, 0, 0, asyncio.Event()
+
+    async def together(subject: str) -> list[bytes]:
+        nonlocal now, most
+        now += 1
+        most = max(most, now)
+        if now == 16:
+            many.set()
+        await asyncio.wait_for(many.wait(), 10)
+        now -= 1
+        return await replay(subject)
+
+    bus.replay = together  # type: ignore[method-assign]
+    await emitter.republish()
+    assert most == 16
+    assert {subject for subject, _ in bus.published} == {subjects.tokens("t", name) for name in names}
 
 
 def tokens_of(bus: MoodyBus) -> list[bytes]:

@@ -7,8 +7,9 @@ import contextlib
 import time
 
 from inferflux.common import logs, subjects
+from inferflux.common.background import cancel_all
 from inferflux.common.bus import Bus
-from inferflux.common.errors import DeadlineExceeded, Unavailable
+from inferflux.common.errors import DeadlineExceeded, InferFluxError, Unavailable
 from inferflux.v1 import engine_pb2, scheduler_pb2
 
 from .running import Running, RunningTable
@@ -22,6 +23,8 @@ _REFUSED_WAIT_S = 1.0
 _TAKEN_IN_S = 0.05
 # Chunks wait no longer than this for those before them, once NATS is there.
 _BEHIND_LIMIT_S = 2.0
+# Requests of which is asked at the same time what the stream holds: chunks wait meanwhile.
+_REPLAYS_AT_ONCE = 16
 
 
 class Emitter:
@@ -92,7 +95,7 @@ class Emitter:
         while True:
             await self._refused.wait()
             await asyncio.sleep(_REFUSED_WAIT_S)
-            with contextlib.suppress(Unavailable):
+            with contextlib.suppress(InferFluxError):
                 await self._bus.flush()
                 await self.republish()
 
@@ -100,7 +103,7 @@ class Emitter:
         """Publish what the stream misses of the requests that are here and of those that ended lately.
 
         Raises:
-            Unavailable: NATS does not take it; `repeat_refused` will try again.
+            InferFluxError: NATS does not take it; `repeat_refused` will try again.
         """
         self._refused.clear()
         self._waiting.clear()  # all of it is kept with its request, and looked at now
@@ -113,7 +116,7 @@ class Emitter:
                 for chunk in chunks:
                     await self._publish(subject, chunk)
                 await self._bus.flush()
-        except Unavailable:
+        except InferFluxError:
             self._refused.set()
             raise
         while self._waiting:
@@ -138,10 +141,19 @@ class Emitter:
 
     async def _not_held(self, kept: dict[str, list[bytes]]) -> dict[str, list[bytes]]:
         lost: dict[str, list[bytes]] = {}
-        for subject, chunks in kept.items():
-            held = set(await self._bus.replay(subject))
-            if missing := [chunk for chunk in chunks if chunk not in held]:
-                lost[subject] = missing
+        left = iter(kept.items())
+
+        async def look() -> None:
+            for subject, chunks in left:  # each of them is taken by one look
+                held = set(await self._bus.replay(subject))
+                if missing := [chunk for chunk in chunks if chunk not in held]:
+                    lost[subject] = missing
+
+        looks = [asyncio.create_task(look()) for _ in range(min(len(kept), _REPLAYS_AT_ONCE))]
+        try:
+            await asyncio.gather(*looks)
+        finally:
+            await cancel_all(looks)
         return lost
 
     def _must_wait(self) -> bool:
