@@ -123,6 +123,7 @@ async def run(options: argparse.Namespace, console: Console) -> bool:
     console.print(f"{options.calls} calls of {len(chosen)} methods, seed {options.seed}")
     for code, count in findings.codes.most_common():
         console.print(f"  {count:>7} {code}")
+    console.print(f"  {options.calls - findings.codes.total():>7} connections of raw bytes")
     for title, lines in (
         ("INTERNAL", findings.internal),
         ("hangs", findings.hangs),

@@ -73,6 +73,14 @@ class Http2Client:
         """Return once the server has said its settings."""
         await asyncio.wait_for(self._settings.wait(), _WAIT_S)
 
+    async def closed(self, wait_s: float) -> None:
+        """Return once the server has closed the connection.
+
+        Raises:
+            TimeoutError: it has not within `wait_s` seconds.
+        """
+        await asyncio.wait_for(asyncio.shield(self._reading), wait_s)
+
     def close(self) -> None:
         self._reading.cancel()
         self._writer.close()

@@ -16,7 +16,6 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from harness.http2_client import Http2Client
 from prometheus_client import REGISTRY
 
-from benchmarks import http2
 from inferflux.common import errors, grpc_metadata
 from inferflux.common.grpc_client import channel
 from inferflux.common.grpc_interceptor import RequestInterceptor, current_call
@@ -219,12 +218,9 @@ async def test_health_watchers_are_bounded_and_do_not_keep_others_from_asking(se
 
 async def test_a_connection_without_calls_is_closed_soon_and_a_channel_connects_again(served: Served) -> None:
     assert await served.is_well()
-    reader, writer = await asyncio.open_connection("127.0.0.1", served.port)
-    writer.write(http2.opening())
-    async with asyncio.timeout(60):  # about 10 s; the default is never
-        while await reader.read(1 << 16):
-            pass
-    writer.close()
+    async with served.stranger() as stranger:
+        await stranger.settled()
+        await stranger.closed(60)
     assert await served.is_well()
 
 
