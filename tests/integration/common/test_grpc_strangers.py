@@ -200,6 +200,21 @@ async def test_a_tenants_calls_without_a_body_do_not_keep_another_tenant_waiting
         assert (await flood.ended(streams[0]))["grpc-status"] == "8"
 
 
+async def test_a_strangers_calls_without_a_body_do_not_keep_another_service_waiting() -> None:
+    rules = dict(rules_of(SERVICE, MethodRule()))  # as policy's for services, which have no key
+    server = build_server(rules, options=[receive_limit(1 << 20)])
+    inference_pb2_grpc.add_InferenceServiceServicer_to_server(Inference(), server.server)
+    served = Served(await server.start("127.0.0.1:0"))
+    async with served.stranger() as flood:
+        streams = [flood.open(CHAT) for _ in range(200)]
+        for _ in range(20):
+            async with asyncio.timeout(1.5):  # less than the grace of the flood's own calls
+                assert await served.call(CHAT, b"") == b""
+        assert (await flood.ended(streams[0]))["grpc-status"] == "8"
+    await served.channel.close()
+    await server.stop(0)
+
+
 async def test_health_watchers_are_bounded_and_do_not_keep_others_from_asking(served: Served) -> None:
     watchers = []
     for _ in range(256):

@@ -47,7 +47,7 @@ Admit = Callable[[str, grpc_metadata.Metadata | None], Awaitable[Admitted]]
 received. What it returns is the call's `caller`."""
 
 # Messages that arrive at the same time: of strangers to open methods, and of callers that were admitted. Each
-# may hold as much memory as gRPC's largest message. Tenants share the places of admitted callers.
+# may hold as much memory as gRPC's largest message. Tenants, and strangers' connections, share the places.
 _OPEN_MESSAGES, _OPEN_GRACE_S, _OPEN_TIME_LIMIT_S = 8, 0.01, 10.0
 _ADMITTED_MESSAGES, _ADMITTED_GRACE_S, _ADMITTED_TIME_LIMIT_S = 64, 2.0, 60.0
 
@@ -237,17 +237,17 @@ class RequestInterceptor(grpc.aio.ServerInterceptor):
             calls.pop(timeout, None)
 
 
-def _tenant() -> str:
-    """Whose call this task serves; "" for a stranger."""
+def _owner(context: Context) -> tuple[str, str]:
+    """With whom a call shares its place: its tenant's calls, or those of a stranger's connection."""
     caller = current_call().caller
-    return "" if caller is None else caller.tenant
+    return ("connection", context.peer()) if caller is None else ("tenant", caller.tenant)
 
 
 async def _receive(
     context: Context, receiving: Receiving, rule: MethodRule, parse: Callable[[bytes], Any] | None
 ) -> Any:
     """The call's next message, or EOF: received in a place, measured and decoded."""
-    async with receiving.place(_tenant()):
+    async with receiving.place(_owner(context)):
         data: Any = await context.read()
     return data if data is grpc.aio.EOF else wire.decode(data, parse, rule.max_body_bytes)
 
