@@ -32,6 +32,11 @@ from inferflux.v1 import (
     tokens_pb2,
 )
 
+# The connection was lost, or the gateway.
+LOST = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
+# After that: the request is not known, or not yet; or it was accepted after all.
+UNSURE = (grpc.StatusCode.NOT_FOUND, grpc.StatusCode.ALREADY_EXISTS)
+
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Stream one chat answer from InferFlux.")
@@ -43,9 +48,11 @@ def main() -> None:
     )
     parser.add_argument(
         "--resume-window",
-        type=int,
+        type=window,
         default=0,
-        help="seconds that the request goes on without a connection (default: %(default)s, it is cancelled)",
+        metavar="SECONDS",
+        help="how long the request goes on without a connection, at most what the gateway allows "
+        "(default: %(default)s, it is cancelled)",
     )
     args = parser.parse_args()
 
@@ -77,28 +84,46 @@ def answer(
     timeout: float,
 ) -> Iterator[tokens_pb2.TokenChunk]:
     """The chunks of an answer; with a resume window over as many calls as it takes, each token once."""
-    request_id, offset, is_accepted, lost_at = uuid.uuid4().hex, 0, False, 0.0
+    request_id, offset, is_heard, is_resuming, lost_at = uuid.uuid4().hex, 0, False, False, 0.0
     deadline = time.monotonic() + timeout
     while True:
         left = deadline - time.monotonic()
         resume = inference_pb2.ResumeRequest(request_id=request_id, offset=offset)
         call = (
             stub.Resume(resume, metadata=metadata, timeout=left)
-            if is_accepted
+            if is_resuming
             else stub.Chat(request, metadata=(*metadata, ("x-request-id", request_id)), timeout=left)
         )
         try:
             for response in call:
-                is_accepted, lost_at = True, 0.0
+                is_heard, is_resuming, lost_at = True, True, 0.0
                 offset = max(offset, response.chunk.offset + len(response.chunk.token_ids))
                 yield response.chunk
             return
         except grpc.RpcError as error:
+            was_lost = is_heard or lost_at > 0
             lost_at = lost_at or time.monotonic()
-            is_lost = error.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
-            if not (is_accepted and is_lost) or time.monotonic() - lost_at > request.resume_window_s:
+            may_go_on = error.code() in (*LOST, *UNSURE) if was_lost else may_be_accepted(error)
+            if not may_go_on or time.monotonic() - lost_at >= request.resume_window_s:
                 raise
+            # A lost call may have been accepted: it is sent again, under its id, only when it is not known.
+            is_resuming = is_heard or error.code() != grpc.StatusCode.NOT_FOUND
             time.sleep(0.3)
+
+
+def may_be_accepted(error: grpc.RpcError) -> bool:
+    """Whether a request may run whose first call ended so: gRPC lost the connection, or the gateway left.
+
+    What the gateway refuses it gives other reasons for.
+    """
+    return error.code() in LOST and reason_of(error) in ("", "OUTCOME_UNKNOWN", "GATEWAY_DRAINING")
+
+
+def window(text: str) -> int:
+    """The value of --resume-window."""
+    if not text.isascii() or not text.isdigit():
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds, 0 or more")
+    return int(text)
 
 
 def show(chunk: tokens_pb2.TokenChunk) -> None:
@@ -121,6 +146,12 @@ def first_model(channel: grpc.Channel, metadata: tuple[tuple[str, str], ...], ti
     if not models:
         sys.exit("no model is served at present")
     return models[0].card.name
+
+
+def reason_of(error: grpc.RpcError) -> str:
+    """The reason that the gateway gave; "" for gRPC's own errors."""
+    status, info = rpc_status.from_call(error), error_details_pb2.ErrorInfo()
+    return next((info.reason for detail in (status.details if status else ()) if detail.Unpack(info)), "")
 
 
 def explain(error: grpc.RpcError) -> str:

@@ -15,12 +15,14 @@ class Answer:
 
     Attributes:
         sent_at: when the request was sent.
+        resumes: how often its stream was lost and went on.
     """
 
     sent_at: float
     request_id: str = ""
     parts: list[str] = field(default_factory=list)
     tokens: int = 0
+    resumes: int = 0
     finished: tokens_pb2.Finished | None = None
     _first_at: float | None = None
     _first_tokens: int = 0
@@ -39,6 +41,9 @@ class Answer:
             self.finished = chunk.finished
         self.parts.append(chunk.text)
         return chunk.text
+
+    def on_resumed(self) -> None:
+        self.resumes += 1
 
     @property
     def text(self) -> str:
@@ -85,5 +90,7 @@ class Answer:
             parts.append(f"first after {self.ttft_s * 1000:.0f} ms")
         if self.tokens_per_s is not None:
             parts.append(f"{self.tokens_per_s:.0f} tokens/s")
+        if self.resumes:
+            parts.append("resumed" if self.resumes == 1 else f"resumed {self.resumes} times")
         parts += [part for part in (self.finish_reason, self.request_id) if part]
         return " · ".join(parts)

@@ -70,10 +70,13 @@ ResumeWindow = Annotated[
         min=0,
         max=2**32 - 1,
         metavar="SECONDS",
-        help="Resume a lost stream for so long; 0 lets a lost connection cancel the request.",
+        help="Resume a lost stream for so long, at most what the gateway allows (300 by default); "
+        "0 lets a lost connection cancel the request.",
     ),
 ]
-RequestId = Annotated[str, typer.Option(help="Your own id, for `inferctl cancel`: 1-64 of A-Z a-z 0-9 _ -")]
+RequestId = Annotated[
+    str, typer.Option(help="Your own id, for `inferctl cancel` and `resume`: 1-64 of A-Z a-z 0-9 _ -")
+]
 Stats = Annotated[bool, typer.Option("--stats", help="Say how fast the answer came.")]
 ModelPath = Annotated[
     Path | None, typer.Option("--model", "-m", help="GGUF file; the demo model by default.")
@@ -249,6 +252,7 @@ def complete(
             priority=priority,
             request_id=request_id,
             resume_window_s=resume_window,
+            on_resumed=answer.on_resumed,
         )
         await show(chunks, answer, has_stats=stats, is_json=as_json)
 
@@ -269,6 +273,27 @@ def models(
             make_console().print(models_table(served))
         else:
             raise CommandError("no model is served at present")
+
+    with_client(run, endpoint, api_key, state_dir)
+
+
+@app.command()
+def resume(
+    request_id: Annotated[str, typer.Argument(help="As `--stats` and `--json` show it.")],
+    offset: Annotated[
+        int, typer.Option(min=0, max=2**32 - 1, metavar="TOKENS", help="Leave out so many tokens.")
+    ] = 0,
+    stats: Stats = False,
+    as_json: AsJson = False,
+    endpoint: Endpoint = "",
+    api_key: ApiKey = "",
+    state_dir: StateDirectory = None,
+) -> None:
+    """Stream the answer of a running or just finished request."""
+
+    async def run(client: Client) -> None:
+        answer = Answer(sent_at=asyncio.get_running_loop().time(), request_id=request_id)
+        await show(client.resume(request_id, offset=offset), answer, has_stats=stats, is_json=as_json)
 
     with_client(run, endpoint, api_key, state_dir)
 

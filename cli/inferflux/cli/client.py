@@ -67,11 +67,13 @@ class Client:
         priority: int = 0,
         request_id: str = "",
         resume_window_s: int = 0,
+        on_resumed: Callable[[], None] = lambda: None,
     ) -> AsyncGenerator[tokens_pb2.TokenChunk, None]:
         """The answer to a conversation. Closing the generator early cancels the request.
 
         Args:
             resume_window_s: with one, a stream whose connection is lost is resumed for so long.
+            on_resumed: told each time.
         """
         request = inference_pb2.ChatRequest(
             model=model,
@@ -81,7 +83,10 @@ class Client:
             resume_window_s=resume_window_s,
         )
         return self._chunks(
-            lambda metadata: self._inference.Chat(request, metadata=metadata), request_id, resume_window_s
+            lambda metadata: self._inference.Chat(request, metadata=metadata),
+            request_id,
+            resume_window_s,
+            on_resumed,
         )
 
     def generate(
@@ -93,15 +98,29 @@ class Client:
         priority: int = 0,
         request_id: str = "",
         resume_window_s: int = 0,
+        on_resumed: Callable[[], None] = lambda: None,
     ) -> AsyncGenerator[tokens_pb2.TokenChunk, None]:
-        """The continuation of a text; `resume_window_s` is as in `chat`. Closing the generator early cancels
-        the request."""
+        """The continuation of a text; the last two arguments are as in `chat`. Closing the generator early
+        cancels the request."""
         request = inference_pb2.GenerateRequest(
             model=model, text=prompt, params=params, priority=priority, resume_window_s=resume_window_s
         )
         return self._chunks(
-            lambda metadata: self._inference.Generate(request, metadata=metadata), request_id, resume_window_s
+            lambda metadata: self._inference.Generate(request, metadata=metadata),
+            request_id,
+            resume_window_s,
+            on_resumed,
         )
+
+    async def resume(self, request_id: str, *, offset: int) -> AsyncGenerator[tokens_pb2.TokenChunk, None]:
+        """What a request has said and will say from a token on. Closing the generator early only ends this
+        reading."""
+        try:
+            async with aclosing(read(self._resume(request_id, offset))) as chunks:
+                async for chunk in chunks:
+                    yield chunk
+        except grpc.aio.AioRpcError as error:
+            raise self._readable(error) from None
 
     async def cancel(self, request_id: str) -> None:
         """End a queued or running request of this key's tenant."""
@@ -185,7 +204,11 @@ class Client:
         return reply.progress
 
     async def _chunks(
-        self, start: Callable[[_Metadata], Call], request_id: str, resume_window_s: int
+        self,
+        start: Callable[[_Metadata], Call],
+        request_id: str,
+        resume_window_s: int,
+        on_resumed: Callable[[], None],
     ) -> AsyncGenerator[tokens_pb2.TokenChunk, None]:
         # To be resumed, a request has an id that is known here.
         request_id = request_id or (uuid.uuid4().hex if resume_window_s else "")
@@ -196,6 +219,7 @@ class Client:
                 lambda offset: self._resume(request_id, offset),
                 lambda: self.cancel(request_id),
                 window_s=resume_window_s,
+                on_resumed=on_resumed,
             )
             if resume_window_s
             else read(start(metadata))
