@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from inferflux.gateway.models import LIVE_S, REMEMBERED_S, ModelTable
+from types import SimpleNamespace
+
+from inferflux.common import subjects
+from inferflux.common.known_workers import MAX_WORKERS
+from inferflux.gateway.models import LIVE_S, REMEMBERED_S, ModelRegistry, ModelTable
 from inferflux.v1 import model_pb2, scheduler_pb2
 
 READY, LOADING, DRAINING = (
@@ -110,3 +114,25 @@ def test_digests_are_forgotten_with_the_workers_that_named_them() -> None:
     assert table.digests() == {"kept"}
     table.note(beat("w2", "b", digest="new"), REMEMBERED_S)
     assert table.digests() == {"new"}
+
+
+async def test_a_flood_of_invented_workers_is_bounded_and_counted() -> None:
+    refused: list[str] = []
+    ahead: list[str] = []
+    bad = SimpleNamespace(note=lambda _kind, _why, subject: refused.append(subject))
+    registry = ModelRegistry(
+        None,  # type: ignore[arg-type]
+        bad,  # type: ignore[arg-type]
+        on_model=ahead.append,
+        clock=lambda: 1.0,
+    )
+    for i in range(MAX_WORKERS + 10):
+        status = beat(f"w{i}", "a", digest=f"{i:064x}")
+        status.incarnation = "i"
+        message = SimpleNamespace(
+            data=status.SerializeToString(), subject=subjects.worker_status(status.worker_id)
+        )
+        await registry._on_status(message)  # type: ignore[arg-type]
+    assert counts(registry.table, 1.0) == {"a": MAX_WORKERS}
+    assert refused == [subjects.worker_status(f"w{i}") for i in range(MAX_WORKERS, MAX_WORKERS + 10)]
+    assert len(ahead) == 64

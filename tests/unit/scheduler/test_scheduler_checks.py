@@ -120,6 +120,8 @@ def test_a_heartbeat_of_a_worker_passes() -> None:
         ("models.digest", {"models": [{"name": "m", "digest": "../../etc/passwd"}]}),
         ("models.context_length", {"models": [{"name": "m", "context_length": 2**32 - 1}]}),
         ("models", {"models": [{"name": "m"}] * 65}),
+        ("running", {"running": running() * 4097}),
+        ("ended", {"ended": [{"request_id": "r", "tenant": "t", "epoch": 1}] * 4097}),
         ("running.tenant", {"running": running(tenant="a b")}),
         ("running.request_id", {"running": running(request_id="a.b")}),
         ("running.epoch", {"running": running(epoch=2**32 - 1)}),

@@ -7,6 +7,7 @@ import dataclasses
 import pytest
 
 from inferflux.v1 import engine_pb2, generation_pb2, scheduler_pb2, worker_pb2
+from inferflux.worker import running
 from inferflux.worker.running import REMEMBERED_S, Limits, Refused, RunningTable
 
 RUNNING = scheduler_pb2.RESIDENCE_RUNNING
@@ -79,6 +80,14 @@ def not_resumed(made: RunningTable, wanted: worker_pb2.BatchItem) -> worker_pb2.
     with pytest.raises(Refused) as caught:
         made.resume(wanted)
     return caught.value.reason
+
+
+def test_no_more_are_taken_up_than_a_heartbeat_may_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(running, "MAX_REQUESTS", 1)
+    made = table()
+    made.admit(item("a", slot=0))
+    assert refusal(made, item("b", slot=1)) == worker_pb2.REFUSAL_REASON_SLOT_BUSY
+    made.admit(item("a", slot=0, epoch=2))
 
 
 def test_an_admitted_request_holds_its_slot_until_it_ends() -> None:

@@ -11,8 +11,9 @@ from inferflux.common.errors import InvalidArgument
 from inferflux.v1 import model_pb2, scheduler_pb2
 
 MAX_MODELS = 64
-# Requests that a worker may have, running, parked or swapped, and those it may say have ended.
-MAX_REQUESTS = 65_536
+# Requests that a worker may have, running, parked or swapped, and those it may say have ended. It takes up no
+# more, and names the latest ends. By default the work queue holds no more jobs in all.
+MAX_REQUESTS = 4096
 MAX_TOKENS_PER_S = 1e9
 _MAX_TEXT_BYTES = 256
 _DIGEST = re.compile(r"[0-9a-f]{64}")

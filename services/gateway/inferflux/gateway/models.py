@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -14,12 +15,15 @@ from inferflux.common.bad_messages import BadMessages
 from inferflux.common.bus import Bus, Message, Subscription
 from inferflux.common.errors import InvalidArgument, NotFound, Unavailable
 from inferflux.common.heartbeats import check_status
+from inferflux.common.known_workers import KnownWorkers
 from inferflux.v1 import model_pb2, scheduler_pb2
 
 # A worker not heard of for this long does not count as serving.
 LIVE_S = 3.0
 # A model nobody has served for this long is forgotten.
 REMEMBERED_S = 600.0
+# Models whose tokenizers are loaded ahead of the first request. Those of further ones are loaded by it.
+_MOST_AHEAD = 64
 # Every live worker is heard of within this time of listening.
 HEARTBEAT_S = 1.0
 _MARGIN_S = 0.3
@@ -42,11 +46,15 @@ class ModelTable:
 
     def __init__(self) -> None:
         self._workers: dict[str, _Worker] = {}
+        # How many workers have each.
+        self._digests: Counter[str] = Counter()
 
     def note(self, status: scheduler_pb2.WorkerStatus, now: float) -> None:
         """Take in a heartbeat."""
         cards = {card.name: self._complete(card) for card in status.models}
+        self._drop(status.worker_id)  # who is silent longest comes first
         self._workers[status.worker_id] = _Worker(now, status.state, cards)
+        self._digests.update(card.digest for card in cards.values())
 
     def _complete(self, card: model_pb2.ModelCard) -> model_pb2.ModelCard:
         """A worker that still loads its model does not know its limits: those that were told before hold."""
@@ -57,9 +65,15 @@ class ModelTable:
         return next((other for other in same if other.context_length), card)
 
     def forget_old(self, now: float) -> None:
-        for worker_id, worker in list(self._workers.items()):
-            if now - worker.heard_at > REMEMBERED_S:
-                del self._workers[worker_id]
+        while self._workers:
+            worker_id, worker = next(iter(self._workers.items()))
+            if now - worker.heard_at <= REMEMBERED_S:
+                return
+            self._drop(worker_id)
+
+    def forget(self, worker_id: str) -> None:
+        """Forget a worker; nothing if it is not known."""
+        self._drop(worker_id)
 
     def all_models(self, now: float) -> list[model_pb2.Model]:
         """Every known model by name, with the number of workers that serve it now."""
@@ -91,7 +105,18 @@ class ModelTable:
 
     def digests(self) -> set[str]:
         """Of every known model."""
-        return {card.digest for worker in self._workers.values() for card in worker.cards.values()}
+        return set(self._digests)
+
+    def has_digest(self, digest: str) -> bool:
+        """Whether a known model has it."""
+        return digest in self._digests
+
+    def _drop(self, worker_id: str) -> None:
+        worker = self._workers.pop(worker_id, None)
+        for card in worker.cards.values() if worker is not None else ():
+            self._digests[card.digest] -= 1
+            if not self._digests[card.digest]:
+                del self._digests[card.digest]
 
 
 def _is_serving(worker: _Worker, now: float) -> bool:
@@ -102,7 +127,7 @@ class ModelRegistry:
     """Listens to heartbeats and answers for models.
 
     Args:
-        on_model: told of every digest when it is first seen, and again after it was forgotten.
+        on_model: told of the first digests, each when it is first seen, and again after it was forgotten.
     """
 
     def __init__(
@@ -114,6 +139,7 @@ class ModelRegistry:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.table = ModelTable()
+        self._known = KnownWorkers(self.table.forget)
         self._bus = bus
         self._bad = bad
         self._on_model = on_model
@@ -205,14 +231,16 @@ class ModelRegistry:
             check_status(status)
             if message.subject != subjects.worker_status(status.worker_id):
                 raise InvalidArgument("worker_id is another than the subject's", field="worker_id")
+            self._known.admit(status.worker_id, self._clock())
         except (DecodeError, InvalidArgument) as error:
             self._bad.note("heartbeat", error, subject=message.subject)
             return
         now = self._clock()
         self.table.note(status, now)
         self.table.forget_old(now)
-        known = self.table.digests()
-        for digest in sorted(known - self._seen - {""}):
-            self._on_model(digest)
-        self._seen = known
+        self._seen = {digest for digest in self._seen if self.table.has_digest(digest)}
+        for digest in sorted({card.digest for card in status.models} - self._seen - {""}):
+            if len(self._seen) < _MOST_AHEAD:
+                self._seen.add(digest)
+                self._on_model(digest)
         self._heard.set()

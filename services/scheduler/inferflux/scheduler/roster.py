@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from inferflux.common.known_workers import MAX_WORKERS, SILENT_S
 from inferflux.v1 import scheduler_pb2
 
 
@@ -12,6 +13,8 @@ class Roster:
         self._heard: dict[str, tuple[str, float]] = {}
 
     def on_heartbeat(self, status: scheduler_pb2.WorkerStatus, now: float) -> None:
+        if status.worker_id not in self._heard and len(self._heard) >= MAX_WORKERS:
+            self.live(now, SILENT_S)
         self._heard[status.worker_id] = status.incarnation, now
 
     def on_left(self, worker_id: str, incarnation: str) -> None:

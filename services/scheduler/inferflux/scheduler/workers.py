@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Protocol
 
 from google.protobuf.message import DecodeError
@@ -10,6 +11,7 @@ from inferflux.common import subjects
 from inferflux.common.bus import Bus, Message
 from inferflux.common.errors import InvalidArgument
 from inferflux.common.heartbeats import check_status
+from inferflux.common.known_workers import KnownWorkers
 from inferflux.v1 import scheduler_pb2
 
 from .checks import check_event
@@ -28,6 +30,7 @@ class WorkerListener:
         self._bus = bus
         self._sink = sink
         self._metrics = metrics
+        self._known = KnownWorkers()
 
     async def listen(self) -> None:
         await self._bus.serve(subjects.WORKER_STATUS_ALL, self._on_status)
@@ -39,6 +42,7 @@ class WorkerListener:
             check_status(status)
             if message.subject != subjects.worker_status(status.worker_id):
                 raise InvalidArgument("worker_id is another than the subject's", field="worker_id")
+            self._known.admit(status.worker_id, time.monotonic())
         except (DecodeError, InvalidArgument) as error:
             self._metrics.bad.note("heartbeat", error, subject=message.subject)
             return

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from inferflux.common import logs, subjects, terms
 from inferflux.common.bus import Bus
 from inferflux.common.errors import Unavailable
+from inferflux.common.heartbeats import MAX_REQUESTS
 from inferflux.v1 import engine_pb2, model_pb2, scheduler_pb2
 
 from .running import RunningTable
@@ -99,7 +100,7 @@ class Presence:
         status.running.extend(r.to_message() for r in self.table.all())
         status.ended.extend(
             scheduler_pb2.EndedRequest(request_id=r.request_id, epoch=r.epoch, tenant=r.tenant)
-            for r in self.table.ended_lately(now)
+            for r in self.table.ended_lately(now)[-MAX_REQUESTS:]
         )
         return status
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from inferflux.common import subjects
 from inferflux.common.errors import InvalidArgument
 from inferflux.common.generation_limits import check_params
+from inferflux.common.heartbeats import MAX_REQUESTS
 from inferflux.common.kv_cells import cells_of
 from inferflux.v1 import engine_pb2, scheduler_pb2, worker_pb2
 
@@ -146,6 +147,8 @@ class RunningTable:
             )
         if (key, request.attempt_id) in self._cancelled:
             raise Refused(worker_pb2.REFUSAL_REASON_CANCELLED, "it was cancelled")
+        if replaced is None and len(self._running) >= MAX_REQUESTS:
+            raise Refused(worker_pb2.REFUSAL_REASON_SLOT_BUSY, f"{MAX_REQUESTS} requests are here already")
         check_request(request, self.limits)
         self._check_place(item.slot, self.limits, replaced)
         running = Running(
