@@ -17,11 +17,10 @@ def eight_cores(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def cores(root: Path, own: str, files: dict[str, str]) -> int:
     """`usable_cores` with `own` as /proc/self/cgroup and these files as /sys/fs/cgroup."""
-    (root / "own").write_text(own)
-    for name, text in files.items():
-        (root / "sys" / name).parent.mkdir(parents=True, exist_ok=True)
-        (root / "sys" / name).write_text(text)
-    return usable_cores(root / "sys", root / "own")
+    for name, text in ({"proc/self/cgroup": own} | {f"sys/fs/cgroup/{k}": v for k, v in files.items()}).items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(text)
+    return usable_cores(root)
 
 
 @pytest.mark.parametrize(
@@ -52,7 +51,7 @@ def test_without_any_quota_every_core_of_the_affinity_is_taken(tmp_path: Path) -
 
 
 def test_without_cgroups_every_core_of_the_affinity_is_taken(tmp_path: Path) -> None:
-    assert usable_cores(tmp_path / "none", tmp_path / "none") == 8
+    assert usable_cores(tmp_path / "none") == 8
 
 
 def test_without_an_affinity_every_core_of_the_machine_is_taken(
@@ -60,7 +59,7 @@ def test_without_an_affinity_every_core_of_the_machine_is_taken(
 ) -> None:
     monkeypatch.delattr(os, "sched_getaffinity")
     monkeypatch.setattr(os, "cpu_count", lambda: 6)
-    assert usable_cores(tmp_path / "none", tmp_path / "none") == 6
+    assert usable_cores(tmp_path / "none") == 6
 
 
 def test_a_container_under_cgroup_v2_takes_the_whole_cores_of_its_quota(tmp_path: Path) -> None:

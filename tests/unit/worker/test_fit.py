@@ -50,9 +50,17 @@ MACHINE = {"proc/meminfo": "MemTotal: 9 kB\nMemAvailable:    4096 kB\n"}
     ("files", "expected"),
     [
         ({}, 4096 << 10),
-        ({"sys/fs/cgroup/memory.max": "max\n", "sys/fs/cgroup/memory.current": "5"}, 4096 << 10),
         (
             {
+                "proc/self/cgroup": "0::/\n",
+                "sys/fs/cgroup/memory.max": "max\n",
+                "sys/fs/cgroup/memory.current": "5",
+            },
+            4096 << 10,
+        ),
+        (
+            {
+                "proc/self/cgroup": "0::/\n",
                 "sys/fs/cgroup/memory.max": "3000\n",
                 "sys/fs/cgroup/memory.current": "2500\n",
                 "sys/fs/cgroup/memory.stat": "anon 1\ninactive_file 700\n",
@@ -66,6 +74,35 @@ MACHINE = {"proc/meminfo": "MemTotal: 9 kB\nMemAvailable:    4096 kB\n"}
                 "sys/fs/cgroup/memory/a/b/memory.usage_in_bytes": "1400",
             },
             0,
+        ),
+        # A limit on a slice between this process's group and the root.
+        (
+            {
+                "proc/self/cgroup": "0::/work.slice/app.service\n",
+                "sys/fs/cgroup/work.slice/memory.max": "3000\n",
+                "sys/fs/cgroup/work.slice/memory.current": "1000\n",
+                "sys/fs/cgroup/work.slice/app.service/memory.max": "max\n",
+                "sys/fs/cgroup/work.slice/app.service/memory.current": "900\n",
+            },
+            2000,
+        ),
+        # Controllers of version 1 that are mounted together.
+        (
+            {
+                "proc/self/cgroup": "4:cpuset,memory:/a\n",
+                "sys/fs/cgroup/cpuset,memory/a/memory.limit_in_bytes": "1000",
+                "sys/fs/cgroup/cpuset,memory/a/memory.usage_in_bytes": "400",
+            },
+            600,
+        ),
+        # A container that sees its own group as the root, and the host's path in /proc.
+        (
+            {
+                "proc/self/cgroup": "4:memory:/docker/x\n0::/\n",
+                "sys/fs/cgroup/memory/memory.limit_in_bytes": "1000",
+                "sys/fs/cgroup/memory/memory.usage_in_bytes": "300",
+            },
+            700,
         ),
     ],
 )
