@@ -49,7 +49,6 @@ def test_a_request_that_never_ran_adds_itself_alone() -> None:
         ("request_id", {"request_id": ""}),
         ("request_id", {"request_id": "a b"}),
         ("request_id", {"request_id": "a" * 65}),
-        ("attempt_id", {"attempt_id": ""}),
         ("attempt_id", {"attempt_id": "a}:b{"}),
         ("tenant", {"tenant": ""}),
         ("tenant", {"tenant": "a}:b{"}),
