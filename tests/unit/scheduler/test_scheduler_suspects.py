@@ -31,7 +31,7 @@ def in_company(_sequence: Sequence, n_running: int) -> bool:
     return n_running > 1
 
 
-class Ward:
+class Quarantined:
     """A world with workers that have room, and requests that kill."""
 
     def __init__(self, workers: int, *, slots: int = 4, fairness: FairnessSettings | None = None) -> None:
@@ -62,126 +62,126 @@ class Ward:
 
 @pytest.mark.parametrize("workers", [1, 2, 4])
 def test_a_request_that_kills_every_engine_takes_no_neighbour_along(workers: int) -> None:
-    ward = Ward(workers)
-    others = [ward.submit(f"r{i}") for i in range(20)]
-    killer = ward.submit("killer", priority=1, kills=at(2))
-    others += [ward.submit(f"s{i}") for i in range(10)]
-    ward.end()
-    assert ward.outcome(killer) == "POISON_REQUEST"
-    assert {ward.outcome(key) for key in others} == {"length"}
-    assert len(ward.world.deaths) == 2
-    assert ward.world.deaths[1] == {killer}
+    quarantine = Quarantined(workers)
+    others = [quarantine.submit(f"r{i}") for i in range(20)]
+    killer = quarantine.submit("killer", priority=1, kills=at(2))
+    others += [quarantine.submit(f"s{i}") for i in range(10)]
+    quarantine.end()
+    assert quarantine.outcome(killer) == "POISON_REQUEST"
+    assert {quarantine.outcome(key) for key in others} == {"length"}
+    assert len(quarantine.world.deaths) == 2
+    assert quarantine.world.deaths[1] == {killer}
 
 
 def test_a_suspect_runs_alone_until_it_is_past_the_point_of_death_and_then_beside_others() -> None:
-    ward = Ward(1)
-    keys = [ward.submit(f"r{i}", tokens=40) for i in range(3)]
-    worker = ward.world.workers["w0"]
+    quarantine = Quarantined(1)
+    keys = [quarantine.submit(f"r{i}", tokens=40) for i in range(3)]
+    worker = quarantine.world.workers["w0"]
     for _ in range(3):
         worker.step()
-    ward.world.settle()
+    quarantine.world.settle()
     worker.die_engine()
-    ward.world.settle()
+    quarantine.world.settle()
     beside: list[int] = []
     for _ in range(40):
         worker.beat()
-        ward.world.settle()
+        quarantine.world.settle()
         beside.append(sum(s.is_running for s in worker.running.values()))
         worker.step()
-        ward.world.settle()
+        quarantine.world.settle()
     assert set(beside[:24]) == {1}
     assert beside[-1] == 3
     assert min(s.generated for s in worker.running.values()) > 11
-    ward.end()
-    assert {ward.outcome(key) for key in keys} == {"length"}
+    quarantine.end()
+    assert {quarantine.outcome(key) for key in keys} == {"length"}
 
 
 def test_an_innocent_long_request_outlives_any_number_of_killers() -> None:
     """Its neighbours' deaths are no retries of its own."""
-    ward = Ward(1)
-    innocent = ward.submit("innocent", tokens=50)
+    quarantine = Quarantined(1)
+    innocent = quarantine.submit("innocent", tokens=50)
     for i in range(8):
-        ward.world.live(30)
-        ward.submit(f"killer{i}", kills=at(1))
-    ward.end()
-    assert ward.outcome(innocent) == "length"
-    assert {ward.outcome(RequestKey("acme", f"killer{i}")) for i in range(8)} == {"POISON_REQUEST"}
+        quarantine.world.live(30)
+        quarantine.submit(f"killer{i}", kills=at(1))
+    quarantine.end()
+    assert quarantine.outcome(innocent) == "length"
+    assert {quarantine.outcome(RequestKey("acme", f"killer{i}")) for i in range(8)} == {"POISON_REQUEST"}
 
 
 def test_one_that_kills_after_some_tokens_of_each_attempt_is_found_all_the_same() -> None:
-    ward = Ward(1)
-    others = [ward.submit(f"r{i}") for i in range(3)]
-    killer = ward.submit("killer", tokens=50, kills=after(10))
-    ward.end()
-    assert ward.outcome(killer) == "POISON_REQUEST"
-    assert {ward.outcome(key) for key in others} == {"length"}
-    assert len(ward.world.deaths) <= 3
+    quarantine = Quarantined(1)
+    others = [quarantine.submit(f"r{i}") for i in range(3)]
+    killer = quarantine.submit("killer", tokens=50, kills=after(10))
+    quarantine.end()
+    assert quarantine.outcome(killer) == "POISON_REQUEST"
+    assert {quarantine.outcome(key) for key in others} == {"length"}
+    assert len(quarantine.world.deaths) <= 3
 
 
 def test_one_that_kills_only_beside_others_ends_up_alone_and_is_served() -> None:
-    ward = Ward(1)
-    killer = ward.submit("killer", tokens=50, kills=in_company)
-    others = [ward.submit(f"r{i}", tokens=50) for i in range(6)]
-    ward.end()
-    assert {ward.outcome(key) for key in [killer, *others]} == {"length"}
-    assert len(ward.world.deaths) <= 4
+    quarantine = Quarantined(1)
+    killer = quarantine.submit("killer", tokens=50, kills=in_company)
+    others = [quarantine.submit(f"r{i}", tokens=50) for i in range(6)]
+    quarantine.end()
+    assert {quarantine.outcome(key) for key in [killer, *others]} == {"length"}
+    assert len(quarantine.world.deaths) <= 4
 
 
 def test_what_is_parked_when_an_engine_dies_is_no_suspect() -> None:
-    ward = Ward(1, slots=1, fairness=FairnessSettings(enable_preemption=True))
-    parked = ward.submit("parked", tokens=30)
-    urgent = ward.submit("urgent", tokens=30, priority=9)
-    ward.world.workers["w0"].die_engine()
-    ward.world.settle()
-    jobs = ward.world.core.jobs
+    quarantine = Quarantined(1, slots=1, fairness=FairnessSettings(enable_preemption=True))
+    parked = quarantine.submit("parked", tokens=30)
+    urgent = quarantine.submit("urgent", tokens=30, priority=9)
+    quarantine.world.workers["w0"].die_engine()
+    quarantine.world.settle()
+    jobs = quarantine.world.core.jobs
     assert (jobs[parked].is_suspect, jobs[urgent].is_suspect) == (False, True)
-    ward.end()
+    quarantine.end()
 
 
 def test_suspects_take_a_worker_from_others_when_none_is_idle_and_none_starts() -> None:
-    ward = Ward(2, slots=2)
-    long = [ward.submit(f"long{i}", tokens=50) for i in range(4)]
-    killed = ward.world.workers.pop("w0")
+    quarantine = Quarantined(2, slots=2)
+    long = [quarantine.submit(f"long{i}", tokens=50) for i in range(4)]
+    killed = quarantine.world.workers.pop("w0")
     lost = set(killed.running)
     for _ in range(2):  # a whole worker is lost twice: only then are its requests suspects
-        ward.world.core.jobs[next(iter(lost))].worker_deaths = 1
+        quarantine.world.core.jobs[next(iter(lost))].worker_deaths = 1
     for _ in range(20):
-        ward.world.workers["w1"].beat()
-        ward.world.settle()
-        ward.world.pass_time(0.25)
-    suspect = next(key for key in lost if ward.world.core.jobs[key].worker_deaths == 2)
-    worker = ward.world.workers["w1"]
+        quarantine.world.workers["w1"].beat()
+        quarantine.world.settle()
+        quarantine.world.pass_time(0.25)
+    suspect = next(key for key in lost if quarantine.world.core.jobs[key].worker_deaths == 2)
+    worker = quarantine.world.workers["w1"]
     assert [key for key, s in worker.running.items() if s.is_running] == [suspect]
-    ward.end()
-    assert {ward.outcome(key) for key in long} == {"length"}
+    quarantine.end()
+    assert {quarantine.outcome(key) for key in long} == {"length"}
 
 
 def test_an_urgent_request_does_not_preempt_a_suspect() -> None:
-    ward = Ward(1, fairness=FairnessSettings(enable_preemption=True))
-    suspect = ward.submit("suspect", tokens=30)
-    worker = ward.world.workers["w0"]
+    quarantine = Quarantined(1, fairness=FairnessSettings(enable_preemption=True))
+    suspect = quarantine.submit("suspect", tokens=30)
+    worker = quarantine.world.workers["w0"]
     worker.die_engine()
-    ward.world.settle()
+    quarantine.world.settle()
     worker.beat()
-    ward.world.settle()
-    ward.submit("urgent", priority=9)
+    quarantine.world.settle()
+    quarantine.submit("urgent", priority=9)
     assert list(worker.running) == [suspect]
-    ward.end()
+    quarantine.end()
 
 
 def test_a_suspect_that_is_cancelled_while_it_waits_frees_its_worker() -> None:
-    ward = Ward(1)
-    key = ward.submit("suspect", tokens=30)
-    worker = ward.world.workers["w0"]
+    quarantine = Quarantined(1)
+    key = quarantine.submit("suspect", tokens=30)
+    worker = quarantine.world.workers["w0"]
     worker.die_engine()
-    ward.world.settle()
-    assert ward.world.core.jobs[key].state is JobState.QUEUED
-    ward.world.cancel(key)
-    ward.world.settle()
+    quarantine.world.settle()
+    assert quarantine.world.core.jobs[key].state is JobState.QUEUED
+    quarantine.world.cancel(key)
+    quarantine.world.settle()
     worker.beat()
-    other = ward.submit("other")
+    other = quarantine.submit("other")
     assert other in worker.running
-    ward.end()
+    quarantine.end()
 
 
 def test_deaths_of_engines_are_no_retries() -> None:
@@ -216,8 +216,8 @@ def test_no_innocent_request_fails_and_each_killer_does_after_few_deaths(
     timeslice: int,
     traffic: list[tuple[int, int, str, int, int]],
 ) -> None:
-    ward = Ward(workers, slots=slots, fairness=FairnessSettings(preempts, 5, timeslice))
-    ward.world.restart_steps = restart_steps
+    quarantine = Quarantined(workers, slots=slots, fairness=FairnessSettings(preempts, 5, timeslice))
+    quarantine.world.restart_steps = restart_steps
     kills: dict[str, Callable[[int], Kill]] = {"at": at, "after": after}
     innocent: list[RequestKey] = []
     killers: list[RequestKey] = []
@@ -225,24 +225,24 @@ def test_no_innocent_request_fails_and_each_killer_does_after_few_deaths(
     for i, (tokens, priority, kind, moment, pause_s) in enumerate(traffic):
         does_kill = kind in kills and moment < tokens
         kill = kills[kind](moment) if does_kill else None
-        key = ward.submit(f"r{i}", tokens=tokens, priority=priority, kills=kill)
+        key = quarantine.submit(f"r{i}", tokens=tokens, priority=priority, kills=kill)
         (killers if does_kill else innocent).append(key)
         certain += [key] if does_kill and kind == "at" else []
-        ward.world.live(pause_s)
-        ward.world.check()
-    ward.end()
-    assert {ward.outcome(key) for key in innocent} <= {"length"}
+        quarantine.world.live(pause_s)
+        quarantine.world.check()
+    quarantine.end()
+    assert {quarantine.outcome(key) for key in innocent} <= {"length"}
     # One that kills after some tokens of each attempt may have fewer left to make.
     allowed = {"POISON_REQUEST", "length"}
-    assert all(ward.outcome(k) in allowed for k in killers)
-    assert all(ward.outcome(k) == "POISON_REQUEST" for k in certain)
-    assert len(ward.world.deaths) <= 4 * len(killers)
+    assert all(quarantine.outcome(k) in allowed for k in killers)
+    assert all(quarantine.outcome(k) == "POISON_REQUEST" for k in certain)
+    assert len(quarantine.world.deaths) <= 4 * len(killers)
 
 
 def test_a_request_that_a_death_lists_twice_is_lost_once() -> None:
-    ward = Ward(1)
-    world = ward.world
-    key = ward.submit("a")
+    quarantine = Quarantined(1)
+    world = quarantine.world
+    key = quarantine.submit("a")
     job, worker = world.core.jobs[key], world.workers["w0"]
     assert job.state is JobState.RUNNING
     event = worker.event()
@@ -252,5 +252,5 @@ def test_a_request_that_a_death_lists_twice_is_lost_once() -> None:
     world.tell(lambda: world.core.on_event(event, world.now))
     world.settle()
     assert job.engine_deaths == 1
-    ward.end()
-    assert ward.outcome(key) == "length"
+    quarantine.end()
+    assert quarantine.outcome(key) == "length"

@@ -16,7 +16,7 @@ from .placement import Size, cells_wanted_on, size_of
 from .queue import ModelQueue
 from .slots import Owner, WorkerSlots
 from .suspects import probation_tokens
-from .wards import Wards
+from .quarantine import Quarantine
 
 # Requests passed over in one plan, whose workers have no place for them, to find one behind them that has.
 _PASS_OVER_AT_MOST = 256
@@ -66,7 +66,7 @@ class Planner:
     def __init__(self, life: Lifecycle, *, name: str) -> None:
         self._life = life
         self._name = name
-        self._wards = Wards(life)
+        self._quarantine = Quarantine(life)
         self._batches = 0
         # By batch id.
         self._flights: dict[str, Flight] = {}
@@ -110,7 +110,7 @@ class Planner:
     def models_with_suspects(self) -> set[str]:
         """Models that want a plan though nothing may have happened: suspects wait, or workers for them."""
         waiting = {model for model, queue in self._life.queue.models.items() if queue.has_suspects}
-        return waiting | self._wards.models
+        return waiting | self._quarantine.models
 
     def _place_suspects(self, model: str, plan: Plan) -> None:
         """Suspects come first, each alone on a worker, so that none is a suspect for long."""
@@ -122,10 +122,10 @@ class Planner:
                 continue
             if why := self._life.placement.why_never(job):
                 plan.out += self._life.conclude(job, outcomes.too_large(why))
-            elif (worker := self._wards.choose(job)) is not None:
+            elif (worker := self._quarantine.choose(job)) is not None:
                 self._take(job, worker, plan, is_alone=True)
         first = next(iter(plan.queue.suspects), None)
-        worker = self._wards.reserve(model, first, plan.now)
+        worker = self._quarantine.reserve(model, first, plan.now)
         if worker is not None and first is not None and not worker.is_isolated:
             runs = [self._life.jobs[key] for key, owner in worker.owners.items() if owner.is_running]
             self._park(worker, [job for job in runs if job.state is JobState.RUNNING], first, plan)

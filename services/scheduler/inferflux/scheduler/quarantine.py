@@ -14,7 +14,7 @@ from .placement import fits
 from .slots import WorkerSlots
 
 
-class Wards:
+class Quarantine:
     """Chooses workers for suspects. At most one of each model is reserved."""
 
     def __init__(self, life: Lifecycle) -> None:
