@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import AsyncIterator
 
@@ -11,10 +12,13 @@ from harness.scheduler_stage import Stage
 from harness.scripted_worker import MODEL
 from prometheus_client import CollectorRegistry
 
+from inferflux.common import subjects
+from inferflux.common.errors import DeadlineExceeded, Unavailable
 from inferflux.common.lifecycle import Shutdown
 from inferflux.common.probe import Probe
 from inferflux.common.tracing import OFF
 from inferflux.scheduler.app import Scheduler
+from inferflux.scheduler.core import Core
 from inferflux.scheduler.jobs import Job
 from inferflux.scheduler.metrics import SchedulerMetrics
 from inferflux.scheduler.planning import Plan, Planner
@@ -109,6 +113,41 @@ async def test_a_request_over_which_planning_raises_ends_by_name_and_others_go_o
     async with asyncio.timeout(15):
         while not (planning(raising) and raising.is_ready):
             await asyncio.sleep(0.05)
+
+
+async def test_a_notice_over_which_the_core_raises_makes_the_leader_begin_anew(
+    theatre: Stage, raising: Probe, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker = await theatre.add_worker("w1")
+    await theatre.submit("read", attempt="a1")
+    await worker.has("read")
+    read = scheduler_pb2.ReadRequest(tenant="acme", request_id="read")
+    joined = scheduler_pb2.ReaderNotice(gateway_id="g1", joined=scheduler_pb2.ReaderJoined(request=read))
+
+    async def ask() -> scheduler_pb2.ReaderReply:
+        data = await theatre.bus.request(subjects.SCHEDULER_READERS, joined.SerializeToString(), timeout_s=2)
+        return scheduler_pb2.ReaderReply.FromString(data)
+
+    def raise_always(*_: object, **__: object) -> None:
+        raise ValueError("Value out of range: 4294967296")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Core, "on_readers", raise_always)
+        with pytest.raises(Unavailable) as caught:
+            await ask()
+    assert caught.value.reason == "SCHEDULER_FAILED"
+    async with asyncio.timeout(15):
+        while planning(raising):
+            await asyncio.sleep(0.02)
+    async with asyncio.timeout(15):
+        while True:
+            with contextlib.suppress(Unavailable, DeadlineExceeded):  # nobody leads
+                if (await ask()).was_found:
+                    break
+            await asyncio.sleep(0.05)
+    await worker.emit("read", 1, is_last=True)
+    assert (await theatre.read("read")).outcome == "stop"
+    await theatre.is_quiet(workers=1)
 
 
 async def test_a_poisonous_job_that_comes_again_to_the_next_leader_ends_there(

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import uuid
 from collections.abc import Callable, Collection, Iterable
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from inferflux.common import logs, subjects
 from inferflux.common.background import cancel_all
@@ -35,6 +35,8 @@ from .status import serve_status
 log = logs.get("scheduler")
 
 _GAUGE_INTERVAL_S = 1.0
+
+_T = TypeVar("_T")
 
 
 class Culprit(NamedTuple):
@@ -235,14 +237,16 @@ class Leader:
         return was_found
 
     def on_readers(self, gateway_id: str, read: Iterable[Attempt]) -> None:
-        self.core.on_readers(gateway_id, read, self._clock())
+        self._ask("a report of readers", lambda now: self.core.on_readers(gateway_id, read, now))
 
     def on_reader_joined(self, gateway_id: str, attempt: Attempt) -> QueuedJob | None:
-        return self.core.on_reader_joined(gateway_id, attempt, self._clock())
+        return self._ask("a reader", lambda now: self.core.on_reader_joined(gateway_id, attempt, now))
 
     def on_reader_left(self, gateway_id: str, attempt: Attempt, *, is_handed_over: bool) -> tuple[bool, bool]:
-        now = self._clock()
-        return self.core.on_reader_left(gateway_id, attempt, now, is_handed_over=is_handed_over)
+        def ask(now: float) -> tuple[bool, bool]:
+            return self.core.on_reader_left(gateway_id, attempt, now, is_handed_over=is_handed_over)
+
+        return self._ask("a reader that left", ask)
 
     def on_batch_answer(self, answer: worker_pb2.BatchAccepted) -> None:
         self._decide("an answer", lambda now: self.core.on_batch_answer(answer, now))
@@ -297,6 +301,18 @@ class Leader:
             about: the request, when it is about one.
         """
         self._attempt(what, lambda now: self._do(decide(now)), about)
+
+    def _ask(self, what: str, ask: Callable[[float], _T]) -> _T:
+        """Have the core answer.
+
+        Raises:
+            Unavailable: it has raised, now or before.
+        """
+        answers: list[_T] = []
+        self._attempt(what, lambda now: answers.append(ask(now)))
+        if not answers:
+            raise Unavailable("the core raised", reason="SCHEDULER_FAILED")
+        return answers[0]
 
     def _attempt(self, what: str, work: Callable[[float], None], about: Culprit | None = None) -> None:
         """Let the core work. Once it has raised, it is not asked any more."""
