@@ -5,13 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
+from harness.scheduler_jobs import make_job
 from harness.scheduler_world import Sequence, World, make_request
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from inferflux.scheduler.fairness import FairnessSettings
+from inferflux.scheduler.fairness import FairnessController, FairnessSettings
 from inferflux.scheduler.jobs import JobState, Loss, RequestKey
+from inferflux.scheduler.lifecycle import Lifecycle
 from inferflux.scheduler.limits import Limits
+from inferflux.scheduler.policies import make_policy
+from inferflux.scheduler.queue import Queue
+from inferflux.scheduler.slots import Residence, WorkerSlots
+from inferflux.v1 import scheduler_pb2
 
 Kill = Callable[[Sequence, int], bool]
 
@@ -154,6 +160,25 @@ def test_suspects_take_a_worker_from_others_when_none_is_idle_and_none_starts() 
     assert [key for key, s in worker.running.items() if s.is_running] == [suspect]
     quarantine.end()
     assert {quarantine.outcome(key) for key in long} == {"length"}
+
+
+def test_a_suspect_that_goes_on_where_it_was_to_wait_runs_alone_again() -> None:
+    fairness = FairnessController(FairnessSettings(), aging_s=2.0)
+    life = Lifecycle(Limits(), Queue(lambda _: make_policy("fcfs", aging_s=2.0)), fairness, term=1)
+    ready = scheduler_pb2.WORKER_STATE_READY
+    status = scheduler_pb2.WorkerStatus(worker_id="w0", incarnation="i", state=ready, slots=4, kv_cells=512)
+    worker = life.table.workers["w0"] = WorkerSlots(status, now=0.0)
+    job = make_job(1)
+    job.is_suspect, job.worker_id, job.state = True, "w0", JobState.NEW
+    life.jobs[job.key] = job
+    worker.assign(job.key, 1, 8, is_alone=True)
+    life.queue.take_place(job)
+    life.on_running(job, 0.0)
+    life.end_turn(worker, job, Residence.PARKED, "timeslice", 1.0)
+    assert not worker.is_isolated
+    assert life.take_back(worker, job, 2.0) == []
+    assert worker.is_alone(job.key)
+    assert not worker.takes_new
 
 
 def test_an_urgent_request_does_not_preempt_a_suspect() -> None:

@@ -17,7 +17,9 @@ def eight_cores(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def cores(root: Path, own: str, files: dict[str, str]) -> int:
     """`usable_cores` with `own` as /proc/self/cgroup and these files as /sys/fs/cgroup."""
-    for name, text in ({"proc/self/cgroup": own} | {f"sys/fs/cgroup/{k}": v for k, v in files.items()}).items():
+    for name, text in (
+        {"proc/self/cgroup": own} | {f"sys/fs/cgroup/{k}": v for k, v in files.items()}
+    ).items():
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         (root / name).write_text(text)
     return usable_cores(root)

@@ -137,7 +137,8 @@ class Lifecycle:
             return self.lose(job, Loss.VANISHED, now, must_drop=True)
         self.leave_queue(job)
         self.queue.take_place(job)
-        worker.resume(job.key, cells_wanted_on(job, worker), self.fairness.rank(job))
+        rank = self.fairness.rank(job)
+        worker.resume(job.key, cells_wanted_on(job, worker), rank, is_alone=job.is_suspect)
         self.placement.update(worker)
         self.on_running(job, now)
         return []
@@ -269,12 +270,13 @@ class Lifecycle:
             self.placement.update(worker)
 
     def replan(self, worker: WorkerSlots) -> None:
-        queues = {model: self.queue.models.get(model) for model in worker.context_lengths}
-        if worker.can_resume:
+        can_resume = worker.can_resume
+        if can_resume:
             self.have_turns.add(worker.worker_id)
-            self.unplanned.update(model for model, queue in queues.items() if queue)
-        else:
-            self.unplanned.update(m for m, queue in queues.items() if queue and queue.has_suspects)
+        for model in worker.context_lengths:
+            queue = self.queue.models.get(model)
+            if queue and (can_resume or queue.has_suspects):
+                self.unplanned.add(model)
 
     def drop(self, worker_id: str, key: RequestKey, epoch: int) -> Action:
         command = worker_pb2.WorkerCommand()

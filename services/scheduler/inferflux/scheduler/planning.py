@@ -13,10 +13,10 @@ from .actions import Action
 from .jobs import Job, JobState, Loss
 from .lifecycle import Lifecycle
 from .placement import Size, cells_wanted_on, size_of
+from .quarantine import Quarantine
 from .queue import ModelQueue
 from .slots import Owner, WorkerSlots
 from .suspects import probation_tokens
-from .quarantine import Quarantine
 
 # Requests passed over in one plan, whose workers have no place for them, to find one behind them that has.
 _PASS_OVER_AT_MOST = 256

@@ -220,7 +220,7 @@ class WorkerSlots:
             IndexError: there is no slot for it.
         """
         if is_alone:
-            self._alone = key
+            self._admit_no_others(key)
         return self._own(Owner(key, epoch, self._take_slot(), cells, rank))
 
     def adopt(self, stray: Stray, cells: int, rank: float = 0.0) -> Owner:
@@ -256,8 +256,11 @@ class WorkerSlots:
         if residence is Residence.SWAPPED:
             self._give_slot_back(owner)
 
-    def resume(self, key: RequestKey, cells: int, rank: float = 0.0) -> Owner:
+    def resume(self, key: RequestKey, cells: int, rank: float = 0.0, *, is_alone: bool = False) -> Owner:
         """Have a request that is on board run again; it gets a slot if it has none.
+
+        Args:
+            is_alone: nothing else may come to run beside it.
 
         Raises:
             IndexError: there is no slot for it.
@@ -265,6 +268,8 @@ class WorkerSlots:
         owner = self.owners[key]
         if owner.slot is None:
             owner.slot = self._take_slot()
+        if is_alone:
+            self._admit_no_others(key)
         owner.cells, owner.rank, owner.residence = cells, rank, Residence.RUNNING
         owner.is_confirmed, owner.disputed = False, 0
         self._n_running += 1
@@ -285,6 +290,10 @@ class WorkerSlots:
             self._n_running -= 1
             self.owned_cells -= owner.cells
         self._give_slot_back(owner)
+
+    def _admit_no_others(self, key: RequestKey) -> None:
+        if self._alone is None:
+            self._alone = key
 
     def admit_others(self, key: RequestKey) -> None:
         """A request need not run alone, or does not any more."""
