@@ -13,7 +13,10 @@ from harness.worker import WorkerProcess, batch_item, read_to_end, resume_item, 
 
 from inferflux.common import subjects
 from inferflux.common.bus import Bus, StreamLimits
+from inferflux.common.errors import InvalidArgument
 from inferflux.common.servers import ServerProcess
+from inferflux.scheduler.actions import Dispatch
+from inferflux.scheduler.dispatch import dispatch
 from inferflux.v1 import scheduler_pb2, worker_pb2
 
 _PER_SUBJECT = 200
@@ -90,3 +93,33 @@ async def test_a_worker_goes_on_whatever_is_published_to_it(worker: WorkerProces
     assert worker.engine_pid() == engine, "the engine died"
     after = [resident_bytes(pid) for pid in (worker.process.pid, engine)]
     assert max(b - a for a, b in zip(sizes, after, strict=True)) < _MOST_GROWTH
+
+
+class Answers:
+    """What a scheduler is told of its batches."""
+
+    def __init__(self) -> None:
+        self.unanswered: list[tuple[str, bool]] = []
+
+    def on_batch_answer(self, answer: worker_pb2.BatchAccepted) -> None:
+        raise AssertionError(f"it was answered: {answer}")
+
+    def on_batch_unanswered(self, batch_id: str, *, is_delivered: bool, is_gone: bool = False) -> None:
+        assert not is_gone
+        self.unanswered.append((batch_id, is_delivered))
+
+
+async def test_a_batch_that_cannot_be_is_answered_with_an_error_and_the_scheduler_goes_on(
+    worker: WorkerProcess,
+) -> None:
+    bad = worker_pb2.RequestBatch(batch_id="b" * 129)
+    with pytest.raises(InvalidArgument) as caught:
+        await worker.bus.request(
+            subjects.worker_batch(worker.worker_id), bad.SerializeToString(), timeout_s=30
+        )
+    assert (caught.value.reason, "batch_id" in caught.value.message) == ("BAD_BATCH", True)
+    answers = Answers()
+    await dispatch(
+        worker.bus, Dispatch(worker.worker_id, bad, "inferflux-demo", (), ()), answers, timeout_s=30
+    )
+    assert answers.unanswered == [(bad.batch_id, True)]
