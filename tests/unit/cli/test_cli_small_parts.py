@@ -12,7 +12,6 @@ from inferflux.cli.errors import CommandError
 from inferflux.cli.stack.backoff import FIRST_S, LONGEST_S, STABLE_S, Backoff
 from inferflux.cli.stack.follow import LogTail
 from inferflux.cli.stack.options import find_model
-from inferflux.cli.stack.process import describe_exit
 from inferflux.cli.stack.readiness import parse_readyz
 
 
@@ -87,11 +86,6 @@ def test_a_log_is_followed_in_whole_lines(tmp_path: Path) -> None:
     path.write_text("one\ntwo\nthree\n")
     assert tail.new_lines() == ["two", "three"]
     assert tail.new_lines() == []
-
-
-def test_an_end_is_described_by_status_or_signal() -> None:
-    assert describe_exit(1) == "exited with status 1"
-    assert describe_exit(-9) == "was ended by SIGKILL"
 
 
 def test_a_conversation_sends_all_that_was_said() -> None:

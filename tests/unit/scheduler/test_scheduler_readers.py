@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from inferflux.common.errors import InvalidArgument
+from inferflux.scheduler.checks import check_readers
 from inferflux.scheduler.jobs import Attempt, RequestKey
 from inferflux.scheduler.limits import Limits
-from inferflux.scheduler.reader_notices import parse
 from inferflux.v1 import scheduler_pb2
 
 KEY = RequestKey("acme", "r1")
@@ -278,9 +278,9 @@ def test_gateways_that_come_and_go_leave_no_timers_behind(world: World) -> None:
 @pytest.mark.parametrize(
     ("data", "field"),
     [
-        (b"\xff", ""),
         (scheduler_pb2.ReaderNotice().SerializeToString(), "gateway_id"),
         (scheduler_pb2.ReaderNotice(gateway_id="a b").SerializeToString(), "gateway_id"),
+        (scheduler_pb2.ReaderNotice(gateway_id="g").SerializeToString(), "notice"),
         (
             scheduler_pb2.ReaderNotice(
                 gateway_id="g",
@@ -292,7 +292,7 @@ def test_gateways_that_come_and_go_leave_no_timers_behind(world: World) -> None:
 )
 def test_a_bad_notice_is_refused_by_name(data: bytes, field: str) -> None:
     with pytest.raises(InvalidArgument) as caught:
-        parse(data)
+        check_readers(scheduler_pb2.ReaderNotice.FromString(data))
     assert caught.value.field == field
 
 

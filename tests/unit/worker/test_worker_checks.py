@@ -9,7 +9,7 @@ from harness.worker import batch_item
 
 from inferflux.common.epochs import MAX_EPOCH
 from inferflux.common.errors import InvalidArgument
-from inferflux.v1 import scheduler_pb2, worker_pb2
+from inferflux.v1 import worker_pb2
 from inferflux.worker import checks
 from inferflux.worker.running import Limits, Refused, check_request
 
@@ -93,9 +93,7 @@ def test_a_batch_of_nothing_is_one() -> None:
     checks.check_batch(worker_pb2.RequestBatch(batch_id="s-1"))
 
 
-def test_a_command_and_a_cancel_notice_name_requests_that_can_be() -> None:
+def test_a_command_names_a_request_that_can_be() -> None:
     drop = worker_pb2.WorkerCommand(drop={"tenant": "a b", "request_id": "r"})  # type: ignore[arg-type]
     with pytest.raises(InvalidArgument, match=r"drop\.tenant"):
         checks.check_command(drop)
-    with pytest.raises(InvalidArgument, match="request_id"):
-        checks.check_cancel(scheduler_pb2.CancelNotice(tenant="t", request_id="x" * 65))

@@ -122,10 +122,3 @@ class ManagedProcess:
         except TimeoutError:
             return False
         return True
-
-
-def describe_exit(code: int) -> str:
-    """`exited with status 1`, `was ended by SIGKILL`."""
-    if code >= 0:
-        return f"exited with status {code}"
-    return f"was ended by {signal.Signals(-code).name}"

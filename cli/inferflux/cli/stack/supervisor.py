@@ -17,6 +17,7 @@ from inferflux.cli.client import Client
 from inferflux.cli.errors import CommandError
 from inferflux.cli.state_dir import StackState, StateDir
 from inferflux.cli.target import Target
+from inferflux.common.children import describe_end
 from inferflux.common.errors import InferFluxError
 from inferflux.common.servers import LOOPBACK
 
@@ -27,7 +28,7 @@ from .events import EventKind, Observer, StackEvent, ignore
 from .options import StackOptions, find_model
 from .plan import END_ORDER, plan
 from .ports import Ports
-from .process import ManagedProcess, describe_exit
+from .process import ManagedProcess
 
 _POLL_S = 0.03
 # What a process gets beyond its drain limit to put its things away.
@@ -246,7 +247,7 @@ class Stack:
             if process.is_held_down or not self._options.restarts:
                 return
             delay_s = backoff.after(process.uptime_s)
-            detail = f"{describe_exit(code)}; starting it again in {delay_s:g} s (log: {process.log_file})"
+            detail = f"{describe_end(code)}; starting it again in {delay_s:g} s (log: {process.log_file})"
             self._observe(StackEvent(EventKind.DIED, process.name, detail))
             await asyncio.sleep(delay_s)
             if process.is_held_down or process.is_running:
@@ -326,4 +327,4 @@ def _did_not_start(process: ManagedProcess, code: int) -> StartError:
     tail = process.last_lines(_TAIL_LINES)
     if tail and tail[-1].startswith(f"{process.spec.kind}: "):
         return StartError(f"{process.name} could not start: {tail[-1].partition(': ')[2]}")
-    return StartError(f"{process.name} {describe_exit(code)} while starting", tail)
+    return StartError(f"{process.name} {describe_end(code)} while starting", tail)

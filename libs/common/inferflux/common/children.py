@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import subprocess
 
 _POLL_S = 0.05
@@ -26,6 +27,16 @@ async def wait_for_end(process: subprocess.Popen[bytes]) -> int:
             while process.poll() is None:  # noqa: ASYNC110 - this system says nothing when a child ends
                 await asyncio.sleep(_POLL_S)
     return process.wait()
+
+
+def describe_end(code: int) -> str:
+    """How a process ended: `exited with status 1`, `was ended by SIGKILL`."""
+    if code >= 0:
+        return f"exited with status {code}"
+    try:
+        return f"was ended by {signal.Signals(-code).name}"
+    except ValueError:  # most real-time signals have no name
+        return f"was ended by signal {-code}"
 
 
 async def _readable(fd: int) -> None:

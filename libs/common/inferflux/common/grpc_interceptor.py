@@ -18,7 +18,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import aclosing, asynccontextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Any, NoReturn, Protocol, Self
+from typing import Any, NoReturn, Protocol, Self, TypeVar
 
 import grpc
 import grpc.aio
@@ -31,6 +31,8 @@ from inferflux.common.grpc_receiving import Receiving
 from inferflux.common.grpc_rules import OPEN_RULES, MethodRule
 
 log = logs.get()
+
+_Caller = TypeVar("_Caller")
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
@@ -86,6 +88,18 @@ def current_call() -> CallInfo:
     if call is None:
         raise RuntimeError("no RPC is being served")
     return call
+
+
+def caller_as(kind: type[_Caller]) -> _Caller:
+    """Who makes the RPC that this task serves, as its admission knows them.
+
+    Raises:
+        TypeError: the call was not admitted.
+    """
+    caller = current_call().caller
+    if not isinstance(caller, kind):
+        raise TypeError("the caller of this method was not admitted")
+    return caller
 
 
 def current_request_id() -> str:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from inferflux.common import checks
+from google.protobuf.message import DecodeError
+
+from inferflux.common import checks, subjects
 from inferflux.common.epochs import MAX_EPOCH
 from inferflux.common.errors import InvalidArgument
 from inferflux.v1 import model_pb2, scheduler_pb2
@@ -17,6 +19,22 @@ MAX_REQUESTS = 4096
 MAX_TOKENS_PER_S = 1e9
 _MAX_TEXT_BYTES = 256
 _DIGEST = re.compile(r"[0-9a-f]{64}")
+
+
+def parse_status(data: bytes, subject: str) -> scheduler_pb2.WorkerStatus:
+    """Decode and check a heartbeat that came on `subject`.
+
+    Raises:
+        InvalidArgument: naming the field; it cannot be decoded, or is of another worker than the subject's.
+    """
+    try:
+        status = scheduler_pb2.WorkerStatus.FromString(data)
+    except DecodeError as error:
+        raise InvalidArgument(f"not a WorkerStatus: {error}", reason="UNDECODABLE") from None
+    check_status(status)
+    if subject != subjects.worker_status(status.worker_id):
+        raise InvalidArgument("worker_id is another than the subject's", field="worker_id")
+    return status
 
 
 def check_status(status: scheduler_pb2.WorkerStatus) -> None:

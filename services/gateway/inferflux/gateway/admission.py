@@ -13,7 +13,7 @@ import grpc.aio
 from inferflux.common import grpc_metadata
 from inferflux.common.api_key import is_well_formed
 from inferflux.common.errors import InferFluxError, Unauthenticated, Unavailable, from_rpc
-from inferflux.common.grpc_interceptor import current_call, current_request_id
+from inferflux.common.grpc_interceptor import caller_as, current_request_id
 from inferflux.v1 import policy_pb2, policy_pb2_grpc
 
 from .gate import Gate
@@ -41,10 +41,7 @@ class Caller:
 
 def current_caller() -> Caller:
     """Who makes the call that this task serves."""
-    caller = current_call().caller
-    if not isinstance(caller, Caller):
-        raise TypeError("the caller of this method was not admitted")
-    return caller
+    return caller_as(Caller)
 
 
 class Admission:

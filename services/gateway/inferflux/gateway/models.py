@@ -8,13 +8,11 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from google.protobuf.message import DecodeError
-
 from inferflux.common import subjects
 from inferflux.common.bad_messages import BadMessages
 from inferflux.common.bus import Bus, Message, Subscription
 from inferflux.common.errors import InvalidArgument, NotFound, Unavailable
-from inferflux.common.heartbeats import check_status
+from inferflux.common.heartbeats import parse_status
 from inferflux.common.known_workers import KnownWorkers
 from inferflux.v1 import model_pb2, scheduler_pb2
 
@@ -227,12 +225,9 @@ class ModelRegistry:
 
     async def _on_status(self, message: Message) -> None:
         try:
-            status = scheduler_pb2.WorkerStatus.FromString(message.data)
-            check_status(status)
-            if message.subject != subjects.worker_status(status.worker_id):
-                raise InvalidArgument("worker_id is another than the subject's", field="worker_id")
+            status = parse_status(message.data, message.subject)
             self._known.admit(status.worker_id, self._clock())
-        except (DecodeError, InvalidArgument) as error:
+        except InvalidArgument as error:
             self._bad.note("heartbeat", error, subject=message.subject)
             return
         now = self._clock()

@@ -10,7 +10,6 @@ FD is one end of a socket pair. The process ends when the other end is closed, a
 
 from __future__ import annotations
 
-import ctypes
 import os
 import resource
 import signal
@@ -20,6 +19,7 @@ import threading
 import traceback
 from pathlib import Path
 
+from inferflux.common.parent_death import exit_with_parent
 from inferflux.v1 import text_pb2
 
 from .text_frames import LENGTH, frame
@@ -27,8 +27,6 @@ from .tokenizer import TextFaultError, Tokenizer
 
 # llama.cpp's regular expressions recurse deeply: see tokenizer.MAX_RUN_CHARS.
 STACK_BYTES = 512 << 20
-
-_PR_SET_PDEATHSIG = 1
 
 
 class TextServer:
@@ -99,7 +97,7 @@ def main() -> None:
     # A terminal's Ctrl-C and a supervisor's SIGTERM reach the whole group; the gateway drains first.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    _exit_with(parent)
+    exit_with_parent(signal.SIGKILL, parent=parent)
     resource.setrlimit(resource.RLIMIT_AS, (memory_bytes, memory_bytes))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     server = TextServer(socket.socket(fileno=fd), max_rendered_bytes=rendered_bytes)
@@ -111,12 +109,6 @@ def main() -> None:
         worker.start()
     for worker in workers:
         worker.join()
-
-
-def _exit_with(parent: int) -> None:
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
-    if os.getppid() != parent:
-        sys.exit(1)
 
 
 def _run(server: TextServer) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from inferflux.common import grpc_metadata, logs
 from inferflux.common.api_key import is_well_formed
 from inferflux.common.errors import NotFound
-from inferflux.common.grpc_interceptor import current_call
+from inferflux.common.grpc_interceptor import caller_as
 from inferflux.v1 import policy_pb2, policy_pb2_grpc
 
 from . import keys
@@ -67,7 +67,7 @@ class PolicyServicer(policy_pb2_grpc.PolicyServiceServicer):
     async def CreateApiKey(
         self, request: policy_pb2.CreateApiKeyRequest, context: Context
     ) -> policy_pb2.CreateApiKeyResponse:
-        admin = _admin()
+        admin = caller_as(ApiKeyRecord)
         secret = keys.generate()
         record = ApiKeyRecord(
             digest=keys.digest_of(secret),
@@ -93,7 +93,7 @@ class PolicyServicer(policy_pb2_grpc.PolicyServiceServicer):
     async def RevokeApiKey(
         self, request: policy_pb2.RevokeApiKeyRequest, context: Context
     ) -> policy_pb2.RevokeApiKeyResponse:
-        admin = _admin()
+        admin = caller_as(ApiKeyRecord)
         key_id = keys.parse_key_id(request.key_id)
         if not await self._store.revoke(key_id):
             raise NotFound(f"there is no key {key_id}", reason="UNKNOWN_KEY_ID")
@@ -120,11 +120,3 @@ class PolicyServicer(policy_pb2_grpc.PolicyServiceServicer):
         )
         message.created_at.FromMilliseconds(record.created_unix_ms)
         return message
-
-
-def _admin() -> ApiKeyRecord:
-    """Whose key admitted the call that this task serves."""
-    caller = current_call().caller
-    if not isinstance(caller, ApiKeyRecord):
-        raise TypeError("the caller of this method was not admitted")
-    return caller

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from google.protobuf.message import DecodeError
-
 from inferflux.common import subjects
 from inferflux.common.bus import Bus, Message, Subscription
+from inferflux.common.cancel_notices import parse_cancel
 from inferflux.common.errors import InvalidArgument
 from inferflux.v1 import scheduler_pb2
 
-from .checks import check_cancel
 from .jobs import Attempt, RequestKey
 from .metrics import SchedulerMetrics
 
@@ -31,12 +29,8 @@ async def serve_cancels(
 
     async def on_notice(message: Message) -> None:
         try:
-            notice = scheduler_pb2.CancelNotice.FromString(message.data)
-            check_cancel(notice)
-            # The subject is what a sender's rights are checked against.
-            if message.subject != subjects.cancel(notice.tenant, notice.request_id):
-                raise InvalidArgument("another request than the subject's", field="request_id")
-        except (DecodeError, InvalidArgument) as error:
+            notice = parse_cancel(message.data, message.subject)
+        except InvalidArgument as error:
             metrics.bad.note("cancel", error, subject=message.subject)
             return
         key = RequestKey(notice.tenant, notice.request_id)

@@ -18,6 +18,8 @@ from inferflux.common.heartbeats import MAX_REQUESTS, check_identity, check_requ
 from inferflux.v1 import scheduler_pb2, worker_pb2
 
 _MAX_TEXT_BYTES = 4096
+# Requests in one report of who reads; gateways divide theirs.
+_MOST_READ = 10_000
 # Gateways bound it tighter.
 _LONGEST_WINDOW_S = 86_400
 # A gateway's clock may be off by so much before the time it gives a job is not believed.
@@ -98,12 +100,12 @@ def check_answer(answer: worker_pb2.BatchAccepted) -> None:
         checks.check_text(refusal.message, _MAX_TEXT_BYTES, "refused.message")
 
 
-def check_cancel(notice: scheduler_pb2.CancelNotice) -> None:
-    """A cancel notice names a request that can be."""
-    checks.check_token(notice.tenant, "tenant")
-    checks.check_token(notice.request_id, "request_id")
-    if notice.attempt_id:
-        checks.check_token(notice.attempt_id, "attempt_id")
+def check_readers(notice: scheduler_pb2.ReaderNotice) -> None:
+    """A gateway could have said who reads. What names no job here is passed over, so names need no check."""
+    checks.check_token(notice.gateway_id, "gateway_id")
+    checks.check_count(notice.now.requests, _MOST_READ, "now.requests")
+    if notice.WhichOneof("notice") is None:
+        raise InvalidArgument("no notice that is known here", field="notice")
 
 
 def check_admin(request: scheduler_pb2.SchedulerAdminRequest) -> None:

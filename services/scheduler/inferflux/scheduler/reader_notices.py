@@ -9,14 +9,12 @@ from google.protobuf.message import DecodeError
 
 from inferflux.common import subjects
 from inferflux.common.bus import Bus, Message, Subscription
-from inferflux.common.errors import InvalidArgument
+from inferflux.common.errors import InvalidArgument, Unavailable
 from inferflux.v1 import scheduler_pb2
 
+from .checks import check_readers
 from .jobs import Attempt, Job, RequestKey
 from .metrics import SchedulerMetrics
-
-# Requests in one heartbeat; gateways divide theirs.
-_MOST_REQUESTS = 10_000
 
 
 class ReaderSink(Protocol):
@@ -25,24 +23,6 @@ class ReaderSink(Protocol):
     def on_reader_left(
         self, gateway_id: str, attempt: Attempt, *, is_handed_over: bool
     ) -> tuple[bool, bool]: ...
-
-
-def parse(data: bytes) -> scheduler_pb2.ReaderNotice:
-    """Decode a notice. Names in it need no check: what names no job here is passed over.
-
-    Raises:
-        InvalidArgument: it cannot be decoded, its gateway has no name, or it lists too much.
-    """
-    try:
-        notice = scheduler_pb2.ReaderNotice.FromString(data)
-    except DecodeError as error:
-        raise InvalidArgument(f"not a ReaderNotice: {error}", reason="UNDECODABLE") from None
-    if not subjects.is_safe_token(notice.gateway_id):
-        raise InvalidArgument("gateway_id is missing or has characters it may not have", field="gateway_id")
-    if len(notice.now.requests) > _MOST_REQUESTS:
-        message = f"{len(notice.now.requests)} requests; at most {_MOST_REQUESTS} are taken"
-        raise InvalidArgument(message, field="now.requests")
-    return notice
 
 
 async def serve_readers(
@@ -56,34 +36,45 @@ async def serve_readers(
 
     async def on_notice(message: Message) -> None:
         try:
-            notice = parse(message.data)
-        except InvalidArgument as error:
+            notice = scheduler_pb2.ReaderNotice.FromString(message.data)
+            check_readers(notice)
+        except (DecodeError, InvalidArgument) as error:
             metrics.bad.note("readers", error, subject=message.subject)
             return
-        reply = scheduler_pb2.ReaderReply()
-        match notice.WhichOneof("notice"):
-            case "now":
-                sink.on_readers(notice.gateway_id, (_attempt(read) for read in notice.now.requests))
-                return
-            case "joined":
-                attempt = _attempt(notice.joined.request)
-                job = sink.on_reader_joined(notice.gateway_id, attempt)
-                if job is not None:
-                    reply.was_found = True
-                    reply.attempt_id = job.attempt_id
-                    reply.resume_window_s = job.request.resume_window_s
-            case "left":
-                attempt = _attempt(notice.left.request)
-                reply.was_found, reply.may_end = sink.on_reader_left(
-                    notice.gateway_id, attempt, is_handed_over=notice.left.is_handed_over
-                )
-            case _:
-                metrics.bad.note("readers", "no notice that is known here", subject=message.subject)
-                return
-        if reply.was_found or is_alone:
+        try:
+            reply = _tell(sink, notice)
+        except Unavailable:
+            if is_alone:  # otherwise another scheduler answers
+                raise
+            return
+        if notice.WhichOneof("notice") != "now" and (reply.was_found or is_alone):
             await message.respond(reply.SerializeToString())
 
     return await bus.serve(subjects.SCHEDULER_READERS, on_notice)
+
+
+def _tell(sink: ReaderSink, notice: scheduler_pb2.ReaderNotice) -> scheduler_pb2.ReaderReply:
+    """Pass a notice on; what is known of its request, where it is about one.
+
+    Raises:
+        Unavailable: the core does not answer.
+    """
+    reply = scheduler_pb2.ReaderReply()
+    match notice.WhichOneof("notice"):
+        case "now":
+            sink.on_readers(notice.gateway_id, (_attempt(read) for read in notice.now.requests))
+        case "joined":
+            job = sink.on_reader_joined(notice.gateway_id, _attempt(notice.joined.request))
+            if job is not None:
+                reply.was_found = True
+                reply.attempt_id = job.attempt_id
+                reply.resume_window_s = job.request.resume_window_s
+        case "left":
+            attempt = _attempt(notice.left.request)
+            reply.was_found, reply.may_end = sink.on_reader_left(
+                notice.gateway_id, attempt, is_handed_over=notice.left.is_handed_over
+            )
+    return reply
 
 
 def _attempt(read: scheduler_pb2.ReadRequest) -> Attempt:

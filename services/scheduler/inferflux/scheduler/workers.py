@@ -10,7 +10,7 @@ from google.protobuf.message import DecodeError
 from inferflux.common import subjects
 from inferflux.common.bus import Bus, Message
 from inferflux.common.errors import InvalidArgument
-from inferflux.common.heartbeats import check_status
+from inferflux.common.heartbeats import parse_status
 from inferflux.common.known_workers import KnownWorkers
 from inferflux.v1 import scheduler_pb2
 
@@ -38,12 +38,9 @@ class WorkerListener:
 
     async def _on_status(self, message: Message) -> None:
         try:
-            status = scheduler_pb2.WorkerStatus.FromString(message.data)
-            check_status(status)
-            if message.subject != subjects.worker_status(status.worker_id):
-                raise InvalidArgument("worker_id is another than the subject's", field="worker_id")
+            status = parse_status(message.data, message.subject)
             self._known.admit(status.worker_id, time.monotonic())
-        except (DecodeError, InvalidArgument) as error:
+        except InvalidArgument as error:
             self._metrics.bad.note("heartbeat", error, subject=message.subject)
             return
         self._sink.on_heartbeat(status)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from inferflux.common import checks
 from inferflux.common.epochs import MAX_EPOCH
 from inferflux.common.heartbeats import check_identity
-from inferflux.v1 import scheduler_pb2, worker_pb2
+from inferflux.v1 import worker_pb2
 
 MAX_ITEMS = 4096
 _MAX_ID_BYTES = 128
@@ -40,11 +40,3 @@ def check_command(command: worker_pb2.WorkerCommand) -> None:
     """A command can be followed."""
     if command.HasField("drop"):
         check_identity(command.drop.tenant, command.drop.request_id, command.drop.epoch, "drop")
-
-
-def check_cancel(notice: scheduler_pb2.CancelNotice) -> None:
-    """A cancel notice names a request that can be: those of requests not here yet are kept."""
-    checks.check_token(notice.tenant, "tenant")
-    checks.check_token(notice.request_id, "request_id")
-    if notice.attempt_id:
-        checks.check_token(notice.attempt_id, "attempt_id")

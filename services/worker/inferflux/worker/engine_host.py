@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import signal
 import socket
 import subprocess
 import sys
@@ -13,7 +12,7 @@ from collections.abc import Awaitable, Callable
 
 from inferflux.common import logs
 from inferflux.common.captured import Captured, cause_in
-from inferflux.common.children import wait_for_end
+from inferflux.common.children import describe_end, wait_for_end
 from inferflux.v1 import engine_pb2
 
 from .engine.channel import WorkerEnd
@@ -170,5 +169,5 @@ async def _end(process: subprocess.Popen[bytes]) -> int:
 
 
 def _describe(code: int, cause: str) -> str:
-    end = f"exited with code {code}" if code >= 0 else f"was ended by {signal.Signals(-code).name}"
-    return f"the engine {end}: {cause}" if cause else f"the engine {end}"
+    end = f"the engine {describe_end(code)}"
+    return f"{end}: {cause}" if cause else end

@@ -9,10 +9,11 @@ from google.protobuf.message import DecodeError
 from inferflux.common import logs, subjects
 from inferflux.common.bad_messages import BadMessages
 from inferflux.common.bus import Bus, Message
+from inferflux.common.cancel_notices import parse_cancel
 from inferflux.common.errors import InvalidArgument
 from inferflux.v1 import engine_pb2, scheduler_pb2, worker_pb2
 
-from .checks import check_batch, check_cancel, check_command, check_item
+from .checks import check_batch, check_command, check_item
 from .engine_host import EngineHost
 from .presence import Presence
 from .running import Refused, RunningTable, request_key
@@ -156,11 +157,8 @@ class Intake:
 
     async def on_cancel(self, message: Message) -> None:
         try:
-            notice = scheduler_pb2.CancelNotice.FromString(message.data)
-            check_cancel(notice)
-            if message.subject != subjects.cancel(notice.tenant, notice.request_id):
-                raise InvalidArgument("another request than the subject's", field="request_id")
-        except (DecodeError, InvalidArgument) as error:
+            notice = parse_cancel(message.data, message.subject)
+        except InvalidArgument as error:
             self._bad.note("cancel", error, subject=message.subject)
             return
         key = request_key(notice.tenant, notice.request_id)

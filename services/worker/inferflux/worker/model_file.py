@@ -6,7 +6,6 @@ import asyncio
 import hashlib
 import json
 import mmap
-import signal
 import struct
 import subprocess
 import sys
@@ -14,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from inferflux.common.captured import Captured, cause_in, one_line
-from inferflux.common.children import wait_for_end
+from inferflux.common.children import describe_end, wait_for_end
 
 from .gguf_header import (
     HEADER,
@@ -81,7 +80,7 @@ async def probe_model_file(path: Path, *, limit_s: float = PROBE_LIMIT_S) -> Mod
                 process.kill()
                 process.wait()
         if code != 0:
-            why = cause_in(complaint.last_lines()) or f"ended by {signal.Signals(-code).name}"
+            why = cause_in(complaint.last_lines()) or f"the probe {describe_end(code)}"
             raise ModelFileError(f"{path}: llama.cpp cannot use the vocabulary: {why}")
         head, _, tokenizer = result.read().partition(b"\n")
         facts = json.loads(head)
