@@ -105,7 +105,7 @@ class SettleRequest(_message.Message):
     """finish reason or error reason, lower case."""
     attempt_id: _builtins.str
     """InferenceRequest.attempt_id: with the request id it names the job. What is settled for one job again counts
-    as far as it is more than before.
+    as far as it is more than before. "": the request id alone names it.
     """
     @_builtins.property
     def usage(self) -> _generation_pb2.Usage: ...
