@@ -252,7 +252,9 @@ async def test_a_leaving_gateway_says_so_and_settles_what_it_saw(
 ) -> None:
     leaving = await start_gateway(nats_url, INFERFLUX_DRAIN_LIMIT_S="0.3")
     backend.reader_replies["hand-1"] = KEPT
-    stream = Client(leaving, payer.key).generate("hand-1", resume_window_s=60)
+    client = Client(leaving, payer.key)
+    await client.sees("demo")
+    stream = client.generate("hand-1", resume_window_s=60)
     job = await backend.job("hand-1")
     await backend.say(job, tokens(0))
     await stream.until_tokens()
@@ -273,7 +275,9 @@ async def test_a_leaving_gateway_settles_what_it_saw_of_requests_that_run_unread
 ) -> None:
     leaving = await start_gateway(nats_url, INFERFLUX_DRAIN_LIMIT_S="0.3")
     backend.reader_replies["hand-2"] = KEPT
-    stream = Client(leaving, payer.key).generate("hand-2", resume_window_s=60)
+    client = Client(leaving, payer.key)
+    await client.sees("demo")
+    stream = client.generate("hand-2", resume_window_s=60)
     job = await backend.job("hand-2")
     await backend.say(job, tokens(0))
     await stream.until_tokens()

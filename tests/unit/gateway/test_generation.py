@@ -76,7 +76,7 @@ class ScriptedBus:
     def next_nowait(self) -> bytes | None:
         return self.live.pop(0) if self.live else None
 
-    async def close(self) -> None:
+    def close(self) -> None:
         pass
 
 
