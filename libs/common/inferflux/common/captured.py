@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Sequence
 from types import TracebackType
 from typing import Final, Self
@@ -13,7 +12,6 @@ ABORTED: Final = "llama.cpp aborted: "
 _UNCAUGHT: Final = "what():"
 _TAIL_BYTES = 64 << 10
 _LONGEST_LINE = 500
-_UNPRINTABLE = re.compile(r"(?:[^\x21-\x7e\u00a1-\uffff])+")
 
 
 class Captured:
@@ -59,5 +57,6 @@ def cause_in(lines: Sequence[str]) -> str:
 
 def one_line(text: str) -> str:
     """`text`, which may come from a file, fit for a line of a log: printable and not long."""
-    line = _UNPRINTABLE.sub(" ", text).strip()
+    printable = (character if character.isprintable() else " " for character in text)
+    line = " ".join("".join(printable).split())
     return line if len(line) <= _LONGEST_LINE else f"{line[:_LONGEST_LINE]}..."
