@@ -104,17 +104,20 @@ def main() -> None:
     threading.stack_size(STACK_BYTES)
     # A template that spins must not keep the other threads waiting for the interpreter.
     sys.setswitchinterval(0.0005)
-    workers = [threading.Thread(target=_run, args=(server,), daemon=True) for _ in range(threads)]
+    # Loading bounds what the process may map meanwhile: every thread has its stack by then.
+    all_started = threading.Barrier(threads)
+    workers = [threading.Thread(target=_run, args=(server, all_started), daemon=True) for _ in range(threads)]
     for worker in workers:
         worker.start()
     for worker in workers:
         worker.join()
 
 
-def _run(server: TextServer) -> None:
+def _run(server: TextServer, all_started: threading.Barrier) -> None:
     """One thread gone is the process gone: the gateway notices and starts another."""
     status = 0
     try:
+        all_started.wait()
         server.run()
     except OSError:
         pass
