@@ -62,6 +62,7 @@ def store_errors() -> Iterator[None]:
         redis.exceptions.NoPermissionError,
         TimeoutError,
         OSError,
+        RuntimeError,  # of uvloop: a connection that closes while it is written to
     ) as error:
         raise _away(error) from error
     except redis.exceptions.ResponseError as error:
