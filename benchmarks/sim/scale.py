@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from random import Random
 
-from inferflux.scheduler import actions
-from inferflux.scheduler.actions import Action
-from inferflux.scheduler.core import Core
+from inferflux.scheduler.core import actions
+from inferflux.scheduler.core.actions import Action
+from inferflux.scheduler.core.scheduler import SchedulerCore
 from inferflux.v1 import scheduler_pb2, worker_pb2
 
 from .traffic import MIXED, Arrival, make_arrival
@@ -87,7 +87,7 @@ class Placed:
 class Hall:
     """A core, workers that accept whatever they are given, and the requests they have."""
 
-    core: Core
+    core: SchedulerCore
     random: Random
     now: float = START_S
     jobs: int = 0

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
-from inferflux.scheduler.jobs import RequestKey
+from inferflux.scheduler.core.jobs import RequestKey
 from inferflux.v1 import scheduler_pb2, worker_pb2
 
 MODEL = "simulated"

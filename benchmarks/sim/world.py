@@ -9,14 +9,14 @@ from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from typing import Any
 
-from inferflux.scheduler import actions
-from inferflux.scheduler.actions import Action
-from inferflux.scheduler.core import Core
-from inferflux.scheduler.emitted import Emitted, outcome_of
-from inferflux.scheduler.fairness import FairnessSettings
-from inferflux.scheduler.jobs import RequestKey
-from inferflux.scheduler.limits import Limits
-from inferflux.scheduler.policies import PolicyName
+from inferflux.scheduler.core import actions
+from inferflux.scheduler.core.actions import Action
+from inferflux.scheduler.core.emitted import Emitted, outcome_of
+from inferflux.scheduler.core.fairness import FairnessSettings
+from inferflux.scheduler.core.jobs import RequestKey
+from inferflux.scheduler.core.limits import Limits
+from inferflux.scheduler.core.policies import PolicyName
+from inferflux.scheduler.core.scheduler import SchedulerCore
 from inferflux.v1 import scheduler_pb2, worker_pb2
 
 from .figures import OUTPUT_COST, Served
@@ -41,10 +41,10 @@ class Setup:
     fairness: FairnessSettings = field(default_factory=FairnessSettings)
 
 
-def new_core(setup: Setup, *, now: float) -> Core:
+def new_core(setup: Setup, *, now: float) -> SchedulerCore:
     """A core that dispatches at once, and takes no job for one that may have run before."""
     limits = Limits(settle_s=0.0, clock_skew_s=-1e9)
-    return Core(
+    return SchedulerCore(
         limits,
         now=now,
         policy=setup.policy,

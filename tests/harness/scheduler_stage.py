@@ -16,7 +16,7 @@ from inferflux.common import subjects
 from inferflux.common.bus import Bus
 from inferflux.common.errors import InferFluxError
 from inferflux.common.servers import ServerProcess, free_port
-from inferflux.scheduler.emitted import Emitted, assemble
+from inferflux.scheduler.core.emitted import Emitted, assemble
 from inferflux.v1 import scheduler_pb2, tokens_pb2
 
 

@@ -10,14 +10,14 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from inferflux.scheduler import actions
-from inferflux.scheduler.core import Core
-from inferflux.scheduler.emitted import Emitted, assemble, outcome_of
-from inferflux.scheduler.fairness import FairnessSettings
-from inferflux.scheduler.jobs import Attempt, JobState, RequestKey
-from inferflux.scheduler.limits import Limits
-from inferflux.scheduler.policies import PolicyName
-from inferflux.scheduler.slots import Residence
+from inferflux.scheduler.core import actions
+from inferflux.scheduler.core.emitted import Emitted, assemble, outcome_of
+from inferflux.scheduler.core.fairness import FairnessSettings
+from inferflux.scheduler.core.jobs import Attempt, JobState, RequestKey
+from inferflux.scheduler.core.limits import Limits
+from inferflux.scheduler.core.policies import PolicyName
+from inferflux.scheduler.core.scheduler import SchedulerCore
+from inferflux.scheduler.core.slots import Residence
 from inferflux.v1 import generation_pb2, scheduler_pb2, tokens_pb2, worker_pb2
 
 MODEL = "demo"
@@ -428,8 +428,8 @@ class World:
         for sequence in self.jobs:
             self.deliver_job(sequence)
 
-    def _new_core(self, term: int) -> Core:
-        return Core(
+    def _new_core(self, term: int) -> SchedulerCore:
+        return SchedulerCore(
             self.limits,
             now=self.now,
             name=f"s{self.now}",
@@ -534,14 +534,14 @@ class World:
         self.tell(lambda: self._deliver_answer(core, answer))
         return []
 
-    def _deliver_answer(self, core: Core, answer: worker_pb2.BatchAccepted) -> list[actions.Action]:
+    def _deliver_answer(self, core: SchedulerCore, answer: worker_pb2.BatchAccepted) -> list[actions.Action]:
         if core is not self.core:
             return []
         self.in_flight.pop(answer.batch_id, None)
         return core.on_batch_answer(answer, self.now)
 
     def _deliver_replay(
-        self, core: Core, action: actions.ReadReplay, emitted: Emitted
+        self, core: SchedulerCore, action: actions.ReadReplay, emitted: Emitted
     ) -> list[actions.Action]:
         if core is not self.core:
             return []

@@ -18,10 +18,10 @@ from inferflux.common.lifecycle import Shutdown
 from inferflux.common.probe import Probe
 from inferflux.common.tracing import OFF
 from inferflux.scheduler.app import Scheduler
-from inferflux.scheduler.core import Core
-from inferflux.scheduler.jobs import Job
+from inferflux.scheduler.core.jobs import Job
+from inferflux.scheduler.core.planning import Plan, Planner
+from inferflux.scheduler.core.scheduler import SchedulerCore
 from inferflux.scheduler.metrics import SchedulerMetrics
-from inferflux.scheduler.planning import Plan, Planner
 from inferflux.scheduler.settings import SchedulerSettings
 from inferflux.v1 import scheduler_pb2
 
@@ -132,7 +132,7 @@ async def test_a_notice_over_which_the_core_raises_makes_the_leader_begin_anew(
         raise ValueError("Value out of range: 4294967296")
 
     with monkeypatch.context() as patched:
-        patched.setattr(Core, "on_readers", raise_always)
+        patched.setattr(SchedulerCore, "on_readers", raise_always)
         with pytest.raises(Unavailable) as caught:
             await ask()
     assert caught.value.reason == "SCHEDULER_FAILED"

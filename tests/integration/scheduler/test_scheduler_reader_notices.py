@@ -7,7 +7,7 @@ import asyncio
 from harness.scheduler_stage import Stage
 
 from inferflux.common import subjects
-from inferflux.scheduler.emitted import assemble
+from inferflux.scheduler.core.emitted import assemble
 from inferflux.v1 import scheduler_pb2
 
 GATEWAY = "g1"

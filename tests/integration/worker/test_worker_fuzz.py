@@ -15,7 +15,7 @@ from inferflux.common import subjects
 from inferflux.common.bus import Bus, StreamLimits
 from inferflux.common.errors import InvalidArgument
 from inferflux.common.servers import ServerProcess
-from inferflux.scheduler.actions import Dispatch
+from inferflux.scheduler.core.actions import Dispatch
 from inferflux.scheduler.dispatch import dispatch
 from inferflux.v1 import scheduler_pb2, worker_pb2
 

@@ -117,8 +117,44 @@ def imports_of(path: Path) -> Iterator[str]:
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+        elif isinstance(node, ast.ImportFrom) and not node.level:
             yield from (f"{node.module}.{alias.name}" for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            package = ".".join(_dotted(path).split(".")[: -node.level])
+            module = f"{package}.{node.module}" if node.module else package
+            yield from (f"{module}.{alias.name}" for alias in node.names)
+
+
+def _dotted(path: Path) -> str:
+    """The name under which a source file is imported; a package's own is that of its `__init__`."""
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts[parts.index("inferflux") :]) if "inferflux" in parts else ".".join(parts)
+
+
+# What waits, sends or looks at a clock.
+IMPURE = {"asyncio", "concurrent", "datetime", "grpc", "multiprocessing", "nats", "os", "prometheus_client"}
+IMPURE |= {"random", "redis", "secrets", "select", "signal", "socket", "subprocess", "threading", "time"}
+IMPURE |= {"inferflux.common.bus", "inferflux.common.store", "inferflux.common.logs"}
+
+
+@pytest.mark.parametrize("core", ["services/scheduler/inferflux/scheduler/core"])
+def test_what_decides_does_no_io_and_has_no_clock(core: str) -> None:
+    """It imports itself, messages, and what is pure in common."""
+    home = core.partition("/inferflux/")[2].replace("/", ".")
+    found = []
+    for path in sources(core):
+        for name in imports_of(path):
+            is_impure = any(name == impure or name.startswith(f"{impure}.") for impure in IMPURE)
+            is_outside = name.startswith("inferflux.scheduler.") and not name.startswith(f"inferflux.{home}.")
+            if is_impure or is_outside:
+                found.append(f"{path.relative_to(ROOT)} imports {name}")
+    assert found == []
+    modules = [_dotted(path) for path in sources(core)]
+    assert len(modules) > 20
+    # Nor does anything that it imports.
+    loaded = "{'asyncio', 'grpc', 'nats'} & set(sys.modules)"
+    code = f"import sys, {', '.join(modules)}; assert not {loaded}, {loaded}"
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def test_the_generated_code_is_that_of_the_protos(tmp_path: Path) -> None:

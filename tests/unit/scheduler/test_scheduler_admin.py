@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from inferflux.common.errors import InferFluxError, InvalidArgument, NotFound, Unavailable
-from inferflux.scheduler.actions import Action, SendCommand
 from inferflux.scheduler.admin import Administration, FairnessStore, applied, merged
-from inferflux.scheduler.drains import DrainProgress
-from inferflux.scheduler.fairness import FairnessSettings
+from inferflux.scheduler.core.actions import Action, SendCommand
+from inferflux.scheduler.core.drains import DrainProgress
+from inferflux.scheduler.core.fairness import FairnessSettings
 from inferflux.v1 import scheduler_pb2, worker_pb2
 
 Change = scheduler_pb2.SetFairness

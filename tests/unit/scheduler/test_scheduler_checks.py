@@ -9,7 +9,7 @@ import pytest
 from inferflux.common.epochs import MAX_EPOCH
 from inferflux.common.errors import InvalidArgument
 from inferflux.common.heartbeats import check_status
-from inferflux.scheduler import checks
+from inferflux.scheduler.core import checks
 from inferflux.scheduler.recovery import decode
 from inferflux.v1 import generation_pb2, scheduler_pb2, tokens_pb2, worker_pb2
 

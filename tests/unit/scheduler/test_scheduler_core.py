@@ -7,9 +7,9 @@ import weakref
 import pytest
 from harness.scheduler_world import World, make_request
 
-from inferflux.scheduler import actions
-from inferflux.scheduler.jobs import Attempt, JobState, RequestKey
-from inferflux.scheduler.limits import Limits
+from inferflux.scheduler.core import actions
+from inferflux.scheduler.core.jobs import Attempt, JobState, RequestKey
+from inferflux.scheduler.core.limits import Limits
 from inferflux.v1 import generation_pb2, scheduler_pb2, worker_pb2
 
 

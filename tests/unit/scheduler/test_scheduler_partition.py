@@ -6,7 +6,7 @@ import pytest
 
 from inferflux.common import subjects
 from inferflux.common.settings import load
-from inferflux.scheduler.roster import Roster
+from inferflux.scheduler.core.roster import Roster
 from inferflux.scheduler.settings import SchedulerSettings
 from inferflux.v1 import scheduler_pb2
 

@@ -6,9 +6,9 @@ from harness.scheduler_world import MODEL, make_request
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inferflux.scheduler.jobs import Job, RequestKey
-from inferflux.scheduler.placement import Placement
-from inferflux.scheduler.slots import WorkerSlots
+from inferflux.scheduler.core.jobs import Job, RequestKey
+from inferflux.scheduler.core.placement import Placement
+from inferflux.scheduler.core.slots import WorkerSlots
 from inferflux.v1 import scheduler_pb2
 
 

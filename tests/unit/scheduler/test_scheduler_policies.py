@@ -11,11 +11,11 @@ from harness.scheduler_jobs import make_job
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from inferflux.scheduler.jobs import Job
-from inferflux.scheduler.policies import Fair, Fcfs, Policy, PolicyName, Sjf, make_policy, work
-from inferflux.scheduler.queue import ModelQueue
-from inferflux.scheduler.shares import TenantShares
-from inferflux.scheduler.sharing import SharedPriority
+from inferflux.scheduler.core.jobs import Job
+from inferflux.scheduler.core.policies import Fair, Fcfs, Policy, PolicyName, Sjf, make_policy, work
+from inferflux.scheduler.core.queue import ModelQueue
+from inferflux.scheduler.core.shares import TenantShares
+from inferflux.scheduler.core.sharing import SharedPriority
 
 AGING_S = 2.0
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from inferflux.common.errors import DeadlineExceeded, from_failed
-from inferflux.scheduler.rates import ModelRates, Rates
+from inferflux.scheduler.core.rates import ModelRates, Rates
 from inferflux.v1 import scheduler_pb2
 
 

@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from inferflux.common.errors import InvalidArgument
-from inferflux.scheduler.checks import check_readers
-from inferflux.scheduler.jobs import Attempt, RequestKey
-from inferflux.scheduler.limits import Limits
+from inferflux.scheduler.core.checks import check_readers
+from inferflux.scheduler.core.jobs import Attempt, RequestKey
+from inferflux.scheduler.core.limits import Limits
 from inferflux.v1 import scheduler_pb2
 
 KEY = RequestKey("acme", "r1")

@@ -9,11 +9,11 @@ from harness.scheduler_world import World, make_request
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inferflux.scheduler.fairness import FairnessSettings
-from inferflux.scheduler.jobs import Job, JobState, RequestKey
-from inferflux.scheduler.limits import Limits
-from inferflux.scheduler.policies import Policy, make_policy
-from inferflux.scheduler.sharing import Places
+from inferflux.scheduler.core.fairness import FairnessSettings
+from inferflux.scheduler.core.jobs import Job, JobState, RequestKey
+from inferflux.scheduler.core.limits import Limits
+from inferflux.scheduler.core.policies import Policy, make_policy
+from inferflux.scheduler.core.sharing import Places
 
 AGING_S = 2.0
 URGENT = 5

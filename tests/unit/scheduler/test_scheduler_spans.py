@@ -13,8 +13,8 @@ from harness.traces import Caller
 from inferflux.common import tracing
 from inferflux.common.bus import Job
 from inferflux.common.tracing.sdk import SdkTracer
-from inferflux.scheduler import actions
-from inferflux.scheduler.jobs import RequestKey
+from inferflux.scheduler.core import actions
+from inferflux.scheduler.core.jobs import RequestKey
 from inferflux.scheduler.spans import SchedulerSpans, traceparent_of
 from inferflux.v1 import worker_pb2
 

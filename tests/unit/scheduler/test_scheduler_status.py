@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from harness.scheduler_world import World, make_request
 
-from inferflux.scheduler.fairness import FairnessSettings
+from inferflux.scheduler.core.fairness import FairnessSettings
 from inferflux.scheduler.status import describe, fit
 from inferflux.v1 import scheduler_pb2
 

@@ -10,13 +10,13 @@ from harness.scheduler_world import Sequence, World, make_request
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from inferflux.scheduler.fairness import FairnessController, FairnessSettings
-from inferflux.scheduler.jobs import JobState, Loss, RequestKey
-from inferflux.scheduler.lifecycle import Lifecycle
-from inferflux.scheduler.limits import Limits
-from inferflux.scheduler.policies import make_policy
-from inferflux.scheduler.queue import Queue
-from inferflux.scheduler.slots import Residence, WorkerSlots
+from inferflux.scheduler.core.fairness import FairnessController, FairnessSettings
+from inferflux.scheduler.core.jobs import JobState, Loss, RequestKey
+from inferflux.scheduler.core.lifecycle import Lifecycle
+from inferflux.scheduler.core.limits import Limits
+from inferflux.scheduler.core.policies import make_policy
+from inferflux.scheduler.core.queue import Queue
+from inferflux.scheduler.core.slots import Residence, WorkerSlots
 from inferflux.v1 import scheduler_pb2
 
 Kill = Callable[[Sequence, int], bool]

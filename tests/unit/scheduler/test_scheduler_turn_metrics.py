@@ -7,8 +7,8 @@ from typing import Any, cast
 from prometheus_client import CollectorRegistry
 
 from inferflux.common import tracing
-from inferflux.scheduler import actions
-from inferflux.scheduler.jobs import RequestKey
+from inferflux.scheduler.core import actions
+from inferflux.scheduler.core.jobs import RequestKey
 from inferflux.scheduler.metrics import SchedulerMetrics
 from inferflux.scheduler.perform import Performer
 from inferflux.scheduler.spans import SchedulerSpans

@@ -7,10 +7,10 @@ from harness.scheduler_world import PARKED, SWAPPED, SimWorker, World, make_requ
 
 from inferflux.common import kv_cells
 from inferflux.common.errors import NotFound
-from inferflux.scheduler import actions, planning
-from inferflux.scheduler.fairness import FairnessSettings
-from inferflux.scheduler.jobs import JobState, RequestKey
-from inferflux.scheduler.limits import Limits
+from inferflux.scheduler.core import actions, planning
+from inferflux.scheduler.core.fairness import FairnessSettings
+from inferflux.scheduler.core.jobs import JobState, RequestKey
+from inferflux.scheduler.core.limits import Limits
 from inferflux.v1 import worker_pb2
 
 PREEMPTING = FairnessSettings(enable_preemption=True, high_priority_threshold=5)

@@ -16,10 +16,10 @@ from inferflux.common.bus.serving import Subscription
 from inferflux.common.errors import InferFluxError, InvalidArgument, NotFound, Unavailable
 from inferflux.v1 import scheduler_pb2
 
-from .actions import Action
-from .checks import check_admin
-from .drains import DrainProgress
-from .fairness import FairnessSettings
+from .core.actions import Action
+from .core.checks import check_admin
+from .core.drains import DrainProgress
+from .core.fairness import FairnessSettings
 
 log = logs.get("scheduler.admin")
 
@@ -28,7 +28,7 @@ _FAIRNESS_KEY = "fairness"
 _WRITE_ATTEMPTS = 5
 
 
-class Core(Protocol):
+class SchedulerCore(Protocol):
     """What administration needs of the scheduler's core."""
 
     @property
@@ -122,7 +122,7 @@ class Administration:
 
     def __init__(
         self,
-        core: Core,
+        core: SchedulerCore,
         store: FairnessStore,
         do: Callable[[list[Action]], None],
         clock: Callable[[], float],
@@ -222,7 +222,7 @@ class Administration:
 
 async def serve_admin(
     bus: Bus,
-    core: Core,
+    core: SchedulerCore,
     do: Callable[[list[Action]], None],
     clock: Callable[[], float],
     *,

@@ -15,11 +15,11 @@ from inferflux.common.probe import Probe
 from inferflux.common.tracing import OFF, Tracer, open_tracer
 from inferflux.v1 import scheduler_pb2
 
-from .defects import PlanningHealth
+from .core.defects import PlanningHealth
+from .core.roster import Roster
 from .leader import Leader
 from .leadership import RELEASE_LIMIT_S, Leadership
 from .metrics import SchedulerMetrics
-from .roster import Roster
 from .settings import SchedulerSettings
 from .workers import WorkerListener
 

@@ -10,7 +10,7 @@ from inferflux.common.cancel_notices import parse_cancel
 from inferflux.common.errors import InvalidArgument
 from inferflux.v1 import scheduler_pb2
 
-from .jobs import Attempt, RequestKey
+from .core.jobs import Attempt, RequestKey
 from .metrics import SchedulerMetrics
 
 

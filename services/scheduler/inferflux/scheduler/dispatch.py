@@ -11,8 +11,8 @@ from inferflux.common.bus import Bus
 from inferflux.common.errors import InferFluxError, Unavailable
 from inferflux.v1 import worker_pb2
 
-from .actions import Dispatch
-from .checks import check_answer
+from .core.actions import Dispatch
+from .core.checks import check_answer
 
 log = logs.get("scheduler.dispatch")
 

@@ -14,7 +14,7 @@ from inferflux.common.bus import Job, JobConsumer
 from inferflux.common.errors import InferFluxError, InvalidArgument
 from inferflux.v1 import scheduler_pb2
 
-from .checks import check_job, enqueued_unix_ms
+from .core.checks import check_job, enqueued_unix_ms
 from .metrics import SchedulerMetrics
 from .spans import traceparent_of
 

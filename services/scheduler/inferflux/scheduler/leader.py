@@ -16,15 +16,15 @@ from inferflux.common.metrics import UNEXPECTED_ERRORS
 from inferflux.common.tracing import Tracer
 from inferflux.v1 import scheduler_pb2, tokens_pb2, worker_pb2
 
-from .actions import Action
 from .admin import serve_admin
 from .cancel import serve_cancels
-from .core import Core
-from .defects import PlanningHealth, unschedulable
-from .emitted import Emitted
+from .core.actions import Action
+from .core.defects import PlanningHealth, unschedulable
+from .core.emitted import Emitted
+from .core.jobs import Attempt, RequestKey
+from .core.jobs import Job as QueuedJob
+from .core.scheduler import SchedulerCore
 from .intake import end_by_name, take_in
-from .jobs import Attempt, RequestKey
-from .jobs import Job as QueuedJob
 from .metrics import SchedulerMetrics
 from .perform import Performer
 from .reader_notices import serve_readers
@@ -94,7 +94,7 @@ class Leader:
         # Jobs over which the core raised, and what.
         self._culprits: list[tuple[Culprit, BaseException]] = []
         self._defects: list[tuple[str, BaseException]] = []
-        self.core = Core(
+        self.core = SchedulerCore(
             settings.limits,
             now=clock(),
             name=uuid.uuid4().hex[:8],

@@ -12,7 +12,7 @@ from inferflux.common import logs, subjects
 from inferflux.common.bus import Bus
 from inferflux.common.errors import InferFluxError
 
-from .lease import Lease, LeaseTimes, Read, Role, Write
+from .core.lease import Lease, LeaseTimes, Read, Role, Write
 
 log = logs.get("scheduler.leadership")
 

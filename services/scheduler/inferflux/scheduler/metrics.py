@@ -9,8 +9,8 @@ from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histo
 from inferflux.common.bad_messages import BadMessages
 from inferflux.common.metrics import PREFIX, REQUEST_BUCKETS_S, TIME_TO_FIRST_TOKEN_BUCKETS_S
 
-from .core import Core
-from .jobs import JobState
+from .core.jobs import JobState
+from .core.scheduler import SchedulerCore
 
 _OUTCOMES = ("stop", "length", "cancelled", "ended", "duplicate")
 _BATCH_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128)
@@ -110,7 +110,7 @@ class SchedulerMetrics:
     def count_end(self, outcome: str) -> None:
         self.ended.labels(outcome if outcome in _OUTCOMES else "failed").inc()
 
-    def observe(self, core: Core, now: float) -> None:
+    def observe(self, core: SchedulerCore, now: float) -> None:
         """Bring the gauges up to date."""
         waiting = {model: len(queue) for model, queue in core.queue.models.items()}
         running: dict[str, int] = {}

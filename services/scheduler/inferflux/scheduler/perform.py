@@ -12,11 +12,12 @@ from inferflux.common.background import Background
 from inferflux.common.bus import Bus, Job
 from inferflux.common.errors import Unavailable
 
-from . import actions, cancel
-from .actions import Action
+from . import cancel
+from .core import actions
+from .core.actions import Action
+from .core.emitted import Emitted
+from .core.jobs import RequestKey
 from .dispatch import AnswerSink, dispatch
-from .emitted import Emitted
-from .jobs import RequestKey
 from .metrics import SchedulerMetrics
 from .recovery import read_emitted
 from .spans import SchedulerSpans

@@ -12,8 +12,8 @@ from inferflux.common.bus import Bus, Message, Subscription
 from inferflux.common.errors import InvalidArgument, Unavailable
 from inferflux.v1 import scheduler_pb2
 
-from .checks import check_readers
-from .jobs import Attempt, Job, RequestKey
+from .core.checks import check_readers
+from .core.jobs import Attempt, Job, RequestKey
 from .metrics import SchedulerMetrics
 
 

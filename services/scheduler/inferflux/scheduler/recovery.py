@@ -11,8 +11,8 @@ from inferflux.common.chunks import parse_chunk
 from inferflux.common.errors import InferFluxError, InvalidArgument
 from inferflux.v1 import tokens_pb2
 
-from .emitted import Emitted, assemble
-from .jobs import RequestKey
+from .core.emitted import Emitted, assemble
+from .core.jobs import RequestKey
 
 log = logs.get("scheduler.recovery")
 

@@ -11,9 +11,9 @@ from pydantic_settings import SettingsConfigDict
 from inferflux.common import subjects
 from inferflux.common.settings import ServiceSettings, SubjectToken, unique_name
 
-from .fairness import FairnessSettings
-from .limits import Limits
-from .policies import PolicyName
+from .core.fairness import FairnessSettings
+from .core.limits import Limits
+from .core.policies import PolicyName
 
 
 def _names(text: str) -> tuple[str, ...]:

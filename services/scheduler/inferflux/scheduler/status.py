@@ -9,12 +9,12 @@ from inferflux.common import subjects
 from inferflux.common.bus import Bus, Message, Subscription
 from inferflux.v1 import scheduler_pb2
 
-from .core import Core
-from .jobs import JobState
-from .slots import Owner, Residence, Stray, WorkerSlots
+from .core.jobs import JobState
+from .core.scheduler import SchedulerCore
+from .core.slots import Owner, Residence, Stray, WorkerSlots
 
 
-def describe(core: Core, now: float) -> scheduler_pb2.SchedulerStatus:
+def describe(core: SchedulerCore, now: float) -> scheduler_pb2.SchedulerStatus:
     """The queue and the slot table as a message (pure)."""
     oldest_s = core.queue.oldest_enqueued_s()
     states = Counter(job.state for job in core.jobs.values())
@@ -59,7 +59,7 @@ def fit(status: scheduler_pb2.SchedulerStatus, max_bytes: int) -> bytes:
 
 async def serve_status(
     bus: Bus,
-    core: Core,
+    core: SchedulerCore,
     clock: Callable[[], float],
     *,
     leader: str,

@@ -14,7 +14,7 @@ from inferflux.common.heartbeats import parse_status
 from inferflux.common.known_workers import KnownWorkers
 from inferflux.v1 import scheduler_pb2
 
-from .checks import check_event
+from .core.checks import check_event
 from .metrics import SchedulerMetrics
 
 

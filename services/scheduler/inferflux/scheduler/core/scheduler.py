@@ -1,13 +1,7 @@
-"""The scheduler's decisions (pure): messages and the time in, actions out.
+"""What happens to the scheduler (pure): messages and the time in, actions out.
 
 Every `on_...` method takes one thing that happened and returns what to do about it; `plan` then gives
-waiting jobs their places. Nothing here waits, sends or looks at a clock, so the same object runs behind NATS
-and in a simulation.
-
-    core        what happens: jobs, cancel notices, answers, the passing of time, an administrator's wishes
-    hearing     what workers say
-    planning    who is next, and where
-    lifecycle   from one state of a job to the next
+waiting jobs their places.
 """
 
 from __future__ import annotations
@@ -48,7 +42,7 @@ _OLDEST_S = 86_400.0
 _ENDED_HELD = 64
 
 
-class Core:
+class SchedulerCore:
     """The queue, the slot table and every job in between.
 
     Args:
