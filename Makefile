@@ -20,7 +20,7 @@ export CMAKE_BUILD_PARALLEL_LEVEL := $(shell $(PYTHON) -c 'import os; print(os.c
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 PIP_INSTALL := $(BIN)/python -m pip install --require-hashes
 
-.PHONY: help up demo test compose-test bench bench-scheduling sim chaos fuzz hostile lint fmt protos clean
+.PHONY: help up demo test compose-test bench bench-scheduling sim chaos fuzz hostile lint fmt protos docs clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## */  make \1\t/' | expand -t 26
@@ -67,6 +67,9 @@ fmt: .venv/.dev  ## put the code into its format
 
 protos: .venv/.dev  ## generate libs/common/inferflux/v1 from protos/
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python tools/codegen.py
+
+docs: .venv/.dev  ## write the tables of docs/operations.md that come from the code
+	$(BIN)/python -m tools.reference
 
 clean:  ## remove caches and results; .venv stays
 	rm -rf .mypy_cache .ruff_cache .pytest_cache .hypothesis benchmarks/results

@@ -88,10 +88,12 @@ Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Print what every
 def up(
     model: ModelPath = None,
     model_name: Annotated[str, typer.Option(help="Name clients use; the file's name by default.")] = "",
-    gateway_port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes any free port.")] = 50051,
-    policy_port: Annotated[int, typer.Option(min=0, max=65535)] = 50052,
-    nats_port: Annotated[int, typer.Option(min=0, max=65535)] = 4222,
-    redis_port: Annotated[int, typer.Option(min=0, max=65535)] = 6379,
+    gateway_port: Annotated[
+        int, typer.Option(min=0, max=65535, help="Where clients call; 0 takes any free port.")
+    ] = 50051,
+    policy_port: Annotated[int, typer.Option(min=0, max=65535, help="Policy's; 0 as above.")] = 50052,
+    nats_port: Annotated[int, typer.Option(min=0, max=65535, help="nats-server's; 0 as above.")] = 4222,
+    redis_port: Annotated[int, typer.Option(min=0, max=65535, help="valkey-server's; 0 as above.")] = 6379,
     workers: Annotated[int, typer.Option(min=1, max=64, help="Workers, each with the whole model.")] = 1,
     schedulers: Annotated[
         int, typer.Option(min=1, max=16, help="Schedulers: one leads, the others take over when it dies.")

@@ -15,11 +15,11 @@ from urllib.parse import urlsplit
 
 import pytest
 from harness.deploy import ROOT, Stage, is_in_build_context, read_compose, read_dockerfile
-from harness.service_settings import SETTINGS, variables
 
 from inferflux.common import healthcheck
 from inferflux.common.servers import NATS_MAX_FILE_STORE, NATS_MAX_PAYLOAD, NATS_SYNC_INTERVAL, nats_command
 from inferflux.common.settings import load
+from tools.reference.settings import SETTINGS, variables
 
 COMPOSE = read_compose({})
 SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]

@@ -1,4 +1,4 @@
-"""docs/operations.md says what the settings classes say."""
+"""docs/operations.md says what the code says."""
 
 from __future__ import annotations
 
@@ -6,57 +6,45 @@ import re
 
 import pytest
 from harness.deploy import ROOT
-from harness.service_settings import SETTINGS, variables
-from pydantic import SecretStr
-from pydantic.fields import FieldInfo
+from prometheus_client import Counter, Gauge
+from pydantic import Field, SecretStr
+from pydantic_settings import SettingsConfigDict
 
-from inferflux.common.settings import ServiceSettings
+from benchmarks.report import ReportError
+from inferflux.common.settings import EXPERT, ServiceSettings
+from tools.reference import metrics, settings
+from tools.reference.__main__ import PAGE, written
+from tools.reference.markdown import fill, table
 
-PAGE = (ROOT / "docs/operations.md").read_text()
-COMMON = "Variables every service reads"
+TEXT = PAGE.read_text()
 CLIENTS = "Clients and the one-machine stack"
 COMPOSE_FILES = [ROOT / "docker-compose.yml", ROOT / "deploy/publish.yml"]
 _ROW = re.compile(r"^\| `((?:INFERFLUX|OTEL)_[A-Z_]+)` \| (.+?) \| (.+) \|$", re.MULTILINE)
 
 
+class Example(ServiceSettings):
+    model_config = SettingsConfigDict(env_prefix="EXAMPLE_")
+
+    slots: int = Field(default=4, ge=1, le=1000, description="places to run")
+    pause_s: float = Field(default=0.5, gt=0, description="a | b", json_schema_extra=EXPERT)
+    secret: SecretStr = Field(default=SecretStr(""), description="a key")
+    mute: str = ""
+
+
 def rows(section: str) -> dict[str, str]:
     """Variable and default of each row of a section."""
-    text = PAGE.split(f"\n## {section}\n")[1].split("\n## ")[0]
+    text = TEXT.split(f"\n## {section}\n")[1].split("\n## ")[0]
     found = [(m[1], m[2]) for m in _ROW.finditer(text)]
     assert len(dict(found)) == len(found), "a variable is there twice"
     return dict(found)
 
 
-def shown(field: FieldInfo) -> str:
-    if field.is_required():
-        return "required"
-    value = field.default.get_secret_value() if isinstance(field.default, SecretStr) else field.default
-    if value is None:
-        return "unset"
-    if value == "":
-        return "empty"
-    return f"`{str(value).lower() if isinstance(value, bool) else value}`"
-
-
-def assert_same(documented: dict[str, str], fields: dict[str, FieldInfo]) -> None:
-    assert set(documented) == set(fields)
-    fixed = {variable: f for variable, f in fields.items() if f.default_factory is None}
-    assert {v: documented[v] for v in fixed} == {v: shown(f) for v, f in fixed.items()}
-
-
-def test_what_every_service_reads_is_there_with_its_default() -> None:
-    assert_same(rows(COMMON), variables(ServiceSettings))
-
-
-@pytest.mark.parametrize("service", sorted(SETTINGS))
-def test_what_a_service_reads_is_there_with_its_default(service: str) -> None:
-    common = variables(ServiceSettings)
-    own = {v: f for v, f in variables(SETTINGS[service]).items() if v not in common}
-    assert_same(rows(service.capitalize()), own)
+def test_the_page_is_as_make_docs_writes_it() -> None:
+    assert written(TEXT) == TEXT, "run `make docs`"
 
 
 def test_every_variable_that_code_or_compose_file_names_is_there() -> None:
-    documented = {m[1] for m in _ROW.finditer(PAGE)}
+    documented = {m[1] for m in _ROW.finditer(TEXT)}
     files = [
         *ROOT.glob("services/*/inferflux/**/*.py"),
         *ROOT.glob("libs/common/inferflux/common/**/*.py"),
@@ -76,3 +64,51 @@ def test_the_clients_variables_are_read_by_somebody() -> None:
     sources = [*ROOT.glob("cli/inferflux/**/*.py"), *ROOT.glob("examples/*.py"), *COMPOSE_FILES]
     text = "".join(path.read_text() for path in sources)
     assert all(variable in text for variable in rows(CLIENTS))
+
+
+def test_no_metric_is_there_twice() -> None:
+    names = [metrics.exposed_name(metric) for found in metrics.metrics().values() for metric in found]
+    assert len(names) > 50
+    assert len(set(names)) == len(names)
+
+
+@pytest.mark.parametrize("service", sorted(settings.SETTINGS))
+def test_a_table_names_every_variable_that_the_service_reads(service: str) -> None:
+    block = settings.blocks()[f"settings of the {service}"]
+    assert {m[1] for m in _ROW.finditer(block)} == set(settings.own_variables(service))
+
+
+def test_a_setting_shows_default_bounds_and_description() -> None:
+    fields = Example.model_fields
+    assert settings.default_text(fields["slots"]) == "`4`"
+    assert settings.allowed_text(fields["slots"]) == "1 to 1,000"
+    assert settings.allowed_text(fields["pause_s"]) == "> 0"
+    assert settings.default_text(fields["secret"]) == "empty"
+    assert settings.allowed_text(fields["log_format"]) == "`console`, `json`"
+
+
+def test_settings_for_experts_have_a_table_of_their_own() -> None:
+    fields = {name: Example.model_fields[name] for name in ("slots", "pause_s")}
+    ordinary, experts = settings.tables(fields).split(settings.FOR_EXPERTS)
+    assert "`slots`" in ordinary
+    assert "`pause_s`" not in ordinary
+    assert "`pause_s`" in experts
+
+
+def test_a_setting_without_a_description_is_refused_by_name() -> None:
+    with pytest.raises(ValueError, match="EXAMPLE_MUTE has no description"):
+        settings.tables({"EXAMPLE_MUTE": Example.model_fields["mute"]})
+
+
+def test_a_counter_has_the_name_that_is_exposed() -> None:
+    assert metrics.exposed_name(Counter("inferflux_x", "Xs.", registry=None)) == "inferflux_x_total"
+    assert metrics.exposed_name(Gauge("inferflux_y", "Ys.", registry=None)) == "inferflux_y"
+
+
+def test_a_bar_within_a_cell_does_not_end_it() -> None:
+    assert table(["a"], [["x | y"]]) == "| a |\n|---|\n| x \\| y |"
+
+
+def test_a_page_without_the_place_of_a_table_is_refused() -> None:
+    with pytest.raises(ReportError, match="metrics of the moon"):
+        fill(TEXT, {"metrics of the moon": ""})

@@ -14,7 +14,7 @@ from inferflux.common import logs
 
 log = logs.get()
 
-BAD_HEADERS = Counter("inferflux_grpc_bad_headers", "Header values of calls that were not UTF-8.")
+BAD_HEADERS = Counter("inferflux_grpc_bad_headers", "Header values of gRPC calls that are not UTF-8.")
 
 _LOGGER = "grpc._cython.cygrpc"
 _INVALID = "Invalid encoding"

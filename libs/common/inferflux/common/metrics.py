@@ -18,14 +18,21 @@ PER_TOKEN_BUCKETS_S = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 
 # .01 doubling to 81.92
 REQUEST_BUCKETS_S = tuple(0.01 * 2**i for i in range(14))
 
-RPCS = Counter("inferflux_rpcs", "RPCs served, by method and status code.", ["method", "code"])
+RPCS = Counter("inferflux_rpcs", "gRPC calls that ended, by method and status code.", ["method", "code"])
 UNEXPECTED_ERRORS = Counter(
-    "inferflux_unexpected_errors", "Defects: errors that nothing was prepared for.", ["where"]
+    "inferflux_unexpected_errors",
+    "Errors that no code expected, by the part that caught them: each is a defect.",
+    ["where"],
 )
-BUS_RECONNECTS = Counter("inferflux_bus_reconnects", "Times the connection to NATS was made anew.")
+BUS_RECONNECTS = Counter("inferflux_bus_reconnects", "Reconnects to NATS.")
 BUS_BAD_MESSAGES = Counter(
-    "inferflux_bus_bad_messages", "Messages whose envelope could not be understood.", ["kind"]
+    "inferflux_bus_bad_messages",
+    "Messages that were ignored: their reply subject cannot be answered (`reply_subject`), or they are no "
+    "delivery of the work queue (`delivery`).",
+    ["kind"],
 )
 BUS_MESSAGES_LOST = Counter(
-    "inferflux_bus_messages_lost", "Messages dropped because their reader was too slow.", ["subscription"]
+    "inferflux_bus_messages_lost",
+    "Messages that were dropped because this process read them too slowly, by kind of subscription.",
+    ["subscription"],
 )

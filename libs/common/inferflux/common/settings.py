@@ -8,7 +8,7 @@ import sys
 import uuid
 from typing import Annotated, Literal, TypeVar
 
-from pydantic import AfterValidator, Field, SecretStr, ValidationError, field_validator
+from pydantic import AfterValidator, Field, JsonValue, SecretStr, ValidationError, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from inferflux.common import subjects
@@ -36,36 +36,99 @@ def unique_name() -> str:
     return f"{host}-{uuid.uuid4().hex[:6]}"
 
 
+EXPERT: dict[str, JsonValue] = {"expert": True}
+"""`json_schema_extra` of a setting whose default fits almost everybody: the manual lists it apart."""
+
 LogLevel = Literal["debug", "info", "warning", "error"]
 
 
 class ServiceSettings(BaseSettings):
-    """The common part. A service subclasses it and sets its own `env_prefix` for its own fields."""
+    """The common part. A service subclasses it and sets its own `env_prefix` for its own fields.
+
+    Descriptions are Markdown: `make docs` writes them into docs/operations.md.
+    """
 
     model_config = SettingsConfigDict(frozen=True, extra="ignore", populate_by_name=True)
 
     nats_url: str = Field(
-        default="nats://127.0.0.1:4222", validation_alias="INFERFLUX_NATS_URL", min_length=1
+        default="nats://127.0.0.1:4222",
+        validation_alias="INFERFLUX_NATS_URL",
+        min_length=1,
+        description="nats-server, or several, comma-separated. Not used by policy",
     )
     redis_url: str = Field(
-        default="redis://127.0.0.1:6379/0", validation_alias="INFERFLUX_REDIS_URL", min_length=1
+        default="redis://127.0.0.1:6379/0",
+        validation_alias="INFERFLUX_REDIS_URL",
+        min_length=1,
+        description="Redis or Valkey. Used by policy alone so far",
     )
-    metrics_listen: str = Field(default="127.0.0.1:0", validation_alias="INFERFLUX_METRICS_LISTEN")
-    log_level: LogLevel = Field(default="info", validation_alias="INFERFLUX_LOG_LEVEL")
-    log_format: Literal["console", "json"] = Field(default="console", validation_alias="INFERFLUX_LOG_FORMAT")
-    drain_limit_s: float = Field(default=30.0, ge=0, le=3600, validation_alias="INFERFLUX_DRAIN_LIMIT_S")
-    parent_pid_check: bool = Field(default=False, validation_alias="INFERFLUX_EXIT_WITH_PARENT")
-    queue_limit: int = Field(default=4096, ge=1, le=1_000_000, validation_alias="INFERFLUX_QUEUE_LIMIT")
+    metrics_listen: str = Field(
+        default="127.0.0.1:0",
+        validation_alias="INFERFLUX_METRICS_LISTEN",
+        description="host:port of `/metrics`, `/livez` and `/readyz`; port 0 takes a free one and logs it",
+    )
+    log_level: LogLevel = Field(
+        default="info",
+        validation_alias="INFERFLUX_LOG_LEVEL",
+        description="the least severe lines that are logged",
+    )
+    log_format: Literal["console", "json"] = Field(
+        default="console",
+        validation_alias="INFERFLUX_LOG_FORMAT",
+        description="`console` for people, `json` for machines; both on stderr",
+    )
+    drain_limit_s: float = Field(
+        default=30.0,
+        ge=0,
+        le=3600,
+        validation_alias="INFERFLUX_DRAIN_LIMIT_S",
+        description="after SIGTERM, running requests get this long to end",
+    )
+    parent_pid_check: bool = Field(
+        default=False,
+        validation_alias="INFERFLUX_EXIT_WITH_PARENT",
+        description="end with SIGTERM when the parent process dies (Linux)",
+        json_schema_extra=EXPERT,
+    )
+    queue_limit: int = Field(
+        default=4096,
+        ge=1,
+        le=1_000_000,
+        validation_alias="INFERFLUX_QUEUE_LIMIT",
+        description="jobs the queue holds; one more is refused with RESOURCE_EXHAUSTED",
+    )
     tokens_max_age_s: float = Field(
-        default=300.0, ge=1, le=86400, validation_alias="INFERFLUX_TOKENS_MAX_AGE_S"
+        default=300.0,
+        ge=1,
+        le=86400,
+        validation_alias="INFERFLUX_TOKENS_MAX_AGE_S",
+        description="how long token chunks can be replayed",
     )
     tokens_max_bytes: int = Field(
-        default=128 << 20, ge=1 << 20, validation_alias="INFERFLUX_TOKENS_MAX_BYTES"
+        default=128 << 20,
+        ge=1 << 20,
+        validation_alias="INFERFLUX_TOKENS_MAX_BYTES",
+        description="memory for token chunks in nats-server; the oldest go first",
+        json_schema_extra=EXPERT,
     )
     # Traces are off while both are empty. OpenTelemetry's own names, so that what is set for a fleet counts.
-    otlp_endpoint: str = Field(default="", validation_alias="OTEL_EXPORTER_OTLP_ENDPOINT")
-    otlp_protocol: Literal["grpc", ""] = Field(default="grpc", validation_alias="OTEL_EXPORTER_OTLP_PROTOCOL")
-    trace_file: str = Field(default="", validation_alias="INFERFLUX_TRACE_FILE")
+    otlp_endpoint: str = Field(
+        default="",
+        validation_alias="OTEL_EXPORTER_OTLP_ENDPOINT",
+        description="OTLP collector over gRPC that takes [traces](#traces), such as `http://collector:4317`; "
+        "empty sends none. Policy makes none",
+    )
+    otlp_protocol: Literal["grpc", ""] = Field(
+        default="grpc",
+        validation_alias="OTEL_EXPORTER_OTLP_PROTOCOL",
+        description="the only protocol there is; any other stops the start",
+        json_schema_extra=EXPERT,
+    )
+    trace_file: str = Field(
+        default="",
+        validation_alias="INFERFLUX_TRACE_FILE",
+        description="file to append finished spans to, one as JSON per line; empty writes none",
+    )
 
     @field_validator("otlp_endpoint")
     @classmethod

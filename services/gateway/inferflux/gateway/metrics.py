@@ -37,46 +37,53 @@ class GatewayMetrics:
         model = ["model"]
         self.time_to_first_token = Histogram(
             f"{PREFIX}_time_to_first_token_seconds",
-            "From the call to its first token.",
+            "Seconds from the call to its first token at the gateway.",
             model,
             buckets=TIME_TO_FIRST_TOKEN_BUCKETS_S,
             registry=registry,
         )
         self.inter_token_latency = Histogram(
             f"{PREFIX}_inter_token_latency_seconds",
-            "Between two messages with tokens, divided by the tokens of the second.",
+            "Seconds between two messages with tokens, divided by the tokens of the second.",
             model,
             buckets=PER_TOKEN_BUCKETS_S,
             registry=registry,
         )
         self.duration = Histogram(
             f"{PREFIX}_e2e_request_latency_seconds",
-            "From the call to its end.",
+            "Seconds from the call to its end.",
             model,
             buckets=REQUEST_BUCKETS_S,
             registry=registry,
         )
         self.success = Counter(
             f"{PREFIX}_request_success",
-            "Requests that ended as they should.",
+            "Requests that ended with `stop` or `length`.",
             ["model", "finished_reason"],
             registry=registry,
         )
         self.prompt_tokens = Counter(
-            f"{PREFIX}_prompt_tokens", "Prompt tokens of ended requests.", model, registry=registry
+            f"{PREFIX}_prompt_tokens", "Prompt tokens of requests that ended.", model, registry=registry
         )
         self.generation_tokens = Counter(
-            f"{PREFIX}_generation_tokens", "Tokens passed on to clients.", model, registry=registry
+            f"{PREFIX}_generation_tokens",
+            "Generated tokens that were relayed to clients.",
+            model,
+            registry=registry,
         )
         self.bad = BadMessages(
             Counter(
                 f"{PREFIX}_gateway_bad_messages",
-                "Messages that could not be understood.",
+                "Messages over NATS that failed their checks and were ignored: `chunk` or `heartbeat`.",
                 ["kind"],
                 registry=registry,
             )
         )
-        self.streams = Gauge(f"{PREFIX}_gateway_streams", "Streams being served.", registry=registry)
+        self.streams = Gauge(
+            f"{PREFIX}_gateway_streams",
+            "Token streams that are open, those whose client has left included.",
+            registry=registry,
+        )
 
     def of(self, model: str) -> ModelMetrics:
         """Of one model, whose name must be that of a served one: labels have to stay bounded."""

@@ -18,18 +18,31 @@ class PolicyMetrics:
 
     def __init__(self, registry: CollectorRegistry = REGISTRY) -> None:
         self._admissions = Counter(
-            "inferflux_policy_admissions_total", "Admit calls by outcome", ["outcome"], registry=registry
+            "inferflux_policy_admissions_total",
+            "Admit calls: `admitted`, `aborted`, or the reason of the refusal in lower case.",
+            ["outcome"],
+            registry=registry,
         )
         self._seconds = Histogram(
-            "inferflux_policy_admit_seconds", "Time Admit took", buckets=_SECONDS, registry=registry
+            "inferflux_policy_admit_seconds",
+            "Seconds that one Admit call took.",
+            buckets=_SECONDS,
+            registry=registry,
         )
         self._settled = Counter(
-            "inferflux_policy_settled_requests_total", "Requests settled", registry=registry
+            "inferflux_policy_settled_requests_total",
+            "Requests that were added to usage counters, each once.",
+            registry=registry,
         )
         self._tokens = Counter(
-            "inferflux_policy_settled_tokens_total", "Tokens settled", ["kind"], registry=registry
+            "inferflux_policy_settled_tokens_total",
+            "Tokens that were added to usage counters: `prompt` or `completion`.",
+            ["kind"],
+            registry=registry,
         )
-        self.store_up = Gauge("inferflux_policy_store_up", "1 while Redis answers", registry=registry)
+        self.store_up = Gauge(
+            "inferflux_policy_store_up", "1 while Redis answers, else 0.", registry=registry
+        )
 
     @contextmanager
     def admission(self) -> Iterator[None]:

@@ -36,62 +36,94 @@ class SchedulerMetrics:
             )
 
         model = ("model",)
-        self.depth = gauge("scheduler_queue_depth", "Requests that wait for a worker.", model)
-        self.waiting = gauge("num_requests_waiting", "Requests that wait for a worker.", model)
-        self.running = gauge("num_requests_running", "Requests on workers, or on their way.", model)
+        self.depth = gauge("scheduler_queue_depth", "Requests in the queue, parked ones included.", model)
+        self.waiting = gauge("num_requests_waiting", "The same, under the name that vLLM gives it.", model)
+        self.running = gauge(
+            "num_requests_running", "Requests that run on workers, or are being dispatched.", model
+        )
         self.suspects = gauge(
             "scheduler_suspects",
             "Requests that run alone, or wait to, because an engine died while they ran.",
         )
         self.oldest_wait = gauge(
-            "scheduler_oldest_wait_seconds", "How long the longest waiting request has waited."
+            "scheduler_oldest_wait_seconds",
+            "Seconds since the oldest request of the queue was enqueued; 0 without any.",
         )
-        self.workers = gauge("scheduler_workers", "Workers that are alive.")
-        self.free_slots = gauge("scheduler_free_slots", "Free sequence slots of workers that take requests.")
+        self.workers = gauge("scheduler_workers", "Workers that send heartbeats.")
+        self.free_slots = gauge("scheduler_free_slots", "Free slots of the workers that take requests.")
         self.queue_time = histogram(
-            "request_queue_time_seconds", "From the gateway to the first dispatch.", REQUEST_BUCKETS_S, model
+            "request_queue_time_seconds",
+            "Seconds from enqueueing at the gateway to the first dispatch.",
+            REQUEST_BUCKETS_S,
+            model,
         )
-        self.batch_size = histogram("scheduler_batch_requests", "Requests in a batch.", _BATCH_BUCKETS)
+        self.batch_size = histogram(
+            "scheduler_batch_requests", "Requests in one batch to a worker.", _BATCH_BUCKETS
+        )
         self.batch_tokens = histogram(
-            "scheduler_batch_tokens", "Tokens to prefill in a batch.", _TOKEN_BUCKETS
+            "scheduler_batch_tokens", "Tokens to prefill in one batch to a worker.", _TOKEN_BUCKETS
         )
         self.answer_time = histogram(
-            "scheduler_dispatch_seconds", "From sending a batch to the worker's answer.", _ANSWER_BUCKETS_S
+            "scheduler_dispatch_seconds",
+            "Seconds from sending a batch to the worker's answer.",
+            _ANSWER_BUCKETS_S,
         )
         self.retries = counter(
-            "scheduler_retries", "Requests that went back to the queue, by why.", ("cause",)
+            "scheduler_retries",
+            "Requests that their worker lost and that went back to the queue, by cause.",
+            ("cause",),
         )
         self.unread = Counter(
-            f"{PREFIX}_scheduler_unread", "Requests cancelled because they had no reader.", registry=registry
+            f"{PREFIX}_scheduler_unread",
+            "Requests that were cancelled because they had no reader.",
+            registry=registry,
         )
-        self.refusals = counter("scheduler_refusals", "Requests that a worker refused, by why.", ("reason",))
+        self.refusals = counter(
+            "scheduler_refusals", "Requests of a batch that their worker refused, by reason.", ("reason",)
+        )
         self.yields = counter(
-            "fairness_yields", "Turns that ended before their request did, by why.", ("reason",)
+            "fairness_yields",
+            "Requests that were descheduled before their end: `timeslice`, `preempted` or `memory`.",
+            ("reason",),
         )
         self.preemptions = counter(
-            "fairness_preemptions", "Turns that were taken away for something more urgent.", ()
+            "fairness_preemptions", "Requests that were preempted by a more urgent one.", ()
         )
         self.resumes = counter(
-            "fairness_resumes", "Turns given to requests on board, by where their state was.", ("residence",)
+            "fairness_resumes",
+            "Resident requests that were resumed: `parked` in the KV cache, or `swapped` out of it.",
+            ("residence",),
         )
         self.turn_wait = histogram(
-            "fairness_turn_wait_seconds", "From the end of a turn to the next.", REQUEST_BUCKETS_S
+            "fairness_turn_wait_seconds",
+            "Seconds from descheduling a request to resuming it on the same worker.",
+            REQUEST_BUCKETS_S,
         )
-        self.tokens = counter("fairness_tokens", "Tokens generated, by priority.", ("priority",))
+        self.tokens = counter("fairness_tokens", "Generated tokens, by priority.", ("priority",))
         self.first_token = histogram(
             "fairness_time_to_first_token_seconds",
-            "From the queue to the first token, by priority.",
+            "Seconds from enqueueing to the first token, by priority.",
             TIME_TO_FIRST_TOKEN_BUCKETS_S,
             ("model", "priority"),
         )
-        self.ended = counter("scheduler_requests_ended", "Jobs done, by how they ended.", ("outcome",))
+        self.ended = counter(
+            "scheduler_requests_ended",
+            "Jobs that were acknowledged: `stop`, `length`, `cancelled`, `ended`, `duplicate` or `failed`.",
+            ("outcome",),
+        )
         self.bad_messages = counter(
-            "scheduler_bad_messages", "Messages that could not be understood.", ("kind",)
+            "scheduler_bad_messages",
+            "Messages over NATS that failed their checks and were ignored: `job`, `heartbeat`, `event`, "
+            "`readers` or `cancel`.",
+            ("kind",),
         )
         self.bad = BadMessages(self.bad_messages)
         self.is_leader = gauge("scheduler_is_leader", "1 while this scheduler leads, 0 while it stands by.")
-        self.term = gauge("scheduler_term", "The lease term this scheduler leads in, or led in last.")
-        self.takeovers = counter("scheduler_takeovers", "Times this scheduler took the lead.", ())
+        self.term = gauge(
+            "scheduler_term",
+            "Term of the lease: the current one of a leader, the last one of a former leader.",
+        )
+        self.takeovers = counter("scheduler_takeovers", "Times that this scheduler became the leader.", ())
         self._models: set[str] = set()
 
     def lead(self, term: int) -> None:

@@ -7,35 +7,61 @@ from prometheus_client import Counter, Gauge, Histogram
 from inferflux.common.bad_messages import BadMessages
 from inferflux.v1 import engine_pb2
 
-_RUNNING = Gauge("inferflux_worker_requests", "Requests on board of the engine", ["model"])
-_KV_USAGE = Gauge("inferflux_kv_cache_usage_ratio", "Filled part of the KV cache", ["model"])
+_RUNNING = Gauge("inferflux_worker_requests", "Resident requests: running, parked and swapped.", ["model"])
+_KV_USAGE = Gauge("inferflux_kv_cache_usage_ratio", "Part of the KV cells that is filled, 0 to 1.", ["model"])
 _KV_RESERVED = Gauge(
-    "inferflux_kv_cache_reserved_ratio", "Part of the KV cache that running requests fill", ["model"]
+    "inferflux_kv_cache_reserved_ratio", "Part of the KV cells that running requests fill, 0 to 1.", ["model"]
 )
-_PARKED = Gauge("inferflux_worker_parked_requests", "Requests that wait in the KV cache", ["model"])
-_SWAPPED = Gauge("inferflux_worker_swapped_requests", "Requests that wait outside the KV cache", ["model"])
-_SWAP_BYTES = Gauge("inferflux_worker_swap_bytes", "Host memory of swapped requests", ["model"])
-_SWAP_OUTS = Counter("inferflux_worker_swap_outs", "States moved from KV cache to host memory", ["model"])
-_SWAP_INS = Counter("inferflux_worker_swap_ins", "States moved from host memory to KV cache", ["model"])
-_RECOMPUTES = Counter("inferflux_worker_recomputes", "States given up, to be computed again", ["model"])
-_PREFILL = Counter("inferflux_engine_prefill_tokens", "Prompt tokens computed", ["model"])
-_DECODE = Counter("inferflux_engine_decode_tokens", "Tokens decoded after the first", ["model"])
+_PARKED = Gauge(
+    "inferflux_worker_parked_requests", "Requests that wait to resume and keep their KV cells.", ["model"]
+)
+_SWAPPED = Gauge(
+    "inferflux_worker_swapped_requests",
+    "Requests that wait to resume without KV cells: in host memory, or to be recomputed.",
+    ["model"],
+)
+_SWAP_BYTES = Gauge(
+    "inferflux_worker_swap_bytes", "Host memory that holds the state of swapped requests.", ["model"]
+)
+_SWAP_OUTS = Counter(
+    "inferflux_worker_swap_outs", "States that were copied from KV cache to host memory.", ["model"]
+)
+_SWAP_INS = Counter(
+    "inferflux_worker_swap_ins", "States that were copied from host memory to KV cache.", ["model"]
+)
+_RECOMPUTES = Counter(
+    "inferflux_worker_recomputes", "States that were discarded and have to be recomputed.", ["model"]
+)
+_PREFILL = Counter(
+    "inferflux_engine_prefill_tokens", "Tokens that were prefilled, recomputed ones included.", ["model"]
+)
+_DECODE = Counter(
+    "inferflux_engine_decode_tokens", "Tokens that were decoded, each request's first not counted.", ["model"]
+)
 _ITERATION = Histogram(
     "inferflux_iteration_tokens",
-    "Tokens in one engine step",
+    "Tokens in one engine step, prefilled and decoded.",
     ["model"],
     buckets=(1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192),
 )
 _STEP = Histogram(
     "inferflux_engine_step_seconds",
-    "One engine step, sampling included",
+    "Seconds of one engine step, sampling included.",
     ["model"],
     buckets=(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5),
 )
-_DEATHS = Counter("inferflux_engine_deaths", "Engine processes that ended unasked", ["model"])
-_STUCK = Counter("inferflux_worker_stuck_engines", "Engines killed for not getting on", ["model"])
-_BAD = Counter("inferflux_worker_bad_messages", "Messages that could not be understood", ["kind"])
-_FLASH = Gauge("inferflux_flash_attention_enabled", "1 when flash attention is on", ["model"])
+_DEATHS = Counter("inferflux_engine_deaths", "Engine processes that died.", ["model"])
+_STUCK = Counter(
+    "inferflux_worker_stuck_engines",
+    "Engine processes that were killed because they made no progress.",
+    ["model"],
+)
+_BAD = Counter(
+    "inferflux_worker_bad_messages",
+    "Messages over NATS that failed their checks and were ignored: `batch`, `command` or `cancel`.",
+    ["kind"],
+)
+_FLASH = Gauge("inferflux_flash_attention_enabled", "1 when flash attention is on, else 0.", ["model"])
 
 
 class WorkerMetrics:

@@ -8,7 +8,7 @@ from pydantic import Field, ValidationInfo, field_validator
 from pydantic_settings import SettingsConfigDict
 
 from inferflux.common.checks import MAX_SEQUENCES
-from inferflux.common.settings import ServiceSettings, SubjectToken, unique_name
+from inferflux.common.settings import EXPERT, ServiceSettings, SubjectToken, unique_name
 
 
 class WorkerSettings(ServiceSettings):
@@ -17,47 +17,98 @@ class WorkerSettings(ServiceSettings):
     model_config = SettingsConfigDict(env_prefix="INFERFLUX_WORKER_", frozen=True)
 
     id: SubjectToken = Field(
-        default_factory=unique_name, description="Name in subjects, unique in the fleet."
+        default_factory=unique_name,
+        description="name in subjects, unique among the workers: 1-64 of A-Z a-z 0-9 _ -",
     )
-    model_path: Path = Field(description="GGUF file to serve.")
-    model_name: str = Field("", description="Name clients use; empty takes the file's name without .gguf.")
-    slots: int = Field(16, ge=1, le=MAX_SEQUENCES, description="Sequences that run at once.")
+    model_path: Path = Field(description="the GGUF file to serve")
+    model_name: str = Field(
+        default="", description="the name clients use; empty takes the file's, without `.gguf`"
+    )
+    slots: int = Field(default=16, ge=1, le=MAX_SEQUENCES, description="requests that run at once")
     sequences: int = Field(
-        0,
+        default=0,
         ge=0,
         le=MAX_SEQUENCES,
-        description="Slots and places beside them for parked sequences; 0 for twice the slots.",
+        description="sequences of the engine: the slots, and places beside them "
+        "in which parked requests keep their KV cells; 0: twice the slots",
+        json_schema_extra=EXPERT,
     )
-    kv_cells: int = Field(0, ge=0, description="Tokens the KV cache holds; 0 chooses from slots and context.")
+    kv_cells: int = Field(
+        default=0, ge=0, description="tokens the KV cache holds; 0 chooses from slots and context length"
+    )
     prefill_cells: int | None = Field(
-        None,
+        default=None,
         ge=0,
-        description="Tokens of prompts of several steps that a CPU computes apart from the streams; 0: all "
-        "go beside them; unset: a quarter of the KV cells, at most 8,192 or the context length.",
+        description="KV cells of the prefill context, in memory beside `KV_CELLS`. A CPU computes prompts of "
+        "several steps there; 0: all prompts are chunked in mixed batches; unset: a quarter of the KV cells, "
+        "at most 8,192 or the context length",
+        json_schema_extra=EXPERT,
     )
-    context_length: int = Field(0, ge=0, description="Most tokens of one request; 0 takes the model's.")
-    threads: int = Field(0, ge=0, le=512, description="CPU threads; 0 takes those of CPU affinity and quota.")
-    batch_tokens: int = Field(2048, ge=32, le=65536, description="Most tokens of one engine step.")
-    gpu_layers: int = Field(-1, ge=-1, description="Layers on the GPU, if there is one; -1 for all.")
-    flash_attention: bool = Field(True, description="Fused attention; off only for backends without it.")
+    context_length: int = Field(
+        default=0, ge=0, description="most tokens of one request; 0 takes the model's"
+    )
+    threads: int = Field(
+        default=0,
+        ge=0,
+        le=512,
+        description="CPU threads of the engine; 0 takes every core this process may use: those of its CPU "
+        "affinity, or the whole cores of its cgroup's CPU quota if they are fewer",
+    )
+    batch_tokens: int = Field(
+        default=2048,
+        ge=32,
+        le=65536,
+        description="most tokens of one engine step",
+        json_schema_extra=EXPERT,
+    )
+    gpu_layers: int = Field(default=-1, ge=-1, description="layers on the GPU, if there is one; -1 for all")
+    flash_attention: bool = Field(
+        default=True,
+        description="fused attention; off only for backends without it",
+        json_schema_extra=EXPERT,
+    )
     step_stretch: float = Field(
-        5.0, ge=1.0, le=1000, description="Prompts may make a stream wait this many times a step without any."
+        default=5.0,
+        ge=1.0,
+        le=1000,
+        description="prompts may lengthen the gap between a decode's tokens to this many times a step "
+        "without any prompt",
+        json_schema_extra=EXPERT,
     )
     step_limit_s: float = Field(
-        0.2, gt=0, le=60, description="Seconds an engine step with prefill should take at most."
+        default=0.2,
+        gt=0,
+        le=60,
+        description="an engine step with prefill should take at most this long",
+        json_schema_extra=EXPERT,
     )
     swap_bytes: int = Field(
-        2 << 30, ge=0, description="Host memory for swapped sequences; 0 computes them again instead."
+        default=2 << 30,
+        ge=0,
+        description="host memory for the state of requests that were evicted from the KV cache; "
+        "beyond it the least urgent are recomputed, with 0 all of them",
     )
     load_limit_s: float = Field(
-        600.0, gt=0, le=86400, description="Seconds an engine may take to load the model and to try it."
+        default=600.0,
+        gt=0,
+        le=86400,
+        description="an engine that has not loaded its model and decoded with it by then is killed",
+        json_schema_extra=EXPERT,
     )
     stuck_s: float = Field(
-        60.0,
+        default=60.0,
         ge=0,
-        description="An engine that should run but reports nothing for so long is killed; 0: never.",
+        description="an engine that has requests to run and makes no step for this long is killed "
+        "and started again; 0: never",
+        json_schema_extra=EXPERT,
     )
-    heartbeat_interval_s: float = Field(1.0, gt=0, le=2.0, description="Seconds between status messages.")
+    heartbeat_interval_s: float = Field(
+        default=1.0,
+        gt=0,
+        le=2.0,
+        description="seconds between heartbeats",
+        json_schema_extra=EXPERT,
+    )
 
     @field_validator("sequences")
     @classmethod
