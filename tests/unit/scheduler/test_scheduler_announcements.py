@@ -68,7 +68,7 @@ def test_jobs_that_wait_no_more_are_not_told() -> None:
     ended, forgotten, parked = make_job(1), make_job(2), make_job(3)
     for job in (ended, forgotten, parked):
         announcements.tell(job, Outlook(10, 1.0), now=0.0)
-    ended.state, parked.state = JobState.ENDED, JobState.RUNNING
+    ended.state, parked.state = JobState.FINISHED, JobState.RUNNING
     announcements.forget(forgotten)
     announcements.forget(forgotten)
     assert announcements.due(5.0, lambda _: Outlook(0, 0.0)) == []

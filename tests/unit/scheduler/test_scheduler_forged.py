@@ -280,7 +280,7 @@ def test_no_sequence_of_messages_makes_the_core_raise_or_lose_count_of_slots(mes
         with contextlib.suppress(InvalidArgument):
             receive(world, message)
         world.check()
-        world.core.let_go()
+        world.core.handle_nothing()
         if world.network:
             world.deliver()
             world.check()

@@ -11,12 +11,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from inferflux.scheduler.core.fairness import FairnessController, FairnessSettings
-from inferflux.scheduler.core.jobs import JobState, Loss, RequestKey
-from inferflux.scheduler.core.lifecycle import Lifecycle
+from inferflux.scheduler.core.jobs import JobState, RequestKey, RequeueReason
 from inferflux.scheduler.core.limits import Limits
 from inferflux.scheduler.core.policies import make_policy
 from inferflux.scheduler.core.queue import Queue
-from inferflux.scheduler.core.slots import Residence, WorkerSlots
+from inferflux.scheduler.core.slots import Residence
+from inferflux.scheduler.core.state import SchedulerState
 from inferflux.v1 import scheduler_pb2
 
 Kill = Callable[[Sequence, int], bool]
@@ -164,19 +164,19 @@ def test_suspects_take_a_worker_from_others_when_none_is_idle_and_none_starts() 
 
 def test_a_suspect_that_goes_on_where_it_was_to_wait_runs_alone_again() -> None:
     fairness = FairnessController(FairnessSettings(), aging_s=2.0)
-    life = Lifecycle(Limits(), Queue(lambda _: make_policy("fcfs", aging_s=2.0)), fairness, term=1)
+    state = SchedulerState(Limits(), Queue(lambda _: make_policy("fcfs", aging_s=2.0)), fairness, term=1)
     ready = scheduler_pb2.WORKER_STATE_READY
     status = scheduler_pb2.WorkerStatus(worker_id="w0", incarnation="i", state=ready, slots=4, kv_cells=512)
-    worker = life.table.workers["w0"] = WorkerSlots(status, now=0.0)
+    worker = state.add_worker(status, 0.0)
     job = make_job(1)
     job.is_suspect, job.worker_id, job.state = True, "w0", JobState.NEW
-    life.jobs[job.key] = job
+    state.add(job)
     worker.assign(job.key, 1, 8, is_alone=True)
-    life.queue.take_place(job)
-    life.on_running(job, 0.0)
-    life.end_turn(worker, job, Residence.PARKED, "timeslice", 1.0)
+    state.queue.take_place(job)
+    state.on_running(job, 0.0)
+    state.end_turn(worker, job, Residence.PARKED, "timeslice", 1.0)
     assert not worker.is_isolated
-    assert life.take_back(worker, job, 2.0) == []
+    assert state.take_back(worker, job, 2.0) == []
     assert worker.is_alone(job.key)
     assert not worker.takes_new
 
@@ -210,8 +210,8 @@ def test_a_suspect_that_is_cancelled_while_it_waits_frees_its_worker() -> None:
 
 
 def test_deaths_of_engines_are_no_retries() -> None:
-    assert not Loss.ENGINE_DIED.counts
-    assert Loss.WORKER_DEAD.counts
+    assert not RequeueReason.ENGINE_DIED.counts
+    assert RequeueReason.WORKER_DEAD.counts
 
 
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])

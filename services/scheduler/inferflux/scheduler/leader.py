@@ -318,7 +318,7 @@ class Leader:
         """Let the core work. Once it has raised, it is not asked any more."""
         if self._failed.is_set():
             return
-        self.core.let_go()
+        self.core.handle_nothing()
         try:
             work(self._clock())
         except InferFluxError:
@@ -328,9 +328,9 @@ class Leader:
 
     def _on_defect(self, what: str, error: BaseException, about: Culprit | None = None) -> None:
         """The core's state cannot be trusted: note which request is to blame, and begin anew."""
-        in_hand = self.core.in_hand
-        if about is None and in_hand is not None and isinstance(in_hand.handle, Job):
-            about = Culprit(in_hand.request, in_hand.epoch, in_hand.handle)
+        handled = self.core.handled
+        if about is None and handled is not None and isinstance(handled.handle, Job):
+            about = Culprit(handled.request, handled.epoch, handled.handle)
         UNEXPECTED_ERRORS.labels(where="scheduler").inc()
         if about is not None:
             self._culprits.append((about, error))

@@ -33,7 +33,7 @@ def describe(core: SchedulerCore, now: float) -> scheduler_pb2.SchedulerStatus:
 
 def _view(worker: WorkerSlots, now: float) -> scheduler_pb2.WorkerView:
     view = scheduler_pb2.WorkerView(
-        status=worker.status, heartbeat_age_ms=round(max(0.0, now - worker.heard_s) * 1000)
+        status=worker.status, heartbeat_age_ms=round(max(0.0, now - worker.last_seen_s) * 1000)
     )
     view.status.state = worker.state
     on_board: list[Owner | Stray] = [*worker.owners.values(), *worker.strays.values()]

@@ -1,6 +1,6 @@
-"""The life of one job (pure).
+"""The states of one job (pure).
 
-    NEW ──> QUEUED ──> READING ──> DISPATCHING ──> RUNNING ──> ENDED
+    NEW ──> QUEUED ──> READING ──> DISPATCHING ──> RUNNING ──> FINISHED
               ^           │         ^   │            │  │
               │           │         │   └── PARKED <─┘  │     yielded or preempted: in the queue, and on board
               └───────────┴─────────┴───────┴───────────┘     refused, given up or lost: the queue again
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 _EPOCHS_AT_ONCE = 4
 _EPOCHS_PER_S = 10
 
-Conclusion = tokens_pb2.Finished | tokens_pb2.Failed
+TerminalEvent = tokens_pb2.Finished | tokens_pb2.Failed
 
 
 class RequestKey(NamedTuple):
@@ -57,10 +57,10 @@ class JobState(Enum):
     DISPATCHING = auto()
     RUNNING = auto()
     PARKED = auto()
-    ENDED = auto()
+    FINISHED = auto()
 
 
-class Loss(Enum):
+class RequeueReason(Enum):
     """Why a worker does not have a request any more, or may not have it."""
 
     WORKER_DEAD = "worker_dead"
@@ -80,7 +80,12 @@ class Loss(Enum):
     def counts(self) -> bool:
         """Whether it is one of the limited retries: what happens in good order costs none. Deaths of engines
         are limited by `suspects`."""
-        uncounted = (Loss.WORKER_LEFT, Loss.MOVED, Loss.NOT_ON_BOARD, Loss.ENGINE_DIED)
+        uncounted = (
+            RequeueReason.WORKER_LEFT,
+            RequeueReason.MOVED,
+            RequeueReason.NOT_ON_BOARD,
+            RequeueReason.ENGINE_DIED,
+        )
         return self not in uncounted
 
 
@@ -123,7 +128,7 @@ class Job:
     # On its way to where it is on board already.
     is_resuming: bool = False
     # Set while READING to end the job rather than to dispatch it.
-    conclusion: Conclusion | None = None
+    terminal_event: TerminalEvent | None = None
     # Tells the answer to the latest read from answers to older ones.
     read_id: int = 0
     announced_epoch: int = 0

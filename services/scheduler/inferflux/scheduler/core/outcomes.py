@@ -12,7 +12,7 @@ from inferflux.common.errors import (
 )
 from inferflux.v1 import generation_pb2, tokens_pb2
 
-from .jobs import Conclusion, Job
+from .jobs import Job, TerminalEvent
 
 
 def finished(job: Job, reason: generation_pb2.FinishReason.ValueType, now: float) -> tokens_pb2.Finished:
@@ -66,12 +66,12 @@ def invalid(message: str) -> tokens_pb2.Failed:
     return _failed(InvalidArgument(message, reason="REFUSED_BY_WORKER"))
 
 
-def terminal_chunk(job: Job, conclusion: Conclusion) -> tokens_pb2.TokenChunk:
+def terminal_chunk(job: Job, terminal_event: TerminalEvent) -> tokens_pb2.TokenChunk:
     chunk = _chunk(job)
-    if isinstance(conclusion, tokens_pb2.Failed):
-        chunk.failed.CopyFrom(conclusion)
+    if isinstance(terminal_event, tokens_pb2.Failed):
+        chunk.failed.CopyFrom(terminal_event)
     else:
-        chunk.finished.CopyFrom(conclusion)
+        chunk.finished.CopyFrom(terminal_event)
     chunk.attempt_id = job.attempt_id
     return chunk
 

@@ -9,16 +9,16 @@ from __future__ import annotations
 from inferflux.v1 import scheduler_pb2
 
 from .jobs import Job
-from .lifecycle import Lifecycle
 from .placement import fits
 from .slots import WorkerSlots
+from .state import SchedulerState
 
 
 class Quarantine:
     """Chooses workers for suspects. At most one of each model is reserved."""
 
-    def __init__(self, life: Lifecycle) -> None:
-        self._life = life
+    def __init__(self, state: SchedulerState) -> None:
+        self._state = state
         # By model: worker id and incarnation.
         self._reserved: dict[str, tuple[str, str]] = {}
 
@@ -29,7 +29,7 @@ class Quarantine:
 
     def choose(self, job: Job) -> WorkerSlots | None:
         """A worker on which the job would run alone; None if there is none now."""
-        idle = [w for w in self._life.placement.live(job.model) if w.can_isolate and fits(job, w)]
+        idle = [w for w in self._state.placement.live(job.model) if w.can_isolate and fits(job, w)]
         return min(idle, key=lambda w: (not w.is_reserved, w.worker_id == job.avoids), default=None)
 
     def reserve(self, model: str, job: Job | None, now: float) -> WorkerSlots | None:
@@ -47,7 +47,7 @@ class Quarantine:
         return reserved or self._take(job, now)
 
     def _reserved_worker(self, model: str) -> WorkerSlots | None:
-        worker = self._life.table.get(*self._reserved.get(model, ("", "")))
+        worker = self._state.table.get(*self._reserved.get(model, ("", "")))
         is_up = worker is not None and worker.state == scheduler_pb2.WORKER_STATE_READY
         if worker is not None and not is_up:
             self._give_back(model, worker)
@@ -57,23 +57,23 @@ class Quarantine:
 
     def _take(self, job: Job, now: float) -> WorkerSlots | None:
         """Reserve the worker where the fewest run, unless one is at work for suspects, or soon will be."""
-        workers = [w for w in self._life.placement.live(job.model) if fits(job, w)]
+        workers = [w for w in self._state.placement.live(job.model) if fits(job, w)]
         if any(worker.is_isolated for worker in workers):
             return None
         is_starting = any(w.state == scheduler_pb2.WORKER_STATE_LOADING for w in workers)
-        if is_starting and now - job.queued_s < self._life.limits.reserve_after_s:
+        if is_starting and now - job.queued_s < self._state.limits.reserve_after_s:
             return None
         ready = [w for w in workers if w.state == scheduler_pb2.WORKER_STATE_READY and not w.is_held]
         worker = min(ready, key=lambda w: w.n_running, default=None)
         if worker is not None:
             self._reserved[job.model] = (worker.worker_id, worker.incarnation)
             worker.is_reserved = True
-            self._life.placement.update(worker)
+            self._state.placement.update(worker)
         return worker
 
     def _give_back(self, model: str, worker: WorkerSlots | None) -> None:
         self._reserved.pop(model, None)
         if worker is not None:
             worker.is_reserved = False
-            self._life.placement.update(worker)
-            self._life.replan(worker)
+            self._state.placement.update(worker)
+            self._state.replan(worker)

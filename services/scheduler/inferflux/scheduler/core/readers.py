@@ -72,7 +72,7 @@ class Readers:
         self.unread_s = now
         self.patience_s = self.unreported_limit_s if is_handed_over else self.window_s
 
-    def excuse(self, now: float) -> None:
+    def reset_liveness(self, now: float) -> None:
         """Nothing could be heard until now."""
         self.unread_s = max(self.unread_s, now)
         for gateway_id in self.reported_s:
@@ -110,18 +110,18 @@ class ReaderWatch:
         self._set_timer(job, job.readers)
         return job.readers.timer_s <= now
 
-    def excuse(self, jobs: Iterable[Job], now: float) -> None:
+    def reset_liveness(self, jobs: Iterable[Job], now: float) -> None:
         """Nothing could be heard until now: every gateway gets time to report."""
         self._is_known_s = now + _REPORTS_WITHIN_S
         for job in jobs:
             if job.readers is not None:
-                job.readers.excuse(now)
+                job.readers.reset_liveness(now)
 
     def due(self, now: float) -> Iterator[Job]:
         """Jobs to be cancelled for the lack of a reader, each once."""
         for job, timer_s in self._timers.due(now):
             readers = job.readers
-            if readers is None or readers.timer_s != timer_s or job.state is JobState.ENDED:
+            if readers is None or readers.timer_s != timer_s or job.state is JobState.FINISHED:
                 continue
             readers.timer_s = math.inf
             if max(readers.ends_s, self._is_known_s) <= now:
@@ -142,4 +142,4 @@ class ReaderWatch:
 
 
 def _is_awaited(job: Job, timer_s: float) -> bool:
-    return job.state is not JobState.ENDED and job.readers is not None and job.readers.timer_s == timer_s
+    return job.state is not JobState.FINISHED and job.readers is not None and job.readers.timer_s == timer_s

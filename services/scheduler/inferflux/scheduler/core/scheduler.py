@@ -19,9 +19,7 @@ from .bounds import Bounds
 from .drains import DrainProgress, progress_of
 from .emitted import Emitted
 from .fairness import FairnessController, FairnessSettings
-from .hearing import Hearing
-from .jobs import Attempt, Job, JobState, Loss, RequestKey
-from .lifecycle import Lifecycle
+from .jobs import Attempt, Job, JobState, RequestKey, RequeueReason
 from .limits import Limits
 from .memory import Recent
 from .planning import Planner
@@ -31,7 +29,9 @@ from .readers import ReaderWatch
 from .shares import TenantShares
 from .sharing import Places
 from .slots import SlotTable, WorkerSlots
+from .state import SchedulerState
 from .timers import Timers
+from .worker_reports import WorkerReports
 
 _STALL_S = 1.0
 _LOOK_AGAIN_S = 0.5
@@ -78,9 +78,9 @@ class SchedulerCore:
                 is_urgent=controller.is_urgent,
             )
 
-        self._life = Lifecycle(limits, Queue(new_policy), controller, term=term)
-        self._planner = Planner(self._life, name=name)
-        self._hearing = Hearing(self._life)
+        self._state = SchedulerState(limits, Queue(new_policy), controller, term=term)
+        self._planner = Planner(self._state, name=name)
+        self._reports = WorkerReports(self._state)
         self._bounds = Bounds(limits.max_queued, limits.max_queued_per_tenant, limits.queue_limit)
         self._started_s = now
         self._ticked_s = now
@@ -97,53 +97,52 @@ class SchedulerCore:
     # What it knows
 
     @property
-    def in_hand(self) -> Job | None:
-        """The job that was being handled when a call raised; None if that was not one job's doing."""
-        return self._life.in_hand
+    def handled(self) -> Job | None:
+        """The job that was being handled when a call raised; None if the call was about no single job."""
+        return self._state.handled
 
-    def let_go(self) -> None:
-        """Nothing is being handled: to be said before each call."""
-        self._life.in_hand = None
+    def handle_nothing(self) -> None:
+        """No job is being handled: to be called before every other call."""
+        self._state.handle(None)
 
     @property
     def limits(self) -> Limits:
-        return self._life.limits
+        return self._state.limits
 
     @property
     def term(self) -> int:
-        return self._life.term
+        return self._state.term
 
     @property
     def jobs(self) -> Mapping[RequestKey, Job]:
-        return self._life.jobs
+        return self._state.jobs
 
     @property
     def queue(self) -> Queue:
-        return self._life.queue
+        return self._state.queue
 
     @property
     def table(self) -> SlotTable:
-        return self._life.table
+        return self._state.table
 
     @property
     def is_settled(self) -> bool:
         """Whether it dispatches: it is known who lives and what runs."""
-        return self._life.is_settled
+        return self._state.is_settled
 
     # What is asked of it
 
     @property
     def fairness(self) -> FairnessSettings:
-        return self._life.fairness.settings
+        return self._state.fairness.settings
 
     def set_fairness(self, settings: FairnessSettings) -> None:
         """Go by these from the next turn on."""
-        self._life.fairness.settings = settings
-        self._life.unplanned.update(self.queue.models)
+        self._state.set_fairness(settings)
 
     def expect(self, worker_ids: Collection[str]) -> None:
         """Dispatching may start as soon as all of these have been heard; without this, after `settle_s`."""
-        self._hearing.expected = set(worker_ids) - self.table.workers.keys() if worker_ids else None
+        self._reports.expected = set(worker_ids) - self.table.workers.keys() if worker_ids else None
 
     def drain(
         self, worker_id: str, *, now: float, undo: bool = False, hand_over_after_s: float | None = None
@@ -157,7 +156,7 @@ class SchedulerCore:
             NotFound: no such worker is alive.
         """
         worker = self._worker_named(worker_id)
-        drains = self._hearing.drains
+        drains = self._reports.drains
         command = worker_pb2.WorkerCommand()
         if undo:
             drains.end(worker_id)
@@ -165,9 +164,9 @@ class SchedulerCore:
         else:
             drains.begin(worker, None if hand_over_after_s is None else now + hand_over_after_s)
             worker.state = scheduler_pb2.WORKER_STATE_DRAINING
-            self._life.placement.update(worker)
+            self._state.placement.update(worker)
             command.drain.SetInParent()
-        return [self._life.command(worker_id, command)]
+        return [self._state.command(worker_id, command)]
 
     def drain_progress(self, worker_id: str) -> DrainProgress:
         """Raises NotFound when no such worker is alive."""
@@ -190,30 +189,30 @@ class SchedulerCore:
         if held is not None and held.sequence == sequence:
             held.handle = handle
             return []
-        if held is not None or self._life.ended.get(key) == sequence:
+        if held is not None or self._state.has_finished(key, sequence):
             return [actions.Ack(handle, request.model, "duplicate")]
         job = self._make_job(key, request, handle, sequence, now)
-        self._life.jobs[key] = job
+        self._state.add(job)
         spread = (job.arrival % 16 + 1) / 16  # jobs that come together are not held together for ever
         self._holds.add(now + self.limits.hold_interval_s * spread, job)
         if job.deadline_s is not None:
             self._deadlines.add(job.deadline_s, job)
         self._reader_watch.begin(job, now)
         self._let_go_of_ended()
-        orphan = self._hearing.orphan_of(key)
+        orphan = self._reports.orphan_of(key)
         if orphan is not None and orphan[0].can_adopt(orphan[1]):
-            self._life.adopt(job, *orphan, now)
+            self._state.adopt(job, *orphan, now)
             return []
         if job.attempt_id and self._early_cancels.pop(Attempt(key, job.attempt_id)) is not None:
             job.is_cancelled = True
-            return self._life.conclude(job, outcomes.cancelled(job, now))
-        return self._life.enqueue(job, now) if job.is_inherited else self._admit(job, now)
+            return self._state.finish(job, outcomes.cancelled(job, now))
+        return self._state.enqueue(job, now) if job.is_inherited else self._admit(job, now)
 
     def _let_go_of_ended(self) -> None:
         """Deadlines may be far away: until then, jobs that have ended would stay in memory."""
         for timers in (self._deadlines, self._holds):
             if len(timers) > 2 * len(self.jobs) + _ENDED_HELD:
-                timers.keep(lambda job: job.state is not JobState.ENDED)
+                timers.keep(lambda job: job.state is not JobState.FINISHED)
         self._reader_watch.let_go_of_ended(len(self.jobs))
 
     def on_cancel(self, attempt: Attempt, now: float) -> tuple[bool, list[Action]]:
@@ -229,7 +228,7 @@ class SchedulerCore:
         """Have a job cancelled; workers are told elsewhere."""
         job.is_cancelled = True
         if job.state in (JobState.QUEUED, JobState.READING):
-            return self._life.conclude(job, outcomes.cancelled(job, now))
+            return self._state.finish(job, outcomes.cancelled(job, now))
         return []
 
     def _job_of(self, attempt: Attempt) -> Job | None:
@@ -265,17 +264,17 @@ class SchedulerCore:
         if job is None or job.state is not JobState.READING or job.read_id != read_id:
             return []
         if emitted.outcome:
-            return self._life.end(job, emitted.outcome)
+            return self._state.acknowledge(job, emitted.outcome)
         job.continue_from(emitted.token_ids, emitted.epoch, now)
-        if job.conclusion is not None:
-            return self._life.conclude(job, job.conclusion)
+        if job.terminal_event is not None:
+            return self._state.finish(job, job.terminal_event)
         if job.is_expired(now):
-            return self._life.conclude(job, outcomes.expired())
+            return self._state.finish(job, outcomes.expired())
         if job.max_tokens and job.generated_tokens >= job.max_tokens:
-            return self._life.conclude(job, outcomes.finished(job, generation_pb2.FINISH_REASON_LENGTH, now))
-        worker = self._life.worker_of(job)
+            return self._state.finish(job, outcomes.finished(job, generation_pb2.FINISH_REASON_LENGTH, now))
+        worker = self._state.worker_of(job)
         if worker is None or worker.is_held or worker.state != scheduler_pb2.WORKER_STATE_READY:
-            out = self._life.put_back(job, now)
+            out = self._state.put_back(job, now)
             job.needs_replay = job.is_queued  # by then there may be more to read
             return out
         worker.owners[key].epoch = job.epoch
@@ -284,32 +283,32 @@ class SchedulerCore:
     # What workers say
 
     def on_heartbeat(self, status: scheduler_pb2.WorkerStatus, now: float) -> list[Action]:
-        return self._hearing.on_heartbeat(status, now)
+        return self._reports.on_heartbeat(status, now)
 
     def on_event(self, event: scheduler_pb2.WorkerEvent, now: float) -> list[Action]:
-        return self._hearing.on_event(event, now)
+        return self._reports.on_event(event, now)
 
     def on_batch_answer(self, answer: worker_pb2.BatchAccepted, now: float) -> list[Action]:
         """A worker's answer to a Dispatch."""
-        flight = self._planner.land(answer.batch_id)
-        if flight is None:
+        batch = self._planner.take(answer.batch_id)
+        if batch is None:
             return []
         accepted = set(answer.accepted_request_ids)
         refused = {refusal.request_id: refusal for refusal in answer.refused}
         out: list[Action] = []
-        for job, epoch in flight.jobs:
+        for job, epoch in batch.jobs:
             request_id = job.key.request_id
-            if not job.is_at(flight.worker_id, epoch):
-                if request_id in accepted and job.state is not JobState.ENDED:
-                    out.append(self._life.drop(flight.worker_id, job.key, epoch))
+            if not job.is_at(batch.worker_id, epoch):
+                if request_id in accepted and job.state is not JobState.FINISHED:
+                    out.append(self._state.drop(batch.worker_id, job.key, epoch))
             elif job.state is not JobState.DISPATCHING:
                 continue
             elif request_id in accepted:
-                out += self._life.accept(job, now)
+                out += self._state.accept(job, now)
             elif request_id in refused:
-                out += self._on_refused(job, flight.worker_id, refused[request_id], now)
+                out += self._on_refused(job, batch.worker_id, refused[request_id], now)
             else:
-                out += self._life.lose(job, Loss.NO_ANSWER, now, must_drop=True)
+                out += self._state.requeue(job, RequeueReason.NO_ANSWER, now, must_drop=True)
         return out
 
     def on_batch_unanswered(
@@ -321,23 +320,23 @@ class SchedulerCore:
             is_delivered: it may have been: the worker may run it. False when it certainly was not.
             is_gone: nobody listens where the worker did. With its heartbeat overdue as well, it is dead.
         """
-        flight = self._planner.land(batch_id)
-        if flight is None:
+        batch = self._planner.take(batch_id)
+        if batch is None:
             return []
-        self._life.hold_worker(flight.worker_id)
+        self._state.hold_worker(batch.worker_id)
         out: list[Action] = []
-        for job, epoch in flight.jobs:
-            if job.state is not JobState.DISPATCHING or not job.is_at(flight.worker_id, epoch):
+        for job, epoch in batch.jobs:
+            if job.state is not JobState.DISPATCHING or not job.is_at(batch.worker_id, epoch):
                 continue
             if job.is_resuming:
-                self._life.wait_there(job)
+                self._state.wait_there(job)
             elif is_delivered:
-                out += self._life.lose(job, Loss.NO_ANSWER, now, must_drop=True)
+                out += self._state.requeue(job, RequeueReason.NO_ANSWER, now, must_drop=True)
             else:
-                out += self._life.put_back(job, now)
-        worker = self.table.get(flight.worker_id, flight.incarnation)
-        if is_gone and worker is not None and now - worker.heard_s > self.limits.ask_after_s:
-            out += self._hearing.forget(worker, Loss.WORKER_DEAD, now)
+                out += self._state.put_back(job, now)
+        worker = self.table.get(batch.worker_id, batch.incarnation)
+        if is_gone and worker is not None and now - worker.last_seen_s > self.limits.ask_after_s:
+            out += self._reports.forget(worker, RequeueReason.WORKER_DEAD, now)
         return out
 
     # What time brings
@@ -345,41 +344,41 @@ class SchedulerCore:
     def on_tick(self, now: float) -> list[Action]:
         """To be called several times a second."""
         if now - self._ticked_s > _STALL_S:  # this process stood still, and heard nobody
-            self.table.excuse(now)
-            self._reader_watch.excuse(self.jobs.values(), now)
+            self.table.reset_liveness(now)
+            self._reader_watch.reset_liveness(self.jobs.values(), now)
         self._ticked_s = now
-        out = self._settle() if self._may_settle(now) else []
+        out = self._state.settle() if self._may_settle(now) else []
         for job in self._deadlines.due(now):
-            if job.state in (JobState.QUEUED, JobState.READING) and job.conclusion is None:
-                out += self._life.conclude(job, outcomes.expired())
-        for job, outlook in self._life.announcements.due(now, self._outlook):
+            if job.state in (JobState.QUEUED, JobState.READING) and job.terminal_event is None:
+                out += self._state.finish(job, outcomes.expired())
+        for job, outlook in self._state.announcements.due(now, self._outlook):
             out.append(self._publish_queued(job, outlook))
         for job in self._holds.due(now):
-            if job.state is not JobState.ENDED:
+            if job.state is not JobState.FINISHED:
                 if self._is_connected:
                     out.append(actions.Hold(job.handle))
                 self._holds.add(now + self.limits.hold_interval_s, job)
-        for worker_id in list(self._hearing.drains.due(now)):
+        for worker_id in list(self._reports.drains.due(now)):
             out += self._hand_over(worker_id, now)
         if self._is_connected:
             out += self._give_up(now)
             out += self._cancel_unread(now)
-        self._life.unplanned |= self._planner.models_with_suspects
+        self._state.replan_models(self._planner.models_with_suspects)
         while (early := self._early_cancels.oldest()) and now - early[1] >= self.limits.early_cancel_s:
             self._early_cancels.pop(early[0])
         return out
 
     def _may_settle(self, now: float) -> bool:
         has_waited = now - self._started_s >= self.limits.settle_s
-        return not self.is_settled and (has_waited or self._hearing.expected == set())
+        return not self.is_settled and (has_waited or self._reports.expected == set())
 
     def _give_up(self, now: float) -> list[Action]:
         """Workers that are silent, and what nobody serves."""
         out: list[Action] = []
         limits = self.limits
         for worker in self.table.silent(now, min(limits.ask_after_s, limits.worker_dead_s)):
-            if now - worker.heard_s > limits.worker_dead_s:
-                out += self._hearing.forget(worker, Loss.WORKER_DEAD, now)
+            if now - worker.last_seen_s > limits.worker_dead_s:
+                out += self._reports.forget(worker, RequeueReason.WORKER_DEAD, now)
             elif not worker.was_asked:
                 out.append(self._planner.ask(worker, now))
         return out + self._fail_unserved(now) if self.is_settled else out
@@ -387,7 +386,7 @@ class SchedulerCore:
     def _cancel_unread(self, now: float) -> list[Action]:
         out: list[Action] = []
         for job in self._reader_watch.due(now):
-            if job.is_cancelled or job.conclusion is not None:
+            if job.is_cancelled or job.terminal_event is not None:
                 continue
             out.append(actions.CountUnread(job.key))
             if job.worker_id is not None:
@@ -399,45 +398,42 @@ class SchedulerCore:
         """What a draining worker still has goes to others."""
         out: list[Action] = []
         worker = self.table.get(worker_id)
-        if worker is None or not self._hearing.drains.holds(worker):
+        if worker is None or not self._reports.drains.holds(worker):
             return out
         for key in list(worker.owners):
             job = self.jobs[key]
             if job.state in (JobState.RUNNING, JobState.PARKED) and not job.is_cancelled:
-                out += self._life.lose(job, Loss.MOVED, now, must_drop=True)
+                out += self._state.requeue(job, RequeueReason.MOVED, now, must_drop=True)
         return out
 
     def on_connection(self, is_connected: bool, now: float) -> None:
         """The bus went away or is back. Workers are not blamed for what could not be heard meanwhile."""
         self._is_connected = is_connected
         if is_connected:
-            self.table.excuse(now + self.limits.reconnect_grace_s)
-            self._reader_watch.excuse(self.jobs.values(), now)
-            self._life.unplanned.update(self.queue.models)
+            self.table.reset_liveness(now + self.limits.reconnect_grace_s)
+            self._reader_watch.reset_liveness(self.jobs.values(), now)
+            self._state.replan_all()
 
     # Giving jobs their places
 
     @property
     def must_plan(self) -> bool:
         """Whether `plan` could do anything now."""
-        return self.is_settled and self._is_connected and bool(self._life.unplanned or self._life.fresh)
+        return self._is_connected and self._state.must_plan
 
     def plan(self, now: float) -> list[Action]:
         """Place waiting jobs, in order, for as long as there are places; tell new ones that wait so."""
         if not self.must_plan:
             return []
         out: list[Action] = []
-        life = self._life
-        models, life.unplanned = life.unplanned, set()
-        worker_ids, life.have_turns = life.have_turns, set()
-        have_turns = [self.table.workers[w] for w in worker_ids if w in self.table.workers]
-        for worker in have_turns:
-            if worker.state == scheduler_pb2.WORKER_STATE_DRAINING:  # nobody else may have them
-                out += self._planner.give_turns(worker, now)
+        models = self._state.take_unplanned()
+        resumable = self._state.take_resumable()
+        for worker in resumable:
+            if worker.state == scheduler_pb2.WORKER_STATE_DRAINING:  # its places are for parked requests only
+                out += self._planner.resume_parked(worker, now)
         for model in models:
-            out += self._planner.plan_model(model, have_turns, now)
-        fresh, self._life.fresh = self._life.fresh, []
-        for job in fresh:
+            out += self._planner.plan_model(model, resumable, now)
+        for job in self._state.take_fresh():
             if job.is_queued and job.announced_epoch != job.epoch:
                 out.append(self._announce(job, now))
         return out
@@ -445,7 +441,7 @@ class SchedulerCore:
     def _announce(self, job: Job, now: float) -> Action:
         job.announced_epoch = job.epoch
         outlook = self._outlook(job)
-        self._life.announcements.tell(job, outlook, now)
+        self._state.announcements.tell(job, outlook, now)
         return self._publish_queued(job, outlook)
 
     def _outlook(self, job: Job) -> Outlook:
@@ -455,18 +451,7 @@ class SchedulerCore:
         chunk = outcomes.queued_chunk(job, outlook.position, outlook.expected_wait_s)
         return actions.PublishChunk(job.key, chunk)
 
-    # From one state to the next
-
-    def _settle(self) -> list[Action]:
-        """Whoever lives has been heard: dispatching starts."""
-        self._life.is_settled = True
-        self._life.unplanned.update(self.queue.models)
-        out: list[Action] = []
-        for job, conclusion in self._life.deferred:
-            if job.is_inherited and job.is_queued:
-                out += self._life.conclude(job, conclusion)
-        self._life.deferred.clear()
-        return out
+    # Admission
 
     def _make_job(
         self,
@@ -500,34 +485,32 @@ class SchedulerCore:
         if why := self._bounds.why_not(waiting, job.key.tenant, len(self.jobs) - 1):
             queue = self.queue.models.get(job.model)
             pace_s = queue.departure_interval_s if queue is not None else 0.0
-            return self._life.conclude(job, bounds.full(why, job.key.tenant, waiting, pace_s))
-        out = self._life.enqueue(job, now)
+            return self._state.finish(job, bounds.full(why, job.key.tenant, waiting, pace_s))
+        out = self._state.enqueue(job, now)
         if job.is_queued and job.deadline_s is not None:
             wait_s = 0.0 if self._planner.has_room(job) else self.queue.models[job.model].certain_wait_s(job)
-            if self._hearing.rates.is_hopeless(job, now, wait_s):
-                out += self._life.conclude(job, self._hearing.rates.unreachable(job, now, wait_s))
+            if self._reports.rates.is_hopeless(job, now, wait_s):
+                out += self._state.finish(job, self._reports.rates.unreachable(job, now, wait_s))
         return out
-
-    # Turns
 
     def _on_refused(self, job: Job, worker_id: str, refusal: worker_pb2.Refusal, now: float) -> list[Action]:
         reason = actions.reason_of(worker_pb2.RefusalReason.Name, refusal.reason, prefix="REFUSAL_REASON_")
         out: list[Action] = [actions.CountRefusal(worker_id, reason)]
         match refusal.reason:
             case worker_pb2.REFUSAL_REASON_CANCELLED:
-                return out + self._life.conclude(job, outcomes.cancelled(job, now))
+                return out + self._state.finish(job, outcomes.cancelled(job, now))
             case worker_pb2.REFUSAL_REASON_INVALID:
-                return out + self._life.conclude(job, outcomes.invalid(refusal.message))
+                return out + self._state.finish(job, outcomes.invalid(refusal.message))
             case worker_pb2.REFUSAL_REASON_NOT_ON_BOARD:
-                return out + self._life.lose(job, Loss.NOT_ON_BOARD, now)
-        self._life.hold_worker(worker_id)
+                return out + self._state.requeue(job, RequeueReason.NOT_ON_BOARD, now)
+        self._state.hold_worker(worker_id)
         if job.is_resuming:
-            self._life.wait_there(job)
+            self._state.wait_there(job)
             return out
         job.refusals += 1
         if job.refusals > self.limits.max_refusals:
-            return out + self._life.conclude(job, outcomes.refusals_exhausted(refusal.message))
-        return out + self._life.put_back(job, now)
+            return out + self._state.finish(job, outcomes.refusals_exhausted(refusal.message))
+        return out + self._state.put_back(job, now)
 
     # What heartbeats and events lead to
 
@@ -536,7 +519,7 @@ class SchedulerCore:
         out: list[Action] = []
         timeout_s = self.limits.no_worker_timeout_s
         for model, queue in self.queue.models.items():
-            if not queue or self._life.placement.is_served(model):
+            if not queue or self._state.placement.is_served(model):
                 self._unserved_since.pop(model, None)
                 self._look_again_s.pop(model, None)
                 continue
@@ -545,8 +528,8 @@ class SchedulerCore:
                 continue
             self._look_again_s[model] = now + _LOOK_AGAIN_S
             for job in [j for j in queue if j.is_queued and now - j.queued_s >= timeout_s]:
-                out += self._life.conclude(job, outcomes.no_worker(job, timeout_s))
-        self.queue.forget_empty(self._life.placement.is_served)
+                out += self._state.finish(job, outcomes.no_worker(job, timeout_s))
+        self.queue.forget_empty(self._state.placement.is_served)
         for model in self._unserved_since.keys() - self.queue.models.keys():
             del self._unserved_since[model]
             self._look_again_s.pop(model, None)

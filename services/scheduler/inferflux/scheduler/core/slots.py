@@ -98,7 +98,7 @@ class WorkerSlots:
     def __init__(self, status: scheduler_pb2.WorkerStatus, now: float) -> None:
         self.worker_id: str = status.worker_id
         self.incarnation: str = status.incarnation
-        self.heard_s = now
+        self.last_seen_s = now
         # It refused or did not answer: nothing new until it has spoken again.
         self.is_held = False
         # Whether it was asked for a sign of life since it was heard.
@@ -312,7 +312,7 @@ class WorkerSlots:
             What it says. Nobody is released or parked here: that is for whoever decides what becomes of the
             jobs.
         """
-        self.heard_s = max(self.heard_s, now)
+        self.last_seen_s = max(self.last_seen_s, now)
         self.is_held = self.was_asked = False
         self._take_status(status)
         on_board = {RequestKey(r.tenant, r.request_id): r for r in status.running}
@@ -439,9 +439,9 @@ class SlotTable:
 
     def silent(self, now: float, dead_after_s: float) -> list[WorkerSlots]:
         """Workers not heard of for too long."""
-        return [w for w in self.workers.values() if now - w.heard_s > dead_after_s]
+        return [w for w in self.workers.values() if now - w.last_seen_s > dead_after_s]
 
-    def excuse(self, until_s: float) -> None:
+    def reset_liveness(self, until_s: float) -> None:
         """Count no worker's silence before `until_s`: it could not be heard."""
         for worker in self.workers.values():
-            worker.heard_s = max(worker.heard_s, until_s)
+            worker.last_seen_s = max(worker.last_seen_s, until_s)

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from enum import Enum
 
-from .jobs import Job, JobState, Loss
+from .jobs import Job, JobState, RequeueReason
 from .limits import Limits
 from .slots import WorkerSlots
 
@@ -48,9 +48,11 @@ def has_passed(job: Job) -> bool:
     return job.seen_tokens - job.generated_tokens >= probation_tokens(job)
 
 
-def blame_for_worker(job: Job, worker: WorkerSlots, cause: Loss) -> Blame:
+def blame_for_worker(job: Job, worker: WorkerSlots, reason: RequeueReason) -> Blame:
     """What the loss of a whole worker says about one of its requests. The death is counted."""
-    if cause not in (Loss.WORKER_DEAD, Loss.WORKER_RESTARTED) or not _may_have_run(job, worker):
+    if reason not in (RequeueReason.WORKER_DEAD, RequeueReason.WORKER_RESTARTED) or not _may_have_run(
+        job, worker
+    ):
         return Blame.NONE
     job.worker_deaths += 1
     return Blame.SUSPECT if job.worker_deaths >= _WORKER_DEATHS_TO_SUSPECT else Blame.NONE

@@ -1,4 +1,4 @@
-"""What workers say, and what follows from it (pure)."""
+"""What workers report, and what follows from it (pure)."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from inferflux.v1 import scheduler_pb2, worker_pb2
 from . import actions, suspects
 from .actions import Action
 from .drains import Drains
-from .jobs import Job, JobState, Loss, RequestKey
-from .lifecycle import Lifecycle
+from .jobs import Job, JobState, RequestKey, RequeueReason
 from .memory import Recent
 from .placement import cells_wanted_on
 from .rates import ModelRates
 from .slots import Residence, Stray, WorkerSlots
+from .state import SchedulerState
 
 _GONE_REMEMBERED = 4096
 
 
-class Hearing:
+class WorkerReports:
     """Takes heartbeats and events in."""
 
-    def __init__(self, life: Lifecycle) -> None:
-        self._life = life
+    def __init__(self, state: SchedulerState) -> None:
+        self._state = state
         self.drains = Drains()
         self.rates = ModelRates()
         # Workers to hear of before anything is dispatched; None when nobody knows.
@@ -37,40 +37,40 @@ class Hearing:
         if self._is_gone(status, now):
             return []
         out: list[Action] = []
-        worker = self._life.table.get(status.worker_id)
+        worker = self._state.table.get(status.worker_id)
         if worker is not None and worker.incarnation != status.incarnation:
             if status.started_unix_ms < worker.status.started_unix_ms:
                 return []
-            out += self.forget(worker, Loss.WORKER_RESTARTED, now, is_final=True)
+            out += self.forget(worker, RequeueReason.WORKER_RESTARTED, now, is_final=True)
             worker = None
         if worker is None:
-            worker = self._life.table.workers[status.worker_id] = WorkerSlots(status, now)
+            worker = self._state.add_worker(status, now)
         out += self._reconcile(worker, status, now)
         out += self._follow(worker, status.running, now)
         out += self._remind(worker)
-        self._life.placement.update_models(worker)
+        self._state.placement.update_models(worker)
         self.rates.update(status)
-        self._life.replan(worker)
+        self._state.replan(worker)
         if self.expected is not None:
             self.expected.discard(worker.worker_id)
         return out
 
     def _reconcile(self, worker: WorkerSlots, status: scheduler_pb2.WorkerStatus, now: float) -> list[Action]:
         """Bring table and jobs into line with what the worker has."""
-        life = self._life
-        found = worker.reconcile(status, now, life.limits.insist_heartbeats)
+        state = self._state
+        found = worker.reconcile(status, now, state.limits.insist_heartbeats)
         out: list[Action] = []
         for key, epoch in found.ended:
             out += self._on_ended(worker.worker_id, key, epoch, "ended")
         for owner in found.confirmed:
-            out += life.accept(life.jobs[owner.key], now)
+            out += state.accept(state.jobs[owner.key], now)
         for owner in found.vanished:
-            out += life.lose(life.jobs[owner.key], Loss.VANISHED, now, must_drop=True)
+            out += state.requeue(state.jobs[owner.key], RequeueReason.VANISHED, now, must_drop=True)
         for owner in found.going_on:
-            out += life.take_back(worker, life.jobs[owner.key], now)
+            out += state.take_back(worker, state.jobs[owner.key], now)
         for owner, residence in found.stopped:
-            if life.jobs[owner.key].state is JobState.RUNNING:
-                out += life.end_turn(worker, life.jobs[owner.key], residence, "unheard", now)
+            if state.jobs[owner.key].state is JobState.RUNNING:
+                out += state.end_turn(worker, state.jobs[owner.key], residence, "unheard", now)
         for stray in found.strays:
             out += self._on_stray(worker, stray, now)
         return out
@@ -79,13 +79,13 @@ class Hearing:
         """Say again what the worker should have heard, and has not acted upon."""
         out: list[Action] = []
         for key in worker.owners:
-            job = self._life.jobs[key]
+            job = self._state.jobs[key]
             if job.is_cancelled and job.state in (JobState.RUNNING, JobState.PARKED):
                 out.append(actions.TellCancel(key, job.attempt_id))
         if self.drains.holds(worker) and worker.state == scheduler_pb2.WORKER_STATE_READY:
             worker.state = scheduler_pb2.WORKER_STATE_DRAINING
             command = worker_pb2.WorkerCommand(drain=worker_pb2.DrainWorker())
-            out.append(self._life.command(worker.worker_id, command))
+            out.append(self._state.command(worker.worker_id, command))
         return out
 
     def _follow(
@@ -95,7 +95,7 @@ class Hearing:
         out: list[Action] = []
         stuck: list[Job] = []
         for report in reports:
-            job = self._life.jobs.get(RequestKey(report.tenant, report.request_id))
+            job = self._state.jobs.get(RequestKey(report.tenant, report.request_id))
             if job is None or not job.is_at(worker.worker_id, report.epoch):
                 continue
             if (report.generated_tokens, report.computed_tokens) != (job.seen_tokens, job.seen_computed):
@@ -103,20 +103,20 @@ class Hearing:
                 job.seen_computed = report.computed_tokens
                 out += self._on_progress(worker, job, report.generated_tokens)
             elif (
-                self._life.limits.stuck_s
+                self._state.limits.stuck_s
                 and job.state is JobState.RUNNING
-                and now - job.progressed_s > self._life.limits.stuck_s
+                and now - job.progressed_s > self._state.limits.stuck_s
             ):
                 stuck.append(job)
         for job in stuck:
-            out += self._life.lose(job, Loss.STUCK, now, must_drop=True)
+            out += self._state.requeue(job, RequeueReason.STUCK, now, must_drop=True)
         return out
 
     def _on_progress(self, worker: WorkerSlots, job: Job, generated: int) -> list[Action]:
         job.seen_tokens = max(job.seen_tokens, generated)
         worker.grow(worker.owners[job.key], cells_wanted_on(job, worker))
         if job.is_suspect and suspects.has_passed(job):
-            self._life.clear(job)
+            self._state.clear(job)
         return self._charge(job)
 
     def _charge(self, job: Job) -> list[Action]:
@@ -125,12 +125,12 @@ class Hearing:
         if tokens <= 0:
             return []
         job.charged_tokens = job.known_tokens
-        if (queue := self._life.queue.models.get(job.model)) is not None:
+        if (queue := self._state.queue.models.get(job.model)) is not None:
             queue.charge(job.key.tenant, 0, tokens)
         return [actions.CountTokens(job.priority, tokens)]
 
     def on_event(self, event: scheduler_pb2.WorkerEvent, now: float) -> list[Action]:
-        worker = self._life.table.get(event.worker_id, event.incarnation)
+        worker = self._state.table.get(event.worker_id, event.incarnation)
         match event.WhichOneof("event"):
             case "request_ended":
                 ended = event.request_ended
@@ -143,13 +143,13 @@ class Hearing:
             case "worker_left":
                 self._remember_gone(event.worker_id, event.incarnation, now)
                 if worker is not None:
-                    return self.forget(worker, Loss.WORKER_LEFT, now, is_final=True)
+                    return self.forget(worker, RequeueReason.WORKER_LEFT, now, is_final=True)
         return []
 
     def _on_yielded(
         self, worker: WorkerSlots, told: scheduler_pb2.RequestYielded, now: float
     ) -> list[Action]:
-        job = self._life.jobs.get(RequestKey(told.tenant, told.request_id))
+        job = self._state.jobs.get(RequestKey(told.tenant, told.request_id))
         if job is None or not job.is_at(worker.worker_id, told.epoch):
             return []
         residence = Residence.of(told.residence)
@@ -160,12 +160,12 @@ class Hearing:
         worker.owners[job.key].is_accepted = True
         if job.state is JobState.PARKED:
             worker.park(job.key, residence, is_confirmed=True)
-            self._life.replan(worker)
+            self._state.replan(worker)
             return out
         reason = actions.reason_of(scheduler_pb2.YieldReason.Name, told.reason, prefix="YIELD_REASON_")
         if told.reason == scheduler_pb2.YIELD_REASON_TIMESLICE and not was_suspect:
             job.since_s = now
-        return out + self._life.end_turn(worker, job, residence, reason, now)
+        return out + self._state.end_turn(worker, job, residence, reason, now)
 
     def _on_request_ended(
         self,
@@ -174,7 +174,7 @@ class Hearing:
         key: RequestKey,
         ended: scheduler_pb2.RequestEnded,
     ) -> list[Action]:
-        job = self._life.jobs.get(key)
+        job = self._state.jobs.get(key)
         out: list[Action] = []
         if job is not None and worker is not None and job.is_at(worker_id, ended.epoch):
             job.seen_tokens = max(job.seen_tokens, ended.usage.completion_tokens)
@@ -185,17 +185,17 @@ class Hearing:
         return out + self._on_ended(worker_id, key, ended.epoch, ended.outcome)
 
     def _on_ended(self, worker_id: str, key: RequestKey, epoch: int, outcome: str) -> list[Action]:
-        job = self._life.jobs.get(key)
+        job = self._state.jobs.get(key)
         if job is None:
             return []
         if not job.is_at(worker_id, epoch) or job.state is JobState.READING:
             return []
         if job.is_adopted:  # readers may have seen a later epoch than this one: look whether it was their end
-            self._life.leave_queue(job)
-            self._life.release(job)
+            self._state.leave_queue(job)
+            self._state.release(job)
             job.next_epoch()
-            return [self._life.read(job)]
-        return self._life.end(job, outcome)
+            return [self._state.read(job)]
+        return self._state.acknowledge(job, outcome)
 
     def _on_engine_died(
         self, worker: WorkerSlots, died: scheduler_pb2.EngineDied, now: float
@@ -208,52 +208,52 @@ class Hearing:
         may_compute = [job for job in jobs if worker.may_compute(job.key)]
         was_alone = len(may_compute) == 1 and None not in resident
         blames = [
-            suspects.blame_for_engine(job, worker, was_alone=was_alone, limits=self._life.limits)
+            suspects.blame_for_engine(job, worker, was_alone=was_alone, limits=self._state.limits)
             for job in jobs
         ]
         for job, blame in zip(jobs, blames, strict=True):
-            out += self._life.lose(job, Loss.ENGINE_DIED, now, blame=blame)
-        self._life.placement.update_models(worker)
+            out += self._state.requeue(job, RequeueReason.ENGINE_DIED, now, blame=blame)
+        self._state.placement.update_models(worker)
         return out
 
     def _resident(self, worker: WorkerSlots, entry: scheduler_pb2.EndedRequest) -> Job | None:
         """The job of a request that a worker has; None if it is not there as far as is known here."""
-        job = self._life.jobs.get(RequestKey(entry.tenant, entry.request_id))
+        job = self._state.jobs.get(RequestKey(entry.tenant, entry.request_id))
         return job if job is not None and job.is_at(worker.worker_id, entry.epoch) else None
 
     def _on_stray(self, worker: WorkerSlots, stray: Stray, now: float) -> list[Action]:
-        job = self._life.jobs.get(stray.key)
+        job = self._state.jobs.get(stray.key)
         if job is None:
-            has_waited = self._life.is_settled and now - stray.since_s >= self._life.limits.orphan_grace_s
-            if has_waited or stray.key in self._life.ended:
-                return [self._life.drop(worker.worker_id, stray.key, stray.epoch)]
+            has_waited = self._state.is_settled and now - stray.since_s >= self._state.limits.orphan_grace_s
+            if has_waited or self._state.has_finished(stray.key):
+                return [self._state.drop(worker.worker_id, stray.key, stray.epoch)]
             self._orphans[stray.key] = worker.worker_id
             return []
         is_waiting = job.state in (JobState.QUEUED, JobState.READING)
         if (is_waiting and (job.is_inherited or stray.epoch == job.epoch)) or stray.epoch > job.epoch:
             if worker.can_adopt(stray):
-                self._life.adopt(job, worker, stray, now)
+                self._state.adopt(job, worker, stray, now)
             return []
-        return [self._life.drop(worker.worker_id, stray.key, stray.epoch)]
+        return [self._state.drop(worker.worker_id, stray.key, stray.epoch)]
 
     def orphan_of(self, key: RequestKey) -> tuple[WorkerSlots, Stray] | None:
-        worker = self._life.table.get(self._orphans.pop(key, ""))
+        worker = self._state.table.get(self._orphans.pop(key, ""))
         stray = worker.strays.get(key) if worker is not None else None
         return (worker, stray) if worker is not None and stray is not None else None
 
-    def forget(self, worker: WorkerSlots, cause: Loss, now: float, *, is_final: bool = False) -> list[Action]:
+    def forget(
+        self, worker: WorkerSlots, reason: RequeueReason, now: float, *, is_final: bool = False
+    ) -> list[Action]:
         """A worker is gone, and what it had is lost. One that was only silent may come back."""
-        del self._life.table.workers[worker.worker_id]
-        self._life.placement.remove(worker)
+        jobs = self._state.remove_worker(worker)
         self.rates.remove(worker.worker_id)
         if is_final:
             self._remember_gone(worker.worker_id, worker.incarnation, now)
             self.drains.end(worker.worker_id)
         out: list[Action] = []
-        jobs = [self._life.jobs[key] for key in worker.owners]
-        blames = [suspects.blame_for_worker(job, worker, cause) for job in jobs]
+        blames = [suspects.blame_for_worker(job, worker, reason) for job in jobs]
         for job, blame in zip(jobs, blames, strict=True):
-            out += self._life.lose(job, cause, now, blame=blame)
+            out += self._state.requeue(job, reason, now, blame=blame)
         return out
 
     def _remember_gone(self, worker_id: str, incarnation: str, now: float) -> None:
@@ -269,7 +269,7 @@ class Hearing:
         since_s = self._gone.get(key)
         if since_s is None:
             return False
-        if now - since_s <= self._life.limits.worker_dead_s:
+        if now - since_s <= self._state.limits.worker_dead_s:
             return True
         self._gone.pop(key)
         return False

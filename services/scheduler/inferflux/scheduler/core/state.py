@@ -1,20 +1,25 @@
-"""From one state of a job to the next (pure).
+"""The scheduler's state, and the transitions of a job (pure).
 
-The one place where jobs change hands: between the queue, the workers' slots and their end. Each job ends
-exactly once: by the worker, which publishes the terminal chunk and says so, or here, by `conclude`. Both come
-together in `end`, which acknowledges the job.
+The one place where jobs change hands: between the queue, the workers' slots and their end. Each job finishes
+exactly once: on a worker, which publishes the terminal chunk and reports it, or here, by `finish`. Both lead
+to `acknowledge`, which takes the job off the work queue.
+
+Only methods of `SchedulerState` change its fields. Others read them.
 """
 
 from __future__ import annotations
 
-from inferflux.v1 import worker_pb2
+from collections.abc import Collection, Mapping
+from typing import Final
+
+from inferflux.v1 import scheduler_pb2, worker_pb2
 
 from . import actions, outcomes
 from .actions import Action
 from .announcements import Announcements
 from .emitted import outcome_of
-from .fairness import FairnessController
-from .jobs import Conclusion, Job, JobState, Loss, RequestKey
+from .fairness import FairnessController, FairnessSettings
+from .jobs import Job, JobState, RequestKey, RequeueReason, TerminalEvent
 from .limits import Limits
 from .memory import Recent
 from .placement import Placement, cells_wanted_on
@@ -23,7 +28,7 @@ from .slots import Residence, SlotTable, Stray, WorkerSlots
 from .suspects import Blame
 
 
-class Lifecycle:
+class SchedulerState:
     """Every job between its arrival and its end, the queue and the slot table.
 
     Args:
@@ -31,35 +36,128 @@ class Lifecycle:
     """
 
     def __init__(self, limits: Limits, queue: Queue, fairness: FairnessController, *, term: int) -> None:
-        self.limits = limits
-        self.term = term
-        self.queue = queue
-        self.fairness = fairness
-        self.table = SlotTable()
-        self.placement = Placement()
-        self.announcements = Announcements()
-        self.jobs: dict[RequestKey, Job] = {}
-        # The job that is being handled: the one to blame for an exception.
-        self.in_hand: Job | None = None
-        # Whether it is known who lives and what runs: until then nothing is dispatched.
-        self.is_settled = False
+        self.limits: Final = limits
+        self.term: Final = term
+        self.queue: Final = queue
+        self.fairness: Final = fairness
+        self.table: Final = SlotTable()
+        self.placement: Final = Placement()
+        self.announcements: Final = Announcements()
+        self._jobs: dict[RequestKey, Job] = {}
+        self._handled: Job | None = None
+        self._is_settled = False
         # Models to plan for, and jobs that have not been through a plan since they were queued.
-        self.unplanned: set[str] = set()
-        self.fresh: list[Job] = []
-        # Ids of workers that may have a turn for what waits on them.
-        self.have_turns: set[str] = set()
-        # Ends of inherited jobs, put off until it is known whether a worker has them.
-        self.deferred: list[tuple[Job, Conclusion]] = []
-        # Those that ended, and their places in the work queue.
-        self.ended: Recent[RequestKey, int] = Recent(limits.remembered_jobs)
+        self._unplanned: set[str] = set()
+        self._fresh: list[Job] = []
+        # Ids of workers on which a parked request may be able to resume.
+        self._can_resume: set[str] = set()
+        # Terminal events of inherited jobs, put off until it is known whether a worker has the job.
+        self._deferred: list[tuple[Job, TerminalEvent]] = []
+        # Finished jobs, and their places in the work queue.
+        self._finished: Recent[RequestKey, int] = Recent(limits.remembered_jobs)
+
+    # What it holds
+
+    @property
+    def jobs(self) -> Mapping[RequestKey, Job]:
+        """Every job that has not finished."""
+        return self._jobs
+
+    def add(self, job: Job) -> None:
+        """A job came from the work queue."""
+        self._jobs[job.key] = job
+
+    def has_finished(self, key: RequestKey, sequence: int | None = None) -> bool:
+        """Whether a job of this key has finished lately.
+
+        Args:
+            sequence: its place in the work queue; None for any job of the key.
+        """
+        finished = self._finished.get(key)
+        return finished is not None and sequence in (None, finished)
+
+    @property
+    def handled(self) -> Job | None:
+        """The job that is being handled: the one to blame for an exception."""
+        return self._handled
+
+    def handle(self, job: Job | None) -> None:
+        """From now on this job is being handled; None: no job is."""
+        self._handled = job
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether the workers and what they run are known: until then nothing is dispatched."""
+        return self._is_settled
+
+    def settle(self) -> list[Action]:
+        """The workers are known: inherited jobs that none of them has may finish."""
+        self._is_settled = True
+        self.replan_all()
+        deferred, self._deferred = self._deferred, []
+        out: list[Action] = []
+        for job, terminal_event in deferred:
+            if job.is_inherited and job.is_queued:
+                out += self.finish(job, terminal_event)
+        return out
+
+    # Workers
+
+    def add_worker(self, status: scheduler_pb2.WorkerStatus, now: float) -> WorkerSlots:
+        """A worker reported for the first time."""
+        worker = self.table.workers[status.worker_id] = WorkerSlots(status, now)
+        return worker
+
+    def remove_worker(self, worker: WorkerSlots) -> list[Job]:
+        """A worker is gone. Returns the jobs that it had; they are still to be requeued."""
+        del self.table.workers[worker.worker_id]
+        self.placement.remove(worker)
+        return [self._jobs[key] for key in worker.owners]
+
+    def set_fairness(self, settings: FairnessSettings) -> None:
+        """Go by these from the next plan on."""
+        self.fairness.settings = settings
+        self.replan_all()
+
+    # What a plan is due for
+
+    @property
+    def must_plan(self) -> bool:
+        """Whether a plan could do anything now."""
+        return self._is_settled and bool(self._unplanned or self._fresh)
+
+    def replan_models(self, models: Collection[str]) -> None:
+        """Something may have changed for these models' queues."""
+        self._unplanned.update(models)
+
+    def replan_all(self) -> None:
+        """Something may have changed for every queue."""
+        self._unplanned.update(self.queue.models)
+
+    def take_unplanned(self) -> set[str]:
+        """Models to plan for; a plan for them is made now."""
+        models, self._unplanned = self._unplanned, set()
+        return models
+
+    def take_resumable(self) -> list[WorkerSlots]:
+        """Workers on which a parked request may be able to resume since the last plan."""
+        ids, self._can_resume = self._can_resume, set()
+        return [self.table.workers[w] for w in ids if w in self.table.workers]
+
+    def take_fresh(self) -> list[Job]:
+        """Jobs that were queued since the last plan."""
+        fresh, self._fresh = self._fresh, []
+        return fresh
+
+    # Transitions
 
     def enqueue(self, job: Job, now: float) -> list[Action]:
-        self.in_hand = job
+        self.handle(job)
         job.queued_s = now
         if job.is_expired(now):
-            return self.conclude(job, outcomes.expired())
+            return self.finish(job, outcomes.expired())
         if why := self.placement.why_never(job):
-            return self.conclude(job, outcomes.too_large(why))
+            return self.finish(job, outcomes.too_large(why))
         return self.wait(job)
 
     def wait(self, job: Job) -> list[Action]:
@@ -67,8 +165,8 @@ class Lifecycle:
             self.leave_queue(job)
             job.state = JobState.QUEUED
             self.queue.push(job)
-            self.unplanned.add(job.model)
-            self.fresh.append(job)
+            self._unplanned.add(job.model)
+            self._fresh.append(job)
         return []
 
     def read(self, job: Job) -> Action:
@@ -85,7 +183,7 @@ class Lifecycle:
 
     def accept(self, job: Job, now: float) -> list[Action]:
         """The worker has it, and it runs there."""
-        self.in_hand = job
+        self.handle(job)
         worker = self.worker_of(job)
         if worker is None or job.state is not JobState.DISPATCHING:
             return []
@@ -103,7 +201,7 @@ class Lifecycle:
         self, worker: WorkerSlots, job: Job, residence: Residence, reason: str, now: float
     ) -> list[Action]:
         """The worker says that it does not run any more."""
-        self.in_hand = job
+        self.handle(job)
         worker.park(job.key, residence, is_confirmed=True)
         self.to_parked(job, now)
         self.placement.update(worker)
@@ -126,15 +224,15 @@ class Lifecycle:
         job.state = JobState.PARKED
         job.queued_s = max(job.queued_s, job.parked_s)
         self.queue.push(job)
-        self.unplanned.add(job.model)
+        self._unplanned.add(job.model)
 
     def take_back(self, worker: WorkerSlots, job: Job, now: float) -> list[Action]:
         """It runs, although it was to wait: the worker has not heard, or let it go on."""
-        self.in_hand = job
+        self.handle(job)
         if job.state is not JobState.PARKED:
             return []
         if worker.owners[job.key].slot is None and not worker.has_slot:
-            return self.lose(job, Loss.VANISHED, now, must_drop=True)
+            return self.requeue(job, RequeueReason.VANISHED, now, must_drop=True)
         self.leave_queue(job)
         self.queue.take_place(job)
         rank = self.fairness.rank(job)
@@ -147,13 +245,13 @@ class Lifecycle:
         """To the queue again; no worker has it, so its epoch stands."""
         self.release(job)
         if job.is_cancelled:
-            return self.conclude(job, outcomes.cancelled(job, now))
+            return self.finish(job, outcomes.cancelled(job, now))
         return self.enqueue(job, now)
 
-    def lose(
+    def requeue(
         self,
         job: Job,
-        cause: Loss,
+        reason: RequeueReason,
         now: float,
         *,
         must_drop: bool = False,
@@ -165,20 +263,20 @@ class Lifecycle:
             must_drop: the worker may still have it, and is told to drop it.
             blame: whether it may have caused the loss.
         """
-        self.in_hand = job
+        self.handle(job)
         if job.state is JobState.READING:  # it never got there
             return self.put_back(job, now)
-        out: list[Action] = [actions.CountRetry(job.key, cause.value, job.handle)]
+        out: list[Action] = [actions.CountRetry(job.key, reason.value, job.handle)]
         job.avoids = job.worker_id
         if must_drop and job.worker_id is not None:
             out.append(self.drop(job.worker_id, job.key, job.epoch))
         self.leave_queue(job)
         self.release(job)
         job.next_epoch()
-        job.retries += cause.counts
+        job.retries += reason.counts
         job.is_suspect |= blame is not Blame.NONE
-        conclusion = self._conclusion_after(job, cause, blame, now)
-        return out + (self.enqueue(job, now) if conclusion is None else self.conclude(job, conclusion))
+        terminal_event = self._terminal_event_after(job, reason, blame, now)
+        return out + (self.enqueue(job, now) if terminal_event is None else self.finish(job, terminal_event))
 
     def clear(self, job: Job) -> None:
         """A suspect has run past the point at which its engine died: it is like others again."""
@@ -189,45 +287,47 @@ class Lifecycle:
         job.retries = 0
         if is_waiting:
             self.queue.push(job)
-            self.unplanned.add(job.model)
+            self._unplanned.add(job.model)
         worker = self.worker_of(job)
         if worker is not None:
             worker.admit_others(job.key)
             self.placement.update(worker)
             self.replan(worker)
 
-    def _conclusion_after(self, job: Job, cause: Loss, blame: Blame, now: float) -> Conclusion | None:
+    def _terminal_event_after(
+        self, job: Job, reason: RequeueReason, blame: Blame, now: float
+    ) -> TerminalEvent | None:
         """Why a lost job is not to be tried again."""
         if job.is_cancelled:
             return outcomes.cancelled(job, now)
         if blame is Blame.CONVICTED:
             return outcomes.poison(job)
         if job.retries > self.limits.max_retries:
-            return outcomes.retries_exhausted(job, cause.value)
+            return outcomes.retries_exhausted(job, reason.value)
         return None
 
-    def conclude(self, job: Job, conclusion: Conclusion) -> list[Action]:
+    def finish(self, job: Job, terminal_event: TerminalEvent) -> list[Action]:
         """End it here, with a terminal chunk of the scheduler's own; but first find out, where it may run or
         have run, whether it has not ended already."""
-        self.in_hand = job
-        if job.is_inherited and not self.is_settled:
-            self.deferred.append((job, conclusion))
+        self.handle(job)
+        if job.is_inherited and not self._is_settled:
+            self._deferred.append((job, terminal_event))
             return self.wait(job)
         self.leave_queue(job)
         self.release(job)
-        job.conclusion = conclusion
+        job.terminal_event = terminal_event
         if job.needs_replay:
             return [] if job.state is JobState.READING else [self.read(job)]
-        chunk = outcomes.terminal_chunk(job, conclusion)
-        return [actions.PublishChunk(job.key, chunk), *self.end(job, outcome_of(chunk))]
+        chunk = outcomes.terminal_chunk(job, terminal_event)
+        return [actions.PublishChunk(job.key, chunk), *self.acknowledge(job, outcome_of(chunk))]
 
-    def end(self, job: Job, outcome: str) -> list[Action]:
+    def acknowledge(self, job: Job, outcome: str) -> list[Action]:
         """Its terminal chunk is out."""
         self.leave_queue(job)
         self.release(job)
-        job.state = JobState.ENDED
-        del self.jobs[job.key]
-        self.ended.remember(job.key, job.sequence)
+        job.state = JobState.FINISHED
+        del self._jobs[job.key]
+        self._finished.remember(job.key, job.sequence)
         return [actions.Ack(job.handle, job.model, outcome)]
 
     def release(self, job: Job) -> None:
@@ -243,12 +343,12 @@ class Lifecycle:
 
     def adopt(self, job: Job, worker: WorkerSlots, stray: Stray, now: float) -> None:
         """It runs already: take note where."""
-        self.in_hand = job
+        self.handle(job)
         self.leave_queue(job)
         self.release(job)
         worker.adopt(stray, cells_wanted_on(job, worker), self.fairness.rank(job))
         job.read_id += 1
-        job.conclusion = None
+        job.terminal_event = None
         job.is_inherited = False
         job.is_adopted = True
         job.epoch = stray.epoch
@@ -272,11 +372,11 @@ class Lifecycle:
     def replan(self, worker: WorkerSlots) -> None:
         can_resume = worker.can_resume
         if can_resume:
-            self.have_turns.add(worker.worker_id)
+            self._can_resume.add(worker.worker_id)
         for model in worker.context_lengths:
             queue = self.queue.models.get(model)
             if queue and (can_resume or queue.has_suspects):
-                self.unplanned.add(model)
+                self._unplanned.add(model)
 
     def drop(self, worker_id: str, key: RequestKey, epoch: int) -> Action:
         command = worker_pb2.WorkerCommand()
