@@ -1,0 +1,93 @@
+"""README and docs/ name only what is there: links, files, variables, targets of make."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from harness.deploy import ROOT
+
+from tools.reference.__main__ import PAGE as OPERATIONS
+
+PAGES = [ROOT / "README.md", ROOT / "models/README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+_LINK = re.compile(r"\]\(([^)\s]+)\)")
+_HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
+_BLOCK = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
+_VARIABLE = re.compile(r"\b((?:INFERFLUX|OTEL)_[A-Z_]*[A-Z])\b")
+# `gateway/submit.py` stands for services/gateway/inferflux/gateway/submit.py, `engine/x.py` likewise.
+_FILE = re.compile(r"`((?:[\w.-]+/)+[\w.-]*\.(?:py|proto|yml|toml|sh|gguf|md|json))`")
+_FOLDERS = [
+    ROOT,
+    *(ROOT / "services" / name / "inferflux" for name in ("gateway", "policy", "scheduler", "worker")),
+    ROOT / "services/worker/inferflux/worker",
+    ROOT / "libs/common/inferflux",
+    ROOT / "cli/inferflux",
+]
+_MADE_LATER = {"benchmarks/results/latest.json", "benchmarks/results/scheduling.json"}
+
+
+def anchors(page: Path) -> set[str]:
+    """What GitHub makes of a page's headings."""
+    texts = (re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", heading) for heading in headings(page))
+    return {re.sub(r"[^\w\- ]", "", text.lower()).replace(" ", "-") for text in texts}
+
+
+def headings(page: Path) -> list[str]:
+    return _HEADING.findall(_BLOCK.sub("", page.read_text()))
+
+
+def name_of(page: Path) -> str:
+    return str(page.relative_to(ROOT))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_a_link_leads_to_a_file_and_its_heading(page: Path) -> None:
+    for link in _LINK.findall(_BLOCK.sub("", page.read_text())):
+        if link.startswith(("http://", "https://")):
+            continue
+        name, _, anchor = link.partition("#")
+        target = (page.parent / name).resolve() if name else page
+        assert target.exists(), link
+        assert not anchor or anchor in anchors(target), link
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_a_heading_is_there_once(page: Path) -> None:
+    assert len(set(headings(page))) == len(headings(page))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_a_file_that_is_named_is_there(page: Path) -> None:
+    named = set(_FILE.findall(page.read_text())) - _MADE_LATER
+    missing = {path for path in named if not any((folder / path).exists() for folder in _FOLDERS)}
+    assert not missing
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_a_variable_that_is_named_is_in_the_manual(page: Path) -> None:
+    known = set(_VARIABLE.findall("".join(re.findall(r"^\| `.*$", OPERATIONS.read_text(), re.MULTILINE))))
+    others = {"INFERFLUX_JOBS", "INFERFLUX_TOKENS", "INFERFLUX_CONTAINERS_DIR"}
+    named = {v for v in _VARIABLE.findall(page.read_text()) if v.startswith("INFERFLUX_")}
+    assert named <= known | others
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_a_target_that_is_named_is_in_the_makefile(page: Path) -> None:
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    named = set(re.findall(r"(?:^(?: {4})?|`)make ([a-z][a-z-]*)", page.read_text(), re.MULTILINE))
+    assert named <= targets
+
+
+def test_every_decision_is_in_the_list() -> None:
+    folder = ROOT / "docs/decisions"
+    listed = set(_LINK.findall((folder / "README.md").read_text()))
+    assert {path.name for path in folder.glob("*.md")} - {"README.md"} <= listed
+
+
+@pytest.mark.parametrize("page", sorted((ROOT / "docs/decisions").glob("*.md")), ids=name_of)
+def test_a_decision_has_question_figures_and_decision(page: Path) -> None:
+    text = page.read_text()
+    assert page.name == "README.md" or all(
+        f"**{part}" in text for part in ("Question.", "Tried", "Decision.")
+    )
