@@ -513,6 +513,7 @@ def test_a_refusal_for_a_reason_that_is_not_known_here_is_one_like_any_other(wor
     answer = worker_pb2.BatchAccepted(batch_id=batch_id)
     answer.refused.add(request_id="r1", reason=99)
     (counted,) = world.core.on_batch_answer(answer, world.now)
-    assert counted == actions.CountRefusal("w1", "unknown")
+    assert isinstance(counted, actions.CountRefusal)
+    assert (counted.key, counted.worker_id, counted.reason) == (key, "w1", "unknown")
     assert world.core.jobs[key].state is JobState.QUEUED
     assert not worker.running

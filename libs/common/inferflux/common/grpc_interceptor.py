@@ -29,6 +29,7 @@ from inferflux.common.errors import InferFluxError, Internal, InvalidArgument, R
 from inferflux.common.grpc_options import MAX_RECEIVE_BYTES
 from inferflux.common.grpc_receiving import Receiving
 from inferflux.common.grpc_rules import OPEN_RULES, MethodRule
+from inferflux.common.tracing import trace_id_of
 
 log = logs.get()
 
@@ -290,7 +291,8 @@ class _Call:
         except InvalidArgument as error:
             await self._abort(error)
         _call.set(CallInfo(self._request_id, self._started_at, None))
-        logs.bind_request(request_id=self._request_id)
+        trace_id = trace_id_of(grpc_metadata.get(self.metadata, grpc_metadata.TRACEPARENT))
+        logs.bind_request(**logs.of_request(self._request_id, trace_id=trace_id))
         return self
 
     async def begin(self, caller: Admitted | None) -> None:

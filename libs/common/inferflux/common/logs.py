@@ -72,6 +72,12 @@ def bind_request(**fields: Any) -> None:
     structlog.contextvars.bind_contextvars(**fields)
 
 
+def of_request(request_id: str, tenant: str = "", trace_id: str = "") -> dict[str, str]:
+    """The fields of a line about one request, for a task that serves many: those that are not empty."""
+    fields = {"request_id": request_id, "tenant": tenant, "trace_id": trace_id}
+    return {name: value for name, value in fields.items() if value}
+
+
 def _add_service(service: str) -> structlog.typing.Processor:
     def add(_logger: Any, _method: str, event: structlog.typing.EventDict) -> structlog.typing.EventDict:
         event.setdefault("service", service)

@@ -54,7 +54,9 @@ class Canceller:
         try:
             await self._bus.publish(subjects.cancel(tenant, request_id), notice.SerializeToString())
         except Unavailable as error:
-            log.warning("a cancel notice was not sent", request_id=request_id, why=error.message)
+            log.warning(
+                "a cancel notice was not sent", request_id=request_id, tenant=tenant, why=error.message
+            )
         if may_be_underway:
             self._background.start(self._follow_up(notice, _FOLLOW_UPS_S))
 

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
-from inferflux.common import checks, generation_limits, grpc_metadata, subjects
+from inferflux.common import checks, generation_limits, grpc_metadata, logs, subjects
 from inferflux.common.errors import InvalidArgument
 from inferflux.common.grpc_interceptor import current_call
 from inferflux.common.tracing import Span
@@ -95,6 +95,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         self, request: inference_pb2.CancelRequest, context: Context
     ) -> inference_pb2.CancelResponse:
         _check_request_id(request.request_id)
+        logs.bind_request(**logs.of_request(request.request_id, current_caller().tenant))
         await self._services.canceller.cancel(current_caller().tenant, request.request_id)
         return inference_pb2.CancelResponse()
 
@@ -161,6 +162,7 @@ def _call(method: str, context: Context, span: Span, *, model: str = "", request
     """The RPC as its generation sees it. `request_id` names a request begun earlier; "" is a new one."""
     rpc = current_call()
     caller = current_caller()
+    logs.bind_request(**logs.of_request(request_id or rpc.request_id, caller.tenant))
     note_caller(span, caller.tenant, request_id or rpc.request_id)
     return Call(
         method=method,

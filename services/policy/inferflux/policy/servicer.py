@@ -51,6 +51,7 @@ class PolicyServicer(policy_pb2_grpc.PolicyServiceServicer):
             ask = Ask(keys.parse_scope(request.scope), parse_model(request.model), request.priority)
             parse_request_id(request.request_id)
             key = await self._admit(request.credential, ask)
+        log.debug("admits a request", tenant=key.tenant, key_id=key.key_id, scope=request.scope)
         return policy_pb2.AdmitResponse(
             tenant=key.tenant,
             key_id=key.key_id,
@@ -62,6 +63,7 @@ class PolicyServicer(policy_pb2_grpc.PolicyServiceServicer):
         settled = SettledRequest.parse(request)
         added = await self._store.settle(settled, remember_s=self._settled_memory_s)
         self._metrics.count_settled(added)
+        log.debug("settles a request", tenant=settled.tenant, tokens=added["completion_tokens"])
         return policy_pb2.SettleResponse()
 
     async def CreateApiKey(

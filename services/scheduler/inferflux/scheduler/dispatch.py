@@ -25,6 +25,7 @@ class AnswerSink(Protocol):
 async def dispatch(bus: Bus, action: Dispatch, sink: AnswerSink, *, timeout_s: float) -> None:
     """Send a batch and hand its answer on, or that there was none."""
     batch_id = action.batch.batch_id
+    about = {"worker_id": action.worker_id, "request_ids": [i.request.request_id for i in action.batch.items]}
     subject = subjects.worker_batch(action.worker_id)
     payload = action.batch.SerializeToString()
     try:
@@ -32,10 +33,10 @@ async def dispatch(bus: Bus, action: Dispatch, sink: AnswerSink, *, timeout_s: f
         answer = worker_pb2.BatchAccepted.FromString(data)
         check_answer(answer)
     except Unavailable as error:
-        log.warning("a batch was not delivered", worker_id=action.worker_id, reason=error.reason)
+        log.warning("a batch was not delivered", reason=error.reason, **about)
         sink.on_batch_unanswered(batch_id, is_delivered=False, is_gone=error.reason == "NO_RESPONDERS")
     except (InferFluxError, DecodeError) as error:
-        log.warning("a batch went without an answer", worker_id=action.worker_id, error=str(error))
+        log.warning("a batch went without an answer", error=str(error), **about)
         sink.on_batch_unanswered(batch_id, is_delivered=True)
     else:
         answer.batch_id = batch_id

@@ -12,9 +12,12 @@ from google.protobuf.message import DecodeError
 from inferflux.common import logs, subjects
 from inferflux.common.bus import Job, JobConsumer
 from inferflux.common.errors import InferFluxError, InvalidArgument
+from inferflux.common.tracing import trace_id_of
 from inferflux.v1 import scheduler_pb2
 
+from . import request_log
 from .core.checks import check_job, enqueued_unix_ms
+from .core.jobs import RequestKey
 from .metrics import SchedulerMetrics
 from .spans import traceparent_of
 
@@ -81,6 +84,7 @@ async def _pass_on(
     request.traceparent = traceparent_of(job)
     stored_ms = round(job.stored_unix_s * 1000)
     request.enqueued_unix_ms = enqueued_unix_ms(request.enqueued_unix_ms, stored_ms, round(now * 1000))
+    request_log.queued(RequestKey(request.tenant, request.request_id), request.model, job)
     sink.on_job(request, job)
 
 
@@ -93,7 +97,9 @@ async def end_by_name(
         await sink.publish_failed(request, error, epoch=epoch)
     except InferFluxError as unsent:
         log.warning(
-            "a job could not be ended by name yet", reason=unsent.reason, request_id=request.request_id
+            "a job could not be ended by name yet",
+            reason=unsent.reason,
+            **logs.of_request(request.request_id, request.tenant, trace_id_of(request.traceparent)),
         )
     else:
         await terminate(job)

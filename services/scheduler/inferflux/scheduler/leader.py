@@ -176,7 +176,8 @@ class Leader:
             if self._is_lease_held():
                 why = unschedulable(error)
                 await end_by_name(culprit.request, culprit.job, self, why, epoch=culprit.epoch)
-                log.error("a request ends: it made the core raise", request_id=culprit.request.request_id)
+                about = logs.of_request(culprit.request.request_id, culprit.request.tenant)
+                log.error("a request ends: it made the core raise", **about)
         for what, error in self._defects:  # only now: a traceback takes time to write
             log.error("the scheduler's core raised", what=what, exc_info=error)
         if self._failed.is_set():

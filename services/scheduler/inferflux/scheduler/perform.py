@@ -12,7 +12,7 @@ from inferflux.common.background import Background
 from inferflux.common.bus import Bus, Job
 from inferflux.common.errors import Unavailable
 
-from . import cancel
+from . import cancel, request_log
 from .core import actions
 from .core.actions import Action
 from .core.emitted import Emitted
@@ -64,6 +64,7 @@ class Performer:
         """Start doing; returns at once."""
         for action in todo:
             self._spans.note(action)
+            request_log.note(action)
             match action:
                 case actions.Dispatch():
                     self._observe(action)
@@ -72,17 +73,10 @@ class Performer:
                     self._background.start(self._read(action))
                 case actions.CountUnread():
                     self._metrics.unread.inc()
-                    log.info("cancelled a request without a reader", **action.key._asdict())
                 case actions.CountRetry():
                     self._metrics.retries.labels(action.cause).inc()
-                    log.warning(
-                        "a request goes back to the queue", cause=action.cause, **action.key._asdict()
-                    )
                 case actions.CountRefusal():
                     self._metrics.refusals.labels(action.reason).inc()
-                    log.warning(
-                        "a worker refused a request", worker_id=action.worker_id, reason=action.reason
-                    )
                 case actions.Yielded():
                     self._metrics.yields.labels(action.reason).inc()
                 case actions.Preempted():
@@ -150,6 +144,7 @@ class Performer:
             await dispatch(self._bus, action, self._sink, timeout_s=self._dispatch_timeout_s)
 
     async def _read(self, action: actions.ReadReplay) -> None:
+        logs.bind_request(**logs.of_request(action.key.request_id, action.key.tenant))
         async with self._readers:
             emitted = await read_emitted(self._bus, action.key)
         self._sink.on_replay(action.key, action.read_id, emitted)

@@ -36,5 +36,5 @@ async def read_emitted(bus: Bus, key: RequestKey) -> Emitted:
         try:
             return assemble(decode(await bus.replay(subjects.tokens(key.tenant, key.request_id))))
         except InferFluxError as error:
-            log.debug("replay failed, trying again", request_id=key.request_id, reason=error.reason)
+            log.debug("replay failed, trying again", reason=error.reason)
             await asyncio.sleep(_RETRY_WAIT_S)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from inferflux.common.settings import ServiceSettings
 from inferflux.common.tracing import names
-from inferflux.common.tracing.context import TraceContext, parse, valid
+from inferflux.common.tracing.context import TraceContext, parse, trace_id_of, valid
 from inferflux.common.tracing.spans import OFF, Attributes, Kind, Span, Tracer
 
 __all__ = [
@@ -21,6 +21,7 @@ __all__ = [
     "names",
     "open_tracer",
     "parse",
+    "trace_id_of",
     "valid",
 ]
 

@@ -39,6 +39,12 @@ def parse(traceparent: str) -> TraceContext | None:
     return TraceContext(trace_id, span_id, int(flags, 16))
 
 
+def trace_id_of(traceparent: str) -> str:
+    """The trace id of a `traceparent`; "" for what is none."""
+    context = parse(traceparent) if traceparent else None
+    return context.trace_id if context is not None else ""
+
+
 def valid(traceparent: str) -> str:
     """The same context as a header of version 00; "" for what is none."""
     context = parse(traceparent) if traceparent else None

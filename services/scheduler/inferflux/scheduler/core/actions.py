@@ -67,6 +67,7 @@ class TellCancel:
 class Ack:
     """The job is done for: take it off the work queue."""
 
+    key: RequestKey
     handle: object
     model: str
     # stop, length, cancelled, or the reason of a failure.
@@ -85,6 +86,7 @@ class CountUnread:
     """A request is cancelled because it has no reader; nothing to do but count."""
 
     key: RequestKey
+    handle: object
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +102,8 @@ class CountRetry:
 class CountRefusal:
     """A worker refused a request; nothing to do but count."""
 
+    key: RequestKey
+    handle: object
     worker_id: str
     reason: str
 

@@ -190,7 +190,7 @@ class SchedulerCore:
             held.handle = handle
             return []
         if held is not None or self._state.has_finished(key, sequence):
-            return [actions.Ack(handle, request.model, "duplicate")]
+            return [actions.Ack(key, handle, request.model, "duplicate")]
         job = self._make_job(key, request, handle, sequence, now)
         self._state.add(job)
         spread = (job.arrival % 16 + 1) / 16  # jobs that come together are not held together for ever
@@ -388,7 +388,7 @@ class SchedulerCore:
         for job in self._reader_watch.due(now):
             if job.is_cancelled or job.terminal_event is not None:
                 continue
-            out.append(actions.CountUnread(job.key))
+            out.append(actions.CountUnread(job.key, job.handle))
             if job.worker_id is not None:
                 out.append(actions.TellCancel(job.key, job.attempt_id))
             out += self._cancel(job, now)
@@ -495,7 +495,7 @@ class SchedulerCore:
 
     def _on_refused(self, job: Job, worker_id: str, refusal: worker_pb2.Refusal, now: float) -> list[Action]:
         reason = actions.reason_of(worker_pb2.RefusalReason.Name, refusal.reason, prefix="REFUSAL_REASON_")
-        out: list[Action] = [actions.CountRefusal(worker_id, reason)]
+        out: list[Action] = [actions.CountRefusal(job.key, job.handle, worker_id, reason)]
         match refusal.reason:
             case worker_pb2.REFUSAL_REASON_CANCELLED:
                 return out + self._state.finish(job, outcomes.cancelled(job, now))

@@ -328,7 +328,7 @@ class SchedulerState:
         job.state = JobState.FINISHED
         del self._jobs[job.key]
         self._finished.remember(job.key, job.sequence)
-        return [actions.Ack(job.handle, job.model, outcome)]
+        return [actions.Ack(job.key, job.handle, job.model, outcome)]
 
     def release(self, job: Job) -> None:
         """Take it off its worker, if one has it."""
