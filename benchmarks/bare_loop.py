@@ -131,7 +131,7 @@ class BareLoop:
             n = min(len(sequence.pending), _BATCH_TOKENS - at)
             if n <= 0:
                 break
-            batch.put(at, sequence.pending[:n], slot=sequence.slot, position=sequence.position)
+            batch.put(at, sequence.pending[:n], seq_id=sequence.slot, position=sequence.position)
             sequence.position += n
             at += n
             given.append((sequence, n))

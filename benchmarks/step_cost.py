@@ -43,8 +43,8 @@ class Bench:
         self._backend = backend
         self._streams = range(1, streams + 1)
         self._depth = 0
-        for slot in self._streams:
-            self._run([(slot, _STREAM_TOKENS, 0)])
+        for seq_id in self._streams:
+            self._run([(seq_id, _STREAM_TOKENS, 0)])
 
     def deepen(self, depth: int) -> None:
         """Fill the growing sequence up to `depth` tokens."""
@@ -62,7 +62,7 @@ class Bench:
         return self._median_ms([*self._tokens_of_streams(), (0, prompt_tokens, self._depth)])
 
     def _tokens_of_streams(self) -> list[tuple[int, int, int]]:
-        return [(slot, 1, _STREAM_TOKENS) for slot in self._streams]
+        return [(seq_id, 1, _STREAM_TOKENS) for seq_id in self._streams]
 
     def _median_ms(self, parts: list[tuple[int, int, int]]) -> float:
         return median(self._timed(parts) for _ in range(_REPEATS)) * 1000
@@ -71,27 +71,27 @@ class Bench:
         began = time.perf_counter()
         self._run(parts)
         seconds = time.perf_counter() - began
-        for slot, _, position in parts:
-            self._backend.forget(slot, position)
+        for seq_id, _, position in parts:
+            self._backend.forget(seq_id, position)
         return seconds
 
     def apart_ms(self, prompt_tokens: int) -> float:
         """Median milliseconds of a step apart with so many tokens of a prompt, at the depth of the growing
         sequence; what it takes to copy them later is not in it."""
-        slot = len(self._streams) + 1
+        seq_id = len(self._streams) + 1
         for first in range(0, self._depth, _FILL_TOKENS):
-            self._run([(slot, min(_FILL_TOKENS, self._depth - first), first)], is_apart=True)
+            self._run([(seq_id, min(_FILL_TOKENS, self._depth - first), first)], is_apart=True)
         times = []
         for repeat in range(_REPEATS):
             began = time.perf_counter()
-            self._run([(slot, prompt_tokens, self._depth + repeat * prompt_tokens)], is_apart=True)
+            self._run([(seq_id, prompt_tokens, self._depth + repeat * prompt_tokens)], is_apart=True)
             times.append(time.perf_counter() - began)
-        self._backend.forget(slot)
-        self._backend.forget_apart(slot)
+        self._backend.forget(seq_id)
+        self._backend.forget_apart(seq_id)
         return median(times) * 1000
 
     def _run(self, parts: list[tuple[int, int, int]], *, is_apart: bool = False) -> None:
-        """Decode (slot, tokens, first position) in one step."""
+        """Decode (seq_id, tokens, first position) in one step."""
         from inferflux.worker.engine.planner import Share, StepPlan
 
         left = _LEFT_OF_PROMPT if is_apart else 0
@@ -99,7 +99,7 @@ class Bench:
         self._backend.decode(StepPlan(decoding=shares, prefilling=[], is_apart=is_apart))
 
 
-def sequence(slot: int, tokens: int, position: int, left: int) -> Sequence:
+def sequence(seq_id: int, tokens: int, position: int, left: int) -> Sequence:
     """A sequence with so many tokens for this step, and so many `left` after it; their ids do not matter."""
     from inferflux.v1 import generation_pb2
     from inferflux.worker.engine.sampling import Sampler
@@ -107,12 +107,12 @@ def sequence(slot: int, tokens: int, position: int, left: int) -> Sequence:
     from inferflux.worker.engine.text import TextAssembler
 
     return Sequence(
-        key=str(slot),
-        request_id=str(slot),
+        key=str(seq_id),
+        request_id=str(seq_id),
         epoch=1,
-        slot=slot,
+        slot=seq_id,
         rank=0.0,
-        arrival=slot,
+        arrival=seq_id,
         tokens=np.full(position + tokens, 7, np.int32),
         prompt_tokens=position + tokens + left,
         max_tokens=1,
@@ -124,6 +124,7 @@ def sequence(slot: int, tokens: int, position: int, left: int) -> Sequence:
         queue_ms=0.0,
         started_s=0.0,
         position=position,
+        seq_id=seq_id,
     )
 
 

@@ -8,15 +8,15 @@ from inferflux.worker.engine.sequence import Sequence, TokenArray
 from inferflux.worker.engine.text import TextAssembler
 
 
-def new_sequence(slot: int, tokens: TokenArray, *, prompt_tokens: int, rank: float = 0.0) -> Sequence:
+def new_sequence(seq_id: int, tokens: TokenArray, *, prompt_tokens: int, rank: float = 0.0) -> Sequence:
     """One of which nothing is computed, greedy and without a deadline."""
     return Sequence(
-        key=f"t.r{slot}",
-        request_id=f"r{slot}",
+        key=f"t.r{seq_id}",
+        request_id=f"r{seq_id}",
         epoch=1,
-        slot=slot,
+        slot=seq_id,
         rank=rank,
-        arrival=slot,
+        arrival=seq_id,
         tokens=tokens,
         prompt_tokens=prompt_tokens,
         max_tokens=10,
@@ -27,4 +27,5 @@ def new_sequence(slot: int, tokens: TokenArray, *, prompt_tokens: int, rank: flo
         enqueued_unix_s=0.0,
         queue_ms=0.0,
         started_s=0.0,
+        seq_id=seq_id,
     )

@@ -27,7 +27,7 @@ from inferflux.worker.engine.native import Timing
 from inferflux.worker.engine.planner import Share, StepPlan
 from inferflux.worker.intake import Intake
 from inferflux.worker.presence import Presence
-from inferflux.worker.running import Limits, RunningTable
+from inferflux.worker.residents import Limits, ResidentTable
 from inferflux.worker.spans import WorkerSpans
 
 VOCABULARY = 40
@@ -40,7 +40,7 @@ def next_token(tokens: list[int]) -> int:
 
 
 class CheckingCache:
-    """A backend whose next token depends on all a slot holds, and which takes no wrong step."""
+    """A backend whose next token depends on all a sequence holds, and which takes no wrong step."""
 
     context_length = CONTEXT
     batch_tokens = 32
@@ -49,7 +49,7 @@ class CheckingCache:
         self.cells = cells
         self.prefill_cells = prefill_cells
         self.sequences = sequences
-        self.slots: dict[int, list[int]] = {}
+        self.by_seq_id: dict[int, list[int]] = {}
         self.apart: dict[int, list[int]] = {}
         self.loses_states = False
         self.vocab = SimpleNamespace(
@@ -58,7 +58,7 @@ class CheckingCache:
 
     @property
     def used(self) -> int:
-        return sum(len(tokens) for tokens in self.slots.values())
+        return sum(len(tokens) for tokens in self.by_seq_id.values())
 
     def warm_up(self) -> list[Timing]:
         timings = [Timing(16, 0, 0.01), Timing(32, 0, 0.02), Timing(0, 1, 0.005)]
@@ -70,9 +70,9 @@ class CheckingCache:
         rows = []
         for share in plan.shares:
             sequence = share.sequence
-            assert 0 <= sequence.slot < self.sequences
-            held = self.slots.setdefault(sequence.slot, [])
-            assert len(held) == sequence.position, "the slot does not hold what the sequence thinks"
+            assert 0 <= sequence.seq_id < self.sequences
+            held = self.by_seq_id.setdefault(sequence.seq_id, [])
+            assert len(held) == sequence.position, "the cache does not hold what the sequence thinks"
             assert share.n > 0
             held += sequence.tokens[sequence.position : sequence.position + share.n].tolist()
             self._check_apart(share, is_apart=plan.is_apart)
@@ -86,37 +86,31 @@ class CheckingCache:
     def _check_apart(self, share: Share, *, is_apart: bool) -> None:
         sequence = share.sequence
         assert sequence.is_apart == is_apart
-        assert is_apart == (sequence.slot in self.apart) or (is_apart and sequence.position == 0)
+        assert is_apart == (sequence.seq_id in self.apart) or (is_apart and sequence.position == 0)
         if is_apart:
-            held = self.apart.setdefault(sequence.slot, [])
+            held = self.apart.setdefault(sequence.seq_id, [])
             assert len(held) == sequence.position, "it was not begun here"
             held += sequence.tokens[sequence.position : sequence.position + share.n].tolist()
             assert sum(map(len, self.apart.values())) <= self.prefill_cells
 
-    def forget_apart(self, slot: int) -> None:
-        del self.apart[slot]
+    def forget_apart(self, seq_id: int) -> None:
+        del self.apart[seq_id]
 
-    def forget(self, slot: int) -> None:
-        self.slots.pop(slot, None)
+    def forget(self, seq_id: int) -> None:
+        self.by_seq_id.pop(seq_id, None)
 
-    def move(self, slot: int, to: int) -> None:
-        assert not self.slots.get(to)
-        self.slots[to] = self.slots.pop(slot, [])
-        if slot in self.apart:
-            self.apart[to] = self.apart.pop(slot)
+    def state_size(self, seq_id: int) -> int:
+        return len(self.by_seq_id[seq_id])
 
-    def state_size(self, slot: int) -> int:
-        return len(self.slots[slot])
+    def copy_out(self, seq_id: int, n_bytes: int) -> NDArray[np.uint8] | None:
+        return None if self.loses_states else np.array(self.by_seq_id[seq_id][:n_bytes], np.uint8)
 
-    def copy_out(self, slot: int, n_bytes: int) -> NDArray[np.uint8] | None:
-        return None if self.loses_states else np.array(self.slots[slot][:n_bytes], np.uint8)
-
-    def copy_in(self, slot: int, state: NDArray[np.uint8]) -> bool:
-        assert not self.slots.get(slot)
+    def copy_in(self, seq_id: int, state: NDArray[np.uint8]) -> bool:
+        assert not self.by_seq_id.get(seq_id)
         assert self.used + state.shape[0] <= self.cells
         if self.loses_states:
             return False
-        self.slots[slot] = state.tolist()
+        self.by_seq_id[seq_id] = state.tolist()
         return True
 
 
@@ -164,7 +158,7 @@ class WorkerWorld:
             step_limit_s=0.2,
             swap_bytes=swap_bytes,
         )
-        self.table = RunningTable()
+        self.table = ResidentTable()
         self.table.limits = Limits(slots, sequences, cells, CONTEXT, VOCABULARY)
         self._bus = _Bus()
         self.presence = Presence(
@@ -217,8 +211,8 @@ class WorkerWorld:
                     self.engine.start(command.start)
                 case "cancel":
                     self.engine.cancel(command.cancel.key, is_silent=command.cancel.is_silent)
-                case "park":
-                    self.engine.park(command.park.key, command.park.epoch)
+                case "deschedule":
+                    self.engine.deschedule(command.deschedule.key, command.deschedule.epoch)
                 case "resume":
                     self.engine.resume(command.resume)
         self.engine.step()

@@ -30,13 +30,13 @@ def loaded() -> Backend:
 @pytest.fixture
 def backend(loaded: Backend) -> Iterator[Backend]:
     yield loaded
-    for slot in range(loaded.sequences):
-        loaded.forget(slot)
-        loaded.forget_apart(slot)
+    for seq_id in range(loaded.sequences):
+        loaded.forget(seq_id)
+        loaded.forget_apart(seq_id)
 
 
-def sequence(slot: int) -> Sequence:
-    return new_sequence(slot, TOKENS, prompt_tokens=TOKENS.shape[0])
+def sequence(seq_id: int) -> Sequence:
+    return new_sequence(seq_id, TOKENS, prompt_tokens=TOKENS.shape[0])
 
 
 def compute(backend: Backend, one: Sequence, up_to: int, *, is_apart: bool) -> NDArray[np.float32]:
@@ -87,19 +87,8 @@ def test_a_prompt_that_leaves_half_way_goes_on_beside_the_streams(backend: Backe
     assert state is not None
     backend.forget(1)
     backend.forget_apart(1)
-    one.slot = 3
+    one.seq_id = 3
     assert backend.copy_in(3, state)
-    assert_alike(compute(backend, one, 601, is_apart=False), usual(backend, 601))
-
-
-def test_a_prompt_moves_to_another_slot_half_way(backend: Backend) -> None:
-    one = sequence(1)
-    compute(backend, one, 300, is_apart=True)
-    backend.move(1, 5)
-    one.slot = 5
-    one.prompt_tokens = 600
-    compute(backend, one, 600, is_apart=True)
-    backend.forget_apart(5)
     assert_alike(compute(backend, one, 601, is_apart=False), usual(backend, 601))
 
 

@@ -114,7 +114,7 @@ async def test_a_preempted_request_goes_on_as_if_nothing_had_been(worker: Worker
     stream = await worker.read(name)
     await worker.submit(batch_item(name, max_tokens=600, **sampling))
     await worker.preempt(name)
-    assert worker.yields(name) == [(PREEMPTED, PARKED)]
+    assert [reason for reason, _ in worker.yields(name)] == [PREEMPTED]
     answer = await worker.resume(resume_item(name))
     assert answer.accepted_request_ids == [name]
     chunks = await read_to_end(stream)
@@ -139,11 +139,14 @@ async def test_a_timeslice_is_yielded_and_the_next_goes_on_there(worker: WorkerP
 
 
 @pytest.mark.parametrize("swap_bytes", ["2147483648", "0"])
-async def test_who_gives_its_slot_up_too_goes_on_from_memory_or_anew(
+async def test_an_evicted_request_goes_on_from_host_memory_or_is_computed_again(
     start_worker: StartWorker, swap_bytes: str
 ) -> None:
     worker = await start_worker(
-        f"takeover-{swap_bytes}", INFERFLUX_WORKER_SLOTS="1", INFERFLUX_WORKER_SWAP_BYTES=swap_bytes
+        f"takeover-{swap_bytes}",
+        INFERFLUX_WORKER_SLOTS="1",
+        INFERFLUX_WORKER_SEQUENCES="1",
+        INFERFLUX_WORKER_SWAP_BYTES=swap_bytes,
     )
     sampling = SAMPLINGS["penalised"]
     alone = await run(worker, batch_item("alone", max_tokens=200, **sampling))
@@ -152,12 +155,12 @@ async def test_who_gives_its_slot_up_too_goes_on_from_memory_or_anew(
     stream = await begin_and_park(worker, batch_item("first", max_tokens=200, stop=stop, **sampling))
     other = await worker.read("second")
     await worker.submit(batch_item("second", prompt=range(5, 60)))
-    await worker.until(lambda: worker.yields("first") == [(TIMESLICE, PARKED), (PREEMPTED, SWAPPED)])
+    await worker.until(lambda: worker.yields("first") == [(TIMESLICE, PARKED), (MEMORY, SWAPPED)])
     assert (await read_to_end(other))[-1].finished.reason == LENGTH
     await worker.until(lambda: worker.status is not None and worker.residence("first") == SWAPPED)
     assert worker.status is not None
     assert bool(worker.status.swap_bytes_used) == bool(int(swap_bytes))
-    await worker.resume(resume_item("first", slot=1))
+    await worker.resume(resume_item("first"))
     chunks = await read_to_end(stream)
     assert_contiguous(chunks)
     whole = text[: text.index(stop[0])]
@@ -216,14 +219,16 @@ async def test_requests_that_do_not_fit_together_all_end_exactly(
 
 
 @pytest.mark.parametrize("is_swapped", [False, True])
-async def test_a_request_that_waits_for_its_turn_can_be_cancelled(
-    worker: WorkerProcess, is_swapped: bool
+async def test_a_request_that_waits_to_resume_can_be_cancelled(
+    worker: WorkerProcess, start_worker: StartWorker, is_swapped: bool
 ) -> None:
     name = f"waits-{is_swapped}"
+    if is_swapped:
+        worker = await start_worker(name, INFERFLUX_WORKER_SLOTS="1", INFERFLUX_WORKER_SEQUENCES="1")
     stream = await begin_and_park(worker, batch_item(name, max_tokens=1500))
     if is_swapped:
         await run(worker, batch_item(f"{name}-other"))
-        assert worker.yields(name)[-1] == (PREEMPTED, SWAPPED)
+        assert worker.yields(name)[-1] == (MEMORY, SWAPPED)
     notice = scheduler_pb2.CancelNotice(tenant="t", request_id=name)
     await worker.bus.publish(subjects.cancel("t", name), notice.SerializeToString())
     assert (await read_to_end(stream))[-1].finished.reason == CANCELLED
@@ -239,7 +244,7 @@ async def test_a_deadline_ends_a_parked_request(worker: WorkerProcess) -> None:
     assert (await read_to_end(stream))[-1].failed.reason == "DEADLINE_EXCEEDED"
 
 
-async def test_what_is_not_on_board_is_not_resumed(worker: WorkerProcess) -> None:
+async def test_only_residents_are_resumed(worker: WorkerProcess) -> None:
     answer = await worker.resume(resume_item("never-seen"))
     assert [r.reason for r in answer.refused] == [worker_pb2.REFUSAL_REASON_NOT_ON_BOARD]
 
@@ -279,7 +284,7 @@ async def test_an_engine_that_makes_no_step_is_killed_and_told_as_dead(start_wor
     assert (await run(worker, batch_item("next")))[-1].finished.reason == LENGTH
 
 
-async def test_a_draining_worker_lets_its_parked_requests_go_on_and_takes_no_others(
+async def test_a_draining_worker_resumes_its_parked_requests_and_takes_no_others(
     start_worker: StartWorker,
 ) -> None:
     worker = await start_worker("draining")
@@ -295,7 +300,7 @@ async def test_a_draining_worker_lets_its_parked_requests_go_on_and_takes_no_oth
     assert (await run(worker, batch_item("outside")))[-1].finished.reason == LENGTH
 
 
-async def test_sigterm_hands_over_at_once_what_only_waits_for_its_turn(start_worker: StartWorker) -> None:
+async def test_sigterm_hands_over_at_once_what_only_waits_to_resume(start_worker: StartWorker) -> None:
     worker = await start_worker("leaving", INFERFLUX_DRAIN_LIMIT_S="600")
     await begin_and_park(worker, batch_item("waiting", max_tokens=1500))
     worker.send(signal.SIGTERM)

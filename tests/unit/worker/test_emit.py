@@ -12,7 +12,7 @@ from inferflux.common.tracing import OFF
 from inferflux.v1 import engine_pb2, generation_pb2, scheduler_pb2, worker_pb2
 from inferflux.worker import emit
 from inferflux.worker.emit import Emitter
-from inferflux.worker.running import Limits, RunningTable
+from inferflux.worker.residents import Limits, ResidentTable
 from inferflux.worker.spans import WorkerSpans
 
 
@@ -48,8 +48,8 @@ class MoodyBus:
             await asyncio.wait_for(self.changed.wait(), 10)
 
 
-def table_with(*request_ids: str) -> RunningTable:
-    table = RunningTable()
+def table_with(*request_ids: str) -> ResidentTable:
+    table = ResidentTable()
     n = len(request_ids)
     table.limits = Limits(slots=n, sequences=n, kv_cells=100 * n, context_length=100, vocabulary_size=10)
     for slot, request_id in enumerate(request_ids):

@@ -214,6 +214,6 @@ def test_what_was_given_up_is_not_decoded_before_it_is_with_the_streams_again() 
 
 def test_a_plan_of_grants_tells_tokens_from_prompts() -> None:
     plan = plan_of([(sequence(0, 5), 3), (sequence(1, 5, decoding=True), 1)])
-    assert [(s.sequence.slot, s.n, s.wants_logits) for s in plan.decoding] == [(1, 1, True)]
-    assert [(s.sequence.slot, s.n, s.wants_logits) for s in plan.prefilling] == [(0, 3, False)]
+    assert [(s.sequence.seq_id, s.n, s.wants_logits) for s in plan.decoding] == [(1, 1, True)]
+    assert [(s.sequence.seq_id, s.n, s.wants_logits) for s in plan.prefilling] == [(0, 3, False)]
     assert plan.n_tokens == 4

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from inferflux.worker.engine.pressure import fit_step, make_room, may_enter
+from inferflux.worker.engine.pressure import can_load, fit_step, make_room
 
 
 @dataclass(eq=False)
@@ -142,23 +142,30 @@ def test_a_step_of_less_urgent_ones_alone_may_find_no_room() -> None:
 
 def test_the_most_urgent_may_always_enter_and_others_only_with_headroom() -> None:
     running = [decoding(1, 60)]
-    assert may_enter(prompt(0, 90), running, [], [], free=40, cells=100)
-    assert not may_enter(prompt(2, 39), running, [], [], free=40, cells=100)
-    assert may_enter(prompt(2, 20), running, [], [], free=40, cells=100)
-    assert may_enter(prompt(2, 39), running, [], [decoding(3, 30)], free=40, cells=100)
-    assert not may_enter(prompt(2, 99), [], [prompt(1, 5)], [], free=40, cells=100)
+    assert can_load(prompt(0, 90), running, [], [], free=40, cells=100)
+    assert not can_load(prompt(2, 39), running, [], [], free=40, cells=100)
+    assert can_load(prompt(2, 20), running, [], [], free=40, cells=100)
+    assert can_load(prompt(2, 39), running, [], [decoding(3, 30)], free=40, cells=100)
+    assert not can_load(prompt(2, 99), [], [prompt(1, 5)], [], free=40, cells=100)
 
 
 def test_a_prompt_ahead_counts_with_all_it_still_needs() -> None:
     ahead = prompt(1, 60, computed=10)
-    assert not may_enter(prompt(2, 40), [ahead], [], [], free=90, cells=100)
+    assert not can_load(prompt(2, 40), [ahead], [], [], free=90, cells=100)
 
 
 def test_room_is_made_at_the_cost_of_the_least_urgent() -> None:
     first, last, waiting = decoding(0, 30), decoding(2, 30), decoding(1, 20)
-    assert make_room(10, (1.5, 0), [first, last], [waiting], free=10) == []
-    assert make_room(25, (1.5, 0), [first, last], [waiting], free=10) == [waiting]
-    assert make_room(40, (1.5, 0), [first, last], [waiting], free=10) == [waiting, last]
+    assert make_room(10, (1.5, 0), [first, last], [waiting], free=10, free_seq_ids=1) == []
+    assert make_room(25, (1.5, 0), [first, last], [waiting], free=10, free_seq_ids=1) == [waiting]
+    assert make_room(40, (1.5, 0), [first, last], [waiting], free=10, free_seq_ids=1) == [waiting, last]
+
+
+def test_a_sequence_id_is_taken_from_the_least_urgent_parked_sequence() -> None:
+    runs, parked, last = decoding(0, 30), decoding(1, 20), decoding(2, 20)
+    assert make_room(10, (0.5, 0), [runs], [last, parked], free=30, free_seq_ids=0) == [last]
+    assert make_room(60, (0.5, 0), [runs], [last, parked], free=30, free_seq_ids=0) == [last, parked]
+    assert make_room(10, (0.5, 0), [runs], [], free=30, free_seq_ids=0) == []
 
 
 @given(st.lists(st.tuples(st.integers(1, 60), st.integers(1, 60), st.integers(0, 2)), min_size=1, max_size=8))
@@ -181,11 +188,11 @@ def test_whoever_comes_everyone_ends(requests: list[tuple[int, int, int]]) -> No
             needed = stored.get(held, 0)
             held.n_pending += needed  # what it has in host memory has no cells yet
             others = [h for h in waiting if h is not held]
-            enters = may_enter(held, loaded, others, [], free, cells)
+            enters = can_load(held, loaded, others, [], free, cells)
             held.n_pending -= needed
             if not enters:
                 continue
-            for victim in make_room(needed, held.order, loaded, [], free):
+            for victim in make_room(needed, held.order, loaded, [], free=free, free_seq_ids=1):
                 loaded.remove(victim)
                 stored[victim], victim.cells = victim.cells, 0
                 waiting.append(victim)

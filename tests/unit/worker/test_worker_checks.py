@@ -11,7 +11,7 @@ from inferflux.common.epochs import MAX_EPOCH
 from inferflux.common.errors import InvalidArgument
 from inferflux.v1 import worker_pb2
 from inferflux.worker import checks
-from inferflux.worker.running import Limits, Refused, check_request
+from inferflux.worker.residents import Limits, Refused, check_request
 
 LIMITS = Limits(slots=4, sequences=8, kv_cells=1000, context_length=512, vocabulary_size=100)
 

@@ -11,10 +11,11 @@ from harness.traces import Caller, events
 
 from inferflux.common import tracing
 from inferflux.common.tracing.sdk import SdkTracer
-from inferflux.v1 import engine_pb2, scheduler_pb2
-from inferflux.worker.running import Running
+from inferflux.v1 import engine_pb2, scheduler_pb2, worker_pb2
+from inferflux.worker.residents import Resident
 from inferflux.worker.spans import WorkerSpans
 
+RUNNING = scheduler_pb2.RESIDENCE_RUNNING
 KEY = "acme.one"
 
 
@@ -27,8 +28,8 @@ class Board:
         self._tracer = SdkTracer("worker", path=str(path))
         self.spans = WorkerSpans(self._tracer, "w1")
 
-    def take_up(self, *, epoch: int = 1, generated: int = 0, traceparent: str | None = None) -> Running:
-        running = Running("one", "acme", epoch, slot=2, prompt_tokens=40, generated_tokens=generated)
+    def take_up(self, *, epoch: int = 1, generated: int = 0, traceparent: str | None = None) -> Resident:
+        resident = Resident("one", "acme", epoch, prompt_tokens=40, generated_tokens=generated)
         request = scheduler_pb2.InferenceRequest(
             request_id="one",
             tenant="acme",
@@ -36,8 +37,8 @@ class Board:
             epoch=epoch,
             traceparent=self.caller.traceparent if traceparent is None else traceparent,
         )
-        self.spans.take_up(running, request)
-        return running
+        self.spans.take_up(resident, worker_pb2.BatchItem(request=request, slot=2))
+        return resident
 
     def step(self, **reports: Any) -> None:
         self.spans.on_step(engine_pb2.StepReport(**reports))
@@ -60,16 +61,18 @@ def ended(outcome: str = "stop", epoch: int = 1) -> engine_pb2.EngineEnded:
     return engine_pb2.EngineEnded(key=KEY, epoch=epoch, outcome=outcome, completion_tokens=2)
 
 
-def yielded(reason: scheduler_pb2.YieldReason.ValueType) -> engine_pb2.EngineYielded:
-    return engine_pb2.EngineYielded(key=KEY, epoch=1, reason=reason, residence=scheduler_pb2.RESIDENCE_PARKED)
+def yielded(reason: scheduler_pb2.YieldReason.ValueType) -> engine_pb2.EngineResidence:
+    parked = scheduler_pb2.RESIDENCE_PARKED
+    return engine_pb2.EngineResidence(key=KEY, epoch=1, reason=reason, residence=parked)
 
 
 async def test_a_run_is_a_span_with_what_the_engine_did(board: Board) -> None:
-    running = board.take_up()
+    resident = board.take_up()
     board.step(prefilled=[engine_pb2.Prefilled(key=KEY, epoch=1, computed_tokens=16)])
     board.step(emissions=[emission(0)])  # that it has started
-    board.step(emissions=[emission(1)], yielded=[yielded(scheduler_pb2.YIELD_REASON_TIMESLICE)])
-    board.spans.resumed(running)
+    board.step(emissions=[emission(1)], residences=[yielded(scheduler_pb2.YIELD_REASON_TIMESLICE)])
+    board.spans.resumed(resident, 1)
+    board.step(residences=[engine_pb2.EngineResidence(key=KEY, epoch=1, run=1, residence=RUNNING)])
     board.step(emissions=[emission(2)], ended=[ended()])
     (span,) = await board.all()
     assert (span["name"], span["trace_id"]) == ("worker.run", board.caller.trace_id)
@@ -109,15 +112,16 @@ async def test_what_is_lost_says_how(board: Board) -> None:
 
 
 async def test_a_request_without_a_trace_has_no_span(board: Board) -> None:
-    running = board.take_up(traceparent="")
-    board.spans.resumed(running)
+    resident = board.take_up(traceparent="")
+    board.spans.resumed(resident, 1)
     board.step(emissions=[emission(1)], ended=[ended()])
-    board.spans.gave_up(running, "dropped")
+    board.spans.gave_up(resident, "dropped")
     assert await board.all() == []
 
 
 def test_without_traces_there_are_no_spans() -> None:
     spans = WorkerSpans(tracing.OFF, "w1")
-    running = Running("one", "acme", 1, slot=0, prompt_tokens=1)
-    spans.take_up(running, scheduler_pb2.InferenceRequest(traceparent=Caller().traceparent))
+    resident = Resident("one", "acme", 1, prompt_tokens=1)
+    request = scheduler_pb2.InferenceRequest(traceparent=Caller().traceparent)
+    spans.take_up(resident, worker_pb2.BatchItem(request=request))
     assert not spans._runs

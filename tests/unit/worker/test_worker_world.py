@@ -25,10 +25,22 @@ SLOTS = 3
 SEQUENCES = 5
 
 
-def small(*, cells: int = 100, swap_bytes: int = 1000, prefill_cells: int = 0) -> WorkerWorld:
+def small(
+    *,
+    slots: int = SLOTS,
+    sequences: int = SEQUENCES,
+    cells: int = 100,
+    swap_bytes: int = 1000,
+    prefill_cells: int = 0,
+) -> WorkerWorld:
     return WorkerWorld(
-        slots=SLOTS, sequences=SEQUENCES, cells=cells, swap_bytes=swap_bytes, prefill_cells=prefill_cells
+        slots=slots, sequences=sequences, cells=cells, swap_bytes=swap_bytes, prefill_cells=prefill_cells
     )
+
+
+def narrow(*, swap_bytes: int = 1000) -> WorkerWorld:
+    """A worker whose cache has room for one sequence at a time."""
+    return small(slots=1, sequences=1, swap_bytes=swap_bytes)
 
 
 def item(
@@ -120,28 +132,71 @@ def test_a_timeslice_ends_after_its_tokens_and_the_next_begins_there() -> None:
     assert world.status().kv_cells_used == 0
 
 
-def test_a_parked_request_can_go_on_in_another_slot() -> None:
+def test_a_parked_request_resumes_in_any_slot() -> None:
     world = small()
     wanted = item("a")
     world.submit(wanted)
     world.settle()
     world.submit(preempt=(preemption("a"),))
     world.settle()
-    resume(world, again("a", slot=4))
+    resume(world, again("a", slot=2))
     run_out(world)
     assert emitted(world.chunks("a")) == expected(wanted)
 
 
-def test_who_is_parked_in_a_wanted_slot_goes_on_from_host_memory() -> None:
+def test_a_parked_request_keeps_its_cells_while_another_runs_in_its_slot() -> None:
     world = small()
     first, second = item("a"), item("b")
     world.submit(first)
     world.settle()
     world.submit(second, preempt=(preemption("a"),))
     world.settle()
-    assert yields(world) == [("a", PREEMPTED, PARKED, 1), ("a", PREEMPTED, SWAPPED, 1)]
-    assert world.status().swap_bytes_used == 5
+    assert yields(world) == [("a", PREEMPTED, PARKED, 1)]
+    assert residences(world) == {"a": PARKED, "b": RUNNING}
     resume(world, again("a", slot=1))
+    run_out(world)
+    assert emitted(world.chunks("a")) == expected(first)
+    assert emitted(world.chunks("b")) == expected(second)
+
+
+def test_the_latest_assignment_of_a_slot_deschedules_who_runs_there() -> None:
+    world = small()
+    first, second = item("a"), item("b")
+    world.submit(first)
+    world.settle()
+    assert world.submit(second).accepted_request_ids == ["b"]
+    world.settle()
+    assert yields(world) == [("a", PREEMPTED, PARKED, 1)]
+    resume(world, again("a", slot=1))
+    run_out(world)
+    assert emitted(world.chunks("a")) == expected(first)
+    assert emitted(world.chunks("b")) == expected(second)
+
+
+def test_a_request_without_computed_tokens_keeps_no_sequence_id() -> None:
+    world = small(sequences=3)
+    for slot, name in enumerate(("a", "b", "c")):
+        world.submit(item(name, slot=slot, prompt=60, rank=slot))
+    world.settle()
+    world.submit(preempt=(preemption("c"),))
+    world.settle()
+    assert residences(world) == {"a": RUNNING, "b": RUNNING, "c": SWAPPED}
+    assert world.submit(item("d", slot=2, rank=-1)).accepted_request_ids == ["d"]
+    world.settle()
+    assert world.chunks("d")
+
+
+def test_a_parked_request_whose_sequence_id_is_needed_goes_on_from_host_memory() -> None:
+    world = narrow()
+    first, second = item("a"), item("b")
+    world.submit(first)
+    world.settle()
+    world.submit(second, preempt=(preemption("a"),))
+    world.settle()
+    assert yields(world) == [("a", PREEMPTED, PARKED, 1), ("a", MEMORY, SWAPPED, 1)]
+    assert world.status().swap_bytes_used == 5
+    run_out(world)
+    resume(world, again("a"))
     run_out(world)
     assert emitted(world.chunks("a")) == expected(first)
     assert emitted(world.chunks("b")) == expected(second)
@@ -149,20 +204,21 @@ def test_who_is_parked_in_a_wanted_slot_goes_on_from_host_memory() -> None:
 
 
 def test_without_host_memory_it_is_computed_again() -> None:
-    world = small(swap_bytes=0)
+    world = narrow(swap_bytes=0)
     wanted = item("a")
     world.submit(wanted)
     world.settle()
     world.submit(item("b"), preempt=(preemption("a"),))
     world.settle()
     assert world.status().running[0].computed_tokens == 0
-    resume(world, again("a", slot=1))
+    run_out(world)
+    resume(world, again("a"))
     run_out(world)
     assert emitted(world.chunks("a")) == expected(wanted)
 
 
 def test_a_state_that_cannot_be_restored_is_computed_again() -> None:
-    world = small()
+    world = narrow()
     wanted = item("a")
     world.submit(wanted)
     world.settle()
@@ -170,7 +226,8 @@ def test_a_state_that_cannot_be_restored_is_computed_again() -> None:
     world.settle()
     assert world.status().swap_bytes_used > 0
     world.cache.loses_states = True
-    resume(world, again("a", slot=1))
+    run_out(world)
+    resume(world, again("a"))
     run_out(world)
     assert emitted(world.chunks("a")) == expected(wanted)
 
@@ -194,7 +251,7 @@ def test_when_cells_run_out_the_least_urgent_is_swapped_and_told() -> None:
     assert emitted(world.chunks("b")) == expected(second)
 
 
-def test_who_finds_no_room_for_long_gives_its_turn_back(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_running_request_that_finds_no_room_is_descheduled(monkeypatch: pytest.MonkeyPatch) -> None:
     world = small(cells=60)
     world.submit(item("a", slot=0, prompt=30, max_tokens=30))
     world.settle()
@@ -224,7 +281,7 @@ def test_a_request_resumed_while_its_yield_is_under_way_runs_on() -> None:
 
 
 def test_parked_and_swapped_requests_can_be_cancelled() -> None:
-    world = small()
+    world = narrow()
     world.submit(item("a"))
     world.settle()
     world.submit(item("b"), preempt=(preemption("a"),))
@@ -256,7 +313,7 @@ def test_a_deadline_ends_a_parked_request_though_nothing_runs() -> None:
     assert world.engine.idle_s(time.time() + 3_700) == 0
 
 
-def test_nothing_on_board_waits_for_commands_alone() -> None:
+def test_without_residents_the_engine_waits_for_commands_alone() -> None:
     world = small()
     assert world.engine.idle_s(0.0) is None
     world.submit(item("a"))
@@ -281,6 +338,7 @@ def test_a_higher_epoch_replaces_a_parked_request() -> None:
 def test_an_old_term_changes_nothing() -> None:
     world = small()
     world.submit(item("a"), term=5)
+    world.settle()
     answer = world.submit(item("b", slot=1), preempt=(preemption("a"),), term=4)
     assert [r.reason for r in answer.refused] == [worker_pb2.REFUSAL_REASON_OLD_TERM]
     world.command(worker_pb2.WorkerCommand(drain=worker_pb2.DrainWorker(), term=4))
@@ -350,14 +408,14 @@ _ACTIONS = st.one_of(
     st.tuples(
         st.just("submit"),
         st.sampled_from(_NAMES),
-        st.integers(0, SEQUENCES - 1),
+        st.integers(0, SLOTS - 1),
         st.integers(0, 3),
         st.integers(0, 4),
     ),
     st.tuples(
         st.just("resume"),
         st.sampled_from(_NAMES),
-        st.integers(0, SEQUENCES - 1),
+        st.integers(0, SLOTS - 1),
         st.integers(0, 3),
         st.integers(0, 4),
     ),
@@ -424,6 +482,7 @@ def test_whatever_is_asked_in_whatever_order(
     assert residences(world) == {}
     assert world.cache.used == 0
     assert world.cache.apart == {}
+    assert world.engine._memory.free_seq_ids == SEQUENCES
     status = world.status()
     assert (status.kv_cells_used, status.kv_cells_reserved, status.swap_bytes_used) == (0, 0, 0)
     ended = [e.request_ended.request_id for e in world.events() if e.HasField("request_ended")]

@@ -55,7 +55,7 @@ class EngineConfig(_message.Message):
     step_limit_s: _builtins.float
     """No step should take longer than this because of prefill, in seconds."""
     sequences: _builtins.int
-    """Sequence ids: slots that may run at once, and those that parked sequences may keep beside them."""
+    """Most sequences in the KV cache, running and parked."""
     swap_bytes: _builtins.int
     """Most host memory for swapped sequences; beyond it they are computed again."""
     prefill_cells: _builtins.int
@@ -113,8 +113,8 @@ class EngineCancel(_message.Message):
 Global___EngineCancel: _TypeAlias = EngineCancel  # noqa: Y015
 
 @_typing.final
-class EnginePark(_message.Message):
-    """Takes a sequence's turn away; it keeps its slot and its KV cells for as long as nobody needs them."""
+class EngineDeschedule(_message.Message):
+    """Takes a sequence's slot away; it keeps its KV cells until another needs them."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -134,11 +134,11 @@ class EnginePark(_message.Message):
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___EnginePark: _TypeAlias = EnginePark  # noqa: Y015
+Global___EngineDeschedule: _TypeAlias = EngineDeschedule  # noqa: Y015
 
 @_typing.final
 class EngineResume(_message.Message):
-    """Gives a parked or swapped sequence its turn again."""
+    """Runs a resident sequence again."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -147,14 +147,14 @@ class EngineResume(_message.Message):
     SLOT_FIELD_NUMBER: _builtins.int
     TOKEN_BUDGET_FIELD_NUMBER: _builtins.int
     RANK_FIELD_NUMBER: _builtins.int
-    TURN_FIELD_NUMBER: _builtins.int
+    RUN_FIELD_NUMBER: _builtins.int
     key: _builtins.str
     epoch: _builtins.int
     slot: _builtins.int
     token_budget: _builtins.int
     rank: _builtins.float
-    turn: _builtins.int
-    """Counts the turns of a request: its first is 0."""
+    run: _builtins.int
+    """Counts how often a request was scheduled to run: its first run is 0."""
     def __init__(
         self,
         *,
@@ -163,11 +163,11 @@ class EngineResume(_message.Message):
         slot: _builtins.int = ...,
         token_budget: _builtins.int = ...,
         rank: _builtins.float = ...,
-        turn: _builtins.int = ...,
+        run: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "key", b"key", "rank", b"rank", "slot", b"slot", "token_budget", b"token_budget", "turn", b"turn"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "key", b"key", "rank", b"rank", "run", b"run", "slot", b"slot", "token_budget", b"token_budget"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -180,7 +180,7 @@ class EngineCommand(_message.Message):
     LOAD_FIELD_NUMBER: _builtins.int
     START_FIELD_NUMBER: _builtins.int
     CANCEL_FIELD_NUMBER: _builtins.int
-    PARK_FIELD_NUMBER: _builtins.int
+    DESCHEDULE_FIELD_NUMBER: _builtins.int
     RESUME_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def load(self) -> Global___EngineConfig: ...
@@ -189,7 +189,7 @@ class EngineCommand(_message.Message):
     @_builtins.property
     def cancel(self) -> Global___EngineCancel: ...
     @_builtins.property
-    def park(self) -> Global___EnginePark: ...
+    def deschedule(self) -> Global___EngineDeschedule: ...
     @_builtins.property
     def resume(self) -> Global___EngineResume: ...
     def __init__(
@@ -198,14 +198,14 @@ class EngineCommand(_message.Message):
         load: Global___EngineConfig | None = ...,
         start: _worker_pb2.BatchItem | None = ...,
         cancel: Global___EngineCancel | None = ...,
-        park: Global___EnginePark | None = ...,
+        deschedule: Global___EngineDeschedule | None = ...,
         resume: Global___EngineResume | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["cancel", b"cancel", "command", b"command", "load", b"load", "park", b"park", "resume", b"resume", "start", b"start"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["cancel", b"cancel", "command", b"command", "deschedule", b"deschedule", "load", b"load", "resume", b"resume", "start", b"start"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cancel", b"cancel", "command", b"command", "load", b"load", "park", b"park", "resume", b"resume", "start", b"start"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cancel", b"cancel", "command", b"command", "deschedule", b"deschedule", "load", b"load", "resume", b"resume", "start", b"start"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_command: _TypeAlias = _typing.Literal["load", "start", "cancel", "park", "resume"]  # noqa: Y015
+    _WhichOneofReturnType_command: _TypeAlias = _typing.Literal["load", "start", "cancel", "deschedule", "resume"]  # noqa: Y015
     _WhichOneofArgType_command: _TypeAlias = _typing.Literal["command", b"command"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_command) -> _WhichOneofReturnType_command | None: ...
 
@@ -317,45 +317,50 @@ class EngineEnded(_message.Message):
 Global___EngineEnded: _TypeAlias = EngineEnded  # noqa: Y015
 
 @_typing.final
-class EngineYielded(_message.Message):
-    """A sequence stopped running, or was moved from its slot to host memory."""
+class EngineResidence(_message.Message):
+    """Where a sequence is from now on."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     KEY_FIELD_NUMBER: _builtins.int
     EPOCH_FIELD_NUMBER: _builtins.int
-    REASON_FIELD_NUMBER: _builtins.int
+    RUN_FIELD_NUMBER: _builtins.int
     RESIDENCE_FIELD_NUMBER: _builtins.int
+    SLOT_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
     GENERATED_TOKENS_FIELD_NUMBER: _builtins.int
-    TURN_FIELD_NUMBER: _builtins.int
     key: _builtins.str
     epoch: _builtins.int
-    reason: _scheduler_pb2.YieldReason.ValueType
+    run: _builtins.int
+    """The latest run that was asked for."""
     residence: _scheduler_pb2.Residence.ValueType
+    slot: _builtins.int
+    """While it runs."""
+    reason: _scheduler_pb2.YieldReason.ValueType
+    """Why it does not run."""
     generated_tokens: _builtins.int
-    turn: _builtins.int
-    """The turn that ended: what is said of an earlier one than the latest is no news."""
     def __init__(
         self,
         *,
         key: _builtins.str = ...,
         epoch: _builtins.int = ...,
-        reason: _scheduler_pb2.YieldReason.ValueType = ...,
+        run: _builtins.int = ...,
         residence: _scheduler_pb2.Residence.ValueType = ...,
+        slot: _builtins.int = ...,
+        reason: _scheduler_pb2.YieldReason.ValueType = ...,
         generated_tokens: _builtins.int = ...,
-        turn: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "generated_tokens", b"generated_tokens", "key", b"key", "reason", b"reason", "residence", b"residence", "turn", b"turn"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "generated_tokens", b"generated_tokens", "key", b"key", "reason", b"reason", "residence", b"residence", "run", b"run", "slot", b"slot"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___EngineYielded: _TypeAlias = EngineYielded  # noqa: Y015
+Global___EngineResidence: _TypeAlias = EngineResidence  # noqa: Y015
 
 @_typing.final
 class Prefilled(_message.Message):
-    """How far prompts are; 0 also when what was computed is given up."""
+    """How far prompts are; 0 also when what was computed is discarded."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -407,12 +412,12 @@ class StepStats(_message.Message):
     kv_cells_reserved: _builtins.int
     sequences: _builtins.int
     parked: _builtins.int
-    """Of these, how many wait for their turn."""
+    """Of these, how many wait to resume."""
     swap_bytes_used: _builtins.int
     swapped: _builtins.int
-    """Of the parked, how many have no slot."""
+    """Of the parked, how many are not in the KV cache."""
     swap_outs: _builtins.int
-    """Since the last report: states moved to host memory and back, and those given up to be computed again."""
+    """Since the last report: states moved to host memory and back, and those discarded, to be computed again."""
     swap_ins: _builtins.int
     recomputes: _builtins.int
     def __init__(
@@ -447,7 +452,7 @@ class StepReport(_message.Message):
     EMISSIONS_FIELD_NUMBER: _builtins.int
     ENDED_FIELD_NUMBER: _builtins.int
     STATS_FIELD_NUMBER: _builtins.int
-    YIELDED_FIELD_NUMBER: _builtins.int
+    RESIDENCES_FIELD_NUMBER: _builtins.int
     PREFILLED_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def emissions(self) -> _containers.RepeatedCompositeFieldContainer[Global___Emission]: ...
@@ -456,7 +461,7 @@ class StepReport(_message.Message):
     @_builtins.property
     def stats(self) -> Global___StepStats: ...
     @_builtins.property
-    def yielded(self) -> _containers.RepeatedCompositeFieldContainer[Global___EngineYielded]: ...
+    def residences(self) -> _containers.RepeatedCompositeFieldContainer[Global___EngineResidence]: ...
     @_builtins.property
     def prefilled(self) -> _containers.RepeatedCompositeFieldContainer[Global___Prefilled]: ...
     def __init__(
@@ -465,12 +470,12 @@ class StepReport(_message.Message):
         emissions: _abc.Iterable[Global___Emission] | None = ...,
         ended: _abc.Iterable[Global___EngineEnded] | None = ...,
         stats: Global___StepStats | None = ...,
-        yielded: _abc.Iterable[Global___EngineYielded] | None = ...,
+        residences: _abc.Iterable[Global___EngineResidence] | None = ...,
         prefilled: _abc.Iterable[Global___Prefilled] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["stats", b"stats"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["emissions", b"emissions", "ended", b"ended", "prefilled", b"prefilled", "stats", b"stats", "yielded", b"yielded"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["emissions", b"emissions", "ended", b"ended", "prefilled", b"prefilled", "residences", b"residences", "stats", b"stats"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -20,7 +20,7 @@ from .intake import Intake
 from .metrics import WorkerMetrics
 from .model_file import ModelFile, ModelFileError, probe_model_file
 from .presence import Presence
-from .running import Limits, RunningTable
+from .residents import Limits, ResidentTable
 from .settings import WorkerSettings
 from .spans import WorkerSpans
 from .watchdog import Watchdog
@@ -40,7 +40,7 @@ class Worker:
         self._model = model
         self._bus = bus
         self._probe = probe
-        self._table = RunningTable()
+        self._table = ResidentTable()
         incarnation = uuid.uuid4().hex
         self._presence = Presence(
             bus=bus,
@@ -111,8 +111,8 @@ class Worker:
             async with asyncio.timeout(self._settings.drain_limit_s):
                 await self._emitter.until_none_runs()
         left = self._table.clear()
-        for running in left:
-            self._spans.gave_up(running, "worker_left")
+        for resident in left:
+            self._spans.gave_up(resident, "worker_left")
         await self._emitter.tell_leaving(left)
         await self._bus.flush()
         log.info("drained", handed_over=len(left))

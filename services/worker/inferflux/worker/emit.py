@@ -12,7 +12,7 @@ from inferflux.common.bus import Bus
 from inferflux.common.errors import DeadlineExceeded, InferFluxError, Unavailable
 from inferflux.v1 import engine_pb2, scheduler_pb2
 
-from .running import Running, RunningTable
+from .residents import Resident, ResidentTable
 from .spans import WorkerSpans
 
 log = logs.get("worker.emit")
@@ -37,7 +37,7 @@ class Emitter:
     """
 
     def __init__(
-        self, bus: Bus, table: RunningTable, spans: WorkerSpans, worker_id: str, incarnation: str
+        self, bus: Bus, table: ResidentTable, spans: WorkerSpans, worker_id: str, incarnation: str
     ) -> None:
         self._bus = bus
         self._table = table
@@ -64,28 +64,29 @@ class Emitter:
     async def on_step(self, step: engine_pb2.StepReport) -> None:
         self._spans.on_step(step)
         for emission in step.emissions:
-            running = self._table.get(emission.key)
-            if running is None or running.epoch != emission.epoch:
+            resident = self._table.get(emission.key)
+            if resident is None or resident.epoch != emission.epoch:
                 continue
-            running.emitted(emission)
+            resident.emitted(emission)
             if self._must_wait():
-                self._waiting.append((running.subject, emission.chunk))
-            elif not await self._publish(running.subject, emission.chunk):
+                self._waiting.append((resident.subject, emission.chunk))
+            elif not await self._publish(resident.subject, emission.chunk):
                 self._fall_behind()
         for prefilled in step.prefilled:
             self._table.prefilled(prefilled)
-        for yielded in step.yielded:
-            running = self._table.yielded(yielded)
-            if running is not None:
-                await self._tell_yielded(yielded, running)
+        for moved in step.residences:
+            resident = self._table.moved(moved)
+            is_yielded = moved.residence != scheduler_pb2.RESIDENCE_RUNNING
+            if resident is not None and is_yielded and moved.run == resident.run:
+                await self._tell_yielded(moved, resident)
         for ended in step.ended:
-            running = self._table.end(ended.key, ended.epoch, time.monotonic())
-            if running is not None:
-                await self._tell_ended(ended, running)
+            resident = self._table.end(ended.key, ended.epoch, time.monotonic())
+            if resident is not None:
+                await self._tell_ended(ended, resident)
         self._heard.set()
 
     async def until_none_runs(self) -> None:
-        """Return when it is nobody's turn: nothing on board gets on by itself any more."""
+        """Return when nothing runs: what is resident makes no progress by itself."""
         while self._table.has_running:
             self._heard.clear()
             await self._heard.wait()
@@ -108,7 +109,7 @@ class Emitter:
         self._refused.clear()
         self._waiting.clear()  # all of it is kept with its request, and looked at now
         records = self._table.all() + self._table.ended_lately(time.monotonic())
-        kept = {running.subject: list(running.chunks) for running in records if running.chunks}
+        kept = {record.subject: list(record.chunks) for record in records if record.chunks}
         try:
             await self._bus.flush()
             lost = await self._lost(kept)
@@ -166,35 +167,35 @@ class Emitter:
         self._connected_since_s = self._connected_since_s or now
         return now - self._connected_since_s < _BEHIND_LIMIT_S
 
-    async def tell_engine_died(self, lost: list[Running], message: str) -> None:
+    async def tell_engine_died(self, lost: list[Resident], message: str) -> None:
         self._heard.set()
         event = self._event()
         event.engine_died.message = message
         event.engine_died.on_board.extend(_identity(r) for r in lost)
         await self._publish(subjects.SCHEDULER_EVENTS, event.SerializeToString())
 
-    async def tell_leaving(self, left: list[Running]) -> None:
+    async def tell_leaving(self, left: list[Resident]) -> None:
         event = self._event()
         event.worker_left.on_board.extend(_identity(r) for r in left)
         await self._publish(subjects.SCHEDULER_EVENTS, event.SerializeToString())
 
-    async def _tell_ended(self, ended: engine_pb2.EngineEnded, running: Running) -> None:
+    async def _tell_ended(self, ended: engine_pb2.EngineEnded, resident: Resident) -> None:
         event = self._event()
         told = event.request_ended
-        told.request_id = running.request_id
+        told.request_id = resident.request_id
         told.epoch = ended.epoch
-        told.tenant = running.tenant
+        told.tenant = resident.tenant
         told.outcome = ended.outcome
         told.usage.prompt_tokens = ended.prompt_tokens
         told.usage.completion_tokens = ended.completion_tokens
         told.time_to_first_token_ms = ended.time_to_first_token_ms
         await self._publish(subjects.SCHEDULER_EVENTS, event.SerializeToString())
 
-    async def _tell_yielded(self, yielded: engine_pb2.EngineYielded, running: Running) -> None:
+    async def _tell_yielded(self, yielded: engine_pb2.EngineResidence, resident: Resident) -> None:
         event = self._event()
         told = event.request_yielded
-        told.request_id = running.request_id
-        told.tenant = running.tenant
+        told.request_id = resident.request_id
+        told.tenant = resident.tenant
         told.epoch = yielded.epoch
         told.reason = yielded.reason
         told.residence = yielded.residence
@@ -216,7 +217,7 @@ class Emitter:
         return scheduler_pb2.WorkerEvent(worker_id=self._worker_id, incarnation=self._incarnation)
 
 
-def _identity(running: Running) -> scheduler_pb2.EndedRequest:
+def _identity(resident: Resident) -> scheduler_pb2.EndedRequest:
     return scheduler_pb2.EndedRequest(
-        request_id=running.request_id, epoch=running.epoch, tenant=running.tenant
+        request_id=resident.request_id, epoch=resident.epoch, tenant=resident.tenant
     )

@@ -16,7 +16,7 @@ from inferflux.v1 import engine_pb2, scheduler_pb2, worker_pb2
 from .checks import check_batch, check_command, check_item
 from .engine_host import EngineHost
 from .presence import Presence
-from .running import Refused, RunningTable, request_key
+from .residents import Refused, ResidentTable, request_key
 from .spans import WorkerSpans
 
 log = logs.get("worker.intake")
@@ -28,7 +28,7 @@ class Intake:
     def __init__(
         self,
         bus: Bus,
-        table: RunningTable,
+        table: ResidentTable,
         spans: WorkerSpans,
         host: EngineHost,
         presence: Presence,
@@ -74,7 +74,7 @@ class Intake:
 
     def _act_on(self, batch: worker_pb2.RequestBatch, answer: worker_pb2.BatchAccepted) -> None:
         for preemption in batch.preemptions:
-            self._park(preemption)
+            self._deschedule(preemption)
         take = self._resume if batch.phase == worker_pb2.PHASE_DECODE else self._take_up
         for item in batch.items:
             try:
@@ -89,34 +89,32 @@ class Intake:
         self._check_model(item)
         if self._presence.state != scheduler_pb2.WORKER_STATE_READY:
             raise Refused(worker_pb2.REFUSAL_REASON_NOT_READY, "this worker is loading or draining")
-        running, replaced = self._table.admit(item)
+        resident, replaced = self._table.admit(item)
         if replaced is not None:
             self._spans.gave_up(replaced, "dropped")
-            self._cancel(running.key, is_silent=True)
-        self._spans.take_up(running, item.request)
+            self._cancel(resident.key, is_silent=True)
+        self._spans.take_up(resident, item)
         self._host.send(engine_pb2.EngineCommand(start=item))
 
     def _resume(self, item: worker_pb2.BatchItem) -> None:
         self._check_model(item)
-        running = self._table.resume(item)
-        if running is None:
-            return
-        self._spans.resumed(running)
+        resident = self._table.resume(item)
+        self._spans.resumed(resident, item.slot)
         resume = engine_pb2.EngineResume(
-            key=running.key,
-            epoch=running.epoch,
+            key=resident.key,
+            epoch=resident.epoch,
             slot=item.slot,
             token_budget=item.token_budget,
             rank=item.rank,
-            turn=running.turn,
+            run=resident.run,
         )
         self._host.send(engine_pb2.EngineCommand(resume=resume))
 
-    def _park(self, preemption: worker_pb2.Preemption) -> None:
-        running = self._table.park(preemption)
-        if running is not None:
-            park = engine_pb2.EnginePark(key=running.key, epoch=running.epoch)
-            self._host.send(engine_pb2.EngineCommand(park=park))
+    def _deschedule(self, preemption: worker_pb2.Preemption) -> None:
+        resident = self._table.find(preemption)
+        if resident is not None:
+            deschedule = engine_pb2.EngineDeschedule(key=resident.key, epoch=resident.epoch)
+            self._host.send(engine_pb2.EngineCommand(deschedule=deschedule))
 
     def _check_model(self, item: worker_pb2.BatchItem) -> None:
         if item.request.model != self._presence.card.name:
@@ -162,9 +160,9 @@ class Intake:
             self._bad.note("cancel", error, subject=message.subject)
             return
         key = request_key(notice.tenant, notice.request_id)
-        running = self._table.cancel(key, notice.attempt_id, time.monotonic())
-        if running is not None:
-            self._cancel(running.key, is_silent=False)
+        resident = self._table.cancel(key, notice.attempt_id, time.monotonic())
+        if resident is not None:
+            self._cancel(resident.key, is_silent=False)
 
     def _cancel(self, key: str, *, is_silent: bool) -> None:
         cancel = engine_pb2.EngineCancel(key=key, is_silent=is_silent)

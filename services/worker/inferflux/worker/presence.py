@@ -14,7 +14,7 @@ from inferflux.common.errors import Unavailable
 from inferflux.common.heartbeats import MAX_REQUESTS
 from inferflux.v1 import engine_pb2, model_pb2, scheduler_pb2
 
-from .running import RunningTable
+from .residents import ResidentTable
 
 log = logs.get("worker.presence")
 
@@ -45,7 +45,7 @@ class Presence:
     """The worker's state, and its heartbeat."""
 
     bus: Bus
-    table: RunningTable
+    table: ResidentTable
     worker_id: str
     incarnation: str
     card: model_pb2.ModelCard

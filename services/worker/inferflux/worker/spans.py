@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from inferflux.common.tracing import Attributes, Span, Tracer, names
-from inferflux.v1 import engine_pb2, scheduler_pb2
+from inferflux.v1 import engine_pb2, scheduler_pb2, worker_pb2
 
-from .running import Running
+from .residents import Resident
 
 # How a request may end well.
 _GOOD_ENDS = frozenset({"stop", "length", "cancelled"})
@@ -15,7 +15,7 @@ _GOOD_ENDS = frozenset({"stop", "length", "cancelled"})
 
 @dataclass(slots=True)
 class _Run:
-    """A request on board that came with a trace."""
+    """A resident request that came with a trace."""
 
     span: Span
     # Tokens that came with it.
@@ -24,15 +24,16 @@ class _Run:
 
 
 class WorkerSpans:
-    """Spans of what is on board, by key and epoch."""
+    """Spans of resident requests, by key and epoch."""
 
     def __init__(self, tracer: Tracer, worker_id: str) -> None:
         self._tracer = tracer
         self._worker_id = worker_id
         self._runs: dict[tuple[str, int], _Run] = {}
 
-    def take_up(self, running: Running, request: scheduler_pb2.InferenceRequest) -> None:
-        """A request comes on board."""
+    def take_up(self, resident: Resident, item: worker_pb2.BatchItem) -> None:
+        """A request becomes resident."""
+        request = item.request
         if not self._tracer.is_on or not request.traceparent:
             return
         attributes: Attributes = {
@@ -40,20 +41,20 @@ class WorkerSpans:
             names.REQUEST_ID: request.request_id,
             names.WORKER_ID: self._worker_id,
             names.EPOCH: request.epoch,
-            names.SLOT: running.slot,
-            names.INPUT_TOKENS: running.prompt_tokens,
+            names.SLOT: item.slot,
+            names.INPUT_TOKENS: resident.prompt_tokens,
         }
         span = self._tracer.start(names.RUN, parent=request.traceparent, attributes=attributes)
-        self._runs[running.key, running.epoch] = _Run(span, running.generated_tokens)
+        self._runs[resident.key, resident.epoch] = _Run(span, resident.generated_tokens)
 
-    def resumed(self, running: Running) -> None:
-        """It is its turn again."""
-        run = self._runs.get((running.key, running.epoch))
+    def resumed(self, resident: Resident, slot: int) -> None:
+        """It runs again."""
+        run = self._runs.get((resident.key, resident.epoch))
         if run is not None:
-            run.span.event("resumed", {names.SLOT: running.slot})
+            run.span.event("resumed", {names.SLOT: slot})
 
     def on_step(self, step: engine_pb2.StepReport) -> None:
-        """What the engine did in a step: parts of prompts, first tokens, turns that are over, ends."""
+        """What the engine did in a step: parts of prompts, first tokens, yields, ends."""
         if not self._runs:
             return
         for prefilled in step.prefilled:
@@ -65,26 +66,26 @@ class WorkerSpans:
             if run is not None and not run.has_token and emission.generated_tokens > run.generated_before:
                 run.has_token = True
                 run.span.event("first_token")
-        for yielded in step.yielded:
-            run = self._runs.get((yielded.key, yielded.epoch))
-            if run is not None:
-                run.span.event("yielded", _why(yielded))
+        for moved in step.residences:
+            run = self._runs.get((moved.key, moved.epoch))
+            if run is not None and moved.residence != scheduler_pb2.RESIDENCE_RUNNING:
+                run.span.event("yielded", _why(moved))
         for ended in step.ended:
             self._end(ended)
 
-    def gave_up(self, running: Running, outcome: str) -> None:
+    def gave_up(self, resident: Resident, outcome: str) -> None:
         """It goes on elsewhere, in good order."""
-        run = self._runs.pop((running.key, running.epoch), None)
+        run = self._runs.pop((resident.key, resident.epoch), None)
         if run is not None:
-            run.span.set({names.OUTCOME: outcome, names.OUTPUT_TOKENS: running.generated_tokens})
+            run.span.set({names.OUTCOME: outcome, names.OUTPUT_TOKENS: resident.generated_tokens})
             run.span.end()
 
-    def lost(self, on_board: list[Running], why: str) -> None:
+    def lost(self, residents: list[Resident], why: str) -> None:
         """The engine died with all of these."""
-        for running in on_board:
-            if (run := self._runs.get((running.key, running.epoch))) is not None:
+        for resident in residents:
+            if (run := self._runs.get((resident.key, resident.epoch))) is not None:
                 run.span.fail("engine_died", why)
-            self.gave_up(running, "engine_died")
+            self.gave_up(resident, "engine_died")
 
     def _end(self, ended: engine_pb2.EngineEnded) -> None:
         run = self._runs.pop((ended.key, ended.epoch), None)
@@ -96,10 +97,10 @@ class WorkerSpans:
         run.span.end()
 
 
-def _why(yielded: engine_pb2.EngineYielded) -> dict[str, str]:
+def _why(moved: engine_pb2.EngineResidence) -> dict[str, str]:
     return {
-        names.REASON: _word(scheduler_pb2.YieldReason.Name(yielded.reason)),
-        names.RESIDENCE: _word(scheduler_pb2.Residence.Name(yielded.residence)),
+        names.REASON: _word(scheduler_pb2.YieldReason.Name(moved.reason)),
+        names.RESIDENCE: _word(scheduler_pb2.Residence.Name(moved.residence)),
     }
 
 

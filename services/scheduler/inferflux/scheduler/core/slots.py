@@ -344,7 +344,8 @@ class WorkerSlots:
         if is_running is owner.is_running:
             owner.disputed = 0
             if is_running:
-                self._follow_slot(owner, report.slot)
+                if report.residence:  # else its engine has not reported yet where it is
+                    self._follow_slot(owner, report.slot)
             else:
                 self.park(owner.key, said, is_confirmed=True)
             return

@@ -6,7 +6,7 @@ sequence  one request on board
 planner   which tokens go into the next batch            (pure)
 budget    how much prefill a step may carry               (pure)
 pressure  who leaves the KV cache when it is full          (pure)
-memory    slots, KV cells and host memory of the sequences
+memory    sequence ids, KV cells and host memory of the sequences
 kv        who fills how many KV cells                     (pure)
 swap      whose state host memory keeps                   (pure)
 sampling  logits to a token id                            (pure)

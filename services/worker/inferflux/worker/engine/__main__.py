@@ -66,8 +66,8 @@ def _obey(engine: Engine, command: engine_pb2.EngineCommand) -> None:
             engine.start(command.start)
         case "cancel":
             engine.cancel(command.cancel.key, is_silent=command.cancel.is_silent)
-        case "park":
-            engine.park(command.park.key, command.park.epoch)
+        case "deschedule":
+            engine.deschedule(command.deschedule.key, command.deschedule.epoch)
         case "resume":
             engine.resume(command.resume)
 

@@ -26,7 +26,7 @@ _ALIKE = 0.2
 
 @dataclass(slots=True)
 class _Held:
-    """How much of a slot is computed here, and how much of that the main context has."""
+    """How much of a sequence is computed here, and how much of that the main context has."""
 
     computed: int = 0
     copied: int = 0
@@ -37,7 +37,7 @@ class PromptContext:
 
     Args:
         main: takes over what is computed.
-        own: computes. Both know the same slots.
+        own: computes. Both know the same sequence ids.
     """
 
     def __init__(self, main: Context, own: Context) -> None:
@@ -56,40 +56,34 @@ class PromptContext:
         """
         logits = self.context.decode(shares)
         for share in shares:
-            held = self._held.setdefault(share.sequence.slot, _Held())
+            held = self._held.setdefault(share.sequence.seq_id, _Held())
             held.computed += share.n
             left = share.sequence.n_pending - share.n
-            self._copy(share.sequence.slot, n_due(held.computed - held.copied, left, share.n))
+            self._copy(share.sequence.seq_id, n_due(held.computed - held.copied, left, share.n))
         return logits
 
-    def catch_up(self, slot: int) -> None:
-        """Have the main context take over all that is computed of `slot`, if anything is computed here.
+    def catch_up(self, seq_id: int) -> None:
+        """Have the main context take over all that is computed of `seq_id`, if anything is computed here.
 
         Raises:
             DecodeError: the engine has to start again.
         """
-        held = self._held.get(slot)
+        held = self._held.get(seq_id)
         if held is not None:
-            self._copy(slot, held.computed - held.copied)
+            self._copy(seq_id, held.computed - held.copied)
 
-    def forget(self, slot: int) -> None:
-        """Free the cells of `slot` here."""
-        self.context.forget(slot)
-        self._held.pop(slot, None)
+    def forget(self, seq_id: int) -> None:
+        """Free the cells of `seq_id` here."""
+        self.context.forget(seq_id)
+        self._held.pop(seq_id, None)
 
-    def move(self, slot: int, to: int) -> None:
-        """Have `to`, which is empty, hold what `slot` holds here."""
-        if slot in self._held:
-            self.context.move(slot, to)
-            self._held[to] = self._held.pop(slot)
-
-    def _copy(self, slot: int, n: int) -> None:
+    def _copy(self, seq_id: int, n: int) -> None:
         if n == 0:
             return
-        held = self._held[slot]
-        state = self.context.copy_part_out(slot, held.copied, held.copied + n)
+        held = self._held[seq_id]
+        state = self.context.copy_part_out(seq_id, held.copied, held.copied + n)
         try:
-            is_taken = state is not None and self._main.append(slot, by_cell(state))
+            is_taken = state is not None and self._main.append(seq_id, by_cell(state))
         except UnknownLayout:
             is_taken = False
         if not is_taken:
@@ -103,18 +97,18 @@ class PromptContext:
         """
         tokens = np.arange(_TRIAL_TOKENS, dtype=np.int32) % vocabulary
         last = _TRIAL_TOKENS - 1
-        self.context.decode_tokens(tokens[:last], slot=0, position=0)
+        self.context.decode_tokens(tokens[:last], seq_id=0, position=0)
         held = self._held[0] = _Held(computed=last)
         try:
             self._copy(0, last // 2)
             self.catch_up(0)
-            seen = self._main.decode_tokens(tokens[last:], slot=0, position=last).copy()
+            seen = self._main.decode_tokens(tokens[last:], seq_id=0, position=last).copy()
         except DecodeError:
             return False
         finally:
             self.forget(0)
             self._main.forget(0)
-        expected = self._main.decode_tokens(tokens, slot=0, position=0)
+        expected = self._main.decode_tokens(tokens, seq_id=0, position=0)
         self._main.forget(0)
         return held.copied == last and bool(np.abs(seen - expected).max() < _ALIKE * expected.std())
 

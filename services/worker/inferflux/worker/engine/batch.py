@@ -17,32 +17,32 @@ class Batch:
     def __init__(self, capacity: int) -> None:
         self.tokens = np.zeros(capacity, np.int32)
         self.positions = np.zeros(capacity, np.int32)
-        self.slots = np.zeros(capacity, np.int32)
+        self.seq_ids = np.zeros(capacity, np.int32)
         self.logits = np.zeros(capacity, np.int8)
         self._one_each = np.ones(capacity, np.int32)
-        addresses = self.slots.ctypes.data + np.arange(capacity, dtype=np.uint64) * self.slots.itemsize
-        self._slot_pointers = addresses
+        addresses = self.seq_ids.ctypes.data + np.arange(capacity, dtype=np.uint64) * self.seq_ids.itemsize
+        self._seq_id_pointers = addresses
         self._steps = np.arange(capacity, dtype=np.int32)
         self._struct = llama.llama_batch()
         self._struct.token = _pointer(self.tokens, ctypes.c_int32)
         self._struct.pos = _pointer(self.positions, ctypes.c_int32)
         self._struct.n_seq_id = _pointer(self._one_each, ctypes.c_int32)
-        self._struct.seq_id = _pointer(self._slot_pointers, ctypes.POINTER(ctypes.c_int32))
+        self._struct.seq_id = _pointer(self._seq_id_pointers, ctypes.POINTER(ctypes.c_int32))
         self._struct.logits = _pointer(self.logits, ctypes.c_int8)
 
-    def put(self, at: int, tokens: NDArray[np.int32], *, slot: int, position: int) -> None:
+    def put(self, at: int, tokens: NDArray[np.int32], *, seq_id: int, position: int) -> None:
         """Write `tokens` of one sequence from index `at` on, no logits wanted."""
         n = tokens.shape[0]
         if n == 1:
             self.tokens[at] = tokens[0]
             self.positions[at] = position
-            self.slots[at] = slot
+            self.seq_ids[at] = seq_id
             self.logits[at] = 0
             return
         end = at + n
         self.tokens[at:end] = tokens
         self.positions[at:end] = self._steps[:n] + position
-        self.slots[at:end] = slot
+        self.seq_ids[at:end] = seq_id
         self.logits[at:end] = 0
 
     def struct(self, n_tokens: int) -> Any:

@@ -86,12 +86,12 @@ class Context:
     def touch_weights(self) -> None:
         """Read every weight once, those of experts that a token would not choose among them."""
         llama.llama_set_warmup(self._context, True)
-        self.decode_tokens(np.zeros(1, np.int32), slot=0, position=0)
+        self.decode_tokens(np.zeros(1, np.int32), seq_id=0, position=0)
         llama.llama_set_warmup(self._context, False)
         self.clear()
 
     def decode(self, shares: Iterable[Share]) -> NDArray[np.float32]:
-        """Compute these parts of sequences, which follow what their slots hold.
+        """Compute these parts of sequences, which follow what their sequence ids hold.
 
         Returns:
             Logits of shape (shares that want logits, vocabulary), in order; valid until the next call.
@@ -106,21 +106,21 @@ class Context:
             at_end = at + share.n
             first = sequence.position
             tokens = sequence.tokens[first : first + share.n]
-            self._batch.put(at, tokens, slot=sequence.slot, position=first)
+            self._batch.put(at, tokens, seq_id=sequence.seq_id, position=first)
             if share.wants_logits:
                 self._batch.logits[at_end - 1] = 1
                 outputs += 1
             at = at_end
         return self._compute(at, outputs)
 
-    def decode_tokens(self, tokens: NDArray[np.int32], *, slot: int, position: int) -> NDArray[np.float32]:
+    def decode_tokens(self, tokens: NDArray[np.int32], *, seq_id: int, position: int) -> NDArray[np.float32]:
         """Compute `tokens` of one sequence; returns the logits after the last, of shape (1, vocabulary).
 
         Raises:
             DecodeError: as `decode`.
         """
         n = tokens.shape[0]
-        self._batch.put(0, tokens, slot=slot, position=position)
+        self._batch.put(0, tokens, seq_id=seq_id, position=position)
         self._batch.logits[n - 1] = 1
         return self._compute(n, 1)
 
@@ -143,46 +143,41 @@ class Context:
         """Free every cell."""
         llama.llama_memory_clear(self._memory, True)
 
-    def forget(self, slot: int, position: int = 0) -> None:
-        """Free the KV cells of `slot` from `position` on."""
-        llama.llama_memory_seq_rm(self._memory, slot, position, -1)
+    def forget(self, seq_id: int, position: int = 0) -> None:
+        """Free the KV cells of `seq_id` from `position` on."""
+        llama.llama_memory_seq_rm(self._memory, seq_id, position, -1)
 
-    def move(self, slot: int, to: int) -> None:
-        """Have `to`, which is empty, hold what `slot` holds; no tensor is copied."""
-        llama.llama_memory_seq_cp(self._memory, slot, to, -1, -1)
-        self.forget(slot)
-
-    def copy_part_out(self, slot: int, first: int, end: int) -> StateBytes | None:
-        """The state of `slot` from position `first` up to `end`; None if llama.cpp cannot give it."""
-        llama.llama_memory_seq_cp(self._memory, slot, self._spare, first, end)
+    def copy_part_out(self, seq_id: int, first: int, end: int) -> StateBytes | None:
+        """The state of `seq_id` from position `first` up to `end`; None if llama.cpp cannot give it."""
+        llama.llama_memory_seq_cp(self._memory, seq_id, self._spare, first, end)
         state = self.copy_out(self._spare, self.state_size(self._spare))
         self.forget(self._spare)
         return state
 
-    def append(self, slot: int, state: StateBytes) -> bool:
-        """Whether `state`, of the tokens that follow, is now in `slot` after what it holds."""
+    def append(self, seq_id: int, state: StateBytes) -> bool:
+        """Whether `state`, of the tokens that follow, is now in `seq_id` after what it holds."""
         if not self.copy_in(self._spare, state):
             return False
-        llama.llama_memory_seq_cp(self._memory, self._spare, slot, -1, -1)
+        llama.llama_memory_seq_cp(self._memory, self._spare, seq_id, -1, -1)
         self.forget(self._spare)
         return True
 
-    def state_size(self, slot: int) -> int:
-        """Bytes of the state of `slot`."""
-        return int(llama.llama_state_seq_get_size(self._context, slot))
+    def state_size(self, seq_id: int) -> int:
+        """Bytes of the state of `seq_id`."""
+        return int(llama.llama_state_seq_get_size(self._context, seq_id))
 
-    def copy_out(self, slot: int, n_bytes: int) -> StateBytes | None:
-        """The state of `slot`, `n_bytes` long; None if llama.cpp cannot give it."""
+    def copy_out(self, seq_id: int, n_bytes: int) -> StateBytes | None:
+        """The state of `seq_id`, `n_bytes` long; None if llama.cpp cannot give it."""
         state = np.empty(n_bytes, np.uint8)
-        written = llama.llama_state_seq_get_data(self._context, _bytes_pointer(state), n_bytes, slot)
+        written = llama.llama_state_seq_get_data(self._context, _bytes_pointer(state), n_bytes, seq_id)
         return state if written == n_bytes else None
 
-    def copy_in(self, slot: int, state: StateBytes) -> bool:
-        """Whether `slot` now holds `state`; if not, it is empty."""
+    def copy_in(self, seq_id: int, state: StateBytes) -> bool:
+        """Whether `seq_id` now holds `state`; if not, it is empty."""
         n_bytes = state.shape[0]
-        read = llama.llama_state_seq_set_data(self._context, _bytes_pointer(state), n_bytes, slot)
+        read = llama.llama_state_seq_set_data(self._context, _bytes_pointer(state), n_bytes, seq_id)
         if read != n_bytes:
-            self.forget(slot)
+            self.forget(seq_id)
             return False
         return True
 

@@ -14,7 +14,7 @@ from .budget import StepBudget
 from .memory import Memory
 from .native import Backend
 from .planner import Planner, StepPlan, plan_of, split
-from .pressure import Fit, fit_step, make_room, may_enter
+from .pressure import Fit, can_load, fit_step, make_room
 from .sampling import BadLogits, log_probabilities, top_ids
 from .sequence import Sequence, sequence_of
 
@@ -22,12 +22,12 @@ _DEADLINE_EXCEEDED = 4
 _INTERNAL = 13
 # A wall clock may be set: deadlines are looked at this often at least.
 _LONGEST_WAIT_S = 60.0
-# Who finds no room in the KV cache for so long gives its turn back: it may find room elsewhere.
+# A running sequence that finds no KV cells for so long is descheduled: it may find some elsewhere.
 _LONGEST_WAIT_FOR_ROOM_S = 1.0
 
 
 class Engine:
-    """Runs every sequence whose turn it is, one token each per step, and keeps those that wait for theirs.
+    """Runs every sequence that has a slot, one token each per step, and keeps those that wait to resume.
 
     Args:
         backend: the loaded model.
@@ -47,7 +47,8 @@ class Engine:
         for seen in backend.warm_up():
             self._budget.observe(seen.n_prefill, seen.n_decoding, seen.seconds, is_apart=seen.is_apart)
         self._sequences: dict[str, Sequence] = {}
-        self._running: dict[str, Sequence] = {}
+        # By slot.
+        self._running: dict[int, Sequence] = {}
         self._arrivals = 0
         self._next_deadline_unix_s = math.inf
         self._report = engine_pb2.StepReport()
@@ -74,10 +75,10 @@ class Engine:
         )
         self._sequences[sequence.key] = sequence
         self._next_deadline_unix_s = min(self._next_deadline_unix_s, sequence.deadline_unix_s)
-        self._take_seat(sequence, item.slot)
+        self._schedule(sequence, item.slot)
 
     def cancel(self, key: str, *, is_silent: bool) -> None:
-        """End a request; nothing if it is not on board."""
+        """End a request; nothing if it is not resident."""
         sequence = self._sequences.get(key)
         if sequence is None:
             return
@@ -86,19 +87,19 @@ class Engine:
         else:
             self._finish(sequence, self._chunk(sequence), generation_pb2.FINISH_REASON_CANCELLED)
 
-    def park(self, key: str, epoch: int) -> None:
-        """Take a sequence's turn away; nothing if it does not run."""
-        sequence = self._running.get(key)
-        if sequence is not None and sequence.epoch == epoch:
-            self._park(sequence, scheduler_pb2.YIELD_REASON_PREEMPTED)
+    def deschedule(self, key: str, epoch: int) -> None:
+        """Take a sequence's slot away; nothing if it does not run."""
+        sequence = self._sequences.get(key)
+        if sequence is not None and sequence.epoch == epoch and sequence.is_running:
+            self._deschedule(sequence, scheduler_pb2.YIELD_REASON_PREEMPTED)
 
     def resume(self, command: engine_pb2.EngineResume) -> None:
-        """Give a sequence its turn again; nothing if this epoch of it is not on board."""
+        """Run a sequence again; nothing if this epoch of it is not resident."""
         sequence = self._sequences.get(command.key)
         if sequence is None or sequence.epoch != command.epoch:
             return
-        sequence.take_turn(turn=command.turn, rank=command.rank, token_budget=command.token_budget)
-        self._take_seat(sequence, command.slot)
+        sequence.resume(run=command.run, rank=command.rank, token_budget=command.token_budget)
+        self._schedule(sequence, command.slot)
 
     def take_report(self) -> engine_pb2.EngineReport | None:
         """What is to be told since the last call, if anything."""
@@ -150,7 +151,7 @@ class Engine:
         """What the next step computes: it fits the KV cache, and is not empty."""
         loaded = [s for s in self._running.values() if s.is_loaded]
         if len(loaded) < len(self._running):
-            self._let_some_in(now_s)
+            self._load_some(now_s)
             loaded = [s for s in self._running.values() if s.is_loaded]
         decoding, prefilling = split(loaded)
         plan = self._planner.next(decoding, prefilling, self._memory.room_apart)
@@ -161,69 +162,86 @@ class Engine:
             plan = self._planner.next(decoding, prefilling, self._memory.room_apart)
             fit = self._fit(plan, loaded)
         for victim in fit.victims:
-            self._swap_out(victim, scheduler_pb2.YIELD_REASON_MEMORY)
+            self._evict(victim)
         return plan_of(fit.grants, is_apart=plan.is_apart)
 
     def _fit(self, plan: StepPlan, loaded: list[Sequence]) -> Fit[Sequence]:
         return fit_step(plan.wanted, loaded, self._parked(), self._memory.free)
 
-    def _let_some_in(self, now_s: float) -> None:
-        """Bring those that run and are not in the KV cache there, most urgent first; who waits for long gives
-        its turn back."""
+    def _load_some(self, now_s: float) -> None:
+        """Load those that run and are not in the KV cache, most urgent first; who waits for long is
+        descheduled."""
         waiting = [s for s in self._running.values() if not s.is_loaded]
         for sequence in sorted(waiting, key=lambda s: s.order):
-            self._let_in(sequence)
-            if not sequence.is_loaded and now_s - sequence.seated_s > _LONGEST_WAIT_FOR_ROOM_S:
-                self._swap_out(sequence, scheduler_pb2.YIELD_REASON_MEMORY)
+            self._load(sequence)
+            if not sequence.is_loaded and now_s - sequence.scheduled_at_s > _LONGEST_WAIT_FOR_ROOM_S:
+                self._deschedule(sequence, scheduler_pb2.YIELD_REASON_MEMORY)
 
-    def _let_in(self, sequence: Sequence) -> None:
+    def _load(self, sequence: Sequence) -> None:
         """Bring a sequence that runs into the KV cache, if it is its time."""
         running = self._running.values()
         loaded = [s for s in running if s.is_loaded]
         waiting = [s for s in running if not s.is_loaded]
         memory = self._memory
-        if not may_enter(sequence, loaded, waiting, self._parked(), memory.free, memory.cells):
+        if not can_load(sequence, loaded, waiting, self._parked(), memory.free, memory.cells):
             return
-        for victim in make_room(sequence.position, sequence.order, loaded, self._parked(), memory.free):
-            self._swap_out(victim, scheduler_pb2.YIELD_REASON_MEMORY)
+        victims = make_room(
+            sequence.position,
+            sequence.order,
+            loaded,
+            self._parked(),
+            free=memory.free,
+            free_seq_ids=memory.free_seq_ids,
+        )
+        for victim in victims:
+            self._evict(victim)
         if not memory.load(sequence):
             self._report.prefilled.add(key=sequence.key, epoch=sequence.epoch, computed_tokens=0)
 
     def _parked(self) -> list[Sequence]:
         return [s for s in self._sequences.values() if not s.is_running]
 
-    def _take_seat(self, sequence: Sequence, slot: int) -> None:
-        """Run `sequence` in `slot`, at the cost of who waits there."""
-        holder = self._memory.holder(slot)
-        if holder is not None and holder is not sequence:
-            self._swap_out(holder, scheduler_pb2.YIELD_REASON_PREEMPTED)
-        self._memory.seat(sequence, slot)
-        sequence.seated_s = time.monotonic()
-        self._running[sequence.key] = sequence
-        self._has_news = True
+    def _schedule(self, sequence: Sequence, slot: int) -> None:
+        """Run `sequence` in `slot`. The scheduler's latest assignment counts: it deschedules any other."""
+        other = self._running.get(slot)
+        if other is not None and other is not sequence:
+            self._deschedule(other, scheduler_pb2.YIELD_REASON_PREEMPTED)
+        if sequence.slot is not None:
+            del self._running[sequence.slot]
+        sequence.slot = slot
+        sequence.scheduled_at_s = time.monotonic()
+        self._running[slot] = sequence
+        self._tell_residence(sequence)
 
-    def _park(self, sequence: Sequence, reason: scheduler_pb2.YieldReason.ValueType) -> None:
-        sequence.residence = scheduler_pb2.RESIDENCE_PARKED
-        del self._running[sequence.key]
-        self._tell_yielded(sequence, reason)
+    def _deschedule(self, sequence: Sequence, reason: scheduler_pb2.YieldReason.ValueType) -> None:
+        """Take a sequence's slot; what is computed of it stays where it is."""
+        if sequence.slot is not None:
+            del self._running[sequence.slot]
+            sequence.slot = None
+        if sequence.is_loaded and not sequence.position:
+            self._memory.unload(sequence)  # there is nothing to keep a sequence id for
+        self._tell_residence(sequence, reason)
 
-    def _swap_out(self, sequence: Sequence, reason: scheduler_pb2.YieldReason.ValueType) -> None:
-        """Take a sequence's slot and cells; it goes on from host memory, or is computed again."""
-        sequence.residence = scheduler_pb2.RESIDENCE_SWAPPED
-        self._running.pop(sequence.key, None)
+    def _evict(self, sequence: Sequence) -> None:
+        """Take a sequence's cells, and its slot; it goes on from host memory, or is computed again."""
         for other in self._memory.unload(sequence):
             self._report.prefilled.add(key=other.key, epoch=other.epoch, computed_tokens=0)
-        self._tell_yielded(sequence, reason)
+        self._deschedule(sequence, scheduler_pb2.YIELD_REASON_MEMORY)
 
-    def _tell_yielded(self, sequence: Sequence, reason: scheduler_pb2.YieldReason.ValueType) -> None:
+    def _tell_residence(
+        self,
+        sequence: Sequence,
+        reason: scheduler_pb2.YieldReason.ValueType = scheduler_pb2.YIELD_REASON_UNSPECIFIED,
+    ) -> None:
         self._has_news = True
-        self._report.yielded.add(
+        self._report.residences.add(
             key=sequence.key,
             epoch=sequence.epoch,
-            reason=reason,
+            run=sequence.run,
             residence=sequence.residence,
+            slot=sequence.slot or 0,
+            reason=reason,
             generated_tokens=sequence.generated,
-            turn=sequence.turn,
         )
 
     def _take_cells(self, plan: StepPlan) -> None:
@@ -295,7 +313,7 @@ class Engine:
         else:
             self._emit(sequence, chunk)
             if sequence.generated == sequence.yields_at:
-                self._park(sequence, scheduler_pb2.YIELD_REASON_TIMESLICE)
+                self._deschedule(sequence, scheduler_pb2.YIELD_REASON_TIMESLICE)
 
     def _logprobs(self, logits: NDArray[np.float32], token: int, n_top: int) -> tokens_pb2.TokenLogprobs:
         ids = np.concatenate(([token], top_ids(logits, n_top) if n_top else np.empty(0, np.int64)))
@@ -377,5 +395,6 @@ class Engine:
     def _leave(self, sequence: Sequence) -> None:
         self._memory.remove(sequence)
         del self._sequences[sequence.key]
-        self._running.pop(sequence.key, None)
+        if sequence.slot is not None:
+            del self._running[sequence.slot]
         self._has_news = True

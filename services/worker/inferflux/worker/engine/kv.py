@@ -12,7 +12,7 @@ class OutOfCells(Exception):
 
 
 class CellLedger:
-    """Filled cells per sequence slot.
+    """Filled cells per sequence id.
 
     Args:
         cells: cells of the cache.
@@ -27,28 +27,17 @@ class CellLedger:
     def free(self) -> int:
         return self.cells - self.used
 
-    def use(self, slot: int, cells: int) -> None:
-        """Count `cells` more as filled by `slot`.
+    def use(self, seq_id: int, cells: int) -> None:
+        """Count `cells` more as filled by `seq_id`.
 
         Raises:
             OutOfCells: fewer are free.
         """
         if cells > self.free:
-            raise OutOfCells(f"{cells} KV cells wanted for slot {slot}, {self.free} of {self.cells} free")
-        self._used[slot] = self._used.get(slot, 0) + cells
+            raise OutOfCells(f"{cells} KV cells wanted for seq_id {seq_id}, {self.free} of {self.cells} free")
+        self._used[seq_id] = self._used.get(seq_id, 0) + cells
         self.used += cells
 
-    def release(self, slot: int) -> None:
-        """Count everything of `slot` as free; nothing if it fills nothing."""
-        self.used -= self._used.pop(slot, 0)
-
-    def move(self, slot: int, to: int) -> None:
-        """Count what `slot` fills as filled by `to`.
-
-        Raises:
-            ValueError: `to` fills cells of its own.
-        """
-        if to in self._used:
-            raise ValueError(f"slot {to} fills cells of its own")
-        if slot in self._used:
-            self._used[to] = self._used.pop(slot)
+    def release(self, seq_id: int) -> None:
+        """Count everything of `seq_id` as free; nothing if it fills nothing."""
+        self.used -= self._used.pop(seq_id, 0)

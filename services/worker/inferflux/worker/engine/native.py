@@ -159,7 +159,7 @@ class Backend:
         n = min(_TRIAL_TOKENS, self._main.batch_tokens, self.vocab.size)
         tokens = np.linspace(0, self.vocab.size - 1, n).astype(np.int32)
         try:
-            logits = self._main.decode_tokens(tokens, slot=0, position=0)
+            logits = self._main.decode_tokens(tokens, seq_id=0, position=0)
         except DecodeError as error:
             raise LoadError(f"{path}: the model cannot decode: {error}") from None
         if not np.isfinite(logits.max()):
@@ -243,40 +243,34 @@ class Backend:
             self._main.use_threads(1 if plan.n_tokens <= self._single_thread_tokens else self._threads)
         return self._main.decode(plan.shares)
 
-    def forget_apart(self, slot: int) -> None:
-        """Free the cells of `slot` in the context for prompts."""
+    def forget_apart(self, seq_id: int) -> None:
+        """Free the cells of `seq_id` in the context for prompts."""
         if self._prompts:
-            self._prompts.forget(slot)
+            self._prompts.forget(seq_id)
 
-    def forget(self, slot: int, position: int = 0) -> None:
-        """Free the KV cells of `slot` from `position` on."""
-        self._main.forget(slot, position)
+    def forget(self, seq_id: int, position: int = 0) -> None:
+        """Free the KV cells of `seq_id` from `position` on."""
+        self._main.forget(seq_id, position)
 
-    def move(self, slot: int, to: int) -> None:
-        """Have `to`, which is empty, hold what `slot` holds; no tensor is copied."""
-        self._main.move(slot, to)
+    def state_size(self, seq_id: int) -> int:
+        """Bytes of the state of `seq_id`."""
         if self._prompts:
-            self._prompts.move(slot, to)
+            self._prompts.catch_up(seq_id)
+        return self._main.state_size(seq_id)
 
-    def state_size(self, slot: int) -> int:
-        """Bytes of the state of `slot`."""
-        if self._prompts:
-            self._prompts.catch_up(slot)
-        return self._main.state_size(slot)
+    def copy_out(self, seq_id: int, n_bytes: int) -> StateBytes | None:
+        """The state of `seq_id`, `n_bytes` long; None if llama.cpp cannot give it."""
+        return self._main.copy_out(seq_id, n_bytes)
 
-    def copy_out(self, slot: int, n_bytes: int) -> StateBytes | None:
-        """The state of `slot`, `n_bytes` long; None if llama.cpp cannot give it."""
-        return self._main.copy_out(slot, n_bytes)
-
-    def copy_in(self, slot: int, state: StateBytes) -> bool:
-        """Whether `slot` now holds `state`; if not, it is empty."""
-        return self._main.copy_in(slot, state)
+    def copy_in(self, seq_id: int, state: StateBytes) -> bool:
+        """Whether `seq_id` now holds `state`; if not, it is empty."""
+        return self._main.copy_in(seq_id, state)
 
 
 def _time_tokens(context: Context, n: int) -> float:
     """Seconds to decode `n` tokens of no meaning, which are forgotten again."""
     began = time.perf_counter()
-    context.decode_tokens(np.zeros(n, np.int32), slot=0, position=0)
+    context.decode_tokens(np.zeros(n, np.int32), seq_id=0, position=0)
     seconds = time.perf_counter() - began
     context.clear()
     return seconds

@@ -1,9 +1,8 @@
-"""Who has to leave the KV cache so that the next step fits, and who may come in.
+"""Which sequences leave the KV cache so that the next step fits, and which may be loaded.
 
-Everybody is ordered by urgency. Room is made at the cost of those that wait for their turn first, then
-of those that run and are less urgent than the one in need; the least urgent goes first. So the most
-urgent of all always gets on, and since it fits the empty cache by itself, it ends some day and the next
-is the most urgent.
+There is one order of eviction, for cells and for sequence ids: parked sequences, the least urgent first;
+then running ones that are less urgent than the one in need, the least urgent first. The most urgent sequence
+always makes progress. It fits the empty cache by itself, so it ends, and the next is the most urgent.
 
 A decoding sequence that finds no cell sits the step out. A prompt takes what is free.
 """
@@ -52,21 +51,24 @@ class Fit(Generic[H]):
 
 
 class _Room(Generic[H]):
-    """Free cells, and who can be made to give theirs."""
+    """Free cells and sequence ids, and who can be evicted for more."""
 
-    def __init__(self, running: Iterable[H], parked: Iterable[H], free: int) -> None:
+    def __init__(self, running: Iterable[H], parked: Iterable[H], free: int, free_seq_ids: int = 0) -> None:
         self.free = free
+        self.free_seq_ids = free_seq_ids
         self.victims: list[H] = []
         self._parked = sorted((h for h in parked if h.cells), key=lambda h: h.order)
         self._running = sorted((h for h in running if h.cells), key=lambda h: h.order)
 
-    def make(self, cells: int, order: tuple[float, int], *, of_running: bool = True) -> None:
-        """Make `cells` free at the cost of who waits and, if wanted, of who is less urgent than `order`; as
-        far as that goes."""
-        while self.free < cells and self._parked:
+    def make(self, cells: int, order: tuple[float, int], *, seq_ids: int = 0) -> None:
+        """Evict until `cells` and `seq_ids` are free, as far as that goes for a sequence of this `order`."""
+        while self._lacks(cells, seq_ids) and self._parked:
             self._evict(self._parked.pop())
-        while of_running and self.free < cells and self._running and self._running[-1].order > order:
+        while self._lacks(cells, seq_ids) and self._running and self._running[-1].order > order:
             self._evict(self._running.pop())
+
+    def _lacks(self, cells: int, seq_ids: int) -> bool:
+        return self.free < cells or self.free_seq_ids < seq_ids
 
     def within_reach(self, order: tuple[float, int]) -> int:
         """Most cells that `make` can make free."""
@@ -76,6 +78,7 @@ class _Room(Generic[H]):
     def _evict(self, holder: H) -> None:
         self.victims.append(holder)
         self.free += holder.cells
+        self.free_seq_ids += 1
 
 
 def fit_step(wanted: Mapping[H, int], running: Iterable[H], parked: Iterable[H], free: int) -> Fit[H]:
@@ -84,7 +87,7 @@ def fit_step(wanted: Mapping[H, int], running: Iterable[H], parked: Iterable[H],
     Args:
         wanted: tokens of those that the step is for.
         running: in the cache, or about to fill their first cells; those that the step is for among them.
-        parked: in the cache, waiting for their turn.
+        parked: in the cache, waiting to resume.
         free: cells nobody fills.
     """
     room = _Room(running, parked, free)
@@ -102,7 +105,7 @@ def fit_step(wanted: Mapping[H, int], running: Iterable[H], parked: Iterable[H],
     return Fit(grants, room.victims)
 
 
-def may_enter(
+def can_load(
     candidate: H,
     running: Collection[H],
     others_waiting: Iterable[H],
@@ -110,15 +113,15 @@ def may_enter(
     free: int,
     cells: int,
 ) -> bool:
-    """Whether `candidate` should come into the cache now, where it was not or is not any more.
+    """Whether `candidate` should be loaded now: it is not in the cache, or not any more.
 
-    It may when all its tokens fit beside those of everyone more urgent, with some steps of headroom, so
-    that it is not sent out again at once. The most urgent of all always may.
+    It may when all its tokens fit beside those of every more urgent sequence, with some steps of headroom.
+    So it is not evicted again at once. The most urgent sequence always may.
 
     Args:
         running: those that run and are in the cache.
-        others_waiting: those that run and wait to come in.
-        parked: in the cache, waiting for their turn.
+        others_waiting: those that run and wait to be loaded.
+        parked: in the cache, waiting to resume.
         free: cells nobody fills. cells: of the whole cache.
     """
     ahead = [h for h in running if h.order < candidate.order]
@@ -130,9 +133,15 @@ def may_enter(
 
 
 def make_room(
-    cells: int, order: tuple[float, int], running: Iterable[H], parked: Iterable[H], free: int
+    cells: int,
+    order: tuple[float, int],
+    running: Iterable[H],
+    parked: Iterable[H],
+    *,
+    free: int,
+    free_seq_ids: int,
 ) -> list[H]:
-    """Who has to leave so that a sequence of this `order` finds `cells` free."""
-    room = _Room(running, parked, free)
-    room.make(cells, order)
+    """Who has to leave so that a sequence of this `order` finds `cells` and a sequence id free."""
+    room = _Room(running, parked, free, free_seq_ids)
+    room.make(cells, order, seq_ids=1)
     return room.victims

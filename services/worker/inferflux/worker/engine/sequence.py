@@ -1,4 +1,4 @@
-"""One request on board of the engine."""
+"""One resident request of the engine."""
 
 from __future__ import annotations
 
@@ -16,6 +16,8 @@ from .text import TextAssembler
 
 TokenArray = NDArray[np.int32]
 
+NO_SEQ_ID = -1
+
 
 class PieceSource(Protocol):
     """What of a vocabulary a sequence needs."""
@@ -28,20 +30,21 @@ class PieceSource(Protocol):
 
 @dataclass(slots=True, eq=False)
 class Sequence:
-    """A request with its tokens, its place, and what it needs to go on.
+    """A request with its tokens, where they are, and what it needs to go on.
 
     `tokens` holds the prompt and what was generated, with room for all that may come. The first
     `position` of them are computed; the rest, `pending`, are still to be: the prompt (and on a retry what
     was generated before) while it prefills, the last sampled token while it decodes.
 
-    What is computed is in the KV cache while it `is_loaded`, else in `state`, a copy in host memory.
+    It runs while it has a `slot`, which the scheduler assigned. What is computed is in the KV cache while
+    it `is_loaded`, under the `seq_id` that the memory gave it, else in `state`, a copy in host memory.
     A sequence that runs may be neither yet: it then waits for room.
     """
 
     key: str
     request_id: str
     epoch: int
-    slot: int
+    slot: int | None
     rank: float
     arrival: int
     tokens: TokenArray
@@ -56,15 +59,15 @@ class Sequence:
     started_s: float
     generated: int = 0
     position: int = 0
-    residence: scheduler_pb2.Residence.ValueType = scheduler_pb2.RESIDENCE_RUNNING
-    # Since when it has its slot, by the monotonic clock.
-    seated_s: float = 0.0
-    is_loaded: bool = False
+    # When it last got a slot, by the monotonic clock.
+    scheduled_at_s: float = 0.0
+    seq_id: int = NO_SEQ_ID
     # Whether what is computed is in the context for prompts.
     is_apart: bool = False
     state: StateBytes | None = None
-    turn: int = 0
-    # Generated tokens at which it yields its turn; 0: at none.
+    # Counts how often it was scheduled to run: its first run is 0.
+    run: int = 0
+    # Generated tokens at which it yields; 0: at none.
     yields_at: int = 0
     first_token_s: float = 0.0
     time_to_first_token_ms: float = 0.0
@@ -93,17 +96,27 @@ class Sequence:
 
     @property
     def is_running(self) -> bool:
-        return self.residence == scheduler_pb2.RESIDENCE_RUNNING
+        return self.slot is not None
+
+    @property
+    def is_loaded(self) -> bool:
+        """Whether it is in the KV cache, or about to fill its first cells."""
+        return self.seq_id != NO_SEQ_ID
+
+    @property
+    def residence(self) -> scheduler_pb2.Residence.ValueType:
+        if self.is_running:
+            return scheduler_pb2.RESIDENCE_RUNNING
+        return scheduler_pb2.RESIDENCE_PARKED if self.is_loaded else scheduler_pb2.RESIDENCE_SWAPPED
 
     @property
     def cells(self) -> int:
         """KV cells it fills."""
         return self.position if self.is_loaded else 0
 
-    def take_turn(self, *, turn: int, rank: float, token_budget: int) -> None:
-        """Run, for `token_budget` new tokens; 0 for as many as it takes."""
-        self.residence = scheduler_pb2.RESIDENCE_RUNNING
-        self.turn = turn
+    def resume(self, *, run: int, rank: float, token_budget: int) -> None:
+        """Go on, for `token_budget` new tokens; 0 for as many as it takes."""
+        self.run = run
         self.rank = rank
         self.yields_at = self.generated + token_budget if token_budget else 0
 
@@ -142,7 +155,7 @@ def sequence_of(
         key=f"{request.tenant}.{request.request_id}",
         request_id=request.request_id,
         epoch=request.epoch,
-        slot=item.slot,
+        slot=None,
         rank=item.rank,
         arrival=arrival,
         tokens=tokens,

@@ -1,4 +1,4 @@
-"""What a worker takes on board, what it refuses and why, and what it remembers."""
+"""What becomes resident on a worker, what it refuses and why, and what it remembers."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import dataclasses
 import pytest
 
 from inferflux.v1 import engine_pb2, generation_pb2, scheduler_pb2, worker_pb2
-from inferflux.worker import running
-from inferflux.worker.running import REMEMBERED_S, Limits, Refused, RunningTable
+from inferflux.worker import residents
+from inferflux.worker.residents import REMEMBERED_S, Limits, Refused, ResidentTable
 
 RUNNING = scheduler_pb2.RESIDENCE_RUNNING
 PARKED = scheduler_pb2.RESIDENCE_PARKED
@@ -17,8 +17,8 @@ SWAPPED = scheduler_pb2.RESIDENCE_SWAPPED
 LIMITS = Limits(slots=2, sequences=4, kv_cells=100, context_length=64, vocabulary_size=50)
 
 
-def table() -> RunningTable:
-    made = RunningTable()
+def table() -> ResidentTable:
+    made = ResidentTable()
     made.limits = LIMITS
     return made
 
@@ -51,13 +51,11 @@ def item(
     )
 
 
-def refusal(made: RunningTable, wanted: worker_pb2.BatchItem) -> worker_pb2.RefusalReason.ValueType:
+def refusal(made: ResidentTable, wanted: worker_pb2.BatchItem) -> worker_pb2.RefusalReason.ValueType:
     before = made.all()
-    residences = [r.residence for r in before]
     with pytest.raises(Refused) as caught:
         made.admit(wanted)
     assert made.all() == before
-    assert [r.residence for r in made.all()] == residences
     return caught.value.reason
 
 
@@ -71,34 +69,32 @@ def preemption(request_id: str = "a", *, epoch: int = 1) -> worker_pb2.Preemptio
 
 
 def news(
-    residence: scheduler_pb2.Residence.ValueType, *, request_id: str = "a", epoch: int = 1, turn: int = 0
-) -> engine_pb2.EngineYielded:
-    return engine_pb2.EngineYielded(key=f"t.{request_id}", epoch=epoch, residence=residence, turn=turn)
+    residence: scheduler_pb2.Residence.ValueType, *, request_id: str = "a", epoch: int = 1, run: int = 0
+) -> engine_pb2.EngineResidence:
+    return engine_pb2.EngineResidence(key=f"t.{request_id}", epoch=epoch, residence=residence, run=run)
 
 
-def not_resumed(made: RunningTable, wanted: worker_pb2.BatchItem) -> worker_pb2.RefusalReason.ValueType:
+def not_resumed(made: ResidentTable, wanted: worker_pb2.BatchItem) -> worker_pb2.RefusalReason.ValueType:
     with pytest.raises(Refused) as caught:
         made.resume(wanted)
     return caught.value.reason
 
 
 def test_no_more_are_taken_up_than_a_heartbeat_may_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(running, "MAX_REQUESTS", 1)
+    monkeypatch.setattr(residents, "MAX_REQUESTS", 1)
     made = table()
     made.admit(item("a", slot=0))
     assert refusal(made, item("b", slot=1)) == worker_pb2.REFUSAL_REASON_SLOT_BUSY
     made.admit(item("a", slot=0, epoch=2))
 
 
-def test_an_admitted_request_holds_its_slot_until_it_ends() -> None:
+def test_an_admitted_request_may_run_until_it_ends() -> None:
     made = table()
-    running, replaced = made.admit(item())
+    resident, replaced = made.admit(item())
     assert replaced is None
     assert made.has_running
-    assert refusal(made, item("b")) == worker_pb2.REFUSAL_REASON_SLOT_BUSY
-    assert made.end("t.a", 1, now=0.0) is running
+    assert made.end("t.a", 1, now=0.0) is resident
     assert not made.has_running
-    made.admit(item("b"))
 
 
 def test_only_what_never_fits_the_cache_is_refused_for_memory() -> None:
@@ -109,38 +105,43 @@ def test_only_what_never_fits_the_cache_is_refused_for_memory() -> None:
     made.admit(item("b", slot=1, prompt=20, max_tokens=21))
 
 
-def test_no_more_run_than_there_are_slots_but_parked_ones_may_stay_beside_them() -> None:
+def test_where_a_request_is_the_engine_alone_reports() -> None:
     made = table()
-    made.admit(item("a", slot=0))
-    made.admit(item("b", slot=3))
-    assert refusal(made, item("c", slot=1)) == worker_pb2.REFUSAL_REASON_SLOT_BUSY
-    assert made.park(preemption("a")) is made.get("t.a")
-    made.admit(item("c", slot=1))
-    assert [r.residence for r in made.all()] == [PARKED, RUNNING, RUNNING]
-    assert not_resumed(made, resumption("a")) == worker_pb2.REFUSAL_REASON_SLOT_BUSY
+    resident, _ = made.admit(item(slot=1))
+    assert resident.to_message().residence == scheduler_pb2.RESIDENCE_UNSPECIFIED
+    assert made.moved(news(RUNNING)) is resident
+    assert resident.to_message().residence == RUNNING
+    made.moved(news(PARKED))
+    made.moved(news(SWAPPED))
+    assert resident.to_message().residence == SWAPPED
+    made.resume(resumption())
+    assert resident.to_message().residence == SWAPPED
 
 
-def test_who_is_parked_in_a_wanted_slot_is_swapped_out() -> None:
-    made = table()
-    parked, _ = made.admit(item("a"))
-    made.park(preemption("a"))
-    made.admit(item("b"))
-    assert parked.residence == SWAPPED
-    assert not_resumed(made, resumption("a")) == worker_pb2.REFUSAL_REASON_SLOT_BUSY
-    assert made.resume(resumption("a", slot=2)) is parked
-    assert (parked.residence, parked.slot, parked.turn) == (RUNNING, 2, 1)
-
-
-def test_what_does_not_run_is_not_parked() -> None:
+def test_a_request_may_run_from_when_the_engine_is_asked_until_it_reports_otherwise() -> None:
     made = table()
     made.admit(item())
-    assert made.park(preemption("other")) is None
-    assert made.park(preemption(epoch=2)) is None
-    assert made.park(preemption()) is not None
-    assert made.park(preemption()) is None
+    made.moved(news(RUNNING))
+    assert made.has_running
+    made.moved(news(PARKED))
+    assert not made.has_running
+    made.resume(resumption())
+    assert made.has_running
+    made.moved(news(SWAPPED))  # of the run before
+    assert made.has_running
+    made.moved(news(PARKED, run=1))
+    assert not made.has_running
 
 
-def test_only_what_is_on_board_is_resumed() -> None:
+def test_who_is_to_give_way_is_resident_in_that_epoch() -> None:
+    made = table()
+    resident, _ = made.admit(item())
+    assert made.find(preemption("other")) is None
+    assert made.find(preemption(epoch=2)) is None
+    assert made.find(preemption()) is resident
+
+
+def test_only_residents_are_resumed() -> None:
     made = table()
     made.admit(item(epoch=2))
     assert not_resumed(made, resumption("other")) == worker_pb2.REFUSAL_REASON_NOT_ON_BOARD
@@ -148,58 +149,32 @@ def test_only_what_is_on_board_is_resumed() -> None:
     assert not_resumed(made, resumption(epoch=3)) == worker_pb2.REFUSAL_REASON_NOT_ON_BOARD
 
 
-def test_to_resume_what_runs_changes_nothing() -> None:
-    made = table()
-    running, _ = made.admit(item(slot=1))
-    assert made.resume(resumption(slot=0)) is None
-    assert (running.slot, running.turn) == (1, 0)
-
-
-def test_late_news_of_an_earlier_turn_is_no_news() -> None:
-    made = table()
-    running, _ = made.admit(item())
-    made.park(preemption())
-    made.resume(resumption())
-    assert made.yielded(news(PARKED, turn=0)) is None
-    assert running.residence == RUNNING
-    assert made.yielded(news(SWAPPED, turn=1)) is running
-    assert running.residence == SWAPPED
-
-
 def test_news_of_another_epoch_or_of_nobody_is_no_news() -> None:
     made = table()
     made.admit(item())
-    assert made.yielded(news(PARKED, epoch=2)) is None
-    assert made.yielded(news(PARKED, request_id="gone")) is None
-
-
-def test_who_was_swapped_out_is_not_parked_again_by_late_news() -> None:
-    made = table()
-    running, _ = made.admit(item("a"))
-    made.park(preemption("a"))
-    made.admit(item("b"))
-    assert made.yielded(news(PARKED)) is running
-    assert running.residence == SWAPPED
+    assert made.moved(news(PARKED, epoch=2)) is None
+    assert made.moved(news(PARKED, request_id="gone")) is None
+    assert made.has_running
 
 
 def test_a_parked_request_is_replaced_by_a_higher_epoch() -> None:
     made = table()
     parked, _ = made.admit(item())
-    made.park(preemption())
-    running, replaced = made.admit(item(epoch=2))
+    made.moved(news(PARKED))
+    resident, replaced = made.admit(item(epoch=2))
     assert replaced is parked
-    assert made.all() == [running]
+    assert made.all() == [resident]
 
 
 def test_how_far_a_request_is_follows_its_prompt_and_its_chunks() -> None:
     made = table()
-    running, _ = made.admit(item())
+    resident, _ = made.admit(item())
     made.prefilled(engine_pb2.Prefilled(key="t.a", epoch=1, computed_tokens=6))
-    assert running.to_message().computed_tokens == 6
-    running.emitted(engine_pb2.Emission(key="t.a", epoch=1, generated_tokens=3))
-    assert running.to_message().computed_tokens == 12
+    assert resident.to_message().computed_tokens == 6
+    resident.emitted(engine_pb2.Emission(key="t.a", epoch=1, generated_tokens=3))
+    assert resident.to_message().computed_tokens == 12
     made.prefilled(engine_pb2.Prefilled(key="t.a", epoch=1, computed_tokens=0))
-    assert running.to_message().computed_tokens == 0
+    assert resident.to_message().computed_tokens == 0
 
 
 @pytest.mark.parametrize(
@@ -277,9 +252,9 @@ def test_two_tenants_may_use_the_same_request_id() -> None:
     made.admit(item())
     other = item(slot=1)
     other.request.tenant = "stranger"
-    running, replaced = made.admit(other)
+    resident, replaced = made.admit(other)
     assert replaced is None
-    assert made.get("stranger.a") is running
+    assert made.get("stranger.a") is resident
 
 
 def test_endings_are_remembered_for_a_while() -> None:
@@ -290,8 +265,8 @@ def test_endings_are_remembered_for_a_while() -> None:
     assert made.ended_lately(REMEMBERED_S + 1) == []
 
 
-def test_a_dead_engine_leaves_nothing_on_board_and_takes_nothing() -> None:
+def test_a_dead_engine_leaves_no_residents_and_takes_nothing() -> None:
     made = table()
-    running, _ = made.admit(item())
-    assert made.clear() == [running]
+    resident, _ = made.admit(item())
+    assert made.clear() == [resident]
     assert refusal(made, item()) == worker_pb2.REFUSAL_REASON_NOT_READY

@@ -1,6 +1,6 @@
-"""Which requests a worker has on board, and which just left it (pure).
+"""Which requests are resident on a worker, and which just left it (pure).
 
-The table decides what a batch may bring: its answers are what the scheduler is told.
+The table keeps identity, epoch and published chunks. Where a request is, only the engine reports.
 """
 
 from __future__ import annotations
@@ -19,27 +19,26 @@ REMEMBERED_S = 30.0
 
 
 def request_key(tenant: str, request_id: str) -> str:
-    """What a request is known by on board: its id is unique within its tenant only."""
+    """What a request is known by on a worker: its id is unique within its tenant only."""
     return f"{tenant}.{request_id}"
 
 
 @dataclass(slots=True)
-class Running:
-    """A request on board; `chunks` is everything published for it, kept for readers that lose some.
+class Resident:
+    """A resident request; `chunks` is everything published for it, kept for readers that lose some.
 
-    `turn` counts how often it was resumed: what the engine says of an earlier turn is no news.
+    `run` is the latest that the engine was asked for, `reported` what the engine said last of where it is.
     """
 
     request_id: str
     tenant: str
     epoch: int
-    slot: int
     prompt_tokens: int
     generated_tokens: int = 0
     computed_tokens: int = 0
-    residence: scheduler_pb2.Residence.ValueType = scheduler_pb2.RESIDENCE_RUNNING
-    turn: int = 0
+    run: int = 0
     attempt_id: str = ""
+    reported: engine_pb2.EngineResidence = field(default_factory=engine_pb2.EngineResidence)
     chunks: list[bytes] = field(default_factory=list)
 
     @property
@@ -52,12 +51,10 @@ class Running:
         return subjects.tokens(self.tenant, self.request_id)
 
     @property
-    def is_running(self) -> bool:
-        return self.residence == scheduler_pb2.RESIDENCE_RUNNING
-
-    @property
-    def is_swapped(self) -> bool:
-        return self.residence == scheduler_pb2.RESIDENCE_SWAPPED
+    def may_run(self) -> bool:
+        """Whether it runs, or will once the engine has read what it was asked."""
+        is_asked = self.reported.run < self.run or not self.reported.residence
+        return is_asked or self.reported.residence == scheduler_pb2.RESIDENCE_RUNNING
 
     def emitted(self, emission: engine_pb2.Emission) -> None:
         """Take note of a chunk. The last generated token is not computed yet."""
@@ -71,10 +68,10 @@ class Running:
             request_id=self.request_id,
             tenant=self.tenant,
             epoch=self.epoch,
-            slot=self.slot,
+            slot=self.reported.slot,
             prompt_tokens=self.prompt_tokens,
             generated_tokens=self.generated_tokens,
-            residence=self.residence,
+            residence=self.reported.residence,
             computed_tokens=self.computed_tokens,
         )
 
@@ -98,37 +95,37 @@ class Refused(Exception):
         self.reason = reason
 
 
-class RunningTable:
-    """Requests on board by key and where each is; and what ended or was cancelled lately."""
+class ResidentTable:
+    """Resident requests by key; and what ended or was cancelled lately."""
 
     def __init__(self) -> None:
         self.limits: Limits | None = None
-        self._running: dict[str, Running] = {}
-        self._ended: OrderedDict[str, tuple[float, Running]] = OrderedDict()
+        self._residents: dict[str, Resident] = {}
+        self._ended: OrderedDict[str, tuple[float, Resident]] = OrderedDict()
         # Attempts, by key and attempt id.
         self._cancelled: OrderedDict[tuple[str, str], float] = OrderedDict()
 
     def __len__(self) -> int:
-        return len(self._running)
+        return len(self._residents)
 
-    def get(self, key: str) -> Running | None:
-        return self._running.get(key)
+    def get(self, key: str) -> Resident | None:
+        return self._residents.get(key)
 
     @property
     def has_running(self) -> bool:
-        """Whether it is anybody's turn."""
-        return any(r.is_running for r in self._running.values())
+        """Whether the engine has something to compute."""
+        return any(resident.may_run for resident in self._residents.values())
 
-    def all(self) -> list[Running]:
-        return list(self._running.values())
+    def all(self) -> list[Resident]:
+        return list(self._residents.values())
 
-    def ended_lately(self, now: float) -> list[Running]:
+    def ended_lately(self, now: float) -> list[Resident]:
         """Requests that ended within the last `REMEMBERED_S` seconds. What is older is forgotten."""
         self._forget_until(now - REMEMBERED_S)
-        return [running for _, running in self._ended.values()]
+        return [resident for _, resident in self._ended.values()]
 
-    def admit(self, item: worker_pb2.BatchItem) -> tuple[Running, Running | None]:
-        """Put a request on board.
+    def admit(self, item: worker_pb2.BatchItem) -> tuple[Resident, Resident | None]:
+        """Make a request resident.
 
         Returns:
             It, and the older epoch of the same request that it replaces and that the engine must drop.
@@ -140,125 +137,93 @@ class RunningTable:
             raise Refused(worker_pb2.REFUSAL_REASON_NOT_READY, "the engine is not ready")
         request = item.request
         key = request_key(request.tenant, request.request_id)
-        replaced = self._running.get(key)
+        replaced = self._residents.get(key)
         if replaced is not None and replaced.epoch >= request.epoch:
             raise Refused(
                 worker_pb2.REFUSAL_REASON_INVALID, f"epoch {request.epoch} is here already or outdated"
             )
         if (key, request.attempt_id) in self._cancelled:
             raise Refused(worker_pb2.REFUSAL_REASON_CANCELLED, "it was cancelled")
-        if replaced is None and len(self._running) >= MAX_REQUESTS:
+        if replaced is None and len(self._residents) >= MAX_REQUESTS:
             raise Refused(worker_pb2.REFUSAL_REASON_SLOT_BUSY, f"{MAX_REQUESTS} requests are here already")
         check_request(request, self.limits)
-        self._check_place(item.slot, self.limits, replaced)
-        running = Running(
+        check_slot(item.slot, self.limits)
+        resident = Resident(
             request_id=request.request_id,
             tenant=request.tenant,
             epoch=request.epoch,
-            slot=item.slot,
             prompt_tokens=len(request.prompt_token_ids),
             generated_tokens=len(request.generated_token_ids),
             attempt_id=request.attempt_id,
         )
-        self._running[key] = running
-        self._take_slot(running, item.slot)
-        return running, replaced
+        self._residents[key] = resident
+        return resident, replaced
 
-    def park(self, preemption: worker_pb2.Preemption) -> Running | None:
-        """Take a request's turn away; None if it is not its turn, or this epoch is not on board."""
-        running = self._running.get(request_key(preemption.tenant, preemption.request_id))
-        if running is None or running.epoch != preemption.epoch or not running.is_running:
-            return None
-        running.residence = scheduler_pb2.RESIDENCE_PARKED
-        return running
-
-    def resume(self, item: worker_pb2.BatchItem) -> Running | None:
-        """Give a request its turn again.
-
-        Returns:
-            It; None if it is its turn already.
+    def resume(self, item: worker_pb2.BatchItem) -> Resident:
+        """Have a resident request run again.
 
         Raises:
-            Refused: it cannot be; nothing has changed.
+            Refused: it cannot; nothing has changed.
         """
-        running = self._running.get(request_key(item.request.tenant, item.request.request_id))
-        if running is None or self.limits is None or running.epoch != item.request.epoch:
+        resident = self._residents.get(request_key(item.request.tenant, item.request.request_id))
+        if resident is None or self.limits is None or resident.epoch != item.request.epoch:
             raise Refused(worker_pb2.REFUSAL_REASON_NOT_ON_BOARD, f"epoch {item.request.epoch} is not here")
-        if running.is_running:
-            return None
-        self._check_place(item.slot, self.limits, running)
-        running.residence = scheduler_pb2.RESIDENCE_RUNNING
-        running.turn += 1
-        self._take_slot(running, item.slot)
-        return running
+        check_slot(item.slot, self.limits)
+        resident.run += 1
+        return resident
 
-    def yielded(self, news: engine_pb2.EngineYielded) -> Running | None:
-        """Take note that a request does not run any more; None if that is no news."""
-        running = self._running.get(news.key)
-        if running is None or running.epoch != news.epoch or running.turn != news.turn:
+    def find(self, preemption: worker_pb2.Preemption) -> Resident | None:
+        """Who is to give way; None if this epoch is not resident."""
+        resident = self._residents.get(request_key(preemption.tenant, preemption.request_id))
+        return resident if resident is not None and resident.epoch == preemption.epoch else None
+
+    def moved(self, news: engine_pb2.EngineResidence) -> Resident | None:
+        """Take note of where the engine has a request; None if this epoch is not resident."""
+        resident = self._residents.get(news.key)
+        if resident is None or resident.epoch != news.epoch:
             return None
-        if not running.is_swapped:
-            running.residence = news.residence
-        return running
+        resident.reported = news
+        return resident
 
     def prefilled(self, news: engine_pb2.Prefilled) -> None:
         """Take note of how far a prompt is."""
-        running = self._running.get(news.key)
-        if running is not None and running.epoch == news.epoch:
-            running.computed_tokens = news.computed_tokens
+        resident = self._residents.get(news.key)
+        if resident is not None and resident.epoch == news.epoch:
+            resident.computed_tokens = news.computed_tokens
 
-    def _check_place(self, slot: int, limits: Limits, own: Running | None) -> None:
-        """Raises:
-        Refused: `slot` does not exist or somebody runs in it, or as many run as may.
-        """
-        if slot >= limits.sequences:
-            raise Refused(worker_pb2.REFUSAL_REASON_INVALID, f"slot {slot} is not in [0, {limits.sequences})")
-        others = [r for r in self._running.values() if r.is_running and r is not own]
-        if any(r.slot == slot for r in others):
-            raise Refused(worker_pb2.REFUSAL_REASON_SLOT_BUSY, f"slot {slot} is taken")
-        if len(others) >= limits.slots:
-            raise Refused(worker_pb2.REFUSAL_REASON_SLOT_BUSY, f"{limits.slots} requests run already")
-
-    def _take_slot(self, running: Running, slot: int) -> None:
-        """Seat a request; who is parked there is swapped out."""
-        running.slot = slot
-        for other in self._running.values():
-            if other is not running and other.slot == slot and not other.is_swapped:
-                other.residence = scheduler_pb2.RESIDENCE_SWAPPED
-
-    def end(self, key: str, epoch: int, now: float) -> Running | None:
-        """Take a request off board, remembering it for a while; None if this epoch is not on board."""
-        running = self._running.get(key)
-        if running is None or running.epoch != epoch:
+    def end(self, key: str, epoch: int, now: float) -> Resident | None:
+        """Take a request out, remembering it for a while; None if this epoch is not resident."""
+        resident = self._residents.get(key)
+        if resident is None or resident.epoch != epoch:
             return None
-        del self._running[key]
+        del self._residents[key]
         self._ended.pop(key, None)
-        self._ended[key] = (now, running)
-        return running
+        self._ended[key] = (now, resident)
+        return resident
 
-    def drop(self, key: str, epoch: int) -> Running | None:
-        """Take a request off board as if it had never been here."""
-        running = self._running.get(key)
-        if running is None or running.epoch > epoch:
+    def drop(self, key: str, epoch: int) -> Resident | None:
+        """Take a request out as if it had never been here."""
+        resident = self._residents.get(key)
+        if resident is None or resident.epoch > epoch:
             return None
-        return self._running.pop(key)
+        return self._residents.pop(key)
 
-    def clear(self) -> list[Running]:
-        """Everything on board, taken off: the engine died."""
+    def clear(self) -> list[Resident]:
+        """Every resident request, taken out: the engine died."""
         lost = self.all()
-        self._running.clear()
+        self._residents.clear()
         self.limits = None
         return lost
 
-    def cancel(self, key: str, attempt_id: str, now: float) -> Running | None:
+    def cancel(self, key: str, attempt_id: str, now: float) -> Resident | None:
         """The request to cancel, if it is here; otherwise the notice is kept, should its attempt still come.
 
         Args:
             attempt_id: empty for the attempt that is here. Such a notice is not kept.
         """
-        running = self._running.get(key)
-        if running is not None and attempt_id in ("", running.attempt_id):
-            return running
+        resident = self._residents.get(key)
+        if resident is not None and attempt_id in ("", resident.attempt_id):
+            return resident
         if attempt_id:
             self._cancelled[key, attempt_id] = now
             self._cancelled.move_to_end((key, attempt_id))
@@ -270,6 +235,12 @@ class RunningTable:
             self._ended.popitem(last=False)
         while self._cancelled and next(iter(self._cancelled.values())) < then:
             self._cancelled.popitem(last=False)
+
+
+def check_slot(slot: int, limits: Limits) -> None:
+    """Raises Refused if there is no such slot."""
+    if slot >= limits.sequences:
+        raise Refused(worker_pb2.REFUSAL_REASON_INVALID, f"slot {slot} is not in [0, {limits.sequences})")
 
 
 def check_request(request: scheduler_pb2.InferenceRequest, limits: Limits) -> None:
