@@ -9,7 +9,9 @@ them. A gap is the median of its windows, as any other process on the machine ca
 
 Strangers have machines of their own. Here they share the cores, so they run at the lowest priority there is:
 in a scheduling group of their own, as niceness counts only within a group. The first row is a control. Its
-strangers send nothing and only compute, as many as there are cores: what it shows is the machine's.
+strangers send nothing and only compute, as many as there are cores: what it shows is the machine's. The
+engine has one thread, as two would wait for each other whenever something else has a core. How many cores
+the gateway took under attack tells how much of an attack came through.
 
 Exit code 1 if a gap grew by more than 100 ms, memory by more than 64 MB, a request of the client's failed, or
 one of the burst was refused. A gap is not judged where the calm windows' is above 100 ms already, as the
@@ -46,6 +48,7 @@ MAX_GAP_GROWTH_S = 0.1
 MAX_CALM_GAP_S = 0.1
 MAX_MEMORY_GROWTH_BYTES = 64 << 20
 _SAMPLE_EVERY_S = 0.02
+_START_LIMIT_S = 60.0
 _BUILD_UP_S = 1.0
 # What an attack leaves behind (open connections, calls that end) belongs to no calm window.
 _SETTLE_S = 1.0
@@ -82,6 +85,7 @@ class Row:
     Attributes:
         calm_s, attacked_s: the median of the windows' longest gaps.
         memory_bytes: the most the gateway had over its memory before.
+        busy: cores that the gateway took under attack, all it does for the client included.
     """
 
     what: str
@@ -89,6 +93,7 @@ class Row:
     attacked_s: float
     memory_bytes: int
     failures: tuple[str, ...]
+    busy: float = 0.0
 
     @property
     def verdict(self) -> Verdict:
@@ -106,8 +111,8 @@ class Row:
         return "ok" if self.verdict is Verdict.MET else f"[red]missed[/red]{failure}"
 
 
-class Memory:
-    """The most memory a process had since the last `restart`."""
+class Watched:
+    """A process: its time of cores, and the most memory it had since the last `restart`."""
 
     def __init__(self, pid: int) -> None:
         self._process = psutil.Process(pid)
@@ -119,6 +124,12 @@ class Memory:
     @property
     def growth(self) -> int:
         return self._most - self._before
+
+    @property
+    def cpu_s(self) -> float:
+        """Of a core, since the process began."""
+        times = self._process.cpu_times()
+        return times.user + times.system
 
     async def watch(self) -> None:
         with suppress(psutil.NoSuchProcess):
@@ -141,9 +152,18 @@ async def strangers(name: str, stack: Stack) -> AsyncIterator[None]:
 @asynccontextmanager
 async def _stranger(*arguments: str) -> AsyncIterator[None]:
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "benchmarks.hostile.strangers", *arguments, start_new_session=True
+        sys.executable,
+        "-m",
+        "benchmarks.hostile.strangers",
+        *arguments,
+        stdout=asyncio.subprocess.PIPE,
+        start_new_session=True,
     )
     try:
+        # At its priority it may be seconds before it sends.
+        async with asyncio.timeout(_START_LIMIT_S):
+            if process.stdout is None or not await process.stdout.readline():
+                raise CommandError(f"the attack {arguments[0]} ended before it began")
         yield
     finally:
         if process.returncode is None:
@@ -151,25 +171,29 @@ async def _stranger(*arguments: str) -> AsyncIterator[None]:
         await process.wait()
 
 
-async def measure(name: str, stack: Stack, client: WatchingClient, memory: Memory, windows: Windows) -> Row:
+async def measure(name: str, stack: Stack, client: WatchingClient, gateway: Watched, windows: Windows) -> Row:
     """One attack: calm windows and attacked ones in turn."""
     what, _ = ATTACKS[name]
     calm_s: list[float] = []
     attacked_s: list[float] = []
+    busy: list[float] = []
     client.failures.clear()
-    memory.restart()
+    gateway.restart()
     for _ in range(windows.rounds):
         calm_s.append(await client.longest_gap_s(windows.seconds))
         async with strangers(name, stack):
             await asyncio.sleep(_BUILD_UP_S)
+            before_s = gateway.cpu_s
             attacked_s.append(await client.longest_gap_s(windows.seconds))
+            busy.append((gateway.cpu_s - before_s) / windows.seconds)
         await asyncio.sleep(_SETTLE_S)
     return Row(
         what,
         statistics.median(calm_s),
         statistics.median(attacked_s),
-        memory.growth,
+        gateway.growth,
         tuple(client.failures),
+        statistics.median(busy),
     )
 
 
@@ -177,14 +201,14 @@ def table(rows: list[Row]) -> Table:
     made = Table(
         "strangers send", title="The longest gap of another client's stream, and the gateway's memory"
     )
-    for title in ("calm", "attacked", "÷", "memory", ""):
+    for title in ("calm", "attacked", "gateway", "memory", ""):
         made.add_column(title, justify="right")
     for row in rows:
         made.add_row(
             row.what,
             f"{row.calm_s * 1000:.0f} ms",
             f"{row.attacked_s * 1000:.0f} ms",
-            f"{row.attacked_s / row.calm_s:.1f}" if row.calm_s else "",
+            f"{row.busy:.2f} cores",
             f"+{row.memory_bytes / 1e6:.0f} MB",
             str(row),
         )
@@ -198,18 +222,18 @@ async def run(options: argparse.Namespace, console: Console) -> Verdict:
     rows: list[Row] = []
     async with Stack(StackOptions(restarts=False, threads=1)) as stack:
         pid = stack.processes["gateway"].pid
-        memory = Memory(pid)
-        watching = asyncio.create_task(memory.watch())
+        gateway = Watched(pid)
+        watching = asyncio.create_task(gateway.watch())
         with Progress(console=console, transient=True, refresh_per_second=2) as progress:
             bar = progress.add_task("attacks", total=len(names))
             async with WatchingClient(stack) as client:
                 await client.longest_gap_s(2.0)
                 for name in names:
                     progress.update(bar, description=name)
-                    rows.append(await measure(name, stack, client, memory, windows))
+                    rows.append(await measure(name, stack, client, gateway, windows))
                     progress.advance(bar)
         console.print(table(rows))
-        sent = await burst(stack, options.burst) if options.burst else None
+        sent = await burst(stack, options.burst, options.deadline) if options.burst else None
         watching.cancel()
         is_same = stack.processes["gateway"].pid == pid and psutil.pid_exists(pid)
     if sent is not None:
@@ -238,6 +262,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--seconds", type=float, default=3.0, help="length of each window")
     parser.add_argument("--rounds", type=int, default=3, help="one calm and one attacked window each")
     parser.add_argument("--burst", type=int, default=1000, help="requests at once in the end; 0: none")
+    parser.add_argument("--deadline", type=float, help="of the burst's requests, in seconds; without it none")
     return parser.parse_args(arguments)
 
 

@@ -26,6 +26,8 @@ _LARGE = 16_700_000
 _BLOCK = 16_384
 _DEFAULT_WINDOW, _INITIAL_WINDOW = 65_535, 0x4
 CONTROL = "control"
+BEGUN = "begun"
+"""What an attack prints when it begins."""
 _LOWEST = 19
 
 
@@ -259,6 +261,7 @@ def main() -> None:
     _, attack = ATTACKS[name]
 
     async def run() -> None:
+        print(BEGUN, flush=True)
         await attack(int(port), int(metrics))
 
     with suppress(KeyboardInterrupt):
