@@ -156,13 +156,13 @@ async def test_without_a_scheduler_it_says_so(env: dict[str, str], backend: Back
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("fairness", "--timeslice", "-1"), "0<=x<=1000000"),
-        (("fairness", "--timeslice", "1000001"), "0<=x<=1000000"),
+        (("fairness", "--timeslice", "-1"), "--timeslice"),
+        (("fairness", "--timeslice", "1000001"), "1000000"),
         (("fairness", "--high-priority", "high"), "--high-priority"),
-        (("fairness", "--high-priority", "1001"), "-1000<=x<=1000"),
+        (("fairness", "--high-priority", "1001"), "1000"),
         (("drain",), "WORKER"),
         (("drain", "worker-1", "--hand-over-after", "nan"), "hand"),
-        (("drain", "worker-1", "--hand-over-after", "1e6"), "0<=x<=86400"),
+        (("drain", "worker-1", "--hand-over-after", "1e6"), "86400"),
     ],
 )
 async def test_wrong_usage_is_status_2_and_says_what_is_right(
