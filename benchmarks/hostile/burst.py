@@ -32,10 +32,11 @@ class Burst:
         return sum(self.outcomes.values()) - self.outcomes["ok"]
 
 
-async def burst(stack: Stack, count: int) -> Burst:
+async def burst(stack: Stack, count: int, deadline_s: float | None = None) -> Burst:
     """Send `count` chats at once over one connection, and wait for all.
 
-    They have no deadline: a scheduler refuses early what it expects to come too late for one.
+    Args:
+        deadline_s: of each; a scheduler refuses early what it expects to come too late for it.
 
     Raises:
         TimeoutError: they are not done within five minutes.
@@ -52,7 +53,7 @@ async def burst(stack: Stack, count: int) -> Burst:
                 params=generation_pb2.GenerationParams(max_tokens=4),
             )
             try:
-                async for _ in stub.Chat(request, metadata=metadata):
+                async for _ in stub.Chat(request, metadata=metadata, timeout=deadline_s):
                     pass
             except grpc.aio.AioRpcError as error:
                 outcomes[f"{error.code().name}: {error.details()}"] += 1

@@ -77,8 +77,6 @@ async def until_served(client: Client) -> Answer:
                 await asyncio.sleep(0.1)
 
 
-# Open defect: in one whole run of the tests nothing was served for a minute after space was back.
-@pytest.mark.xfail(raises=TimeoutError, strict=False, reason="healing after a full disk may still stall")
 async def test_a_full_disk_refuses_at_once_stops_nothing_and_heals_when_there_is_space(
     stack: Stack, client: Client, disk: SmallDisk, events: list[StackEvent]
 ) -> None:

@@ -1,10 +1,14 @@
-"""A proxy before a gateway whose connections can be frozen, as a cut cable does, and broken later."""
+"""A proxy before a server whose connections can be frozen, as a cut cable does, and broken later."""
 
 from __future__ import annotations
 
 import asyncio
+import socket
+import struct
 from types import TracebackType
 from typing import Self
+
+_RESET_AT_CLOSE = struct.pack("ii", 1, 0)
 
 
 class CuttableProxy:
@@ -12,10 +16,12 @@ class CuttableProxy:
 
     Args:
         breaks_after: bytes to the client after which its connections break, once; 0: never.
+        resets: connections break by a TCP reset instead of an orderly end.
     """
 
-    def __init__(self, endpoint: str, *, breaks_after: int = 0) -> None:
+    def __init__(self, endpoint: str, *, breaks_after: int = 0, resets: bool = False) -> None:
         self.has_broken = False
+        self._resets = resets
         self._left = breaks_after
         self._host, _, port = endpoint.rpartition(":")
         self._port = int(port)
@@ -50,6 +56,9 @@ class CuttableProxy:
     def break_up(self) -> None:
         """Both sides learn that the connections are gone."""
         for writer in self._writers:
+            if self._resets and not writer.is_closing():
+                linger = socket.SOL_SOCKET, socket.SO_LINGER, _RESET_AT_CLOSE
+                writer.get_extra_info("socket").setsockopt(*linger)
             writer.transport.abort()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

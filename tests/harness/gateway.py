@@ -156,6 +156,16 @@ class Client:
             self.gateway.inference.Generate(request, metadata=self._metadata(request_id), timeout=timeout_s)
         )
 
+    async def begin(
+        self, backend: Backend, request_id: str, **fields: Any
+    ) -> tuple[Stream, scheduler_pb2.InferenceRequest]:
+        """A Generate whose first token has come, and its job."""
+        stream = self.generate(request_id, **fields)
+        job = await backend.job(request_id)
+        await backend.say(job, tokens(0))
+        await stream.until_tokens()
+        return stream, job
+
     def chat(self, request_id: str = "", *, timeout_s: float | None = WAIT_S, **fields: Any) -> Stream:
         """Start Chat on model `demo` with one message, unless `fields` say otherwise."""
         messages = [inference_pb2.ChatMessage(role="user", content="hello")]

@@ -6,8 +6,9 @@ what a client holds tells whether any was lost or doubled.
 
 from __future__ import annotations
 
+import weakref
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from inferflux.scheduler.core import actions
@@ -344,6 +345,23 @@ class SimWorker:
 
 def key_of(request: scheduler_pb2.InferenceRequest) -> RequestKey:
     return RequestKey(request.tenant, request.request_id)
+
+
+class _Handle:
+    """What acknowledges a job."""
+
+
+def still_held(world: World, requests: Iterable[scheduler_pb2.InferenceRequest]) -> int:
+    """Queue, plan and cancel each request; how many of their jobs the core still has in memory then."""
+    handles: list[weakref.ref[_Handle]] = []
+    for sequence, request in enumerate(requests, start=1):
+        handle = _Handle()
+        handles.append(weakref.ref(handle))
+        world.core.on_job(request, handle, sequence, world.now)
+        world.core.plan(world.now)
+        world.core.on_cancel(Attempt(key_of(request)), world.now)
+        del handle
+    return sum(handle() is not None for handle in handles)
 
 
 Delivery = Callable[[], list[actions.Action] | None]

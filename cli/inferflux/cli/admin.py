@@ -9,16 +9,13 @@ from typing import Annotated
 
 import typer
 
+from inferflux.common.admin_limits import MAX_HAND_OVER_MS, MAX_THRESHOLD, MAX_TIMESLICE_TOKENS
 from inferflux.v1 import scheduler_pb2
 
 from .client import Client
 from .command import ApiKey, AsJson, Endpoint, StateDirectory, make_console, print_json, with_client
 from .draining import begin, follow, goes_on
 from .tables import fairness_view
-
-# What the messages' integers can hold; which values make sense is the gateway's to say.
-_INT32 = 2**31 - 1
-_UINT32 = 2**32 - 1
 
 admin = typer.Typer(help="Change fairness, and drain workers, while requests run.", no_args_is_help=True)
 
@@ -34,12 +31,16 @@ def fairness(
     high_priority: Annotated[
         int | None,
         typer.Option(
-            min=-_INT32, max=_INT32, help="Requests of this priority and above (more urgent) preempt."
+            min=-MAX_THRESHOLD,
+            max=MAX_THRESHOLD,
+            help="Requests of this priority and above (more urgent) preempt.",
         ),
     ] = None,
     timeslice: Annotated[
         int | None,
-        typer.Option(min=0, max=_UINT32, help="Others yield after so many tokens; 0 lets them finish."),
+        typer.Option(
+            min=0, max=MAX_TIMESLICE_TOKENS, help="Others yield after so many tokens; 0 lets them finish."
+        ),
     ] = None,
     reset: Annotated[
         bool, typer.Option("--reset", help="Back to the scheduler's environment first.")
@@ -72,7 +73,7 @@ def drain(
         float | None,
         typer.Option(
             min=0,
-            max=_UINT32 // 1000,
+            max=MAX_HAND_OVER_MS // 1000,
             metavar="SECONDS",
             help="Then hand what still runs over to other workers; else it may finish.",
         ),

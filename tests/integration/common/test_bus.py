@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import socket
 import time
 from collections.abc import AsyncIterator
@@ -13,6 +14,7 @@ import pytest
 from inferflux.common import metrics, subjects
 from inferflux.common.bus import Bus, Job, JobConsumer, Message, StreamLimits
 from inferflux.common.bus.nats_client import decode_headers, encode_headers
+from inferflux.common.bus.objects import ObjectBucket
 from inferflux.common.errors import (
     DeadlineExceeded,
     Internal,
@@ -685,6 +687,30 @@ async def test_a_damaged_object_is_refused(own_bus: Bus) -> None:
     await own_bus.put_object("name", b"1" * 300_000)
     bucket = subjects.TOKENIZERS_BUCKET
     await own_bus._link.api(f"STREAM.PURGE.OBJ_{bucket}", {"filter": f"$O.{bucket}.C.>", "keep": 1})
+    with pytest.raises(Internal) as caught:
+        await own_bus.get_object("name")
+    assert caught.value.reason == "OBJECT_DAMAGED"
+
+
+async def test_an_object_beyond_the_bound_is_neither_stored_nor_read(own_bus: Bus) -> None:
+    small = ObjectBucket(own_bus._link, subjects.TOKENIZERS_BUCKET, max_bytes=200_000)
+    await small.put("name", b"1" * 200_000)
+    assert await small.get("name") == b"1" * 200_000
+    with pytest.raises(InvalidArgument, match="'name' has 200001 bytes"):
+        await small.put("name", b"2" * 200_001)
+    await own_bus.put_object("name", b"2" * 200_001)
+    with pytest.raises(Internal, match=r"'name' .* has 200001 bytes") as caught:
+        await small.get("name")
+    assert caught.value.reason == "OBJECT_TOO_LARGE"
+
+
+async def test_an_object_longer_than_it_says_is_not_read_to_its_end(own_bus: Bus) -> None:
+    await own_bus.put_object("name", b"1" * 300_000)
+    bucket = own_bus._bucket
+    info = await bucket._info("name")
+    assert info is not None
+    told = json.dumps(info | {"size": 100_000}).encode()
+    await bucket._publish(bucket._info_subject("name"), told, {"Nats-Rollup": "sub"})
     with pytest.raises(Internal) as caught:
         await own_bus.get_object("name")
     assert caught.value.reason == "OBJECT_DAMAGED"

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import base64
-from collections.abc import AsyncIterator, Awaitable, Callable
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
 
 import nats
 import pytest
 from nats.aio.client import Client as NatsClient
-from nats.aio.msg import Msg
 from nats.js import JetStreamContext
 from nats.js.errors import NotFoundError
 
+from benchmarks.full_disk import MountError, SmallDisk
+from inferflux.cli.stack import store
 from inferflux.common import subjects
 from inferflux.common.bus import Bus, StreamLimits
 from inferflux.common.bus import jetstream as streams
@@ -24,6 +26,8 @@ from inferflux.common.servers import NATS_MAX_FILE_STORE, ServerProcess, free_po
 
 JOBS = subjects.jobs("m")
 WAIT_S = 20.0
+# So many acknowledgements do not fit into a page of memory that the disk has given out already.
+_JOBS_ON_A_PAGE = 300
 
 
 @pytest.fixture
@@ -116,7 +120,7 @@ async def test_a_consumer_deleted_while_running_is_made_again(
 async def test_streams_that_cannot_be_written_again_are_a_write_problem_until_they_are(
     own_bus: Bus, jetstream: JetStreamContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def refuse(*_: object) -> streams.Births:
+    async def refuse(*_: object) -> None:
         raise Unavailable("no space left on device", reason=STORE_UNAVAILABLE)
 
     async def is_noted() -> bool:
@@ -140,37 +144,16 @@ async def test_healing_goes_on_after_an_error_that_nobody_expected(
 ) -> None:
     failed = asyncio.Event()
 
-    async def fail(_: object) -> streams.Births:
+    async def fail(*_: object) -> None:
         failed.set()
         raise KeyError("created")
 
     with monkeypatch.context() as patch:
-        patch.setattr(streams, "births", fail)
+        patch.setattr(streams, "ensure_streams", fail)
+        await jetstream.delete_stream(subjects.TOKENS_STREAM)
         async with asyncio.timeout(WAIT_S):
             await failed.wait()
-    await jetstream.delete_stream(subjects.TOKENS_STREAM)
     await until(lambda: exists(jetstream, subjects.TOKENS_STREAM))
-
-
-@pytest.mark.parametrize("watches_writes", [False, True])
-async def test_only_who_watches_writes_probes_them(
-    private_nats: ServerProcess, client: NatsClient, watches_writes: bool
-) -> None:
-    asked: list[str] = []
-
-    async def note(message: Msg) -> None:
-        asked.append(message.subject)
-
-    async def has_looked_twice() -> bool:
-        return asked.count(f"$JS.API.STREAM.INFO.{STREAMS[-1]}") >= 2
-
-    bus = await Bus.connect(private_nats.url, name="test", watches_writes=watches_writes)
-    await bus.ensure_streams(StreamLimits())
-    await client.subscribe("$JS.API.STREAM.>", cb=note)
-    await client.flush()
-    await until(has_looked_twice)
-    assert any(".PURGE." in subject for subject in asked) is watches_writes
-    await bus.close()
 
 
 async def test_a_files_description_that_is_garbage_counts_as_no_file(
@@ -184,6 +167,47 @@ async def test_a_files_description_that_is_garbage_counts_as_no_file(
             await own_bus.get_object(name)
     await own_bus.put_object(name, b"file")
     assert await own_bus.get_object(name) == b"file"
+
+
+@pytest.fixture
+def disk() -> Iterator[SmallDisk]:
+    with contextlib.ExitStack() as mounts:
+        try:
+            yield mounts.enter_context(SmallDisk.mounted())
+        except MountError as error:
+            pytest.skip(f"{error}: only root can mount a disk of its own")
+
+
+async def test_an_acknowledgement_that_cannot_be_written_shows_in_the_servers_health(disk: SmallDisk) -> None:
+    """No job is published to such a queue, so nats-server itself would never notice."""
+    port, monitor_port = free_port(), free_port()
+    server = ServerProcess(
+        nats_command(port, disk.path, monitor_port=monitor_port), port=port, name="nats-server"
+    )
+    server.start()
+    try:
+        server.wait_ready()
+        bus = await Bus.connect(server.url, name="test", watches_writes=True)
+        await bus.ensure_streams(StreamLimits())
+        consumer = await bus.consume_jobs(max_outstanding=_JOBS_ON_A_PAGE)
+        for number in range(_JOBS_ON_A_PAGE):
+            assert await bus.enqueue(JOBS, b"x" * 100, msg_id=str(number))
+        held = [await anext(consumer) for _ in range(_JOBS_ON_A_PAGE)]
+        disk.fill()
+        for job in held:
+            await job.ack()
+
+        async def is_noted() -> bool:
+            return "no space left" in bus.write_problem
+
+        async def shows_in_health() -> bool:
+            return "no space left" in await asyncio.to_thread(store.write_error, monitor_port)
+
+        await until(is_noted)
+        await until(shows_in_health)
+        await bus.close()
+    finally:
+        server.kill()
 
 
 async def test_a_store_without_room_says_unavailable_and_not_that_we_are_wrong(tmp_path: Path) -> None:

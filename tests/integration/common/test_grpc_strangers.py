@@ -191,6 +191,20 @@ async def test_health_answers_while_strangers_send_bodies_that_never_end(served:
         assert len(refused) == 20
 
 
+async def test_of_strangers_bodies_that_never_end_two_are_held(served: Served) -> None:
+    async with served.stranger() as stranger:
+        streams = [stranger.open(HEALTH) for _ in range(8)]
+        for stream in streams:
+            stranger.send(stream, b"\0\0\0\0\x05a")  # one of five bytes
+        ended = [asyncio.create_task(stranger.ended(stream)) for stream in streams]
+        async with asyncio.timeout(8):  # less than a body's time limit
+            while sum(task.done() for task in ended) < 6:
+                await asyncio.sleep(0.02)
+        assert all(task.result()["grpc-status"] == "8" for task in ended if task.done())
+        for task in ended:
+            task.cancel()
+
+
 async def test_a_tenants_calls_without_a_body_do_not_keep_another_tenant_waiting(served: Served) -> None:
     async with served.stranger() as flood:
         streams = [flood.open(CHAT, (("x-api-key", OTHER_KEY),)) for _ in range(200)]

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 
 import pytest
 import redis.exceptions
+from harness.cuttable import CuttableProxy
 
 from inferflux.common import store
 from inferflux.common.errors import InvalidArgument, Unavailable
@@ -47,6 +49,19 @@ async def test_a_restart_between_two_commands_goes_unseen(private_valkey: Server
     await client.aclose()
 
 
+async def test_a_reset_at_any_moment_after_a_command_goes_unseen(private_valkey: ServerProcess) -> None:
+    async with CuttableProxy(f"127.0.0.1:{private_valkey.port}", resets=True) as proxy:
+        client = store.connect(f"redis://{proxy.endpoint}/0")
+        await client.set("key", b"1")
+        for turns in range(12):
+            proxy.break_up()
+            for _ in range(turns):  # of the event loop: the reset is received after some of them
+                await asyncio.sleep(0)
+            with store.store_errors():
+                assert await client.get("key") == b"1"
+        await client.aclose()
+
+
 async def test_a_silent_store_is_unavailable_in_bounded_time(private_valkey: ServerProcess) -> None:
     client = store.connect(private_valkey.url)
     await client.set("key", b"1")
@@ -74,6 +89,11 @@ async def test_a_defect_of_ours_stays_what_it_is(valkey_url: str) -> None:
     with pytest.raises(redis.exceptions.ResponseError), store.store_errors():
         await client.lpush("test:text", "y")
     await client.aclose()
+
+
+def test_a_runtime_error_of_ours_stays_what_it_is() -> None:
+    with pytest.raises(RuntimeError), store.store_errors():
+        raise RuntimeError("a defect")
 
 
 @pytest.mark.parametrize("url", ["", "127.0.0.1:6379", "http://127.0.0.1"])

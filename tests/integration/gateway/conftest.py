@@ -121,3 +121,13 @@ async def private_backend(private_nats: ServerProcess, demo_tokenizer: bytes) ->
     yield behind
     await behind.close()
     await connection.close()
+
+
+@pytest.fixture
+async def private_client(
+    start_gateway: StartGateway, private_nats: ServerProcess, private_backend: Backend, key: str
+) -> Client:
+    """Calls a gateway of the test's own, on a NATS that the test may kill and restart."""
+    client = Client(await start_gateway(private_nats.url), key)
+    await client.sees(private_backend.card.name)
+    return client

@@ -70,17 +70,14 @@ async def test_tokens_published_while_the_gateway_was_cut_off_are_made_up_for(
 
 
 async def test_new_requests_are_served_after_a_restart_of_nats(
-    start_gateway: StartGateway, private_nats: ServerProcess, private_backend: Backend, key: str
+    private_client: Client, private_nats: ServerProcess, private_backend: Backend
 ) -> None:
-    gateway = await start_gateway(private_nats.url)
-    client = Client(gateway, key)
-    await client.sees("demo")
     private_nats.kill()
-    await gateway.wait_ready(ready=False)
+    await private_client.gateway.wait_ready(ready=False)
     private_nats.start()
     await asyncio.to_thread(private_nats.wait_ready)
-    await gateway.wait_ready()
-    stream = client.chat("restart-3")
+    await private_client.gateway.wait_ready()
+    stream = private_client.chat("restart-3")
     await private_backend.finish(await private_backend.job("restart-3"), n=2)
     assert ids_of(await stream.rest()) == [0, 1]
 
@@ -256,18 +253,15 @@ async def test_no_nats_is_told_with_its_variable(start_gateway: StartGateway) ->
 
 
 async def test_a_model_whose_workers_are_gone_is_unavailable(
-    start_gateway: StartGateway, private_nats: ServerProcess, private_backend: Backend, key: str
+    private_client: Client, private_backend: Backend
 ) -> None:
-    gateway = await start_gateway(private_nats.url)
-    client = Client(gateway, key)
-    await client.sees("demo")
     await private_backend.close()
 
     async def is_unserved() -> bool:
-        return await client.model_names() == []
+        return await private_client.model_names() == []
 
     await until(is_unserved)
-    error = await client.chat().error()
+    error = await private_client.chat().error()
     assert isinstance(error, Unavailable)
     assert error.reason == "NO_WORKER"
     assert error.retry_delay_s
@@ -281,41 +275,36 @@ async def _rows(gateway: GatewayProcess, admin_key: str) -> dict[str, cluster_pb
 
 
 async def test_a_nats_that_stands_still_is_named_as_the_cause(
-    start_gateway: StartGateway,
+    private_client: Client,
     private_nats: ServerProcess,
-    private_backend: Backend,
-    key: str,
     admin_key: str,
 ) -> None:
-    gateway = await start_gateway(private_nats.url)
-    client = Client(gateway, key)
-    await client.sees("demo")
-    assert (await _rows(gateway, admin_key))["nats"].is_ready
+    assert (await _rows(private_client.gateway, admin_key))["nats"].is_ready
     private_nats.pause()
     try:
 
         async def is_refused() -> bool:
             try:
-                await client.model_names()
+                await private_client.model_names()
             except grpc.aio.AioRpcError:
                 return True
             return False
 
         await until(is_refused)
         with pytest.raises(grpc.aio.AioRpcError) as listed:
-            await client.model_names()
-        for error in (errors.from_rpc(listed.value), await client.chat().error()):
+            await private_client.model_names()
+        for error in (errors.from_rpc(listed.value), await private_client.chat().error()):
             assert isinstance(error, Unavailable)
             assert (error.reason, error.retry_delay_s) == ("NATS_UNAVAILABLE", 2.0)
             assert "NATS" in error.message
-        assert not (await _rows(gateway, admin_key))["nats"].is_ready
-        await gateway.wait_ready(ready=False)
-        row = (await _rows(gateway, admin_key))["gateway"]
+        assert not (await _rows(private_client.gateway, admin_key))["nats"].is_ready
+        await private_client.gateway.wait_ready(ready=False)
+        row = (await _rows(private_client.gateway, admin_key))["gateway"]
         assert not row.is_ready
         assert "nats: connection lost" in row.detail
     finally:
         private_nats.resume()
-    await client.sees("demo")
+    await private_client.sees("demo")
 
 
 async def test_a_scheduler_that_is_not_ready_is_shown_with_its_reason(

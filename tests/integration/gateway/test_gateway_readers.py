@@ -96,10 +96,7 @@ async def test_a_request_with_a_window_goes_on_without_its_client(
     payer: Client, backend: Backend, usage: Usage
 ) -> None:
     backend.reader_replies["leave-1"] = KEPT
-    stream = payer.generate("leave-1", resume_window_s=60)
-    job = await backend.job("leave-1")
-    await backend.say(job, tokens(0))
-    await stream.until_tokens()
+    stream, job = await payer.begin(backend, "leave-1", resume_window_s=60)
     stream.cancel()
     await until(lambda: bool(backend.left("leave-1")))
     await backend.say(job, tokens(1))
@@ -115,10 +112,7 @@ async def test_what_nobody_resumes_is_counted_all_the_same(
     payer: Client, backend: Backend, usage: Usage
 ) -> None:
     backend.reader_replies["leave-2"] = KEPT
-    stream = payer.generate("leave-2", resume_window_s=60)
-    job = await backend.job("leave-2")
-    await backend.say(job, tokens(0))
-    await stream.until_tokens()
+    stream, job = await payer.begin(backend, "leave-2", resume_window_s=60)
     stream.cancel()
     await until(lambda: bool(backend.left("leave-2")))
     await backend.say(job, tokens(1, 8), finished(9, attempt=job.attempt_id))
@@ -131,10 +125,7 @@ async def test_who_hangs_up_is_counted_by_the_terminal_chunk(
 ) -> None:
     """Tokens that were generated before the cancel took effect count, though nobody read them."""
     backend.reader_replies["leave-3"] = scheduler_pb2.ReaderReply(was_found=True, may_end=True)
-    stream = payer.generate("leave-3")
-    job = await backend.job("leave-3")
-    await backend.say(job, tokens(0))
-    await stream.until_tokens()
+    stream, job = await payer.begin(backend, "leave-3")
     stream.cancel()
     await until(lambda: "leave-3" in backend.cancelled)
     assert job.attempt_id in backend.cancelled_attempts
@@ -144,10 +135,7 @@ async def test_who_hangs_up_is_counted_by_the_terminal_chunk(
 
 
 async def test_a_reader_that_leaves_is_not_the_last(payer: Client, backend: Backend, usage: Usage) -> None:
-    first = payer.generate("second-1")
-    job = await backend.job("second-1")
-    await backend.say(job, tokens(0))
-    await first.until_tokens()
+    first, job = await payer.begin(backend, "second-1")
     second = payer.resume("second-1", 1)
     await backend.say(job, tokens(1))
     await second.until_tokens()
@@ -171,10 +159,7 @@ async def test_a_reader_that_leaves_is_not_the_last(payer: Client, backend: Back
 async def test_an_offset_is_never_billed_and_ends_no_other_reader(
     payer: Client, backend: Backend, usage: Usage
 ) -> None:
-    first = payer.generate("offset-1")
-    job = await backend.job("offset-1")
-    await backend.say(job, tokens(0))
-    await first.until_tokens()
+    first, job = await payer.begin(backend, "offset-1")
     greedy = payer.resume("offset-1", 4_294_967_290)
     await until(lambda: any(n.joined.request.request_id == "offset-1" for n in backend.reader_notices))
     await backend.say(job, tokens(1))
@@ -206,37 +191,25 @@ async def test_an_offset_beyond_the_end_is_refused_by_name(
 
 
 async def test_without_a_scheduler_the_workers_are_told_at_once(
-    start_gateway: StartGateway, private_nats: ServerProcess, private_backend: Backend, key: str
+    private_client: Client, private_backend: Backend
 ) -> None:
-    gateway = await start_gateway(private_nats.url)
-    client = Client(gateway, key)
-    await client.sees("demo")
     assert private_backend.readers is not None
     await private_backend.readers.close()
-    stream = client.generate("alone-1")
-    job = await private_backend.job("alone-1")
-    await private_backend.say(job, tokens(0))
-    await stream.until_tokens()
+    stream, job = await private_client.begin(private_backend, "alone-1")
     stream.cancel()
     await until(lambda: private_backend.cancelled_attempts == [job.attempt_id])
 
 
 async def test_a_client_that_left_during_an_outage_ends_only_its_own_reading(
-    start_gateway: StartGateway, private_nats: ServerProcess, private_backend: Backend, key: str
+    private_client: Client, private_nats: ServerProcess, private_backend: Backend
 ) -> None:
     """No cancel notice waits for the connection: by then the request may have been resumed elsewhere."""
-    gateway = await start_gateway(private_nats.url)
-    client = Client(gateway, key)
-    await client.sees("demo")
     private_backend.reader_replies["outage-1"] = KEPT
-    stream = client.generate("outage-1")
-    job = await private_backend.job("outage-1")
-    await private_backend.say(job, tokens(0))
-    await stream.until_tokens()
+    stream, job = await private_client.begin(private_backend, "outage-1")
     private_nats.kill()
-    await gateway.wait_ready(ready=False)
+    await private_client.gateway.wait_ready(ready=False)
     stream.cancel()
-    await until(lambda: bool(gateway.audit("outage-1")))
+    await until(lambda: bool(private_client.gateway.audit("outage-1")))
     await asyncio.to_thread(private_nats.restart)
     await until(lambda: bool(private_backend.left("outage-1")))
     assert private_backend.left("outage-1")[0].request.attempt_id == job.attempt_id
@@ -298,10 +271,7 @@ async def test_unread_requests_hold_their_places(
     client = Client(small, key)
     request_id = f"place-{window_s}"
     backend.reader_replies[request_id] = KEPT
-    stream = client.generate(request_id, resume_window_s=window_s)
-    job = await backend.job(request_id)
-    await backend.say(job, tokens(0))
-    await stream.until_tokens()
+    stream, job = await client.begin(backend, request_id, resume_window_s=window_s)
     stream.cancel()
     await until(lambda: bool(backend.left(request_id)))
     assert (await client.generate(f"refused-{window_s}").error()).reason == "TOO_MANY_STREAMS"
@@ -323,10 +293,7 @@ async def test_the_audit_line_of_who_hangs_up_has_the_usage_that_is_settled(
     gateway: GatewayProcess, payer: Client, backend: Backend, usage: Usage
 ) -> None:
     backend.reader_replies["late-usage-1"] = KEPT
-    stream = payer.generate("late-usage-1", resume_window_s=60)
-    job = await backend.job("late-usage-1")
-    await backend.say(job, tokens(0))
-    await stream.until_tokens()
+    stream, job = await payer.begin(backend, "late-usage-1", resume_window_s=60)
     stream.cancel()
     await until(lambda: bool(backend.left("late-usage-1")))
     await backend.say(job, tokens(1, 4), finished(5, attempt=job.attempt_id))

@@ -84,6 +84,10 @@ async def raising(theatre: Stage, monkeypatch: pytest.MonkeyPatch) -> AsyncItera
     probe.close()
 
 
+def raise_always(*_: object, **__: object) -> None:
+    raise ValueError("Value out of range: 4294967296")
+
+
 def planning(probe: Probe) -> bool:
     _status, _type, body = probe.answer("/readyz", "")
     return b'"planning": {"ok": true' in body
@@ -128,9 +132,6 @@ async def test_a_notice_over_which_the_core_raises_makes_the_leader_begin_anew(
         data = await theatre.bus.request(subjects.SCHEDULER_READERS, joined.SerializeToString(), timeout_s=2)
         return scheduler_pb2.ReaderReply.FromString(data)
 
-    def raise_always(*_: object, **__: object) -> None:
-        raise ValueError("Value out of range: 4294967296")
-
     with monkeypatch.context() as patched:
         patched.setattr(SchedulerCore, "on_readers", raise_always)
         with pytest.raises(Unavailable) as caught:
@@ -148,6 +149,28 @@ async def test_a_notice_over_which_the_core_raises_makes_the_leader_begin_anew(
     await worker.emit("read", 1, is_last=True)
     assert (await theatre.read("read")).outcome == "stop"
     await theatre.is_quiet(workers=1)
+
+
+async def test_a_cancel_over_which_the_core_raises_is_not_answered_with_not_found(
+    theatre: Stage, raising: Probe, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker = await theatre.add_worker("w1")
+    await theatre.submit("cancelled")
+    await worker.has("cancelled")
+    notice = scheduler_pb2.CancelNotice(tenant="acme", request_id="cancelled")
+
+    async def ask() -> None:
+        subject = subjects.cancel("acme", "cancelled")
+        await theatre.bus.request(subject, notice.SerializeToString(), timeout_s=2)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Core, "on_cancel", raise_always)
+        with pytest.raises(Unavailable) as caught:
+            await ask()
+    assert caught.value.reason == "SCHEDULER_FAILED"
+    async with asyncio.timeout(15):
+        while planning(raising):
+            await asyncio.sleep(0.02)
 
 
 async def test_a_poisonous_job_that_comes_again_to_the_next_leader_ends_there(

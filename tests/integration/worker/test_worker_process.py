@@ -76,7 +76,7 @@ async def delete_stream(bus: Bus, stream: str) -> None:
     """As an operator might, and return when it is another one."""
     await bus._link.api(f"STREAM.DELETE.{stream}")
     async with asyncio.timeout(30):
-        while not (await jetstream.births(bus._link))[stream]:
+        while not await jetstream.exists(bus._link, stream):
             await asyncio.sleep(0.02)
 
 

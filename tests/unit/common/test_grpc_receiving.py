@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Hashable
+from typing import Any
 
 import pytest
 
 from inferflux.common.errors import DeadlineExceeded, InferFluxError, ResourceExhausted
+from inferflux.common.fair_places import FairPlaces, Victim
 from inferflux.common.grpc_receiving import Receiving
 
 
@@ -64,6 +67,31 @@ async def test_after_its_grace_a_message_gives_way_to_one_that_waits() -> None:
     next_one = await start(receiving, never)
     assert isinstance(await error_of(slow), ResourceExhausted)
     next_one.cancel()
+
+
+async def test_calls_that_wait_are_not_all_woken_when_one_place_is_taken_away(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    looks = 0
+    victim = FairPlaces.victim
+
+    def counted(places: FairPlaces[Any], newcomer: Hashable) -> Victim[Any]:
+        nonlocal looks
+        looks += 1
+        return victim(places, newcomer)
+
+    monkeypatch.setattr(FairPlaces, "victim", counted)
+    receiving = Receiving(1, grace_s=0.02, time_limit_s=60)
+    never, taken = asyncio.Event(), asyncio.Event()
+    first = await start(receiving, never)
+    others = [asyncio.create_task(hold(receiving, never, taken)) for _ in range(300)]
+    for displaced in [first, *others[:9]]:
+        assert isinstance(await error_of(displaced), ResourceExhausted)
+    assert looks < 1000  # 300 begin to wait, and 10 lose their place
+    for task in others:
+        task.cancel()
+    await asyncio.gather(*others, return_exceptions=True)
+    assert len(receiving) == 0
 
 
 async def test_a_waiter_that_leaves_passes_its_turn_on() -> None:

@@ -33,8 +33,7 @@ class Server:
         return {"created": "now"}
 
 
-async def test_one_that_comes_after_a_reconnect_is_no_job() -> None:
-    server = Server()
+async def consume(server: Server) -> JobConsumer:
     consumer = JobConsumer(
         server,  # type: ignore[arg-type]
         name="scheduler",
@@ -43,6 +42,12 @@ async def test_one_that_comes_after_a_reconnect_is_no_job() -> None:
         ack_wait_s=60,
     )
     await consumer.start()
+    return consumer
+
+
+async def test_one_that_comes_after_a_reconnect_is_no_job() -> None:
+    server = Server()
+    consumer = await consume(server)
     server.deliver(b"inbox", b"$JS.ACK.INFERFLUX_JOBS.scheduler.1.1.1.1700000000000000000.0", b"job", None)
     job = await anext(consumer)
     await job.ack()
@@ -57,14 +62,7 @@ async def test_one_that_comes_after_a_reconnect_is_no_job() -> None:
 )
 async def test_a_delivery_that_is_none_of_the_work_queue_is_ignored(reply: bytes) -> None:
     server = Server()
-    consumer = JobConsumer(
-        server,  # type: ignore[arg-type]
-        name="scheduler",
-        filters=[],
-        max_outstanding=8,
-        ack_wait_s=60,
-    )
-    await consumer.start()
+    consumer = await consume(server)
     server.deliver(b"inbox", reply, b"forged", None)
     server.deliver(b"inbox", b"$JS.ACK.INFERFLUX_JOBS.scheduler.1.1.1.1700000000000000000.0", b"job", None)
     assert (await anext(consumer)).data == b"job"

@@ -51,7 +51,7 @@ received. What it returns is the call's `caller`."""
 
 # Messages that arrive at the same time: of strangers to open methods, and of callers that were admitted. Each
 # may hold as much memory as gRPC's largest message. Tenants, and strangers' connections, share the places.
-_OPEN_MESSAGES, _OPEN_GRACE_S, _OPEN_TIME_LIMIT_S = 8, 0.01, 10.0
+_OPEN_MESSAGES, _OPEN_GRACE_S, _OPEN_TIME_LIMIT_S = 2, 0.01, 10.0
 _ADMITTED_MESSAGES, _ADMITTED_GRACE_S, _ADMITTED_TIME_LIMIT_S = 64, 2.0, 60.0
 
 # Calls of each open method: of health's Watch and of reflection, as the others end at once. One more ends the

@@ -30,6 +30,9 @@ class Receiving:
         self._places = FairPlaces[_Place](grace_s=grace_s)
         # Owner -> its calls that wait for a place, the oldest first.
         self._waiters: dict[Hashable, deque[asyncio.Future[None]]] = {}
+        # When the calls that wait are looked at next, on the loop's clock.
+        self._timer: asyncio.TimerHandle | None = None
+        self._look_at = 0.0
 
     def __len__(self) -> int:
         return len(self._places)
@@ -48,6 +51,7 @@ class Receiving:
         try:
             async with place.timeout:
                 self._places.take(owner, place, _now())
+                self._set_timer()
                 yield
         except TimeoutError:
             if not place.timeout.expired():
@@ -72,23 +76,49 @@ class Receiving:
 
     async def _make_room(self, owner: Hashable) -> None:
         """Return when a place may be free: somebody was displaced, or one was given back."""
-        victim = self._places.victim(owner)
-        left_s = victim.at - _now()
-        if left_s <= 0:
-            self._places.give_back(victim.holder.owner, victim.holder)
-            victim.holder.displace()
+        if self._displace_for(owner):
             return
         waiter = asyncio.get_running_loop().create_future()
         self._waiters.setdefault(owner, deque()).append(waiter)
+        self._set_timer()
         try:
-            with suppress(TimeoutError):
-                await asyncio.wait_for(waiter, left_s)
+            await waiter
         except asyncio.CancelledError:
             if waiter.done() and not waiter.cancelled():
                 self._wake_next()
             raise
         finally:
             self._forget(owner, waiter)
+
+    def _displace_for(self, owner: Hashable) -> bool:
+        """End the call that gives way to a call of this owner, if it does by now."""
+        victim = self._places.victim(owner)
+        if victim.at > _now():
+            return False
+        self._places.give_back(victim.holder.owner, victim.holder)
+        victim.holder.displace()
+        return True
+
+    def _set_timer(self) -> None:
+        """Look again when a place falls to the next call that waits. One timer serves all that wait."""
+        if not self._waiters or len(self._places) < self._limit:
+            return
+        at = self._places.victim(self._next_owner()).at
+        if self._timer is not None:
+            if self._look_at <= at:
+                return
+            self._timer.cancel()
+        self._timer, self._look_at = asyncio.get_running_loop().call_at(at, self._look), at
+
+    def _look(self) -> None:
+        self._timer = None
+        if self._waiters and len(self._places) >= self._limit and self._displace_for(self._next_owner()):
+            self._wake_next()
+        self._set_timer()
+
+    def _next_owner(self) -> Hashable:
+        """Whose call is next to get a place: the owner's with fewest."""
+        return min(self._waiters, key=self._places.count)
 
     def _forget(self, owner: Hashable, waiter: asyncio.Future[None]) -> None:
         waiters = self._waiters.get(owner, deque())
@@ -100,8 +130,7 @@ class Receiving:
     def _wake_next(self) -> None:
         """Wake the call that waits longest of the owner with fewest places."""
         while self._waiters:
-            owner = min(self._waiters, key=self._places.count)
-            if not (waiter := self._next_waiter(owner)).done():
+            if not (waiter := self._next_waiter(self._next_owner())).done():
                 waiter.set_result(None)
                 return
 

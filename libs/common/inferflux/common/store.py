@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 import redis.asyncio
 import redis.exceptions
+from redis.asyncio.connection import AbstractConnection
 from redis.asyncio.retry import Retry
 from redis.backoff import ExponentialWithJitterBackoff
 
@@ -18,6 +19,26 @@ _ANSWER_TIMEOUT_S = 2.0
 # A server that is there and cannot serve: a full disk, too few replicas, a script that does not end. The
 # client has no classes for these.
 _REFUSALS = ("MISCONF", "NOREPLICAS", "BUSY ")
+# How uvloop's RuntimeError for a write to a closed transport ends.
+_CLOSED_TRANSPORT = "the handler is closed"
+
+
+class _Connection(AbstractConnection):
+    """A connection whose writes after a reset by its peer fail as the client expects of a lost connection.
+
+    A reset closes the transport before the client reads again. asyncio then raises ConnectionResetError,
+    uvloop a bare RuntimeError, for which the client neither retries nor has a class.
+    """
+
+    async def send_packed_command(
+        self, command: bytes | str | Iterable[bytes], check_health: bool = True
+    ) -> None:
+        try:
+            await super().send_packed_command(command, check_health)
+        except RuntimeError as error:
+            if not str(error).endswith(_CLOSED_TRANSPORT):
+                raise
+            raise redis.exceptions.ConnectionError("the connection was reset") from error
 
 
 def connect(url: str) -> redis.asyncio.Redis:
@@ -41,6 +62,8 @@ def connect(url: str) -> redis.asyncio.Redis:
         )
     except ValueError as error:
         raise InvalidArgument(f"INFERFLUX_REDIS_URL: {error}", field="INFERFLUX_REDIS_URL") from None
+    # The URL has chosen between TCP, TLS and a Unix socket.
+    pool.connection_class = type("Connection", (_Connection, pool.connection_class), {})
     return redis.asyncio.Redis.from_pool(pool)
 
 
@@ -62,7 +85,6 @@ def store_errors() -> Iterator[None]:
         redis.exceptions.NoPermissionError,
         TimeoutError,
         OSError,
-        RuntimeError,  # of uvloop: a connection that closes while it is written to
     ) as error:
         raise _away(error) from error
     except redis.exceptions.ResponseError as error:

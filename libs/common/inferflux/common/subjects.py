@@ -22,6 +22,8 @@ ALL_MODELS = "all"
 
 # 1. gateway -> work queue -> scheduler
 JOBS_ALL = f"{ROOT}.jobs.>"
+# For asking the queue whether it still writes. A model's name is one token.
+JOBS_PROBE = f"{ROOT}.jobs.probe.writes"
 # 2. scheduler -> worker
 # 3. worker -> scheduler
 SCHEDULER_EVENTS = f"{ROOT}.scheduler.events"
@@ -35,8 +37,6 @@ SCHEDULER_READERS = f"{ROOT}.scheduler.readers"
 SCHEDULER_STATUS = f"{ROOT}.scheduler.status"
 SCHEDULER_ADMIN = f"{ROOT}.scheduler.admin"
 SCHEDULER_LEADER = f"{ROOT}.scheduler.leader"
-# Nobody ever publishes to it: for asking a stream whether it still writes.
-NOTHING = f"{ROOT}.nothing"
 
 _SAFE = re.compile(r"[A-Za-z0-9_-]{1,64}")
 

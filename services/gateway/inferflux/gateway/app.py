@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import tempfile
 from contextlib import AsyncExitStack, suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 import grpc.aio
@@ -17,7 +18,7 @@ from inferflux.common.grpc_options import receive_limit
 from inferflux.common.grpc_server import GrpcServer, build_server
 from inferflux.common.lifecycle import Shutdown
 from inferflux.common.probe import Probe
-from inferflux.common.tracing import open_tracer
+from inferflux.common.tracing import Tracer, open_tracer
 from inferflux.v1 import (
     admin_pb2_grpc,
     cluster_pb2_grpc,
@@ -63,95 +64,112 @@ async def serve(settings: GatewaySettings, shutdown: Shutdown) -> None:
             probe.set_ready(part, ok=False, detail="not asked yet")
         tracer = open_tracer(settings, "gateway")
         stack.push_async_callback(tracer.close)
-        bus = await Bus.connect(settings.nats_url, name="gateway", watches_writes=True)
-        stack.push_async_callback(bus.close)
-        await bus.ensure_streams(settings.stream_limits)
-        policy_channel = grpc_client.channel(settings.policy_address)
-        stack.push_async_callback(policy_channel.close)
-        background = Background()
-        stack.push_async_callback(background.finish, _SETTLE_LIMIT_S)
-
-        directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="inferflux-gateway-")))
-        text = TextClient(settings.text_limits, TokenizerFiles(bus, directory).path)
-        stack.push_async_callback(text.close)
-        metrics = GatewayMetrics()
-        models = ModelRegistry(bus, metrics.bad, on_model=WarmUp(text, background).on_model)
-        await models.start()
-        stack.push_async_callback(models.close)
-
-        admission = Admission(policy_channel, timeout_s=settings.policy_timeout_s)
-        streams = Streams(settings.max_streams, settings.max_streams_per_tenant)
-        reports = ReaderReports(bus, timeout_s=settings.cancel_timeout_s)
-        reporting = Background()
-        reporting.start(reports.run())
-        stack.push_async_callback(reporting.close)
-        services = Services(
-            bus=bus,
-            submitter=Submitter(bus),
-            canceller=Canceller(bus, background, timeout_s=settings.cancel_timeout_s),
-            reader_reports=reports,
-            ledger=Ledger(admission, background),
-            metrics=metrics,
-            background=background,
-            streams=streams,
-            relay_limits=settings.relay_limits,
-            tracer=tracer,
-        )
-        inference = InferenceServicer(
-            services,
-            models,
-            text,
-            max_text_bytes=settings.max_text_bytes,
-            max_resume_window_s=settings.max_resume_window_s,
-        )
-        cluster = ClusterServicer(
-            bus,
-            policy_channel,
-            streams,
-            probe,
-            listen=settings.listen,
-            policy_address=settings.policy_address,
-        )
-        admin = AdminServicer(SchedulerAdmin(bus, timeout_s=_ADMIN_TIMEOUT_S))
-        server = build_server(
-            rules(settings.max_text_bytes),
-            admission.admit,
-            options=[receive_limit(body_limit(settings.max_text_bytes))],
-        )
-        inference_pb2_grpc.add_InferenceServiceServicer_to_server(inference, server.server)
-        model_pb2_grpc.add_ModelServiceServicer_to_server(ModelServicer(models), server.server)
-        cluster_pb2_grpc.add_ClusterServiceServicer_to_server(cluster, server.server)
-        admin_pb2_grpc.add_AdminServiceServicer_to_server(admin, server.server)
-        for name in SERVICE_NAMES:
-            server.add(name)
+        gateway = await _open(settings, stack, tracer)
+        server = _build_server(settings, gateway, probe)
         port = await server.start(settings.listen, variable="INFERFLUX_GATEWAY_LISTEN")
         log.info("serving", port=port, metrics_port=probe.port)
 
-        await _watch(bus, policy_channel, text, probe, server, shutdown)
+        await _watch(gateway, probe, server, shutdown)
         probe.set_ready("running", ok=False, detail="shutting down")
         server.set_serving(False)
+        streams = gateway.services.streams
         log.info("draining", streams=len(streams))
         await streams.drain(settings.drain_limit_s)
         await server.stop(1.0)
 
 
-async def _watch(
-    bus: Bus,
-    policy_channel: grpc.aio.Channel,
-    text: TextClient,
-    probe: Probe,
-    server: GrpcServer,
-    shutdown: Shutdown,
-) -> None:
+@dataclass(frozen=True)
+class _Gateway:
+    """What the servicers and the readiness stand on."""
+
+    services: Services
+    policy_channel: grpc.aio.Channel
+    admission: Admission
+    text: TextClient
+    models: ModelRegistry
+
+
+async def _open(settings: GatewaySettings, stack: AsyncExitStack, tracer: Tracer) -> _Gateway:
+    """Connect, and start what runs beside the servicers; `stack` ends all of it, the last one first."""
+    bus = await Bus.connect(settings.nats_url, name="gateway", watches_writes=True)
+    stack.push_async_callback(bus.close)
+    await bus.ensure_streams(settings.stream_limits)
+    policy_channel = grpc_client.channel(settings.policy_address)
+    stack.push_async_callback(policy_channel.close)
+    background = Background()
+    stack.push_async_callback(background.finish, _SETTLE_LIMIT_S)
+
+    directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="inferflux-gateway-")))
+    text = TextClient(settings.text_limits, TokenizerFiles(bus, directory).path)
+    stack.push_async_callback(text.close)
+    metrics = GatewayMetrics()
+    models = ModelRegistry(bus, metrics.bad, on_model=WarmUp(text, background).on_model)
+    await models.start()
+    stack.push_async_callback(models.close)
+
+    reports = ReaderReports(bus, timeout_s=settings.cancel_timeout_s)
+    reporting = Background()
+    reporting.start(reports.run())
+    stack.push_async_callback(reporting.close)
+    admission = Admission(policy_channel, timeout_s=settings.policy_timeout_s)
+    services = Services(
+        bus=bus,
+        submitter=Submitter(bus),
+        canceller=Canceller(bus, background, timeout_s=settings.cancel_timeout_s),
+        reader_reports=reports,
+        ledger=Ledger(admission, background),
+        metrics=metrics,
+        background=background,
+        streams=Streams(settings.max_streams, settings.max_streams_per_tenant),
+        relay_limits=settings.relay_limits,
+        tracer=tracer,
+    )
+    return _Gateway(services, policy_channel, admission, text, models)
+
+
+def _build_server(settings: GatewaySettings, gateway: _Gateway, probe: Probe) -> GrpcServer:
+    """The gRPC server with every servicer, not started yet."""
+    server = build_server(
+        rules(settings.max_text_bytes),
+        gateway.admission.admit,
+        options=[receive_limit(body_limit(settings.max_text_bytes))],
+    )
+    inference = InferenceServicer(
+        gateway.services,
+        gateway.models,
+        gateway.text,
+        max_text_bytes=settings.max_text_bytes,
+        max_resume_window_s=settings.max_resume_window_s,
+    )
+    cluster = ClusterServicer(
+        gateway.services.bus,
+        gateway.policy_channel,
+        gateway.services.streams,
+        probe,
+        listen=settings.listen,
+        policy_address=settings.policy_address,
+    )
+    admin = AdminServicer(SchedulerAdmin(gateway.services.bus, timeout_s=_ADMIN_TIMEOUT_S))
+    inference_pb2_grpc.add_InferenceServiceServicer_to_server(inference, server.server)
+    model_pb2_grpc.add_ModelServiceServicer_to_server(ModelServicer(gateway.models), server.server)
+    cluster_pb2_grpc.add_ClusterServiceServicer_to_server(cluster, server.server)
+    admin_pb2_grpc.add_AdminServiceServicer_to_server(admin, server.server)
+    for name in SERVICE_NAMES:
+        server.add(name)
+    return server
+
+
+async def _watch(gateway: _Gateway, probe: Probe, server: GrpcServer, shutdown: Shutdown) -> None:
     """Readiness follows NATS, policy and whether tokenizers can be started, until the shutdown."""
-    policy_health = health_pb2_grpc.HealthStub(policy_channel)
+    bus = gateway.services.bus
+    policy_health = health_pb2_grpc.HealthStub(gateway.policy_channel)
     was_ready: bool | None = None
     while not shutdown.requested.is_set():
         probe.set_ready("nats", ok=bus.is_connected, detail="" if bus.is_connected else "connection lost")
         probe.set_ready("queue", ok=not bus.write_problem, detail=bus.write_problem)
         why_not = await _ask_policy(policy_health)
         probe.set_ready("policy", ok=not why_not, detail=why_not)
-        no_tokenizers = text.revive()
+        no_tokenizers = gateway.text.revive()
         probe.set_ready("tokenizers", ok=not no_tokenizers, detail=no_tokenizers)
         if probe.is_ready != was_ready:
             was_ready = probe.is_ready

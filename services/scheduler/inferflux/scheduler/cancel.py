@@ -7,7 +7,7 @@ from typing import Protocol
 from inferflux.common import subjects
 from inferflux.common.bus import Bus, Message, Subscription
 from inferflux.common.cancel_notices import parse_cancel
-from inferflux.common.errors import InvalidArgument
+from inferflux.common.errors import InvalidArgument, Unavailable
 from inferflux.v1 import scheduler_pb2
 
 from .core.jobs import Attempt, RequestKey
@@ -15,7 +15,8 @@ from .metrics import SchedulerMetrics
 
 
 class CancelSink(Protocol):
-    def on_cancel(self, attempt: Attempt) -> bool: ...
+    def on_cancel(self, attempt: Attempt) -> bool:
+        """Whether there is such an attempt. Raises Unavailable when the core does not answer."""
 
 
 async def serve_cancels(
@@ -34,7 +35,12 @@ async def serve_cancels(
             metrics.bad.note("cancel", error, subject=message.subject)
             return
         key = RequestKey(notice.tenant, notice.request_id)
-        was_found = sink.on_cancel(Attempt(key, notice.attempt_id))
+        try:
+            was_found = sink.on_cancel(Attempt(key, notice.attempt_id))
+        except Unavailable:
+            if is_alone:  # otherwise another scheduler answers
+                raise
+            return
         if was_found or is_alone:
             await message.respond(scheduler_pb2.CancelReply(was_found=was_found).SerializeToString())
 

@@ -227,15 +227,12 @@ class Leader:
         self._decide("an event", lambda now: self.core.on_event(event, now))
 
     def on_cancel(self, attempt: Attempt) -> bool:
-        was_found = False
-
-        def decide(now: float) -> list[Action]:
-            nonlocal was_found
+        def ask(now: float) -> bool:
             was_found, todo = self.core.on_cancel(attempt, now)
-            return todo
+            self._do(todo)
+            return was_found
 
-        self._decide("a cancel notice", decide)
-        return was_found
+        return self._ask("a cancel notice", ask)
 
     def on_readers(self, gateway_id: str, read: Iterable[Attempt]) -> None:
         self._ask("a report of readers", lambda now: self.core.on_readers(gateway_id, read, now))

@@ -37,8 +37,8 @@ from inferflux.common.stream_limits import StreamLimits
 log = logs.get()
 
 _HEAL_RETRY_S = 0.2
-# Between two looks at the streams: whether they are there, and are written to.
-_LOOK_INTERVAL_S = 1.0
+# Between two questions to JetStream whether it writes.
+_PROBE_INTERVAL_S = 1.0
 
 
 class Bus:
@@ -48,8 +48,8 @@ class Bus:
     streams are marked `dropped`, the streams of `ensure_streams` are made again (a memory stream does not
     outlive its server), job consumers start afresh, and the callbacks of `on_reconnect` run.
 
-    The streams are looked at once a second. When one was deleted, all that follows a reconnect follows, but
-    for the subscriptions, which it does not touch.
+    JetStream tells when a stream was deleted. All that follows a reconnect follows, but for the
+    subscriptions, which it does not touch.
 
     Make one with `Bus.connect`.
     """
@@ -60,7 +60,6 @@ class Bus:
         self._link = Link(self._client)
         self._bucket = ObjectBucket(self._link, subjects.TOKENIZERS_BUCKET)
         self._limits: StreamLimits | None = None
-        self._births: jetstream.Births = {}
         self._write_problem = ""
         self._callbacks: list[Callable[[], Awaitable[None]]] = []
         self._on_loss: list[Callable[[], None]] = []
@@ -103,6 +102,7 @@ class Bus:
             reason = f": {bus._last_error}" if bus._last_error is not None else ""
             raise Unavailable(message + reason, reason="NATS_UNAVAILABLE") from None
         bus._link.listen()
+        bus._client.tap(jetstream.ANY_STREAM_DELETED, bus._on_deleted)
         bus._connected.set()
         bus._healer = asyncio.get_running_loop().create_task(bus._heal_for_ever(), name="bus healer")
         return bus
@@ -216,7 +216,7 @@ class Bus:
             Unavailable, DeadlineExceeded: JetStream does not answer.
             Internal: a stream of this name exists and cannot be changed to ours.
         """
-        self._births = await jetstream.ensure_streams(self._link, limits)
+        await jetstream.ensure_streams(self._link, limits)
         self._limits = limits
 
     async def enqueue(
@@ -376,32 +376,29 @@ class Bus:
                 # A process that heals no more would not be seen to be ill.
                 metrics.UNEXPECTED_ERRORS.labels(where="bus healer").inc()
                 log.exception("healing the bus failed")
-                await asyncio.sleep(_LOOK_INTERVAL_S)
+                await asyncio.sleep(_PROBE_INTERVAL_S)
                 self._must_heal.set()
 
     async def _until_ill(self) -> None:
-        """Return after a reconnect, or when a stream of ours is gone or is another than it was."""
-        while True:
-            try:
-                async with asyncio.timeout(_LOOK_INTERVAL_S):
+        """Return after a reconnect, or when a stream of ours was deleted."""
+        while not self._must_heal.is_set():
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_PROBE_INTERVAL_S if self._watches_writes else None):
                     await self._must_heal.wait()
-                return
-            except TimeoutError:
-                if self._limits is not None and self.is_connected and await self._has_lost_streams():
                     return
+            if self._limits is not None and self.is_connected:
+                await self._probe_writes()
 
-    async def _has_lost_streams(self) -> bool:
+    async def _probe_writes(self) -> None:
         try:
-            if self._watches_writes:
-                self._note_write_problem(await jetstream.write_problem(self._link))
-            births = await jetstream.births(self._link)
+            self._note_write_problem(await jetstream.write_problem(self._link))
         except InferFluxError as error:
-            log.debug("could not look at the streams", reason=error.reason)
-            return False
-        lost = [name for name, born in births.items() if born != self._births.get(name)]
-        if lost:
-            log.warning("streams were deleted", streams=lost)
-        return bool(lost)
+            log.debug("could not ask whether JetStream writes", reason=error.reason)
+
+    def _on_deleted(self, subject: bytes, *_: object) -> None:
+        if self._limits is not None and jetstream.is_ours(name := subject.decode()):
+            log.warning("a stream was deleted", advisory=name)
+            self._must_heal.set()
 
     def _note_write_problem(self, problem: str) -> None:
         if problem and not self._write_problem:
@@ -413,7 +410,7 @@ class Bus:
     async def _make_streams_again(self, limits: StreamLimits) -> None:
         problem = await jetstream.write_problem(self._link) if self._watches_writes else ""
         try:
-            self._births = await jetstream.ensure_streams(self._link, limits)
+            await jetstream.ensure_streams(self._link, limits)
         except InferFluxError as error:
             if error.reason == STORE_UNAVAILABLE:
                 problem = problem or error.message

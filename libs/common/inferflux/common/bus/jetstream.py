@@ -23,7 +23,15 @@ STREAM_NAME_IN_USE = 10058
 STREAM_NOT_FOUND = 10059
 WRONG_LAST_SEQUENCE = 10071
 STREAM_STORE_FAILED = 10077
+# What a purge fails with when the store has a write error.
+STREAM_FAILED = 10051
 
+# JetStream publishes to it, with the stream's name in place of the star, when a stream was deleted.
+_DELETED = "$JS.EVENT.ADVISORY.STREAM.DELETED."
+ANY_STREAM_DELETED = f"{_DELETED}*"
+
+# Header of a message to store: JetStream drops a second one of the same id.
+MESSAGE_ID = "Nats-Msg-Id"
 # Header of a message that was read: its place in the stream.
 SEQUENCE = "Nats-Sequence"
 
@@ -89,66 +97,76 @@ def object_stream(bucket: str) -> str:
     return f"OBJ_{bucket}"
 
 
-# By name, when a stream was made: one that was deleted and made again has another time.
-Births = dict[str, str]
 STREAMS = tuple(str(config["name"]) for config in stream_configs(StreamLimits()))
 
 
-async def ensure_streams(link: Link, limits: StreamLimits) -> Births:
+def is_ours(deleted: str) -> bool:
+    """Whether an advisory of a deleted stream, by its subject, is about one of ours."""
+    return deleted.removeprefix(_DELETED) in STREAMS
+
+
+async def ensure_streams(link: Link, limits: StreamLimits) -> None:
     """Create what is missing, change what differs.
 
     Raises:
         Unavailable, DeadlineExceeded: JetStream does not answer, or cannot write.
         Internal: a stream exists that cannot be changed to ours.
     """
-    births: Births = {}
     for config in stream_configs(limits):
         name = config["name"]
         try:
             try:
-                info = await link.api(f"STREAM.CREATE.{name}", config)
+                await link.api(f"STREAM.CREATE.{name}", config)
             except ApiError as error:
                 if error.err_code != STREAM_NAME_IN_USE:
                     raise
-                info = await link.api(f"STREAM.UPDATE.{name}", config)
+                await link.api(f"STREAM.UPDATE.{name}", config)
         except ApiError as error:
             raise error.to_error() from error
-        births[name] = info["created"]
-    return births
 
 
-async def births(link: Link) -> Births:
-    """When each of our streams was made, "" for one that is missing.
+async def exists(link: Link, stream: str) -> bool:
+    """Whether there is a stream of this name.
 
     Raises:
         Unavailable, DeadlineExceeded: JetStream does not answer.
     """
-    return {name: await _birth(link, name) for name in STREAMS}
-
-
-async def _birth(link: Link, stream: str) -> str:
     try:
-        return str((await link.api(f"STREAM.INFO.{stream}"))["created"])
+        await link.api(f"STREAM.INFO.{stream}")
     except ApiError as error:
         if error.err_code == STREAM_NOT_FOUND:
-            return ""
+            return False
         raise error.to_error() from error
+    return True
+
+
+# A subject of every stream that has to be written to. No model and no key has it.
+_PROBES = {
+    subjects.JOBS_STREAM: subjects.JOBS_PROBE,
+    key_value_stream(subjects.SCHEDULERS_BUCKET): f"$KV.{subjects.SCHEDULERS_BUCKET}.probe",
+}
 
 
 async def write_problem(link: Link) -> str:
     """Why JetStream writes to the queue or the leases no more; "" while it does.
 
     A file store keeps its first write error until its server is started again, and leaves what is published
-    then without an answer. A purge of a subject that nothing is ever published to is answered, and changes
+    then without an answer. A purge of a subject that nothing is published to is answered, and changes
     nothing.
+
+    nats-server's /healthz tells of a write error only when a message was published after it. An
+    acknowledgement can be the first that cannot be written, and no job is published to such a queue. So a
+    message is published that cannot be stored.
 
     Raises:
         Unavailable, DeadlineExceeded: JetStream does not answer.
     """
-    for stream in (subjects.JOBS_STREAM, key_value_stream(subjects.SCHEDULERS_BUCKET)):
+    for stream, subject in _PROBES.items():
         try:
-            await link.api(f"STREAM.PURGE.{stream}", {"filter": subjects.NOTHING})
+            await link.api(f"STREAM.PURGE.{stream}", {"filter": subject})
         except ApiError as error:
+            if error.err_code == STREAM_FAILED:
+                link.send(subject, b"", "", {MESSAGE_ID: subject})
             if error.err_code != STREAM_NOT_FOUND:
                 return f"{stream}: {error.description}"
     return ""
@@ -166,7 +184,7 @@ async def read_subject(link: Link, stream: str, subject: str) -> list[bytes]:
         try:
             batch = await _read_batch(link, stream, subject, sequence)
         except Unavailable as error:
-            if error.reason == "NO_RESPONDERS" and not await _birth(link, stream):
+            if error.reason == "NO_RESPONDERS" and not await exists(link, stream):
                 return messages
             raise
         messages += batch.data
@@ -192,7 +210,7 @@ async def last_message(
     try:
         reply = await link.request(f"$JS.API.DIRECT.GET.{stream}.{subject}", b"", timeout_s=timeout_s)
     except Unavailable as error:
-        if error.reason == "NO_RESPONDERS" and not await _birth(link, stream):
+        if error.reason == "NO_RESPONDERS" and not await exists(link, stream):
             return None
         raise
     if reply.status == _NO_MESSAGES:

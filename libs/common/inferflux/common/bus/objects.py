@@ -14,29 +14,43 @@ from typing import Any
 from inferflux.common import subjects
 from inferflux.common.bus import jetstream
 from inferflux.common.bus.link import ApiError, Link
-from inferflux.common.errors import Internal, NotFound
+from inferflux.common.errors import Internal, InvalidArgument, NotFound, Unavailable
+
+# The metadata of a GGUF file, at its longest that a worker reads.
+MAX_OBJECT_BYTES = 256 << 20
 
 _CHUNK_BYTES = 128 << 10
 # Chunks under way at once: enough to keep the socket busy, little enough for the outbound buffer.
 _WINDOW = 8
 _PUT_TIMEOUT_S = 10.0
+_GET_TIMEOUT_S = 2.0
+_NO_MESSAGES = 404
 _MAX_INFO_BYTES = 16 << 10
 
 
 class ObjectBucket:
-    """Named files of up to some hundred MB, whole in memory on both ends."""
+    """Named files, whole in memory on both ends.
 
-    def __init__(self, link: Link, bucket: str) -> None:
+    Args:
+        max_bytes: of a file; larger ones are neither stored nor read.
+    """
+
+    def __init__(self, link: Link, bucket: str, *, max_bytes: int = MAX_OBJECT_BYTES) -> None:
         self._link = link
         self._bucket = bucket
+        self._max_bytes = max_bytes
         self._stream = jetstream.object_stream(bucket)
 
     async def put(self, name: str, data: bytes) -> None:
         """Store `data` under `name`, replacing what was there. Without effect if it is there already.
 
         Raises:
+            InvalidArgument: it is too large.
             Unavailable, DeadlineExceeded: JetStream does not answer; nothing is replaced.
         """
+        if len(data) > self._max_bytes:
+            message = f"the object {name!r} has {len(data)} bytes: it must have at most {self._max_bytes}"
+            raise InvalidArgument(message, field="data")
         digest = _digest(data)
         old = await self._info(name)
         if old is not None and old["digest"] == digest and not old.get("deleted"):
@@ -71,19 +85,42 @@ class ObjectBucket:
 
         Raises:
             NotFound: there is none of this name.
-            Internal: it is damaged (OBJECT_DAMAGED).
+            Internal: it is damaged (OBJECT_DAMAGED), or too large (OBJECT_TOO_LARGE): that is not read.
             Unavailable, DeadlineExceeded: JetStream does not answer.
         """
         for _attempt in range(2):  # it may be replaced while it is read
             info = await self._info(name)
             if info is None or info.get("deleted"):
                 raise NotFound(f"no object {name!r} in the bucket {self._bucket}", reason="OBJECT_NOT_FOUND")
-            chunks = await jetstream.read_subject(self._link, self._stream, self._chunk_subject(info["nuid"]))
-            data = b"".join(chunks)
+            if info["size"] > self._max_bytes:
+                message = (
+                    f"the object {name!r} in the bucket {self._bucket} has {info['size']} bytes: "
+                    f"at most {self._max_bytes} are read"
+                )
+                raise Internal(message, reason="OBJECT_TOO_LARGE")
+            data = await self._read(info["nuid"], info["size"])
             if _digest(data) == info["digest"]:
                 return data
         message = f"the object {name!r} in the bucket {self._bucket} does not match its digest"
         raise Internal(message, reason="OBJECT_DAMAGED")
+
+    async def _read(self, nuid: str, size: int) -> bytes:
+        """The first chunks of a file that hold `size` bytes."""
+        chunks: list[bytes] = []
+        left, sequence = size, 1
+        while left > 0:
+            body = {"seq": sequence, "next_by_subj": self._chunk_subject(nuid)}
+            subject = f"$JS.API.DIRECT.GET.{self._stream}"
+            reply = await self._link.request(subject, json.dumps(body).encode(), timeout_s=_GET_TIMEOUT_S)
+            if reply.status == _NO_MESSAGES:
+                break
+            if reply.status:
+                message = f"{self._stream} refused a read: {reply.status}"
+                raise Unavailable(message, reason="JETSTREAM_ERROR")
+            chunks.append(reply.data)
+            left -= len(reply.data)
+            sequence = int(reply.headers[jetstream.SEQUENCE]) + 1
+        return b"".join(chunks)
 
     async def _info(self, name: str) -> dict[str, Any] | None:
         data = await jetstream.read_last(self._link, self._stream, self._info_subject(name))
@@ -115,7 +152,11 @@ def _read_info(data: bytes) -> dict[str, Any] | None:
         return None
     try:
         info = json.loads(data)
-        is_whole = isinstance(info["digest"], str) and subjects.is_safe_token(info["nuid"])
+        is_whole = (
+            isinstance(info["digest"], str)
+            and isinstance(info["size"], int)
+            and subjects.is_safe_token(info["nuid"])
+        )
     except (ValueError, KeyError, TypeError, RecursionError):
         return None
     return info if is_whole else None

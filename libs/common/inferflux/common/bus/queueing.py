@@ -13,7 +13,6 @@ from inferflux.common.bus import jetstream
 from inferflux.common.bus.link import STORE_UNAVAILABLE, ApiError, Link
 from inferflux.common.errors import DeadlineExceeded, ResourceExhausted, Unavailable
 
-MESSAGE_ID = "Nats-Msg-Id"
 _ATTEMPT = "Inferflux-Attempt"
 _ANSWER_TIMEOUT_S = 1.5
 _TOTAL_TIMEOUT_S = 6.0
@@ -48,7 +47,7 @@ async def enqueue(
             nobody knows (OUTCOME_UNKNOWN).
     """
     attempt = secrets.token_hex(8)
-    all_headers = {**(headers or {}), MESSAGE_ID: msg_id, _ATTEMPT: attempt}
+    all_headers = {**(headers or {}), jetstream.MESSAGE_ID: msg_id, _ATTEMPT: attempt}
     is_unknown = False
     last = "not connected to NATS"
     try:
