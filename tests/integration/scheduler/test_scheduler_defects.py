@@ -164,7 +164,7 @@ async def test_a_cancel_over_which_the_core_raises_is_not_answered_with_not_foun
         await theatre.bus.request(subject, notice.SerializeToString(), timeout_s=2)
 
     with monkeypatch.context() as patched:
-        patched.setattr(Core, "on_cancel", raise_always)
+        patched.setattr(SchedulerCore, "on_cancel", raise_always)
         with pytest.raises(Unavailable) as caught:
             await ask()
     assert caught.value.reason == "SCHEDULER_FAILED"
