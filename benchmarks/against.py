@@ -4,8 +4,9 @@
     python -m benchmarks.against ../before
     python -m benchmarks.against ../before --pairs 9 --model models/bench.gguf --json against.json
 
-Told are the ratios of tokens/s, and how much later the first token comes at idle. Each is the median over
-the pairs; disturbed rounds are made again (`calm`).
+Told are the ratios of tokens/s, how much later the first token comes at idle, and the ratios of the CPU time
+that each service takes per request. Each is the median over the pairs; disturbed rounds are made again
+(`calm`). On a machine that is not alone tokens/s vary most: judge by the CPU time (`cpu_cost`).
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import asyncio
 import json
 import sys
 import tempfile
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from functools import partial
@@ -29,6 +30,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.calm import Run
+from benchmarks.cpu_cost import CPU_MS, with_cpu
 from benchmarks.lab import DEMO_MODEL, FULL, SLOTS, Lab, LabError
 from benchmarks.peers import ROOT
 from benchmarks.scenarios import in_turn, load_of, ratio
@@ -38,7 +40,12 @@ from inferflux.cli.state_dir import StackState, StateDir
 
 _START_LIMIT_S = 90.0
 _POLL_S = 0.1
-_IDLE = ("--concurrency", 1, "--prompt-tokens", 32, "--max-tokens", 2, "--warmup", 8)
+_IDLE_WARMUP = 8
+_IDLE = ("--concurrency", 1, "--prompt-tokens", 32, "--max-tokens", 2)
+# Not the worker: how long its engine's threads wait actively depends on what else runs.
+_SERVICES = ("gateway", "scheduler", "policy", "nats")
+
+Result = dict[str, Any]
 
 
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
@@ -50,12 +57,13 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--pairs", type=positive, default=FULL.pairs, metavar="N")
     parser.add_argument("--model", type=Path, default=DEMO_MODEL, help="default: the demo model")
     parser.add_argument("--waves", type=positive, default=32, help="times the concurrency: requests of a run")
+    parser.add_argument("--threads", type=int, default=0, help="of each engine; default: all cores")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every figure there")
     return parser.parse_args(arguments)
 
 
 @asynccontextmanager
-async def stack_of(checkout: Path, model: Path) -> AsyncIterator[StackState]:
+async def stack_of(checkout: Path, model: Path, threads: int = 0) -> AsyncIterator[StackState]:
     """The stack of a checkout, started by its own `inferctl up` on free ports.
 
     Raises:
@@ -68,7 +76,17 @@ async def stack_of(checkout: Path, model: Path) -> AsyncIterator[StackState]:
         free = ("--gateway-port", "--policy-port", "--nats-port", "--redis-port")
         process = await asyncio.create_subprocess_exec(
             program,
-            *("up", "--model", model, "--slots", str(SLOTS), "--state-dir", folder),
+            *(
+                "up",
+                "--model",
+                model,
+                "--slots",
+                str(SLOTS),
+                "--threads",
+                str(threads),
+                "--state-dir",
+                folder,
+            ),
             *(word for option in free for word in (option, "0")),
             cwd=checkout,
             stdout=asyncio.subprocess.DEVNULL,
@@ -90,10 +108,11 @@ async def _until_up(state_dir: StateDir, process: asyncio.subprocess.Process, ch
     return state
 
 
-def load(lab: Lab, stack: StackState, *words: str | int) -> Run:
-    """A run of serve.py on a stack."""
+def load(lab: Lab, stack: StackState, *words: str | int, warmup: int) -> Run:
+    """A run of serve.py on a stack, with the CPU time that its processes take."""
     where = ("--url", stack.endpoint, "--model", stack.model)
-    return partial(lab.run, "serve", *where, *words, api_key=stack.api_key)
+    run = partial(lab.run, "serve", *where, *words, "--warmup", warmup, api_key=stack.api_key)
+    return with_cpu(run, stack.processes, also_sent=warmup)
 
 
 async def measure(options: argparse.Namespace, console: Console) -> dict[str, Any]:
@@ -102,20 +121,64 @@ async def measure(options: argparse.Namespace, console: Console) -> dict[str, An
     model = options.model.resolve()
     figures: dict[str, Any] = {}
     async with AsyncExitStack() as exits:
-        ours = await exits.enter_async_context(stack_of(ROOT, model))
-        theirs = await exits.enter_async_context(stack_of(options.other.resolve(), model))
+        ours = await exits.enter_async_context(stack_of(ROOT, model, options.threads))
+        theirs = await exits.enter_async_context(stack_of(options.other.resolve(), model, options.threads))
         for n in (8, 16):
-            words = (*load_of(n, options.waves), "--warmup", n)
-            mine, others = await in_turn(lab, load(lab, ours, *words), load(lab, theirs, *words))
+            words = load_of(n, options.waves)
+            mine, others = await in_turn(
+                lab, load(lab, ours, *words, warmup=n), load(lab, theirs, *words, warmup=n)
+            )
             key = f"tokens/s ÷ the other's, {n} concurrent"
-            figures[key] = {"value": ratio(mine, others), "ours": mine, "other": others}
+            figures[key] = _figure(ratio(mine, others), mine, others, _tokens_per_s, places=0)
+            figures.update(_cpu_figures(mine, others, f"{n} concurrent"))
         words = (*_IDLE, "--requests", lab.plan.single_requests)
-        mine, others = await in_turn(lab, load(lab, ours, *words), load(lab, theirs, *words))
+        mine, others = await in_turn(
+            lab, *(load(lab, stack, *words, warmup=_IDLE_WARMUP) for stack in (ours, theirs))
+        )
         for name in ("p50", "p99"):
-            added = median(a["ttft_ms"][name] - b["ttft_ms"][name] for a, b in zip(mine, others, strict=True))
+            read = partial(_ttft_ms, name)
+            added = median(read(a) - read(b) for a, b in zip(mine, others, strict=True))
             key = f"time to first token at idle minus the other's, {name}, ms"
-            figures[key] = {"value": added, "ours": mine, "other": others}
+            figures[key] = _figure(added, mine, others, read, places=2)
+        figures.update(_cpu_figures(mine, others, "one at a time"))
     return figures
+
+
+def _cpu_figures(mine: Sequence[Result], others: Sequence[Result], when: str) -> dict[str, Any]:
+    figures: dict[str, Any] = {}
+    for service in _SERVICES:
+        read = partial(_cpu_ms, service)
+        pairs = zip(mine, others, strict=True)
+        value = median(read(a) / read(b) for a, b in pairs if read(b))
+        key = f"CPU ms per request ÷ the other's, {service}, {when}"
+        figures[key] = _figure(value, mine, others, read, places=2)
+    return figures
+
+
+def _figure(
+    value: float,
+    mine: Sequence[Result],
+    others: Sequence[Result],
+    read: Callable[[Result], float],
+    *,
+    places: int,
+) -> dict[str, Any]:
+    """A figure, the runs it comes from, and what `read` finds in each, as it is shown."""
+    sides = {"ours": list(mine), "other": list(others)}
+    shown = {side: [f"{read(run):.{places}f}" for run in runs] for side, runs in sides.items()}
+    return {"value": value, "shown": shown, **sides}
+
+
+def _tokens_per_s(run: Result) -> float:
+    return float(run["tokens_per_s"])
+
+
+def _ttft_ms(name: str, run: Result) -> float:
+    return float(run["ttft_ms"][name])
+
+
+def _cpu_ms(service: str, run: Result) -> float:
+    return float(run[CPU_MS][service])
 
 
 def table_of(figures: dict[str, Any]) -> Table:
@@ -124,15 +187,9 @@ def table_of(figures: dict[str, Any]) -> Table:
     for column in ("what", "median", "ours", "the other's"):
         table.add_column(column)
     for key, figure in figures.items():
-        sides = [", ".join(_shown(key, run) for run in figure[side]) for side in ("ours", "other")]
+        sides = (", ".join(figure["shown"][side]) for side in ("ours", "other"))
         table.add_row(key, f"{figure['value']:.3f}", *sides)
     return table
-
-
-def _shown(key: str, run: dict[str, Any]) -> str:
-    if key.startswith("tokens/s"):
-        return f"{run['tokens_per_s']:.0f}"
-    return f"{run['ttft_ms']['p50' if 'p50' in key else 'p99']:.2f}"
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -48,7 +48,7 @@ def check_job(request: scheduler_pb2.InferenceRequest) -> None:
 
 def _check_not_negative(ids: Sequence[int], field: str) -> None:
     """Token ids can be of some vocabulary: which one, the worker knows."""
-    if ids and min(ids) < 0:  # looked at once: prompts may be long
+    if ids and min(ids[:]) < 0:  # as a list, and looked at once: prompts may be long
         check_token_ids(ids, checks.MAX_TOKENS + 1, field=field)
 
 
