@@ -222,7 +222,7 @@ async def memory(lab: Lab) -> Readings:
         raw = {"after_start_mb": fresh[name], "after_load_mb": after[name], "load": [load]}
         yield reading(f"rss_mb_{name}", after[name], raw)
     yield reading(
-        "rss_mb_gateway_text_process", max(children, default=float("nan")), {"count": len(children)}
+        "rss_mb_gateway_tokenizer_process", max(children, default=float("nan")), {"count": len(children)}
     )
 
 
@@ -282,7 +282,7 @@ SCENARIOS: tuple[Scenario[Lab], ...] = (
         long_prompt_llama_server,
     ),
     Scenario(
-        ("rss_mb_gateway", "rss_mb_scheduler", "rss_mb_policy", "rss_mb_gateway_text_process"),
+        ("rss_mb_gateway", "rss_mb_scheduler", "rss_mb_policy", "rss_mb_gateway_tokenizer_process"),
         memory,
     ),
     Scenario(

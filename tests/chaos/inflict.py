@@ -19,7 +19,7 @@ STOP_LIMIT_S = 10.0
 BACK_LIMIT_S = 40.0
 
 _CHILDREN = {"worker": ENGINE, "gateway": TEXT}
-_MODULES = {ENGINE: "inferflux.worker.engine", TEXT: "inferflux.gateway.text_process"}
+_MODULES = {ENGINE: "inferflux.worker.engine", TEXT: "inferflux.gateway.tokenizer_process"}
 
 Say = Callable[[str], None]
 Blame = Callable[[str, str], None]

@@ -15,36 +15,36 @@ from harness.gateway import until
 from harness.gguf_files import Gguf, text, texts, tiny_model
 
 from inferflux.common.errors import ResourceExhausted, Unavailable
-from inferflux.gateway.model_text import TextLimits
-from inferflux.gateway.text_client import TextClient
+from inferflux.gateway.model_tokenizer import TokenizerLimits
+from inferflux.gateway.tokenizers import Tokenizers
 
 ABORTS = tiny_model().having(
     {"tokenizer.ggml.tokens": texts(bytes([255, i // 256, i % 256]) for i in range(260))}
 )
 THROWS = tiny_model().having({"tokenizer.ggml.model": text("llama")})
-Clients = Callable[..., TextClient]
+Clients = Callable[..., Tokenizers]
 
 
 @pytest.fixture
 async def clients(tmp_path: Path) -> AsyncIterator[Clients]:
     """Clients whose tokenizer files are those of `files`, by digest; they end with the test."""
-    made: list[TextClient] = []
+    made: list[Tokenizers] = []
 
-    def make(files: dict[str, Gguf], limits: TextLimits | None = None) -> TextClient:
+    def make(files: dict[str, Gguf], limits: TokenizerLimits | None = None) -> Tokenizers:
         for digest, file in files.items():
             (tmp_path / digest).write_bytes(file.tokenizer())
 
         async def path(digest: str) -> Path:
             return tmp_path / digest
 
-        made.append(TextClient(limits or TextLimits(), path))
+        made.append(Tokenizers(limits or TokenizerLimits(), path))
         return made[-1]
 
     yield make
     await asyncio.gather(*(client.close() for client in made))
 
 
-async def works(client: TextClient, digest: str = "good") -> None:
+async def works(client: Tokenizers, digest: str = "good") -> None:
     assert list(await client.tokenize(digest, "he", 100)) == [257, 256]
 
 
@@ -77,7 +77,7 @@ async def test_it_is_not_started_again_and_again(clients: Clients, monkeypatch: 
         starts += 1
         return popen(command, **kwargs)
 
-    monkeypatch.setattr("inferflux.gateway.text_child.subprocess.Popen", counted)
+    monkeypatch.setattr("inferflux.gateway.tokenizer_child.subprocess.Popen", counted)
     for _ in range(50):
         with pytest.raises(Unavailable, match="GGML_ASSERT"):
             await client.tokenize("bad", "he", 100)
@@ -87,7 +87,7 @@ async def test_it_is_not_started_again_and_again(clients: Clients, monkeypatch: 
 
 
 async def test_the_idle_one_that_was_asked_least_recently_makes_room(clients: Clients) -> None:
-    client = clients({name: tiny_model() for name in "abc"}, TextLimits(processes=2))
+    client = clients({name: tiny_model() for name in "abc"}, TokenizerLimits(processes=2))
     for digest in ("a", "b", "a", "c"):
         await works(client, digest)
     assert set(client.pids) == {"a", "c"}
@@ -103,7 +103,7 @@ async def test_a_model_waits_while_every_process_is_busy(clients: Clients) -> No
             )
         }
     )
-    client = clients({"busy": loops, "good": tiny_model()}, TextLimits(processes=1, time_limit_s=5.0))
+    client = clients({"busy": loops, "good": tiny_model()}, TokenizerLimits(processes=1, time_limit_s=5.0))
     await client.load("busy")
     asking = asyncio.create_task(client.render_chat("busy", [], 100))
     await asyncio.sleep(0)
@@ -139,7 +139,7 @@ async def test_a_system_that_starts_no_process_is_told_until_it_does(
         raise BlockingIOError(11, "Resource temporarily unavailable")
 
     with monkeypatch.context() as patched:
-        patched.setattr("inferflux.gateway.text_child.subprocess.Popen", refused)
+        patched.setattr("inferflux.gateway.tokenizer_child.subprocess.Popen", refused)
         with pytest.raises(Unavailable, match="cannot be started"):
             await works(client)
         assert "cannot be started" in client.revive()
@@ -150,13 +150,13 @@ async def test_a_system_that_starts_no_process_is_told_until_it_does(
 async def test_a_refused_start_counts_no_more_when_another_process_was_started(
     clients: Clients, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    client = clients({"good": tiny_model(), "other": tiny_model()}, TextLimits(processes=1))
+    client = clients({"good": tiny_model(), "other": tiny_model()}, TokenizerLimits(processes=1))
 
     def refused(*_args: object, **_kwargs: object) -> None:
         raise BlockingIOError(11, "Resource temporarily unavailable")
 
     with monkeypatch.context() as patched:
-        patched.setattr("inferflux.gateway.text_child.subprocess.Popen", refused)
+        patched.setattr("inferflux.gateway.tokenizer_child.subprocess.Popen", refused)
         with pytest.raises(Unavailable, match="cannot be started"):
             await works(client, "other")
     await works(client)
@@ -167,9 +167,9 @@ async def test_a_model_more_than_are_remembered_is_refused_while_all_are_asked(
     clients: Clients, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One that cannot be loaded has no process while its callers still wait to hear so."""
-    monkeypatch.setattr("inferflux.gateway.text_client._MAX_REMEMBERED", 0)
-    monkeypatch.setattr("inferflux.gateway.model_text.ModelText.is_idle", False)
-    client = clients({"bad": THROWS, "good": tiny_model()}, TextLimits(processes=1))
+    monkeypatch.setattr("inferflux.gateway.tokenizers._MAX_REMEMBERED", 0)
+    monkeypatch.setattr("inferflux.gateway.model_tokenizer.ModelTokenizer.is_idle", False)
+    client = clients({"bad": THROWS, "good": tiny_model()}, TokenizerLimits(processes=1))
     with pytest.raises(Unavailable):
         await client.load("bad")
     with pytest.raises(ResourceExhausted) as caught:
@@ -190,8 +190,8 @@ async def test_a_start_that_is_cancelled_leaves_no_process(
     async def wait(**_kwargs: object) -> None:
         await asyncio.Event().wait()
 
-    monkeypatch.setattr("inferflux.gateway.text_child.subprocess.Popen", noted)
-    monkeypatch.setattr("inferflux.gateway.text_child.asyncio.open_connection", wait)
+    monkeypatch.setattr("inferflux.gateway.tokenizer_child.subprocess.Popen", noted)
+    monkeypatch.setattr("inferflux.common.frames.asyncio.open_connection", wait)
     client = clients({"good": tiny_model()})
     loading = asyncio.create_task(client.load("good"))
     await until(lambda: bool(started))

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from harness.tokenizers import write_tokenizer
 
-from inferflux.gateway.tokenizer import MAX_RUN_CHARS, TextFaultError, Tokenizer, check_runs
-from inferflux.v1 import text_pb2
+from inferflux.gateway.tokenizer import MAX_RUN_CHARS, Tokenizer, TokenizerFaultError, check_runs
+from inferflux.v1 import tokenizer_pb2
 
 BOS, HE = 257, 256
 
@@ -22,9 +22,9 @@ def tokenizer(path: Path, template: str | None = "{{ messages[0].content }}") ->
 @pytest.mark.parametrize("letter", ["a", "é", "7", " ", "\n", "!", "_", "漢"])
 def test_a_run_of_one_kind_of_character_has_a_limit(letter: str) -> None:
     check_runs(letter * MAX_RUN_CHARS)
-    with pytest.raises(TextFaultError) as caught:
+    with pytest.raises(TokenizerFaultError) as caught:
         check_runs(("1" if letter.isalpha() else "x") + letter * (MAX_RUN_CHARS + 1))
-    assert caught.value.fault == text_pb2.TEXT_FAULT_BAD_TEXT
+    assert caught.value.fault == tokenizer_pb2.TOKENIZER_FAULT_BAD_TEXT
     assert str(MAX_RUN_CHARS + 1) in caught.value.message
 
 
@@ -41,7 +41,7 @@ def test_a_text_becomes_ids_with_bos_first(tmp_path: Path) -> None:
 
 def test_a_text_that_cannot_fit_is_refused_before_it_is_tokenized(tmp_path: Path) -> None:
     loaded = tokenizer(tmp_path)
-    with pytest.raises(TextFaultError) as caught:
+    with pytest.raises(TokenizerFaultError) as caught:
         loaded.tokenize("he" * 10_000, 100)
     assert "the context holds 100" in caught.value.message
     assert len(loaded.tokenize("he" * 10_000, 0)) == 10_001
@@ -54,13 +54,13 @@ def test_a_conversation_is_rendered_with_the_files_template(tmp_path: Path) -> N
 def test_a_file_without_template_says_so(tmp_path: Path) -> None:
     loaded = tokenizer(tmp_path, template=None)
     assert not loaded.has_chat_template
-    with pytest.raises(TextFaultError) as caught:
+    with pytest.raises(TokenizerFaultError) as caught:
         loaded.render([{"role": "user", "content": "hi"}])
-    assert caught.value.fault == text_pb2.TEXT_FAULT_NO_TEMPLATE
+    assert caught.value.fault == tokenizer_pb2.TOKENIZER_FAULT_NO_TEMPLATE
 
 
 def test_a_file_that_is_no_tokenizer_says_so(tmp_path: Path) -> None:
     (tmp_path / "t.gguf").write_bytes(b"GGUF\x03\x00\x00\x00")
-    with pytest.raises(TextFaultError) as caught:
+    with pytest.raises(TokenizerFaultError) as caught:
         Tokenizer(tmp_path / "t.gguf", max_rendered_bytes=100)
-    assert caught.value.fault == text_pb2.TEXT_FAULT_BAD_TOKENIZER
+    assert caught.value.fault == tokenizer_pb2.TOKENIZER_FAULT_BAD_TOKENIZER

@@ -42,8 +42,8 @@ from .servicer import InferenceServicer
 from .settings import GatewaySettings
 from .streams import Streams
 from .submit import Submitter
-from .text_client import TextClient
 from .tokenizer_files import TokenizerFiles
+from .tokenizers import Tokenizers
 from .warm_up import WarmUp
 
 _WATCH_INTERVAL_S = 0.5
@@ -85,7 +85,7 @@ class _Gateway:
     services: Services
     policy_channel: grpc.aio.Channel
     admission: Admission
-    text: TextClient
+    text: Tokenizers
     models: ModelRegistry
 
 
@@ -100,7 +100,7 @@ async def _open(settings: GatewaySettings, stack: AsyncExitStack, tracer: Tracer
     stack.push_async_callback(background.finish, _SETTLE_LIMIT_S)
 
     directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="inferflux-gateway-")))
-    text = TextClient(settings.text_limits, TokenizerFiles(bus, directory).path)
+    text = Tokenizers(settings.tokenizer_limits, TokenizerFiles(bus, directory).path)
     stack.push_async_callback(text.close)
     metrics = GatewayMetrics()
     models = ModelRegistry(bus, metrics.bad, on_model=WarmUp(text, background).on_model)

@@ -19,7 +19,7 @@ from .generation import Call, Generation, Services
 from .models import ModelRegistry
 from .spans import RequestSpan, note_caller, note_job
 from .submit import Prompt, new_attempt_id, resolve
-from .text_client import TextClient
+from .tokenizers import Tokenizers
 
 if TYPE_CHECKING:
     import grpc
@@ -42,7 +42,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         self,
         services: Services,
         models: ModelRegistry,
-        text: TextClient,
+        text: Tokenizers,
         *,
         max_text_bytes: int,
         max_resume_window_s: int,

@@ -7,7 +7,7 @@ from pydantic_settings import SettingsConfigDict
 
 from inferflux.common.settings import EXPERT, ServiceSettings
 
-from .model_text import TextLimits
+from .model_tokenizer import TokenizerLimits
 from .relay import RelayLimits
 
 
@@ -79,14 +79,14 @@ class GatewaySettings(ServiceSettings):
         json_schema_extra=EXPERT,
     )
 
-    text_processes: int = Field(
+    tokenizer_processes: int = Field(
         default=16,
         ge=1,
         le=1024,
         description="tokenizer processes at the same time, one for each model; "
         "for one more, the idle one that was asked least recently ends",
     )
-    text_time_limit_s: float = Field(
+    tokenizer_time_limit_s: float = Field(
         default=2.0,
         gt=0,
         le=60,
@@ -94,30 +94,30 @@ class GatewaySettings(ServiceSettings):
         "and started again",
         json_schema_extra=EXPERT,
     )
-    text_load_limit_s: float = Field(
+    tokenizer_load_limit_s: float = Field(
         default=30.0, gt=0, le=600, description="loading one tokenizer", json_schema_extra=EXPERT
     )
-    text_threads: int = Field(
+    tokenizer_threads: int = Field(
         default=2,
         ge=1,
         le=16,
         description="texts of a model worked on at the same time",
         json_schema_extra=EXPERT,
     )
-    text_queue_limit: int = Field(
+    tokenizer_queue_limit: int = Field(
         default=1024,
         ge=0,
         le=100_000,
         description="texts of a model that may wait for a thread; one more is refused",
         json_schema_extra=EXPERT,
     )
-    text_memory_bytes: int = Field(
+    tokenizer_memory_bytes: int = Field(
         default=4 << 30,
         ge=1 << 30,
         description="address space of a tokenizer process; 512 MiB of it are the stack of each thread",
         json_schema_extra=EXPERT,
     )
-    text_rendered_bytes: int = Field(
+    tokenizer_rendered_bytes: int = Field(
         default=8 << 20,
         ge=1024,
         le=48 << 20,
@@ -126,15 +126,15 @@ class GatewaySettings(ServiceSettings):
     )
 
     @property
-    def text_limits(self) -> TextLimits:
-        return TextLimits(
-            processes=self.text_processes,
-            threads=self.text_threads,
-            waiting=self.text_queue_limit,
-            time_limit_s=self.text_time_limit_s,
-            load_limit_s=self.text_load_limit_s,
-            memory_bytes=self.text_memory_bytes,
-            rendered_bytes=self.text_rendered_bytes,
+    def tokenizer_limits(self) -> TokenizerLimits:
+        return TokenizerLimits(
+            processes=self.tokenizer_processes,
+            threads=self.tokenizer_threads,
+            waiting=self.tokenizer_queue_limit,
+            time_limit_s=self.tokenizer_time_limit_s,
+            load_limit_s=self.tokenizer_load_limit_s,
+            memory_bytes=self.tokenizer_memory_bytes,
+            rendered_bytes=self.tokenizer_rendered_bytes,
         )
 
     @property

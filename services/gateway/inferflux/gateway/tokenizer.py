@@ -8,7 +8,7 @@ from pathlib import Path
 
 from inferflux.common.free_memory import at_most
 from inferflux.common.llama.vocab import Vocab, VocabError, memory_to_load
-from inferflux.v1 import text_pb2
+from inferflux.v1 import tokenizer_pb2
 
 from .templates import ChatTemplate, TemplateError, TemplateRefusedError
 
@@ -19,10 +19,10 @@ MAX_RUN_CHARS = 300_000
 _RUNS = re.compile(r"[^\W\d_]+|\d+|\s+|[^\w\s]+|_+")
 
 
-class TextFaultError(Exception):
+class TokenizerFaultError(Exception):
     """A request to the tokenizer process that cannot be fulfilled."""
 
-    def __init__(self, fault: text_pb2.TextFault.ValueType, message: str) -> None:
+    def __init__(self, fault: tokenizer_pb2.TokenizerFault.ValueType, message: str) -> None:
         super().__init__(message)
         self.fault = fault
         self.message = message
@@ -32,7 +32,7 @@ class Tokenizer:
     """One model's vocabulary and chat template. `tokenize` may be called from several threads.
 
     Raises:
-        TextFaultError: the file holds no vocabulary.
+        TokenizerFaultError: the file holds no vocabulary.
     """
 
     def __init__(self, path: Path, *, max_rendered_bytes: int) -> None:
@@ -41,7 +41,7 @@ class Tokenizer:
                 self._vocab = Vocab.load(path)
                 self._vocab.try_out()
         except VocabError as error:
-            raise TextFaultError(text_pb2.TEXT_FAULT_BAD_TOKENIZER, str(error)) from None
+            raise TokenizerFaultError(tokenizer_pb2.TOKENIZER_FAULT_BAD_TOKENIZER, str(error)) from None
         self._longest = max(self._vocab.longest_token_bytes, 1)
         self._template: ChatTemplate | None = None
         self._template_error = ""
@@ -68,36 +68,39 @@ class Tokenizer:
         """The prompt for a conversation.
 
         Raises:
-            TextFaultError: no template, a bad one, or one that refuses the messages.
+            TokenizerFaultError: no template, a bad one, or one that refuses the messages.
         """
         if self._template is None:
             if self._template_error:
-                raise TextFaultError(text_pb2.TEXT_FAULT_BAD_TEMPLATE, self._template_error)
-            raise TextFaultError(text_pb2.TEXT_FAULT_NO_TEMPLATE, "the model has no chat template")
+                raise TokenizerFaultError(tokenizer_pb2.TOKENIZER_FAULT_BAD_TEMPLATE, self._template_error)
+            raise TokenizerFaultError(
+                tokenizer_pb2.TOKENIZER_FAULT_NO_TEMPLATE, "the model has no chat template"
+            )
         try:
             return self._template.render(messages)
         except TemplateRefusedError as error:
             message = f"the model's chat template refused the messages: {error}"
-            raise TextFaultError(text_pb2.TEXT_FAULT_REFUSED, message) from None
+            raise TokenizerFaultError(tokenizer_pb2.TOKENIZER_FAULT_REFUSED, message) from None
         except TemplateError as error:
-            raise TextFaultError(text_pb2.TEXT_FAULT_BAD_TEMPLATE, str(error)) from None
+            raise TokenizerFaultError(tokenizer_pb2.TOKENIZER_FAULT_BAD_TEMPLATE, str(error)) from None
 
     def tokenize(self, text: str, context_length: int) -> list[int]:
         """Token ids of a prompt: special tokens recognised, and BOS first where the model wants one.
 
         Raises:
-            TextFaultError: it cannot fit into `context_length` tokens (0: no limit), or cannot be tokenized.
+            TokenizerFaultError: it cannot fit into `context_length` tokens (0: no limit), or llama.cpp
+                cannot tokenize it.
         """
         data = text.encode()
         at_least = -(-len(data) // self._longest)
         if context_length and at_least > context_length:
             message = f"the prompt has at least {at_least} tokens; the context holds {context_length}"
-            raise TextFaultError(text_pb2.TEXT_FAULT_BAD_TEXT, message)
+            raise TokenizerFaultError(tokenizer_pb2.TOKENIZER_FAULT_BAD_TEXT, message)
         check_runs(text)
         try:
             ids = self._vocab.tokenize(data, add_special=False, parse_special=True)
         except VocabError as error:
-            raise TextFaultError(text_pb2.TEXT_FAULT_BAD_TEXT, str(error)) from None
+            raise TokenizerFaultError(tokenizer_pb2.TOKENIZER_FAULT_BAD_TEXT, str(error)) from None
         if self._vocab.adds_bos and self._vocab.bos >= 0 and (not ids or ids[0] != self._vocab.bos):
             return [self._vocab.bos, *ids]
         return ids
@@ -107,11 +110,11 @@ def check_runs(text: str) -> None:
     """Refuse what would overflow the stack of llama.cpp's pre-tokenizer.
 
     Raises:
-        TextFaultError: more than MAX_RUN_CHARS letters, digits, blanks or signs in a row.
+        TokenizerFaultError: more than MAX_RUN_CHARS letters, digits, blanks or signs in a row.
     """
     if len(text) <= MAX_RUN_CHARS:
         return
     longest = max((match.end() - match.start() for match in _RUNS.finditer(text)), default=0)
     if longest > MAX_RUN_CHARS:
         message = f"{longest} characters of one kind in a row; at most {MAX_RUN_CHARS} can be tokenized"
-        raise TextFaultError(text_pb2.TEXT_FAULT_BAD_TEXT, message)
+        raise TokenizerFaultError(tokenizer_pb2.TOKENIZER_FAULT_BAD_TEXT, message)

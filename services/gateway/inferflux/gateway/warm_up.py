@@ -8,7 +8,7 @@ from inferflux.common import logs
 from inferflux.common.background import Background
 from inferflux.common.errors import InferFluxError
 
-from .text_client import TextClient
+from .tokenizers import Tokenizers
 
 log = logs.get()
 
@@ -23,7 +23,7 @@ _RETRIES_S = (0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
 class WarmUp:
     """Has each tokenizer loaded ahead."""
 
-    def __init__(self, text: TextClient, background: Background) -> None:
+    def __init__(self, text: Tokenizers, background: Background) -> None:
         self._text = text
         self._background = background
         self._under_way: set[str] = set()

@@ -13,9 +13,8 @@ from collections.abc import Awaitable, Callable
 from inferflux.common import logs
 from inferflux.common.captured import Captured, cause_in
 from inferflux.common.children import describe_end, wait_for_end
+from inferflux.common.frames import ParentEnd
 from inferflux.v1 import engine_pb2
-
-from .engine.channel import WorkerEnd
 
 _FIRST_BACKOFF_S = 0.1
 _LONGEST_BACKOFF_S = 10.0
@@ -60,7 +59,7 @@ class EngineHost:
         self._on_report = on_report
         self._on_death = on_death
         self._process: subprocess.Popen[bytes] | None = None
-        self._channel: WorkerEnd | None = None
+        self._channel: ParentEnd[engine_pb2.EngineReport] | None = None
         self._stopping = asyncio.Event()
         self._was_ready = False
         self._killed_for = ""
@@ -130,14 +129,14 @@ class EngineHost:
                 stderr=stderr.fileno(),
                 env={"GOMP_SPINCOUNT": SPIN_COUNT, **os.environ},
             )
-        self._channel = await WorkerEnd.open(ours)
+        self._channel = await ParentEnd.open(ours, engine_pb2.EngineReport.FromString)
         self._channel.send(engine_pb2.EngineCommand(load=self._config))
         loaded = False
         load_error = ""
         late = f"the model was not loaded within {self._load_limit_s:g} s"
         timer = asyncio.get_running_loop().call_later(self._load_limit_s, self.kill, late)
         try:
-            async for report in self._channel.reports():
+            async for report in self._channel.messages():
                 if report.HasField("load_error"):
                     load_error = report.load_error
                     continue

@@ -1,6 +1,5 @@
 """The engine: a process of its own with one thread that drives llama.cpp.
 
-channel   frames between the worker and its engine
 core      the step: plan, decode, sample, report
 sequence  one request on board
 planner   which tokens go into the next batch            (pure)

@@ -11,29 +11,31 @@ import socket
 import sys
 import time
 
+from inferflux.common.frames import ChildEnd
 from inferflux.common.parent_death import exit_with_parent
 from inferflux.v1 import engine_pb2
 
-from .channel import EngineEnd
 from .context import DecodeError
 from .core import Engine
 from .native import Backend, LoadError
 
+_Worker = ChildEnd[engine_pb2.EngineCommand]
 
-def run(channel: EngineEnd) -> None:
-    """Serve until the worker closes the channel."""
-    engine = _load(channel)
+
+def run(worker: _Worker) -> None:
+    """Serve until the worker closes its end."""
+    engine = _load(worker)
     while True:
-        for command in channel.commands(engine.idle_s(time.time())):
+        for command in worker.arrived(engine.idle_s(time.time())):
             _obey(engine, command)
         engine.step()
         report = engine.take_report()
         if report is not None:
-            channel.send(report)
+            worker.send(report)
 
 
-def _load(channel: EngineEnd) -> Engine:
-    config = next(iter(channel.commands(None))).load
+def _load(worker: _Worker) -> Engine:
+    config = worker.receive().load
     try:
         backend = Backend(config)
         engine = Engine(
@@ -44,7 +46,7 @@ def _load(channel: EngineEnd) -> Engine:
             swap_bytes=config.swap_bytes,
         )
     except (LoadError, DecodeError) as error:
-        channel.send(engine_pb2.EngineReport(load_error=str(error)))
+        worker.send(engine_pb2.EngineReport(load_error=str(error)))
         raise SystemExit(1) from None
     ready = engine_pb2.EngineReady(
         kv_cells=backend.cells,
@@ -56,7 +58,7 @@ def _load(channel: EngineEnd) -> Engine:
         prefill_cells=backend.prefill_cells,
         has_chat_template=backend.vocab.chat_template is not None,
     )
-    channel.send(engine_pb2.EngineReport(ready=ready))
+    worker.send(engine_pb2.EngineReport(ready=ready))
     return engine
 
 
@@ -77,6 +79,6 @@ if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     exit_with_parent(signal.SIGKILL)  # it has nothing to put away
     try:
-        run(EngineEnd(socket.socket(fileno=int(sys.argv[1]))))
+        run(ChildEnd(socket.socket(fileno=int(sys.argv[1])), engine_pb2.EngineCommand.FromString))
     except (EOFError, ConnectionError):
         sys.exit(0)

@@ -3,7 +3,7 @@
 Templates come with models and may loop for ever; llama.cpp is native code. Neither belongs into the process
 that holds everybody's connections, so they run here, and the gateway kills this process when it is late.
 
-    python -m inferflux.gateway.text_process PARENT_PID FD THREADS MEMORY_BYTES RENDERED_BYTES DIGEST
+    python -m inferflux.gateway.tokenizer_process PARENT_PID FD THREADS MEMORY_BYTES RENDERED_BYTES DIGEST
 
 FD is one end of a socket pair. The process ends when the other end is closed, and when its parent dies.
 """
@@ -19,22 +19,21 @@ import threading
 import traceback
 from pathlib import Path
 
+from inferflux.common.frames import ChildEnd
 from inferflux.common.parent_death import exit_with_parent
-from inferflux.v1 import text_pb2
+from inferflux.v1 import tokenizer_pb2
 
-from .text_frames import LENGTH, frame
-from .tokenizer import TextFaultError, Tokenizer
+from .tokenizer import Tokenizer, TokenizerFaultError
 
 # llama.cpp's regular expressions recurse deeply: see tokenizer.MAX_RUN_CHARS.
 STACK_BYTES = 512 << 20
 
 
-class TextServer:
+class TokenizerServer:
     """Answers requests from one socket with a few threads: whichever is free reads the next request."""
 
     def __init__(self, peer: socket.socket, *, max_rendered_bytes: int) -> None:
-        self._peer = peer
-        self._incoming = peer.makefile("rb", buffering=1 << 16)
+        self._gateway = ChildEnd(peer, tokenizer_pb2.TokenizerRequest.FromString)
         self._max_rendered_bytes = max_rendered_bytes
         self._reading = threading.Lock()
         self._writing = threading.Lock()
@@ -42,34 +41,29 @@ class TextServer:
         self._loading = threading.Lock()
 
     def run(self) -> None:
-        """Serve until the other end is closed."""
-        while (request := self._read()) is not None:
+        """Serve until the other end is closed, which raises EOFError or OSError."""
+        while True:
+            with self._reading:
+                request = self._gateway.receive()
             response = self._answer(request)
             with self._writing:
-                self._peer.sendall(frame(response.SerializeToString()))
+                self._gateway.send(response)
 
-    def _read(self) -> text_pb2.TextRequest | None:
-        with self._reading:
-            head = self._incoming.read(LENGTH.size)
-            if len(head) < LENGTH.size:
-                return None
-            (length,) = LENGTH.unpack(head)
-            body = self._incoming.read(length)
-        return text_pb2.TextRequest.FromString(body) if len(body) == length else None
-
-    def _answer(self, request: text_pb2.TextRequest) -> text_pb2.TextResponse:
-        response = text_pb2.TextResponse(id=request.id)
+    def _answer(self, request: tokenizer_pb2.TokenizerRequest) -> tokenizer_pb2.TokenizerResponse:
+        response = tokenizer_pb2.TokenizerResponse(id=request.id)
         try:
             self._work(request, response)
-        except TextFaultError as error:
+        except TokenizerFaultError as error:
             response.error.fault = error.fault
             response.error.message = error.message
         except MemoryError:
-            response.error.fault = text_pb2.TEXT_FAULT_BAD_TEXT
+            response.error.fault = tokenizer_pb2.TOKENIZER_FAULT_BAD_TEXT
             response.error.message = "the text takes too much memory"
         return response
 
-    def _work(self, request: text_pb2.TextRequest, response: text_pb2.TextResponse) -> None:
+    def _work(
+        self, request: tokenizer_pb2.TokenizerRequest, response: tokenizer_pb2.TokenizerResponse
+    ) -> None:
         kind = request.WhichOneof("work")
         if kind == "load":
             loaded = self._load(Path(request.load.path))
@@ -77,7 +71,9 @@ class TextServer:
             return
         tokenizer = self._tokenizer
         if tokenizer is None:
-            raise TextFaultError(text_pb2.TEXT_FAULT_UNKNOWN_TOKENIZER, "the tokenizer is not loaded")
+            raise TokenizerFaultError(
+                tokenizer_pb2.TOKENIZER_FAULT_UNKNOWN_TOKENIZER, "the tokenizer is not loaded"
+            )
         if kind == "chat":
             messages = [{"role": m.role, "content": m.content} for m in request.chat.messages]
             text = tokenizer.render(messages)
@@ -100,7 +96,7 @@ def main() -> None:
     exit_with_parent(signal.SIGKILL, parent=parent)
     resource.setrlimit(resource.RLIMIT_AS, (memory_bytes, memory_bytes))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    server = TextServer(socket.socket(fileno=fd), max_rendered_bytes=rendered_bytes)
+    server = TokenizerServer(socket.socket(fileno=fd), max_rendered_bytes=rendered_bytes)
     threading.stack_size(STACK_BYTES)
     # A template that spins must not keep the other threads waiting for the interpreter.
     sys.setswitchinterval(0.0005)
@@ -113,13 +109,13 @@ def main() -> None:
         worker.join()
 
 
-def _run(server: TextServer, all_started: threading.Barrier) -> None:
+def _run(server: TokenizerServer, all_started: threading.Barrier) -> None:
     """One thread gone is the process gone: the gateway notices and starts another."""
     status = 0
     try:
         all_started.wait()
         server.run()
-    except OSError:
+    except (EOFError, OSError):
         pass
     except BaseException:  # noqa: BLE001 - the process's edge
         traceback.print_exc()

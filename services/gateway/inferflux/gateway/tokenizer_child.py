@@ -12,9 +12,8 @@ from typing import Self
 
 from inferflux.common.captured import Captured, cause_in
 from inferflux.common.errors import Unavailable
-from inferflux.v1 import text_pb2
-
-from .text_frames import LENGTH, frame
+from inferflux.common.frames import ParentEnd
+from inferflux.v1 import tokenizer_pb2
 
 
 class ProcessGoneError(Exception):
@@ -41,25 +40,23 @@ class ProcessLateError(Exception):
         self.limit_s = limit_s
 
 
-class TextChild:
+class TokenizerChild:
     """A running tokenizer process and the requests it has not answered yet."""
 
     def __init__(
         self,
         process: subprocess.Popen[bytes],
-        reader: asyncio.StreamReader,
-        writer: asyncio.StreamWriter,
+        peer: ParentEnd[tokenizer_pb2.TokenizerResponse],
         stderr: Captured,
         on_gone: Callable[[str], None],
     ) -> None:
         self.is_gone = False
         self._process = process
-        self._reader = reader
-        self._writer = writer
+        self._peer = peer
         self._stderr = stderr
         self._on_gone = on_gone
         # With the time of the loop at which each was sent.
-        self._unanswered: dict[int, tuple[asyncio.Future[text_pb2.TextResponse], float]] = {}
+        self._unanswered: dict[int, tuple[asyncio.Future[tokenizer_pb2.TokenizerResponse], float]] = {}
         self._listening = asyncio.create_task(self._listen())
 
     @classmethod
@@ -84,7 +81,7 @@ class TextChild:
         stderr = Captured()
         ours, theirs = socket.socketpair()
         numbers = (os.getpid(), theirs.fileno(), threads, memory_bytes, rendered_bytes)
-        command = [sys.executable, "-m", "inferflux.gateway.text_process", *map(str, numbers), digest]
+        command = [sys.executable, "-m", "inferflux.gateway.tokenizer_process", *map(str, numbers), digest]
         try:
             # Popen, which uses vfork, and not the loop's own way, which forks: gRPC's fork handlers crash or
             # hang a process that has calls under way.
@@ -99,27 +96,29 @@ class TextChild:
         finally:
             theirs.close()
         try:
-            reader, writer = await asyncio.open_connection(sock=ours)
+            peer = await ParentEnd.open(ours, tokenizer_pb2.TokenizerResponse.FromString)
         except BaseException:
             process.kill()
             process.wait()
             ours.close()
             stderr.close()
             raise
-        return cls(process, reader, writer, stderr, on_gone)
+        return cls(process, peer, stderr, on_gone)
 
     @property
     def pid(self) -> int:
         return self._process.pid
 
-    def ask(self, request: text_pb2.TextRequest, limit_s: float) -> asyncio.Future[text_pb2.TextResponse]:
+    def ask(
+        self, request: tokenizer_pb2.TokenizerRequest, limit_s: float
+    ) -> asyncio.Future[tokenizer_pb2.TokenizerResponse]:
         """Send a request.
 
         Returns:
             Its answer, or ProcessGoneError, or ProcessLateError after `limit_s`: always done by then.
         """
         loop = asyncio.get_running_loop()
-        answer: asyncio.Future[text_pb2.TextResponse] = loop.create_future()
+        answer: asyncio.Future[tokenizer_pb2.TokenizerResponse] = loop.create_future()
         if self.is_gone:
             answer.set_exception(ProcessGoneError(is_blameless=True))
             return answer
@@ -127,14 +126,14 @@ class TextChild:
         self._unanswered[number] = (answer, loop.time())
         timer = loop.call_later(limit_s, self._on_late, number, limit_s)
 
-        def settle(done: asyncio.Future[text_pb2.TextResponse]) -> None:
+        def settle(done: asyncio.Future[tokenizer_pb2.TokenizerResponse]) -> None:
             if not done.cancelled():
                 done.exception()  # nobody may be waiting for it any more
             timer.cancel()
             self._unanswered.pop(number, None)
 
         answer.add_done_callback(settle)
-        self._writer.write(frame(request.SerializeToString()))
+        self._peer.send(request)
         return answer
 
     def kill(self, *, is_blameless: bool = False) -> None:
@@ -154,7 +153,7 @@ class TextChild:
     async def close(self) -> None:
         """Kill the process and wait for its end."""
         self.kill()
-        self._writer.close()
+        self._peer.close()
         await asyncio.to_thread(self._process.wait)
         await self._listening
         self._stderr.close()
@@ -168,13 +167,9 @@ class TextChild:
 
     async def _listen(self) -> None:
         try:
-            while True:
-                (length,) = LENGTH.unpack(await self._reader.readexactly(LENGTH.size))
-                response = text_pb2.TextResponse.FromString(await self._reader.readexactly(length))
+            async for response in self._peer.messages():
                 answer, _ = self._unanswered.get(response.id, (None, 0.0))
                 if answer is not None and not answer.done():
                     answer.set_result(response)
-        except (asyncio.IncompleteReadError, OSError):
-            pass
         finally:
             self.kill()

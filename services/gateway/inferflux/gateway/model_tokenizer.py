@@ -16,10 +16,10 @@ from inferflux.common.errors import (
     ResourceExhausted,
     Unavailable,
 )
-from inferflux.v1 import text_pb2
+from inferflux.v1 import tokenizer_pb2
 
 from .load_backoff import LoadBackoff
-from .text_child import ProcessGoneError, ProcessLateError, TextChild
+from .tokenizer_child import ProcessGoneError, ProcessLateError, TokenizerChild
 
 log = logs.get()
 
@@ -31,7 +31,7 @@ _LEAST_TIME_S = 0.2
 
 
 @dataclass(frozen=True, slots=True)
-class TextLimits:
+class TokenizerLimits:
     """What tokenizer processes may use, each of them.
 
     Attributes:
@@ -57,7 +57,7 @@ class _NotLoadedError(Exception):
     """The tokenizer cannot be used; says why."""
 
 
-class ModelText:
+class ModelTokenizer:
     """Renders and tokenizes for one model, in a process of its own.
 
     A text that takes longer than the limit costs the process its life. The other texts it was working on are
@@ -69,7 +69,7 @@ class ModelText:
     """
 
     def __init__(
-        self, digest: str, limits: TextLimits, tokenizer_path: Callable[[str], Awaitable[Path]]
+        self, digest: str, limits: TokenizerLimits, tokenizer_path: Callable[[str], Awaitable[Path]]
     ) -> None:
         self.digest = digest
         self._limits = limits
@@ -79,7 +79,7 @@ class ModelText:
         self._threads = asyncio.Semaphore(limits.threads)
         self._n_waiting = 0
         self._n_working = 0
-        self._child: TextChild | None = None
+        self._child: TokenizerChild | None = None
         self._loading: asyncio.Task[None] | None = None
         self._reaping: set[asyncio.Task[None]] = set()
         self._is_closed = False
@@ -136,7 +136,7 @@ class ModelText:
         finally:
             self._n_working -= 1
 
-    async def work(self, request: text_pb2.TextRequest, *, field: str) -> Sequence[int]:
+    async def work(self, request: tokenizer_pb2.TokenizerRequest, *, field: str) -> Sequence[int]:
         """Token ids of what `request` asks for; `field` is named where the text is at fault.
 
         Raises:
@@ -150,7 +150,7 @@ class ModelText:
         finally:
             self._n_working -= 1
 
-    async def _work(self, request: text_pb2.TextRequest, *, field: str) -> Sequence[int]:
+    async def _work(self, request: tokenizer_pb2.TokenizerRequest, *, field: str) -> Sequence[int]:
         crashes = 0
         left_s = limit_s = self._limits.time_limit_s
         for _ in range(_MAX_DEATHS):
@@ -173,8 +173,8 @@ class ModelText:
         raise Internal("the tokenizer process died over this text", reason="TOKENIZER_CRASHED")
 
     async def _ask(
-        self, child: TextChild, request: text_pb2.TextRequest, limit_s: float
-    ) -> text_pb2.TextResponse:
+        self, child: TokenizerChild, request: tokenizer_pb2.TokenizerRequest, limit_s: float
+    ) -> tokenizer_pb2.TokenizerResponse:
         """Ask when a thread is free. It is busy until the answer, even if nobody waits for that any more."""
         if self._threads.locked():
             if self._n_waiting >= self._limits.waiting:
@@ -192,7 +192,7 @@ class ModelText:
         answer.add_done_callback(lambda _: self._threads.release())
         return await asyncio.shield(answer)
 
-    async def _loaded(self) -> TextChild:
+    async def _loaded(self) -> TokenizerChild:
         """The process with its tokenizer, started anew if the last one is gone."""
         while self._child is None or self._child.is_gone:
             if self._is_closed:
@@ -235,7 +235,7 @@ class ModelText:
                 self._backoff.succeeded()
                 return
 
-    async def _load_once(self, path: Path) -> TextChild:
+    async def _load_once(self, path: Path) -> TokenizerChild:
         """A new process with the tokenizer.
 
         Raises:
@@ -244,8 +244,8 @@ class ModelText:
         """
         child = await self._start()
         is_loaded = False
-        load = text_pb2.LoadTokenizer(path=str(path))
-        request = text_pb2.TextRequest(id=next(self._ids), digest=self.digest, load=load)
+        load = tokenizer_pb2.LoadTokenizer(path=str(path))
+        request = tokenizer_pb2.TokenizerRequest(id=next(self._ids), digest=self.digest, load=load)
         try:
             response = await child.ask(request, self._limits.load_limit_s)
             is_loaded = response.WhichOneof("result") == "loaded"
@@ -261,9 +261,9 @@ class ModelText:
                 self._reap(child)
         return child
 
-    async def _start(self) -> TextChild:
+    async def _start(self) -> TokenizerChild:
         try:
-            child = await TextChild.start(
+            child = await TokenizerChild.start(
                 digest=self.digest,
                 threads=self._limits.threads,
                 memory_bytes=self._limits.memory_bytes,
@@ -280,7 +280,7 @@ class ModelText:
         if not self._is_closed and self._loading is None:
             log.warning("a tokenizer process has ended", digest=self.digest[:12], cause=cause)
 
-    def _reap(self, child: TextChild) -> None:
+    def _reap(self, child: TokenizerChild) -> None:
         task = asyncio.create_task(child.close())
         self._reaping.add(task)
         task.add_done_callback(self._reaping.discard)
@@ -290,18 +290,20 @@ def _now() -> float:
     return asyncio.get_running_loop().time()
 
 
-_BLAMELESS = frozenset({text_pb2.TEXT_FAULT_BAD_TOKENIZER, text_pb2.TEXT_FAULT_UNKNOWN_TOKENIZER})
+_BLAMELESS = frozenset(
+    {tokenizer_pb2.TOKENIZER_FAULT_BAD_TOKENIZER, tokenizer_pb2.TOKENIZER_FAULT_UNKNOWN_TOKENIZER}
+)
 _REASONS = {
-    text_pb2.TEXT_FAULT_NO_TEMPLATE: "NO_CHAT_TEMPLATE",
-    text_pb2.TEXT_FAULT_BAD_TEMPLATE: "BAD_CHAT_TEMPLATE",
-    text_pb2.TEXT_FAULT_REFUSED: "REFUSED_BY_CHAT_TEMPLATE",
+    tokenizer_pb2.TOKENIZER_FAULT_NO_TEMPLATE: "NO_CHAT_TEMPLATE",
+    tokenizer_pb2.TOKENIZER_FAULT_BAD_TEMPLATE: "BAD_CHAT_TEMPLATE",
+    tokenizer_pb2.TOKENIZER_FAULT_REFUSED: "REFUSED_BY_CHAT_TEMPLATE",
 }
 
 
-def _to_error(error: text_pb2.TextError, field: str) -> InferFluxError:
+def _to_error(error: tokenizer_pb2.TokenizerError, field: str) -> InferFluxError:
     if error.fault in _BLAMELESS:
         return Unavailable(error.message, reason="TOKENIZER_FAILED")
     message = error.message
-    if error.fault == text_pb2.TEXT_FAULT_NO_TEMPLATE:
+    if error.fault == tokenizer_pb2.TOKENIZER_FAULT_NO_TEMPLATE:
         message += ": use Generate"
     return InvalidArgument(message, field=field, reason=_REASONS.get(error.fault, ""))

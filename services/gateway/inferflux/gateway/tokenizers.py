@@ -8,15 +8,15 @@ from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 
 from inferflux.common.errors import ResourceExhausted, Unavailable
-from inferflux.v1 import inference_pb2, text_pb2
+from inferflux.v1 import inference_pb2, tokenizer_pb2
 
-from .model_text import ModelText, TextLimits
+from .model_tokenizer import ModelTokenizer, TokenizerLimits
 
 # Models without a process of which is remembered whether their tokenizer could be loaded.
 _MAX_REMEMBERED = 256
 
 
-class TextClient:
+class Tokenizers:
     """Renders and tokenizes, each model in a process of its own: what ends one disturbs no other model.
 
     A process is started when its model appears or is first asked for. When one more than allowed is needed,
@@ -26,11 +26,11 @@ class TextClient:
         tokenizer_path: where the tokenizer file of a digest lies; raises InferFluxErrors.
     """
 
-    def __init__(self, limits: TextLimits, tokenizer_path: Callable[[str], Awaitable[Path]]) -> None:
+    def __init__(self, limits: TokenizerLimits, tokenizer_path: Callable[[str], Awaitable[Path]]) -> None:
         self._limits = limits
         self._tokenizer_path = tokenizer_path
         # The one asked least recently first.
-        self._models: OrderedDict[str, ModelText] = OrderedDict()
+        self._models: OrderedDict[str, ModelTokenizer] = OrderedDict()
         self._ending: set[asyncio.Task[None]] = set()
         self._is_closed = False
 
@@ -73,26 +73,26 @@ class TextClient:
             ResourceExhausted: too many texts wait, or every process is busy with other models.
             Unavailable, Internal: no usable tokenizer, or the process died over this text twice.
         """
-        chat = text_pb2.RenderChat(messages=messages)
-        request = text_pb2.TextRequest(digest=digest, context_length=context_length, chat=chat)
+        chat = tokenizer_pb2.RenderChat(messages=messages)
+        request = tokenizer_pb2.TokenizerRequest(digest=digest, context_length=context_length, chat=chat)
         return await self._model(digest).work(request, field="messages")
 
     async def tokenize(
         self, digest: str, text: str, context_length: int, *, field: str = "text"
     ) -> Sequence[int]:
         """Token ids of a text, BOS first where the model wants one; raises as `render_chat`."""
-        work = text_pb2.TokenizeText(text=text)
-        request = text_pb2.TextRequest(digest=digest, context_length=context_length, text=work)
+        work = tokenizer_pb2.TokenizeText(text=text)
+        request = tokenizer_pb2.TokenizerRequest(digest=digest, context_length=context_length, text=work)
         return await self._model(digest).work(request, field=field)
 
-    def _model(self, digest: str) -> ModelText:
+    def _model(self, digest: str) -> ModelTokenizer:
         if self._is_closed:
             raise Unavailable("the gateway is shutting down", reason="DRAINING")
         model = self._models.get(digest)
         if model is None or model.needs_process:
             self._make_room()
         if model is None:
-            model = self._models[digest] = ModelText(digest, self._limits, self._tokenizer_path)
+            model = self._models[digest] = ModelTokenizer(digest, self._limits, self._tokenizer_path)
         self._models.move_to_end(digest)
         return model
 
@@ -104,17 +104,17 @@ class TextClient:
         if len(self._models) >= _MAX_REMEMBERED + self._limits.processes:
             self._drop(_first_idle(list(self._models.values())))
 
-    def _running(self) -> list[ModelText]:
+    def _running(self) -> list[ModelTokenizer]:
         return [model for model in self._models.values() if model.has_process]
 
-    def _drop(self, model: ModelText) -> None:
+    def _drop(self, model: ModelTokenizer) -> None:
         del self._models[model.digest]
         task = asyncio.create_task(model.close())
         self._ending.add(task)
         task.add_done_callback(self._ending.discard)
 
 
-def _first_idle(models: Sequence[ModelText]) -> ModelText:
+def _first_idle(models: Sequence[ModelTokenizer]) -> ModelTokenizer:
     """Raises:
     ResourceExhausted: none is idle (TOKENIZERS_BUSY).
     """
