@@ -87,7 +87,8 @@ def scope_of(options: argparse.Namespace) -> Scope:
 
 def n_steps(scope: Scope) -> int:
     """How often `study` calls `on_step`."""
-    return 2 * len(scope.policies) + 1 + 2 * len(MODES)
+    overloads = len(studies.URGENT_PARTS) * len(studies.SHARES)
+    return 2 * len(scope.policies) + 1 + 2 * len(MODES) + overloads
 
 
 def study(scope: Scope, on_step: Step = lambda _what: None) -> Findings:
@@ -110,6 +111,10 @@ def study(scope: Scope, on_step: Step = lambda _what: None) -> Findings:
     for mode in MODES:
         on_step(f"urgent requests, preemption {mode.name}")
         found.modes.append(studies.compare_mode(mode, scope))
+    for urgent in studies.URGENT_PARTS:
+        for share in studies.SHARES:
+            on_step(f"lasting overload, {urgent:.0%} urgent, {share:.0%} guaranteed to others")
+            found.overloads.append(studies.lasting_overload(urgent, share, scope))
     for policy in scope.policies:
         on_step(f"cost of decisions, {policy}")
         found.scales.append(studies.scale(policy, scope))

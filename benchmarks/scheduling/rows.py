@@ -31,6 +31,12 @@ _ROWS = [
     Row("mixed_throughput_ratio", "tokens/s while 1 in 10 requests is urgent, preemption on ÷ off", 0.95),
     Row("mixed_ordinary_ratio", "the same, tokens of ordinary requests alone", 0.95),
     Row(
+        "mixed_urgent_ttft_ratio",
+        "the urgent ones' time to first token, preemption on, p50 ÷ alone",
+        3.0,
+        "<=",
+    ),
+    Row(
         "mixed_urgent_ttft_on_p50_ms",
         "the urgent ones' time to first token, preemption on, p50",
         None,

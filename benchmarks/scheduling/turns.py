@@ -75,6 +75,8 @@ async def mixed(bench: Bench) -> AsyncIterator[Reading]:
     """One endless load of which 1 in 10 requests is urgent; preemption goes on and off under it."""
     windows: dict[bool, list[Window]] = defaultdict(list)
     async with ground(_OPTIONS) as on:
+        await on.caller.ask(on.request())
+        alone = [await _urgent_ttft_s(on) for _ in range(bench.plan.singles)]
 
         def make(number: int) -> inference_pb2.GenerateRequest:
             return on.request(priority=URGENT if number % _URGENT_EVERY == 0 else 0)
@@ -88,11 +90,13 @@ async def mixed(bench: Bench) -> AsyncIterator[Reading]:
                     await asyncio.sleep(bench.plan.window_s)
                     windows[is_on].append(Window(begin_s, time.perf_counter()))
         load.check()
-    for one in _mixed_readings(load.streams, windows):
+    for one in _mixed_readings(load.streams, windows, alone):
         yield one
 
 
-def _mixed_readings(streams: list[Stream], windows: dict[bool, list[Window]]) -> list[Reading]:
+def _mixed_readings(
+    streams: list[Stream], windows: dict[bool, list[Window]], alone: list[float]
+) -> list[Reading]:
     ordinary = [s for s in streams if s.priority == 0]
     urgent = [s for s in streams if s.priority != 0]
     readings: list[Reading] = []
@@ -101,6 +105,9 @@ def _mixed_readings(streams: list[Stream], windows: dict[bool, list[Window]]) ->
         each = [a / b for a, b in zip(rates[True], rates[False], strict=True)]
         raw = {f"tokens_per_s_{_NAMES[is_on]}": [round(r, 2) for r in rates[is_on]] for is_on in rates}
         readings.append(reading(key, median(each), each=each, **raw))
+    each = [median(first_tokens_s(urgent, w)) / median(alone) for w in windows[True]]
+    alone_s = [round(t, 4) for t in alone]
+    readings.append(reading("mixed_urgent_ttft_ratio", median(each), each=each, alone_s=alone_s))
     for is_on, name in _NAMES.items():
         waits = [t for w in windows[is_on] for t in first_tokens_s(urgent, w)]
         found = summary(waits)

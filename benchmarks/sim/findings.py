@@ -8,7 +8,7 @@ from typing import Any
 
 from . import charts
 from .figures import Waits, jain_index
-from .studies import Flood, ModeResult, PolicyResult, Scale, Scope, Starvation
+from .studies import Flood, ModeResult, Overload, PolicyResult, Scale, Scope, Starvation
 
 _WAITS = ("p50", "p90", "p99", "max")
 
@@ -33,6 +33,7 @@ class Findings:
     floods: list[Flood] = field(default_factory=list)
     starvation: list[Starvation] = field(default_factory=list)
     modes: list[ModeResult] = field(default_factory=list)
+    overloads: list[Overload] = field(default_factory=list)
     scales: list[Scale] = field(default_factory=list)
 
     def to_json(self) -> dict[str, Any]:
@@ -50,6 +51,7 @@ class Findings:
             "floods": [asdict(one) for one in self.floods],
             "starvation": [asdict(one) | {"is_kept": one.is_kept} for one in self.starvation],
             "fairness": [asdict(one) for one in self.modes],
+            "overloads": [asdict(one) for one in self.overloads],
             "scale": {one.policy: _scale_json(one) for one in self.scales},
         }
 
@@ -59,6 +61,7 @@ class Findings:
         yield self._floods()
         yield self._starvation()
         yield from self._fairness()
+        yield self._overloads()
         yield self._passes()
         yield self._costs()
 
@@ -112,7 +115,7 @@ class Findings:
             for one in self.starvation
         ]
         columns = ("preemption", "overtaken by, s later", "bound s", "kept", "waited s", "ended after s")
-        return Grid("Priority 0 in a stream of priority 5 at 200 % load", columns, rows)
+        return Grid("Priority 0 in a stream of priority 4 at 200 % load", columns, rows)
 
     def _fairness(self) -> Iterator[Grid]:
         rows = [
@@ -146,6 +149,31 @@ class Findings:
             "moved",
         )
         yield Grid("What that costs", columns, counts)
+
+    def _overloads(self) -> Grid:
+        rows = [
+            (
+                f"{one.urgent:.0%}",
+                f"{one.share:.2f}",
+                *(f"{one.waits['9'][name]:.2f}" for name in ("p50", "p99")),
+                f"{one.urgent_ratio:.2f}",
+                f"{one.waits['0']['p50']:.1f}",
+                f"{one.ordinary_part:.3f}",
+                f"{one.tokens_per_s:.0f}",
+            )
+            for one in self.overloads
+        ]
+        columns = (
+            "urgent",
+            "guaranteed to others",
+            "urgent p50 s",
+            "p99 s",
+            "p50 ÷ alone",
+            "others p50 s",
+            "others' part of the service",
+            "tokens/s in all",
+        )
+        return Grid("Minutes at 200 % load, preemption on", columns, rows)
 
     def _passes(self) -> Grid:
         rows = [

@@ -20,10 +20,14 @@ from .world import START_S, Setup, World
 
 POLICIES: tuple[PolicyName, ...] = get_args(PolicyName)
 
+# Times `Scope.duration_s`.
+_OVERLOAD_LASTS = 5
+
 # Eight slots, memory for all of them at once and for some that are parked.
 SMALL = WorkerModel(slots=8, sequences=16, kv_cells=8192)
 
-ORDINARY, HIGH, URGENT = 0, 5, 9
+# The highest that is not urgent is HIGH.
+ORDINARY, HIGH, URGENT = 0, 4, 9
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +156,7 @@ def flood(policy: PolicyName, scope: Scope) -> Flood:
 
 @dataclass(frozen=True, slots=True)
 class Starvation:
-    """A request of priority 0 in a stream of priority 5 that the workers cannot keep up with.
+    """A request of priority 0 in a stream of priority 4 that the workers cannot keep up with.
 
     `overtaken_s` is how much later the latest of those came that got a place before it, and must not be more
     than `bound_s`.
@@ -174,7 +178,9 @@ def starvation(mode: FairnessMode, scope: Scope) -> Starvation:
     random = scope.random("starvation")
     stream = (Class(HIGH, 1.0),)
     patience_s = (HIGH - ORDINARY) * setup.aging_s
-    traffic = Traffic(_rate(setup, 2.0, stream), 8 * patience_s, scope.arrivals, classes=stream)
+    one_tenant = (Tenant("light", 1.0),)  # others would go before it, or it before them
+    rate = _rate(setup, 2.0, stream)
+    traffic = Traffic(rate, 8 * patience_s, scope.arrivals, classes=stream, tenants=one_tenant)
     low = make_arrival("low", Class(ORDINARY, 1.0), random, tenant="light", at_s=START_S + 2 * patience_s)
     world = World(setup, _merge(arrive(traffic, random, start_s=START_S), [low])).run()
     overtaking = world.order[: world.order.index(low)]
@@ -288,6 +294,55 @@ def scale(policy: PolicyName, scope: Scope) -> Scale:
         policy,
         one_pass(setup, scope.queued, scope.random("pass")),
         tuple(costs(setup, scope.lengths, scope.random("cost"), rounds=scope.rounds)),
+    )
+
+
+# Lasting overload
+
+
+@dataclass(frozen=True, slots=True)
+class Overload:
+    """For minutes, requests are twice what a worker can do; `urgent` of them are urgent.
+
+    Waits are to the first token, of those that came in the second half of that time. `urgent_ratio` is the
+    median of the urgent ones ÷ that of an urgent request alone. `ordinary_part` is what part of the service
+    the others were given, in the second half.
+    """
+
+    urgent: float
+    share: float
+    waits: dict[str, Waits]
+    urgent_ratio: float
+    ordinary_part: float
+    tokens_per_s: float
+
+
+SHARES = (0.0, 0.25, 0.5)
+URGENT_PARTS = (0.1, 0.9)
+
+
+def lasting_overload(urgent: float, share: float, scope: Scope) -> Overload:
+    settings = FairnessSettings(enable_preemption=True)
+    setup = Setup(model=SMALL, fairness=settings, ordinary_share=share)
+    classes = (Class(ORDINARY, 1 - urgent), Class(URGENT, urgent))
+    duration_s = _OVERLOAD_LASTS * scope.duration_s
+    traffic = Traffic(_rate(setup, 2.0, classes), duration_s, scope.arrivals, classes=classes)
+    arrivals = arrive(traffic, scope.random(f"overload {urgent}"), start_s=START_S)
+    world = World(setup, arrivals, group=lambda arrival: str(arrival.priority)).run()
+    half_s, end_s = START_S + duration_s / 2, START_S + duration_s
+    found = waits_by_class([a for a in world.requests.values() if a.at_s >= half_s])
+    served = [span.tokens for span in world.served if half_s <= span.at_s <= end_s]
+    ordinary = sum(tokens.get(str(ORDINARY), 0.0) for tokens in served)
+    alone_s = statistics.median(
+        _urgent_first_token_s(settings, 0, scope.random(f"urgent {draw}")) for draw in range(9)
+    )
+    return Overload(
+        urgent=urgent,
+        share=share,
+        waits=found,
+        urgent_ratio=found[str(URGENT)]["p50"] / alone_s,
+        ordinary_part=ordinary / sum(sum(tokens.values()) for tokens in served),
+        tokens_per_s=_tokens_per_s(world),
     )
 
 

@@ -39,6 +39,7 @@ class Setup:
     aging_s: float = 2.0
     weights: Mapping[str, float] = field(default_factory=dict)
     fairness: FairnessSettings = field(default_factory=FairnessSettings)
+    ordinary_share: float = 0.25
 
 
 def new_core(setup: Setup, *, now: float) -> SchedulerCore:
@@ -51,6 +52,7 @@ def new_core(setup: Setup, *, now: float) -> SchedulerCore:
         aging_s=setup.aging_s,
         fairness=setup.fairness,
         tenant_weights=setup.weights,
+        ordinary_share=setup.ordinary_share,
     )
 
 

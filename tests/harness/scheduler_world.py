@@ -377,11 +377,13 @@ class World:
         now: float = 1000.0,
         policy: PolicyName = "priority",
         fairness: FairnessSettings | None = None,
+        ordinary_share: float = 0.25,
     ) -> None:
         self.limits = limits or Limits(settle_s=0.0, clock_skew_s=-1e6)
         self.now = now
         self._policy = policy
         self._fairness = fairness
+        self._ordinary_share = ordinary_share
         self.core = self._new_core(1)
         self.workers: dict[str, SimWorker] = {}
         self.network: list[Delivery] = []
@@ -453,6 +455,7 @@ class World:
             name=f"s{self.now}",
             policy=self._policy,
             fairness=self._fairness,
+            ordinary_share=self._ordinary_share,
             term=term,
         )
 
@@ -596,7 +599,7 @@ class World:
             assert worker.owned_cells == sum(o.cells for o in running)
             assert worker.free_slots == max(0, worker.slots - len(running) - worker.strays_running)
         held = Counter((j.model, j.key.tenant) for j in core.jobs.values() if j.has_place)
-        for model, places in core.queue.places.items():
+        for model, places in core.queue.running.items():
             tenants = {tenant for _, tenant in held} | {key.tenant for key in core.jobs}
             assert {t: n for t in tenants if (n := places.of(t))} == {
                 t: n for (m, t), n in held.items() if m == model
@@ -614,7 +617,7 @@ class World:
     def check_quiet(self) -> None:
         """Nothing is left behind, and every client has had its end and each token once."""
         assert not self.core.jobs
-        assert not any(self.core.queue.places.values())
+        assert not any(self.core.queue.running.values())
         assert not self.jobs, "jobs not acknowledged"
         for view in self.core.table.workers.values():
             assert not view.owners

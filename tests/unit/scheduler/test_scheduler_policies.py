@@ -15,7 +15,7 @@ from inferflux.scheduler.core.jobs import Job
 from inferflux.scheduler.core.policies import Fair, Fcfs, Policy, PolicyName, Sjf, make_policy, work
 from inferflux.scheduler.core.queue import ModelQueue
 from inferflux.scheduler.core.shares import TenantShares
-from inferflux.scheduler.core.sharing import SharedPriority
+from inferflux.scheduler.core.urgent import UrgentFirst
 
 AGING_S = 2.0
 
@@ -30,7 +30,7 @@ def drain(policy: Policy) -> list[int]:
 
 def test_policies_go_by_name() -> None:
     kinds = [type(make_policy(name, aging_s=AGING_S)) for name in ("priority", "fcfs", "sjf", "fair")]
-    assert kinds == [SharedPriority, Fcfs, Sjf, Fair]
+    assert kinds == [UrgentFirst, Fcfs, Sjf, Fair]
 
 
 # Shortest job first

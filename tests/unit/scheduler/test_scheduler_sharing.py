@@ -13,19 +13,23 @@ from inferflux.scheduler.core.fairness import FairnessSettings
 from inferflux.scheduler.core.jobs import Job, JobState, RequestKey
 from inferflux.scheduler.core.limits import Limits
 from inferflux.scheduler.core.policies import Policy, make_policy
-from inferflux.scheduler.core.sharing import Places
+from inferflux.scheduler.core.running import Running
 
 AGING_S = 2.0
 URGENT = 5
 
 
+def _is_urgent(job: Job) -> bool:
+    return job.priority >= URGENT
+
+
 class Line:
-    """A queue and the places of its tenants."""
+    """A queue and what runs of it."""
 
     def __init__(self) -> None:
-        self.places = Places()
+        self.running = Running(is_urgent=_is_urgent)
         self.policy: Policy = make_policy(
-            "priority", aging_s=AGING_S, places=self.places, is_urgent=lambda job: job.priority >= URGENT
+            "priority", aging_s=AGING_S, running=self.running, is_urgent=_is_urgent
         )
         self._arrivals = 0
 
@@ -37,8 +41,8 @@ class Line:
 
     def run(self, tenant: str, requests: int) -> None:
         for _ in range(requests):
-            self.places.take(tenant)
-            self.policy.on_places(tenant)
+            self.running.add(make_job(0, tenant=tenant))
+            self.policy.on_running(tenant)
 
     def serve(self) -> Job:
         """The next takes a place."""
@@ -123,8 +127,8 @@ def test_the_first_is_always_the_one_that_the_rule_names(steps: list[tuple[str, 
             line.policy.put_back(waiting[which % len(waiting)])
         elif what == "end" and running[tenant]:
             running[tenant] -= 1
-            line.places.give_back(tenant)
-            line.policy.on_places(tenant)
+            line.running.remove(make_job(0, tenant=tenant))
+            line.policy.on_running(tenant)
         assert len(line.policy) == len(waiting)
         assert set(line.policy) == set(waiting)
         assert line.policy.first() is _named(waiting, running)
@@ -134,11 +138,11 @@ def test_the_first_is_always_the_one_that_the_rule_names(steps: list[tuple[str, 
 
 def _named(waiting: list[Job], running: Counter[str]) -> Job | None:
     """The rule, plainly."""
-    in_order = sorted(waiting, key=lambda job: job.rank)
+    in_order = sorted(waiting, key=lambda job: job.order)
     if not in_order or in_order[0].priority >= URGENT:
         return in_order[0] if in_order else None
     heads = {job.key.tenant: job for job in reversed(in_order)}
-    other = min(heads.values(), key=lambda job: (running[job.key.tenant], job.rank))
+    other = min(heads.values(), key=lambda job: (running[job.key.tenant], job.order))
     first = in_order[0]
     lead = running[first.key.tenant] - running[other.key.tenant]
     return other if lead >= 2 + max(0, first.priority - other.priority) else first

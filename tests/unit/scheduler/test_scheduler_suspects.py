@@ -163,7 +163,7 @@ def test_suspects_take_a_worker_from_others_when_none_is_idle_and_none_starts() 
 
 
 def test_a_suspect_that_goes_on_where_it_was_to_wait_runs_alone_again() -> None:
-    fairness = FairnessController(FairnessSettings(), aging_s=2.0)
+    fairness = FairnessController(FairnessSettings())
     state = SchedulerState(Limits(), Queue(lambda _: make_policy("fcfs", aging_s=2.0)), fairness, term=1)
     ready = scheduler_pb2.WORKER_STATE_READY
     status = scheduler_pb2.WorkerStatus(worker_id="w0", incarnation="i", state=ready, slots=4, kv_cells=512)

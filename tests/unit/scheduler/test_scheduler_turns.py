@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import pytest
 from harness.scheduler_world import PARKED, SWAPPED, SimWorker, World, make_request
 
@@ -11,14 +13,18 @@ from inferflux.scheduler.core import actions, planning
 from inferflux.scheduler.core.fairness import FairnessSettings
 from inferflux.scheduler.core.jobs import JobState, RequestKey
 from inferflux.scheduler.core.limits import Limits
+from inferflux.scheduler.core.urgent import URGENT_LEAD_S
 from inferflux.v1 import worker_pb2
 
 PREEMPTING = FairnessSettings(enable_preemption=True, high_priority_threshold=5)
 SLICING = FairnessSettings(max_timeslice_tokens=3)
 
 
-def make_world(fairness: FairnessSettings = PREEMPTING, **limits: float) -> World:
-    world = World(Limits(settle_s=0.0, clock_skew_s=-1e6, **limits), fairness=fairness)  # type: ignore[arg-type]
+def make_world(
+    fairness: FairnessSettings = PREEMPTING, *, ordinary_share: float = 0.25, **limits: float
+) -> World:
+    bounds = Limits(settle_s=0.0, clock_skew_s=-1e6, **limits)  # type: ignore[arg-type]
+    world = World(bounds, fairness=fairness, ordinary_share=ordinary_share)
     world.pass_time(0.1)
     return world
 
@@ -111,14 +117,14 @@ def test_equal_priority_does_not_preempt() -> None:
     finish(world)
 
 
-def test_what_has_waited_long_enough_for_its_turn_keeps_it() -> None:
+def test_on_a_single_slot_a_request_that_waited_longer_than_the_lead_of_the_urgent_keeps_its_place() -> None:
     world = make_world()
     world.add_worker("w1", slots=1)
     world.settle()
     submit(world, "before", priority=5, max_tokens=16)
     old = submit(world, "old", priority=0)
-    for _ in range(4):  # 5 levels at 2 s each, and some
-        world.pass_time(3.0)
+    for _ in range(8):  # the lead, 5 levels at 2 s each, and some
+        world.pass_time(9.0)
         world.workers["w1"].beat()
         world.settle()
     world.cancel(RequestKey("acme", "before"))
@@ -129,14 +135,14 @@ def test_what_has_waited_long_enough_for_its_turn_keeps_it() -> None:
     finish(world)
 
 
-def test_a_never_ending_stream_of_urgent_requests_starves_nobody_beyond_the_aging_bound() -> None:
+def test_on_a_single_slot_a_stream_of_urgent_requests_starves_nobody_beyond_their_lead() -> None:
     world = make_world()
     worker = world.add_worker("w1", slots=1, kv_cells=60)
     world.settle()
     submit(world, "u0", priority=5, max_tokens=2)  # from here on, one comes whenever one has ended
     low = submit(world, "low", priority=0, max_tokens=3)
     began = world.now
-    for i in range(1, 60):
+    for i in range(1, 200):
         submit(world, f"u{i}", priority=5, max_tokens=2)
         worker.step()
         worker.step()
@@ -145,9 +151,44 @@ def test_a_never_ending_stream_of_urgent_requests_starves_nobody_beyond_the_agin
         world.pass_time(0.5)
         if world.read(low).outcome:
             break
-    # 5 levels at 2 s each, and what runs at that moment.
+    # The lead, 5 levels at 2 s each, and what runs at that moment.
+    bound_s = URGENT_LEAD_S + 5 * 2.0
     assert world.read(low).outcome == "length"
-    assert 5 * 2.0 <= world.now - began <= 5 * 2.0 + 4.0
+    assert bound_s <= world.now - began <= bound_s + 4.0
+
+
+def test_in_a_stream_of_urgent_requests_others_keep_the_slots_that_are_guaranteed_to_them() -> None:
+    world = make_world()
+    worker = world.add_worker("w1", slots=4, kv_cells=400)
+    world.settle()
+    low = [submit(world, f"low{i}", max_tokens=12) for i in range(3)]
+    for i in range(40):
+        submit(world, f"u{i}", priority=9, max_tokens=3)
+        if i >= 3:
+            running = [sequence for sequence in worker.running.values() if sequence.is_running]
+            assert Counter(sequence.request.priority for sequence in running) == {0: 1, 9: 3}
+        worker.step()
+        world.settle()
+        if all(world.read(key).outcome for key in low):
+            break
+    # One after the other: each has one slot of four, and is not preempted there.
+    assert i < 3 * 12 + 4
+    finish(world)
+
+
+def test_nobody_who_waited_for_long_goes_before_an_urgent_request_where_others_have_their_share() -> None:
+    world = make_world()
+    worker = world.add_worker("w1", slots=4, kv_cells=400)
+    world.settle()
+    for i in range(8):
+        submit(world, f"low{i}", max_tokens=16)
+    for _ in range(40):
+        world.pass_time(10.0)
+        worker.beat()
+        world.settle()
+    urgent = submit(world, "urgent", priority=5, max_tokens=3)
+    assert state_of(world, urgent) is JobState.RUNNING
+    finish(world)
 
 
 def test_ordinary_requests_take_turns_and_urgent_ones_are_not_sliced() -> None:
@@ -527,7 +568,7 @@ def test_a_worker_with_a_turn_gives_it_to_its_own_however_many_wait_for_others(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(planning, "_PASS_OVER_AT_MOST", 2)
-    world = make_world(move_after_s=1000.0)
+    world = make_world(move_after_s=1000.0, ordinary_share=0.0)
     world.add_worker("w1", kv_cells=400)
     world.settle()
     first, second = submit(world, "first"), submit(world, "second")

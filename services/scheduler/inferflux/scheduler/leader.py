@@ -101,6 +101,7 @@ class Leader:
             policy=settings.policy,
             aging_s=settings.aging_s,
             tenant_weights=settings.tenant_weights,
+            ordinary_share=settings.fairness_ordinary_share,
             fairness=settings.fairness,
             term=term,
         )

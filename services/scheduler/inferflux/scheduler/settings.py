@@ -75,6 +75,14 @@ class SchedulerSettings(ServiceSettings):
         validation_alias="INFERFLUX_FAIRNESS_TIMESLICE",
         description="others yield after this many new tokens; 0: never",
     )
+    fairness_ordinary_share: float = Field(
+        default=0.25,
+        ge=0,
+        le=0.9,
+        validation_alias="INFERFLUX_FAIRNESS_ORDINARY_SHARE",
+        description="of the slots, guaranteed to requests that are not urgent under the policy `priority`: "
+        "see [urgent requests](scheduling.md#urgent-requests)",
+    )
     tenant_weights: dict[str, Annotated[float, Field(gt=0, allow_inf_nan=False)]] = Field(
         default_factory=dict,
         description='shares of tenants under the policy `fair`, as in `{"acme": 2}`; '

@@ -36,12 +36,11 @@ def split(jobs: Sequence[Job], *, max_size: int, max_tokens: int) -> Iterator[li
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """A job with the slot, the timeslice (0: none) and the rank it is dispatched with."""
+    """A job with the slot and the timeslice (0: none) it is dispatched with."""
 
     job: Job
     slot: int
     token_budget: int
-    rank: float
 
 
 def prefill_tokens(job: Job) -> int:
@@ -62,7 +61,7 @@ def add(batch: worker_pb2.RequestBatch, turn: Turn) -> None:
     The worker has a resumed request already: it is only named.
     """
     job = turn.job
-    item = batch.items.add(slot=turn.slot, token_budget=turn.token_budget, rank=turn.rank)
+    item = batch.items.add(slot=turn.slot, token_budget=turn.token_budget, rank=job.urgency_key)
     if batch.phase == worker_pb2.PHASE_DECODE:
         item.request.tenant, item.request.request_id = job.key
         item.request.model = job.model

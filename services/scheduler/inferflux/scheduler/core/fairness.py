@@ -10,11 +10,13 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from itertools import islice
 
 from inferflux.v1 import scheduler_pb2
 
 from .jobs import Job, JobState, RequestKey
 from .placement import Size, cells_wanted_on, fits, size_of
+from .queue import ModelQueue
 from .ranking import Ranking
 from .slots import SlotTable, WorkerSlots
 
@@ -54,25 +56,12 @@ class Preemption:
 
 
 class FairnessController:
-    """Knows who runs, least urgent first.
+    """Knows who runs, least urgent first."""
 
-    Args:
-        aging_s: seconds of waiting that are worth one level of priority.
-    """
-
-    def __init__(self, settings: FairnessSettings, *, aging_s: float) -> None:
+    def __init__(self, settings: FairnessSettings) -> None:
         self.settings = settings
-        self._aging_s = aging_s
         self._running: dict[str, Ranking[tuple[float, int, Job]]] = defaultdict(Ranking)
         self._entries: dict[int, tuple[float, int, Job]] = {}
-
-    def rank(self, job: Job) -> float:
-        """Lower is more urgent: effective priority as a point in time, which waiting does not change.
-
-        What was urgent enough to get its turn is not preempted by a later request of the same effective
-        priority, so that aging keeps its promise to requests of low priority.
-        """
-        return job.since_s - job.priority * self._aging_s
 
     def is_urgent(self, job: Job) -> bool:
         return job.priority >= self.settings.high_priority_threshold
@@ -84,7 +73,7 @@ class FairnessController:
     def on_running(self, job: Job) -> None:
         """A worker has taken it up, or lets it go on."""
         self.on_stopped(job)
-        entry = (-self.rank(job), -job.arrival, job)
+        entry = (-job.urgency_key, -job.arrival, job)
         self._entries[job.arrival] = entry
         self._running[job.model].add(entry)
 
@@ -95,48 +84,62 @@ class FairnessController:
             self._running[job.model].remove(entry)
 
     def preempt_for(
-        self, job: Job, table: SlotTable, jobs: Mapping[RequestKey, Job], but: Collection[Size] = ()
+        self,
+        job: Job,
+        queue: ModelQueue,
+        table: SlotTable,
+        jobs: Mapping[RequestKey, Job],
+        but: Collection[Size] = (),
     ) -> Preemption | None:
         """Who should give way to a request that found no place; None if nobody should.
 
         The least urgent running request decides on which worker; if its cells are not enough there, others
-        of that worker follow it, least urgent first, for as long as they are less urgent than the request.
+        of that worker follow it, least urgent first, for as long as the request precedes them. Requests that
+        are not urgent keep the slots that are guaranteed to them.
 
         Args:
+            queue: of its model.
             but: on no worker of these sizes.
         """
         if not (self.settings.enable_preemption and self.is_urgent(job)):
             return None
-        rank = self.rank(job)
-        for looked_at, (negative, _arrival, least_urgent) in enumerate(self._running.get(job.model, ())):
-            if -negative <= rank or looked_at >= _LOOK_AT_MOST:
-                return None
+        running = [entry[2] for entry in islice(self._running.get(job.model, ()), _LOOK_AT_MOST)]
+        # The order of some policies changes while requests run.
+        for least_urgent in sorted(running, key=queue.urgency_key, reverse=True):
             worker = table.get(least_urgent.worker_id or "")
             if (
                 worker is not None
                 and worker.takes_new
-                and self._yields(least_urgent, job)
+                and self._yields(least_urgent, job, queue)
                 and fits(job, worker)
                 and size_of(worker, job.model) not in but
             ):
-                others = [jobs[key] for key in worker.owners if self._yields(jobs[key], job)]
-                return Preemption(worker, self._victims(worker, job, others))
+                others = [jobs[key] for key in worker.owners if self._yields(jobs[key], job, queue)]
+                return Preemption(worker, self._victims(worker, job, others, queue))
         return None
 
-    def _yields(self, running: Job, to: Job) -> bool:
+    @staticmethod
+    def _yields(running: Job, to: Job, queue: ModelQueue) -> bool:
         return (
             running.state is JobState.RUNNING
             and not running.is_cancelled
             and running.priority < to.priority
-            and self.rank(running) > self.rank(to)
+            and queue.precedes(to, running)
+            and (queue.running.may_yield > 0 or not queue.running.is_ordinary(running))
         )
 
-    def _victims(self, worker: WorkerSlots, job: Job, others: list[Job]) -> list[Job]:
+    @staticmethod
+    def _victims(worker: WorkerSlots, job: Job, others: list[Job], queue: ModelQueue) -> list[Job]:
         victims: list[Job] = []
         free_cells, free_slots = worker.free_cells, worker.free_slots
-        for victim in sorted(others, key=lambda j: (-self.rank(j), -j.arrival)):
+        ordinary_left = queue.running.may_yield
+        for victim in sorted(others, key=lambda j: (-queue.urgency_key(j), -j.arrival)):
             if victims and free_slots > 0 and free_cells >= cells_wanted_on(job, worker):
                 break
+            if queue.running.is_ordinary(victim):
+                if not ordinary_left:
+                    continue
+                ordinary_left -= 1
             victims.append(victim)
             free_slots += 1
             free_cells += worker.owners[victim.key].cells

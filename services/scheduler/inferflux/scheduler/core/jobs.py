@@ -15,7 +15,7 @@ higher epoch, so that nothing the old worker still says counts.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum, auto
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -144,7 +144,10 @@ class Job:
     is_suspect: bool = False
     # Counted among its tenant's requests that have a place on a worker.
     has_place: bool = False
-    rank: tuple[float, int] = field(default=(0.0, 0))
+    # By its policy, when it was given its place; lower is more urgent.
+    urgency_key: float = 0.0
+    # Its place among those that wait: the policy's urgency key then, and arrival.
+    order: tuple[float, int] = (0.0, 0)
     # As the worker reports it: tokens generated, prompt tokens computed.
     seen_tokens: int = 0
     seen_computed: int = 0

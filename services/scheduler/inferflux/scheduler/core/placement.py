@@ -7,7 +7,7 @@ finding one does not cost more with a thousand of them, as long as they come in 
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Collection
 
 from inferflux.common.kv_cells import cells_of, committed_cells
@@ -79,11 +79,15 @@ class Placement:
         self._entries: dict[str, list[tuple[str, Size, _Entry]]] = {}
         self._live: dict[str, dict[str, WorkerSlots]] = defaultdict(dict)
         self._models: dict[str, list[str]] = {}
+        # Of workers that are ready: by model in all, and by worker, its models and its slots.
+        self._slots: Counter[str] = Counter()
+        self._counted: dict[str, tuple[list[str], int]] = {}
 
     def update(self, worker: WorkerSlots) -> None:
         """Sort a worker in anew."""
         worker_id = worker.worker_id
         self._close(worker_id)
+        self._count_slots(worker)
         if worker.is_open:
             entry = (worker.load, worker_id, worker)
             entries = [(model, size_of(worker, model), entry) for model in self._models.get(worker_id, ())]
@@ -104,6 +108,7 @@ class Placement:
         """Forget a worker."""
         worker_id = worker.worker_id
         self._close(worker_id)
+        self._uncount_slots(worker_id)
         for model in self._models.pop(worker_id, ()):
             self._live[model].pop(worker_id, None)
 
@@ -112,6 +117,24 @@ class Placement:
             self._open[model][size].remove(entry)
             if not self._open[model][size]:
                 del self._open[model][size]
+
+    def _count_slots(self, worker: WorkerSlots) -> None:
+        self._uncount_slots(worker.worker_id)
+        if worker.state == scheduler_pb2.WORKER_STATE_READY:
+            models = self._models.get(worker.worker_id, [])
+            self._counted[worker.worker_id] = models, worker.slots
+            self._slots.update(dict.fromkeys(models, worker.slots))
+
+    def _uncount_slots(self, worker_id: str) -> None:
+        models, slots = self._counted.pop(worker_id, ([], 0))
+        for model in models:
+            self._slots[model] -= slots
+            if not self._slots[model]:
+                del self._slots[model]
+
+    def slots_of(self, model: str) -> int:
+        """How many requests of a model may run at once, on all workers that are ready."""
+        return self._slots[model]
 
     def is_served(self, model: str) -> bool:
         """Whether a worker that is ready or loading has the model."""

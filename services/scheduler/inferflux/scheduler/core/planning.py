@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from inferflux.v1 import worker_pb2
 
 from . import actions, batches, outcomes
 from .actions import Action
+from .fairness import Preemption
 from .jobs import Job, JobState, RequeueReason
 from .placement import Size, cells_wanted_on, size_of
 from .quarantine import Quarantine
@@ -198,7 +199,7 @@ class Planner:
         out: list[Action] = []
         placed = Placed()
         parked = [self._state.jobs[key] for key, owner in worker.owners.items() if not owner.is_running]
-        for job in sorted(parked, key=self._state.fairness.rank):
+        for job in sorted(parked, key=self._state.queue.urgency_key):
             self._state.handle(job)
             if self._can_go_on(job, worker):
                 out += self._resume(job, worker, self._state.queue.models[job.model], now)
@@ -228,7 +229,7 @@ class Planner:
         queue.depart(job, now)
         self._state.queue.take_place(job)
         residence = worker.owners[job.key].residence
-        worker.resume(job.key, cells_wanted_on(job, worker), self._state.fairness.rank(job))
+        worker.resume(job.key, cells_wanted_on(job, worker), self._state.take_urgency(job))
         self._state.placement.update(worker)
         job.is_resuming = True
         waited_s = now - job.parked_s
@@ -239,7 +240,7 @@ class Planner:
 
     def _make_room(self, job: Job, plan: Plan) -> WorkerSlots | None:
         """Have less urgent requests give way, if the job is urgent enough; returns where."""
-        preemption = self._state.fairness.preempt_for(job, self._state.table, self._state.jobs, plan.awaited)
+        preemption = self._preemption_for(job, plan.awaited)
         if preemption is None:
             return None
         self._park(preemption.worker, preemption.victims, job, plan)
@@ -262,8 +263,8 @@ class Planner:
 
     def _assign(self, job: Job, worker: WorkerSlots, *, is_alone: bool) -> None:
         epoch = 0 if job.needs_replay else job.epoch
-        rank = self._state.fairness.rank(job)
-        worker.assign(job.key, epoch, cells_wanted_on(job, worker), rank, is_alone=is_alone)
+        key = self._state.take_urgency(job)
+        worker.assign(job.key, epoch, cells_wanted_on(job, worker), key, is_alone=is_alone)
         job.worker_id = worker.worker_id
         job.waited_there_s = 0.0
         self._state.placement.update(worker)
@@ -331,10 +332,15 @@ class Planner:
     def _turn(self, job: Job, owner: Owner) -> batches.Turn:
         slot = owner.slot if owner.slot is not None else 0
         budget = probation_tokens(job) if job.is_suspect else self._state.fairness.timeslice(job)
-        return batches.Turn(job, slot, budget, owner.rank)
+        return batches.Turn(job, slot, budget)
 
     def has_room(self, job: Job) -> bool:
         """Whether it need not wait: there is a place, or others make one."""
         if self._state.placement.choose(job) is not None:
             return True
-        return self._state.fairness.preempt_for(job, self._state.table, self._state.jobs) is not None
+        return self._preemption_for(job) is not None
+
+    def _preemption_for(self, job: Job, but: Collection[Size] = ()) -> Preemption | None:
+        state = self._state
+        queue = state.queue.models[job.model]
+        return state.fairness.preempt_for(job, queue, state.table, state.jobs, but)

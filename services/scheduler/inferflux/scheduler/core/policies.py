@@ -1,4 +1,8 @@
-"""Who is next: the order of one model's queue, behind one small interface (pure)."""
+"""Who is next: the order of one model's requests, behind one small interface (pure).
+
+A policy decides the order of the queue, and with `urgency_key` and `precedes` everything that follows from
+urgency on the workers: who gives way, whose prompt is computed first, whose KV cells are evicted first.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +11,10 @@ from typing import Literal, Protocol
 
 from .jobs import Job
 from .ranking import Ranking
+from .running import Running
 from .shares import TenantShares
-from .sharing import Places, SharedPriority
+from .sharing import SharedPriority
+from .urgent import UrgentFirst
 
 PolicyName = Literal["priority", "fcfs", "sjf", "fair"]
 
@@ -23,9 +29,17 @@ _MAX_TOKENS_UNSET = 4096
 class Policy(Protocol):
     """Holds the waiting jobs of one model in the order in which they are to be served.
 
-    A policy owns its order, so one that looks at more than a fixed rank (shares per tenant, say) can
+    A policy owns its order, so one that looks at more than a fixed key (shares per tenant, say) can
     keep what it needs in `push`, `discard` and `charge`.
     """
+
+    def urgency_key(self, job: Job) -> float:
+        """The urgency of a request that is given a place now; lower is more urgent. Workers go by it."""
+        ...
+
+    def precedes(self, job: Job, running: Job) -> bool:
+        """Whether a waiting request is so much more urgent that it may take the place of a running one."""
+        ...
 
     def __len__(self) -> int: ...
     def __iter__(self) -> Iterator[Job]:
@@ -52,13 +66,13 @@ class Policy(Protocol):
         generated ones as they become known."""
         ...
 
-    def on_places(self, tenant: str) -> None:
+    def on_running(self, tenant: str) -> None:
         """A tenant has more or fewer requests running than before."""
         ...
 
 
 class Ranked:
-    """A policy whose order never changes while jobs wait: lowest rank first, then arrival."""
+    """A policy whose order never changes while jobs wait: lowest urgency key first, then arrival."""
 
     def __init__(self) -> None:
         self._ranking: Ranking[tuple[float, int, Job]] = Ranking()
@@ -69,29 +83,32 @@ class Ranked:
     def __iter__(self) -> Iterator[Job]:
         return (entry[2] for entry in self._ranking)
 
-    def rank(self, job: Job) -> float:
+    def urgency_key(self, job: Job) -> float:
         raise NotImplementedError
 
+    def precedes(self, job: Job, running: Job) -> bool:
+        return self.urgency_key(job) < self.urgency_key(running)
+
     def push(self, job: Job) -> None:
-        job.rank = (self.rank(job), job.arrival)
-        self._ranking.add((*job.rank, job))
+        job.order = (self.urgency_key(job), job.arrival)
+        self._ranking.add((*job.order, job))
 
     def first(self) -> Job | None:
         return self._ranking.first()[2] if self._ranking else None
 
     def discard(self, job: Job) -> None:
-        self._ranking.remove((*job.rank, job))
+        self._ranking.remove((*job.order, job))
 
     def put_back(self, job: Job) -> None:
-        self._ranking.add((*job.rank, job))
+        self.push(job)
 
     def position(self, job: Job) -> int:
-        return self._ranking.position((*job.rank, job))
+        return self._ranking.position((*job.order, job))
 
     def charge(self, tenant: str, input_tokens: int, output_tokens: int) -> None:
         """The order does not depend on it."""
 
-    def on_places(self, tenant: str) -> None:
+    def on_running(self, tenant: str) -> None:
         """Nor on this."""
 
 
@@ -106,14 +123,14 @@ class Priority(Ranked):
         super().__init__()
         self._aging_s = aging_s
 
-    def rank(self, job: Job) -> float:
-        return job.since_s - job.request.priority * self._aging_s
+    def urgency_key(self, job: Job) -> float:
+        return job.since_s - job.priority * self._aging_s
 
 
 class Fcfs(Ranked):
     """First come, first served; a retried job keeps its first arrival."""
 
-    def rank(self, job: Job) -> float:
+    def urgency_key(self, job: Job) -> float:
         return job.since_s
 
 
@@ -124,7 +141,7 @@ class Sjf(Ranked):
     the bound, max_tokens less those generated. What a parked job has computed already is not counted.
 
     A job that has waited longer goes first if that outweighs the difference in work, `aging_s` seconds for
-    100 tokens: rank = since + work * aging_s / 100. So a job of n tokens is overtaken only by what comes in
+    100 tokens: key = since + work * aging_s / 100. So a job of n tokens is overtaken only by what comes in
     the n * aging_s / 100 seconds after it, and the order of two jobs never changes while they wait.
     """
 
@@ -132,7 +149,7 @@ class Sjf(Ranked):
         super().__init__()
         self._s_per_token = aging_s / _TOKENS_PER_LEVEL
 
-    def rank(self, job: Job) -> float:
+    def urgency_key(self, job: Job) -> float:
         return job.since_s + work(job) * self._s_per_token
 
 
@@ -152,6 +169,7 @@ class Fair:
 
     def __init__(self, aging_s: float, shares: TenantShares) -> None:
         self._aging_s = aging_s
+        self._by_priority = Priority(aging_s)
         self._shares = shares
         self._tenants: dict[str, Priority] = {}
         self._size = 0
@@ -163,6 +181,16 @@ class Fair:
         """Tenant by tenant."""
         for jobs in self._tenants.values():
             yield from jobs
+
+    def urgency_key(self, job: Job) -> float:
+        """What its tenant has been served, so that workers go by the order in which places were given."""
+        return self._shares.counter(job.key.tenant)
+
+    def precedes(self, job: Job, running: Job) -> bool:
+        """A tenant that was served less precedes one that was served more; within a tenant, and among equals,
+        the higher effective priority does."""
+        key, other = self.urgency_key(job), self.urgency_key(running)
+        return key < other or (key == other and self._by_priority.precedes(job, running))
 
     def push(self, job: Job) -> None:
         self._take_in(job, is_lifted=True)
@@ -207,7 +235,7 @@ class Fair:
     def charge(self, tenant: str, input_tokens: int, output_tokens: int) -> None:
         self._shares.charge(tenant, input_tokens, output_tokens)
 
-    def on_places(self, tenant: str) -> None:
+    def on_running(self, tenant: str) -> None:
         """What is served counts, not how much runs."""
 
 
@@ -216,7 +244,7 @@ def make_policy(
     *,
     aging_s: float,
     shares: TenantShares | None = None,
-    places: Places | None = None,
+    running: Running | None = None,
     is_urgent: Callable[[Job], bool] | None = None,
 ) -> Policy:
     """A queue's policy.
@@ -225,16 +253,14 @@ def make_policy(
         name: which one.
         aging_s: seconds of waiting that are worth one level of priority.
         shares: the tenants' counters, for `fair` alone; equal shares when not given. One queue's own.
-        places: what each tenant has running, for `priority` alone; nothing when not given.
-        is_urgent: whether a job goes before others whatever its tenant has running, for `priority` alone.
+        running: what runs of the queue's model, for `priority` alone; nothing when not given.
+        is_urgent: whether a job goes before all that are not, for `priority` alone.
     """
     match name:
         case "priority":
-            return SharedPriority(
-                lambda: Priority(aging_s),
-                Places() if places is None else places,
-                is_urgent or (lambda _job: False),
-            )
+            running = Running() if running is None else running
+            ordinary = SharedPriority(lambda: Priority(aging_s), running)
+            return UrgentFirst(Priority(aging_s), ordinary, running, is_urgent or (lambda _job: False))
         case "fcfs":
             return Fcfs()
         case "sjf":

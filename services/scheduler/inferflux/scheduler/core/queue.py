@@ -11,7 +11,7 @@ from .announcements import Outlook
 from .bounds import Waiting
 from .jobs import Job
 from .policies import Fcfs, Policy
-from .sharing import Places
+from .running import Running
 
 # The pace of departures is that of about the last half minute, and of no fewer than some ten bursts.
 _PACE_MEMORY_S = 30.0
@@ -69,10 +69,14 @@ class ModelQueue:
 
     Args:
         waiting: counts the jobs of all queues together.
+        running: what runs of the model.
     """
 
-    def __init__(self, policy: Policy, waiting: Waiting | None = None) -> None:
+    def __init__(
+        self, policy: Policy, waiting: Waiting | None = None, running: Running | None = None
+    ) -> None:
         self._policy = policy
+        self.running = Running() if running is None else running
         self._suspects: Policy = Fcfs()
         self._waiting = Waiting() if waiting is None else waiting
         self._pace = Pace()
@@ -88,7 +92,7 @@ class ModelQueue:
     @property
     def suspects(self) -> list[Job]:
         """Those that wait to run alone, first come first."""
-        return sorted(self._suspects, key=lambda job: job.rank)
+        return sorted(self._suspects, key=lambda job: job.order)
 
     @property
     def has_suspects(self) -> bool:
@@ -144,9 +148,25 @@ class ModelQueue:
         """As in `Policy.charge`."""
         self._policy.charge(tenant, input_tokens, output_tokens)
 
-    def on_places(self, tenant: str) -> None:
-        """As in `Policy.on_places`."""
-        self._policy.on_places(tenant)
+    def on_running(self, tenant: str) -> None:
+        """As in `Policy.on_running`."""
+        self._policy.on_running(tenant)
+
+    def urgency_key(self, job: Job) -> float:
+        """As in `Policy.urgency_key`."""
+        return self._policy.urgency_key(job)
+
+    def precedes(self, job: Job, running: Job) -> bool:
+        """As in `Policy.precedes`."""
+        return self._policy.precedes(job, running)
+
+    def sort(self) -> None:
+        """Sort all in anew: who is urgent has changed."""
+        jobs = list(self._policy)
+        for job in jobs:
+            self._policy.discard(job)
+        for job in jobs:
+            self._policy.put_back(job)
 
     def position(self, job: Job) -> int:
         return self._order_of(job).position(job)
@@ -168,15 +188,21 @@ class ModelQueue:
 
 
 class Queue:
-    """Every model's queue, and what each tenant has running of each model.
+    """Every model's queue, and what runs of each model.
 
     Args:
         new_policy: makes the order of a model's queue, given what runs of that model.
+        new_running: makes the count of what runs of a model, by name.
     """
 
-    def __init__(self, new_policy: Callable[[Places], Policy]) -> None:
+    def __init__(
+        self,
+        new_policy: Callable[[Running], Policy],
+        new_running: Callable[[str], Running] = lambda _model: Running(),
+    ) -> None:
         self._new_policy = new_policy
-        self.places: dict[str, Places] = {}
+        self._new_running = new_running
+        self.running: dict[str, Running] = {}
         self.models: dict[str, ModelQueue] = {}
         self.waiting = Waiting()
 
@@ -186,11 +212,13 @@ class Queue:
     def push(self, job: Job) -> ModelQueue:
         queue = self.models.get(job.model)
         if queue is None:
-            queue = self.models[job.model] = ModelQueue(
-                self._new_policy(self._places_of(job.model)), self.waiting
-            )
+            queue = self.models[job.model] = self._new_queue(job.model)
         queue.push(job)
         return queue
+
+    def _new_queue(self, model: str) -> ModelQueue:
+        running = self._running_of(model)
+        return ModelQueue(self._new_policy(running), self.waiting, running)
 
     def discard(self, job: Job) -> None:
         self.models[job.model].discard(job)
@@ -199,29 +227,45 @@ class Queue:
         """It has a place on a worker, if it had none."""
         if not job.has_place:
             job.has_place = True
-            self._places_of(job.model).take(job.key.tenant)
-            self._on_places(job)
+            self._running_of(job.model).add(job)
+            self._on_running(job)
 
     def give_place_back(self, job: Job) -> None:
         """It has no place, if it had one."""
         if job.has_place:
             job.has_place = False
-            self._places_of(job.model).give_back(job.key.tenant)
-            self._on_places(job)
+            self._running_of(job.model).remove(job)
+            self._on_running(job)
 
-    def _places_of(self, model: str) -> Places:
-        return self.places.setdefault(model, Places())
+    def sort(self) -> None:
+        """Sort every queue anew: who is urgent has changed."""
+        for queue in self.models.values():
+            queue.sort()
 
-    def _on_places(self, job: Job) -> None:
+    def urgency_key(self, job: Job) -> float:
+        """As in `Policy.urgency_key`, by its model's queue."""
+        queue = self.models.get(job.model)
+        if queue is None:
+            queue = self.models[job.model] = self._new_queue(job.model)
+        return queue.urgency_key(job)
+
+    def _running_of(self, model: str) -> Running:
+        running = self.running.get(model)
+        if running is None:
+            running = self.running[model] = self._new_running(model)
+        return running
+
+    def _on_running(self, job: Job) -> None:
         if (queue := self.models.get(job.model)) is not None:
-            queue.on_places(job.key.tenant)
+            queue.on_running(job.key.tenant)
 
     def forget_empty(self, is_served: Callable[[str], bool]) -> None:
         """Let go of queues that are empty and whose model nobody serves: names come from outside."""
         for model in [m for m, q in self.models.items() if not q and not is_served(m)]:
             del self.models[model]
-        for model in [m for m, places in self.places.items() if not places and m not in self.models]:
-            del self.places[model]
+        for model in [m for m, running in self.running.items() if not running and m not in self.models]:
+            if not is_served(model):
+                del self.running[model]
 
     def oldest_enqueued_s(self) -> float | None:
         times = (queue.oldest_enqueued_s() for queue in self.models.values())

@@ -26,8 +26,8 @@ from .planning import Planner
 from .policies import Policy, PolicyName, make_policy
 from .queue import Queue
 from .readers import ReaderWatch
+from .running import Running
 from .shares import TenantShares
-from .sharing import Places
 from .slots import SlotTable, WorkerSlots
 from .state import SchedulerState
 from .timers import Timers
@@ -51,6 +51,7 @@ class SchedulerCore:
         term: of the lease under which it leads; workers refuse lower ones than they have seen.
         aging_s: seconds of waiting that are worth one level of priority.
         tenant_weights: shares under the policy `fair`; 1 for who is not in it.
+        ordinary_share: of a model's slots, guaranteed to requests that are not urgent, under `priority`.
     """
 
     def __init__(
@@ -64,21 +65,29 @@ class SchedulerCore:
         tenant_weights: Mapping[str, float] | None = None,
         fairness: FairnessSettings | None = None,
         term: int = 0,
+        ordinary_share: float = 0.25,
     ) -> None:
         self.policy = policy
         weights = dict(tenant_weights or {})
-        controller = FairnessController(fairness or FairnessSettings(), aging_s=aging_s)
+        controller = FairnessController(fairness or FairnessSettings())
 
-        def new_policy(places: Places) -> Policy:
+        def new_policy(running: Running) -> Policy:
             return make_policy(
                 policy,
                 aging_s=aging_s,
                 shares=TenantShares(weights),
-                places=places,
+                running=running,
                 is_urgent=controller.is_urgent,
             )
 
-        self._state = SchedulerState(limits, Queue(new_policy), controller, term=term)
+        def new_running(model: str) -> Running:
+            return Running(
+                ordinary_share=ordinary_share if policy == "priority" else 0.0,
+                is_urgent=controller.is_urgent,
+                slots=lambda: self._state.placement.slots_of(model),
+            )
+
+        self._state = SchedulerState(limits, Queue(new_policy, new_running), controller, term=term)
         self._planner = Planner(self._state, name=name)
         self._reports = WorkerReports(self._state)
         self._bounds = Bounds(limits.max_queued, limits.max_queued_per_tenant, limits.queue_limit)

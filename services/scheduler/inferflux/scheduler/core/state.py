@@ -117,6 +117,7 @@ class SchedulerState:
     def set_fairness(self, settings: FairnessSettings) -> None:
         """Go by these from the next plan on."""
         self.fairness.settings = settings
+        self.queue.sort()
         self.replan_all()
 
     # What a plan is due for
@@ -235,8 +236,8 @@ class SchedulerState:
             return self.requeue(job, RequeueReason.VANISHED, now, must_drop=True)
         self.leave_queue(job)
         self.queue.take_place(job)
-        rank = self.fairness.rank(job)
-        worker.resume(job.key, cells_wanted_on(job, worker), rank, is_alone=job.is_suspect)
+        key = self.take_urgency(job)
+        worker.resume(job.key, cells_wanted_on(job, worker), key, is_alone=job.is_suspect)
         self.placement.update(worker)
         self.on_running(job, now)
         return []
@@ -346,7 +347,7 @@ class SchedulerState:
         self.handle(job)
         self.leave_queue(job)
         self.release(job)
-        worker.adopt(stray, cells_wanted_on(job, worker), self.fairness.rank(job))
+        worker.adopt(stray, cells_wanted_on(job, worker), self.take_urgency(job))
         job.read_id += 1
         job.terminal_event = None
         job.is_inherited = False
@@ -360,6 +361,11 @@ class SchedulerState:
             self.on_running(job, now)
         else:
             self.to_parked(job, now)
+
+    def take_urgency(self, job: Job) -> float:
+        """Its urgency key from now on, while it has a place on a worker."""
+        job.urgency_key = self.queue.urgency_key(job)
+        return job.urgency_key
 
     def worker_of(self, job: Job) -> WorkerSlots | None:
         return self.table.get(job.worker_id) if job.worker_id is not None else None
