@@ -46,6 +46,7 @@ class Kill:
 
     streams: list[Stream]
     at_s: float
+    noticed_s: float = 0.0
     changed: int = 0
 
     @property
@@ -74,6 +75,9 @@ async def worker(bench: Bench) -> AsyncIterator[Reading]:
     kills = [*demo, *of_bench]
     yield _count("worker_killed_failed", [len(k.failed) for k in kills], why=_why(kills))
     yield _count("worker_killed_lost_or_doubled", [k.lost_or_doubled for k in kills])
+    yield reading(
+        "worker_killed_noticed_s", max(k.noticed_s for k in kills), each=[k.noticed_s for k in kills]
+    )
     # The bench model's weights are random, its nearly equal choices many: any other batch changes its text.
     yield _count("worker_killed_changed", [k.changed for k in demo])
     for key, of in (("worker_killed_longest_gap_s", of_bench), ("worker_killed_demo_longest_gap_s", demo)):
@@ -127,8 +131,6 @@ async def _kill_worker(
 ) -> Kill:
     """Have all run on the victim, by draining the spare one until they do, and kill it.
 
-    The spare one is ready again long before the death is noticed.
-
     Raises:
         LabError: not all of them had to go on elsewhere.
     """
@@ -139,16 +141,19 @@ async def _kill_worker(
     underway = [on.caller.send(request) for request in requests]
     streams = [one.stream for one in underway]
     await until(lambda: all(s.tokens >= at_token or s.ended_s for s in streams))
+    await on.admin.undrain(spare)
+    await on.until_scheduler(lambda s: spare in _ready(s))
     at_s = time.perf_counter()
     await on.stack.kill(victim)
-    await on.admin.undrain(spare)
+    await on.until_scheduler(lambda s: victim not in _ready(s))
+    noticed_s = time.perf_counter() - at_s
     await ends(underway, _LIMIT_S)
     moved = sum(s.workers[:2] == [victim, spare] for s in streams if not s.has_failed)
     if moved < len(streams) - len(failures(streams)):
         raise LabError(
             f"{victim} was killed too late: only {moved} of {len(streams)} streams still ran on it"
         )
-    return Kill(streams, at_s, changed(streams, expected))
+    return Kill(streams, at_s, noticed_s, changed(streams, expected))
 
 
 def _ready(status: scheduler_pb2.SchedulerStatus) -> set[str]:

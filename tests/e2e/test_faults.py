@@ -7,12 +7,12 @@ import os
 import signal
 import time
 from collections.abc import AsyncIterator, Sequence
-from pathlib import Path
 
 import grpc
 import grpc.aio
 import nats
 import pytest
+from harness.children import ENGINE, child_of
 from harness.client import Answer, Client, countdown, prompt
 
 from inferflux.cli.stack import Stack, StackOptions
@@ -93,8 +93,9 @@ async def test_a_killed_engines_streams_go_on_elsewhere(stack: Stack, client: Cl
     running = Running(client, countdowns(), prefix="engine")
     await running.started()
     worker = stack.processes[running.answers[0].worker_ids[0]].pid
-    children = Path(f"/proc/{worker}/task/{worker}/children").read_text()
-    os.kill(int(children.split()[0]), signal.SIGKILL)
+    engine = child_of(worker, ENGINE)
+    assert engine is not None
+    os.kill(engine, signal.SIGKILL)
     assert_same(await running.finish(), expected)
     await client.until_idle()
 

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+from harness.children import ENGINE, child_of
 from harness.client import Answer, Client, countdown, prompt
 from harness.traces import Caller, events, trace
 
@@ -89,8 +90,9 @@ async def test_a_retry_is_in_the_trace(stack: Stack, client: Client, path: Path)
     async with asyncio.timeout(30):
         await answer.first_token.wait()
     worker = stack.processes["worker-0"].pid
-    children = Path(f"/proc/{worker}/task/{worker}/children").read_text()
-    os.kill(int(children.split()[0]), signal.SIGKILL)
+    engine = child_of(worker, ENGINE)
+    assert engine is not None
+    os.kill(engine, signal.SIGKILL)
     async with asyncio.timeout(60):
         await asking
     assert len(answer.token_ids) == 300

@@ -326,6 +326,13 @@ class SimWorker:
         self.running.clear()
         self.world.tell(lambda: self.world.core.on_event(event, self.world.now))
 
+    def die(self) -> None:
+        """Its process is gone, as its witness reports."""
+        event = self.event()
+        event.worker_died.SetInParent()
+        self.running.clear()
+        self.world.tell(lambda: self.world.core.on_event(event, self.world.now))
+
     def beat(self) -> None:
         status = self.status()
         self.world.tell(lambda: self.world.core.on_heartbeat(status, self.world.now))

@@ -12,6 +12,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from harness.children import ENGINE, child_of
+
 from inferflux.common import subjects
 from inferflux.common.bus import Bus, Message, TokenSubscription
 from inferflux.v1 import generation_pb2, scheduler_pb2, tokens_pb2, worker_pb2
@@ -136,10 +138,11 @@ class WorkerProcess:
         return stream
 
     def engine_pid(self) -> int:
-        """The worker's one child process."""
+        """The child process that is the engine."""
         assert self.process is not None
-        children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text()
-        return int(children.split()[0])
+        engine = child_of(self.process.pid, ENGINE)
+        assert engine is not None, "the worker has no engine"
+        return engine
 
     async def _on_status(self, message: Message) -> None:
         self.status = scheduler_pb2.WorkerStatus.FromString(message.data)

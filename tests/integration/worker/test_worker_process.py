@@ -11,7 +11,9 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
+from harness.children import WITNESS, child_of
 from harness.worker import DEMO_MODEL, WorkerProcess, batch_item, read_to_end, token_ids
 
 from inferflux.common import subjects
@@ -248,6 +250,41 @@ async def test_sigterm_finishes_what_runs_and_leaves(private_worker: WorkerProce
     assert (await read_to_end(stream))[-1].finished.reason == LENGTH
     assert await private_worker.wait() == 0
     await private_worker.until(lambda: any(e.HasField("worker_left") for e in private_worker.events))
+
+
+async def test_when_the_worker_is_killed_its_witness_tells_the_scheduler(
+    private_worker: WorkerProcess,
+) -> None:
+    assert private_worker.process is not None
+    assert private_worker.status is not None
+    witness = child_of(private_worker.process.pid, WITNESS)
+    assert witness is not None
+    private_worker.kill()
+    await private_worker.until(lambda: any(e.HasField("worker_died") for e in private_worker.events))
+    (died,) = [e for e in private_worker.events if e.HasField("worker_died")]
+    assert (died.worker_id, died.incarnation) == (
+        private_worker.worker_id,
+        private_worker.status.incarnation,
+    )
+    await asyncio.to_thread(psutil.wait_procs, _processes(witness), 30)
+    assert not psutil.pid_exists(witness)
+
+
+async def test_the_witness_of_a_worker_that_leaves_in_order_says_nothing(
+    private_worker: WorkerProcess,
+) -> None:
+    assert private_worker.process is not None
+    witness = child_of(private_worker.process.pid, WITNESS)
+    assert witness is not None
+    private_worker.send(signal.SIGTERM)
+    assert await private_worker.wait() == 0
+    assert not psutil.pid_exists(witness)
+    await private_worker.bus.flush()
+    assert not any(e.HasField("worker_died") for e in private_worker.events)
+
+
+def _processes(pid: int) -> list[psutil.Process]:
+    return [psutil.Process(pid)] if psutil.pid_exists(pid) else []
 
 
 async def test_past_the_drain_limit_the_rest_is_handed_over(

@@ -148,6 +148,7 @@ def event(**fields: Any) -> scheduler_pb2.WorkerEvent:
 def test_an_event_of_a_worker_passes() -> None:
     checks.check_event(event(request_yielded=YIELDED))
     checks.check_event(event(worker_left={}))
+    checks.check_event(event(worker_died={}))
 
 
 @pytest.mark.parametrize(

@@ -515,6 +515,40 @@ def test_a_worker_that_is_not_there_any_more_is_given_up_before_its_silence_says
     finish(world)
 
 
+def test_what_a_worker_had_goes_on_elsewhere_as_soon_as_its_witness_reports_its_death() -> None:
+    world = make_world()
+    first = world.add_worker("w1", kv_cells=400)
+    world.settle()
+    key = submit(world, "r", max_tokens=9)
+    first.step()
+    second = world.add_worker("w2", kv_cells=400)
+    world.settle()
+    late = first.status()
+    first.die()
+    world.settle()
+    assert second.running[key].is_running
+    assert world.core.jobs[key].worker_deaths == 1
+    world.do(world.core.on_heartbeat(late, world.now))  # it was on its way
+    assert "w1" not in world.core.table.workers
+    del world.workers["w1"]
+    finish(world)
+
+
+def test_a_worker_whose_death_was_forged_is_taken_back_when_it_goes_on_reporting() -> None:
+    world = make_world()
+    worker = world.add_worker("w1", kv_cells=400)
+    world.settle()
+    event = worker.event()
+    event.worker_died.SetInParent()
+    world.do(world.core.on_event(event, world.now))
+    assert not world.core.table.workers
+    for _ in range(5):
+        world.pass_time(1.0)
+        worker.beat()
+        world.settle()
+    assert list(world.core.table.workers) == ["w1"]
+
+
 def test_a_worker_that_is_slow_to_say_that_it_lives_is_asked_once_and_kept() -> None:
     world = make_world(worker_dead_s=30.0, ask_after_s=1.3)
     worker = world.add_worker("w1")

@@ -451,6 +451,23 @@ class WorkerLeft(_message.Message):
 Global___WorkerLeft: _TypeAlias = WorkerLeft  # noqa: Y015
 
 @_typing.final
+class WorkerDied(_message.Message):
+    """The worker's process is gone, and did not leave in order. Its witness reports it, a child that outlives it."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___WorkerDied: _TypeAlias = WorkerDied  # noqa: Y015
+
+@_typing.final
 class WorkerEvent(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -460,6 +477,7 @@ class WorkerEvent(_message.Message):
     ENGINE_DIED_FIELD_NUMBER: _builtins.int
     WORKER_LEFT_FIELD_NUMBER: _builtins.int
     REQUEST_YIELDED_FIELD_NUMBER: _builtins.int
+    WORKER_DIED_FIELD_NUMBER: _builtins.int
     worker_id: _builtins.str
     incarnation: _builtins.str
     @_builtins.property
@@ -470,6 +488,8 @@ class WorkerEvent(_message.Message):
     def worker_left(self) -> Global___WorkerLeft: ...
     @_builtins.property
     def request_yielded(self) -> Global___RequestYielded: ...
+    @_builtins.property
+    def worker_died(self) -> Global___WorkerDied: ...
     def __init__(
         self,
         *,
@@ -479,12 +499,13 @@ class WorkerEvent(_message.Message):
         engine_died: Global___EngineDied | None = ...,
         worker_left: Global___WorkerLeft | None = ...,
         request_yielded: Global___RequestYielded | None = ...,
+        worker_died: Global___WorkerDied | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["engine_died", b"engine_died", "event", b"event", "request_ended", b"request_ended", "request_yielded", b"request_yielded", "worker_left", b"worker_left"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["engine_died", b"engine_died", "event", b"event", "request_ended", b"request_ended", "request_yielded", b"request_yielded", "worker_died", b"worker_died", "worker_left", b"worker_left"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["engine_died", b"engine_died", "event", b"event", "incarnation", b"incarnation", "request_ended", b"request_ended", "request_yielded", b"request_yielded", "worker_id", b"worker_id", "worker_left", b"worker_left"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["engine_died", b"engine_died", "event", b"event", "incarnation", b"incarnation", "request_ended", b"request_ended", "request_yielded", b"request_yielded", "worker_died", b"worker_died", "worker_id", b"worker_id", "worker_left", b"worker_left"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["request_ended", "engine_died", "worker_left", "request_yielded"]  # noqa: Y015
+    _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["request_ended", "engine_died", "worker_left", "request_yielded", "worker_died"]  # noqa: Y015
     _WhichOneofArgType_event: _TypeAlias = _typing.Literal["event", b"event"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_event) -> _WhichOneofReturnType_event | None: ...
 

@@ -92,7 +92,7 @@ class Scheduler:
             self._leader.on_heartbeat(status)
 
     def on_event(self, event: scheduler_pb2.WorkerEvent) -> None:
-        if event.HasField("worker_left"):
+        if event.HasField("worker_left") or event.HasField("worker_died"):
             self._roster.on_left(event.worker_id, event.incarnation)
         if self._leader is not None:
             self._leader.on_event(event)

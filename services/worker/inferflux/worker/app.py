@@ -24,6 +24,7 @@ from .residents import Limits, ResidentTable
 from .settings import WorkerSettings
 from .spans import WorkerSpans
 from .watchdog import Watchdog
+from .witness import Oath, witness
 
 _WATCH_INTERVAL_S = 0.5
 
@@ -42,6 +43,7 @@ class Worker:
         self._probe = probe
         self._table = ResidentTable()
         incarnation = uuid.uuid4().hex
+        self._oath = Oath.of(settings.nats_url, settings.id, incarnation)
         self._presence = Presence(
             bus=bus,
             table=self._table,
@@ -71,6 +73,10 @@ class Worker:
         Raises:
             InvalidArgument: the model could not be loaded.
         """
+        with witness(self._oath):
+            await self._run(shutdown)
+
+    async def _run(self, shutdown: Shutdown) -> None:
         self._probe.set_ready("engine", False, "loading the model")
         self._bus.on_disconnect(self._emitter.on_disconnect)
         self._bus.on_reconnect(self._on_reconnect)

@@ -74,6 +74,8 @@ def check_event(event: scheduler_pb2.WorkerEvent) -> None:
             check_requests(event.engine_died.on_board, "engine_died.on_board")
         case "worker_left":
             check_requests(event.worker_left.on_board, "worker_left.on_board")
+        case "worker_died":
+            pass
         case _:
             raise InvalidArgument("no event that is known here", field="event")
 

@@ -144,6 +144,10 @@ class WorkerReports:
                 self._remember_gone(event.worker_id, event.incarnation, now)
                 if worker is not None:
                     return self.forget(worker, RequeueReason.WORKER_LEFT, now, is_final=True)
+            case "worker_died":
+                self._remember_gone(event.worker_id, event.incarnation, now)
+                if worker is not None:
+                    return self.forget(worker, RequeueReason.WORKER_DEAD, now, is_final=True)
         return []
 
     def _on_yielded(
