@@ -27,6 +27,13 @@ _FOLDERS = [
 _MADE_LATER = {"benchmarks/results/latest.json", "benchmarks/results/scheduling.json"}
 
 
+# Words that a reader would need a dictionary for, or that leave the subject of a sentence out.
+_OWN_WORDS = re.compile(
+    r"\b(on board|aboard|whoever|nobody|strays?|orphans?|insists?|roster|(its|each|last) turns?)\b",
+    re.IGNORECASE,
+)
+
+
 def anchors(page: Path) -> set[str]:
     """What GitHub makes of a page's headings."""
     texts = (re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", heading) for heading in headings(page))
@@ -91,3 +98,8 @@ def test_a_decision_has_question_figures_and_decision(page: Path) -> None:
     assert page.name == "README.md" or all(
         f"**{part}" in text for part in ("Question.", "Tried", "Decision.")
     )
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_a_page_uses_the_words_of_the_field(page: Path) -> None:
+    assert [found[0] for found in _OWN_WORDS.findall(page.read_text())] == []

@@ -50,7 +50,8 @@ class SchedulerSettings(ServiceSettings):
         json_schema_extra=EXPERT,
     )
     policy: PolicyName = Field(
-        default="priority", description="the order of the queue: see [scheduling](scheduling.md#who-is-next)"
+        default="priority",
+        description="the order of the queue: see [scheduling](scheduling.md#order-of-the-queue)",
     )
     aging_s: float = Field(
         default=2.0, gt=0, le=3600, description="waiting this long is worth one level of priority"
