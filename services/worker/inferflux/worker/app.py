@@ -14,6 +14,7 @@ from inferflux.common.probe import Probe
 from inferflux.common.tracing import OFF, Tracer, open_tracer
 from inferflux.v1 import engine_pb2, model_pb2, scheduler_pb2
 
+from . import request_log
 from .emit import Emitter
 from .engine_host import EngineHost, EngineLoadError
 from .intake import Intake
@@ -119,6 +120,7 @@ class Worker:
         left = self._table.clear()
         for resident in left:
             self._spans.gave_up(resident, "worker_left")
+            request_log.left(resident, "worker_left")
         await self._emitter.tell_leaving(left)
         await self._bus.flush()
         log.info("drained", handed_over=len(left))
@@ -179,6 +181,8 @@ class Worker:
         self._presence.engine = engine_pb2.StepStats()
         lost = self._table.clear()
         self._spans.lost(lost, why)
+        for resident in lost:
+            request_log.left(resident, "engine_died")
         if self._presence.state == scheduler_pb2.WORKER_STATE_READY:
             self._presence.state = scheduler_pb2.WORKER_STATE_LOADING
         await self._emitter.tell_engine_died(lost, why)

@@ -12,6 +12,7 @@ from inferflux.common.bus import Bus
 from inferflux.common.errors import DeadlineExceeded, InferFluxError, Unavailable
 from inferflux.v1 import engine_pb2, scheduler_pb2
 
+from . import request_log
 from .residents import Resident, ResidentTable
 from .spans import WorkerSpans
 
@@ -78,10 +79,12 @@ class Emitter:
             resident = self._table.moved(moved)
             is_yielded = moved.residence != scheduler_pb2.RESIDENCE_RUNNING
             if resident is not None and is_yielded and moved.run == resident.run:
+                request_log.yielded(resident, moved.reason)
                 await self._tell_yielded(moved, resident)
         for ended in step.ended:
             resident = self._table.end(ended.key, ended.epoch, time.monotonic())
             if resident is not None:
+                request_log.finished(resident, ended)
                 await self._tell_ended(ended, resident)
         self._heard.set()
 

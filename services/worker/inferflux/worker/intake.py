@@ -13,6 +13,7 @@ from inferflux.common.cancel_notices import parse_cancel
 from inferflux.common.errors import InvalidArgument
 from inferflux.v1 import engine_pb2, scheduler_pb2, worker_pb2
 
+from . import request_log
 from .checks import check_batch, check_command, check_item
 from .engine_host import EngineHost
 from .presence import Presence
@@ -92,14 +93,17 @@ class Intake:
         resident, replaced = self._table.admit(item)
         if replaced is not None:
             self._spans.gave_up(replaced, "dropped")
+            request_log.left(replaced, "replaced")
             self._cancel(resident.key, is_silent=True)
         self._spans.take_up(resident, item)
+        request_log.taken_up(resident)
         self._host.send(engine_pb2.EngineCommand(start=item))
 
     def _resume(self, item: worker_pb2.BatchItem) -> None:
         self._check_model(item)
         resident = self._table.resume(item)
         self._spans.resumed(resident, item.slot)
+        request_log.resumed(resident)
         resume = engine_pb2.EngineResume(
             key=resident.key,
             epoch=resident.epoch,
@@ -135,6 +139,7 @@ class Intake:
                 key = request_key(command.drop.tenant, command.drop.request_id)
                 if (dropped := self._table.drop(key, command.drop.epoch)) is not None:
                     self._spans.gave_up(dropped, "dropped")
+                    request_log.left(dropped, "dropped")
                     self._cancel(key, is_silent=True)
             case "drain":
                 await self._presence.drain()
@@ -178,4 +183,5 @@ def _check(item: worker_pb2.BatchItem) -> None:
 
 
 def _refuse(answer: worker_pb2.BatchAccepted, item: worker_pb2.BatchItem, refusal: Refused) -> None:
+    request_log.refused(item, refusal)
     answer.refused.add(request_id=item.request.request_id, reason=refusal.reason, message=str(refusal))

@@ -13,6 +13,7 @@ from inferflux.common.errors import InvalidArgument
 from inferflux.common.generation_limits import check_params
 from inferflux.common.heartbeats import MAX_REQUESTS
 from inferflux.common.kv_cells import cells_of
+from inferflux.common.tracing import trace_id_of
 from inferflux.v1 import engine_pb2, scheduler_pb2, worker_pb2
 
 REMEMBERED_S = 30.0
@@ -38,6 +39,8 @@ class Resident:
     computed_tokens: int = 0
     run: int = 0
     attempt_id: str = ""
+    # "" without a trace.
+    trace_id: str = ""
     reported: engine_pb2.EngineResidence = field(default_factory=engine_pb2.EngineResidence)
     chunks: list[bytes] = field(default_factory=list)
 
@@ -155,6 +158,7 @@ class ResidentTable:
             prompt_tokens=len(request.prompt_token_ids),
             generated_tokens=len(request.generated_token_ids),
             attempt_id=request.attempt_id,
+            trace_id=trace_id_of(request.traceparent),
         )
         self._residents[key] = resident
         return resident, replaced
