@@ -20,7 +20,7 @@ export CMAKE_BUILD_PARALLEL_LEVEL := $(shell $(PYTHON) -c 'import os; print(os.c
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 PIP_INSTALL := $(BIN)/python -m pip install --require-hashes
 
-.PHONY: help up demo test compose-test bench bench-scheduling sim chaos fuzz hostile lint fmt protos docs clean
+.PHONY: help up demo test compose-test peers bench bench-scheduling sim chaos fuzz hostile lint fmt protos docs clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## */  make \1\t/' | expand -t 26
@@ -37,6 +37,9 @@ test: lint  ## everything that passes or fails the project
 compose-test: .venv/.dev  ## build the images, run and break the containers under load, take them down: docs/deploy.md
 	@GRPC_ENABLE_FORK_SUPPORT=0 tools/containers/run.sh $(CURDIR)/$(BIN)/python $(BIN)/python -m pytest \
 	  -v -s --tb=short -o timeout_func_only=true tests/compose $(ARGS)
+
+peers: .venv/.dev  ## build llama.cpp's own server from the same source, for `make bench`; needs cmake
+	@$(BIN)/python -m benchmarks.peer_build
 
 bench: .venv/.dev  ## measure against a bare llama.cpp loop and llama.cpp's own server
 	$(BIN)/python -m benchmarks $(ARGS)

@@ -3,6 +3,7 @@
     git worktree add ../before HEAD~20 && make -C ../before .venv/.runtime
     python -m benchmarks.against ../before
     python -m benchmarks.against ../before --pairs 9 --model models/bench.gguf --json against.json
+    python -m benchmarks.against ../before --sampled
 
 Told are the ratios of tokens/s, how much later the first token comes at idle, and the ratios of the CPU time
 that each service takes per request. Each is the median over the pairs; disturbed rounds are made again
@@ -32,8 +33,8 @@ from rich.table import Table
 from benchmarks.calm import Run
 from benchmarks.cpu_cost import CPU_MS, with_cpu
 from benchmarks.lab import DEMO_MODEL, FULL, SLOTS, Lab, LabError
+from benchmarks.pairs import SAMPLED, Word, in_turn, load_of, ratio
 from benchmarks.peers import ROOT
-from benchmarks.scenarios import in_turn, load_of, ratio
 from benchmarks.stats import median
 from benchmarks.target import positive
 from inferflux.cli.state_dir import StackState, StateDir
@@ -57,6 +58,11 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--pairs", type=positive, default=FULL.pairs, metavar="N")
     parser.add_argument("--model", type=Path, default=DEMO_MODEL, help="default: the demo model")
     parser.add_argument("--waves", type=positive, default=32, help="times the concurrency: requests of a run")
+    parser.add_argument(
+        "--sampled",
+        action="store_true",
+        help="tokens/s of sampled answers (temperature 0.8, top-k 40, top-p 0.95); default: greedy",
+    )
     parser.add_argument("--threads", type=int, default=0, help="of each engine; default: all cores")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every figure there")
     return parser.parse_args(arguments)
@@ -108,7 +114,7 @@ async def _until_up(state_dir: StateDir, process: asyncio.subprocess.Process, ch
     return state
 
 
-def load(lab: Lab, stack: StackState, *words: str | int, warmup: int) -> Run:
+def load(lab: Lab, stack: StackState, *words: Word, warmup: int) -> Run:
     """A run of serve.py on a stack, with the CPU time that its processes take."""
     where = ("--url", stack.endpoint, "--model", stack.model)
     run = partial(lab.run, "serve", *where, *words, "--warmup", warmup, api_key=stack.api_key)
@@ -124,7 +130,7 @@ async def measure(options: argparse.Namespace, console: Console) -> dict[str, An
         ours = await exits.enter_async_context(stack_of(ROOT, model, options.threads))
         theirs = await exits.enter_async_context(stack_of(options.other.resolve(), model, options.threads))
         for n in (8, 16):
-            words = load_of(n, options.waves)
+            words = (*load_of(n, options.waves), *(SAMPLED if options.sampled else ()))
             mine, others = await in_turn(
                 lab, load(lab, ours, *words, warmup=n), load(lab, theirs, *words, warmup=n)
             )

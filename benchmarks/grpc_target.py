@@ -17,6 +17,8 @@ from inferflux.v1 import (
     tokens_pb2,
 )
 
+from .prompts import Prompt
+from .sampling import GREEDY, Sampling
 from .trace import Trace
 
 _Call = grpc.aio.UnaryStreamCall[inference_pb2.GenerateRequest, inference_pb2.GenerateResponse]
@@ -25,12 +27,13 @@ _Call = grpc.aio.UnaryStreamCall[inference_pb2.GenerateRequest, inference_pb2.Ge
 class GrpcTarget:
     """A gateway at host:port."""
 
-    def __init__(self, address: str, *, model: str, api_key: str) -> None:
+    def __init__(self, address: str, *, model: str, api_key: str, sampling: Sampling = GREEDY) -> None:
         self._channel = grpc_client.channel(address.removeprefix("grpc://"))
         self._inference = inference_pb2_grpc.InferenceServiceStub(self._channel)
         self._models = model_pb2_grpc.ModelServiceStub(self._channel)
         self._metadata = grpc_client.outgoing(api_key=api_key)
         self._model = model
+        self._sampling = sampling
         # The worker stamps tokens with the time of day; arrivals are taken from the finer clock.
         self._wall_s = time.time() - time.perf_counter()
 
@@ -41,9 +44,10 @@ class GrpcTarget:
         )
         return reply.model.card.vocabulary_size
 
-    async def generate(self, prompt: list[int], max_tokens: int, trace: Trace) -> None:
+    async def generate(self, prompt: Prompt, max_tokens: int, trace: Trace) -> None:
         call = self._inference.Generate(
-            generate_request(self._model, prompt, max_tokens), metadata=self._metadata
+            generate_request(self._model, prompt, max_tokens, sampling=self._sampling),
+            metadata=self._metadata,
         )
         try:
             await self._read(call, trace)
@@ -63,16 +67,28 @@ class GrpcTarget:
 
 
 def generate_request(
-    model: str, prompt: list[int], max_tokens: int, *, priority: int = 0
+    model: str, prompt: Prompt, max_tokens: int, *, priority: int = 0, sampling: Sampling = GREEDY
 ) -> inference_pb2.GenerateRequest:
-    """A greedy request of exactly `max_tokens` tokens."""
-    return inference_pb2.GenerateRequest(
+    """A request of exactly `max_tokens` tokens."""
+    request = inference_pb2.GenerateRequest(
         model=model,
-        token_ids=inference_pb2.TokenIds(ids=prompt),
         params=generation_pb2.GenerationParams(
-            sampling=generation_pb2.SamplingParams(temperature=0.0), max_tokens=max_tokens, ignore_eos=True
+            sampling=_sampling_params(sampling), max_tokens=max_tokens, ignore_eos=True
         ),
         priority=priority,
+    )
+    if isinstance(prompt, str):
+        request.text = prompt
+    else:
+        request.token_ids.ids.extend(prompt)
+    return request
+
+
+def _sampling_params(sampling: Sampling) -> generation_pb2.SamplingParams:
+    if sampling.is_greedy:
+        return generation_pb2.SamplingParams(temperature=0.0)
+    return generation_pb2.SamplingParams(
+        temperature=sampling.temperature, top_k=sampling.top_k, top_p=sampling.top_p, min_p=0.0
     )
 
 

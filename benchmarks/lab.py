@@ -52,16 +52,18 @@ class Plan:
         waves: requests of a run, in multiples of the concurrency.
         single_requests: requests of a run that sends one at a time.
         repeats: long prompts sent.
+        open_loop_s: how long requests come at random moments.
     """
 
     pairs: int = 3
     waves: int = 4
     single_requests: int = 300
     repeats: int = 3
+    open_loop_s: float = 45.0
 
 
 FULL = Plan()
-QUICK = Plan(pairs=1, waves=1, single_requests=40, repeats=1)
+QUICK = Plan(pairs=1, waves=1, single_requests=40, repeats=1, open_loop_s=10.0)
 
 
 class Lab:
@@ -74,7 +76,7 @@ class Lab:
     def say(self, text: str) -> None:
         self._console.print(text, style="dim", markup=False, highlight=False, soft_wrap=True)
 
-    async def run(self, script: str, *arguments: str | int | Path, api_key: str = "") -> dict[str, Any]:
+    async def run(self, script: str, *arguments: str | float | Path, api_key: str = "") -> dict[str, Any]:
         """Run `benchmarks.<script>`; returns its JSON, the command and what was stolen meanwhile (`calm`).
 
         Raises:

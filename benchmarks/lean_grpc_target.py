@@ -17,6 +17,8 @@ from inferflux.v1 import inference_pb2, model_pb2
 from . import http2
 from .grpc_target import generate_request, take_chunk
 from .http2 import FrameType
+from .prompts import Prompt
+from .sampling import GREEDY, Sampling
 from .trace import Trace
 
 _INFERENCE = "/inferflux.v1.InferenceService/Generate"
@@ -126,10 +128,11 @@ class _Connection(asyncio.Protocol):
 class LeanGrpcTarget:
     """A gateway at host:port."""
 
-    def __init__(self, address: str, *, model: str, api_key: str) -> None:
+    def __init__(self, address: str, *, model: str, api_key: str, sampling: Sampling = GREEDY) -> None:
         self._host, _, port = address.removeprefix("grpc://").rpartition(":")
         self._port = int(port)
         self._model = model
+        self._sampling = sampling
         self._metadata = grpc_client.outgoing(api_key=api_key)
         self._connection: _Connection | None = None
         self._connecting = asyncio.Lock()
@@ -143,8 +146,9 @@ class LeanGrpcTarget:
             raise OSError(why)
         return model_pb2.GetModelResponse.FromString(stream.answer).model.card.vocabulary_size
 
-    async def generate(self, prompt: list[int], max_tokens: int, trace: Trace) -> None:
-        message = generate_request(self._model, prompt, max_tokens).SerializeToString()
+    async def generate(self, prompt: Prompt, max_tokens: int, trace: Trace) -> None:
+        request = generate_request(self._model, prompt, max_tokens, sampling=self._sampling)
+        message = request.SerializeToString()
         try:
             why = await self._call(_Generation(trace, self._wall_s), _INFERENCE, message)
         except (OSError, http2.Http2Error) as error:

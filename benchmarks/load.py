@@ -8,7 +8,7 @@ import time
 from collections.abc import Awaitable, Callable, Iterator
 from typing import Protocol
 
-from .prompts import Prompts
+from .prompts import LogNormal, Prompt, PromptSource
 from .trace import Trace
 
 
@@ -18,8 +18,8 @@ class Target(Protocol):
     async def vocabulary_size(self) -> int:
         """Tokens the served model knows."""
 
-    async def generate(self, prompt: list[int], max_tokens: int, trace: Trace) -> None:
-        """Send one greedy request that ignores the model's own end, and keep `trace` up to date."""
+    async def generate(self, prompt: Prompt, max_tokens: int, trace: Trace) -> None:
+        """Send one request that ignores the model's own end, and keep `trace` up to date."""
 
     async def close(self) -> None:
         """Give the connections back."""
@@ -29,13 +29,18 @@ Send = Callable[[int, Trace], Awaitable[None]]
 """Sends request number i; fills its trace."""
 
 
-def sender(target: Target, prompts: Prompts, *, max_tokens: int, limit_s: float) -> Send:
-    """Requests to `target` that fail when they take longer than `limit_s`."""
+def sender(target: Target, prompts: PromptSource, *, max_tokens: int | LogNormal, limit_s: float) -> Send:
+    """Requests to `target` that fail when they take longer than `limit_s`.
+
+    Args:
+        max_tokens: tokens of each answer, or how they are distributed.
+    """
 
     async def send(index: int, trace: Trace) -> None:
+        length = max_tokens if isinstance(max_tokens, int) else max_tokens[index]
         try:
             async with asyncio.timeout(limit_s):
-                await target.generate(prompts[index], max_tokens, trace)
+                await target.generate(prompts[index], length, trace)
         except TimeoutError:
             trace.error = f"not finished within {limit_s:g} s"
         trace.ended_s = time.perf_counter()

@@ -1,7 +1,9 @@
-"""llama.cpp's own server beside ours: installed into an environment of its own, started, ended.
+"""llama.cpp's own server beside ours: found, started, ended.
 
-It comes in the wheel of xllamacpp. Wheels are built for any x86-64 machine with AVX2, while InferFlux builds
-llama.cpp for the machine it runs on: where that has AVX-512, part of a difference is the compiler's.
+There are two. `make peers` builds it from the source that llama-cpp-python vendors, with the flags of
+InferFlux's own llama.cpp (`peer_build`). Where that was not done, it comes in the wheel of xllamacpp, into an
+environment of its own. Wheels are built for any x86-64 machine with AVX2: where this one has AVX-512, part of
+a difference is the compiler's.
 """
 
 from __future__ import annotations
@@ -11,8 +13,9 @@ import contextlib
 import os
 import subprocess
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 from inferflux.common.servers import LOOPBACK, dying_with_parent, free_port
@@ -24,15 +27,88 @@ _START_LIMIT_S = 60.0
 
 
 class PeerError(Exception):
-    """The other server could not be installed or started; says why."""
+    """The other server could not be built, installed or started; says why."""
 
 
-def install() -> Path:
-    """The interpreter of the peers' environment, made and filled if it is not yet.
+@dataclass(frozen=True, slots=True)
+class Served:
+    """What a server serves, and on what.
+
+    Attributes:
+        cells: KV cells all slots share.
+    """
+
+    model: Path
+    port: int
+    threads: int
+    slots: int
+    cells: int
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """llama.cpp's own server.
+
+    Attributes:
+        name: what is said beside a figure that was taken against it.
+        command: starts it.
+    """
+
+    name: str
+    command: Callable[[Served], list[str]]
+
+
+def find(built: Path | None) -> Peer:
+    """The server built here, otherwise the wheel's, installed if it is not yet.
+
+    Args:
+        built: the llama-server that `make peers` left; None if it has not.
 
     Raises:
         PeerError: pip could not install what requirements/peers.txt names.
     """
+    if built is not None:
+        return Peer("llama-server built here", lambda served: _built_command(built, served))
+    python = _install()
+    return Peer("xllamacpp's wheel, AVX2", lambda served: _wheel_command(python, served))
+
+
+def _built_command(server: Path, served: Served) -> list[str]:
+    """What peer_server.py sets, as options of llama-server."""
+    sizes = {"--ctx-size": served.cells, "--batch-size": 2048, "--ubatch-size": 512}
+    threads = {"--threads": served.threads, "--threads-batch": served.threads}
+    # Every prompt is computed: no reuse within a slot, none from another slot, none kept in host memory.
+    reuse = {"--slot-prompt-similarity": 0.0, "--cache-ram": 0, "--ctx-checkpoints": 0}
+    options = {
+        "--model": served.model,
+        "--host": LOOPBACK,
+        "--port": served.port,
+        "--parallel": served.slots,
+        **sizes,
+        **threads,
+        **reuse,
+        "--flash-attn": "on",
+        "--fit": "off",
+        "--verbosity": 1,
+    }
+    switches = ("--kv-unified", "--no-cache-prompt", "--no-cache-idle-slots", "--no-ui", "--offline")
+    return [str(server), *(str(word) for option in options.items() for word in option), *switches]
+
+
+def _wheel_command(python: Path, served: Served) -> list[str]:
+    options = {
+        "--model-file": served.model,
+        "--port": served.port,
+        "--threads": served.threads,
+        "--slots": served.slots,
+        "--cells": served.cells,
+    }
+    script = ROOT / "benchmarks" / "peer_server.py"
+    return [str(python), str(script), *(str(word) for option in options.items() for word in option)]
+
+
+def _install() -> Path:
+    """The interpreter of the peers' environment, made and filled if it is not yet."""
     python = _ENVIRONMENT / "bin" / "python"
     stamp = _ENVIRONMENT / ".installed"
     wanted = _REQUIREMENTS.read_text()
@@ -53,12 +129,12 @@ def install() -> Path:
 
 @asynccontextmanager
 async def llama_server(
-    python: Path, model: Path, *, threads: int, slots: int, cells: int, omp: str
+    peer: Peer, model: Path, *, threads: int, slots: int, cells: int, omp: str
 ) -> AsyncIterator[str]:
     """Run llama.cpp's server; gives its http://host:port once it answers.
 
     Args:
-        python: what `install` returned.
+        peer: what `find` returned.
         cells: KV cells all slots share.
         omp: how its threads wait for each other: passive, active, or default.
 
@@ -66,9 +142,7 @@ async def llama_server(
         PeerError: it ended, or did not answer in time.
     """
     port = free_port()
-    command = [str(python), str(ROOT / "benchmarks" / "peer_server.py"), "--model-file", str(model)]
-    numbers = {"--port": port, "--threads": threads, "--slots": slots, "--cells": cells}
-    command += [word for name, value in numbers.items() for word in (name, str(value))]
+    command = peer.command(Served(model, port, threads, slots, cells))
     env = {k: v for k, v in os.environ.items() if k != "OMP_WAIT_POLICY"}
     if omp != "default":
         env["OMP_WAIT_POLICY"] = omp

@@ -85,9 +85,10 @@ def render(measured: Mapping[str, Any], command: str = PARTS["bench"].command) -
 
 def _spread(raw: Mapping[str, Any]) -> str:
     """The figure of every round, or tokens/s of every run of both sides: a reader sees how much they vary."""
+    named = f" ({server})" if (server := _server(raw)) else ""
     if "each" in raw:
-        return ", ".join(f"{one:.4g}" for one in raw["each"])
-    sides = {"ours": "ours", "bare_loop": "bare loop", "llama_server": "llama.cpp's"}
+        return ", ".join(f"{one:.4g}" for one in raw["each"]) + named
+    sides = {"ours": "ours", "bare_loop": "bare loop", "llama_server": f"llama.cpp's{named}"}
     rates = {
         label: [f"{run['tokens_per_s']:.0f}" for run in raw[side]]
         for side, label in sides.items()
@@ -96,6 +97,12 @@ def _spread(raw: Mapping[str, Any]) -> str:
     if len(rates) < 2 or "bare_loop_p50_ms" in raw:
         return ""
     return "; ".join(f"{label} {', '.join(values)}" for label, values in rates.items()) + " tokens/s"
+
+
+def _server(raw: Mapping[str, Any]) -> str:
+    """Which of llama.cpp's servers the figure was taken against; "" for none."""
+    runs = [run for key in ("llama_server", "runs") for run in raw.get(key, ())]
+    return ", ".join(dict.fromkeys(run["server"] for run in runs if "server" in run))
 
 
 def insert(document: str, results_text: str, *, begin: str = BEGIN, end: str = END) -> str:

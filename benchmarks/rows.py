@@ -57,8 +57,21 @@ class Reading:
         }
 
 
-def _ratios(prefix: str, title: str, target: float) -> list[Row]:
-    return [Row(f"{prefix}_c{n}", f"{title}, {n} concurrent", target) for n in (8, 16)]
+RATES = (2.0, 3.5)
+"""Requests per second of the open loop."""
+
+
+def rate_key(figure: str, rate: float) -> str:
+    """The row of the open loop that tells this figure at that rate."""
+    return f"open_loop_{figure}_vs_llama_server_r{rate:g}"
+
+
+def _ratios(prefix: str, title: str, target: float | None, direction: Direction = ">=") -> list[Row]:
+    return [Row(f"{prefix}_c{n}", f"{title}, {n} concurrent", target, direction) for n in (8, 16)]
+
+
+def _open_loop(figure: str, title: str, target: float, direction: Direction) -> list[Row]:
+    return [Row(rate_key(figure, rate), f"{title}, {rate:g} a second", target, direction) for rate in RATES]
 
 
 def _ms(key: str, title: str, target: float) -> Row:
@@ -77,6 +90,13 @@ _ROWS = [
     *_ratios("demo_worker_per_core_grpcio_vs_llama_server", "the same, our client being grpcio", 1.0),
     *_ratios("bench_vs_llama_server", "tokens/s ÷ llama.cpp's own server, bench model, equal clients", 1.0),
     *_ratios("bench_grpcio_vs_llama_server", "the same, our client being grpcio", 1.0),
+    *_ratios("bench_ttft_vs_llama_server", "equal clients: time to first token ÷ its, p50", None, "<="),
+    *_ratios("bench_itl_p99_vs_llama_server", "equal clients: time between tokens ÷ its, p99", 2.0, "<="),
+    *_ratios("demo_sampled_vs_llama_server", "tokens/s ÷ llama.cpp's own server, demo model, sampled", 1.1),
+    *_ratios("demo_sampled_ttft_vs_llama_server", "the same: time to first token ÷ its, p50", None, "<="),
+    *_ratios("demo_sampled_itl_p99_vs_llama_server", "the same: time between tokens ÷ its, p99", None, "<="),
+    *_open_loop("goodput", "open loop, bench model: goodput ÷ llama.cpp's own server", 1.8, ">="),
+    *_open_loop("itl_p99", "the same: time between tokens ÷ its, p99", 0.45, "<="),
     _ms("ttft_added_idle_p50_ms", "time to first token added at idle, bench model, p50", 5.0),
     _ms("ttft_added_idle_p99_ms", "time to first token added at idle, bench model, p99", 15.0),
     _ms("demo_ttft_added_idle_p50_ms", "time to first token added at idle, demo model, p50", 5.0),

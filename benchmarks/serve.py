@@ -2,8 +2,9 @@
 
     python benchmarks/serve.py --url 127.0.0.1:50051 --model inferflux-demo --concurrency 8 --requests 64
 
-Prompts are random token ids, another one for each request; answers are greedy and ignore the model's own
-end, so that every request generates exactly --max-tokens tokens. Without --rate there are always
+Prompts are random token ids, another one for each request, or random words with --prompt-characters. Answers
+are greedy unless a temperature is given. They ignore the model's own end, so that every request generates
+exactly --max-tokens tokens, or as many as --answer-tokens draws for it. Without --rate there are always
 --concurrency requests on the way; with it, requests come at random moments, that many a second.
 Exit code 1 if any request failed.
 """
@@ -30,14 +31,16 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from benchmarks import target
 from benchmarks.http_stream import ProtocolError
-from benchmarks.load import Send, closed_loop, open_loop, sender
-from benchmarks.prompts import Prompts
+from benchmarks.load import Send, Target, closed_loop, open_loop, sender
+from benchmarks.prompts import LogNormal, Prompts, PromptSource, TextPrompts
 from benchmarks.show import result_table
-from benchmarks.trace import Trace, totals
+from benchmarks.trace import Objective, Trace, totals
 
 _UPDATES_PER_S = 2
 # Requests of the warm-up are numbered from here, so that no measured prompt is sent twice.
 _WARMUP_FROM = 1_000_000_000
+# Random numbers of their own for each length, so that long prompts do not come with long answers.
+_PROMPT_LENGTHS, _ANSWER_LENGTHS = 1, 2
 
 
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
@@ -50,6 +53,24 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--requests", type=target.positive, default=64)
     parser.add_argument("--prompt-tokens", type=target.positive, default=128)
     parser.add_argument("--max-tokens", type=target.positive, default=64)
+    parser.add_argument(
+        "--prompt-characters",
+        type=_log_normal_span,
+        metavar="LOW:HIGH",
+        help="prompts of words, of so many characters (log-normal), instead of --prompt-tokens",
+    )
+    parser.add_argument(
+        "--answer-tokens",
+        type=_log_normal_span,
+        metavar="LOW:HIGH",
+        help="answers of so many tokens (log-normal), instead of --max-tokens",
+    )
+    parser.add_argument(
+        "--objective",
+        type=_objective,
+        metavar="TTFT_MS:GAP_MS",
+        help="also tell the goodput: requests whose first token and mean gap keep these limits",
+    )
     parser.add_argument("--rate", type=float, help="requests per second, at random moments (open loop)")
     parser.add_argument("--warmup", type=int, default=0, help="requests sent before, not measured")
     options = parser.parse_args(arguments)
@@ -62,8 +83,8 @@ async def measure(options: argparse.Namespace, *, is_bar_shown: bool) -> dict[st
     """Run the load; returns the figures beside what they were measured with."""
     server = target.open_target(options)
     try:
-        prompts = Prompts(options.prompt_tokens, await target.token_range(options, server), options.seed)
-        send = sender(server, prompts, max_tokens=options.max_tokens, limit_s=options.limit_s)
+        prompts = await _prompts(options, server)
+        send = sender(server, prompts, max_tokens=_answers(options), limit_s=options.limit_s)
         if options.warmup:
             numbers = range(_WARMUP_FROM, _WARMUP_FROM + options.warmup)
             await closed_loop(send, requests=numbers, concurrency=options.concurrency, on_done=lambda: None)
@@ -73,7 +94,21 @@ async def measure(options: argparse.Namespace, *, is_bar_shown: bool) -> dict[st
         cpu_s = time.process_time() - cpu_s
     finally:
         await server.close()
-    return {**_asked(options), **totals(traces), "client_cpu_s": round(cpu_s, 4)}
+    return {**_asked(options), **totals(traces, options.objective), "client_cpu_s": round(cpu_s, 4)}
+
+
+async def _prompts(options: argparse.Namespace, server: Target) -> PromptSource:
+    if options.prompt_characters is None:
+        return Prompts(options.prompt_tokens, await target.token_range(options, server), options.seed)
+    low, high = options.prompt_characters
+    return TextPrompts(LogNormal(low, high, (options.seed, _PROMPT_LENGTHS)), options.seed)
+
+
+def _answers(options: argparse.Namespace) -> int | LogNormal:
+    if options.answer_tokens is None:
+        return int(options.max_tokens)
+    low, high = options.answer_tokens
+    return LogNormal(low, high, (options.seed, _ANSWER_LENGTHS))
 
 
 async def _run(options: argparse.Namespace, send: Send, on_done: Callable[[], None]) -> list[Trace]:
@@ -84,8 +119,35 @@ async def _run(options: argparse.Namespace, send: Send, on_done: Callable[[], No
 
 
 def _asked(options: argparse.Namespace) -> dict[str, Any]:
-    names = ("target", "url", "model", "concurrency", "rate", "prompt_tokens", "max_tokens", "seed", "pin")
-    return {name: getattr(options, name) for name in names}
+    where = ("target", "url", "model", "pin")
+    load = (
+        "concurrency",
+        "rate",
+        "prompt_tokens",
+        "prompt_characters",
+        "max_tokens",
+        "answer_tokens",
+        "seed",
+    )
+    how = ("temperature", "top_k", "top_p")
+    return {name: getattr(options, name) for name in (*where, *load, *how)}
+
+
+def _log_normal_span(text: str) -> tuple[int, int]:
+    low, high = target.span(text)
+    if low < 1:
+        raise argparse.ArgumentTypeError("must be LOW:HIGH with LOW of at least 1")
+    return low, high
+
+
+def _objective(text: str) -> Objective:
+    try:
+        ttft_ms, gap_ms = (float(number) for number in text.split(":"))
+    except ValueError:
+        raise argparse.ArgumentTypeError("must be TTFT_MS:GAP_MS") from None
+    if not (ttft_ms > 0 and gap_ms > 0):
+        raise argparse.ArgumentTypeError("must be two times above 0")
+    return Objective(ttft_ms / 1000, gap_ms / 1000)
 
 
 @contextmanager

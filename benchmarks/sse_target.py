@@ -10,6 +10,8 @@ from typing import Any, cast
 from urllib.parse import urlsplit
 
 from .http_stream import EventParser, ProtocolError, ResponseParser
+from .prompts import Prompt
+from .sampling import GREEDY, Sampling
 from .trace import Trace
 
 _DONE = b"[DONE]"
@@ -112,14 +114,31 @@ class _Connection(asyncio.Protocol):
             self._done.set_exception(error)
 
 
+def sampling_fields(sampling: Sampling) -> dict[str, Any]:
+    """How tokens are drawn, as /v1/completions takes it.
+
+    `samplers` and `min_p` are llama.cpp's own: without them it would go through more steps than ours.
+    """
+    if sampling.is_greedy:
+        return {"temperature": 0}
+    return {
+        "temperature": sampling.temperature,
+        "top_k": sampling.top_k,
+        "top_p": sampling.top_p,
+        "min_p": 0,
+        "samplers": ["top_k", "top_p", "temperature"],
+    }
+
+
 class SseTarget:
     """A server at http://host:port."""
 
-    def __init__(self, url: str, *, model: str, api_key: str) -> None:
+    def __init__(self, url: str, *, model: str, api_key: str, sampling: Sampling = GREEDY) -> None:
         parts = urlsplit(url if "//" in url else f"http://{url}")
         self._host, self._port = parts.hostname or "127.0.0.1", parts.port or 80
         self._base = parts.path.rstrip("/").removesuffix("/v1")
         self._model = model
+        self._sampling = sampling
         self._authorization = f"Authorization: Bearer {api_key}\r\n" if api_key else ""
         self._idle: list[_Connection] = []
 
@@ -147,12 +166,12 @@ class SseTarget:
             ) from None
         return int(size)
 
-    async def generate(self, prompt: list[int], max_tokens: int, trace: Trace) -> None:
+    async def generate(self, prompt: Prompt, max_tokens: int, trace: Trace) -> None:
         body = {
             "model": self._model,
             "prompt": prompt,
             "max_tokens": max_tokens,
-            "temperature": 0,
+            **sampling_fields(self._sampling),
             "stream": True,
             "stream_options": {"include_usage": True},
             "ignore_eos": True,

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
+import math
+import statistics
 
 import pytest
 
 from benchmarks.load import closed_loop, open_loop, poisson_moments
-from benchmarks.prompts import Prompts, middle_of
 from benchmarks.trace import Trace
 
 
@@ -57,10 +59,10 @@ def test_poisson_moments_have_the_rate_asked_for_and_come_again_with_the_seed() 
     assert moments != poisson_moments(20_000, 50.0, 2)
 
 
-def test_every_request_has_a_prompt_of_its_own_and_every_run_the_same_ones() -> None:
-    prompts = Prompts(128, middle_of(32_000))
-    assert prompts[0] == Prompts(128, middle_of(32_000))[0]
-    assert prompts[0] != prompts[1]
-    assert prompts[0] != Prompts(128, middle_of(32_000), seed=1)[0]
-    assert all(4000 <= token < 31_500 for token in prompts[0])
-    assert len(prompts[0]) == 128
+def test_gaps_between_poisson_arrivals_are_spread_as_much_as_they_are_long() -> None:
+    moments = poisson_moments(20_000, 2.0, 1)
+    between = [later - earlier for earlier, later in itertools.pairwise([0.0, *moments])]
+    assert statistics.mean(between) == pytest.approx(0.5, rel=0.03)
+    assert statistics.stdev(between) == pytest.approx(0.5, rel=0.03)
+    # The share of gaps above twice the mean.
+    assert sum(gap > 1.0 for gap in between) / len(between) == pytest.approx(math.exp(-2), rel=0.05)
