@@ -17,6 +17,7 @@ from harness.http2_client import Http2Client
 from prometheus_client import REGISTRY
 
 from inferflux.common import errors, grpc_metadata
+from inferflux.common.calls import CallContext
 from inferflux.common.grpc_client import channel
 from inferflux.common.grpc_interceptor import RequestInterceptor, current_call
 from inferflux.common.grpc_options import receive_limit
@@ -53,9 +54,9 @@ class Caller:
     scope: str
 
 
-async def admit(scope: str, metadata: grpc_metadata.Metadata | None) -> Caller:
+async def admit(scope: str, context: CallContext) -> Caller:
     """Every key is of a tenant of its own."""
-    if (key := grpc_metadata.credential(metadata)) not in (KEY, OTHER_KEY):
+    if (key := context.credential) not in (KEY, OTHER_KEY):
         raise errors.Unauthenticated("unknown key")
     return Caller(key, scope)
 
@@ -262,7 +263,7 @@ async def test_a_call_that_is_not_read_may_send_8_kb(served: Served) -> None:
 async def test_more_calls_than_are_served_are_refused() -> None:
     started = asyncio.Event()
 
-    async def stuck(scope: str, metadata: grpc_metadata.Metadata | None) -> Caller:
+    async def stuck(scope: str, context: CallContext) -> Caller:
         started.set()
         await asyncio.Event().wait()
         raise AssertionError

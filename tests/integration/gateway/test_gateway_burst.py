@@ -13,11 +13,12 @@ import pytest
 from harness.gateway import GatewayProcess
 
 from inferflux.common import grpc_client
+from inferflux.common.calls import CallContext
 from inferflux.common.errors import ResourceExhausted, Unauthenticated
 from inferflux.gateway.admission import Admission
 from inferflux.v1 import model_pb2, policy_pb2, policy_pb2_grpc
 
-METADATA = grpc_client.outgoing(api_key="ifx_" + "A" * 43)
+CALL = CallContext("r1", credential="ifx_" + "A" * 43)
 
 
 class SlowPolicy(policy_pb2_grpc.PolicyServiceServicer):
@@ -73,7 +74,7 @@ async def slow() -> AsyncIterator[Slow]:
 
 async def test_calls_wait_for_a_slow_policy_longer_than_one_answer_may_take(slow: Slow) -> None:
     admission = Admission(slow.channel, timeout_s=1.0, at_once=4)
-    callers = await asyncio.gather(*(admission.admit("inference", METADATA) for _ in range(150)))
+    callers = await asyncio.gather(*(admission.admit("inference", CALL) for _ in range(150)))
     assert {caller.tenant for caller in callers} == {"acme"}
     assert slow.policy.most_at_once <= 4
 
@@ -81,20 +82,20 @@ async def test_calls_wait_for_a_slow_policy_longer_than_one_answer_may_take(slow
 async def test_a_full_queue_refuses_one_more(slow: Slow) -> None:
     admission = Admission(slow.channel, timeout_s=5.0, at_once=1, waiting=3)
     answers = await asyncio.gather(
-        *(admission.admit("inference", METADATA) for _ in range(10)), return_exceptions=True
+        *(admission.admit("inference", CALL) for _ in range(10)), return_exceptions=True
     )
     assert sum(isinstance(answer, ResourceExhausted) for answer in answers) == 6
-    assert (await admission.admit("inference", METADATA)).tenant == "acme"
+    assert (await admission.admit("inference", CALL)).tenant == "acme"
 
 
 async def test_a_caller_that_leaves_gives_its_place_back(slow: Slow) -> None:
     admission = Admission(slow.channel, timeout_s=5.0, at_once=1, waiting=3)
-    leaving = [asyncio.create_task(admission.admit("inference", METADATA)) for _ in range(4)]
+    leaving = [asyncio.create_task(admission.admit("inference", CALL)) for _ in range(4)]
     await asyncio.sleep(0)
     for task in leaving:
         task.cancel()
     await asyncio.gather(*leaving, return_exceptions=True)
-    callers = await asyncio.gather(*(admission.admit("inference", METADATA) for _ in range(4)))
+    callers = await asyncio.gather(*(admission.admit("inference", CALL) for _ in range(4)))
     assert len(callers) == 4
 
 
@@ -102,7 +103,7 @@ async def test_a_caller_that_leaves_gives_its_place_back(slow: Slow) -> None:
 async def test_policy_is_not_asked_for_what_cannot_be_a_key(slow: Slow, key: str) -> None:
     admission = Admission(slow.channel, timeout_s=5.0)
     with pytest.raises(Unauthenticated):
-        await admission.admit("inference", grpc_client.outgoing(api_key=key))
+        await admission.admit("inference", CallContext("r1", credential=key))
     assert slow.policy.asked == 0
 
 

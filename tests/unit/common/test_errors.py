@@ -75,3 +75,56 @@ def test_an_unknown_code_is_internal() -> None:
     error = errors.from_failed(tokens_pb2.Failed(code=15, message="lost"))
     assert isinstance(error, errors.Internal)
     assert error.message == "lost"
+
+
+HTTP: dict[type[errors.InferFluxError], tuple[int, str]] = {
+    errors.InferFluxError: (500, "server_error"),
+    errors.InvalidArgument: (400, "invalid_request_error"),
+    errors.Unauthenticated: (401, "authentication_error"),
+    errors.PermissionDenied: (403, "permission_error"),
+    errors.NotFound: (404, "invalid_request_error"),
+    errors.AlreadyExists: (409, "invalid_request_error"),
+    errors.ResourceExhausted: (429, "rate_limit_error"),
+    errors.Cancelled: (499, "invalid_request_error"),
+    errors.Internal: (500, "server_error"),
+    errors.Unavailable: (503, "server_error"),
+    errors.DeadlineExceeded: (504, "server_error"),
+}
+
+
+def test_every_kind_of_error_has_an_http_status() -> None:
+    assert {errors.InferFluxError, *errors.InferFluxError.__subclasses__()} == HTTP.keys()
+    found = {kind: errors.to_http(kind("a sentence")) for kind in HTTP}
+    assert {kind: (http.status, http.body["error"]["type"]) for kind, http in found.items()} == HTTP
+    assert all(http.body["error"]["message"] == "a sentence" for http in found.values())
+
+
+@pytest.mark.parametrize(
+    ("error", "headers", "param", "code"),
+    [
+        (errors.InvalidArgument("x", field="params.max_tokens"), {}, "params.max_tokens", "invalid_argument"),
+        (errors.InvalidArgument("x", reason="PROMPT_TOO_LONG"), {}, None, "context_length_exceeded"),
+        (
+            errors.Unauthenticated("x", reason="NO_CREDENTIAL"),
+            {"www-authenticate": "Bearer"},
+            None,
+            "invalid_api_key",
+        ),
+        (errors.NotFound("x", reason="UNKNOWN_MODEL"), {}, None, "model_not_found"),
+        (errors.ResourceExhausted("x"), {"retry-after": "1"}, None, "rate_limit_exceeded"),
+        (
+            errors.Unavailable("x", reason="NO_WORKER", retry_delay_s=2.1),
+            {"retry-after": "3"},
+            None,
+            "no_worker",
+        ),
+        (errors.Unavailable("x", retry_delay_s=0.01), {"retry-after": "1"}, None, "unavailable"),
+        (errors.Unavailable("x", retry_delay_s=None), {}, None, "unavailable"),
+    ],
+)
+def test_http_says_field_reason_and_delay(
+    error: errors.InferFluxError, headers: dict[str, str], param: str | None, code: str
+) -> None:
+    http = errors.to_http(error)
+    assert http.headers == headers
+    assert (http.body["error"]["param"], http.body["error"]["code"]) == (param, code)

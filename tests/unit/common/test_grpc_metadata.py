@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from inferflux.common import grpc_metadata as metadata
+from inferflux.common.calls import call_context
 from inferflux.common.errors import InvalidArgument, Unauthenticated
 
 
@@ -24,8 +25,9 @@ def test_a_key_is_read_from_either_header(pairs: list[tuple[str, str | bytes]]) 
 
 @pytest.mark.parametrize("pairs", [None, [], [("authorization", "Bearer")], [("x-api-key", " ")]])
 def test_no_key_is_unauthenticated(pairs: list[tuple[str, str | bytes]] | None) -> None:
-    with pytest.raises(Unauthenticated):
-        metadata.credential(pairs)
+    with pytest.raises(Unauthenticated) as caught:
+        call_context(pairs, remaining_s=None).require_credential()
+    assert caught.value.reason == "NO_CREDENTIAL"
 
 
 def test_a_request_id_is_taken_or_made() -> None:

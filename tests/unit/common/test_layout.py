@@ -188,3 +188,9 @@ def test_the_protos_pass_buf_lint() -> None:
 def test_a_service_without_grpc_does_not_pay_for_it(module: str) -> None:
     code = f"import sys, inferflux.common.{module}; sys.exit('grpc' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_the_gateways_pipeline_knows_no_grpc() -> None:
+    """Another front, of another protocol, uses it as it is."""
+    code = "import sys, inferflux.gateway.pipeline; sys.exit('grpc' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

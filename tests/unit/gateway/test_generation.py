@@ -11,9 +11,10 @@ from prometheus_client import CollectorRegistry
 from inferflux.common import subjects
 from inferflux.common.background import Background
 from inferflux.common.bus import Bus
+from inferflux.common.calls import CallContext
 from inferflux.common.errors import InferFluxError, ResourceExhausted, Unavailable
 from inferflux.common.tracing import OFF
-from inferflux.gateway.admission import Admission, Caller
+from inferflux.gateway.caller import Caller
 from inferflux.gateway.canceller import Canceller
 from inferflux.gateway.generation import Call, Generation, Services
 from inferflux.gateway.ledger import Ledger
@@ -96,7 +97,7 @@ class Stage:
             submitter=Submitter(bus),
             canceller=Canceller(bus, background, timeout_s=1),
             reader_reports=self.reports,
-            ledger=Ledger(cast("Admission", self), background),
+            ledger=Ledger(self, background),
             metrics=GatewayMetrics(CollectorRegistry()),
             background=background,
             streams=self.streams,
@@ -108,7 +109,7 @@ class Stage:
         self.settled.append(request)
 
     def generation(self, method: str = "Generate") -> Generation:
-        call = Call(method, "demo", "r1", False, Caller("acme", "key"), OFF.start("test"), 0, 0.0)
+        call = Call(method, "demo", "r1", Caller("acme", "key"), OFF.start("test"), CallContext("r1"))
         return Generation(call, self._services)
 
     async def submit(self, attempt_id: str) -> None:
@@ -188,12 +189,11 @@ async def test_the_terminal_chunk_names_the_attempt_whatever_the_scheduler_answe
         stage.bus.reply, stage.bus.stored = late, [finished("a1")]
         async with stage.generation("Resume") as generation:
             await generation.resume(0)
-            chunk = await generation.next()
-            assert chunk is not None
+            await anext(generation)
             stage.bus.may_reply.set()
             for _ in range(5):
                 await asyncio.sleep(0)
-            assert await generation.next() is None
+            assert [chunk async for chunk in generation] == []
         await stage.end()
         assert [request.attempt_id for request in stage.settled] == ["a1"]
 

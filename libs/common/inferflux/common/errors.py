@@ -1,24 +1,26 @@
 """Every error that crosses a process boundary, each with its wire code.
 
-    InferFluxError
-    ├── InvalidArgument      3   the request itself is wrong; names the field
-    ├── Unauthenticated     16   no key, or not one of ours
-    ├── PermissionDenied     7   a key, but not for this
-    ├── NotFound             5   no such model, request, object
-    ├── AlreadyExists        6   the request id is taken
-    ├── ResourceExhausted    8   a limit or a full queue; try again after retry_delay_s
-    ├── Unavailable         14   something needed is away; try again after retry_delay_s
-    ├── DeadlineExceeded     4   too late
-    ├── Cancelled            1   the caller gave up
-    └── Internal            13   a defect of ours
+    InferFluxError        code  HTTP
+    ├── InvalidArgument      3   400  the request itself is wrong; names the field
+    ├── Unauthenticated     16   401  no key, or not one of ours
+    ├── PermissionDenied     7   403  a key, but not for this
+    ├── NotFound             5   404  no such model, request, object
+    ├── AlreadyExists        6   409  the request id is taken
+    ├── ResourceExhausted    8   429  a limit or a full queue; try again after retry_delay_s
+    ├── Unavailable         14   503  something needed is away; try again after retry_delay_s
+    ├── DeadlineExceeded     4   504  too late
+    ├── Cancelled            1   499  the caller gave up
+    └── Internal            13   500  a defect of ours
 
 Codes are those of google.rpc.Code, which are those of gRPC. `to_status` and `from_rpc` are the two ways
-over gRPC, `to_failed` and `from_failed` the two ways over a token stream.
+over gRPC, `to_failed` and `from_failed` the two ways over a token stream, `to_http` is the way over HTTP.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar
+import math
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 if TYPE_CHECKING:
     import grpc.aio
@@ -34,6 +36,9 @@ class InferFluxError(Exception):
 
     code: ClassVar[int] = 2
     default_reason: ClassVar[str] = "UNKNOWN"
+    http_status: ClassVar[int] = 500
+    # What OpenAI's API calls such an error.
+    http_type: ClassVar[str] = "server_error"
 
     def __init__(self, message: str, *, reason: str = "", retry_delay_s: float | None = None) -> None:
         super().__init__(message)
@@ -45,6 +50,8 @@ class InferFluxError(Exception):
 class InvalidArgument(InferFluxError):
     code = 3
     default_reason = "INVALID_ARGUMENT"
+    http_status = 400
+    http_type = "invalid_request_error"
 
     def __init__(self, message: str, *, field: str = "", reason: str = "") -> None:
         super().__init__(message, reason=reason)
@@ -54,26 +61,36 @@ class InvalidArgument(InferFluxError):
 class Unauthenticated(InferFluxError):
     code = 16
     default_reason = "UNAUTHENTICATED"
+    http_status = 401
+    http_type = "authentication_error"
 
 
 class PermissionDenied(InferFluxError):
     code = 7
     default_reason = "PERMISSION_DENIED"
+    http_status = 403
+    http_type = "permission_error"
 
 
 class NotFound(InferFluxError):
     code = 5
     default_reason = "NOT_FOUND"
+    http_status = 404
+    http_type = "invalid_request_error"
 
 
 class AlreadyExists(InferFluxError):
     code = 6
     default_reason = "ALREADY_EXISTS"
+    http_status = 409
+    http_type = "invalid_request_error"
 
 
 class ResourceExhausted(InferFluxError):
     code = 8
     default_reason = "RESOURCE_EXHAUSTED"
+    http_status = 429
+    http_type = "rate_limit_error"
 
     def __init__(self, message: str, *, reason: str = "", retry_delay_s: float | None = 1.0) -> None:
         super().__init__(message, reason=reason, retry_delay_s=retry_delay_s)
@@ -82,6 +99,7 @@ class ResourceExhausted(InferFluxError):
 class Unavailable(InferFluxError):
     code = 14
     default_reason = "UNAVAILABLE"
+    http_status = 503
 
     def __init__(self, message: str, *, reason: str = "", retry_delay_s: float | None = 1.0) -> None:
         super().__init__(message, reason=reason, retry_delay_s=retry_delay_s)
@@ -90,11 +108,14 @@ class Unavailable(InferFluxError):
 class DeadlineExceeded(InferFluxError):
     code = 4
     default_reason = "DEADLINE_EXCEEDED"
+    http_status = 504
 
 
 class Cancelled(InferFluxError):
     code = 1
     default_reason = "CANCELLED"
+    http_status = 499
+    http_type = "invalid_request_error"
 
 
 class Internal(InferFluxError):
@@ -191,3 +212,38 @@ def from_failed(failed: tokens_pb2.Failed) -> InferFluxError:
     """The error a terminal chunk carries."""
     retry_delay_s = failed.retry_delay_ms / 1000 if failed.retry_delay_ms else None
     return from_code(failed.code, failed.message, reason=failed.reason, retry_delay_s=retry_delay_s)
+
+
+class HttpError(NamedTuple):
+    """An error as HTTP says it; the body is to be sent as JSON."""
+
+    status: int
+    headers: Mapping[str, str]
+    body: Mapping[str, Any]
+
+
+# Reasons for which OpenAI's API has a code that clients look at.
+_OPENAI_CODES = {
+    "NO_CREDENTIAL": "invalid_api_key",
+    "UNKNOWN_API_KEY": "invalid_api_key",
+    "UNKNOWN_MODEL": "model_not_found",
+    "PROMPT_TOO_LONG": "context_length_exceeded",
+    "RESOURCE_EXHAUSTED": "rate_limit_exceeded",
+}
+
+
+def to_http(error: InferFluxError) -> HttpError:
+    """The status, the headers and the body in the shape of OpenAI's API."""
+    headers: dict[str, str] = {}
+    if error.retry_delay_s is not None:
+        headers["retry-after"] = str(max(1, math.ceil(error.retry_delay_s)))
+    if isinstance(error, Unauthenticated):
+        headers["www-authenticate"] = "Bearer"
+    field = error.field if isinstance(error, InvalidArgument) else ""
+    body = {
+        "message": error.message,
+        "type": error.http_type,
+        "param": field or None,
+        "code": _OPENAI_CODES.get(error.reason, error.reason.lower()),
+    }
+    return HttpError(error.http_status, headers, {"error": body})

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-import time
 from collections import defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import aclosing, asynccontextmanager
@@ -25,6 +24,7 @@ import grpc.aio
 from grpc_status import rpc_status
 
 from inferflux.common import grpc_metadata, logs, metrics, wire
+from inferflux.common.calls import CallContext, call_context
 from inferflux.common.errors import InferFluxError, Internal, InvalidArgument, ResourceExhausted, to_status
 from inferflux.common.grpc_options import MAX_RECEIVE_BYTES
 from inferflux.common.grpc_receiving import Receiving
@@ -45,8 +45,8 @@ class Admitted(Protocol):
     def tenant(self) -> str: ...
 
 
-Admit = Callable[[str, grpc_metadata.Metadata | None], Awaitable[Admitted]]
-"""Lets the holder of a key pass, or raises: called with the scope and the call's metadata, before the body is
+Admit = Callable[[str, CallContext], Awaitable[Admitted]]
+"""Lets the holder of a key pass, or raises: called with the scope and the call's context, before the body is
 received. What it returns is the call's `caller`."""
 
 # Messages that arrive at the same time: of strangers to open methods, and of callers that were admitted. Each
@@ -66,13 +66,10 @@ class CallInfo:
     """The RPC that a task serves.
 
     Attributes:
-        request_id: the caller's or a generated one.
-        started_at: monotonic, in seconds, before the call was admitted.
         caller: as admitted; None for methods that admit every caller.
     """
 
-    request_id: str
-    started_at: float
+    context: CallContext
     caller: Admitted | None
 
 
@@ -106,7 +103,7 @@ def caller_as(kind: type[_Caller]) -> _Caller:
 def current_request_id() -> str:
     """The request id of the RPC this task serves: the caller's or a generated one; "" outside of any."""
     call = _call.get()
-    return "" if call is None else call.request_id
+    return "" if call is None else call.context.request_id
 
 
 class RequestInterceptor(grpc.aio.ServerInterceptor):
@@ -197,7 +194,7 @@ class RequestInterceptor(grpc.aio.ServerInterceptor):
         if rule.scope:
             if self._admit is None:
                 raise RuntimeError("a method has a scope, and nothing admits callers")
-            caller = await self._admit(rule.scope, call.metadata)
+            caller = await self._admit(rule.scope, current_call().context)
         await call.begin(caller)
 
     async def _request(self, context: Context, rule: MethodRule, handler: Any) -> Any:
@@ -280,24 +277,24 @@ class _Call:
     def __init__(self, method: str, metadata: grpc_metadata.Metadata | None, context: Context) -> None:
         self._method = method
         self._context = context
-        self._started_at = time.monotonic()
+        self._metadata = metadata
         self._request_id = ""
-        self.metadata = metadata
 
     async def __aenter__(self) -> Self:
         logs.clear_request()
         try:
-            self._request_id = grpc_metadata.request_id(self.metadata)
+            context = call_context(self._metadata, remaining_s=self._context.time_remaining())
         except InvalidArgument as error:
             await self._abort(error)
-        _call.set(CallInfo(self._request_id, self._started_at, None))
-        trace_id = trace_id_of(grpc_metadata.get(self.metadata, grpc_metadata.TRACEPARENT))
-        logs.bind_request(**logs.of_request(self._request_id, trace_id=trace_id))
+        self._request_id = context.request_id
+        _call.set(CallInfo(context, None))
+        trace_id = trace_id_of(context.traceparent)
+        logs.bind_request(**logs.of_request(context.request_id, trace_id=trace_id))
         return self
 
     async def begin(self, caller: Admitted | None) -> None:
         """The caller may call: tell it the request id before its first message."""
-        _call.set(CallInfo(self._request_id, self._started_at, caller))
+        _call.set(CallInfo(current_call().context, caller))
         await self._context.send_initial_metadata(((grpc_metadata.REQUEST_ID, self._request_id),))
 
     async def __aexit__(self, _kind: object, error: BaseException | None, _traceback: object) -> None:

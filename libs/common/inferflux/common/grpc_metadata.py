@@ -6,7 +6,7 @@ import re
 import secrets
 from collections.abc import Iterable
 
-from inferflux.common.errors import InvalidArgument, Unauthenticated
+from inferflux.common.errors import InvalidArgument
 
 REQUEST_ID = "x-request-id"
 AUTHORIZATION = "authorization"
@@ -47,19 +47,12 @@ def new_request_id() -> str:
 
 
 def credential(metadata: Metadata | None) -> str:
-    """The API key from `authorization: Bearer KEY` or `x-api-key: KEY`.
-
-    Raises:
-        Unauthenticated: there is none.
-    """
+    """The API key from `authorization: Bearer KEY` or `x-api-key: KEY`; "" without one."""
     authorization = get(metadata, AUTHORIZATION)
     scheme, _, token = authorization.partition(" ")
     if scheme.lower() == "bearer" and token.strip():
         return token.strip()
-    if key := get(metadata, API_KEY).strip():
-        return key
-    message = "no API key: send metadata `authorization: Bearer KEY` or `x-api-key: KEY`"
-    raise Unauthenticated(message, reason="NO_CREDENTIAL")
+    return get(metadata, API_KEY).strip()
 
 
 def outgoing(

@@ -5,47 +5,25 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections import OrderedDict
-from dataclasses import dataclass
 
 import grpc
 import grpc.aio
 
 from inferflux.common import grpc_metadata
 from inferflux.common.api_key import is_well_formed
+from inferflux.common.calls import CallContext
 from inferflux.common.errors import InferFluxError, Unauthenticated, Unavailable, from_rpc
-from inferflux.common.grpc_interceptor import caller_as, current_request_id
 from inferflux.v1 import policy_pb2, policy_pb2_grpc
 
+from .caller import Caller
 from .gate import Gate
 
 # Keys that are remembered as admitted.
 _KEYS_REMEMBERED = 4096
 
 
-@dataclass(frozen=True, slots=True)
-class Caller:
-    """Who calls, as policy knows them.
-
-    Attributes:
-        max_priority: the most urgent priority of the caller's requests; None where policy sets no ceiling.
-    """
-
-    tenant: str
-    key_id: str
-    max_priority: int | None = None
-
-    def capped(self, priority: int) -> int:
-        """The priority a request gets that asks for this one."""
-        return priority if self.max_priority is None else min(priority, self.max_priority)
-
-
-def current_caller() -> Caller:
-    """Who makes the call that this task serves."""
-    return caller_as(Caller)
-
-
 class Admission:
-    """Asks the policy service. Closed when that does not answer: nobody is let in unasked.
+    """Asks the policy service. While that does not answer, every call is refused.
 
     Policy is asked a bounded number of questions at a time. The others wait in order, and the time limit of a
     question counts from when it is sent, so a burst is answered late instead of refused. Calls with a key
@@ -68,8 +46,8 @@ class Admission:
         # Digests of keys that were admitted, the latest last.
         self._admitted: OrderedDict[bytes, None] = OrderedDict()
 
-    async def admit(self, scope: str, metadata: grpc_metadata.Metadata | None) -> Caller:
-        """Let a call pass, by its metadata alone.
+    async def admit(self, scope: str, context: CallContext) -> Caller:
+        """Let a call pass, by its context alone.
 
         Raises:
             Unauthenticated: no credential, or an unknown one.
@@ -77,19 +55,19 @@ class Admission:
             ResourceExhausted: too many calls wait for policy.
             Unavailable: policy, or its store, does not answer.
         """
-        credential = grpc_metadata.credential(metadata)
+        credential = context.require_credential()
         if not is_well_formed(credential):
             raise Unauthenticated("this API key is unknown or was revoked", reason="UNKNOWN_API_KEY")
-        request_id = current_request_id()
-        ask = policy_pb2.AdmitRequest(credential=credential, scope=scope, request_id=request_id)
-        traceparent = grpc_metadata.get(metadata, grpc_metadata.TRACEPARENT)
+        ask = policy_pb2.AdmitRequest(credential=credential, scope=scope, request_id=context.request_id)
         key = hashlib.sha256(credential.encode()).digest()
         async with self._admits.place(is_preferred=key in self._admitted):
             try:
                 answer = await self._stub.Admit(
                     ask,
                     timeout=self._timeout_s,
-                    metadata=grpc_metadata.outgoing(request_id=request_id, traceparent=traceparent),
+                    metadata=grpc_metadata.outgoing(
+                        request_id=context.request_id, traceparent=context.traceparent
+                    ),
                 )
             except grpc.aio.AioRpcError as error:
                 if error.code() is grpc.StatusCode.UNAUTHENTICATED:

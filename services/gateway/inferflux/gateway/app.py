@@ -35,6 +35,7 @@ from .ledger import Ledger
 from .metrics import GatewayMetrics
 from .model_servicer import ModelServicer
 from .models import ModelRegistry
+from .pipeline import Pipeline
 from .readers import ReaderReports
 from .rules import SERVICE_NAMES, body_limit, rules
 from .scheduler_admin import SchedulerAdmin
@@ -84,8 +85,8 @@ class _Gateway:
 
     services: Services
     policy_channel: grpc.aio.Channel
-    admission: Admission
-    text: Tokenizers
+    pipeline: Pipeline
+    tokenizers: Tokenizers
     models: ModelRegistry
 
 
@@ -100,10 +101,10 @@ async def _open(settings: GatewaySettings, stack: AsyncExitStack, tracer: Tracer
     stack.push_async_callback(background.finish, _SETTLE_LIMIT_S)
 
     directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="inferflux-gateway-")))
-    text = Tokenizers(settings.tokenizer_limits, TokenizerFiles(bus, directory).path)
-    stack.push_async_callback(text.close)
+    tokenizers = Tokenizers(settings.tokenizer_limits, TokenizerFiles(bus, directory).path)
+    stack.push_async_callback(tokenizers.close)
     metrics = GatewayMetrics()
-    models = ModelRegistry(bus, metrics.bad, on_model=WarmUp(text, background).on_model)
+    models = ModelRegistry(bus, metrics.bad, on_model=WarmUp(tokenizers, background).on_model)
     await models.start()
     stack.push_async_callback(models.close)
 
@@ -124,22 +125,23 @@ async def _open(settings: GatewaySettings, stack: AsyncExitStack, tracer: Tracer
         relay_limits=settings.relay_limits,
         tracer=tracer,
     )
-    return _Gateway(services, policy_channel, admission, text, models)
+    pipeline = Pipeline(
+        admission,
+        models,
+        tokenizers,
+        services,
+        max_text_bytes=settings.max_text_bytes,
+        max_resume_window_s=settings.max_resume_window_s,
+    )
+    return _Gateway(services, policy_channel, pipeline, tokenizers, models)
 
 
 def _build_server(settings: GatewaySettings, gateway: _Gateway, probe: Probe) -> GrpcServer:
     """The gRPC server with every servicer, not started yet."""
     server = build_server(
         rules(settings.max_text_bytes),
-        gateway.admission.admit,
+        gateway.pipeline.admit,
         options=[receive_limit(body_limit(settings.max_text_bytes))],
-    )
-    inference = InferenceServicer(
-        gateway.services,
-        gateway.models,
-        gateway.text,
-        max_text_bytes=settings.max_text_bytes,
-        max_resume_window_s=settings.max_resume_window_s,
     )
     cluster = ClusterServicer(
         gateway.services.bus,
@@ -150,7 +152,9 @@ def _build_server(settings: GatewaySettings, gateway: _Gateway, probe: Probe) ->
         policy_address=settings.policy_address,
     )
     admin = AdminServicer(SchedulerAdmin(gateway.services.bus, timeout_s=_ADMIN_TIMEOUT_S))
-    inference_pb2_grpc.add_InferenceServiceServicer_to_server(inference, server.server)
+    inference_pb2_grpc.add_InferenceServiceServicer_to_server(
+        InferenceServicer(gateway.pipeline), server.server
+    )
     model_pb2_grpc.add_ModelServiceServicer_to_server(ModelServicer(gateway.models), server.server)
     cluster_pb2_grpc.add_ClusterServiceServicer_to_server(cluster, server.server)
     admin_pb2_grpc.add_AdminServiceServicer_to_server(admin, server.server)
@@ -169,7 +173,7 @@ async def _watch(gateway: _Gateway, probe: Probe, server: GrpcServer, shutdown: 
         probe.set_ready("queue", ok=not bus.write_problem, detail=bus.write_problem)
         why_not = await _ask_policy(policy_health)
         probe.set_ready("policy", ok=not why_not, detail=why_not)
-        no_tokenizers = gateway.text.revive()
+        no_tokenizers = gateway.tokenizers.revive()
         probe.set_ready("tokenizers", ok=not no_tokenizers, detail=no_tokenizers)
         if probe.is_ready != was_ready:
             was_ready = probe.is_ready

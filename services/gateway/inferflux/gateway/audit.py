@@ -1,4 +1,4 @@
-"""One line per admitted request, for those who must answer who did what. No prompt, no answer."""
+"""One log line per admitted request: the record of which key did what. It holds no prompt and no answer."""
 
 from __future__ import annotations
 

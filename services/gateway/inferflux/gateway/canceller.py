@@ -1,4 +1,4 @@
-"""Cancelling: a notice to the scheduler, which answers, and to the workers, who act in silence."""
+"""Cancelling: a notice to the scheduler, which replies, and to the workers, which do not."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ _ASK_TIMEOUT_S = 1.0
 
 
 class ClusterServicer(cluster_pb2_grpc.ClusterServiceServicer):
-    """Asks everyone at once, and waits for nobody longer than a second. Gateway and scheduler are as ready as
+    """Asks all services at once, and waits a second at most. Gateway and scheduler are as ready as
     their /readyz says.
 
     Redis is seen through policy, which serves health as NOT_SERVING while its store is away.

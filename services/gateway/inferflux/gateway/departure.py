@@ -21,7 +21,7 @@ async def depart(
     read: scheduler_pb2.ReadRequest,
     *,
     window_s: int | None,
-    is_heard: bool,
+    has_received: bool,
     is_handed_over: bool,
 ) -> None:
     """Say that the reader has left, and cancel the request if it has neither a window nor another reader.
@@ -32,7 +32,7 @@ async def depart(
 
     Args:
         window_s: of the request; None when it is not known.
-        is_heard: whether a chunk of it has come, so that its job has certainly reached the scheduler.
+        has_received: whether a chunk of it has come, so that its job has certainly reached the scheduler.
         is_handed_over: the gateway ended the stream; the client is told to resume it.
     """
     left = await _leave(reports, read, is_handed_over=is_handed_over)
@@ -40,7 +40,7 @@ async def depart(
         return
     is_ours_to_end = window_s == 0 and bool(read.attempt_id)
     if left is Left.MAY_END or is_ours_to_end:
-        await canceller.abandon(read, may_be_underway=not is_heard)
+        await canceller.abandon(read, may_be_underway=not has_received)
 
 
 async def _leave(reports: ReaderReports, read: scheduler_pb2.ReadRequest, *, is_handed_over: bool) -> Left:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from inferflux.v1 import scheduler_pb2
 
-# Without any change, said again this often, so that whoever watches knows that somebody still does.
+# Without any change, said again this often, so that the client sees that the call is alive.
 _REPEAT_S = 0.5
-# Heartbeats are a second apart: one may say READY that left before the worker heard of the draining.
+# Heartbeats are a second apart: one may say READY that the worker sent before it received the drain command.
 _UNDONE_AFTER_S = 2.5
 
 

@@ -11,6 +11,7 @@ from typing import Self
 from inferflux.common import logs, subjects
 from inferflux.common.background import Background
 from inferflux.common.bus import Bus, TokenSubscription
+from inferflux.common.calls import CallContext
 from inferflux.common.errors import (
     AlreadyExists,
     DeadlineExceeded,
@@ -23,10 +24,10 @@ from inferflux.common.errors import (
 from inferflux.common.tracing import Span, Tracer
 from inferflux.v1 import generation_pb2, model_pb2, scheduler_pb2, tokens_pb2
 
-from .admission import Caller
+from .caller import Caller
 from .canceller import Canceller
 from .departure import depart
-from .ledger import Ending, Ledger
+from .ledger import FinishedRequest, Ledger
 from .metrics import GatewayMetrics, ModelMetrics
 from .readers import ReaderReports
 from .relay import Relay, RelayLimits, replayed
@@ -68,25 +69,20 @@ class Services:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """The RPC that a generation answers.
+    """The admitted call that a generation answers.
 
     Attributes:
         model: as the client named it; empty for Resume.
-        request_id: of the generation, which for Resume is not that of the RPC.
-        is_id_chosen: by the client, who may choose the same one twice.
-        span: of the RPC.
-        deadline_unix_ms: 0 if the client set none.
-        started_at: monotonic, in seconds.
+        request_id: of the generation, which for Resume is not that of the call.
+        span: of the call.
     """
 
     method: str
     model: str
     request_id: str
-    is_id_chosen: bool
     caller: Caller
     span: Span
-    deadline_unix_ms: int
-    started_at: float
+    context: CallContext
 
     @property
     def subject(self) -> str:
@@ -94,8 +90,8 @@ class Call:
 
 
 class Generation:
-    """An async context: whatever ends it, the stream is closed, the scheduler is told when nobody here reads
-    the request any more, and its end is written down once.
+    """An async context: whatever ends it, the stream is closed, and the finished request is recorded once.
+    The scheduler is told when the request has no reader here any more.
 
     What a request used is settled by its terminal chunk. When the client leaves earlier, the gateway reads on
     until that chunk has come: hanging up does not evade the account.
@@ -103,6 +99,8 @@ class Generation:
 
     def __init__(self, call: Call, services: Services) -> None:
         self._call = call
+        # Of the job, which is not always what the client asked for; 0 for one that was resumed.
+        self.priority = 0
         self._services = services
         self._source: TokenSubscription | None = None
         self._relay: Relay | None = None
@@ -141,12 +139,13 @@ class Generation:
             InvalidArgument: the job is too large.
             AlreadyExists: the request id is taken.
             ResourceExhausted: the queue is full.
-            Unavailable: it could not be queued, or nobody knows.
+            Unavailable: it could not be queued, or the outcome is unknown.
         """
+        self.priority = request.priority
         self._services.submitter.check_open()
         payload = request.SerializeToString()
         self._services.submitter.check_size(payload, prompt_field)
-        if self._call.is_id_chosen and await replayed(self._services.bus, self._call.subject):
+        if self._call.context.is_id_chosen and await replayed(self._services.bus, self._call.subject):
             message = f"the request id {request.request_id} was used lately: use Resume to read its stream"
             raise AlreadyExists(message, reason="REQUEST_ID_TAKEN")
         await self._open(offset=0)
@@ -181,7 +180,9 @@ class Generation:
         try:
             await relay.replay()
             is_known = (
-                relay.has_heard or await relay.hears_within(_RESUME_WAIT_S) or await asyncio.shield(asked)
+                relay.has_received
+                or await relay.receives_within(_RESUME_WAIT_S)
+                or await asyncio.shield(asked)
             )
             if not is_known:
                 message = f"nothing is known of the request {self._call.request_id}"
@@ -191,8 +192,11 @@ class Generation:
                 self._services.background.start(self._take_back(asked))
             raise
 
-    async def next(self) -> tokens_pb2.TokenChunk | None:
-        """The next chunk for the client, or None after the last.
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> tokens_pb2.TokenChunk:
+        """The next chunk for the client.
 
         Raises:
             InferFluxError: the generation failed.
@@ -203,7 +207,7 @@ class Generation:
             raise RuntimeError("neither submitted nor resumed")
         chunk = await self._relay.next()
         if chunk is None:
-            return None
+            raise StopAsyncIteration
         if chunk.token_ids:
             self._note_tokens(len(chunk.token_ids))
         self._note_end(chunk)
@@ -224,15 +228,15 @@ class Generation:
         has_ended = self._relay is not None and self._relay.state.is_ended
         is_handed_over = services.streams.is_over and _is_gone(error) and not has_ended
         self._outcome = self._outcome_of(error, is_handed_over=is_handed_over)
-        ending = self._note_ending()
+        finished = self._finished()
         is_last = self._is_submitted and services.reader_reports.local.leave(self._read)
         if is_last and not has_ended:
             self._leave(is_handed_over=is_handed_over)
         if is_last and not has_ended and not is_handed_over:
             tenant = self._call.caller.tenant
-            services.streams.follow(self._follow(), tenant=tenant, on_end=lambda: self._conclude(ending))
+            services.streams.follow(self._follow(), tenant=tenant, on_end=lambda: self._finish(finished))
         else:
-            self._conclude(ending)
+            self._finish(finished)
         if is_handed_over:
             if (task := asyncio.current_task()) is not None:
                 task.uncancel()
@@ -248,7 +252,7 @@ class Generation:
             return self._outcome
         if not _is_gone(error):
             return "internal"
-        deadline = self._call.deadline_unix_ms
+        deadline = self._call.context.deadline_unix_ms
         if deadline and time.time() * 1000 >= deadline:
             return "deadline_exceeded"
         return "left" if self._window_s else "cancelled"
@@ -258,7 +262,7 @@ class Generation:
         self._services.reader_reports.local.join(self._read)
 
     def _withdraw(self) -> bool:
-        """Have been no reader at all; whether nobody else here is one."""
+        """Undo the reader; whether it was the last here."""
         self._is_submitted = False
         return self._services.reader_reports.local.leave(self._read)
 
@@ -329,7 +333,7 @@ class Generation:
         if self._last_tokens_at:
             metrics.inter_token_latency.observe((now - self._last_tokens_at) / n)
         else:
-            metrics.time_to_first_token.observe(now - self._call.started_at)
+            metrics.time_to_first_token.observe(now - self._call.context.started_at)
         self._last_tokens_at = now
         metrics.generation_tokens.inc(n)
 
@@ -341,7 +345,7 @@ class Generation:
             services.canceller,
             self._read,
             window_s=self._window_s,
-            is_heard=self._relay is not None and self._relay.has_heard,
+            has_received=self._relay is not None and self._relay.has_received,
             is_handed_over=is_handed_over,
         )
         services.background.start(work)
@@ -362,37 +366,37 @@ class Generation:
                 "a stream was not followed to its end", request_id=self._call.request_id, why=str(error)
             )
 
-    def _conclude(self, ending: Ending) -> None:
+    def _finish(self, finished: FinishedRequest) -> None:
         """Nothing is read any more: audit and settle the usage as it is known now."""
         if self._source is not None:
             self._source.close()
         self._count_seen()
-        self._services.ledger.write(ending)
-        self._settle(ending)
+        self._services.ledger.write(finished)
+        self._settle(finished)
 
     def _count_seen(self) -> None:
         """Without a terminal chunk, usage is what was seen: never what a client says it has."""
         if self._relay is not None and not self._is_usage_final:
             self._usage.completion_tokens = self._relay.state.tokens_end
 
-    def _settle(self, ending: Ending) -> None:
-        is_heard = self._relay is not None and self._relay.has_heard
-        has_job = self._is_submitted and (is_heard or not self._is_unconfirmed)
+    def _settle(self, finished: FinishedRequest) -> None:
+        has_received = self._relay is not None and self._relay.has_received
+        has_job = self._is_submitted and (has_received or not self._is_unconfirmed)
         if has_job and self._read.attempt_id:
-            settled = replace(ending, attempt_id=self._read.attempt_id, outcome=self._outcome)
+            settled = replace(finished, attempt_id=self._read.attempt_id, outcome=self._outcome)
             self._services.ledger.settle(settled)
 
-    def _note_ending(self) -> Ending:
+    def _finished(self) -> FinishedRequest:
         call = self._call
         self._count_seen()
         note_end(call.span, self._outcome, self._usage)
-        duration_s = time.monotonic() - call.started_at
+        duration_s = time.monotonic() - call.context.started_at
         if self._metrics is not None:
             self._metrics.duration.observe(duration_s)
             self._metrics.prompt_tokens.inc(self._usage.prompt_tokens)
             if self._outcome in ("stop", "length"):
                 self._metrics.count_success(self._outcome)
-        return Ending(
+        return FinishedRequest(
             method=call.method,
             tenant=call.caller.tenant,
             key_id=call.caller.key_id,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass
+from typing import Protocol
 
 from inferflux.common import logs
 from inferflux.common.background import Background
@@ -11,7 +12,6 @@ from inferflux.common.errors import InferFluxError, InvalidArgument
 from inferflux.v1 import generation_pb2, policy_pb2
 
 from . import audit
-from .admission import Admission
 from .audit import AuditRecord
 
 log = logs.get()
@@ -21,7 +21,7 @@ _RETRIES_S = (0.2, 1.0, 5.0)
 
 
 @dataclass(frozen=True, slots=True)
-class Ending:
+class FinishedRequest:
     """How a request ended."""
 
     method: str
@@ -35,51 +35,57 @@ class Ending:
     attempt_id: str = ""
 
 
-class Ledger:
-    """Writes endings down without keeping anybody waiting."""
+class Settles(Protocol):
+    """Policy, as the ledger tells it; `inferflux.gateway.admission.Admission` is it."""
 
-    def __init__(self, admission: Admission, background: Background) -> None:
-        self._admission = admission
+    async def settle(self, request: policy_pb2.SettleRequest) -> None: ...
+
+
+class Ledger:
+    """Records finished requests without delaying any other."""
+
+    def __init__(self, policy: Settles, background: Background) -> None:
+        self._policy = policy
         self._background = background
 
-    def write(self, ending: Ending) -> None:
-        """Audit an ending."""
-        usage = ending.usage
+    def write(self, finished: FinishedRequest) -> None:
+        """Audit a finished request."""
+        usage = finished.usage
         audit.write(
             AuditRecord(
-                method=ending.method,
-                tenant=ending.tenant,
-                key_id=ending.key_id,
-                request_id=ending.request_id,
-                model=ending.model,
-                outcome=ending.outcome,
+                method=finished.method,
+                tenant=finished.tenant,
+                key_id=finished.key_id,
+                request_id=finished.request_id,
+                model=finished.model,
+                outcome=finished.outcome,
                 prompt_tokens=usage.prompt_tokens,
                 cached_prompt_tokens=usage.cached_prompt_tokens,
                 completion_tokens=usage.completion_tokens,
-                duration_ms=round(ending.duration_s * 1000, 1),
+                duration_ms=round(finished.duration_s * 1000, 1),
             )
         )
 
-    def settle(self, ending: Ending) -> None:
+    def settle(self, finished: FinishedRequest) -> None:
         """Settle what a job used, or used so far, in the background. Policy counts each job once."""
-        self._background.start(self._settle(ending))
+        self._background.start(self._settle(finished))
 
-    async def _settle(self, ending: Ending) -> None:
+    async def _settle(self, finished: FinishedRequest) -> None:
         request = policy_pb2.SettleRequest(
-            request_id=ending.request_id,
-            tenant=ending.tenant,
-            key_id=ending.key_id,
-            model=ending.model,
-            usage=ending.usage,
-            outcome=ending.outcome,
-            attempt_id=ending.attempt_id,
+            request_id=finished.request_id,
+            tenant=finished.tenant,
+            key_id=finished.key_id,
+            model=finished.model,
+            usage=finished.usage,
+            outcome=finished.outcome,
+            attempt_id=finished.attempt_id,
         )
         for delay_s in (*_RETRIES_S, None):
             try:
-                await self._admission.settle(request)
+                await self._policy.settle(request)
             except InferFluxError as error:
                 if delay_s is None or isinstance(error, InvalidArgument):
-                    log.error("usage was not settled", request_id=ending.request_id, why=error.message)
+                    log.error("usage was not settled", request_id=finished.request_id, why=error.message)
                     return
                 await asyncio.sleep(delay_s)
             else:

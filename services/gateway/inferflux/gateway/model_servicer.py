@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class ModelServicer(model_pb2_grpc.ModelServiceServicer):
-    """Answers from the heartbeats this gateway has heard."""
+    """Answers from the heartbeats this gateway has received."""
 
     def __init__(self, models: ModelRegistry) -> None:
         self._models = models

@@ -106,7 +106,7 @@ class ModelTokenizer:
 
     @property
     def is_idle(self) -> bool:
-        """Whether nobody waits for an answer."""
+        """Whether no text is being worked on."""
         return self._n_working == 0 and self._loading is None
 
     @property
@@ -175,7 +175,7 @@ class ModelTokenizer:
     async def _ask(
         self, child: TokenizerChild, request: tokenizer_pb2.TokenizerRequest, limit_s: float
     ) -> tokenizer_pb2.TokenizerResponse:
-        """Ask when a thread is free. It is busy until the answer, even if nobody waits for that any more."""
+        """Ask when a thread is free. It is busy until the answer, even if its caller has gone."""
         if self._threads.locked():
             if self._n_waiting >= self._limits.waiting:
                 message = f"{self._n_waiting} texts wait to be tokenized already"
@@ -211,7 +211,7 @@ class ModelTokenizer:
     def _on_loaded(self, task: asyncio.Task[None]) -> None:
         self._loading = None
         if not task.cancelled():
-            task.exception()  # told to those who wait, if any does
+            task.exception()  # the waiting callers have it
 
     def _check_backoff(self) -> None:
         wait_s = self._backoff.wait_s(_now())

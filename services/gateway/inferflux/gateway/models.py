@@ -16,20 +16,20 @@ from inferflux.common.heartbeats import parse_status
 from inferflux.common.known_workers import KnownWorkers
 from inferflux.v1 import model_pb2, scheduler_pb2
 
-# A worker not heard of for this long does not count as serving.
+# A worker without a heartbeat for this long does not count as serving.
 LIVE_S = 3.0
-# A model nobody has served for this long is forgotten.
+# A model that no worker has served for this long is forgotten.
 REMEMBERED_S = 600.0
 # Models whose tokenizers are loaded ahead of the first request. Those of further ones are loaded by it.
 _MOST_AHEAD = 64
-# Every live worker is heard of within this time of listening.
+# Every live worker sends a heartbeat within this time.
 HEARTBEAT_S = 1.0
 _MARGIN_S = 0.3
 
 
 @dataclass(slots=True)
 class _Worker:
-    heard_at: float
+    last_seen_s: float
     state: scheduler_pb2.WorkerState.ValueType
     cards: dict[str, model_pb2.ModelCard]
 
@@ -50,7 +50,7 @@ class ModelTable:
     def note(self, status: scheduler_pb2.WorkerStatus, now: float) -> None:
         """Take in a heartbeat."""
         cards = {card.name: self._complete(card) for card in status.models}
-        self._drop(status.worker_id)  # who is silent longest comes first
+        self._drop(status.worker_id)  # the worker seen least recently comes first
         self._workers[status.worker_id] = _Worker(now, status.state, cards)
         self._digests.update(card.digest for card in cards.values())
 
@@ -65,7 +65,7 @@ class ModelTable:
     def forget_old(self, now: float) -> None:
         while self._workers:
             worker_id, worker = next(iter(self._workers.items()))
-            if now - worker.heard_at <= REMEMBERED_S:
+            if now - worker.last_seen_s <= REMEMBERED_S:
                 return
             self._drop(worker_id)
 
@@ -80,11 +80,11 @@ class ModelTable:
         return [model for model in models if model is not None]
 
     def get(self, name: str, now: float) -> model_pb2.Model | None:
-        """A model, its card as the best worker has it: ready before others, then heard of last."""
+        """A model, its card as the best worker has it: ready before others, then seen last."""
         having = [worker for worker in self._workers.values() if name in worker.cards]
         if not having:
             return None
-        best = max(having, key=lambda w: (_is_serving(w, now), w.heard_at))
+        best = max(having, key=lambda w: (_is_serving(w, now), w.last_seen_s))
         serving = sum(_is_serving(worker, now) for worker in having)
         return model_pb2.Model(card=best.cards[name], workers=serving)
 
@@ -95,10 +95,10 @@ class ModelTable:
         A worker that is loading or draining counts: the scheduler holds a request for a while, and a worker
         that restarts its engine is ready again soon.
         """
-        live = [w for w in self._workers.values() if w.knows(name) and now - w.heard_at <= LIVE_S]
+        live = [w for w in self._workers.values() if w.knows(name) and now - w.last_seen_s <= LIVE_S]
         if not live:
             return None
-        best = max(live, key=lambda w: (w.state == scheduler_pb2.WORKER_STATE_READY, w.heard_at))
+        best = max(live, key=lambda w: (w.state == scheduler_pb2.WORKER_STATE_READY, w.last_seen_s))
         return best.cards[name]
 
     def digests(self) -> set[str]:
@@ -118,7 +118,7 @@ class ModelTable:
 
 
 def _is_serving(worker: _Worker, now: float) -> bool:
-    return worker.state == scheduler_pb2.WORKER_STATE_READY and now - worker.heard_at <= LIVE_S
+    return worker.state == scheduler_pb2.WORKER_STATE_READY and now - worker.last_seen_s <= LIVE_S
 
 
 class ModelRegistry:
@@ -143,7 +143,7 @@ class ModelRegistry:
         self._on_model = on_model
         self._clock = clock
         self._seen: set[str] = set()
-        self._heard = asyncio.Event()
+        self._reported = asyncio.Event()
         self._listening_since = clock()
         self._subscription: Subscription | None = None
 
@@ -169,15 +169,15 @@ class ModelRegistry:
             if left_s <= 0:
                 await self._check_nats()
                 raise self._why_not(name)
-            self._heard.clear()
+            self._reported.clear()
             try:
-                await asyncio.wait_for(self._heard.wait(), left_s)
+                await asyncio.wait_for(self._reported.wait(), left_s)
             except TimeoutError:
                 continue
         return card
 
     async def settled(self) -> None:
-        """Return when every live worker had the time to be heard of."""
+        """Return when every live worker has had time for a heartbeat."""
         left_s = self._listening_since + HEARTBEAT_S + _MARGIN_S - self._clock()
         if left_s > 0:
             await asyncio.sleep(left_s)
@@ -187,7 +187,7 @@ class ModelRegistry:
 
         Raises:
             NotFound: no worker has ever named it.
-            Unavailable: NATS is away, so that nobody knows who serves it.
+            Unavailable: NATS is away, so that it is not known whether a worker serves it.
         """
         model = self.table.get(name, self._clock())
         if model is None or not model.workers:
@@ -238,4 +238,4 @@ class ModelRegistry:
             if len(self._seen) < _MOST_AHEAD:
                 self._seen.add(digest)
                 self._on_model(digest)
-        self._heard.set()
+        self._reported.set()

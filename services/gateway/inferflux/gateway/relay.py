@@ -90,7 +90,7 @@ class Relay:
         on_bad: Callable[[InvalidArgument], None] = lambda _error: None,
     ) -> None:
         self.state = StreamState(offset)
-        self.has_heard = False
+        self.has_received = False
         self._source = source
         self._buffer = buffer
         self._subject = subject
@@ -112,7 +112,7 @@ class Relay:
         """The next chunk, or None after the terminal one.
 
         Raises:
-            Unavailable: tokens were lost for good (TOKENS_LOST), or nothing was heard for too long (SILENT).
+            Unavailable: tokens were lost for good (TOKENS_LOST), or no chunk came for too long (SILENT).
         """
         while not self._ready:
             if self.state.is_ended:
@@ -130,14 +130,14 @@ class Relay:
             self._take(data)
         self._retry_held()
 
-    async def hears_within(self, limit_s: float) -> bool:
-        """Whether anything was heard of the request, or is within `limit_s` seconds."""
-        if not self.has_heard:
+    async def receives_within(self, limit_s: float) -> bool:
+        """Whether a chunk of the request has come, or comes within `limit_s` seconds."""
+        if not self.has_received:
             try:
                 self._take(await self._source.next(limit_s))
             except TimeoutError:
                 return False
-        return self.has_heard
+        return self.has_received
 
     async def _receive(self) -> None:
         """Take in what is there, waiting for it if need be, and look after what is missing."""
@@ -167,7 +167,7 @@ class Relay:
         except InvalidArgument as error:
             self._on_bad(error)
             return
-        self.has_heard = True
+        self.has_received = True
         self._offer(chunk)
 
     def _offer(self, chunk: tokens_pb2.TokenChunk) -> bool:
@@ -208,7 +208,7 @@ class Relay:
         if not self._buffer.is_connected:
             self._silent_since = now
         elif now - self._silent_since > self._limits.silence_limit_s:
-            message = f"nothing was heard of the request for {self._limits.silence_limit_s:g} s"
+            message = f"no chunk of the request came for {self._limits.silence_limit_s:g} s"
             raise Unavailable(message, reason="SILENT")
         if self._source.dropped:
             self._must_replay = True

@@ -9,7 +9,7 @@ from inferflux.common.bus import Bus
 from inferflux.common.errors import DeadlineExceeded, InferFluxError, Internal, Unavailable, from_code
 from inferflux.v1 import scheduler_pb2
 
-# While a standby takes over, nobody answers for up to three seconds.
+# A standby takes over within three seconds; until then no scheduler answers.
 _RETRY_DELAY_S = 3.0
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import TracebackType
 from typing import Final
 
-from inferflux.common import grpc_metadata, logs
+from inferflux.common import logs
 from inferflux.common.errors import InferFluxError
 from inferflux.common.tracing import Kind, Span, Tracer, names, parse
 from inferflux.v1 import generation_pb2, scheduler_pb2
@@ -17,18 +17,17 @@ _FINISH_REASONS = frozenset({"stop", "length", "cancelled"})
 
 
 class RequestSpan:
-    """A context that gives the span of an admitted RPC and ends it with the RPC, whichever way that ends.
+    """A context that ends the span of an admitted call with the call, whichever way that ends.
 
     Args:
+        traceparent: of the client's span; "" without one.
         at_s: when the call came, before it was admitted, in Unix seconds.
     """
 
-    def __init__(
-        self, tracer: Tracer, method: str, metadata: grpc_metadata.Metadata | None, *, at_s: float
-    ) -> None:
+    def __init__(self, tracer: Tracer, method: str, traceparent: str, *, at_s: float) -> None:
         self._span = tracer.start(
             method.lower(),
-            parent=grpc_metadata.get(metadata, grpc_metadata.TRACEPARENT),
+            parent=traceparent,
             kind=Kind.SERVER,
             attributes={names.OPERATION: _OPERATIONS[method], names.PROVIDER: "inferflux"},
             at_s=at_s,
@@ -50,7 +49,7 @@ class RequestSpan:
 
 
 def note_caller(span: Span, tenant: str, request_id: str) -> None:
-    """Policy has let the caller in, who asks for, or resumes, this request."""
+    """Policy has admitted the call, which submits or resumes this request."""
     span.event("admitted")
     span.set({names.TENANT: tenant, names.REQUEST_ID: request_id})
 

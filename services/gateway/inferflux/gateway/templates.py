@@ -1,6 +1,6 @@
 """Chat templates: Jinja as models carry it, in a sandbox that cannot reach or change anything.
 
-The sandbox does not limit time or memory: whoever renders does (see `tokenizer_process`).
+The sandbox does not limit time or memory: its caller does (see `tokenizer_process`).
 """
 
 from __future__ import annotations

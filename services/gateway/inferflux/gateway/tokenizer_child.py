@@ -72,7 +72,7 @@ class TokenizerChild:
         """Start a process.
 
         Args:
-            digest: of its model, for those who list processes.
+            digest: of its model, shown in lists of processes.
             on_gone: told once that it has ended, with its last words.
 
         Raises:
@@ -128,7 +128,7 @@ class TokenizerChild:
 
         def settle(done: asyncio.Future[tokenizer_pb2.TokenizerResponse]) -> None:
             if not done.cancelled():
-                done.exception()  # nobody may be waiting for it any more
+                done.exception()  # its caller may have gone
             timer.cancel()
             self._unanswered.pop(number, None)
 

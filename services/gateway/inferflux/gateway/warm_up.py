@@ -23,8 +23,8 @@ _RETRIES_S = (0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
 class WarmUp:
     """Has each tokenizer loaded ahead."""
 
-    def __init__(self, text: Tokenizers, background: Background) -> None:
-        self._text = text
+    def __init__(self, tokenizers: Tokenizers, background: Background) -> None:
+        self._tokenizers = tokenizers
         self._background = background
         self._under_way: set[str] = set()
         self._places = asyncio.Semaphore(_MAX_AT_ONCE)
@@ -41,7 +41,7 @@ class WarmUp:
         for delay_s in _RETRIES_S:
             try:
                 async with self._places:
-                    await self._text.load(digest)
+                    await self._tokenizers.load(digest)
             except InferFluxError as error:
                 log.info("a tokenizer is not loaded yet", digest=digest[:12], why=error.message)
                 await asyncio.sleep(delay_s)

@@ -6,8 +6,9 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from inferflux.common import grpc_metadata, logs
+from inferflux.common import logs
 from inferflux.common.api_key import is_well_formed
+from inferflux.common.calls import CallContext
 from inferflux.common.errors import NotFound
 from inferflux.common.grpc_interceptor import caller_as
 from inferflux.v1 import policy_pb2, policy_pb2_grpc
@@ -102,9 +103,9 @@ class PolicyServicer(policy_pb2_grpc.PolicyServiceServicer):
         log.info("API key revoked", key_id=key_id, by=admin.key_id)
         return policy_pb2.RevokeApiKeyResponse()
 
-    async def admit_call(self, scope: str, metadata: grpc_metadata.Metadata | None) -> ApiKeyRecord:
-        """Let a call of policy's own pass, by its metadata alone: as an `Admit` of the interceptor."""
-        return await self._admit(grpc_metadata.credential(metadata), Ask(Scope(scope)))
+    async def admit_call(self, scope: str, context: CallContext) -> ApiKeyRecord:
+        """Let a call of policy's own pass, by its context alone: as an `Admit` of the interceptor."""
+        return await self._admit(context.require_credential(), Ask(Scope(scope)))
 
     async def _admit(self, credential: str, ask: Ask) -> ApiKeyRecord:
         """Find the key and decide. What could not be a key is refused without asking the store."""

@@ -1,0 +1,72 @@
+"""A call as any front of a service sees it, whatever protocol it came by."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+from inferflux.common import grpc_metadata
+from inferflux.common.errors import Unauthenticated
+
+# Further away than this is no deadline.
+_LONGEST_DEADLINE_S = 10 * 365 * 86400.0
+
+
+@dataclass(frozen=True, slots=True)
+class CallContext:
+    """What came with a call beside its message.
+
+    A disconnect is no field: the front cancels the task that serves the call.
+
+    Attributes:
+        request_id: the client's, or a drawn one.
+        is_id_chosen: the request id is the client's, who may choose the same one twice.
+        credential: the API key as it was given; "" without one.
+        traceparent: of the client's span; "" without one.
+        deadline_unix_ms: when the client gives up; 0 if it does not.
+        started_at: when the call came, monotonic, in seconds.
+    """
+
+    request_id: str
+    is_id_chosen: bool = False
+    credential: str = ""
+    traceparent: str = ""
+    deadline_unix_ms: int = 0
+    started_at: float = 0.0
+
+    def require_credential(self) -> str:
+        """The API key.
+
+        Raises:
+            Unauthenticated: the call came without one.
+        """
+        if not self.credential:
+            message = "no API key: send `authorization: Bearer KEY` or `x-api-key: KEY`"
+            raise Unauthenticated(message, reason="NO_CREDENTIAL")
+        return self.credential
+
+
+def call_context(metadata: grpc_metadata.Metadata | None, *, remaining_s: float | None) -> CallContext:
+    """The context of a call that came now, from its gRPC metadata or HTTP headers, with lower-case names.
+
+    Args:
+        remaining_s: how long the client waits; None: for ever.
+
+    Raises:
+        InvalidArgument: the request id holds other characters than A-Z a-z 0-9 _ -, or more than 64.
+    """
+    pairs = list(metadata or ())
+    return CallContext(
+        request_id=grpc_metadata.request_id(pairs),
+        is_id_chosen=bool(grpc_metadata.get(pairs, grpc_metadata.REQUEST_ID)),
+        credential=grpc_metadata.credential(pairs),
+        traceparent=grpc_metadata.get(pairs, grpc_metadata.TRACEPARENT),
+        deadline_unix_ms=_deadline_unix_ms(remaining_s),
+        started_at=time.monotonic(),
+    )
+
+
+def _deadline_unix_ms(remaining_s: float | None) -> int:
+    if remaining_s is None or remaining_s > _LONGEST_DEADLINE_S:
+        return 0
+    return max(1, int((time.time() + remaining_s) * 1000))

@@ -1,0 +1,22 @@
+"""Who calls, as policy knows them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """The holder of an admitted API key.
+
+    Attributes:
+        max_priority: the most urgent priority of the caller's requests; None where policy sets no ceiling.
+    """
+
+    tenant: str
+    key_id: str
+    max_priority: int | None = None
+
+    def capped(self, priority: int) -> int:
+        """The priority a request gets that asks for this one."""
+        return priority if self.max_priority is None else min(priority, self.max_priority)

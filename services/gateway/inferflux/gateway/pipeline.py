@@ -1,0 +1,202 @@
+"""What becomes of a call, whichever protocol it came by: admit, validate, render, tokenize, submit.
+
+A front translates: its protocol's call into a `CallContext` and a message of `inference.proto`, chunks and
+InferFluxErrors back. To disconnect a client, it cancels the task that serves the call. That holds in every
+phase: nothing is queued or running for a client that has gone, unless it asked for a resume window.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from typing import Protocol
+
+from inferflux.common import checks, generation_limits, logs, subjects
+from inferflux.common.calls import CallContext
+from inferflux.common.errors import InvalidArgument
+from inferflux.v1 import inference_pb2, model_pb2, scheduler_pb2
+
+from . import validation
+from .caller import Caller
+from .generation import Call, Generation, Services
+from .spans import RequestSpan, note_caller, note_job
+from .submit import Prompt, new_attempt_id, resolve
+
+
+class Admits(Protocol):
+    """Policy, as the pipeline asks it; `inferflux.gateway.admission.Admission` is it."""
+
+    async def admit(self, scope: str, context: CallContext) -> Caller: ...
+
+
+class ModelCards(Protocol):
+    """Who knows the served models; `inferflux.gateway.models.ModelRegistry` does."""
+
+    async def card(self, name: str) -> model_pb2.ModelCard: ...
+
+
+class Tokenizes(Protocol):
+    """Renders and tokenizes; `inferflux.gateway.tokenizers.Tokenizers` does."""
+
+    async def render_chat(
+        self, digest: str, messages: Sequence[inference_pb2.ChatMessage], context_length: int
+    ) -> Sequence[int]: ...
+
+    async def tokenize(self, digest: str, text: str, context_length: int, *, field: str) -> Sequence[int]: ...
+
+
+class Pipeline:
+    """Every method raises InferFluxErrors.
+
+    Args:
+        max_text_bytes: of all texts of a request together.
+        max_resume_window_s: longest window that a request may ask for.
+    """
+
+    def __init__(
+        self,
+        policy: Admits,
+        models: ModelCards,
+        tokenizers: Tokenizes,
+        services: Services,
+        *,
+        max_text_bytes: int,
+        max_resume_window_s: int,
+    ) -> None:
+        self._policy = policy
+        self._models = models
+        self._tokenizers = tokenizers
+        self._services = services
+        self._max_text_bytes = max_text_bytes
+        self._max_resume_window_s = max_resume_window_s
+
+    async def admit(self, scope: str, context: CallContext) -> Caller:
+        """Let a call pass, before its message is received.
+
+        Raises:
+            Unauthenticated: no credential, or an unknown one.
+            PermissionDenied: policy says no.
+            ResourceExhausted: too many calls wait for policy.
+            Unavailable: policy, or its store, does not answer.
+        """
+        return await self._policy.admit(scope, context)
+
+    @asynccontextmanager
+    async def chat(
+        self, context: CallContext, caller: Caller, request: inference_pb2.ChatRequest
+    ) -> AsyncIterator[Generation]:
+        """The generation of a conversation's next message, submitted."""
+        async with self._generation("Chat", context, caller, model=request.model) as (call, generation):
+            card = await self._check(request)
+            validation.check_messages(request.messages, max_text_bytes=self._max_text_bytes)
+            ids = await self._tokenizers.render_chat(card.digest, request.messages, card.context_length)
+            await self._submit(generation, call, card, Prompt(ids, "messages"), request)
+            yield generation
+
+    @asynccontextmanager
+    async def generate(
+        self, context: CallContext, caller: Caller, request: inference_pb2.GenerateRequest
+    ) -> AsyncIterator[Generation]:
+        """The generation that continues a prompt, submitted."""
+        async with self._generation("Generate", context, caller, model=request.model) as (call, generation):
+            card = await self._check(request)
+            prompt = await self._prompt(request, card)
+            await self._submit(generation, call, card, prompt, request)
+            yield generation
+
+    @asynccontextmanager
+    async def resume(
+        self, context: CallContext, caller: Caller, request: inference_pb2.ResumeRequest
+    ) -> AsyncIterator[Generation]:
+        """A generation that was submitted by another call, from an offset on."""
+        _check_request_id(request.request_id)
+        own = self._generation("Resume", context, caller, request_id=request.request_id)
+        async with own as (_call, generation):
+            await generation.resume(request.offset)
+            yield generation
+
+    async def cancel(self, caller: Caller, request_id: str) -> None:
+        """Cancel a request and have it confirmed.
+
+        Raises:
+            NotFound: it is neither queued nor running.
+            Unavailable: the scheduler does not answer; a worker that runs it has been told all the same.
+        """
+        _check_request_id(request_id)
+        logs.bind_request(**logs.of_request(request_id, caller.tenant))
+        await self._services.canceller.cancel(caller.tenant, request_id)
+
+    @asynccontextmanager
+    async def _generation(
+        self, method: str, context: CallContext, caller: Caller, *, model: str = "", request_id: str = ""
+    ) -> AsyncIterator[tuple[Call, Generation]]:
+        """A place among the streams, a span, and a generation, until the call has ended.
+
+        Args:
+            request_id: of a request begun by another call.
+        """
+        request_id = request_id or context.request_id
+        at_s = time.time() - (time.monotonic() - context.started_at)
+        with (
+            self._services.streams.place(caller.tenant),
+            RequestSpan(self._services.tracer, method, context.traceparent, at_s=at_s) as span,
+        ):
+            logs.bind_request(**logs.of_request(request_id, caller.tenant))
+            note_caller(span, caller.tenant, request_id)
+            call = Call(method, model, request_id, caller, span, context)
+            async with Generation(call, self._services) as generation:
+                yield call, generation
+
+    async def _check(
+        self, request: inference_pb2.ChatRequest | inference_pb2.GenerateRequest
+    ) -> model_pb2.ModelCard:
+        checks.check_model_name(request.model)
+        generation_limits.check_priority(request.priority)
+        validation.check_resume_window(request.resume_window_s, most_s=self._max_resume_window_s)
+        card = await self._models.card(request.model)
+        generation_limits.check_params(
+            request.params, context_length=card.context_length, vocabulary_size=card.vocabulary_size
+        )
+        return card
+
+    async def _prompt(self, request: inference_pb2.GenerateRequest, card: model_pb2.ModelCard) -> Prompt:
+        prompt = validation.prompt_of(request, max_text_bytes=self._max_text_bytes)
+        field = request.WhichOneof("prompt") or "prompt"
+        if isinstance(prompt, str):
+            ids = await self._tokenizers.tokenize(card.digest, prompt, card.context_length, field=field)
+            return Prompt(ids, field)
+        validation.check_prompt_length(len(prompt), card, field=field)
+        generation_limits.check_token_ids(prompt, card.vocabulary_size, field="token_ids.ids")
+        return Prompt(prompt, field)
+
+    async def _submit(
+        self,
+        generation: Generation,
+        call: Call,
+        card: model_pb2.ModelCard,
+        prompt: Prompt,
+        request: inference_pb2.ChatRequest | inference_pb2.GenerateRequest,
+    ) -> None:
+        n_tokens = len(prompt.token_ids)
+        validation.check_prompt_length(n_tokens, card, field=prompt.field)
+        job = scheduler_pb2.InferenceRequest(
+            request_id=call.request_id,
+            tenant=call.caller.tenant,
+            model=card.name,
+            prompt_token_ids=prompt.token_ids,
+            params=resolve(request.params, prompt_tokens=n_tokens, context_length=card.context_length),
+            priority=call.caller.capped(request.priority),
+            enqueued_unix_ms=int(time.time() * 1000),
+            deadline_unix_ms=call.context.deadline_unix_ms,
+            epoch=1,
+            resume_window_s=request.resume_window_s,
+            attempt_id=new_attempt_id(),
+        )
+        note_job(call.span, call.method, job, asked_priority=request.priority)
+        await generation.submit(card, job, prompt_field=prompt.field)
+
+
+def _check_request_id(request_id: str) -> None:
+    if not subjects.is_safe_token(request_id):
+        raise InvalidArgument("a request id is 1 to 64 of A-Z a-z 0-9 _ -", field="request_id")
