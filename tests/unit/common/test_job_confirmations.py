@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from inferflux.common.bus.client import OnMessage
 from inferflux.common.bus.jobs import JobConsumer
-from inferflux.common.bus.nats_client import OnMessage
 
 
 class Server:

@@ -84,3 +84,14 @@ def worker_command(worker_id: str) -> str:
 
 def worker_status(worker_id: str) -> str:
     return f"{ROOT}.worker.{worker_id}.status"
+
+
+def matches(pattern: str, subject: str) -> bool:
+    """Whether a subject is one of those that a pattern with `*` (one token) and `>` (the rest) stands for."""
+    wanted, given = pattern.split("."), subject.split(".")
+    for i, part in enumerate(wanted):
+        if part == ">":
+            return len(given) > i
+        if i >= len(given) or part not in ("*", given[i]):
+            return False
+    return len(wanted) == len(given)

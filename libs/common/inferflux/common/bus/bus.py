@@ -12,6 +12,7 @@ import nats.errors
 
 from inferflux.common import logs, metrics, subjects
 from inferflux.common.bus import jetstream, queueing
+from inferflux.common.bus.client import Client
 from inferflux.common.bus.jobs import JobConsumer
 from inferflux.common.bus.key_value import KeyValueBucket
 from inferflux.common.bus.link import STORE_UNAVAILABLE, Link, Reply
@@ -51,12 +52,12 @@ class Bus:
     JetStream tells when a stream was deleted. All that follows a reconnect follows, but for the
     subscriptions, which it does not touch.
 
-    Make one with `Bus.connect`.
+    Make one with `Bus.connect`, or, without a server, with `inferflux.common.bus.memory.MemoryNats`.
     """
 
-    def __init__(self, *, watches_writes: bool = False) -> None:
+    def __init__(self, client: Client, *, watches_writes: bool = False) -> None:
         self._watches_writes = watches_writes
-        self._client = NatsClient()
+        self._client = client
         self._link = Link(self._client)
         self._bucket = ObjectBucket(self._link, subjects.TOKENIZERS_BUCKET)
         self._limits: StreamLimits | None = None
@@ -86,26 +87,31 @@ class Bus:
             InvalidArgument: `url` is not one.
         """
         servers = _servers(url)
-        bus = cls(watches_writes=watches_writes)
+        client = NatsClient()
+        bus = cls(client, watches_writes=watches_writes)
         try:
             async with asyncio.timeout(connect_timeout_s):
-                await bus._client.open(
+                await client.open(
                     servers,
                     name=name,
-                    on_error=bus._on_error,
-                    on_disconnect=bus._on_disconnect,
-                    on_reconnect=bus._on_reconnect,
+                    on_error=bus.on_client_error,
+                    on_disconnect=bus.on_client_disconnect,
+                    on_reconnect=bus.on_client_reconnect,
                 )
         except TimeoutError:
             await bus._abandon()
             message = f"cannot connect to NATS at {_without_password(url)} (INFERFLUX_NATS_URL)"
             reason = f": {bus._last_error}" if bus._last_error is not None else ""
             raise Unavailable(message + reason, reason="NATS_UNAVAILABLE") from None
-        bus._link.listen()
-        bus._client.tap(jetstream.ANY_STREAM_DELETED, bus._on_deleted)
-        bus._connected.set()
-        bus._healer = asyncio.get_running_loop().create_task(bus._heal_for_ever(), name="bus healer")
+        bus.begin()
         return bus
+
+    def begin(self) -> None:
+        """The client is connected: use it. The client tells what becomes of it by `on_client_...`."""
+        self._link.listen()
+        self._client.tap(jetstream.ANY_STREAM_DELETED, self._on_deleted)
+        self._connected.set()
+        self._healer = asyncio.get_running_loop().create_task(self._heal_for_ever(), name="bus healer")
 
     @property
     def is_connected(self) -> bool:
@@ -332,11 +338,11 @@ class Bus:
         if (sid := self._token_streams.pop(stream, None)) is not None:
             self._client.untap(sid)
 
-    def _on_error(self, error: Exception) -> None:
+    def on_client_error(self, error: Exception) -> None:
         self._last_error = error
         log.debug("NATS error", error=str(error))
 
-    def _on_disconnect(self) -> None:
+    def on_client_disconnect(self) -> None:
         if self._is_closing:
             return
         self._connected.clear()
@@ -346,7 +352,7 @@ class Bus:
             callback()
         log.warning("lost the connection to NATS", error=str(self._last_error or ""))
 
-    def _on_reconnect(self) -> None:
+    def on_client_reconnect(self) -> None:
         metrics.BUS_RECONNECTS.inc()
         self._mark_dropped()
         self._connected.set()

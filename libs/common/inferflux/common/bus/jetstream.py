@@ -100,6 +100,11 @@ def object_stream(bucket: str) -> str:
 STREAMS = tuple(str(config["name"]) for config in stream_configs(StreamLimits()))
 
 
+def deleted_advisory(stream: str) -> str:
+    """What JetStream publishes to when the stream was deleted."""
+    return _DELETED + stream
+
+
 def is_ours(deleted: str) -> bool:
     """Whether an advisory of a deleted stream, by its subject, is about one of ours."""
     return deleted.removeprefix(_DELETED) in STREAMS

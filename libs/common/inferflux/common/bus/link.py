@@ -9,12 +9,8 @@ import secrets
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from inferflux.common.bus.nats_client import (
-    NatsClient,
-    OutboundFullError,
-    TooLargeError,
-    decode_headers,
-)
+from inferflux.common.bus.client import Client, OutboundFullError, TooLargeError
+from inferflux.common.bus.nats_client import decode_headers
 from inferflux.common.errors import (
     DeadlineExceeded,
     InferFluxError,
@@ -69,7 +65,7 @@ class ApiError(Exception):
 class Link:
     """Sends, and matches replies to requests through one wildcard inbox."""
 
-    def __init__(self, client: NatsClient) -> None:
+    def __init__(self, client: Client) -> None:
         self.client = client
         self._inbox = f"_INBOX.{secrets.token_hex(11)}."
         self._tokens = itertools.count()

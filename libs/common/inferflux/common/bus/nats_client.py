@@ -24,8 +24,8 @@ from collections.abc import Callable, Mapping
 import nats.aio.client
 import nats.errors
 
-# Messages for a client that is away, and bytes that a stalled connection has not taken yet.
-OUTBOUND_LIMIT_BYTES = 2 << 20
+from inferflux.common.bus.client import OUTBOUND_LIMIT_BYTES, OnMessage, OutboundFullError, TooLargeError
+
 _RECONNECT_WAIT_S = 0.25
 _CONNECT_TIMEOUT_S = 2
 # A cut network is noticed after 4 to 6 s even if no packet tells of it.
@@ -36,17 +36,6 @@ _PING = b"PING\r\n"
 _SUBJECT = re.compile(r"[^\s]+")
 _HEADER_NAME = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
 _NEWLINES = str.maketrans({"\r": " ", "\n": " "})
-
-# subject, reply, data, headers: bytes as they came; headers are None when there are none.
-OnMessage = Callable[[bytes, bytes, bytes, "bytes | None"], None]
-
-
-class OutboundFullError(Exception):
-    """The outbound buffer is full."""
-
-
-class TooLargeError(Exception):
-    """The message is larger than the server takes."""
 
 
 class Tap:
@@ -115,19 +104,11 @@ class NatsClient(nats.aio.client.Client):  # type: ignore[misc]
     def send(
         self, subject: str, payload: bytes, reply: str = "", headers: Mapping[str, str] | None = None
     ) -> None:
-        """Append a message to the outbound buffer, also while the connection is being made again.
-
-        Raises:
-            OutboundFullError: the buffer holds its limit already.
-            TooLargeError: the message is larger than the server takes.
-            ValueError: the subject or a header cannot be written.
-        """
         if self._pending_data_size > OUTBOUND_LIMIT_BYTES:
             raise OutboundFullError
         if len(payload) > self._max_payload:
             raise TooLargeError
-        if _SUBJECT.fullmatch(subject) is None:
-            raise ValueError(f"not a subject: {subject!r}")
+        check_subject(subject)
         if headers:
             block = encode_headers(headers)
             line = f"HPUB {subject} {reply} {len(block)} {len(block) + len(payload)}\r\n"
@@ -137,7 +118,6 @@ class NatsClient(nats.aio.client.Client):  # type: ignore[misc]
         self._append(command)
 
     def tap(self, subject: str, on_message: OnMessage, queue: str = "") -> int:
-        """Subscribe; returns the id to `untap` it with. Kept over reconnects."""
         self._sid += 1
         sid: int = self._sid
         self._subs[sid] = Tap(subject, queue, on_message)
@@ -150,18 +130,15 @@ class NatsClient(nats.aio.client.Client):  # type: ignore[misc]
             self._append(f"UNSUB {sid}\r\n".encode())
 
     def when_written(self, done: asyncio.Future[bool]) -> asyncio.Future[bool]:
-        """Resolve `done` when the socket has taken what waits now."""
         self._flush_queue.put_nowait(done)
         return done
 
     def discard_outbound(self) -> None:
-        """Forget what was not sent, and break the connection: for closing one that does not take it."""
         self._pending: list[bytes] = []
         self._pending_data_size = 0
         self._abort()
 
     def discard_unsent(self, prefix: str) -> None:
-        """Forget the messages without headers that still wait, to subjects that begin with `prefix`."""
         start = f"PUB {prefix}".encode()
         kept: list[bytes] = [command for command in self._pending if not command.startswith(start)]
         self._pending = kept
@@ -215,6 +192,14 @@ class NatsClient(nats.aio.client.Client):  # type: ignore[misc]
         await super()._read_loop()
         if self.is_connected and asyncio.current_task() is self._reading_task:
             await self._process_op_err(nats.errors.UnexpectedEOF())
+
+
+def check_subject(subject: str) -> None:
+    """Raises:
+    ValueError: it cannot be written.
+    """
+    if _SUBJECT.fullmatch(subject) is None:
+        raise ValueError(f"not a subject: {subject!r}")
 
 
 def decode_subject(subject: bytes) -> str | None:
