@@ -1,0 +1,277 @@
+"""The whole way of a call through the gateway, over a bus in memory and without any protocol's front."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+
+import pytest
+from harness.gateway import Backend, finished, tokens, until
+from prometheus_client import CollectorRegistry
+
+from inferflux.common.background import Background
+from inferflux.common.bus import Bus
+from inferflux.common.bus.memory import MemoryNats
+from inferflux.common.calls import CallContext
+from inferflux.common.errors import (
+    InferFluxError,
+    InvalidArgument,
+    NotFound,
+    Unauthenticated,
+    Unavailable,
+)
+from inferflux.common.tracing import OFF
+from inferflux.gateway.caller import Caller
+from inferflux.gateway.canceller import Canceller
+from inferflux.gateway.generation import Services
+from inferflux.gateway.ledger import Ledger
+from inferflux.gateway.metrics import GatewayMetrics
+from inferflux.gateway.models import ModelRegistry
+from inferflux.gateway.pipeline import Pipeline
+from inferflux.gateway.readers import ReaderReports
+from inferflux.gateway.relay import RelayLimits
+from inferflux.gateway.streams import Streams
+from inferflux.gateway.submit import Submitter
+from inferflux.v1 import generation_pb2, inference_pb2, policy_pb2, scheduler_pb2
+
+ACME = Caller("acme", "key_1", max_priority=5)
+Message = inference_pb2.ChatMessage
+Params = generation_pb2.GenerationParams
+
+
+class Policy:
+    """Knows one key."""
+
+    def __init__(self) -> None:
+        self.settled: list[policy_pb2.SettleRequest] = []
+
+    async def admit(self, scope: str, context: CallContext) -> Caller:
+        if (scope, context.require_credential()) != ("inference", "good"):
+            raise Unauthenticated("unknown key", reason="UNKNOWN_API_KEY")
+        return ACME
+
+    async def settle(self, request: policy_pb2.SettleRequest) -> None:
+        self.settled.append(request)
+
+
+class WordTokenizer:
+    """A token per word, its length; can be held up."""
+
+    def __init__(self) -> None:
+        self.may_answer = asyncio.Event()
+        self.may_answer.set()
+        self.is_asked = asyncio.Event()
+
+    async def render_chat(
+        self, digest: str, messages: Sequence[Message], context_length: int
+    ) -> Sequence[int]:
+        text = " ".join(message.content for message in messages)
+        return await self.tokenize(digest, text, context_length, field="messages")
+
+    async def tokenize(self, digest: str, text: str, context_length: int, *, field: str) -> Sequence[int]:
+        del digest, context_length, field
+        self.is_asked.set()
+        await self.may_answer.wait()
+        return [len(word) for word in text.split()]
+
+
+class Stage:
+    """A gateway's pipeline, and the scheduler and worker that the harness plays."""
+
+    def __init__(self, nats: MemoryNats, bus: Bus, backend: Backend) -> None:
+        self.nats, self.bus, self.backend = nats, bus, backend
+        self.policy, self.tokenizer = Policy(), WordTokenizer()
+        self.background = Background()
+        self.streams = Streams(8)
+        metrics = GatewayMetrics(CollectorRegistry())
+        self.models = ModelRegistry(bus, metrics.bad)
+        services = Services(
+            bus=bus,
+            submitter=Submitter(bus),
+            canceller=Canceller(bus, self.background, timeout_s=1),
+            reader_reports=ReaderReports(bus, timeout_s=1),
+            ledger=Ledger(self.policy, self.background),
+            metrics=metrics,
+            background=self.background,
+            streams=self.streams,
+            relay_limits=RelayLimits(drop_check_s=0.01),
+            tracer=OFF,
+        )
+        self.pipeline = Pipeline(
+            self.policy,
+            self.models,
+            self.tokenizer,
+            services,
+            max_text_bytes=1000,
+            max_resume_window_s=60,
+        )
+
+    async def chat(self, request_id: str, **fields: object) -> list[int]:
+        """The token ids of an answer."""
+        request = inference_pb2.ChatRequest(model="demo", messages=[Message(role="user", content="hi there")])
+        request.MergeFrom(inference_pb2.ChatRequest(**fields))  # type: ignore[arg-type]
+        context = CallContext(request_id, deadline_unix_ms=123, traceparent="")
+        async with self.pipeline.chat(context, ACME, request) as generation:
+            return [i async for chunk in generation for i in chunk.token_ids]
+
+    async def generate(self, request_id: str, request: inference_pb2.GenerateRequest) -> list[int]:
+        async with self.pipeline.generate(CallContext(request_id), ACME, request) as generation:
+            return [i async for chunk in generation for i in chunk.token_ids]
+
+
+@pytest.fixture
+async def stage() -> AsyncIterator[Stage]:
+    nats = MemoryNats()
+    backend = Backend(await nats.connect("backend"), b"a tokenizer")
+    await backend.start()
+    stage = Stage(nats, await nats.connect("gateway"), backend)
+    await stage.models.start()
+    yield stage
+    await stage.streams.drain(1)
+    await stage.background.finish(2)
+    await backend.close()
+    await stage.bus.close()
+    await backend.bus.close()
+
+
+async def test_an_answer_comes_from_the_workers_chunks_and_is_settled_once(stage: Stage) -> None:
+    answer = asyncio.create_task(stage.chat("r1", priority=9))
+    job = await stage.backend.job("r1")
+    assert (job.tenant, job.model, list(job.prompt_token_ids)) == ("acme", "demo", [2, 5])
+    assert (job.priority, job.deadline_unix_ms) == (5, 123)  # the key's ceiling
+    assert job.params.sampling.HasField("seed")
+    await stage.backend.finish(job, n=3)
+    assert await answer == [0, 1, 2]
+    await stage.background.finish(2)
+    assert [(s.request_id, s.usage.completion_tokens) for s in stage.policy.settled] == [("r1", 3)]
+    assert len(stage.streams) == 0
+
+
+async def test_token_ids_are_submitted_as_they_are(stage: Stage) -> None:
+    ids = inference_pb2.GenerateRequest(model="demo", token_ids=inference_pb2.TokenIds(ids=[7, 8]))
+    answer = asyncio.create_task(stage.generate("r1", ids))
+    job = await stage.backend.job("r1")
+    assert list(job.prompt_token_ids) == [7, 8]
+    await stage.backend.finish(job, n=1)
+    assert await answer == [0]
+
+
+@pytest.mark.parametrize(
+    ("fields", "field"),
+    [
+        ({"model": ""}, "model"),
+        ({"priority": 10**6}, "priority"),
+        ({"resume_window_s": 61}, "resume_window_s"),
+        ({"params": Params(max_tokens=0)}, "params.max_tokens"),
+        ({"messages": [Message(role="nobody")]}, "messages[1].role"),
+        ({"messages": [Message(role="user", content="x" * 1001)]}, "messages"),
+        ({"messages": [Message(role="user", content="x " * 500)]}, "messages"),
+    ],
+)
+async def test_bad_input_names_its_field_and_queues_nothing(
+    stage: Stage, fields: dict[str, object], field: str
+) -> None:
+    stage.backend.card.context_length = 100
+    request = inference_pb2.ChatRequest(model="demo", messages=[Message(role="user", content="hi")])
+    request.MergeFrom(inference_pb2.ChatRequest(**fields))  # type: ignore[arg-type]
+    if fields.get("model") == "":
+        request.model = ""
+    with pytest.raises(InvalidArgument) as caught:
+        async with stage.pipeline.chat(CallContext("r1"), ACME, request):
+            raise AssertionError("was submitted")
+    assert caught.value.field == field
+    assert (stage.backend.jobs, len(stage.streams)) == ({}, 0)
+
+
+async def test_a_model_that_nobody_serves_is_not_found(stage: Stage) -> None:
+    with pytest.raises(NotFound) as caught:
+        await stage.generate("r1", inference_pb2.GenerateRequest(model="none", text="hi"))
+    assert caught.value.reason == "UNKNOWN_MODEL"
+
+
+@pytest.mark.parametrize(("key", "reason"), [("", "NO_CREDENTIAL"), ("bad", "UNKNOWN_API_KEY")])
+async def test_a_call_without_a_good_key_is_not_admitted(stage: Stage, key: str, reason: str) -> None:
+    with pytest.raises(Unauthenticated) as caught:
+        await stage.pipeline.admit("inference", CallContext("r1", credential=key))
+    assert caught.value.reason == reason
+    assert await stage.pipeline.admit("inference", CallContext("r1", credential="good")) == ACME
+
+
+@pytest.mark.parametrize("phase", ["tokenizing", "queued", "streaming"])
+async def test_a_client_that_disconnects_leaves_nothing_behind_in_any_phase(stage: Stage, phase: str) -> None:
+    if phase == "tokenizing":
+        stage.tokenizer.may_answer.clear()
+    stage.backend.reader_replies["r1"] = scheduler_pb2.ReaderReply(was_found=True, may_end=True)
+    call = asyncio.create_task(stage.chat("r1"))
+    await asyncio.wait_for(stage.tokenizer.is_asked.wait(), 5)
+    if phase != "tokenizing":
+        job = await stage.backend.job("r1")
+        if phase == "streaming":
+            await stage.backend.say(job, tokens(0))
+    call.cancel()
+    await asyncio.gather(call, return_exceptions=True)
+    assert call.cancelled()
+    assert len(stage.streams) == 0
+    if phase == "tokenizing":
+        assert stage.backend.jobs == {}
+        return
+    await until(lambda: stage.backend.cancelled == ["r1"])
+    end = finished(1, reason=generation_pb2.FINISH_REASON_CANCELLED, attempt=job.attempt_id)
+    await stage.backend.say(job, tokens(0), end)
+    await until(lambda: [s.outcome for s in stage.policy.settled] == ["cancelled"])
+
+
+async def test_a_stream_is_resumed_by_another_call(stage: Stage) -> None:
+    window = inference_pb2.GenerateRequest(model="demo", text="a b", resume_window_s=60)
+    first = asyncio.create_task(stage.generate("r1", window))
+    job = await stage.backend.job("r1")
+    await stage.backend.say(job, tokens(0), tokens(1))
+    first.cancel()
+    await asyncio.gather(first, return_exceptions=True)
+    await stage.backend.finish(job, n=4, offset=2)
+    resume = inference_pb2.ResumeRequest(request_id="r1", offset=1)
+    async with stage.pipeline.resume(CallContext("r2"), ACME, resume) as generation:
+        ids = [i async for chunk in generation for i in chunk.token_ids]
+    assert ids == [1, 2, 3]
+    assert stage.backend.cancelled == []
+
+
+async def test_cancelling_is_confirmed_or_not_found(stage: Stage) -> None:
+    stage.backend.known.add("r1")
+    await stage.pipeline.cancel(ACME, "r1")
+    with pytest.raises(NotFound):
+        await stage.pipeline.cancel(ACME, "r2")
+    with pytest.raises(InvalidArgument) as caught:
+        await stage.pipeline.cancel(ACME, "a.b")
+    assert caught.value.field == "request_id"
+
+
+async def test_a_request_id_is_taken_once(stage: Stage) -> None:
+    answer = asyncio.create_task(stage.chat("r1"))
+    job = await stage.backend.job("r1")
+    with pytest.raises(InferFluxError) as caught:
+        await stage.chat("r1")
+    assert caught.value.reason == "REQUEST_ID_TAKEN"
+    await stage.backend.finish(job, n=1)
+    assert await answer == [0]
+
+
+async def test_tokens_missed_while_nats_was_away_are_made_up_for(stage: Stage) -> None:
+    answer = asyncio.create_task(stage.chat("r1"))
+    job = await stage.backend.job("r1")
+    await stage.backend.say(job, tokens(0))
+    stage.nats.cut(stage.bus)
+    await stage.backend.say(job, tokens(1))
+    stage.nats.mend(stage.bus)
+    await stage.backend.say(job, tokens(2), finished(3))
+    assert await asyncio.wait_for(answer, 5) == [0, 1, 2]
+
+
+async def test_without_nats_a_request_is_unavailable(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("inferflux.common.bus.queueing._TOTAL_TIMEOUT_S", 0.1)
+    await stage.models.card("demo")
+    stage.nats.stop()
+    with pytest.raises(Unavailable) as caught:
+        await stage.chat("r1")
+    assert caught.value.reason == "QUEUE_UNAVAILABLE"
+    assert len(stage.streams) == 0
