@@ -9,10 +9,10 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from inferflux.common import subjects
-from inferflux.common.background import Background
 from inferflux.common.bus import Bus
 from inferflux.common.calls import CallContext
 from inferflux.common.errors import InferFluxError, ResourceExhausted, Unavailable
+from inferflux.common.tasks import Background
 from inferflux.common.tracing import OFF
 from inferflux.gateway.caller import Caller
 from inferflux.gateway.canceller import Canceller

@@ -9,7 +9,6 @@ import pytest
 from harness.gateway import Backend, finished, tokens, until
 from prometheus_client import CollectorRegistry
 
-from inferflux.common.background import Background
 from inferflux.common.bus import Bus
 from inferflux.common.bus.memory import MemoryNats
 from inferflux.common.calls import CallContext
@@ -20,6 +19,7 @@ from inferflux.common.errors import (
     Unauthenticated,
     Unavailable,
 )
+from inferflux.common.tasks import Background
 from inferflux.common.tracing import OFF
 from inferflux.gateway.caller import Caller
 from inferflux.gateway.canceller import Canceller

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping, Sequence
 
 import grpc.aio
@@ -15,6 +14,7 @@ from inferflux.common.grpc_aio import AioServer
 from inferflux.common.grpc_interceptor import Admit, RequestInterceptor
 from inferflux.common.grpc_options import SERVER_OPTIONS, Option
 from inferflux.common.grpc_rules import MethodRule
+from inferflux.common.tasks import Background
 
 
 class _Health(health.aio.HealthServicer):  # type: ignore[misc]
@@ -38,7 +38,7 @@ class GrpcServer:
         self._names: list[str] = []
         self._is_serving = False
         self._health = _Health()
-        self._health_changes: set[asyncio.Task[None]] = set()
+        self._health_changes = Background()
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
 
     def add(self, descriptor_name: str) -> None:
@@ -72,9 +72,7 @@ class GrpcServer:
     def set_serving(self, serving: bool) -> None:
         """Say SERVING or NOT_SERVING for every service and for ""."""
         self._is_serving = serving
-        change = asyncio.get_running_loop().create_task(self._announce())
-        self._health_changes.add(change)
-        change.add_done_callback(self._health_changes.discard)
+        self._health_changes.start(self._announce())
 
     async def stop(self, grace_s: float) -> None:
         """Say NOT_SERVING, take no new calls, give running ones `grace_s` seconds, then cancel them."""

@@ -12,12 +12,12 @@ import grpc.aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from inferflux.common import grpc_client, logs
-from inferflux.common.background import Background
 from inferflux.common.bus import Bus
 from inferflux.common.grpc_options import receive_limit
 from inferflux.common.grpc_server import GrpcServer, build_server
 from inferflux.common.lifecycle import Shutdown
 from inferflux.common.probe import Probe
+from inferflux.common.tasks import Background
 from inferflux.common.tracing import Tracer, open_tracer
 from inferflux.v1 import (
     admin_pb2_grpc,

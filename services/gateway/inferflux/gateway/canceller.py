@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from google.protobuf.message import DecodeError
 
 from inferflux.common import logs, subjects
-from inferflux.common.background import Background
 from inferflux.common.bus import Bus
 from inferflux.common.errors import DeadlineExceeded, InferFluxError, NotFound, Unavailable
+from inferflux.common.tasks import Background
 from inferflux.v1 import scheduler_pb2
 
 log = logs.get()

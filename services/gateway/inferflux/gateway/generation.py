@@ -9,7 +9,6 @@ from types import TracebackType
 from typing import Self
 
 from inferflux.common import logs, subjects
-from inferflux.common.background import Background
 from inferflux.common.bus import Bus, TokenSubscription
 from inferflux.common.calls import CallContext
 from inferflux.common.errors import (
@@ -21,6 +20,7 @@ from inferflux.common.errors import (
     Unavailable,
     from_failed,
 )
+from inferflux.common.tasks import Background
 from inferflux.common.tracing import Span, Tracer
 from inferflux.v1 import generation_pb2, model_pb2, scheduler_pb2, tokens_pb2
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from inferflux.common import logs
-from inferflux.common.background import Background
 from inferflux.common.errors import InferFluxError, InvalidArgument
+from inferflux.common.tasks import Background
 from inferflux.v1 import generation_pb2, policy_pb2
 
 from . import audit

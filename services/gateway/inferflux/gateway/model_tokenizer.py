@@ -16,6 +16,7 @@ from inferflux.common.errors import (
     ResourceExhausted,
     Unavailable,
 )
+from inferflux.common.tasks import Background
 from inferflux.v1 import tokenizer_pb2
 
 from .load_backoff import LoadBackoff
@@ -81,7 +82,7 @@ class ModelTokenizer:
         self._n_working = 0
         self._child: TokenizerChild | None = None
         self._loading: asyncio.Task[None] | None = None
-        self._reaping: set[asyncio.Task[None]] = set()
+        self._reaping = Background()
         self._is_closed = False
         # Why the system started no process at the last attempt.
         self.start_error = ""
@@ -122,7 +123,7 @@ class ModelTokenizer:
             await asyncio.gather(self._loading, return_exceptions=True)
         if self._child is not None:
             await self._child.close()
-        await asyncio.gather(*self._reaping, return_exceptions=True)
+        await self._reaping.finish(None)
 
     async def load(self) -> None:
         """Start the process and load the tokenizer, so that the first request is not slower than the next.
@@ -223,7 +224,7 @@ class ModelTokenizer:
         """Start a process and have it load the tokenizer, twice if the first one ends over it."""
         path = await self._tokenizer_path(self.digest)
         if self._child is not None:
-            self._reap(self._child)
+            self._reaping.start(self._child.close())
         while True:
             try:
                 self._child = await self._load_once(path)
@@ -258,7 +259,7 @@ class ModelTokenizer:
             raise _NotLoadedError(f"loading it took longer than {error.limit_s:g} s") from None
         finally:
             if not is_loaded:
-                self._reap(child)
+                self._reaping.start(child.close())
         return child
 
     async def _start(self) -> TokenizerChild:
@@ -279,11 +280,6 @@ class ModelTokenizer:
     def _on_child_gone(self, cause: str) -> None:
         if not self._is_closed and self._loading is None:
             log.warning("a tokenizer process has ended", digest=self.digest[:12], cause=cause)
-
-    def _reap(self, child: TokenizerChild) -> None:
-        task = asyncio.create_task(child.close())
-        self._reaping.add(task)
-        task.add_done_callback(self._reaping.discard)
 
 
 def _now() -> float:

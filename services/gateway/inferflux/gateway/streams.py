@@ -10,6 +10,7 @@ from typing import Any
 
 from inferflux.common.errors import ResourceExhausted, Unavailable
 from inferflux.common.sharing import may_have_more
+from inferflux.common.tasks import Background
 
 _DRAIN_RETRY_S = 1.0
 
@@ -27,7 +28,7 @@ class Streams:
         self._tenant_limit = tenant_limit
         self._by_tenant: Counter[str] = Counter()
         self._tasks: set[asyncio.Task[object]] = set()
-        self._followers: set[asyncio.Task[None]] = set()
+        self._followers = Background()
         # Places of followers.
         self._n_held = 0
         self._all_ended = asyncio.Event()
@@ -96,18 +97,15 @@ class Streams:
             tenant: it counts among its streams, as it did for its client.
             on_end: called once when the work has ended, also when it was cancelled before it began.
         """
-        task = asyncio.get_running_loop().create_task(work)
-        self._followers.add(task)
         self._n_held += 1
         self._by_tenant[tenant] += 1
 
         def on_done(_: asyncio.Task[None]) -> None:
-            self._followers.discard(task)
             self._n_held -= 1
             self._leave(tenant)
             on_end()
 
-        task.add_done_callback(on_done)
+        self._followers.start(work).add_done_callback(on_done)
 
     async def drain(self, limit_s: float) -> None:
         """Take no new streams; give those that run `limit_s` seconds, then end them and the followers."""
@@ -117,10 +115,7 @@ class Streams:
             for task in list(self._tasks):
                 task.cancel()
             await self._ended_within(2.0)
-        for follower in self._followers:
-            follower.cancel()
-        if self._followers:
-            await asyncio.wait(self._followers, timeout=1.0)
+        await self._followers.close()
 
     async def _ended_within(self, limit_s: float) -> bool:
         try:

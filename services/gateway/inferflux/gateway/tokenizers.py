@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 
 from inferflux.common.errors import ResourceExhausted, Unavailable
+from inferflux.common.tasks import Background
 from inferflux.v1 import inference_pb2, tokenizer_pb2
 
 from .model_tokenizer import ModelTokenizer, TokenizerLimits
@@ -31,7 +32,7 @@ class Tokenizers:
         self._tokenizer_path = tokenizer_path
         # The one asked least recently first.
         self._models: OrderedDict[str, ModelTokenizer] = OrderedDict()
-        self._ending: set[asyncio.Task[None]] = set()
+        self._ending = Background()
         self._is_closed = False
 
     @property
@@ -43,7 +44,7 @@ class Tokenizers:
         """End every process."""
         self._is_closed = True
         await asyncio.gather(*(model.close() for model in self._models.values()))
-        await asyncio.gather(*self._ending, return_exceptions=True)
+        await self._ending.finish(None)
 
     async def load(self, digest: str) -> None:
         """Load a tokenizer, so that the first request for it is not slower than the next.
@@ -109,9 +110,7 @@ class Tokenizers:
 
     def _drop(self, model: ModelTokenizer) -> None:
         del self._models[model.digest]
-        task = asyncio.create_task(model.close())
-        self._ending.add(task)
-        task.add_done_callback(self._ending.discard)
+        self._ending.start(model.close())
 
 
 def _first_idle(models: Sequence[ModelTokenizer]) -> ModelTokenizer:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 
 from inferflux.common import logs
-from inferflux.common.background import Background
 from inferflux.common.errors import InferFluxError
+from inferflux.common.tasks import Background
 
 from .tokenizers import Tokenizers
 

@@ -7,11 +7,11 @@ import time
 from collections.abc import Callable
 
 from inferflux.common import logs
-from inferflux.common.background import cancel_all
 from inferflux.common.bus import Bus
 from inferflux.common.errors import DeadlineExceeded, InferFluxError, Unavailable
 from inferflux.common.lifecycle import Shutdown
 from inferflux.common.probe import Probe
+from inferflux.common.tasks import cancel_all
 from inferflux.common.tracing import OFF, Tracer, open_tracer
 from inferflux.v1 import scheduler_pb2
 

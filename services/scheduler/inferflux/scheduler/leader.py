@@ -9,10 +9,10 @@ from collections.abc import Callable, Collection, Iterable
 from typing import NamedTuple, TypeVar
 
 from inferflux.common import logs, subjects
-from inferflux.common.background import cancel_all
 from inferflux.common.bus import Bus, Job, JobConsumer
 from inferflux.common.errors import InferFluxError, Unavailable, to_failed
 from inferflux.common.metrics import UNEXPECTED_ERRORS
+from inferflux.common.tasks import cancel_all
 from inferflux.common.tracing import Tracer
 from inferflux.v1 import scheduler_pb2, tokens_pb2, worker_pb2
 

@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterable
 from typing import Protocol
 
 from inferflux.common import logs, subjects
-from inferflux.common.background import Background
 from inferflux.common.bus import Bus, Job
 from inferflux.common.errors import Unavailable
+from inferflux.common.tasks import Background
 
 from . import cancel, request_log
 from .core import actions

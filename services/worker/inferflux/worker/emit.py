@@ -7,9 +7,9 @@ import contextlib
 import time
 
 from inferflux.common import logs, subjects
-from inferflux.common.background import cancel_all
 from inferflux.common.bus import Bus
 from inferflux.common.errors import DeadlineExceeded, InferFluxError, Unavailable
+from inferflux.common.tasks import cancel_all
 from inferflux.v1 import engine_pb2, scheduler_pb2
 
 from . import request_log

@@ -34,6 +34,7 @@ from inferflux.common.errors import (
     from_code,
 )
 from inferflux.common.stream_limits import StreamLimits
+from inferflux.common.tasks import cancel_all
 
 log = logs.get()
 
@@ -306,8 +307,7 @@ class Bus:
             return
         self._is_closing = True
         if self._healer is not None:
-            self._healer.cancel()
-            await asyncio.wait([self._healer])
+            await cancel_all([self._healer])
         for consumer in self._consumers:
             await consumer.close()
         for served in list(self._served):

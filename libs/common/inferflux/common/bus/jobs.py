@@ -21,6 +21,7 @@ from inferflux.common.bus import jetstream
 from inferflux.common.bus.link import ApiError, Link
 from inferflux.common.bus.nats_client import decode_headers
 from inferflux.common.errors import DeadlineExceeded, InferFluxError, InvalidArgument, Unavailable
+from inferflux.common.tasks import cancel_all
 
 log = logs.get()
 
@@ -193,8 +194,7 @@ class JobConsumer:
         self._is_closed = True
         self._arrived.set()
         if self._task is not None:
-            self._task.cancel()
-            await asyncio.wait([self._task])
+            await cancel_all([self._task])
         if self._link.is_connected:
             await self._until_confirmed()
         self._link.client.untap(self._sid)

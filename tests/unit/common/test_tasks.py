@@ -1,11 +1,11 @@
-"""Tasks that nobody awaits."""
+"""Tasks and their owners."""
 
 from __future__ import annotations
 
 import asyncio
 
-from inferflux.common.background import Background
 from inferflux.common.metrics import UNEXPECTED_ERRORS
+from inferflux.common.tasks import Background
 
 
 async def fail() -> None:
@@ -35,3 +35,11 @@ async def test_closing_cancels_what_runs_and_that_is_no_failure() -> None:
     await background.close()
     assert task.cancelled()
     assert told == []
+
+
+async def test_finishing_without_a_limit_waits_for_all() -> None:
+    background = Background()
+    task = background.start(asyncio.sleep(0.05))
+    await background.finish(None)
+    assert task.done()
+    assert not task.cancelled()

@@ -1,4 +1,4 @@
-"""Tasks that nobody awaits, and the ending of tasks."""
+"""Tasks that somebody owns: held while they run, and ended with their owner."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ class Background:
         task.add_done_callback(self._on_done)
         return task
 
-    async def finish(self, limit_s: float) -> None:
-        """Wait for what runs; cancel what is not done in `limit_s` seconds."""
+    async def finish(self, limit_s: float | None) -> None:
+        """Wait for what runs; cancel what is not done in `limit_s` seconds. None: wait for all of it."""
         if not self._tasks:
             return
         _, late = await asyncio.wait(self._tasks, timeout=limit_s)
@@ -53,7 +53,7 @@ class Background:
                 self._on_failure(error)
 
 
-async def cancel_all(tasks: Collection[asyncio.Task[Any]]) -> None:
+async def cancel_all(tasks: Collection[asyncio.Future[Any]]) -> None:
     """Cancel tasks and return when all have ended, however they did."""
     for task in tasks:
         task.cancel()
