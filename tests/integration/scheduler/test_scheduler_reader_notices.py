@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
 from harness.scheduler_stage import Stage
 
 from inferflux.common import subjects
+from inferflux.common.errors import DeadlineExceeded
 from inferflux.scheduler.core.emitted import assemble
 from inferflux.v1 import scheduler_pb2
 
@@ -25,8 +27,12 @@ def left(request: scheduler_pb2.ReadRequest) -> scheduler_pb2.ReaderNotice:
     return scheduler_pb2.ReaderNotice(gateway_id=GATEWAY, left=scheduler_pb2.ReaderLeft(request=request))
 
 
-async def ask(stage: Stage, notice: scheduler_pb2.ReaderNotice) -> scheduler_pb2.ReaderReply:
-    data = await stage.bus.request(subjects.SCHEDULER_READERS, notice.SerializeToString(), timeout_s=5)
+async def ask(
+    stage: Stage, notice: scheduler_pb2.ReaderNotice, *, timeout_s: float = 5
+) -> scheduler_pb2.ReaderReply:
+    data = await stage.bus.request(
+        subjects.SCHEDULER_READERS, notice.SerializeToString(), timeout_s=timeout_s
+    )
     return scheduler_pb2.ReaderReply.FromString(data)
 
 
@@ -82,3 +88,27 @@ async def test_a_request_that_nobody_reads_is_cancelled_wherever_it_is(theatre: 
     await worker.emit("read", 1, is_last=True)
     assert (await theatre.read("read")).outcome == "stop"
     await theatre.is_quiet(workers=1)
+
+
+async def test_the_partition_that_has_a_request_answers_for_it_and_the_other_is_silent(
+    theatre: Stage,
+) -> None:
+    """Neither can say that a request is unknown: the other one may have it."""
+    await theatre.add_scheduler(
+        "mine", INFERFLUX_SCHEDULER_PARTITION="mine", INFERFLUX_SCHEDULER_MODELS="demo"
+    )
+    await theatre.add_scheduler(
+        "other", INFERFLUX_SCHEDULER_PARTITION="other", INFERFLUX_SCHEDULER_MODELS="large"
+    )
+    for model in ("demo", "large"):  # no worker: both wait in the queue
+        await theatre.submit(f"queued-{model}", model=model, attempt=f"a-{model}", window_s=60)
+        async with asyncio.timeout(10):
+            while True:
+                try:
+                    reply = await ask(theatre, joined(read(f"queued-{model}")), timeout_s=0.3)
+                    break
+                except DeadlineExceeded:  # the job is on its way
+                    continue
+        assert (reply.was_found, reply.attempt_id) == (True, f"a-{model}")
+    with pytest.raises(DeadlineExceeded):
+        await ask(theatre, joined(read("unknown")), timeout_s=0.3)

@@ -275,3 +275,39 @@ async def test_without_nats_a_request_is_unavailable(stage: Stage, monkeypatch: 
         await stage.chat("r1")
     assert caught.value.reason == "QUEUE_UNAVAILABLE"
     assert len(stage.streams) == 0
+
+
+async def resumed(stage: Stage, request_id: str) -> list[int]:
+    request = inference_pb2.ResumeRequest(request_id=request_id)
+    async with stage.pipeline.resume(CallContext("r2"), ACME, request) as generation:
+        return [i async for chunk in generation for i in chunk.token_ids]
+
+
+async def test_a_queued_request_without_a_chunk_is_resumed_by_what_the_scheduler_knows(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("inferflux.gateway.generation._RESUME_WAIT_S", 0.05)
+    stage.backend.reader_replies["r1"] = scheduler_pb2.ReaderReply(was_found=True, attempt_id="a1")
+    answer = asyncio.create_task(resumed(stage, "r1"))
+    await until(lambda: any(n.joined.request.request_id == "r1" for n in stage.backend.reader_notices))
+    await asyncio.sleep(0.1)
+    assert not answer.done()
+    job = scheduler_pb2.InferenceRequest(tenant="acme", request_id="r1")
+    await stage.backend.say(job, tokens(0), finished(1, attempt="a1"))
+    assert await answer == [0]
+
+
+async def test_a_request_of_which_no_scheduler_can_tell_is_unavailable_and_an_unknown_one_not_found(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("inferflux.gateway.generation._RESUME_WAIT_S", 0.05)
+    with pytest.raises(NotFound) as unknown:
+        await resumed(stage, "r1")
+    assert unknown.value.reason == "UNKNOWN_REQUEST"
+    assert stage.backend.readers is not None
+    await stage.backend.readers.close()  # as while a standby takes over
+    with pytest.raises(Unavailable) as unanswered:
+        await resumed(stage, "r1")
+    assert unanswered.value.reason == "NO_SCHEDULER"
+    assert unanswered.value.retry_delay_s
+    assert len(stage.streams) == 0

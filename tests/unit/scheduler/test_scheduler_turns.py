@@ -11,7 +11,7 @@ from inferflux.common import kv_cells
 from inferflux.common.errors import NotFound
 from inferflux.scheduler.core import actions, planning
 from inferflux.scheduler.core.fairness import FairnessSettings
-from inferflux.scheduler.core.jobs import JobState, RequestKey
+from inferflux.scheduler.core.jobs import Attempt, JobState, RequestKey
 from inferflux.scheduler.core.limits import Limits
 from inferflux.scheduler.core.urgent import URGENT_LEAD_S
 from inferflux.v1 import worker_pb2
@@ -295,6 +295,24 @@ def test_a_parked_request_that_is_cancelled_is_ended_by_its_worker() -> None:
     world.settle()
     assert world.read(low).outcome == "cancelled"
     finish(world)
+
+
+def test_a_gateway_that_resumes_a_stream_finds_its_request_wherever_that_is() -> None:
+    world = make_world()
+    worker = world.add_worker("w1", slots=1, kv_cells=400)
+    world.settle()
+    resident = [submit(world, f"r{i}", priority=2 * i + 5 if i else 0) for i in range(4)]
+    assert {worker.running[key].residence for key in resident} >= {PARKED, SWAPPED}
+    assert worker.running[resident[3]].is_running
+    queued = submit(world, "queued")
+    assert state_of(world, queued) is JobState.QUEUED
+    assert queued not in worker.running
+    for key in (*resident, queued):
+        job = world.core.on_reader_joined("g2", Attempt(key), world.now)
+        assert job is not None
+        assert job.key == key
+    finish(world)
+    assert world.core.on_reader_joined("g2", Attempt(queued), world.now) is None
 
 
 def test_a_victim_that_never_heard_of_it_is_taken_back() -> None:

@@ -47,6 +47,8 @@ _COMPLETE = frozenset({generation_pb2.FINISH_REASON_STOP, generation_pb2.FINISH_
 
 # Time for a stream that is to be resumed to say something.
 _RESUME_WAIT_S = 1.0
+# A standby leads within this time.
+_TAKE_OVER_S = 3.0
 # Time for the terminal chunk of a request that was cancelled because its reader left.
 _LAST_CHUNK_S = 5.0
 
@@ -170,8 +172,8 @@ class Generation:
         """Take up a stream that was begun elsewhere.
 
         Raises:
-            NotFound: nothing is known of the request.
-            Unavailable: it cannot be found out.
+            NotFound: the scheduler does not know the request, and no chunk of it is stored.
+            Unavailable: NATS, or the request's scheduler, does not answer.
         """
         self._offset = offset
         relay = await self._open(offset=offset)
@@ -179,14 +181,8 @@ class Generation:
         asked = self._services.background.start(self._announce())
         try:
             await relay.replay()
-            is_known = (
-                relay.has_received
-                or await relay.receives_within(_RESUME_WAIT_S)
-                or await asyncio.shield(asked)
-            )
-            if not is_known:
-                message = f"nothing is known of the request {self._call.request_id}"
-                raise NotFound(message, reason="UNKNOWN_REQUEST")
+            if not relay.has_received and not await relay.receives_within(_RESUME_WAIT_S):
+                self._check_known(await asyncio.shield(asked))
         except BaseException:  # what could not be resumed here is not ended here
             if self._withdraw():
                 self._services.background.start(self._take_back(asked))
@@ -266,22 +262,37 @@ class Generation:
         self._is_submitted = False
         return self._services.reader_reports.local.leave(self._read)
 
-    async def _take_back(self, announcing: asyncio.Task[bool]) -> None:
+    def _check_known(self, reply: scheduler_pb2.ReaderReply | None) -> None:
+        """No chunk tells of the request: the scheduler has to.
+
+        Raises:
+            NotFound: the scheduler does not know it.
+            Unavailable: no scheduler has answered.
+        """
+        request_id = self._call.request_id
+        if reply is None:
+            message = f"no scheduler says whether the request {request_id} is there: resume it again"
+            raise Unavailable(message, reason="NO_SCHEDULER", retry_delay_s=_TAKE_OVER_S)
+        if not reply.was_found:
+            raise NotFound(f"nothing is known of the request {request_id}", reason="UNKNOWN_REQUEST")
+
+    async def _take_back(self, announcing: asyncio.Task[scheduler_pb2.ReaderReply | None]) -> None:
         """Leave again at the scheduler, which decides by its other readers what becomes of the request."""
-        if await announcing:
+        reply = await announcing
+        if reply is not None and reply.was_found:
             await self._services.reader_reports.leave(self._read, is_handed_over=False)
 
-    async def _announce(self) -> bool:
-        """Tell the scheduler that a stream was resumed; whether it knows the request."""
+    async def _announce(self) -> scheduler_pb2.ReaderReply | None:
+        """Tell the scheduler that a stream was resumed. Returns its answer; None without one."""
         try:
             reply = await self._services.reader_reports.join(self._read)
         except (DeadlineExceeded, Unavailable):
-            return False
+            return None
         if reply.was_found:
             # The answer may be late: what the terminal chunk said holds.
             self._read.attempt_id = self._read.attempt_id or reply.attempt_id
             self._window_s = reply.resume_window_s
-        return reply.was_found
+        return reply
 
     def _note_end(self, chunk: tokens_pb2.TokenChunk) -> None:
         """Take note of a terminal chunk, before anything else is done about it."""

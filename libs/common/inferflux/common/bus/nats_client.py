@@ -1,8 +1,9 @@
-"""nats-py's client, with its traps closed and a cheaper way in and out.
+"""nats-py's client, with its traps closed, a cheaper way in, and a way out that never waits.
 
 A subscription here is a tap: a plain function called from the read loop, without a queue, a task or a
-message object per message. Sending is a plain function too: it appends to the outbound buffer, which
-the client's flusher writes on the next turn of the loop.
+message object per message. That saves a fifth of what relaying a token costs before gRPC
+(docs/decisions/nats-client.md). Sending is a plain function too: it appends to the outbound buffer, which the
+client's flusher writes on the next turn of the loop.
 
 What is changed in nats-py 2.16, and why:
 
