@@ -12,14 +12,14 @@ from collections.abc import Awaitable, Callable, Sequence
 from inferflux.cli.stack import Stack, StartError
 
 from .processes import child_of
-from .schedule import ENGINE, OF, TEXT, Action, Fault
+from .schedule import ENGINE, OF, TOKENIZER, Action, Fault
 
 # Beyond the stack's drain limit, what a process gets to end after SIGTERM.
 STOP_LIMIT_S = 10.0
 BACK_LIMIT_S = 40.0
 
-_CHILDREN = {"worker": ENGINE, "gateway": TEXT}
-_MODULES = {ENGINE: "inferflux.worker.engine", TEXT: "inferflux.gateway.tokenizer_process"}
+_CHILDREN = {"worker": ENGINE, "gateway": TOKENIZER}
+_MODULES = {ENGINE: "inferflux.worker.engine", TOKENIZER: "inferflux.gateway.tokenizer_process"}
 
 Say = Callable[[str], None]
 Blame = Callable[[str, str], None]

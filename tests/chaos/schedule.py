@@ -46,7 +46,7 @@ class Fault:
 
 OF = " of "
 # Children, which their parents stop and start.
-ENGINE, TEXT = "engine", "text"
+ENGINE, TOKENIZER = "engine", "tokenizer"
 
 _FIRST_S = 2.0
 # At the end everything has to be back.
@@ -59,7 +59,7 @@ _LONGEST_DOWN_S = 3.0
 _SHORTEST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 5.0
 _WEIGHTS = {Action.KILL: 2, Action.STOP: 1, Action.PAUSE: 1}
 # A tokenizer process that takes too long is killed over the text, whose fault it then is.
-_CHILD_WEIGHTS = {ENGINE: {Action.KILL: 2, Action.PAUSE: 1}, TEXT: {Action.KILL: 1}}
+_CHILD_WEIGHTS = {ENGINE: {Action.KILL: 2, Action.PAUSE: 1}, TOKENIZER: {Action.KILL: 1}}
 
 
 def plan(seed: int, seconds: float, targets: Sequence[str]) -> list[Fault]:

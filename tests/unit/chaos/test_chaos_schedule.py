@@ -63,4 +63,14 @@ def test_too_short_a_run_has_no_faults() -> None:
 
 def test_faults_are_counted_by_kind() -> None:
     kinds = [Fault(0, target, Action.KILL, 0).kind for target in TARGETS]
-    assert kinds == ["nats", "valkey", "policy", "worker", "gateway", "leader", "standby", "engine", "text"]
+    assert kinds == [
+        "nats",
+        "valkey",
+        "policy",
+        "worker",
+        "gateway",
+        "leader",
+        "standby",
+        "engine",
+        "tokenizer",
+    ]

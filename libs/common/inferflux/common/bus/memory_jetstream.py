@@ -140,7 +140,7 @@ class _Consumer:
             self._hold(sequence, delay_ns / jetstream.NANOSECONDS)
 
     def end(self, status: bytes) -> None:
-        """Deliver nothing more; whoever pulls is told why."""
+        """Deliver nothing more, and tell the open pull why."""
         for sequence in list(self._timers):
             self._release(sequence)
         if self._left:
