@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,69 +19,31 @@ from rich.table import Table
 
 from inferflux.worker.engine_host import SPIN_COUNT
 
+from .engine_loop import EngineLoop, item_of
 from .prompts import Prompts, middle_of
 from .stats import median
 from .target import positive
 from .trace import Trace, totals
 
 if TYPE_CHECKING:
-    from inferflux.v1 import worker_pb2
     from inferflux.worker.engine.native import Backend
 
 SLOTS = 16
-
-
-def item_of(index: int, prompt: list[int], max_tokens: int) -> worker_pb2.BatchItem:
-    """A greedy request that goes on past the model's own end."""
-    from inferflux.v1 import worker_pb2
-
-    item = worker_pb2.BatchItem()
-    request = item.request
-    request.tenant, request.request_id, request.epoch = "bench", f"r{index}", 1
-    request.prompt_token_ids.extend(prompt)
-    request.params.max_tokens = max_tokens
-    request.params.ignore_eos = True
-    return item
 
 
 def run_engine(
     backend: Backend, prompts: Prompts, *, requests: int, max_tokens: int, concurrency: int
 ) -> list[Trace]:
     """As `BareLoop.run`: an ended sequence's place is taken at once."""
-    from inferflux.worker.engine.core import Engine
-    from inferflux.worker.settings import WorkerSettings
-
-    defaults = {name: WorkerSettings.model_fields[name].default for name in ("step_stretch", "step_limit_s")}
-    engine = Engine(backend, worker_id="bench", swap_bytes=0, **defaults)
+    loop = EngineLoop(backend, concurrency)
     # Prompts are made before the clock runs.
-    waiting = iter([item_of(index, prompts[index], max_tokens) for index in range(requests)])
-    free = list(range(concurrency))
-    running: dict[str, tuple[int, Trace]] = {}
+    waiting = [item_of(index, prompts[index], max_tokens) for index in reversed(range(requests))]
     traces: list[Trace] = []
-    while True:
-        for slot, item in zip(free, waiting, strict=False):
-            item.slot = slot
-            trace = Trace(sent_s=time.perf_counter())
-            running[f"bench.{item.request.request_id}"] = slot, trace
-            traces.append(trace)
-            engine.start(item)
-        free.clear()
-        if not running:
-            return traces
-        engine.step()
-        now = time.perf_counter()
-        report = engine.take_report()
-        if report is None:
-            raise RuntimeError("a step that reports nothing")
-        for emission in report.step.emissions:
-            _, trace = running[emission.key]
-            if emission.generated_tokens > trace.tokens:  # not only that it has started
-                trace.tokens = emission.generated_tokens
-                trace.arrivals_s.append(now)
-        for end in report.step.ended:
-            slot, trace = running.pop(end.key)
-            trace.ended_s = now
-            free.append(slot)
+    while waiting or not loop.is_idle:
+        while waiting and loop.n_free:
+            traces.append(loop.start(waiting.pop()))
+        loop.step()
+    return traces
 
 
 def parse() -> argparse.Namespace:

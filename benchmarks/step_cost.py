@@ -1,6 +1,6 @@
-"""What one engine step costs, by its prompt tokens, at growing depth: beside streams that decode, and apart.
+"""What an engine step costs by prompt tokens, at growing depth, in mixed batches and in the prefill context.
 
-    python -m benchmarks.step_cost [--model-file FILE] [--streams 4] [--threads N] [--spin ROUNDS]
+    python -m benchmarks.step_cost [--model-file FILE] [--decodes 4] [--threads N] [--spin ROUNDS]
 
 Prints the median milliseconds of a step for each combination: the facts that the step budget lives with.
 """
@@ -28,23 +28,23 @@ if TYPE_CHECKING:
 
 DEPTHS = (0, 500, 1000, 2000, 3500)
 PROMPT_TOKENS = (8, 16, 32, 64, 128)
-_STREAM_TOKENS = 190
+_DECODE_TOKENS = 190
 _REPEATS = 5
 _FILL_TOKENS = 512
 _KV_CELLS = 16384
-# Apart, nothing is copied to the streams before the end is near.
+# Nothing is copied to the main context before the end is near.
 _LEFT_OF_PROMPT = 1_000_000
 
 
 class Bench:
-    """A backend with `streams` sequences in its cache, and one more that grows."""
+    """A backend with `decodes` sequences in its cache, and one more that grows."""
 
-    def __init__(self, backend: Backend, streams: int) -> None:
+    def __init__(self, backend: Backend, decodes: int) -> None:
         self._backend = backend
-        self._streams = range(1, streams + 1)
+        self._decodes = range(1, decodes + 1)
         self._depth = 0
-        for seq_id in self._streams:
-            self._run([(seq_id, _STREAM_TOKENS, 0)])
+        for seq_id in self._decodes:
+            self._run([(seq_id, _DECODE_TOKENS, 0)])
 
     def deepen(self, depth: int) -> None:
         """Fill the growing sequence up to `depth` tokens."""
@@ -53,16 +53,16 @@ class Bench:
             self._run([(0, n, self._depth)])
             self._depth += n
 
-    def streams_ms(self) -> float:
-        """Median milliseconds of a step with a token for each stream."""
-        return self._median_ms(self._tokens_of_streams())
+    def decodes_ms(self) -> float:
+        """Median milliseconds of a step with a token of each decode."""
+        return self._median_ms(self._tokens_of_decodes())
 
-    def beside_ms(self, prompt_tokens: int) -> float:
-        """The same with so many tokens of the growing sequence beside them."""
-        return self._median_ms([*self._tokens_of_streams(), (0, prompt_tokens, self._depth)])
+    def mixed_ms(self, prompt_tokens: int) -> float:
+        """The same with so many tokens of the growing sequence in a mixed batch."""
+        return self._median_ms([*self._tokens_of_decodes(), (0, prompt_tokens, self._depth)])
 
-    def _tokens_of_streams(self) -> list[tuple[int, int, int]]:
-        return [(seq_id, 1, _STREAM_TOKENS) for seq_id in self._streams]
+    def _tokens_of_decodes(self) -> list[tuple[int, int, int]]:
+        return [(seq_id, 1, _DECODE_TOKENS) for seq_id in self._decodes]
 
     def _median_ms(self, parts: list[tuple[int, int, int]]) -> float:
         return median(self._timed(parts) for _ in range(_REPEATS)) * 1000
@@ -75,28 +75,32 @@ class Bench:
             self._backend.forget(seq_id, position)
         return seconds
 
-    def apart_ms(self, prompt_tokens: int) -> float:
-        """Median milliseconds of a step apart with so many tokens of a prompt, at the depth of the growing
-        sequence; what it takes to copy them later is not in it."""
-        seq_id = len(self._streams) + 1
+    def prefill_context_ms(self, prompt_tokens: int) -> float:
+        """Median milliseconds of a step in the prefill context, at the depth of the growing sequence; what it
+        takes to copy its tokens later is not in it."""
+        seq_id = len(self._decodes) + 1
         for first in range(0, self._depth, _FILL_TOKENS):
-            self._run([(seq_id, min(_FILL_TOKENS, self._depth - first), first)], is_apart=True)
+            self._run([(seq_id, min(_FILL_TOKENS, self._depth - first), first)], in_prefill_context=True)
         times = []
         for repeat in range(_REPEATS):
             began = time.perf_counter()
-            self._run([(seq_id, prompt_tokens, self._depth + repeat * prompt_tokens)], is_apart=True)
+            self._run(
+                [(seq_id, prompt_tokens, self._depth + repeat * prompt_tokens)], in_prefill_context=True
+            )
             times.append(time.perf_counter() - began)
         self._backend.forget(seq_id)
-        self._backend.forget_apart(seq_id)
+        self._backend.forget_prefill(seq_id)
         return median(times) * 1000
 
-    def _run(self, parts: list[tuple[int, int, int]], *, is_apart: bool = False) -> None:
+    def _run(self, parts: list[tuple[int, int, int]], *, in_prefill_context: bool = False) -> None:
         """Decode (seq_id, tokens, first position) in one step."""
-        from inferflux.worker.engine.planner import Share, StepPlan
+        from inferflux.worker.engine.planner import ScheduledTokens, StepPlan
 
-        left = _LEFT_OF_PROMPT if is_apart else 0
-        shares = [Share(sequence(*part, left), part[1], wants_logits=True) for part in parts]
-        self._backend.decode(StepPlan(decoding=shares, prefilling=[], is_apart=is_apart))
+        left = _LEFT_OF_PROMPT if in_prefill_context else 0
+        scheduled = [ScheduledTokens(sequence(*part, left), part[1], n_logits=1) for part in parts]
+        self._backend.decode(
+            StepPlan(decoding=scheduled, prefilling=[], in_prefill_context=in_prefill_context)
+        )
 
 
 def sequence(seq_id: int, tokens: int, position: int, left: int) -> Sequence:
@@ -133,7 +137,7 @@ def parse() -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--model-file", type=Path, default=Path("models/bench.gguf"), help="GGUF to measure")
-    parser.add_argument("--streams", type=int, default=4, help="sequences that decode (default: %(default)s)")
+    parser.add_argument("--decodes", type=int, default=4, help="sequences that decode (default: %(default)s)")
     parser.add_argument("--threads", type=int, default=0, help="0: every core this process may use")
     parser.add_argument(
         "--spin", default=SPIN_COUNT, help="GOMP_SPINCOUNT (default: %(default)s, as the worker)"
@@ -150,28 +154,30 @@ def main() -> None:
 
     config = engine_pb2.EngineConfig(
         model_path=str(options.model_file),
-        slots=options.streams + 2,
+        slots=options.decodes + 2,
         kv_cells=_KV_CELLS,
         prefill_cells=_KV_CELLS // 2,
         batch_tokens=2048,
         threads=options.threads,
         flash_attention=True,
     )
-    bench = Bench(Backend(config), options.streams)
-    tables = {kind: Table(title=f"milliseconds of a step, prompts {kind}") for kind in ("beside", "apart")}
+    bench = Bench(Backend(config), options.decodes)
+    tables = {
+        kind: Table(title=f"milliseconds of a step, {kind}") for kind in ("mixed batches", "prefill context")
+    }
     for table in tables.values():
         for heading in (
             "depth",
-            f"{options.streams} streams",
+            f"{options.decodes} decodes",
             *(f"{n} prompt tokens" for n in PROMPT_TOKENS),
         ):
             table.add_column(heading, justify="right")
     for depth in track(DEPTHS, description="depth", console=Console(stderr=True)):
         bench.deepen(depth)
-        streams_ms = bench.streams_ms()
-        beside = [streams_ms, *(bench.beside_ms(n) for n in PROMPT_TOKENS)]
-        apart = [streams_ms, *(bench.apart_ms(n) for n in PROMPT_TOKENS)]
-        for table, times in zip(tables.values(), (beside, apart), strict=True):
+        decodes_ms = bench.decodes_ms()
+        mixed = [decodes_ms, *(bench.mixed_ms(n) for n in PROMPT_TOKENS)]
+        in_context = [decodes_ms, *(bench.prefill_context_ms(n) for n in PROMPT_TOKENS)]
+        for table, times in zip(tables.values(), (mixed, in_context), strict=True):
             table.add_row(str(depth), *(f"{ms:.1f}" for ms in times))
     for table in tables.values():
         Console().print(table)

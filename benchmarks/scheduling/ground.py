@@ -89,7 +89,7 @@ class Ground:
         self.stack = stack
         self.admin = admin
         self.caller = caller
-        self._prompts = prompts
+        self._prefill = prompts
         self._numbers = itertools.count()
 
     @property
@@ -100,7 +100,7 @@ class Ground:
         self, *, prompt_tokens: int = PROMPT_TOKENS, max_tokens: int = MAX_TOKENS, priority: int = 0
     ) -> inference_pb2.GenerateRequest:
         """A greedy request of these lengths whose prompt nobody has sent before."""
-        prompt = self._prompts[prompt_tokens][next(self._numbers)]
+        prompt = self._prefill[prompt_tokens][next(self._numbers)]
         return generate_request(self.model, prompt, max_tokens, priority=priority)
 
     async def preempt(self, *, on: bool) -> None:

@@ -6,6 +6,7 @@ cross in any way.
 
 from __future__ import annotations
 
+import time
 import zlib
 from collections import deque
 from collections.abc import Coroutine
@@ -22,9 +23,10 @@ from inferflux.common.bad_messages import BadMessages
 from inferflux.common.tracing import OFF
 from inferflux.v1 import engine_pb2, model_pb2, scheduler_pb2, tokens_pb2, worker_pb2
 from inferflux.worker.emit import Emitter
+from inferflux.worker.engine.clock import Clock
 from inferflux.worker.engine.core import Engine
 from inferflux.worker.engine.native import Timing
-from inferflux.worker.engine.planner import Share, StepPlan
+from inferflux.worker.engine.planner import ScheduledTokens, StepPlan
 from inferflux.worker.intake import Intake
 from inferflux.worker.presence import Presence
 from inferflux.worker.residents import Limits, ResidentTable
@@ -50,10 +52,13 @@ class CheckingCache:
         self.prefill_cells = prefill_cells
         self.sequences = sequences
         self.by_seq_id: dict[int, list[int]] = {}
-        self.apart: dict[int, list[int]] = {}
+        self.prefill: dict[int, list[int]] = {}
         self.loses_states = False
         self.vocab = SimpleNamespace(
-            size=VOCABULARY, eog=frozenset[int](), piece=lambda token: bytes([65 + token])
+            size=VOCABULARY,
+            eog=frozenset[int](),
+            piece=lambda token: bytes([65 + token]),
+            piece_text=lambda token: chr(65 + token),
         )
 
     @property
@@ -62,39 +67,41 @@ class CheckingCache:
 
     def warm_up(self) -> list[Timing]:
         timings = [Timing(16, 0, 0.01), Timing(32, 0, 0.02), Timing(0, 1, 0.005)]
-        return timings + [Timing(n, 0, 0.0006 * n, is_apart=True) for n in (16, 32)]
+        return timings + [Timing(n, 0, 0.0006 * n, in_prefill_context=True) for n in (16, 32)]
 
     def decode(self, plan: StepPlan) -> NDArray[np.float32]:
-        assert plan.shares, "an empty step"
+        assert plan.parts, "an empty step"
         assert plan.n_tokens <= self.batch_tokens
         rows = []
-        for share in plan.shares:
-            sequence = share.sequence
+        for part in plan.parts:
+            sequence = part.sequence
             assert 0 <= sequence.seq_id < self.sequences
             held = self.by_seq_id.setdefault(sequence.seq_id, [])
             assert len(held) == sequence.position, "the cache does not hold what the sequence thinks"
-            assert share.n > 0
-            held += sequence.tokens[sequence.position : sequence.position + share.n].tolist()
-            self._check_apart(share, is_apart=plan.is_apart)
-            if share.wants_logits:
+            assert part.n > 0
+            held += sequence.tokens[sequence.position : sequence.position + part.n].tolist()
+            self._check_prefill_context(part, in_prefill_context=plan.in_prefill_context)
+            assert part.n_logits <= 1
+            if part.n_logits:
                 row = np.zeros(VOCABULARY, np.float32)
                 row[next_token(held)] = 1.0
                 rows.append(row)
         assert self.used <= self.cells, "the step did not fit"
         return np.array(rows, np.float32).reshape(-1, VOCABULARY)
 
-    def _check_apart(self, share: Share, *, is_apart: bool) -> None:
-        sequence = share.sequence
-        assert sequence.is_apart == is_apart
-        assert is_apart == (sequence.seq_id in self.apart) or (is_apart and sequence.position == 0)
-        if is_apart:
-            held = self.apart.setdefault(sequence.seq_id, [])
-            assert len(held) == sequence.position, "it was not begun here"
-            held += sequence.tokens[sequence.position : sequence.position + share.n].tolist()
-            assert sum(map(len, self.apart.values())) <= self.prefill_cells
+    def _check_prefill_context(self, part: ScheduledTokens, *, in_prefill_context: bool) -> None:
+        sequence = part.sequence
+        assert sequence.in_prefill_context == in_prefill_context
+        assert in_prefill_context or sequence.seq_id not in self.prefill
+        if in_prefill_context:
+            before = self.by_seq_id[sequence.seq_id][: sequence.position]
+            held = self.prefill.setdefault(sequence.seq_id, before)
+            assert len(held) == sequence.position, "the main context went on without it"
+            held += sequence.tokens[sequence.position : sequence.position + part.n].tolist()
+            assert sum(map(len, self.prefill.values())) <= self.prefill_cells
 
-    def forget_apart(self, seq_id: int) -> None:
-        del self.apart[seq_id]
+    def forget_prefill(self, seq_id: int) -> None:
+        del self.prefill[seq_id]
 
     def forget(self, seq_id: int) -> None:
         self.by_seq_id.pop(seq_id, None)
@@ -150,13 +157,16 @@ class WorkerWorld:
     def __init__(
         self, *, slots: int, sequences: int, cells: int, swap_bytes: int, prefill_cells: int = 0
     ) -> None:
+        # How far the engine's clocks are ahead.
+        self.ahead_s = 0.0
         self.cache = CheckingCache(cells=cells, sequences=sequences, prefill_cells=prefill_cells)
         self.engine = Engine(
             self.cache,  # type: ignore[arg-type]
             worker_id="w",
-            step_stretch=3.0,
+            max_itl_factor=3.0,
             step_limit_s=0.2,
             swap_bytes=swap_bytes,
+            clock=Clock(lambda: time.monotonic() + self.ahead_s, lambda: time.time() + self.ahead_s),
         )
         self.table = ResidentTable()
         self.table.limits = Limits(slots, sequences, cells, CONTEXT, VOCABULARY)

@@ -50,7 +50,7 @@ async def load(path: Path, *, load_limit_s: float = 60.0, kv_cells: int = 0) -> 
         batch_tokens=512,
         threads=1,
         flash_attention=True,
-        step_stretch=5.0,
+        max_itl_factor=5.0,
         step_limit_s=0.2,
     )
     ready: asyncio.Future[engine_pb2.EngineReady] = asyncio.get_running_loop().create_future()

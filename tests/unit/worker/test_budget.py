@@ -26,18 +26,18 @@ def settled(
     cost: Cost,
     *,
     n_decoding: int = 4,
-    stretch: float = 2.5,
+    max_itl_factor: float = 2.5,
     limit_s: float = 10.0,
 ) -> StepBudget:
     """A budget that has seen the model warm up, decode, and prefill beside that for a while."""
-    budget = StepBudget(2048, stretch, limit_s)
+    budget = StepBudget(2048, max_itl_factor, limit_s)
     for n in (16, 64):
         budget.observe(n, 0, cost(n))
     budget.observe(0, 1, cost(1))
     for _ in range(10):
         budget.observe(0, n_decoding, cost(n_decoding))
     for _ in range(60):
-        n = budget.beside(n_decoding)
+        n = budget.mixed(n_decoding)
         budget.observe(n, n_decoding, cost(n_decoding + n))
     return budget
 
@@ -45,63 +45,63 @@ def settled(
 @pytest.mark.parametrize("cost", [cpu, gpu])
 def test_a_mixed_step_takes_about_the_stretch_of_a_decode_step(cost: Cost) -> None:
     budget = settled(cost)
-    step_s = cost(4 + budget.beside(4))
+    step_s = cost(4 + budget.mixed(4))
     assert 2.0 * cost(4) < step_s <= 2.55 * cost(4)
 
 
 def test_where_prefill_is_nearly_free_the_budget_reaches_the_batch() -> None:
-    assert settled(lambda _: 0.02).beside(4) == 2048 - 4
+    assert settled(lambda _: 0.02).mixed(4) == 2048 - 4
 
 
 def test_prompts_advance_even_where_prefill_is_slow() -> None:
-    assert settled(lambda n: 0.001 if n <= 4 else float(n)).beside(4) >= 1
+    assert settled(lambda n: 0.001 if n <= 4 else float(n)).mixed(4) >= 1
 
 
 def test_many_waiting_prompts_stretch_a_step_further_than_one() -> None:
     budget = settled(cpu, n_decoding=1)
-    assert budget.beside(1, n_waiting=7) > 2 * budget.beside(1, n_waiting=1)
-    assert settled(cpu).beside(4, n_waiting=1) < settled(cpu).beside(4, n_waiting=2)
+    assert budget.mixed(1, n_waiting=7) > 2 * budget.mixed(1, n_waiting=1)
+    assert settled(cpu).mixed(4, n_waiting=1) < settled(cpu).mixed(4, n_waiting=2)
 
 
 def test_a_step_need_not_be_shorter_than_anyone_notices() -> None:
     def fast(n: int) -> float:
         return 0.0005 + 0.00005 * n
 
-    assert fast(4 + settled(fast).beside(4)) == pytest.approx(0.015, rel=0.1)
-    apart = taking_turns(fast, n_decoding=4).apart(4)
-    assert fast(apart) + fast(4) == pytest.approx(0.015, rel=0.1)
+    assert fast(4 + settled(fast).mixed(4)) == pytest.approx(0.015, rel=0.1)
+    in_context = taking_turns(fast, n_decoding=4).in_prefill_context(4)
+    assert fast(in_context) + fast(4) == pytest.approx(0.015, rel=0.1)
 
 
 def test_a_prompt_of_many_steps_makes_half_of_the_gap() -> None:
-    budget = settled(cpu, stretch=6.0)
-    assert cpu(4 + budget.beside(4, is_lasting=True)) == pytest.approx(3.0 * cpu(4), rel=0.1)
-    assert settled(cpu, stretch=1.0).beside(4, is_lasting=True) >= 1
+    budget = settled(cpu, max_itl_factor=6.0)
+    assert cpu(4 + budget.mixed(4, is_long=True)) == pytest.approx(3.0 * cpu(4), rel=0.1)
+    assert settled(cpu, max_itl_factor=1.0).mixed(4, is_long=True) >= 1
 
 
 def test_no_step_is_longer_than_the_limit_even_when_nothing_decodes() -> None:
     budget = settled(cpu, limit_s=0.1)
-    assert cpu(budget.beside(0)) == pytest.approx(0.1, rel=0.1)
+    assert cpu(budget.mixed(0)) == pytest.approx(0.1, rel=0.1)
 
 
 def test_it_follows_when_prefill_gets_dearer_with_depth() -> None:
     budget = settled(cpu)
-    before = budget.beside(4)
+    before = budget.mixed(4)
 
     def deep(n: int) -> float:
         return 0.009 + 0.0018 * n
 
     for _ in range(150):
-        n = budget.beside(4)
+        n = budget.mixed(4)
         budget.observe(n, 4, deep(n + 4))
-    assert budget.beside(4) < before
-    assert deep(budget.beside(4) + 4) < 1.2 * 2.5 * cpu(4)
+    assert budget.mixed(4) < before
+    assert deep(budget.mixed(4) + 4) < 1.2 * 2.5 * cpu(4)
 
 
 def test_one_stalled_step_changes_little() -> None:
     budget = settled(cpu)
-    before = budget.beside(4)
+    before = budget.mixed(4)
     budget.observe(before, 4, 5.0)
-    assert budget.beside(4) == pytest.approx(before, rel=0.6)
+    assert budget.mixed(4) == pytest.approx(before, rel=0.6)
 
 
 @given(
@@ -115,40 +115,42 @@ def test_whatever_was_measured_the_budget_is_between_one_and_the_batch(
     budget = StepBudget(2048, 2.5, 0.2)
     for n, seconds in steps:
         budget.observe(n, n % 9, seconds)
-        budget.observe(n + 1, 0, seconds, is_apart=True)
-    assert 1 <= budget.beside(n_decoding, n_waiting) <= 2048 - n_decoding
-    assert 1 <= budget.apart(n_decoding, n_waiting) <= 2048
+        budget.observe(n + 1, 0, seconds, in_prefill_context=True)
+    assert 1 <= budget.mixed(n_decoding, n_waiting) <= 2048 - n_decoding
+    assert 1 <= budget.in_prefill_context(n_decoding, n_waiting) <= 2048
 
 
 def taking_turns(cost: Cost, *, n_decoding: int, limit_s: float = 10.0) -> StepBudget:
     """A budget that has seen streams and prompts take turns for a while."""
     budget = StepBudget(2048, 3.0, limit_s)
     for n in (16, 64, 16, 64):
-        budget.observe(n, 0, cost(n), is_apart=True)
+        budget.observe(n, 0, cost(n), in_prefill_context=True)
     for _ in range(60):
         budget.observe(0, n_decoding, cost(n_decoding))
-        n = budget.apart(n_decoding)
-        budget.observe(n, 0, cost(n), is_apart=True)
+        n = budget.in_prefill_context(n_decoding)
+        budget.observe(n, 0, cost(n), in_prefill_context=True)
     return budget
 
 
 def test_a_step_apart_and_one_of_the_streams_take_the_stretch_together() -> None:
     budget = taking_turns(cpu, n_decoding=4)
-    assert cpu(budget.apart(4)) + cpu(4) == pytest.approx(3.0 * cpu(4), rel=0.1)
-    assert budget.apart(4, n_waiting=6) > 2 * budget.apart(4)
+    assert cpu(budget.in_prefill_context(4)) + cpu(4) == pytest.approx(3.0 * cpu(4), rel=0.1)
+    assert budget.in_prefill_context(4, n_waiting=6) > 2 * budget.in_prefill_context(4)
 
 
 def test_a_step_apart_keeps_the_limit_where_nothing_decodes() -> None:
-    assert cpu(taking_turns(cpu, n_decoding=4, limit_s=0.1).apart(0)) == pytest.approx(0.1, rel=0.1)
+    assert cpu(taking_turns(cpu, n_decoding=4, limit_s=0.1).in_prefill_context(0)) == pytest.approx(
+        0.1, rel=0.1
+    )
 
 
 def test_what_is_computed_apart_says_nothing_of_steps_beside_the_streams() -> None:
     budget = settled(cpu)
-    before = budget.beside(4)
+    before = budget.mixed(4)
     for _ in range(100):
-        budget.observe(64, 0, 1.0, is_apart=True)
-    assert budget.beside(4) == before
-    assert budget.apart(4) == 8
+        budget.observe(64, 0, 1.0, in_prefill_context=True)
+    assert budget.mixed(4) == before
+    assert budget.in_prefill_context(4) == 8
 
 
 def test_the_line_is_found() -> None:

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inferflux.worker.engine.apart import n_due
-from inferflux.worker.engine.state import StateBytes, UnknownLayout, by_cell
+from inferflux.worker.engine.prefill_context import n_due
+from inferflux.worker.engine.state import StateBytes, UnknownLayout, by_cell, by_dimension
 
 
 def state(*, cells: int, layers: int, dimensions: int, is_transposed: bool) -> bytes:
@@ -39,11 +39,14 @@ def test_values_are_put_by_cell(cells: int, layers: int, dimensions: int) -> Non
     given_state = state(cells=cells, layers=layers, dimensions=dimensions, is_transposed=True)
     wanted = state(cells=cells, layers=layers, dimensions=dimensions, is_transposed=False)
     assert by_cell(array(given_state)).tobytes() == wanted
+    assert by_dimension(array(wanted)).tobytes() == given_state
 
 
-def test_a_state_that_is_by_cell_is_refused() -> None:
+def test_a_state_that_is_laid_out_so_already_is_refused() -> None:
     with pytest.raises(UnknownLayout, match="not transposed"):
         by_cell(array(state(cells=3, layers=2, dimensions=4, is_transposed=False)))
+    with pytest.raises(UnknownLayout, match="values transposed"):
+        by_dimension(array(state(cells=3, layers=2, dimensions=4, is_transposed=True)))
 
 
 @given(st.integers(0, 400))

@@ -72,7 +72,7 @@ class ManagedProcess:
                 stderr=log,
                 start_new_session=True,  # Ctrl-C in the terminal is the supervisor's to pass on
             )
-        if self.spec.cpus:
+        if self.spec.cpus and hasattr(os, "sched_setaffinity"):
             # It is still one thread that is about to exec: all that it starts inherits this.
             os.sched_setaffinity(self._process.pid, self.spec.cpus)
         self._started_at = time.monotonic()

@@ -1,4 +1,4 @@
-"""What a child process prints, kept by the kernel: its result, or why it ended (Linux)."""
+"""What a child process prints, kept in a file: its result, or why it ended."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import os
 from collections.abc import Sequence
 from types import TracebackType
 from typing import Final, Self
+
+from .memory_file import open_memory_file
 
 # A line that says why, as one of these prints it: see `llama.native`, C++'s std::terminate.
 ABORTED: Final = "llama.cpp aborted: "
@@ -15,10 +17,10 @@ _LONGEST_LINE = 500
 
 
 class Captured:
-    """A file in memory to give a child as its stdout or stderr. Read it when the child has ended."""
+    """A file to give a child as its stdout or stderr. Read it when the child has ended."""
 
     def __init__(self) -> None:
-        self._fd = os.memfd_create("captured")
+        self._fd = open_memory_file()
 
     def __enter__(self) -> Self:
         return self

@@ -1,4 +1,4 @@
-"""How much memory this process may still take (Linux)."""
+"""How much memory this process may still take, where the system tells (Linux)."""
 
 from __future__ import annotations
 
@@ -47,9 +47,16 @@ def _left(group: Path, limit_file: str, used_file: str, cached_name: str) -> int
 
 @contextlib.contextmanager
 def at_most(n_bytes: int) -> Iterator[None]:
-    """Let this process map `n_bytes` more and no more: what needs more fails, and ends nothing else."""
+    """Let this process map `n_bytes` more and no more: what needs more fails, and ends nothing else.
+
+    Nothing is bounded where the system does not say how much is mapped.
+    """
+    mapped = _mapped_bytes()
+    if mapped is None or not hasattr(resource, "RLIMIT_AS"):
+        yield
+        return
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
-    limit = _mapped_bytes() + n_bytes
+    limit = mapped + n_bytes
     if soft != resource.RLIM_INFINITY:
         limit = min(limit, soft)
     resource.setrlimit(resource.RLIMIT_AS, (limit, hard))
@@ -59,6 +66,6 @@ def at_most(n_bytes: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
 
 
-def _mapped_bytes() -> int:
-    pages = int((read(Path("/proc/self/statm")) or "0").split()[0])
-    return pages * resource.getpagesize()
+def _mapped_bytes(statm: Path = Path("/proc/self/statm")) -> int | None:
+    pages = read(statm).split()
+    return int(pages[0]) * resource.getpagesize() if pages else None

@@ -222,8 +222,15 @@ class ServerProcess:
         self._process = None
 
     def _is_stopped(self) -> bool:
-        threads = Path(f"/proc/{self.pid}/task").iterdir()
-        return all((thread / "stat").read_text().rpartition(")")[2].split()[0] == "T" for thread in threads)
+        tasks = Path(f"/proc/{self.pid}/task")
+        if not tasks.exists():
+            found = subprocess.run(
+                ["/bin/ps", "-o", "stat=", "-p", str(self.pid)], capture_output=True, check=False
+            )
+            return found.stdout.strip().startswith(b"T")
+        return all(
+            (thread / "stat").read_text().rpartition(")")[2].split()[0] == "T" for thread in tasks.iterdir()
+        )
 
     def _answers(self) -> bool:
         with contextlib.suppress(OSError), socket.create_connection((LOOPBACK, self.port), 0.5) as peer:
@@ -245,7 +252,9 @@ class ServerProcess:
 # with open channels.
 _EXEC = """
 import ctypes, os, sys
-ctypes.CDLL(None).prctl(1, 15, 0, 0, 0)
+libc = ctypes.CDLL(None)
+if hasattr(libc, "prctl"):
+    libc.prctl(1, 15, 0, 0, 0)
 if os.getppid() != int(sys.argv[1]):
     sys.exit(1)
 os.execv(sys.argv[2], sys.argv[2:])
@@ -253,7 +262,10 @@ os.execv(sys.argv[2], sys.argv[2:])
 
 
 def dying_with_parent(command: Sequence[str]) -> list[str]:
-    """The command, run so that the kernel ends it (SIGTERM) when the thread that started it ends."""
+    """The command, run so that the kernel ends it (SIGTERM) when the thread that started it ends.
+
+    Linux alone does that. Elsewhere the command outlives a parent that is killed.
+    """
     return [sys.executable, "-I", "-S", "-c", _EXEC, str(os.getpid()), *command]
 
 

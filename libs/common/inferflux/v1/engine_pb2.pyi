@@ -35,7 +35,7 @@ class EngineConfig(_message.Message):
     BATCH_TOKENS_FIELD_NUMBER: _builtins.int
     GPU_LAYERS_FIELD_NUMBER: _builtins.int
     FLASH_ATTENTION_FIELD_NUMBER: _builtins.int
-    STEP_STRETCH_FIELD_NUMBER: _builtins.int
+    MAX_ITL_FACTOR_FIELD_NUMBER: _builtins.int
     STEP_LIMIT_S_FIELD_NUMBER: _builtins.int
     SEQUENCES_FIELD_NUMBER: _builtins.int
     SWAP_BYTES_FIELD_NUMBER: _builtins.int
@@ -50,7 +50,7 @@ class EngineConfig(_message.Message):
     batch_tokens: _builtins.int
     gpu_layers: _builtins.int
     flash_attention: _builtins.bool
-    step_stretch: _builtins.float
+    max_itl_factor: _builtins.float
     """A prefill chunk may stretch a step to this many times a step that only decodes."""
     step_limit_s: _builtins.float
     """No step should take longer than this because of prefill, in seconds."""
@@ -59,7 +59,7 @@ class EngineConfig(_message.Message):
     swap_bytes: _builtins.int
     """Most host memory for swapped sequences; beyond it they are computed again."""
     prefill_cells: _builtins.int
-    """Tokens of prompts that are computed apart from the streams; 0 for none, absent for as many as suit."""
+    """KV cells of the prefill context; 0 for none, absent for as many as suit."""
     def __init__(
         self,
         *,
@@ -72,7 +72,7 @@ class EngineConfig(_message.Message):
         batch_tokens: _builtins.int = ...,
         gpu_layers: _builtins.int = ...,
         flash_attention: _builtins.bool = ...,
-        step_stretch: _builtins.float = ...,
+        max_itl_factor: _builtins.float = ...,
         step_limit_s: _builtins.float = ...,
         sequences: _builtins.int = ...,
         swap_bytes: _builtins.int = ...,
@@ -80,7 +80,7 @@ class EngineConfig(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_prefill_cells", b"_prefill_cells", "prefill_cells", b"prefill_cells"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_prefill_cells", b"_prefill_cells", "batch_tokens", b"batch_tokens", "context_length", b"context_length", "flash_attention", b"flash_attention", "gpu_layers", b"gpu_layers", "kv_cells", b"kv_cells", "model_path", b"model_path", "prefill_cells", b"prefill_cells", "sequences", b"sequences", "slots", b"slots", "step_limit_s", b"step_limit_s", "step_stretch", b"step_stretch", "swap_bytes", b"swap_bytes", "threads", b"threads", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_prefill_cells", b"_prefill_cells", "batch_tokens", b"batch_tokens", "context_length", b"context_length", "flash_attention", b"flash_attention", "gpu_layers", b"gpu_layers", "kv_cells", b"kv_cells", "max_itl_factor", b"max_itl_factor", "model_path", b"model_path", "prefill_cells", b"prefill_cells", "sequences", b"sequences", "slots", b"slots", "step_limit_s", b"step_limit_s", "swap_bytes", b"swap_bytes", "threads", b"threads", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__prefill_cells: _TypeAlias = _typing.Literal["prefill_cells"]  # noqa: Y015
     _WhichOneofArgType__prefill_cells: _TypeAlias = _typing.Literal["_prefill_cells", b"_prefill_cells"]  # noqa: Y015
@@ -223,6 +223,7 @@ class EngineReady(_message.Message):
     HAS_CHAT_TEMPLATE_FIELD_NUMBER: _builtins.int
     SEQUENCES_FIELD_NUMBER: _builtins.int
     PREFILL_CELLS_FIELD_NUMBER: _builtins.int
+    PREFILL_CONTEXT_ERROR_FIELD_NUMBER: _builtins.int
     kv_cells: _builtins.int
     context_length: _builtins.int
     vocabulary_size: _builtins.int
@@ -231,7 +232,9 @@ class EngineReady(_message.Message):
     has_chat_template: _builtins.bool
     sequences: _builtins.int
     prefill_cells: _builtins.int
-    """Of the context for prompts; 0 where there is none."""
+    """Of the prefill context; 0 where there is none."""
+    prefill_context_error: _builtins.str
+    """Why there is no prefill context where there should be one; empty otherwise."""
     def __init__(
         self,
         *,
@@ -243,10 +246,11 @@ class EngineReady(_message.Message):
         has_chat_template: _builtins.bool = ...,
         sequences: _builtins.int = ...,
         prefill_cells: _builtins.int = ...,
+        prefill_context_error: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["context_length", b"context_length", "has_chat_template", b"has_chat_template", "kv_cells", b"kv_cells", "parameters", b"parameters", "prefill_cells", b"prefill_cells", "sequences", b"sequences", "slots", b"slots", "vocabulary_size", b"vocabulary_size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["context_length", b"context_length", "has_chat_template", b"has_chat_template", "kv_cells", b"kv_cells", "parameters", b"parameters", "prefill_cells", b"prefill_cells", "prefill_context_error", b"prefill_context_error", "sequences", b"sequences", "slots", b"slots", "vocabulary_size", b"vocabulary_size"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

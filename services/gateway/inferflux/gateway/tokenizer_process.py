@@ -11,7 +11,6 @@ FD is one end of a socket pair. The process ends when the other end is closed, a
 from __future__ import annotations
 
 import os
-import resource
 import signal
 import socket
 import sys
@@ -21,6 +20,7 @@ from pathlib import Path
 
 from inferflux.common.frames import ChildEnd
 from inferflux.common.parent_death import exit_with_parent
+from inferflux.common.process_limits import bound
 from inferflux.v1 import tokenizer_pb2
 
 from .tokenizer import Tokenizer, TokenizerFaultError
@@ -94,8 +94,8 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     exit_with_parent(signal.SIGKILL, parent=parent)
-    resource.setrlimit(resource.RLIMIT_AS, (memory_bytes, memory_bytes))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    bound("RLIMIT_AS", memory_bytes, memory_bytes)
+    bound("RLIMIT_CORE", 0, 0)
     server = TokenizerServer(socket.socket(fileno=fd), max_rendered_bytes=rendered_bytes)
     threading.stack_size(STACK_BYTES)
     # A template that spins must not keep the other threads waiting for the interpreter.

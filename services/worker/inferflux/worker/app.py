@@ -163,6 +163,11 @@ class Worker:
                 context_length=ready.context_length,
                 model_context_length=self._model.context_length,
             )
+        if ready.prefill_context_error:
+            log.warning(
+                "the prefill context is off: long prompts are chunked in mixed batches",
+                why=ready.prefill_context_error,
+            )
         log.info(
             "ready",
             model=card.name,
@@ -223,7 +228,7 @@ def _engine_config(settings: WorkerSettings) -> engine_pb2.EngineConfig:
         batch_tokens=settings.batch_tokens,
         gpu_layers=settings.gpu_layers,
         flash_attention=settings.flash_attention,
-        step_stretch=settings.step_stretch,
+        max_itl_factor=settings.max_itl_factor,
         step_limit_s=settings.step_limit_s,
     )
 

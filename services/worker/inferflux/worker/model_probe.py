@@ -10,14 +10,15 @@ tokenizer; `model_file` reads them.
 from __future__ import annotations
 
 import json
-import os
 import resource
 import signal
 import sys
 from pathlib import Path
 
 from inferflux.common.free_memory import at_most
+from inferflux.common.memory_file import path_of
 from inferflux.common.parent_death import exit_with_parent
+from inferflux.common.process_limits import bound
 
 from .model_file import ModelFile, ModelFileError, read_model_file
 
@@ -29,9 +30,9 @@ CPU_S = 30
 def main() -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     exit_with_parent(signal.SIGKILL)
-    resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, resource.RLIM_INFINITY))
-    resource.setrlimit(resource.RLIMIT_CPU, (CPU_S, CPU_S))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    bound("RLIMIT_AS", MEMORY_BYTES, resource.RLIM_INFINITY)
+    bound("RLIMIT_CPU", CPU_S, CPU_S)
+    bound("RLIMIT_CORE", 0, 0)
     try:
         model = read_model_file(Path(sys.argv[1]))
         _try_tokenizer(model)
@@ -58,19 +59,15 @@ def _try_tokenizer(model: ModelFile) -> None:
     # What is no GGUF is refused without llama.cpp.
     from inferflux.common.llama.vocab import Vocab, VocabError, memory_to_load
 
-    fd = os.memfd_create("tokenizer")
-    try:
-        with os.fdopen(fd, "wb", closefd=False) as file:
-            file.write(model.tokenizer)
-        with at_most(memory_to_load(len(model.tokenizer))):
-            vocab = Vocab.load(Path(f"/proc/self/fd/{fd}"))
-            vocab.try_out()
-            vocab.close()
-    except VocabError as error:
-        why = str(error).removeprefix(f"{fd}: ")
-        raise ModelFileError(f"{model.path}: the vocabulary cannot be used: {why}") from None
-    finally:
-        os.close(fd)
+    with path_of(model.tokenizer) as path:
+        try:
+            with at_most(memory_to_load(len(model.tokenizer))):
+                vocab = Vocab.load(path)
+                vocab.try_out()
+                vocab.close()
+        except VocabError as error:
+            why = str(error).removeprefix(f"{path.name}: ")
+            raise ModelFileError(f"{model.path}: the vocabulary cannot be used: {why}") from None
 
 
 def _write(line: str, rest: bytes) -> None:

@@ -67,7 +67,7 @@ class WorkerSettings(ServiceSettings):
         description="fused attention; off only for backends without it",
         json_schema_extra=EXPERT,
     )
-    step_stretch: float = Field(
+    max_itl_factor: float = Field(
         default=5.0,
         ge=1.0,
         le=1000,

@@ -49,6 +49,7 @@ class Vocab:
         template = llama.llama_model_chat_template(model, None)
         self.chat_template: str | None = template.decode("utf-8", "replace") if template else None
         self._pieces: dict[int, bytes] = {}
+        self._piece_texts: dict[int, str] = {}
         self._eog = frozenset(i for i in range(self.size) if llama.llama_vocab_is_eog(self._vocab, i))
 
     @classmethod
@@ -137,6 +138,17 @@ class Vocab:
         cached = self._pieces.get(token)
         if cached is None:
             cached = self._pieces[token] = self._read_piece(token)
+        return cached
+
+    def piece_text(self, token: int) -> str:
+        """As `piece`, as text: what is not UTF-8 is replaced.
+
+        Raises:
+            VocabError: no such token.
+        """
+        cached = self._piece_texts.get(token)
+        if cached is None:
+            cached = self._piece_texts[token] = self.piece(token).decode("utf-8", "replace")
         return cached
 
     def _read_piece(self, token: int) -> bytes:

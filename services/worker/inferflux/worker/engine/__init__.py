@@ -1,18 +1,22 @@
 """The engine: a process of its own with one thread that drives llama.cpp.
 
 core      the step: plan, decode, sample, report
-sequence  one request on board
+sequence  one resident request, and its phase
 planner   which tokens go into the next batch            (pure)
 budget    how much prefill a step may carry               (pure)
 pressure  who leaves the KV cache when it is full          (pure)
 memory    sequence ids, KV cells and host memory of the sequences
 kv        who fills how many KV cells                     (pure)
 swap      whose state host memory keeps                   (pure)
-sampling  logits to a token id                            (pure)
+sampling  a row of logits to a token id                  (pure)
+sampling_rows  the same for the rows of a step together   (pure)
+logprobs  logarithms of probabilities                     (pure)
+acceptance  which sampled tokens are appended, what ends  (pure)
 text      token bytes to whole characters, stop strings   (pure)
-native    a loaded model: the streams' context, and the one for prompts
-apart     prompts in a context of their own, and copying them to the streams'
+native    a loaded model: its main context, and on a CPU the prefill context
+prefill_context  prefills in a context of their own, and copying them to the main one and back
 context   a llama.cpp context: what it decodes and what it holds
 state     what a context writes of a sequence, with and without flash attention  (pure)
+clock     what the time is
 batch     the tokens of a step, as llama.cpp takes them
 """

@@ -9,7 +9,6 @@ from __future__ import annotations
 import signal
 import socket
 import sys
-import time
 
 from inferflux.common.frames import ChildEnd
 from inferflux.common.parent_death import exit_with_parent
@@ -26,12 +25,17 @@ def run(worker: _Worker) -> None:
     """Serve until the worker closes its end."""
     engine = _load(worker)
     while True:
-        for command in worker.arrived(engine.idle_s(time.time())):
-            _obey(engine, command)
-        engine.step()
-        report = engine.take_report()
-        if report is not None:
-            worker.send(report)
+        serve_step(engine, worker)
+
+
+def serve_step(engine: Engine, worker: _Worker) -> None:
+    """Take up what arrived, make a step, and report it."""
+    for command in worker.arrived(engine.idle_s()):
+        _obey(engine, command)
+    engine.step()
+    report = engine.take_report()
+    if report is not None:
+        worker.send(report)
 
 
 def _load(worker: _Worker) -> Engine:
@@ -41,7 +45,7 @@ def _load(worker: _Worker) -> Engine:
         engine = Engine(
             backend,
             worker_id=config.worker_id,
-            step_stretch=config.step_stretch,
+            max_itl_factor=config.max_itl_factor,
             step_limit_s=config.step_limit_s,
             swap_bytes=config.swap_bytes,
         )
@@ -56,6 +60,7 @@ def _load(worker: _Worker) -> Engine:
         sequences=backend.sequences,
         parameters=backend.parameters,
         prefill_cells=backend.prefill_cells,
+        prefill_context_error=backend.prefill_context_error,
         has_chat_template=backend.vocab.chat_template is not None,
     )
     worker.send(engine_pb2.EngineReport(ready=ready))

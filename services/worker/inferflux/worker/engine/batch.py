@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from inferflux.common.llama.native import llama
+
+from .planner import ScheduledTokens
 
 
 class Batch:
@@ -29,6 +32,25 @@ class Batch:
         self._struct.n_seq_id = _pointer(self._one_each, ctypes.c_int32)
         self._struct.seq_id = _pointer(self._seq_id_pointers, ctypes.POINTER(ctypes.c_int32))
         self._struct.logits = _pointer(self.logits, ctypes.c_int8)
+
+    def fill(self, parts: Iterable[ScheduledTokens]) -> tuple[int, int]:
+        """Write these parts of sequences one after the other.
+
+        Returns:
+            How many tokens they have, and how many rows of logits they want.
+        """
+        at = outputs = 0
+        for part in parts:
+            sequence = part.sequence
+            at_end = at + part.n
+            first = sequence.position
+            tokens = sequence.tokens[first : first + part.n]
+            self.put(at, tokens, seq_id=sequence.seq_id, position=first)
+            if part.n_logits:
+                self.logits[at_end - part.n_logits : at_end] = 1
+            outputs += part.n_logits
+            at = at_end
+        return at, outputs
 
     def put(self, at: int, tokens: NDArray[np.int32], *, seq_id: int, position: int) -> None:
         """Write `tokens` of one sequence from index `at` on, no logits wanted."""

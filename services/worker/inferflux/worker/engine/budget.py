@@ -1,16 +1,16 @@
 """How many prompt tokens a step may carry while others decode.
 
-Every running stream waits for the whole step, so the prompt part of a step is what a long prompt
-adds to everyone's gap between tokens. The budget keeps that gap within `stretch` times a step
-that only decodes, from times measured on the way: on a CPU that is a handful of tokens, on a GPU
-hundreds, where they are nearly free. Where prompts are computed apart, the gap is a step of theirs and one
-of the streams.
+Every decode waits for the whole step, so a step's prompt tokens lengthen its inter-token latency (ITL). Two
+ideas bound that: a cost line, seconds over tokens, fitted to measured steps; and a longest step,
+`max_itl_factor` times a step of decodes alone, or `limit_s` if that is less. On a CPU that is a handful of
+tokens, on a GPU hundreds, where they are nearly free. With a prefill context, the gap is one of its steps and
+one of the decodes.
 
-Some things bend that rule. When many wait for their first token and few for their next, steps stretch
-in proportion: small steps waste the fixed part of each, and the few would make the many wait. A gap that
-nobody notices may be as long as that, however fast the streams are. A long prompt makes hundreds of gaps, and
-what its streams see is the longest of them: it aims lower. And since nothing can be taken up or cancelled
-within a step, none should be long: where nothing decodes, prompts are cut by time alone.
+Three constants bend the limit; `benchmarks.prefill_trial --ablation` measures a worker without each. Under
+queue pressure, when many prefills wait and few sequences decode, the limit rises in proportion: small steps
+waste the fixed part of each. A step below the ITL floor is not cut further. A long prompt makes hundreds of
+gaps and decodes see the longest of them, so its steps aim lower. Nothing can be taken up or cancelled within
+a step, so none should be long: where nothing decodes, `limit_s` alone cuts prefills.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from __future__ import annotations
 _SMOOTHING = 0.2
 _SMALLEST_CHUNK = 8
 _OUTLIER = 3.0
-# Up to one waiting prompt for this many streams is the ordinary share; more stretch steps in proportion.
-_STREAMS_PER_PROMPT = 4
-# A stream that pauses for so long still looks as if it ran.
-_UNNOTICED_S = 0.015
-# A long prompt's steps aim at this part of the stretch.
-_LASTING = 1 / 2
+# Queue pressure begins where there is more than one waiting prefill for this many decodes.
+DECODES_PER_PREFILL = 4
+# A gap of so many seconds is not noticed.
+ITL_FLOOR_S = 0.015
+# A long prompt's steps aim at this part of the factor.
+LONG_PROMPT_PART = 1 / 2
 
 
 class StepBudget:
@@ -31,71 +31,73 @@ class StepBudget:
 
     Args:
         batch_tokens: most tokens of any step.
-        stretch: prompts may make a stream wait this many times as long as a decode-only step.
+        max_itl_factor: prefills may lengthen a decode's ITL to this many times a step of decodes alone.
         limit_s: a step should take at most this long.
     """
 
-    def __init__(self, batch_tokens: int, stretch: float, limit_s: float) -> None:
+    def __init__(self, batch_tokens: int, max_itl_factor: float, limit_s: float) -> None:
         self._batch_tokens = batch_tokens
-        self._stretch = stretch
+        self._max_itl_factor = max_itl_factor
         self._limit_s = limit_s
         self._decode_s: dict[int, float] = {}
-        self._together = StepTime()
-        self._apart = StepTime()
+        self._mixed = StepTime()
+        self._prefill = StepTime()
 
-    def beside(self, n_decoding: int, n_waiting: int = 1, *, is_lasting: bool = False) -> int:
-        """Prompt tokens of a step that also holds a token of `n_decoding` sequences.
+    def mixed(self, n_decoding: int, n_waiting: int = 1, *, is_long: bool = False) -> int:
+        """Prompt tokens of a mixed batch, which also holds a token of `n_decoding` sequences.
 
         Args:
             n_waiting: sequences whose prompt is not finished.
-            is_lasting: whether the first of these prompts takes many steps.
+            is_long: whether the first of these prompts is long.
         """
-        target_s = self._target_s(n_decoding, n_waiting, is_lasting)
-        wanted = self._together.tokens_within(target_s) - n_decoding
+        target_s = self._target_s(n_decoding, n_waiting, is_long)
+        wanted = self._mixed.tokens_within(target_s) - n_decoding
         return self._within_bounds(wanted, self._batch_tokens - n_decoding)
 
-    def apart(self, n_decoding: int, n_waiting: int = 1, *, is_lasting: bool = False) -> int:
-        """Prompt tokens of a step apart, between two steps of `n_decoding` sequences.
+    def in_prefill_context(self, n_decoding: int, n_waiting: int = 1, *, is_long: bool = False) -> int:
+        """Prompt tokens of a step in the prefill context, between two steps of `n_decoding` sequences.
 
         Args:
-            n_waiting, is_lasting: as for `beside`.
+            n_waiting, is_long: as for `mixed`.
         """
-        target_s = self._target_s(n_decoding, n_waiting, is_lasting)
+        target_s = self._target_s(n_decoding, n_waiting, is_long)
         if n_decoding:
             target_s -= self._decode_time(n_decoding)
-        return self._within_bounds(self._apart.tokens_within(target_s), self._batch_tokens)
+        return self._within_bounds(self._prefill.tokens_within(target_s), self._batch_tokens)
 
     @staticmethod
     def _within_bounds(wanted: int, room: int) -> int:
         return max(1, min(max(wanted, _SMALLEST_CHUNK), room))
 
-    def observe(self, n_prefill: int, n_decoding: int, seconds: float, *, is_apart: bool = False) -> None:
+    def observe(
+        self, n_prefill: int, n_decoding: int, seconds: float, *, in_prefill_context: bool = False
+    ) -> None:
         """Learn from a finished step."""
-        if is_apart:
-            self._apart.observe(n_prefill, seconds)
+        if in_prefill_context:
+            self._prefill.observe(n_prefill, seconds)
         elif n_prefill + n_decoding > 1:  # a single token takes another path
-            self._together.observe(n_prefill + n_decoding, seconds)
+            self._mixed.observe(n_prefill + n_decoding, seconds)
         if n_prefill == 0:
             known = self._decode_s.get(n_decoding, seconds)
             calm = min(seconds, known * _OUTLIER)
             self._decode_s[n_decoding] = known + _SMOOTHING * (calm - known)
 
-    def _target_s(self, n_decoding: int, n_waiting: int, is_lasting: bool) -> float:
+    def _target_s(self, n_decoding: int, n_waiting: int, is_long: bool) -> float:
         if n_decoding == 0:
             return self._limit_s
-        crowding = max(1.0, n_waiting * _STREAMS_PER_PROMPT / n_decoding)
-        most = max(self._stretch * _LASTING, 1.0) if is_lasting else self._stretch
-        stretch = 1.0 + (most - 1.0) * crowding
-        return min(max(stretch * self._decode_time(n_decoding), _UNNOTICED_S), self._limit_s)
+        queue_pressure = max(1.0, n_waiting * DECODES_PER_PREFILL / n_decoding)
+        most = max(self._max_itl_factor * LONG_PROMPT_PART, 1.0) if is_long else self._max_itl_factor
+        factor = 1.0 + (most - 1.0) * queue_pressure
+        return min(max(factor * self._decode_time(n_decoding), ITL_FLOOR_S), self._limit_s)
 
     def _decode_time(self, n_decoding: int) -> float:
         """Seconds of a decode-only step of `n_decoding` sequences: measured, or as other sizes suggest."""
         known = self._decode_s.get(n_decoding)
         if known is not None:
             return known
-        if n_decoding > 1 and self._together.is_known:
-            return self._together.seconds_of(n_decoding)
-        return min(self._decode_s.values(), default=self._limit_s / self._stretch)
+        if n_decoding > 1 and self._mixed.is_known:
+            return self._mixed.seconds_of(n_decoding)
+        return min(self._decode_s.values(), default=self._limit_s / self._max_itl_factor)
 
 
 class StepTime:

@@ -17,7 +17,7 @@ from inferflux.common.checks import MAX_SEQUENCES
 from inferflux.common.llama.native import first_complaint, llama
 
 from .batch import Batch
-from .planner import Share
+from .planner import ScheduledTokens
 from .state import StateBytes
 
 _CELL_UNIT = 256
@@ -33,13 +33,14 @@ class DecodeError(Exception):
 
 
 class Context:
-    """A context of a loaded model, with a unified KV cache.
+    """A context of a loaded model.
 
     Args:
         cells: of the cache; rounded up to what llama.cpp makes of it.
         sequences: ids that may be used, from 0 on; one more is used here if there is one.
         batch_tokens: most tokens of a call.
         physical_batch: tokens that are computed at a time.
+        is_unified: whether all sequences part the cells; otherwise each has an equal part of them.
 
     Raises:
         ContextError: llama.cpp gave none.
@@ -56,13 +57,14 @@ class Context:
         flash_attention: bool,
         threads: int,
         vocabulary: int,
+        is_unified: bool = True,
     ) -> None:
         params = llama.llama_context_default_params()
         params.n_ctx = whole_cells(cells)
         params.n_batch = max(batch_tokens, sequences)
         params.n_ubatch = min(physical_batch, params.n_batch)
         params.n_seq_max = params.n_outputs_max = min(sequences + 1, MAX_SEQUENCES)
-        params.kv_unified = True
+        params.kv_unified = is_unified
         params.flash_attn_type = _FLASH_ATTENTION[flash_attention]
         params.n_threads = params.n_threads_batch = threads
         self._context = llama.llama_init_from_model(model, params)
@@ -90,28 +92,17 @@ class Context:
         llama.llama_set_warmup(self._context, False)
         self.clear()
 
-    def decode(self, shares: Iterable[Share]) -> NDArray[np.float32]:
+    def decode(self, parts: Iterable[ScheduledTokens]) -> NDArray[np.float32]:
         """Compute these parts of sequences, which follow what their sequence ids hold.
 
         Returns:
-            Logits of shape (shares that want logits, vocabulary), in order; valid until the next call.
+            Logits of shape (parts that want logits, vocabulary), in order; valid until the next call.
 
         Raises:
             DecodeError: the engine has to start again.
         """
-        at = 0
-        outputs = 0
-        for share in shares:
-            sequence = share.sequence
-            at_end = at + share.n
-            first = sequence.position
-            tokens = sequence.tokens[first : first + share.n]
-            self._batch.put(at, tokens, seq_id=sequence.seq_id, position=first)
-            if share.wants_logits:
-                self._batch.logits[at_end - 1] = 1
-                outputs += 1
-            at = at_end
-        return self._compute(at, outputs)
+        n_tokens, outputs = self._batch.fill(parts)
+        return self._compute(n_tokens, outputs)
 
     def decode_tokens(self, tokens: NDArray[np.int32], *, seq_id: int, position: int) -> NDArray[np.float32]:
         """Compute `tokens` of one sequence; returns the logits after the last, of shape (1, vocabulary).

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import math
-import time
 
 import numpy as np
 from numpy.typing import NDArray
 
 from inferflux.v1 import engine_pb2, generation_pb2, scheduler_pb2, tokens_pb2, worker_pb2
 
+from .acceptance import accept
 from .budget import StepBudget
+from .clock import Clock
+from .logprobs import Logprobs, log_probabilities
 from .memory import Memory
 from .native import Backend
 from .planner import Planner, StepPlan, plan_of, split
 from .pressure import Fit, can_load, fit_step, make_room
-from .sampling import BadLogits, log_probabilities, top_ids
-from .sequence import Sequence, sequence_of
+from .sampling_rows import BAD, choose_tokens
+from .sequence import Phase, Sequence, sequence_of
 
 _DEADLINE_EXCEEDED = 4
 _INTERNAL = 13
@@ -32,20 +34,31 @@ class Engine:
     Args:
         backend: the loaded model.
         worker_id: named in `started` events.
-        step_stretch, step_limit_s: see `StepBudget`.
+        max_itl_factor, step_limit_s: see `StepBudget`.
         swap_bytes: most host memory for sequences that have to leave the KV cache.
+        clock: the system's if none is given.
     """
 
     def __init__(
-        self, backend: Backend, *, worker_id: str, step_stretch: float, step_limit_s: float, swap_bytes: int
+        self,
+        backend: Backend,
+        *,
+        worker_id: str,
+        max_itl_factor: float,
+        step_limit_s: float,
+        swap_bytes: int,
+        clock: Clock | None = None,
     ) -> None:
         self._backend = backend
+        self._clock = clock or Clock()
         self._worker_id = worker_id
         self._memory = Memory(backend, swap_bytes)
-        self._budget = StepBudget(backend.batch_tokens, step_stretch, step_limit_s)
+        self._budget = StepBudget(backend.batch_tokens, max_itl_factor, step_limit_s)
         self._planner = Planner(self._budget)
         for seen in backend.warm_up():
-            self._budget.observe(seen.n_prefill, seen.n_decoding, seen.seconds, is_apart=seen.is_apart)
+            self._budget.observe(
+                seen.n_prefill, seen.n_decoding, seen.seconds, in_prefill_context=seen.in_prefill_context
+            )
         self._sequences: dict[str, Sequence] = {}
         # By slot.
         self._running: dict[int, Sequence] = {}
@@ -54,14 +67,14 @@ class Engine:
         self._report = engine_pb2.StepReport()
         self._has_news = False
 
-    def idle_s(self, unix_s: float) -> float | None:
+    def idle_s(self) -> float | None:
         """How long nothing is to be done unless a command comes: until the next deadline, for ever (None), or
         not at all (0) while sequences run."""
         if self._running:
             return 0.0
         if self._next_deadline_unix_s == math.inf:
             return None
-        return min(max(self._next_deadline_unix_s - unix_s, 0.0), _LONGEST_WAIT_S)
+        return min(max(self._next_deadline_unix_s - self._clock.unix_s(), 0.0), _LONGEST_WAIT_S)
 
     def start(self, item: worker_pb2.BatchItem) -> None:
         """Take a request up. The worker has checked it against slots, cells and vocabulary."""
@@ -69,8 +82,8 @@ class Engine:
         sequence = sequence_of(
             item,
             arrival=self._arrivals,
-            now_s=time.monotonic(),
-            unix_s=time.time(),
+            now_s=self._clock.monotonic_s(),
+            unix_s=self._clock.unix_s(),
             pieces=self._backend.vocab,
         )
         self._sequences[sequence.key] = sequence
@@ -122,24 +135,27 @@ class Engine:
         return engine_pb2.EngineReport(step=report)
 
     def step(self) -> None:
-        """Give every decoding sequence its token and prompts their share, as far as the KV cache goes.
+        """Give every decoding sequence its token and prompts their part, as far as the KV cache goes.
 
         Raises:
             DecodeError: the engine has to start again.
         """
-        began = time.perf_counter()
-        self._expire(time.time())
+        clock = self._clock
+        began = clock.monotonic_s()
+        self._expire(self._clock.unix_s())
         if not self._running:
             return
-        plan = self._plan(time.monotonic())
-        planned = time.perf_counter()
+        plan = self._plan(began)
+        planned = clock.monotonic_s()
         self._take_cells(plan)
         logits = self._backend.decode(plan)
-        decoded = time.perf_counter()
+        decoded = clock.monotonic_s()
         self._advance(plan)
-        self._sample([share.sequence for share in plan.shares if share.wants_logits], logits)
-        ended = time.perf_counter()
-        self._budget.observe(plan.n_prefill, len(plan.decoding), ended - planned, is_apart=plan.is_apart)
+        self._sample(plan, logits)
+        ended = clock.monotonic_s()
+        self._budget.observe(
+            plan.n_prefill, len(plan.decoding), ended - planned, in_prefill_context=plan.in_prefill_context
+        )
         stats = self._report.stats
         stats.prefill_tokens = plan.n_prefill
         stats.decode_tokens = len(plan.decoding)
@@ -154,16 +170,16 @@ class Engine:
             self._load_some(now_s)
             loaded = [s for s in self._running.values() if s.is_loaded]
         decoding, prefilling = split(loaded)
-        plan = self._planner.next(decoding, prefilling, self._memory.room_apart)
+        plan = self._planner.next(decoding, prefilling, self._memory.prefill_room)
         if plan.n_tokens <= self._memory.free:
             return plan
         fit = self._fit(plan, loaded)
         if not fit.grants:  # nobody of this step is so urgent that another would make room; of the next is
-            plan = self._planner.next(decoding, prefilling, self._memory.room_apart)
+            plan = self._planner.next(decoding, prefilling, self._memory.prefill_room)
             fit = self._fit(plan, loaded)
         for victim in fit.victims:
             self._evict(victim)
-        return plan_of(fit.grants, is_apart=plan.is_apart)
+        return plan_of(fit.grants, in_prefill_context=plan.in_prefill_context)
 
     def _fit(self, plan: StepPlan, loaded: list[Sequence]) -> Fit[Sequence]:
         return fit_step(plan.wanted, loaded, self._parked(), self._memory.free)
@@ -209,7 +225,7 @@ class Engine:
         if sequence.slot is not None:
             del self._running[sequence.slot]
         sequence.slot = slot
-        sequence.scheduled_at_s = time.monotonic()
+        sequence.scheduled_at_s = self._clock.monotonic_s()
         self._running[slot] = sequence
         self._tell_residence(sequence)
 
@@ -245,17 +261,17 @@ class Engine:
         )
 
     def _take_cells(self, plan: StepPlan) -> None:
-        for share in plan.shares:
-            self._memory.grow(share.sequence, share.n)
-            if plan.is_apart and not share.sequence.is_apart:
-                self._memory.begin_apart(share.sequence)
+        for part in plan.parts:
+            self._memory.grow(part.sequence, part.n)
+            if plan.in_prefill_context and not part.sequence.in_prefill_context:
+                self._memory.begin_prefill_context(part.sequence)
 
     def _advance(self, plan: StepPlan) -> None:
-        for share in plan.shares:
-            sequence = share.sequence
-            sequence.position += share.n
-            if share.wants_logits:
-                self._memory.end_apart(sequence)
+        for part in plan.parts:
+            sequence = part.sequence
+            sequence.position += part.n
+            if part.n_logits:
+                self._memory.end_prefill_context(sequence)
                 continue
             self._report.prefilled.add(
                 key=sequence.key, epoch=sequence.epoch, computed_tokens=sequence.position
@@ -263,67 +279,80 @@ class Engine:
             if not sequence.is_announced:
                 self._emit(sequence, self._announced(sequence, self._chunk(sequence)))
 
-    def _sample(self, sequences: list[Sequence], logits: NDArray[np.float32]) -> None:
-        """Choose and report the next token of each; row i of `logits` belongs to sequence i."""
-        if not sequences:
+    def _sample(self, plan: StepPlan, logits: NDArray[np.float32]) -> None:
+        """Choose and report the tokens that follow; the rows of `logits` are those that the plan wants."""
+        rows = [
+            (part.sequence, part.sequence.generated + i) for part in plan.parts for i in range(part.n_logits)
+        ]
+        if not rows:
             return
-        greedy: list[int] | None = None
-        if any(s.sampler.is_plain_greedy for s in sequences):
-            best = logits.argmax(axis=1)
-            finite = np.isfinite(logits[np.arange(len(sequences)), best])
-            greedy = np.where(finite, best, -1).tolist()
-        argmax_us = time.time_ns() // 1000
-        for row, sequence in enumerate(sequences):
-            sampled_us = argmax_us
-            try:
-                if greedy is not None and sequence.sampler.is_plain_greedy:
-                    token = greedy[row]
-                    if token < 0:
-                        raise BadLogits("the model gave no finite logits")
-                else:
-                    token = sequence.sampler.choose(logits[row], sequence.generated)
-                    sampled_us = time.time_ns() // 1000
-            except BadLogits as error:
-                self._fail(sequence, _INTERNAL, "BAD_LOGITS", str(error))
-                continue
-            if sequence.first_token_s == 0.0:
-                self._note_first_token(sequence, sampled_us / 1e6)
-            self._accept(sequence, token, logits[row], sampled_us)
+        tokens = choose_tokens(
+            logits, [sequence.sampler for sequence, _ in rows], [index for _, index in rows]
+        )
+        unix_s = self._clock.unix_s()
+        logprobs = self._logprobs([sequence for sequence, _ in rows], tokens, logits)
+        first = 0
+        for part in plan.parts:
+            end = first + part.n_logits
+            if part.n_logits:
+                self._take_tokens(part.sequence, tokens[first:end], logprobs[first:end], unix_s)
+            first = end
 
-    @staticmethod
-    def _note_first_token(sequence: Sequence, unix_s: float) -> None:
-        sequence.first_token_s = time.monotonic()
-        if sequence.generated == 0:
-            sequence.time_to_first_token_ms = max(unix_s - sequence.enqueued_unix_s, 0.0) * 1000
-
-    def _accept(self, sequence: Sequence, token: int, logits: NDArray[np.float32], unix_us: int) -> None:
+    def _take_tokens(
+        self, sequence: Sequence, tokens: list[int], logprobs: list[Logprobs | None], unix_s: float
+    ) -> None:
+        """Append what was sampled for a sequence, and report it."""
+        if tokens[0] == BAD:
+            self._fail(sequence, _INTERNAL, "BAD_LOGITS", "the model gave no finite logits")
+            return
+        if BAD in tokens:
+            tokens = tokens[: tokens.index(BAD)]
+        if sequence.first_token_s is None:
+            self._note_first_token(sequence, unix_s)
+        sequence.phase = Phase.DECODE
         chunk = self._chunk(sequence)
         if not sequence.is_announced:
             self._announced(sequence, chunk)
-        chunk.token_ids.append(token)
-        chunk.sampled_unix_us = unix_us
-        sequence.append(token)
-        chunk.text = sequence.text.push(self._backend.vocab.piece(token))
-        if sequence.sampler.n_logprobs is not None:
-            chunk.logprobs.append(self._logprobs(logits, token, sequence.sampler.n_logprobs))
-        if sequence.text.is_stopped or token in sequence.end_tokens:
-            self._finish(sequence, chunk, generation_pb2.FINISH_REASON_STOP)
-        elif sequence.generated >= sequence.max_tokens:
-            self._finish(sequence, chunk, generation_pb2.FINISH_REASON_LENGTH)
-        else:
-            self._emit(sequence, chunk)
-            if sequence.generated == sequence.yields_at:
-                self._deschedule(sequence, scheduler_pb2.YIELD_REASON_TIMESLICE)
+        accepted = accept(sequence, tokens, self._backend.vocab)
+        chunk.token_ids.extend(accepted.tokens)
+        chunk.text = accepted.text
+        chunk.sampled_unix_us = int(unix_s * 1e6)
+        for token, of_token in zip(accepted.tokens, logprobs, strict=False):
+            if of_token is not None:
+                chunk.logprobs.append(self._told(token, of_token))
+        if accepted.finish_reason is not None:
+            self._finish(sequence, chunk, accepted.finish_reason)
+            return
+        self._emit(sequence, chunk)
+        if accepted.is_timeslice_over:
+            self._deschedule(sequence, scheduler_pb2.YIELD_REASON_TIMESLICE)
 
-    def _logprobs(self, logits: NDArray[np.float32], token: int, n_top: int) -> tokens_pb2.TokenLogprobs:
-        ids = np.concatenate(([token], top_ids(logits, n_top) if n_top else np.empty(0, np.int64)))
+    def _note_first_token(self, sequence: Sequence, unix_s: float) -> None:
+        sequence.first_token_s = self._clock.monotonic_s()
+        if sequence.generated == 0:
+            sequence.time_to_first_token_ms = max(unix_s - sequence.enqueued_unix_s, 0.0) * 1000
+
+    @staticmethod
+    def _logprobs(
+        sequences: list[Sequence], tokens: list[int], logits: NDArray[np.float32]
+    ) -> list[Logprobs | None]:
+        """Of each row; None where they are not wanted or no token was chosen."""
+        found: list[Logprobs | None] = [None] * len(tokens)
+        wanted = [
+            (row, tokens[row], sequence.sampler.n_logprobs)
+            for row, sequence in enumerate(sequences)
+            if sequence.sampler.n_logprobs is not None and tokens[row] != BAD
+        ]
+        if wanted:
+            rows, chosen, n_top = zip(*wanted, strict=True)
+            for row, logprobs in zip(rows, log_probabilities(logits, rows, chosen, n_top), strict=True):
+                found[row] = logprobs
+        return found
+
+    def _told(self, token: int, logprobs: Logprobs) -> tokens_pb2.TokenLogprobs:
         entries = [
-            tokens_pb2.TokenLogprob(
-                token_id=int(i),
-                text=self._backend.vocab.piece(int(i)).decode("utf-8", "replace"),
-                logprob=float(p),
-            )
-            for i, p in zip(ids, log_probabilities(logits, ids), strict=True)
+            tokens_pb2.TokenLogprob(token_id=i, text=self._backend.vocab.piece_text(i), logprob=p)
+            for i, p in ((token, logprobs.chosen), *logprobs.top)
         ]
         return tokens_pb2.TokenLogprobs(chosen=entries[0], top=entries[1:])
 
@@ -359,13 +388,13 @@ class Engine:
 
     def _finish(self, sequence: Sequence, chunk: tokens_pb2.TokenChunk, reason: int) -> None:
         """The terminal chunk of a generation that ended as it should; `chunk` may carry its last token."""
-        now = time.monotonic()
+        now = self._clock.monotonic_s()
         chunk.text += sequence.text.finish()
         finished = chunk.finished
         finished.reason = generation_pb2.FinishReason.ValueType(reason)
         finished.usage.prompt_tokens = sequence.prompt_tokens
         finished.usage.completion_tokens = sequence.generated
-        first = sequence.first_token_s or now
+        first = now if sequence.first_token_s is None else sequence.first_token_s
         finished.timings.queue_ms = sequence.queue_ms
         finished.timings.prefill_ms = (first - sequence.started_s) * 1000
         finished.timings.decode_ms = (now - first) * 1000

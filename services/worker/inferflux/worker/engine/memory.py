@@ -1,8 +1,8 @@
 """Where the computed part of each sequence is: in the KV cache, in host memory, or discarded.
 
 The memory alone hands out llama.cpp's sequence ids. A sequence has one while it is in the cache, running or
-parked. What is computed apart has its cells counted in the streams' cache as well: it is there when it is
-complete.
+parked. What the prefill context computes has its cells counted in the main context as well: it is there when
+it is complete.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Cache(Protocol):
     @property
     def prefill_cells(self) -> int: ...
 
-    def forget_apart(self, seq_id: int) -> None: ...
+    def forget_prefill(self, seq_id: int) -> None: ...
 
     def forget(self, seq_id: int) -> None: ...
 
@@ -49,7 +49,7 @@ class Memory:
     def __init__(self, cache: Cache, swap_bytes: int) -> None:
         self._cache = cache
         self._ledger = CellLedger(cache.cells)
-        self._apart = CellLedger(cache.prefill_cells)
+        self._prefill = CellLedger(cache.prefill_cells)
         self._space: SwapSpace[Sequence] = SwapSpace(swap_bytes)
         self._free_seq_ids = list(range(cache.sequences - 1, -1, -1))
         self._swap_outs = self._swap_ins = self._recomputes = 0
@@ -72,9 +72,9 @@ class Memory:
         return self._ledger.used
 
     @property
-    def room_apart(self) -> int:
-        """Tokens that the context for prompts has room for."""
-        return self._apart.free
+    def prefill_room(self) -> int:
+        """Tokens that the prefill context has room for."""
+        return self._prefill.free
 
     @property
     def swap_bytes_used(self) -> int:
@@ -94,21 +94,21 @@ class Memory:
         """
         self._ledger.use(sequence.seq_id, tokens)
 
-    def begin_apart(self, sequence: Sequence) -> None:
-        """Have the context for prompts compute a loaded sequence of which nothing is computed.
+    def begin_prefill_context(self, sequence: Sequence) -> None:
+        """Have the prefill context go on with a loaded sequence.
 
         Raises:
-            OutOfCells: it has too little room for all that is pending.
+            OutOfCells: it has too little room for all its tokens.
         """
-        self._apart.use(sequence.seq_id, sequence.n_pending)
-        sequence.is_apart = True
+        self._prefill.use(sequence.seq_id, sequence.n_tokens)
+        sequence.in_prefill_context = True
 
-    def end_apart(self, sequence: Sequence) -> None:
-        """Have the streams' cache alone go on with `sequence`; nothing if it does already."""
-        if sequence.is_apart:
-            self._cache.forget_apart(sequence.seq_id)
-            self._apart.release(sequence.seq_id)
-            sequence.is_apart = False
+    def end_prefill_context(self, sequence: Sequence) -> None:
+        """Have the main context alone go on with `sequence`; nothing if it does already."""
+        if sequence.in_prefill_context:
+            self._cache.forget_prefill(sequence.seq_id)
+            self._prefill.release(sequence.seq_id)
+            sequence.in_prefill_context = False
 
     def load(self, sequence: Sequence) -> bool:
         """Bring a sequence into the cache; its cells and a sequence id must be free.
@@ -161,7 +161,7 @@ class Memory:
         return losers
 
     def _discard(self, sequence: Sequence) -> None:
-        sequence.position = 0
+        sequence.discard()
         self._recomputes += 1
 
     def _drop_state(self, sequence: Sequence) -> None:
@@ -172,6 +172,6 @@ class Memory:
         if sequence.is_loaded:
             self._cache.forget(sequence.seq_id)
             self._ledger.release(sequence.seq_id)
-            self.end_apart(sequence)
+            self.end_prefill_context(sequence)
             self._free_seq_ids.append(sequence.seq_id)
             sequence.seq_id = NO_SEQ_ID

@@ -1,10 +1,10 @@
-"""llama.cpp: a model, the context whose KV cache its sequences fill, and on a CPU one more for prompts.
+"""llama.cpp: a model, the main context whose KV cache its sequences fill, and on a CPU a prefill context.
 
-llama.cpp's attention on a CPU goes through a batch row by row, looking at every cell of a unified cache for
-each, those of other sequences too; and deep in a prompt a few rows at a time are computed at a third of the
-speed of many. Without flash attention it is a matrix product, as fast per row for few rows as for many,
-but over every cell of the cache. So a prompt that takes several steps is computed in a small context of
-its own, without flash attention, and copied to the main one by the time it is complete.
+llama.cpp's flash attention on a CPU goes through a batch row by row. Each row looks at every cell of a
+unified cache, those of other sequences too. Deep in a prompt, a few rows at a time take three times as long
+per row as many. Without flash attention it is a matrix product, as fast per row for few rows as for many, but
+over every cell of the cache. So a prefill of several steps is computed in a small context without flash
+attention, and copied to the main one by the time it is complete.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from inferflux.common.llama.native import complaints, first_complaint, has_gpu, 
 from inferflux.common.llama.vocab import Vocab
 from inferflux.v1 import engine_pb2
 
-from .apart import PromptContext
 from .context import Context, ContextError, DecodeError
 from .cores import usable_cores
 from .fit import CellShape, DoesNotFitError, fit_cells
 from .planner import StepPlan
+from .prefill_context import PrefillContext
 from .state import StateBytes
 
 _AUTO_CELLS_PER_SLOT = 1024
@@ -37,8 +37,8 @@ _PHYSICAL_BATCH = 512
 _TRIAL_TOKENS = 64
 # Without flash attention the scores of all rows and cells are kept for a moment: few rows at a time.
 _PREFILL_PHYSICAL_BATCH = 128
-# The context for prompts has this part of the KV cache's cells, and not more than so many, unless something
-# else is asked for: it takes memory of its own.
+# The prefill context has this part of the KV cache's cells, and not more than so many, unless something else
+# is asked for: it takes memory of its own.
 _PREFILL_PART = 4
 _PREFILL_CELLS = 8192
 _CALIBRATION_PROMPTS = (16, 64, 16, 64)
@@ -66,7 +66,7 @@ class Timing:
     n_prefill: int
     n_decoding: int
     seconds: float
-    is_apart: bool = False
+    in_prefill_context: bool = False
 
 
 class Backend:
@@ -76,8 +76,9 @@ class Backend:
         LoadError: no such model, not a generative one, or too little memory.
     """
 
-    def __init__(self, config: engine_pb2.EngineConfig) -> None:
+    def __init__(self, config: engine_pb2.EngineConfig, *, is_unified: bool = True) -> None:
         complaints.clear()
+        self._is_unified = is_unified
         self._model = _load_model(config)
         self.vocab = Vocab(self._model, owns_model=False)
         trained = int(llama.llama_model_n_ctx_train(self._model))
@@ -96,15 +97,16 @@ class Backend:
         self.cells = self._main.cells
         self.context_length = min(self.context_length, self.cells)
         self.batch_tokens = self._main.batch_tokens
-        self._prompts = self._new_prompts(config)
+        self.prefill_context_error = ""
+        self._prefill = self._new_prefill_context(config)
 
     @property
     def prefill_cells(self) -> int:
-        """Cells of the context for prompts; 0 where there is none."""
-        return self._prompts.context.cells if self._prompts else 0
+        """Cells of the prefill context; 0 where there is none."""
+        return self._prefill.context.cells if self._prefill else 0
 
     def _new_main(self, config: engine_pb2.EngineConfig) -> Context:
-        """The streams' context.
+        """The main context.
 
         Raises:
             LoadError: it does not fit into memory.
@@ -123,6 +125,7 @@ class Backend:
                     flash_attention=config.flash_attention,
                     threads=self._threads,
                     vocabulary=self.vocab.size,
+                    is_unified=self._is_unified,
                 )
         except (ContextError, DoesNotFitError) as error:
             field = "INFERFLUX_WORKER_KV_CELLS" if config.kv_cells else "the context length"
@@ -168,12 +171,15 @@ class Backend:
             )
         self._main.clear()
 
-    def _new_prompts(self, config: engine_pb2.EngineConfig) -> PromptContext | None:
-        """The context for prompts; None where the main one does as well, or could not take over from it."""
+    def _new_prefill_context(self, config: engine_pb2.EngineConfig) -> PrefillContext | None:
+        """The prefill context; None where there is no need of one, or `prefill_context_error` says why."""
         cells = min(self.context_length, self.cells // _PREFILL_PART, _PREFILL_CELLS)
         if config.HasField("prefill_cells"):
             cells = config.prefill_cells
-        if cells == 0 or not config.flash_attention or has_gpu() or self.sequences == MAX_SEQUENCES:
+        if cells == 0 or not config.flash_attention or has_gpu():
+            return None
+        if self.sequences == MAX_SEQUENCES:
+            self.prefill_context_error = f"all {MAX_SEQUENCES} sequence ids are in use: it needs one"
             return None
         try:
             context = Context(
@@ -186,12 +192,14 @@ class Backend:
                 threads=self._threads,
                 vocabulary=self.vocab.size,
             )
-        except ContextError:
+        except ContextError as error:
+            self.prefill_context_error = str(error)
             return None
-        prompts = PromptContext(self._main, context)
-        if prompts.works(self.vocab.size):
-            return prompts
-        prompts.close()
+        prefill = PrefillContext(self._main, context)
+        if prefill.works(self.vocab.size):
+            return prefill
+        prefill.close()
+        self.prefill_context_error = "the main context does not go on after what it computes"
         return None
 
     def warm_up(self) -> list[Timing]:
@@ -203,14 +211,14 @@ class Backend:
         self._main.touch_weights()
         if not self._is_thread_count_asked:
             self._single_thread_tokens = self._find_single_thread_tokens()
-        timings = self._timings_of_prompts(self._main, is_apart=False)
-        if self._prompts:
-            timings += self._timings_of_prompts(self._prompts.context, is_apart=True)
+        timings = self._prefill_timings(self._main, in_prefill_context=False)
+        if self._prefill:
+            timings += self._prefill_timings(self._prefill.context, in_prefill_context=True)
         return timings + [Timing(0, 1, _time_tokens(self._main, 1)) for _ in range(_CALIBRATION_STEPS)]
 
-    def _timings_of_prompts(self, context: Context, *, is_apart: bool) -> list[Timing]:
+    def _prefill_timings(self, context: Context, *, in_prefill_context: bool) -> list[Timing]:
         sizes = [n for n in _CALIBRATION_PROMPTS if n <= min(context.batch_tokens, context.cells)]
-        return [Timing(n, 0, _time_tokens(context, n), is_apart) for n in sizes]
+        return [Timing(n, 0, _time_tokens(context, n), in_prefill_context) for n in sizes]
 
     def _find_single_thread_tokens(self) -> int:
         """How many tokens one thread does so soon that waking others is not worth it: those cores carry the
@@ -232,21 +240,21 @@ class Backend:
         """Compute one step.
 
         Returns:
-            Logits of shape (shares that want logits, vocabulary), in batch order; valid until the next call.
+            Logits of shape (parts that want logits, vocabulary), in batch order; valid until the next call.
 
         Raises:
             DecodeError: the engine has to start again.
         """
-        if plan.is_apart and self._prompts:
-            return self._prompts.decode(plan.shares)
+        if plan.in_prefill_context and self._prefill:
+            return self._prefill.decode(plan.parts)
         if self._single_thread_tokens:
             self._main.use_threads(1 if plan.n_tokens <= self._single_thread_tokens else self._threads)
-        return self._main.decode(plan.shares)
+        return self._main.decode(plan.parts)
 
-    def forget_apart(self, seq_id: int) -> None:
-        """Free the cells of `seq_id` in the context for prompts."""
-        if self._prompts:
-            self._prompts.forget(seq_id)
+    def forget_prefill(self, seq_id: int) -> None:
+        """Free the cells of `seq_id` in the prefill context."""
+        if self._prefill:
+            self._prefill.forget(seq_id)
 
     def forget(self, seq_id: int, position: int = 0) -> None:
         """Free the KV cells of `seq_id` from `position` on."""
@@ -254,8 +262,8 @@ class Backend:
 
     def state_size(self, seq_id: int) -> int:
         """Bytes of the state of `seq_id`."""
-        if self._prompts:
-            self._prompts.catch_up(seq_id)
+        if self._prefill:
+            self._prefill.catch_up(seq_id)
         return self._main.state_size(seq_id)
 
     def copy_out(self, seq_id: int, n_bytes: int) -> StateBytes | None:

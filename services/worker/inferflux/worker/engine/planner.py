@@ -1,13 +1,12 @@
-"""Which tokens go into the next batch: those of the streams, of prompts, or of both.
+"""Which tokens go into the next batch: those of decodes, of prefills, or of both.
 
-A prompt that is soon done goes beside the streams, every decoding sequence first, then prompts within the
-budget. Where the backend has a context for prompts, those that take several steps are computed there,
-*apart*, in turn with the streams, whose steps then hold nothing else.
+A prefill that is soon complete goes into a mixed batch: every decode first, then prefills within the budget.
+Where the backend has a prefill context, prefills that take several steps are computed there, in turn with
+steps that hold decodes alone.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -18,31 +17,32 @@ from .sequence import Sequence
 _LONG_PROMPT = 512
 
 
-@dataclass(frozen=True, slots=True)
-class Share:
+# Not frozen: a step makes one for each sequence, and a frozen one takes three times as long.
+@dataclass(slots=True)
+class ScheduledTokens:
     """A sequence's part of a step: the first `n` of its pending tokens."""
 
     sequence: Sequence
     n: int
-    wants_logits: bool
-    """Whether the part ends the pending tokens, so that the next token can be sampled."""
+    n_logits: int = 0
+    """Of how many of its last tokens logits are wanted: none before the part ends the pending tokens."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    decoding: list[Share]
-    prefilling: list[Share]
-    is_apart: bool = False
-    """Whether the step is computed in the context for prompts."""
+    decoding: list[ScheduledTokens]
+    prefilling: list[ScheduledTokens]
+    in_prefill_context: bool = False
+    """Whether the step is computed in the prefill context."""
 
     @property
-    def shares(self) -> list[Share]:
+    def parts(self) -> list[ScheduledTokens]:
         """In batch order."""
         return self.decoding + self.prefilling
 
     @property
     def n_prefill(self) -> int:
-        return sum(share.n for share in self.prefilling)
+        return sum(part.n for part in self.prefilling)
 
     @property
     def n_tokens(self) -> int:
@@ -51,7 +51,7 @@ class StepPlan:
     @property
     def wanted(self) -> dict[Sequence, int]:
         """Tokens of each sequence."""
-        return {share.sequence: share.n for share in self.shares}
+        return {part.sequence: part.n for part in self.parts}
 
 
 class Planner:
@@ -59,31 +59,31 @@ class Planner:
 
     def __init__(self, budget: StepBudget) -> None:
         self._budget = budget
-        self._had_prompts_apart = False
+        self._had_prefills = False
 
-    def next(self, decoding: list[Sequence], prefilling: list[Sequence], room_apart: int) -> StepPlan:
-        """The next step for these sequences, the prompts most urgent first.
+    def next(self, decoding: list[Sequence], prefilling: list[Sequence], prefill_room: int) -> StepPlan:
+        """The next step for these sequences, the prefills most urgent first.
 
         Args:
-            room_apart: tokens that the context for prompts has room for.
+            prefill_room: tokens that the prefill context has room for.
         """
         if not prefilling:
-            self._had_prompts_apart = False
+            self._had_prefills = False
             return plan_step(decoding, [], 0)
-        is_lasting = prefilling[0].n_tokens > _LONG_PROMPT
-        tokens = self._budget.beside(len(decoding), len(prefilling), is_lasting=is_lasting)
-        line, are_apart = first_in_line(prefilling, tokens, room_apart)
-        if not are_apart:
-            self._had_prompts_apart = False
-            return plan_step(decoding, line, tokens)
-        self._had_prompts_apart = not (decoding and self._had_prompts_apart)
-        if not self._had_prompts_apart:
+        is_long = prefilling[0].n_tokens > _LONG_PROMPT
+        tokens = self._budget.mixed(len(decoding), len(prefilling), is_long=is_long)
+        selected, in_context = select_prefills(prefilling, tokens, prefill_room)
+        if not in_context:
+            self._had_prefills = False
+            return plan_step(decoding, selected, tokens)
+        self._had_prefills = not (decoding and self._had_prefills)
+        if not self._had_prefills:
             return plan_step(decoding, [], 0)
-        # A prompt more urgent than every stream does not heed them.
-        is_urgent = all(line[0].order < s.order for s in decoding)
-        n_heeded = 0 if is_urgent else len(decoding)
-        tokens = self._budget.apart(n_heeded, len(prefilling), is_lasting=is_lasting)
-        return plan_step([], line, even_share([s.n_pending for s in line], tokens), is_apart=True)
+        # A prefill that is more urgent than every decode lets them wait.
+        is_urgent = all(selected[0].order < s.order for s in decoding)
+        n_spared = 0 if is_urgent else len(decoding)
+        tokens = self._budget.in_prefill_context(n_spared, len(prefilling), is_long=is_long)
+        return plan_step([], selected, tokens, in_prefill_context=True)
 
 
 def split(sequences: Iterable[Sequence]) -> tuple[list[Sequence], list[Sequence]]:
@@ -96,41 +96,36 @@ def split(sequences: Iterable[Sequence]) -> tuple[list[Sequence], list[Sequence]
     return decoding, prefilling
 
 
-def first_in_line(prefilling: list[Sequence], tokens: int, room_apart: int) -> tuple[list[Sequence], bool]:
-    """The prompts that come first and are computed in the same place, and whether that is apart.
+def select_prefills(
+    prefilling: list[Sequence], tokens: int, prefill_room: int
+) -> tuple[list[Sequence], bool]:
+    """(the prefills that come first and are computed in the same context, whether it is the prefill context).
 
-    What has begun goes on where it is. A prompt is begun apart if it finds room there, unless it is
-    complete with this step's `tokens` beside the streams.
+    A prefill that is in the prefill context stays there. Another one goes there from any position if all its
+    tokens find room, unless it is complete with this step's `tokens` of a mixed batch.
     """
-    line: list[Sequence] = []
-    are_apart = False
+    selected: list[Sequence] = []
+    in_context = False
     for sequence in prefilling:
-        begins_apart = sequence.position == 0 and tokens < sequence.n_pending <= room_apart
-        is_apart = sequence.is_apart or begins_apart
-        if line and is_apart != are_apart:
+        can_enter = sequence.n_pending > tokens and sequence.n_tokens <= prefill_room
+        in_prefill_context = sequence.in_prefill_context or can_enter
+        if selected and in_prefill_context != in_context:
             break
-        are_apart = is_apart
-        line.append(sequence)
-        if not is_apart:
+        in_context = in_prefill_context
+        selected.append(sequence)
+        if not in_prefill_context:
             tokens -= min(sequence.n_pending, tokens)
-        elif not sequence.is_apart:
-            room_apart -= sequence.n_pending
-    return line, are_apart
-
-
-def even_share(pending: list[int], most: int) -> int:
-    """Tokens of the next of the fewest steps of at most `most` that compute prompts with so many tokens left.
-
-    A small rest would cost a step of its own, in which the model's weights are read for a few tokens. The
-    first prompt is not divided for the sake of the others.
-    """
-    whole = sum(pending)
-    even = math.ceil(whole / math.ceil(whole / most))
-    return max(even, pending[0]) if pending[0] <= most else even
+        elif not sequence.in_prefill_context:
+            prefill_room -= sequence.n_tokens
+    return selected, in_context
 
 
 def plan_step(
-    decoding: list[Sequence], prefilling: list[Sequence], prefill_tokens: int, *, is_apart: bool = False
+    decoding: list[Sequence],
+    prefilling: list[Sequence],
+    prefill_tokens: int,
+    *,
+    in_prefill_context: bool = False,
 ) -> StepPlan:
     """Fill one step.
 
@@ -140,21 +135,23 @@ def plan_step(
     Args:
         prefill_tokens: most prompt tokens the step may hold.
     """
-    shares: list[Share] = []
+    parts: list[ScheduledTokens] = []
     left = prefill_tokens
     for sequence in prefilling:
         if left <= 0:
             break
         n = min(left, sequence.n_pending)
-        shares.append(Share(sequence, n, wants_logits=n == sequence.n_pending))
+        parts.append(ScheduledTokens(sequence, n, n_logits=int(n == sequence.n_pending)))
         left -= n
-    return StepPlan([Share(sequence, 1, wants_logits=True) for sequence in decoding], shares, is_apart)
+    return StepPlan(
+        [ScheduledTokens(sequence, 1, n_logits=1) for sequence in decoding], parts, in_prefill_context
+    )
 
 
-def plan_of(grants: Iterable[tuple[Sequence, int]], *, is_apart: bool = False) -> StepPlan:
+def plan_of(grants: Iterable[tuple[Sequence, int]], *, in_prefill_context: bool = False) -> StepPlan:
     """The step that computes so many tokens of each sequence."""
-    plan = StepPlan([], [], is_apart)
+    plan = StepPlan([], [], in_prefill_context)
     for sequence, n in grants:
         part = plan.prefilling if sequence.is_prefilling else plan.decoding
-        part.append(Share(sequence, n, wants_logits=n == sequence.n_pending))
+        part.append(ScheduledTokens(sequence, n, n_logits=int(n == sequence.n_pending)))
     return plan

@@ -82,7 +82,7 @@ class _Room(Generic[H]):
 
 
 def fit_step(wanted: Mapping[H, int], running: Iterable[H], parked: Iterable[H], free: int) -> Fit[H]:
-    """Share `free` cells out for one step, most urgent first.
+    """ScheduledTokens `free` cells out for one step, most urgent first.
 
     Args:
         wanted: tokens of those that the step is for.

@@ -1,4 +1,4 @@
-"""From a row of logits to a token id.
+"""From a row of logits to a token id: what a request asks for, and the reference for `sampling_rows`.
 
 The order of the steps is llama.cpp's: logit bias, penalties, top-k, top-p, min-p, temperature, draw.
 The draw for token i uses a random number that is a function of (seed, i) alone, so a request gives
@@ -23,7 +23,7 @@ _MASK = (1 << 64) - 1
 # Logits in one.
 _GROUP = 64
 # Below it a division could overflow; the most likely token is certain long before.
-_LOWEST_TEMPERATURE = 1e-30
+LOWEST_TEMPERATURE = 1e-30
 
 
 class BadLogits(Exception):
@@ -36,8 +36,12 @@ def uniform(seed: int, index: int) -> float:
     SplitMix64 (Steele, Lea and Flood, "Fast splittable pseudorandom number generators", 2014), run
     once over the seed and once over the index, 53 bits of it taken.
     """
-    state = _splitmix(seed & _MASK)
-    return (_splitmix((state + index) & _MASK) >> 11) * 2.0**-53
+    return (_splitmix((seed_state(seed) + index) & _MASK) >> 11) * 2.0**-53
+
+
+def seed_state(seed: int) -> int:
+    """What of a random number depends on the seed alone."""
+    return _splitmix(seed & _MASK)
 
 
 def _splitmix(state: int) -> int:
@@ -71,7 +75,7 @@ def top_ids(logits: Logits, k: int) -> Ids:
 
 
 class Sampler:
-    """Chooses the tokens of one request.
+    """How the tokens of one request are chosen.
 
     Args:
         params: every optional field set.
@@ -79,18 +83,29 @@ class Sampler:
     """
 
     def __init__(self, params: generation_pb2.SamplingParams, history: Sequence[int]) -> None:
-        self._temperature = params.temperature
-        self._top_k = params.top_k
-        self._top_p = params.top_p
-        self._min_p = params.min_p
-        self._seed = params.seed
+        self.temperature = params.temperature
+        self.top_k = params.top_k
+        self.top_p = params.top_p
+        self.log_min_p = np.float32(math.log(params.min_p) if params.min_p > 0.0 else -math.inf)
+        self.seed = params.seed
+        self.seed_state = seed_state(params.seed)
         self._penalties = _Penalties.of(params, history)
         self._bias_ids = np.fromiter(params.logit_bias.keys(), np.int64)
         self._bias = np.fromiter(params.logit_bias.values(), np.float32)
         self.n_logprobs: int | None = params.logprobs if params.HasField("logprobs") else None
-        self.is_plain_greedy = (
-            self._temperature <= 0.0 and self._penalties is None and self._bias_ids.size == 0
-        )
+        self.is_greedy = self.temperature <= 0.0
+        # Whether it changes logits before a token is chosen.
+        self.adjusts_logits = self._penalties is not None or self._bias_ids.size > 0
+
+    def adjust(self, logits: Logits) -> None:
+        """Apply the logit bias and the penalties to a row of shape (vocabulary,), in place."""
+        logits[self._bias_ids] += self._bias
+        if self._penalties:
+            self._penalties.apply(logits)
+
+    def adjusted_ids(self) -> Ids:
+        """The ids whose logits `adjust` changes; some maybe twice."""
+        return np.concatenate((self._bias_ids, self._penalties.ids)) if self._penalties else self._bias_ids
 
     def choose(self, logits: Logits, index: int) -> int:
         """The token id for generated position `index`; `logits` has shape (vocabulary,), left unchanged.
@@ -98,18 +113,20 @@ class Sampler:
         Raises:
             BadLogits: no finite choice.
         """
-        if self._bias_ids.size or self._penalties:
+        if self.adjusts_logits:
             logits = logits.copy()
-            logits[self._bias_ids] += self._bias
-            if self._penalties:
-                self._penalties.apply(logits)
+            self.adjust(logits)
+        return self.choose_adjusted(logits, index)
+
+    def choose_adjusted(self, logits: Logits, index: int) -> int:
+        """As `choose`, of logits that are adjusted already."""
         best = int(logits.argmax())
         if not math.isfinite(logits[best]):
             raise BadLogits("the model gave no finite logits")
-        if self._temperature <= 0.0:
+        if self.is_greedy:
             return best
         ids = self._candidates(logits)
-        return _draw(ids, logits[ids], self._temperature, uniform(self._seed, index))
+        return _draw(ids, logits[ids], self.temperature, uniform(self.seed, index))
 
     def accept(self, token: int) -> None:
         """Tell the penalties that `token` was emitted."""
@@ -119,23 +136,21 @@ class Sampler:
     def _candidates(self, logits: Logits) -> Ids:
         """Ids that survive top-k, top-p and min-p, largest logit first (in id order when all survive)."""
         n = logits.shape[0]
-        if 0 < self._top_k < n:
-            ids = top_ids(logits, self._top_k)
-            if self._top_p < 1.0:
-                ids = ids[: _nucleus(_softmax(logits[ids]), self._top_p)]
-        elif self._top_p < 1.0:
-            ids = _nucleus_of_all(logits, self._top_p)
-        elif self._min_p > 0.0:
-            ids = np.flatnonzero(logits >= logits.max() + math.log(self._min_p))
+        if 0 < self.top_k < n:
+            ids = top_ids(logits, self.top_k)
+            if self.top_p < 1.0:
+                ids = ids[: _nucleus(_softmax(logits[ids]), self.top_p)]
+        elif self.top_p < 1.0:
+            ids = _nucleus_of_all(logits, self.top_p)
         else:
-            return np.arange(n)
-        if self._min_p > 0.0:
-            ids = ids[logits[ids] >= logits[ids].max() + np.float32(math.log(self._min_p))]
+            ids = np.arange(n)
+        if self.log_min_p > -math.inf:
+            ids = ids[logits[ids] >= logits[ids].max() + self.log_min_p]
         return ids
 
 
 def _draw(ids: Ids, logits: Logits, temperature: float, u: float) -> int:
-    scaled = (logits - logits.max()) / np.float32(max(temperature, _LOWEST_TEMPERATURE))
+    scaled = (logits - logits.max()) / np.float32(max(temperature, LOWEST_TEMPERATURE))
     cumulative = np.cumsum(np.exp(scaled), dtype=np.float64)
     at = int(np.searchsorted(cumulative, u * cumulative[-1], side="right"))
     return int(ids[min(at, ids.shape[0] - 1)])
@@ -163,13 +178,6 @@ def _nucleus_of_all(logits: Logits, p: float) -> Ids:
         if kept <= ids.shape[0] or ids.shape[0] == logits.shape[0]:
             return ids[:kept]
         k *= 8
-
-
-def log_probabilities(logits: Logits, ids: Ids) -> NDArray[np.float64]:
-    """Natural logarithms of the probabilities of `ids` under softmax(logits)."""
-    peak = logits.max()
-    total = np.exp(logits - peak).sum(dtype=np.float64)
-    return logits[ids].astype(np.float64) - float(peak) - math.log(total)
 
 
 class _Penalties:
@@ -203,10 +211,15 @@ class _Penalties:
             if self._counts[oldest] == 0:
                 del self._counts[oldest]
 
+    @property
+    def ids(self) -> Ids:
+        """Those that are penalized."""
+        return np.fromiter(self._counts.keys(), np.int64, len(self._counts))
+
     def apply(self, logits: Logits) -> None:
         if not self._counts:
             return
-        ids = np.fromiter(self._counts.keys(), np.int64, len(self._counts))
+        ids = self.ids
         counts = np.fromiter(self._counts.values(), np.float32, len(self._counts))
         seen = logits[ids]
         seen = np.where(seen > 0, seen / self._repeat, seen * self._repeat)

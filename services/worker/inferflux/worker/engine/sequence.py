@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import Enum, auto
 from typing import Protocol
 
 import numpy as np
@@ -26,6 +27,15 @@ class PieceSource(Protocol):
     def eog(self) -> frozenset[int]: ...
 
     def piece(self, token: int) -> bytes: ...
+
+
+class Phase(Enum):
+    """What a step does for a sequence."""
+
+    PREFILL = auto()
+    """Computes tokens that are known: no token was sampled after them, or their KV cells were discarded."""
+    DECODE = auto()
+    """Computes what was sampled last, and samples what follows."""
 
 
 @dataclass(slots=True, eq=False)
@@ -59,17 +69,19 @@ class Sequence:
     started_s: float
     generated: int = 0
     position: int = 0
+    phase: Phase = Phase.PREFILL
     # When it last got a slot, by the monotonic clock.
     scheduled_at_s: float = 0.0
     seq_id: int = NO_SEQ_ID
-    # Whether what is computed is in the context for prompts.
-    is_apart: bool = False
+    # Whether the prefill context computes it.
+    in_prefill_context: bool = False
     state: StateBytes | None = None
     # Counts how often it was scheduled to run: its first run is 0.
     run: int = 0
     # Generated tokens at which it yields; 0: at none.
     yields_at: int = 0
-    first_token_s: float = 0.0
+    # When this engine sampled its first token, by the monotonic clock.
+    first_token_s: float | None = None
     time_to_first_token_ms: float = 0.0
     is_announced: bool = False
     attempt_id: str = ""
@@ -90,9 +102,7 @@ class Sequence:
 
     @property
     def is_prefilling(self) -> bool:
-        """Whether it is not decoded yet: several tokens to compute, no logits so far, or not with the
-        streams."""
-        return self.first_token_s == 0.0 or self.is_apart or self.n_pending > 1
+        return self.phase is Phase.PREFILL
 
     @property
     def is_running(self) -> bool:
@@ -119,6 +129,11 @@ class Sequence:
         self.run = run
         self.rank = rank
         self.yields_at = self.generated + token_budget if token_budget else 0
+
+    def discard(self) -> None:
+        """Nothing is computed any more: all of it is prefilled again."""
+        self.position = 0
+        self.phase = Phase.PREFILL
 
     def append(self, token: int) -> None:
         """The next token, sampled."""

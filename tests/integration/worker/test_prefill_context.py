@@ -1,4 +1,4 @@
-"""Prompts that are computed apart, with the demo model and llama.cpp itself."""
+"""Prefills in a context of their own, with the demo model and llama.cpp itself."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from inferflux.v1 import engine_pb2
 from inferflux.worker.engine.native import Backend
-from inferflux.worker.engine.planner import Share, StepPlan
+from inferflux.worker.engine.planner import ScheduledTokens, StepPlan
 from inferflux.worker.engine.sequence import Sequence
 
 DEMO_MODEL = Path(__file__).parents[3] / "models" / "inferflux-demo.gguf"
@@ -32,19 +32,19 @@ def backend(loaded: Backend) -> Iterator[Backend]:
     yield loaded
     for seq_id in range(loaded.sequences):
         loaded.forget(seq_id)
-        loaded.forget_apart(seq_id)
+        loaded.forget_prefill(seq_id)
 
 
 def sequence(seq_id: int) -> Sequence:
     return new_sequence(seq_id, TOKENS, prompt_tokens=TOKENS.shape[0])
 
 
-def compute(backend: Backend, one: Sequence, up_to: int, *, is_apart: bool) -> NDArray[np.float32]:
+def compute(backend: Backend, one: Sequence, up_to: int, *, in_prefill_context: bool) -> NDArray[np.float32]:
     """Compute `one` in steps of 100 tokens; returns the last logits."""
     while True:
         n = min(100, up_to - one.position)
-        share = Share(one, n, wants_logits=True)
-        logits = backend.decode(StepPlan([], [share], is_apart=is_apart))
+        part = ScheduledTokens(one, n, n_logits=1)
+        logits = backend.decode(StepPlan([], [part], in_prefill_context=in_prefill_context))
         one.position += n
         if one.position == up_to:
             last: NDArray[np.float32] = logits[0].copy()
@@ -52,8 +52,8 @@ def compute(backend: Backend, one: Sequence, up_to: int, *, is_apart: bool) -> N
 
 
 def usual(backend: Backend, up_to: int) -> NDArray[np.float32]:
-    """The logits after so many tokens without anything apart."""
-    logits = compute(backend, sequence(7), up_to, is_apart=False)
+    """The logits after so many tokens without the prefill context."""
+    logits = compute(backend, sequence(7), up_to, in_prefill_context=False)
     backend.forget(7)
     return logits
 
@@ -64,32 +64,52 @@ def assert_alike(seen: NDArray[np.float32], expected: NDArray[np.float32]) -> No
 
 def test_prompts_are_computed_side_by_side(backend: Backend) -> None:
     one, other = sequence(1), sequence(2)
-    compute(backend, one, 500, is_apart=True)
-    compute(backend, other, 200, is_apart=True)
-    assert_alike(compute(backend, one, 601, is_apart=True), usual(backend, 601))
-    backend.forget_apart(1)
-    assert_alike(compute(backend, other, 600, is_apart=True), usual(backend, 600))
+    compute(backend, one, 500, in_prefill_context=True)
+    compute(backend, other, 200, in_prefill_context=True)
+    assert_alike(compute(backend, one, 601, in_prefill_context=True), usual(backend, 601))
+    backend.forget_prefill(1)
+    assert_alike(compute(backend, other, 600, in_prefill_context=True), usual(backend, 600))
 
 
 def test_a_prompt_is_complete_in_the_main_context_with_its_last_token(backend: Backend) -> None:
     one = sequence(1)
     one.prompt_tokens = 600
-    compute(backend, one, 600, is_apart=True)
-    backend.forget_apart(1)
-    assert_alike(compute(backend, one, 601, is_apart=False), usual(backend, 601))
+    compute(backend, one, 600, in_prefill_context=True)
+    backend.forget_prefill(1)
+    assert_alike(compute(backend, one, 601, in_prefill_context=False), usual(backend, 601))
 
 
-def test_a_prompt_that_leaves_half_way_goes_on_beside_the_streams(backend: Backend) -> None:
+def test_a_prompt_that_leaves_half_way_goes_on_in_the_main_context(backend: Backend) -> None:
     one = sequence(1)
-    compute(backend, one, 300, is_apart=True)
+    compute(backend, one, 300, in_prefill_context=True)
     n_bytes = backend.state_size(1)
     state = backend.copy_out(1, n_bytes)
     assert state is not None
     backend.forget(1)
-    backend.forget_apart(1)
+    backend.forget_prefill(1)
     one.seq_id = 3
     assert backend.copy_in(3, state)
-    assert_alike(compute(backend, one, 601, is_apart=False), usual(backend, 601))
+    assert_alike(compute(backend, one, 601, in_prefill_context=False), usual(backend, 601))
+
+
+def test_a_prompt_goes_on_in_the_prefill_context_from_any_position(backend: Backend) -> None:
+    one, other = sequence(1), sequence(2)
+    compute(backend, other, 70, in_prefill_context=False)
+    compute(backend, one, 250, in_prefill_context=False)
+    compute(backend, other, 90, in_prefill_context=False)
+    one.prompt_tokens = 600
+    assert_alike(compute(backend, one, 600, in_prefill_context=True), usual(backend, 600))
+    backend.forget_prefill(1)
+    assert_alike(compute(backend, one, 601, in_prefill_context=False), usual(backend, 601))
+
+
+def test_without_a_sequence_id_for_copies_the_engine_says_that_it_is_off() -> None:
+    config = engine_pb2.EngineConfig(
+        model_path=str(DEMO_MODEL), slots=2, sequences=256, batch_tokens=128, threads=1, flash_attention=True
+    )
+    backend = Backend(config)
+    assert backend.prefill_cells == 0
+    assert "256 sequence ids" in backend.prefill_context_error
 
 
 @pytest.mark.parametrize(
@@ -110,4 +130,6 @@ def test_its_size_is_what_was_asked_for(asked: dict[str, int], cells: int) -> No
 
 def test_without_flash_attention_there_is_no_need_of_one() -> None:
     config = engine_pb2.EngineConfig(model_path=str(DEMO_MODEL), slots=2, batch_tokens=128, threads=1)
-    assert Backend(config).prefill_cells == 0
+    backend = Backend(config)
+    assert backend.prefill_cells == 0
+    assert backend.prefill_context_error == ""

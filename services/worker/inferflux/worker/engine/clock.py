@@ -1,0 +1,15 @@
+"""The clocks that the engine reads; a test passes its own."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Clock:
+    """Seconds: `monotonic_s` for durations, `unix_s` for deadlines and stamps, which may be set."""
+
+    monotonic_s: Callable[[], float] = time.monotonic
+    unix_s: Callable[[], float] = time.time

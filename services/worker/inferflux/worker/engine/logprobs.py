@@ -1,0 +1,59 @@
+"""Logits to the logarithms of probabilities, for several rows at a time (pure)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .sampling import Logits
+from .sampling_rows import top_of_rows
+
+
+@dataclass(frozen=True, slots=True)
+class Logprobs:
+    """Natural logarithms of the probabilities of some tokens, before any sampling parameter.
+
+    Attributes:
+        chosen: of the token that was chosen.
+        top: (id, logarithm) of the most likely ones, most likely first.
+    """
+
+    chosen: float
+    top: list[tuple[int, float]]
+
+
+def log_probabilities(
+    logits: Logits, rows: Sequence[int], chosen: Sequence[int], n_top: Sequence[int]
+) -> list[Logprobs]:
+    """For each of these rows of a matrix of shape (rows, vocabulary), which are finite.
+
+    Args:
+        chosen: a token of each row.
+        n_top: how many of the most likely tokens each row wants.
+    """
+    if not rows:
+        return []
+    of = np.fromiter(rows, np.int64, len(rows))
+    top = top_of_rows(logits, rows, min(max(1, *n_top), logits.shape[1]))
+    totals = _log_sums(logits, rows, top.logits[:, 0])
+    of_chosen = (logits[of, np.fromiter(chosen, np.int64, len(rows))] - totals).tolist()
+    of_top = (top.logits - totals[:, None]).tolist()
+    ids = top.ids.tolist()
+    return [
+        Logprobs(of_chosen[i], list(zip(ids[i][:n], of_top[i][:n], strict=True))) for i, n in enumerate(n_top)
+    ]
+
+
+def _log_sums(logits: Logits, rows: Sequence[int], peaks: Logits) -> NDArray[np.float64]:
+    """ln(sum(exp(row))) of each of these rows; `peaks` are their largest logits."""
+    sums = np.empty(len(rows))
+    scratch = np.empty(logits.shape[1], np.float32)
+    for i, row in enumerate(rows):
+        np.subtract(logits[row], peaks[i], out=scratch)
+        np.exp(scratch, out=scratch)
+        sums[i] = scratch.sum()
+    result: NDArray[np.float64] = np.log(sums) + peaks
+    return result

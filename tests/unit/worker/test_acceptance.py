@@ -1,0 +1,62 @@
+"""Sampled tokens are appended one after the other, until one of them ends the generation or the timeslice."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from harness.sequences import new_sequence
+
+from inferflux.v1 import generation_pb2
+from inferflux.worker.engine.acceptance import accept
+from inferflux.worker.engine.sequence import Sequence
+from inferflux.worker.engine.text import TextAssembler
+
+PIECES = SimpleNamespace(eog=frozenset[int](), piece=lambda token: bytes([65 + token]))
+STOP, LENGTH = generation_pb2.FINISH_REASON_STOP, generation_pb2.FINISH_REASON_LENGTH
+
+
+def decoding(*, max_tokens: int = 10) -> Sequence:
+    made = new_sequence(0, np.zeros(3 + max_tokens, np.int32), prompt_tokens=3)
+    made.max_tokens = max_tokens
+    return made
+
+
+def test_several_tokens_are_appended_in_one_step() -> None:
+    sequence = decoding()
+    accepted = accept(sequence, [1, 2, 3], PIECES)
+    assert (accepted.tokens, accepted.text, accepted.finish_reason) == ([1, 2, 3], "BCD", None)
+    assert sequence.tokens[3:6].tolist() == [1, 2, 3]
+    assert sequence.generated == 3
+
+
+def test_what_follows_an_end_token_is_dropped() -> None:
+    sequence = decoding()
+    sequence.end_tokens = frozenset({2})
+    accepted = accept(sequence, [1, 2, 3], PIECES)
+    assert (accepted.tokens, accepted.finish_reason) == ([1, 2], STOP)
+    assert sequence.generated == 2
+
+
+def test_what_follows_a_stop_string_is_dropped() -> None:
+    sequence = decoding()
+    sequence.text = TextAssembler(["CD"])
+    accepted = accept(sequence, [1, 2, 3, 4], PIECES)
+    assert (accepted.tokens, accepted.text, accepted.finish_reason) == ([1, 2, 3], "B", STOP)
+
+
+def test_no_more_tokens_are_taken_than_were_asked_for() -> None:
+    sequence = decoding(max_tokens=2)
+    accepted = accept(sequence, [1, 2, 3], PIECES)
+    assert (accepted.tokens, accepted.finish_reason) == ([1, 2], LENGTH)
+
+
+@pytest.mark.parametrize(("yields_at", "taken"), [(0, 3), (2, 2), (3, 3)])
+def test_a_timeslice_ends_within_the_tokens_of_a_step(yields_at: int, taken: int) -> None:
+    sequence = decoding()
+    sequence.yields_at = yields_at
+    accepted = accept(sequence, [1, 2, 3], PIECES)
+    assert len(accepted.tokens) == taken
+    assert accepted.is_timeslice_over == bool(yields_at)
+    assert accepted.finish_reason is None
