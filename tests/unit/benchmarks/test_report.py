@@ -105,3 +105,13 @@ def test_a_document_without_its_markers_is_left_alone(
 def test_without_results_there_is_no_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert report.main(["--results", str(tmp_path / "none.json")]) == 1
     assert "make bench" in capsys.readouterr().err
+
+
+def test_the_runs_name_the_server_they_were_held_against(tmp_path: Path) -> None:
+    theirs = {"tokens_per_s": 50.0, "command": "python serve", "server": "llama-server built here"}
+    raw = {"ours": [{"tokens_per_s": 60.0, "command": "python serve"}], "llama_server": [theirs]}
+    rate = Reading(ROWS["bench_vs_llama_server_c8"], 1.2, raw)
+    gap = Reading(ROWS["bench_itl_p99_vs_llama_server_c8"], 2.5, {**raw, "each": [2.5]})
+    text = report.render(_stored(tmp_path / "latest.json", rate, gap))
+    assert "ours 60; llama.cpp's (llama-server built here) 50 tokens/s" in text
+    assert "| ≤ 2 | 2.500 | **no** | 2.5 (llama-server built here) |" in text
