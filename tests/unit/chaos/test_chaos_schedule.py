@@ -8,7 +8,7 @@ import pytest
 from chaos.schedule import Action, Fault, plan
 
 PROCESSES = ["nats", "valkey", "policy", "worker-0", "gateway", "leader", "standby"]
-TARGETS = [*PROCESSES, "engine of worker-0", "text of gateway"]
+TARGETS = [*PROCESSES, "engine of worker-0", "tokenizer of gateway"]
 SEEDS = range(30)
 
 
@@ -47,7 +47,7 @@ def test_every_process_is_killed_stopped_and_paused_sooner_or_later() -> None:
     assert seen == {(process, action) for process in PROCESSES for action in Action} | {
         ("engine of worker-0", Action.KILL),
         ("engine of worker-0", Action.PAUSE),
-        ("text of gateway", Action.KILL),
+        ("tokenizer of gateway", Action.KILL),
     }
 
 
