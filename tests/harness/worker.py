@@ -1,4 +1,4 @@
-"""A worker process as it runs in production, and what it says on the bus."""
+"""A worker process as it runs in production, and what it publishes."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class WorkerProcess:
         )
 
     async def until(self, condition: Callable[[], bool]) -> None:
-        """Return once the condition holds, looked at whenever the worker says something."""
+        """Return once the condition holds, checked after each message of the worker."""
         deadline = time.monotonic() + WAIT_S
         while not condition():
             self._news.clear()
@@ -92,7 +92,7 @@ class WorkerProcess:
         preempt: Sequence[str] = (),
         term: int = 0,
     ) -> worker_pb2.BatchAccepted:
-        """Send one batch; `preempt` names requests of epoch 1 that give their turn away."""
+        """Send one batch; `preempt` names requests of epoch 1 to be descheduled."""
         assert self.status is not None
         batch = worker_pb2.RequestBatch(
             batch_id="b",
@@ -108,7 +108,7 @@ class WorkerProcess:
         return worker_pb2.BatchAccepted.FromString(answer)
 
     async def preempt(self, *request_ids: str) -> None:
-        """Take their turns away, and wait until the engine has done so or they ended."""
+        """Deschedule requests, and wait until they are descheduled or have finished."""
         seen = len(self.events)
         await self.submit(preempt=request_ids)
         await self.until(lambda: set(request_ids) <= {_subject_of(e) for e in self.events[seen:]})
@@ -122,11 +122,11 @@ class WorkerProcess:
 
     def yields(self, request_id: str) -> list[tuple[int, int]]:
         """(reason, residence) of every yield of a request so far."""
-        told = [e.request_yielded for e in self.events if e.HasField("request_yielded")]
-        return [(y.reason, y.residence) for y in told if y.request_id == request_id]
+        found = [e.request_yielded for e in self.events if e.HasField("request_yielded")]
+        return [(y.reason, y.residence) for y in found if y.request_id == request_id]
 
     def residence(self, request_id: str) -> int | None:
-        """Where the latest heartbeat says a request is; None if it is not on board."""
+        """Where the latest heartbeat says a request is; None if it is not resident."""
         assert self.status is not None
         found = [r.residence for r in self.status.running if r.request_id == request_id]
         return found[0] if found else None
@@ -215,7 +215,7 @@ def resume_item(
 
 
 def _subject_of(event: scheduler_pb2.WorkerEvent) -> str:
-    """The request an event is about, if it ended or yielded."""
+    """The request of an event, if it finished or was descheduled."""
     return event.request_ended.request_id or event.request_yielded.request_id
 
 

@@ -9,28 +9,32 @@ from __future__ import annotations
 import time
 import zlib
 from collections import deque
-from collections.abc import Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from prometheus_client import CollectorRegistry, Counter
+from prometheus_client import CollectorRegistry
 
 from inferflux.common import subjects
-from inferflux.common.bad_messages import BadMessages
 from inferflux.common.tracing import OFF
-from inferflux.v1 import engine_pb2, model_pb2, scheduler_pb2, tokens_pb2, worker_pb2
+from inferflux.v1 import engine_pb2, scheduler_pb2, tokens_pb2, worker_pb2
 from inferflux.worker.emit import Emitter
 from inferflux.worker.engine.clock import Clock
 from inferflux.worker.engine.core import Engine
 from inferflux.worker.engine.native import Timing
 from inferflux.worker.engine.planner import ScheduledTokens, StepPlan
+from inferflux.worker.events import WorkerEvents
+from inferflux.worker.heartbeat import Heartbeat
 from inferflux.worker.intake import Intake
-from inferflux.worker.presence import Presence
-from inferflux.worker.residents import Limits, ResidentTable
+from inferflux.worker.metrics import WorkerMetrics
+from inferflux.worker.model_file import ModelFile
+from inferflux.worker.model_host import ModelHost, ModelOptions, Shared
 from inferflux.worker.spans import WorkerSpans
+from inferflux.worker.worker_state import WorkerState
 
 VOCABULARY = 40
 CONTEXT = 128
@@ -144,11 +148,54 @@ class _Letter:
 
 
 @dataclass
-class _Host:
+class ScriptedEngine:
+    """What a model has in place of an engine process: it keeps commands, and reports what a test says."""
+
     sent: deque[engine_pb2.EngineCommand] = field(default_factory=deque)
+    killed_for: str = ""
 
     def send(self, command: engine_pb2.EngineCommand) -> None:
         self.sent.append(engine_pb2.EngineCommand.FromString(command.SerializeToString()))
+
+    def kill(self, why: str) -> None:
+        self.killed_for = why
+
+    async def run(self) -> None: ...
+
+    async def stop(self) -> None: ...
+
+
+def model_host(
+    bus: object,
+    *,
+    name: str = "m",
+    state: WorkerState | None = None,
+    emitter: Emitter | None = None,
+    metrics: WorkerMetrics | None = None,
+    on_change: Callable[[], Awaitable[None]] | None = None,
+) -> tuple[ModelHost, ScriptedEngine]:
+    """A model without an engine process. What is not given is the model's own."""
+    engine = ScriptedEngine()
+
+    async def nothing() -> None: ...
+
+    def kept() -> dict[str, list[bytes]]:
+        return made.residents.kept_chunks(0.0)
+
+    metrics = metrics or WorkerMetrics(CollectorRegistry())
+    made = ModelHost(
+        ModelOptions(name, engine_pb2.EngineConfig(), load_limit_s=60.0, stuck_s=60.0),
+        ModelFile(Path(name), f"digest of {name}", 1, "llama", name, CONTEXT, b""),
+        metrics.of(name, flash_attention=True),
+        Shared(
+            emitter or Emitter(bus, kept),  # type: ignore[arg-type]
+            WorkerEvents(bus, state or WorkerState("w", "i")),  # type: ignore[arg-type]
+            WorkerSpans(OFF, "w"),
+            on_change or nothing,
+        ),
+        make_engine=lambda _on_report, _on_death: engine,
+    )
+    return made, engine
 
 
 class WorkerWorld:
@@ -168,24 +215,23 @@ class WorkerWorld:
             swap_bytes=swap_bytes,
             clock=Clock(lambda: time.monotonic() + self.ahead_s, lambda: time.time() + self.ahead_s),
         )
-        self.table = ResidentTable()
-        self.table.limits = Limits(slots, sequences, cells, CONTEXT, VOCABULARY)
-        self._bus = _Bus()
-        self.presence = Presence(
-            bus=self._bus,  # type: ignore[arg-type]
-            table=self.table,
-            worker_id="w",
-            incarnation="i",
-            card=model_pb2.ModelCard(name="m"),
-            interval_s=1.0,
-            state=scheduler_pb2.WORKER_STATE_READY,
-        )
-        self._host = _Host()
         self.reports: deque[engine_pb2.StepReport] = deque()
-        spans = WorkerSpans(OFF, "w")
-        self.bad = BadMessages(Counter("bad", "Bad messages.", ["kind"], registry=CollectorRegistry()))
-        self._intake = Intake(self._bus, self.table, spans, self._host, self.presence, self.bad)  # type: ignore[arg-type]
-        self.emitter = Emitter(self._bus, self.table, spans, "w", "i")  # type: ignore[arg-type]
+        self._bus = _Bus()
+        self.state = WorkerState("w", "i")
+        metrics = WorkerMetrics(CollectorRegistry())
+        self.bad = metrics.bad
+        self.model, self._host = model_host(self._bus, state=self.state, metrics=metrics)
+        self.table = self.model.residents
+        self.heartbeat = Heartbeat(self._bus, self.state, self.model, interval_s=1.0)  # type: ignore[arg-type]
+        self._intake = Intake(self._bus, self.state, self.model, self.heartbeat, self.bad)  # type: ignore[arg-type]
+        ready = engine_pb2.EngineReady(
+            slots=slots,
+            sequences=sequences,
+            kv_cells=cells,
+            context_length=CONTEXT,
+            vocabulary_size=VOCABULARY,
+        )
+        _finish(self.model.on_report(engine_pb2.EngineReport(ready=ready)))
 
     def submit(
         self,
@@ -230,21 +276,20 @@ class WorkerWorld:
         if report is not None:
             self.reports.append(engine_pb2.StepReport.FromString(report.step.SerializeToString()))
 
-    def hear(self) -> None:
+    def take_report(self) -> None:
         """The worker takes the oldest report that is under way."""
         if self.reports:
-            report = self.reports.popleft()
-            _finish(self.emitter.on_step(report))
-            self.presence.observe(report.stats)
+            report = engine_pb2.EngineReport(step=self.reports.popleft())
+            _finish(self.model.on_report(report))
 
     def settle(self) -> None:
         """One step, and everything that is under way arrives."""
         self.step()
         while self.reports:
-            self.hear()
+            self.take_report()
 
     def status(self) -> scheduler_pb2.WorkerStatus:
-        return self.presence.status(0.0)
+        return self.heartbeat.status(0.0)
 
     def events(self) -> list[scheduler_pb2.WorkerEvent]:
         return [

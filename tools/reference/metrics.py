@@ -15,7 +15,7 @@ import inferflux.common
 from inferflux.gateway.metrics import GatewayMetrics
 from inferflux.policy.metrics import PolicyMetrics
 from inferflux.scheduler.metrics import SchedulerMetrics
-from inferflux.worker import metrics as worker_metrics
+from inferflux.worker.metrics import WorkerMetrics
 
 from .markdown import table
 
@@ -47,7 +47,7 @@ def metrics() -> dict[str, list[MetricWrapperBase]]:
         "the gateway": _registered(GatewayMetrics),
         "the policy": _registered(PolicyMetrics),
         "the scheduler": _registered(SchedulerMetrics),
-        "the worker": _made_on_import([worker_metrics]),
+        "the worker": _registered(WorkerMetrics),
     }
 
 

@@ -334,15 +334,15 @@ async def test_streams_deleted_while_it_runs_get_back_what_it_has_each_chunk_onc
         assert await stream_holds(private_bus, "short", 20) == chunks
 
 
-@pytest.mark.parametrize("ending", ["kill", "stop"])
+@pytest.mark.parametrize("how", ["kill", "stop"])
 async def test_after_a_broker_restart_the_stream_has_each_chunk_once(
-    private_worker: WorkerProcess, private_bus: Bus, private_nats: ServerProcess, ending: str
+    private_worker: WorkerProcess, private_bus: Bus, private_nats: ServerProcess, how: str
 ) -> None:
     undisturbed = token_ids(await run(private_worker, batch_item("reference", max_tokens=300)))
     stream = await private_worker.read("through")
     await private_worker.submit(batch_item("through", max_tokens=300))
     await stream.next(30)
-    getattr(private_nats, ending)()
+    getattr(private_nats, how)()
     private_nats.start()
     private_nats.wait_ready()
     chunks = await stream_holds(private_bus, "through", 300)

@@ -8,12 +8,8 @@ import pytest
 
 from inferflux.common import subjects
 from inferflux.common.errors import DeadlineExceeded, Unavailable
-from inferflux.common.tracing import OFF
-from inferflux.v1 import engine_pb2, generation_pb2, scheduler_pb2, worker_pb2
 from inferflux.worker import emit
 from inferflux.worker.emit import Emitter
-from inferflux.worker.residents import Limits, ResidentTable
-from inferflux.worker.spans import WorkerSpans
 
 
 class MoodyBus:
@@ -48,32 +44,17 @@ class MoodyBus:
             await asyncio.wait_for(self.changed.wait(), 10)
 
 
-def table_with(*request_ids: str) -> ResidentTable:
-    table = ResidentTable()
-    n = len(request_ids)
-    table.limits = Limits(slots=n, sequences=n, kv_cells=100 * n, context_length=100, vocabulary_size=10)
-    for slot, request_id in enumerate(request_ids):
-        request = scheduler_pb2.InferenceRequest(
-            request_id=request_id,
-            tenant="t",
-            epoch=1,
-            prompt_token_ids=[1],
-            params=generation_pb2.GenerationParams(max_tokens=5),
-        )
-        table.admit(worker_pb2.BatchItem(request=request, slot=slot))
-    return table
+class Chunks:
+    """Token chunks of requests, published by an emitter that keeps all of them."""
 
+    def __init__(self, bus: MoodyBus) -> None:
+        self._kept: dict[str, list[bytes]] = {}
+        self.emitter = Emitter(bus, lambda: {to: list(chunks) for to, chunks in self._kept.items()})  # type: ignore[arg-type]
 
-def a_chunk(payload: bytes = b"chunk") -> engine_pb2.StepReport:
-    report = engine_pb2.StepReport()
-    report.emissions.add(key="t.a", epoch=1, chunk=payload, generated_tokens=1)
-    return report
-
-
-def the_end() -> engine_pb2.StepReport:
-    report = a_chunk(b"finished")
-    report.ended.add(key="t.a", epoch=1)
-    return report
+    async def emit(self, chunk: bytes, request_id: str = "a") -> None:
+        subject = subjects.tokens("t", request_id)
+        self._kept.setdefault(subject, []).append(chunk)
+        await self.emitter.publish(subject, chunk)
 
 
 MESSAGE = (subjects.tokens("t", "a"), b"chunk")
@@ -87,34 +68,34 @@ def bus(monkeypatch: pytest.MonkeyPatch) -> MoodyBus:
 
 
 @pytest.fixture
-def emitter(bus: MoodyBus) -> Emitter:
-    return Emitter(bus, table_with("a"), WorkerSpans(OFF, "w"), "w", "i")  # type: ignore[arg-type]
+def chunks(bus: MoodyBus) -> Chunks:
+    return Chunks(bus)
 
 
-async def test_what_was_refused_is_published_once_it_is_taken(bus: MoodyBus, emitter: Emitter) -> None:
-    repeating = asyncio.create_task(emitter.repeat_refused())
+async def test_what_was_refused_is_published_once_it_is_taken(bus: MoodyBus, chunks: Chunks) -> None:
+    repeating = asyncio.create_task(chunks.emitter.repeat_refused())
     bus.takes = False
-    await emitter.on_step(a_chunk())
+    await chunks.emit(b"chunk")
     assert bus.published == []
     bus.takes = True
     await bus.until_published(MESSAGE)
     repeating.cancel()
 
 
-async def test_a_repetition_that_is_not_confirmed_is_made_again(bus: MoodyBus, emitter: Emitter) -> None:
-    await emitter.on_step(a_chunk())
+async def test_a_repetition_that_is_not_confirmed_is_made_again(bus: MoodyBus, chunks: Chunks) -> None:
+    await chunks.emit(b"chunk")
     bus.flushes = False
     with pytest.raises(Unavailable):
-        await emitter.republish()
+        await chunks.emitter.republish()
     bus.flushes = True
     bus.published.clear()
-    repeating = asyncio.create_task(emitter.repeat_refused())
+    repeating = asyncio.create_task(chunks.emitter.repeat_refused())
     await bus.until_published(MESSAGE)
     repeating.cancel()
 
 
 async def test_a_repetition_that_ends_with_another_error_is_made_again(
-    bus: MoodyBus, emitter: Emitter, monkeypatch: pytest.MonkeyPatch
+    bus: MoodyBus, chunks: Chunks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     flush, n_failed = bus.flush, 0
 
@@ -125,24 +106,23 @@ async def test_a_repetition_that_ends_with_another_error_is_made_again(
             n_failed += 1
             raise DeadlineExceeded("no answer", reason="BUS_TIMEOUT")
 
-    repeating = asyncio.create_task(emitter.repeat_refused())
+    repeating = asyncio.create_task(chunks.emitter.repeat_refused())
     bus.takes = False
-    await emitter.on_step(a_chunk())
+    await chunks.emit(b"chunk")
     bus.takes = True
     monkeypatch.setattr(bus, "flush", fail_twice)
     with pytest.raises(DeadlineExceeded):
-        await emitter.republish()
+        await chunks.emitter.republish()
     await bus.until_published(MESSAGE)
     repeating.cancel()
 
 
-async def test_many_requests_are_looked_up_together_and_not_all_at_once(bus: MoodyBus) -> None:
+async def test_many_requests_are_looked_up_together_and_not_all_at_once(
+    bus: MoodyBus, chunks: Chunks
+) -> None:
     names = [str(i) for i in range(100)]
-    emitter = Emitter(bus, table_with(*names), WorkerSpans(OFF, "w"), "w", "i")  # type: ignore[arg-type]
-    report = engine_pb2.StepReport()
     for name in names:
-        report.emissions.add(key=f"t.{name}", epoch=1, chunk=b"chunk", generated_tokens=1)
-    await emitter.on_step(report)
+        await chunks.emit(b"chunk", name)
     bus.published.clear()
     replay, now, most, many = bus.replay, 0, 0, asyncio.Event()
 
@@ -157,7 +137,7 @@ async def test_many_requests_are_looked_up_together_and_not_all_at_once(bus: Moo
         return await replay(subject)
 
     bus.replay = together  # type: ignore[method-assign]
-    await emitter.republish()
+    await chunks.emitter.republish()
     assert most == 16
     assert {subject for subject, _ in bus.published} == {subjects.tokens("t", name) for name in names}
 
@@ -166,31 +146,31 @@ def tokens_of(bus: MoodyBus) -> list[bytes]:
     return [payload for subject, payload in bus.published if subject == MESSAGE[0]]
 
 
-async def test_what_the_stream_holds_is_not_published_again(bus: MoodyBus, emitter: Emitter) -> None:
-    await emitter.on_step(a_chunk(b"1"))
-    await emitter.on_step(the_end())
-    await emitter.republish()
+async def test_what_the_stream_holds_is_not_published_again(bus: MoodyBus, chunks: Chunks) -> None:
+    await chunks.emit(b"1")
+    await chunks.emit(b"finished")
+    await chunks.emitter.republish()
     assert tokens_of(bus) == [b"1", b"finished"]
 
 
 async def test_what_is_emitted_while_nats_is_away_comes_after_what_was_lost_and_once(
-    bus: MoodyBus, emitter: Emitter
+    bus: MoodyBus, chunks: Chunks
 ) -> None:
-    await emitter.on_step(a_chunk(b"1"))
+    await chunks.emit(b"1")
     bus.is_connected = False
-    emitter.on_disconnect()
-    await emitter.on_step(a_chunk(b"2"))
+    chunks.emitter.on_disconnect()
+    await chunks.emit(b"2")
     bus.published.clear()  # a memory stream does not outlive its server
     bus.is_connected = True
-    await emitter.on_step(the_end())
+    await chunks.emit(b"finished")
     assert tokens_of(bus) == []
-    await emitter.republish()
+    await chunks.emitter.republish()
     assert tokens_of(bus) == [b"1", b"2", b"finished"]
 
 
-async def test_what_is_emitted_during_the_repetition_follows_it(bus: MoodyBus, emitter: Emitter) -> None:
-    await emitter.on_step(a_chunk(b"1"))
-    emitter.on_disconnect()
+async def test_what_is_emitted_during_the_repetition_follows_it(bus: MoodyBus, chunks: Chunks) -> None:
+    await chunks.emit(b"1")
+    chunks.emitter.on_disconnect()
     bus.published.clear()
     replay, is_emitted = bus.replay, False
 
@@ -198,20 +178,20 @@ async def test_what_is_emitted_during_the_repetition_follows_it(bus: MoodyBus, e
         nonlocal is_emitted
         if not is_emitted:
             is_emitted = True
-            await emitter.on_step(the_end())
+            await chunks.emit(b"finished")
         return await replay(subject)
 
     bus.replay = emit_meanwhile  # type: ignore[method-assign]
-    await emitter.republish()
+    await chunks.emitter.republish()
     assert tokens_of(bus) == [b"1", b"finished"]
 
 
 async def test_readers_do_not_wait_for_a_stream_that_stays_away(
-    bus: MoodyBus, emitter: Emitter, monkeypatch: pytest.MonkeyPatch
+    bus: MoodyBus, chunks: Chunks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Live readers need no JetStream."""
-    emitter.on_disconnect()
-    await emitter.on_step(a_chunk(b"1"))
+    chunks.emitter.on_disconnect()
+    await chunks.emit(b"1")
     monkeypatch.setattr(emit, "_BEHIND_LIMIT_S", 0.0)
-    await emitter.on_step(a_chunk(b"2"))
+    await chunks.emit(b"2")
     assert tokens_of(bus) == [b"2"]

@@ -93,7 +93,7 @@ def test_an_admitted_request_may_run_until_it_ends() -> None:
     resident, replaced = made.admit(item())
     assert replaced is None
     assert made.has_running
-    assert made.end("t.a", 1, now=0.0) is resident
+    assert made.finish("t.a", 1, now=0.0) is resident
     assert not made.has_running
 
 
@@ -201,17 +201,17 @@ def test_a_higher_epoch_replaces_and_a_lower_or_equal_one_is_refused() -> None:
     assert refusal(made, item(epoch=1)) == worker_pb2.REFUSAL_REASON_INVALID
     second, replaced = made.admit(item(epoch=3, slot=0))
     assert replaced is first
-    assert made.end("t.a", 2, now=0.0) is None
-    assert made.get("t.a") is second
+    assert made.finish("t.a", 2, now=0.0) is None
+    assert made.all() == [second]
 
 
 def test_a_request_cancelled_before_it_came_is_refused() -> None:
     made = table()
     assert made.cancel("t.a", "first", now=0.0) is None
     assert refusal(made, item(attempt="first")) == worker_pb2.REFUSAL_REASON_CANCELLED
-    made.ended_lately(REMEMBERED_S - 1)
+    made.finished_lately(REMEMBERED_S - 1)
     assert refusal(made, item(attempt="first")) == worker_pb2.REFUSAL_REASON_CANCELLED
-    made.ended_lately(REMEMBERED_S + 1)
+    made.finished_lately(REMEMBERED_S + 1)
     made.admit(item(attempt="first"))
 
 
@@ -221,14 +221,14 @@ def test_a_cancel_notice_does_not_reach_another_attempt_under_the_same_id() -> N
     assert made.cancel("t.a", "first", now=0.0) is None
     made.drop("t.a", 1)
     made.admit(item(attempt="second"))
-    assert made.cancel("t.a", "second", now=0.0) is made.get("t.a")
+    assert made.cancel("t.a", "second", now=0.0) is made.all()[0]
 
 
 def test_a_cancel_that_names_no_attempt_reaches_what_is_here_and_nothing_that_comes() -> None:
     made = table()
     assert made.cancel("t.a", "", now=0.0) is None
     made.admit(item(attempt="first"))
-    assert made.cancel("t.a", "", now=0.0) is made.get("t.a")
+    assert made.cancel("t.a", "", now=0.0) is made.all()[0]
 
 
 def test_a_cancel_notice_that_is_repeated_is_kept_from_then_on() -> None:
@@ -236,7 +236,7 @@ def test_a_cancel_notice_that_is_repeated_is_kept_from_then_on() -> None:
     made.cancel("t.a", "first", now=0.0)
     made.cancel("t.b", "first", now=1.0)
     made.cancel("t.a", "first", now=REMEMBERED_S)
-    made.ended_lately(REMEMBERED_S + 2)
+    made.finished_lately(REMEMBERED_S + 2)
     assert refusal(made, item("a", attempt="first")) == worker_pb2.REFUSAL_REASON_CANCELLED
     made.admit(item("b", attempt="first"))
 
@@ -254,15 +254,15 @@ def test_two_tenants_may_use_the_same_request_id() -> None:
     other.request.tenant = "stranger"
     resident, replaced = made.admit(other)
     assert replaced is None
-    assert made.get("stranger.a") is resident
+    assert resident in made.all()
 
 
 def test_endings_are_remembered_for_a_while() -> None:
     made = table()
     made.admit(item())
-    made.end("t.a", 1, now=0.0)
-    assert [r.request_id for r in made.ended_lately(REMEMBERED_S - 1)] == ["a"]
-    assert made.ended_lately(REMEMBERED_S + 1) == []
+    made.finish("t.a", 1, now=0.0)
+    assert [r.request_id for r in made.finished_lately(REMEMBERED_S - 1)] == ["a"]
+    assert made.finished_lately(REMEMBERED_S + 1) == []
 
 
 def test_a_dead_engine_leaves_no_residents_and_takes_nothing() -> None:

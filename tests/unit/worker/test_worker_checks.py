@@ -1,4 +1,4 @@
-"""What a message must be like before the worker's table and its engine are told of it."""
+"""What a message must be like before the worker acts on it."""
 
 from __future__ import annotations
 

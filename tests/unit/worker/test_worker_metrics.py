@@ -1,19 +1,39 @@
-"""The worker's metrics follow what its engine reports."""
+"""The metrics of a model follow what its engine reports."""
 
 from __future__ import annotations
 
-from prometheus_client import REGISTRY
+import pytest
+from prometheus_client import CollectorRegistry
 
 from inferflux.v1 import engine_pb2
-from inferflux.worker.metrics import WorkerMetrics
+from inferflux.worker.metrics import ModelMetrics, WorkerMetrics
 
 
-def value(name: str, model: str) -> float | None:
-    return REGISTRY.get_sample_value(f"inferflux_{name}", {"model": model})
+class Shown:
+    """The metrics of two models of one worker, and what a scrape of them says."""
+
+    def __init__(self) -> None:
+        self._registry = CollectorRegistry()
+        worker = WorkerMetrics(self._registry)
+        self.a = self._of(worker, "a", flash_attention=True)
+        self.b = self._of(worker, "b", flash_attention=False)
+
+    @staticmethod
+    def _of(worker: WorkerMetrics, model: str, *, flash_attention: bool) -> ModelMetrics:
+        metrics = worker.of(model, flash_attention=flash_attention)
+        metrics.kv_cells = 200
+        return metrics
+
+    def value(self, name: str, model: str = "a") -> float | None:
+        return self._registry.get_sample_value(f"inferflux_{name}", {"model": model})
 
 
-def test_parked_and_swapped_requests_and_their_memory_are_shown() -> None:
-    metrics = WorkerMetrics("shown", kv_cells=200, flash_attention=True)
+@pytest.fixture
+def shown() -> Shown:
+    return Shown()
+
+
+def test_parked_and_swapped_requests_and_their_memory_are_shown(shown: Shown) -> None:
     stats = engine_pb2.StepStats(
         kv_cells_used=50,
         kv_cells_reserved=20,
@@ -25,30 +45,35 @@ def test_parked_and_swapped_requests_and_their_memory_are_shown() -> None:
         swap_ins=1,
         recomputes=2,
     )
-    metrics.observe(stats)
-    assert value("kv_cache_usage_ratio", "shown") == 0.25
-    assert value("kv_cache_reserved_ratio", "shown") == 0.1
-    assert value("worker_parked_requests", "shown") == 3
-    assert value("worker_swapped_requests", "shown") == 2
-    assert value("worker_swap_bytes", "shown") == 700
-    metrics.observe(stats)
-    assert value("worker_swap_outs_total", "shown") == 6
-    assert value("worker_swap_ins_total", "shown") == 2
-    assert value("worker_recomputes_total", "shown") == 4
+    shown.a.observe(stats)
+    assert shown.value("kv_cache_usage_ratio") == 0.25
+    assert shown.value("kv_cache_reserved_ratio") == 0.1
+    assert shown.value("worker_parked_requests") == 3
+    assert shown.value("worker_swapped_requests") == 2
+    assert shown.value("worker_swap_bytes") == 700
+    shown.a.observe(stats)
+    assert shown.value("worker_swap_outs_total") == 6
+    assert shown.value("worker_swap_ins_total") == 2
+    assert shown.value("worker_recomputes_total") == 4
 
 
-def test_only_steps_count_as_steps() -> None:
-    metrics = WorkerMetrics("steps", kv_cells=200, flash_attention=True)
-    metrics.observe(engine_pb2.StepStats(parked=1, sequences=1))
-    metrics.observe(engine_pb2.StepStats(decode_tokens=1, step_us=900))
-    assert value("iteration_tokens_count", "steps") == 1
+def test_only_steps_count_as_steps(shown: Shown) -> None:
+    shown.a.observe(engine_pb2.StepStats(parked=1, sequences=1))
+    shown.a.observe(engine_pb2.StepStats(decode_tokens=1, step_us=900))
+    assert shown.value("iteration_tokens_count") == 1
 
 
-def test_a_dead_engine_holds_nothing() -> None:
-    metrics = WorkerMetrics("dead", kv_cells=200, flash_attention=True)
-    metrics.observe(engine_pb2.StepStats(kv_cells_used=50, sequences=6, parked=5, swap_bytes_used=9))
-    metrics.engine_was_stuck()
-    metrics.engine_died()
+def test_a_dead_engine_holds_nothing(shown: Shown) -> None:
+    shown.a.observe(engine_pb2.StepStats(kv_cells_used=50, sequences=6, parked=5, swap_bytes_used=9))
+    shown.a.engine_was_stuck()
+    shown.a.engine_died()
     for name in ("kv_cache_usage_ratio", "worker_requests", "worker_parked_requests", "worker_swap_bytes"):
-        assert value(name, "dead") == 0
-    assert value("worker_stuck_engines_total", "dead") == value("engine_deaths_total", "dead") == 1
+        assert shown.value(name) == 0
+    assert shown.value("worker_stuck_engines_total") == shown.value("engine_deaths_total") == 1
+
+
+def test_flash_attention_is_told_of_each_model(shown: Shown) -> None:
+    assert (shown.value("flash_attention_enabled", "a"), shown.value("flash_attention_enabled", "b")) == (
+        1,
+        0,
+    )

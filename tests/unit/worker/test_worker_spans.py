@@ -1,4 +1,4 @@
-"""The worker's spans: from taking a request up to being rid of it, with what the engine did in between."""
+"""The worker's spans: the time that a request is resident, with what the engine did meanwhile."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ RUNNING = scheduler_pb2.RESIDENCE_RUNNING
 KEY = "acme.one"
 
 
-class Board:
-    """A worker's spans, and what it has on board of one client."""
+class Residents:
+    """A worker's spans, and its resident requests of one client."""
 
     def __init__(self, path: Path) -> None:
         self.caller = Caller()
@@ -49,8 +49,8 @@ class Board:
 
 
 @pytest.fixture
-async def board(tmp_path: Path) -> Board:
-    return Board(tmp_path / "traces.jsonl")
+async def residents(tmp_path: Path) -> Residents:
+    return Residents(tmp_path / "traces.jsonl")
 
 
 def emission(generated: int, epoch: int = 1) -> engine_pb2.Emission:
@@ -66,17 +66,17 @@ def yielded(reason: scheduler_pb2.YieldReason.ValueType) -> engine_pb2.EngineRes
     return engine_pb2.EngineResidence(key=KEY, epoch=1, reason=reason, residence=parked)
 
 
-async def test_a_run_is_a_span_with_what_the_engine_did(board: Board) -> None:
-    resident = board.take_up()
-    board.step(prefilled=[engine_pb2.Prefilled(key=KEY, epoch=1, computed_tokens=16)])
-    board.step(emissions=[emission(0)])  # that it has started
-    board.step(emissions=[emission(1)], residences=[yielded(scheduler_pb2.YIELD_REASON_TIMESLICE)])
-    board.spans.resumed(resident, 1)
-    board.step(residences=[engine_pb2.EngineResidence(key=KEY, epoch=1, run=1, residence=RUNNING)])
-    board.step(emissions=[emission(2)], ended=[ended()])
-    (span,) = await board.all()
-    assert (span["name"], span["trace_id"]) == ("worker.run", board.caller.trace_id)
-    assert span["parent_id"] == board.caller.span_id
+async def test_a_run_is_a_span_with_what_the_engine_did(residents: Residents) -> None:
+    resident = residents.take_up()
+    residents.step(prefilled=[engine_pb2.Prefilled(key=KEY, epoch=1, computed_tokens=16)])
+    residents.step(emissions=[emission(0)])  # that it has started
+    residents.step(emissions=[emission(1)], residences=[yielded(scheduler_pb2.YIELD_REASON_TIMESLICE)])
+    residents.spans.resumed(resident, 1)
+    residents.step(residences=[engine_pb2.EngineResidence(key=KEY, epoch=1, run=1, residence=RUNNING)])
+    residents.step(emissions=[emission(2)], ended=[ended()])
+    (span,) = await residents.all()
+    assert (span["name"], span["trace_id"]) == ("worker.run", residents.caller.trace_id)
+    assert span["parent_id"] == residents.caller.span_id
     assert events(span) == ["prefill_chunk", "first_token", "yielded", "resumed"]
     assert span["events"][0]["attributes"] == {"inferflux.computed_tokens": 16}
     assert span["events"][2]["attributes"] == {
@@ -90,33 +90,33 @@ async def test_a_run_is_a_span_with_what_the_engine_did(board: Board) -> None:
     assert "error" not in span
 
 
-async def test_a_retrys_first_token_is_the_first_new_one(board: Board) -> None:
-    board.take_up(epoch=2, generated=5)
-    board.step(emissions=[emission(5, epoch=2)])
-    board.step(emissions=[emission(1, epoch=1)])  # of the epoch that was given up
-    board.step(ended=[ended(epoch=2)])
-    (span,) = await board.all()
+async def test_a_retrys_first_token_is_the_first_new_one(residents: Residents) -> None:
+    residents.take_up(epoch=2, generated=5)
+    residents.step(emissions=[emission(5, epoch=2)])
+    residents.step(emissions=[emission(1, epoch=1)])  # of the epoch before
+    residents.step(ended=[ended(epoch=2)])
+    (span,) = await residents.all()
     assert events(span) == []
 
 
-async def test_what_is_lost_says_how(board: Board) -> None:
-    board.spans.gave_up(board.take_up(), "dropped")
-    board.spans.lost([board.take_up(epoch=2)], "the engine was ended by SIGSEGV")
-    board.take_up(epoch=3)
-    board.step(ended=[ended("context_full", epoch=3)])
-    spans = await board.all()
+async def test_what_is_lost_says_how(residents: Residents) -> None:
+    residents.spans.left(residents.take_up(), "dropped")
+    residents.spans.lost([residents.take_up(epoch=2)], "the engine was ended by SIGSEGV")
+    residents.take_up(epoch=3)
+    residents.step(ended=[ended("context_full", epoch=3)])
+    spans = await residents.all()
     outcomes = [s["attributes"]["inferflux.outcome"] for s in spans]
     assert outcomes == ["dropped", "engine_died", "context_full"]
     assert [s["attributes"].get("error.type") for s in spans] == [None, *outcomes[1:]]
     assert spans[1]["error"] == "the engine was ended by SIGSEGV"
 
 
-async def test_a_request_without_a_trace_has_no_span(board: Board) -> None:
-    resident = board.take_up(traceparent="")
-    board.spans.resumed(resident, 1)
-    board.step(emissions=[emission(1)], ended=[ended()])
-    board.spans.gave_up(resident, "dropped")
-    assert await board.all() == []
+async def test_a_request_without_a_trace_has_no_span(residents: Residents) -> None:
+    resident = residents.take_up(traceparent="")
+    residents.spans.resumed(resident, 1)
+    residents.step(emissions=[emission(1)], ended=[ended()])
+    residents.spans.left(resident, "dropped")
+    assert await residents.all() == []
 
 
 def test_without_traces_there_are_no_spans() -> None:

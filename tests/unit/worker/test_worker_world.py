@@ -102,8 +102,8 @@ def residences(world: WorkerWorld) -> dict[str, int]:
 
 
 def yields(world: WorkerWorld) -> list[tuple[str, int, int, int]]:
-    told = [e.request_yielded for e in world.events() if e.HasField("request_yielded")]
-    return [(y.request_id, y.reason, y.residence, y.generated_tokens) for y in told]
+    found = [e.request_yielded for e in world.events() if e.HasField("request_yielded")]
+    return [(y.request_id, y.reason, y.residence, y.generated_tokens) for y in found]
 
 
 def run_out(world: WorkerWorld) -> None:
@@ -231,7 +231,7 @@ def test_a_state_that_cannot_be_restored_is_computed_again() -> None:
     assert emitted(world.chunks("a")) == expected(wanted)
 
 
-def test_when_cells_run_out_the_least_urgent_is_swapped_and_told() -> None:
+def test_when_cells_run_out_the_least_urgent_is_swapped_and_reported() -> None:
     world = small(cells=60)
     first, second = (
         item("a", slot=0, prompt=20, max_tokens=30),
@@ -380,7 +380,7 @@ async def test_leaving_waits_for_what_runs_and_for_nothing_else() -> None:
     world.settle()
     world.submit(preempt=(preemption("b"),))
     world.settle()
-    leaving = asyncio.create_task(world.emitter.until_none_runs())
+    leaving = asyncio.create_task(world.model.until_none_runs())
     await asyncio.sleep(0)
     world.settle()
     await asyncio.sleep(0)
@@ -398,9 +398,9 @@ def test_time_to_first_token_is_told_by_who_sampled_it() -> None:
     retried.request.generated_token_ids.extend(expected(retried)[:3])
     world.submit(first, retried)
     run_out(world)
-    told = {e.request_ended.request_id: e.request_ended.time_to_first_token_ms for e in world.events()}
-    assert told["a"] > 0
-    assert told["b"] == 0
+    times = {e.request_ended.request_id: e.request_ended.time_to_first_token_ms for e in world.events()}
+    assert times["a"] > 0
+    assert times["b"] == 0
 
 
 _NAMES = [f"r{i}" for i in range(6)]
@@ -420,7 +420,7 @@ _ACTIONS = st.one_of(
         st.integers(0, 4),
     ),
     st.tuples(st.sampled_from(["preempt", "cancel"]), st.sampled_from(_NAMES)),
-    st.sampled_from([("step",), ("hear",), ("step",), ("hear",)]),
+    st.sampled_from([("step",), ("report",), ("step",), ("report",)]),
 )
 
 
@@ -470,8 +470,8 @@ def test_whatever_is_asked_in_whatever_order(
                 cancelled.add(name)
             case ("step",):
                 world.step()
-            case ("hear",):
-                world.hear()
+            case ("report",):
+                world.take_report()
     for slot in itertools.cycle(range(SLOTS)):
         run_out(world)
         left = [name for name, residence in residences(world).items() if residence != RUNNING]

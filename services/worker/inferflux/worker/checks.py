@@ -1,7 +1,7 @@
 """What the messages that reach a worker may say (pure).
 
 The engine trusts what passes: llama.cpp aborts on bad ids, counts and positions, and a number that is not
-finite breaks the order of the sequences. Whether a term counts, `presence` decides. Each function raises
+finite breaks the order of the sequences. `worker_state` decides whether a term counts. Each function raises
 InvalidArgument, naming the field.
 """
 
@@ -17,16 +17,16 @@ _MAX_ID_BYTES = 128
 
 
 def check_batch(batch: worker_pb2.RequestBatch) -> None:
-    """A batch can be acted on; each of its items is still to be checked."""
+    """Check a batch, without its items."""
     checks.check_text(batch.batch_id, _MAX_ID_BYTES, "batch_id")
     checks.check_count(batch.items, MAX_ITEMS, "items")
     checks.check_count(batch.preemptions, MAX_ITEMS, "preemptions")
-    if batch.items:  # one without asks for a sign of life, or only preempts
+    if batch.items:  # an empty one checks liveness, or only preempts
         checks.check_known(batch.phase, worker_pb2.Phase, "phase")
 
 
 def check_item(item: worker_pb2.BatchItem) -> None:
-    """An item of a batch names a request that can be, and a place in the order."""
+    """Check the identity and the urgency of an item."""
     request = item.request
     check_identity(request.tenant, request.request_id, request.epoch, "request")
     checks.check_range(request.epoch, 1, MAX_EPOCH, "request.epoch")
@@ -37,6 +37,6 @@ def check_item(item: worker_pb2.BatchItem) -> None:
 
 
 def check_command(command: worker_pb2.WorkerCommand) -> None:
-    """A command can be followed."""
+    """Check a command."""
     if command.HasField("drop"):
         check_identity(command.drop.tenant, command.drop.request_id, command.drop.epoch, "drop")

@@ -1,20 +1,16 @@
-"""Engine reports out to the world: token chunks to their readers, endings to the scheduler."""
+"""Token chunks to their readers: each is in the stream once and in order, also when NATS was away."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import time
+from collections.abc import Callable
 
 from inferflux.common import logs, subjects
 from inferflux.common.bus import Bus
 from inferflux.common.errors import DeadlineExceeded, InferFluxError, Unavailable
 from inferflux.common.tasks import cancel_all
-from inferflux.v1 import engine_pb2, scheduler_pb2
-
-from . import request_log
-from .residents import Resident, ResidentTable
-from .spans import WorkerSpans
 
 log = logs.get("worker.emit")
 
@@ -24,28 +20,25 @@ _REFUSED_WAIT_S = 1.0
 _TAKEN_IN_S = 0.05
 # Chunks wait no longer than this for those before them, once NATS is there.
 _BEHIND_LIMIT_S = 2.0
-# Requests of which is asked at the same time what the stream holds: chunks wait meanwhile.
+# Requests whose part of the stream is read at the same time: chunks wait meanwhile.
 _REPLAYS_AT_ONCE = 16
 
 
 class Emitter:
-    """Publishes what the engine emits.
+    """Publishes token chunks.
 
     A chunk that cannot be sent because NATS is away or takes no more is not lost: every chunk of a request is
     kept until half a minute after its end. After a reconnect, or once NATS takes messages again, those that
     the stream does not hold are published. What is emitted meanwhile waits for them, so that the stream has
     each chunk once and in order.
+
+    Args:
+        kept: the chunks that are kept, by token subject.
     """
 
-    def __init__(
-        self, bus: Bus, table: ResidentTable, spans: WorkerSpans, worker_id: str, incarnation: str
-    ) -> None:
+    def __init__(self, bus: Bus, kept: Callable[[], dict[str, list[bytes]]]) -> None:
         self._bus = bus
-        self._table = table
-        self._spans = spans
-        self._worker_id = worker_id
-        self._incarnation = incarnation
-        self._heard = asyncio.Event()
+        self._kept = kept
         self._refused = asyncio.Event()
         # Whether chunks wait for earlier ones: these, by subject, since the others were last looked at.
         self._is_behind = False
@@ -53,7 +46,7 @@ class Emitter:
         self._connected_since_s = 0.0
 
     def on_disconnect(self) -> None:
-        """What has not been sent would come before what the stream has lost."""
+        """Discard what is not sent yet: it would come before what the stream has lost."""
         self._bus.discard_unsent(subjects.TOKENS_PREFIX)
         self._fall_behind()
 
@@ -62,37 +55,12 @@ class Emitter:
         self._is_behind = True
         self._connected_since_s = 0.0
 
-    async def on_step(self, step: engine_pb2.StepReport) -> None:
-        self._spans.on_step(step)
-        for emission in step.emissions:
-            resident = self._table.get(emission.key)
-            if resident is None or resident.epoch != emission.epoch:
-                continue
-            resident.emitted(emission)
-            if self._must_wait():
-                self._waiting.append((resident.subject, emission.chunk))
-            elif not await self._publish(resident.subject, emission.chunk):
-                self._fall_behind()
-        for prefilled in step.prefilled:
-            self._table.prefilled(prefilled)
-        for moved in step.residences:
-            resident = self._table.moved(moved)
-            is_yielded = moved.residence != scheduler_pb2.RESIDENCE_RUNNING
-            if resident is not None and is_yielded and moved.run == resident.run:
-                request_log.yielded(resident, moved.reason)
-                await self._tell_yielded(moved, resident)
-        for ended in step.ended:
-            resident = self._table.end(ended.key, ended.epoch, time.monotonic())
-            if resident is not None:
-                request_log.finished(resident, ended)
-                await self._tell_ended(ended, resident)
-        self._heard.set()
-
-    async def until_none_runs(self) -> None:
-        """Return when nothing runs: what is resident makes no progress by itself."""
-        while self._table.has_running:
-            self._heard.clear()
-            await self._heard.wait()
+    async def publish(self, subject: str, chunk: bytes) -> None:
+        """Publish a chunk that is kept already, or have it wait for those before it."""
+        if self._must_wait():
+            self._waiting.append((subject, chunk))
+        elif not await self._try(subject, chunk):
+            self._fall_behind()
 
     async def repeat_refused(self) -> None:
         """Publish everything again, for ever, whenever NATS has refused something and then takes it again."""
@@ -104,21 +72,20 @@ class Emitter:
                 await self.republish()
 
     async def republish(self) -> None:
-        """Publish what the stream misses of the requests that are here and of those that ended lately.
+        """Publish what the stream misses of what is kept.
 
         Raises:
             InferFluxError: NATS does not take it; `repeat_refused` will try again.
         """
         self._refused.clear()
-        self._waiting.clear()  # all of it is kept with its request, and looked at now
-        records = self._table.all() + self._table.ended_lately(time.monotonic())
-        kept = {record.subject: list(record.chunks) for record in records if record.chunks}
+        self._waiting.clear()  # all of it is kept, and compared now
+        kept = self._kept()
         try:
             await self._bus.flush()
             lost = await self._lost(kept)
             for subject, chunks in lost.items():
                 for chunk in chunks:
-                    await self._publish(subject, chunk)
+                    await self._try(subject, chunk)
                 await self._bus.flush()
         except InferFluxError:
             self._refused.set()
@@ -126,7 +93,7 @@ class Emitter:
         while self._waiting:
             waiting, self._waiting = self._waiting, []
             for subject, chunk in waiting:
-                await self._publish(subject, chunk)
+                await self._try(subject, chunk)
         self._is_behind = self._refused.is_set()
         if lost:
             log.info("published again", requests=len(lost))
@@ -170,42 +137,7 @@ class Emitter:
         self._connected_since_s = self._connected_since_s or now
         return now - self._connected_since_s < _BEHIND_LIMIT_S
 
-    async def tell_engine_died(self, lost: list[Resident], message: str) -> None:
-        self._heard.set()
-        event = self._event()
-        event.engine_died.message = message
-        event.engine_died.on_board.extend(_identity(r) for r in lost)
-        await self._publish(subjects.SCHEDULER_EVENTS, event.SerializeToString())
-
-    async def tell_leaving(self, left: list[Resident]) -> None:
-        event = self._event()
-        event.worker_left.on_board.extend(_identity(r) for r in left)
-        await self._publish(subjects.SCHEDULER_EVENTS, event.SerializeToString())
-
-    async def _tell_ended(self, ended: engine_pb2.EngineEnded, resident: Resident) -> None:
-        event = self._event()
-        told = event.request_ended
-        told.request_id = resident.request_id
-        told.epoch = ended.epoch
-        told.tenant = resident.tenant
-        told.outcome = ended.outcome
-        told.usage.prompt_tokens = ended.prompt_tokens
-        told.usage.completion_tokens = ended.completion_tokens
-        told.time_to_first_token_ms = ended.time_to_first_token_ms
-        await self._publish(subjects.SCHEDULER_EVENTS, event.SerializeToString())
-
-    async def _tell_yielded(self, yielded: engine_pb2.EngineResidence, resident: Resident) -> None:
-        event = self._event()
-        told = event.request_yielded
-        told.request_id = resident.request_id
-        told.tenant = resident.tenant
-        told.epoch = yielded.epoch
-        told.reason = yielded.reason
-        told.residence = yielded.residence
-        told.generated_tokens = yielded.generated_tokens
-        await self._publish(subjects.SCHEDULER_EVENTS, event.SerializeToString())
-
-    async def _publish(self, subject: str, payload: bytes) -> bool:
+    async def _try(self, subject: str, payload: bytes) -> bool:
         """False when NATS does not take it."""
         try:
             await self._bus.publish(subject, payload)
@@ -215,12 +147,3 @@ class Emitter:
             self._refused.set()
             return False
         return True
-
-    def _event(self) -> scheduler_pb2.WorkerEvent:
-        return scheduler_pb2.WorkerEvent(worker_id=self._worker_id, incarnation=self._incarnation)
-
-
-def _identity(resident: Resident) -> scheduler_pb2.EndedRequest:
-    return scheduler_pb2.EndedRequest(
-        request_id=resident.request_id, epoch=resident.epoch, tenant=resident.tenant
-    )

@@ -43,7 +43,7 @@ class EngineHost:
         config: sent to every new engine.
         load_limit_s: an engine that has not loaded its model by then is killed.
         on_report: awaited for each report, in order.
-        on_death: awaited as soon as the engine is gone, with what happened to it.
+        on_death: awaited as soon as the engine is gone, with the cause.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class EngineHost:
         return self._process.pid if self._process else None
 
     def send(self, command: engine_pb2.EngineCommand) -> None:
-        """Pass a command on; without an engine it is lost, as everything on board is."""
+        """Pass a command on. Without an engine it is lost, as every resident request is."""
         if self._channel is not None:
             self._channel.send(command)
 
@@ -94,13 +94,13 @@ class EngineHost:
                 await asyncio.wait_for(self._stopping.wait(), backoff)
 
     def kill(self, why: str) -> None:
-        """End an engine that does not get on; `why` is told as what happened to it."""
+        """End an engine that makes no progress; `why` is reported as the cause of its death."""
         if self._process is not None:
             self._killed_for = why
             self._process.kill()
 
     async def stop(self) -> None:
-        """End the engine; what it has on board is gone."""
+        """End the engine; its resident requests are gone."""
         self._stopping.set()
         if self._channel is not None:
             self._channel.close()
@@ -119,7 +119,7 @@ class EngineHost:
         return loaded, why if loaded else self._naming_the_file(why)
 
     async def _live(self, stderr: Captured) -> tuple[bool, str, int]:
-        """From start to end: (whether it loaded the model, what it or we said of its end, its exit code)."""
+        """One process: (whether it loaded the model, why it could not or was killed, its exit code)."""
         ours, theirs = socket.socketpair()
         with theirs:
             self._process = subprocess.Popen(  # noqa: ASYNC220 - returns when the child has begun

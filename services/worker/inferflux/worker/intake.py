@@ -1,4 +1,4 @@
-"""What reaches a worker over NATS: batches and commands from the scheduler, cancel notices from gateways."""
+"""What a worker receives over NATS: batches and commands of the scheduler, cancel notices of gateways."""
 
 from __future__ import annotations
 
@@ -11,39 +11,32 @@ from inferflux.common.bad_messages import BadMessages
 from inferflux.common.bus import Bus, Message
 from inferflux.common.cancel_notices import parse_cancel
 from inferflux.common.errors import InvalidArgument
-from inferflux.v1 import engine_pb2, scheduler_pb2, worker_pb2
+from inferflux.v1 import worker_pb2
 
 from . import request_log
 from .checks import check_batch, check_command, check_item
-from .engine_host import EngineHost
-from .presence import Presence
-from .residents import Refused, ResidentTable, request_key
-from .spans import WorkerSpans
+from .heartbeat import Heartbeat
+from .model_host import ModelHost
+from .residents import Refused
+from .worker_state import WorkerState
 
 log = logs.get("worker.intake")
 
 
 class Intake:
-    """Checks what arrives against the table, answers, and passes on to the engine."""
+    """Checks messages, answers them, and passes on to the model and to the worker's state."""
 
     def __init__(
-        self,
-        bus: Bus,
-        table: ResidentTable,
-        spans: WorkerSpans,
-        host: EngineHost,
-        presence: Presence,
-        bad: BadMessages,
+        self, bus: Bus, state: WorkerState, model: ModelHost, heartbeat: Heartbeat, bad: BadMessages
     ) -> None:
         self._bus = bus
-        self._table = table
-        self._spans = spans
-        self._host = host
-        self._presence = presence
+        self._state = state
+        self._model = model
+        self._heartbeat = heartbeat
         self._bad = bad
 
     async def listen(self) -> None:
-        worker_id = self._presence.worker_id
+        worker_id = self._state.worker_id
         await self._bus.serve(subjects.worker_batch(worker_id), self.on_batch)
         await self._bus.serve(subjects.worker_command(worker_id), self.on_command)
         await self._bus.serve(subjects.CANCEL_ALL, self.on_cancel)
@@ -67,19 +60,20 @@ class Intake:
         await message.respond(answer.SerializeToString())
 
     def _check_sender(self, batch: worker_pb2.RequestBatch) -> None:
-        if batch.incarnation != self._presence.incarnation:
+        if batch.incarnation != self._state.incarnation:
             raise Refused(worker_pb2.REFUSAL_REASON_WRONG_INCARNATION, "this worker has been restarted")
-        if not self._presence.accepts(batch.term):
-            message = f"term {batch.term} does not count, {self._presence.term} has begun"
+        if not self._accepts(batch.term):
+            message = f"term {batch.term} does not count, {self._state.term} has begun"
             raise Refused(worker_pb2.REFUSAL_REASON_OLD_TERM, message)
 
     def _act_on(self, batch: worker_pb2.RequestBatch, answer: worker_pb2.BatchAccepted) -> None:
         for preemption in batch.preemptions:
-            self._deschedule(preemption)
-        take = self._resume if batch.phase == worker_pb2.PHASE_DECODE else self._take_up
+            self._model.deschedule(preemption)
+        take = self._model.resume if batch.phase == worker_pb2.PHASE_DECODE else self._take_up
         for item in batch.items:
             try:
                 _check(item)
+                self._check_model(item)
                 take(item)
             except Refused as refusal:
                 _refuse(answer, item, refusal)
@@ -87,42 +81,13 @@ class Intake:
                 answer.accepted_request_ids.append(item.request.request_id)
 
     def _take_up(self, item: worker_pb2.BatchItem) -> None:
-        self._check_model(item)
-        if self._presence.state != scheduler_pb2.WORKER_STATE_READY:
-            raise Refused(worker_pb2.REFUSAL_REASON_NOT_READY, "this worker is loading or draining")
-        resident, replaced = self._table.admit(item)
-        if replaced is not None:
-            self._spans.gave_up(replaced, "dropped")
-            request_log.left(replaced, "replaced")
-            self._cancel(resident.key, is_silent=True)
-        self._spans.take_up(resident, item)
-        request_log.taken_up(resident)
-        self._host.send(engine_pb2.EngineCommand(start=item))
-
-    def _resume(self, item: worker_pb2.BatchItem) -> None:
-        self._check_model(item)
-        resident = self._table.resume(item)
-        self._spans.resumed(resident, item.slot)
-        request_log.resumed(resident)
-        resume = engine_pb2.EngineResume(
-            key=resident.key,
-            epoch=resident.epoch,
-            slot=item.slot,
-            token_budget=item.token_budget,
-            rank=item.rank,
-            run=resident.run,
-        )
-        self._host.send(engine_pb2.EngineCommand(resume=resume))
-
-    def _deschedule(self, preemption: worker_pb2.Preemption) -> None:
-        resident = self._table.find(preemption)
-        if resident is not None:
-            deschedule = engine_pb2.EngineDeschedule(key=resident.key, epoch=resident.epoch)
-            self._host.send(engine_pb2.EngineCommand(deschedule=deschedule))
+        if self._state.is_draining:
+            raise Refused(worker_pb2.REFUSAL_REASON_NOT_READY, "this worker is draining")
+        self._model.take_up(item)
 
     def _check_model(self, item: worker_pb2.BatchItem) -> None:
-        if item.request.model != self._presence.card.name:
-            raise Refused(worker_pb2.REFUSAL_REASON_UNKNOWN_MODEL, f"only {self._presence.card.name} is here")
+        if item.request.model != self._model.name:
+            raise Refused(worker_pb2.REFUSAL_REASON_UNKNOWN_MODEL, f"only {self._model.name} is here")
 
     async def on_command(self, message: Message) -> None:
         try:
@@ -131,20 +96,18 @@ class Intake:
         except (DecodeError, InvalidArgument) as error:
             self._bad.note("command", error, subject=message.subject)
             return
-        if not self._presence.accepts(command.term):
-            log.warning("command of a wrong term", term=command.term, latest=self._presence.term)
+        if not self._accepts(command.term):
+            log.warning("command of a wrong term", term=command.term, latest=self._state.term)
             return
         match command.WhichOneof("command"):
             case "drop":
-                key = request_key(command.drop.tenant, command.drop.request_id)
-                if (dropped := self._table.drop(key, command.drop.epoch)) is not None:
-                    self._spans.gave_up(dropped, "dropped")
-                    request_log.left(dropped, "dropped")
-                    self._cancel(key, is_silent=True)
+                self._model.drop(command.drop)
             case "drain":
-                await self._presence.drain()
+                self._state.is_draining = True
+                await self._heartbeat.beat()
             case "undrain":
-                await self._presence.undrain()
+                if self._state.undrain():
+                    await self._heartbeat.beat()
             case _:
                 log.warning("unknown command")
 
@@ -154,9 +117,9 @@ class Intake:
         except DecodeError:
             log.error("leader notice could not be decoded", size=len(message.data))
             return
-        is_ours = not notice.models or self._presence.card.name in notice.models
-        if is_ours and self._presence.accepts(notice.term):
-            await self._presence.beat()
+        is_ours = not notice.models or self._model.name in notice.models
+        if is_ours and self._accepts(notice.term):
+            await self._heartbeat.beat()
 
     async def on_cancel(self, message: Message) -> None:
         try:
@@ -164,14 +127,10 @@ class Intake:
         except InvalidArgument as error:
             self._bad.note("cancel", error, subject=message.subject)
             return
-        key = request_key(notice.tenant, notice.request_id)
-        resident = self._table.cancel(key, notice.attempt_id, time.monotonic())
-        if resident is not None:
-            self._cancel(resident.key, is_silent=False)
+        self._model.cancel(notice, time.monotonic())
 
-    def _cancel(self, key: str, *, is_silent: bool) -> None:
-        cancel = engine_pb2.EngineCancel(key=key, is_silent=is_silent)
-        self._host.send(engine_pb2.EngineCommand(cancel=cancel))
+    def _accepts(self, term: int) -> bool:
+        return self._state.accepts(term, time.time_ns() // 1_000_000)
 
 
 def _check(item: worker_pb2.BatchItem) -> None:

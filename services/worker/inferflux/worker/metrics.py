@@ -2,93 +2,105 @@
 
 from __future__ import annotations
 
-from prometheus_client import Counter, Gauge, Histogram
+from collections.abc import Sequence
+
+from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram
 
 from inferflux.common.bad_messages import BadMessages
+from inferflux.common.metrics import PREFIX
 from inferflux.v1 import engine_pb2
 
-_RUNNING = Gauge("inferflux_worker_requests", "Resident requests: running, parked and swapped.", ["model"])
-_KV_USAGE = Gauge("inferflux_kv_cache_usage_ratio", "Part of the KV cells that is filled, 0 to 1.", ["model"])
-_KV_RESERVED = Gauge(
-    "inferflux_kv_cache_reserved_ratio", "Part of the KV cells that running requests fill, 0 to 1.", ["model"]
-)
-_PARKED = Gauge(
-    "inferflux_worker_parked_requests", "Requests that wait to resume and keep their KV cells.", ["model"]
-)
-_SWAPPED = Gauge(
-    "inferflux_worker_swapped_requests",
-    "Requests that wait to resume without KV cells: in host memory, or to be recomputed.",
-    ["model"],
-)
-_SWAP_BYTES = Gauge(
-    "inferflux_worker_swap_bytes", "Host memory that holds the state of swapped requests.", ["model"]
-)
-_SWAP_OUTS = Counter(
-    "inferflux_worker_swap_outs", "States that were copied from KV cache to host memory.", ["model"]
-)
-_SWAP_INS = Counter(
-    "inferflux_worker_swap_ins", "States that were copied from host memory to KV cache.", ["model"]
-)
-_RECOMPUTES = Counter(
-    "inferflux_worker_recomputes", "States that were discarded and have to be recomputed.", ["model"]
-)
-_PREFILL = Counter(
-    "inferflux_engine_prefill_tokens", "Tokens that were prefilled, recomputed ones included.", ["model"]
-)
-_DECODE = Counter(
-    "inferflux_engine_decode_tokens", "Tokens that were decoded, each request's first not counted.", ["model"]
-)
-_ITERATION = Histogram(
-    "inferflux_iteration_tokens",
-    "Tokens in one engine step, prefilled and decoded.",
-    ["model"],
-    buckets=(1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192),
-)
-_STEP = Histogram(
-    "inferflux_engine_step_seconds",
-    "Seconds of one engine step, sampling included.",
-    ["model"],
-    buckets=(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5),
-)
-_DEATHS = Counter("inferflux_engine_deaths", "Engine processes that died.", ["model"])
-_STUCK = Counter(
-    "inferflux_worker_stuck_engines",
-    "Engine processes that were killed because they made no progress.",
-    ["model"],
-)
-_BAD = Counter(
-    "inferflux_worker_bad_messages",
-    "Messages over NATS that failed their checks and were ignored: `batch`, `command` or `cancel`.",
-    ["kind"],
-)
-_FLASH = Gauge("inferflux_flash_attention_enabled", "1 when flash attention is on, else 0.", ["model"])
+_TOKEN_BUCKETS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
+_STEP_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5)
 
 
 class WorkerMetrics:
-    """Metrics of one model, their labels bound once."""
+    """Every metric of a worker. Those of a model carry its name as a label: `of` binds it."""
 
-    def __init__(self, model: str, *, kv_cells: int, flash_attention: bool) -> None:
-        self.kv_cells = kv_cells
-        self.bad = BadMessages(_BAD)
-        self._running = _RUNNING.labels(model)
-        self._kv_usage = _KV_USAGE.labels(model)
-        self._kv_reserved = _KV_RESERVED.labels(model)
-        self._parked = _PARKED.labels(model)
-        self._swapped = _SWAPPED.labels(model)
-        self._swap_bytes = _SWAP_BYTES.labels(model)
-        self._swap_outs = _SWAP_OUTS.labels(model)
-        self._swap_ins = _SWAP_INS.labels(model)
-        self._recomputes = _RECOMPUTES.labels(model)
-        self._prefill = _PREFILL.labels(model)
-        self._decode = _DECODE.labels(model)
-        self._iteration = _ITERATION.labels(model)
-        self._step = _STEP.labels(model)
-        self._deaths = _DEATHS.labels(model)
-        self._stuck = _STUCK.labels(model)
-        _FLASH.labels(model).set(1 if flash_attention else 0)
+    def __init__(self, registry: CollectorRegistry = REGISTRY) -> None:
+        def gauge(name: str, what: str) -> Gauge:
+            return Gauge(f"{PREFIX}_{name}", what, ["model"], registry=registry)
+
+        def counter(name: str, what: str, label: str = "model") -> Counter:
+            return Counter(f"{PREFIX}_{name}", what, [label], registry=registry)
+
+        def histogram(name: str, what: str, buckets: Sequence[float]) -> Histogram:
+            return Histogram(f"{PREFIX}_{name}", what, ["model"], buckets=buckets, registry=registry)
+
+        self.requests = gauge("worker_requests", "Resident requests: running, parked and swapped.")
+        self.kv_usage = gauge("kv_cache_usage_ratio", "Part of the KV cells that is filled, 0 to 1.")
+        self.kv_reserved = gauge(
+            "kv_cache_reserved_ratio", "Part of the KV cells that running requests fill, 0 to 1."
+        )
+        self.parked = gauge("worker_parked_requests", "Requests that wait to resume and keep their KV cells.")
+        self.swapped = gauge(
+            "worker_swapped_requests",
+            "Requests that wait to resume without KV cells: in host memory, or to be recomputed.",
+        )
+        self.swap_bytes = gauge("worker_swap_bytes", "Host memory that holds the state of swapped requests.")
+        self.swap_outs = counter("worker_swap_outs", "States that were copied from KV cache to host memory.")
+        self.swap_ins = counter("worker_swap_ins", "States that were copied from host memory to KV cache.")
+        self.recomputes = counter(
+            "worker_recomputes", "States that were discarded and have to be recomputed."
+        )
+        self.prefill_tokens = counter(
+            "engine_prefill_tokens", "Tokens that were prefilled, recomputed ones included."
+        )
+        self.decode_tokens = counter(
+            "engine_decode_tokens", "Tokens that were decoded, each request's first not counted."
+        )
+        self.iteration_tokens = histogram(
+            "iteration_tokens", "Tokens in one engine step, prefilled and decoded.", _TOKEN_BUCKETS
+        )
+        self.step_time = histogram(
+            "engine_step_seconds", "Seconds of one engine step, sampling included.", _STEP_BUCKETS_S
+        )
+        self.deaths = counter("engine_deaths", "Engine processes that died.")
+        self.stuck = counter(
+            "worker_stuck_engines", "Engine processes that were killed because they made no progress."
+        )
+        bad = counter(
+            "worker_bad_messages",
+            "Messages over NATS that failed their checks and were ignored: `batch`, `command` or `cancel`.",
+            "kind",
+        )
+        self.bad = BadMessages(bad)
+        self.flash_attention = gauge("flash_attention_enabled", "1 when flash attention is on, else 0.")
+
+    def of(self, model: str, *, flash_attention: bool) -> ModelMetrics:
+        """The metrics of one model."""
+        self.flash_attention.labels(model).set(1 if flash_attention else 0)
+        return ModelMetrics(self, model)
+
+
+class ModelMetrics:
+    """Metrics of one model, their labels bound once.
+
+    Attributes:
+        kv_cells: of the model's KV cache; 0 until they are known.
+    """
+
+    def __init__(self, worker: WorkerMetrics, model: str) -> None:
+        self.kv_cells = 0
+        self._requests = worker.requests.labels(model)
+        self._kv_usage = worker.kv_usage.labels(model)
+        self._kv_reserved = worker.kv_reserved.labels(model)
+        self._parked = worker.parked.labels(model)
+        self._swapped = worker.swapped.labels(model)
+        self._swap_bytes = worker.swap_bytes.labels(model)
+        self._swap_outs = worker.swap_outs.labels(model)
+        self._swap_ins = worker.swap_ins.labels(model)
+        self._recomputes = worker.recomputes.labels(model)
+        self._prefill_tokens = worker.prefill_tokens.labels(model)
+        self._decode_tokens = worker.decode_tokens.labels(model)
+        self._iteration_tokens = worker.iteration_tokens.labels(model)
+        self._step_time = worker.step_time.labels(model)
+        self._deaths = worker.deaths.labels(model)
+        self._stuck = worker.stuck.labels(model)
 
     def observe(self, stats: engine_pb2.StepStats) -> None:
-        self._running.set(stats.sequences)
+        """Take over the figures of one report."""
+        self._requests.set(stats.sequences)
         self._parked.set(stats.parked - stats.swapped)
         self._swapped.set(stats.swapped)
         self._swap_bytes.set(stats.swap_bytes_used)
@@ -99,14 +111,16 @@ class WorkerMetrics:
             self._kv_usage.set(stats.kv_cells_used / self.kv_cells)
             self._kv_reserved.set(stats.kv_cells_reserved / self.kv_cells)
         if stats.step_us:
-            self._prefill.inc(stats.prefill_tokens)
-            self._decode.inc(stats.decode_tokens)
-            self._iteration.observe(stats.prefill_tokens + stats.decode_tokens)
-            self._step.observe(stats.step_us / 1e6)
+            self._prefill_tokens.inc(stats.prefill_tokens)
+            self._decode_tokens.inc(stats.decode_tokens)
+            self._iteration_tokens.observe(stats.prefill_tokens + stats.decode_tokens)
+            self._step_time.observe(stats.step_us / 1e6)
 
     def engine_died(self) -> None:
+        """Count it: with the engine, all that it held is gone."""
         self._deaths.inc()
         self.observe(engine_pb2.StepStats())
 
     def engine_was_stuck(self) -> None:
+        """Count an engine that made no progress and is killed."""
         self._stuck.inc()

@@ -1,4 +1,4 @@
-"""What a worker knows of a model file before it loads it: the digest, and a tokenizer that works."""
+"""What a worker learns of a model file before an engine loads it: the digest, and a tokenizer that works."""
 
 from __future__ import annotations
 
@@ -62,12 +62,12 @@ async def probe_model_file(path: Path, *, limit_s: float = PROBE_LIMIT_S) -> Mod
     Raises:
         ModelFileError: the file was refused, or the child ended over it.
     """
-    with Captured() as result, Captured() as complaint:
+    with Captured() as result, Captured() as stderr:
         process = subprocess.Popen(  # noqa: ASYNC220 - returns when the child has begun
             [sys.executable, "-m", "inferflux.worker.model_probe", str(path)],
             stdin=subprocess.DEVNULL,
             stdout=result.fileno(),
-            stderr=complaint.fileno(),
+            stderr=stderr.fileno(),
         )
         try:
             code = await asyncio.wait_for(wait_for_end(process), limit_s)
@@ -80,7 +80,7 @@ async def probe_model_file(path: Path, *, limit_s: float = PROBE_LIMIT_S) -> Mod
                 process.kill()
                 process.wait()
         if code != 0:
-            why = cause_in(complaint.last_lines()) or f"the probe {describe_end(code)}"
+            why = cause_in(stderr.last_lines()) or f"the probe {describe_end(code)}"
             raise ModelFileError(f"{path}: llama.cpp cannot use the vocabulary: {why}")
         head, _, tokenizer = result.read().partition(b"\n")
         facts = json.loads(head)

@@ -1,4 +1,4 @@
-"""Which requests are resident on a worker, and which just left it (pure).
+"""Which requests of a model are resident on a worker, and which finished lately (pure).
 
 The table keeps identity, epoch and published chunks. Where a request is, only the engine reports.
 """
@@ -26,9 +26,12 @@ def request_key(tenant: str, request_id: str) -> str:
 
 @dataclass(slots=True)
 class Resident:
-    """A resident request; `chunks` is everything published for it, kept for readers that lose some.
+    """A resident request.
 
-    `run` is the latest that the engine was asked for, `reported` what the engine said last of where it is.
+    Attributes:
+        run: the latest that the engine was asked for.
+        reported: where it is, by the engine's latest report.
+        chunks: all that was published for it, kept because the replay stream may lose them.
     """
 
     request_id: str
@@ -50,12 +53,12 @@ class Resident:
 
     @property
     def subject(self) -> str:
-        """Where its chunks go."""
+        """The token subject, to which its chunks are published."""
         return subjects.tokens(self.tenant, self.request_id)
 
     @property
     def may_run(self) -> bool:
-        """Whether it runs, or will once the engine has read what it was asked."""
+        """Whether it runs, or will once the engine has read its commands."""
         is_asked = self.reported.run < self.run or not self.reported.residence
         return is_asked or self.reported.residence == scheduler_pb2.RESIDENCE_RUNNING
 
@@ -65,6 +68,13 @@ class Resident:
             self.generated_tokens = emission.generated_tokens
             self.computed_tokens = self.prompt_tokens + emission.generated_tokens - 1
         self.chunks.append(emission.chunk)
+
+    def is_descheduled_by(self, news: engine_pb2.EngineResidence) -> bool:
+        """Whether the news ends its latest run. What tells of an earlier run is outdated."""
+        return news.residence != scheduler_pb2.RESIDENCE_RUNNING and news.run == self.run
+
+    def identity(self) -> scheduler_pb2.EndedRequest:
+        return scheduler_pb2.EndedRequest(request_id=self.request_id, epoch=self.epoch, tenant=self.tenant)
 
     def to_message(self) -> scheduler_pb2.RunningRequest:
         return scheduler_pb2.RunningRequest(
@@ -99,20 +109,21 @@ class Refused(Exception):
 
 
 class ResidentTable:
-    """Resident requests by key; and what ended or was cancelled lately."""
+    """Resident requests by key, requests that finished lately, and attempts that were cancelled lately.
+
+    Attributes:
+        limits: what the engine reported when it was ready; None while it is not.
+    """
 
     def __init__(self) -> None:
         self.limits: Limits | None = None
         self._residents: dict[str, Resident] = {}
-        self._ended: OrderedDict[str, tuple[float, Resident]] = OrderedDict()
+        self._finished: OrderedDict[str, tuple[float, Resident]] = OrderedDict()
         # Attempts, by key and attempt id.
         self._cancelled: OrderedDict[tuple[str, str], float] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._residents)
-
-    def get(self, key: str) -> Resident | None:
-        return self._residents.get(key)
 
     @property
     def has_running(self) -> bool:
@@ -122,10 +133,10 @@ class ResidentTable:
     def all(self) -> list[Resident]:
         return list(self._residents.values())
 
-    def ended_lately(self, now: float) -> list[Resident]:
-        """Requests that ended within the last `REMEMBERED_S` seconds. What is older is forgotten."""
+    def finished_lately(self, now: float) -> list[Resident]:
+        """Requests that finished within the last `REMEMBERED_S` seconds. Older ones are forgotten."""
         self._forget_until(now - REMEMBERED_S)
-        return [resident for _, resident in self._ended.values()]
+        return [resident for _, resident in self._finished.values()]
 
     def admit(self, item: worker_pb2.BatchItem) -> tuple[Resident, Resident | None]:
         """Make a request resident.
@@ -177,32 +188,37 @@ class ResidentTable:
         return resident
 
     def find(self, preemption: worker_pb2.Preemption) -> Resident | None:
-        """Who is to give way; None if this epoch is not resident."""
-        resident = self._residents.get(request_key(preemption.tenant, preemption.request_id))
-        return resident if resident is not None and resident.epoch == preemption.epoch else None
+        """The request to deschedule; None if this epoch is not resident."""
+        return self._find(request_key(preemption.tenant, preemption.request_id), preemption.epoch)
+
+    def emitted(self, news: engine_pb2.Emission) -> Resident | None:
+        """Take note of a chunk that is to be published; None if this epoch is not resident."""
+        resident = self._find(news.key, news.epoch)
+        if resident is not None:
+            resident.emitted(news)
+        return resident
 
     def moved(self, news: engine_pb2.EngineResidence) -> Resident | None:
         """Take note of where the engine has a request; None if this epoch is not resident."""
-        resident = self._residents.get(news.key)
-        if resident is None or resident.epoch != news.epoch:
-            return None
-        resident.reported = news
+        resident = self._find(news.key, news.epoch)
+        if resident is not None:
+            resident.reported = news
         return resident
 
     def prefilled(self, news: engine_pb2.Prefilled) -> None:
         """Take note of how far a prompt is."""
-        resident = self._residents.get(news.key)
-        if resident is not None and resident.epoch == news.epoch:
+        resident = self._find(news.key, news.epoch)
+        if resident is not None:
             resident.computed_tokens = news.computed_tokens
 
-    def end(self, key: str, epoch: int, now: float) -> Resident | None:
+    def finish(self, key: str, epoch: int, now: float) -> Resident | None:
         """Take a request out, remembering it for a while; None if this epoch is not resident."""
-        resident = self._residents.get(key)
-        if resident is None or resident.epoch != epoch:
+        resident = self._find(key, epoch)
+        if resident is None:
             return None
         del self._residents[key]
-        self._ended.pop(key, None)
-        self._ended[key] = (now, resident)
+        self._finished.pop(key, None)
+        self._finished[key] = (now, resident)
         return resident
 
     def drop(self, key: str, epoch: int) -> Resident | None:
@@ -213,11 +229,16 @@ class ResidentTable:
         return self._residents.pop(key)
 
     def clear(self) -> list[Resident]:
-        """Every resident request, taken out: the engine died."""
-        lost = self.all()
+        """Every resident request, taken out. Until the next engine is ready, none can be taken up."""
+        cleared = self.all()
         self._residents.clear()
         self.limits = None
-        return lost
+        return cleared
+
+    def kept_chunks(self, now: float) -> dict[str, list[bytes]]:
+        """By token subject: the chunks of resident requests, and of those that finished lately."""
+        kept = self.all() + self.finished_lately(now)
+        return {resident.subject: list(resident.chunks) for resident in kept if resident.chunks}
 
     def cancel(self, key: str, attempt_id: str, now: float) -> Resident | None:
         """The request to cancel, if it is here; otherwise the notice is kept, should its attempt still come.
@@ -233,10 +254,14 @@ class ResidentTable:
             self._cancelled.move_to_end((key, attempt_id))
         return None
 
+    def _find(self, key: str, epoch: int) -> Resident | None:
+        resident = self._residents.get(key)
+        return resident if resident is not None and resident.epoch == epoch else None
+
     def _forget_until(self, then: float) -> None:
-        """Forget what ended or was cancelled before `then`."""
-        while self._ended and next(iter(self._ended.values()))[0] < then:
-            self._ended.popitem(last=False)
+        """Forget what finished or was cancelled before `then`."""
+        while self._finished and next(iter(self._finished.values()))[0] < then:
+            self._finished.popitem(last=False)
         while self._cancelled and next(iter(self._cancelled.values())) < then:
             self._cancelled.popitem(last=False)
 

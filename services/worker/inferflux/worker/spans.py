@@ -1,4 +1,4 @@
-"""What the worker adds to its requests' traces: a span from taking one up to being rid of it."""
+"""What the worker adds to a request's trace: a span for the time that it is resident."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from inferflux.v1 import engine_pb2, scheduler_pb2, worker_pb2
 
 from .residents import Resident
 
-# How a request may end well.
-_GOOD_ENDS = frozenset({"stop", "length", "cancelled"})
+# Outcomes that are no failure.
+_GOOD_OUTCOMES = frozenset({"stop", "length", "cancelled"})
 
 
 @dataclass(slots=True)
@@ -18,7 +18,7 @@ class _Run:
     """A resident request that came with a trace."""
 
     span: Span
-    # Tokens that came with it.
+    # Replayed tokens that came with it.
     generated_before: int
     has_token: bool = False
 
@@ -54,7 +54,7 @@ class WorkerSpans:
             run.span.event("resumed", {names.SLOT: slot})
 
     def on_step(self, step: engine_pb2.StepReport) -> None:
-        """What the engine did in a step: parts of prompts, first tokens, yields, ends."""
+        """Events of a step: prefill chunks, first tokens, descheduled and finished requests."""
         if not self._runs:
             return
         for prefilled in step.prefilled:
@@ -71,28 +71,28 @@ class WorkerSpans:
             if run is not None and moved.residence != scheduler_pb2.RESIDENCE_RUNNING:
                 run.span.event("yielded", _why(moved))
         for ended in step.ended:
-            self._end(ended)
+            self._finish(ended)
 
-    def gave_up(self, resident: Resident, outcome: str) -> None:
-        """It goes on elsewhere, in good order."""
+    def left(self, resident: Resident, outcome: str) -> None:
+        """It is resident no more, and no engine died."""
         run = self._runs.pop((resident.key, resident.epoch), None)
         if run is not None:
             run.span.set({names.OUTCOME: outcome, names.OUTPUT_TOKENS: resident.generated_tokens})
             run.span.end()
 
     def lost(self, residents: list[Resident], why: str) -> None:
-        """The engine died with all of these."""
+        """The engine died with these requests."""
         for resident in residents:
             if (run := self._runs.get((resident.key, resident.epoch))) is not None:
                 run.span.fail("engine_died", why)
-            self.gave_up(resident, "engine_died")
+            self.left(resident, "engine_died")
 
-    def _end(self, ended: engine_pb2.EngineEnded) -> None:
+    def _finish(self, ended: engine_pb2.EngineEnded) -> None:
         run = self._runs.pop((ended.key, ended.epoch), None)
         if run is None:
             return
         run.span.set({names.OUTCOME: ended.outcome, names.OUTPUT_TOKENS: ended.completion_tokens})
-        if ended.outcome not in _GOOD_ENDS:
+        if ended.outcome not in _GOOD_OUTCOMES:
             run.span.fail(ended.outcome)
         run.span.end()
 

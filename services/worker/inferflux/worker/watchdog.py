@@ -1,4 +1,4 @@
-"""Whether the engine gets on (pure)."""
+"""Whether the engine makes progress (pure)."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from __future__ import annotations
 class Watchdog:
     """Notices that an engine should make steps and makes none.
 
-    It counts how often it was asked, not seconds of a clock: when the worker itself was held up, the engine
-    is not to blame for a silence that nobody listened to.
+    It counts calls, not seconds of a clock: while the worker itself stands still, it reads no reports, and
+    the engine is not to blame.
 
     Args:
-        limit_s: longest silence of an engine with running requests, in seconds; 0 for no limit.
-        interval_s: how often `is_stuck` is asked.
+        limit_s: longest time without a step while requests run, in seconds; 0 for no limit.
+        interval_s: between two calls of `is_stuck`, in seconds.
     """
 
     def __init__(self, limit_s: float, interval_s: float) -> None:
@@ -20,11 +20,11 @@ class Watchdog:
         self._silent_s = 0.0
 
     def progressed(self) -> None:
-        """The engine has said something."""
+        """The engine has reported a step."""
         self._silent_s = 0.0
 
     def is_stuck(self, *, has_running: bool) -> bool:
-        """To be asked every `interval_s`: whether it has been silent for too long."""
+        """Whether it has made no step for too long. To be called every `interval_s`."""
         if not has_running:
             self._silent_s = 0.0
             return False

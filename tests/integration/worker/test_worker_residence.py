@@ -39,8 +39,10 @@ SAMPLINGS: dict[str, dict[str, Any]] = {
 @pytest.fixture(scope="module")
 async def worker(nats_url: str, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[WorkerProcess]:
     """Two run at once, four may be in the KV cache."""
-    bus = await Bus.connect(nats_url, name="turn-tests")
-    made = WorkerProcess(tmp_path_factory.mktemp("turns"), nats_url, bus, "turns", INFERFLUX_WORKER_SLOTS="2")
+    bus = await Bus.connect(nats_url, name="residence-tests")
+    made = WorkerProcess(
+        tmp_path_factory.mktemp("residence"), nats_url, bus, "residence", INFERFLUX_WORKER_SLOTS="2"
+    )
     try:
         await made.start_ready()
         yield made
@@ -55,7 +57,7 @@ StartWorker = Callable[..., Awaitable[WorkerProcess]]
 @pytest.fixture
 async def start_worker(nats_url: str, tmp_path: Path) -> AsyncIterator[StartWorker]:
     """Starts workers that the test may break, each by a name of its own."""
-    bus = await Bus.connect(nats_url, name="turn-tests")
+    bus = await Bus.connect(nats_url, name="residence-tests")
     started: list[WorkerProcess] = []
 
     async def start(name: str, **variables: str) -> WorkerProcess:
@@ -134,8 +136,8 @@ async def test_a_timeslice_is_yielded_and_the_next_goes_on_there(worker: WorkerP
     assert_contiguous(chunks)
     assert token_ids(chunks) == alone
     assert worker.yields("sliced") == [(TIMESLICE, PARKED)] * 2
-    told = [e.request_yielded.generated_tokens for e in worker.events if e.HasField("request_yielded")]
-    assert told[-2:] == [15, 30]
+    found = [e.request_yielded.generated_tokens for e in worker.events if e.HasField("request_yielded")]
+    assert found[-2:] == [15, 30]
 
 
 @pytest.mark.parametrize("swap_bytes", ["2147483648", "0"])

@@ -1,0 +1,70 @@
+"""The heartbeat: what a worker reports of itself once a second, and at once when it changes."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import time
+
+from inferflux.common import logs, subjects
+from inferflux.common.bus import Bus
+from inferflux.common.errors import Unavailable
+from inferflux.common.heartbeats import MAX_REQUESTS
+from inferflux.v1 import scheduler_pb2
+
+from .model_host import ModelHost
+from .worker_state import WorkerState
+
+log = logs.get("worker.heartbeat")
+
+
+class Heartbeat:
+    """Publishes the status of a worker and its model."""
+
+    def __init__(self, bus: Bus, state: WorkerState, model: ModelHost, interval_s: float) -> None:
+        self._bus = bus
+        self._state = state
+        self._model = model
+        self._interval_s = interval_s
+
+    def status(self, now: float) -> scheduler_pb2.WorkerStatus:
+        """The heartbeat message; `now` is the monotonic clock."""
+        state, model = self._state, self._model
+        limits, stats = model.limits, model.stats
+        status = scheduler_pb2.WorkerStatus(
+            worker_id=state.worker_id,
+            incarnation=state.incarnation,
+            state=state.with_model(is_ready=model.is_ready),
+            models=[model.card],
+            slots=limits.slots if limits else 0,
+            kv_cells=limits.kv_cells if limits else 0,
+            sequences=limits.sequences if limits else 0,
+            kv_cells_used=stats.kv_cells_used,
+            kv_cells_reserved=stats.kv_cells_reserved,
+            swap_bytes_used=stats.swap_bytes_used,
+            swap_bytes=model.swap_bytes,
+            term=state.term,
+            prefill_tokens_per_s=model.rates.prefill,
+            decode_tokens_per_s=model.rates.decode,
+            host=socket.gethostname(),
+            pid=os.getpid(),
+            started_unix_ms=state.started_unix_ms,
+        )
+        status.running.extend(resident.to_message() for resident in model.residents.all())
+        status.ended.extend(r.identity() for r in model.residents.finished_lately(now)[-MAX_REQUESTS:])
+        return status
+
+    async def beat(self) -> None:
+        """Publish the status now."""
+        status = self.status(time.monotonic())
+        try:
+            await self._bus.publish(subjects.worker_status(self._state.worker_id), status.SerializeToString())
+        except Unavailable as error:
+            log.warning("heartbeat not sent", error=str(error))
+
+    async def run(self) -> None:
+        """Publish the status again and again, for ever."""
+        while True:
+            await self.beat()
+            await asyncio.sleep(self._interval_s)

@@ -1,0 +1,319 @@
+"""One model on a worker, with all that belongs to it and to no other model of that worker."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from inferflux.common import logs
+from inferflux.common.tasks import cancel_all
+from inferflux.v1 import engine_pb2, model_pb2, scheduler_pb2, worker_pb2
+
+from . import request_log
+from .emit import Emitter
+from .engine_host import DeathHandler, EngineHost, ReportHandler
+from .events import WorkerEvents
+from .metrics import ModelMetrics
+from .model_file import ModelFile
+from .rates import Rates
+from .residents import Limits, Resident, ResidentTable, request_key
+from .spans import WorkerSpans
+from .watchdog import Watchdog
+
+_WATCH_INTERVAL_S = 0.5
+
+log = logs.get("worker.model_host")
+
+
+class EngineLink(Protocol):
+    """What a model needs of its engine process; `EngineHost` has it."""
+
+    def send(self, command: engine_pb2.EngineCommand) -> None: ...
+    def kill(self, why: str) -> None: ...
+    async def run(self) -> None: ...
+    async def stop(self) -> None: ...
+
+
+MakeEngine = Callable[[ReportHandler, DeathHandler], EngineLink]
+
+
+@dataclass(frozen=True, slots=True)
+class ModelOptions:
+    """How a model is served.
+
+    Attributes:
+        name: what clients call it.
+        engine: sent to every engine process of this model.
+        load_limit_s: an engine that has not loaded the model by then is killed.
+        stuck_s: an engine with running requests that makes no step for this long is killed; 0: never.
+    """
+
+    name: str
+    engine: engine_pb2.EngineConfig
+    load_limit_s: float
+    stuck_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Shared:
+    """What the models of a worker have in common.
+
+    Attributes:
+        on_change: awaited when a model becomes ready, or is ready no more.
+    """
+
+    emitter: Emitter
+    events: WorkerEvents
+    spans: WorkerSpans
+    on_change: Callable[[], Awaitable[None]]
+
+
+class ModelHost:
+    """A model's engine process, the requests resident in it, its card, limits, rates and metrics.
+
+    Attributes:
+        card: what gateways and the scheduler learn of the model.
+        residents: the requests that the engine has.
+        stats: the engine's latest figures.
+        why_not_ready: empty while it is ready.
+    """
+
+    def __init__(
+        self,
+        options: ModelOptions,
+        file: ModelFile,
+        metrics: ModelMetrics,
+        shared: Shared,
+        *,
+        make_engine: MakeEngine | None = None,
+    ) -> None:
+        self._options = options
+        self._file = file
+        self._metrics = metrics
+        self._shared = shared
+        self.card = model_pb2.ModelCard(
+            name=options.name,
+            digest=file.digest,
+            architecture=file.architecture,
+            size_bytes=file.size_bytes,
+        )
+        self.residents = ResidentTable()
+        self.rates = Rates()
+        self.stats = engine_pb2.StepStats()
+        self.why_not_ready = "loading the model"
+        self._watchdog = Watchdog(options.stuck_s, _WATCH_INTERVAL_S)
+        self._engine = (make_engine or self._engine_process)(self.on_report, self.on_engine_death)
+        self._has_news = asyncio.Event()
+        self._stopping = asyncio.Event()
+
+    def _engine_process(self, on_report: ReportHandler, on_death: DeathHandler) -> EngineLink:
+        return EngineHost(self._options.engine, on_report, on_death, load_limit_s=self._options.load_limit_s)
+
+    @property
+    def name(self) -> str:
+        return self._options.name
+
+    @property
+    def limits(self) -> Limits | None:
+        """What the engine reported when it was ready; None while it is not."""
+        return self.residents.limits
+
+    @property
+    def is_ready(self) -> bool:
+        return self.limits is not None
+
+    @property
+    def swap_bytes(self) -> int:
+        """Most host memory for the state of swapped requests."""
+        return self._options.engine.swap_bytes
+
+    async def run(self) -> None:
+        """Keep an engine running until `stop`.
+
+        Raises:
+            EngineLoadError: the first engine could not load the model.
+        """
+        watching = asyncio.create_task(self._watch())
+        try:
+            await asyncio.gather(self._engine.run(), watching)
+        finally:
+            await cancel_all([watching])
+
+    async def stop(self) -> None:
+        """End the engine; its resident requests are gone."""
+        self._stopping.set()
+        await self._engine.stop()
+
+    def take_up(self, item: worker_pb2.BatchItem) -> None:
+        """Make a request resident, and have it run.
+
+        Raises:
+            Refused: it cannot be; nothing has changed.
+        """
+        resident, replaced = self.residents.admit(item)
+        if replaced is not None:
+            self._discard(replaced, "replaced")
+        self._shared.spans.take_up(resident, item)
+        request_log.taken_up(resident)
+        self._engine.send(engine_pb2.EngineCommand(start=item))
+
+    def resume(self, item: worker_pb2.BatchItem) -> None:
+        """Have a resident request run again.
+
+        Raises:
+            Refused: it cannot; nothing has changed.
+        """
+        resident = self.residents.resume(item)
+        self._shared.spans.resumed(resident, item.slot)
+        request_log.resumed(resident)
+        resume = engine_pb2.EngineResume(
+            key=resident.key,
+            epoch=resident.epoch,
+            slot=item.slot,
+            token_budget=item.token_budget,
+            rank=item.rank,
+            run=resident.run,
+        )
+        self._engine.send(engine_pb2.EngineCommand(resume=resume))
+
+    def deschedule(self, preemption: worker_pb2.Preemption) -> None:
+        """Take a request's slot away, if it is resident."""
+        resident = self.residents.find(preemption)
+        if resident is not None:
+            deschedule = engine_pb2.EngineDeschedule(key=resident.key, epoch=resident.epoch)
+            self._engine.send(engine_pb2.EngineCommand(deschedule=deschedule))
+
+    def drop(self, command: worker_pb2.DropRequest) -> None:
+        """Be rid of a request without a terminal chunk, if it is resident."""
+        dropped = self.residents.drop(request_key(command.tenant, command.request_id), command.epoch)
+        if dropped is not None:
+            self._discard(dropped, "dropped")
+
+    def cancel(self, notice: scheduler_pb2.CancelNotice, now: float) -> None:
+        """End a request with a terminal chunk, now or when its attempt comes."""
+        key = request_key(notice.tenant, notice.request_id)
+        resident = self.residents.cancel(key, notice.attempt_id, now)
+        if resident is not None:
+            self._send_cancel(resident.key, is_silent=False)
+
+    def _discard(self, resident: Resident, why: str) -> None:
+        self._shared.spans.left(resident, "dropped")
+        request_log.left(resident, why)
+        self._send_cancel(resident.key, is_silent=True)
+
+    def _send_cancel(self, key: str, *, is_silent: bool) -> None:
+        cancel = engine_pb2.EngineCancel(key=key, is_silent=is_silent)
+        self._engine.send(engine_pb2.EngineCommand(cancel=cancel))
+
+    def hand_over(self) -> list[Resident]:
+        """Take every resident request out: other workers go on with them."""
+        left = self.residents.clear()
+        for resident in left:
+            self._shared.spans.left(resident, "worker_left")
+            request_log.left(resident, "worker_left")
+        return left
+
+    async def until_none_runs(self) -> None:
+        """Return when no request runs. A resident one that does not run makes no progress by itself."""
+        while self.residents.has_running:
+            self._has_news.clear()
+            await self._has_news.wait()
+
+    async def on_report(self, report: engine_pb2.EngineReport) -> None:
+        """Act on what the engine reports."""
+        if report.HasField("step"):
+            self._watchdog.progressed()
+            await self._on_step(report.step)
+        elif report.HasField("ready"):
+            await self._on_ready(report.ready)
+
+    async def _on_step(self, step: engine_pb2.StepReport) -> None:
+        self._shared.spans.on_step(step)
+        for emission in step.emissions:
+            resident = self.residents.emitted(emission)
+            if resident is not None:
+                await self._shared.emitter.publish(resident.subject, emission.chunk)
+        for prefilled in step.prefilled:
+            self.residents.prefilled(prefilled)
+        for moved in step.residences:
+            resident = self.residents.moved(moved)
+            if resident is not None and resident.is_descheduled_by(moved):
+                request_log.yielded(resident, moved.reason)
+                await self._shared.events.descheduled(moved, resident)
+        for ended in step.ended:
+            resident = self.residents.finish(ended.key, ended.epoch, time.monotonic())
+            if resident is not None:
+                request_log.finished(resident, ended)
+                await self._shared.events.finished(ended, resident)
+        self.stats = step.stats
+        self.rates.observe(step.stats)
+        self._metrics.observe(step.stats)
+        self._has_news.set()
+
+    async def _on_ready(self, ready: engine_pb2.EngineReady) -> None:
+        self.residents.limits = Limits(
+            slots=ready.slots,
+            sequences=ready.sequences,
+            kv_cells=ready.kv_cells,
+            context_length=ready.context_length,
+            vocabulary_size=ready.vocabulary_size,
+        )
+        self.card.context_length = ready.context_length
+        self.card.vocabulary_size = ready.vocabulary_size
+        self.card.parameters = ready.parameters
+        self.card.has_chat_template = ready.has_chat_template
+        self._metrics.kv_cells = ready.kv_cells
+        self.why_not_ready = ""
+        if ready.context_length < self._file.context_length and not self._options.engine.context_length:
+            log.warning(
+                "the context is shorter than the model's: the KV cache holds no more",
+                model=self.name,
+                context_length=ready.context_length,
+                model_context_length=self._file.context_length,
+            )
+        if ready.prefill_context_error:
+            log.warning(
+                "the prefill context is off: long prompts are chunked in mixed batches",
+                model=self.name,
+                why=ready.prefill_context_error,
+            )
+        log.info(
+            "ready",
+            model=self.name,
+            slots=ready.slots,
+            kv_cells=ready.kv_cells,
+            prefill_cells=ready.prefill_cells,
+            context_length=ready.context_length,
+        )
+        await self._shared.on_change()
+
+    async def on_engine_death(self, why: str) -> None:
+        """Tell the scheduler which requests are gone with the engine."""
+        self._metrics.engine_died()
+        self.why_not_ready = why
+        self.stats = engine_pb2.StepStats()
+        lost = self.residents.clear()
+        self._shared.spans.lost(lost, why)
+        for resident in lost:
+            request_log.left(resident, "engine_died")
+        self._has_news.set()
+        await self._shared.events.engine_died(lost, why)
+        await self._shared.on_change()
+
+    async def _watch(self) -> None:
+        """Kill an engine that should make steps and makes none; it is then started again."""
+        while not await self._is_stopping_within(_WATCH_INTERVAL_S):
+            if self._watchdog.is_stuck(has_running=self.residents.has_running):
+                self._watchdog.progressed()
+                self._metrics.engine_was_stuck()
+                self._engine.kill(f"the engine made no step for {self._options.stuck_s:g} s and was killed")
+
+    async def _is_stopping_within(self, seconds: float) -> bool:
+        try:
+            await asyncio.wait_for(self._stopping.wait(), seconds)
+        except TimeoutError:
+            return False
+        return True

@@ -1,0 +1,146 @@
+"""Models of one worker share its connection to NATS, and nothing else."""
+
+from __future__ import annotations
+
+import pytest
+from harness.worker import batch_item
+from harness.worker_world import ScriptedEngine, model_host
+from prometheus_client import CollectorRegistry
+
+from inferflux.common import subjects
+from inferflux.v1 import engine_pb2, scheduler_pb2, worker_pb2
+from inferflux.worker.emit import Emitter
+from inferflux.worker.metrics import WorkerMetrics
+from inferflux.worker.model_host import ModelHost
+from inferflux.worker.residents import Refused
+
+
+class Bus:
+    """Keeps what is published."""
+
+    is_connected = True
+
+    def __init__(self) -> None:
+        self.published: list[tuple[str, bytes]] = []
+
+    async def publish(self, subject: str, payload: bytes) -> None:
+        self.published.append((subject, payload))
+
+    def events(self) -> list[scheduler_pb2.WorkerEvent]:
+        found = (data for to, data in self.published if to == subjects.SCHEDULER_EVENTS)
+        return [scheduler_pb2.WorkerEvent.FromString(data) for data in found]
+
+
+class TwoModels:
+    """A worker's two models, their engines, and all that is seen of them outside."""
+
+    def __init__(self) -> None:
+        self.bus = Bus()
+        self.changes = 0
+        self._registry = CollectorRegistry()
+        metrics = WorkerMetrics(self._registry)
+        emitter = Emitter(self.bus, dict)  # type: ignore[arg-type]
+        made = [
+            model_host(self.bus, name=name, emitter=emitter, metrics=metrics, on_change=self._on_change)
+            for name in ("a", "b")
+        ]
+        self.hosts: tuple[ModelHost, ...]
+        self.engines: tuple[ScriptedEngine, ...]
+        self.hosts, self.engines = zip(*made, strict=True)
+
+    async def _on_change(self) -> None:
+        self.changes += 1
+
+    async def ready(self, *, kv_cells: tuple[int, int] = (1000, 1000)) -> None:
+        for host, cells in zip(self.hosts, kv_cells, strict=True):
+            ready = engine_pb2.EngineReady(
+                slots=4, sequences=8, kv_cells=cells, context_length=cells, vocabulary_size=100
+            )
+            await host.on_report(engine_pb2.EngineReport(ready=ready))
+
+    def value(self, name: str, model: str) -> float | None:
+        return self._registry.get_sample_value(f"inferflux_{name}", {"model": model})
+
+
+@pytest.fixture
+def worker() -> TwoModels:
+    return TwoModels()
+
+
+def step(**fields: object) -> engine_pb2.EngineReport:
+    return engine_pb2.EngineReport(step=engine_pb2.StepReport(**fields))  # type: ignore[arg-type]
+
+
+async def test_each_model_has_the_limits_of_its_own_engine(worker: TwoModels) -> None:
+    a, b = worker.hosts
+    await worker.ready(kv_cells=(1000, 20))
+    a.take_up(batch_item("r", model="a", max_tokens=50))
+    with pytest.raises(Refused, match="20 in all"):
+        b.take_up(batch_item("r", model="b", max_tokens=50))
+    assert [len(engine.sent) for engine in worker.engines] == [1, 0]
+    assert (a.card.context_length, b.card.context_length) == (1000, 20)
+
+
+async def test_a_model_loads_while_another_serves(worker: TwoModels) -> None:
+    a, b = worker.hosts
+    ready = engine_pb2.EngineReady(
+        slots=4, sequences=8, kv_cells=1000, context_length=1000, vocabulary_size=100
+    )
+    await a.on_report(engine_pb2.EngineReport(ready=ready))
+    assert (a.is_ready, b.is_ready, b.why_not_ready) == (True, False, "loading the model")
+    a.take_up(batch_item("r", model="a"))
+    with pytest.raises(Refused, match="not ready"):
+        b.take_up(batch_item("r", model="b"))
+
+
+async def test_a_request_is_known_to_its_own_model_alone(worker: TwoModels) -> None:
+    a, b = worker.hosts
+    await worker.ready()
+    a.take_up(batch_item("r", model="a"))
+    b.deschedule(worker_pb2.Preemption(tenant="t", request_id="r", epoch=1))
+    b.drop(worker_pb2.DropRequest(tenant="t", request_id="r", epoch=1))
+    b.cancel(scheduler_pb2.CancelNotice(tenant="t", request_id="r"), now=0.0)
+    with pytest.raises(Refused):
+        b.resume(batch_item("r", model="b"))
+    assert not worker.engines[1].sent
+    await b.on_report(step(emissions=[engine_pb2.Emission(key="t.r", epoch=1, chunk=b"of nobody")]))
+    assert worker.bus.published == []
+    assert [len(host.residents) for host in worker.hosts] == [1, 0]
+
+
+async def test_figures_of_one_model_do_not_show_in_the_other(worker: TwoModels) -> None:
+    a, b = worker.hosts
+    await worker.ready()
+    stats = engine_pb2.StepStats(kv_cells_used=500, sequences=3, decode_tokens=3, step_us=1000)
+    await a.on_report(step(stats=stats))
+    assert (a.stats.kv_cells_used, b.stats.kv_cells_used) == (500, 0)
+    assert (a.rates.decode, b.rates.decode) == (3000.0, 0.0)
+    for name, of_a in (
+        ("kv_cache_usage_ratio", 0.5),
+        ("worker_requests", 3),
+        ("engine_decode_tokens_total", 3),
+    ):
+        assert (worker.value(name, "a"), worker.value(name, "b")) == (of_a, 0)
+
+
+async def test_the_death_of_one_engine_takes_only_its_own_requests(worker: TwoModels) -> None:
+    a, b = worker.hosts
+    await worker.ready()
+    a.take_up(batch_item("on-a", model="a"))
+    b.take_up(batch_item("on-b", model="b"))
+    changes = worker.changes
+    await a.on_engine_death("the engine was ended by SIGKILL")
+    (event,) = worker.bus.events()
+    assert [r.request_id for r in event.engine_died.on_board] == ["on-a"]
+    assert (a.is_ready, a.why_not_ready) == (False, "the engine was ended by SIGKILL")
+    assert (b.is_ready, len(b.residents)) == (True, 1)
+    assert (worker.value("engine_deaths_total", "a"), worker.value("engine_deaths_total", "b")) == (1, 0)
+    assert worker.changes == changes + 1
+
+
+async def test_waiting_for_one_model_does_not_wait_for_the_other(worker: TwoModels) -> None:
+    a, b = worker.hosts
+    await worker.ready()
+    a.take_up(batch_item("r", model="a"))
+    await b.until_none_runs()
+    assert a.residents.has_running
