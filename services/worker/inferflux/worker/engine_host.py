@@ -121,14 +121,19 @@ class EngineHost:
     async def _live(self, stderr: Captured) -> tuple[bool, str, int]:
         """One process: (whether it loaded the model, why it could not or was killed, its exit code)."""
         ours, theirs = socket.socketpair()
-        with theirs:
+        lifeline_end, lifeline = os.pipe()
+        inherited = (theirs.fileno(), lifeline_end)
+        try:
             self._process = subprocess.Popen(  # noqa: ASYNC220 - returns when the child has begun
-                [sys.executable, "-m", "inferflux.worker.engine", str(theirs.fileno())],
-                pass_fds=[theirs.fileno()],
+                [sys.executable, "-m", "inferflux.worker.engine", *map(str, inherited)],
+                pass_fds=inherited,
                 stdin=subprocess.DEVNULL,
                 stderr=stderr.fileno(),
                 env={"GOMP_SPINCOUNT": SPIN_COUNT, **os.environ},
             )
+        finally:
+            theirs.close()
+            os.close(lifeline_end)
         self._channel = await ParentEnd.open(ours, engine_pb2.EngineReport.FromString)
         self._channel.send(engine_pb2.EngineCommand(load=self._config))
         loaded = False
@@ -149,6 +154,7 @@ class EngineHost:
             self._channel.close()
             self._channel = None
             code = await _end(self._process)
+            os.close(lifeline)
             self._process = None
         killed_for, self._killed_for = self._killed_for, ""
         return loaded, killed_for or load_error, code

@@ -1,7 +1,7 @@
-"""`python -m inferflux.worker.engine FD`: the engine process, its socket inherited as FD.
+"""`python -m inferflux.worker.engine FD LIFELINE`: the engine process, with its socket and its lifeline.
 
-Nothing but llama.cpp and numpy is imported here. The process has one long-lived thread of its own:
-llama.cpp's thread team belongs to the thread that calls it.
+Nothing but llama.cpp and numpy is imported here. One thread computes: llama.cpp's thread team belongs to the
+thread that calls it. Another waits for the lifeline's end.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import socket
 import sys
 
 from inferflux.common.frames import ChildEnd
+from inferflux.common.lifeline import exit_at_end_of
 from inferflux.common.parent_death import exit_with_parent
 from inferflux.v1 import engine_pb2
 
@@ -83,6 +84,7 @@ if __name__ == "__main__":
     # The worker decides when the engine ends; a Ctrl-C in the terminal reaches the whole group.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     exit_with_parent(signal.SIGKILL)  # it has nothing to put away
+    exit_at_end_of(int(sys.argv[2]))
     try:
         run(ChildEnd(socket.socket(fileno=int(sys.argv[1])), engine_pb2.EngineCommand.FromString))
     except (EOFError, ConnectionError):
