@@ -11,10 +11,11 @@ import pytest
 from harness.client import Answer, Client, countdown, prompt
 
 from inferflux.cli.stack import Stack, StackOptions
-from inferflux.v1 import cluster_pb2, inference_pb2
+from inferflux.v1 import cluster_pb2, generation_pb2, inference_pb2
 
 pytestmark = pytest.mark.e2e
 
+CANCELLED = generation_pb2.FINISH_REASON_CANCELLED
 SCHEDULERS = {"scheduler-0", "scheduler-1"}
 Request = inference_pb2.GenerateRequest | inference_pb2.ChatRequest
 
@@ -39,12 +40,19 @@ class Load:
         self.stories = [Answer() for _ in STORIES]
         self.short: list[Answer] = []
         self._is_over = False
-        self._tasks = [*self._ask(COUNTDOWNS, self.countdowns), *self._ask(STORIES, self.stories)]
+        self._tasks = [
+            *self._ask(COUNTDOWNS, self.countdowns, "countdown"),
+            *self._ask(STORIES, self.stories, "story"),
+        ]
         self._tasks += [asyncio.create_task(self._come()) for _ in range(3)]
 
-    def _ask(self, requests: Sequence[Request], answers: list[Answer]) -> list[asyncio.Task[Answer]]:
-        pairs = zip(requests, answers, strict=True)
-        return [asyncio.create_task(self._client.ask(request, answer=answer)) for request, answer in pairs]
+    def _ask(
+        self, requests: Sequence[Request], answers: list[Answer], name: str
+    ) -> list[asyncio.Task[Answer]]:
+        return [
+            asyncio.create_task(self._client.ask(request, request_id=f"{name}-{i}", answer=answer))
+            for i, (request, answer) in enumerate(zip(requests, answers, strict=True))
+        ]
 
     async def _come(self) -> Answer:
         while True:
@@ -70,14 +78,22 @@ class Load:
         """Whether every story goes on."""
         return all(answer.terminal is None for answer in self.stories)
 
+    async def _stories_go_on(self) -> None:
+        before = [len(answer.token_ids) for answer in self.stories]
+        while any(len(a.token_ids) <= n for a, n in zip(self.stories, before, strict=True)):
+            await asyncio.sleep(0.02)
+
     async def finish(self, expected: list[Answer]) -> None:
-        """Let what runs end; fails if anything failed, or a countdown is not as `expected`, or a stream was
-        started again."""
+        """Let countdowns finish and cancel the stories, once they have gone on; fails if anything failed, or
+        a countdown is not as `expected`, or a stream was started again."""
         self._is_over = True
         async with asyncio.timeout(90):
+            await self._stories_go_on()
+            for i in range(len(STORIES)):
+                await self._client.cancel(f"story-{i}")
             await asyncio.gather(*self._tasks)
         assert_same(self.countdowns, expected)
-        assert all(len(answer.token_ids) == 1900 for answer in self.stories)
+        assert [a.terminal.reason for a in self.stories if a.terminal] == [CANCELLED] * len(STORIES)
         assert all(len(answer.token_ids) == 4 for answer in self.short)
         assert all(answer.epochs == {1} for answer in (*self.countdowns, *self.stories))
 

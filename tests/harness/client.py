@@ -90,6 +90,16 @@ class Client:
             call.cancel()
         return answer
 
+    async def cancel(self, request_id: str) -> None:
+        """Have a request that is queued or runs end.
+
+        Raises:
+            grpc.aio.AioRpcError: there is none.
+        """
+        await self.inference.Cancel(
+            inference_pb2.CancelRequest(request_id=request_id), metadata=self.metadata()
+        )
+
     async def status(self) -> cluster_pb2.GetStatusResponse:
         return await self.cluster.GetStatus(cluster_pb2.GetStatusRequest(), metadata=self.metadata())
 
