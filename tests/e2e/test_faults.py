@@ -13,15 +13,13 @@ import grpc.aio
 import nats
 import pytest
 from harness.children import ENGINE, child_of
-from harness.client import Answer, Client, countdown, prompt
+from harness.client import Answer, Client, Request, countdown, prompt, undisturbed
 
 from inferflux.cli.stack import Stack, StackOptions
 from inferflux.common.bus.jetstream import STREAMS
 from inferflux.v1 import inference_pb2
 
 pytestmark = pytest.mark.e2e
-
-Request = inference_pb2.GenerateRequest | inference_pb2.ChatRequest
 
 STARTS = (30, 29, 28, 27)
 
@@ -44,7 +42,7 @@ def endless() -> list[inference_pb2.GenerateRequest]:
 
 async def references(client: Client) -> list[Answer]:
     """What the requests answer when nothing goes wrong."""
-    return [await client.ask(request) for request in countdowns()]
+    return await undisturbed(client, countdowns())
 
 
 class Running:

@@ -8,16 +8,15 @@ import signal
 from collections.abc import AsyncIterator, Sequence
 
 import pytest
-from harness.client import Answer, Client, countdown, prompt
+from harness.client import Answer, Client, Request, countdown, prompt, undisturbed
 
 from inferflux.cli.stack import Stack, StackOptions
-from inferflux.v1 import cluster_pb2, generation_pb2, inference_pb2
+from inferflux.v1 import cluster_pb2, generation_pb2
 
 pytestmark = pytest.mark.e2e
 
 CANCELLED = generation_pb2.FINISH_REASON_CANCELLED
 SCHEDULERS = {"scheduler-0", "scheduler-1"}
-Request = inference_pb2.GenerateRequest | inference_pb2.ChatRequest
 
 COUNTDOWNS = [countdown(start, end) for start in (30, 29, 28, 27) for end in (1, 2)]
 # Long enough to run from before a leader's death until after its successor leads.
@@ -118,7 +117,7 @@ async def leader(client: Client, *, other_than: str = "") -> str:
 async def test_a_killed_leaders_standby_takes_over_under_load_and_nobody_notices(
     stack: Stack, client: Client
 ) -> None:
-    expected = [await client.ask(request) for request in COUNTDOWNS]
+    expected = await undisturbed(client, COUNTDOWNS)
     first = await leader(client)
     assert first in SCHEDULERS
     load = Load(client)
@@ -140,7 +139,7 @@ async def test_a_killed_leaders_standby_takes_over_under_load_and_nobody_notices
 
 
 async def test_a_leader_that_stands_still_is_replaced_and_steps_down(stack: Stack, client: Client) -> None:
-    expected = [await client.ask(request) for request in COUNTDOWNS]
+    expected = await undisturbed(client, COUNTDOWNS)
     first = await leader(client)
     load = Load(client)
     await load.started()
@@ -160,7 +159,7 @@ async def test_a_leader_that_stands_still_is_replaced_and_steps_down(stack: Stac
 
 
 async def test_a_restart_of_nats_under_load_leaves_one_leader(stack: Stack, client: Client) -> None:
-    expected = [await client.ask(request) for request in COUNTDOWNS]
+    expected = await undisturbed(client, COUNTDOWNS)
     running = [asyncio.create_task(client.ask(request)) for request in COUNTDOWNS]
     await client.until_status(lambda s: s.scheduler.running > 0)
     await stack.restart("nats")
