@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 import redis.asyncio
-from harness.client import MODEL, Answer, Client, countdown, prompt
+from harness.client import MODEL, Answer, Client, countdown, prompt, undisturbed
 from harness.cuttable import CuttableProxy
 from harness.inferctl import run
 
@@ -76,7 +76,7 @@ async def test_streams_of_a_gateway_that_was_cut_off_are_resumed_at_another(
 ) -> None:
     """It stands still for longer than a worker may, and finds its clients gone when it goes on."""
     requests = [countdown(start, end) for start in STARTS for end in (1, 2)]
-    expected = [await client.ask(request) for request in requests]
+    expected = await undisturbed(client, requests)
     answers = [Answer() for _ in requests]
     lost = Client(stack.endpoint, stack.api_key)
     asking = []
