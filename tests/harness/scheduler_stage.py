@@ -105,6 +105,7 @@ class Stage:
         self,
         request_id: str,
         *,
+        tenant: str = "acme",
         priority: int = 0,
         max_tokens: int = 8,
         model: str = MODEL,
@@ -115,7 +116,7 @@ class Stage:
         now_ms = round(time.time() * 1000)
         request = scheduler_pb2.InferenceRequest(
             request_id=request_id,
-            tenant="acme",
+            tenant=tenant,
             model=model,
             prompt_token_ids=[1, 2, 3],
             priority=priority,

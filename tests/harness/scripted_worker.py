@@ -125,7 +125,7 @@ class ScriptedWorker:
 
     async def _end(self, request: scheduler_pb2.InferenceRequest, outcome: str) -> None:
         del self.items[request.request_id]
-        self.emitted.pop(request.request_id, None)
+        generated = self.emitted.pop(request.request_id, 0)
         self.ended.append(
             scheduler_pb2.EndedRequest(
                 request_id=request.request_id, tenant=request.tenant, epoch=request.epoch
@@ -137,6 +137,7 @@ class ScriptedWorker:
             event.request_ended.tenant = request.tenant
             event.request_ended.epoch = request.epoch
             event.request_ended.outcome = outcome
+            event.request_ended.usage.completion_tokens = generated
             await self.tell(event)
 
     async def _publish(self, request: scheduler_pb2.InferenceRequest, chunk: tokens_pb2.TokenChunk) -> None:

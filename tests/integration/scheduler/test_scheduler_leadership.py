@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import signal
 import subprocess
 import sys
@@ -263,3 +264,33 @@ async def test_no_value_of_the_lease_key_ends_a_scheduler(
     await run_to_its_end(theatre, "after")
     for scheduler in pair:
         assert scheduler.process.poll() is None
+
+
+async def test_what_tenants_were_served_outlives_the_leader(theatre: Stage) -> None:
+    fair = {"INFERFLUX_SCHEDULER_POLICY": "fair"}
+    first = await theatre.add_scheduler("s0", **fair)
+    await first.until_ready("leads in term")
+    await theatre.add_scheduler("s1", **fair)
+    worker = await theatre.add_worker("w1", slots=1)
+    for request_id, tenant in (("b", "other"), ("g1", "greedy"), ("m1", "modest"), ("g2", "greedy")):
+        await theatre.submit(request_id, tenant=tenant)
+    await theatre.submit("m2", tenant="modest")
+    await worker.has("b")
+    await worker.emit("b", 1, is_last=True)
+    await worker.has("g1")
+    await worker.emit("g1", 6)
+    await worker.emit("g1", 1, is_last=True)
+    await worker.has("m1")
+    bucket = theatre.bus.key_value(subjects.SCHEDULERS_BUCKET)
+    async with asyncio.timeout(10):
+        while True:
+            entry = await bucket.get(subjects.tenant_shares(subjects.ALL_MODELS))
+            shares = json.loads(entry.value) if entry is not None else {}
+            if shares.get("greedy", 0) > shares.get("modest", 0):
+                break
+            await asyncio.sleep(0.05)
+    first.signal(signal.SIGKILL)
+    await led_by(theatre, "s1")
+    await theatre.status(lambda s: s.running == 1 and s.queued == 2)
+    await worker.emit("m1", 1, is_last=True)
+    await worker.has("m2")  # g2 came first

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from inferflux.scheduler.core.jobs import Job
+from inferflux.scheduler.core.ledger import Ledger
 from inferflux.scheduler.core.policies import Fair, Fcfs, Policy, PolicyName, Sjf, make_policy, work
 from inferflux.scheduler.core.queue import ModelQueue
 from inferflux.scheduler.core.shares import TenantShares
@@ -350,3 +351,36 @@ def test_tenants_that_owe_something_are_remembered() -> None:
 def test_a_weight_that_is_none_is_refused_by_the_tenants_name(weight: float) -> None:
     with pytest.raises(ValueError, match="weight of tenant acme"):
         TenantShares({"acme": weight})
+
+
+def test_a_tenant_that_was_served_of_one_model_waits_longer_for_another() -> None:
+    ledger = Ledger()
+    one, other = (Fair(AGING_S, TenantShares(ledger=ledger)) for _ in range(2))
+    for policy in (one, other):
+        policy.push(make_job(1, tenant="greedy"))
+        policy.push(make_job(2, tenant="modest"))
+    one.charge("greedy", 100, 0)
+    assert [drain(policy) for policy in (one, other)] == [[2, 1], [2, 1]]
+
+
+def test_what_was_served_is_known_to_the_next_leader_and_idle_tenants_have_no_credit() -> None:
+    ledger = Ledger()
+    policy = Fair(AGING_S, TenantShares(ledger=ledger))
+    ledger.set("idle", -50.0)
+    for i, tenant in enumerate(("greedy", "modest")):
+        policy.push(make_job(i, tenant=tenant))
+    policy.charge("greedy", 100, 0)
+    following = Ledger()
+    following.restore(ledger.encode())
+    assert following.counters == {"greedy": 100.0, "modest": 0.0, "idle": 0.0}
+    then = Fair(AGING_S, TenantShares(ledger=following))
+    for i, tenant in enumerate(("greedy", "modest")):
+        then.push(make_job(i, tenant=tenant))
+    assert drain(then) == [1, 0]
+
+
+@pytest.mark.parametrize("written", [b"", b"no", b"[1]", b'{"a": "x", "b": -1, "c": NaN}'])
+def test_shares_that_cannot_be_read_are_ignored(written: bytes) -> None:
+    ledger = Ledger()
+    ledger.restore(written)
+    assert ledger.counters == {}

@@ -74,6 +74,11 @@ def scheduler_lease(partition: str) -> str:
     return f"lease.{partition}"
 
 
+def tenant_shares(partition: str) -> str:
+    """Key of SCHEDULERS_BUCKET."""
+    return f"shares.{partition}"
+
+
 def worker_batch(worker_id: str) -> str:
     return f"{ROOT}.worker.{worker_id}.batch"
 

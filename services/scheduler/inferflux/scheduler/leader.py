@@ -29,6 +29,7 @@ from .metrics import SchedulerMetrics
 from .perform import Performer
 from .reader_notices import serve_readers
 from .settings import SchedulerSettings
+from .shares_store import SharesStore
 from .spans import SchedulerSpans
 from .status import serve_status
 
@@ -150,6 +151,14 @@ class Leader:
                 is_alone=is_alone,
             )
             exits.push_async_callback(admin.close)
+            if self._settings.policy == "fair":
+                shares = SharesStore(
+                    self._bus.key_value(subjects.SCHEDULERS_BUCKET), self._settings.partition
+                )
+                await shares.load(self.core.ledger)
+                exits.push_async_callback(shares.keep, self.core.ledger)
+            else:
+                shares = None
             jobs = await self._consume_jobs()
             exits.push_async_callback(jobs.close)
             tasks = {
@@ -158,6 +167,8 @@ class Leader:
                 asyncio.create_task(self._tick_for_ever()),
                 asyncio.create_task(self._until_failed()),
             }
+            if shares is not None:
+                tasks.add(asyncio.create_task(shares.keep_for_ever(self.core.ledger)))
             exits.push_async_callback(cancel_all, tasks)
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             await self._leave(done)

@@ -20,6 +20,7 @@ from .drains import DrainProgress, progress_of
 from .emitted import Emitted
 from .fairness import FairnessController, FairnessSettings
 from .jobs import Attempt, Job, JobState, RequestKey, RequeueReason
+from .ledger import Ledger
 from .limits import Limits
 from .memory import Recent
 from .planning import Planner
@@ -69,13 +70,14 @@ class SchedulerCore:
     ) -> None:
         self.policy = policy
         weights = dict(tenant_weights or {})
+        self.ledger = Ledger()
         controller = FairnessController(fairness or FairnessSettings())
 
         def new_policy(running: Running) -> Policy:
             return make_policy(
                 policy,
                 aging_s=aging_s,
-                shares=TenantShares(weights),
+                shares=TenantShares(weights, self.ledger),
                 running=running,
                 is_urgent=controller.is_urgent,
             )

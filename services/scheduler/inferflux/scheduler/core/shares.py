@@ -13,17 +13,19 @@ from __future__ import annotations
 from collections.abc import Mapping
 from math import inf
 
+from .ledger import Ledger
 from .ranking import Ranking
 
 _MOST_IDLE = 1024
 
 
 class TenantShares:
-    """The counters of one queue's tenants; "active" are those with requests waiting.
+    """The order of one queue's tenants by their counters; "active" are those with requests waiting.
 
     Args:
         weights: by tenant, above 0; 1 where a tenant is not in it. Of two tenants that always have requests
             waiting, one with twice the weight is served twice as much.
+        ledger: the counters, which several queues may share; of this queue alone when not given.
         input_cost: of a prompt token.
         output_cost: of a generated token. It takes more of a step's time, and the paper's pricing is 1 to 2.
 
@@ -34,6 +36,7 @@ class TenantShares:
     def __init__(
         self,
         weights: Mapping[str, float] | None = None,
+        ledger: Ledger | None = None,
         *,
         input_cost: float = 1.0,
         output_cost: float = 2.0,
@@ -41,7 +44,9 @@ class TenantShares:
         self._weights = {t: _positive(f"weight of tenant {t}", w) for t, w in (weights or {}).items()}
         self._input_cost = _positive("input_cost", input_cost)
         self._output_cost = _positive("output_cost", output_cost)
-        self._counters: dict[str, float] = {}
+        self._ledger = Ledger() if ledger is None else ledger
+        self._ledger.join(self)
+        self._counters = self._ledger.counters
         # Of the active: counter, since when it stands there (equal ones take turns), tenant.
         self._order: Ranking[tuple[float, int, str]] = Ranking()
         self._entries: dict[str, tuple[float, int, str]] = {}
@@ -69,7 +74,8 @@ class TenantShares:
     def enter(self, tenant: str, *, is_lifted: bool = True) -> None:
         """It has requests waiting, and had none; not lifted if it never ceased to want to be served."""
         counter = self.counter(tenant)
-        self._counters[tenant] = max(counter, self.floor) if is_lifted else counter
+        was_idle = not (self._ledger.is_active(tenant) or self._ledger.take_restored(tenant))
+        self._ledger.set(tenant, max(counter, self.floor) if is_lifted and was_idle else counter)
         self.active_weight += self.weight(tenant)
         self._sort_in(tenant)
 
@@ -86,7 +92,14 @@ class TenantShares:
         cost = input_tokens * self._input_cost + output_tokens * self._output_cost
         if cost <= 0:
             return
-        self._counters[tenant] = self.counter(tenant) + cost / self.weight(tenant)
+        self._ledger.set(tenant, self.counter(tenant) + cost / self.weight(tenant))
+
+    def is_active(self, tenant: str) -> bool:
+        """Whether it has requests waiting in this queue."""
+        return tenant in self._entries
+
+    def sort(self, tenant: str) -> None:
+        """Its counter has changed."""
         if tenant in self._entries:
             self._order.remove(self._entries[tenant])
             self._sort_in(tenant)
@@ -110,7 +123,8 @@ class TenantShares:
         floor = self.floor
         kept = self._entries.keys() | {self._last_left}
         for tenant in [t for t, c in self._counters.items() if c <= floor and t not in kept]:
-            del self._counters[tenant]
+            if not self._ledger.is_active(tenant):
+                del self._counters[tenant]
         self._sweep_at = 2 * (len(self._counters) - len(self._entries)) + _MOST_IDLE
 
 

@@ -1,0 +1,67 @@
+"""What each tenant has been served, of all models together (pure).
+
+The counters of `TenantShares`. A leader writes them down now and then, and the next leader reads them.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+from weakref import WeakSet
+
+if TYPE_CHECKING:
+    from .shares import TenantShares
+
+# Tenants that are written down: those that were served most.
+_MOST_TENANTS = 4096
+
+
+class Ledger:
+    """Counters by tenant, in weighted tokens, and the queues that order tenants by them."""
+
+    def __init__(self) -> None:
+        self.counters: dict[str, float] = {}
+        self._queues: WeakSet[TenantShares] = WeakSet()
+        # Tenants of which an earlier leader knew, until they have requests waiting here.
+        self._restored: set[str] = set()
+
+    def join(self, queue: TenantShares) -> None:
+        self._queues.add(queue)
+
+    def set(self, tenant: str, counter: float) -> None:
+        """Every queue in which the tenant has requests waiting sorts it anew."""
+        self.counters[tenant] = counter
+        for queue in self._queues:
+            queue.sort(tenant)
+
+    def take_restored(self, tenant: str) -> bool:
+        """Whether its counter is that of an earlier leader, under whom it may have had requests waiting."""
+        is_restored = tenant in self._restored
+        self._restored.discard(tenant)
+        return is_restored
+
+    def is_active(self, tenant: str) -> bool:
+        """Whether it has requests waiting in any queue."""
+        return any(queue.is_active(tenant) for queue in self._queues)
+
+    def encode(self) -> bytes:
+        """What is written down: how much more each tenant was served than the least served of those that have
+        requests waiting. Idle tenants have no credit."""
+        active = [counter for tenant, counter in self.counters.items() if self.is_active(tenant)]
+        floor = min(active or self.counters.values(), default=0.0)
+        most = sorted(self.counters.items(), key=lambda entry: -entry[1])[:_MOST_TENANTS]
+        return json.dumps({tenant: round(max(0.0, counter - floor), 3) for tenant, counter in most}).encode()
+
+    def restore(self, written: bytes) -> None:
+        """Take over what an earlier leader wrote down; what cannot be read is ignored."""
+        try:
+            counters = json.loads(written)
+        except ValueError:
+            return
+        if isinstance(counters, Mapping):
+            for tenant, counter in list(counters.items())[:_MOST_TENANTS]:
+                if isinstance(counter, int | float) and math.isfinite(counter) and counter >= 0:
+                    self.set(tenant, float(counter))
+                    self._restored.add(tenant)
