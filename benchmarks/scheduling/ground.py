@@ -122,7 +122,7 @@ class Ground:
     async def until_idle(self) -> None:
         """Return once nothing waits or runs."""
         await self.until_scheduler(
-            lambda s: s.queued == 0 and s.running == 0 and not any(w.status.running for w in s.workers)
+            lambda s: s.queued == 0 and s.running == 0 and not any(w.status.residents for w in s.workers)
         )
 
     async def gauges(self, process: str) -> dict[str, float]:

@@ -199,7 +199,6 @@ def _status(worker_id: str, setup: Setup) -> scheduler_pb2.WorkerStatus:
         incarnation="1",
         state=scheduler_pb2.WORKER_STATE_READY,
         slots=model.slots,
-        sequences=model.sequences,
         kv_cells=model.kv_cells,
     )
     status.models.add(name=MODEL, context_length=model.context_length)

@@ -190,7 +190,7 @@ class World:
         self._beat(worker_id)
 
     def _beat(self, worker_id: str) -> None:
-        status = self.workers[worker_id].status(self.now)
+        status = self.workers[worker_id].beat(self.now)
         self._follow(worker_id)
         self._at(self.now + _HOP_S, self._hear, status)
         self._at(self.now + _BEAT_S, self._beat, worker_id)
@@ -271,7 +271,7 @@ class World:
                     self.counts[f"refusal_{action.reason}"] += 1
 
     def _deliver(self, worker_id: str, batch: worker_pb2.RequestBatch) -> None:
-        answer = self.workers[worker_id].on_batch(batch, self.now)
+        answer = self.workers[worker_id].take_batch(batch, self.now)
         accepted = set(answer.accepted_request_ids)
         self.counts["placements"] += len(accepted)
         for item in batch.items:
@@ -284,7 +284,7 @@ class World:
         self._core(lambda: self.core.on_batch_answer(answer, self.now))
 
     def _command(self, action: actions.SendCommand) -> None:
-        self.workers[action.worker_id].on_command(action.command, self.now)
+        self.workers[action.worker_id].take_command(action.command, self.now)
         self._follow(action.worker_id)
 
     def _answer_replay(self, action: actions.ReadReplay) -> None:

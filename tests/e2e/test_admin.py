@@ -177,7 +177,7 @@ async def test_what_runs_is_handed_over_when_that_is_asked_for(stack: Stack, cli
         async for response in client.admin.DrainWorker(request, metadata=client.metadata()):
             last = response.progress
         assert last is not None
-        assert (last.is_drained, last.on_board) == (True, 0)
+        assert (last.is_drained, last.residents) == (True, 0)
         while not all(answer.worker_ids[-1] != drained for answer in answers):
             await asyncio.sleep(0.02)
         moved = [answer for answer in answers if drained in answer.worker_ids]
@@ -198,7 +198,7 @@ async def test_watching_a_drain_at_the_terminal(stack: Stack, client: Client, en
         await answer.first_token.wait()
     worker = answer.worker_ids[0]
     async with Terminal("admin", "drain", worker, env=env) as terminal:
-        await terminal.see("1 request on board")
+        await terminal.see("1 request left")
         running.cancel()
         await terminal.see(f"{worker} may be stopped")
         assert await terminal.exit_status() == 0

@@ -97,7 +97,7 @@ async def test_status_shows_every_service_and_the_worker(env: dict[str, str]) ->
     assert ready == dict.fromkeys(("gateway", "policy", "scheduler", "nats", "redis"), True)
     (worker,) = status["scheduler"]["workers"]
     assert worker["status"]["slots"] == 16
-    assert len(worker["slots"]) == worker["status"]["sequences"]
+    assert len(worker["slots"]) == worker["status"]["slots"]
 
 
 @pytest.mark.parametrize(

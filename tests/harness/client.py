@@ -121,7 +121,7 @@ class Client:
                 and s.scheduler.running == 0
                 and all(
                     w.status.kv_cells_reserved == 0
-                    and not w.status.running
+                    and not w.status.residents
                     and all(slot.state == "free" for slot in w.slots)
                     for w in s.scheduler.workers
                 )

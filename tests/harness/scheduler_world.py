@@ -9,8 +9,8 @@ from __future__ import annotations
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
 
+from benchmarks.sim.contract import PARKED, RUNNING, SWAPPED, ContractWorker, Sequence, Size, key_of
 from inferflux.scheduler.core import actions
 from inferflux.scheduler.core.emitted import Emitted, assemble, outcome_of
 from inferflux.scheduler.core.fairness import FairnessSettings
@@ -18,11 +18,12 @@ from inferflux.scheduler.core.jobs import Attempt, JobState, RequestKey
 from inferflux.scheduler.core.limits import Limits
 from inferflux.scheduler.core.policies import PolicyName
 from inferflux.scheduler.core.scheduler import SchedulerCore
-from inferflux.scheduler.core.slots import Residence
 from inferflux.v1 import generation_pb2, scheduler_pb2, tokens_pb2, worker_pb2
 
 MODEL = "demo"
 CONTEXT = 64
+
+__all__ = ["PARKED", "RUNNING", "SWAPPED", "Sequence", "SimWorker", "World", "key_of", "make_request"]
 
 
 def make_request(
@@ -54,217 +55,20 @@ def make_request(
     return request
 
 
-RUNNING = scheduler_pb2.RESIDENCE_RUNNING
-PARKED = scheduler_pb2.RESIDENCE_PARKED
-SWAPPED = scheduler_pb2.RESIDENCE_SWAPPED
+class SimWorker(ContractWorker):
+    """A worker in the test's world. Its engine makes a step, of a token for every sequence, when the test
+    wants it."""
 
-
-@dataclass
-class Sequence:
-    request: scheduler_pb2.InferenceRequest
-    slot: int
-    generated: int
-    # Generated before it came here.
-    inherited: int = 0
-    # New tokens left of its turn; None for no bound.
-    left: int | None = None
-    rank: float = 0.0
-    residence: scheduler_pb2.Residence.ValueType = RUNNING
-
-    @property
-    def key(self) -> RequestKey:
-        return RequestKey(self.request.tenant, self.request.request_id)
-
-    @property
-    def epoch(self) -> int:
-        return self.request.epoch
-
-    @property
-    def cells(self) -> int:
-        """Used now."""
-        return 0 if self.residence == SWAPPED else len(self.request.prompt_token_ids) + self.generated
-
-    @property
-    def is_running(self) -> bool:
-        return self.residence == RUNNING
-
-    @property
-    def cells_at_most(self) -> int:
-        n_prompt = len(self.request.prompt_token_ids)
-        return max(n_prompt, n_prompt + self.request.params.max_tokens - 1)
-
-
-@dataclass
-class SimWorker:
-    """What a worker does, as its contract says, without an engine. It has twice as many sequence slots as may
-    run at once."""
-
-    world: World
-    worker_id: str
-    incarnation: str
-    slots: int = 2
-    kv_cells: int = 32
-    term: int = 0
-    state: scheduler_pb2.WorkerState.ValueType = scheduler_pb2.WORKER_STATE_READY
-    running: dict[RequestKey, Sequence] = field(default_factory=dict)
-    ended: list[tuple[RequestKey, int]] = field(default_factory=list)
-    cancelled: set[Attempt] = field(default_factory=set)
-    batches: list[worker_pb2.RequestBatch] = field(default_factory=list)
-    # Steps until its engine has started again.
-    starting: int = 0
-
-    def status(self) -> scheduler_pb2.WorkerStatus:
-        status = scheduler_pb2.WorkerStatus(
-            worker_id=self.worker_id,
-            incarnation=self.incarnation,
-            state=self.state,
-            slots=self.slots,
-            sequences=2 * self.slots,
-            kv_cells=self.kv_cells,
-            kv_cells_reserved=sum(s.cells for s in self.running.values() if s.is_running),
-            term=self.term,
-            started_unix_ms=int(self.incarnation.removeprefix("i")),
-        )
-        status.models.add(name=MODEL, context_length=CONTEXT)
-        for key, sequence in self.running.items():
-            status.running.add(
-                tenant=key.tenant,
-                request_id=key.request_id,
-                epoch=sequence.epoch,
-                slot=sequence.slot,
-                prompt_tokens=len(sequence.request.prompt_token_ids),
-                generated_tokens=sequence.generated,
-                residence=sequence.residence,
-            )
-        for key, epoch in self.ended[-16:]:
-            status.ended.add(tenant=key.tenant, request_id=key.request_id, epoch=epoch)
-        return status
+    def __init__(self, world: World, worker_id: str, number: int, size: Size) -> None:
+        super().__init__(worker_id, f"i{number}", MODEL, size, started_at=number)
+        self.world = world
+        self.batches: list[worker_pb2.RequestBatch] = []
+        # Steps until its engine has started again.
+        self.starting = 0
 
     def on_batch(self, batch: worker_pb2.RequestBatch) -> worker_pb2.BatchAccepted:
         self.batches.append(batch)
-        answer = worker_pb2.BatchAccepted(batch_id=batch.batch_id)
-        reason = self._batch_refusal(batch)
-        if reason is None:
-            for preemption in batch.preemptions:
-                victim = self.running.get(RequestKey(preemption.tenant, preemption.request_id))
-                if victim is not None and victim.epoch == preemption.epoch and victim.is_running:
-                    self._stop(victim, PARKED, scheduler_pb2.YIELD_REASON_PREEMPTED)
-        is_resuming = batch.phase == worker_pb2.PHASE_DECODE
-        for item in batch.items:
-            why = reason or (self._resume(item) if is_resuming else self._start(item))
-            if why is None:
-                answer.accepted_request_ids.append(item.request.request_id)
-            else:
-                answer.refused.add(request_id=item.request.request_id, reason=why, message="no")
-        return answer
-
-    def _batch_refusal(self, batch: worker_pb2.RequestBatch) -> worker_pb2.RefusalReason.ValueType | None:
-        if batch.incarnation != self.incarnation:
-            return worker_pb2.REFUSAL_REASON_WRONG_INCARNATION
-        if batch.term < self.term:
-            return worker_pb2.REFUSAL_REASON_OLD_TERM
-        self.term = batch.term
-        return None
-
-    def _start(self, item: worker_pb2.BatchItem) -> worker_pb2.RefusalReason.ValueType | None:
-        reason = self._refusal(item)
-        if reason is None:
-            self._vacate(item)
-            n = len(item.request.generated_token_ids)
-            self.running[key_of(item.request)] = Sequence(
-                item.request, item.slot, n, n, item.token_budget or None, item.rank
-            )
-        return reason
-
-    def _resume(self, item: worker_pb2.BatchItem) -> worker_pb2.RefusalReason.ValueType | None:
-        sequence = self.running.get(key_of(item.request))
-        if sequence is None or sequence.epoch != item.request.epoch:
-            return worker_pb2.REFUSAL_REASON_NOT_ON_BOARD
-        if not sequence.is_running:
-            if self._n_running >= self.slots or self._is_slot_running(item.slot):
-                return worker_pb2.REFUSAL_REASON_SLOT_BUSY
-            if sequence.residence == SWAPPED:
-                self._vacate(item)
-                sequence.slot = item.slot
-            sequence.residence = RUNNING
-            sequence.left, sequence.rank = item.token_budget or None, item.rank
-        return None
-
-    @property
-    def _n_running(self) -> int:
-        return sum(s.is_running for s in self.running.values())
-
-    def _is_slot_running(self, slot: int) -> bool:
-        return any(s.slot == slot and s.is_running for s in self.running.values())
-
-    def _vacate(self, item: worker_pb2.BatchItem) -> None:
-        """Swap out what is parked in the slot."""
-        for sequence in self.running.values():
-            if (
-                sequence.slot == item.slot
-                and sequence.residence == PARKED
-                and sequence.key != key_of(item.request)
-            ):
-                self._stop(sequence, SWAPPED, scheduler_pb2.YIELD_REASON_PREEMPTED)
-
-    def _stop(
-        self,
-        sequence: Sequence,
-        residence: scheduler_pb2.Residence.ValueType,
-        reason: scheduler_pb2.YieldReason.ValueType,
-    ) -> None:
-        sequence.residence = residence
-        event = self.event()
-        told = event.request_yielded
-        told.tenant, told.request_id = sequence.key
-        told.epoch, told.generated_tokens = sequence.epoch, sequence.generated
-        told.residence, told.reason = residence, reason
-        self.world.tell(lambda: self.world.core.on_event(event, self.world.now))
-
-    def _relieve(self) -> None:
-        """Swap the least urgent out until the next step fits."""
-        while sum(s.cells for s in self.running.values()) > self.kv_cells:
-            holders = [s for s in self.running.values() if s.cells]
-            parked = [s for s in holders if not s.is_running]
-            victim = max(parked or holders, key=lambda s: s.rank)
-            self._stop(victim, SWAPPED, scheduler_pb2.YIELD_REASON_MEMORY)
-
-    def _refusal(self, item: worker_pb2.BatchItem) -> worker_pb2.RefusalReason.ValueType | None:
-        key = key_of(item.request)
-        if self.state != scheduler_pb2.WORKER_STATE_READY:
-            return worker_pb2.REFUSAL_REASON_NOT_READY
-        old = self.running.get(key)
-        if old is not None and old.epoch >= item.request.epoch:
-            return worker_pb2.REFUSAL_REASON_INVALID
-        if Attempt(key, item.request.attempt_id) in self.cancelled:
-            return worker_pb2.REFUSAL_REASON_CANCELLED
-        others = [s for s in self.running.values() if s is not old and s.is_running]
-        if len(others) >= self.slots or any(s.slot == item.slot for s in others):
-            return worker_pb2.REFUSAL_REASON_SLOT_BUSY
-        if Sequence(item.request, item.slot, 0).cells_at_most > self.kv_cells:
-            return worker_pb2.REFUSAL_REASON_NO_MEMORY
-        return None
-
-    def on_command(self, command: worker_pb2.WorkerCommand) -> None:
-        if command.term < self.term:
-            return
-        self.term = command.term
-        match command.WhichOneof("command"):
-            case "drain":
-                self.state = scheduler_pb2.WORKER_STATE_DRAINING
-            case "undrain":
-                self.state = scheduler_pb2.WORKER_STATE_READY
-        drop = command.drop
-        sequence = self.running.get(RequestKey(drop.tenant, drop.request_id))
-        if sequence is not None and sequence.epoch <= drop.epoch:
-            del self.running[sequence.key]
-
-    def on_cancel(self, attempt: Attempt) -> None:
-        sequence = self.running.get(attempt.key)
-        if sequence is not None and attempt.attempt_id in ("", sequence.request.attempt_id):
-            self._finish(sequence, generation_pb2.FINISH_REASON_CANCELLED)
-        elif attempt.attempt_id:
-            self.cancelled.add(attempt)
+        return super().on_batch(batch)
 
     def step(self) -> None:
         """One token for every sequence that runs, unless one of them kills the engine."""
@@ -273,7 +77,7 @@ class SimWorker:
             if not self.starting:
                 self.state = scheduler_pb2.WORKER_STATE_READY
             return
-        running = [s for s in self.running.values() if s.is_running]
+        running = self.running()
         killers = [s for s in running if s.key in self.world.killers]
         if any(self.world.killers[s.key](s, len(running)) for s in killers):
             self.world.deaths.append({s.key for s in running})
@@ -281,77 +85,54 @@ class SimWorker:
             self.state = scheduler_pb2.WORKER_STATE_LOADING
             self.starting = self.world.restart_steps
             return
-        self._relieve()
-        for sequence in [s for s in self.running.values() if s.is_running]:
-            chunk = self._chunk(sequence)
-            chunk.token_ids.append(sequence.generated)
-            sequence.generated += 1
-            if sequence.generated >= sequence.request.params.max_tokens:
-                self._finish(sequence, generation_pb2.FINISH_REASON_LENGTH, chunk)
-            else:
-                self.world.publish(sequence.key, chunk)
-                if sequence.left is not None:
-                    sequence.left -= 1
-                if sequence.left == 0:
-                    self._stop(sequence, PARKED, scheduler_pb2.YIELD_REASON_TIMESLICE)
+        for sequence in running:
+            if sequence.is_running:  # a more urgent one may have taken its cells
+                self.fit(sequence.uncomputed)
+            if sequence.is_running and sequence.uncomputed <= self.size.kv_cells - self.cells_used:
+                sequence.computed += sequence.uncomputed
+                self.generate(sequence, 1)
 
-    def _finish(
-        self,
-        sequence: Sequence,
-        reason: generation_pb2.FinishReason.ValueType,
-        chunk: tokens_pb2.TokenChunk | None = None,
-    ) -> None:
-        chunk = chunk or self._chunk(sequence)
-        chunk.finished.reason = reason
-        self.world.publish(sequence.key, chunk)
-        del self.running[sequence.key]
-        self.ended.append((sequence.key, sequence.epoch))
-        event = self.event()
-        event.request_ended.tenant, event.request_ended.request_id = sequence.key
-        event.request_ended.epoch = sequence.epoch
-        event.request_ended.outcome = outcome_of(chunk)
-        self.world.tell(lambda: self.world.core.on_event(event, self.world.now))
+    def beat(self, *, is_early: bool = False) -> None:
+        """Send a heartbeat.
 
-    def die_engine(self) -> None:
-        event = self.event()
-        event.engine_died.message = "killed"
-        self._list_on_board(event.engine_died.on_board)
-        self.running.clear()
-        self.world.tell(lambda: self.world.core.on_event(event, self.world.now))
-
-    def leave(self) -> None:
-        event = self.event()
-        event.worker_left.SetInParent()
-        self._list_on_board(event.worker_left.on_board)
-        self.running.clear()
-        self.world.tell(lambda: self.world.core.on_event(event, self.world.now))
+        Args:
+            is_early: before the engine has reported what it was asked since its last step.
+        """
+        status = self.status()
+        if is_early:
+            for resident in status.residents:
+                if not resident.computed_tokens:
+                    resident.residence = scheduler_pb2.RESIDENCE_UNSPECIFIED
+                    resident.run = resident.slot = 0
+        self.world.tell(lambda: self.world.core.on_heartbeat(status, self.world.now))
 
     def die(self) -> None:
         """Its process is gone, as its witness reports."""
         event = self.event()
         event.worker_died.SetInParent()
-        self.running.clear()
+        self.residents.clear()
+        self.tell(event)
+
+    def tell(self, event: scheduler_pb2.WorkerEvent) -> None:
         self.world.tell(lambda: self.world.core.on_event(event, self.world.now))
 
-    def beat(self) -> None:
-        status = self.status()
-        self.world.tell(lambda: self.world.core.on_heartbeat(status, self.world.now))
+    def on_copy(self, cells: int) -> None:
+        """Copies take no time here."""
 
-    def event(self) -> scheduler_pb2.WorkerEvent:
-        return scheduler_pb2.WorkerEvent(worker_id=self.worker_id, incarnation=self.incarnation)
+    def emit(self, sequence: Sequence, tokens: int) -> None:
+        first = sequence.generated - tokens
+        chunk = self.chunk(sequence, offset=first)
+        chunk.token_ids.extend(range(first, sequence.generated))
+        self.world.publish(sequence.key, chunk)
 
-    def _list_on_board(self, listed: object) -> None:
-        for key, sequence in self.running.items():
-            listed.add(tenant=key.tenant, request_id=key.request_id, epoch=sequence.epoch)  # type: ignore[attr-defined]
+    def emit_end(self, sequence: Sequence, reason: generation_pb2.FinishReason.ValueType) -> None:
+        chunk = self.chunk(sequence, offset=sequence.generated)
+        chunk.finished.reason = reason
+        self.world.publish(sequence.key, chunk)
 
-    def _chunk(self, sequence: Sequence) -> tokens_pb2.TokenChunk:
-        return tokens_pb2.TokenChunk(
-            request_id=sequence.key.request_id, epoch=sequence.epoch, offset=sequence.generated
-        )
-
-
-def key_of(request: scheduler_pb2.InferenceRequest) -> RequestKey:
-    return RequestKey(request.tenant, request.request_id)
+    @staticmethod
+    def chunk(sequence: Sequence, *, offset: int) -> tokens_pb2.TokenChunk:
+        return tokens_pb2.TokenChunk(request_id=sequence.key.request_id, epoch=sequence.epoch, offset=offset)
 
 
 class _Handle:
@@ -417,7 +198,8 @@ class World:
     def add_worker(self, worker_id: str, *, slots: int = 2, kv_cells: int = 32) -> SimWorker:
         """Start a worker, or start it anew."""
         self._incarnations += 1
-        worker = SimWorker(self, worker_id, f"i{self._incarnations}", slots=slots, kv_cells=kv_cells)
+        size = Size(slots, 2 * slots, kv_cells, CONTEXT, swap_cells=1_000_000)
+        worker = SimWorker(self, worker_id, self._incarnations, size)
         self.workers[worker_id] = worker
         worker.beat()
         return worker
@@ -505,7 +287,7 @@ class World:
     @property
     def is_quiet(self) -> bool:
         """Whether nothing is to be done any more."""
-        is_idle = not any(worker.running for worker in self.workers.values())
+        is_idle = not any(worker.residents for worker in self.workers.values())
         return is_idle and not (self.network or self.jobs or self.core.jobs)
 
     def time_out(self, batch_id: str) -> None:
@@ -590,21 +372,21 @@ class World:
     # What must hold at any time
 
     def check(self) -> None:
-        """The table and the jobs agree; a slot has one owner."""
+        """The table and the jobs agree; a slot has one request."""
         core = self.core
-        placed: dict[tuple[str, int], RequestKey] = {}
         for worker in core.table.workers.values():
-            for key, owner in worker.owners.items():
+            running = [a for a in worker.assignments.values() if a.is_running]
+            for key, assignment in worker.assignments.items():
                 job = core.jobs[key]
                 assert job.worker_id == worker.worker_id
-                assert owner.is_running == (job.state is not JobState.PARKED)
-                assert (owner.slot is None) == (owner.residence is Residence.SWAPPED)
-                if owner.slot is not None:
-                    assert (worker.worker_id, owner.slot) not in placed, "two owners of one slot"
-                    placed[worker.worker_id, owner.slot] = key
-            running = [o for o in worker.owners.values() if o.is_running]
-            assert worker.owned_cells == sum(o.cells for o in running)
-            assert worker.free_slots == max(0, worker.slots - len(running) - worker.strays_running)
+                assert assignment.is_running == (job.state is not JobState.PARKED)
+            slots = [a.slot for a in running]
+            assert len(slots) == len(set(slots)), "two requests in one slot"
+            assert all(slot in range(worker.slots) for slot in slots)
+            assert worker.assigned_cells == sum(a.cells for a in running)
+            assert worker.free_slots <= max(0, worker.slots - worker.n_running)
+            if not worker.unowned:
+                assert worker.free_slots == max(0, worker.slots - worker.n_running)
         held = Counter((j.model, j.key.tenant) for j in core.jobs.values() if j.has_place)
         for model, places in core.queue.running.items():
             tenants = {tenant for _, tenant in held} | {key.tenant for key in core.jobs}
@@ -616,10 +398,10 @@ class World:
             assert job.has_place == is_bound
             has_place = job.state in (JobState.DISPATCHING, JobState.RUNNING, JobState.PARKED)
             assert (job.worker_id is not None) == has_place or job.state is JobState.READING
-            assert job.worker_id is None or key in core.table.workers[job.worker_id].owners
+            assert job.worker_id is None or key in core.table.workers[job.worker_id].assignments
             assert job.sequence in self.jobs, "held after it was acknowledged"
         queued = {job.key for queue in core.queue.models.values() for job in queue}
-        assert queued == {k for k, j in core.jobs.items() if j.is_waiting}
+        assert queued == {k for k, j in core.jobs.items() if j.is_queued}
 
     def check_quiet(self) -> None:
         """Nothing is left behind, and every client has had its end and each token once."""
@@ -627,11 +409,11 @@ class World:
         assert not any(self.core.queue.running.values())
         assert not self.jobs, "jobs not acknowledged"
         for view in self.core.table.workers.values():
-            assert not view.owners
+            assert not view.assignments
             assert view.free_slots == view.slots
-            assert view.owned_cells == view.stray_cells == 0
+            assert view.assigned_cells == view.unowned_cells == 0
         for worker in self.workers.values():
-            assert not worker.running
+            assert not worker.residents
         for key, chunks in self.clients.items():
             emitted = self.read(key)
             assert emitted.outcome, f"{key} never ended"

@@ -33,10 +33,10 @@ class ScriptedAdmin:
             self._served = None
             await self._bus.flush()
 
-    def drains(self, on_board: int, *, is_drained: bool = False) -> None:
+    def drains(self, residents: int, *, is_drained: bool = False) -> None:
         """Be draining from now on."""
         self.progress = scheduler_pb2.DrainProgress(
-            on_board=on_board, is_drained=is_drained, state=scheduler_pb2.WORKER_STATE_DRAINING
+            residents=residents, is_drained=is_drained, state=scheduler_pb2.WORKER_STATE_DRAINING
         )
 
     async def _on_request(self, message: Message) -> None:

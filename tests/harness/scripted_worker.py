@@ -74,16 +74,18 @@ class ScriptedWorker:
         )
         status.models.add(name=MODEL, context_length=512)
         for item in self.items.values():
-            status.running.add(
+            status.residents.add(
                 request_id=item.request.request_id,
                 tenant=item.request.tenant,
                 epoch=item.request.epoch,
+                run=item.run,
+                residence=scheduler_pb2.RESIDENCE_RUNNING,
                 slot=item.slot,
             )
         return status
 
     async def has(self, request_id: str, timeout_s: float = 10.0) -> worker_pb2.BatchItem:
-        """Wait until the request is on board."""
+        """Wait until the request is resident."""
         async with asyncio.timeout(timeout_s):
             while request_id not in self.items:
                 self.taken.clear()
@@ -116,7 +118,7 @@ class ScriptedWorker:
         event = scheduler_pb2.WorkerEvent()
         event.engine_died.message = "killed by the test"
         for item in self.items.values():
-            event.engine_died.on_board.add(
+            event.engine_died.residents.add(
                 request_id=item.request.request_id, tenant=item.request.tenant, epoch=item.request.epoch
             )
         self.items.clear()

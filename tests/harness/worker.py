@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,8 @@ class WorkerProcess:
         self.log_path = directory / f"{worker_id}.log"
         self.status: scheduler_pb2.WorkerStatus | None = None
         self.events: list[scheduler_pb2.WorkerEvent] = []
+        # The latest run of each request that was resumed.
+        self.runs: Counter[str] = Counter()
         self._news = asyncio.Event()
         self._environment = {
             "INFERFLUX_NATS_URL": nats_url,
@@ -99,7 +102,10 @@ class WorkerProcess:
             incarnation=incarnation or self.status.incarnation,
             phase=phase,
             items=items,
-            preemptions=[worker_pb2.Preemption(tenant="t", request_id=name, epoch=1) for name in preempt],
+            deschedule=[
+                worker_pb2.Deschedule(tenant="t", request_id=name, epoch=1, run=self.runs[name])
+                for name in preempt
+            ],
             term=term,
         )
         answer = await self.bus.request(
@@ -114,6 +120,9 @@ class WorkerProcess:
         await self.until(lambda: set(request_ids) <= {_subject_of(e) for e in self.events[seen:]})
 
     async def resume(self, *items: worker_pb2.BatchItem, term: int = 0) -> worker_pb2.BatchAccepted:
+        for item in items:
+            self.runs[item.request.request_id] += 1
+            item.run = self.runs[item.request.request_id]
         return await self.submit(*items, phase=worker_pb2.PHASE_DECODE, term=term)
 
     async def command(self, command: worker_pb2.WorkerCommand) -> None:
@@ -128,7 +137,7 @@ class WorkerProcess:
     def residence(self, request_id: str) -> int | None:
         """Where the latest heartbeat says a request is; None if it is not resident."""
         assert self.status is not None
-        found = [r.residence for r in self.status.running if r.request_id == request_id]
+        found = [r.residence for r in self.status.residents if r.request_id == request_id]
         return found[0] if found else None
 
     async def read(self, request_id: str) -> TokenSubscription:

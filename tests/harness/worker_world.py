@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 import zlib
+from collections import Counter as RunCounter
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass, field
@@ -215,6 +216,8 @@ class WorkerWorld:
             swap_bytes=swap_bytes,
             clock=Clock(lambda: time.monotonic() + self.ahead_s, lambda: time.time() + self.ahead_s),
         )
+        # The latest run of each request that was resumed.
+        self.runs: RunCounter[str] = RunCounter()
         self.reports: deque[engine_pb2.StepReport] = deque()
         self._bus = _Bus()
         self.state = WorkerState("w", "i")
@@ -226,7 +229,6 @@ class WorkerWorld:
         self._intake = Intake(self._bus, self.state, self.model, self.heartbeat, self.bad)  # type: ignore[arg-type]
         ready = engine_pb2.EngineReady(
             slots=slots,
-            sequences=sequences,
             kv_cells=cells,
             context_length=CONTEXT,
             vocabulary_size=VOCABULARY,
@@ -237,11 +239,11 @@ class WorkerWorld:
         self,
         *items: worker_pb2.BatchItem,
         phase: worker_pb2.Phase.ValueType = worker_pb2.PHASE_PREFILL,
-        preempt: tuple[worker_pb2.Preemption, ...] = (),
+        deschedule: tuple[worker_pb2.Deschedule, ...] = (),
         term: int = 0,
     ) -> worker_pb2.BatchAccepted:
         batch = worker_pb2.RequestBatch(
-            incarnation="i", phase=phase, items=items, preemptions=preempt, term=term
+            incarnation="i", phase=phase, items=items, deschedule=deschedule, term=term
         )
         letter = _Letter(batch.SerializeToString())
         _finish(self._intake.on_batch(letter))  # type: ignore[arg-type]
@@ -268,7 +270,7 @@ class WorkerWorld:
                 case "cancel":
                     self.engine.cancel(command.cancel.key, is_silent=command.cancel.is_silent)
                 case "deschedule":
-                    self.engine.deschedule(command.deschedule.key, command.deschedule.epoch)
+                    self.engine.deschedule(command.deschedule)
                 case "resume":
                     self.engine.resume(command.resume)
         self.engine.step()

@@ -46,13 +46,13 @@ async def begin(updates: Updates, worker_id: str, console: Console) -> None:
     if progress.is_drained:
         console.print(f"{escape(worker_id)} may be stopped")
     else:
-        console.print(f"{escape(worker_id)} is draining: {on_board(progress)}")
+        console.print(f"{escape(worker_id)} is draining: {requests_left(progress)}")
 
 
-def on_board(progress: scheduler_pb2.DrainProgress) -> str:
+def requests_left(progress: scheduler_pb2.DrainProgress) -> str:
     """What is still there, in words."""
-    n = progress.on_board
-    return "1 request on board" if n == 1 else f"{n or 'no'} requests on board"
+    n = progress.residents
+    return "1 request left" if n == 1 else f"{n or 'no'} requests left"
 
 
 def goes_on(worker_id: str) -> str:
@@ -86,10 +86,10 @@ class _Display:
         self._progress.stop()
 
     def show(self, progress: scheduler_pb2.DrainProgress) -> None:
-        self._most = max(self._most, progress.on_board)
-        left = on_board(progress)
+        self._most = max(self._most, progress.residents)
+        left = requests_left(progress)
         if self._console.is_terminal:
-            done = self._most - progress.on_board
+            done = self._most - progress.residents
             self._progress.update(self._task, total=self._most or None, completed=done, left=left)
         elif left != self._said and not progress.is_drained:
             self._console.print(f"{escape(self._worker_id)} is draining: {left}")

@@ -61,7 +61,7 @@ def status_view(status: cluster_pb2.GetStatusResponse) -> RenderableType:
 
 def _scheduler_lines(scheduler: scheduler_pb2.SchedulerStatus) -> list[str]:
     """The queue in numbers; then who decides, and by what."""
-    parked = f" ({scheduler.parked} parked)" if scheduler.parked else ""
+    parked = f" · [bold]{scheduler.parked}[/] parked" if scheduler.parked else ""
     oldest = f", the oldest for {scheduler.oldest_wait_ms / 1000:.1f} s" if scheduler.queued else ""
     queue = f"[bold]{scheduler.running}[/] running · [bold]{scheduler.queued}[/] queued{parked}{oldest}"
     rules = [
@@ -110,9 +110,10 @@ def _slots(view: scheduler_pb2.WorkerView) -> str:
 
 
 def _parked(view: scheduler_pb2.WorkerView) -> str:
-    """Requests on board that wait for their turn: those with a slot, then those without."""
-    parked = sum(slot.state == "parked" for slot in view.slots)
-    swapped = sum(r.residence == scheduler_pb2.RESIDENCE_SWAPPED for r in view.status.running)
+    """Requests that wait to resume: those in the KV cache, then those outside it."""
+    residences = [resident.residence for resident in view.status.residents]
+    parked = residences.count(scheduler_pb2.RESIDENCE_PARKED)
+    swapped = residences.count(scheduler_pb2.RESIDENCE_SWAPPED)
     if swapped:
         return f"{parked}, {swapped} swapped"
     return str(parked) if parked else "[dim]-[/]"

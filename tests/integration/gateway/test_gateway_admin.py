@@ -59,7 +59,7 @@ class Draining:
 
     async def until_on_board(self, n: int) -> scheduler_pb2.DrainProgress:
         while (progress := await self.next()) is not None:
-            if progress.on_board == n:
+            if progress.residents == n:
                 return progress
         raise AssertionError(f"the stream ended before {n} were on board")
 
@@ -208,7 +208,7 @@ async def test_a_drain_that_somebody_undoes_ends_undrained(admin: Admin, schedul
     scheduler.drains(2)
     draining = admin.drain("worker-1")
     await draining.next()
-    scheduler.progress = scheduler_pb2.DrainProgress(on_board=2, state=READY)
+    scheduler.progress = scheduler_pb2.DrainProgress(residents=2, state=READY)
     last = None
     while (progress := await draining.next()) is not None:
         last = progress

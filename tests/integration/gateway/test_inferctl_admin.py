@@ -71,7 +71,7 @@ async def test_a_drain_is_followed_in_lines_without_a_terminal(
     scheduler.drains(0, is_drained=True)
     result = await draining
     assert result.returncode == 0, result.stderr
-    assert result.stdout == "worker-1 is draining: 1 request on board\nworker-1 may be stopped\n"
+    assert result.stdout == "worker-1 is draining: 1 request left\nworker-1 may be stopped\n"
     assert scheduler.heard[0].drain.hand_over_after_ms == 1500
 
 
@@ -80,9 +80,9 @@ async def test_a_drain_at_the_terminal_ends_with_what_may_be_done(
 ) -> None:
     scheduler.drains(3)
     async with Terminal("admin", "drain", "worker-1", env=env) as terminal:
-        await terminal.see("draining worker-1.*3 requests on board")
+        await terminal.see("draining worker-1.*3 requests left")
         scheduler.drains(1)
-        await terminal.see("1 request on board")
+        await terminal.see("1 request left")
         scheduler.drains(0, is_drained=True)
         await terminal.see("worker-1 may be stopped")
         assert await terminal.exit_status() == 0
@@ -93,7 +93,7 @@ async def test_ctrl_c_stops_watching_and_says_that_draining_goes_on(
 ) -> None:
     scheduler.drains(3)
     async with Terminal("admin", "drain", "worker-1", env=env) as terminal:
-        await terminal.see("3 requests on board")
+        await terminal.see("3 requests left")
         terminal.press_ctrl_c()
         await terminal.see("worker-1 goes on draining")
         assert await terminal.exit_status() == 130
@@ -103,7 +103,7 @@ async def test_ctrl_c_stops_watching_and_says_that_draining_goes_on(
 async def test_a_drain_can_be_left_to_itself(env: dict[str, str], scheduler: ScriptedAdmin) -> None:
     scheduler.drains(3)
     result = await run("admin", "drain", "worker-1", "--no-wait", env=env)
-    assert (result.returncode, result.stdout) == (0, "worker-1 is draining: 3 requests on board\n")
+    assert (result.returncode, result.stdout) == (0, "worker-1 is draining: 3 requests left\n")
     scheduler.drains(0, is_drained=True)
     assert (
         await run("admin", "drain", "worker-1", "--no-wait", env=env)
@@ -116,7 +116,7 @@ async def test_a_drain_that_is_undone_elsewhere_is_not_a_success(
     scheduler.drains(3)
     draining = asyncio.create_task(run("admin", "drain", "worker-1", env=env))
     await until(lambda: len(scheduler.heard) > 2)
-    scheduler.progress = scheduler_pb2.DrainProgress(on_board=3, state=scheduler_pb2.WORKER_STATE_READY)
+    scheduler.progress = scheduler_pb2.DrainProgress(residents=3, state=scheduler_pb2.WORKER_STATE_READY)
     result = await draining
     assert result.returncode == 1
     assert result.stderr == "inferctl: worker-1 takes requests again: its draining was undone\n"

@@ -90,7 +90,7 @@ async def test_a_worker_is_drained_when_its_last_request_has_ended(theatre: Stag
     await theatre.submit("last")
     await worker.has("last")
     reply = await ask(theatre, Request(drain=scheduler_pb2.DrainRequest(worker_id="w1")))
-    assert (reply.drain.on_board, reply.drain.is_drained) == (1, False)
+    assert (reply.drain.residents, reply.drain.is_drained) == (1, False)
     await theatre.submit("late")
     progress = Request(get_drain=scheduler_pb2.GetDrain(worker_id="w1"))
     await until(theatre, progress, lambda p: p.state == scheduler_pb2.WORKER_STATE_DRAINING)

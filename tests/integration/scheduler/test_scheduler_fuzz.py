@@ -25,12 +25,12 @@ def usual_messages() -> list[tuple[str, Message]]:
         worker_id="w9", incarnation="i9", state=scheduler_pb2.WORKER_STATE_READY, slots=2, kv_cells=100
     )
     status.models.add(name=MODEL, context_length=512)
-    status.running.add(**named)
+    status.residents.add(**named)
     status.ended.add(**named)
     ended = scheduler_pb2.WorkerEvent(worker_id="w9", incarnation="i9")
     ended.request_ended.MergeFrom(scheduler_pb2.RequestEnded(**named))
     died = scheduler_pb2.WorkerEvent(worker_id="w9", incarnation="i9")
-    died.engine_died.on_board.add(**named)
+    died.engine_died.residents.add(**named)
     drain = scheduler_pb2.SchedulerAdminRequest()
     drain.drain.worker_id = "w9"
     fairness = scheduler_pb2.SchedulerAdminRequest()

@@ -30,17 +30,19 @@ def usual_messages(worker_id: str, incarnation: str) -> list[tuple[str, Message]
         incarnation=incarnation,
         phase=worker_pb2.PHASE_PREFILL,
         items=[batch_item("odd", max_tokens=2, temperature=0.8, logit_bias={5: 1.0}, stop=("x",))],
-        preemptions=[worker_pb2.Preemption(tenant="t", request_id="odd", epoch=1)],
+        deschedule=[worker_pb2.Deschedule(tenant="t", request_id="odd", epoch=1)],
     )
     decode = worker_pb2.RequestBatch(
         batch_id="b", incarnation=incarnation, phase=worker_pb2.PHASE_DECODE, items=[resume_item("odd")]
     )
     drop = worker_pb2.WorkerCommand()
     drop.drop.tenant, drop.drop.request_id, drop.drop.epoch = "t", "odd", 1
+    end = worker_pb2.WorkerCommand(deschedule=prefill.deschedule[0])
     return [
         (subjects.worker_batch(worker_id), prefill),
         (subjects.worker_batch(worker_id), decode),
         (subjects.worker_command(worker_id), drop),
+        (subjects.worker_command(worker_id), end),
         (subjects.cancel("t", "odd"), scheduler_pb2.CancelNotice(tenant="t", request_id="odd")),
     ]
 
@@ -85,7 +87,7 @@ async def test_a_worker_goes_on_whatever_is_published_to_it(worker: WorkerProces
             if is_harmless(payload):
                 await worker.bus.publish(subject, payload)
         await worker.bus.flush()
-    await worker.until(lambda: worker.status is not None and not worker.status.running)
+    await worker.until(lambda: worker.status is not None and not worker.status.residents)
     stream = await worker.read("after")
     answer = await worker.submit(batch_item("after", max_tokens=8))
     assert list(answer.accepted_request_ids) == ["after"]

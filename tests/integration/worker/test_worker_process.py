@@ -230,13 +230,13 @@ async def test_when_the_engine_is_killed_the_scheduler_hears_at_once_and_it_star
     os.kill(private_worker.engine_pid(), signal.SIGKILL)
     await private_worker.until(lambda: any(e.HasField("engine_died") for e in private_worker.events))
     died = next(e.engine_died for e in private_worker.events if e.HasField("engine_died"))
-    assert [(r.request_id, r.epoch) for r in died.on_board] == [("victim", 1)]
+    assert [(r.request_id, r.epoch) for r in died.residents] == [("victim", 1)]
     assert "SIGKILL" in died.message
     await private_worker.until(
         lambda: (
             private_worker.status is not None
             and private_worker.status.state == scheduler_pb2.WORKER_STATE_READY
-            and not private_worker.status.running
+            and not private_worker.status.residents
         )
     )
     assert (await run(private_worker, batch_item("next", slot=0)))[-1].finished.reason == LENGTH
@@ -299,7 +299,7 @@ async def test_past_the_drain_limit_the_rest_is_handed_over(
         worker.send(signal.SIGTERM)
         await worker.until(lambda: any(e.HasField("worker_left") for e in worker.events))
         left = next(e.worker_left for e in worker.events if e.HasField("worker_left"))
-        assert [r.request_id for r in left.on_board] == ["unfinished"]
+        assert [r.request_id for r in left.residents] == ["unfinished"]
         assert await worker.wait() == 0
     finally:
         worker.kill()

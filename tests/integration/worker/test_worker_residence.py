@@ -248,7 +248,7 @@ async def test_a_deadline_ends_a_parked_request(worker: WorkerProcess) -> None:
 
 async def test_only_residents_are_resumed(worker: WorkerProcess) -> None:
     answer = await worker.resume(resume_item("never-seen"))
-    assert [r.reason for r in answer.refused] == [worker_pb2.REFUSAL_REASON_NOT_ON_BOARD]
+    assert [r.reason for r in answer.refused] == [worker_pb2.REFUSAL_REASON_NOT_RESIDENT]
 
 
 async def test_a_leader_notice_is_answered_by_a_heartbeat_and_older_terms_are_refused(
@@ -271,7 +271,7 @@ async def test_a_dead_engine_is_told_with_all_that_waited_on_it(start_worker: St
     os.kill(worker.engine_pid(), signal.SIGKILL)
     await worker.until(lambda: any(e.HasField("engine_died") for e in worker.events))
     died = next(e.engine_died for e in worker.events if e.HasField("engine_died"))
-    assert {r.request_id for r in died.on_board} == {"ran", "waited"}
+    assert {r.request_id for r in died.residents} == {"ran", "waited"}
 
 
 async def test_an_engine_that_makes_no_step_is_killed_and_told_as_dead(start_worker: StartWorker) -> None:
@@ -280,7 +280,7 @@ async def test_an_engine_that_makes_no_step_is_killed_and_told_as_dead(start_wor
     os.kill(worker.engine_pid(), signal.SIGSTOP)
     await worker.until(lambda: any(e.HasField("engine_died") for e in worker.events))
     died = next(e.engine_died for e in worker.events if e.HasField("engine_died"))
-    assert [r.request_id for r in died.on_board] == ["held-up"]
+    assert [r.request_id for r in died.residents] == ["held-up"]
     assert "no step for 1 s" in died.message
     await worker.until(lambda: worker.status is not None and worker.status.state == READY)
     assert (await run(worker, batch_item("next")))[-1].finished.reason == LENGTH
@@ -308,5 +308,5 @@ async def test_sigterm_hands_over_at_once_what_only_waits_to_resume(start_worker
     worker.send(signal.SIGTERM)
     await worker.until(lambda: any(e.HasField("worker_left") for e in worker.events))
     left = next(e.worker_left for e in worker.events if e.HasField("worker_left"))
-    assert [r.request_id for r in left.on_board] == ["waiting"]
+    assert [r.request_id for r in left.residents] == ["waiting"]
     assert await worker.wait() == 0

@@ -60,7 +60,7 @@ def test_every_request_ends_with_all_its_tokens(policy: PolicyName, mode: studie
         assert arrival.outcome in ("stop", "length")
         assert arrival.ended_s is not None
     assert not world.core.jobs
-    assert all(not worker.on_board for worker in world.workers.values())
+    assert all(not worker.residents for worker in world.workers.values())
 
 
 @settings(max_examples=12, deadline=None)

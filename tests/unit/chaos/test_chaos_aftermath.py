@@ -39,7 +39,7 @@ def test_slots_cells_and_what_a_worker_says_are_told() -> None:
     status = idle()
     view = status.scheduler.workers[1]
     view.slots.add(slot=1, state="parked", request_id="r", epoch=2)
-    view.status.running.add(request_id="s", epoch=1)
+    view.status.residents.add(request_id="s", epoch=1)
     view.status.kv_cells_reserved = 7
     assert held(status, workers=2) == [
         "worker-1: slot 1 is parked (r, epoch 2)",

@@ -28,22 +28,21 @@ def shown(view: RenderableType) -> str:
 
 
 def worker_view(running: int, *, parked: int = 0, swapped: int = 0) -> scheduler_pb2.WorkerView:
-    """A worker where four may run, with eight sequence slots."""
-    states = ["running"] * running + ["parked"] * parked
+    """A worker with four slots."""
     slots = [
-        scheduler_pb2.SlotStatus(slot=index, state=states[index] if index < len(states) else "free")
-        for index in range(8)
+        scheduler_pb2.SlotStatus(slot=index, state="running" if index < running else "free")
+        for index in range(4)
     ]
+    residences = [scheduler_pb2.RESIDENCE_PARKED] * parked + [scheduler_pb2.RESIDENCE_SWAPPED] * swapped
     status = scheduler_pb2.WorkerStatus(
         worker_id="worker-0",
         state=scheduler_pb2.WORKER_STATE_READY,
         models=[CARD],
         slots=4,
-        sequences=8,
         kv_cells=8192,
         kv_cells_used=1234,
         decode_tokens_per_s=210.4,
-        running=[scheduler_pb2.RunningRequest(residence=scheduler_pb2.RESIDENCE_SWAPPED)] * swapped,
+        residents=[scheduler_pb2.ResidentRequest(residence=residence) for residence in residences],
     )
     return scheduler_pb2.WorkerView(status=status, slots=slots, heartbeat_age_ms=400)
 
@@ -72,12 +71,12 @@ def test_status_shows_services_queue_and_slots() -> None:
     assert "210/s" in text
 
 
-def test_status_shows_what_waits_for_its_turn_on_workers() -> None:
+def test_status_shows_what_waits_to_resume_on_workers() -> None:
     scheduler = scheduler_pb2.SchedulerStatus(
         workers=[worker_view(running=4, parked=2, swapped=1)], queued=5, running=4, parked=3
     )
     text = shown(status_view(cluster_pb2.GetStatusResponse(scheduler=scheduler)))
-    assert "4 running · 5 queued (3 parked), the oldest" in text
+    assert "4 running · 5 queued · 3 parked, the oldest" in text
     assert "■■■■■■■■ 4/4  2, 1 swapped" in text
 
 

@@ -16,7 +16,7 @@ def progress(
     is_drained: bool = False,
     state: scheduler_pb2.WorkerState.ValueType = DRAINING,
 ) -> scheduler_pb2.DrainProgress:
-    return scheduler_pb2.DrainProgress(on_board=on_board, is_drained=is_drained, state=state)
+    return scheduler_pb2.DrainProgress(residents=on_board, is_drained=is_drained, state=state)
 
 
 def test_the_first_answer_and_every_change_are_told_at_once() -> None:

@@ -43,7 +43,7 @@ class FakeCore:
     def drain_progress(self, worker_id: str) -> DrainProgress:
         if worker_id != "worker-1":
             raise NotFound(f"no worker {worker_id} is alive")
-        return DrainProgress(on_board=2, is_drained=False, state=DRAINING)
+        return DrainProgress(residents=2, is_drained=False, state=DRAINING)
 
 
 class Entry(NamedTuple):
@@ -203,7 +203,7 @@ async def test_a_drain_is_decided_by_the_core_and_its_progress_answered() -> Non
     reply = await desk.ask(
         Request(drain=scheduler_pb2.DrainRequest(worker_id="worker-1", hand_over_after_ms=1500))
     )
-    assert reply.drain == scheduler_pb2.DrainProgress(on_board=2, state=DRAINING)
+    assert reply.drain == scheduler_pb2.DrainProgress(residents=2, state=DRAINING)
     assert desk.core.drains == [("worker-1", False, 1.5, NOW)]
     assert [type(action) for todo in desk.done for action in todo] == [SendCommand]
 
@@ -227,7 +227,7 @@ async def test_a_drain_is_undone() -> None:
 async def test_asking_for_progress_drains_nothing() -> None:
     desk = Desk()
     reply = await desk.ask(Request(get_drain=scheduler_pb2.GetDrain(worker_id="worker-1")))
-    assert reply.drain.on_board == 2
+    assert reply.drain.residents == 2
     assert desk.core.drains == []
 
 
@@ -257,7 +257,7 @@ async def test_a_worker_that_another_partition_may_have_is_left_to_its_leader() 
     unknown = Request(drain=scheduler_pb2.DrainRequest(worker_id="nobody"))
     assert await desk.administration.answer(unknown.SerializeToString()) is None
     known = Request(get_drain=scheduler_pb2.GetDrain(worker_id="worker-1"))
-    assert (await desk.ask(known)).drain.on_board == 2
+    assert (await desk.ask(known)).drain.residents == 2
 
 
 async def test_without_the_lease_nothing_is_done_or_said() -> None:

@@ -92,14 +92,14 @@ def status(**fields: Any) -> scheduler_pb2.WorkerStatus:
     return scheduler_pb2.WorkerStatus(**(usual | fields))
 
 
-def running(**fields: Any) -> list[scheduler_pb2.RunningRequest]:
+def residents(**fields: Any) -> list[scheduler_pb2.ResidentRequest]:
     usual: dict[str, Any] = {"request_id": "r", "tenant": "t", "epoch": 1}
-    return [scheduler_pb2.RunningRequest(**(usual | fields))]
+    return [scheduler_pb2.ResidentRequest(**(usual | fields))]
 
 
 def test_a_heartbeat_of_a_worker_passes() -> None:
     check_status(status())
-    check_status(status(running=running(residence=scheduler_pb2.RESIDENCE_SWAPPED, slot=2**32 - 1)))
+    check_status(status(residents=residents(residence=scheduler_pb2.RESIDENCE_SWAPPED, slot=2**32 - 1)))
 
 
 @pytest.mark.parametrize(
@@ -110,7 +110,6 @@ def test_a_heartbeat_of_a_worker_passes() -> None:
         ("state", {"state": 0}),
         ("state", {"state": 77}),
         ("slots", {"slots": 10_000_000}),
-        ("sequences", {"sequences": 10_000_000}),
         ("kv_cells", {"kv_cells": 2**32 - 1}),
         ("prefill_tokens_per_s", {"prefill_tokens_per_s": float("nan")}),
         ("decode_tokens_per_s", {"decode_tokens_per_s": float("inf")}),
@@ -120,14 +119,15 @@ def test_a_heartbeat_of_a_worker_passes() -> None:
         ("models.digest", {"models": [{"name": "m", "digest": "../../etc/passwd"}]}),
         ("models.context_length", {"models": [{"name": "m", "context_length": 2**32 - 1}]}),
         ("models", {"models": [{"name": "m"}] * 65}),
-        ("running", {"running": running() * 4097}),
+        ("residents", {"residents": residents() * 4097}),
         ("ended", {"ended": [{"request_id": "r", "tenant": "t", "epoch": 1}] * 4097}),
-        ("running.tenant", {"running": running(tenant="a b")}),
-        ("running.request_id", {"running": running(request_id="a.b")}),
-        ("running.epoch", {"running": running(epoch=2**32 - 1)}),
-        ("running.slot", {"running": running(slot=256)}),
-        ("running.residence", {"running": running(residence=99)}),
-        ("running.generated_tokens", {"running": running(generated_tokens=2**32 - 1)}),
+        ("residents.tenant", {"residents": residents(tenant="a b")}),
+        ("residents.request_id", {"residents": residents(request_id="a.b")}),
+        ("residents.epoch", {"residents": residents(epoch=2**32 - 1)}),
+        ("residents.slot", {"residents": residents(slot=256, residence=scheduler_pb2.RESIDENCE_RUNNING)}),
+        ("residents.run", {"residents": residents(run=2**32 - 1)}),
+        ("residents.residence", {"residents": residents(residence=99)}),
+        ("residents.generated_tokens", {"residents": residents(generated_tokens=2**32 - 1)}),
         ("ended.epoch", {"ended": [{"request_id": "r", "tenant": "t", "epoch": 2**32 - 1}]}),
     ],
 )
@@ -157,6 +157,7 @@ def test_an_event_of_a_worker_passes() -> None:
         ("event", {}),
         ("worker_id", {"worker_id": "", "worker_left": {}}),
         ("request_yielded.residence", {"request_yielded": YIELDED | {"residence": 99}}),
+        ("request_yielded.run", {"request_yielded": YIELDED | {"run": 2**32 - 1}}),
         ("request_yielded.tenant", {"request_yielded": YIELDED | {"tenant": "a b"}}),
         ("request_ended.request_id", {"request_ended": {"tenant": "t"}}),
         (
@@ -169,8 +170,11 @@ def test_an_event_of_a_worker_passes() -> None:
                 }
             },
         ),
-        ("engine_died.on_board.tenant", {"engine_died": {"on_board": [{"request_id": "r", "tenant": ">"}]}}),
-        ("worker_left.on_board.epoch", {"worker_left": {"on_board": [NAMED | {"epoch": 2**31}]}}),
+        (
+            "engine_died.residents.tenant",
+            {"engine_died": {"residents": [NAMED | {"tenant": ">"}]}},
+        ),
+        ("worker_left.residents.epoch", {"worker_left": {"residents": [NAMED | {"epoch": 2**31}]}}),
     ],
 )
 def test_an_event_that_cannot_be_is_refused_with_the_fields_name(field: str, bad: dict[str, Any]) -> None:

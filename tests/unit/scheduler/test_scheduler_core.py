@@ -34,7 +34,7 @@ def test_jobs_that_arrive_together_travel_in_one_batch_least_loaded_worker_first
     world.settle()
     first = submit(world, "r1", prompt=40)
     world.settle()
-    busy = big if first in big.running else small
+    busy = big if first in big.residents else small
     idle = small if busy is big else big
     submit(world, "r2")
     submit(world, "r3")
@@ -44,7 +44,7 @@ def test_jobs_that_arrive_together_travel_in_one_batch_least_loaded_worker_first
     world.do([])
     world.settle()
     assert [len(batch.items) for batch in idle.batches] == [2]
-    assert len(busy.running) == 1
+    assert len(busy.residents) == 1
 
 
 def _next_job(world: World) -> tuple[scheduler_pb2.InferenceRequest, int, int, float]:
@@ -68,7 +68,7 @@ def test_no_more_is_placed_than_slots_and_cells_allow(world: World) -> None:
     for i in range(4):
         submit(world, f"r{i}", prompt=4, max_tokens=4)  # 7 cells: the last token's is never written
     world.settle()
-    assert len(worker.running) == 2
+    assert len(worker.residents) == 2
     world.live(20)
     world.check_quiet()
 
@@ -79,11 +79,11 @@ def test_a_job_that_fits_nowhere_now_is_not_starved_by_small_ones(world: World) 
     big = submit(world, "big", prompt=16, max_tokens=4)
     small = submit(world, "small2", prompt=2, max_tokens=2)
     world.settle()
-    assert {k.request_id for k in worker.running} == {"small1"}
+    assert {k.request_id for k in worker.residents} == {"small1"}
     for _ in range(4):
         worker.step()
     world.settle()
-    assert set(worker.running) == {big}
+    assert set(worker.residents) == {big}
     assert world.core.jobs[small].state is JobState.QUEUED
 
 
@@ -103,7 +103,7 @@ def test_two_tenants_may_use_the_same_id_on_one_worker_but_not_in_one_batch(worl
     world.submit(make_request("same", tenant="acme", at=world.now))
     world.submit(make_request("same", tenant="bolt", at=world.now))
     world.settle()
-    assert len(worker.running) == 2
+    assert len(worker.residents) == 2
     assert [len(batch.items) for batch in worker.batches] == [1, 1]
     world.live(20)
     world.check_quiet()
@@ -121,7 +121,7 @@ def test_a_refusal_puts_the_job_back_and_spares_the_worker_until_it_speaks(world
     worker.state = scheduler_pb2.WORKER_STATE_READY
     worker.beat()
     world.settle()
-    assert key in worker.running
+    assert key in worker.residents
 
 
 def test_an_unanswered_batch_is_dropped_and_retried_in_the_next_epoch(world: World) -> None:
@@ -135,7 +135,7 @@ def test_an_unanswered_batch_is_dropped_and_retried_in_the_next_epoch(world: Wor
     world.settle()
     worker.beat()
     world.settle()
-    assert worker.running[key].epoch == 2
+    assert worker.residents[key].epoch == 2
 
 
 def test_a_silent_worker_is_dead_and_its_request_continues_elsewhere(world: World) -> None:
@@ -151,8 +151,8 @@ def test_a_silent_worker_is_dead_and_its_request_continues_elsewhere(world: Worl
         world.pass_time(0.5)
         second.beat()
         world.settle()
-    assert list(second.running[key].request.generated_token_ids) == [0, 1]
-    assert second.running[key].epoch == 2
+    assert list(second.residents[key].request.generated_token_ids) == [0, 1]
+    assert second.residents[key].epoch == 2
     world.live(10)
     world.check_quiet()
 
@@ -187,20 +187,20 @@ def test_a_restarted_workers_requests_are_retried_at_once(world: World) -> None:
     world.settle()
     again = world.add_worker("w1")
     world.settle()
-    assert again.running[key].epoch == 2
+    assert again.residents[key].epoch == 2
 
 
 def test_a_vanished_request_is_retried_after_two_heartbeats_without_it(world: World) -> None:
     worker = world.add_worker("w1")
     key = submit(world, "r1")
     world.settle()
-    worker.running.clear()
+    worker.residents.clear()
     worker.beat()
     world.settle()
     assert world.core.jobs[key].epoch == 1
     worker.beat()
     world.settle()
-    assert worker.running[key].epoch == 2
+    assert worker.residents[key].epoch == 2
 
 
 def test_a_request_that_kills_two_engines_the_second_one_alone_is_failed(world: World) -> None:
@@ -222,7 +222,7 @@ def test_retries_are_limited_but_a_worker_leaving_in_order_costs_none(world: Wor
     for _ in range(8):
         worker = world.add_worker("w1")
         world.settle()
-        assert key in worker.running
+        assert key in worker.residents
         del world.workers["w1"]
         worker.leave()
         world.settle()
@@ -238,7 +238,7 @@ def test_a_request_whose_tokens_are_all_out_is_finished_without_a_worker(world: 
     world.settle()
     worker.step()
     worker.step()
-    last = worker._chunk(worker.running[key])  # the engine died between the last token and the end
+    last = worker.chunk(worker.residents[key], offset=2)  # the engine died between the last token and the end
     last.token_ids.append(2)
     world.publish(key, last)
     worker.die_engine()
@@ -279,7 +279,7 @@ def test_a_job_that_comes_again_is_run_once(world: World) -> None:
     submit(world, "r1")
     world.deliver_job(1)
     world.settle()
-    assert len(worker.running) == 1
+    assert len(worker.residents) == 1
     world.deliver_job(1)
     world.live(6)
     assert [len(batch.items) for batch in worker.batches] == [1]
@@ -305,12 +305,12 @@ def test_a_request_that_runs_without_a_job_is_dropped_after_a_grace(world: World
         worker.beat()
         world.pass_time(1.0)
         world.settle()
-    assert key in worker.running
+    assert key in worker.residents
     for _ in range(6):
         worker.beat()
         world.pass_time(1.0)
         world.settle()
-    assert worker.running == {}
+    assert worker.residents == {}
 
 
 def test_a_request_waits_ten_seconds_for_a_worker_of_its_model_then_fails(world: World) -> None:
@@ -352,7 +352,7 @@ def test_an_end_that_only_readers_heard_of_is_found_in_the_replay(world: World) 
         world.pass_time(0.5)
     assert world.acks == {1: ["length"]}
     assert second.batches == []
-    assert len(world.clients[key]) == 2
+    assert len(world.clients[key]) == 3
 
 
 def test_a_request_goes_to_the_worker_with_room_not_to_the_less_loaded_one(world: World) -> None:
@@ -365,14 +365,14 @@ def test_a_request_goes_to_the_worker_with_room_not_to_the_less_loaded_one(world
     for i in range(2, 5):
         submit(world, f"r{i}", prompt=8, max_tokens=8)
         world.settle()
-    assert (len(tight.batches), len(roomy.running)) == (1, 3)
+    assert (len(tight.batches), len(roomy.residents)) == (1, 3)
 
 
 def test_an_adopted_request_has_ended_only_when_readers_saw_it_end(world: World) -> None:
     stale = world.add_worker("w1")
     key = submit(world, "r1", max_tokens=2)
     world.settle()
-    later = stale._chunk(stale.running[key])
+    later = stale.chunk(stale.residents[key], offset=0)
     later.epoch = 5  # of a worker that died since, with the scheduler that knew of it
     world.publish(key, later)
     world.limits = Limits(settle_s=0.0, clock_skew_s=1.0)
@@ -404,13 +404,14 @@ def test_until_workers_were_heard_a_new_scheduler_ends_nothing_that_may_run(worl
     world.check_quiet()
 
 
-def test_a_slot_that_a_stray_still_has_is_not_free_when_its_owner_leaves(world: World) -> None:
+def test_a_slot_in_which_an_unowned_request_runs_is_not_free_when_its_own_leaves(world: World) -> None:
     world.add_worker("w1", slots=1)
     key = submit(world, "r1")
     world.settle()
     view = world.core.table.workers["w1"]
     status = world.workers["w1"].status()
-    status.running.add(tenant="bolt", request_id="other", epoch=1, slot=0)
+    runs = scheduler_pb2.RESIDENCE_RUNNING
+    status.residents.add(tenant="bolt", request_id="other", epoch=1, residence=runs, slot=0)
     view.reconcile(status, world.now, 2)
     view.release(key)
     assert view.free_slots == 0
@@ -464,11 +465,11 @@ def test_a_request_for_a_large_worker_alone_does_not_hold_up_those_for_small_one
     fits_both = submit(world, "fits both")
     world.settle()
     assert world.core.jobs[huge].state is JobState.QUEUED
-    assert fits_both in small.running
+    assert fits_both in small.residents
     large.state = scheduler_pb2.WORKER_STATE_READY
     large.beat()
     world.settle()
-    assert huge in large.running
+    assert huge in large.residents
     world.live(30)
     world.check_quiet()
 
@@ -482,8 +483,8 @@ def test_workers_that_a_waiting_request_fits_are_kept_for_it_and_others_are_not(
     third = submit(world, "third", prompt=10)
     fourth = submit(world, "fourth", prompt=10)
     world.settle()
-    assert list(large.running) == [first], "the second waits for its cells"
-    assert list(small.running) == [third]
+    assert list(large.residents) == [first], "the second waits for its cells"
+    assert list(small.residents) == [third]
     assert [world.core.jobs[key].state for key in (second, fourth)] == [JobState.QUEUED] * 2
     world.live(30)
     world.check_quiet()
@@ -502,4 +503,4 @@ def test_a_refusal_for_a_reason_that_is_not_known_here_is_one_like_any_other(wor
     assert isinstance(counted, actions.CountRefusal)
     assert (counted.key, counted.worker_id, counted.reason) == (key, "w1", "unknown")
     assert world.core.jobs[key].state is JobState.QUEUED
-    assert not worker.running
+    assert not worker.residents

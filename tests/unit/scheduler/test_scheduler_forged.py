@@ -144,7 +144,6 @@ def heartbeats(draw: st.DrawFn) -> scheduler_pb2.WorkerStatus:
         worker_id=draw(WORKERS),
         incarnation=draw(INCARNATIONS),
         slots=draw(FEW | U32),
-        sequences=draw(FEW | U32),
         kv_cells=draw(st.just(32) | U32),
         prefill_tokens_per_s=draw(DOUBLES),
         decode_tokens_per_s=draw(DOUBLES),
@@ -155,10 +154,11 @@ def heartbeats(draw: st.DrawFn) -> scheduler_pb2.WorkerStatus:
     for _ in range(draw(FEW)):
         status.models.add(name=draw(st.sampled_from([MODEL, MODEL, "other", ""])), context_length=draw(U32))
     for _ in range(draw(FEW)):
-        status.running.add(
+        status.residents.add(
             request_id=draw(NAMES),
             tenant=draw(TENANTS),
             epoch=draw(FEW | U32),
+            run=draw(FEW | U32),
             slot=draw(FEW | U32),
             prompt_tokens=draw(U32),
             generated_tokens=draw(U32),
@@ -180,13 +180,14 @@ def events(draw: st.DrawFn) -> scheduler_pb2.WorkerEvent:
             )
             event.request_ended.usage.completion_tokens = draw(U32)
         case 1:
-            event.engine_died.on_board.add(**named)
+            event.engine_died.residents.add(**named)
         case 2:
-            event.worker_left.on_board.add(**named)
+            event.worker_left.residents.add(**named)
         case 3:
             event.request_yielded.MergeFrom(
                 scheduler_pb2.RequestYielded(
                     **named,
+                    run=draw(FEW | U32),
                     reason=scheduler_pb2.YieldReason.ValueType(draw(ENUMS)),
                     residence=scheduler_pb2.Residence.ValueType(draw(ENUMS)),
                     generated_tokens=draw(U32),

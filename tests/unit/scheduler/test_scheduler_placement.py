@@ -29,7 +29,6 @@ def worker_of(context_length: int, kv_cells: int) -> WorkerSlots:
         incarnation="i1",
         state=scheduler_pb2.WORKER_STATE_READY,
         slots=2,
-        sequences=4,
         kv_cells=kv_cells,
     )
     status.models.add(name=MODEL, context_length=context_length)
@@ -52,7 +51,7 @@ def test_an_idle_worker_takes_a_job_or_it_is_said_why_it_never_will(
 ) -> None:
     worker = worker_of(context_length, kv_cells)
     placement = Placement()
-    placement.update_models(worker)
+    placement.changed(worker)
     job = job_of(prompt, max_tokens, generated, seen)
     takes_it = placement.choose(job) is worker
     assert takes_it == (not placement.why_never(job))

@@ -173,7 +173,7 @@ def test_what_a_tenant_was_served_beyond_its_share_it_still_owes_when_it_returns
     assert drain(policy) == [3, 4, 2]
 
 
-def test_a_job_that_is_set_aside_costs_its_tenant_nothing() -> None:
+def test_a_job_that_is_skipped_costs_its_tenant_nothing() -> None:
     shares = TenantShares()
     policy = Fair(AGING_S, shares)
     queue = ModelQueue(policy)
@@ -181,7 +181,7 @@ def test_a_job_that_is_set_aside_costs_its_tenant_nothing() -> None:
     queue.push(aside)
     queue.push(other)
     queue.charge("b", 50, 0)
-    queue.set_aside(aside)
+    queue.skip(aside)
     assert queue.first() is other
     assert len(queue) == 2
     queue.put_back(aside)
@@ -193,7 +193,7 @@ def test_a_job_that_is_set_aside_costs_its_tenant_nothing() -> None:
 @given(
     st.sampled_from(["priority", "fcfs", "sjf", "fair"]), st.lists(st.integers(0, 3), min_size=1, max_size=30)
 )
-def test_whoever_is_set_aside_the_order_is_the_same_afterwards(name: PolicyName, tenants: list[int]) -> None:
+def test_whoever_is_skipped_the_order_is_the_same_afterwards(name: PolicyName, tenants: list[int]) -> None:
     def fill() -> ModelQueue:
         queue = ModelQueue(make_policy(name, aging_s=AGING_S))
         for i, tenant in enumerate(tenants):
@@ -211,7 +211,7 @@ def test_whoever_is_set_aside_the_order_is_the_same_afterwards(name: PolicyName,
     disturbed = fill()
     aside = []
     while (job := disturbed.first()) is not None:
-        disturbed.set_aside(job)
+        disturbed.skip(job)
         aside.append(job)
     for job in aside:
         disturbed.put_back(job)

@@ -178,6 +178,6 @@ def test_urgent_requests_preempt_as_before() -> None:
     world.settle()
     world.submit(make_request("urgent", tenant="flood", priority=9, max_tokens=30, at=world.now))
     world.settle()
-    assert worker.running[RequestKey("flood", "urgent")].is_running
+    assert worker.residents[RequestKey("flood", "urgent")].is_running
     world.live(300)
     world.check_quiet()

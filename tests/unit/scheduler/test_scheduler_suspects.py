@@ -15,7 +15,6 @@ from inferflux.scheduler.core.jobs import JobState, RequestKey, RequeueReason
 from inferflux.scheduler.core.limits import Limits
 from inferflux.scheduler.core.policies import make_policy
 from inferflux.scheduler.core.queue import Queue
-from inferflux.scheduler.core.slots import Residence
 from inferflux.scheduler.core.state import SchedulerState
 from inferflux.v1 import scheduler_pb2
 
@@ -92,12 +91,12 @@ def test_a_suspect_runs_alone_until_it_is_past_the_point_of_death_and_then_besid
     for _ in range(40):
         worker.beat()
         quarantine.world.settle()
-        beside.append(sum(s.is_running for s in worker.running.values()))
+        beside.append(sum(s.is_running for s in worker.residents.values()))
         worker.step()
         quarantine.world.settle()
     assert set(beside[:24]) == {1}
     assert beside[-1] == 3
-    assert min(s.generated for s in worker.running.values()) > 11
+    assert min(s.generated for s in worker.residents.values()) > 11
     quarantine.end()
     assert {quarantine.outcome(key) for key in keys} == {"length"}
 
@@ -148,7 +147,7 @@ def test_suspects_take_a_worker_from_others_when_none_is_idle_and_none_starts() 
     quarantine = Quarantined(2, slots=2)
     long = [quarantine.submit(f"long{i}", tokens=50) for i in range(4)]
     killed = quarantine.world.workers.pop("w0")
-    lost = set(killed.running)
+    lost = set(killed.residents)
     for _ in range(2):  # a whole worker is lost twice: only then are its requests suspects
         quarantine.world.core.jobs[next(iter(lost))].worker_deaths = 1
     for _ in range(20):
@@ -157,12 +156,12 @@ def test_suspects_take_a_worker_from_others_when_none_is_idle_and_none_starts() 
         quarantine.world.pass_time(0.25)
     suspect = next(key for key in lost if quarantine.world.core.jobs[key].worker_deaths == 2)
     worker = quarantine.world.workers["w1"]
-    assert [key for key, s in worker.running.items() if s.is_running] == [suspect]
+    assert [key for key, s in worker.residents.items() if s.is_running] == [suspect]
     quarantine.end()
     assert {quarantine.outcome(key) for key in long} == {"length"}
 
 
-def test_a_suspect_that_goes_on_where_it_was_to_wait_runs_alone_again() -> None:
+def test_a_suspect_that_stops_before_it_is_cleared_is_placed_anew() -> None:
     fairness = FairnessController(FairnessSettings())
     state = SchedulerState(Limits(), Queue(lambda _: make_policy("fcfs", aging_s=2.0)), fairness, term=1)
     ready = scheduler_pb2.WORKER_STATE_READY
@@ -174,11 +173,10 @@ def test_a_suspect_that_goes_on_where_it_was_to_wait_runs_alone_again() -> None:
     worker.assign(job.key, 1, 8, is_alone=True)
     state.queue.take_place(job)
     state.on_running(job, 0.0)
-    state.end_turn(worker, job, Residence.PARKED, "timeslice", 1.0)
+    state.end_run(worker, job, "memory", 1.0)
+    assert (job.state, job.epoch) == (JobState.QUEUED, 2)
+    assert not worker.assignments
     assert not worker.is_isolated
-    assert state.take_back(worker, job, 2.0) == []
-    assert worker.is_alone(job.key)
-    assert not worker.takes_new
 
 
 def test_an_urgent_request_does_not_preempt_a_suspect() -> None:
@@ -190,7 +188,7 @@ def test_an_urgent_request_does_not_preempt_a_suspect() -> None:
     worker.beat()
     quarantine.world.settle()
     quarantine.submit("urgent", priority=9)
-    assert list(worker.running) == [suspect]
+    assert list(worker.residents) == [suspect]
     quarantine.end()
 
 
@@ -205,7 +203,7 @@ def test_a_suspect_that_is_cancelled_while_it_waits_frees_its_worker() -> None:
     quarantine.world.settle()
     worker.beat()
     other = quarantine.submit("other")
-    assert other in worker.running
+    assert other in worker.residents
     quarantine.end()
 
 
@@ -272,8 +270,8 @@ def test_a_request_that_a_death_lists_twice_is_lost_once() -> None:
     assert job.state is JobState.RUNNING
     event = worker.event()
     for _ in range(2):
-        event.engine_died.on_board.add(tenant=key.tenant, request_id=key.request_id, epoch=job.epoch)
-    worker.running.clear()
+        event.engine_died.residents.add(tenant=key.tenant, request_id=key.request_id, epoch=job.epoch)
+    worker.residents.clear()
     world.tell(lambda: world.core.on_event(event, world.now))
     world.settle()
     assert job.engine_deaths == 1

@@ -77,8 +77,8 @@ def test_an_urgent_request_takes_the_turn_of_the_least_urgent_which_goes_on_wher
     assert state_of(world, urgent) is JobState.RUNNING
     assert state_of(world, middle) is JobState.RUNNING
     assert state_of(world, low) is JobState.PARKED
-    assert worker.running[low].residence == PARKED
-    (preempting,) = [batch for batch in worker.batches if batch.preemptions]
+    assert worker.residents[low].residence == PARKED
+    (preempting,) = [batch for batch in worker.batches if batch.deschedule]
     assert [item.request.request_id for item in preempting.items] == ["urgent"]
     finish(world)
     assert worker.batches[-1].phase == worker_pb2.PHASE_DECODE
@@ -104,7 +104,7 @@ def test_nobody_gives_way_unless_it_is_enabled_and_the_request_is_urgent(
     world.settle()
     assert (state_of(world, waiting) is JobState.RUNNING) == (priority >= 5)
     finish(world)
-    assert not worker.running
+    assert not worker.residents
 
 
 def test_equal_priority_does_not_preempt() -> None:
@@ -165,7 +165,7 @@ def test_in_a_stream_of_urgent_requests_others_keep_the_slots_that_are_guarantee
     for i in range(40):
         submit(world, f"u{i}", priority=9, max_tokens=3)
         if i >= 3:
-            running = [sequence for sequence in worker.running.values() if sequence.is_running]
+            running = [sequence for sequence in worker.residents.values() if sequence.is_running]
             assert Counter(sequence.request.priority for sequence in running) == {0: 1, 9: 3}
         worker.step()
         world.settle()
@@ -200,7 +200,7 @@ def test_ordinary_requests_take_turns_and_urgent_ones_are_not_sliced() -> None:
     world.pass_time(0.1)
     for _ in range(3):
         worker.step()
-    assert worker.running[first].residence == PARKED  # by itself
+    assert worker.residents[first].residence == PARKED  # by itself
     world.settle()
     assert (state_of(world, first), state_of(world, second)) == (JobState.PARKED, JobState.RUNNING)
     submit(world, "urgent", priority=5)
@@ -218,7 +218,7 @@ def test_a_slice_with_nobody_waiting_goes_on_at_once() -> None:
     for _ in range(3):
         worker.step()
     world.settle()
-    assert worker.running[key].is_running
+    assert worker.residents[key].is_running
     finish(world)
 
 
@@ -231,27 +231,36 @@ def test_what_waits_for_its_turn_goes_on_elsewhere_once_that_is_sooner() -> None
     submit(world, "urgent", priority=9)
     second = world.add_worker("w2", slots=1, kv_cells=200)
     world.settle()
-    assert low not in second.running  # it may be its turn soon
+    assert low not in second.residents  # it may be its turn soon
     for _ in range(3):
         world.pass_time(1.0)
         first.beat()
         second.beat()
         world.settle()
-    assert low in second.running
-    assert low not in first.running
-    assert second.running[low].epoch == 2
+    assert low in second.residents
+    assert low not in first.residents
+    assert second.residents[low].epoch == 2
     finish(world)
     assert world.core.jobs == {}
 
 
-def test_the_slot_of_a_parked_request_is_taken_when_there_is_no_other() -> None:
+def test_who_is_evicted_the_worker_decides_and_the_table_follows_its_reports() -> None:
     world = make_world()
     worker = world.add_worker("w1", slots=1, kv_cells=400)
     world.settle()
-    keys = [submit(world, f"r{i}", priority=2 * i + 5 if i else 0) for i in range(4)]
-    assert len({worker.running[key].residence for key in keys}) == 3
-    assert [key for key in keys if worker.running[key].residence == SWAPPED] == keys[:2]
-    assert worker.running[keys[3]].is_running
+    keys = []
+    for i in range(4):
+        keys.append(submit(world, f"r{i}", priority=2 * i + 5 if i else 0))
+        worker.step()
+        world.settle()
+    assert [key for key in keys if worker.residents[key].residence == SWAPPED] == keys[:2]
+    assert worker.residents[keys[3]].is_running
+    assignments = world.core.table.workers["w1"].assignments
+    assert {key: a.residence.value for key, a in assignments.items() if not a.is_running} == {
+        keys[0]: SWAPPED,
+        keys[1]: SWAPPED,
+        keys[2]: PARKED,
+    }
     world.check()
     finish(world)
     assert all(epochs(world, key) == {1} for key in keys)
@@ -271,17 +280,17 @@ def test_what_the_worker_swapped_out_for_lack_of_memory_goes_on_when_there_is_ro
     assert any(batch.phase == worker_pb2.PHASE_DECODE for batch in worker.batches)
 
 
-def test_what_is_not_on_board_any_more_is_computed_again() -> None:
+def test_what_is_not_resident_any_more_is_computed_again() -> None:
     world = make_world(SLICING)
     worker = world.add_worker("w1", slots=1)
     world.settle()
     key = submit(world, "r1", max_tokens=7)
     for _ in range(3):
         worker.step()
-    del worker.running[key]
+    del worker.residents[key]
     world.settle()
-    assert worker.running[key].epoch == 2
-    assert list(worker.running[key].request.generated_token_ids) == [0, 1, 2]
+    assert worker.residents[key].epoch == 2
+    assert list(worker.residents[key].request.generated_token_ids) == [0, 1, 2]
     finish(world)
 
 
@@ -301,12 +310,16 @@ def test_a_gateway_that_resumes_a_stream_finds_its_request_wherever_that_is() ->
     world = make_world()
     worker = world.add_worker("w1", slots=1, kv_cells=400)
     world.settle()
-    resident = [submit(world, f"r{i}", priority=2 * i + 5 if i else 0) for i in range(4)]
-    assert {worker.running[key].residence for key in resident} >= {PARKED, SWAPPED}
-    assert worker.running[resident[3]].is_running
+    resident = []
+    for i in range(4):
+        resident.append(submit(world, f"r{i}", priority=2 * i + 5 if i else 0))
+        worker.step()
+        world.settle()
+    assert {worker.residents[key].residence for key in resident} >= {PARKED, SWAPPED}
+    assert worker.residents[resident[3]].is_running
     queued = submit(world, "queued")
     assert state_of(world, queued) is JobState.QUEUED
-    assert queued not in worker.running
+    assert queued not in worker.residents
     for key in (*resident, queued):
         job = world.core.on_reader_joined("g2", Attempt(key), world.now)
         assert job is not None
@@ -315,7 +328,7 @@ def test_a_gateway_that_resumes_a_stream_finds_its_request_wherever_that_is() ->
     assert world.core.on_reader_joined("g2", Attempt(queued), world.now) is None
 
 
-def test_a_victim_that_never_heard_of_it_is_taken_back() -> None:
+def test_a_victim_that_was_not_told_goes_on_in_its_epoch() -> None:
     world = make_world()
     worker = world.add_worker("w1", slots=1, kv_cells=200)
     world.settle()
@@ -352,7 +365,7 @@ def test_what_gets_no_further_is_given_up_there_and_goes_on_elsewhere() -> None:
         world.settle()
         world.pass_time(1.0)
     assert counted == ["stuck"]
-    assert key in spare.running or world.read(key).outcome
+    assert key in spare.residents or world.read(key).outcome
     finish(world)
 
 
@@ -369,7 +382,7 @@ def test_a_draining_worker_finishes_what_it_has_and_takes_nothing_new() -> None:
     submit(world, "urgent", priority=9)
     drain(world, "w1")
     waiting = submit(world, "waiting", priority=3)
-    assert world.core.drain_progress("w1").on_board == 2
+    assert world.core.drain_progress("w1").residents == 2
     for _ in range(40):
         worker.step()
         worker.beat()
@@ -393,11 +406,11 @@ def test_what_a_draining_worker_does_not_finish_in_time_is_handed_over() -> None
     urgent = submit(world, "urgent", priority=9)
     new: SimWorker = world.add_worker("w2", slots=4, kv_cells=200)
     drain(world, "w1", hand_over_after_s=1.0)
-    assert {low, urgent} <= old.running.keys()
+    assert {low, urgent} <= old.residents.keys()
     world.pass_time(1.1)
     world.settle()
-    assert not old.running
-    assert {low, urgent} <= new.running.keys()
+    assert not old.residents
+    assert {low, urgent} <= new.residents.keys()
     old.beat()
     world.settle()
     assert world.core.drain_progress("w1").is_drained
@@ -435,7 +448,7 @@ def test_an_idle_worker_relieves_one_whose_requests_take_turns() -> None:
             world.settle()
 
     run(9)
-    assert len(world.workers["w1"].running) == 3
+    assert len(world.workers["w1"].residents) == 3
     world.add_worker("w2", slots=1, kv_cells=400)
     run(80)  # one worker would need 111
     assert all(len(world.read(key).token_ids) == 40 for key in keys)
@@ -455,7 +468,7 @@ def test_a_worker_that_follows_another_leader_takes_nothing() -> None:
     world.settle()
     key = submit(world, "r1")
     assert state_of(world, key) is JobState.QUEUED
-    assert not worker.running
+    assert not worker.residents
 
 
 def test_more_than_may_wait_are_refused_and_told_when_to_try_again() -> None:
@@ -507,7 +520,7 @@ def test_who_yields_and_goes_on_is_counted() -> None:
     worker = world.add_worker("w1", slots=1)
     world.settle()
     submit(world, "r1", max_tokens=7)
-    worker.running[RequestKey("acme", "r1")].left = 1
+    worker.residents[RequestKey("acme", "r1")].budget = 1
     worker.step()
     counted = [*world.network.pop()(), *world.core.plan(world.now)]  # type: ignore[misc]
     kinds = [type(action) for action in counted]
@@ -529,7 +542,7 @@ def test_a_worker_that_is_not_there_any_more_is_given_up_before_its_silence_says
     assert state_of(world, key) is JobState.RUNNING
     world.pass_time(0.5)
     world.settle()
-    assert spare.running[key].epoch == 2
+    assert spare.residents[key].epoch == 2
     finish(world)
 
 
@@ -544,7 +557,7 @@ def test_what_a_worker_had_goes_on_elsewhere_as_soon_as_its_witness_reports_its_
     late = first.status()
     first.die()
     world.settle()
-    assert second.running[key].is_running
+    assert second.residents[key].is_running
     assert world.core.jobs[key].worker_deaths == 1
     world.do(world.core.on_heartbeat(late, world.now))  # it was on its way
     assert "w1" not in world.core.table.workers
@@ -590,16 +603,17 @@ def test_an_urgent_request_that_must_be_read_first_preempts_at_once() -> None:
     other = world.add_worker("w2", slots=1, kv_cells=200)
     world.settle()
     low = submit(world, "low")
+    other.step()
     del world.workers["w1"]
     lost.leave()
     world.settle()
     assert state_of(world, urgent) is JobState.RUNNING
-    assert other.running[low].residence == PARKED
+    assert other.residents[low].residence == PARKED
     assert world.core.jobs[urgent].refusals == 0
     finish(world)
 
 
-def test_what_waits_on_board_for_cells_is_not_starved_by_small_requests() -> None:
+def test_what_waits_on_its_worker_for_cells_is_not_starved_by_small_requests() -> None:
     world = make_world()
     worker = world.add_worker("w1", slots=3, kv_cells=100)
     world.settle()
@@ -608,10 +622,10 @@ def test_what_waits_on_board_for_cells_is_not_starved_by_small_requests() -> Non
     urgent = submit(world, "urgent", priority=9, prompt=10, max_tokens=3)
     assert state_of(world, big) is JobState.PARKED
     later = submit(world, "later", prompt=10, max_tokens=21)
-    assert worker.running.keys() >= {big, urgent}
+    assert worker.residents.keys() >= {big, urgent}
     assert state_of(world, later) is JobState.QUEUED, "it would take the cells that the big one waits for"
     world.live(3)
-    assert urgent not in worker.running
+    assert urgent not in worker.residents
     assert state_of(world, big) is JobState.RUNNING
     finish(world)
 
@@ -619,7 +633,7 @@ def test_what_waits_on_board_for_cells_is_not_starved_by_small_requests() -> Non
 def test_a_worker_with_a_turn_gives_it_to_its_own_however_many_wait_for_others(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(planning, "_PASS_OVER_AT_MOST", 2)
+    monkeypatch.setattr(planning, "_SKIP_AT_MOST", 2)
     world = make_world(move_after_s=1000.0, ordinary_share=0.0)
     world.add_worker("w1", kv_cells=400)
     world.settle()
@@ -630,29 +644,73 @@ def test_a_worker_with_a_turn_gives_it_to_its_own_however_many_wait_for_others(
     for i in range(3):
         submit(world, f"urgent{i}", priority=9)
     assert [state_of(world, key) for key in (first, second, third)] == [JobState.PARKED] * 3
-    (urgent,) = [key for key, sequence in other.running.items() if sequence.is_running]
+    (urgent,) = [key for key, sequence in other.residents.items() if sequence.is_running]
     world.cancel(urgent)
     world.settle()
     assert state_of(world, third) is JobState.RUNNING
     finish(world)
 
 
-def test_the_slot_that_a_worker_says_a_request_runs_in_is_not_given_to_another() -> None:
+def test_a_request_that_runs_in_the_slot_of_another_is_descheduled_and_resumes() -> None:
     world = make_world()
     worker = world.add_worker("w1", kv_cells=200)
     world.settle()
     key = submit(world, "r1")
-    moved_to = worker.running[key].slot + 1
-    worker.running[key].slot = moved_to
-    worker.beat()
-    world.settle()
+    worker.step()
+    worker.residents[key].slot = 1  # the table has it in the other one
     other = submit(world, "r2")
-    assert worker.running[other].slot != moved_to
-    assert world.core.jobs[other].refusals == 0
+    sequences = [worker.residents[name] for name in (key, other)]
+    assert [sequence.is_running for sequence in sequences] == [True, True]
+    assert worker.residents[key].run == 1
+    finish(world)
+    assert epochs(world, key) == {1}
+
+
+def test_a_message_of_an_earlier_run_changes_nothing() -> None:
+    world = make_world(SLICING)
+    worker = world.add_worker("w1", slots=1)
+    world.settle()
+    key = submit(world, "r1", max_tokens=9)
+    for _ in range(3):
+        worker.step()
+    late = world.network[-1]
+    before = worker.status()
+    world.settle()
+    assert worker.residents[key].run == 1
+    world.do(late() or [])  # that its first run ended
+    world.do(world.core.on_heartbeat(before, world.now))
+    world.settle()
+    assert state_of(world, key) is JobState.RUNNING
+    end = worker_pb2.Deschedule(tenant="acme", request_id="r1", epoch=1, run=0)
+    worker.on_command(worker_pb2.WorkerCommand(deschedule=end, term=world.core.term))
+    assert worker.residents[key].is_running
     finish(world)
 
 
-def test_a_turn_that_is_refused_goes_on_waiting_from_when_it_was_given() -> None:
+def test_a_request_that_runs_on_although_it_is_to_wait_is_told_again() -> None:
+    world = make_world()
+    worker = world.add_worker("w1", slots=1, kv_cells=200)
+    world.settle()
+    low = submit(world, "low")
+    urgent = world.submit(make_request("urgent", at=world.now, priority=9, max_tokens=30))
+    world.deliver()
+    (batch_id,) = world.in_flight
+    world.network.clear()  # the batch is lost, and so is what asks for its tokens
+    world.time_out(batch_id)
+    world.network.clear()
+    worker.step()
+    worker.beat()
+    world.deliver()
+    assert [command.WhichOneof("command") for _, command in world.commands][-1] == "deschedule"
+    world.settle()
+    assert not worker.residents[low].is_running
+    assert state_of(world, low) is JobState.PARKED
+    world.live(200)
+    assert {world.read(key).outcome for key in (low, urgent)} == {"length"}
+    assert epochs(world, low) == {1}
+
+
+def test_a_refused_request_waits_on_from_when_it_was_descheduled() -> None:
     world = make_world()
     worker = world.add_worker("w1", slots=1, kv_cells=200)
     world.settle()
@@ -660,13 +718,13 @@ def test_a_turn_that_is_refused_goes_on_waiting_from_when_it_was_given() -> None
     urgent = submit(world, "urgent", priority=9, max_tokens=1)
     parked_s = world.now
     world.now += 1.0
-    worker.slots = 0  # it has no turn to give, whatever the table says
+    worker.term = 99  # it refuses, whatever the table says
     world.cancel(urgent)
     world.settle()
     assert state_of(world, low) is JobState.PARKED
     assert worker.batches[-1].phase == worker_pb2.PHASE_DECODE
     world.now += 1.0
-    worker.slots = 1
+    worker.term = world.core.term
     worker.beat()
     world.settle()
     assert state_of(world, low) is JobState.RUNNING

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 from harness.scheduler_jobs import make_job
@@ -63,10 +64,11 @@ def test_a_worker_is_told_the_order_of_the_policy(policy: PolicyName) -> None:
 def test_a_worker_evicts_in_the_order_of_the_policy(policy: PolicyName) -> None:
     world = world_with_waiting(policy, kv_cells=100)
     worker = world.workers["w1"]
-    assert len(worker.running) == len(WAITING)
-    worker.kv_cells = 8
+    assert len(worker.residents) == len(WAITING)
     worker.step()
-    evicted = {key.request_id for key, s in worker.running.items() if s.residence == SWAPPED}
+    worker.size = replace(worker.size, kv_cells=16)
+    worker.step()
+    evicted = {key.request_id for key, s in worker.residents.items() if s.residence == SWAPPED}
     assert evicted == set(IN_ORDER[policy][-len(evicted) :])
     assert evicted
 
@@ -113,7 +115,7 @@ def test_under_fair_a_request_gives_way_to_one_of_a_tenant_that_was_served_less(
             make_request(name, tenant=tenant, prompt=prompt, priority=priority, max_tokens=20, at=world.now)
         )
         world.settle()
-    assert [key.request_id for key, s in worker.running.items() if not s.is_running] == ["a1"]
+    assert [key.request_id for key, s in worker.residents.items() if not s.is_running] == ["a1"]
 
 
 # Urgent requests, and the share of the others

@@ -53,9 +53,7 @@ class TwoModels:
 
     async def ready(self, *, kv_cells: tuple[int, int] = (1000, 1000)) -> None:
         for host, cells in zip(self.hosts, kv_cells, strict=True):
-            ready = engine_pb2.EngineReady(
-                slots=4, sequences=8, kv_cells=cells, context_length=cells, vocabulary_size=100
-            )
+            ready = engine_pb2.EngineReady(slots=4, kv_cells=cells, context_length=cells, vocabulary_size=100)
             await host.on_report(engine_pb2.EngineReport(ready=ready))
 
     def value(self, name: str, model: str) -> float | None:
@@ -83,9 +81,7 @@ async def test_each_model_has_the_limits_of_its_own_engine(worker: TwoModels) ->
 
 async def test_a_model_loads_while_another_serves(worker: TwoModels) -> None:
     a, b = worker.hosts
-    ready = engine_pb2.EngineReady(
-        slots=4, sequences=8, kv_cells=1000, context_length=1000, vocabulary_size=100
-    )
+    ready = engine_pb2.EngineReady(slots=4, kv_cells=1000, context_length=1000, vocabulary_size=100)
     await a.on_report(engine_pb2.EngineReport(ready=ready))
     assert (a.is_ready, b.is_ready, b.why_not_ready) == (True, False, "loading the model")
     a.take_up(batch_item("r", model="a"))
@@ -97,7 +93,7 @@ async def test_a_request_is_known_to_its_own_model_alone(worker: TwoModels) -> N
     a, b = worker.hosts
     await worker.ready()
     a.take_up(batch_item("r", model="a"))
-    b.deschedule(worker_pb2.Preemption(tenant="t", request_id="r", epoch=1))
+    b.deschedule(worker_pb2.Deschedule(tenant="t", request_id="r", epoch=1))
     b.drop(worker_pb2.DropRequest(tenant="t", request_id="r", epoch=1))
     b.cancel(scheduler_pb2.CancelNotice(tenant="t", request_id="r"), now=0.0)
     with pytest.raises(Refused):
@@ -131,7 +127,7 @@ async def test_the_death_of_one_engine_takes_only_its_own_requests(worker: TwoMo
     changes = worker.changes
     await a.on_engine_death("the engine was ended by SIGKILL")
     (event,) = worker.bus.events()
-    assert [r.request_id for r in event.engine_died.on_board] == ["on-a"]
+    assert [r.request_id for r in event.engine_died.residents] == ["on-a"]
     assert (a.is_ready, a.why_not_ready) == (False, "the engine was ended by SIGKILL")
     assert (b.is_ready, len(b.residents)) == (True, 1)
     assert (worker.value("engine_deaths_total", "a"), worker.value("engine_deaths_total", "b")) == (1, 0)

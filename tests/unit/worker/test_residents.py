@@ -14,7 +14,7 @@ RUNNING = scheduler_pb2.RESIDENCE_RUNNING
 PARKED = scheduler_pb2.RESIDENCE_PARKED
 SWAPPED = scheduler_pb2.RESIDENCE_SWAPPED
 
-LIMITS = Limits(slots=2, sequences=4, kv_cells=100, context_length=64, vocabulary_size=50)
+LIMITS = Limits(slots=2, kv_cells=100, context_length=64, vocabulary_size=50)
 
 
 def table() -> ResidentTable:
@@ -59,13 +59,13 @@ def refusal(made: ResidentTable, wanted: worker_pb2.BatchItem) -> worker_pb2.Ref
     return caught.value.reason
 
 
-def resumption(request_id: str = "a", *, slot: int = 0, epoch: int = 1) -> worker_pb2.BatchItem:
+def resumption(request_id: str = "a", *, slot: int = 0, epoch: int = 1, run: int = 1) -> worker_pb2.BatchItem:
     request = scheduler_pb2.InferenceRequest(request_id=request_id, tenant="t", epoch=epoch)
-    return worker_pb2.BatchItem(slot=slot, request=request)
+    return worker_pb2.BatchItem(slot=slot, request=request, run=run)
 
 
-def preemption(request_id: str = "a", *, epoch: int = 1) -> worker_pb2.Preemption:
-    return worker_pb2.Preemption(tenant="t", request_id=request_id, epoch=epoch)
+def ended_run(request_id: str = "a", *, epoch: int = 1, run: int = 0) -> worker_pb2.Deschedule:
+    return worker_pb2.Deschedule(tenant="t", request_id=request_id, epoch=epoch, run=run)
 
 
 def news(
@@ -84,7 +84,7 @@ def test_no_more_are_taken_up_than_a_heartbeat_may_name(monkeypatch: pytest.Monk
     monkeypatch.setattr(residents, "MAX_REQUESTS", 1)
     made = table()
     made.admit(item("a", slot=0))
-    assert refusal(made, item("b", slot=1)) == worker_pb2.REFUSAL_REASON_SLOT_BUSY
+    assert refusal(made, item("b", slot=1)) == worker_pb2.REFUSAL_REASON_NO_MEMORY
     made.admit(item("a", slot=0, epoch=2))
 
 
@@ -133,20 +133,25 @@ def test_a_request_may_run_from_when_the_engine_is_asked_until_it_reports_otherw
     assert not made.has_running
 
 
-def test_who_is_to_give_way_is_resident_in_that_epoch() -> None:
+def test_a_run_is_ended_unless_a_later_one_was_asked_for() -> None:
     made = table()
     resident, _ = made.admit(item())
-    assert made.find(preemption("other")) is None
-    assert made.find(preemption(epoch=2)) is None
-    assert made.find(preemption()) is resident
+    assert made.deschedule(ended_run("other")) is None
+    assert made.deschedule(ended_run(epoch=2)) is None
+    assert made.deschedule(ended_run()) is resident
+    made.resume(resumption(run=2))
+    assert made.deschedule(ended_run(run=1)) is None
+    assert made.deschedule(ended_run(run=3)) is resident
+    assert made.resume(resumption(run=3)) is None
+    assert made.resume(resumption(run=4)) is resident
 
 
 def test_only_residents_are_resumed() -> None:
     made = table()
     made.admit(item(epoch=2))
-    assert not_resumed(made, resumption("other")) == worker_pb2.REFUSAL_REASON_NOT_ON_BOARD
-    assert not_resumed(made, resumption(epoch=1)) == worker_pb2.REFUSAL_REASON_NOT_ON_BOARD
-    assert not_resumed(made, resumption(epoch=3)) == worker_pb2.REFUSAL_REASON_NOT_ON_BOARD
+    assert not_resumed(made, resumption("other")) == worker_pb2.REFUSAL_REASON_NOT_RESIDENT
+    assert not_resumed(made, resumption(epoch=1)) == worker_pb2.REFUSAL_REASON_NOT_RESIDENT
+    assert not_resumed(made, resumption(epoch=3)) == worker_pb2.REFUSAL_REASON_NOT_RESIDENT
 
 
 def test_news_of_another_epoch_or_of_nobody_is_no_news() -> None:
@@ -187,7 +192,7 @@ def test_how_far_a_request_is_follows_its_prompt_and_its_chunks() -> None:
         item(prompt=60, max_tokens=5),
         item(generated=10, max_tokens=10),
         item(bias={50: 1.0}),
-        item(slot=4),
+        item(slot=2),
     ],
 )
 def test_what_llama_cpp_would_abort_over_is_refused_as_invalid(bad: worker_pb2.BatchItem) -> None:

@@ -13,7 +13,7 @@ from inferflux.v1 import worker_pb2
 from inferflux.worker import checks
 from inferflux.worker.residents import Limits, Refused, check_request
 
-LIMITS = Limits(slots=4, sequences=8, kv_cells=1000, context_length=512, vocabulary_size=100)
+LIMITS = Limits(slots=4, kv_cells=1000, context_length=512, vocabulary_size=100)
 
 
 def test_an_item_as_a_scheduler_sends_it_passes() -> None:
@@ -79,7 +79,9 @@ def test_stop_strings_out_of_range_are_refused_by_name(stop: list[str]) -> None:
         ("phase", {"items": [{}]}),
         ("phase", {"items": [{}], "phase": 9}),
         ("items", {"items": [{}] * 5000, "phase": 1}),
-        ("preemptions", {"preemptions": [{}] * 5000}),
+        ("deschedule", {"deschedule": [{}] * 5000}),
+        ("deschedule.tenant", {"deschedule": [{}]}),
+        ("deschedule.run", {"deschedule": [{"tenant": "t", "request_id": "r", "run": 2**32 - 1}]}),
         ("batch_id", {"batch_id": "b" * 1000}),
     ],
 )

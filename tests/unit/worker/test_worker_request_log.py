@@ -50,7 +50,7 @@ def test_a_refused_request_is_named() -> None:
 
 def test_a_resident_keeps_the_trace_id_of_its_request() -> None:
     table = ResidentTable()
-    table.limits = Limits(slots=1, sequences=2, kv_cells=64, context_length=64, vocabulary_size=8)
+    table.limits = Limits(slots=1, kv_cells=64, context_length=64, vocabulary_size=8)
     REQUEST.params.max_tokens = 1
     resident, _ = table.admit(worker_pb2.BatchItem(request=REQUEST))
     assert resident.trace_id == TRACE_ID

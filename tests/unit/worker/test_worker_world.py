@@ -71,11 +71,17 @@ def again(
     return made
 
 
-def preemption(request_id: str) -> worker_pb2.Preemption:
-    return worker_pb2.Preemption(tenant="t", request_id=request_id, epoch=1)
+def preempt(world: WorkerWorld, request_id: str, *items: worker_pb2.BatchItem) -> worker_pb2.BatchAccepted:
+    """End the latest run of a request, for others."""
+    run = world.runs[request_id]
+    wanted = worker_pb2.Deschedule(tenant="t", request_id=request_id, epoch=1, run=run)
+    return world.submit(*items, deschedule=(wanted,))
 
 
 def resume(world: WorkerWorld, *items: worker_pb2.BatchItem) -> worker_pb2.BatchAccepted:
+    for one in items:
+        world.runs[one.request.request_id] += 1
+        one.run = world.runs[one.request.request_id]
     return world.submit(*items, phase=worker_pb2.PHASE_DECODE)
 
 
@@ -98,7 +104,7 @@ def emitted(chunks: list[tokens_pb2.TokenChunk]) -> list[int]:
 
 
 def residences(world: WorkerWorld) -> dict[str, int]:
-    return {r.request_id: r.residence for r in world.status().running}
+    return {r.request_id: r.residence for r in world.status().residents}
 
 
 def yields(world: WorkerWorld) -> list[tuple[str, int, int, int]]:
@@ -136,7 +142,7 @@ def test_a_parked_request_resumes_in_any_slot() -> None:
     wanted = item("a")
     world.submit(wanted)
     world.settle()
-    world.submit(preempt=(preemption("a"),))
+    preempt(world, "a")
     world.settle()
     resume(world, again("a", slot=2))
     run_out(world)
@@ -148,7 +154,7 @@ def test_a_parked_request_keeps_its_cells_while_another_runs_in_its_slot() -> No
     first, second = item("a"), item("b")
     world.submit(first)
     world.settle()
-    world.submit(second, preempt=(preemption("a"),))
+    preempt(world, "a", second)
     world.settle()
     assert yields(world) == [("a", PREEMPTED, PARKED, 1)]
     assert residences(world) == {"a": PARKED, "b": RUNNING}
@@ -177,7 +183,7 @@ def test_a_request_without_computed_tokens_keeps_no_sequence_id() -> None:
     for slot, name in enumerate(("a", "b", "c")):
         world.submit(item(name, slot=slot, prompt=60, rank=slot))
     world.settle()
-    world.submit(preempt=(preemption("c"),))
+    preempt(world, "c")
     world.settle()
     assert residences(world) == {"a": RUNNING, "b": RUNNING, "c": SWAPPED}
     assert world.submit(item("d", slot=2, rank=-1)).accepted_request_ids == ["d"]
@@ -190,7 +196,7 @@ def test_a_parked_request_whose_sequence_id_is_needed_goes_on_from_host_memory()
     first, second = item("a"), item("b")
     world.submit(first)
     world.settle()
-    world.submit(second, preempt=(preemption("a"),))
+    preempt(world, "a", second)
     world.settle()
     assert yields(world) == [("a", PREEMPTED, PARKED, 1), ("a", MEMORY, SWAPPED, 1)]
     assert world.status().swap_bytes_used == 5
@@ -207,9 +213,9 @@ def test_without_host_memory_it_is_computed_again() -> None:
     wanted = item("a")
     world.submit(wanted)
     world.settle()
-    world.submit(item("b"), preempt=(preemption("a"),))
+    preempt(world, "a", item("b"))
     world.settle()
-    assert world.status().running[0].computed_tokens == 0
+    assert world.status().residents[0].computed_tokens == 0
     run_out(world)
     resume(world, again("a"))
     run_out(world)
@@ -221,7 +227,7 @@ def test_a_state_that_cannot_be_restored_is_computed_again() -> None:
     wanted = item("a")
     world.submit(wanted)
     world.settle()
-    world.submit(item("b"), preempt=(preemption("a"),))
+    preempt(world, "a", item("b"))
     world.settle()
     assert world.status().swap_bytes_used > 0
     world.cache.loses_states = True
@@ -263,28 +269,60 @@ def test_a_running_request_that_finds_no_room_is_descheduled() -> None:
     assert yields(world) == [("b", MEMORY, SWAPPED, 0)]
 
 
-def test_a_request_resumed_while_its_yield_is_under_way_runs_on() -> None:
+def test_a_yield_names_its_run_so_that_a_later_one_runs_on() -> None:
     world = small()
     wanted = item("a")
     world.submit(wanted)
     world.settle()
-    world.submit(preempt=(preemption("a"),))
+    preempt(world, "a")
     world.step()
     resume(world, again("a"))
     world.settle()
     assert residences(world) == {"a": RUNNING}
-    assert yields(world) == []
+    (told,) = [e.request_yielded for e in world.events()]
+    assert (told.run, world.status().residents[0].run) == (0, 1)
     run_out(world)
     assert emitted(world.chunks("a")) == expected(wanted)
+
+
+def test_messages_of_an_earlier_run_change_nothing() -> None:
+    world = small()
+    wanted = item("a")
+    world.submit(wanted)
+    resume(world, again("a", slot=1))
+    world.settle()
+    early = worker_pb2.Deschedule(tenant="t", request_id="a", epoch=1, run=0)
+    world.submit(deschedule=(early,))
+    world.command(worker_pb2.WorkerCommand(deschedule=early))
+    late = again("a", slot=2)
+    assert world.submit(late, phase=worker_pb2.PHASE_DECODE).accepted_request_ids == ["a"]
+    world.settle()
+    (resident,) = world.status().residents
+    assert (resident.residence, resident.slot, resident.run) == (RUNNING, 1, 1)
+    run_out(world)
+    assert emitted(world.chunks("a")) == expected(wanted)
+
+
+def test_the_end_of_a_run_that_never_came_is_reported() -> None:
+    world = small()
+    world.submit(item("a"))
+    world.settle()
+    preempt(world, "a")
+    world.settle()
+    unseen = worker_pb2.Deschedule(tenant="t", request_id="a", epoch=1, run=3)
+    world.command(worker_pb2.WorkerCommand(deschedule=unseen))
+    world.settle()
+    (resident,) = world.status().residents
+    assert (resident.residence, resident.run) == (PARKED, 3)
 
 
 def test_parked_and_swapped_requests_can_be_cancelled() -> None:
     world = narrow()
     world.submit(item("a"))
     world.settle()
-    world.submit(item("b"), preempt=(preemption("a"),))
+    preempt(world, "a", item("b"))
     world.settle()
-    world.submit(preempt=(preemption("b"),))
+    preempt(world, "b")
     world.settle()
     assert residences(world) == {"a": SWAPPED, "b": PARKED}
     world.cancel("a")
@@ -303,7 +341,7 @@ def test_a_deadline_ends_a_parked_request_though_nothing_runs() -> None:
     wanted.request.deadline_unix_ms = int(time.time() * 1000) + 3_600_000
     world.submit(wanted)
     world.settle()
-    world.submit(preempt=(preemption("a"),))
+    preempt(world, "a")
     world.settle()
     world.ahead_s = 3_590
     wait_s = world.engine.idle_s()
@@ -325,7 +363,7 @@ def test_a_higher_epoch_replaces_a_parked_request() -> None:
     world = small()
     world.submit(item("a"))
     world.settle()
-    world.submit(preempt=(preemption("a"),))
+    preempt(world, "a")
     world.settle()
     second = item("a", slot=1)
     second.request.epoch = 2
@@ -339,7 +377,8 @@ def test_an_old_term_changes_nothing() -> None:
     world = small()
     world.submit(item("a"), term=5)
     world.settle()
-    answer = world.submit(item("b", slot=1), preempt=(preemption("a"),), term=4)
+    wanted = worker_pb2.Deschedule(tenant="t", request_id="a", epoch=1)
+    answer = world.submit(item("b", slot=1), deschedule=(wanted,), term=4)
     assert [r.reason for r in answer.refused] == [worker_pb2.REFUSAL_REASON_OLD_TERM]
     world.command(worker_pb2.WorkerCommand(drain=worker_pb2.DrainWorker(), term=4))
     assert residences(world) == {"a": RUNNING}
@@ -363,7 +402,7 @@ def test_a_draining_worker_takes_nothing_new_and_lets_the_parked_go_on() -> None
     wanted = item("a")
     world.submit(wanted)
     world.settle()
-    world.submit(preempt=(preemption("a"),))
+    preempt(world, "a")
     world.command(worker_pb2.WorkerCommand(drain=worker_pb2.DrainWorker()))
     refused = world.submit(item("b", slot=1)).refused
     assert [r.reason for r in refused] == [worker_pb2.REFUSAL_REASON_NOT_READY]
@@ -378,7 +417,7 @@ async def test_leaving_waits_for_what_runs_and_for_nothing_else() -> None:
     world = small()
     assert not world.submit(item("a", max_tokens=60), item("b", slot=1)).refused
     world.settle()
-    world.submit(preempt=(preemption("b"),))
+    preempt(world, "b")
     world.settle()
     leaving = asyncio.create_task(world.model.until_none_runs())
     await asyncio.sleep(0)
@@ -464,7 +503,7 @@ def test_whatever_is_asked_in_whatever_order(
             case ("resume", str(name), int(slot), int(rank), int(budget)):
                 resume(world, again(name, slot=slot, rank=rank, budget=budget))
             case ("preempt", str(name)):
-                world.submit(preempt=(preemption(name),))
+                preempt(world, name)
             case ("cancel", str(name)):
                 world.cancel(name)
                 cancelled.add(name)

@@ -47,7 +47,6 @@ def check_status(status: scheduler_pb2.WorkerStatus) -> None:
     checks.check_token(status.incarnation, "incarnation")
     checks.check_known(status.state, scheduler_pb2.WorkerState, "state")
     checks.check_range(status.slots, 0, checks.MAX_SEQUENCES, "slots")
-    checks.check_range(status.sequences, 0, checks.MAX_SEQUENCES, "sequences")
     for field in ("kv_cells", "kv_cells_reserved", "kv_cells_used"):
         checks.check_range(getattr(status, field), 0, checks.MAX_TOKENS, field)
     for field in ("prefill_tokens_per_s", "decode_tokens_per_s"):
@@ -57,9 +56,9 @@ def check_status(status: scheduler_pb2.WorkerStatus) -> None:
     checks.check_count(status.models, MAX_MODELS, "models")
     for card in status.models:
         check_card(card)
-    checks.check_count(status.running, MAX_REQUESTS, "running")
-    for request in status.running:
-        _check_running(request)
+    checks.check_count(status.residents, MAX_REQUESTS, "residents")
+    for request in status.residents:
+        _check_resident(request)
     check_requests(status.ended, "ended")
 
 
@@ -94,11 +93,12 @@ def check_requests(requests: Sequence[scheduler_pb2.EndedRequest], field: str) -
             check_identity(tenant, request_id, epoch, field)
 
 
-def _check_running(request: scheduler_pb2.RunningRequest) -> None:
-    check_identity(request.tenant, request.request_id, request.epoch, "running")
-    if request.residence:  # not said by a worker that knows no other than running
-        checks.check_known(request.residence, scheduler_pb2.Residence, "running.residence")
-    if request.residence != scheduler_pb2.RESIDENCE_SWAPPED:
-        checks.check_range(request.slot, 0, checks.MAX_SEQUENCES - 1, "running.slot")
+def _check_resident(request: scheduler_pb2.ResidentRequest) -> None:
+    check_identity(request.tenant, request.request_id, request.epoch, "residents")
+    checks.check_range(request.run, 0, MAX_EPOCH, "residents.run")
+    if request.residence:  # unspecified while its engine has not reported it
+        checks.check_known(request.residence, scheduler_pb2.Residence, "residents.residence")
+    if request.residence == scheduler_pb2.RESIDENCE_RUNNING:
+        checks.check_range(request.slot, 0, checks.MAX_SEQUENCES - 1, "residents.slot")
     for field in ("prompt_tokens", "generated_tokens", "computed_tokens"):
-        checks.check_range(getattr(request, field), 0, checks.MAX_TOKENS, f"running.{field}")
+        checks.check_range(getattr(request, field), 0, checks.MAX_TOKENS, f"residents.{field}")

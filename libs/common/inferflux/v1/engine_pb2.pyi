@@ -120,17 +120,20 @@ class EngineDeschedule(_message.Message):
 
     KEY_FIELD_NUMBER: _builtins.int
     EPOCH_FIELD_NUMBER: _builtins.int
+    RUN_FIELD_NUMBER: _builtins.int
     key: _builtins.str
     epoch: _builtins.int
+    run: _builtins.int
     def __init__(
         self,
         *,
         key: _builtins.str = ...,
         epoch: _builtins.int = ...,
+        run: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "key", b"key"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "key", b"key", "run", b"run"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -154,7 +157,7 @@ class EngineResume(_message.Message):
     token_budget: _builtins.int
     rank: _builtins.float
     run: _builtins.int
-    """Counts how often a request was scheduled to run: its first run is 0."""
+    """See BatchItem."""
     def __init__(
         self,
         *,
@@ -221,7 +224,6 @@ class EngineReady(_message.Message):
     SLOTS_FIELD_NUMBER: _builtins.int
     PARAMETERS_FIELD_NUMBER: _builtins.int
     HAS_CHAT_TEMPLATE_FIELD_NUMBER: _builtins.int
-    SEQUENCES_FIELD_NUMBER: _builtins.int
     PREFILL_CELLS_FIELD_NUMBER: _builtins.int
     PREFILL_CONTEXT_ERROR_FIELD_NUMBER: _builtins.int
     kv_cells: _builtins.int
@@ -230,7 +232,6 @@ class EngineReady(_message.Message):
     slots: _builtins.int
     parameters: _builtins.int
     has_chat_template: _builtins.bool
-    sequences: _builtins.int
     prefill_cells: _builtins.int
     """Of the prefill context; 0 where there is none."""
     prefill_context_error: _builtins.str
@@ -244,13 +245,12 @@ class EngineReady(_message.Message):
         slots: _builtins.int = ...,
         parameters: _builtins.int = ...,
         has_chat_template: _builtins.bool = ...,
-        sequences: _builtins.int = ...,
         prefill_cells: _builtins.int = ...,
         prefill_context_error: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["context_length", b"context_length", "has_chat_template", b"has_chat_template", "kv_cells", b"kv_cells", "parameters", b"parameters", "prefill_cells", b"prefill_cells", "prefill_context_error", b"prefill_context_error", "sequences", b"sequences", "slots", b"slots", "vocabulary_size", b"vocabulary_size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["context_length", b"context_length", "has_chat_template", b"has_chat_template", "kv_cells", b"kv_cells", "parameters", b"parameters", "prefill_cells", b"prefill_cells", "prefill_context_error", b"prefill_context_error", "slots", b"slots", "vocabulary_size", b"vocabulary_size"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

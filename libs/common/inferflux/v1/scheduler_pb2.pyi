@@ -51,23 +51,25 @@ class _Residence:
 class _ResidenceEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Residence.ValueType], _builtins.type):
     DESCRIPTOR: _descriptor.EnumDescriptor
     RESIDENCE_UNSPECIFIED: _Residence.ValueType  # 0
+    """The engine has not reported it yet."""
     RESIDENCE_RUNNING: _Residence.ValueType  # 1
-    """It has a slot, its KV cells, and a share of every step."""
+    """It has a slot."""
     RESIDENCE_PARKED: _Residence.ValueType  # 2
-    """It has a slot and its KV cells, and waits for its turn."""
+    """It has its KV cells, and waits to resume."""
     RESIDENCE_SWAPPED: _Residence.ValueType  # 3
-    """Its KV cells are in host memory, or given up to be computed again; it has no slot."""
+    """It waits to resume, and its KV cells are in host memory, or are to be computed again."""
 
 class Residence(_Residence, metaclass=_ResidenceEnumTypeWrapper):
-    """Where the state of a request on board of a worker is."""
+    """Where a worker has a resident request, as its engine reports it."""
 
 RESIDENCE_UNSPECIFIED: Residence.ValueType  # 0
+"""The engine has not reported it yet."""
 RESIDENCE_RUNNING: Residence.ValueType  # 1
-"""It has a slot, its KV cells, and a share of every step."""
+"""It has a slot."""
 RESIDENCE_PARKED: Residence.ValueType  # 2
-"""It has a slot and its KV cells, and waits for its turn."""
+"""It has its KV cells, and waits to resume."""
 RESIDENCE_SWAPPED: Residence.ValueType  # 3
-"""Its KV cells are in host memory, or given up to be computed again; it has no slot."""
+"""It waits to resume, and its KV cells are in host memory, or are to be computed again."""
 Global___Residence: _TypeAlias = Residence  # noqa: Y015
 
 class _YieldReason:
@@ -80,7 +82,7 @@ class _YieldReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_YieldReas
     YIELD_REASON_TIMESLICE: _YieldReason.ValueType  # 1
     """Its timeslice is used up."""
     YIELD_REASON_PREEMPTED: _YieldReason.ValueType  # 2
-    """The scheduler gave its turn to another."""
+    """The scheduler descheduled it."""
     YIELD_REASON_MEMORY: _YieldReason.ValueType  # 3
     """The KV cache was full, and it was the least urgent."""
 
@@ -90,7 +92,7 @@ YIELD_REASON_UNSPECIFIED: YieldReason.ValueType  # 0
 YIELD_REASON_TIMESLICE: YieldReason.ValueType  # 1
 """Its timeslice is used up."""
 YIELD_REASON_PREEMPTED: YieldReason.ValueType  # 2
-"""The scheduler gave its turn to another."""
+"""The scheduler descheduled it."""
 YIELD_REASON_MEMORY: YieldReason.ValueType  # 3
 """The KV cache was full, and it was the least urgent."""
 Global___YieldReason: _TypeAlias = YieldReason  # noqa: Y015
@@ -170,48 +172,52 @@ class InferenceRequest(_message.Message):
 Global___InferenceRequest: _TypeAlias = InferenceRequest  # noqa: Y015
 
 @_typing.final
-class RunningRequest(_message.Message):
-    """A request on board."""
+class ResidentRequest(_message.Message):
+    """A request that a worker has."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     REQUEST_ID_FIELD_NUMBER: _builtins.int
     TENANT_FIELD_NUMBER: _builtins.int
     EPOCH_FIELD_NUMBER: _builtins.int
+    RUN_FIELD_NUMBER: _builtins.int
+    RESIDENCE_FIELD_NUMBER: _builtins.int
     SLOT_FIELD_NUMBER: _builtins.int
     PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
     GENERATED_TOKENS_FIELD_NUMBER: _builtins.int
-    RESIDENCE_FIELD_NUMBER: _builtins.int
     COMPUTED_TOKENS_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     tenant: _builtins.str
     epoch: _builtins.int
+    run: _builtins.int
+    """The run that the report is of: see BatchItem."""
+    residence: Global___Residence.ValueType
     slot: _builtins.int
-    """Meaningless when swapped."""
+    """While it runs."""
     prompt_tokens: _builtins.int
     generated_tokens: _builtins.int
-    residence: Global___Residence.ValueType
     computed_tokens: _builtins.int
-    """Tokens whose KV cells are computed."""
+    """Tokens whose state is kept, in KV cells or in host memory; the others are computed when it resumes."""
     def __init__(
         self,
         *,
         request_id: _builtins.str = ...,
         tenant: _builtins.str = ...,
         epoch: _builtins.int = ...,
+        run: _builtins.int = ...,
+        residence: Global___Residence.ValueType = ...,
         slot: _builtins.int = ...,
         prompt_tokens: _builtins.int = ...,
         generated_tokens: _builtins.int = ...,
-        residence: Global___Residence.ValueType = ...,
         computed_tokens: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["computed_tokens", b"computed_tokens", "epoch", b"epoch", "generated_tokens", b"generated_tokens", "prompt_tokens", b"prompt_tokens", "request_id", b"request_id", "residence", b"residence", "slot", b"slot", "tenant", b"tenant"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["computed_tokens", b"computed_tokens", "epoch", b"epoch", "generated_tokens", b"generated_tokens", "prompt_tokens", b"prompt_tokens", "request_id", b"request_id", "residence", b"residence", "run", b"run", "slot", b"slot", "tenant", b"tenant"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___RunningRequest: _TypeAlias = RunningRequest  # noqa: Y015
+Global___ResidentRequest: _TypeAlias = ResidentRequest  # noqa: Y015
 
 @_typing.final
 class EndedRequest(_message.Message):
@@ -252,13 +258,12 @@ class WorkerStatus(_message.Message):
     SLOTS_FIELD_NUMBER: _builtins.int
     KV_CELLS_FIELD_NUMBER: _builtins.int
     KV_CELLS_RESERVED_FIELD_NUMBER: _builtins.int
-    RUNNING_FIELD_NUMBER: _builtins.int
+    RESIDENTS_FIELD_NUMBER: _builtins.int
     ENDED_FIELD_NUMBER: _builtins.int
     PREFILL_TOKENS_PER_S_FIELD_NUMBER: _builtins.int
     DECODE_TOKENS_PER_S_FIELD_NUMBER: _builtins.int
     HOST_FIELD_NUMBER: _builtins.int
     PID_FIELD_NUMBER: _builtins.int
-    SEQUENCES_FIELD_NUMBER: _builtins.int
     KV_CELLS_USED_FIELD_NUMBER: _builtins.int
     TERM_FIELD_NUMBER: _builtins.int
     SWAP_BYTES_USED_FIELD_NUMBER: _builtins.int
@@ -269,6 +274,7 @@ class WorkerStatus(_message.Message):
     """New at every start of the worker: tells a restarted worker from one that was only unreachable."""
     state: Global___WorkerState.ValueType
     slots: _builtins.int
+    """Requests that may run at once."""
     kv_cells: _builtins.int
     """KV cells in all, and those reserved for running requests."""
     kv_cells_reserved: _builtins.int
@@ -277,8 +283,6 @@ class WorkerStatus(_message.Message):
     decode_tokens_per_s: _builtins.float
     host: _builtins.str
     pid: _builtins.int
-    sequences: _builtins.int
-    """Sequence ids: `slots` that may run at once, and those that parked requests may keep beside them."""
     kv_cells_used: _builtins.int
     """KV cells filled now, parked requests' among them."""
     term: _builtins.int
@@ -291,7 +295,7 @@ class WorkerStatus(_message.Message):
     @_builtins.property
     def models(self) -> _containers.RepeatedCompositeFieldContainer[_model_pb2.ModelCard]: ...
     @_builtins.property
-    def running(self) -> _containers.RepeatedCompositeFieldContainer[Global___RunningRequest]: ...
+    def residents(self) -> _containers.RepeatedCompositeFieldContainer[Global___ResidentRequest]: ...
     @_builtins.property
     def ended(self) -> _containers.RepeatedCompositeFieldContainer[Global___EndedRequest]:
         """Ended in the last half minute: heals a lost event."""
@@ -306,13 +310,12 @@ class WorkerStatus(_message.Message):
         slots: _builtins.int = ...,
         kv_cells: _builtins.int = ...,
         kv_cells_reserved: _builtins.int = ...,
-        running: _abc.Iterable[Global___RunningRequest] | None = ...,
+        residents: _abc.Iterable[Global___ResidentRequest] | None = ...,
         ended: _abc.Iterable[Global___EndedRequest] | None = ...,
         prefill_tokens_per_s: _builtins.float = ...,
         decode_tokens_per_s: _builtins.float = ...,
         host: _builtins.str = ...,
         pid: _builtins.int = ...,
-        sequences: _builtins.int = ...,
         kv_cells_used: _builtins.int = ...,
         term: _builtins.int = ...,
         swap_bytes_used: _builtins.int = ...,
@@ -321,7 +324,7 @@ class WorkerStatus(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["decode_tokens_per_s", b"decode_tokens_per_s", "ended", b"ended", "host", b"host", "incarnation", b"incarnation", "kv_cells", b"kv_cells", "kv_cells_reserved", b"kv_cells_reserved", "kv_cells_used", b"kv_cells_used", "models", b"models", "pid", b"pid", "prefill_tokens_per_s", b"prefill_tokens_per_s", "running", b"running", "sequences", b"sequences", "slots", b"slots", "started_unix_ms", b"started_unix_ms", "state", b"state", "swap_bytes", b"swap_bytes", "swap_bytes_used", b"swap_bytes_used", "term", b"term", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["decode_tokens_per_s", b"decode_tokens_per_s", "ended", b"ended", "host", b"host", "incarnation", b"incarnation", "kv_cells", b"kv_cells", "kv_cells_reserved", b"kv_cells_reserved", "kv_cells_used", b"kv_cells_used", "models", b"models", "pid", b"pid", "prefill_tokens_per_s", b"prefill_tokens_per_s", "residents", b"residents", "slots", b"slots", "started_unix_ms", b"started_unix_ms", "state", b"state", "swap_bytes", b"swap_bytes", "swap_bytes_used", b"swap_bytes_used", "term", b"term", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -368,7 +371,7 @@ Global___RequestEnded: _TypeAlias = RequestEnded  # noqa: Y015
 
 @_typing.final
 class RequestYielded(_message.Message):
-    """A request does not run any more and stays on board. Also said when it is moved on from slot to host memory."""
+    """A request does not run any more and stays resident. Also sent when one that waits is evicted."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -378,6 +381,7 @@ class RequestYielded(_message.Message):
     REASON_FIELD_NUMBER: _builtins.int
     RESIDENCE_FIELD_NUMBER: _builtins.int
     GENERATED_TOKENS_FIELD_NUMBER: _builtins.int
+    RUN_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     tenant: _builtins.str
     epoch: _builtins.int
@@ -385,6 +389,8 @@ class RequestYielded(_message.Message):
     residence: Global___Residence.ValueType
     """Parked or swapped."""
     generated_tokens: _builtins.int
+    run: _builtins.int
+    """The run that has ended."""
     def __init__(
         self,
         *,
@@ -394,10 +400,11 @@ class RequestYielded(_message.Message):
         reason: Global___YieldReason.ValueType = ...,
         residence: Global___Residence.ValueType = ...,
         generated_tokens: _builtins.int = ...,
+        run: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "generated_tokens", b"generated_tokens", "reason", b"reason", "request_id", b"request_id", "residence", b"residence", "tenant", b"tenant"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "generated_tokens", b"generated_tokens", "reason", b"reason", "request_id", b"request_id", "residence", b"residence", "run", b"run", "tenant", b"tenant"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -405,24 +412,24 @@ Global___RequestYielded: _TypeAlias = RequestYielded  # noqa: Y015
 
 @_typing.final
 class EngineDied(_message.Message):
-    """The engine died with these requests on board; none of them has had a terminal chunk."""
+    """The engine died with these resident requests; none of them has had a terminal chunk."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
-    ON_BOARD_FIELD_NUMBER: _builtins.int
+    RESIDENTS_FIELD_NUMBER: _builtins.int
     MESSAGE_FIELD_NUMBER: _builtins.int
     message: _builtins.str
     @_builtins.property
-    def on_board(self) -> _containers.RepeatedCompositeFieldContainer[Global___EndedRequest]: ...
+    def residents(self) -> _containers.RepeatedCompositeFieldContainer[Global___EndedRequest]: ...
     def __init__(
         self,
         *,
-        on_board: _abc.Iterable[Global___EndedRequest] | None = ...,
+        residents: _abc.Iterable[Global___EndedRequest] | None = ...,
         message: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["message", b"message", "on_board", b"on_board"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["message", b"message", "residents", b"residents"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -434,17 +441,17 @@ class WorkerLeft(_message.Message):
 
     DESCRIPTOR: _descriptor.Descriptor
 
-    ON_BOARD_FIELD_NUMBER: _builtins.int
+    RESIDENTS_FIELD_NUMBER: _builtins.int
     @_builtins.property
-    def on_board(self) -> _containers.RepeatedCompositeFieldContainer[Global___EndedRequest]: ...
+    def residents(self) -> _containers.RepeatedCompositeFieldContainer[Global___EndedRequest]: ...
     def __init__(
         self,
         *,
-        on_board: _abc.Iterable[Global___EndedRequest] | None = ...,
+        residents: _abc.Iterable[Global___EndedRequest] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["on_board", b"on_board"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["residents", b"residents"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -735,7 +742,7 @@ class SlotStatus(_message.Message):
     EPOCH_FIELD_NUMBER: _builtins.int
     slot: _builtins.int
     state: _builtins.str
-    """free, running or parked."""
+    """free or running."""
     request_id: _builtins.str
     tenant: _builtins.str
     epoch: _builtins.int
@@ -961,24 +968,24 @@ Global___DrainRequest: _TypeAlias = DrainRequest  # noqa: Y015
 class DrainProgress(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
-    ON_BOARD_FIELD_NUMBER: _builtins.int
+    RESIDENTS_FIELD_NUMBER: _builtins.int
     IS_DRAINED_FIELD_NUMBER: _builtins.int
     STATE_FIELD_NUMBER: _builtins.int
-    on_board: _builtins.int
-    """Requests still on board."""
+    residents: _builtins.int
+    """Requests it still has."""
     is_drained: _builtins.bool
-    """Nothing is on board and nothing will come: it may be stopped."""
+    """It has none and gets none: it may be stopped."""
     state: Global___WorkerState.ValueType
     def __init__(
         self,
         *,
-        on_board: _builtins.int = ...,
+        residents: _builtins.int = ...,
         is_drained: _builtins.bool = ...,
         state: Global___WorkerState.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["is_drained", b"is_drained", "on_board", b"on_board", "state", b"state"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["is_drained", b"is_drained", "residents", b"residents", "state", b"state"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1073,7 +1080,7 @@ class SchedulerStatus(_message.Message):
     running: _builtins.int
     oldest_wait_ms: _builtins.float
     parked: _builtins.int
-    """On workers, waiting for their turn; among `queued` as well."""
+    """On workers, waiting to resume; not among `queued`."""
     policy: _builtins.str
     leader: _builtins.str
     """Who leads, since which lease term."""

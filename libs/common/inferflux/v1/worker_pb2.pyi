@@ -49,36 +49,36 @@ class _RefusalReason:
 class _RefusalReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_RefusalReason.ValueType], _builtins.type):
     DESCRIPTOR: _descriptor.EnumDescriptor
     REFUSAL_REASON_UNSPECIFIED: _RefusalReason.ValueType  # 0
-    REFUSAL_REASON_SLOT_BUSY: _RefusalReason.ValueType  # 1
-    REFUSAL_REASON_NO_MEMORY: _RefusalReason.ValueType  # 2
-    REFUSAL_REASON_NOT_READY: _RefusalReason.ValueType  # 3
-    REFUSAL_REASON_WRONG_INCARNATION: _RefusalReason.ValueType  # 4
-    REFUSAL_REASON_UNKNOWN_MODEL: _RefusalReason.ValueType  # 5
-    REFUSAL_REASON_INVALID: _RefusalReason.ValueType  # 6
+    REFUSAL_REASON_NO_MEMORY: _RefusalReason.ValueType  # 1
+    """It does not fit the whole KV cache, or the worker has as many requests as it may."""
+    REFUSAL_REASON_NOT_READY: _RefusalReason.ValueType  # 2
+    REFUSAL_REASON_WRONG_INCARNATION: _RefusalReason.ValueType  # 3
+    REFUSAL_REASON_UNKNOWN_MODEL: _RefusalReason.ValueType  # 4
+    REFUSAL_REASON_INVALID: _RefusalReason.ValueType  # 5
     """The request itself cannot be run here or anywhere: do not retry."""
-    REFUSAL_REASON_CANCELLED: _RefusalReason.ValueType  # 7
+    REFUSAL_REASON_CANCELLED: _RefusalReason.ValueType  # 6
     """It was cancelled before it arrived."""
-    REFUSAL_REASON_OLD_TERM: _RefusalReason.ValueType  # 8
+    REFUSAL_REASON_OLD_TERM: _RefusalReason.ValueType  # 7
     """Another scheduler leads since."""
-    REFUSAL_REASON_NOT_ON_BOARD: _RefusalReason.ValueType  # 9
-    """To go on with something that is not here: it has to be prefilled again."""
+    REFUSAL_REASON_NOT_RESIDENT: _RefusalReason.ValueType  # 8
+    """The request to resume is not resident: it has to be prefilled again."""
 
 class RefusalReason(_RefusalReason, metaclass=_RefusalReasonEnumTypeWrapper): ...
 
 REFUSAL_REASON_UNSPECIFIED: RefusalReason.ValueType  # 0
-REFUSAL_REASON_SLOT_BUSY: RefusalReason.ValueType  # 1
-REFUSAL_REASON_NO_MEMORY: RefusalReason.ValueType  # 2
-REFUSAL_REASON_NOT_READY: RefusalReason.ValueType  # 3
-REFUSAL_REASON_WRONG_INCARNATION: RefusalReason.ValueType  # 4
-REFUSAL_REASON_UNKNOWN_MODEL: RefusalReason.ValueType  # 5
-REFUSAL_REASON_INVALID: RefusalReason.ValueType  # 6
+REFUSAL_REASON_NO_MEMORY: RefusalReason.ValueType  # 1
+"""It does not fit the whole KV cache, or the worker has as many requests as it may."""
+REFUSAL_REASON_NOT_READY: RefusalReason.ValueType  # 2
+REFUSAL_REASON_WRONG_INCARNATION: RefusalReason.ValueType  # 3
+REFUSAL_REASON_UNKNOWN_MODEL: RefusalReason.ValueType  # 4
+REFUSAL_REASON_INVALID: RefusalReason.ValueType  # 5
 """The request itself cannot be run here or anywhere: do not retry."""
-REFUSAL_REASON_CANCELLED: RefusalReason.ValueType  # 7
+REFUSAL_REASON_CANCELLED: RefusalReason.ValueType  # 6
 """It was cancelled before it arrived."""
-REFUSAL_REASON_OLD_TERM: RefusalReason.ValueType  # 8
+REFUSAL_REASON_OLD_TERM: RefusalReason.ValueType  # 7
 """Another scheduler leads since."""
-REFUSAL_REASON_NOT_ON_BOARD: RefusalReason.ValueType  # 9
-"""To go on with something that is not here: it has to be prefilled again."""
+REFUSAL_REASON_NOT_RESIDENT: RefusalReason.ValueType  # 8
+"""The request to resume is not resident: it has to be prefilled again."""
 Global___RefusalReason: _TypeAlias = RefusalReason  # noqa: Y015
 
 @_typing.final
@@ -89,12 +89,15 @@ class BatchItem(_message.Message):
     SLOT_FIELD_NUMBER: _builtins.int
     TOKEN_BUDGET_FIELD_NUMBER: _builtins.int
     RANK_FIELD_NUMBER: _builtins.int
+    RUN_FIELD_NUMBER: _builtins.int
     slot: _builtins.int
-    """Sequence slot, [0, sequences): the worker's llama.cpp sequence id. What is parked in it is swapped out."""
+    """A place to run, [0, slots). The latest assignment counts: another request that runs there is descheduled."""
     token_budget: _builtins.int
     """Timeslice: yield after this many new tokens; 0 means run to the end."""
     rank: _builtins.float
     """Lower is more urgent: prompts are computed in this order, and the highest is swapped out first."""
+    run: _builtins.int
+    """Counts the runs of a request in its epoch: the first is 0. A worker ignores older ones than it has seen."""
     @_builtins.property
     def request(self) -> _scheduler_pb2.InferenceRequest:
         """In a decode batch only tenant, request_id, epoch and model are set: the worker has the rest."""
@@ -106,45 +109,49 @@ class BatchItem(_message.Message):
         slot: _builtins.int = ...,
         token_budget: _builtins.int = ...,
         rank: _builtins.float = ...,
+        run: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["request", b"request"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["rank", b"rank", "request", b"request", "slot", b"slot", "token_budget", b"token_budget"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["rank", b"rank", "request", b"request", "run", b"run", "slot", b"slot", "token_budget", b"token_budget"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___BatchItem: _TypeAlias = BatchItem  # noqa: Y015
 
 @_typing.final
-class Preemption(_message.Message):
-    """Takes a running request's turn away: it stays on board, parked."""
+class Deschedule(_message.Message):
+    """Ends a run: the request stays resident and waits to resume. A later run is not affected."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     TENANT_FIELD_NUMBER: _builtins.int
     REQUEST_ID_FIELD_NUMBER: _builtins.int
     EPOCH_FIELD_NUMBER: _builtins.int
+    RUN_FIELD_NUMBER: _builtins.int
     tenant: _builtins.str
     request_id: _builtins.str
     epoch: _builtins.int
+    run: _builtins.int
     def __init__(
         self,
         *,
         tenant: _builtins.str = ...,
         request_id: _builtins.str = ...,
         epoch: _builtins.int = ...,
+        run: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "request_id", b"request_id", "tenant", b"tenant"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "request_id", b"request_id", "run", b"run", "tenant", b"tenant"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___Preemption: _TypeAlias = Preemption  # noqa: Y015
+Global___Deschedule: _TypeAlias = Deschedule  # noqa: Y015
 
 @_typing.final
 class RequestBatch(_message.Message):
-    """scheduler -> worker, request-reply. Preemptions come first, then the items, most urgent first."""
+    """scheduler -> worker, request-reply. Who is descheduled comes first, then the items, most urgent first."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -152,7 +159,7 @@ class RequestBatch(_message.Message):
     INCARNATION_FIELD_NUMBER: _builtins.int
     PHASE_FIELD_NUMBER: _builtins.int
     ITEMS_FIELD_NUMBER: _builtins.int
-    PREEMPTIONS_FIELD_NUMBER: _builtins.int
+    DESCHEDULE_FIELD_NUMBER: _builtins.int
     TERM_FIELD_NUMBER: _builtins.int
     CREATED_UNIX_MS_FIELD_NUMBER: _builtins.int
     PREFILL_TOKENS_FIELD_NUMBER: _builtins.int
@@ -169,7 +176,7 @@ class RequestBatch(_message.Message):
     @_builtins.property
     def items(self) -> _containers.RepeatedCompositeFieldContainer[Global___BatchItem]: ...
     @_builtins.property
-    def preemptions(self) -> _containers.RepeatedCompositeFieldContainer[Global___Preemption]: ...
+    def deschedule(self) -> _containers.RepeatedCompositeFieldContainer[Global___Deschedule]: ...
     def __init__(
         self,
         *,
@@ -177,14 +184,14 @@ class RequestBatch(_message.Message):
         incarnation: _builtins.str = ...,
         phase: Global___Phase.ValueType = ...,
         items: _abc.Iterable[Global___BatchItem] | None = ...,
-        preemptions: _abc.Iterable[Global___Preemption] | None = ...,
+        deschedule: _abc.Iterable[Global___Deschedule] | None = ...,
         term: _builtins.int = ...,
         created_unix_ms: _builtins.int = ...,
         prefill_tokens: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_id", b"batch_id", "created_unix_ms", b"created_unix_ms", "incarnation", b"incarnation", "items", b"items", "phase", b"phase", "preemptions", b"preemptions", "prefill_tokens", b"prefill_tokens", "term", b"term"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_id", b"batch_id", "created_unix_ms", b"created_unix_ms", "deschedule", b"deschedule", "incarnation", b"incarnation", "items", b"items", "phase", b"phase", "prefill_tokens", b"prefill_tokens", "term", b"term"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -271,7 +278,7 @@ Global___DropRequest: _TypeAlias = DropRequest  # noqa: Y015
 
 @_typing.final
 class DrainWorker(_message.Message):
-    """Takes no request that is not on board already; those still get their turns."""
+    """Takes no new request; those that are resident still run and resume."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -343,6 +350,7 @@ class WorkerCommand(_message.Message):
     DROP_FIELD_NUMBER: _builtins.int
     DRAIN_FIELD_NUMBER: _builtins.int
     UNDRAIN_FIELD_NUMBER: _builtins.int
+    DESCHEDULE_FIELD_NUMBER: _builtins.int
     TERM_FIELD_NUMBER: _builtins.int
     term: _builtins.int
     """As in RequestBatch: an older one is passed over."""
@@ -352,19 +360,24 @@ class WorkerCommand(_message.Message):
     def drain(self) -> Global___DrainWorker: ...
     @_builtins.property
     def undrain(self) -> Global___UndrainWorker: ...
+    @_builtins.property
+    def deschedule(self) -> Global___Deschedule:
+        """Repeated while heartbeats show that a request does not wait as it should."""
+
     def __init__(
         self,
         *,
         drop: Global___DropRequest | None = ...,
         drain: Global___DrainWorker | None = ...,
         undrain: Global___UndrainWorker | None = ...,
+        deschedule: Global___Deschedule | None = ...,
         term: _builtins.int = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["command", b"command", "drain", b"drain", "drop", b"drop", "undrain", b"undrain"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["command", b"command", "deschedule", b"deschedule", "drain", b"drain", "drop", b"drop", "undrain", b"undrain"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["command", b"command", "drain", b"drain", "drop", b"drop", "term", b"term", "undrain", b"undrain"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["command", b"command", "deschedule", b"deschedule", "drain", b"drain", "drop", b"drop", "term", b"term", "undrain", b"undrain"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_command: _TypeAlias = _typing.Literal["drop", "drain", "undrain"]  # noqa: Y015
+    _WhichOneofReturnType_command: _TypeAlias = _typing.Literal["drop", "drain", "undrain", "deschedule"]  # noqa: Y015
     _WhichOneofArgType_command: _TypeAlias = _typing.Literal["command", b"command"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_command) -> _WhichOneofReturnType_command | None: ...
 

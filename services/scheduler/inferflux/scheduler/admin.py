@@ -215,7 +215,7 @@ class Administration:
     def _progress(self, worker_id: str) -> scheduler_pb2.SchedulerAdminReply:
         progress = self._core.drain_progress(worker_id)
         message = scheduler_pb2.DrainProgress(
-            on_board=progress.on_board, is_drained=progress.is_drained, state=progress.state
+            residents=progress.residents, is_drained=progress.is_drained, state=progress.state
         )
         return scheduler_pb2.SchedulerAdminReply(drain=message)
 

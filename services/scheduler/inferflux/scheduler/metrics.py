@@ -36,7 +36,11 @@ class SchedulerMetrics:
             )
 
         model = ("model",)
-        self.depth = gauge("scheduler_queue_depth", "Requests in the queue, parked ones included.", model)
+        self.depth = gauge(
+            "scheduler_queue_depth",
+            "Requests in the queue; those that wait to resume on a worker are not.",
+            model,
+        )
         self.waiting = gauge("num_requests_waiting", "The same, under the name that vLLM gives it.", model)
         self.running = gauge(
             "num_requests_running", "Requests that run on workers, or are being dispatched.", model

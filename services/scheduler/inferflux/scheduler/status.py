@@ -11,7 +11,7 @@ from inferflux.v1 import scheduler_pb2
 
 from .core.jobs import JobState
 from .core.scheduler import SchedulerCore
-from .core.slots import Owner, Residence, Stray, WorkerSlots
+from .core.slots import Assignment, UnownedRequest, WorkerSlots
 
 
 def describe(core: SchedulerCore, now: float) -> scheduler_pb2.SchedulerStatus:
@@ -36,14 +36,14 @@ def _view(worker: WorkerSlots, now: float) -> scheduler_pb2.WorkerView:
         status=worker.status, heartbeat_age_ms=round(max(0.0, now - worker.last_seen_s) * 1000)
     )
     view.status.state = worker.state
-    on_board: list[Owner | Stray] = [*worker.owners.values(), *worker.strays.values()]
-    by_slot = {taken.slot: taken for taken in on_board if taken.slot is not None}
-    for slot in range(worker.sequences):
+    running: list[Assignment | UnownedRequest] = [*worker.unowned.values(), *worker.assignments.values()]
+    by_slot = {request.slot: request for request in running if request.slot is not None}
+    for slot in range(worker.slots):
         entry = view.slots.add(slot=slot, state="free")
-        if (taken := by_slot.get(slot)) is not None:
-            entry.state = "running" if taken.residence is Residence.RUNNING else "parked"
-            entry.tenant, entry.request_id = taken.key
-            entry.epoch = taken.epoch
+        if (request := by_slot.get(slot)) is not None:
+            entry.state = "running"
+            entry.tenant, entry.request_id = request.key
+            entry.epoch = request.epoch
     return view
 
 
@@ -52,7 +52,7 @@ def fit(status: scheduler_pb2.SchedulerStatus, max_bytes: int) -> bytes:
     data = status.SerializeToString()
     if len(data) > max_bytes:
         for view in status.workers:
-            del view.slots[:], view.status.running[:], view.status.ended[:]
+            del view.slots[:], view.status.residents[:], view.status.ended[:]
         data = status.SerializeToString()
     return data
 

@@ -20,8 +20,10 @@ def check_batch(batch: worker_pb2.RequestBatch) -> None:
     """Check a batch, without its items."""
     checks.check_text(batch.batch_id, _MAX_ID_BYTES, "batch_id")
     checks.check_count(batch.items, MAX_ITEMS, "items")
-    checks.check_count(batch.preemptions, MAX_ITEMS, "preemptions")
-    if batch.items:  # an empty one checks liveness, or only preempts
+    checks.check_count(batch.deschedule, MAX_ITEMS, "deschedule")
+    for wanted in batch.deschedule:
+        _check_deschedule(wanted)
+    if batch.items:  # one without asks for a sign of life, or only deschedules
         checks.check_known(batch.phase, worker_pb2.Phase, "phase")
 
 
@@ -33,6 +35,7 @@ def check_item(item: worker_pb2.BatchItem) -> None:
     if request.attempt_id:
         checks.check_token(request.attempt_id, "request.attempt_id")
     checks.check_finite(item.rank, "rank")
+    checks.check_range(item.run, 0, MAX_EPOCH, "run")
     checks.check_range(item.token_budget, 0, checks.MAX_TOKENS, "token_budget")
 
 
@@ -40,3 +43,10 @@ def check_command(command: worker_pb2.WorkerCommand) -> None:
     """Check a command."""
     if command.HasField("drop"):
         check_identity(command.drop.tenant, command.drop.request_id, command.drop.epoch, "drop")
+    if command.HasField("deschedule"):
+        _check_deschedule(command.deschedule)
+
+
+def _check_deschedule(wanted: worker_pb2.Deschedule) -> None:
+    check_identity(wanted.tenant, wanted.request_id, wanted.epoch, "deschedule")
+    checks.check_range(wanted.run, 0, MAX_EPOCH, "deschedule.run")

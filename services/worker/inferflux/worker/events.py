@@ -44,6 +44,7 @@ class WorkerEvents:
         report.epoch = moved.epoch
         report.reason = moved.reason
         report.residence = moved.residence
+        report.run = moved.run
         report.generated_tokens = moved.generated_tokens
         await self._publish(event)
 
@@ -51,13 +52,13 @@ class WorkerEvents:
         """The engine is gone with all of its requests."""
         event = self._event()
         event.engine_died.message = why
-        event.engine_died.on_board.extend(resident.identity() for resident in lost)
+        event.engine_died.residents.extend(resident.identity() for resident in lost)
         await self._publish(event)
 
     async def left(self, residents: Iterable[Resident]) -> None:
         """The worker leaves; these requests have had no terminal chunk."""
         event = self._event()
-        event.worker_left.on_board.extend(resident.identity() for resident in residents)
+        event.worker_left.residents.extend(resident.identity() for resident in residents)
         await self._publish(event)
 
     def _event(self) -> scheduler_pb2.WorkerEvent:

@@ -39,7 +39,6 @@ class Heartbeat:
             models=[model.card],
             slots=limits.slots if limits else 0,
             kv_cells=limits.kv_cells if limits else 0,
-            sequences=limits.sequences if limits else 0,
             kv_cells_used=stats.kv_cells_used,
             kv_cells_reserved=stats.kv_cells_reserved,
             swap_bytes_used=stats.swap_bytes_used,
@@ -51,7 +50,7 @@ class Heartbeat:
             pid=os.getpid(),
             started_unix_ms=state.started_unix_ms,
         )
-        status.running.extend(resident.to_message() for resident in model.residents.all())
+        status.residents.extend(resident.to_message() for resident in model.residents.all())
         status.ended.extend(r.identity() for r in model.residents.finished_lately(now)[-MAX_REQUESTS:])
         return status
 

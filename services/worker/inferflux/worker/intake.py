@@ -67,8 +67,8 @@ class Intake:
             raise Refused(worker_pb2.REFUSAL_REASON_OLD_TERM, message)
 
     def _act_on(self, batch: worker_pb2.RequestBatch, answer: worker_pb2.BatchAccepted) -> None:
-        for preemption in batch.preemptions:
-            self._model.deschedule(preemption)
+        for wanted in batch.deschedule:
+            self._model.deschedule(wanted)
         take = self._model.resume if batch.phase == worker_pb2.PHASE_DECODE else self._take_up
         for item in batch.items:
             try:
@@ -102,6 +102,8 @@ class Intake:
         match command.WhichOneof("command"):
             case "drop":
                 self._model.drop(command.drop)
+            case "deschedule":
+                self._model.deschedule(command.deschedule)
             case "drain":
                 self._state.is_draining = True
                 await self._heartbeat.beat()

@@ -167,6 +167,8 @@ class ModelHost:
             Refused: it cannot; nothing has changed.
         """
         resident = self.residents.resume(item)
+        if resident is None:
+            return
         self._shared.spans.resumed(resident, item.slot)
         request_log.resumed(resident)
         resume = engine_pb2.EngineResume(
@@ -179,11 +181,11 @@ class ModelHost:
         )
         self._engine.send(engine_pb2.EngineCommand(resume=resume))
 
-    def deschedule(self, preemption: worker_pb2.Preemption) -> None:
-        """Take a request's slot away, if it is resident."""
-        resident = self.residents.find(preemption)
+    def deschedule(self, wanted: worker_pb2.Deschedule) -> None:
+        """End a run, if that request is resident."""
+        resident = self.residents.deschedule(wanted)
         if resident is not None:
-            deschedule = engine_pb2.EngineDeschedule(key=resident.key, epoch=resident.epoch)
+            deschedule = engine_pb2.EngineDeschedule(key=resident.key, epoch=resident.epoch, run=resident.run)
             self._engine.send(engine_pb2.EngineCommand(deschedule=deschedule))
 
     def drop(self, command: worker_pb2.DropRequest) -> None:
@@ -256,7 +258,6 @@ class ModelHost:
     async def _on_ready(self, ready: engine_pb2.EngineReady) -> None:
         self.residents.limits = Limits(
             slots=ready.slots,
-            sequences=ready.sequences,
             kv_cells=ready.kv_cells,
             context_length=ready.context_length,
             vocabulary_size=ready.vocabulary_size,

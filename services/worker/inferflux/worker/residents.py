@@ -70,21 +70,22 @@ class Resident:
         self.chunks.append(emission.chunk)
 
     def is_descheduled_by(self, news: engine_pb2.EngineResidence) -> bool:
-        """Whether the news ends its latest run. What tells of an earlier run is outdated."""
-        return news.residence != scheduler_pb2.RESIDENCE_RUNNING and news.run == self.run
+        """Whether the news ends a run. The scheduler is told of which."""
+        return news.residence != scheduler_pb2.RESIDENCE_RUNNING
 
     def identity(self) -> scheduler_pb2.EndedRequest:
         return scheduler_pb2.EndedRequest(request_id=self.request_id, epoch=self.epoch, tenant=self.tenant)
 
-    def to_message(self) -> scheduler_pb2.RunningRequest:
-        return scheduler_pb2.RunningRequest(
+    def to_message(self) -> scheduler_pb2.ResidentRequest:
+        return scheduler_pb2.ResidentRequest(
             request_id=self.request_id,
             tenant=self.tenant,
             epoch=self.epoch,
+            run=self.reported.run,
+            residence=self.reported.residence,
             slot=self.reported.slot,
             prompt_tokens=self.prompt_tokens,
             generated_tokens=self.generated_tokens,
-            residence=self.reported.residence,
             computed_tokens=self.computed_tokens,
         )
 
@@ -94,7 +95,6 @@ class Limits:
     """What the engine reported when it was ready."""
 
     slots: int
-    sequences: int
     kv_cells: int
     context_length: int
     vocabulary_size: int
@@ -159,7 +159,7 @@ class ResidentTable:
         if (key, request.attempt_id) in self._cancelled:
             raise Refused(worker_pb2.REFUSAL_REASON_CANCELLED, "it was cancelled")
         if replaced is None and len(self._residents) >= MAX_REQUESTS:
-            raise Refused(worker_pb2.REFUSAL_REASON_SLOT_BUSY, f"{MAX_REQUESTS} requests are here already")
+            raise Refused(worker_pb2.REFUSAL_REASON_NO_MEMORY, f"{MAX_REQUESTS} requests are here already")
         check_request(request, self.limits)
         check_slot(item.slot, self.limits)
         resident = Resident(
@@ -168,34 +168,44 @@ class ResidentTable:
             epoch=request.epoch,
             prompt_tokens=len(request.prompt_token_ids),
             generated_tokens=len(request.generated_token_ids),
+            run=item.run,
             attempt_id=request.attempt_id,
             trace_id=trace_id_of(request.traceparent),
         )
         self._residents[key] = resident
         return resident, replaced
 
-    def resume(self, item: worker_pb2.BatchItem) -> Resident:
+    def resume(self, item: worker_pb2.BatchItem) -> Resident | None:
         """Have a resident request run again.
+
+        Returns:
+            It; None if this run, or a later one, was asked for before.
 
         Raises:
             Refused: it cannot; nothing has changed.
         """
         resident = self._residents.get(request_key(item.request.tenant, item.request.request_id))
         if resident is None or self.limits is None or resident.epoch != item.request.epoch:
-            raise Refused(worker_pb2.REFUSAL_REASON_NOT_ON_BOARD, f"epoch {item.request.epoch} is not here")
+            raise Refused(worker_pb2.REFUSAL_REASON_NOT_RESIDENT, f"epoch {item.request.epoch} is not here")
         check_slot(item.slot, self.limits)
-        resident.run += 1
+        if item.run <= resident.run:
+            return None
+        resident.run = item.run
         return resident
-
-    def find(self, preemption: worker_pb2.Preemption) -> Resident | None:
-        """The request to deschedule; None if this epoch is not resident."""
-        return self._find(request_key(preemption.tenant, preemption.request_id), preemption.epoch)
 
     def emitted(self, news: engine_pb2.Emission) -> Resident | None:
         """Take note of a chunk that is to be published; None if this epoch is not resident."""
         resident = self._find(news.key, news.epoch)
         if resident is not None:
             resident.emitted(news)
+        return resident
+
+    def deschedule(self, wanted: worker_pb2.Deschedule) -> Resident | None:
+        """End a run; None if this epoch is not resident, or a later run was asked for."""
+        resident = self._find(request_key(wanted.tenant, wanted.request_id), wanted.epoch)
+        if resident is None or wanted.run < resident.run:
+            return None
+        resident.run = wanted.run
         return resident
 
     def moved(self, news: engine_pb2.EngineResidence) -> Resident | None:
@@ -268,8 +278,8 @@ class ResidentTable:
 
 def check_slot(slot: int, limits: Limits) -> None:
     """Raises Refused if there is no such slot."""
-    if slot >= limits.sequences:
-        raise Refused(worker_pb2.REFUSAL_REASON_INVALID, f"slot {slot} is not in [0, {limits.sequences})")
+    if slot >= limits.slots:
+        raise Refused(worker_pb2.REFUSAL_REASON_INVALID, f"slot {slot} is not in [0, {limits.slots})")
 
 
 def check_request(request: scheduler_pb2.InferenceRequest, limits: Limits) -> None:

@@ -110,18 +110,18 @@ class CountRefusal:
 
 @dataclass(frozen=True, slots=True)
 class Yielded:
-    """A request's turn is over; nothing to do but count."""
+    """A request stopped running; nothing to do but count."""
 
     key: RequestKey
     handle: object
     worker_id: str
-    # timeslice, memory or preempted, by the worker; unheard when only its heartbeats told.
+    # timeslice, memory or preempted, by the worker; unreported when only heartbeats show it.
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class Preempted:
-    """A request's turn goes to `by`; nothing to do but count."""
+    """A request gives way to `by`; nothing to do but count."""
 
     key: RequestKey
     handle: object
@@ -131,7 +131,7 @@ class Preempted:
 
 @dataclass(frozen=True, slots=True)
 class Resumed:
-    """A request gets its next turn where it is on board; nothing to do but count."""
+    """A request resumes where it is resident; nothing to do but count."""
 
     key: RequestKey
     handle: object

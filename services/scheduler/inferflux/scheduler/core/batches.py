@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 
 from inferflux.v1 import worker_pb2
 
 from .jobs import Job
+from .slots import Assignment, WorkerSlots
 
 
 def split(jobs: Sequence[Job], *, max_size: int, max_tokens: int) -> Iterator[list[Job]]:
@@ -34,17 +34,8 @@ def split(jobs: Sequence[Job], *, max_size: int, max_tokens: int) -> Iterator[li
         yield batch
 
 
-@dataclass(frozen=True, slots=True)
-class Turn:
-    """A job with the slot and the timeslice (0: none) it is dispatched with."""
-
-    job: Job
-    slot: int
-    token_budget: int
-
-
 def prefill_tokens(job: Job) -> int:
-    """Tokens to compute before its next one: none where it is on board."""
+    """Tokens to compute before its next one: none where it is resident."""
     return 0 if job.is_resuming else job.prompt_tokens + job.generated_tokens
 
 
@@ -55,13 +46,22 @@ def begin(batch: worker_pb2.RequestBatch, jobs: Sequence[Job]) -> None:
     batch.prefill_tokens = sum(prefill_tokens(job) for job in jobs)
 
 
-def add(batch: worker_pb2.RequestBatch, turn: Turn) -> None:
-    """Add the item for a job that has its place, after more urgent ones.
+def add(batch: worker_pb2.RequestBatch, job: Job, assignment: Assignment, token_budget: int) -> None:
+    """Add the item for a job that has its slot, after more urgent ones.
 
     The worker has a resumed request already: it is only named.
+
+    Args:
+        token_budget: its timeslice; 0: none.
+
+    Raises:
+        ValueError: it has no slot.
     """
-    job = turn.job
-    item = batch.items.add(slot=turn.slot, token_budget=turn.token_budget, rank=job.urgency_key)
+    if assignment.slot is None:
+        raise ValueError(f"{job.key} has no slot")
+    item = batch.items.add(
+        slot=assignment.slot, token_budget=token_budget, rank=job.urgency_key, run=assignment.run
+    )
     if batch.phase == worker_pb2.PHASE_DECODE:
         item.request.tenant, item.request.request_id = job.key
         item.request.model = job.model
@@ -71,8 +71,8 @@ def add(batch: worker_pb2.RequestBatch, turn: Turn) -> None:
     item.request.epoch = job.epoch
 
 
-def add_preemptions(batch: worker_pb2.RequestBatch, victims: Iterable[Job]) -> None:
-    """Name those that give way to the batch's items."""
-    for victim in victims:
-        tenant, request_id = victim.key
-        batch.preemptions.add(tenant=tenant, request_id=request_id, epoch=victim.epoch)
+def deschedule_of(job: Job, worker: WorkerSlots) -> worker_pb2.Deschedule:
+    """What ends the latest run of a job on its worker."""
+    tenant, request_id = job.key
+    run = worker.assignments[job.key].run
+    return worker_pb2.Deschedule(tenant=tenant, request_id=request_id, epoch=job.epoch, run=run)

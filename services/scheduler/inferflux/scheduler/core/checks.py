@@ -71,9 +71,9 @@ def check_event(event: scheduler_pb2.WorkerEvent) -> None:
         case "request_yielded":
             _check_yielded(event.request_yielded)
         case "engine_died":
-            check_requests(event.engine_died.on_board, "engine_died.on_board")
+            check_requests(event.engine_died.residents, "engine_died.residents")
         case "worker_left":
-            check_requests(event.worker_left.on_board, "worker_left.on_board")
+            check_requests(event.worker_left.residents, "worker_left.residents")
         case "worker_died":
             pass
         case _:
@@ -91,6 +91,7 @@ def _check_ended(ended: scheduler_pb2.RequestEnded) -> None:
 def _check_yielded(yielded: scheduler_pb2.RequestYielded) -> None:
     check_identity(yielded.tenant, yielded.request_id, yielded.epoch, "request_yielded")
     checks.check_known(yielded.residence, scheduler_pb2.Residence, "request_yielded.residence")
+    checks.check_range(yielded.run, 0, MAX_EPOCH, "request_yielded.run")
     checks.check_range(yielded.generated_tokens, 0, checks.MAX_TOKENS, "request_yielded.generated_tokens")
 
 

@@ -14,7 +14,7 @@ from .slots import WorkerSlots
 class DrainProgress:
     """How far a worker is; drained is one that has nothing and takes nothing."""
 
-    on_board: int
+    residents: int
     is_drained: bool
     state: scheduler_pb2.WorkerState.ValueType
 
@@ -51,6 +51,6 @@ class Drains:
 
 
 def progress_of(worker: WorkerSlots) -> DrainProgress:
-    on_board = len(worker.owners) + len(worker.strays)
+    residents = len(worker.assignments) + len(worker.unowned)
     is_draining = worker.state == scheduler_pb2.WORKER_STATE_DRAINING
-    return DrainProgress(on_board, is_draining and on_board == 0, worker.state)
+    return DrainProgress(residents, is_draining and residents == 0, worker.state)

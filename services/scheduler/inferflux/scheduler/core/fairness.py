@@ -114,7 +114,7 @@ class FairnessController:
                 and fits(job, worker)
                 and size_of(worker, job.model) not in but
             ):
-                others = [jobs[key] for key in worker.owners if self._yields(jobs[key], job, queue)]
+                others = [jobs[key] for key in worker.assignments if self._yields(jobs[key], job, queue)]
                 return Preemption(worker, self._victims(worker, job, others, queue))
         return None
 
@@ -142,5 +142,5 @@ class FairnessController:
                 ordinary_left -= 1
             victims.append(victim)
             free_slots += 1
-            free_cells += worker.owners[victim.key].cells
+            free_cells += worker.assignments[victim.key].cells
         return victims

@@ -2,11 +2,11 @@
 
     NEW ──> QUEUED ──> READING ──> DISPATCHING ──> RUNNING ──> FINISHED
               ^           │         ^   │            │  │
-              │           │         │   └── PARKED <─┘  │     yielded or preempted: in the queue, and on board
-              └───────────┴─────────┴───────┴───────────┘     refused, given up or lost: the queue again
+              │           │         │   └── PARKED <─┘  │     descheduled: resident, and waits to resume
+              └───────────┴─────────┴───────┴───────────┘     refused, discarded or lost: the queue again
 
-PARKED requests wait in the queue like others, but have a place: they go on there, by a dispatch that carries
-no prompt, in the same epoch. Only when another worker is to go on with one is it given up there.
+PARKED requests wait in a list of their worker. They resume there, by a dispatch that carries no prompt, in
+the same epoch. Only when another worker is to go on with one is it dropped there and queued.
 
 READING is passed through only where the job may have run before: what it has emitted is read from the
 token stream before it is dispatched, or ended, again. Whenever a worker may still have it, it goes on with a
@@ -69,8 +69,8 @@ class RequeueReason(Enum):
     ENGINE_DIED = "engine_died"
     NO_ANSWER = "no_answer"
     VANISHED = "vanished"
-    # It was to go on where it is not any more.
-    NOT_ON_BOARD = "not_on_board"
+    # It was to resume where it is not any more.
+    NOT_RESIDENT = "not_resident"
     # No progress for too long.
     STUCK = "stuck"
     # Another worker is to go on with it, sooner.
@@ -83,7 +83,7 @@ class RequeueReason(Enum):
         uncounted = (
             RequeueReason.WORKER_LEFT,
             RequeueReason.MOVED,
-            RequeueReason.NOT_ON_BOARD,
+            RequeueReason.NOT_RESIDENT,
             RequeueReason.ENGINE_DIED,
         )
         return self not in uncounted
@@ -113,19 +113,19 @@ class Job:
     needs_replay: bool = False
     state: JobState = JobState.NEW
     queued_s: float = 0.0
-    # From when its waiting counts: enqueued, or later where it has had a turn.
+    # From when its waiting counts: enqueued, or later where it has run a timeslice.
     since_s: float = 0.0
     dispatched_s: float = 0.0
-    # When it last got further, or got its turn.
+    # When it last made progress, or was scheduled to run.
     progressed_s: float = 0.0
-    # Since when it waits for its turn on its worker, and how long it has before, in all.
+    # Since when it waits to resume on its worker, and how long it has before, in all.
     parked_s: float = 0.0
     waited_there_s: float = 0.0
     # The worker that has it, or is about to.
     worker_id: str | None = None
     # Where it was lost: any other worker is tried before.
     avoids: str | None = None
-    # On its way to where it is on board already.
+    # On its way to where it is resident already.
     is_resuming: bool = False
     # Set while READING to end the job rather than to dispatch it.
     terminal_event: TerminalEvent | None = None
@@ -190,13 +190,8 @@ class Job:
 
     @property
     def is_queued(self) -> bool:
-        """Whether it waits, and no worker has it."""
+        """Whether it is in the queue: no worker has it."""
         return self.state is JobState.QUEUED
-
-    @property
-    def is_waiting(self) -> bool:
-        """Whether it is in the queue."""
-        return self.state in (JobState.QUEUED, JobState.PARKED)
 
     @property
     def has_run(self) -> bool:

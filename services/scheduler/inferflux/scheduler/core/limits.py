@@ -27,8 +27,8 @@ class Limits:
     settle_s: float = 1.2
     # After a reconnect, what workers get to reconnect themselves before their silence counts.
     reconnect_grace_s: float = 3.0
-    # A request that runs on a worker without a job in the queue is dropped after this.
-    orphan_grace_s: float = 10.0
+    # A request that a worker has without a job in the queue is dropped after this.
+    unowned_grace_s: float = 10.0
     # A cancel notice that comes before its job is remembered this long.
     early_cancel_s: float = 10.0
     # A request outlives a gateway that stopped reporting a reader of it by this, or by its resume window if
@@ -38,9 +38,8 @@ class Limits:
     hold_interval_s: float = 20.0
     # Jobs enqueued less than this before the start may have run under an earlier scheduler: clocks differ.
     clock_skew_s: float = 1.0
-    # Heartbeats in a row that must contradict the table before they count: that do not know an accepted
-    # request, or say otherwise about whether it runs.
-    insist_heartbeats: int = 2
+    # Heartbeats in a row that must lack an accepted request before it counts as lost.
+    mismatch_threshold: int = 2
     # A running request that gets no further for this long is given up there; 0: never.
     stuck_s: float = 120.0
     # What waits on a worker for longer than this goes on with another that has room.

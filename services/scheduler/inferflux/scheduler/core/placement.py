@@ -71,7 +71,8 @@ _Entry = tuple[int, str, WorkerSlots]
 
 
 class Placement:
-    """An index over workers; `update` must follow every change of one."""
+    """An index over workers. The slot table tells it of every change. What has changed is sorted in anew with
+    the next question."""
 
     def __init__(self) -> None:
         # By model, then size; there is none without workers.
@@ -82,35 +83,51 @@ class Placement:
         # Of workers that are ready: by model in all, and by worker, its models and its slots.
         self._slots: Counter[str] = Counter()
         self._counted: dict[str, tuple[list[str], int]] = {}
+        # Of each model, by id: workers on which requests wait to resume, and those that have a slot for them.
+        self._waiting: dict[str, dict[str, WorkerSlots]] = defaultdict(dict)
+        self._resumable: dict[str, dict[str, WorkerSlots]] = defaultdict(dict)
+        self._unsorted: dict[str, WorkerSlots] = {}
 
-    def update(self, worker: WorkerSlots) -> None:
-        """Sort a worker in anew."""
+    def changed(self, worker: WorkerSlots) -> None:
+        """Something that placement goes by is not as it was."""
+        self._unsorted[worker.worker_id] = worker
+
+    def removed(self, worker: WorkerSlots) -> None:
+        """Forget a worker."""
+        self._unsorted.pop(worker.worker_id, None)
+        self._take_out(worker.worker_id)
+
+    def _sort(self) -> None:
+        """Sort in what has changed."""
+        while self._unsorted:
+            _worker_id, worker = self._unsorted.popitem()
+            self._take_out(worker.worker_id)
+            self._sort_in(worker)
+
+    def _sort_in(self, worker: WorkerSlots) -> None:
         worker_id = worker.worker_id
-        self._close(worker_id)
+        models = self._models[worker_id] = list(worker.context_lengths)
         self._count_slots(worker)
+        if worker.state in _LIVE:
+            for model in models:
+                self._live[model][worker_id] = worker
+        if worker.has_waiting:
+            for model in models:
+                self._waiting[model][worker_id] = worker
+                if worker.can_resume:
+                    self._resumable[model][worker_id] = worker
         if worker.is_open:
             entry = (worker.load, worker_id, worker)
-            entries = [(model, size_of(worker, model), entry) for model in self._models.get(worker_id, ())]
-            self._entries[worker_id] = entries
+            entries = self._entries[worker_id] = [(model, size_of(worker, model), entry) for model in models]
             for model, size, _entry in entries:
                 self._open[model].setdefault(size, Ranking()).add(entry)
 
-    def update_models(self, worker: WorkerSlots) -> None:
-        """Like `update`, after a heartbeat: what it serves, and whether, may have changed."""
-        self.remove(worker)
-        self._models[worker.worker_id] = models = list(worker.context_lengths)
-        for model in models:
-            if worker.state in _LIVE:
-                self._live[model][worker.worker_id] = worker
-        self.update(worker)
-
-    def remove(self, worker: WorkerSlots) -> None:
-        """Forget a worker."""
-        worker_id = worker.worker_id
+    def _take_out(self, worker_id: str) -> None:
         self._close(worker_id)
         self._uncount_slots(worker_id)
         for model in self._models.pop(worker_id, ()):
-            self._live[model].pop(worker_id, None)
+            for index in (self._live, self._waiting, self._resumable):
+                index[model].pop(worker_id, None)
 
     def _close(self, worker_id: str) -> None:
         for model, size, entry in self._entries.pop(worker_id, ()):
@@ -134,15 +151,34 @@ class Placement:
 
     def slots_of(self, model: str) -> int:
         """How many requests of a model may run at once, on all workers that are ready."""
+        self._sort()
         return self._slots[model]
 
     def is_served(self, model: str) -> bool:
         """Whether a worker that is ready or loading has the model."""
+        self._sort()
         return bool(self._live.get(model))
 
     def live(self, model: str) -> Collection[WorkerSlots]:
         """Workers that are ready or loading and have the model."""
+        self._sort()
         return self._live.get(model, {}).values()
+
+    def has_waiting(self, model: str) -> bool:
+        """Whether requests wait to resume on a worker that has the model."""
+        self._sort()
+        return bool(self._waiting.get(model))
+
+    def waiting(self, model: str) -> list[WorkerSlots]:
+        """Workers that have the model and requests that wait to resume: those that have changed longest ago
+        first."""
+        self._sort()
+        return list(self._waiting.get(model, {}).values())
+
+    def resumable(self, model: str) -> list[WorkerSlots]:
+        """Those of them that have a free slot."""
+        self._sort()
+        return list(self._resumable.get(model, {}).values())
 
     def choose(self, job: Job, but: Collection[Size] = ()) -> WorkerSlots | None:
         """The worker for a job, None if none can take it now.
@@ -168,10 +204,12 @@ class Placement:
 
     def open_to(self, job: Job) -> list[Size]:
         """Sizes of the workers that may run one more, and could run this one, were there room."""
+        self._sort()
         return [size for size in self._open.get(job.model, ()) if fits_size(job, size)]
 
     def has_open(self, model: str, but: Collection[Size]) -> bool:
         """Whether workers of other sizes than these may run one more."""
+        self._sort()
         return any(size not in but for size in self._open.get(model, ()))
 
     def why_never(self, job: Job) -> str:

@@ -67,13 +67,11 @@ class Quarantine:
         worker = min(ready, key=lambda w: w.n_running, default=None)
         if worker is not None:
             self._reserved[job.model] = (worker.worker_id, worker.incarnation)
-            worker.is_reserved = True
-            self._state.placement.update(worker)
+            worker.reserve(is_on=True)
         return worker
 
     def _give_back(self, model: str, worker: WorkerSlots | None) -> None:
         self._reserved.pop(model, None)
         if worker is not None:
-            worker.is_reserved = False
-            self._state.placement.update(worker)
+            worker.reserve(is_on=False)
             self._state.replan(worker)

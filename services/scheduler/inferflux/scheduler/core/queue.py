@@ -131,13 +131,21 @@ class ModelQueue:
         if not self._members:
             self._pace.pause()
 
-    def set_aside(self, job: Job) -> None:
+    def skip(self, job: Job) -> None:
         """Look at those behind it, for the moment: it goes on waiting, and is to be put back."""
         self._policy.discard(job)
 
     def put_back(self, job: Job) -> None:
-        """Let one that was set aside be where it was."""
+        """Let one that was skipped be where it was."""
         self._policy.put_back(job)
+
+    def offer(self, job: Job) -> None:
+        """Sort in a request that waits on its worker, for the moment: it is to be withdrawn."""
+        self._policy.put_back(job)
+
+    def withdraw(self, job: Job) -> None:
+        """Take one out that was offered."""
+        self._policy.discard(job)
 
     def _take_out(self, job: Job) -> None:
         self._order_of(job).discard(job)
@@ -209,10 +217,15 @@ class Queue:
     def __len__(self) -> int:
         return self.waiting.total
 
-    def push(self, job: Job) -> ModelQueue:
-        queue = self.models.get(job.model)
+    def of(self, model: str) -> ModelQueue:
+        """The queue of a model, made where there is none."""
+        queue = self.models.get(model)
         if queue is None:
-            queue = self.models[job.model] = self._new_queue(job.model)
+            queue = self.models[model] = self._new_queue(model)
+        return queue
+
+    def push(self, job: Job) -> ModelQueue:
+        queue = self.of(job.model)
         queue.push(job)
         return queue
 

@@ -174,8 +174,7 @@ class SchedulerCore:
             command.undrain.SetInParent()
         else:
             drains.begin(worker, None if hand_over_after_s is None else now + hand_over_after_s)
-            worker.state = scheduler_pb2.WORKER_STATE_DRAINING
-            self._state.placement.update(worker)
+            worker.set_state(scheduler_pb2.WORKER_STATE_DRAINING)
             command.drain.SetInParent()
         return [self._state.command(worker_id, command)]
 
@@ -210,10 +209,9 @@ class SchedulerCore:
             self._deadlines.add(job.deadline_s, job)
         self._reader_watch.begin(job, now)
         self._let_go_of_ended()
-        orphan = self._reports.orphan_of(key)
-        if orphan is not None and orphan[0].can_adopt(orphan[1]):
-            self._state.adopt(job, *orphan, now)
-            return []
+        adopted = self._reports.adopt(job, now)
+        if adopted is not None:
+            return adopted
         if job.attempt_id and self._early_cancels.pop(Attempt(key, job.attempt_id)) is not None:
             job.is_cancelled = True
             return self._state.finish(job, outcomes.cancelled(job, now))
@@ -288,7 +286,7 @@ class SchedulerCore:
             out = self._state.put_back(job, now)
             job.needs_replay = job.is_queued  # by then there may be more to read
             return out
-        worker.owners[key].epoch = job.epoch
+        worker.assignments[key].epoch = job.epoch
         return self._planner.dispatch(worker, [job], now)
 
     # What workers say
@@ -339,8 +337,9 @@ class SchedulerCore:
         for job, epoch in batch.jobs:
             if job.state is not JobState.DISPATCHING or not job.is_at(batch.worker_id, epoch):
                 continue
-            if job.is_resuming:
-                self._state.wait_there(job)
+            worker = self._state.worker_of(job)
+            if worker is not None and job.is_resuming:
+                self._state.wait_to_resume(worker, job)
             elif is_delivered:
                 out += self._state.requeue(job, RequeueReason.NO_ANSWER, now, must_drop=True)
             else:
@@ -411,7 +410,7 @@ class SchedulerCore:
         worker = self.table.get(worker_id)
         if worker is None or not self._reports.drains.holds(worker):
             return out
-        for key in list(worker.owners):
+        for key in list(worker.assignments):
             job = self.jobs[key]
             if job.state in (JobState.RUNNING, JobState.PARKED) and not job.is_cancelled:
                 out += self._state.requeue(job, RequeueReason.MOVED, now, must_drop=True)
@@ -437,13 +436,8 @@ class SchedulerCore:
         if not self.must_plan:
             return []
         out: list[Action] = []
-        models = self._state.take_unplanned()
-        resumable = self._state.take_resumable()
-        for worker in resumable:
-            if worker.state == scheduler_pb2.WORKER_STATE_DRAINING:  # its places are for parked requests only
-                out += self._planner.resume_parked(worker, now)
-        for model in models:
-            out += self._planner.plan_model(model, resumable, now)
+        for model in self._state.take_unplanned():
+            out += self._planner.plan_model(model, now)
         for job in self._state.take_fresh():
             if job.is_queued and job.announced_epoch != job.epoch:
                 out.append(self._announce(job, now))
@@ -512,11 +506,12 @@ class SchedulerCore:
                 return out + self._state.finish(job, outcomes.cancelled(job, now))
             case worker_pb2.REFUSAL_REASON_INVALID:
                 return out + self._state.finish(job, outcomes.invalid(refusal.message))
-            case worker_pb2.REFUSAL_REASON_NOT_ON_BOARD:
-                return out + self._state.requeue(job, RequeueReason.NOT_ON_BOARD, now)
+            case worker_pb2.REFUSAL_REASON_NOT_RESIDENT:
+                return out + self._state.requeue(job, RequeueReason.NOT_RESIDENT, now)
         self._state.hold_worker(worker_id)
-        if job.is_resuming:
-            self._state.wait_there(job)
+        worker = self._state.worker_of(job)
+        if worker is not None and job.is_resuming:
+            self._state.wait_to_resume(worker, job)
             return out
         job.refusals += 1
         if job.refusals > self.limits.max_refusals:

@@ -1,72 +1,95 @@
-"""The table of workers, their sequence slots and KV cells (pure).
+"""The table of workers, their slots and their resident requests (pure).
 
-A sequence slot is free, running or parked, and has at most one owner: a request in one epoch. A swapped
-request is on board without a slot. At most `slots` requests run at once; a worker has more sequence slots
-than that, so that parked requests can stay beside those that run. When every slot is taken, a new owner may
-be given that of the least urgent parked one, which the worker then swaps out.
+A slot is a place to run, in [0, slots): it is free, or has one running request. The table assigns slots. A
+resident request that waits to resume has none. Where it lies, in the KV cache or outside, is the engine's
+affair: the table stores what the worker reports.
 
-What a worker has that is none of the table's own (from before a restart of the scheduler, or given up while
-the worker was out of reach) is a stray: it takes its slot and its cells until the worker does not report it
-any more.
+Each run of a request has a number. A worker ignores messages of earlier runs, and its reports name the run
+they are of. So table and worker agree on what a report says, whatever was lost or came late.
+
+What a worker has that the table has not assigned to it (from before a restart of the scheduler, or discarded
+while the worker was out of reach) is an unowned request. It takes its slot and its cells until the worker
+does not report it any more.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import Protocol
 
+from inferflux.common import epochs
 from inferflux.common.kv_cells import committed_cells
 from inferflux.v1 import scheduler_pb2
 
 from .jobs import RequestKey
 
+_UP = (scheduler_pb2.WORKER_STATE_READY, scheduler_pb2.WORKER_STATE_DRAINING)
+
 
 class Residence(Enum):
-    """Where a request on board is."""
+    """Where a worker says a resident request is."""
 
+    # The worker has it, and its engine has not reported it yet.
+    UNKNOWN = scheduler_pb2.RESIDENCE_UNSPECIFIED
     RUNNING = scheduler_pb2.RESIDENCE_RUNNING
-    # In its slot, waiting for its turn.
+    # In the KV cache, waiting to resume.
     PARKED = scheduler_pb2.RESIDENCE_PARKED
-    # In host memory, or to be computed again; it has no slot.
+    # In host memory, or to be computed again.
     SWAPPED = scheduler_pb2.RESIDENCE_SWAPPED
 
-    @classmethod
-    def of(cls, reported: scheduler_pb2.Residence.ValueType) -> Residence:
-        return cls(reported or scheduler_pb2.RESIDENCE_RUNNING)
+    @property
+    def may_run(self) -> bool:
+        return self in (Residence.UNKNOWN, Residence.RUNNING)
 
 
 @dataclass(slots=True)
-class Owner:
-    """A request on board, and how sure it is that the worker knows."""
+class Assignment:
+    """A request that a worker was given, and what the worker reports of it."""
 
     key: RequestKey
     epoch: int
-    # None when swapped.
+    # Its place to run; None while it waits to resume.
     slot: int | None
+    # KV cells that it may come to hold soon.
     cells: int
-    # Lower is more urgent.
-    rank: float = 0.0
-    residence: Residence = Residence.RUNNING
+    # Counts its runs here: the first is 0.
+    run: int = 0
+    # As reported of this run; it may run until the worker reports that it stopped.
+    residence: Residence = Residence.UNKNOWN
     is_accepted: bool = False
-    # The worker has said that it does not run: only then may it be told to go on.
-    is_confirmed: bool = False
     # Heartbeats in a row, since its acceptance, that did not list it.
-    missed: int = 0
-    # Heartbeats in a row that say otherwise about whether it runs.
-    disputed: int = 0
+    mismatches: int = 0
 
     @property
     def is_running(self) -> bool:
-        return self.residence is Residence.RUNNING
+        return self.slot is not None
+
+    def report(self, run: int, residence: Residence) -> bool:
+        """Take in what the worker says of a run. Returns whether that run has stopped, and had not before.
+
+        A run that has stopped never goes on: what says otherwise is from before.
+        """
+        if run < self.run or residence is Residence.UNKNOWN:
+            return False
+        if run > self.run:  # an earlier leader started it
+            self.run, self.residence = run, Residence.UNKNOWN
+        if residence is Residence.RUNNING:
+            if self.residence is Residence.UNKNOWN:
+                self.residence = residence
+            return False
+        self.residence = residence
+        return self.is_running
 
 
 @dataclass(frozen=True, slots=True)
-class Stray:
-    """Something a worker has that the table has not given it, and since when that is known."""
+class UnownedRequest:
+    """A request that a worker has and the table has not assigned, and since when that is known."""
 
     key: RequestKey
     epoch: int
+    run: int
     slot: int | None
     since_s: float
     residence: Residence = Residence.RUNNING
@@ -77,65 +100,134 @@ class Stray:
 class Reconciled:
     """What a heartbeat says beyond what the table knew."""
 
-    # Known to be there now, though the worker's answer to the batch has not come yet.
-    confirmed: list[Owner] = field(default_factory=list)
+    # Known to be there, though the worker's answer to the batch may not have come yet.
+    confirmed: list[Assignment] = field(default_factory=list)
     ended: list[tuple[RequestKey, int]] = field(default_factory=list)
     # Accepted, but neither there nor ended any more.
-    vanished: list[Owner] = field(default_factory=list)
-    strays: list[Stray] = field(default_factory=list)
-    # Run, although the table says that they wait for their turn.
-    going_on: list[Owner] = field(default_factory=list)
-    # Do not run, although the table says so; and where they are.
-    stopped: list[tuple[Owner, Residence]] = field(default_factory=list)
+    vanished: list[Assignment] = field(default_factory=list)
+    # Have stopped, although the table says that they run.
+    stopped: list[Assignment] = field(default_factory=list)
+    # Are to wait, and may still run: the worker has not followed.
+    not_stopped: list[Assignment] = field(default_factory=list)
+    unowned: list[UnownedRequest] = field(default_factory=list)
 
 
-OnBoard = Mapping[RequestKey, scheduler_pb2.RunningRequest]
+Reports = Mapping[RequestKey, scheduler_pb2.ResidentRequest]
 
 
 class WorkerSlots:
-    """One worker: what it said last, and who has its slots."""
+    """One worker: what it reported last, and who has its slots.
 
-    def __init__(self, status: scheduler_pb2.WorkerStatus, now: float) -> None:
+    Args:
+        on_change: called after every change that placement goes by.
+    """
+
+    def __init__(
+        self,
+        status: scheduler_pb2.WorkerStatus,
+        now: float,
+        on_change: Callable[[WorkerSlots], None] = lambda _worker: None,
+    ) -> None:
         self.worker_id: str = status.worker_id
         self.incarnation: str = status.incarnation
         self.last_seen_s = now
-        # It refused or did not answer: nothing new until it has spoken again.
-        self.is_held = False
-        # Whether it was asked for a sign of life since it was heard.
+        self._on_change = on_change
+        # Whether it was asked for a sign of life since it was last seen.
         self.was_asked = False
-        # A request parked here waits for cells: for the rest of a plan, nobody else gets them.
-        self.is_kept = False
-        # Batches it has not answered: what it says meanwhile may be from before them.
-        self.unanswered = 0
-        self.owners: dict[RequestKey, Owner] = {}
-        self.strays: dict[RequestKey, Stray] = {}
-        self.stray_cells = 0
-        # Of running requests; what is parked gives way.
-        self.owned_cells = 0
-        self.status = status
+        self.assignments: dict[RequestKey, Assignment] = {}
+        self.unowned: dict[RequestKey, UnownedRequest] = {}
+        # Of running requests; what waits to resume gives way.
+        self.assigned_cells = 0
+        self.unowned_cells = 0
+        # It refused or did not answer: nothing new until it has reported again.
+        self._is_held = False
+        # A request waits here for cells: for the rest of a plan, no newcomer gets them.
+        self._reserves_cells = False
+        # Kept free of everything but suspects, while any wait.
+        self._is_reserved = False
         # A suspect that runs here, and nothing else may run beside it.
         self._alone: RequestKey | None = None
-        # Kept free of everything but suspects, while any wait.
-        self.is_reserved = False
         self._n_running = 0
-        self._n_strays_running = 0
+        self._n_unowned_running = 0
         self._free: list[int] = []
+        self.state: scheduler_pb2.WorkerState.ValueType = status.state
+        self.status = status
         self._take_status(status)
         self._count_free()
 
+    # What it can do
+
     @property
     def free_cells(self) -> int:
-        return self.kv_cells - self.owned_cells - self.stray_cells
+        return self.kv_cells - self.load
 
     @property
     def load(self) -> int:
         """Tokens that running requests may have to hold."""
-        return self.owned_cells + self.stray_cells
+        return self.assigned_cells + self.unowned_cells
+
+    @property
+    def n_running(self) -> int:
+        """Requests that run here, unowned ones among them."""
+        return self._n_running + self._n_unowned_running
+
+    @property
+    def free_slots(self) -> int:
+        """How many more requests may run."""
+        return max(0, min(len(self._free), self.slots - self.n_running))
+
+    @property
+    def takes_new(self) -> bool:
+        """Whether it would take new requests if there were room."""
+        is_up = self.state == scheduler_pb2.WORKER_STATE_READY
+        return is_up and not (self._is_shut or self._reserves_cells)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it takes new requests."""
+        return self.takes_new and self.free_slots > 0
+
+    @property
+    def can_resume(self) -> bool:
+        """Whether what waits on it may run again, given cells; also while it drains."""
+        return self.state in _UP and not self._is_shut and self.free_slots > 0
+
+    @property
+    def _is_shut(self) -> bool:
+        return self._is_held or self._is_reserved or self._alone is not None
+
+    @property
+    def waiting(self) -> list[Assignment]:
+        """What waits to resume here."""
+        return [a for a in self.assignments.values() if not a.is_running]
+
+    @property
+    def has_waiting(self) -> bool:
+        return self._n_running < len(self.assignments)
+
+    # Suspects
 
     @property
     def is_isolated(self) -> bool:
         """Whether a suspect runs here alone."""
         return self._alone is not None
+
+    @property
+    def can_isolate(self) -> bool:
+        """Whether a suspect would run alone here."""
+        is_up = self.state == scheduler_pb2.WORKER_STATE_READY and not self._is_held
+        is_idle = not self.n_running and not any(a.residence.may_run for a in self.assignments.values())
+        return is_up and is_idle and self.free_slots > 0
+
+    @property
+    def is_held(self) -> bool:
+        """Whether it refused or did not answer since it last reported."""
+        return self._is_held
+
+    @property
+    def is_reserved(self) -> bool:
+        """Whether it is kept free for suspects."""
+        return self._is_reserved
 
     def is_alone(self, key: RequestKey) -> bool:
         """Whether this is the suspect that runs here alone."""
@@ -143,74 +235,31 @@ class WorkerSlots:
 
     def may_compute(self, key: RequestKey) -> bool:
         """Whether the engine may be at work for a request. Raises KeyError if it is not resident."""
-        owner = self.owners[key]
-        return owner.is_running or not owner.is_confirmed
+        assignment = self.assignments[key]
+        return assignment.is_running or assignment.residence.may_run
 
-    @property
-    def n_running(self) -> int:
-        """Requests that run here, unowned ones among them."""
-        return self._n_running + self._n_strays_running
+    # Changes
 
-    @property
-    def can_isolate(self) -> bool:
-        """Whether a suspect would run alone here."""
-        is_up = self.state == scheduler_pb2.WORKER_STATE_READY and not (self.is_held or self.is_kept)
-        is_idle = not self.n_running and all(owner.is_confirmed for owner in self.owners.values())
-        return is_up and is_idle and self.has_slot
+    def hold(self) -> None:
+        """Give it nothing until it has reported again."""
+        self._is_held = True
+        self._changed()
 
-    @property
-    def _is_shut(self) -> bool:
-        return self.is_held or self.is_kept or self.is_reserved or self._alone is not None
+    def reserve_cells(self, *, is_on: bool) -> None:
+        """Give newcomers nothing, while one that waits here lacks cells alone."""
+        self._reserves_cells = is_on
+        self._changed()
 
-    @property
-    def has_turn(self) -> bool:
-        """Whether one more request may run, were it there."""
-        return not self._is_shut and self._n_running + self._n_strays_running < self.slots
+    def reserve(self, *, is_on: bool) -> None:
+        """Keep it free of everything but suspects."""
+        self._is_reserved = is_on
+        self._changed()
 
-    @property
-    def has_slot(self) -> bool:
-        """Whether there is a sequence slot for one more."""
-        return bool(self._free) or self._displaceable() is not None
+    def set_state(self, state: scheduler_pb2.WorkerState.ValueType) -> None:
+        self.state = state
+        self._changed()
 
-    @property
-    def has_parked(self) -> bool:
-        """Whether requests on board wait for their turn."""
-        return any(not owner.is_running for owner in self.owners.values())
-
-    @property
-    def is_open(self) -> bool:
-        """Whether it takes new requests."""
-        return self.takes_new and self.has_turn and self.has_slot
-
-    @property
-    def takes_new(self) -> bool:
-        """Whether it would take new requests if there were room."""
-        return self.state == scheduler_pb2.WORKER_STATE_READY and not self._is_shut
-
-    @property
-    def can_resume(self) -> bool:
-        """Whether what is parked on it may go on; also while it drains."""
-        is_up = self.state in (scheduler_pb2.WORKER_STATE_READY, scheduler_pb2.WORKER_STATE_DRAINING)
-        return is_up and self.has_turn
-
-    @property
-    def strays_running(self) -> int:
-        return self._n_strays_running
-
-    @property
-    def free_slots(self) -> int:
-        """How many more requests may run."""
-        return max(0, min(self.slots - self._n_running - self._n_strays_running, self.slots))
-
-    def can_adopt(self, stray: Stray) -> bool:
-        """Not while its slot has been given to another request, which the worker is about to refuse."""
-        return stray.slot is None or all(
-            o.slot != stray.slot or o.key == stray.key for o in self.owners.values()
-        )
-
-    def assign(
-        self, key: RequestKey, epoch: int, cells: int, rank: float = 0.0, *, is_alone: bool = False
-    ) -> Owner:
+    def assign(self, key: RequestKey, epoch: int, cells: int, *, is_alone: bool = False) -> Assignment:
         """Have a new request run here.
 
         Args:
@@ -219,45 +268,10 @@ class WorkerSlots:
         Raises:
             IndexError: there is no slot for it.
         """
-        if is_alone:
-            self._admit_no_others(key)
-        return self._own(Owner(key, epoch, self._take_slot(), cells, rank))
+        return self._start(Assignment(key, epoch, None, cells), is_alone=is_alone)
 
-    def adopt(self, stray: Stray, cells: int, rank: float = 0.0) -> Owner:
-        """Make a stray the table's own: its job has come."""
-        del self.strays[stray.key]
-        if stray.residence is Residence.RUNNING:
-            self._n_strays_running -= 1
-            self.stray_cells -= stray.cells
-        return self._own(
-            Owner(
-                stray.key,
-                stray.epoch,
-                stray.slot,
-                cells,
-                rank,
-                stray.residence,
-                is_accepted=True,
-                is_confirmed=stray.residence is not Residence.RUNNING,
-            )
-        )
-
-    def park(self, key: RequestKey, residence: Residence = Residence.PARKED, *, is_confirmed: bool) -> None:
-        """Take note that a request does not run, or not any more."""
-        owner = self.owners[key]
-        self.admit_others(key)
-        if owner.is_running:
-            self._n_running -= 1
-            self.owned_cells -= owner.cells
-        owner.is_confirmed |= is_confirmed
-        owner.disputed = 0
-        if owner.residence is not Residence.SWAPPED:
-            owner.residence = residence
-        if residence is Residence.SWAPPED:
-            self._give_slot_back(owner)
-
-    def resume(self, key: RequestKey, cells: int, rank: float = 0.0, *, is_alone: bool = False) -> Owner:
-        """Have a request that is on board run again; it gets a slot if it has none.
+    def resume(self, key: RequestKey, cells: int, *, is_alone: bool = False) -> Assignment:
+        """Have a resident request run again.
 
         Args:
             is_alone: nothing else may come to run beside it.
@@ -265,184 +279,222 @@ class WorkerSlots:
         Raises:
             IndexError: there is no slot for it.
         """
-        owner = self.owners[key]
-        if owner.slot is None:
-            owner.slot = self._take_slot()
-        if is_alone:
-            self._admit_no_others(key)
-        owner.cells, owner.rank, owner.residence = cells, rank, Residence.RUNNING
-        owner.is_confirmed, owner.disputed = False, 0
-        self._n_running += 1
-        self.owned_cells += cells
-        return owner
+        assignment = self.assignments[key]
+        assignment.cells = cells
+        assignment.run = epochs.after(assignment.run)
+        assignment.residence = Residence.UNKNOWN
+        return self._start(assignment, is_alone=is_alone)
 
-    def grow(self, owner: Owner, cells: int) -> None:
-        """A running request may come to hold so many cells."""
-        if owner.is_running:
-            self.owned_cells += cells - owner.cells
-            owner.cells = cells
+    def adopt(self, unowned: UnownedRequest, cells: int) -> Assignment:
+        """Make an unowned request the table's own: its job has come."""
+        del self.unowned[unowned.key]
+        assignment = Assignment(
+            unowned.key,
+            unowned.epoch,
+            unowned.slot,
+            cells,
+            unowned.run,
+            unowned.residence,
+            is_accepted=True,
+        )
+        self.assignments[unowned.key] = assignment
+        if assignment.is_running:
+            self._n_running += 1
+            self.assigned_cells += cells
+        self._count_unowned()
+        self._count_free()
+        self._changed()
+        return assignment
+
+    def can_adopt(self, unowned: UnownedRequest) -> bool:
+        """Not before its engine has reported it, nor while its slot is assigned to another request: the
+        worker is about to deschedule it."""
+        if unowned.residence is Residence.RUNNING:
+            taken = {a.slot for a in self.assignments.values() if a.key != unowned.key}
+            return unowned.slot is not None and unowned.slot < self.slots and unowned.slot not in taken
+        return unowned.residence is not Residence.UNKNOWN
+
+    def deschedule(self, key: RequestKey) -> None:
+        """A request does not run any more, or is to be told so: it waits to resume."""
+        assignment = self.assignments[key]
+        self._stop(assignment)
+        self._changed()
 
     def release(self, key: RequestKey) -> None:
-        """Take a request off board. Raises KeyError if it is not there."""
-        owner = self.owners.pop(key)
-        self.admit_others(key)
-        if owner.is_running:
-            self._n_running -= 1
-            self.owned_cells -= owner.cells
-        self._give_slot_back(owner)
+        """A request is not resident any more. Raises KeyError if it was not."""
+        self._stop(self.assignments.pop(key))
+        self._changed()
 
-    def _admit_no_others(self, key: RequestKey) -> None:
-        if self._alone is None:
-            self._alone = key
+    def grow(self, assignment: Assignment, cells: int) -> None:
+        """A running request may come to hold so many cells."""
+        if assignment.is_running and assignment.cells != cells:
+            self.assigned_cells += cells - assignment.cells
+            assignment.cells = cells
+            self._changed()
 
     def admit_others(self, key: RequestKey) -> None:
         """A request need not run alone, or does not any more."""
         if self._alone == key:
             self._alone = None
+            self._changed()
 
-    def reconcile(self, status: scheduler_pb2.WorkerStatus, now: float, insist_after: int) -> Reconciled:
+    def reconcile(
+        self, status: scheduler_pb2.WorkerStatus, now: float, mismatch_threshold: int
+    ) -> Reconciled:
         """Take a heartbeat in.
 
         Args:
             status: of this worker in this incarnation.
-            insist_after: heartbeats in a row that must contradict the table before they count: one may have
-                been on its way when the table changed.
+            mismatch_threshold: heartbeats in a row that must lack an accepted request before that counts: one
+                may have been on its way when it was accepted.
 
         Returns:
-            What it says. Nobody is released or parked here: that is for whoever decides what becomes of the
-            jobs.
+            What it says. Nothing is released or descheduled here: that is for whoever decides what becomes of
+            the jobs.
         """
         self.last_seen_s = max(self.last_seen_s, now)
-        self.is_held = self.was_asked = False
+        self._is_held = self.was_asked = False
         self._take_status(status)
-        on_board = {RequestKey(r.tenant, r.request_id): r for r in status.running}
+        reports = {RequestKey(r.tenant, r.request_id): r for r in status.residents}
         found = Reconciled()
         found.ended = [(RequestKey(e.tenant, e.request_id), e.epoch) for e in status.ended]
         gone = set(found.ended)
-        for owner in self.owners.values():
-            if (owner.key, owner.epoch) in gone:
+        for assignment in self.assignments.values():
+            if (assignment.key, assignment.epoch) in gone:
                 continue
-            report = on_board.get(owner.key)
-            if report is not None and report.epoch == owner.epoch:
-                self._compare(owner, report, found, insist_after)
-            elif owner.is_accepted:
-                owner.missed += 1
-                if owner.missed >= insist_after:
-                    found.vanished.append(owner)
-        found.strays = self._take_strays(on_board, now)
+            report = reports.get(assignment.key)
+            if report is not None and report.epoch == assignment.epoch:
+                _compare(assignment, report, found)
+            elif assignment.is_accepted:
+                assignment.mismatches += 1
+                if assignment.mismatches >= mismatch_threshold:
+                    found.vanished.append(assignment)
+        self._take_unowned(reports, now)
+        found.unowned = list(self.unowned.values())
         self._count_free()
+        self._changed()
         return found
 
-    def _compare(
-        self, owner: Owner, report: scheduler_pb2.RunningRequest, found: Reconciled, insist_after: int
-    ) -> None:
-        said = Residence.of(report.residence)
-        if not owner.is_accepted:
-            found.confirmed.append(owner)
-        owner.missed, owner.is_accepted = 0, True
-        is_running = said is Residence.RUNNING
-        if is_running is owner.is_running:
-            owner.disputed = 0
-            if is_running:
-                if report.residence:  # else its engine has not reported yet where it is
-                    self._follow_slot(owner, report.slot)
-            else:
-                self.park(owner.key, said, is_confirmed=True)
-            return
-        owner.disputed = 0 if self.unanswered else owner.disputed + 1
-        if owner.disputed >= insist_after:
-            if is_running:
-                found.going_on.append(owner)
-            else:
-                found.stopped.append((owner, said))
+    def _start(self, assignment: Assignment, *, is_alone: bool) -> Assignment:
+        if not self._free:
+            raise IndexError("no slot is free")
+        assignment.slot = self._free.pop()
+        self.assignments[assignment.key] = assignment
+        self._n_running += 1
+        self.assigned_cells += assignment.cells
+        if is_alone and self._alone is None:
+            self._alone = assignment.key
+        self._changed()
+        return assignment
 
-    def _follow_slot(self, owner: Owner, slot: int) -> None:
-        """It runs in this one, whichever it was to have: the end of its turn and the next one may have
-        crossed. While the table has given the slot to another, that one is about to be refused."""
-        if owner.slot == slot or self.unanswered:
+    def _stop(self, assignment: Assignment) -> None:
+        if assignment.slot is None:
             return
-        if all(other.slot != slot for other in self.owners.values()):
-            owner.slot = slot
+        self.admit_others(assignment.key)
+        self._n_running -= 1
+        self.assigned_cells -= assignment.cells
+        slot, assignment.slot = assignment.slot, None
+        if slot < self.slots:  # also where an unowned request runs: the next one there takes its place
+            self._free.append(slot)
+
+    def _changed(self) -> None:
+        self._on_change(self)
 
     def _take_status(self, status: scheduler_pb2.WorkerStatus) -> None:
-        self.state: scheduler_pb2.WorkerState.ValueType = status.state
+        self.state = status.state
         if not status.slots:  # loading again: as before, as far as is known
-            old = self.status
-            status.slots, status.kv_cells, status.sequences = old.slots, old.kv_cells, old.sequences
+            status.slots, status.kv_cells = self.status.slots, self.status.kv_cells
         self.status = status
         # Most requests that run at once.
         self.slots: int = status.slots
-        self.sequences: int = max(status.sequences, status.slots)
         # In all; 0 until the engine is ready for the first time.
         self.kv_cells: int = status.kv_cells
         # By model name; 0 where it is not known yet.
         self.context_lengths = {card.name: card.context_length for card in status.models}
 
-    def _own(self, owner: Owner) -> Owner:
-        self.owners[owner.key] = owner
-        if owner.is_running:
-            self._n_running += 1
-            self.owned_cells += owner.cells
-        return owner
-
-    def _take_slot(self) -> int:
-        if self._free:
-            return self._free.pop()
-        parked = self._displaceable()
-        if parked is None or parked.slot is None:
-            raise IndexError("no sequence slot is free")
-        slot = parked.slot
-        parked.slot, parked.residence = None, Residence.SWAPPED
-        return slot
-
-    def _displaceable(self) -> Owner | None:
-        """The least urgent parked request that keeps a slot."""
-        parked = (o for o in self.owners.values() if o.residence is Residence.PARKED)
-        return max(parked, key=lambda o: o.rank, default=None)
-
-    def _give_slot_back(self, owner: Owner) -> None:
-        slot, owner.slot = owner.slot, None
-        if slot is not None and all(stray.slot != slot for stray in self.strays.values()):
-            self._free.append(slot)
-
-    def _take_strays(self, on_board: OnBoard, now: float) -> list[Stray]:
-        known, self.strays = self.strays, {}
-        for key, report in on_board.items():
-            owner = self.owners.get(key)
-            if owner is None or owner.epoch != report.epoch:
+    def _take_unowned(self, reports: Reports, now: float) -> None:
+        known, self.unowned = self.unowned, {}
+        for key, report in reports.items():
+            assignment = self.assignments.get(key)
+            if assignment is None or assignment.epoch != report.epoch:
                 old = known.get(key)
-                since_s = old.since_s if old is not None and old.epoch == report.epoch else now
-                residence = Residence.of(report.residence)
-                slot = None if residence is Residence.SWAPPED else report.slot
-                cells = committed_cells(report.prompt_tokens, report.generated_tokens)
-                self.strays[key] = Stray(key, report.epoch, slot, since_s, residence, cells)
-        running = [s.cells for s in self.strays.values() if s.residence is Residence.RUNNING]
-        self._n_strays_running, self.stray_cells = len(running), sum(running)
-        return list(self.strays.values())
+                residence = Residence(report.residence)
+                self.unowned[key] = UnownedRequest(
+                    key,
+                    report.epoch,
+                    report.run,
+                    report.slot if residence is Residence.RUNNING else None,
+                    old.since_s if old is not None and old.epoch == report.epoch else now,
+                    residence,
+                    committed_cells(report.prompt_tokens, report.generated_tokens),
+                )
+        self._count_unowned()
+
+    def _count_unowned(self) -> None:
+        running = [u.cells for u in self.unowned.values() if u.residence.may_run]
+        self._n_unowned_running, self.unowned_cells = len(running), sum(running)
 
     def _count_free(self) -> None:
-        taken = {o.slot for o in self.owners.values()} | {s.slot for s in self.strays.values()}
-        self._free = [slot for slot in range(self.sequences - 1, -1, -1) if slot not in taken]
+        taken = {a.slot for a in self.assignments.values()} | {u.slot for u in self.unowned.values()}
+        self._free = [slot for slot in range(self.slots - 1, -1, -1) if slot not in taken]
+
+
+def _compare(assignment: Assignment, report: scheduler_pb2.ResidentRequest, found: Reconciled) -> None:
+    assignment.mismatches, assignment.is_accepted = 0, True
+    if report.run >= assignment.run:
+        found.confirmed.append(assignment)
+    if assignment.report(report.run, Residence(report.residence)):
+        found.stopped.append(assignment)
+    elif not assignment.is_running and assignment.residence.may_run:
+        found.not_stopped.append(assignment)
+
+
+class Listener(Protocol):
+    """Is told of every change of the table."""
+
+    def changed(self, worker: WorkerSlots) -> None: ...
+
+    def removed(self, worker: WorkerSlots) -> None: ...
 
 
 class SlotTable:
-    """Every worker that lives."""
+    """Every worker that lives.
 
-    def __init__(self) -> None:
-        self.workers: dict[str, WorkerSlots] = {}
+    Args:
+        listener: told of every change.
+    """
+
+    def __init__(self, listener: Listener) -> None:
+        self._listener = listener
+        self._workers: dict[str, WorkerSlots] = {}
+
+    @property
+    def workers(self) -> Mapping[str, WorkerSlots]:
+        return self._workers
+
+    def add(self, status: scheduler_pb2.WorkerStatus, now: float) -> WorkerSlots:
+        """A worker reported for the first time."""
+        worker = self._workers[status.worker_id] = WorkerSlots(status, now, self._listener.changed)
+        self._listener.changed(worker)
+        return worker
+
+    def remove(self, worker: WorkerSlots) -> None:
+        """A worker is gone."""
+        del self._workers[worker.worker_id]
+        self._listener.removed(worker)
 
     def get(self, worker_id: str, incarnation: str | None = None) -> WorkerSlots | None:
         """The worker, if it lives and is still the one of that incarnation."""
-        worker = self.workers.get(worker_id)
+        worker = self._workers.get(worker_id)
         if worker is None or (incarnation is not None and worker.incarnation != incarnation):
             return None
         return worker
 
-    def silent(self, now: float, dead_after_s: float) -> list[WorkerSlots]:
-        """Workers not heard of for too long."""
-        return [w for w in self.workers.values() if now - w.last_seen_s > dead_after_s]
+    def silent(self, now: float, dead_after_s: float) -> Iterable[WorkerSlots]:
+        """Workers not seen for too long."""
+        return [w for w in self._workers.values() if now - w.last_seen_s > dead_after_s]
 
     def reset_liveness(self, until_s: float) -> None:
-        """Count no worker's silence before `until_s`: it could not be heard."""
-        for worker in self.workers.values():
+        """Count no worker's silence before `until_s`: it could not be seen."""
+        for worker in self._workers.values():
             worker.last_seen_s = max(worker.last_seen_s, until_s)

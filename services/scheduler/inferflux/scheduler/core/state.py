@@ -17,6 +17,7 @@ from inferflux.v1 import scheduler_pb2, worker_pb2
 from . import actions, outcomes
 from .actions import Action
 from .announcements import Announcements
+from .batches import deschedule_of
 from .emitted import outcome_of
 from .fairness import FairnessController, FairnessSettings
 from .jobs import Job, JobState, RequestKey, RequeueReason, TerminalEvent
@@ -24,7 +25,7 @@ from .limits import Limits
 from .memory import Recent
 from .placement import Placement, cells_wanted_on
 from .queue import Queue
-from .slots import Residence, SlotTable, Stray, WorkerSlots
+from .slots import Residence, SlotTable, UnownedRequest, WorkerSlots
 from .suspects import Blame
 
 
@@ -40,8 +41,8 @@ class SchedulerState:
         self.term: Final = term
         self.queue: Final = queue
         self.fairness: Final = fairness
-        self.table: Final = SlotTable()
         self.placement: Final = Placement()
+        self.table: Final = SlotTable(self.placement)
         self.announcements: Final = Announcements()
         self._jobs: dict[RequestKey, Job] = {}
         self._handled: Job | None = None
@@ -49,8 +50,6 @@ class SchedulerState:
         # Models to plan for, and jobs that have not been through a plan since they were queued.
         self._unplanned: set[str] = set()
         self._fresh: list[Job] = []
-        # Ids of workers on which a parked request may be able to resume.
-        self._can_resume: set[str] = set()
         # Terminal events of inherited jobs, put off until it is known whether a worker has the job.
         self._deferred: list[tuple[Job, TerminalEvent]] = []
         # Finished jobs, and their places in the work queue.
@@ -105,14 +104,12 @@ class SchedulerState:
 
     def add_worker(self, status: scheduler_pb2.WorkerStatus, now: float) -> WorkerSlots:
         """A worker reported for the first time."""
-        worker = self.table.workers[status.worker_id] = WorkerSlots(status, now)
-        return worker
+        return self.table.add(status, now)
 
     def remove_worker(self, worker: WorkerSlots) -> list[Job]:
         """A worker is gone. Returns the jobs that it had; they are still to be requeued."""
-        del self.table.workers[worker.worker_id]
-        self.placement.remove(worker)
-        return [self._jobs[key] for key in worker.owners]
+        self.table.remove(worker)
+        return [self._jobs[key] for key in worker.assignments]
 
     def set_fairness(self, settings: FairnessSettings) -> None:
         """Go by these from the next plan on."""
@@ -139,11 +136,6 @@ class SchedulerState:
         """Models to plan for; a plan for them is made now."""
         models, self._unplanned = self._unplanned, set()
         return models
-
-    def take_resumable(self) -> list[WorkerSlots]:
-        """Workers on which a parked request may be able to resume since the last plan."""
-        ids, self._can_resume = self._can_resume, set()
-        return [self.table.workers[w] for w in ids if w in self.table.workers]
 
     def take_fresh(self) -> list[Job]:
         """Jobs that were queued since the last plan."""
@@ -177,7 +169,7 @@ class SchedulerState:
 
     def leave_queue(self, job: Job) -> None:
         """It does not wait any more, if it did."""
-        if job.is_waiting:
+        if job.is_queued:
             self.announcements.forget(job)
             self.queue.discard(job)
             job.state = JobState.NEW
@@ -188,7 +180,7 @@ class SchedulerState:
         worker = self.worker_of(job)
         if worker is None or job.state is not JobState.DISPATCHING:
             return []
-        worker.owners[job.key].is_accepted = True
+        worker.assignments[job.key].is_accepted = True
         self.on_running(job, now)
         return [actions.TellCancel(job.key, job.attempt_id)] if job.is_cancelled else []
 
@@ -198,49 +190,33 @@ class SchedulerState:
         job.progressed_s = now
         self.fairness.on_running(job)
 
-    def end_turn(
-        self, worker: WorkerSlots, job: Job, residence: Residence, reason: str, now: float
-    ) -> list[Action]:
-        """The worker says that it does not run any more."""
+    def end_run(self, worker: WorkerSlots, job: Job, reason: str, now: float) -> list[Action]:
+        """The worker reports that it does not run any more."""
         self.handle(job)
-        worker.park(job.key, residence, is_confirmed=True)
-        self.to_parked(job, now)
-        self.placement.update(worker)
+        if job.is_suspect:  # to run alone, it may have to go elsewhere
+            return self.requeue(job, RequeueReason.MOVED, now, must_drop=True)
+        self.deschedule(worker, job, now)
         self.replan(worker)
         return [actions.Yielded(job.key, job.handle, worker.worker_id, reason)]
 
-    def to_parked(self, job: Job, now: float) -> None:
-        """To the queue, while it stays on board."""
-        self.fairness.on_stopped(job)
+    def deschedule(self, worker: WorkerSlots, job: Job, now: float) -> None:
+        """From now on it waits to resume on its worker."""
         job.parked_s = now
-        self.wait_there(job)
+        self.wait_to_resume(worker, job)
 
-    def wait_there(self, job: Job) -> None:
-        worker = self.worker_of(job)
-        if worker is not None and worker.owners[job.key].is_running:  # it could not be told to go on
-            worker.park(job.key, is_confirmed=False)
-            self.placement.update(worker)
+    def wait_to_resume(self, worker: WorkerSlots, job: Job) -> None:
+        """It waits, or waits on, to resume on its worker."""
+        worker.deschedule(job.key)
+        self.fairness.on_stopped(job)
         self.queue.give_place_back(job)
         job.is_resuming = False
         job.state = JobState.PARKED
-        job.queued_s = max(job.queued_s, job.parked_s)
-        self.queue.push(job)
         self._unplanned.add(job.model)
 
-    def take_back(self, worker: WorkerSlots, job: Job, now: float) -> list[Action]:
-        """It runs, although it was to wait: the worker has not heard, or let it go on."""
-        self.handle(job)
-        if job.state is not JobState.PARKED:
-            return []
-        if worker.owners[job.key].slot is None and not worker.has_slot:
-            return self.requeue(job, RequeueReason.VANISHED, now, must_drop=True)
-        self.leave_queue(job)
-        self.queue.take_place(job)
-        key = self.take_urgency(job)
-        worker.resume(job.key, cells_wanted_on(job, worker), key, is_alone=job.is_suspect)
-        self.placement.update(worker)
-        self.on_running(job, now)
-        return []
+    def stop(self, worker: WorkerSlots, job: Job) -> Action:
+        """Tell the worker that a request is to wait."""
+        command = worker_pb2.WorkerCommand(deschedule=deschedule_of(job, worker))
+        return self.command(worker.worker_id, command)
 
     def put_back(self, job: Job, now: float) -> list[Action]:
         """To the queue again; no worker has it, so its epoch stands."""
@@ -281,18 +257,17 @@ class SchedulerState:
 
     def clear(self, job: Job) -> None:
         """A suspect has run past the point at which its engine died: it is like others again."""
-        is_waiting = job.is_waiting
-        if is_waiting:
+        is_queued = job.is_queued
+        if is_queued:
             self.queue.discard(job)
         job.is_suspect = False
         job.retries = 0
-        if is_waiting:
+        if is_queued:
             self.queue.push(job)
             self._unplanned.add(job.model)
         worker = self.worker_of(job)
         if worker is not None:
             worker.admit_others(job.key)
-            self.placement.update(worker)
             self.replan(worker)
 
     def _terminal_event_after(
@@ -339,49 +314,48 @@ class SchedulerState:
         job.worker_id = None
         if worker is not None:
             worker.release(job.key)
-            self.placement.update(worker)
             self.replan(worker)
 
-    def adopt(self, job: Job, worker: WorkerSlots, stray: Stray, now: float) -> None:
-        """It runs already: take note where."""
+    def adopt(self, job: Job, worker: WorkerSlots, unowned: UnownedRequest, now: float) -> list[Action]:
+        """A worker has it already: take note where."""
         self.handle(job)
         self.leave_queue(job)
         self.release(job)
-        worker.adopt(stray, cells_wanted_on(job, worker), self.take_urgency(job))
+        self.take_urgency(job)
+        worker.adopt(unowned, cells_wanted_on(job, worker))
         job.read_id += 1
         job.terminal_event = None
         job.is_inherited = False
         job.is_adopted = True
-        job.epoch = stray.epoch
+        job.epoch = unowned.epoch
         job.worker_id = worker.worker_id
         job.dispatched_s = job.dispatched_s or now
-        self.placement.update(worker)
-        if stray.residence is Residence.RUNNING:
+        if unowned.residence is Residence.RUNNING:
             self.queue.take_place(job)
             self.on_running(job, now)
-        else:
-            self.to_parked(job, now)
+            return []
+        if job.is_suspect:
+            return self.requeue(job, RequeueReason.MOVED, now, must_drop=True)
+        self.deschedule(worker, job, now)
+        return []
 
-    def take_urgency(self, job: Job) -> float:
-        """Its urgency key from now on, while it has a place on a worker."""
+    def take_urgency(self, job: Job) -> None:
+        """Give it the urgency key that it has from now on, while it is on a worker."""
         job.urgency_key = self.queue.urgency_key(job)
-        return job.urgency_key
 
     def worker_of(self, job: Job) -> WorkerSlots | None:
         return self.table.get(job.worker_id) if job.worker_id is not None else None
 
     def hold_worker(self, worker_id: str) -> None:
         if (worker := self.table.get(worker_id)) is not None:
-            worker.is_held = True
-            self.placement.update(worker)
+            worker.hold()
 
     def replan(self, worker: WorkerSlots) -> None:
-        can_resume = worker.can_resume
-        if can_resume:
-            self._can_resume.add(worker.worker_id)
+        """Something may have changed for what waits for this worker."""
         for model in worker.context_lengths:
             queue = self.queue.models.get(model)
-            if queue and (can_resume or queue.has_suspects):
+            is_wanted = bool(queue) or self.placement.has_waiting(model)
+            if (worker.can_resume and is_wanted) or (queue and queue.has_suspects):
                 self._unplanned.add(model)
 
     def drop(self, worker_id: str, key: RequestKey, epoch: int) -> Action:

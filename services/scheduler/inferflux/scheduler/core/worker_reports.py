@@ -13,7 +13,7 @@ from .jobs import Job, JobState, RequestKey, RequeueReason
 from .memory import Recent
 from .placement import cells_wanted_on
 from .rates import ModelRates
-from .slots import Residence, Stray, WorkerSlots
+from .slots import Residence, UnownedRequest, WorkerSlots
 from .state import SchedulerState
 
 _GONE_REMEMBERED = 4096
@@ -30,8 +30,8 @@ class WorkerReports:
         self.expected: set[str] | None = None
         # Incarnations that left or were replaced, and when.
         self._gone: Recent[tuple[str, str], float] = Recent(_GONE_REMEMBERED)
-        # Where requests run whose jobs have not come.
-        self._orphans: dict[RequestKey, str] = {}
+        # Workers that have requests whose jobs have not come.
+        self._unowned: dict[RequestKey, str] = {}
 
     def on_heartbeat(self, status: scheduler_pb2.WorkerStatus, now: float) -> list[Action]:
         if self._is_gone(status, now):
@@ -46,9 +46,8 @@ class WorkerReports:
         if worker is None:
             worker = self._state.add_worker(status, now)
         out += self._reconcile(worker, status, now)
-        out += self._follow(worker, status.running, now)
+        out += self._follow(worker, status.residents, now)
         out += self._remind(worker)
-        self._state.placement.update_models(worker)
         self.rates.update(status)
         self._state.replan(worker)
         if self.expected is not None:
@@ -58,38 +57,37 @@ class WorkerReports:
     def _reconcile(self, worker: WorkerSlots, status: scheduler_pb2.WorkerStatus, now: float) -> list[Action]:
         """Bring table and jobs into line with what the worker has."""
         state = self._state
-        found = worker.reconcile(status, now, state.limits.insist_heartbeats)
+        found = worker.reconcile(status, now, state.limits.mismatch_threshold)
         out: list[Action] = []
         for key, epoch in found.ended:
             out += self._on_ended(worker.worker_id, key, epoch, "ended")
-        for owner in found.confirmed:
-            out += state.accept(state.jobs[owner.key], now)
-        for owner in found.vanished:
-            out += state.requeue(state.jobs[owner.key], RequeueReason.VANISHED, now, must_drop=True)
-        for owner in found.going_on:
-            out += state.take_back(worker, state.jobs[owner.key], now)
-        for owner, residence in found.stopped:
-            if state.jobs[owner.key].state is JobState.RUNNING:
-                out += state.end_turn(worker, state.jobs[owner.key], residence, "unheard", now)
-        for stray in found.strays:
-            out += self._on_stray(worker, stray, now)
+        for assignment in found.confirmed:
+            out += state.accept(state.jobs[assignment.key], now)
+        for assignment in found.vanished:
+            out += state.requeue(state.jobs[assignment.key], RequeueReason.VANISHED, now, must_drop=True)
+        for assignment in found.stopped:
+            out += state.end_run(worker, state.jobs[assignment.key], "unreported", now)
+        for assignment in found.not_stopped:
+            out.append(state.stop(worker, state.jobs[assignment.key]))
+        for unowned in found.unowned:
+            out += self._on_unowned(worker, unowned, now)
         return out
 
     def _remind(self, worker: WorkerSlots) -> list[Action]:
         """Say again what the worker should have heard, and has not acted upon."""
         out: list[Action] = []
-        for key in worker.owners:
+        for key in worker.assignments:
             job = self._state.jobs[key]
             if job.is_cancelled and job.state in (JobState.RUNNING, JobState.PARKED):
                 out.append(actions.TellCancel(key, job.attempt_id))
         if self.drains.holds(worker) and worker.state == scheduler_pb2.WORKER_STATE_READY:
-            worker.state = scheduler_pb2.WORKER_STATE_DRAINING
+            worker.set_state(scheduler_pb2.WORKER_STATE_DRAINING)
             command = worker_pb2.WorkerCommand(drain=worker_pb2.DrainWorker())
             out.append(self._state.command(worker.worker_id, command))
         return out
 
     def _follow(
-        self, worker: WorkerSlots, reports: Iterable[scheduler_pb2.RunningRequest], now: float
+        self, worker: WorkerSlots, reports: Iterable[scheduler_pb2.ResidentRequest], now: float
     ) -> list[Action]:
         """See how far requests got; give up what gets no further."""
         out: list[Action] = []
@@ -114,7 +112,7 @@ class WorkerReports:
 
     def _on_progress(self, worker: WorkerSlots, job: Job, generated: int) -> list[Action]:
         job.seen_tokens = max(job.seen_tokens, generated)
-        worker.grow(worker.owners[job.key], cells_wanted_on(job, worker))
+        worker.grow(worker.assignments[job.key], cells_wanted_on(job, worker))
         if job.is_suspect and suspects.has_passed(job):
             self._state.clear(job)
         return self._charge(job)
@@ -156,20 +154,19 @@ class WorkerReports:
         job = self._state.jobs.get(RequestKey(told.tenant, told.request_id))
         if job is None or not job.is_at(worker.worker_id, told.epoch):
             return []
-        residence = Residence.of(told.residence)
-        if residence is Residence.RUNNING or job.state is JobState.READING:
+        if job.state is JobState.READING:
             return []
         was_suspect = job.is_suspect
         out = self._on_progress(worker, job, told.generated_tokens)
-        worker.owners[job.key].is_accepted = True
-        if job.state is JobState.PARKED:
-            worker.park(job.key, residence, is_confirmed=True)
+        assignment = worker.assignments[job.key]
+        assignment.is_accepted = True
+        if not assignment.report(told.run, Residence(told.residence)):
             self._state.replan(worker)
             return out
         reason = actions.reason_of(scheduler_pb2.YieldReason.Name, told.reason, prefix="YIELD_REASON_")
         if told.reason == scheduler_pb2.YIELD_REASON_TIMESLICE and not was_suspect:
             job.since_s = now
-        return out + self._state.end_turn(worker, job, residence, reason, now)
+        return out + self._state.end_run(worker, job, reason, now)
 
     def _on_request_ended(
         self,
@@ -204,9 +201,9 @@ class WorkerReports:
     def _on_engine_died(
         self, worker: WorkerSlots, died: scheduler_pb2.EngineDied, now: float
     ) -> list[Action]:
-        worker.state = scheduler_pb2.WORKER_STATE_LOADING
+        worker.set_state(scheduler_pb2.WORKER_STATE_LOADING)
         out: list[Action] = []
-        resident = [self._resident(worker, entry) for entry in died.on_board]
+        resident = [self._resident(worker, entry) for entry in died.residents]
         # Each once, even where the list names one twice.
         jobs = list(dict.fromkeys(job for job in resident if job is not None))
         may_compute = [job for job in jobs if worker.may_compute(job.key)]
@@ -217,7 +214,6 @@ class WorkerReports:
         ]
         for job, blame in zip(jobs, blames, strict=True):
             out += self._state.requeue(job, RequeueReason.ENGINE_DIED, now, blame=blame)
-        self._state.placement.update_models(worker)
         return out
 
     def _resident(self, worker: WorkerSlots, entry: scheduler_pb2.EndedRequest) -> Job | None:
@@ -225,25 +221,28 @@ class WorkerReports:
         job = self._state.jobs.get(RequestKey(entry.tenant, entry.request_id))
         return job if job is not None and job.is_at(worker.worker_id, entry.epoch) else None
 
-    def _on_stray(self, worker: WorkerSlots, stray: Stray, now: float) -> list[Action]:
-        job = self._state.jobs.get(stray.key)
+    def _on_unowned(self, worker: WorkerSlots, unowned: UnownedRequest, now: float) -> list[Action]:
+        job = self._state.jobs.get(unowned.key)
         if job is None:
-            has_waited = self._state.is_settled and now - stray.since_s >= self._state.limits.orphan_grace_s
-            if has_waited or self._state.has_finished(stray.key):
-                return [self._state.drop(worker.worker_id, stray.key, stray.epoch)]
-            self._orphans[stray.key] = worker.worker_id
+            has_waited = (
+                self._state.is_settled and now - unowned.since_s >= self._state.limits.unowned_grace_s
+            )
+            if has_waited or self._state.has_finished(unowned.key):
+                return [self._state.drop(worker.worker_id, unowned.key, unowned.epoch)]
+            self._unowned[unowned.key] = worker.worker_id
             return []
         is_waiting = job.state in (JobState.QUEUED, JobState.READING)
-        if (is_waiting and (job.is_inherited or stray.epoch == job.epoch)) or stray.epoch > job.epoch:
-            if worker.can_adopt(stray):
-                self._state.adopt(job, worker, stray, now)
-            return []
-        return [self._state.drop(worker.worker_id, stray.key, stray.epoch)]
+        if (is_waiting and (job.is_inherited or unowned.epoch == job.epoch)) or unowned.epoch > job.epoch:
+            return self._state.adopt(job, worker, unowned, now) if worker.can_adopt(unowned) else []
+        return [self._state.drop(worker.worker_id, unowned.key, unowned.epoch)]
 
-    def orphan_of(self, key: RequestKey) -> tuple[WorkerSlots, Stray] | None:
-        worker = self._state.table.get(self._orphans.pop(key, ""))
-        stray = worker.strays.get(key) if worker is not None else None
-        return (worker, stray) if worker is not None and stray is not None else None
+    def adopt(self, job: Job, now: float) -> list[Action] | None:
+        """Take over what a worker has of a job that has just come; None if none has it."""
+        worker = self._state.table.get(self._unowned.pop(job.key, ""))
+        unowned = worker.unowned.get(job.key) if worker is not None else None
+        if worker is None or unowned is None or not worker.can_adopt(unowned):
+            return None
+        return self._state.adopt(job, worker, unowned, now)
 
     def forget(
         self, worker: WorkerSlots, reason: RequeueReason, now: float, *, is_final: bool = False

@@ -58,7 +58,6 @@ def _load(worker: _Worker) -> Engine:
         context_length=backend.context_length,
         vocabulary_size=backend.vocab.size,
         slots=backend.slots,
-        sequences=backend.sequences,
         parameters=backend.parameters,
         prefill_cells=backend.prefill_cells,
         prefill_context_error=backend.prefill_context_error,
@@ -75,7 +74,7 @@ def _obey(engine: Engine, command: engine_pb2.EngineCommand) -> None:
         case "cancel":
             engine.cancel(command.cancel.key, is_silent=command.cancel.is_silent)
         case "deschedule":
-            engine.deschedule(command.deschedule.key, command.deschedule.epoch)
+            engine.deschedule(command.deschedule)
         case "resume":
             engine.resume(command.resume)
 

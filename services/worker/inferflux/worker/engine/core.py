@@ -100,10 +100,11 @@ class Engine:
         else:
             self._finish(sequence, self._chunk(sequence), generation_pb2.FINISH_REASON_CANCELLED)
 
-    def deschedule(self, key: str, epoch: int) -> None:
-        """Take a sequence's slot away; nothing if it does not run."""
-        sequence = self._sequences.get(key)
-        if sequence is not None and sequence.epoch == epoch and sequence.is_running:
+    def deschedule(self, command: engine_pb2.EngineDeschedule) -> None:
+        """End a run, and report that it is over; nothing if this epoch of the request is not resident."""
+        sequence = self._sequences.get(command.key)
+        if sequence is not None and sequence.epoch == command.epoch:
+            sequence.run = command.run
             self._deschedule(sequence, scheduler_pb2.YIELD_REASON_PREEMPTED)
 
     def resume(self, command: engine_pb2.EngineResume) -> None:

@@ -183,6 +183,7 @@ def sequence_of(
         enqueued_unix_s=enqueued_unix_s,
         queue_ms=max(unix_s - enqueued_unix_s, 0.0) * 1000,
         started_s=now_s,
+        run=item.run,
         generated=len(generated),
         yields_at=len(generated) + item.token_budget if item.token_budget else 0,
         attempt_id=request.attempt_id,
