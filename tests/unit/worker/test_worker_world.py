@@ -545,7 +545,7 @@ def test_streams_get_on_while_a_long_prompt_is_computed() -> None:
 
 
 def test_a_step_for_which_nobody_makes_room_is_the_others() -> None:
-    world = small(cells=68, prefill_cells=68)
+    world = small(cells=70, prefill_cells=70)
     world.submit(item("stream", rank=1.0, prompt=30, max_tokens=20))
     for _ in range(9):
         world.settle()
@@ -553,7 +553,7 @@ def test_a_step_for_which_nobody_makes_room_is_the_others() -> None:
     urgent = item("urgent", slot=1, prompt=60, max_tokens=8)
     world.submit(urgent)
     world.settle()
-    assert world.cache.used == 68  # not a cell for the stream, whose step it would be
+    assert world.cache.used == 70  # not a cell for the stream, whose step it would be
     run_out(world)
     assert emitted(world.chunks("urgent")) == expected(urgent)
     assert residences(world) == {"stream": SWAPPED}
