@@ -65,6 +65,21 @@ async def private_worker(
         made.kill()
 
 
+@pytest.fixture
+async def one_context_worker(
+    private_nats: ServerProcess, private_bus: Bus, tmp_path: Path
+) -> AsyncIterator[WorkerProcess]:
+    """Without a prefill context, whose arithmetic is another: see docs/decisions/prefill-context.md."""
+    made = WorkerProcess(
+        tmp_path, private_nats.url, private_bus, "one-context", INFERFLUX_WORKER_PREFILL_CELLS="0"
+    )
+    try:
+        await made.start_ready()
+        yield made
+    finally:
+        made.kill()
+
+
 async def run(worker: WorkerProcess, item: worker_pb2.BatchItem) -> list[tokens_pb2.TokenChunk]:
     stream = await worker.read(item.request.request_id)
     answer = await worker.submit(item)
@@ -123,17 +138,24 @@ async def test_greedy_output_is_the_same_alone_and_beside_others(worker: WorkerP
         await read_to_end(stream)
 
 
+async def test_a_greedy_retry_goes_on_where_the_tokens_stopped(worker: WorkerProcess) -> None:
+    await check_retry(worker, {})
+
+
 @pytest.mark.parametrize(
     "sampling",
     [
-        {},
         {"temperature": 0.9, "top_k": 40, "top_p": 0.95, "min_p": 0.05},
         {"temperature": 1.0, "repeat_penalty": 1.3, "frequency_penalty": 0.5, "presence_penalty": 0.2},
     ],
 )
-async def test_a_retry_goes_on_where_the_tokens_stopped(
-    worker: WorkerProcess, sampling: dict[str, Any]
+async def test_a_seeded_retry_goes_on_where_the_tokens_stopped(
+    one_context_worker: WorkerProcess, sampling: dict[str, Any]
 ) -> None:
+    await check_retry(one_context_worker, sampling)
+
+
+async def check_retry(worker: WorkerProcess, sampling: dict[str, Any]) -> None:
     name = f"whole-{len(sampling)}"
     whole = await run(worker, batch_item(name, **sampling))
     ids = token_ids(whole)
