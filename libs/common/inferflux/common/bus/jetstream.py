@@ -213,11 +213,26 @@ async def last_message(
 ) -> Reply | None:
     """As `read_last`, with the headers: `SEQUENCE` among them."""
     try:
-        reply = await link.request(f"$JS.API.DIRECT.GET.{stream}.{subject}", b"", timeout_s=timeout_s)
+        return await _direct_get(link, stream, f".{subject}", b"", timeout_s)
     except Unavailable as error:
         if error.reason == "NO_RESPONDERS" and not await exists(link, stream):
             return None
         raise
+
+
+async def next_message(link: Link, stream: str, subject: str, sequence: int) -> Reply | None:
+    """The first message of a subject from `sequence` on, None without one.
+
+    Raises:
+        Unavailable, DeadlineExceeded: JetStream does not answer.
+    """
+    body = json.dumps({"seq": sequence, "next_by_subj": subject}).encode()
+    return await _direct_get(link, stream, "", body, _BATCH_SILENCE_S)
+
+
+async def _direct_get(link: Link, stream: str, suffix: str, body: bytes, timeout_s: float) -> Reply | None:
+    """One stored message, None without one."""
+    reply = await link.request(f"$JS.API.DIRECT.GET.{stream}{suffix}", body, timeout_s=timeout_s)
     if reply.status == _NO_MESSAGES:
         return None
     if reply.status:

@@ -14,7 +14,7 @@ from typing import Any
 from inferflux.common import subjects
 from inferflux.common.bus import jetstream
 from inferflux.common.bus.link import ApiError, Link
-from inferflux.common.errors import Internal, InvalidArgument, NotFound, Unavailable
+from inferflux.common.errors import Internal, InvalidArgument, NotFound
 
 # The metadata of a GGUF file, at its longest that a worker reads.
 MAX_OBJECT_BYTES = 256 << 20
@@ -23,8 +23,6 @@ _CHUNK_BYTES = 128 << 10
 # Chunks under way at once: enough to keep the socket busy, little enough for the outbound buffer.
 _WINDOW = 8
 _PUT_TIMEOUT_S = 10.0
-_GET_TIMEOUT_S = 2.0
-_NO_MESSAGES = 404
 _MAX_INFO_BYTES = 16 << 10
 
 
@@ -109,14 +107,11 @@ class ObjectBucket:
         chunks: list[bytes] = []
         left, sequence = size, 1
         while left > 0:
-            body = {"seq": sequence, "next_by_subj": self._chunk_subject(nuid)}
-            subject = f"$JS.API.DIRECT.GET.{self._stream}"
-            reply = await self._link.request(subject, json.dumps(body).encode(), timeout_s=_GET_TIMEOUT_S)
-            if reply.status == _NO_MESSAGES:
+            reply = await jetstream.next_message(
+                self._link, self._stream, self._chunk_subject(nuid), sequence
+            )
+            if reply is None:
                 break
-            if reply.status:
-                message = f"{self._stream} refused a read: {reply.status}"
-                raise Unavailable(message, reason="JETSTREAM_ERROR")
             chunks.append(reply.data)
             left -= len(reply.data)
             sequence = int(reply.headers[jetstream.SEQUENCE]) + 1
