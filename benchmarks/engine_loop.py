@@ -59,7 +59,7 @@ class EngineLoop:
         return trace
 
     def cancel_all(self) -> None:
-        """End what runs."""
+        """End every running sequence."""
         for key in list(self._running):
             self._engine.cancel(key, is_silent=True)
             slot, _ = self._running.pop(key)

@@ -85,7 +85,7 @@ class Sequence:
 
 
 class ContractWorker(ABC):
-    """One worker. Messages come by `on_batch`, `on_command` and `on_cancel`; whoever makes its steps calls
+    """One worker. Messages come by `on_batch`, `on_command` and `on_cancel`; the owner of its steps calls
     `fit`, `generate` and `finish`.
 
     Args:
@@ -288,7 +288,7 @@ class ContractWorker(ABC):
         return sum(s.computed for s in self.residents.values())
 
     def running(self) -> list[Sequence]:
-        """Who runs, most urgent first."""
+        """Running requests, most urgent first."""
         return sorted((s for s in self.residents.values() if s.is_running), key=lambda s: s.rank)
 
     def fit(self, cells: int) -> None:
@@ -336,7 +336,7 @@ class ContractWorker(ABC):
         self.tell(event)
 
     def _parked(self) -> list[Sequence]:
-        """Who is in the KV cache and waits to resume, most urgent first."""
+        """Parked requests that hold KV cells, most urgent first."""
         parked = (s for s in self.residents.values() if s.computed and not s.is_running)
         return sorted(parked, key=lambda s: s.rank)
 

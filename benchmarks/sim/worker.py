@@ -189,7 +189,7 @@ class ModelledWorker(ContractWorker):
         self._stretch = Stretch(now, step_s, steps, decoding, chunks)
 
     def _make_room(self) -> None:
-        """See that the next step fits; who is evicted for it needs no room in it."""
+        """See that the next step fits; an evicted sequence needs no room in it."""
         while running := self.running():
             decoding = sum(1 for s in running if _is_decoding(s))
             self.fit(max(1, decoding) + (not _is_decoding(running[0]) and decoding > 0))

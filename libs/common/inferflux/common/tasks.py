@@ -31,7 +31,7 @@ class Background:
         return task
 
     async def finish(self, limit_s: float | None) -> None:
-        """Wait for what runs; cancel what is not done in `limit_s` seconds. None: wait for all of it."""
+        """Wait for the tasks; cancel those not done in `limit_s` seconds. None: wait for all of it."""
         if not self._tasks:
             return
         _, late = await asyncio.wait(self._tasks, timeout=limit_s)
@@ -41,7 +41,7 @@ class Background:
             await asyncio.wait(late)
 
     async def close(self) -> None:
-        """Cancel what runs, and return when it has ended."""
+        """Cancel the tasks, and return when they have ended."""
         await cancel_all(list(self._tasks))
 
     def _on_done(self, task: asyncio.Task[Any]) -> None:

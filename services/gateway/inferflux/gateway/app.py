@@ -91,7 +91,7 @@ class _Gateway:
 
 
 async def _open(settings: GatewaySettings, stack: AsyncExitStack, tracer: Tracer) -> _Gateway:
-    """Connect, and start what runs beside the servicers; `stack` ends all of it, the last one first."""
+    """Connect, and start the tasks beside the servicers; `stack` ends all of it, the last one first."""
     bus = await Bus.connect(settings.nats_url, name="gateway", watches_writes=True)
     stack.push_async_callback(bus.close)
     await bus.ensure_streams(settings.stream_limits)

@@ -55,7 +55,7 @@ class Client(Protocol):
     def untap(self, sid: int) -> None: ...
 
     def when_written(self, done: asyncio.Future[bool]) -> asyncio.Future[bool]:
-        """Resolve `done` when the connection has taken what waits now."""
+        """Resolve `done` when the connection has taken all bytes that are buffered now."""
 
     def discard_outbound(self) -> None:
         """Forget what was not sent, and break the connection: for closing one that does not take it."""

@@ -2,7 +2,7 @@
 
     scheduler       what happens: jobs, cancel notices, answers, time, an administrator's wishes
     worker_reports  what workers report
-    planning        who is next, and where
+    planning        which request is next, and where
     state           what the scheduler holds, and the transitions of a job
     lease           who leads
 

@@ -56,7 +56,7 @@ class Preemption:
 
 
 class FairnessController:
-    """Knows who runs, least urgent first."""
+    """Knows the running requests, least urgent first."""
 
     def __init__(self, settings: FairnessSettings) -> None:
         self.settings = settings

@@ -1,4 +1,4 @@
-"""Who is next: the order of one model's requests, behind one small interface (pure).
+"""Which request is next: the order of one model's requests, behind one small interface (pure).
 
 A policy decides the order of the queue, and with `urgency_key` and `precedes` everything that follows from
 urgency on the workers: who gives way, whose prompt is computed first, whose KV cells are evicted first.
@@ -253,7 +253,7 @@ def make_policy(
         name: which one.
         aging_s: seconds of waiting that are worth one level of priority.
         shares: the tenants' counters, for `fair` alone; equal shares when not given. One queue's own.
-        running: what runs of the queue's model, for `priority` alone; nothing when not given.
+        running: running requests of the queue's model, for `priority` alone; nothing when not given.
         is_urgent: whether a job goes before all that are not, for `priority` alone.
     """
     match name:

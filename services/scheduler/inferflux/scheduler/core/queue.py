@@ -69,7 +69,7 @@ class ModelQueue:
 
     Args:
         waiting: counts the jobs of all queues together.
-        running: what runs of the model.
+        running: running requests of the model.
     """
 
     def __init__(
@@ -169,7 +169,7 @@ class ModelQueue:
         return self._policy.precedes(job, running)
 
     def sort(self) -> None:
-        """Sort all in anew: who is urgent has changed."""
+        """Sort all in anew: which requests are urgent has changed."""
         jobs = list(self._policy)
         for job in jobs:
             self._policy.discard(job)
@@ -251,7 +251,7 @@ class Queue:
             self._on_running(job)
 
     def sort(self) -> None:
-        """Sort every queue anew: who is urgent has changed."""
+        """Sort every queue anew: which requests are urgent has changed."""
         for queue in self.models.values():
             queue.sort()
 

@@ -1,4 +1,4 @@
-"""What runs of one model: how many requests of each tenant, and how many that are not urgent (pure)."""
+"""Running requests of one model: how many each tenant has, and how many are not urgent (pure)."""
 
 from __future__ import annotations
 

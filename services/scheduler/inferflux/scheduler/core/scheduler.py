@@ -138,7 +138,7 @@ class SchedulerCore:
 
     @property
     def is_settled(self) -> bool:
-        """Whether it dispatches: it is known who lives and what runs."""
+        """Whether it dispatches: the live workers and their requests are known."""
         return self._state.is_settled
 
     # What is asked of it

@@ -349,8 +349,8 @@ class WorkerSlots:
                 may have been on its way when it was accepted.
 
         Returns:
-            What it says. Nothing is released or descheduled here: that is for whoever decides what becomes of
-            the jobs.
+            What it says. Nothing is released or descheduled here: that is for the caller, which decides
+            what becomes of the jobs.
         """
         self.last_seen_s = max(self.last_seen_s, now)
         self._is_held = self.was_asked = False

@@ -30,7 +30,7 @@ class UrgentFirst:
     Args:
         urgent: an empty order for urgent requests.
         ordinary: an empty order for the others.
-        running: what runs of the model.
+        running: running requests of the model.
         is_urgent: whether a job is urgent. When that changes, jobs that wait are to be pushed again.
     """
 
