@@ -51,6 +51,8 @@ def test_a_job_as_gateways_send_it_passes() -> None:
         ("deadline_unix_ms", {"deadline_unix_ms": -1}),
         ("epoch", {"epoch": MAX_EPOCH + 1}),
         ("epoch", {"epoch": 2**32 - 1}),
+        ("cache_scope", {"cache_scope": "a b"}),
+        ("cache_scope", {"cache_scope": "x" * 65}),
         ("params.max_tokens", {"params": Params(max_tokens=0)}),
         ("params.max_tokens", {"params": Params(max_tokens=-7)}),
         ("params.stop[0]", {"params": Params(stop=[""])}),

@@ -39,6 +39,13 @@ def test_an_item_that_cannot_be_is_refused(field: str, change: dict[str, Any]) -
     assert refused.value.field == field
 
 
+def test_a_cache_scope_of_other_characters_than_a_tenant_is_refused() -> None:
+    item = batch_item("r")
+    item.request.cache_scope = "a/b"
+    with pytest.raises(InvalidArgument, match=r"cache_scope"):
+        checks.check_item(item)
+
+
 def test_a_tenant_that_cannot_stand_in_a_subject_is_refused() -> None:
     item = batch_item("r")
     item.request.tenant = "a b"

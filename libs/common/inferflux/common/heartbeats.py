@@ -18,6 +18,14 @@ MAX_MODELS = 64
 MAX_REQUESTS = 4096
 MAX_TOKENS_PER_S = 1e9
 _MAX_TEXT_BYTES = 256
+_CELL_COUNTS = (
+    "kv_cells",
+    "kv_cells_reserved",
+    "kv_cells_used",
+    "kv_cells_cached",
+    "kv_cells_shared",
+    "kv_cells_high_water",
+)
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 
 
@@ -47,7 +55,8 @@ def check_status(status: scheduler_pb2.WorkerStatus) -> None:
     checks.check_token(status.incarnation, "incarnation")
     checks.check_known(status.state, scheduler_pb2.WorkerState, "state")
     checks.check_range(status.slots, 0, checks.MAX_SEQUENCES, "slots")
-    for field in ("kv_cells", "kv_cells_reserved", "kv_cells_used"):
+    checks.check_range(status.cached_sequences, 0, checks.MAX_SEQUENCES, "cached_sequences")
+    for field in _CELL_COUNTS:
         checks.check_range(getattr(status, field), 0, checks.MAX_TOKENS, field)
     for field in ("prefill_tokens_per_s", "decode_tokens_per_s"):
         checks.check_range(getattr(status, field), 0.0, MAX_TOKENS_PER_S, field)

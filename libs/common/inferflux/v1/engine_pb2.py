@@ -26,7 +26,7 @@ from inferflux.v1 import scheduler_pb2 as inferflux_dot_v1_dot_scheduler__pb2
 from inferflux.v1 import worker_pb2 as inferflux_dot_v1_dot_worker__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19inferflux/v1/engine.proto\x12\x0cinferflux.v1\x1a\x1cinferflux/v1/scheduler.proto\x1a\x19inferflux/v1/worker.proto\"\xc5\x02\n\x0c\x45ngineConfig\x12\x12\n\nmodel_path\x18\x01 \x01(\t\x12\x11\n\tworker_id\x18\x02 \x01(\t\x12\r\n\x05slots\x18\x03 \x01(\r\x12\x10\n\x08kv_cells\x18\x04 \x01(\r\x12\x16\n\x0e\x63ontext_length\x18\x05 \x01(\r\x12\x0f\n\x07threads\x18\x06 \x01(\r\x12\x14\n\x0c\x62\x61tch_tokens\x18\x07 \x01(\r\x12\x12\n\ngpu_layers\x18\x08 \x01(\x05\x12\x17\n\x0f\x66lash_attention\x18\t \x01(\x08\x12\x16\n\x0emax_itl_factor\x18\n \x01(\x01\x12\x14\n\x0cstep_limit_s\x18\x0b \x01(\x01\x12\x11\n\tsequences\x18\x0c \x01(\r\x12\x12\n\nswap_bytes\x18\r \x01(\x04\x12\x1a\n\rprefill_cells\x18\x0e \x01(\rH\x00\x88\x01\x01\x42\x10\n\x0e_prefill_cells\".\n\x0c\x45ngineCancel\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\x11\n\tis_silent\x18\x02 \x01(\x08\";\n\x10\x45ngineDeschedule\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\r\x12\x0b\n\x03run\x18\x03 \x01(\r\"i\n\x0c\x45ngineResume\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\r\x12\x0c\n\x04slot\x18\x03 \x01(\r\x12\x14\n\x0ctoken_budget\x18\x04 \x01(\r\x12\x0c\n\x04rank\x18\x05 \x01(\x01\x12\x0b\n\x03run\x18\x06 \x01(\r\"\x82\x02\n\rEngineCommand\x12*\n\x04load\x18\x01 \x01(\x0b\x32\x1a.inferflux.v1.EngineConfigH\x00\x12(\n\x05start\x18\x02 \x01(\x0b\x32\x17.inferflux.v1.BatchItemH\x00\x12,\n\x06\x63\x61ncel\x18\x03 \x01(\x0b\x32\x1a.inferflux.v1.EngineCancelH\x00\x12\x34\n\ndeschedule\x18\x04 \x01(\x0b\x32\x1e.inferflux.v1.EngineDescheduleH\x00\x12,\n\x06resume\x18\x05 \x01(\x0b\x32\x1a.inferflux.v1.EngineResumeH\x00\x42\t\n\x07\x63ommand\"\xc4\x01\n\x0b\x45ngineReady\x12\x10\n\x08kv_cells\x18\x01 \x01(\r\x12\x16\n\x0e\x63ontext_length\x18\x02 \x01(\r\x12\x17\n\x0fvocabulary_size\x18\x03 \x01(\r\x12\r\n\x05slots\x18\x04 \x01(\r\x12\x12\n\nparameters\x18\x05 \x01(\x04\x12\x19\n\x11has_chat_template\x18\x06 \x01(\x08\x12\x15\n\rprefill_cells\x18\x07 \x01(\r\x12\x1d\n\x15prefill_context_error\x18\x08 \x01(\t\"O\n\x08\x45mission\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05\x63hunk\x18\x02 \x01(\x0c\x12\x18\n\x10generated_tokens\x18\x03 \x01(\r\x12\r\n\x05\x65poch\x18\x04 \x01(\r\"\x8c\x01\n\x0b\x45ngineEnded\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\r\x12\x0f\n\x07outcome\x18\x03 \x01(\t\x12\x15\n\rprompt_tokens\x18\x04 \x01(\r\x12\x19\n\x11\x63ompletion_tokens\x18\x05 \x01(\r\x12\x1e\n\x16time_to_first_token_ms\x18\x06 \x01(\x01\"\xb9\x01\n\x0f\x45ngineResidence\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\r\x12\x0b\n\x03run\x18\x03 \x01(\r\x12*\n\tresidence\x18\x04 \x01(\x0e\x32\x17.inferflux.v1.Residence\x12\x0c\n\x04slot\x18\x05 \x01(\r\x12)\n\x06reason\x18\x06 \x01(\x0e\x32\x19.inferflux.v1.YieldReason\x12\x18\n\x10generated_tokens\x18\x07 \x01(\r\"@\n\tPrefilled\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\r\x12\x17\n\x0f\x63omputed_tokens\x18\x03 \x01(\r\"\x96\x02\n\tStepStats\x12\x16\n\x0eprefill_tokens\x18\x01 \x01(\r\x12\x15\n\rdecode_tokens\x18\x02 \x01(\r\x12\x11\n\tdecode_us\x18\x03 \x01(\r\x12\x0f\n\x07step_us\x18\x04 \x01(\r\x12\x15\n\rkv_cells_used\x18\x05 \x01(\r\x12\x19\n\x11kv_cells_reserved\x18\x06 \x01(\r\x12\x11\n\tsequences\x18\x07 \x01(\r\x12\x0e\n\x06parked\x18\x08 \x01(\r\x12\x17\n\x0fswap_bytes_used\x18\t \x01(\x04\x12\x0f\n\x07swapped\x18\n \x01(\r\x12\x11\n\tswap_outs\x18\x0b \x01(\r\x12\x10\n\x08swap_ins\x18\x0c \x01(\r\x12\x12\n\nrecomputes\x18\r \x01(\r\"\xe8\x01\n\nStepReport\x12)\n\temissions\x18\x01 \x03(\x0b\x32\x16.inferflux.v1.Emission\x12(\n\x05\x65nded\x18\x02 \x03(\x0b\x32\x19.inferflux.v1.EngineEnded\x12&\n\x05stats\x18\x03 \x01(\x0b\x32\x17.inferflux.v1.StepStats\x12\x31\n\nresidences\x18\x04 \x03(\x0b\x32\x1d.inferflux.v1.EngineResidence\x12*\n\tprefilled\x18\x05 \x03(\x0b\x32\x17.inferflux.v1.Prefilled\"\x84\x01\n\x0c\x45ngineReport\x12*\n\x05ready\x18\x01 \x01(\x0b\x32\x19.inferflux.v1.EngineReadyH\x00\x12(\n\x04step\x18\x02 \x01(\x0b\x32\x18.inferflux.v1.StepReportH\x00\x12\x14\n\nload_error\x18\x03 \x01(\tH\x00\x42\x08\n\x06reportb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19inferflux/v1/engine.proto\x12\x0cinferflux.v1\x1a\x1cinferflux/v1/scheduler.proto\x1a\x19inferflux/v1/worker.proto\"\xdb\x02\n\x0c\x45ngineConfig\x12\x12\n\nmodel_path\x18\x01 \x01(\t\x12\x11\n\tworker_id\x18\x02 \x01(\t\x12\r\n\x05slots\x18\x03 \x01(\r\x12\x10\n\x08kv_cells\x18\x04 \x01(\r\x12\x16\n\x0e\x63ontext_length\x18\x05 \x01(\r\x12\x0f\n\x07threads\x18\x06 \x01(\r\x12\x14\n\x0c\x62\x61tch_tokens\x18\x07 \x01(\r\x12\x12\n\ngpu_layers\x18\x08 \x01(\x05\x12\x17\n\x0f\x66lash_attention\x18\t \x01(\x08\x12\x16\n\x0emax_itl_factor\x18\n \x01(\x01\x12\x14\n\x0cstep_limit_s\x18\x0b \x01(\x01\x12\x11\n\tsequences\x18\x0c \x01(\r\x12\x12\n\nswap_bytes\x18\r \x01(\x04\x12\x1a\n\rprefill_cells\x18\x0e \x01(\rH\x00\x88\x01\x01\x12\x14\n\x0cprefix_cache\x18\x0f \x01(\x08\x42\x10\n\x0e_prefill_cells\".\n\x0c\x45ngineCancel\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\x11\n\tis_silent\x18\x02 \x01(\x08\";\n\x10\x45ngineDeschedule\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\r\x12\x0b\n\x03run\x18\x03 \x01(\r\"i\n\x0c\x45ngineResume\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\r\x12\x0c\n\x04slot\x18\x03 \x01(\r\x12\x14\n\x0ctoken_budget\x18\x04 \x01(\r\x12\x0c\n\x04rank\x18\x05 \x01(\x01\x12\x0b\n\x03run\x18\x06 \x01(\r\"\x82\x02\n\rEngineCommand\x12*\n\x04load\x18\x01 \x01(\x0b\x32\x1a.inferflux.v1.EngineConfigH\x00\x12(\n\x05start\x18\x02 \x01(\x0b\x32\x17.inferflux.v1.BatchItemH\x00\x12,\n\x06\x63\x61ncel\x18\x03 \x01(\x0b\x32\x1a.inferflux.v1.EngineCancelH\x00\x12\x34\n\ndeschedule\x18\x04 \x01(\x0b\x32\x1e.inferflux.v1.EngineDescheduleH\x00\x12,\n\x06resume\x18\x05 \x01(\x0b\x32\x1a.inferflux.v1.EngineResumeH\x00\x42\t\n\x07\x63ommand\"\xe0\x01\n\x0b\x45ngineReady\x12\x10\n\x08kv_cells\x18\x01 \x01(\r\x12\x16\n\x0e\x63ontext_length\x18\x02 \x01(\r\x12\x17\n\x0fvocabulary_size\x18\x03 \x01(\r\x12\r\n\x05slots\x18\x04 \x01(\r\x12\x12\n\nparameters\x18\x05 \x01(\x04\x12\x19\n\x11has_chat_template\x18\x06 \x01(\x08\x12\x15\n\rprefill_cells\x18\x07 \x01(\r\x12\x1d\n\x15prefill_context_error\x18\x08 \x01(\t\x12\x1a\n\x12prefix_cache_error\x18\t \x01(\t\"O\n\x08\x45mission\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05\x63hunk\x18\x02 \x01(\x0c\x12\x18\n\x10generated_tokens\x18\x03 \x01(\r\x12\r\n\x05\x65poch\x18\x04 \x01(\r\"\xaa\x01\n\x0b\x45ngineEnded\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\r\x12\x0f\n\x07outcome\x18\x03 \x01(\t\x12\x15\n\rprompt_tokens\x18\x04 \x01(\r\x12\x19\n\x11\x63ompletion_tokens\x18\x05 \x01(\r\x12\x1e\n\x16time_to_first_token_ms\x18\x06 \x01(\x01\x12\x1c\n\x14\x63\x61\x63hed_prompt_tokens\x18\x07 \x01(\r\"\xb9\x01\n\x0f\x45ngineResidence\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\r\x12\x0b\n\x03run\x18\x03 \x01(\r\x12*\n\tresidence\x18\x04 \x01(\x0e\x32\x17.inferflux.v1.Residence\x12\x0c\n\x04slot\x18\x05 \x01(\r\x12)\n\x06reason\x18\x06 \x01(\x0e\x32\x19.inferflux.v1.YieldReason\x12\x18\n\x10generated_tokens\x18\x07 \x01(\r\"@\n\tPrefilled\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\r\x12\x17\n\x0f\x63omputed_tokens\x18\x03 \x01(\r\"\x82\x04\n\tStepStats\x12\x16\n\x0eprefill_tokens\x18\x01 \x01(\r\x12\x15\n\rdecode_tokens\x18\x02 \x01(\r\x12\x11\n\tdecode_us\x18\x03 \x01(\r\x12\x0f\n\x07step_us\x18\x04 \x01(\r\x12\x15\n\rkv_cells_used\x18\x05 \x01(\r\x12\x19\n\x11kv_cells_reserved\x18\x06 \x01(\r\x12\x11\n\tsequences\x18\x07 \x01(\r\x12\x0e\n\x06parked\x18\x08 \x01(\r\x12\x17\n\x0fswap_bytes_used\x18\t \x01(\x04\x12\x0f\n\x07swapped\x18\n \x01(\r\x12\x11\n\tswap_outs\x18\x0b \x01(\r\x12\x10\n\x08swap_ins\x18\x0c \x01(\r\x12\x12\n\nrecomputes\x18\r \x01(\r\x12\x17\n\x0fkv_cells_cached\x18\x0e \x01(\r\x12\x17\n\x0fkv_cells_shared\x18\x0f \x01(\r\x12\x1b\n\x13kv_cells_high_water\x18\x10 \x01(\r\x12\x18\n\x10\x63\x61\x63hed_sequences\x18\x11 \x01(\r\x12\x16\n\x0eprefix_queries\x18\x12 \x01(\r\x12\x13\n\x0bprefix_hits\x18\x13 \x01(\r\x12\x1b\n\x13prefix_partial_hits\x18\x14 \x01(\r\x12\x1d\n\x15prefix_matched_tokens\x18\x15 \x01(\r\x12\x18\n\x10prefix_evictions\x18\x16 \x01(\r\"\xe8\x01\n\nStepReport\x12)\n\temissions\x18\x01 \x03(\x0b\x32\x16.inferflux.v1.Emission\x12(\n\x05\x65nded\x18\x02 \x03(\x0b\x32\x19.inferflux.v1.EngineEnded\x12&\n\x05stats\x18\x03 \x01(\x0b\x32\x17.inferflux.v1.StepStats\x12\x31\n\nresidences\x18\x04 \x03(\x0b\x32\x1d.inferflux.v1.EngineResidence\x12*\n\tprefilled\x18\x05 \x03(\x0b\x32\x17.inferflux.v1.Prefilled\"\x84\x01\n\x0c\x45ngineReport\x12*\n\x05ready\x18\x01 \x01(\x0b\x32\x19.inferflux.v1.EngineReadyH\x00\x12(\n\x04step\x18\x02 \x01(\x0b\x32\x18.inferflux.v1.StepReportH\x00\x12\x14\n\nload_error\x18\x03 \x01(\tH\x00\x42\x08\n\x06reportb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -34,29 +34,29 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'inferflux.v1.engine_pb2', _
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_ENGINECONFIG']._serialized_start=101
-  _globals['_ENGINECONFIG']._serialized_end=426
-  _globals['_ENGINECANCEL']._serialized_start=428
-  _globals['_ENGINECANCEL']._serialized_end=474
-  _globals['_ENGINEDESCHEDULE']._serialized_start=476
-  _globals['_ENGINEDESCHEDULE']._serialized_end=535
-  _globals['_ENGINERESUME']._serialized_start=537
-  _globals['_ENGINERESUME']._serialized_end=642
-  _globals['_ENGINECOMMAND']._serialized_start=645
-  _globals['_ENGINECOMMAND']._serialized_end=903
-  _globals['_ENGINEREADY']._serialized_start=906
-  _globals['_ENGINEREADY']._serialized_end=1102
-  _globals['_EMISSION']._serialized_start=1104
-  _globals['_EMISSION']._serialized_end=1183
-  _globals['_ENGINEENDED']._serialized_start=1186
-  _globals['_ENGINEENDED']._serialized_end=1326
-  _globals['_ENGINERESIDENCE']._serialized_start=1329
-  _globals['_ENGINERESIDENCE']._serialized_end=1514
-  _globals['_PREFILLED']._serialized_start=1516
-  _globals['_PREFILLED']._serialized_end=1580
-  _globals['_STEPSTATS']._serialized_start=1583
-  _globals['_STEPSTATS']._serialized_end=1861
-  _globals['_STEPREPORT']._serialized_start=1864
-  _globals['_STEPREPORT']._serialized_end=2096
-  _globals['_ENGINEREPORT']._serialized_start=2099
-  _globals['_ENGINEREPORT']._serialized_end=2231
+  _globals['_ENGINECONFIG']._serialized_end=448
+  _globals['_ENGINECANCEL']._serialized_start=450
+  _globals['_ENGINECANCEL']._serialized_end=496
+  _globals['_ENGINEDESCHEDULE']._serialized_start=498
+  _globals['_ENGINEDESCHEDULE']._serialized_end=557
+  _globals['_ENGINERESUME']._serialized_start=559
+  _globals['_ENGINERESUME']._serialized_end=664
+  _globals['_ENGINECOMMAND']._serialized_start=667
+  _globals['_ENGINECOMMAND']._serialized_end=925
+  _globals['_ENGINEREADY']._serialized_start=928
+  _globals['_ENGINEREADY']._serialized_end=1152
+  _globals['_EMISSION']._serialized_start=1154
+  _globals['_EMISSION']._serialized_end=1233
+  _globals['_ENGINEENDED']._serialized_start=1236
+  _globals['_ENGINEENDED']._serialized_end=1406
+  _globals['_ENGINERESIDENCE']._serialized_start=1409
+  _globals['_ENGINERESIDENCE']._serialized_end=1594
+  _globals['_PREFILLED']._serialized_start=1596
+  _globals['_PREFILLED']._serialized_end=1660
+  _globals['_STEPSTATS']._serialized_start=1663
+  _globals['_STEPSTATS']._serialized_end=2177
+  _globals['_STEPREPORT']._serialized_start=2180
+  _globals['_STEPREPORT']._serialized_end=2412
+  _globals['_ENGINEREPORT']._serialized_start=2415
+  _globals['_ENGINEREPORT']._serialized_end=2547
 # @@protoc_insertion_point(module_scope)

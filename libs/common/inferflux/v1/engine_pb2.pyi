@@ -40,6 +40,7 @@ class EngineConfig(_message.Message):
     SEQUENCES_FIELD_NUMBER: _builtins.int
     SWAP_BYTES_FIELD_NUMBER: _builtins.int
     PREFILL_CELLS_FIELD_NUMBER: _builtins.int
+    PREFIX_CACHE_FIELD_NUMBER: _builtins.int
     model_path: _builtins.str
     worker_id: _builtins.str
     slots: _builtins.int
@@ -60,6 +61,8 @@ class EngineConfig(_message.Message):
     """Most host memory for swapped sequences; beyond it they are computed again."""
     prefill_cells: _builtins.int
     """KV cells of the prefill context; 0 for none, absent for as many as suit."""
+    prefix_cache: _builtins.bool
+    """Whether computed prefixes are kept and shared."""
     def __init__(
         self,
         *,
@@ -77,10 +80,11 @@ class EngineConfig(_message.Message):
         sequences: _builtins.int = ...,
         swap_bytes: _builtins.int = ...,
         prefill_cells: _builtins.int | None = ...,
+        prefix_cache: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_prefill_cells", b"_prefill_cells", "prefill_cells", b"prefill_cells"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_prefill_cells", b"_prefill_cells", "batch_tokens", b"batch_tokens", "context_length", b"context_length", "flash_attention", b"flash_attention", "gpu_layers", b"gpu_layers", "kv_cells", b"kv_cells", "max_itl_factor", b"max_itl_factor", "model_path", b"model_path", "prefill_cells", b"prefill_cells", "sequences", b"sequences", "slots", b"slots", "step_limit_s", b"step_limit_s", "swap_bytes", b"swap_bytes", "threads", b"threads", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_prefill_cells", b"_prefill_cells", "batch_tokens", b"batch_tokens", "context_length", b"context_length", "flash_attention", b"flash_attention", "gpu_layers", b"gpu_layers", "kv_cells", b"kv_cells", "max_itl_factor", b"max_itl_factor", "model_path", b"model_path", "prefill_cells", b"prefill_cells", "prefix_cache", b"prefix_cache", "sequences", b"sequences", "slots", b"slots", "step_limit_s", b"step_limit_s", "swap_bytes", b"swap_bytes", "threads", b"threads", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__prefill_cells: _TypeAlias = _typing.Literal["prefill_cells"]  # noqa: Y015
     _WhichOneofArgType__prefill_cells: _TypeAlias = _typing.Literal["_prefill_cells", b"_prefill_cells"]  # noqa: Y015
@@ -226,6 +230,7 @@ class EngineReady(_message.Message):
     HAS_CHAT_TEMPLATE_FIELD_NUMBER: _builtins.int
     PREFILL_CELLS_FIELD_NUMBER: _builtins.int
     PREFILL_CONTEXT_ERROR_FIELD_NUMBER: _builtins.int
+    PREFIX_CACHE_ERROR_FIELD_NUMBER: _builtins.int
     kv_cells: _builtins.int
     context_length: _builtins.int
     vocabulary_size: _builtins.int
@@ -236,6 +241,8 @@ class EngineReady(_message.Message):
     """Of the prefill context; 0 where there is none."""
     prefill_context_error: _builtins.str
     """Why there is no prefill context where there should be one; empty otherwise."""
+    prefix_cache_error: _builtins.str
+    """Why prefixes are not cached although that was asked for; empty otherwise."""
     def __init__(
         self,
         *,
@@ -247,10 +254,11 @@ class EngineReady(_message.Message):
         has_chat_template: _builtins.bool = ...,
         prefill_cells: _builtins.int = ...,
         prefill_context_error: _builtins.str = ...,
+        prefix_cache_error: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["context_length", b"context_length", "has_chat_template", b"has_chat_template", "kv_cells", b"kv_cells", "parameters", b"parameters", "prefill_cells", b"prefill_cells", "prefill_context_error", b"prefill_context_error", "slots", b"slots", "vocabulary_size", b"vocabulary_size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["context_length", b"context_length", "has_chat_template", b"has_chat_template", "kv_cells", b"kv_cells", "parameters", b"parameters", "prefill_cells", b"prefill_cells", "prefill_context_error", b"prefill_context_error", "prefix_cache_error", b"prefix_cache_error", "slots", b"slots", "vocabulary_size", b"vocabulary_size"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -296,12 +304,15 @@ class EngineEnded(_message.Message):
     PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
     COMPLETION_TOKENS_FIELD_NUMBER: _builtins.int
     TIME_TO_FIRST_TOKEN_MS_FIELD_NUMBER: _builtins.int
+    CACHED_PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
     key: _builtins.str
     epoch: _builtins.int
     outcome: _builtins.str
     prompt_tokens: _builtins.int
     completion_tokens: _builtins.int
     time_to_first_token_ms: _builtins.float
+    cached_prompt_tokens: _builtins.int
+    """See Usage."""
     def __init__(
         self,
         *,
@@ -311,10 +322,11 @@ class EngineEnded(_message.Message):
         prompt_tokens: _builtins.int = ...,
         completion_tokens: _builtins.int = ...,
         time_to_first_token_ms: _builtins.float = ...,
+        cached_prompt_tokens: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["completion_tokens", b"completion_tokens", "epoch", b"epoch", "key", b"key", "outcome", b"outcome", "prompt_tokens", b"prompt_tokens", "time_to_first_token_ms", b"time_to_first_token_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached_prompt_tokens", b"cached_prompt_tokens", "completion_tokens", b"completion_tokens", "epoch", b"epoch", "key", b"key", "outcome", b"outcome", "prompt_tokens", b"prompt_tokens", "time_to_first_token_ms", b"time_to_first_token_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -406,13 +418,22 @@ class StepStats(_message.Message):
     SWAP_OUTS_FIELD_NUMBER: _builtins.int
     SWAP_INS_FIELD_NUMBER: _builtins.int
     RECOMPUTES_FIELD_NUMBER: _builtins.int
+    KV_CELLS_CACHED_FIELD_NUMBER: _builtins.int
+    KV_CELLS_SHARED_FIELD_NUMBER: _builtins.int
+    KV_CELLS_HIGH_WATER_FIELD_NUMBER: _builtins.int
+    CACHED_SEQUENCES_FIELD_NUMBER: _builtins.int
+    PREFIX_QUERIES_FIELD_NUMBER: _builtins.int
+    PREFIX_HITS_FIELD_NUMBER: _builtins.int
+    PREFIX_PARTIAL_HITS_FIELD_NUMBER: _builtins.int
+    PREFIX_MATCHED_TOKENS_FIELD_NUMBER: _builtins.int
+    PREFIX_EVICTIONS_FIELD_NUMBER: _builtins.int
     prefill_tokens: _builtins.int
     decode_tokens: _builtins.int
     decode_us: _builtins.int
     """llama_decode alone, and the whole step."""
     step_us: _builtins.int
     kv_cells_used: _builtins.int
-    """Filled by everybody, and by those that run."""
+    """Filled by resident sequences, and by those that run. A shared cell counts once."""
     kv_cells_reserved: _builtins.int
     sequences: _builtins.int
     parked: _builtins.int
@@ -424,6 +445,20 @@ class StepStats(_message.Message):
     """Since the last report: states moved to host memory and back, and those discarded, to be computed again."""
     swap_ins: _builtins.int
     recomputes: _builtins.int
+    kv_cells_cached: _builtins.int
+    """Cells that cached prefixes alone fill; that several sequences share; most that were ever filled at once."""
+    kv_cells_shared: _builtins.int
+    kv_cells_high_water: _builtins.int
+    cached_sequences: _builtins.int
+    """Sequences that are kept as cached prefixes."""
+    prefix_queries: _builtins.int
+    """Since the last report: prompts looked up, those of which some tokens were found, those of which not all
+    were found that could be, the tokens found, and cached sequences evicted or cut back.
+    """
+    prefix_hits: _builtins.int
+    prefix_partial_hits: _builtins.int
+    prefix_matched_tokens: _builtins.int
+    prefix_evictions: _builtins.int
     def __init__(
         self,
         *,
@@ -440,10 +475,19 @@ class StepStats(_message.Message):
         swap_outs: _builtins.int = ...,
         swap_ins: _builtins.int = ...,
         recomputes: _builtins.int = ...,
+        kv_cells_cached: _builtins.int = ...,
+        kv_cells_shared: _builtins.int = ...,
+        kv_cells_high_water: _builtins.int = ...,
+        cached_sequences: _builtins.int = ...,
+        prefix_queries: _builtins.int = ...,
+        prefix_hits: _builtins.int = ...,
+        prefix_partial_hits: _builtins.int = ...,
+        prefix_matched_tokens: _builtins.int = ...,
+        prefix_evictions: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["decode_tokens", b"decode_tokens", "decode_us", b"decode_us", "kv_cells_reserved", b"kv_cells_reserved", "kv_cells_used", b"kv_cells_used", "parked", b"parked", "prefill_tokens", b"prefill_tokens", "recomputes", b"recomputes", "sequences", b"sequences", "step_us", b"step_us", "swap_bytes_used", b"swap_bytes_used", "swap_ins", b"swap_ins", "swap_outs", b"swap_outs", "swapped", b"swapped"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached_sequences", b"cached_sequences", "decode_tokens", b"decode_tokens", "decode_us", b"decode_us", "kv_cells_cached", b"kv_cells_cached", "kv_cells_high_water", b"kv_cells_high_water", "kv_cells_reserved", b"kv_cells_reserved", "kv_cells_shared", b"kv_cells_shared", "kv_cells_used", b"kv_cells_used", "parked", b"parked", "prefill_tokens", b"prefill_tokens", "prefix_evictions", b"prefix_evictions", "prefix_hits", b"prefix_hits", "prefix_matched_tokens", b"prefix_matched_tokens", "prefix_partial_hits", b"prefix_partial_hits", "prefix_queries", b"prefix_queries", "recomputes", b"recomputes", "sequences", b"sequences", "step_us", b"step_us", "swap_bytes_used", b"swap_bytes_used", "swap_ins", b"swap_ins", "swap_outs", b"swap_outs", "swapped", b"swapped"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

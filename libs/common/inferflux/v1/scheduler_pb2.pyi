@@ -116,6 +116,7 @@ class InferenceRequest(_message.Message):
     TRACEPARENT_FIELD_NUMBER: _builtins.int
     RESUME_WINDOW_S_FIELD_NUMBER: _builtins.int
     ATTEMPT_ID_FIELD_NUMBER: _builtins.int
+    CACHE_SCOPE_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     tenant: _builtins.str
     model: _builtins.str
@@ -136,6 +137,8 @@ class InferenceRequest(_message.Message):
     """Drawn by the gateway for each submission: a request id can be used again. Without one, nobody reports
     readers of the job, and it needs none.
     """
+    cache_scope: _builtins.str
+    """Requests of one scope and model share cached prefixes. Empty: those of this tenant alone do."""
     @_builtins.property
     def prompt_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property
@@ -162,10 +165,11 @@ class InferenceRequest(_message.Message):
         traceparent: _builtins.str = ...,
         resume_window_s: _builtins.int = ...,
         attempt_id: _builtins.str = ...,
+        cache_scope: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["params", b"params"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt_id", b"attempt_id", "deadline_unix_ms", b"deadline_unix_ms", "enqueued_unix_ms", b"enqueued_unix_ms", "epoch", b"epoch", "generated_token_ids", b"generated_token_ids", "model", b"model", "params", b"params", "priority", b"priority", "prompt_token_ids", b"prompt_token_ids", "request_id", b"request_id", "resume_window_s", b"resume_window_s", "tenant", b"tenant", "traceparent", b"traceparent"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt_id", b"attempt_id", "cache_scope", b"cache_scope", "deadline_unix_ms", b"deadline_unix_ms", "enqueued_unix_ms", b"enqueued_unix_ms", "epoch", b"epoch", "generated_token_ids", b"generated_token_ids", "model", b"model", "params", b"params", "priority", b"priority", "prompt_token_ids", b"prompt_token_ids", "request_id", b"request_id", "resume_window_s", b"resume_window_s", "tenant", b"tenant", "traceparent", b"traceparent"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -269,6 +273,10 @@ class WorkerStatus(_message.Message):
     SWAP_BYTES_USED_FIELD_NUMBER: _builtins.int
     SWAP_BYTES_FIELD_NUMBER: _builtins.int
     STARTED_UNIX_MS_FIELD_NUMBER: _builtins.int
+    KV_CELLS_CACHED_FIELD_NUMBER: _builtins.int
+    KV_CELLS_SHARED_FIELD_NUMBER: _builtins.int
+    KV_CELLS_HIGH_WATER_FIELD_NUMBER: _builtins.int
+    CACHED_SEQUENCES_FIELD_NUMBER: _builtins.int
     worker_id: _builtins.str
     incarnation: _builtins.str
     """New at every start of the worker: tells a restarted worker from one that was only unreachable."""
@@ -284,7 +292,7 @@ class WorkerStatus(_message.Message):
     host: _builtins.str
     pid: _builtins.int
     kv_cells_used: _builtins.int
-    """KV cells filled now, parked requests' among them."""
+    """KV cells that resident requests fill now, parked ones among them. A shared cell counts once."""
     term: _builtins.int
     """The latest lease term it has seen; older ones are refused."""
     swap_bytes_used: _builtins.int
@@ -292,6 +300,13 @@ class WorkerStatus(_message.Message):
     swap_bytes: _builtins.int
     started_unix_ms: _builtins.int
     """When this incarnation began, by the worker's clock: what an earlier one said may come late."""
+    kv_cells_cached: _builtins.int
+    """KV cells that cached prefixes alone fill: they are freed as soon as a request needs them."""
+    kv_cells_shared: _builtins.int
+    """KV cells that several sequences share, and the most that were ever filled at once."""
+    kv_cells_high_water: _builtins.int
+    cached_sequences: _builtins.int
+    """Sequences that are kept as cached prefixes."""
     @_builtins.property
     def models(self) -> _containers.RepeatedCompositeFieldContainer[_model_pb2.ModelCard]: ...
     @_builtins.property
@@ -321,10 +336,14 @@ class WorkerStatus(_message.Message):
         swap_bytes_used: _builtins.int = ...,
         swap_bytes: _builtins.int = ...,
         started_unix_ms: _builtins.int = ...,
+        kv_cells_cached: _builtins.int = ...,
+        kv_cells_shared: _builtins.int = ...,
+        kv_cells_high_water: _builtins.int = ...,
+        cached_sequences: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["decode_tokens_per_s", b"decode_tokens_per_s", "ended", b"ended", "host", b"host", "incarnation", b"incarnation", "kv_cells", b"kv_cells", "kv_cells_reserved", b"kv_cells_reserved", "kv_cells_used", b"kv_cells_used", "models", b"models", "pid", b"pid", "prefill_tokens_per_s", b"prefill_tokens_per_s", "residents", b"residents", "slots", b"slots", "started_unix_ms", b"started_unix_ms", "state", b"state", "swap_bytes", b"swap_bytes", "swap_bytes_used", b"swap_bytes_used", "term", b"term", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached_sequences", b"cached_sequences", "decode_tokens_per_s", b"decode_tokens_per_s", "ended", b"ended", "host", b"host", "incarnation", b"incarnation", "kv_cells", b"kv_cells", "kv_cells_cached", b"kv_cells_cached", "kv_cells_high_water", b"kv_cells_high_water", "kv_cells_reserved", b"kv_cells_reserved", "kv_cells_shared", b"kv_cells_shared", "kv_cells_used", b"kv_cells_used", "models", b"models", "pid", b"pid", "prefill_tokens_per_s", b"prefill_tokens_per_s", "residents", b"residents", "slots", b"slots", "started_unix_ms", b"started_unix_ms", "state", b"state", "swap_bytes", b"swap_bytes", "swap_bytes_used", b"swap_bytes_used", "term", b"term", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

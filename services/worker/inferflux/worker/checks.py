@@ -8,6 +8,7 @@ InvalidArgument, naming the field.
 from __future__ import annotations
 
 from inferflux.common import checks
+from inferflux.common.cache_scope import check_cache_scope
 from inferflux.common.epochs import MAX_EPOCH
 from inferflux.common.heartbeats import check_identity
 from inferflux.v1 import worker_pb2
@@ -34,6 +35,7 @@ def check_item(item: worker_pb2.BatchItem) -> None:
     checks.check_range(request.epoch, 1, MAX_EPOCH, "request.epoch")
     if request.attempt_id:
         checks.check_token(request.attempt_id, "request.attempt_id")
+    check_cache_scope(request.cache_scope, "request.cache_scope")
     checks.check_finite(item.rank, "rank")
     checks.check_range(item.run, 0, MAX_EPOCH, "run")
     checks.check_range(item.token_budget, 0, checks.MAX_TOKENS, "token_budget")

@@ -11,6 +11,7 @@ import math
 from collections.abc import Sequence
 
 from inferflux.common import admin_limits, checks
+from inferflux.common.cache_scope import check_cache_scope
 from inferflux.common.epochs import MAX_EPOCH
 from inferflux.common.errors import InvalidArgument
 from inferflux.common.generation_limits import check_params, check_priority, check_token_ids
@@ -43,6 +44,7 @@ def check_job(request: scheduler_pb2.InferenceRequest) -> None:
     checks.check_range(request.epoch, 0, MAX_EPOCH, "epoch")
     if request.attempt_id:
         checks.check_token(request.attempt_id, "attempt_id")
+    check_cache_scope(request.cache_scope, "cache_scope")
     checks.check_range(request.resume_window_s, 0, _LONGEST_WINDOW_S, "resume_window_s")
 
 
