@@ -9,6 +9,7 @@ from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from inferflux.v1 import scheduler_pb2 as _scheduler_pb2
 from inferflux.v1 import worker_pb2 as _worker_pb2
 import builtins as _builtins
@@ -21,6 +22,28 @@ else:
     from typing_extensions import TypeAlias as _TypeAlias, Never as _Never
 
 DESCRIPTOR: _descriptor.FileDescriptor
+
+class _CacheTier:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _CacheTierEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_CacheTier.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    CACHE_TIER_UNSPECIFIED: _CacheTier.ValueType  # 0
+    CACHE_TIER_DEVICE: _CacheTier.ValueType  # 1
+    """In the KV cache."""
+    CACHE_TIER_HOST: _CacheTier.ValueType  # 2
+    CACHE_TIER_DISK: _CacheTier.ValueType  # 3
+
+class CacheTier(_CacheTier, metaclass=_CacheTierEnumTypeWrapper):
+    """Where the KV state of a cached prefix is."""
+
+CACHE_TIER_UNSPECIFIED: CacheTier.ValueType  # 0
+CACHE_TIER_DEVICE: CacheTier.ValueType  # 1
+"""In the KV cache."""
+CACHE_TIER_HOST: CacheTier.ValueType  # 2
+CACHE_TIER_DISK: CacheTier.ValueType  # 3
+Global___CacheTier: _TypeAlias = CacheTier  # noqa: Y015
 
 @_typing.final
 class EngineConfig(_message.Message):
@@ -402,6 +425,39 @@ class Prefilled(_message.Message):
 Global___Prefilled: _TypeAlias = Prefilled  # noqa: Y015
 
 @_typing.final
+class CachedPrefix(_message.Message):
+    """What the engine has cached of one sequence from now on: it replaces what was reported of it before."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ENTRY_FIELD_NUMBER: _builtins.int
+    TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    CACHE_SCOPE_FIELD_NUMBER: _builtins.int
+    TIER_FIELD_NUMBER: _builtins.int
+    entry: _builtins.int
+    """Names the sequence among those of this engine process, running or cached, until it is evicted."""
+    token_ids: _builtins.bytes
+    """Its tokens whose state is kept, from the first on: int32, little-endian, one after the other. Empty: evicted."""
+    cache_scope: _builtins.str
+    """As `cache_scope_of` names it."""
+    tier: Global___CacheTier.ValueType
+    def __init__(
+        self,
+        *,
+        entry: _builtins.int = ...,
+        token_ids: _builtins.bytes = ...,
+        cache_scope: _builtins.str = ...,
+        tier: Global___CacheTier.ValueType = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache_scope", b"cache_scope", "entry", b"entry", "tier", b"tier", "token_ids", b"token_ids"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CachedPrefix: _TypeAlias = CachedPrefix  # noqa: Y015
+
+@_typing.final
 class StepStats(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -502,6 +558,7 @@ class StepReport(_message.Message):
     STATS_FIELD_NUMBER: _builtins.int
     RESIDENCES_FIELD_NUMBER: _builtins.int
     PREFILLED_FIELD_NUMBER: _builtins.int
+    CACHED_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def emissions(self) -> _containers.RepeatedCompositeFieldContainer[Global___Emission]: ...
     @_builtins.property
@@ -512,6 +569,8 @@ class StepReport(_message.Message):
     def residences(self) -> _containers.RepeatedCompositeFieldContainer[Global___EngineResidence]: ...
     @_builtins.property
     def prefilled(self) -> _containers.RepeatedCompositeFieldContainer[Global___Prefilled]: ...
+    @_builtins.property
+    def cached(self) -> _containers.RepeatedCompositeFieldContainer[Global___CachedPrefix]: ...
     def __init__(
         self,
         *,
@@ -520,10 +579,11 @@ class StepReport(_message.Message):
         stats: Global___StepStats | None = ...,
         residences: _abc.Iterable[Global___EngineResidence] | None = ...,
         prefilled: _abc.Iterable[Global___Prefilled] | None = ...,
+        cached: _abc.Iterable[Global___CachedPrefix] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["stats", b"stats"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["emissions", b"emissions", "ended", b"ended", "prefilled", b"prefilled", "residences", b"residences", "stats", b"stats"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached", b"cached", "emissions", b"emissions", "ended", b"ended", "prefilled", b"prefilled", "residences", b"residences", "stats", b"stats"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
