@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
 from inferflux.worker.engine.prefill_context import n_due
-from inferflux.worker.engine.state import StateBytes, UnknownLayout, by_cell, by_dimension
+from inferflux.worker.engine.state import StateBytes, UnknownLayout, by_cell, by_dimension, first_positions
 
 
 def state(*, cells: int, layers: int, dimensions: int, is_transposed: bool) -> bytes:
@@ -28,6 +29,49 @@ def state(*, cells: int, layers: int, dimensions: int, is_transposed: bool) -> b
         else:
             parts += [struct.pack("<iQ", 1, dimensions * 2), values.tobytes()]
     return b"".join(parts)
+
+
+LAYERS = 2
+DIMENSIONS = 6
+
+
+def positions_of(data: bytes, cells: int) -> list[int]:
+    return list(np.frombuffer(data, "<i4", 3 * cells, 16).reshape(cells, 3)[:, 0])
+
+
+def blocks_of(data: bytes, cells: int) -> NDArray[np.uint16]:
+    """Keys and values of both layers as they stand there, of shape (2 * layers, cells * dimensions)."""
+    n_bytes = cells * DIMENSIONS * 2
+    at = 16 + 12 * cells + 8
+    starts = [at + 12 + i * (12 + n_bytes) for i in range(2 * LAYERS)]
+    return np.array([np.frombuffer(data, "<u2", cells * DIMENSIONS, start) for start in starts])
+
+
+def values_of(data: bytes, cells: int, *, is_transposed: bool) -> NDArray[np.uint16]:
+    """Keys and values of both layers, of shape (cells, 2 * layers, dimensions)."""
+    keys, values = np.split(blocks_of(data, cells), 2)
+    keys = keys.reshape(LAYERS, cells, DIMENSIONS)
+    if is_transposed:
+        values = values.reshape(LAYERS, DIMENSIONS, cells).swapaxes(1, 2)
+    values = values.reshape(LAYERS, cells, DIMENSIONS)
+    return np.concatenate([keys, values]).swapaxes(0, 1)
+
+
+def shuffled(data: bytes, order: list[int], *, is_transposed: bool) -> bytes:
+    """A state of the same cells in another order."""
+    cells = len(order)
+    changed = bytearray(data)
+    table = np.frombuffer(data, "<i4", 3 * cells, 16).reshape(cells, 3)
+    changed[16 : 16 + 12 * cells] = table[order].tobytes()
+    n_bytes = cells * DIMENSIONS * 2
+    for i, block in enumerate(blocks_of(data, cells)):
+        start = 16 + 12 * cells + 8 + 12 + i * (12 + n_bytes)
+        if is_transposed and i >= LAYERS:
+            moved = block.reshape(DIMENSIONS, cells)[:, order]
+        else:
+            moved = block.reshape(cells, DIMENSIONS)[order]
+        changed[start : start + n_bytes] = moved.tobytes()
+    return bytes(changed)
 
 
 def array(data: bytes) -> StateBytes:
@@ -57,8 +101,29 @@ def test_a_state_that_is_cut_off_is_refused(n_bytes: int) -> None:
 
 
 def test_a_state_with_more_behind_it_is_refused() -> None:
-    with pytest.raises(UnknownLayout, match="4 bytes more"):
+    with pytest.raises(UnknownLayout, match="its layers take 204 bytes of 208"):
         by_cell(array(state(cells=3, layers=2, dimensions=4, is_transposed=True) + b"more"))
+
+
+@given(st.integers(1, 40), st.booleans(), st.data())
+def test_the_first_positions_of_a_state_are_cut_out(
+    cells: int, is_transposed: bool, data: st.DataObject
+) -> None:
+    n = data.draw(st.integers(1, cells))
+    whole = state(cells=cells, layers=LAYERS, dimensions=DIMENSIONS, is_transposed=is_transposed)
+    order = data.draw(st.permutations(range(cells)))
+    cut = first_positions(array(shuffled(whole, order, is_transposed=is_transposed)), n)
+    kept = [position for position in order if position < n]
+    numbers = [values_of(cut.tobytes(), n, is_transposed=is_transposed)[kept.index(p)] for p in range(n)]
+    assert np.array_equal(numbers, values_of(whole, cells, is_transposed=is_transposed)[:n])
+    assert positions_of(cut.tobytes(), n) == kept
+    assert cut.size == len(state(cells=n, layers=LAYERS, dimensions=DIMENSIONS, is_transposed=is_transposed))
+    assert first_positions(cut, n).tobytes() == cut.tobytes()
+
+
+def test_positions_that_a_state_lacks_are_not_cut_out() -> None:
+    with pytest.raises(UnknownLayout, match="3 cells for the first 4 positions"):
+        first_positions(array(state(cells=3, layers=1, dimensions=2, is_transposed=False)), 4)
 
 
 @given(st.integers(1, 5000), st.data())

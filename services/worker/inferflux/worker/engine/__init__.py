@@ -16,7 +16,9 @@ text      token bytes to whole characters, stop strings   (pure)
 native    a loaded model: its main context, and on a CPU the prefill context
 prefill_context  prefills in a context of their own, and copying them to the main one and back
 context   a llama.cpp context: what it decodes and what it holds
+envelope  KV state outside a context: what it is, of which model, and whether it is whole  (pure)
 state     what a context writes of a sequence, with and without flash attention  (pure)
+tiers/    host memory and disk for what leaves the KV cache
 clock     what the time is
 batch     the tokens of a step, as llama.cpp takes them
 """

@@ -27,11 +27,14 @@ from numpy.typing import NDArray
 StateBytes = NDArray[np.uint8]
 
 _PREFIX = struct.Struct("<4xiII")
+_N_CELLS = struct.Struct("<I")
 _CELL_BYTES = 12
 _SHAPE = struct.Struct("<II")
 _KEY_ROWS = struct.Struct("<iQ")
 _VALUES_BY_DIMENSION = struct.Struct("<iII")
 _VALUES_BY_CELL = struct.Struct("<iQ")
+# What stands before the numbers of a layer, in every layout.
+_BLOCK_BYTES = 12
 _ELEMENTS: dict[int, type[np.unsignedinteger[Any]]] = {2: np.uint16, 4: np.uint32}
 # By enum ggml_type: F32, F16, BF16.
 _ELEMENT_BYTES = {0: 4, 1: 2, 30: 2}
@@ -47,7 +50,7 @@ def by_cell(state: StateBytes) -> StateBytes:
     Raises:
         UnknownLayout: it is not laid out as above.
     """
-    return _rewritten(state, is_transposed=True)
+    return _transposed(state, is_transposed=True)
 
 
 def by_dimension(state: StateBytes) -> StateBytes:
@@ -56,70 +59,165 @@ def by_dimension(state: StateBytes) -> StateBytes:
     Raises:
         UnknownLayout: it is not laid out as above.
     """
-    return _rewritten(state, is_transposed=False)
+    return _transposed(state, is_transposed=False)
 
 
-def _rewritten(state: StateBytes, *, is_transposed: bool) -> StateBytes:
-    """The other layout of a `state` whose values are transposed, or are not."""
-    try:
-        return _transposed(state, is_transposed=is_transposed)
-    except struct.error as error:
-        raise UnknownLayout(str(error)) from None
+def first_positions(state: StateBytes, n: int) -> StateBytes:
+    """`state` of the positions below `n` alone.
+
+    Raises:
+        UnknownLayout: it is not laid out as above, or does not have each of these positions once.
+    """
+    layout = _layout_of(state)
+    # A cell is as long as three numbers: position, count of sequence ids, sequence id.
+    cells = state[_PREFIX.size : layout.shape_at].view("<i4").reshape(layout.cells, 3)
+    chosen = np.flatnonzero(cells[:, 0] < n)
+    if not np.array_equal(np.sort(cells[chosen, 0]), np.arange(n)):
+        raise UnknownLayout(f"{chosen.size} cells for the first {n} positions")
+    wanted = _as_slice(chosen)
+    result = np.empty(state.size - layout.bytes_of(layout.cells - n), np.uint8)
+    result[: _PREFIX.size] = state[: _PREFIX.size]
+    _N_CELLS.pack_into(result.data, _PREFIX.size - _N_CELLS.size, n)
+    at = _PREFIX.size + n * _CELL_BYTES
+    result[_PREFIX.size : at].view("<i4").reshape(n, 3)[:] = cells[wanted]
+    result[at : at + _SHAPE.size] = state[layout.shape_at :][: _SHAPE.size]
+    at += _SHAPE.size
+    for block in layout.keys + layout.values:
+        result[at : at + _BLOCK_BYTES] = state[block.at - _BLOCK_BYTES : block.at]
+        at += _BLOCK_BYTES
+        end = at + block.n_bytes // layout.cells * n
+        if block.is_transposed:
+            result[at:end].view(block.element).reshape(-1, n)[:] = block.numbers(state)[:, wanted]
+        else:
+            result[at:end].reshape(n, -1)[:] = block.numbers(state)[wanted]
+        at = end
+    return result
+
+
+def _as_slice(chosen: NDArray[np.intp]) -> slice | NDArray[np.intp]:
+    """The same indices, as a slice where they are neighbours: that is one copy."""
+    if chosen.size and chosen[-1] - chosen[0] + 1 == chosen.size:
+        return slice(int(chosen[0]), int(chosen[-1]) + 1)
+    return chosen
 
 
 def _transposed(state: StateBytes, *, is_transposed: bool) -> StateBytes:
-    given = state.data
-    _, streams, cells = _PREFIX.unpack_from(given)
-    at = _PREFIX.size + cells * _CELL_BYTES
-    flag, layers = _SHAPE.unpack_from(given, at)
-    if streams != 1 or flag != is_transposed:
-        raise UnknownLayout(f"{streams} streams, values {'' if flag else 'not '}transposed")
+    """The other layout of a `state` whose values are transposed, or are not."""
+    layout = _layout_of(state)
+    if layout.is_transposed != is_transposed:
+        raise UnknownLayout(f"values {'' if layout.is_transposed else 'not '}transposed")
     result = state.copy()
-    changed = result.data
-    _SHAPE.pack_into(changed, at, not is_transposed, layers)
-    at += _SHAPE.size
-    for _ in range(layers):
-        _, row_bytes = _KEY_ROWS.unpack_from(given, at)
-        at += _KEY_ROWS.size + cells * row_bytes
-    for _ in range(layers):
-        values = _Values.read(given, at, is_transposed=is_transposed)
-        element = _ELEMENTS.get(values.element_bytes)
-        n_bytes = cells * values.dimensions * values.element_bytes
-        if element is None or at + _VALUES_BY_CELL.size + n_bytes > state.size:
-            raise UnknownLayout(
-                f"values of {values.dimensions} dimensions, {values.element_bytes} bytes each"
-            )
-        values.write(changed, at, is_transposed=not is_transposed)
-        at += _VALUES_BY_CELL.size
-        shape = (values.dimensions, cells) if is_transposed else (cells, values.dimensions)
-        source = state[at : at + n_bytes].view(element).reshape(shape)
-        result[at : at + n_bytes].view(element).reshape(shape[::-1])[:] = source.T
-        at += n_bytes
-    if at != state.size:
-        raise UnknownLayout(f"{state.size - at} bytes more than its layers take")
+    _SHAPE.pack_into(result.data, layout.shape_at, not is_transposed, layout.layers)
+    for block in layout.values:
+        element_bytes = block.element_bytes or _ELEMENT_BYTES.get(block.kind, 0)
+        element = _ELEMENTS.get(element_bytes)
+        if element is None:
+            raise UnknownLayout(f"values of the type {block.kind}, {element_bytes} bytes each")
+        dimensions = block.rows if is_transposed else block.row_bytes // element_bytes
+        before = block.at - _BLOCK_BYTES
+        if is_transposed:
+            _VALUES_BY_CELL.pack_into(result.data, before, block.kind, dimensions * element_bytes)
+        else:
+            _VALUES_BY_DIMENSION.pack_into(result.data, before, block.kind, element_bytes, dimensions)
+        shape = (dimensions, layout.cells) if is_transposed else (layout.cells, dimensions)
+        source = state[block.at : block.end].view(element).reshape(shape)
+        result[block.at : block.end].view(element).reshape(shape[::-1])[:] = source.T
     return result
 
 
 @dataclass(frozen=True, slots=True)
-class _Values:
-    """What stands before a layer's values, of the same length in both layouts."""
+class _Block:
+    """Keys or values of a layer.
 
+    Attributes:
+        at: where its numbers begin.
+        kind: of enum ggml_type.
+        rows: cells; of a transposed one dimensions.
+        row_bytes: of each.
+        element_bytes: of a transposed one, else 0.
+    """
+
+    at: int
     kind: int
-    element_bytes: int
-    dimensions: int
+    rows: int
+    row_bytes: int
+    element_bytes: int = 0
 
-    @classmethod
-    def read(cls, data: memoryview, at: int, *, is_transposed: bool) -> _Values:
-        if is_transposed:
-            return cls(*_VALUES_BY_DIMENSION.unpack_from(data, at))
-        kind, row_bytes = _VALUES_BY_CELL.unpack_from(data, at)
-        element_bytes = _ELEMENT_BYTES.get(kind, 0)
-        if element_bytes == 0:
-            raise UnknownLayout(f"values of the type {kind}")
-        return cls(kind, element_bytes, row_bytes // element_bytes)
+    @property
+    def n_bytes(self) -> int:
+        return self.rows * self.row_bytes
 
-    def write(self, data: memoryview, at: int, *, is_transposed: bool) -> None:
-        if is_transposed:
-            _VALUES_BY_DIMENSION.pack_into(data, at, self.kind, self.element_bytes, self.dimensions)
+    @property
+    def end(self) -> int:
+        return self.at + self.n_bytes
+
+    @property
+    def is_transposed(self) -> bool:
+        return self.element_bytes > 0
+
+    @property
+    def element(self) -> type[np.unsignedinteger[Any]]:
+        found = _ELEMENTS.get(self.element_bytes)
+        if found is None:
+            raise UnknownLayout(f"elements of {self.element_bytes} bytes")
+        return found
+
+    def numbers(self, state: StateBytes) -> NDArray[Any]:
+        """Of shape (dimensions, cells) if it is transposed, else (cells, bytes of a row)."""
+        rows = state[self.at : self.end].reshape(self.rows, self.row_bytes)
+        return rows.view(self.element) if self.is_transposed else rows
+
+
+@dataclass(frozen=True, slots=True)
+class _Layout:
+    """Where things are in a state; `shape_at` is where the cells end."""
+
+    cells: int
+    shape_at: int
+    layers: int
+    is_transposed: bool
+    keys: list[_Block]
+    values: list[_Block]
+
+    def bytes_of(self, cells: int) -> int:
+        """What `cells` of its cells take."""
+        if not self.cells:
+            return 0
+        return cells * (_CELL_BYTES + sum(b.n_bytes // self.cells for b in self.keys + self.values))
+
+
+def _layout_of(state: StateBytes) -> _Layout:
+    """Raises:
+    UnknownLayout: it is not laid out as the module says.
+    """
+    try:
+        return _parsed(state)
+    except struct.error as error:
+        raise UnknownLayout(str(error)) from None
+
+
+def _parsed(state: StateBytes) -> _Layout:
+    given = state.data
+    _, streams, cells = _PREFIX.unpack_from(given)
+    at = _PREFIX.size + cells * _CELL_BYTES
+    flag, layers = _SHAPE.unpack_from(given, at)
+    if streams != 1 or flag > 1:
+        raise UnknownLayout(f"{streams} streams, values transposed: {flag}")
+    layout = _Layout(cells, at, layers, bool(flag), [], [])
+    at += _SHAPE.size
+    for _ in range(layers):
+        kind, row_bytes = _KEY_ROWS.unpack_from(given, at)
+        layout.keys.append(_Block(at + _BLOCK_BYTES, kind, cells, row_bytes))
+        at = layout.keys[-1].end
+    for _ in range(layers):
+        if flag:
+            kind, element_bytes, rows = _VALUES_BY_DIMENSION.unpack_from(given, at)
+            block = _Block(at + _BLOCK_BYTES, kind, rows, cells * element_bytes, element_bytes)
         else:
-            _VALUES_BY_CELL.pack_into(data, at, self.kind, self.dimensions * self.element_bytes)
+            kind, row_bytes = _VALUES_BY_CELL.unpack_from(given, at)
+            block = _Block(at + _BLOCK_BYTES, kind, cells, row_bytes)
+        layout.values.append(block)
+        at = block.end
+    if at != state.size:
+        raise UnknownLayout(f"its layers take {at} bytes of {state.size}")
+    return layout

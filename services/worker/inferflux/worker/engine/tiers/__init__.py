@@ -1,0 +1,9 @@
+"""Where computed prefixes and preempted sequences go when they leave the KV cache: host memory, then disk.
+
+tiers   what the engine's memory asks: keep, find, hold
+space   what stays in a tier of so many bytes, and what leaves it  (pure)
+index   which kept tokens are the longest prefix of others         (pure)
+rates   whether restoring beats computing again                    (pure)
+disk    reads and writes of the disk tier, off the engine's thread
+folder  the files: written whole or not at all, and refused if they are not whole
+"""

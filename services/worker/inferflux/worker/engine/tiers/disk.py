@@ -1,0 +1,152 @@
+"""Reads and writes of the disk tier, off the engine's thread.
+
+One thread scans, writes and removes, in order; another reads. The engine's thread takes the results between
+two steps. A disk that refuses a write is left alone for a while: what would be written is dropped.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from enum import Enum, auto
+from pathlib import Path
+
+from inferflux.worker.engine.envelope import Envelope, Header, Identity, Refused
+
+from .folder import Folder, FolderInUse, name_of
+
+PAUSE_S = 60.0
+# Writes that wait hold their state in memory.
+MOST_WAITING_BYTES = 256 << 20
+
+
+class DiskUnavailable(Exception):
+    """The folder cannot be used; says why."""
+
+
+class Event(Enum):
+    """What became of a file."""
+
+    FOUND = auto()
+    """It was there at the start."""
+    STORED = auto()
+    LOST = auto()
+    """It could not be written."""
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    event: Event
+    name: str
+    header: Header
+
+
+@dataclass(frozen=True, slots=True)
+class Read:
+    """What a read gave: an envelope, or None if the file is damaged or gone; and the seconds it took."""
+
+    envelope: Envelope | None
+    seconds: float
+
+
+class Disk:
+    """A folder of envelopes of one identity.
+
+    Args:
+        clock_s: monotonic clock.
+
+    Raises:
+        DiskUnavailable: the folder cannot be used.
+    """
+
+    def __init__(self, root: Path, identity: Identity, clock_s: Callable[[], float] = time.monotonic) -> None:
+        try:
+            self._folder = Folder(root)
+        except (OSError, FolderInUse) as error:
+            raise DiskUnavailable(str(error)) from None
+        self._identity = identity
+        self._clock_s = clock_s
+        self._writer = ThreadPoolExecutor(1, "kv-writer")
+        self._reader = ThreadPoolExecutor(1, "kv-reader")
+        self._changes: deque[Change] = deque()
+        self._waiting_bytes = 0
+        self._written: deque[int] = deque()
+        self._paused_until_s = 0.0
+        self._errors: deque[str] = deque(maxlen=1)
+        self._writer.submit(self._scan)
+
+    def close(self) -> None:
+        """Finish the write that is under way, and drop the others."""
+        self._writer.shutdown(cancel_futures=True)
+        self._reader.shutdown(cancel_futures=True)
+        self._folder.close()
+
+    def flush(self) -> None:
+        """Wait for everything that is to be written or removed."""
+        self._writer.submit(lambda: None).result()
+
+    def can_write(self, n_bytes: int) -> bool:
+        """Whether an envelope of `n_bytes` would be tried now: writing is not off, and few others wait."""
+        while self._written:
+            self._waiting_bytes -= self._written.popleft()
+        is_full = self._waiting_bytes > 0 and self._waiting_bytes + n_bytes > MOST_WAITING_BYTES
+        return not is_full and self._clock_s() >= self._paused_until_s
+
+    def write(self, envelope: Envelope) -> None:
+        """Store an envelope some time later, which `changes` then tells."""
+        self._waiting_bytes += envelope.n_bytes
+        self._writer.submit(self._write, envelope)
+
+    def remove(self, name: str) -> None:
+        """Remove a file some time later, before anything that is written after this."""
+        self._writer.submit(self._folder.remove, name)
+
+    def read(self, name: str) -> Future[Read]:
+        """Read a file meanwhile."""
+        return self._reader.submit(self._read, name)
+
+    def changes(self) -> list[Change]:
+        """What was found, stored or lost since the last call, in order."""
+        found = []
+        with contextlib.suppress(IndexError):
+            while True:
+                found.append(self._changes.popleft())
+        return found
+
+    def take_error(self) -> str:
+        """Why writing is off for a while; empty if it is not, or was told before."""
+        return self._errors.popleft() if self._errors else ""
+
+    def _scan(self) -> None:
+        try:
+            for name, header in self._folder.scan(self._identity):
+                self._changes.append(Change(Event.FOUND, name, header))
+        except OSError as error:
+            self._errors.append(f"the KV files could not be listed: {error}")
+
+    def _write(self, envelope: Envelope) -> None:
+        name = name_of(envelope.header)
+        try:
+            if self._clock_s() < self._paused_until_s:
+                raise OSError
+            self._folder.write(envelope)
+            self._changes.append(Change(Event.STORED, name, envelope.header))
+        except OSError as error:
+            self._changes.append(Change(Event.LOST, name, envelope.header))
+            if self._clock_s() >= self._paused_until_s:
+                self._paused_until_s = self._clock_s() + PAUSE_S
+                self._errors.append(f"KV state could not be written, not tried for {PAUSE_S:g} s: {error}")
+        finally:
+            self._written.append(envelope.n_bytes)
+
+    def _read(self, name: str) -> Read:
+        began = time.perf_counter()
+        try:
+            envelope = self._folder.read(name, self._identity)
+        except (OSError, Refused):
+            return Read(None, time.perf_counter() - began)
+        return Read(envelope, time.perf_counter() - began)

@@ -1,0 +1,177 @@
+"""The files of the disk tier: an envelope each, written whole or not at all.
+
+A file is written under another name, synchronized and renamed, so a process that dies meanwhile leaves the
+file as it was, or none. What is no envelope of this engine's identity is removed when it is met.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+from collections.abc import Iterator
+from hashlib import blake2b
+from pathlib import Path
+
+import numpy as np
+
+from inferflux.worker.engine.envelope import (
+    PRELUDE_BYTES,
+    Envelope,
+    Header,
+    Identity,
+    Refused,
+    check_identity,
+    header_bytes,
+    open_envelope,
+    open_header,
+)
+
+_SUFFIX = ".kv"
+_UNFINISHED = ".tmp"
+_LOCK = "lock"
+# Workers that share a folder have a numbered one in it each.
+_MOST_WORKERS = 64
+
+
+class FolderInUse(Exception):
+    """Other processes have every part of the folder."""
+
+
+class Folder:
+    """A folder that this process alone uses, for as long as it lives.
+
+    Args:
+        root: is made if it is missing. The lowest numbered folder in it that no other process has is taken.
+
+    Raises:
+        OSError: it cannot be made or written to.
+        FolderInUse: other processes have all of it.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self.path, self._lock = _claimed(root)
+
+    def close(self) -> None:
+        """Let another process have the folder."""
+        os.close(self._lock)
+
+    def scan(self, identity: Identity) -> Iterator[tuple[str, Header]]:
+        """(name, header) of every envelope of this identity, the longest unused first. All else is removed.
+
+        Payloads are not read.
+        """
+        found = []
+        for entry in os.scandir(self.path):
+            if entry.name == _LOCK:
+                continue
+            with contextlib.suppress(OSError):
+                found.append((entry.stat().st_mtime_ns, entry.name))
+        for _, name in sorted(found):
+            try:
+                header = self._header(name)
+                check_identity(header, identity)
+            except (Refused, OSError):
+                self.remove(name)
+                continue
+            yield name, header
+
+    def write(self, envelope: Envelope) -> str:
+        """Seal and store an envelope; returns its name.
+
+        Raises:
+            OSError: it could not be stored; nothing of it is left.
+        """
+        envelope.seal()
+        name = name_of(envelope.header)
+        unfinished = self.path / (name + _UNFINISHED)
+        try:
+            with unfinished.open("wb", buffering=0) as file:
+                _write_all(file.fileno(), envelope.buffer.data)
+                os.fsync(file.fileno())
+            unfinished.rename(self.path / name)
+            self._sync()
+        except OSError:
+            with contextlib.suppress(OSError):
+                unfinished.unlink()
+            raise
+        return name
+
+    def read(self, name: str, identity: Identity) -> Envelope:
+        """The envelope of this name, checked. It counts as used now.
+
+        Raises:
+            Refused: it is damaged or foreign, and is removed.
+            OSError: it could not be read.
+        """
+        path = self.path / name
+        with path.open("rb", buffering=0) as file:
+            buffer = np.empty(os.fstat(file.fileno()).st_size, np.uint8)
+            n = _read_all(file.fileno(), buffer.data)
+        try:
+            envelope = open_envelope(buffer[:n], identity)
+        except Refused:
+            self.remove(name)
+            raise
+        with contextlib.suppress(OSError):
+            os.utime(path)
+        return envelope
+
+    def remove(self, name: str) -> None:
+        """Remove a file, if it is there."""
+        with contextlib.suppress(OSError):
+            (self.path / name).unlink()
+
+    def _header(self, name: str) -> Header:
+        if not name.endswith(_SUFFIX):
+            raise FileNotFoundError(name)
+        with (self.path / name).open("rb") as file:
+            prelude = file.read(PRELUDE_BYTES)
+            rest = file.read(header_bytes(prelude) - PRELUDE_BYTES)
+            return open_header(prelude + rest, os.fstat(file.fileno()).st_size)
+
+    def _sync(self) -> None:
+        """Make renames last."""
+        folder = os.open(self.path, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+
+
+def name_of(header: Header) -> str:
+    """The file's name: it follows from the scope and the tokens."""
+    digest = blake2b(header.scope.encode(), digest_size=16)
+    digest.update(b"\0" + header.tokens.astype("<i4").tobytes())
+    return digest.hexdigest() + _SUFFIX
+
+
+def _claimed(root: Path) -> tuple[Path, int]:
+    """(the folder that is this process's now, the lock that says so)."""
+    for number in range(_MOST_WORKERS):
+        path = root / str(number)
+        path.mkdir(parents=True, exist_ok=True)
+        lock = os.open(path / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(lock)
+        else:
+            return path, lock
+    raise FolderInUse(f"{_MOST_WORKERS} processes use {root}")
+
+
+def _write_all(file: int, data: memoryview) -> None:
+    while data:
+        data = data[os.write(file, data) :]
+
+
+def _read_all(file: int, into: memoryview) -> int:
+    """Bytes read: fewer than wanted if the file ends before."""
+    at = 0
+    while at < len(into):
+        n = os.readv(file, [into[at:]])
+        if n == 0:
+            break
+        at += n
+    return at

@@ -1,0 +1,81 @@
+"""Whether restoring a prefix beats computing it again, by what both took before (pure).
+
+An average whose trials stop does not learn any more. So each time restoring is refused, what it is thought to
+cost falls a little, until it is tried again.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+
+_SMOOTHING = 0.2
+# An estimate that keeps a tier from being used falls by this part at each refusal.
+_DOUBT = 0.02
+
+
+class Tier(Enum):
+    """Where state is kept outside the KV cache."""
+
+    HOST = "host"
+    DISK = "disk"
+
+
+class Rate:
+    """Seconds per unit: an average over recent observations; 0 before the first."""
+
+    def __init__(self) -> None:
+        self.seconds_per_unit = 0.0
+        self._is_known = False
+
+    def observe(self, units: int, seconds: float) -> None:
+        if units <= 0:
+            return
+        seen = seconds / units
+        self.seconds_per_unit += (_SMOOTHING if self._is_known else 1.0) * (seen - self.seconds_per_unit)
+        self._is_known = True
+
+    def doubt(self) -> None:
+        """Think it a little faster than was seen."""
+        self.seconds_per_unit *= 1.0 - _DOUBT
+
+
+class Rates:
+    """Speeds of this engine.
+
+    Attributes:
+        prefill: per token.
+        copy_out, copy_in: per byte, between KV cache and host memory.
+        read: per byte, from disk to host memory, checked.
+    """
+
+    def __init__(self) -> None:
+        self.prefill = Rate()
+        self.copy_out = Rate()
+        self.copy_in = Rate()
+        self.read = Rate()
+
+    def restore_s(self, tier: Tier, kept_bytes: int, used_bytes: int) -> float:
+        """Seconds to restore `used_bytes` of a state of `kept_bytes`: a file is read whole."""
+        read_s = kept_bytes * self.read.seconds_per_unit if tier is Tier.DISK else 0.0
+        return read_s + used_bytes * self.copy_in.seconds_per_unit
+
+    def prefill_s(self, tokens: int) -> float:
+        return tokens * self.prefill.seconds_per_unit
+
+    def is_worth_restoring(self, tier: Tier, kept_bytes: int, used_bytes: int, tokens: int) -> bool:
+        """Whether restoring takes less time than to prefill `tokens`."""
+        if self.restore_s(tier, kept_bytes, used_bytes) < self.prefill_s(tokens):
+            return True
+        self.copy_in.doubt()
+        if tier is Tier.DISK:
+            self.read.doubt()
+        return False
+
+    def is_worth_keeping(self, n_bytes: int, tokens: int) -> bool:
+        """Whether copying a state out and in again takes less time than to prefill its tokens."""
+        copies_s = n_bytes * (self.copy_out.seconds_per_unit + self.copy_in.seconds_per_unit)
+        if copies_s < self.prefill_s(tokens):
+            return True
+        self.copy_out.doubt()
+        self.copy_in.doubt()
+        return False

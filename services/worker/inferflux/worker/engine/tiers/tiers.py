@@ -1,0 +1,358 @@
+"""The tiers below the KV cache, as the engine's memory uses them.
+
+State of a preempted sequence and of a cold prefix is kept in one way: by its tokens, in host memory first,
+on disk when that is full. What a sequence does not find in the KV cache it may find here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Generic, Protocol, TypeVar
+
+from inferflux.worker.engine.envelope import Envelope, Header, Identity, TokenArray, blank
+
+from .disk import Disk, Event, Read
+from .folder import name_of
+from .index import BLOCK, Found, TokenIndex
+from .rates import Rates, Tier
+from .space import Order, Space
+
+# Kept states that are looked at for one that is worth restoring.
+_CANDIDATES = 8
+
+
+class Preempted(Protocol):
+    """A sequence whose state is kept until it resumes."""
+
+    @property
+    def order(self) -> Order:
+        """Lower is more urgent; no two are equal."""
+
+
+S = TypeVar("S", bound=Preempted)
+
+
+@dataclass(slots=True, eq=False)
+class Kept(Generic[S]):
+    """A state that is kept.
+
+    Attributes:
+        envelope: while it is in host memory, or waits to be written.
+        name: of its file; empty while there is none.
+        owner: the preempted sequence that it belongs to; None: it is a cold prefix.
+    """
+
+    header: Header
+    envelope: Envelope | None = None
+    name: str = ""
+    owner: S | None = None
+
+    @property
+    def n_bytes(self) -> int:
+        return self.header.n_bytes
+
+    @property
+    def tokens(self) -> TokenArray:
+        """Those that its payload holds."""
+        return self.header.tokens[: self.header.n_past]
+
+    @property
+    def tier(self) -> Tier:
+        return Tier.HOST if self.envelope is not None else Tier.DISK
+
+
+@dataclass(frozen=True, slots=True)
+class Match(Generic[S]):
+    """A kept state of which the first `tokens` are worth restoring."""
+
+    kept: Kept[S]
+    tokens: int
+
+    @property
+    def tier(self) -> Tier:
+        return self.kept.tier
+
+
+@dataclass(slots=True)
+class Counts:
+    """What happened since the last look, by tier."""
+
+    hits: dict[Tier, int] = field(default_factory=lambda: dict.fromkeys(Tier, 0))
+    evictions: dict[Tier, int] = field(default_factory=lambda: dict.fromkeys(Tier, 0))
+
+
+@dataclass(slots=True, eq=False)
+class Fetch(Generic[S]):
+    """A match on its way to host memory.
+
+    Attributes:
+        tier: where it was found.
+        tokens: of the match.
+    """
+
+    match: Match[S]
+    tier: Tier
+    tokens: int
+    reading: Future[Read] | None = None
+
+    @property
+    def is_done(self) -> bool:
+        return self.reading is None or self.reading.done()
+
+
+class Tiers(Generic[S]):
+    """Host memory, and disk if there is one.
+
+    Args:
+        identity: of the context's state.
+        host_bytes: most host memory.
+        disk: None: there is no disk tier.
+        disk_bytes: most bytes of files.
+
+    Attributes:
+        rates: what restoring and computing take; the caller observes what it does itself.
+    """
+
+    def __init__(
+        self, identity: Identity, *, host_bytes: int, disk: Disk | None = None, disk_bytes: int = 0
+    ) -> None:
+        self._identity = identity
+        self._disk = disk
+        self._host: Space[Kept[S]] = Space(host_bytes)
+        self._files: Space[Kept[S]] = Space(disk_bytes)
+        self._index: TokenIndex[Kept[S]] = TokenIndex()
+        self._by_name: dict[str, Kept[S]] = {}
+        self._by_owner: dict[S, Kept[S]] = {}
+        self._counts = Counts()
+        self.rates = Rates()
+
+    def close(self) -> None:
+        """Leave the disk to the next process. Files stay."""
+        if self._disk is not None:
+            self._disk.close()
+
+    def used(self, tier: Tier) -> tuple[int, int]:
+        """(bytes, states) in a tier."""
+        space = self._host if tier is Tier.HOST else self._files
+        return space.used, len(space)
+
+    def take_counts(self) -> Counts:
+        counts, self._counts = self._counts, Counts()
+        return counts
+
+    def take_error(self) -> str:
+        """Why the disk is not written to for a while; empty otherwise."""
+        return self._disk.take_error() if self._disk else ""
+
+    def blank(self, scope: str, tokens: TokenArray, payload_bytes: int) -> Envelope:
+        """An envelope for the state of `tokens`, to be filled."""
+        return blank(self._identity, scope, tokens, payload_bytes)
+
+    def wants(self, scope: str, tokens: TokenArray, n_bytes: int) -> bool:
+        """Whether a cold prefix should be kept: it is not yet, finds room, and is worth its copies."""
+        most = max(self._host.limit, self._files.limit)
+        if tokens.shape[0] < BLOCK or n_bytes > most:
+            return False
+        if any(found.matched == tokens.shape[0] for found in self._candidates(scope, tokens)):
+            return False
+        return self.rates.is_worth_keeping(n_bytes, tokens.shape[0])
+
+    def keep(self, envelope: Envelope) -> None:
+        """Keep a cold prefix, in host memory if it finds room there, else on disk."""
+        kept: Kept[S] = Kept(envelope.header, envelope)
+        self._add(kept)
+        losers = self._host.losers(kept.n_bytes)
+        if losers is None:
+            self._move_to_disk(kept)
+            return
+        self._evict(losers)
+        self._host.hold(kept, kept.n_bytes)
+        self._drop_what_it_contains(kept)
+
+    def hold(self, envelope: Envelope, owner: S) -> list[S] | None:
+        """Keep the state of a preempted sequence in host memory until it resumes.
+
+        Returns:
+            Whose state was evicted for it; None if it finds no room itself, and is not kept.
+        """
+        losers = self._host.losers(envelope.n_bytes, owner.order)
+        if losers is None:
+            return None
+        owners = [kept.owner for kept in losers if kept.owner is not None]
+        self._evict(losers)
+        kept = Kept(envelope.header, envelope, owner=owner)
+        self._add(kept)
+        self._by_owner[owner] = kept
+        self._host.hold(kept, kept.n_bytes, owner.order)
+        return owners
+
+    def resumed(self, owner: S) -> None:
+        """Drop the state of a sequence that is in the KV cache again; nothing if none is held."""
+        kept = self._by_owner.pop(owner, None)
+        if kept is not None:
+            kept.owner = None
+            self._drop_from_host(kept)
+
+    def release(self, owner: S) -> None:
+        """Keep the state of a sequence that left as a cold prefix; nothing if none is held."""
+        kept = self._by_owner.pop(owner, None)
+        if kept is not None:
+            kept.owner = None
+            self._host.hold(kept, kept.n_bytes)
+
+    def find(self, scope: str, tokens: TokenArray, *, known: int = 0) -> Match[S] | None:
+        """What is restored sooner than computed: a prefix of `tokens` that is longer than `known`.
+
+        The last token is never part of it: its logits are wanted.
+        """
+        best: Match[S] | None = None
+        best_s = 0.0
+        for found in self._candidates(scope, tokens[:-1]):
+            kept = found.value
+            gained = found.matched - known
+            used_bytes = kept.n_bytes * found.matched // kept.header.n_past
+            if gained < BLOCK or not self.rates.is_worth_restoring(
+                kept.tier, kept.n_bytes, used_bytes, gained
+            ):
+                continue
+            restore_s = self.rates.restore_s(kept.tier, kept.n_bytes, used_bytes)
+            saved_s = self.rates.prefill_s(gained) - restore_s
+            if best is None or saved_s > best_s:
+                best, best_s = Match(kept, found.matched), saved_s
+        return best
+
+    def fetch(self, match: Match[S]) -> Fetch[S]:
+        """Begin to bring a match to host memory. One that is there already is done at once."""
+        self._host.use(match.kept)
+        self._files.use(match.kept)
+        fetch = Fetch(match, match.tier, match.tokens)
+        if match.kept.envelope is None and self._disk is not None:
+            fetch.reading = self._disk.read(match.kept.name)
+        return fetch
+
+    def fetched(self, fetch: Fetch[S]) -> Envelope | None:
+        """The state that a fetch brought, which is done; None if its file is damaged or gone."""
+        kept = fetch.match.kept
+        if fetch.reading is not None:
+            read = fetch.reading.result()
+            if read.envelope is None:
+                self._forget_file(kept)
+                return None
+            self.rates.read.observe(read.envelope.n_bytes, read.seconds)
+            self._promote(kept, read.envelope)
+            envelope: Envelope | None = read.envelope
+        else:
+            envelope = kept.envelope
+        if envelope is not None:
+            self._counts.hits[fetch.tier] += 1
+        return envelope
+
+    def poll(self) -> None:
+        """Take over what the disk did meanwhile."""
+        if self._disk is None:
+            return
+        for change in self._disk.changes():
+            kept = self._by_name.get(change.name)
+            if change.event is Event.FOUND and kept is None:
+                self._found(change.name, change.header)
+            elif change.event is Event.LOST and kept is not None:
+                self._forget_file(kept)
+            elif change.event is Event.STORED and kept is not None and kept not in self._host:
+                kept.envelope = None
+
+    def _candidates(self, scope: str, tokens: TokenArray) -> Iterator[Found[Kept[S]]]:
+        return islice(self._index.find(scope, tokens, tokens.shape[0]), _CANDIDATES)
+
+    def _add(self, kept: Kept[S]) -> None:
+        self._index.add(kept.header.scope, kept.tokens, kept)
+
+    def _remove(self, kept: Kept[S]) -> None:
+        self._index.remove(kept.header.scope, kept.tokens, kept)
+
+    def _evict(self, losers: list[Kept[S]]) -> None:
+        """Move what has to leave host memory to disk."""
+        for kept in losers:
+            self._counts.evictions[Tier.HOST] += 1
+            self._host.release(kept)
+            if kept.owner is not None:
+                del self._by_owner[kept.owner]
+                kept.owner = None
+            self._move_to_disk(kept)
+
+    def _drop_from_host(self, kept: Kept[S]) -> None:
+        self._host.release(kept)
+        kept.envelope = None
+        if not kept.name:
+            self._remove(kept)
+
+    def _drop_what_it_contains(self, kept: Kept[S]) -> None:
+        """Free the host memory of cold prefixes that `kept` begins with."""
+        for found in list(self._candidates(kept.header.scope, kept.tokens)):
+            other = found.value
+            is_contained = found.matched == other.header.n_past
+            if other is not kept and is_contained and other.owner is None and other in self._host:
+                self._drop_from_host(other)
+
+    def _move_to_disk(self, kept: Kept[S]) -> None:
+        """Have a state that is not in host memory any more written; it is dropped if it cannot be."""
+        if kept.name:
+            kept.envelope = None
+            return
+        name = name_of(kept.header)
+        disk, envelope = self._disk, kept.envelope
+        losers = self._files.losers(kept.n_bytes)
+        is_wanted = kept.header.n_past >= BLOCK and name not in self._by_name
+        if (
+            disk is None
+            or envelope is None
+            or losers is None
+            or not (is_wanted and disk.can_write(kept.n_bytes))
+        ):
+            kept.envelope = None
+            self._remove(kept)
+            return
+        self._evict_files(losers)
+        kept.name = name
+        self._by_name[name] = kept
+        self._files.hold(kept, kept.n_bytes)
+        disk.write(envelope)
+
+    def _evict_files(self, losers: list[Kept[S]]) -> None:
+        for kept in losers:
+            self._counts.evictions[Tier.DISK] += 1
+            if self._disk is not None:
+                self._disk.remove(kept.name)
+            self._forget_file(kept)
+
+    def _forget_file(self, kept: Kept[S]) -> None:
+        """A state is not on disk any more."""
+        self._files.release(kept)
+        self._by_name.pop(kept.name, None)
+        kept.name = ""
+        if kept not in self._host:
+            kept.envelope = None
+            self._remove(kept)
+
+    def _promote(self, kept: Kept[S], envelope: Envelope) -> None:
+        """Keep in host memory what was read from disk, if it finds room there."""
+        losers = self._host.losers(envelope.n_bytes)
+        if losers is not None and kept.envelope is None and kept.name:
+            self._evict(losers)
+            kept.envelope = envelope
+            self._host.hold(kept, kept.n_bytes)
+
+    def _found(self, name: str, header: Header) -> None:
+        """Take over a file of an earlier process."""
+        kept: Kept[S] = Kept(header, name=name)
+        losers = self._files.losers(kept.n_bytes)
+        if losers is None:
+            if self._disk is not None:
+                self._disk.remove(name)
+            return
+        self._evict_files(losers)
+        self._by_name[name] = kept
+        self._files.hold(kept, kept.n_bytes)
+        self._add(kept)

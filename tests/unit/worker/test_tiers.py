@@ -1,0 +1,291 @@
+"""State that left the KV cache is found again by its tokens, whole, and within the budgets."""
+
+from __future__ import annotations
+
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+from harness.kv_states import IDENTITY, is_whole, state_of
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from inferflux.worker.engine.envelope import Envelope
+from inferflux.worker.engine.tiers.disk import Disk
+from inferflux.worker.engine.tiers.index import BLOCK
+from inferflux.worker.engine.tiers.rates import Tier
+from inferflux.worker.engine.tiers.tiers import Fetch, Tiers
+
+# What a state of 64 tokens and 1,000 bytes of payload takes with its header.
+SIZE = state_of(range(64)).n_bytes
+
+
+@dataclass(eq=False)
+class Waiting:
+    """A preempted sequence."""
+
+    rank: float
+    arrival: int = 0
+
+    @property
+    def order(self) -> tuple[float, int]:
+        return self.rank, self.arrival
+
+
+def tiers_of(
+    host_states: int, disk: Disk | None = None, *, disk_states: int = 0, rate: float = 1e-3
+) -> Tiers[Waiting]:
+    """Tiers with room for so many states of 64 tokens; computing a token takes `rate` seconds."""
+    made: Tiers[Waiting] = Tiers(
+        IDENTITY, host_bytes=host_states * SIZE, disk=disk, disk_bytes=disk_states * SIZE
+    )
+    made.rates.prefill.observe(1, rate)
+    return made
+
+
+def prompt(kind: int, n: int = 64) -> list[int]:
+    return list(range(kind * 1000, kind * 1000 + n))
+
+
+def look_up(tiers: Tiers[Waiting], tokens: list[int], *, scope: str = "s") -> Envelope | None:
+    found = tiers.find(scope, np.array(tokens, np.int32))
+    return None if found is None else brought(tiers, tiers.fetch(found))
+
+
+def brought(tiers: Tiers[Waiting], fetch: Fetch[Waiting]) -> Envelope | None:
+    if fetch.reading is not None:
+        fetch.reading.result()
+    return tiers.fetched(fetch)
+
+
+def settle(tiers: Tiers[Waiting], disk: Disk) -> None:
+    disk.flush()
+    tiers.poll()
+
+
+def test_a_kept_prefix_is_found_by_longer_and_by_branching_tokens() -> None:
+    tiers = tiers_of(3)
+    tiers.keep(state_of(prompt(1)))
+    array = np.array([*prompt(1, 40), *prompt(2, 30)], np.int32)
+    found = tiers.find("s", array)
+    assert found is not None
+    assert (found.tokens, found.tier) == (40, Tier.HOST)
+    assert look_up(tiers, [*prompt(1), 7]) is not None
+    assert tiers.take_counts().hits == {Tier.HOST: 1, Tier.DISK: 0}
+
+
+def test_the_last_token_is_left_to_be_computed() -> None:
+    tiers = tiers_of(1)
+    tiers.keep(state_of(prompt(1)))
+    found = tiers.find("s", np.array(prompt(1), np.int32))
+    assert found is not None
+    assert found.tokens == 63
+
+
+def test_a_scope_does_not_find_what_another_keeps() -> None:
+    tiers = tiers_of(1)
+    tiers.keep(state_of(prompt(1), scope="a"))
+    assert look_up(tiers, prompt(1), scope="b") is None
+    assert look_up(tiers, prompt(1), scope="a") is not None
+
+
+def test_what_the_kv_cache_has_already_is_not_restored() -> None:
+    tiers = tiers_of(1)
+    tiers.keep(state_of(prompt(1)))
+    tokens = np.array([*prompt(1), 5], np.int32)
+    assert tiers.find("s", tokens, known=64 - BLOCK) is not None
+    assert tiers.find("s", tokens, known=64 - BLOCK + 1) is None
+
+
+def test_restoring_that_takes_longer_than_computing_is_not_chosen() -> None:
+    tiers = tiers_of(1, rate=1e-9)
+    tiers.rates.copy_in.observe(1, 1e-6)
+    tiers.keep(state_of(prompt(1)))
+    assert look_up(tiers, prompt(1)) is None
+
+
+def test_what_is_kept_already_is_not_wanted_again() -> None:
+    tiers = tiers_of(2)
+    tokens = np.array(prompt(1), np.int32)
+    assert tiers.wants("s", tokens, SIZE)
+    tiers.keep(state_of(prompt(1)))
+    assert not tiers.wants("s", tokens, SIZE)
+    assert not tiers.wants("s", tokens[:40], SIZE)
+    assert tiers.wants("t", tokens, SIZE)
+    assert not tiers.wants("s", tokens[: BLOCK - 1], SIZE)
+    assert not tiers.wants("t", tokens, 3 * SIZE)
+
+
+def test_a_longer_prefix_takes_the_place_of_those_it_begins_with() -> None:
+    tiers = tiers_of(3)
+    tiers.keep(state_of(prompt(1, 40)))
+    tiers.keep(state_of(prompt(1)))
+    assert tiers.used(Tier.HOST) == (SIZE, 1)
+    assert look_up(tiers, prompt(1, 40)) is not None
+
+
+def test_preempted_sequences_come_before_cold_prefixes_and_urgent_ones_first() -> None:
+    tiers = tiers_of(2)
+    tiers.keep(state_of(prompt(1)))
+    urgent, other, last = Waiting(1.0), Waiting(2.0), Waiting(3.0)
+    assert tiers.hold(state_of(prompt(2)), other) == []
+    assert tiers.hold(state_of(prompt(3)), last) == []
+    assert look_up(tiers, prompt(1)) is None
+    assert tiers.hold(state_of(prompt(4)), urgent) == [last]
+    assert tiers.hold(state_of(prompt(5)), Waiting(9.0)) is None
+    tiers.keep(state_of(prompt(6)))
+    assert look_up(tiers, prompt(6)) is None
+    tiers.resumed(urgent)
+    assert look_up(tiers, prompt(4)) is None
+    tiers.release(other)
+    tiers.keep(state_of(prompt(7)))
+    tiers.keep(state_of(prompt(8)))
+    assert tiers.used(Tier.HOST) == (2 * SIZE, 2)
+    assert look_up(tiers, prompt(2)) is None
+
+
+def test_what_host_memory_has_no_room_for_is_found_on_disk_and_comes_back(tmp_path: Path) -> None:
+    disk = Disk(tmp_path, IDENTITY)
+    tiers = tiers_of(1, disk, disk_states=2)
+    for kind in (1, 2, 3):
+        tiers.keep(state_of(prompt(kind)))
+        settle(tiers, disk)
+    assert (tiers.used(Tier.HOST), tiers.used(Tier.DISK)) == ((SIZE, 1), (2 * SIZE, 2))
+    found = tiers.find("s", np.array(prompt(1), np.int32))
+    assert found is not None
+    assert found.tier is Tier.DISK
+    envelope = look_up(tiers, prompt(1))
+    assert envelope is not None
+    assert is_whole(envelope)
+    found = tiers.find("s", np.array(prompt(1), np.int32))
+    assert found is not None
+    assert found.tier is Tier.HOST
+    settle(tiers, disk)
+    assert look_up(tiers, prompt(2)) is None  # the disk had room for two
+    assert look_up(tiers, prompt(3)) is not None
+    assert tiers.take_counts().evictions[Tier.DISK] == 1
+    tiers.close()
+
+
+def test_a_preempted_sequence_that_lost_its_place_is_found_by_its_tokens(tmp_path: Path) -> None:
+    disk = Disk(tmp_path, IDENTITY)
+    tiers = tiers_of(1, disk, disk_states=2)
+    loser = Waiting(2.0)
+    tiers.hold(state_of(prompt(1)), loser)
+    assert tiers.hold(state_of(prompt(2)), Waiting(1.0)) == [loser]
+    settle(tiers, disk)
+    tiers.resumed(loser)
+    tiers.release(loser)
+    assert look_up(tiers, [*prompt(1), 9]) is not None
+    tiers.close()
+
+
+def test_a_new_process_finds_what_the_last_one_stored(tmp_path: Path) -> None:
+    disk = Disk(tmp_path, IDENTITY)
+    tiers = tiers_of(0, disk, disk_states=4)
+    tiers.keep(state_of(prompt(1)))
+    tiers.keep(state_of(prompt(2)))
+    settle(tiers, disk)
+    tiers.close()
+    disk = Disk(tmp_path, IDENTITY)
+    tiers = tiers_of(2, disk, disk_states=1)
+    settle(tiers, disk)
+    assert tiers.used(Tier.DISK) == (SIZE, 1)
+    assert look_up(tiers, prompt(1)) is None
+    assert look_up(tiers, prompt(2)) is not None
+    tiers.close()
+
+
+@pytest.mark.parametrize("damage", ["gone", "damaged"])
+def test_a_file_that_is_damaged_or_gone_is_a_miss_and_forgotten(tmp_path: Path, damage: str) -> None:
+    disk = Disk(tmp_path, IDENTITY)
+    tiers = tiers_of(0, disk, disk_states=1)
+    tiers.keep(state_of(prompt(1)))
+    settle(tiers, disk)
+    (path,) = (tmp_path / "0").glob("*.kv")
+    if damage == "gone":
+        path.unlink()
+    else:
+        path.write_bytes(path.read_bytes()[:-1] + b"?")
+    assert look_up(tiers, prompt(1)) is None
+    assert tiers.used(Tier.DISK) == (0, 0)
+    assert tiers.find("s", np.array(prompt(1), np.int32)) is None
+    tiers.close()
+
+
+def test_what_waits_to_be_written_is_found_in_memory(tmp_path: Path) -> None:
+    disk = Disk(tmp_path, IDENTITY)
+    tiers = tiers_of(0, disk, disk_states=1)
+    tiers.keep(state_of(prompt(1)))
+    found = tiers.find("s", np.array(prompt(1), np.int32))
+    assert found is not None
+    assert found.tier is Tier.HOST
+    settle(tiers, disk)
+    found = tiers.find("s", np.array(prompt(1), np.int32))
+    assert found is not None
+    assert found.tier is Tier.DISK
+    tiers.close()
+
+
+_STEPS = st.lists(
+    st.tuples(
+        st.sampled_from(["keep", "hold", "resumed", "release", "find", "settle", "restart"]),
+        st.lists(st.integers(0, 1), min_size=1, max_size=4),
+        st.sampled_from(["a", "b"]),
+        st.integers(0, 3),
+    ),
+    max_size=40,
+)
+
+
+@given(_STEPS, st.integers(0, 4), st.integers(0, 4))
+@settings(max_examples=40, deadline=None)
+def test_what_is_found_was_kept_and_is_whole_and_budgets_hold(
+    steps: list[tuple[str, list[int], str, int]], host_states: int, disk_states: int
+) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        disk = Disk(Path(folder), IDENTITY)
+        tiers = tiers_of(host_states, disk, disk_states=disk_states)
+        kept: set[tuple[str, tuple[int, ...]]] = set()
+        waiting: list[Waiting] = []
+        for i, (step, blocks, scope, rank) in enumerate(steps):
+            tokens = np.repeat(blocks, BLOCK).tolist()
+            if step == "keep" and tiers.wants(scope, np.array(tokens, np.int32), SIZE):
+                tiers.keep(state_of(tokens, scope=scope))
+                kept.add((scope, tuple(tokens)))
+            elif step == "hold":
+                owner = Waiting(rank, i)
+                losers = tiers.hold(state_of(tokens, scope=scope), owner)
+                if losers is not None:
+                    assert all(loser.order > owner.order for loser in losers)
+                    waiting = [w for w in waiting if w not in losers] + [owner]
+                    kept.add((scope, tuple(tokens)))
+            elif step == "resumed" and waiting:
+                tiers.resumed(waiting.pop(rank % len(waiting)))
+            elif step == "release" and waiting:
+                tiers.release(waiting.pop(rank % len(waiting)))
+            elif step == "find":
+                found = tiers.find(scope, np.array([*tokens, 7], np.int32))
+                if found is not None:
+                    n = found.tokens
+                    assert any(of == scope and list(whole[:n]) == tokens[:n] for of, whole in kept)
+                    envelope = brought(tiers, tiers.fetch(found))
+                    assert envelope is None or is_whole(envelope)
+            elif step == "settle":
+                settle(tiers, disk)
+            elif step == "restart":
+                settle(tiers, disk)
+                tiers.close()
+                disk = Disk(Path(folder), IDENTITY)
+                tiers = tiers_of(host_states, disk, disk_states=disk_states)
+                waiting = []
+                settle(tiers, disk)
+            assert tiers.used(Tier.HOST)[0] <= host_states * SIZE
+            assert tiers.used(Tier.DISK)[0] <= disk_states * SIZE
+            assert tiers.used(Tier.HOST)[1] >= len(waiting)
+        settle(tiers, disk)
+        on_disk = sum(path.stat().st_size for path in Path(folder).glob("*/*.kv"))
+        assert on_disk == tiers.used(Tier.DISK)[0]
+        tiers.close()
