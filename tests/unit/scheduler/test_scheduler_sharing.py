@@ -14,6 +14,7 @@ from inferflux.scheduler.core.jobs import Job, JobState, RequestKey
 from inferflux.scheduler.core.limits import Limits
 from inferflux.scheduler.core.policies import Policy, make_policy
 from inferflux.scheduler.core.running import Running
+from inferflux.scheduler.core.urgent import URGENT_LEAD_S
 
 AGING_S = 2.0
 URGENT = 5
@@ -91,6 +92,17 @@ def test_an_urgent_request_goes_first_whatever_its_tenant_has_running() -> None:
     assert line.policy.first() is urgent
 
 
+def test_urgent_requests_are_shared_by_tenant_too() -> None:
+    line = Line()
+    line.run("flood", 4)
+    for _ in range(9):
+        line.push("flood", priority=URGENT)
+    other = line.push("other", priority=URGENT, at=30.0)
+    line.push("third")
+    assert line.serve() is other
+    assert line.serve().key.tenant == "flood"
+
+
 def test_a_tenant_alone_is_served_in_priority_order() -> None:
     line = Line()
     line.run("only", 9)
@@ -103,7 +115,7 @@ def test_a_tenant_alone_is_served_in_priority_order() -> None:
         st.tuples(
             st.sampled_from(["push", "serve", "discard", "put back", "end"]),
             st.integers(0, 30),
-            st.integers(-2, 7),
+            st.integers(0, 7),
         ),
         max_size=120,
     )
@@ -137,10 +149,18 @@ def test_the_first_is_always_the_one_that_the_rule_names(steps: list[tuple[str, 
 
 
 def _named(waiting: list[Job], running: Counter[str]) -> Job | None:
-    """The rule, plainly."""
+    """The rule, plainly: of either class, and of the two the one with the more urgent key."""
+    urgent = _shared([job for job in waiting if job.priority >= URGENT], running)
+    ordinary = _shared([job for job in waiting if job.priority < URGENT], running)
+    if urgent is None or ordinary is None:
+        return urgent or ordinary
+    return urgent if urgent.order[0] - URGENT_LEAD_S <= ordinary.order[0] else ordinary
+
+
+def _shared(waiting: list[Job], running: Counter[str]) -> Job | None:
     in_order = sorted(waiting, key=lambda job: job.order)
-    if not in_order or in_order[0].priority >= URGENT:
-        return in_order[0] if in_order else None
+    if not in_order:
+        return None
     heads = {job.key.tenant: job for job in reversed(in_order)}
     other = min(heads.values(), key=lambda job: (running[job.key.tenant], job.order))
     first = in_order[0]

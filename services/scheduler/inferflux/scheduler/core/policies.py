@@ -259,8 +259,11 @@ def make_policy(
     match name:
         case "priority":
             running = Running() if running is None else running
-            ordinary = SharedPriority(lambda: Priority(aging_s), running)
-            return UrgentFirst(Priority(aging_s), ordinary, running, is_urgent or (lambda _job: False))
+
+            def new_order() -> SharedPriority:
+                return SharedPriority(lambda: Priority(aging_s), running)
+
+            return UrgentFirst(new_order(), new_order(), running, is_urgent or (lambda _job: False))
         case "fcfs":
             return Fcfs()
         case "sjf":

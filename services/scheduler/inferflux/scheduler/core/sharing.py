@@ -6,7 +6,7 @@ has few, that one goes first:
     running(first's tenant) >= running(other tenant) + 2 + levels of priority that the first is above
 
 So another tenant waits for a flood no longer than one request runs. Priority still gives a tenant more
-places, one for each level. Urgent requests are exempt: see `urgent`.
+places, one for each level. Urgent requests and the others are each shared so: see `urgent`.
 
 Within a tenant the order is that of priority. A tenant with at most one request running is never set back, so
 aging keeps its promise there.
@@ -32,7 +32,7 @@ _Entry = tuple[int, tuple[float, int], str]
 
 
 class SharedPriority:
-    """Requests that are not urgent, under the policy `priority`.
+    """Urgent requests, or the others, under the policy `priority`.
 
     Each operation costs O(log n) in the jobs and the tenants that wait.
 

@@ -96,4 +96,5 @@ class UrgentFirst:
         """The order does not depend on it."""
 
     def on_running(self, tenant: str) -> None:
+        self._urgent.on_running(tenant)
         self._ordinary.on_running(tenant)
