@@ -127,7 +127,7 @@ def test_nobody_is_told_twice_within_two_seconds_and_nobody_is_left_with_old_new
     steps: list[tuple[float, int]],
 ) -> None:
     """A queue that moves at random: at the end, time for looking at all of them is given."""
-    queue = ModelQueue(make_policy("priority", aging_s=2.0))
+    queue = ModelQueue(lambda: make_policy("priority", aging_s=2.0))
     announcements = Announcements(looks_per_call=5)
     jobs = [make_job(i) for i in range(20)]
     told: dict[Job, tuple[float, Outlook]] = {}

@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 
 from inferflux.scheduler.core.jobs import Job
 from inferflux.scheduler.core.ledger import Ledger
-from inferflux.scheduler.core.policies import Fair, Fcfs, Policy, PolicyName, Sjf, make_policy, work
-from inferflux.scheduler.core.queue import ModelQueue
+from inferflux.scheduler.core.policies import Fair, Fcfs, Policy, Sjf, make_policy, work
 from inferflux.scheduler.core.shares import TenantShares
 from inferflux.scheduler.core.urgent import UrgentFirst
 
@@ -171,51 +170,6 @@ def test_what_a_tenant_was_served_beyond_its_share_it_still_owes_when_it_returns
     policy.charge("a", 100, 0)
     policy.push(again)
     assert drain(policy) == [3, 4, 2]
-
-
-def test_a_job_that_is_skipped_costs_its_tenant_nothing() -> None:
-    shares = TenantShares()
-    policy = Fair(AGING_S, shares)
-    queue = ModelQueue(policy)
-    aside, other = make_job(1, tenant="a"), make_job(2, tenant="b")
-    queue.push(aside)
-    queue.push(other)
-    queue.charge("b", 50, 0)
-    queue.skip(aside)
-    assert queue.first() is other
-    assert len(queue) == 2
-    queue.put_back(aside)
-    assert queue.first() is aside
-    assert shares.counter("a") == 0
-    assert queue.oldest_enqueued_s() == 0.0
-
-
-@given(
-    st.sampled_from(["priority", "fcfs", "sjf", "fair"]), st.lists(st.integers(0, 3), min_size=1, max_size=30)
-)
-def test_whoever_is_skipped_the_order_is_the_same_afterwards(name: PolicyName, tenants: list[int]) -> None:
-    def fill() -> ModelQueue:
-        queue = ModelQueue(make_policy(name, aging_s=AGING_S))
-        for i, tenant in enumerate(tenants):
-            queue.push(make_job(i, tenant=f"t{tenant}", priority=i % 4, max_tokens=1 + i % 7))
-            queue.charge(f"t{tenant}", 3 * i + tenant + 1, 0)  # so that no two are alike
-        return queue
-
-    def serve_all(queue: ModelQueue) -> list[int]:
-        served = []
-        while (job := queue.first()) is not None:
-            queue.depart(job, now=1.0)
-            served.append(job.arrival)
-        return served
-
-    disturbed = fill()
-    aside = []
-    while (job := disturbed.first()) is not None:
-        disturbed.skip(job)
-        aside.append(job)
-    for job in aside:
-        disturbed.put_back(job)
-    assert serve_all(disturbed) == serve_all(fill())
 
 
 def test_a_tenant_with_one_job_does_not_wait_for_all_of_the_others() -> None:

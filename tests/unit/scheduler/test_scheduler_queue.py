@@ -71,7 +71,7 @@ def test_first_come_first_served_ignores_priority() -> None:
 
 
 def test_the_expected_wait_follows_the_pace_of_departures() -> None:
-    queue = ModelQueue(Fcfs())
+    queue = ModelQueue(Fcfs)
     jobs = [make_job(i, at=float(i)) for i in range(20)]
     for job in jobs:
         queue.push(job)
@@ -101,7 +101,7 @@ def test_the_pace_is_soon_that_of_late() -> None:
 
 
 def test_the_first_departures_after_a_pause_tell_nothing() -> None:
-    queue = ModelQueue(Fcfs())
+    queue = ModelQueue(Fcfs)
     for start in (100.0, 5000.0):
         jobs = [make_job(i, at=start) for i in range(24)]
         for job in jobs:
@@ -112,7 +112,7 @@ def test_the_first_departures_after_a_pause_tell_nothing() -> None:
 
 
 def test_time_in_which_nobody_waits_does_not_count() -> None:
-    queue = ModelQueue(Fcfs())
+    queue = ModelQueue(Fcfs)
     first, given_up, late, last = (make_job(i) for i in range(4))
     queue.push(first)
     queue.push(given_up)
@@ -127,7 +127,7 @@ def test_time_in_which_nobody_waits_does_not_count() -> None:
 
 
 def test_a_burst_that_begins_slowly_foretells_no_long_wait() -> None:
-    queue = ModelQueue(Fcfs())
+    queue = ModelQueue(Fcfs)
     jobs = [make_job(i, at=0.0) for i in range(1000)]
     for job in jobs:
         queue.push(job)
@@ -141,7 +141,7 @@ def test_a_burst_that_begins_slowly_foretells_no_long_wait() -> None:
 
 
 def test_what_was_seen_before_a_pause_foretells_nothing() -> None:
-    queue = ModelQueue(Fcfs())
+    queue = ModelQueue(Fcfs)
     first, second, later = (make_job(i, at=0.0) for i in range(3))
     queue.push(first)
     queue.push(second)
@@ -177,7 +177,7 @@ def test_the_oldest_is_told_among_those_that_wait_whatever_became_of_the_others(
 
 
 def test_a_job_that_does_not_wait_cannot_depart() -> None:
-    queue = ModelQueue(Fcfs())
+    queue = ModelQueue(Fcfs)
     queue.push(make_job(1))
     with pytest.raises(KeyError):
         queue.depart(make_job(2), now=1.0)

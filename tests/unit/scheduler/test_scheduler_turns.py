@@ -9,7 +9,7 @@ from harness.scheduler_world import PARKED, SWAPPED, SimWorker, World, make_requ
 
 from inferflux.common import kv_cells
 from inferflux.common.errors import NotFound
-from inferflux.scheduler.core import actions, planning
+from inferflux.scheduler.core import actions
 from inferflux.scheduler.core.fairness import FairnessSettings
 from inferflux.scheduler.core.jobs import Attempt, JobState, RequestKey
 from inferflux.scheduler.core.limits import Limits
@@ -630,10 +630,7 @@ def test_what_waits_on_its_worker_for_cells_is_not_starved_by_small_requests() -
     finish(world)
 
 
-def test_a_worker_with_a_turn_gives_it_to_its_own_however_many_wait_for_others(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(planning, "_SKIP_AT_MOST", 2)
+def test_a_parked_request_resumes_in_a_free_slot_however_many_wait_for_others() -> None:
     world = make_world(move_after_s=1000.0, ordinary_share=0.0)
     world.add_worker("w1", kv_cells=400)
     world.settle()

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Collection
+from dataclasses import dataclass, field
 
 from inferflux.common.kv_cells import cells_of, committed_cells
 from inferflux.v1 import scheduler_pb2
@@ -70,22 +71,44 @@ def size_of(worker: WorkerSlots, model: str) -> Size:
 _Entry = tuple[int, str, WorkerSlots]
 
 
+@dataclass(slots=True)
+class _ModelIndex:
+    """The workers that have a model, by id."""
+
+    # Those that may run one more, by size; no size is without workers.
+    open: dict[Size, Ranking[_Entry]] = field(default_factory=dict)
+    # Ready or loading.
+    live: dict[str, WorkerSlots] = field(default_factory=dict)
+    # Those on which requests wait to resume, and of these the ones that have a slot.
+    waiting: dict[str, WorkerSlots] = field(default_factory=dict)
+    resumable: dict[str, WorkerSlots] = field(default_factory=dict)
+    # Of those that are ready: how many there are of each size, and their slots in all.
+    sizes: Counter[Size] = field(default_factory=Counter)
+    slots: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Sorted:
+    """As what a worker was sorted in.
+
+    Attributes:
+        sizes: by model.
+        slots: None unless it is ready.
+        entry: None unless it may run one more.
+    """
+
+    sizes: dict[str, Size]
+    slots: int | None
+    entry: _Entry | None
+
+
 class Placement:
     """An index over workers. The slot table tells it of every change. What has changed is sorted in anew with
     the next question."""
 
     def __init__(self) -> None:
-        # By model, then size; there is none without workers.
-        self._open: dict[str, dict[Size, Ranking[_Entry]]] = defaultdict(dict)
-        self._entries: dict[str, list[tuple[str, Size, _Entry]]] = {}
-        self._live: dict[str, dict[str, WorkerSlots]] = defaultdict(dict)
-        self._models: dict[str, list[str]] = {}
-        # Of workers that are ready: by model in all, and by worker, its models and its slots.
-        self._slots: Counter[str] = Counter()
-        self._counted: dict[str, tuple[list[str], int]] = {}
-        # Of each model, by id: workers on which requests wait to resume, and those that have a slot for them.
-        self._waiting: dict[str, dict[str, WorkerSlots]] = defaultdict(dict)
-        self._resumable: dict[str, dict[str, WorkerSlots]] = defaultdict(dict)
+        self._models: dict[str, _ModelIndex] = defaultdict(_ModelIndex)
+        self._sorted: dict[str, _Sorted] = {}
         self._unsorted: dict[str, WorkerSlots] = {}
 
     def changed(self, worker: WorkerSlots) -> None:
@@ -97,88 +120,82 @@ class Placement:
         self._unsorted.pop(worker.worker_id, None)
         self._take_out(worker.worker_id)
 
-    def _sort(self) -> None:
-        """Sort in what has changed."""
+    def _of(self, model: str) -> _ModelIndex:
+        """A model's workers, as they are now."""
         while self._unsorted:
             _worker_id, worker = self._unsorted.popitem()
             self._take_out(worker.worker_id)
             self._sort_in(worker)
+        return self._models.get(model) or _ModelIndex()
 
     def _sort_in(self, worker: WorkerSlots) -> None:
         worker_id = worker.worker_id
-        models = self._models[worker_id] = list(worker.context_lengths)
-        self._count_slots(worker)
-        if worker.state in _LIVE:
-            for model in models:
-                self._live[model][worker_id] = worker
-        if worker.has_waiting:
-            for model in models:
-                self._waiting[model][worker_id] = worker
+        place = _Sorted(
+            sizes={model: size_of(worker, model) for model in worker.context_lengths},
+            slots=worker.slots if worker.state == scheduler_pb2.WORKER_STATE_READY else None,
+            entry=(worker.load, worker_id, worker) if worker.is_open else None,
+        )
+        self._sorted[worker_id] = place
+        for model, size in place.sizes.items():
+            index = self._models[model]
+            if worker.state in _LIVE:
+                index.live[worker_id] = worker
+            if worker.has_waiting:
+                index.waiting[worker_id] = worker
                 if worker.can_resume:
-                    self._resumable[model][worker_id] = worker
-        if worker.is_open:
-            entry = (worker.load, worker_id, worker)
-            entries = self._entries[worker_id] = [(model, size_of(worker, model), entry) for model in models]
-            for model, size, _entry in entries:
-                self._open[model].setdefault(size, Ranking()).add(entry)
+                    index.resumable[worker_id] = worker
+            if place.slots is not None:
+                index.sizes[size] += 1
+                index.slots += place.slots
+            if place.entry is not None:
+                index.open.setdefault(size, Ranking()).add(place.entry)
 
     def _take_out(self, worker_id: str) -> None:
-        self._close(worker_id)
-        self._uncount_slots(worker_id)
-        for model in self._models.pop(worker_id, ()):
-            for index in (self._live, self._waiting, self._resumable):
-                index[model].pop(worker_id, None)
-
-    def _close(self, worker_id: str) -> None:
-        for model, size, entry in self._entries.pop(worker_id, ()):
-            self._open[model][size].remove(entry)
-            if not self._open[model][size]:
-                del self._open[model][size]
-
-    def _count_slots(self, worker: WorkerSlots) -> None:
-        self._uncount_slots(worker.worker_id)
-        if worker.state == scheduler_pb2.WORKER_STATE_READY:
-            models = self._models.get(worker.worker_id, [])
-            self._counted[worker.worker_id] = models, worker.slots
-            self._slots.update(dict.fromkeys(models, worker.slots))
-
-    def _uncount_slots(self, worker_id: str) -> None:
-        models, slots = self._counted.pop(worker_id, ([], 0))
-        for model in models:
-            self._slots[model] -= slots
-            if not self._slots[model]:
-                del self._slots[model]
+        place = self._sorted.pop(worker_id, None)
+        if place is None:
+            return
+        for model, size in place.sizes.items():
+            index = self._models[model]
+            for workers in (index.live, index.waiting, index.resumable):
+                workers.pop(worker_id, None)
+            if place.slots is not None:
+                index.slots -= place.slots
+                index.sizes[size] -= 1
+                if not index.sizes[size]:
+                    del index.sizes[size]
+            if place.entry is not None:
+                index.open[size].remove(place.entry)
+                if not index.open[size]:
+                    del index.open[size]
 
     def slots_of(self, model: str) -> int:
         """How many requests of a model may run at once, on all workers that are ready."""
-        self._sort()
-        return self._slots[model]
+        return self._of(model).slots
+
+    def sizes(self, model: str) -> Collection[Size]:
+        """Sizes of the workers that are ready and have the model."""
+        return self._of(model).sizes
 
     def is_served(self, model: str) -> bool:
         """Whether a worker that is ready or loading has the model."""
-        self._sort()
-        return bool(self._live.get(model))
+        return bool(self._of(model).live)
 
     def live(self, model: str) -> Collection[WorkerSlots]:
         """Workers that are ready or loading and have the model."""
-        self._sort()
-        return self._live.get(model, {}).values()
+        return self._of(model).live.values()
 
     def has_waiting(self, model: str) -> bool:
         """Whether requests wait to resume on a worker that has the model."""
-        self._sort()
-        return bool(self._waiting.get(model))
+        return bool(self._of(model).waiting)
 
     def waiting(self, model: str) -> list[WorkerSlots]:
         """Workers that have the model and requests that wait to resume: those that have changed longest ago
         first."""
-        self._sort()
-        return list(self._waiting.get(model, {}).values())
+        return list(self._of(model).waiting.values())
 
     def resumable(self, model: str) -> list[WorkerSlots]:
         """Those of them that have a free slot."""
-        self._sort()
-        return list(self._resumable.get(model, {}).values())
+        return list(self._of(model).resumable.values())
 
     def choose(self, job: Job, but: Collection[Size] = ()) -> WorkerSlots | None:
         """The worker for a job, None if none can take it now.
@@ -188,9 +205,12 @@ class Placement:
         """
         best: _Entry | None = None
         avoided: WorkerSlots | None = None
-        for size in self.open_to(job):
+        by_size = self._of(job.model).open
+        for size in by_size:
+            if size in but or not fits_size(job, size):
+                continue
             wanted = cells_wanted(job, size[0])
-            for entry in self._open[job.model][size] if size not in but else ():
+            for entry in by_size[size]:
                 load, worker_id, worker = entry
                 if wanted > worker.free_cells:
                     break  # and those after it have more to hold
@@ -204,13 +224,11 @@ class Placement:
 
     def open_to(self, job: Job) -> list[Size]:
         """Sizes of the workers that may run one more, and could run this one, were there room."""
-        self._sort()
-        return [size for size in self._open.get(job.model, ()) if fits_size(job, size)]
+        return [size for size in self._of(job.model).open if fits_size(job, size)]
 
-    def has_open(self, model: str, but: Collection[Size]) -> bool:
-        """Whether workers of other sizes than these may run one more."""
-        self._sort()
-        return any(size not in but for size in self._open.get(model, ()))
+    def has_open(self, model: str) -> bool:
+        """Whether a worker that has the model may run one more."""
+        return bool(self._of(model).open)
 
     def why_never(self, job: Job) -> str:
         """Why no live worker could take the job even if it were empty; "" if one could, or may."""

@@ -14,13 +14,13 @@ from .fairness import Preemption
 from .jobs import Job, JobState, RequeueReason
 from .placement import Size, cells_wanted_on, size_of
 from .quarantine import Quarantine
-from .queue import ModelQueue
+from .queue import Lane, ModelQueue
 from .slots import Residence, WorkerSlots
 from .state import SchedulerState
 from .suspects import probation_tokens
 
-# Requests skipped in one plan, whose workers have no place for them, to find one behind them that has.
-_SKIP_AT_MOST = 256
+# Requests that one plan moves to other lanes, at most; the next plan moves more.
+_MOVES_AT_MOST = 1024
 # Workers without a free slot that are looked at in one plan for requests that may go on elsewhere.
 _LOOK_AT_MOST = 64
 
@@ -52,12 +52,12 @@ class Plan:
     out: list[Action] = field(default_factory=list)
     # By worker id.
     placed: dict[str, Placed] = field(default_factory=lambda: defaultdict(Placed))
-    skipped: list[Job] = field(default_factory=list)
+    # Lanes whose first has to wait.
+    closed: set[Lane] = field(default_factory=set)
     # Sizes of workers that an earlier request waits for: those behind it get none of them.
     blocked: set[Size] = field(default_factory=set)
-    # What waits on workers, least urgent first, by worker id; and the most urgent of each, which is offered.
+    # What waits on workers, least urgent first, by worker id, but for what is offered.
     waiting: dict[str, list[Job]] = field(default_factory=dict)
-    offered: dict[str, Job] = field(default_factory=dict)
     # Workers on which one waits for cells.
     reserving: list[WorkerSlots] = field(default_factory=list)
 
@@ -94,8 +94,6 @@ class Planner:
         self._place_suspects(model, plan)
         self._offer_waiting(model, plan)
         self._look_through(model, plan)
-        for job in plan.skipped:
-            plan.queue.put_back(job)
         for worker in plan.reserving:
             worker.reserve_cells(is_on=False)
         for worker_id, placed_there in plan.placed.items():
@@ -127,7 +125,7 @@ class Planner:
         most urgent has waited for long."""
         for worker in self._state.placement.resumable(model):
             self._offer(worker, model, plan)
-        if self._state.placement.has_open(model, but=()):
+        if self._state.placement.has_open(model):
             for worker in self._state.placement.waiting(model)[:_LOOK_AT_MOST]:
                 if not worker.can_resume:
                     self._offer(worker, model, plan)
@@ -141,29 +139,32 @@ class Planner:
     @staticmethod
     def _offer_next(worker: WorkerSlots, plan: Plan) -> None:
         if waiting := plan.waiting[worker.worker_id]:
-            job = plan.offered[worker.worker_id] = waiting.pop()
-            plan.queue.offer(job)
+            plan.queue.offers.order.put_back(waiting.pop())
 
     def _look_through(self, model: str, plan: Plan) -> None:
-        """Place one after the other; who was skipped is still to be put back."""
-        while (job := plan.queue.first()) is not None and len(plan.skipped) < _SKIP_AT_MOST:
+        """Place one after the other. A lane whose first has to wait is not looked at any more."""
+        queue, moves = plan.queue, 0
+        while (job := queue.first(plan.closed)) is not None and moves < _MOVES_AT_MOST:
             self._state.handle(job)
             if job.state is JobState.PARKED:
                 self._take_up_offer(job, plan)
-            elif not self._place(job, plan):
+            elif self._place(job, plan):
+                continue
+            elif queue.move(job):
+                moves += 1
+            else:
+                plan.closed.add(queue.lane_of(job))
                 plan.blocked.update(self._state.placement.open_to(job))
-                if not plan.offered and not self._state.placement.has_open(model, but=plan.blocked):
-                    break
-                plan.queue.skip(job)
-                plan.skipped.append(job)
-        while plan.offered:  # those behind too many that were skipped
-            self._take_up_offer(min(plan.offered.values(), key=plan.urgency), plan)
+        if job is not None:
+            self._state.replan_models([model])
+            for offered in list(queue.offers.order):
+                queue.offers.order.discard(offered)
 
     def _take_up_offer(self, job: Job, plan: Plan) -> None:
         """Resume a job on its worker, or have another worker go on with it, or leave no cells to newcomers
         where it lacks nothing else."""
         worker = self._state.table.workers[job.worker_id or ""]
-        plan.queue.withdraw(plan.offered.pop(worker.worker_id))
+        plan.queue.offers.order.discard(job)
         if worker.can_resume and size_of(worker, job.model) not in plan.blocked:
             if self._has_cells(job, worker):
                 plan.out += self._resume(job, worker, plan.now)

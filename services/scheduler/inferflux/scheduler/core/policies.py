@@ -6,7 +6,7 @@ urgency on the workers: who gives way, whose prompt is computed first, whose KV 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Literal, Protocol
 
 from .jobs import Job
@@ -48,6 +48,10 @@ class Policy(Protocol):
 
     def push(self, job: Job) -> None: ...
     def first(self) -> Job | None: ...
+    def first_of(self, jobs: Sequence[Job]) -> Job:
+        """Which of these is to be served first: the firsts of several queues of this policy."""
+        ...
+
     def discard(self, job: Job) -> None:
         """Take a job out that was pushed: it is served, or does not wait any more. Raises KeyError."""
         ...
@@ -57,8 +61,8 @@ class Policy(Protocol):
         ...
 
     def position(self, job: Job) -> int:
-        """How many would be served before it if nobody else came; an estimate where that depends on how
-        much they get. Raises KeyError."""
+        """How many of those that wait here would be served before it if nobody else came, whether it waits
+        here or not; an estimate where that depends on how much they get."""
         ...
 
     def charge(self, tenant: str, input_tokens: int, output_tokens: int) -> None:
@@ -95,6 +99,9 @@ class Ranked:
 
     def first(self) -> Job | None:
         return self._ranking.first()[2] if self._ranking else None
+
+    def first_of(self, jobs: Sequence[Job]) -> Job:
+        return min(jobs, key=lambda job: (self.urgency_key(job), job.arrival))
 
     def discard(self, job: Job) -> None:
         self._ranking.remove((*job.order, job))
@@ -211,6 +218,10 @@ class Fair:
         tenant = self._shares.first()
         return None if tenant is None else self._tenants[tenant].first()
 
+    def first_of(self, jobs: Sequence[Job]) -> Job:
+        by_priority = self._by_priority.urgency_key
+        return min(jobs, key=lambda job: (self.urgency_key(job), by_priority(job), job.arrival))
+
     def discard(self, job: Job) -> None:
         tenant = job.key.tenant
         jobs = self._tenants[tenant]
@@ -225,10 +236,11 @@ class Fair:
         before it, as many of others as that lets in, and one of each tenant whose turn comes first; never
         more than there are."""
         tenant = job.key.tenant
-        own = self._tenants[tenant]
+        own = self._tenants.get(tenant, Priority(self._aging_s))
         before = own.position(job)
         weight = self._shares.weight(tenant)
-        let_in = before * (self._shares.active_weight - weight) / weight
+        of_others = self._shares.active_weight - (weight if own else 0.0)
+        let_in = before * of_others / weight
         others = min(self._size - len(own), round(let_in) + self._shares.position(tenant))
         return before + others
 

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass
 from heapq import heappop, heappush
-from itertools import chain
 from math import exp
 
 from .announcements import Outlook
 from .bounds import Waiting
 from .jobs import Job
+from .placement import Size, fits_size
 from .policies import Fcfs, Policy
 from .running import Running
 
@@ -18,6 +19,8 @@ _PACE_MEMORY_S = 30.0
 _LEAST_DECAY = 0.9
 # A pace foretells no more than this many times the time it was seen for: a burst begins slowly.
 _FORESIGHT = 10.0
+# Lanes that are kept although they are empty: their orders remember what tenants were served.
+_LANES_KEPT = 64
 
 
 class Pace:
@@ -64,42 +67,76 @@ class Pace:
         self._seen_s = 0.0
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Lane:
+    """Requests that fit the same workers, in order. If the first of them has to wait, so have the others.
+
+    Attributes:
+        misfits: sizes of workers that could not run them, even if they were empty.
+    """
+
+    misfits: frozenset[Size]
+    order: Policy
+
+
 class ModelQueue:
-    """One model's queue: a policy's order, and how fast it moves. Suspects wait in an order of their own.
+    """One model's queue: lanes in a policy's order, and how fast they move. Suspects have their own lane.
+
+    A request is put into the lane of the sizes that are known then. A worker of a new size may separate the
+    requests of a lane: each is moved when it is the first of its lane and has to wait.
 
     Args:
+        new_policy: makes an empty order.
         waiting: counts the jobs of all queues together.
         running: running requests of the model.
+        sizes: of the workers that are ready for the model.
     """
 
     def __init__(
-        self, policy: Policy, waiting: Waiting | None = None, running: Running | None = None
+        self,
+        new_policy: Callable[[], Policy],
+        waiting: Waiting | None = None,
+        running: Running | None = None,
+        sizes: Callable[[], Collection[Size]] = lambda: (),
     ) -> None:
-        self._policy = policy
+        self._new_policy = new_policy
         self.running = Running() if running is None else running
-        self._suspects: Policy = Fcfs()
+        self._sizes = sizes
+        self._policy = new_policy()
+        self._lanes = {frozenset[Size](): Lane(frozenset(), self._policy)}
+        # What waits to resume on workers, most urgent of each, while a plan is made.
+        self.offers = Lane(frozenset(), new_policy())
+        self._suspects = Lane(frozenset(), Fcfs())
         self._waiting = Waiting() if waiting is None else waiting
         self._pace = Pace()
         self._oldest: list[tuple[float, int, Job]] = []
-        self._members: set[Job] = set()
+        self._members: dict[Job, Lane] = {}
 
     def __len__(self) -> int:
         return len(self._members)
 
     def __iter__(self) -> Iterator[Job]:
-        return chain(self._policy, self._suspects)
+        return iter(self._members)
 
     @property
     def suspects(self) -> list[Job]:
         """Those that wait to run alone, first come first."""
-        return sorted(self._suspects, key=lambda job: job.order)
+        return sorted(self._suspects.order, key=lambda job: job.order)
 
     @property
     def has_suspects(self) -> bool:
-        return len(self._suspects) > 0
+        return len(self._suspects.order) > 0
 
-    def _order_of(self, job: Job) -> Policy:
-        return self._suspects if job.is_suspect else self._policy
+    def _misfits(self, job: Job) -> frozenset[Size]:
+        return frozenset(size for size in self._sizes() if not fits_size(job, size))
+
+    def _lane(self, misfits: frozenset[Size]) -> Lane:
+        lane = self._lanes.get(misfits)
+        if lane is None:
+            if len(self._lanes) >= _LANES_KEPT:
+                self._lanes = {key: lane for key, lane in self._lanes.items() if not key or len(lane.order)}
+            lane = self._lanes[misfits] = Lane(misfits, self._new_policy())
+        return lane
 
     @property
     def departure_interval_s(self) -> float:
@@ -107,16 +144,37 @@ class ModelQueue:
         return self._pace.interval_s
 
     def push(self, job: Job) -> None:
-        self._order_of(job).push(job)
-        self._members.add(job)
+        lane = self._members[job] = self._suspects if job.is_suspect else self._lane(self._misfits(job))
+        lane.order.push(job)
         self._waiting.enter(job.key.tenant)
         heappush(self._oldest, (job.enqueued_s, job.arrival, job))
         if len(self._oldest) > 2 * len(self._members) + 64:
             self._oldest = sorted((j.enqueued_s, j.arrival, j) for j in self._members)
 
-    def first(self) -> Job | None:
-        """The next in order; no suspect."""
-        return self._policy.first()
+    def first(self, closed: Collection[Lane] = ()) -> Job | None:
+        """The next in order, offered ones among them; no suspect.
+
+        Args:
+            closed: none of these lanes.
+        """
+        lanes = (*self._lanes.values(), self.offers)
+        jobs = [job for lane in lanes if lane not in closed and (job := lane.order.first()) is not None]
+        return self._policy.first_of(jobs) if len(jobs) > 1 else next(iter(jobs), None)
+
+    def lane_of(self, job: Job) -> Lane:
+        """Where it waits. Raises KeyError if it does not wait here."""
+        return self._members[job]
+
+    def move(self, job: Job) -> bool:
+        """Have it wait where it belongs. Returns whether it was elsewhere; its place in the order is the
+        same."""
+        lane, misfits = self._members[job], self._misfits(job)
+        if lane.misfits.intersection(self._sizes()) == misfits:
+            return False
+        lane.order.discard(job)
+        lane = self._members[job] = self._lane(misfits)
+        lane.order.put_back(job)
+        return True
 
     def depart(self, job: Job, now: float) -> None:
         """It is served. Raises KeyError if it does not wait here."""
@@ -131,25 +189,8 @@ class ModelQueue:
         if not self._members:
             self._pace.pause()
 
-    def skip(self, job: Job) -> None:
-        """Look at those behind it, for the moment: it goes on waiting, and is to be put back."""
-        self._policy.discard(job)
-
-    def put_back(self, job: Job) -> None:
-        """Let one that was skipped be where it was."""
-        self._policy.put_back(job)
-
-    def offer(self, job: Job) -> None:
-        """Sort in a request that waits on its worker, for the moment: it is to be withdrawn."""
-        self._policy.put_back(job)
-
-    def withdraw(self, job: Job) -> None:
-        """Take one out that was offered."""
-        self._policy.discard(job)
-
     def _take_out(self, job: Job) -> None:
-        self._order_of(job).discard(job)
-        self._members.remove(job)
+        self._members.pop(job).order.discard(job)
         self._waiting.leave(job.key.tenant)
 
     def charge(self, tenant: str, input_tokens: int, output_tokens: int) -> None:
@@ -158,7 +199,8 @@ class ModelQueue:
 
     def on_running(self, tenant: str) -> None:
         """As in `Policy.on_running`."""
-        self._policy.on_running(tenant)
+        for lane in (*self._lanes.values(), self.offers):
+            lane.order.on_running(tenant)
 
     def urgency_key(self, job: Job) -> float:
         """As in `Policy.urgency_key`."""
@@ -170,14 +212,18 @@ class ModelQueue:
 
     def sort(self) -> None:
         """Sort all in anew: which requests are urgent has changed."""
-        jobs = list(self._policy)
-        for job in jobs:
-            self._policy.discard(job)
-        for job in jobs:
-            self._policy.put_back(job)
+        for lane in self._lanes.values():
+            jobs = list(lane.order)
+            for job in jobs:
+                lane.order.discard(job)
+            for job in jobs:
+                lane.order.put_back(job)
 
     def position(self, job: Job) -> int:
-        return self._order_of(job).position(job)
+        """How many are served before it, as if all lanes were one. Raises KeyError if it is not here."""
+        lane = self._members[job]
+        lanes = [lane] if lane is self._suspects else self._lanes.values()
+        return sum(lane.order.position(job) for lane in lanes)
 
     def outlook(self, job: Job) -> Outlook:
         """Its position, and the wait expected from there by the pace of late; 0 while that is not known."""
@@ -201,15 +247,18 @@ class Queue:
     Args:
         new_policy: makes the order of a model's queue, given what runs of that model.
         new_running: makes the count of what runs of a model, by name.
+        sizes: of the workers that are ready for a model, by name.
     """
 
     def __init__(
         self,
         new_policy: Callable[[Running], Policy],
         new_running: Callable[[str], Running] = lambda _model: Running(),
+        sizes: Callable[[str], Collection[Size]] = lambda _model: (),
     ) -> None:
         self._new_policy = new_policy
         self._new_running = new_running
+        self._sizes = sizes
         self.running: dict[str, Running] = {}
         self.models: dict[str, ModelQueue] = {}
         self.waiting = Waiting()
@@ -231,7 +280,9 @@ class Queue:
 
     def _new_queue(self, model: str) -> ModelQueue:
         running = self._running_of(model)
-        return ModelQueue(self._new_policy(running), self.waiting, running)
+        return ModelQueue(
+            lambda: self._new_policy(running), self.waiting, running, lambda: self._sizes(model)
+        )
 
     def discard(self, job: Job) -> None:
         self.models[job.model].discard(job)

@@ -56,8 +56,9 @@ class Ranking(Generic[T]):
             del self._chunks[at], self._highest[at]
 
     def position(self, item: T) -> int:
-        """How many are smaller. Raises KeyError when `item` is not in it."""
-        at, index = self._find(item)
+        """How many are smaller than `item`, which need not be in it."""
+        at = bisect_left(self._highest, item)
+        index = bisect_left(self._chunks[at], item) if at < len(self._chunks) else 0
         return sum(map(len, self._chunks[:at])) + index
 
     def _find(self, item: T) -> tuple[int, int]:

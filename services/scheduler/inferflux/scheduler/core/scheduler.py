@@ -89,7 +89,8 @@ class SchedulerCore:
                 slots=lambda: self._state.placement.slots_of(model),
             )
 
-        self._state = SchedulerState(limits, Queue(new_policy, new_running), controller, term=term)
+        queue = Queue(new_policy, new_running, lambda model: self._state.placement.sizes(model))
+        self._state = SchedulerState(limits, queue, controller, term=term)
         self._planner = Planner(self._state, name=name)
         self._reports = WorkerReports(self._state)
         self._bounds = Bounds(limits.max_queued, limits.max_queued_per_tenant, limits.queue_limit)

@@ -109,8 +109,9 @@ class TenantShares:
         return self._order.first()[2] if self._entries else None
 
     def position(self, tenant: str) -> int:
-        """How many active tenants have their turn before it. Raises KeyError if it is not active."""
-        return self._order.position(self._entries[tenant])
+        """How many active tenants have been served less than it, or as much and earlier."""
+        as_newcomer = (self.counter(tenant), self._serial + 1, tenant)
+        return self._order.position(self._entries.get(tenant, as_newcomer))
 
     def _sort_in(self, tenant: str) -> None:
         self._serial += 1

@@ -14,7 +14,7 @@ aging keeps its promise there.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from .jobs import Job
@@ -81,11 +81,18 @@ class SharedPriority:
         job = self._all.first()
         if job is None or len(self._tenants) == 1:
             return job
-        running, _order, tenant = self._order.first()
+        tenant = self._order.first()[-1]
         other = self._tenants[tenant].first()
-        if other is None:
-            return job
-        lead = self._running.of(job.key.tenant) - running
+        return job if other is None else self._first_of_two(job, other)
+
+    def first_of(self, jobs: Sequence[Job]) -> Job:
+        fewest = min(self._running.of(job.key.tenant) for job in jobs)
+        others = [job for job in jobs if self._running.of(job.key.tenant) == fewest]
+        return self._first_of_two(self._all.first_of(jobs), self._all.first_of(others))
+
+    def _first_of_two(self, job: Job, other: Job) -> Job:
+        """The other, if its tenant has so many fewer requests running."""
+        lead = self._running.of(job.key.tenant) - self._running.of(other.key.tenant)
         return other if lead >= _LEAST_LEAD + max(0, job.priority - other.priority) else job
 
     def discard(self, job: Job) -> None:
@@ -99,8 +106,10 @@ class SharedPriority:
 
     def position(self, job: Job) -> int:
         """As if tenants were served in turn from now on, but never more than are before it in order."""
-        own = self._tenants[job.key.tenant].position(job)
-        return min(self._all.position(job), (own + 1) * len(self._tenants) - 1)
+        own = self._tenants.get(job.key.tenant)
+        if own is None:
+            return min(self._all.position(job), len(self._tenants))
+        return min(self._all.position(job), (own.position(job) + 1) * len(self._tenants) - 1)
 
     def charge(self, tenant: str, input_tokens: int, output_tokens: int) -> None:
         """The order does not depend on it."""

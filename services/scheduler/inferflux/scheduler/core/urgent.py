@@ -10,7 +10,7 @@ There, too, every request comes before those that arrive long after it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from itertools import chain
 from typing import TYPE_CHECKING
 
@@ -78,6 +78,16 @@ class UrgentFirst:
         urgent, ordinary = self._urgent.first(), self._ordinary.first()
         if urgent is None or ordinary is None:
             return ordinary if urgent is None else urgent
+        return self._first_of_two(urgent, ordinary)
+
+    def first_of(self, jobs: Sequence[Job]) -> Job:
+        urgent = [job for job in jobs if self._is_urgent(job)]
+        ordinary = [job for job in jobs if not self._is_urgent(job)]
+        if not (urgent and ordinary):
+            return self._ordinary.first_of(jobs)
+        return self._first_of_two(self._urgent.first_of(urgent), self._ordinary.first_of(ordinary))
+
+    def _first_of_two(self, urgent: Job, ordinary: Job) -> Job:
         if self._running.guaranteed:
             return ordinary if self._running.is_ordinary_due else urgent
         return min(urgent, ordinary, key=self.urgency_key)
@@ -88,7 +98,7 @@ class UrgentFirst:
 
     def position(self, job: Job) -> int:
         """As if all urgent requests were served before the others."""
-        if job in self._waiting_urgent:
+        if self._is_urgent(job):
             return self._urgent.position(job)
         return len(self._urgent) + self._ordinary.position(job)
 
