@@ -81,7 +81,7 @@ class EngineLoop:
             if emission.generated_tokens > trace.tokens:  # not only that it has started
                 trace.tokens = emission.generated_tokens
                 trace.arrivals_s.append(now)
-        for end in report.step.ended:
+        for end in report.step.finished:
             slot, trace = self._running.pop(end.key)
             trace.ended_s = now
             self._free.append(slot)

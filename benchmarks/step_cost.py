@@ -115,7 +115,7 @@ def sequence(seq_id: int, tokens: int, position: int, left: int) -> Sequence:
         request_id=str(seq_id),
         epoch=1,
         slot=seq_id,
-        rank=0.0,
+        urgency_key=0.0,
         arrival=seq_id,
         tokens=np.full(position + tokens, 7, np.int32),
         prompt_tokens=position + tokens + left,

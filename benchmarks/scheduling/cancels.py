@@ -54,8 +54,8 @@ class Departures:
     async def hear(self, message: Message) -> None:
         now = time.perf_counter()
         event = scheduler_pb2.WorkerEvent.FromString(message.data)
-        if event.HasField("request_ended"):
-            self.at_s[event.request_ended.request_id] = now
+        if event.HasField("request_finished"):
+            self.at_s[event.request_finished.request_id] = now
 
 
 @dataclass(frozen=True, slots=True)

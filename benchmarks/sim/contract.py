@@ -50,7 +50,7 @@ class Sequence:
     # None while it waits to resume.
     slot: int | None = None
     run: int = 0
-    rank: float = 0.0
+    urgency_key: float = 0.0
     # New tokens left of its timeslice; 0 for no bound.
     budget: int = 0
     computed: int = 0
@@ -187,7 +187,7 @@ class ContractWorker(ABC):
             if other is not sequence and other.slot == item.slot:
                 self.deschedule(other, scheduler_pb2.YIELD_REASON_PREEMPTED)
         sequence.slot, sequence.run = item.slot, item.run
-        sequence.rank, sequence.budget = item.rank, item.token_budget
+        sequence.urgency_key, sequence.budget = item.urgency_key, item.token_budget
         if sequence.swapped:
             self.on_copy(sequence.swapped)
             sequence.computed, sequence.swapped = sequence.swapped, 0
@@ -254,7 +254,7 @@ class ContractWorker(ABC):
                 computed_tokens=sequence.computed + sequence.swapped,
             )
         for key, epoch in self.ended[-_ENDED_REPORTED:]:
-            status.ended.add(tenant=key.tenant, request_id=key.request_id, epoch=epoch)
+            status.finished.add(tenant=key.tenant, request_id=key.request_id, epoch=epoch)
         return status
 
     def die_engine(self) -> None:
@@ -275,9 +275,9 @@ class ContractWorker(ABC):
     def event(self) -> scheduler_pb2.WorkerEvent:
         return scheduler_pb2.WorkerEvent(worker_id=self.worker_id, incarnation=self.incarnation)
 
-    def _identities(self) -> Iterable[scheduler_pb2.EndedRequest]:
+    def _identities(self) -> Iterable[scheduler_pb2.RequestEpoch]:
         return [
-            scheduler_pb2.EndedRequest(tenant=key.tenant, request_id=key.request_id, epoch=sequence.epoch)
+            scheduler_pb2.RequestEpoch(tenant=key.tenant, request_id=key.request_id, epoch=sequence.epoch)
             for key, sequence in self.residents.items()
         ]
 
@@ -289,7 +289,7 @@ class ContractWorker(ABC):
 
     def running(self) -> list[Sequence]:
         """Running requests, most urgent first."""
-        return sorted((s for s in self.residents.values() if s.is_running), key=lambda s: s.rank)
+        return sorted((s for s in self.residents.values() if s.is_running), key=lambda s: s.urgency_key)
 
     def fit(self, cells: int) -> None:
         """Evict until so many cells are free: parked sequences, then running ones, never the most urgent."""
@@ -317,7 +317,7 @@ class ContractWorker(ABC):
         del self.residents[sequence.key]
         self.ended.append((sequence.key, sequence.epoch))
         event = self.event()
-        ended = event.request_ended
+        ended = event.request_finished
         ended.tenant, ended.request_id = sequence.key
         ended.epoch = sequence.epoch
         ended.outcome = generation_pb2.FinishReason.Name(reason).removeprefix("FINISH_REASON_").lower()
@@ -338,7 +338,7 @@ class ContractWorker(ABC):
     def _parked(self) -> list[Sequence]:
         """Parked requests that hold KV cells, most urgent first."""
         parked = (s for s in self.residents.values() if s.computed and not s.is_running)
-        return sorted(parked, key=lambda s: s.rank)
+        return sorted(parked, key=lambda s: s.urgency_key)
 
     def _share_sequence_ids(self) -> None:
         while len(self.running()) + len(self._parked()) > self.size.sequences:
@@ -350,7 +350,7 @@ class ContractWorker(ABC):
         sequence.swapped, sequence.computed = sequence.computed, 0
         self.deschedule(sequence, scheduler_pb2.YIELD_REASON_MEMORY)
         while sum(s.swapped for s in self.residents.values()) > self.size.swap_cells:
-            max((s for s in self.residents.values() if s.swapped), key=lambda s: s.rank).swapped = 0
+            max((s for s in self.residents.values() if s.swapped), key=lambda s: s.urgency_key).swapped = 0
 
 
 def key_of(request: scheduler_pb2.InferenceRequest) -> RequestKey:

@@ -207,6 +207,6 @@ def _status(worker_id: str, setup: Setup) -> scheduler_pb2.WorkerStatus:
 
 def _ended(placed: Placed) -> scheduler_pb2.WorkerEvent:
     event = scheduler_pb2.WorkerEvent(worker_id=placed.worker_id, incarnation="1")
-    event.request_ended.tenant, event.request_ended.request_id = placed.tenant, placed.request_id
-    event.request_ended.epoch, event.request_ended.outcome = placed.epoch, "stop"
+    event.request_finished.tenant, event.request_finished.request_id = placed.tenant, placed.request_id
+    event.request_finished.epoch, event.request_finished.outcome = placed.epoch, "stop"
     return event

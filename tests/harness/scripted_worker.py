@@ -28,7 +28,7 @@ class ScriptedWorker:
         self.kv_cells = kv_cells
         self.items: dict[str, worker_pb2.BatchItem] = {}
         self.emitted: dict[str, int] = {}
-        self.ended: list[scheduler_pb2.EndedRequest] = []
+        self.ended: list[scheduler_pb2.RequestEpoch] = []
         self.dropped: list[str] = []
         self.taken = asyncio.Event()
         # The latest lease term seen, and those of every batch that came, and of those refused.
@@ -70,7 +70,7 @@ class ScriptedWorker:
             slots=self.slots,
             kv_cells=self.kv_cells,
             term=self.term,
-            ended=self.ended,
+            finished=self.ended,
         )
         status.models.add(name=MODEL, context_length=512)
         for item in self.items.values():
@@ -129,17 +129,17 @@ class ScriptedWorker:
         del self.items[request.request_id]
         generated = self.emitted.pop(request.request_id, 0)
         self.ended.append(
-            scheduler_pb2.EndedRequest(
+            scheduler_pb2.RequestEpoch(
                 request_id=request.request_id, tenant=request.tenant, epoch=request.epoch
             )
         )
         if not self.is_mute:
             event = scheduler_pb2.WorkerEvent()
-            event.request_ended.request_id = request.request_id
-            event.request_ended.tenant = request.tenant
-            event.request_ended.epoch = request.epoch
-            event.request_ended.outcome = outcome
-            event.request_ended.usage.completion_tokens = generated
+            event.request_finished.request_id = request.request_id
+            event.request_finished.tenant = request.tenant
+            event.request_finished.epoch = request.epoch
+            event.request_finished.outcome = outcome
+            event.request_finished.usage.completion_tokens = generated
             await self.tell(event)
 
     async def _publish(self, request: scheduler_pb2.InferenceRequest, chunk: tokens_pb2.TokenChunk) -> None:

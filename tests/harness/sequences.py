@@ -8,14 +8,16 @@ from inferflux.worker.engine.sequence import Sequence, TokenArray
 from inferflux.worker.engine.text import TextAssembler
 
 
-def new_sequence(seq_id: int, tokens: TokenArray, *, prompt_tokens: int, rank: float = 0.0) -> Sequence:
+def new_sequence(
+    seq_id: int, tokens: TokenArray, *, prompt_tokens: int, urgency_key: float = 0.0
+) -> Sequence:
     """One of which nothing is computed, greedy and without a deadline."""
     return Sequence(
         key=f"t.r{seq_id}",
         request_id=f"r{seq_id}",
         epoch=1,
         slot=seq_id,
-        rank=rank,
+        urgency_key=urgency_key,
         arrival=seq_id,
         tokens=tokens,
         prompt_tokens=prompt_tokens,

@@ -171,7 +171,7 @@ def batch_item(
     slot: int = 0,
     epoch: int = 1,
     token_budget: int = 0,
-    rank: float = 0.0,
+    urgency_key: float = 0.0,
     prompt: Sequence[int] = (10, 20, 30, 40),
     generated: Sequence[int] = (),
     max_tokens: int = 24,
@@ -210,22 +210,26 @@ def batch_item(
         enqueued_unix_ms=time.time_ns() // 1_000_000,
         deadline_unix_ms=deadline_unix_ms,
     )
-    return worker_pb2.BatchItem(request=request, slot=slot, token_budget=token_budget, rank=rank)
+    return worker_pb2.BatchItem(
+        request=request, slot=slot, token_budget=token_budget, urgency_key=urgency_key
+    )
 
 
 def resume_item(
-    request_id: str, *, slot: int = 0, epoch: int = 1, token_budget: int = 0, rank: float = 0.0
+    request_id: str, *, slot: int = 0, epoch: int = 1, token_budget: int = 0, urgency_key: float = 0.0
 ) -> worker_pb2.BatchItem:
     """What resumes a parked or swapped request."""
     request = scheduler_pb2.InferenceRequest(
         request_id=request_id, tenant="t", model="inferflux-demo", epoch=epoch
     )
-    return worker_pb2.BatchItem(request=request, slot=slot, token_budget=token_budget, rank=rank)
+    return worker_pb2.BatchItem(
+        request=request, slot=slot, token_budget=token_budget, urgency_key=urgency_key
+    )
 
 
 def _subject_of(event: scheduler_pb2.WorkerEvent) -> str:
     """The request of an event, if it finished or was descheduled."""
-    return event.request_ended.request_id or event.request_yielded.request_id
+    return event.request_finished.request_id or event.request_yielded.request_id
 
 
 async def read_to_end(stream: TokenSubscription) -> list[tokens_pb2.TokenChunk]:

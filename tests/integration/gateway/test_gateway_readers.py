@@ -124,7 +124,7 @@ async def test_who_hangs_up_is_counted_by_the_terminal_chunk(
     payer: Client, backend: Backend, usage: Usage
 ) -> None:
     """Tokens that were generated before the cancel took effect count, though nobody read them."""
-    backend.reader_replies["leave-3"] = scheduler_pb2.ReaderReply(was_found=True, may_end=True)
+    backend.reader_replies["leave-3"] = scheduler_pb2.ReaderReply(was_found=True, may_cancel=True)
     stream, job = await payer.begin(backend, "leave-3")
     stream.cancel()
     await until(lambda: "leave-3" in backend.cancelled)

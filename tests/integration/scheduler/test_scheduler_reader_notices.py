@@ -44,7 +44,7 @@ async def test_a_gateway_is_told_what_is_known_of_a_request(stage: Stage) -> Non
     assert (reply.was_found, reply.attempt_id, reply.resume_window_s) == (True, "a1", 60)
     assert not (await ask(stage, joined(read("windowed", "a2")))).was_found
     reply = await ask(stage, left(read("windowed", "a1")))
-    assert (reply.was_found, reply.may_end) == (True, False)
+    assert (reply.was_found, reply.may_cancel) == (True, False)
     assert not (await ask(stage, left(read("unknown")))).was_found
     await worker.emit("windowed", 1, is_last=True)
     await stage.is_quiet(workers=1)

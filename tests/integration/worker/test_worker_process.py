@@ -121,7 +121,7 @@ async def test_a_request_streams_contiguous_tokens_and_one_terminal_chunk(worker
     assert terminal.reason == LENGTH
     assert (terminal.usage.prompt_tokens, terminal.usage.completion_tokens) == (4, 24)
     assert [c.WhichOneof("event") for c in chunks].count("finished") == 1
-    await worker.until(lambda: any(e.request_ended.request_id == "plain" for e in worker.events))
+    await worker.until(lambda: any(e.request_finished.request_id == "plain" for e in worker.events))
 
 
 async def test_greedy_output_is_the_same_alone_and_beside_others(worker: WorkerProcess) -> None:

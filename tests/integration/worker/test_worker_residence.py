@@ -188,7 +188,7 @@ async def test_requests_that_do_not_fit_together_all_end_exactly(
         INFERFLUX_WORKER_SWAP_BYTES=swap_bytes,
     )
     items = [
-        batch_item(f"tight-{i}", slot=i, rank=i, prompt=(10, 20, 30, end), max_tokens=150)
+        batch_item(f"tight-{i}", slot=i, urgency_key=i, prompt=(10, 20, 30, end), max_tokens=150)
         for i, end in enumerate(CLEAR_PROMPT_ENDS)
     ]
     alone = {}
@@ -208,7 +208,7 @@ async def test_requests_that_do_not_fit_together_all_end_exactly(
             if yielded.request_id:
                 assert yielded.reason == MEMORY
                 number = int(yielded.request_id.removeprefix("tight-"))
-                await worker.resume(resume_item(yielded.request_id, slot=number, rank=number))
+                await worker.resume(resume_item(yielded.request_id, slot=number, urgency_key=number))
 
     resuming = asyncio.create_task(resume_for_ever())
     done = await asyncio.wait_for(asyncio.gather(*readers), 60)

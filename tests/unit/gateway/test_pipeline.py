@@ -201,7 +201,7 @@ async def test_a_call_without_a_good_key_is_not_admitted(stage: Stage, key: str,
 async def test_a_client_that_disconnects_leaves_nothing_behind_in_any_phase(stage: Stage, phase: str) -> None:
     if phase == "tokenizing":
         stage.tokenizer.may_answer.clear()
-    stage.backend.reader_replies["r1"] = scheduler_pb2.ReaderReply(was_found=True, may_end=True)
+    stage.backend.reader_replies["r1"] = scheduler_pb2.ReaderReply(was_found=True, may_cancel=True)
     call = asyncio.create_task(stage.chat("r1"))
     await asyncio.wait_for(stage.tokenizer.is_asked.wait(), 5)
     if phase != "tokenizing":

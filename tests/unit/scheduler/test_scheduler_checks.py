@@ -122,7 +122,7 @@ def test_a_heartbeat_of_a_worker_passes() -> None:
         ("models.context_length", {"models": [{"name": "m", "context_length": 2**32 - 1}]}),
         ("models", {"models": [{"name": "m"}] * 65}),
         ("residents", {"residents": residents() * 4097}),
-        ("ended", {"ended": [{"request_id": "r", "tenant": "t", "epoch": 1}] * 4097}),
+        ("finished", {"finished": [{"request_id": "r", "tenant": "t", "epoch": 1}] * 4097}),
         ("residents.tenant", {"residents": residents(tenant="a b")}),
         ("residents.request_id", {"residents": residents(request_id="a.b")}),
         ("residents.epoch", {"residents": residents(epoch=2**32 - 1)}),
@@ -130,7 +130,7 @@ def test_a_heartbeat_of_a_worker_passes() -> None:
         ("residents.run", {"residents": residents(run=2**32 - 1)}),
         ("residents.residence", {"residents": residents(residence=99)}),
         ("residents.generated_tokens", {"residents": residents(generated_tokens=2**32 - 1)}),
-        ("ended.epoch", {"ended": [{"request_id": "r", "tenant": "t", "epoch": 2**32 - 1}]}),
+        ("finished.epoch", {"finished": [{"request_id": "r", "tenant": "t", "epoch": 2**32 - 1}]}),
     ],
 )
 def test_a_heartbeat_that_cannot_be_is_refused_with_the_fields_name(field: str, bad: dict[str, Any]) -> None:
@@ -161,11 +161,11 @@ def test_an_event_of_a_worker_passes() -> None:
         ("request_yielded.residence", {"request_yielded": YIELDED | {"residence": 99}}),
         ("request_yielded.run", {"request_yielded": YIELDED | {"run": 2**32 - 1}}),
         ("request_yielded.tenant", {"request_yielded": YIELDED | {"tenant": "a b"}}),
-        ("request_ended.request_id", {"request_ended": {"tenant": "t"}}),
+        ("request_finished.request_id", {"request_finished": {"tenant": "t"}}),
         (
-            "request_ended.time_to_first_token_ms",
+            "request_finished.time_to_first_token_ms",
             {
-                "request_ended": {
+                "request_finished": {
                     "tenant": "t",
                     "request_id": "r",
                     "time_to_first_token_ms": float("nan"),

@@ -165,7 +165,7 @@ def heartbeats(draw: st.DrawFn) -> scheduler_pb2.WorkerStatus:
             residence=scheduler_pb2.Residence.ValueType(draw(ENUMS)),
         )
     for _ in range(draw(FEW)):
-        status.ended.add(request_id=draw(NAMES), tenant=draw(TENANTS), epoch=draw(FEW | U32))
+        status.finished.add(request_id=draw(NAMES), tenant=draw(TENANTS), epoch=draw(FEW | U32))
     return status
 
 
@@ -175,10 +175,12 @@ def events(draw: st.DrawFn) -> scheduler_pb2.WorkerEvent:
     named: dict[str, Any] = {"request_id": draw(NAMES), "tenant": draw(TENANTS), "epoch": draw(FEW | U32)}
     match draw(st.integers(0, 4)):
         case 0:
-            event.request_ended.MergeFrom(
-                scheduler_pb2.RequestEnded(**named, outcome=draw(NAMES), time_to_first_token_ms=draw(DOUBLES))
+            event.request_finished.MergeFrom(
+                scheduler_pb2.RequestFinished(
+                    **named, outcome=draw(NAMES), time_to_first_token_ms=draw(DOUBLES)
+                )
             )
-            event.request_ended.usage.completion_tokens = draw(U32)
+            event.request_finished.usage.completion_tokens = draw(U32)
         case 1:
             event.engine_died.residents.add(**named)
         case 2:

@@ -40,7 +40,7 @@ async def test_turns_are_counted_by_why_they_end_and_where_they_go_on() -> None:
     assert value("inferflux_fairness_yields_total", {"reason": "memory"}) == 1
     assert value("inferflux_fairness_preemptions_total") == 1
     assert value("inferflux_fairness_resumes_total", {"residence": "parked"}) == 1
-    assert value("inferflux_fairness_turn_wait_seconds_sum") == 0.5
+    assert value("inferflux_fairness_resume_wait_seconds_sum") == 0.5
 
 
 async def test_tokens_and_first_tokens_are_counted_by_priority() -> None:

@@ -56,7 +56,7 @@ def test_a_worker_is_told_the_order_of_the_policy(policy: PolicyName) -> None:
     world = world_with_waiting(policy, kv_cells=400)
     items = [item for batch in world.workers["w1"].batches for item in batch.items]
     assert [item.request.request_id for item in items] == IN_ORDER[policy]
-    by_urgency = sorted(items, key=lambda item: item.rank)
+    by_urgency = sorted(items, key=lambda item: item.urgency_key)
     assert [item.request.request_id for item in by_urgency] == IN_ORDER[policy]
 
 

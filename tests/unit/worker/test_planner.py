@@ -20,8 +20,10 @@ from inferflux.worker.engine.planner import (
 from inferflux.worker.engine.sequence import Phase, Sequence
 
 
-def sequence(slot: int, pending: int, *, decoding: bool = False, rank: float = 0.0) -> Sequence:
-    made = new_sequence(slot, np.zeros(pending + 10, np.int32), prompt_tokens=pending, rank=rank)
+def sequence(slot: int, pending: int, *, decoding: bool = False, urgency_key: float = 0.0) -> Sequence:
+    made = new_sequence(
+        slot, np.zeros(pending + 10, np.int32), prompt_tokens=pending, urgency_key=urgency_key
+    )
     if decoding:
         made.position, made.phase = pending - 1, Phase.DECODE
     return made
@@ -62,7 +64,7 @@ def kinds(plans: list[StepPlan]) -> list[tuple[bool, bool]]:
 def test_a_prompt_of_several_steps_is_computed_in_the_prefill_context_in_turn_with_decodes(
     n_decodes: int, prompt: int
 ) -> None:
-    plans, decoding = planner(), [sequence(i, 1, decoding=True, rank=-1) for i in range(n_decodes)]
+    plans, decoding = planner(), [sequence(i, 1, decoding=True, urgency_key=-1) for i in range(n_decodes)]
     steps = [plans.next(decoding, [sequence(9, prompt)], 1000) for _ in range(4)]
     assert kinds(steps) == [(False, True), (True, False)] * 2
     assert [step.in_prefill_context for step in steps] == [True, False] * 2
@@ -70,7 +72,7 @@ def test_a_prompt_of_several_steps_is_computed_in_the_prefill_context_in_turn_wi
 
 
 def test_a_long_prompt_makes_shorter_gaps_up_to_its_end() -> None:
-    plans, decoding = planner(), [sequence(i, 1, decoding=True, rank=-1) for i in range(2)]
+    plans, decoding = planner(), [sequence(i, 1, decoding=True, urgency_key=-1) for i in range(2)]
     short = plans.next(decoding, [sequence(9, 300)], 1000)
     plans.next(decoding, [sequence(9, 300)], 1000)
     long = sequence(8, 900)
@@ -79,13 +81,13 @@ def test_a_long_prompt_makes_shorter_gaps_up_to_its_end() -> None:
 
 
 def test_a_prompt_more_urgent_than_every_decode_is_not_cut_for_them() -> None:
-    plans, decoding = planner(), [sequence(i, 1, decoding=True, rank=-1) for i in range(6)]
-    urgent = sequence(9, 200, rank=-9)
-    steps = [plans.next(decoding, [urgent, sequence(10, 200, rank=-3)], 1000) for _ in range(2)]
+    plans, decoding = planner(), [sequence(i, 1, decoding=True, urgency_key=-1) for i in range(6)]
+    urgent = sequence(9, 200, urgency_key=-9)
+    steps = [plans.next(decoding, [urgent, sequence(10, 200, urgency_key=-3)], 1000) for _ in range(2)]
     assert [step.in_prefill_context for step in steps] == [True, False]
     assert steps[0].prefilling[0].sequence is urgent
     assert steps[0].prefilling[0].n_logits
-    decoding.append(sequence(8, 1, decoding=True, rank=-10))
+    decoding.append(sequence(8, 1, decoding=True, urgency_key=-10))
     spared = plans.next(decoding, [urgent], 1000)
     assert spared.n_prefill < steps[0].n_prefill
 
@@ -164,7 +166,7 @@ def test_prefills_are_selected_in_urgency_order_for_one_context(
 
 
 def test_the_more_urgent_prompt_goes_first_then_the_earlier() -> None:
-    first, urgent, second = sequence(0, 5), sequence(2, 5, rank=-9), sequence(1, 5)
+    first, urgent, second = sequence(0, 5), sequence(2, 5, urgency_key=-9), sequence(1, 5)
     _, prefilling = split([second, first, urgent])
     assert prefilling == [urgent, first, second]
 

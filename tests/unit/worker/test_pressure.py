@@ -14,7 +14,7 @@ from inferflux.worker.engine.pressure import can_load, fit_step, make_room
 class Held:
     """A sequence as far as memory goes."""
 
-    rank: float
+    urgency_key: float
     cells: int
     n_pending: int = 1
     is_prefilling: bool = False
@@ -24,7 +24,7 @@ class Held:
 
     @property
     def order(self) -> tuple[float, int]:
-        return self.rank, self.arrival
+        return self.urgency_key, self.arrival
 
     @property
     def n_tokens(self) -> int:
@@ -40,12 +40,12 @@ def wanted(running: list[Held], prefill_tokens: int) -> dict[Held, int]:
     return {held: n for held, n in tokens.items() if n}
 
 
-def decoding(rank: float, cells: int) -> Held:
-    return Held(rank, cells)
+def decoding(urgency_key: float, cells: int) -> Held:
+    return Held(urgency_key, cells)
 
 
-def prompt(rank: float, tokens: int, computed: int = 0) -> Held:
-    return Held(rank, computed, n_pending=tokens - computed, is_prefilling=True)
+def prompt(urgency_key: float, tokens: int, computed: int = 0) -> Held:
+    return Held(urgency_key, computed, n_pending=tokens - computed, is_prefilling=True)
 
 
 @st.composite
@@ -53,7 +53,7 @@ def caches(draw: st.DrawFn) -> tuple[list[Held], list[Held], int]:
     """(running, parked, free) of a cache whose sequences would each fit alone."""
     held = [
         Held(
-            rank=draw(st.integers(0, 3)),
+            urgency_key=draw(st.integers(0, 3)),
             cells=draw(st.integers(0, 40)),
             n_pending=draw(st.integers(1, 30)),
             is_prefilling=draw(st.booleans()),
@@ -174,8 +174,10 @@ def test_whoever_comes_everyone_ends(requests: list[tuple[int, int, int]]) -> No
     """Prompts of 1 to 60 tokens and answers of as many, over a cache of 120 cells; swapped ones come back."""
     cells = 120
     everyone = [
-        Held(rank=rank, cells=0, n_pending=n, is_prefilling=True, arrival=i, left=m, max_tokens=m)
-        for i, (n, m, rank) in enumerate(requests)
+        Held(
+            urgency_key=urgency_key, cells=0, n_pending=n, is_prefilling=True, arrival=i, left=m, max_tokens=m
+        )
+        for i, (n, m, urgency_key) in enumerate(requests)
     ]
     stored: dict[Held, int] = {}
     loaded: list[Held] = []

@@ -13,12 +13,12 @@ from inferflux.worker.engine.swap import SwapSpace
 
 @dataclass(eq=False)
 class Swapped:
-    rank: float
+    urgency_key: float
     arrival: int = 0
 
     @property
     def order(self) -> tuple[float, int]:
-        return self.rank, self.arrival
+        return self.urgency_key, self.arrival
 
 
 @given(st.lists(st.tuples(st.integers(0, 5), st.integers(1, 60)), max_size=20), st.integers(0, 100))
@@ -27,8 +27,8 @@ def test_never_more_is_held_than_may_be_and_the_most_urgent_keep_theirs(
 ) -> None:
     space: SwapSpace[Swapped] = SwapSpace(limit)
     held: dict[Swapped, int] = {}
-    for i, (rank, n_bytes) in enumerate(arrivals):
-        sequence = Swapped(rank, i)
+    for i, (urgency_key, n_bytes) in enumerate(arrivals):
+        sequence = Swapped(urgency_key, i)
         losers = space.losers(sequence, n_bytes)
         less_urgent = {h: n for h, n in held.items() if h.order > sequence.order}
         if losers is None:

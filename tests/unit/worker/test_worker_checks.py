@@ -25,8 +25,8 @@ def test_an_item_as_a_scheduler_sends_it_passes() -> None:
 @pytest.mark.parametrize(
     ("field", "change"),
     [
-        ("rank", {"rank": float("nan")}),
-        ("rank", {"rank": float("-inf")}),
+        ("urgency_key", {"urgency_key": float("nan")}),
+        ("urgency_key", {"urgency_key": float("-inf")}),
         ("token_budget", {"token_budget": 2**32 - 1}),
         ("request.epoch", {"epoch": 0}),
         ("request.epoch", {"epoch": MAX_EPOCH + 1}),

@@ -13,7 +13,7 @@ from inferflux.worker.residents import Limits, Refused, Resident, ResidentTable
 
 TRACE_ID = "0af7651916cd43dd8448eb211c80319c"
 RESIDENT = Resident("one", "acme", 2, prompt_tokens=40, trace_id=TRACE_ID)
-ENDED = engine_pb2.EngineEnded(outcome="stop", completion_tokens=3)
+ENDED = engine_pb2.EngineFinished(outcome="stop", completion_tokens=3)
 REQUEST = scheduler_pb2.InferenceRequest(
     request_id="one",
     tenant="acme",

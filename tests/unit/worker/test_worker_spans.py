@@ -57,8 +57,8 @@ def emission(generated: int, epoch: int = 1) -> engine_pb2.Emission:
     return engine_pb2.Emission(key=KEY, epoch=epoch, generated_tokens=generated)
 
 
-def ended(outcome: str = "stop", epoch: int = 1) -> engine_pb2.EngineEnded:
-    return engine_pb2.EngineEnded(key=KEY, epoch=epoch, outcome=outcome, completion_tokens=2)
+def ended(outcome: str = "stop", epoch: int = 1) -> engine_pb2.EngineFinished:
+    return engine_pb2.EngineFinished(key=KEY, epoch=epoch, outcome=outcome, completion_tokens=2)
 
 
 def yielded(reason: scheduler_pb2.YieldReason.ValueType) -> engine_pb2.EngineResidence:
@@ -73,7 +73,7 @@ async def test_a_run_is_a_span_with_what_the_engine_did(residents: Residents) ->
     residents.step(emissions=[emission(1)], residences=[yielded(scheduler_pb2.YIELD_REASON_TIMESLICE)])
     residents.spans.resumed(resident, 1)
     residents.step(residences=[engine_pb2.EngineResidence(key=KEY, epoch=1, run=1, residence=RUNNING)])
-    residents.step(emissions=[emission(2)], ended=[ended()])
+    residents.step(emissions=[emission(2)], finished=[ended()])
     (span,) = await residents.all()
     assert (span["name"], span["trace_id"]) == ("worker.run", residents.caller.trace_id)
     assert span["parent_id"] == residents.caller.span_id
@@ -94,7 +94,7 @@ async def test_a_retrys_first_token_is_the_first_new_one(residents: Residents) -
     residents.take_up(epoch=2, generated=5)
     residents.step(emissions=[emission(5, epoch=2)])
     residents.step(emissions=[emission(1, epoch=1)])  # of the epoch before
-    residents.step(ended=[ended(epoch=2)])
+    residents.step(finished=[ended(epoch=2)])
     (span,) = await residents.all()
     assert events(span) == []
 
@@ -103,7 +103,7 @@ async def test_what_is_lost_says_how(residents: Residents) -> None:
     residents.spans.left(residents.take_up(), "dropped")
     residents.spans.lost([residents.take_up(epoch=2)], "the engine was ended by SIGSEGV")
     residents.take_up(epoch=3)
-    residents.step(ended=[ended("context_full", epoch=3)])
+    residents.step(finished=[ended("context_full", epoch=3)])
     spans = await residents.all()
     outcomes = [s["attributes"]["inferflux.outcome"] for s in spans]
     assert outcomes == ["dropped", "engine_died", "context_full"]
@@ -114,7 +114,7 @@ async def test_what_is_lost_says_how(residents: Residents) -> None:
 async def test_a_request_without_a_trace_has_no_span(residents: Residents) -> None:
     resident = residents.take_up(traceparent="")
     residents.spans.resumed(resident, 1)
-    residents.step(emissions=[emission(1)], ended=[ended()])
+    residents.step(emissions=[emission(1)], finished=[ended()])
     residents.spans.left(resident, "dropped")
     assert await residents.all() == []
 

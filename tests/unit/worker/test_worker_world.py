@@ -48,7 +48,7 @@ def item(
     slot: int = 0,
     prompt: int = 5,
     max_tokens: int = 10,
-    rank: float = 0.0,
+    urgency_key: float = 0.0,
     budget: int = 0,
 ) -> worker_pb2.BatchItem:
     tokens = [(7 * i + sum(request_id.encode())) % 40 for i in range(prompt)]
@@ -58,15 +58,15 @@ def item(
         slot=slot,
         prompt=tokens,
         max_tokens=max_tokens,
-        rank=rank,
+        urgency_key=urgency_key,
         token_budget=budget,
     )
 
 
 def again(
-    request_id: str, *, slot: int = 0, epoch: int = 1, rank: float = 0.0, budget: int = 0
+    request_id: str, *, slot: int = 0, epoch: int = 1, urgency_key: float = 0.0, budget: int = 0
 ) -> worker_pb2.BatchItem:
-    made = resume_item(request_id, slot=slot, epoch=epoch, rank=rank, token_budget=budget)
+    made = resume_item(request_id, slot=slot, epoch=epoch, urgency_key=urgency_key, token_budget=budget)
     made.request.model = "m"
     return made
 
@@ -181,12 +181,12 @@ def test_the_latest_assignment_of_a_slot_deschedules_who_runs_there() -> None:
 def test_a_request_without_computed_tokens_keeps_no_sequence_id() -> None:
     world = small(sequences=3)
     for slot, name in enumerate(("a", "b", "c")):
-        world.submit(item(name, slot=slot, prompt=60, rank=slot))
+        world.submit(item(name, slot=slot, prompt=60, urgency_key=slot))
     world.settle()
     preempt(world, "c")
     world.settle()
     assert residences(world) == {"a": RUNNING, "b": RUNNING, "c": SWAPPED}
-    assert world.submit(item("d", slot=2, rank=-1)).accepted_request_ids == ["d"]
+    assert world.submit(item("d", slot=2, urgency_key=-1)).accepted_request_ids == ["d"]
     world.settle()
     assert world.chunks("d")
 
@@ -241,7 +241,7 @@ def test_when_cells_run_out_the_least_urgent_is_swapped_and_reported() -> None:
     world = small(cells=60)
     first, second = (
         item("a", slot=0, prompt=20, max_tokens=30),
-        item("b", slot=1, prompt=20, max_tokens=30, rank=1),
+        item("b", slot=1, prompt=20, max_tokens=30, urgency_key=1),
     )
     world.submit(first, second)
     for _ in range(400):
@@ -250,7 +250,7 @@ def test_when_cells_run_out_the_least_urgent_is_swapped_and_reported() -> None:
             break
     [(name, reason, residence, _)] = yields(world)
     assert (name, reason, residence) == ("b", MEMORY, SWAPPED)
-    assert resume(world, again("b", slot=1, rank=1)).accepted_request_ids == ["b"]
+    assert resume(world, again("b", slot=1, urgency_key=1)).accepted_request_ids == ["b"]
     run_out(world)
     assert emitted(world.chunks("a")) == expected(first)
     assert emitted(world.chunks("b")) == expected(second)
@@ -260,7 +260,7 @@ def test_a_running_request_that_finds_no_room_is_descheduled() -> None:
     world = small(cells=60)
     world.submit(item("a", slot=0, prompt=30, max_tokens=30))
     world.settle()
-    world.submit(item("b", slot=1, prompt=30, rank=1))
+    world.submit(item("b", slot=1, prompt=30, urgency_key=1))
     world.settle()
     assert residences(world) == {"a": RUNNING, "b": RUNNING}
     world.ahead_s = 2
@@ -437,7 +437,7 @@ def test_time_to_first_token_is_told_by_who_sampled_it() -> None:
     retried.request.generated_token_ids.extend(expected(retried)[:3])
     world.submit(first, retried)
     run_out(world)
-    times = {e.request_ended.request_id: e.request_ended.time_to_first_token_ms for e in world.events()}
+    times = {e.request_finished.request_id: e.request_finished.time_to_first_token_ms for e in world.events()}
     assert times["a"] > 0
     assert times["b"] == 0
 
@@ -497,11 +497,15 @@ def test_whatever_is_asked_in_whatever_order(
     cancelled: set[str] = set()
     for action in actions:
         match action:
-            case ("submit", str(name), int(slot), int(rank), int(budget)) if not world.chunks(name):
-                items[name].slot, items[name].rank, items[name].token_budget = slot, rank, budget
+            case ("submit", str(name), int(slot), int(urgency_key), int(budget)) if not world.chunks(name):
+                items[name].slot, items[name].urgency_key, items[name].token_budget = (
+                    slot,
+                    urgency_key,
+                    budget,
+                )
                 world.submit(items[name])
-            case ("resume", str(name), int(slot), int(rank), int(budget)):
-                resume(world, again(name, slot=slot, rank=rank, budget=budget))
+            case ("resume", str(name), int(slot), int(urgency_key), int(budget)):
+                resume(world, again(name, slot=slot, urgency_key=urgency_key, budget=budget))
             case ("preempt", str(name)):
                 preempt(world, name)
             case ("cancel", str(name)):
@@ -524,7 +528,7 @@ def test_whatever_is_asked_in_whatever_order(
     assert world.engine._memory.free_seq_ids == SEQUENCES
     status = world.status()
     assert (status.kv_cells_used, status.kv_cells_reserved, status.swap_bytes_used) == (0, 0, 0)
-    ended = [e.request_ended.request_id for e in world.events() if e.HasField("request_ended")]
+    ended = [e.request_finished.request_id for e in world.events() if e.HasField("request_finished")]
     assert len(ended) == len(set(ended))
     for name in ended:
         tokens = emitted(world.chunks(name))
@@ -534,7 +538,7 @@ def test_whatever_is_asked_in_whatever_order(
 
 def test_streams_get_on_while_a_long_prompt_is_computed() -> None:
     world = small(prefill_cells=100)
-    world.submit(item("stream", rank=1.0, max_tokens=40))
+    world.submit(item("stream", urgency_key=1.0, max_tokens=40))
     world.settle()
     world.submit(item("prompt", slot=1, prompt=70, max_tokens=2))
     steps: list[engine_pb2.StepStats] = []
@@ -546,7 +550,7 @@ def test_streams_get_on_while_a_long_prompt_is_computed() -> None:
 
 def test_a_step_for_which_nobody_makes_room_is_the_others() -> None:
     world = small(cells=70, prefill_cells=70)
-    world.submit(item("stream", rank=1.0, prompt=30, max_tokens=20))
+    world.submit(item("stream", urgency_key=1.0, prompt=30, max_tokens=20))
     for _ in range(9):
         world.settle()
     assert world.cache.used == 38

@@ -68,7 +68,7 @@ def check_status(status: scheduler_pb2.WorkerStatus) -> None:
     checks.check_count(status.residents, MAX_REQUESTS, "residents")
     for request in status.residents:
         _check_resident(request)
-    check_requests(status.ended, "ended")
+    check_requests(status.finished, "finished")
 
 
 def check_card(card: model_pb2.ModelCard) -> None:
@@ -92,7 +92,7 @@ def check_identity(tenant: str, request_id: str, epoch: int, field: str) -> None
     checks.check_range(epoch, 0, MAX_EPOCH, f"{field}.epoch")
 
 
-def check_requests(requests: Sequence[scheduler_pb2.EndedRequest], field: str) -> None:
+def check_requests(requests: Sequence[scheduler_pb2.RequestEpoch], field: str) -> None:
     """Raises InvalidArgument when a list of requests is too long, or names one that cannot be."""
     checks.check_count(requests, MAX_REQUESTS, field)
     is_safe = subjects.is_safe_token

@@ -75,15 +75,15 @@ class EngineConfig(_message.Message):
     gpu_layers: _builtins.int
     flash_attention: _builtins.bool
     max_itl_factor: _builtins.float
-    """A prefill chunk may stretch a step to this many times a step that only decodes."""
+    """A prefill chunk may lengthen a step to this many times a step that only decodes."""
     step_limit_s: _builtins.float
     """No step should take longer than this because of prefill, in seconds."""
     sequences: _builtins.int
     """Most sequences in the KV cache, running and parked."""
     swap_bytes: _builtins.int
-    """Most host memory for swapped sequences; beyond it they are computed again."""
+    """Most host memory for swapped sequences; beyond it they are recomputed."""
     prefill_cells: _builtins.int
-    """KV cells of the prefill context; 0 for none, absent for as many as suit."""
+    """KV cells of the prefill context; 0: none. Absent: the engine chooses."""
     prefix_cache: _builtins.bool
     """Whether computed prefixes are kept and shared."""
     def __init__(
@@ -176,15 +176,16 @@ class EngineResume(_message.Message):
     EPOCH_FIELD_NUMBER: _builtins.int
     SLOT_FIELD_NUMBER: _builtins.int
     TOKEN_BUDGET_FIELD_NUMBER: _builtins.int
-    RANK_FIELD_NUMBER: _builtins.int
+    URGENCY_KEY_FIELD_NUMBER: _builtins.int
     RUN_FIELD_NUMBER: _builtins.int
     key: _builtins.str
     epoch: _builtins.int
     slot: _builtins.int
     token_budget: _builtins.int
-    rank: _builtins.float
+    urgency_key: _builtins.float
+    """As in BatchItem."""
     run: _builtins.int
-    """See BatchItem."""
+    """As in BatchItem."""
     def __init__(
         self,
         *,
@@ -192,12 +193,12 @@ class EngineResume(_message.Message):
         epoch: _builtins.int = ...,
         slot: _builtins.int = ...,
         token_budget: _builtins.int = ...,
-        rank: _builtins.float = ...,
+        urgency_key: _builtins.float = ...,
         run: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "key", b"key", "rank", b"rank", "run", b"run", "slot", b"slot", "token_budget", b"token_budget"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "key", b"key", "run", b"run", "slot", b"slot", "token_budget", b"token_budget", "urgency_key", b"urgency_key"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -318,7 +319,7 @@ class Emission(_message.Message):
 Global___Emission: _TypeAlias = Emission  # noqa: Y015
 
 @_typing.final
-class EngineEnded(_message.Message):
+class EngineFinished(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     KEY_FIELD_NUMBER: _builtins.int
@@ -353,11 +354,11 @@ class EngineEnded(_message.Message):
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___EngineEnded: _TypeAlias = EngineEnded  # noqa: Y015
+Global___EngineFinished: _TypeAlias = EngineFinished  # noqa: Y015
 
 @_typing.final
 class EngineResidence(_message.Message):
-    """Where a sequence is from now on."""
+    """Whether a sequence runs, is parked or is swapped from now on."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -399,7 +400,7 @@ Global___EngineResidence: _TypeAlias = EngineResidence  # noqa: Y015
 
 @_typing.final
 class Prefilled(_message.Message):
-    """How far prompts are; 0 also when what was computed is discarded."""
+    """How much of a prompt is computed; 0 also once it is discarded."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -489,16 +490,16 @@ class StepStats(_message.Message):
     """llama_decode alone, and the whole step."""
     step_us: _builtins.int
     kv_cells_used: _builtins.int
-    """Filled by resident sequences, and by those that run. A shared cell counts once."""
+    """Cells that resident sequences fill, and those that running ones fill. A shared cell counts once."""
     kv_cells_reserved: _builtins.int
     sequences: _builtins.int
     parked: _builtins.int
-    """Of these, how many wait to resume."""
+    """Sequences that wait to resume."""
     swap_bytes_used: _builtins.int
     swapped: _builtins.int
-    """Of the parked, how many are not in the KV cache."""
+    """Parked sequences that are not in the KV cache."""
     swap_outs: _builtins.int
-    """Since the last report: states moved to host memory and back, and those discarded, to be computed again."""
+    """Since the last report: states moved to host memory and back, and those discarded, to be recomputed."""
     swap_ins: _builtins.int
     recomputes: _builtins.int
     kv_cells_cached: _builtins.int
@@ -554,7 +555,7 @@ class StepReport(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     EMISSIONS_FIELD_NUMBER: _builtins.int
-    ENDED_FIELD_NUMBER: _builtins.int
+    FINISHED_FIELD_NUMBER: _builtins.int
     STATS_FIELD_NUMBER: _builtins.int
     RESIDENCES_FIELD_NUMBER: _builtins.int
     PREFILLED_FIELD_NUMBER: _builtins.int
@@ -562,7 +563,7 @@ class StepReport(_message.Message):
     @_builtins.property
     def emissions(self) -> _containers.RepeatedCompositeFieldContainer[Global___Emission]: ...
     @_builtins.property
-    def ended(self) -> _containers.RepeatedCompositeFieldContainer[Global___EngineEnded]: ...
+    def finished(self) -> _containers.RepeatedCompositeFieldContainer[Global___EngineFinished]: ...
     @_builtins.property
     def stats(self) -> Global___StepStats: ...
     @_builtins.property
@@ -575,7 +576,7 @@ class StepReport(_message.Message):
         self,
         *,
         emissions: _abc.Iterable[Global___Emission] | None = ...,
-        ended: _abc.Iterable[Global___EngineEnded] | None = ...,
+        finished: _abc.Iterable[Global___EngineFinished] | None = ...,
         stats: Global___StepStats | None = ...,
         residences: _abc.Iterable[Global___EngineResidence] | None = ...,
         prefilled: _abc.Iterable[Global___Prefilled] | None = ...,
@@ -583,7 +584,7 @@ class StepReport(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["stats", b"stats"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached", b"cached", "emissions", b"emissions", "ended", b"ended", "prefilled", b"prefilled", "residences", b"residences", "stats", b"stats"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached", b"cached", "emissions", b"emissions", "finished", b"finished", "prefilled", b"prefilled", "residences", b"residences", "stats", b"stats"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

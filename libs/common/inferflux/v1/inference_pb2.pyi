@@ -134,7 +134,7 @@ class GenerateRequest(_message.Message):
     model: _builtins.str
     text: _builtins.str
     text_bytes: _builtins.bytes
-    """UTF-8 text as bytes, for callers that hold it so."""
+    """UTF-8 text as bytes, for callers that have bytes."""
     priority: _builtins.int
     """Higher is more urgent; 0 is ordinary."""
     resume_window_s: _builtins.int

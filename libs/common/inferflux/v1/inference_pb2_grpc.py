@@ -74,8 +74,8 @@ class InferenceServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Resume(self, request, context):
-        """Streams what a running or just finished request has emitted from an offset on: for a client whose
-        connection or gateway was lost.
+        """Streams a running or just finished request's tokens from an offset on: for a client whose connection or
+        gateway was lost.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

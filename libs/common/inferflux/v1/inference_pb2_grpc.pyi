@@ -36,8 +36,8 @@ class InferenceServiceStub:
     Generate: _grpc.UnaryStreamMultiCallable[_inference_pb2.GenerateRequest, _inference_pb2.GenerateResponse]
     """Continues a text or a list of token ids."""
     Resume: _grpc.UnaryStreamMultiCallable[_inference_pb2.ResumeRequest, _inference_pb2.ResumeResponse]
-    """Streams what a running or just finished request has emitted from an offset on: for a client whose
-    connection or gateway was lost.
+    """Streams a running or just finished request's tokens from an offset on: for a client whose connection or
+    gateway was lost.
     """
     Cancel: _grpc.UnaryUnaryMultiCallable[_inference_pb2.CancelRequest, _inference_pb2.CancelResponse]
     """Ends a queued or running request of the caller's tenant at once, whatever its resume window is. Its stream
@@ -52,8 +52,8 @@ class InferenceServiceAsyncStub(InferenceServiceStub):
     Generate: _aio.UnaryStreamMultiCallable[_inference_pb2.GenerateRequest, _inference_pb2.GenerateResponse]  # type: ignore[assignment]
     """Continues a text or a list of token ids."""
     Resume: _aio.UnaryStreamMultiCallable[_inference_pb2.ResumeRequest, _inference_pb2.ResumeResponse]  # type: ignore[assignment]
-    """Streams what a running or just finished request has emitted from an offset on: for a client whose
-    connection or gateway was lost.
+    """Streams a running or just finished request's tokens from an offset on: for a client whose connection or
+    gateway was lost.
     """
     Cancel: _aio.UnaryUnaryMultiCallable[_inference_pb2.CancelRequest, _inference_pb2.CancelResponse]  # type: ignore[assignment]
     """Ends a queued or running request of the caller's tenant at once, whatever its resume window is. Its stream
@@ -83,8 +83,8 @@ class InferenceServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _inference_pb2.ResumeRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_inference_pb2.ResumeResponse], _abc.AsyncIterator[_inference_pb2.ResumeResponse]]:
-        """Streams what a running or just finished request has emitted from an offset on: for a client whose
-        connection or gateway was lost.
+        """Streams a running or just finished request's tokens from an offset on: for a client whose connection or
+        gateway was lost.
         """
 
     @_abc_1.abstractmethod

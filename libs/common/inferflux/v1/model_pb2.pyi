@@ -20,7 +20,7 @@ DESCRIPTOR: _descriptor.FileDescriptor
 
 @_typing.final
 class ModelCard(_message.Message):
-    """What a worker says of a model it has loaded."""
+    """A model that a worker has loaded."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -69,7 +69,7 @@ class Model(_message.Message):
     CARD_FIELD_NUMBER: _builtins.int
     WORKERS_FIELD_NUMBER: _builtins.int
     workers: _builtins.int
-    """Workers that serve it now; 0 means it is known but nobody serves it at present."""
+    """Workers that serve it now; 0 means it is known, but no worker serves it now."""
     @_builtins.property
     def card(self) -> Global___ModelCard: ...
     def __init__(

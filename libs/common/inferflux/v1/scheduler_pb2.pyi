@@ -57,7 +57,7 @@ class _ResidenceEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Residence.V
     RESIDENCE_PARKED: _Residence.ValueType  # 2
     """It has its KV cells, and waits to resume."""
     RESIDENCE_SWAPPED: _Residence.ValueType  # 3
-    """It waits to resume, and its KV cells are in host memory, or are to be computed again."""
+    """It waits to resume, and its state is in host memory, or is to be recomputed."""
 
 class Residence(_Residence, metaclass=_ResidenceEnumTypeWrapper):
     """Where a worker has a resident request, as its engine reports it."""
@@ -69,7 +69,7 @@ RESIDENCE_RUNNING: Residence.ValueType  # 1
 RESIDENCE_PARKED: Residence.ValueType  # 2
 """It has its KV cells, and waits to resume."""
 RESIDENCE_SWAPPED: Residence.ValueType  # 3
-"""It waits to resume, and its KV cells are in host memory, or are to be computed again."""
+"""It waits to resume, and its state is in host memory, or is to be recomputed."""
 Global___Residence: _TypeAlias = Residence  # noqa: Y015
 
 class _YieldReason:
@@ -134,7 +134,7 @@ class InferenceRequest(_message.Message):
     resume_window_s: _builtins.int
     """Seconds that the request goes on after its last reader has left; 0: it is cancelled then."""
     attempt_id: _builtins.str
-    """Drawn by the gateway for each submission: a request id can be used again. Without one, nobody reports
+    """Drawn by the gateway for each submission: a request id can be used again. Without one, no gateway reports
     readers of the job, and it needs none.
     """
     cache_scope: _builtins.str
@@ -147,7 +147,7 @@ class InferenceRequest(_message.Message):
 
     @_builtins.property
     def generated_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """On a retry: the tokens already emitted, to be replayed and not emitted again."""
+        """On a retry: the tokens already generated, to be replayed and not published again."""
 
     def __init__(
         self,
@@ -201,7 +201,7 @@ class ResidentRequest(_message.Message):
     prompt_tokens: _builtins.int
     generated_tokens: _builtins.int
     computed_tokens: _builtins.int
-    """Tokens whose state is kept, in KV cells or in host memory; the others are computed when it resumes."""
+    """Tokens whose state is kept, in KV cells or in host memory; the others are recomputed when it resumes."""
     def __init__(
         self,
         *,
@@ -224,7 +224,9 @@ class ResidentRequest(_message.Message):
 Global___ResidentRequest: _TypeAlias = ResidentRequest  # noqa: Y015
 
 @_typing.final
-class EndedRequest(_message.Message):
+class RequestEpoch(_message.Message):
+    """One epoch of a request: what a worker had or has."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     REQUEST_ID_FIELD_NUMBER: _builtins.int
@@ -247,7 +249,7 @@ class EndedRequest(_message.Message):
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___EndedRequest: _TypeAlias = EndedRequest  # noqa: Y015
+Global___RequestEpoch: _TypeAlias = RequestEpoch  # noqa: Y015
 
 @_typing.final
 class WorkerStatus(_message.Message):
@@ -263,7 +265,7 @@ class WorkerStatus(_message.Message):
     KV_CELLS_FIELD_NUMBER: _builtins.int
     KV_CELLS_RESERVED_FIELD_NUMBER: _builtins.int
     RESIDENTS_FIELD_NUMBER: _builtins.int
-    ENDED_FIELD_NUMBER: _builtins.int
+    FINISHED_FIELD_NUMBER: _builtins.int
     PREFILL_TOKENS_PER_S_FIELD_NUMBER: _builtins.int
     DECODE_TOKENS_PER_S_FIELD_NUMBER: _builtins.int
     HOST_FIELD_NUMBER: _builtins.int
@@ -299,7 +301,7 @@ class WorkerStatus(_message.Message):
     """Host memory that swapped sequences take, and may take."""
     swap_bytes: _builtins.int
     started_unix_ms: _builtins.int
-    """When this incarnation began, by the worker's clock: what an earlier one said may come late."""
+    """When this incarnation began, by the worker's clock: heartbeats of an earlier one may come late."""
     kv_cells_cached: _builtins.int
     """KV cells that cached prefixes alone fill: they are freed as soon as a request needs them."""
     kv_cells_shared: _builtins.int
@@ -312,8 +314,8 @@ class WorkerStatus(_message.Message):
     @_builtins.property
     def residents(self) -> _containers.RepeatedCompositeFieldContainer[Global___ResidentRequest]: ...
     @_builtins.property
-    def ended(self) -> _containers.RepeatedCompositeFieldContainer[Global___EndedRequest]:
-        """Ended in the last half minute: heals a lost event."""
+    def finished(self) -> _containers.RepeatedCompositeFieldContainer[Global___RequestEpoch]:
+        """Finished in the last half minute: heals a lost event."""
 
     def __init__(
         self,
@@ -326,7 +328,7 @@ class WorkerStatus(_message.Message):
         kv_cells: _builtins.int = ...,
         kv_cells_reserved: _builtins.int = ...,
         residents: _abc.Iterable[Global___ResidentRequest] | None = ...,
-        ended: _abc.Iterable[Global___EndedRequest] | None = ...,
+        finished: _abc.Iterable[Global___RequestEpoch] | None = ...,
         prefill_tokens_per_s: _builtins.float = ...,
         decode_tokens_per_s: _builtins.float = ...,
         host: _builtins.str = ...,
@@ -343,14 +345,14 @@ class WorkerStatus(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached_sequences", b"cached_sequences", "decode_tokens_per_s", b"decode_tokens_per_s", "ended", b"ended", "host", b"host", "incarnation", b"incarnation", "kv_cells", b"kv_cells", "kv_cells_cached", b"kv_cells_cached", "kv_cells_high_water", b"kv_cells_high_water", "kv_cells_reserved", b"kv_cells_reserved", "kv_cells_shared", b"kv_cells_shared", "kv_cells_used", b"kv_cells_used", "models", b"models", "pid", b"pid", "prefill_tokens_per_s", b"prefill_tokens_per_s", "residents", b"residents", "slots", b"slots", "started_unix_ms", b"started_unix_ms", "state", b"state", "swap_bytes", b"swap_bytes", "swap_bytes_used", b"swap_bytes_used", "term", b"term", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached_sequences", b"cached_sequences", "decode_tokens_per_s", b"decode_tokens_per_s", "finished", b"finished", "host", b"host", "incarnation", b"incarnation", "kv_cells", b"kv_cells", "kv_cells_cached", b"kv_cells_cached", "kv_cells_high_water", b"kv_cells_high_water", "kv_cells_reserved", b"kv_cells_reserved", "kv_cells_shared", b"kv_cells_shared", "kv_cells_used", b"kv_cells_used", "models", b"models", "pid", b"pid", "prefill_tokens_per_s", b"prefill_tokens_per_s", "residents", b"residents", "slots", b"slots", "started_unix_ms", b"started_unix_ms", "state", b"state", "swap_bytes", b"swap_bytes", "swap_bytes_used", b"swap_bytes_used", "term", b"term", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___WorkerStatus: _TypeAlias = WorkerStatus  # noqa: Y015
 
 @_typing.final
-class RequestEnded(_message.Message):
+class RequestFinished(_message.Message):
     """A request left the worker; its terminal chunk is already published."""
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -367,7 +369,7 @@ class RequestEnded(_message.Message):
     """stop, length, cancelled, or the reason of a failure."""
     tenant: _builtins.str
     time_to_first_token_ms: _builtins.float
-    """Since it was enqueued; 0 when it had none here."""
+    """Since it was enqueued; 0 if this worker did not sample its first token."""
     @_builtins.property
     def usage(self) -> _generation_pb2.Usage: ...
     def __init__(
@@ -386,7 +388,7 @@ class RequestEnded(_message.Message):
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___RequestEnded: _TypeAlias = RequestEnded  # noqa: Y015
+Global___RequestFinished: _TypeAlias = RequestFinished  # noqa: Y015
 
 @_typing.final
 class RequestYielded(_message.Message):
@@ -439,11 +441,11 @@ class EngineDied(_message.Message):
     MESSAGE_FIELD_NUMBER: _builtins.int
     message: _builtins.str
     @_builtins.property
-    def residents(self) -> _containers.RepeatedCompositeFieldContainer[Global___EndedRequest]: ...
+    def residents(self) -> _containers.RepeatedCompositeFieldContainer[Global___RequestEpoch]: ...
     def __init__(
         self,
         *,
-        residents: _abc.Iterable[Global___EndedRequest] | None = ...,
+        residents: _abc.Iterable[Global___RequestEpoch] | None = ...,
         message: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
@@ -462,11 +464,11 @@ class WorkerLeft(_message.Message):
 
     RESIDENTS_FIELD_NUMBER: _builtins.int
     @_builtins.property
-    def residents(self) -> _containers.RepeatedCompositeFieldContainer[Global___EndedRequest]: ...
+    def residents(self) -> _containers.RepeatedCompositeFieldContainer[Global___RequestEpoch]: ...
     def __init__(
         self,
         *,
-        residents: _abc.Iterable[Global___EndedRequest] | None = ...,
+        residents: _abc.Iterable[Global___RequestEpoch] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
@@ -478,7 +480,7 @@ Global___WorkerLeft: _TypeAlias = WorkerLeft  # noqa: Y015
 
 @_typing.final
 class WorkerDied(_message.Message):
-    """The worker's process is gone, and did not leave in order. Its witness reports it, a child that outlives it."""
+    """The worker's process died without WorkerLeft. Its witness reports it, a child that outlives it."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -499,7 +501,7 @@ class WorkerEvent(_message.Message):
 
     WORKER_ID_FIELD_NUMBER: _builtins.int
     INCARNATION_FIELD_NUMBER: _builtins.int
-    REQUEST_ENDED_FIELD_NUMBER: _builtins.int
+    REQUEST_FINISHED_FIELD_NUMBER: _builtins.int
     ENGINE_DIED_FIELD_NUMBER: _builtins.int
     WORKER_LEFT_FIELD_NUMBER: _builtins.int
     REQUEST_YIELDED_FIELD_NUMBER: _builtins.int
@@ -507,7 +509,7 @@ class WorkerEvent(_message.Message):
     worker_id: _builtins.str
     incarnation: _builtins.str
     @_builtins.property
-    def request_ended(self) -> Global___RequestEnded: ...
+    def request_finished(self) -> Global___RequestFinished: ...
     @_builtins.property
     def engine_died(self) -> Global___EngineDied: ...
     @_builtins.property
@@ -521,17 +523,17 @@ class WorkerEvent(_message.Message):
         *,
         worker_id: _builtins.str = ...,
         incarnation: _builtins.str = ...,
-        request_ended: Global___RequestEnded | None = ...,
+        request_finished: Global___RequestFinished | None = ...,
         engine_died: Global___EngineDied | None = ...,
         worker_left: Global___WorkerLeft | None = ...,
         request_yielded: Global___RequestYielded | None = ...,
         worker_died: Global___WorkerDied | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["engine_died", b"engine_died", "event", b"event", "request_ended", b"request_ended", "request_yielded", b"request_yielded", "worker_died", b"worker_died", "worker_left", b"worker_left"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["engine_died", b"engine_died", "event", b"event", "request_finished", b"request_finished", "request_yielded", b"request_yielded", "worker_died", b"worker_died", "worker_left", b"worker_left"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["engine_died", b"engine_died", "event", b"event", "incarnation", b"incarnation", "request_ended", b"request_ended", "request_yielded", b"request_yielded", "worker_died", b"worker_died", "worker_id", b"worker_id", "worker_left", b"worker_left"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["engine_died", b"engine_died", "event", b"event", "incarnation", b"incarnation", "request_finished", b"request_finished", "request_yielded", b"request_yielded", "worker_died", b"worker_died", "worker_id", b"worker_id", "worker_left", b"worker_left"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["request_ended", "engine_died", "worker_left", "request_yielded", "worker_died"]  # noqa: Y015
+    _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["request_finished", "engine_died", "worker_left", "request_yielded", "worker_died"]  # noqa: Y015
     _WhichOneofArgType_event: _TypeAlias = _typing.Literal["event", b"event"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_event) -> _WhichOneofReturnType_event | None: ...
 
@@ -724,13 +726,13 @@ class ReaderReply(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     WAS_FOUND_FIELD_NUMBER: _builtins.int
-    MAY_END_FIELD_NUMBER: _builtins.int
+    MAY_CANCEL_FIELD_NUMBER: _builtins.int
     ATTEMPT_ID_FIELD_NUMBER: _builtins.int
     RESUME_WINDOW_S_FIELD_NUMBER: _builtins.int
     was_found: _builtins.bool
     """The scheduler has the job."""
-    may_end: _builtins.bool
-    """The request has no reader left and no window: it may be cancelled."""
+    may_cancel: _builtins.bool
+    """The request has no reader left and no resume window."""
     attempt_id: _builtins.str
     """Of the job that was found."""
     resume_window_s: _builtins.int
@@ -738,13 +740,13 @@ class ReaderReply(_message.Message):
         self,
         *,
         was_found: _builtins.bool = ...,
-        may_end: _builtins.bool = ...,
+        may_cancel: _builtins.bool = ...,
         attempt_id: _builtins.str = ...,
         resume_window_s: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt_id", b"attempt_id", "may_end", b"may_end", "resume_window_s", b"resume_window_s", "was_found", b"was_found"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt_id", b"attempt_id", "may_cancel", b"may_cancel", "resume_window_s", b"resume_window_s", "was_found", b"was_found"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -812,7 +814,7 @@ Global___WorkerView: _TypeAlias = WorkerView  # noqa: Y015
 
 @_typing.final
 class Fairness(_message.Message):
-    """What the fairness controller goes by."""
+    """Settings of the fairness controller."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -820,11 +822,11 @@ class Fairness(_message.Message):
     HIGH_PRIORITY_THRESHOLD_FIELD_NUMBER: _builtins.int
     MAX_TIMESLICE_TOKENS_FIELD_NUMBER: _builtins.int
     enable_preemption: _builtins.bool
-    """Whether an urgent request that finds no place takes that of a less urgent one."""
+    """Whether an urgent request that finds no free slot preempts a less urgent one."""
     high_priority_threshold: _builtins.int
     """Requests of this priority and above preempt, and are never sliced."""
     max_timeslice_tokens: _builtins.int
-    """Others yield after so many tokens; 0 lets them run to the end."""
+    """Other requests yield after this many tokens; 0 lets them run to the end."""
     def __init__(
         self,
         *,
@@ -893,7 +895,7 @@ Global___GetFairness: _TypeAlias = GetFairness  # noqa: Y015
 
 @_typing.final
 class GetDrain(_message.Message):
-    """Asks how far a worker's draining is, and changes nothing."""
+    """Returns a worker's drain progress, and changes nothing."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -991,9 +993,9 @@ class DrainProgress(_message.Message):
     IS_DRAINED_FIELD_NUMBER: _builtins.int
     STATE_FIELD_NUMBER: _builtins.int
     residents: _builtins.int
-    """Requests it still has."""
+    """Requests that are still resident."""
     is_drained: _builtins.bool
-    """It has none and gets none: it may be stopped."""
+    """None is resident, and none will come: the worker may be stopped."""
     state: Global___WorkerState.ValueType
     def __init__(
         self,
@@ -1102,7 +1104,7 @@ class SchedulerStatus(_message.Message):
     """On workers, waiting to resume; not among `queued`."""
     policy: _builtins.str
     leader: _builtins.str
-    """Who leads, since which lease term."""
+    """The leader's id, and its lease term."""
     term: _builtins.int
     not_ready: _builtins.str
     """Why it cannot do its work, as its /readyz says it; empty while it can."""

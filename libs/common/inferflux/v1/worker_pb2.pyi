@@ -28,18 +28,18 @@ class _PhaseEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Phase.ValueType
     DESCRIPTOR: _descriptor.EnumDescriptor
     PHASE_UNSPECIFIED: _Phase.ValueType  # 0
     PHASE_PREFILL: _Phase.ValueType  # 1
-    """A prompt (and on a retry what was generated before) is computed."""
+    """Prefill the prompt, and on a retry the tokens generated before."""
     PHASE_DECODE: _Phase.ValueType  # 2
-    """A request that yielded, or was preempted, on this worker goes on where it stopped."""
+    """Resume a request that is resident on this worker."""
 
 class Phase(_Phase, metaclass=_PhaseEnumTypeWrapper):
     """What the items of a batch start with."""
 
 PHASE_UNSPECIFIED: Phase.ValueType  # 0
 PHASE_PREFILL: Phase.ValueType  # 1
-"""A prompt (and on a retry what was generated before) is computed."""
+"""Prefill the prompt, and on a retry the tokens generated before."""
 PHASE_DECODE: Phase.ValueType  # 2
-"""A request that yielded, or was preempted, on this worker goes on where it stopped."""
+"""Resume a request that is resident on this worker."""
 Global___Phase: _TypeAlias = Phase  # noqa: Y015
 
 class _RefusalReason:
@@ -61,7 +61,7 @@ class _RefusalReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Refusal
     REFUSAL_REASON_OLD_TERM: _RefusalReason.ValueType  # 7
     """Another scheduler leads since."""
     REFUSAL_REASON_NOT_RESIDENT: _RefusalReason.ValueType  # 8
-    """The request to resume is not resident: it has to be prefilled again."""
+    """The request to resume is not resident: it has to be recomputed."""
 
 class RefusalReason(_RefusalReason, metaclass=_RefusalReasonEnumTypeWrapper): ...
 
@@ -78,7 +78,7 @@ REFUSAL_REASON_CANCELLED: RefusalReason.ValueType  # 6
 REFUSAL_REASON_OLD_TERM: RefusalReason.ValueType  # 7
 """Another scheduler leads since."""
 REFUSAL_REASON_NOT_RESIDENT: RefusalReason.ValueType  # 8
-"""The request to resume is not resident: it has to be prefilled again."""
+"""The request to resume is not resident: it has to be recomputed."""
 Global___RefusalReason: _TypeAlias = RefusalReason  # noqa: Y015
 
 @_typing.final
@@ -88,16 +88,16 @@ class BatchItem(_message.Message):
     REQUEST_FIELD_NUMBER: _builtins.int
     SLOT_FIELD_NUMBER: _builtins.int
     TOKEN_BUDGET_FIELD_NUMBER: _builtins.int
-    RANK_FIELD_NUMBER: _builtins.int
+    URGENCY_KEY_FIELD_NUMBER: _builtins.int
     RUN_FIELD_NUMBER: _builtins.int
     slot: _builtins.int
     """A place to run, [0, slots). The latest assignment counts: another request that runs there is descheduled."""
     token_budget: _builtins.int
     """Timeslice: yield after this many new tokens; 0 means run to the end."""
-    rank: _builtins.float
-    """Lower is more urgent: prompts are computed in this order, and the highest is swapped out first."""
+    urgency_key: _builtins.float
+    """Lower is more urgent, the reverse of priority: prefills go in this order, evictions in the reverse."""
     run: _builtins.int
-    """Counts the runs of a request in its epoch: the first is 0. A worker ignores older ones than it has seen."""
+    """Counts the runs of a request in its epoch: the first is 0. A worker ignores runs older than the latest it received."""
     @_builtins.property
     def request(self) -> _scheduler_pb2.InferenceRequest:
         """In a decode batch only tenant, request_id, epoch and model are set: the worker has the rest."""
@@ -108,12 +108,12 @@ class BatchItem(_message.Message):
         request: _scheduler_pb2.InferenceRequest | None = ...,
         slot: _builtins.int = ...,
         token_budget: _builtins.int = ...,
-        rank: _builtins.float = ...,
+        urgency_key: _builtins.float = ...,
         run: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["request", b"request"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["rank", b"rank", "request", b"request", "run", b"run", "slot", b"slot", "token_budget", b"token_budget"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["request", b"request", "run", b"run", "slot", b"slot", "token_budget", b"token_budget", "urgency_key", b"urgency_key"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -151,7 +151,7 @@ Global___Deschedule: _TypeAlias = Deschedule  # noqa: Y015
 
 @_typing.final
 class RequestBatch(_message.Message):
-    """scheduler -> worker, request-reply. Who is descheduled comes first, then the items, most urgent first."""
+    """scheduler -> worker, request-reply. Requests are descheduled first, then the items start, most urgent first."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -251,7 +251,7 @@ Global___BatchAccepted: _TypeAlias = BatchAccepted  # noqa: Y015
 
 @_typing.final
 class DropRequest(_message.Message):
-    """Ends a request on this worker without a word to its readers (the scheduler gave it up)."""
+    """Cancels a request on this worker without a terminal chunk: the scheduler has requeued or finished it."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -312,7 +312,7 @@ Global___UndrainWorker: _TypeAlias = UndrainWorker  # noqa: Y015
 
 @_typing.final
 class LeaderNotice(_message.Message):
-    """A scheduler leads from now on: older terms are refused, and a heartbeat is wanted at once.
+    """A scheduler leads from now on: older terms are refused, and workers send a heartbeat at once.
     Published to inferflux.v1.scheduler.leader for every worker.
     """
 
@@ -322,7 +322,7 @@ class LeaderNotice(_message.Message):
     TERM_FIELD_NUMBER: _builtins.int
     MODELS_FIELD_NUMBER: _builtins.int
     partition: _builtins.str
-    """Of models; workers of others pass it over."""
+    """Of models; workers of other partitions ignore it."""
     term: _builtins.int
     @_builtins.property
     def models(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
@@ -353,7 +353,7 @@ class WorkerCommand(_message.Message):
     DESCHEDULE_FIELD_NUMBER: _builtins.int
     TERM_FIELD_NUMBER: _builtins.int
     term: _builtins.int
-    """As in RequestBatch: an older one is passed over."""
+    """As in RequestBatch: an older term is ignored."""
     @_builtins.property
     def drop(self) -> Global___DropRequest: ...
     @_builtins.property
@@ -362,7 +362,7 @@ class WorkerCommand(_message.Message):
     def undrain(self) -> Global___UndrainWorker: ...
     @_builtins.property
     def deschedule(self) -> Global___Deschedule:
-        """Repeated while heartbeats show that a request does not wait as it should."""
+        """Repeated while heartbeats show that the request still runs."""
 
     def __init__(
         self,

@@ -39,7 +39,7 @@ async def depart(
     if is_handed_over or left in (Left.KEPT, Left.UNSENT):
         return
     is_ours_to_end = window_s == 0 and bool(read.attempt_id)
-    if left is Left.MAY_END or is_ours_to_end:
+    if left is Left.MAY_CANCEL or is_ours_to_end:
         await canceller.abandon(read, may_be_underway=not has_received)
 
 

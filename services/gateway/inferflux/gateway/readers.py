@@ -69,7 +69,7 @@ class Left(Enum):
     # Others read the request, or its window runs.
     KEPT = auto()
     # It has neither.
-    MAY_END = auto()
+    MAY_CANCEL = auto()
     # There is no such job, or not yet.
     UNKNOWN = auto()
     # No scheduler leads, or it does not answer.
@@ -119,7 +119,7 @@ class ReaderReports:
             return Left.UNSENT if error.reason in _AWAY else Left.UNANSWERED
         if not reply.was_found:
             return Left.UNKNOWN
-        return Left.MAY_END if reply.may_end else Left.KEPT
+        return Left.MAY_CANCEL if reply.may_cancel else Left.KEPT
 
     async def _report(self) -> None:
         for batch in self.local.batches(_REPORTED_AT_ONCE):

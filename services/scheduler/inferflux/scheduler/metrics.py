@@ -12,7 +12,7 @@ from inferflux.common.metrics import PREFIX, REQUEST_BUCKETS_S, TIME_TO_FIRST_TO
 from .core.jobs import JobState
 from .core.scheduler import SchedulerCore
 
-_OUTCOMES = ("stop", "length", "cancelled", "ended", "duplicate")
+_OUTCOMES = ("stop", "length", "cancelled", "finished", "duplicate")
 _BATCH_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128)
 _TOKEN_BUCKETS = (16, 64, 256, 1024, 2048, 4096, 8192, 16384, 65536)
 _ANSWER_BUCKETS_S = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.5, 1.0, 2.0)
@@ -98,8 +98,8 @@ class SchedulerMetrics:
             "Resident requests that were resumed: `parked` in the KV cache, or `swapped` out of it.",
             ("residence",),
         )
-        self.turn_wait = histogram(
-            "fairness_turn_wait_seconds",
+        self.resume_wait = histogram(
+            "fairness_resume_wait_seconds",
             "Seconds from descheduling a request to resuming it on the same worker.",
             REQUEST_BUCKETS_S,
         )
@@ -111,8 +111,8 @@ class SchedulerMetrics:
             ("model", "priority"),
         )
         self.ended = counter(
-            "scheduler_requests_ended",
-            "Jobs that were acknowledged: `stop`, `length`, `cancelled`, `ended`, `duplicate` or `failed`.",
+            "scheduler_requests_finished",
+            "Jobs that were acknowledged: `stop`, `length`, `cancelled`, `finished`, `duplicate` or `failed`.",
             ("outcome",),
         )
         self.bad_messages = counter(

@@ -83,7 +83,7 @@ class Performer:
                     self._metrics.preemptions.inc()
                 case actions.Resumed():
                     self._metrics.resumes.labels(action.residence).inc()
-                    self._metrics.turn_wait.observe(max(0.0, action.waited_s))
+                    self._metrics.resume_wait.observe(max(0.0, action.waited_s))
                 case actions.CountTokens():
                     self._metrics.tokens.labels(action.priority).inc(action.tokens)
                 case actions.CountFirstToken():

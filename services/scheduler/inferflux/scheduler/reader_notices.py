@@ -71,7 +71,7 @@ def _tell(sink: ReaderSink, notice: scheduler_pb2.ReaderNotice) -> scheduler_pb2
                 reply.resume_window_s = job.request.resume_window_s
         case "left":
             attempt = _attempt(notice.left.request)
-            reply.was_found, reply.may_end = sink.on_reader_left(
+            reply.was_found, reply.may_cancel = sink.on_reader_left(
                 notice.gateway_id, attempt, is_handed_over=notice.left.is_handed_over
             )
     return reply

@@ -52,7 +52,7 @@ def fit(status: scheduler_pb2.SchedulerStatus, max_bytes: int) -> bytes:
     data = status.SerializeToString()
     if len(data) > max_bytes:
         for view in status.workers:
-            del view.slots[:], view.status.residents[:], view.status.ended[:]
+            del view.slots[:], view.status.residents[:], view.status.finished[:]
         data = status.SerializeToString()
     return data
 

@@ -36,7 +36,7 @@ def check_item(item: worker_pb2.BatchItem) -> None:
     if request.attempt_id:
         checks.check_token(request.attempt_id, "request.attempt_id")
     check_cache_scope(request.cache_scope, "request.cache_scope")
-    checks.check_finite(item.rank, "rank")
+    checks.check_finite(item.urgency_key, "urgency_key")
     checks.check_range(item.run, 0, MAX_EPOCH, "run")
     checks.check_range(item.token_budget, 0, checks.MAX_TOKENS, "token_budget")
 

@@ -22,10 +22,10 @@ class WorkerEvents:
         self._bus = bus
         self._state = state
 
-    async def finished(self, ended: engine_pb2.EngineEnded, resident: Resident) -> None:
+    async def finished(self, ended: engine_pb2.EngineFinished, resident: Resident) -> None:
         """A request has had its terminal chunk."""
         event = self._event()
-        report = event.request_ended
+        report = event.request_finished
         report.request_id = resident.request_id
         report.epoch = ended.epoch
         report.tenant = resident.tenant

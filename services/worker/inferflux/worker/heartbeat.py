@@ -51,7 +51,7 @@ class Heartbeat:
             started_unix_ms=state.started_unix_ms,
         )
         status.residents.extend(resident.to_message() for resident in model.residents.all())
-        status.ended.extend(r.identity() for r in model.residents.finished_lately(now)[-MAX_REQUESTS:])
+        status.finished.extend(r.identity() for r in model.residents.finished_lately(now)[-MAX_REQUESTS:])
         return status
 
     async def beat(self) -> None:

@@ -176,7 +176,7 @@ class ModelHost:
             epoch=resident.epoch,
             slot=item.slot,
             token_budget=item.token_budget,
-            rank=item.rank,
+            urgency_key=item.urgency_key,
             run=resident.run,
         )
         self._engine.send(engine_pb2.EngineCommand(resume=resume))
@@ -245,7 +245,7 @@ class ModelHost:
             if resident is not None and resident.is_descheduled_by(moved):
                 request_log.yielded(resident, moved.reason)
                 await self._shared.events.descheduled(moved, resident)
-        for ended in step.ended:
+        for ended in step.finished:
             resident = self.residents.finish(ended.key, ended.epoch, time.monotonic())
             if resident is not None:
                 request_log.finished(resident, ended)

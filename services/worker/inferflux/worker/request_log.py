@@ -35,7 +35,7 @@ def yielded(resident: Resident, reason: scheduler_pb2.YieldReason.ValueType) -> 
     log.debug("a request has yielded", reason=why, **_about(resident))
 
 
-def finished(resident: Resident, ended: engine_pb2.EngineEnded) -> None:
+def finished(resident: Resident, ended: engine_pb2.EngineFinished) -> None:
     """The engine is done with it."""
     tokens = ended.completion_tokens
     log.debug("a request has finished", outcome=ended.outcome, completion_tokens=tokens, **_about(resident))

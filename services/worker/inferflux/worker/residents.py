@@ -73,8 +73,8 @@ class Resident:
         """Whether the news ends a run. The scheduler is told of which."""
         return news.residence != scheduler_pb2.RESIDENCE_RUNNING
 
-    def identity(self) -> scheduler_pb2.EndedRequest:
-        return scheduler_pb2.EndedRequest(request_id=self.request_id, epoch=self.epoch, tenant=self.tenant)
+    def identity(self) -> scheduler_pb2.RequestEpoch:
+        return scheduler_pb2.RequestEpoch(request_id=self.request_id, epoch=self.epoch, tenant=self.tenant)
 
     def to_message(self) -> scheduler_pb2.ResidentRequest:
         return scheduler_pb2.ResidentRequest(

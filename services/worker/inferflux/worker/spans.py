@@ -70,7 +70,7 @@ class WorkerSpans:
             run = self._runs.get((moved.key, moved.epoch))
             if run is not None and moved.residence != scheduler_pb2.RESIDENCE_RUNNING:
                 run.span.event("yielded", _why(moved))
-        for ended in step.ended:
+        for ended in step.finished:
             self._finish(ended)
 
     def left(self, resident: Resident, outcome: str) -> None:
@@ -87,7 +87,7 @@ class WorkerSpans:
                 run.span.fail("engine_died", why)
             self.left(resident, "engine_died")
 
-    def _finish(self, ended: engine_pb2.EngineEnded) -> None:
+    def _finish(self, ended: engine_pb2.EngineFinished) -> None:
         run = self._runs.pop((ended.key, ended.epoch), None)
         if run is None:
             return

@@ -60,7 +60,7 @@ def add(batch: worker_pb2.RequestBatch, job: Job, assignment: Assignment, token_
     if assignment.slot is None:
         raise ValueError(f"{job.key} has no slot")
     item = batch.items.add(
-        slot=assignment.slot, token_budget=token_budget, rank=job.urgency_key, run=assignment.run
+        slot=assignment.slot, token_budget=token_budget, urgency_key=job.urgency_key, run=assignment.run
     )
     if batch.phase == worker_pb2.PHASE_DECODE:
         item.request.tenant, item.request.request_id = job.key

@@ -68,8 +68,8 @@ def check_event(event: scheduler_pb2.WorkerEvent) -> None:
     checks.check_token(event.worker_id, "worker_id")
     checks.check_token(event.incarnation, "incarnation")
     match event.WhichOneof("event"):
-        case "request_ended":
-            _check_ended(event.request_ended)
+        case "request_finished":
+            _check_ended(event.request_finished)
         case "request_yielded":
             _check_yielded(event.request_yielded)
         case "engine_died":
@@ -82,12 +82,12 @@ def check_event(event: scheduler_pb2.WorkerEvent) -> None:
             raise InvalidArgument("no event that is known here", field="event")
 
 
-def _check_ended(ended: scheduler_pb2.RequestEnded) -> None:
-    check_identity(ended.tenant, ended.request_id, ended.epoch, "request_ended")
-    checks.check_text(ended.outcome, _MAX_TEXT_BYTES, "request_ended.outcome")
-    checks.check_range(ended.usage.completion_tokens, 0, checks.MAX_TOKENS, "request_ended.usage")
+def _check_ended(ended: scheduler_pb2.RequestFinished) -> None:
+    check_identity(ended.tenant, ended.request_id, ended.epoch, "request_finished")
+    checks.check_text(ended.outcome, _MAX_TEXT_BYTES, "request_finished.outcome")
+    checks.check_range(ended.usage.completion_tokens, 0, checks.MAX_TOKENS, "request_finished.usage")
     first_ms = ended.time_to_first_token_ms
-    checks.check_range(first_ms, 0.0, math.inf, "request_ended.time_to_first_token_ms")
+    checks.check_range(first_ms, 0.0, math.inf, "request_finished.time_to_first_token_ms")
 
 
 def _check_yielded(yielded: scheduler_pb2.RequestYielded) -> None:

@@ -357,7 +357,7 @@ class WorkerSlots:
         self._take_status(status)
         reports = {RequestKey(r.tenant, r.request_id): r for r in status.residents}
         found = Reconciled()
-        found.ended = [(RequestKey(e.tenant, e.request_id), e.epoch) for e in status.ended]
+        found.ended = [(RequestKey(e.tenant, e.request_id), e.epoch) for e in status.finished]
         gone = set(found.ended)
         for assignment in self.assignments.values():
             if (assignment.key, assignment.epoch) in gone:

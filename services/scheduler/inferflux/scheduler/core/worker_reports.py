@@ -60,7 +60,7 @@ class WorkerReports:
         found = worker.reconcile(status, now, state.limits.mismatch_threshold)
         out: list[Action] = []
         for key, epoch in found.ended:
-            out += self._on_ended(worker.worker_id, key, epoch, "ended")
+            out += self._on_ended(worker.worker_id, key, epoch, "finished")
         for assignment in found.confirmed:
             out += state.accept(state.jobs[assignment.key], now)
         for assignment in found.vanished:
@@ -130,10 +130,10 @@ class WorkerReports:
     def on_event(self, event: scheduler_pb2.WorkerEvent, now: float) -> list[Action]:
         worker = self._state.table.get(event.worker_id, event.incarnation)
         match event.WhichOneof("event"):
-            case "request_ended":
-                ended = event.request_ended
+            case "request_finished":
+                ended = event.request_finished
                 key = RequestKey(ended.tenant, ended.request_id)
-                return self._on_request_ended(worker, event.worker_id, key, ended)
+                return self._on_request_finished(worker, event.worker_id, key, ended)
             case "request_yielded" if worker is not None:
                 return self._on_yielded(worker, event.request_yielded, now)
             case "engine_died" if worker is not None:
@@ -168,12 +168,12 @@ class WorkerReports:
             job.since_s = now
         return out + self._state.end_run(worker, job, reason, now)
 
-    def _on_request_ended(
+    def _on_request_finished(
         self,
         worker: WorkerSlots | None,
         worker_id: str,
         key: RequestKey,
-        ended: scheduler_pb2.RequestEnded,
+        ended: scheduler_pb2.RequestFinished,
     ) -> list[Action]:
         job = self._state.jobs.get(key)
         out: list[Action] = []
@@ -216,7 +216,7 @@ class WorkerReports:
             out += self._state.requeue(job, RequeueReason.ENGINE_DIED, now, blame=blame)
         return out
 
-    def _resident(self, worker: WorkerSlots, entry: scheduler_pb2.EndedRequest) -> Job | None:
+    def _resident(self, worker: WorkerSlots, entry: scheduler_pb2.RequestEpoch) -> Job | None:
         """The job of a request that a worker has; None if it is not there as far as is known here."""
         job = self._state.jobs.get(RequestKey(entry.tenant, entry.request_id))
         return job if job is not None and job.is_at(worker.worker_id, entry.epoch) else None

@@ -112,7 +112,7 @@ class Engine:
         sequence = self._sequences.get(command.key)
         if sequence is None or sequence.epoch != command.epoch:
             return
-        sequence.resume(run=command.run, rank=command.rank, token_budget=command.token_budget)
+        sequence.resume(run=command.run, urgency_key=command.urgency_key, token_budget=command.token_budget)
         self._schedule(sequence, command.slot)
 
     def take_report(self) -> engine_pb2.EngineReport | None:
@@ -412,7 +412,7 @@ class Engine:
     def _end(self, sequence: Sequence, chunk: tokens_pb2.TokenChunk, outcome: str) -> None:
         chunk.attempt_id = sequence.attempt_id
         self._emit(sequence, chunk)
-        self._report.ended.add(
+        self._report.finished.add(
             key=sequence.key,
             epoch=sequence.epoch,
             outcome=outcome,

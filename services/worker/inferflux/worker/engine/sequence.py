@@ -55,7 +55,7 @@ class Sequence:
     request_id: str
     epoch: int
     slot: int | None
-    rank: float
+    urgency_key: float
     arrival: int
     tokens: TokenArray
     prompt_tokens: int
@@ -89,7 +89,7 @@ class Sequence:
     @property
     def order(self) -> tuple[float, int]:
         """Lower is more urgent; no two are equal."""
-        return self.rank, self.arrival
+        return self.urgency_key, self.arrival
 
     @property
     def n_tokens(self) -> int:
@@ -124,10 +124,10 @@ class Sequence:
         """KV cells it fills."""
         return self.position if self.is_loaded else 0
 
-    def resume(self, *, run: int, rank: float, token_budget: int) -> None:
+    def resume(self, *, run: int, urgency_key: float, token_budget: int) -> None:
         """Go on, for `token_budget` new tokens; 0 for as many as it takes."""
         self.run = run
-        self.rank = rank
+        self.urgency_key = urgency_key
         self.yields_at = self.generated + token_budget if token_budget else 0
 
     def discard(self) -> None:
@@ -148,7 +148,7 @@ def sequence_of(
     """A sequence ready to prefill, its sampler and text brought up to the tokens already emitted.
 
     Args:
-        arrival: order among sequences of the same rank.
+        arrival: order among sequences of the same urgency key.
         now_s: monotonic clock. unix_s: wall clock.
         pieces: the vocabulary, for replaying text and for its end-of-generation tokens.
     """
@@ -171,7 +171,7 @@ def sequence_of(
         request_id=request.request_id,
         epoch=request.epoch,
         slot=None,
-        rank=item.rank,
+        urgency_key=item.urgency_key,
         arrival=arrival,
         tokens=tokens,
         prompt_tokens=n_prompt,
