@@ -112,7 +112,7 @@ class SchedulerMetrics:
         )
         self.ended = counter(
             "scheduler_requests_finished",
-            "Jobs that were acknowledged: `stop`, `length`, `cancelled`, `finished`, `duplicate` or `failed`.",
+            "Acknowledged jobs: `stop`, `length`, `cancelled`, `finished`, `duplicate` or `failed`.",
             ("outcome",),
         )
         self.bad_messages = counter(
