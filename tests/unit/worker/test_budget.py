@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 
 import pytest
@@ -83,6 +84,32 @@ def test_no_step_is_longer_than_the_limit_even_when_nothing_decodes() -> None:
     assert cpu(budget.mixed(0)) == pytest.approx(0.1, rel=0.1)
 
 
+@pytest.mark.parametrize("seed", range(5))
+def test_delays_that_every_step_has_do_not_cut_prompts_into_the_smallest_chunks(seed: int) -> None:
+    delays = random.Random(seed)
+
+    def on_busy_cores(n: int) -> float:
+        return 0.0006 + 0.00005 * n + delays.expovariate(1 / 0.3)
+
+    budget = StepBudget(2048, 5.0, 0.2)
+    for n in (16, 64, 16, 64):
+        budget.observe(n, 0, on_busy_cores(n))
+    for _ in range(150):
+        budget.observe(0, 8, on_busy_cores(8))
+    left, steps = 8 * 48, 0
+    while left > 0:
+        n = min(budget.mixed(0, n_waiting=8), left)
+        budget.observe(n, 0, on_busy_cores(n))
+        left, steps = left - n, steps + 1
+    assert steps <= 12  # 48 steps of the smallest chunk
+
+
+def test_where_the_fixed_part_alone_exceeds_the_limit_half_of_a_step_goes_into_tokens() -> None:
+    budget = settled(lambda n: 0.5 + 0.001 * n, limit_s=0.2)
+    assert budget.mixed(0) == pytest.approx(500, abs=5)
+    assert budget.mixed(4) == pytest.approx(500, abs=10)
+
+
 def test_it_follows_when_prefill_gets_dearer_with_depth() -> None:
     budget = settled(cpu)
     before = budget.mixed(4)
@@ -159,3 +186,28 @@ def test_the_line_is_found() -> None:
         line.observe(n, 0.01 + 0.002 * n)
     assert line.seconds_of(100) == pytest.approx(0.21)
     assert line.tokens_within(0.05) == pytest.approx(20, abs=1)
+
+
+def test_sizes_that_are_alike_leave_the_cost_of_a_token_as_it_was() -> None:
+    line = StepTime()
+    for n in (16, 64, 16, 64):
+        line.observe(n, 0.01 + 0.001 * n)
+    for delay_s in (0.0, 0.3):
+        for n in (8, 8, 8, 7, 3) * 40:
+            line.observe(n, delay_s + 0.01 + 0.001 * n)
+    assert line.seconds_of(108) - line.seconds_of(8) == pytest.approx(0.1, rel=0.2)
+    assert line.fixed_s == pytest.approx(0.31, rel=0.1)
+
+
+def test_no_token_costs_more_than_a_recent_step_took_for_each_of_its_tokens() -> None:
+    line = StepTime()
+    for n, seconds in ((16, 0.02), (64, 1.0), (64, 0.08)):
+        line.observe(n, seconds)
+    assert line.seconds_of(101) - line.seconds_of(1) <= 100 * 0.08 / 64 + 1e-9
+
+
+def test_a_step_that_costs_the_same_at_any_size_has_free_tokens() -> None:
+    line = StepTime()
+    for n in (16, 64, 16, *[8] * 200):
+        line.observe(n, 0.02)
+    assert line.tokens_within(0.03) >= 10**6

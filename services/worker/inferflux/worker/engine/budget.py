@@ -11,19 +11,29 @@ queue pressure, when many prefills wait and few sequences decode, the limit rise
 waste the fixed part of each. A step below the ITL floor is not cut further. A long prompt makes hundreds of
 gaps and decodes see the longest of them, so its steps aim lower. Nothing can be taken up or cancelled within
 a step, so none should be long: where nothing decodes, `limit_s` alone cuts prefills.
+
+The fixed part of a step grows where cores are busy: the engine's threads wait for each other, however few
+tokens there are. It may then exceed `limit_s` alone, and no chunk keeps that limit. So `limit_s` never cuts a
+step to less than twice its fixed part: half of a step's time goes into tokens.
 """
 
 from __future__ import annotations
 
+import math
+
 _SMOOTHING = 0.2
 _SMALLEST_CHUNK = 8
 _OUTLIER = 3.0
+# Sizes of steps are alike while their variance is below this, in tokens squared.
+_ALIKE = float(_SMALLEST_CHUNK**2)
 # Queue pressure begins where there is more than one waiting prefill for this many decodes.
 DECODES_PER_PREFILL = 4
 # A gap of so many seconds is not noticed.
 ITL_FLOOR_S = 0.015
 # A long prompt's steps aim at this part of the factor.
 LONG_PROMPT_PART = 1 / 2
+# `limit_s` cuts no step to less than this many times its fixed part.
+FIXED_PARTS = 2
 
 
 class StepBudget:
@@ -50,7 +60,7 @@ class StepBudget:
             n_waiting: sequences whose prompt is not finished.
             is_long: whether the first of these prompts is long.
         """
-        target_s = self._target_s(n_decoding, n_waiting, is_long)
+        target_s = self._target_s(n_decoding, n_waiting, is_long, self._mixed.fixed_s)
         wanted = self._mixed.tokens_within(target_s) - n_decoding
         return self._within_bounds(wanted, self._batch_tokens - n_decoding)
 
@@ -60,7 +70,7 @@ class StepBudget:
         Args:
             n_waiting, is_long: as for `mixed`.
         """
-        target_s = self._target_s(n_decoding, n_waiting, is_long)
+        target_s = self._target_s(n_decoding, n_waiting, is_long, self._prefill.fixed_s)
         if n_decoding:
             target_s -= self._decode_time(n_decoding)
         return self._within_bounds(self._prefill.tokens_within(target_s), self._batch_tokens)
@@ -82,13 +92,14 @@ class StepBudget:
             calm = min(seconds, known * _OUTLIER)
             self._decode_s[n_decoding] = known + _SMOOTHING * (calm - known)
 
-    def _target_s(self, n_decoding: int, n_waiting: int, is_long: bool) -> float:
+    def _target_s(self, n_decoding: int, n_waiting: int, is_long: bool, fixed_s: float) -> float:
+        limit_s = max(self._limit_s, FIXED_PARTS * fixed_s)
         if n_decoding == 0:
-            return self._limit_s
+            return limit_s
         queue_pressure = max(1.0, n_waiting * DECODES_PER_PREFILL / n_decoding)
         most = max(self._max_itl_factor * LONG_PROMPT_PART, 1.0) if is_long else self._max_itl_factor
         factor = 1.0 + (most - 1.0) * queue_pressure
-        return min(max(factor * self._decode_time(n_decoding), ITL_FLOOR_S), self._limit_s)
+        return min(max(factor * self._decode_time(n_decoding), ITL_FLOOR_S), limit_s)
 
     def _decode_time(self, n_decoding: int) -> float:
         """Seconds of a decode-only step of `n_decoding` sequences: measured, or as other sizes suggest."""
@@ -104,17 +115,27 @@ class StepTime:
     """Seconds of a step as a straight line over its tokens, fitted to recent steps by least squares.
 
     Older steps count less and less (by 3 % a step): a deeper context makes tokens dearer. A step that took
-    several times what was expected says that the machine was busy, not what a token costs.
+    several times what was expected says that the machine was busy, not what a token costs. Two rules keep
+    delays that last from being charged to tokens. Sizes that are alike cannot tell the fixed part from the
+    tokens: a token then costs what it did. And no token costs more than any recent step took per token.
     """
 
     _MEMORY = 0.97
 
     def __init__(self) -> None:
         self._weight = self._x = self._y = self._xx = self._xy = 0.0
+        self._per_token = 0.0
+        # Seconds of a step divided by its tokens: the least of recent steps.
+        self._most_per_token = math.inf
 
     @property
     def is_known(self) -> bool:
         return self._weight > 0.0
+
+    @property
+    def fixed_s(self) -> float:
+        """Seconds of a step of no tokens."""
+        return (self._y - self._per_token * self._x) / self._weight if self.is_known else 0.0
 
     def observe(self, tokens: int, seconds: float) -> None:
         if self.is_known:
@@ -125,24 +146,24 @@ class StepTime:
         self._y = self._y * keep + seconds
         self._xx = self._xx * keep + tokens * tokens
         self._xy = self._xy * keep + tokens * seconds
+        self._most_per_token = min(self._most_per_token / keep, seconds / tokens)
+        self._per_token = self._fitted()
 
     def seconds_of(self, tokens: int) -> float:
-        fixed, per_token = self._line()
-        return fixed + per_token * tokens
+        return self.fixed_s + self._per_token * tokens
 
     def tokens_within(self, seconds: float) -> int:
         """Tokens of a step that takes `seconds`; without bound where tokens cost nothing."""
-        fixed, per_token = self._line()
-        return int(min(max(seconds - fixed, 0.0) / max(per_token, 1e-9), 1e9))
+        return int(min(max(seconds - self.fixed_s, 0.0) / max(self._per_token, 1e-9), 1e9))
 
-    def _line(self) -> tuple[float, float]:
-        """(seconds of a step of no tokens, seconds per token), neither below zero."""
-        if not self.is_known:
-            return 0.0, 0.0
+    def _fitted(self) -> float:
+        """Seconds per token, not below zero and not more than leaves a fixed part of zero."""
         mean_x, mean_y = self._x / self._weight, self._y / self._weight
         spread = self._xx / self._weight - mean_x * mean_x
-        if spread < 1.0:
-            return 0.0, mean_y / mean_x
-        per_token = max((self._xy / self._weight - mean_x * mean_y) / spread, 0.0)
-        fixed = mean_y - per_token * mean_x
-        return (fixed, per_token) if fixed >= 0.0 else (0.0, mean_y / mean_x)
+        if self._weight == 1.0:
+            return mean_y / mean_x
+        if spread < _ALIKE:
+            found = self._per_token
+        else:
+            found = max((self._xy / self._weight - mean_x * mean_y) / spread, 0.0)
+        return min(found, self._most_per_token, mean_y / mean_x)
