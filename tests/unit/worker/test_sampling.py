@@ -13,11 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from inferflux.v1 import generation_pb2
+from inferflux.worker.engine import noise
 from inferflux.worker.engine.sampling import (
     BadLogits,
     Sampler,
     top_ids,
-    uniform,
 )
 
 NEUTRAL: dict[str, Any] = {
@@ -47,19 +47,6 @@ def frequencies(
     return Counter(chosen.choose(logits, i) for i in range(n))
 
 
-def test_uniform_is_even_and_repeatable() -> None:
-    draws = np.array([uniform(7, i) for i in range(20000)])
-    counts, _ = np.histogram(draws, bins=20, range=(0, 1))
-    assert draws.min() >= 0.0
-    assert draws.max() < 1.0
-    assert abs(counts - 1000).max() < 150
-    assert uniform(7, 3) == uniform(7, 3) != uniform(8, 3)
-
-
-def test_neighbouring_seeds_do_not_give_shifted_copies_of_each_other() -> None:
-    assert not {uniform(7, i) for i in range(100)} & {uniform(8, i) for i in range(100)}
-
-
 @given(
     st.lists(st.floats(-50, 50, width=32), min_size=1, max_size=2000),
     st.integers(1, 64),
@@ -75,6 +62,41 @@ def test_draws_follow_the_probabilities() -> None:
     counts = frequencies(sampler(), logits_of([0.5, 0.3, 0.2]))
     assert counts[0] / 4000 == pytest.approx(0.5, abs=0.04)
     assert counts[2] / 4000 == pytest.approx(0.2, abs=0.04)
+
+
+@pytest.mark.parametrize(
+    "filters", [{}, {"top_k": 30}, {"top_p": 0.9}, {"top_k": 50, "top_p": 0.9, "min_p": 0.01}]
+)
+def test_frequencies_follow_the_softmax_of_what_survives(filters: dict[str, Any]) -> None:
+    n, temperature = 6_000, 0.7
+    logits = np.random.default_rng(3).standard_normal(60).astype(np.float32) * np.float32(2)
+    counts = frequencies(sampler(temperature=temperature, **filters), logits, n)
+    survivors = sorted(surviving(logits, filters))
+    assert set(counts) <= set(survivors)
+    weights = np.exp(logits[survivors].astype(np.float64) / temperature)
+    expected = n * weights / weights.sum()
+    is_rare = expected < 5  # chi-square wants them as one
+    observed = np.array([counts[token] for token in survivors])
+    expected = np.append(expected[~is_rare], max(expected[is_rare].sum(), 1e-9))
+    observed = np.append(observed[~is_rare], observed[is_rare].sum())
+    chi_square = ((observed - expected) ** 2 / expected).sum()
+    freedom = len(expected) - 1
+    assert chi_square < freedom + 3.5 * math.sqrt(2 * freedom)
+
+
+def surviving(logits: np.ndarray[Any, np.dtype[np.float32]], filters: dict[str, Any]) -> set[int]:
+    """By the definitions of top-k, top-p and min-p, token by token."""
+    order = sorted(range(len(logits)), key=lambda token: -logits[token])[
+        : filters.get("top_k") or len(logits)
+    ]
+    weights = [math.exp(logits[token]) for token in order]
+    kept, reached = [], 0.0
+    for token, weight in zip(order, weights, strict=True):
+        if reached >= filters.get("top_p", 1.0):
+            break
+        kept.append(token)
+        reached += weight / sum(weights)
+    return {t for t in kept if logits[t] >= logits[order[0]] + math.log(filters.get("min_p") or 1e-300)}
 
 
 def test_temperature_sharpens() -> None:
@@ -168,6 +190,38 @@ def test_logit_bias_moves_a_token_and_leaves_the_row_as_it_was() -> None:
 def test_logits_that_are_not_finite_are_an_error_not_a_token(bad: list[float], temperature: float) -> None:
     with pytest.raises(BadLogits):
         sampler(temperature=temperature).choose(np.array(bad, np.float32), 0)
+
+
+def test_a_draw_does_not_depend_on_tokens_that_lose() -> None:
+    logits = np.random.default_rng(5).standard_normal(500).astype(np.float32) * np.float32(3)
+    for index in range(200):
+        chosen = sampler().choose(logits, index)
+        fewer = logits.copy()
+        fewer[(np.arange(500) + index) % 3 == 0] = -np.inf
+        fewer[chosen] = logits[chosen]
+        assert sampler().choose(fewer, index) == chosen
+
+
+def test_logits_that_differ_by_rounding_seldom_part_the_draws() -> None:
+    # Total variation is the least. Boundaries of a cumulative distribution move with every logit before them.
+    rng = np.random.default_rng(5)
+    logits = rng.standard_normal(2048).astype(np.float32) * np.float32(3)
+    other = logits + rng.standard_normal(2048).astype(np.float32) * np.float32(0.01)
+    weights = [np.exp(row - logits.max(), dtype=np.float64) for row in (logits, other)]
+    distance = np.abs(weights[0] / weights[0].sum() - weights[1] / weights[1].sum()).sum() / 2
+    parted = sum(sampler().choose(logits, i) != sampler().choose(other, i) for i in range(1500))
+    assert parted / 1500 < 3 * distance
+
+
+@pytest.mark.parametrize("temperature", [0.01, 0.3, 1.0, 4.0])
+def test_what_is_cut_before_the_draw_could_not_have_won(temperature: float) -> None:
+    logits = np.linspace(-90, 30, 30_000, dtype=np.float32)
+    np.random.default_rng(5).shuffle(logits)
+    every = np.arange(30_000)
+    for index in range(20):
+        state = noise.draw_states([noise.seed_state(9)], [index])
+        scores = logits.astype(np.float64) / temperature + noise.gumbel(state, every)
+        assert sampler(seed=9, temperature=temperature).choose(logits, index) == scores.argmax()
 
 
 @given(st.integers(0, 2**64 - 1), st.integers(0, 2**20))

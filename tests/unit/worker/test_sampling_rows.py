@@ -93,6 +93,16 @@ def test_many_draws_together_are_those_one_by_one() -> None:
         assert choose_tokens(logits, samplers, [index] * 64) == expected
 
 
+def test_a_draw_does_not_depend_on_the_other_rows() -> None:
+    settings = {"temperature": 1.0, "top_k": 40, "top_p": 0.95}
+    logits = logits_of(1, 8, 2048, "usual")
+    samplers = [sampler({**settings, "seed": seed}, []) for seed in range(8)]
+    together = choose_tokens(logits, samplers, list(range(8)))
+    order = [5, 0, 7, 2]
+    others = choose_tokens(logits[order], [samplers[i] for i in order], order)
+    assert others == [together[i] for i in order]
+
+
 @given(
     st.sampled_from(VOCABULARIES),
     st.sampled_from(["usual", "ties", "flat", "few"]),

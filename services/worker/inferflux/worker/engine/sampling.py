@@ -1,8 +1,8 @@
 """From a row of logits to a token id: what a request asks for, and the reference for `sampling_rows`.
 
 The order of the steps is llama.cpp's: logit bias, penalties, top-k, top-p, min-p, temperature, draw.
-The draw for token i uses a random number that is a function of (seed, i) alone, so a request gives
-the same tokens whatever ran beside it, and goes on the same after a retry.
+The draw of token i uses noise that is a function of (seed, i, token id) alone (`noise`). So a request's
+tokens do not depend on what ran beside it, and a retry continues them.
 """
 
 from __future__ import annotations
@@ -16,39 +16,19 @@ from numpy.typing import NDArray
 
 from inferflux.v1 import generation_pb2
 
+from . import noise
+
 Logits = NDArray[np.float32]
 Ids = NDArray[np.int64]
 
-_MASK = (1 << 64) - 1
 # Logits in one.
 _GROUP = 64
-# Below it a division could overflow; the most likely token is certain long before.
-LOWEST_TEMPERATURE = 1e-30
+# Candidates whose noise is computed at a time: they stay in the processor's cache.
+_BLOCK = 8192
 
 
 class BadLogits(Exception):
     """The model gave NaN or only minus infinity."""
-
-
-def uniform(seed: int, index: int) -> float:
-    """A number in [0, 1) that depends on (seed, index) alone.
-
-    SplitMix64 (Steele, Lea and Flood, "Fast splittable pseudorandom number generators", 2014), run
-    once over the seed and once over the index, 53 bits of it taken.
-    """
-    return (_splitmix((seed_state(seed) + index) & _MASK) >> 11) * 2.0**-53
-
-
-def seed_state(seed: int) -> int:
-    """What of a random number depends on the seed alone."""
-    return _splitmix(seed & _MASK)
-
-
-def _splitmix(state: int) -> int:
-    state = (state + 0x9E3779B97F4A7C15) & _MASK
-    state = ((state ^ (state >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
-    state = ((state ^ (state >> 27)) * 0x94D049BB133111EB) & _MASK
-    return state ^ (state >> 31)
 
 
 def top_ids(logits: Logits, k: int) -> Ids:
@@ -88,7 +68,7 @@ class Sampler:
         self.top_p = params.top_p
         self.log_min_p = np.float32(math.log(params.min_p) if params.min_p > 0.0 else -math.inf)
         self.seed = params.seed
-        self.seed_state = seed_state(params.seed)
+        self.seed_state = noise.seed_state(params.seed)
         self._penalties = _Penalties.of(params, history)
         self._bias_ids = np.fromiter(params.logit_bias.keys(), np.int64)
         self._bias = np.fromiter(params.logit_bias.values(), np.float32)
@@ -126,7 +106,7 @@ class Sampler:
         if self.is_greedy:
             return best
         ids = self._candidates(logits)
-        return _draw(ids, logits[ids], self.temperature, uniform(self.seed, index))
+        return _draw(ids, logits[ids], self.temperature, noise.draw_states([self.seed_state], [index]))
 
     def accept(self, token: int) -> None:
         """Tell the penalties that `token` was emitted."""
@@ -149,11 +129,27 @@ class Sampler:
         return ids
 
 
-def _draw(ids: Ids, logits: Logits, temperature: float, u: float) -> int:
-    scaled = (logits - logits.max()) / np.float32(max(temperature, LOWEST_TEMPERATURE))
-    cumulative = np.cumsum(np.exp(scaled), dtype=np.float64)
-    at = int(np.searchsorted(cumulative, u * cumulative[-1], side="right"))
-    return int(ids[min(at, ids.shape[0] - 1)])
+def _draw(ids: Ids, logits: Logits, temperature: float, state: noise.States) -> int:
+    """The id whose logit / temperature + noise is largest."""
+    best = logits.max()
+    # What is further below the best cannot win.
+    possible = np.flatnonzero(logits >= float(best) - temperature * noise.RANGE)
+    ids, logits = ids[possible], logits[possible]
+    winners = []
+    for first in range(0, ids.shape[0], _BLOCK):
+        block = slice(first, first + _BLOCK)
+        scores = scaled(logits[block], best, temperature) + noise.gumbel(state, ids[block])
+        at = int(scores.argmax())
+        winners.append((float(scores[at]), int(ids[first + at])))
+    return max(winners)[1]
+
+
+def scaled(
+    logits: Logits, best: Logits | np.float32, temperatures: NDArray[np.float64] | float
+) -> NDArray[np.float64]:
+    """How far `logits` are below the `best` of their row, divided by the temperature."""
+    below: NDArray[np.float64] = (logits.astype(np.float64) - best) / temperatures
+    return below
 
 
 def _softmax(logits: Logits) -> Logits:

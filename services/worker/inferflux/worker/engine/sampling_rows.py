@@ -13,7 +13,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from .sampling import LOWEST_TEMPERATURE, BadLogits, Ids, Logits, Sampler, top_ids
+from . import noise
+from .sampling import BadLogits, Ids, Logits, Sampler, scaled, top_ids
 
 BAD = -1
 """In place of a token id: the row has no finite choice."""
@@ -94,14 +95,13 @@ def _choose_of_top_k(
     logits: Logits, rows: list[int], k: int, samplers: list[Sampler], indices: list[int]
 ) -> list[int]:
     top = top_of_rows(logits, rows, k)
-    kept = _kept(top.logits, samplers)
-    temperatures = np.array([max(s.temperature, LOWEST_TEMPERATURE) for s in samplers], np.float32)
-    scaled = (top.logits - top.logits[:, :1]) / temperatures[:, None]
-    cumulative = np.cumsum(np.exp(scaled), axis=1, dtype=np.float64)
-    each = np.arange(len(rows))
-    targets = _uniforms([s.seed_state for s in samplers], indices) * cumulative[each, kept - 1]
-    at = np.minimum((cumulative <= targets[:, None]).sum(axis=1), kept - 1)
-    tokens: list[int] = np.where(top.is_finite, top.ids[each, at], BAD).tolist()
+    temperatures = np.array([s.temperature for s in samplers])
+    states = noise.draw_states([s.seed_state for s in samplers], indices)
+    scores = scaled(top.logits, top.logits[:, :1], temperatures[:, None])
+    scores += noise.gumbel(states[:, None], top.ids)
+    scores[np.arange(k) >= _kept(top.logits, samplers)[:, None]] = -np.inf
+    at = scores.argmax(axis=1)
+    tokens: list[int] = np.where(top.is_finite, top.ids[np.arange(len(rows)), at], BAD).tolist()
     return tokens
 
 
@@ -119,14 +119,6 @@ def _kept(logits: Logits, samplers: list[Sampler]) -> Ids:
     if (log_min_ps > -np.inf).any():
         kept = np.minimum(kept, (logits >= logits[:, :1] + log_min_ps[:, None]).sum(axis=1))
     return kept
-
-
-def _uniforms(seed_states: list[int], indices: list[int]) -> NDArray[np.float64]:
-    """`sampling.uniform` for many."""
-    state = np.array(seed_states, np.uint64) + np.array(indices, np.uint64) + np.uint64(0x9E3779B97F4A7C15)
-    state = (state ^ (state >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    state = (state ^ (state >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return ((state ^ (state >> np.uint64(31))) >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
 
 @dataclass(frozen=True, slots=True)

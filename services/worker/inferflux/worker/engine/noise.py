@@ -1,0 +1,49 @@
+"""Random numbers for drawing tokens: Gumbel noise that is a function of (seed, index, token id) alone.
+
+The token whose logit / temperature + noise is largest is a draw from the softmax of logits / temperature (the
+Gumbel-max trick). Logits that differ by rounding then give the same token unless the best two scores are
+as close as that: each token keeps its own noise, whatever the others' probabilities are.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+States = NDArray[np.uint64]
+
+_GAMMA = np.uint64(0x9E3779B97F4A7C15)
+_BITS = 52
+_SMALLEST_UNIFORM = 2.0 ** -(_BITS + 1)
+
+RANGE = -math.log(_SMALLEST_UNIFORM) + math.log(-math.log(_SMALLEST_UNIFORM)) + 0.1
+"""No two numbers of noise differ by more: 40.5."""
+
+
+def seed_state(seed: int) -> int:
+    """What of the noise depends on the seed alone."""
+    return int(_splitmix(np.array([seed], np.uint64))[0])
+
+
+def draw_states(seed_states: Sequence[int], indices: Sequence[int]) -> States:
+    """What of the noise depends on (seed, index): one for each pair."""
+    return _splitmix(np.array(seed_states, np.uint64) + np.array(indices, np.uint64))
+
+
+def gumbel(states: States, ids: NDArray[np.int64]) -> NDArray[np.float64]:
+    """The noise of these token ids; the shapes of both are broadcast."""
+    bits = _splitmix(states + ids.astype(np.uint64) * _GAMMA) >> np.uint64(64 - _BITS)
+    uniform = (bits.astype(np.float64) + 0.5) * 2.0**-_BITS  # neither 0 nor 1
+    noise: NDArray[np.float64] = -np.log(-np.log(uniform))
+    return noise
+
+
+def _splitmix(states: States) -> States:
+    """SplitMix64 (Steele, Lea and Flood, "Fast splittable pseudorandom number generators", 2014)."""
+    states = states + _GAMMA
+    states = (states ^ (states >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    states = (states ^ (states >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return states ^ (states >> np.uint64(31))
