@@ -117,9 +117,14 @@ class PolicyProcess:
         tenant: str = "acme",
         scopes: tuple[str, ...] = ("inference",),
         max_priority: int | None = None,
+        cache_scope: str = "",
     ) -> policy_pb2.CreateApiKeyResponse:
         request = policy_pb2.CreateApiKeyRequest(
-            tenant=tenant, name="test", scopes=scopes, max_priority=max_priority
+            tenant=tenant,
+            name="test",
+            scopes=scopes,
+            max_priority=max_priority,
+            cache_scope=cache_scope,
         )
         return await self.stub.CreateApiKey(request, metadata=bearer(admin), timeout=10)
 

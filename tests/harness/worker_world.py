@@ -10,7 +10,7 @@ import time
 import zlib
 from collections import Counter as RunCounter
 from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
@@ -166,6 +166,22 @@ class ScriptedEngine:
     async def stop(self) -> None: ...
 
 
+class CachedSequences:
+    """What the engine says it has cached, by entry."""
+
+    def __init__(self) -> None:
+        self.entries: dict[int, engine_pb2.CachedPrefix] = {}
+
+    def take_in(self, cached: Iterable[engine_pb2.CachedPrefix]) -> None:
+        for each in cached:
+            self.entries.pop(each.entry, None)
+            if each.token_ids:
+                self.entries[each.entry] = each
+
+    def clear(self) -> None:
+        self.entries.clear()
+
+
 def model_host(
     bus: object,
     *,
@@ -174,6 +190,7 @@ def model_host(
     emitter: Emitter | None = None,
     metrics: WorkerMetrics | None = None,
     on_change: Callable[[], Awaitable[None]] | None = None,
+    cached: CachedSequences | None = None,
 ) -> tuple[ModelHost, ScriptedEngine]:
     """A model without an engine process. What is not given is the model's own."""
     engine = ScriptedEngine()
@@ -184,6 +201,7 @@ def model_host(
         return made.residents.kept_chunks(0.0)
 
     metrics = metrics or WorkerMetrics(CollectorRegistry())
+    cached = cached or CachedSequences()
     made = ModelHost(
         ModelOptions(name, engine_pb2.EngineConfig(), load_limit_s=60.0, stuck_s=60.0),
         ModelFile(Path(name), f"digest of {name}", 1, "llama", name, CONTEXT, b""),
@@ -194,6 +212,7 @@ def model_host(
             WorkerSpans(OFF, "w"),
             on_change or nothing,
         ),
+        cached,
         make_engine=lambda _on_report, _on_death: engine,
     )
     return made, engine

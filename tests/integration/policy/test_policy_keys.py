@@ -40,6 +40,20 @@ async def test_a_key_has_the_ceiling_it_was_made_with_or_the_settings(running: R
         assert listed[made.api_key.key_id] == ceiling
 
 
+async def test_a_key_shares_cached_prefixes_with_its_tenant_alone_or_with_its_scope(running: Running) -> None:
+    plain = await running.policy.create_key(running.admin)
+    own = await running.policy.create_key(running.admin, cache_scope="tenant")
+    shared = await running.policy.create_key(running.admin, cache_scope="catalogue")
+    listed = {k.key_id: k.cache_scope for k in await running.policy.list_keys(running.admin)}
+    for made, shown, scope in (
+        (plain, "tenant", ""),
+        (own, "tenant", ""),
+        (shared, "catalogue", "catalogue"),
+    ):
+        assert made.api_key.cache_scope == listed[made.api_key.key_id] == shown
+        assert (await running.policy.admit(made.secret)).cache_scope == scope
+
+
 async def test_a_revoked_key_is_refused_by_the_very_next_call(running: Running) -> None:
     for _ in range(20):
         made = await running.policy.create_key(running.admin)
@@ -109,6 +123,7 @@ async def test_admit_names_the_field_that_is_wrong(
         ("scopes[1]", {"scopes": ["inference", "root"]}),
         ("max_priority", {"max_priority": 101}),
         ("max_priority", {"max_priority": -101}),
+        ("cache_scope", {"cache_scope": "a b"}),
     ],
 )
 async def test_a_key_that_cannot_be_made_leaves_nothing_behind(

@@ -34,7 +34,7 @@ from inferflux.gateway.streams import Streams
 from inferflux.gateway.submit import Submitter
 from inferflux.v1 import generation_pb2, inference_pb2, policy_pb2, scheduler_pb2
 
-ACME = Caller("acme", "key_1", max_priority=5)
+ACME = Caller("acme", "key_1", max_priority=5, cache_scope="catalogue")
 Message = inference_pb2.ChatMessage
 Params = generation_pb2.GenerationParams
 
@@ -139,6 +139,7 @@ async def test_an_answer_comes_from_the_workers_chunks_and_is_settled_once(stage
     job = await stage.backend.job("r1")
     assert (job.tenant, job.model, list(job.prompt_token_ids)) == ("acme", "demo", [2, 5])
     assert (job.priority, job.deadline_unix_ms) == (5, 123)  # the key's ceiling
+    assert job.cache_scope == "catalogue"  # the key's as well
     assert job.params.sampling.HasField("seed")
     await stage.backend.finish(job, n=3)
     assert await answer == [0, 1, 2]

@@ -61,11 +61,13 @@ def test_a_key_is_stored_by_its_sha256_and_named_after_it() -> None:
     scopes=st.sets(st.sampled_from(ALL_SCOPES), min_size=1),
     created=st.integers(min_value=0, max_value=2**53),
     ceiling=st.none() | st.integers(-100, 100),
+    cache_scope=st.sampled_from(["", "tenant", "catalogue"]),
 )
 def test_a_record_survives_being_written_and_read(
-    tenant: str, name: str, scopes: set[Scope], created: int, ceiling: int | None
+    tenant: str, name: str, scopes: set[Scope], created: int, ceiling: int | None, cache_scope: str
 ) -> None:
-    record = ApiKeyRecord("0f" * 32, tenant, name, tuple(s for s in Scope if s in scopes), created, ceiling)
+    granted = tuple(s for s in Scope if s in scopes)
+    record = ApiKeyRecord("0f" * 32, tenant, name, granted, created, ceiling, cache_scope)
     fields = {k.encode(): v.encode() for k, v in record.fields().items()}
     assert ApiKeyRecord.from_fields(record.digest, fields) == record
 
@@ -140,3 +142,18 @@ def test_no_scope_at_all_is_refused() -> None:
     with pytest.raises(InvalidArgument) as caught:
         keys.parse_scopes([])
     assert caught.value.field == "scopes"
+
+
+@pytest.mark.parametrize(
+    ("own", "default", "shared"),
+    [
+        ("", "tenant", ""),
+        ("", "all", "all"),
+        ("tenant", "all", ""),
+        ("catalogue", "all", "catalogue"),
+        ("catalogue", "tenant", "catalogue"),
+    ],
+)
+def test_a_keys_own_cache_scope_counts_before_the_deployments(own: str, default: str, shared: str) -> None:
+    record = ApiKeyRecord("0" * 64, "acme", "ci", (Scope.INFERENCE,), 1, cache_scope=own)
+    assert record.shared_scope(default) == shared

@@ -60,7 +60,17 @@ class ServiceSettings(BaseSettings):
         default="redis://127.0.0.1:6379/0",
         validation_alias="INFERFLUX_REDIS_URL",
         min_length=1,
-        description="Redis or Valkey. Used by policy alone so far",
+        description="Redis or Valkey: of policy, and of the "
+        "[prefix index](architecture.md#the-prefix-index), which workers and schedulers can do without. "
+        "Not used by gateways",
+    )
+    cache_block_tokens: int = Field(
+        default=16,
+        ge=1,
+        le=1024,
+        validation_alias="INFERFLUX_CACHE_BLOCK_TOKENS",
+        description="tokens of a block in the prefix index. Workers and schedulers need the same",
+        json_schema_extra=EXPERT,
     )
     metrics_listen: str = Field(
         default="127.0.0.1:0",

@@ -62,10 +62,13 @@ class AdmitResponse(_message.Message):
     KEY_ID_FIELD_NUMBER: _builtins.int
     SCOPES_FIELD_NUMBER: _builtins.int
     MAX_PRIORITY_FIELD_NUMBER: _builtins.int
+    CACHE_SCOPE_FIELD_NUMBER: _builtins.int
     tenant: _builtins.str
     key_id: _builtins.str
     max_priority: _builtins.int
     """The most urgent priority the key may give: higher ones are capped. Unset by a policy that knows none."""
+    cache_scope: _builtins.str
+    """InferenceRequest.cache_scope of its requests."""
     @_builtins.property
     def scopes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     def __init__(
@@ -75,10 +78,11 @@ class AdmitResponse(_message.Message):
         key_id: _builtins.str = ...,
         scopes: _abc.Iterable[_builtins.str] | None = ...,
         max_priority: _builtins.int | None = ...,
+        cache_scope: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_max_priority", b"_max_priority", "max_priority", b"max_priority"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_priority", b"_max_priority", "key_id", b"key_id", "max_priority", b"max_priority", "scopes", b"scopes", "tenant", b"tenant"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_priority", b"_max_priority", "cache_scope", b"cache_scope", "key_id", b"key_id", "max_priority", b"max_priority", "scopes", b"scopes", "tenant", b"tenant"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__max_priority: _TypeAlias = _typing.Literal["max_priority"]  # noqa: Y015
     _WhichOneofArgType__max_priority: _TypeAlias = _typing.Literal["_max_priority", b"_max_priority"]  # noqa: Y015
@@ -153,11 +157,14 @@ class ApiKey(_message.Message):
     SCOPES_FIELD_NUMBER: _builtins.int
     CREATED_AT_FIELD_NUMBER: _builtins.int
     MAX_PRIORITY_FIELD_NUMBER: _builtins.int
+    CACHE_SCOPE_FIELD_NUMBER: _builtins.int
     key_id: _builtins.str
     tenant: _builtins.str
     name: _builtins.str
     max_priority: _builtins.int
     """The key's ceiling; where the key has none of its own, the one that policy's settings give it now."""
+    cache_scope: _builtins.str
+    """As CreateApiKeyRequest has it; where the key has none of its own, the one that policy's settings give it now."""
     @_builtins.property
     def scopes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     @_builtins.property
@@ -171,10 +178,11 @@ class ApiKey(_message.Message):
         scopes: _abc.Iterable[_builtins.str] | None = ...,
         created_at: _timestamp_pb2.Timestamp | None = ...,
         max_priority: _builtins.int = ...,
+        cache_scope: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["created_at", b"created_at"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["created_at", b"created_at", "key_id", b"key_id", "max_priority", b"max_priority", "name", b"name", "scopes", b"scopes", "tenant", b"tenant"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache_scope", b"cache_scope", "created_at", b"created_at", "key_id", b"key_id", "max_priority", b"max_priority", "name", b"name", "scopes", b"scopes", "tenant", b"tenant"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -188,10 +196,15 @@ class CreateApiKeyRequest(_message.Message):
     NAME_FIELD_NUMBER: _builtins.int
     SCOPES_FIELD_NUMBER: _builtins.int
     MAX_PRIORITY_FIELD_NUMBER: _builtins.int
+    CACHE_SCOPE_FIELD_NUMBER: _builtins.int
     tenant: _builtins.str
     name: _builtins.str
     max_priority: _builtins.int
     """The most urgent priority its requests may have, -100 to 100. Unset: the ceiling of policy's settings."""
+    cache_scope: _builtins.str
+    """Whose cached prefixes its requests share: `tenant`, its own tenant's alone; any other name, those of all keys
+    with that name, of whichever tenant. Empty: as policy's settings say.
+    """
     @_builtins.property
     def scopes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """`inference`, `models`, `admin`."""
@@ -203,10 +216,11 @@ class CreateApiKeyRequest(_message.Message):
         name: _builtins.str = ...,
         scopes: _abc.Iterable[_builtins.str] | None = ...,
         max_priority: _builtins.int | None = ...,
+        cache_scope: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_max_priority", b"_max_priority", "max_priority", b"max_priority"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_priority", b"_max_priority", "max_priority", b"max_priority", "name", b"name", "scopes", b"scopes", "tenant", b"tenant"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_priority", b"_max_priority", "cache_scope", b"cache_scope", "max_priority", b"max_priority", "name", b"name", "scopes", b"scopes", "tenant", b"tenant"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__max_priority: _TypeAlias = _typing.Literal["max_priority"]  # noqa: Y015
     _WhichOneofArgType__max_priority: _TypeAlias = _typing.Literal["_max_priority", b"_max_priority"]  # noqa: Y015

@@ -78,6 +78,7 @@ class Admission:
             tenant=answer.tenant,
             key_id=answer.key_id,
             max_priority=answer.max_priority if answer.HasField("max_priority") else None,
+            cache_scope=answer.cache_scope,
         )
 
     async def settle(self, request: policy_pb2.SettleRequest) -> None:

@@ -192,6 +192,7 @@ class Pipeline:
             epoch=1,
             resume_window_s=request.resume_window_s,
             attempt_id=new_attempt_id(),
+            cache_scope=call.caller.cache_scope,
         )
         note_job(call.span, call.method, job, asked_priority=request.priority)
         await generation.submit(card, job, prompt_field=prompt.field)

@@ -35,6 +35,7 @@ async def serve(settings: PolicySettings, shutdown: Shutdown) -> None:
         metrics,
         settled_memory_s=settings.settled_memory_s,
         default_max_priority=settings.default_max_priority,
+        default_cache_scope=settings.cache_scope,
     )
     server = build_server(RULES, servicer.admit_call, options=[receive_limit(MAX_BODY_BYTES)])
     policy_pb2_grpc.add_PolicyServiceServicer_to_server(servicer, server.server)

@@ -16,11 +16,15 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from inferflux.common.api_key import PREFIX
+from inferflux.common.cache_scope import check_cache_scope
 from inferflux.common.checks import check_range
 from inferflux.common.errors import InvalidArgument
 from inferflux.common.priority import HIGHEST, LOWEST
 
 MAX_NAME_LENGTH = 128
+
+# The cache scope of a key whose requests share cached prefixes within their own tenant alone.
+OWN_TENANT = "tenant"
 
 _TENANT = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}")
 _KEY_ID = re.compile(r"key_[0-9a-f]{16}")
@@ -43,6 +47,7 @@ class ApiKeyRecord:
 
     Attributes:
         max_priority: the most urgent priority of its requests; None leaves the ceiling to the settings.
+        cache_scope: `OWN_TENANT`, or the name of a scope that tenants share; "" leaves it to the settings.
     """
 
     digest: str
@@ -51,6 +56,7 @@ class ApiKeyRecord:
     scopes: tuple[Scope, ...]
     created_unix_ms: int
     max_priority: int | None = None
+    cache_scope: str = ""
 
     @property
     def key_id(self) -> str:
@@ -68,12 +74,14 @@ class ApiKeyRecord:
         }
         if self.max_priority is not None:
             fields["max_priority"] = str(self.max_priority)
+        if self.cache_scope:
+            fields["cache_scope"] = self.cache_scope
         return fields
 
     @classmethod
     def from_fields(cls, digest: str, fields: Mapping[bytes, bytes]) -> ApiKeyRecord:
         """Read a Redis hash. A scope this version does not know grants nothing, and is left out. Keys of
-        earlier versions have no ceiling of their own."""
+        earlier versions have no ceiling and no cache scope of their own."""
         ceiling = fields.get(b"max_priority")
         return cls(
             digest=digest,
@@ -82,7 +90,17 @@ class ApiKeyRecord:
             scopes=tuple(s for s in Scope if s in fields[b"scopes"].decode().split()),
             created_unix_ms=int(fields[b"created_at"]),
             max_priority=None if ceiling is None else int(ceiling),
+            cache_scope=fields.get(b"cache_scope", b"").decode(),
         )
+
+    def shared_scope(self, default: str) -> str:
+        """The name of the cache scope that its requests share with other tenants; "" when they share nothing.
+
+        Args:
+            default: for a key without a cache scope of its own.
+        """
+        scope = self.cache_scope or default
+        return "" if scope == OWN_TENANT else scope
 
     def priority_ceiling(self, default: int) -> int:
         """The most urgent priority of its requests.
@@ -132,6 +150,11 @@ def parse_name(text: str, *, field: str = "name") -> str:
 def parse_max_priority(priority: int, *, field: str = "max_priority") -> int:
     check_range(priority, LOWEST, HIGHEST, field)
     return priority
+
+
+def parse_cache_scope(text: str, *, field: str = "cache_scope") -> str:
+    check_cache_scope(text, field)
+    return text
 
 
 def parse_scope(text: str, *, field: str = "scope") -> Scope:

@@ -39,12 +39,14 @@ class PolicyServicer(policy_pb2_grpc.PolicyServiceServicer):
         *,
         settled_memory_s: int,
         default_max_priority: int,
+        default_cache_scope: str,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._store = store
         self._metrics = metrics
         self._settled_memory_s = settled_memory_s
         self._default_max_priority = default_max_priority
+        self._default_cache_scope = default_cache_scope
         self._clock = clock
 
     async def Admit(self, request: policy_pb2.AdmitRequest, context: Context) -> policy_pb2.AdmitResponse:
@@ -58,6 +60,7 @@ class PolicyServicer(policy_pb2_grpc.PolicyServiceServicer):
             key_id=key.key_id,
             scopes=key.scopes,
             max_priority=key.priority_ceiling(self._default_max_priority),
+            cache_scope=key.shared_scope(self._default_cache_scope),
         )
 
     async def Settle(self, request: policy_pb2.SettleRequest, context: Context) -> policy_pb2.SettleResponse:
@@ -81,6 +84,7 @@ class PolicyServicer(policy_pb2_grpc.PolicyServiceServicer):
             max_priority=(
                 keys.parse_max_priority(request.max_priority) if request.HasField("max_priority") else None
             ),
+            cache_scope=keys.parse_cache_scope(request.cache_scope),
         )
         await self._store.add(record)
         log.info("API key created", key_id=record.key_id, tenant=record.tenant, by=admin.key_id)
@@ -120,6 +124,7 @@ class PolicyServicer(policy_pb2_grpc.PolicyServiceServicer):
             name=record.name,
             scopes=record.scopes,
             max_priority=record.priority_ceiling(self._default_max_priority),
+            cache_scope=record.cache_scope or self._default_cache_scope,
         )
         message.created_at.FromMilliseconds(record.created_unix_ms)
         return message

@@ -9,7 +9,9 @@ from pydantic_settings import SettingsConfigDict
 
 from inferflux.common.api_key import is_well_formed
 from inferflux.common.priority import HIGHEST, LOWEST
-from inferflux.common.settings import EXPERT, ServiceSettings
+from inferflux.common.settings import EXPERT, ServiceSettings, SubjectToken
+
+from .keys import OWN_TENANT
 
 
 def _well_formed(secret: SecretStr) -> SecretStr:
@@ -62,4 +64,10 @@ class PolicySettings(ServiceSettings):
         le=HIGHEST,
         description="the most urgent priority of keys without a [ceiling](policy.md#api-keys) of their own; "
         "higher ones are capped",
+    )
+    cache_scope: SubjectToken = Field(
+        default=OWN_TENANT,
+        description="whose cached prefixes requests share, for keys that do not say it: `tenant`, those of "
+        "their own tenant alone; any other name, those of all keys with that name: see "
+        "[cache scope](policy.md#cache-scope)",
     )

@@ -6,11 +6,15 @@ import asyncio
 import contextlib
 import time
 import uuid
+from functools import partial
+from typing import TYPE_CHECKING
 
-from inferflux.common import logs
+from inferflux.common import logs, store
 from inferflux.common.bus import Bus
 from inferflux.common.errors import Internal, InvalidArgument
 from inferflux.common.lifecycle import Shutdown
+from inferflux.common.prefixes.hashes import PrefixHasher
+from inferflux.common.prefixes.index import Holder
 from inferflux.common.probe import Probe
 from inferflux.common.tasks import cancel_all
 from inferflux.common.tracing import OFF, Tracer, open_tracer
@@ -24,10 +28,14 @@ from .intake import Intake
 from .metrics import WorkerMetrics
 from .model_file import ModelFile, ModelFileError, probe_model_file
 from .model_host import ModelHost, ModelOptions, Shared
+from .prefix_reports import PrefixReports
 from .settings import WorkerSettings
 from .spans import WorkerSpans
 from .witness import Oath, witness
 from .worker_state import WorkerState
+
+if TYPE_CHECKING:
+    from redis.asyncio import Redis
 
 log = logs.get("worker")
 
@@ -36,7 +44,13 @@ class Worker:
     """One worker: a model, and the worker's place on the bus."""
 
     def __init__(
-        self, settings: WorkerSettings, file: ModelFile, bus: Bus, probe: Probe, tracer: Tracer
+        self,
+        settings: WorkerSettings,
+        file: ModelFile,
+        bus: Bus,
+        redis: Redis,
+        probe: Probe,
+        tracer: Tracer,
     ) -> None:
         self._settings = settings
         self._file = file
@@ -47,13 +61,21 @@ class Worker:
         self._events = WorkerEvents(bus, self._state)
         self._emitter = Emitter(bus, self._kept_chunks)
         metrics = WorkerMetrics()
+        model_metrics = metrics.of(settings.served_name, flash_attention=settings.flash_attention)
+        self._cache_reports = PrefixReports(
+            redis,
+            Holder(settings.id, self._state.incarnation),
+            partial(PrefixHasher, model_digest=file.digest, block_tokens=settings.cache_block_tokens),
+            model_metrics,
+        )
         self._model = ModelHost(
             _model_options(settings),
             file,
-            metrics.of(settings.served_name, flash_attention=settings.flash_attention),
+            model_metrics,
             Shared(
                 self._emitter, self._events, WorkerSpans(tracer, settings.id), on_change=self._on_model_change
             ),
+            self._cache_reports,
         )
         self._heartbeat = Heartbeat(bus, self._state, self._model, settings.heartbeat_interval_s)
         self._intake = Intake(bus, self._state, self._model, self._heartbeat, metrics.bad)
@@ -75,7 +97,12 @@ class Worker:
         await self._intake.listen()
         own = {
             asyncio.create_task(work)
-            for work in (self._heartbeat.run(), self._model.run(), self._emitter.repeat_refused())
+            for work in (
+                self._heartbeat.run(),
+                self._model.run(),
+                self._emitter.repeat_refused(),
+                self._cache_reports.run(),
+            )
         }
         leaving = asyncio.create_task(shutdown.wait())
         try:
@@ -86,6 +113,7 @@ class Worker:
         finally:
             await self._model.stop()
             await cancel_all([*own, leaving])
+            await self._cache_reports.leave()
 
     async def _drain(self) -> None:
         """Let what runs finish within the limit, and tell the scheduler what is left."""
@@ -177,7 +205,8 @@ async def serve(settings: WorkerSettings, shutdown: Shutdown) -> None:
         bus = await Bus.connect(settings.nats_url, name=f"worker-{settings.id}")
         try:
             await bus.ensure_streams(settings.stream_limits)
-            await Worker(settings, file, bus, probe, tracer).run(shutdown)
+            async with contextlib.aclosing(store.connect(settings.redis_url)) as redis:
+                await Worker(settings, file, bus, redis, probe, tracer).run(shutdown)
         finally:
             await bus.close()
     finally:

@@ -65,6 +65,16 @@ class WorkerMetrics:
             "kind",
         )
         self.bad = BadMessages(bad)
+        self.index_blocks = gauge(
+            "prefix_index_blocks", "Token blocks that this worker has in the prefix index."
+        )
+        self.index_failures = counter(
+            "prefix_index_write_failures", "Writes to the prefix index that Redis did not answer."
+        )
+        self.index_losses = counter(
+            "prefix_index_rewrites",
+            "Times that the prefix index was not as this worker had left it, and was written anew.",
+        )
         self.flash_attention = gauge("flash_attention_enabled", "1 when flash attention is on, else 0.")
 
     def of(self, model: str, *, flash_attention: bool) -> ModelMetrics:
@@ -97,6 +107,9 @@ class ModelMetrics:
         self._step_time = worker.step_time.labels(model)
         self._deaths = worker.deaths.labels(model)
         self._stuck = worker.stuck.labels(model)
+        self._index_blocks = worker.index_blocks.labels(model)
+        self._index_failures = worker.index_failures.labels(model)
+        self._index_losses = worker.index_losses.labels(model)
 
     def observe(self, stats: engine_pb2.StepStats) -> None:
         """Take over the figures of one report."""
@@ -124,3 +137,15 @@ class ModelMetrics:
     def engine_was_stuck(self) -> None:
         """Count an engine that made no progress and is killed."""
         self._stuck.inc()
+
+    def index_written(self, blocks: int) -> None:
+        """The prefix index has these blocks of this worker now."""
+        self._index_blocks.set(blocks)
+
+    def index_failed(self) -> None:
+        """Redis did not answer a write to the prefix index."""
+        self._index_failures.inc()
+
+    def index_was_lost(self) -> None:
+        """The prefix index was not as this worker had left it."""
+        self._index_losses.inc()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -35,6 +35,13 @@ class EngineLink(Protocol):
     def kill(self, why: str) -> None: ...
     async def run(self) -> None: ...
     async def stop(self) -> None: ...
+
+
+class CacheReports(Protocol):
+    """Who is told what the engine has cached; `PrefixReports` is."""
+
+    def take_in(self, cached: Iterable[engine_pb2.CachedPrefix]) -> None: ...
+    def clear(self) -> None: ...
 
 
 MakeEngine = Callable[[ReportHandler, DeathHandler], EngineLink]
@@ -87,6 +94,7 @@ class ModelHost:
         file: ModelFile,
         metrics: ModelMetrics,
         shared: Shared,
+        cache_reports: CacheReports,
         *,
         make_engine: MakeEngine | None = None,
     ) -> None:
@@ -94,6 +102,7 @@ class ModelHost:
         self._file = file
         self._metrics = metrics
         self._shared = shared
+        self._cache_reports = cache_reports
         self.card = model_pb2.ModelCard(
             name=options.name,
             digest=file.digest,
@@ -250,6 +259,7 @@ class ModelHost:
             if resident is not None:
                 request_log.finished(resident, ended)
                 await self._shared.events.finished(ended, resident)
+        self._cache_reports.take_in(step.cached)
         self.stats = step.stats
         self.rates.observe(step.stats)
         self._metrics.observe(step.stats)
@@ -296,6 +306,7 @@ class ModelHost:
         self._metrics.engine_died()
         self.why_not_ready = why
         self.stats = engine_pb2.StepStats()
+        self._cache_reports.clear()
         lost = self.residents.clear()
         self._shared.spans.lost(lost, why)
         for resident in lost:

@@ -1,0 +1,185 @@
+"""Which changes of the index follow from what the engine reports of its cache."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import cast
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from inferflux.common.prefixes.hashes import PrefixHasher, packed
+from inferflux.common.prefixes.index import BLOCKS_AT_ONCE, Change, Tier
+from inferflux.v1 import engine_pb2
+from inferflux.worker.cached_prefixes import CachedPrefixes
+
+HASHER = PrefixHasher(bytes(32), model_digest="digest", block_tokens=2)
+DEVICE, HOST = engine_pb2.CACHE_TIER_DEVICE, engine_pb2.CACHE_TIER_HOST
+
+
+class Index:
+    """What Redis does with changes."""
+
+    def __init__(self) -> None:
+        self.version: int | None = None
+        self.blocks: dict[bytes, tuple[Tier, int]] = {}
+
+    def write(self, changes: Iterable[Change]) -> bool:
+        written = [self._write(change) for change in changes]
+        return all(written)
+
+    def _write(self, change: Change) -> bool:
+        assert len(change.removed) + len(change.added) <= BLOCKS_AT_ONCE
+        if change.version is None:
+            self.blocks.clear()
+        elif change.version != self.version:
+            return False
+        self.version = change.new_version
+        for gone in change.removed:
+            self.blocks.pop(gone, None)
+        self.blocks |= {block.hash: (block.tier, block.last_used_s) for block in change.added}
+        return True
+
+
+def cached(
+    entry: int, tokens: Iterable[int], tier: engine_pb2.CacheTier.ValueType = DEVICE
+) -> engine_pb2.CachedPrefix:
+    ids = packed(list(tokens))
+    return engine_pb2.CachedPrefix(entry=entry, token_ids=ids, cache_scope="tenant/acme", tier=tier)
+
+
+def hashes(tokens: Iterable[int]) -> list[bytes]:
+    return HASHER.of(packed(list(tokens)), "tenant/acme")
+
+
+def prefixes() -> CachedPrefixes:
+    return CachedPrefixes(HASHER.of)
+
+
+def test_a_block_that_two_sequences_share_goes_with_the_last() -> None:
+    made, index = prefixes(), Index()
+    made.report(cached(1, [1, 2, 3, 4]), 10)
+    made.report(cached(2, [1, 2, 5, 6]), 11)
+    made.report(cached(1, []), 12)
+    assert index.write(made.take_changes())
+    assert set(index.blocks) == set(hashes([1, 2, 5, 6]))
+    made.report(cached(2, []), 13)
+    assert index.write(made.take_changes())
+    assert index.blocks == {}
+    assert not made.has_changes
+
+
+def test_a_shared_block_is_where_it_is_nearest() -> None:
+    made, index = prefixes(), Index()
+    made.report(cached(1, [1, 2], HOST), 10)
+    made.report(cached(2, [1, 2], DEVICE), 11)
+    index.write(made.take_changes())
+    assert index.blocks[hashes([1, 2])[0]][0] is Tier.DEVICE
+    made.report(cached(2, []), 12)
+    index.write(made.take_changes())
+    assert index.blocks[hashes([1, 2])[0]][0] is Tier.HOST
+
+
+def test_a_tier_that_this_version_does_not_know_counts_as_the_farthest() -> None:
+    made, index = prefixes(), Index()
+    message = cached(1, [1, 2])
+    message.tier = cast("engine_pb2.CacheTier.ValueType", 77)
+    made.report(message, 10)
+    index.write(made.take_changes())
+    assert index.blocks[hashes([1, 2])[0]][0] is Tier.DISK
+
+
+def test_a_sequence_that_is_used_again_says_when() -> None:
+    made, index = prefixes(), Index()
+    made.report(cached(1, [1, 2, 3, 4]), 10)
+    index.write(made.take_changes())
+    made.report(cached(1, [1, 2, 3, 4]), 20)
+    changes = list(made.take_changes())
+    assert [len(change.added) for change in changes] == [1]
+    index.write(changes)
+    assert index.blocks[hashes([1, 2, 3, 4])[-1]] == (Tier.DEVICE, 20)
+
+
+def test_after_the_engine_died_nothing_is_left_in_the_index() -> None:
+    made, index = prefixes(), Index()
+    assert not made.has_changes
+    made.report(cached(1, [1, 2, 3, 4]), 10)
+    index.write(made.take_changes())
+    made.clear()
+    assert made.has_changes
+    assert index.write(made.take_changes())
+    assert index.blocks == {}
+    assert not made.has_changes
+
+
+def test_many_blocks_are_written_in_several_changes_that_build_upon_each_other() -> None:
+    made, index = prefixes(), Index()
+    made.report(cached(1, range(5 * BLOCKS_AT_ONCE)), 10)
+    changes = list(made.take_changes())
+    assert len(changes) == 3
+    assert [change.version for change in changes] == [None, 1, 2]
+    assert index.write(changes)
+    assert len(index.blocks) == len(made) == 5 * BLOCKS_AT_ONCE // 2
+
+
+def test_an_index_that_lost_its_part_gets_it_back() -> None:
+    made, index = prefixes(), Index()
+    made.report(cached(1, [1, 2, 3, 4]), 10)
+    index.write(made.take_changes())
+    empty = Index()
+    assert not empty.write([made.renewal()])
+    made.begin_anew()
+    assert empty.write(made.take_changes())
+    assert empty.blocks == index.blocks
+
+
+def test_what_comes_while_changes_are_written_is_not_lost() -> None:
+    made, index = prefixes(), Index()
+    made.report(cached(1, range(4 * BLOCKS_AT_ONCE)), 10)
+    changes = made.take_changes()
+    assert index.write([next(changes)])
+    made.report(cached(1, []), 11)
+    made.report(cached(2, [7, 8]), 11)
+    assert index.write(changes)
+    assert made.has_changes
+    assert index.write(made.take_changes())
+    assert set(index.blocks) == set(hashes([7, 8]))
+
+
+EVENT = st.tuples(
+    st.integers(0, 3), st.lists(st.integers(0, 1), max_size=12), st.sampled_from([DEVICE, HOST])
+)
+STEP = st.one_of(EVENT, st.sampled_from(["write", "lost answer", "server emptied", "engine died"]))
+
+
+@given(st.lists(STEP, max_size=40))
+def test_the_index_comes_to_hold_what_is_cached_whatever_happens(steps: list[object]) -> None:
+    made, index = prefixes(), Index()
+    entries: dict[int, tuple[list[bytes], Tier]] = {}
+    for step in steps:
+        match step:
+            case (int(entry), list(tokens), int(tier)):
+                made.report(cached(entry, tokens, DEVICE if tier == DEVICE else HOST), 10)
+                entries.pop(entry, None)
+                if len(tokens) >= 2:
+                    entries[entry] = hashes(tokens), Tier.DEVICE if tier == DEVICE else Tier.HOST
+            case "write":
+                if not index.write(made.take_changes()):
+                    made.begin_anew()
+            case "lost answer":
+                index.write(made.take_changes())
+                made.begin_anew()
+            case "server emptied":
+                index = Index()
+            case "engine died":
+                made.clear()
+                entries.clear()
+    if made.is_written and not index.write([made.renewal()]):
+        made.begin_anew()
+    assert index.write(made.take_changes() if made.has_changes else [])
+    expected: dict[bytes, Tier] = {}
+    for held, tier in entries.values():
+        for each in held:
+            expected[each] = min(tier, expected.get(each, tier))
+    assert {each: tier for each, (tier, _) in index.blocks.items()} == expected
+    assert len(made) == len(expected)
