@@ -133,3 +133,12 @@ def test_each_row_gets_as_many_log_probabilities_as_it_wants() -> None:
     found = log_probabilities(logits, [0, 2, 3], [1, 1, 1], [0, 200, 5])
     assert [len(row.top) for row in found] == [0, 129, 5]
     assert sum(np.exp([logprob for _, logprob in found[1].top])) == pytest.approx(1.0, abs=1e-5)
+
+
+@pytest.mark.parametrize("vocabulary", [7, 2048, 70_000])
+def test_log_probabilities_do_not_depend_on_the_other_rows(vocabulary: int) -> None:
+    logits = logits_of(1, 40, vocabulary, "usual")
+    rows, chosen = list(range(40)), [row % 7 for row in range(40)]
+    together = log_probabilities(logits, rows, chosen, [3] * 40)
+    for row in (0, 17, 39):
+        assert log_probabilities(logits, [row], [chosen[row]], [3]) == [together[row]]

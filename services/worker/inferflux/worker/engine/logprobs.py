@@ -11,6 +11,9 @@ from numpy.typing import NDArray
 from .sampling import Logits
 from .sampling_rows import top_of_rows
 
+# Logits whose exponentials are computed at a time: they stay in the processor's cache.
+_BLOCK = 1 << 16
+
 
 @dataclass(frozen=True, slots=True)
 class Logprobs:
@@ -38,7 +41,7 @@ def log_probabilities(
         return []
     of = np.fromiter(rows, np.int64, len(rows))
     top = top_of_rows(logits, rows, min(max(1, *n_top), logits.shape[1]))
-    totals = _log_sums(logits, rows, top.logits[:, 0])
+    totals = _log_sums(logits, of, top.logits[:, 0])
     of_chosen = (logits[of, np.fromiter(chosen, np.int64, len(rows))] - totals).tolist()
     of_top = (top.logits - totals[:, None]).tolist()
     ids = top.ids.tolist()
@@ -47,13 +50,15 @@ def log_probabilities(
     ]
 
 
-def _log_sums(logits: Logits, rows: Sequence[int], peaks: Logits) -> NDArray[np.float64]:
+def _log_sums(logits: Logits, rows: NDArray[np.int64], peaks: Logits) -> NDArray[np.float64]:
     """ln(sum(exp(row))) of each of these rows; `peaks` are their largest logits."""
-    sums = np.empty(len(rows))
-    scratch = np.empty(logits.shape[1], np.float32)
-    for i, row in enumerate(rows):
-        np.subtract(logits[row], peaks[i], out=scratch)
-        np.exp(scratch, out=scratch)
-        sums[i] = scratch.sum()
+    sums = np.empty(rows.shape[0])
+    at_a_time = max(_BLOCK // logits.shape[1], 1)
+    for first in range(0, rows.shape[0], at_a_time):
+        block = slice(first, first + at_a_time)
+        weights = logits[rows[block]]
+        weights -= peaks[block, None]
+        np.exp(weights, out=weights)
+        sums[block] = weights.sum(axis=1)
     result: NDArray[np.float64] = np.log(sums) + peaks
     return result
