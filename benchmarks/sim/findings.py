@@ -159,6 +159,7 @@ class Findings:
                 f"{one.urgent_ratio:.2f}",
                 f"{one.waits['0']['p50']:.1f}",
                 f"{one.ordinary_part:.3f}",
+                f"{one.ordinary_ratio:.3f}",
                 f"{one.tokens_per_s:.0f}",
             )
             for one in self.overloads
@@ -171,6 +172,7 @@ class Findings:
             "p50 ÷ alone",
             "others p50 s",
             "others' part of the service",
+            "others ÷ no preemption",
             "tokens/s in all",
         )
         return Grid("Minutes at 200 % load, preemption on", columns, rows)

@@ -306,7 +306,7 @@ class Overload:
 
     Waits are to the first token, of those that came in the second half of that time. `urgent_ratio` is the
     median of the urgent ones ÷ that of an urgent request alone. `ordinary_part` is what part of the service
-    the others were given, in the second half.
+    the others were given, in the second half; `ordinary_ratio` is their service ÷ that without preemption.
     """
 
     urgent: float
@@ -314,6 +314,7 @@ class Overload:
     waits: dict[str, Waits]
     urgent_ratio: float
     ordinary_part: float
+    ordinary_ratio: float
     tokens_per_s: float
 
 
@@ -322,17 +323,11 @@ URGENT_PARTS = (0.1, 0.9)
 
 
 def lasting_overload(urgent: float, share: float, scope: Scope) -> Overload:
-    settings = FairnessSettings(enable_preemption=True)
-    setup = Setup(model=SMALL, fairness=settings, ordinary_share=share)
-    classes = (Class(ORDINARY, 1 - urgent), Class(URGENT, urgent))
-    duration_s = _OVERLOAD_LASTS * scope.duration_s
-    traffic = Traffic(_rate(setup, 2.0, classes), duration_s, scope.arrivals, classes=classes)
-    arrivals = arrive(traffic, scope.random(f"overload {urgent}"), start_s=START_S)
-    world = World(setup, arrivals, group=lambda arrival: str(arrival.priority)).run()
-    half_s, end_s = START_S + duration_s / 2, START_S + duration_s
+    world, served = _overloaded(urgent, share, scope, is_preempting=True)
+    _, without = _overloaded(urgent, share, scope, is_preempting=False)
+    half_s = START_S + _OVERLOAD_LASTS * scope.duration_s / 2
     found = waits_by_class([a for a in world.requests.values() if a.at_s >= half_s])
-    served = [span.tokens for span in world.served if half_s <= span.at_s <= end_s]
-    ordinary = sum(tokens.get(str(ORDINARY), 0.0) for tokens in served)
+    settings = FairnessSettings(enable_preemption=True)
     alone_s = statistics.median(
         _urgent_first_token_s(settings, 0, scope.random(f"urgent {draw}")) for draw in range(9)
     )
@@ -341,9 +336,27 @@ def lasting_overload(urgent: float, share: float, scope: Scope) -> Overload:
         share=share,
         waits=found,
         urgent_ratio=found[str(URGENT)]["p50"] / alone_s,
-        ordinary_part=ordinary / sum(sum(tokens.values()) for tokens in served),
+        ordinary_part=served[str(ORDINARY)] / sum(served.values()),
+        ordinary_ratio=served[str(ORDINARY)] / without[str(ORDINARY)],
         tokens_per_s=_tokens_per_s(world),
     )
+
+
+def _overloaded(
+    urgent: float, share: float, scope: Scope, *, is_preempting: bool
+) -> tuple[World, dict[str, float]]:
+    """Returns the world, and what each priority was served in the second half."""
+    settings = FairnessSettings(enable_preemption=is_preempting)
+    setup = Setup(model=SMALL, fairness=settings, ordinary_share=share)
+    classes = (Class(ORDINARY, 1 - urgent), Class(URGENT, urgent))
+    duration_s = _OVERLOAD_LASTS * scope.duration_s
+    traffic = Traffic(_rate(setup, 2.0, classes), duration_s, scope.arrivals, classes=classes)
+    arrivals = arrive(traffic, scope.random(f"overload {urgent}"), start_s=START_S)
+    world = World(setup, arrivals, group=lambda arrival: str(arrival.priority)).run()
+    half_s, end_s = START_S + duration_s / 2, START_S + duration_s
+    spans = [span.tokens for span in world.served if half_s <= span.at_s <= end_s]
+    served = {str(kind.priority): sum(s.get(str(kind.priority), 0.0) for s in spans) for kind in classes}
+    return world, served
 
 
 # Helpers

@@ -183,6 +183,7 @@ class World:
         self.log: dict[RequestKey, list[tokens_pb2.TokenChunk]] = {}
         self.clients: dict[RequestKey, list[tokens_pb2.TokenChunk]] = {}
         self.requests: dict[RequestKey, scheduler_pb2.InferenceRequest] = {}
+        self.probed: list[str] = []
         self.commands: list[tuple[str, worker_pb2.WorkerCommand]] = []
         self.holds = 0
         # Whether a running request kills its engine in this step, with so many running.
@@ -305,6 +306,8 @@ class World:
             case actions.Dispatch():
                 self.in_flight[action.batch.batch_id] = action.worker_id
                 self.tell(lambda: self._deliver_batch(action))
+            case actions.Probe():
+                self.tell(lambda: self._deliver_probe(action))
             case actions.ReadReplay():
                 emitted = assemble(self.log[action.key])
                 core = self.core
@@ -343,6 +346,12 @@ class World:
         answer = worker.on_batch(batch)
         self.tell(lambda: self._deliver_answer(core, answer))
         return []
+
+    def _deliver_probe(self, action: actions.Probe) -> list[actions.Action]:
+        self.probed.append(action.worker_id)
+        if action.worker_id in self.workers:
+            return []
+        return self.core.on_probe_unanswered(action.worker_id, action.incarnation, is_gone=True, now=self.now)
 
     def _deliver_answer(self, core: SchedulerCore, answer: worker_pb2.BatchAccepted) -> list[actions.Action]:
         if core is not self.core:

@@ -43,6 +43,7 @@ class ScriptedWorker:
     async def start(self, interval_s: float = 0.3) -> None:
         self._subscriptions = [
             await self.bus.serve(subjects.worker_batch(self.worker_id), self._on_batch),
+            await self.bus.serve(subjects.worker_probe(self.worker_id), self._on_probe),
             await self.bus.serve(subjects.worker_command(self.worker_id), self._on_command),
             await self.bus.serve(subjects.CANCEL_ALL, self._on_cancel),
             await self.bus.serve(subjects.SCHEDULER_LEADER, self._on_leader),
@@ -159,6 +160,9 @@ class ScriptedWorker:
         notice = worker_pb2.LeaderNotice.FromString(message.data)
         self.term = max(self.term, notice.term)
         await self._beat()
+
+    async def _on_probe(self, message: Message) -> None:
+        await message.respond(b"")
 
     async def _on_batch(self, message: Message) -> None:
         batch = worker_pb2.RequestBatch.FromString(message.data)

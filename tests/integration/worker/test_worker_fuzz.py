@@ -106,6 +106,9 @@ class Answers:
     def on_batch_answer(self, answer: worker_pb2.BatchAccepted) -> None:
         raise AssertionError(f"it was answered: {answer}")
 
+    def on_probe_unanswered(self, worker_id: str, incarnation: str, *, is_gone: bool) -> None:
+        raise AssertionError(f"{worker_id} was not probed: {incarnation}, {is_gone}")
+
     def on_batch_unanswered(self, batch_id: str, *, is_delivered: bool, is_gone: bool = False) -> None:
         assert not is_gone
         self.unanswered.append((batch_id, is_delivered))

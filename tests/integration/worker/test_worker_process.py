@@ -220,9 +220,14 @@ async def test_a_batch_for_another_incarnation_or_model_is_refused(worker: Worke
     assert [r.reason for r in other.refused] == [worker_pb2.REFUSAL_REASON_UNKNOWN_MODEL]
 
 
+async def test_it_answers_probes(worker: WorkerProcess) -> None:
+    assert await worker.bus.request(subjects.worker_probe("shared"), b"", timeout_s=30) == b""
+
+
 async def test_garbage_on_its_subjects_does_not_disturb_it(worker: WorkerProcess) -> None:
     for subject in (
         subjects.worker_batch("shared"),
+        subjects.worker_probe("shared"),
         subjects.worker_command("shared"),
         subjects.cancel("t", "x"),
     ):

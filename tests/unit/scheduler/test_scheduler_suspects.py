@@ -176,7 +176,7 @@ def test_a_suspect_that_stops_before_it_is_cleared_is_placed_anew() -> None:
     state.end_run(worker, job, "memory", 1.0)
     assert (job.state, job.epoch) == (JobState.QUEUED, 2)
     assert not worker.assignments
-    assert not worker.is_isolated
+    assert worker.alone is None
 
 
 def test_an_urgent_request_does_not_preempt_a_suspect() -> None:

@@ -530,7 +530,7 @@ def test_who_yields_and_goes_on_is_counted() -> None:
 
 
 def test_a_worker_that_is_not_there_any_more_is_given_up_before_its_silence_says_so() -> None:
-    world = make_world(worker_dead_s=30.0, ask_after_s=1.3)
+    world = make_world(worker_dead_s=30.0, probe_after_s=1.3)
     world.add_worker("w1")
     world.settle()
     key = submit(world, "r1")
@@ -580,15 +580,16 @@ def test_a_worker_whose_death_was_forged_is_taken_back_when_it_goes_on_reporting
     assert list(world.core.table.workers) == ["w1"]
 
 
-def test_a_worker_that_is_slow_to_say_that_it_lives_is_asked_once_and_kept() -> None:
-    world = make_world(worker_dead_s=30.0, ask_after_s=1.3)
+def test_a_worker_whose_heartbeat_is_late_is_probed_once_and_kept() -> None:
+    world = make_world(worker_dead_s=30.0, probe_after_s=1.3)
     worker = world.add_worker("w1")
     world.settle()
     key = submit(world, "r1")
     for _ in range(8):
         world.pass_time(0.5)
         world.settle()
-    assert [len(batch.items) for batch in worker.batches] == [1, 0]
+    assert world.probed == ["w1"]
+    assert [len(batch.items) for batch in worker.batches] == [1]
     assert state_of(world, key) is JobState.RUNNING
     finish(world)
 

@@ -83,6 +83,11 @@ def worker_batch(worker_id: str) -> str:
     return f"{ROOT}.worker.{worker_id}.batch"
 
 
+def worker_probe(worker_id: str) -> str:
+    """Empty requests, with an empty reply: whether the worker is there."""
+    return f"{ROOT}.worker.{worker_id}.probe"
+
+
 def worker_command(worker_id: str) -> str:
     return f"{ROOT}.worker.{worker_id}.command"
 

@@ -269,6 +269,12 @@ class Leader:
 
         self._decide("no answer", decide)
 
+    def on_probe_unanswered(self, worker_id: str, incarnation: str, *, is_gone: bool) -> None:
+        def decide(now: float) -> list[Action]:
+            return self.core.on_probe_unanswered(worker_id, incarnation, is_gone=is_gone, now=now)
+
+        self._decide("no answer to a probe", decide)
+
     def on_replay(self, key: RequestKey, read_id: int, emitted: Emitted) -> None:
         self._decide("a replay", lambda now: self.core.on_replay(key, read_id, emitted, now))
 

@@ -11,6 +11,7 @@ from inferflux.common.metrics import PREFIX, REQUEST_BUCKETS_S, TIME_TO_FIRST_TO
 
 from .core.jobs import JobState
 from .core.scheduler import SchedulerCore
+from .core.slots import Start
 
 _OUTCOMES = ("stop", "length", "cancelled", "finished", "duplicate")
 _BATCH_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128)
@@ -163,7 +164,7 @@ class SchedulerMetrics:
         self.oldest_wait.set(0 if oldest_s is None else max(0.0, now - oldest_s))
         workers = core.table.workers.values()
         self.workers.set(len(workers))
-        self.free_slots.set(sum(w.free_slots for w in workers if w.is_open))
+        self.free_slots.set(sum(w.free_slots for w in workers if w.admits(Start.NEW)))
 
     def _keep_models(self, models: set[str]) -> None:
         for model in self._models - models:

@@ -17,7 +17,7 @@ from .core import actions
 from .core.actions import Action
 from .core.emitted import Emitted
 from .core.jobs import RequestKey
-from .dispatch import AnswerSink, dispatch
+from .dispatch import AnswerSink, dispatch, probe
 from .metrics import SchedulerMetrics
 from .recovery import read_emitted
 from .spans import SchedulerSpans
@@ -69,29 +69,43 @@ class Performer:
                 case actions.Dispatch():
                     self._observe(action)
                     self._background.start(self._dispatch(action))
+                case actions.Probe():
+                    asked = probe(self._bus, action, self._sink, timeout_s=self._dispatch_timeout_s)
+                    self._background.start(asked)
                 case actions.ReadReplay():
                     self._background.start(self._read(action))
-                case actions.CountUnread():
-                    self._metrics.unread.inc()
-                case actions.CountRetry():
-                    self._metrics.retries.labels(action.cause).inc()
-                case actions.CountRefusal():
-                    self._metrics.refusals.labels(action.reason).inc()
-                case actions.Yielded():
-                    self._metrics.yields.labels(action.reason).inc()
-                case actions.Preempted():
-                    self._metrics.preemptions.inc()
-                case actions.Resumed():
-                    self._metrics.resumes.labels(action.residence).inc()
-                    self._metrics.resume_wait.observe(max(0.0, action.waited_s))
-                case actions.CountTokens():
-                    self._metrics.tokens.labels(action.priority).inc(action.tokens)
-                case actions.CountFirstToken():
-                    first_token = self._metrics.first_token.labels(action.model, action.priority)
-                    first_token.observe(action.seconds)
-                case _:
+                case (
+                    actions.PublishChunk()
+                    | actions.SendCommand()
+                    | actions.TellCancel()
+                    | actions.Ack()
+                    | actions.Hold()
+                ):
                     self._outbox.append(action)
                     self._wake.set()
+                case _:
+                    self._count(action)
+
+    def _count(self, action: Action) -> None:
+        match action:
+            case actions.CountUnread():
+                self._metrics.unread.inc()
+            case actions.CountRetry():
+                self._metrics.retries.labels(action.cause).inc()
+            case actions.CountRefusal():
+                self._metrics.refusals.labels(action.reason).inc()
+            case actions.Yielded():
+                self._metrics.yields.labels(action.reason).inc()
+            case actions.Preempted():
+                self._metrics.preemptions.inc()
+            case actions.Resumed():
+                self._metrics.resumes.labels(action.residence).inc()
+                self._metrics.resume_wait.observe(max(0.0, action.waited_s))
+            case actions.CountTokens():
+                self._metrics.tokens.labels(action.priority).inc(action.tokens)
+            case actions.CountFirstToken():
+                first_token = self._metrics.first_token.labels(action.model, action.priority)
+                first_token.observe(action.seconds)
 
     async def run(self) -> None:
         """Empty the outbox, for ever. While NATS takes nothing more, everything waits."""
@@ -132,8 +146,6 @@ class Performer:
                 await job.in_progress()
 
     def _observe(self, action: actions.Dispatch) -> None:
-        if not action.batch.items:
-            return
         self._metrics.batch_size.observe(len(action.batch.items))
         self._metrics.batch_tokens.observe(action.batch.prefill_tokens)
         for wait_s in action.waits_s:

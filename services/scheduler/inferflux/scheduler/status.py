@@ -9,9 +9,10 @@ from inferflux.common import subjects
 from inferflux.common.bus import Bus, Message, Subscription
 from inferflux.v1 import scheduler_pb2
 
+from .core.assignments import Assignment, UnownedRequest
 from .core.jobs import JobState
 from .core.scheduler import SchedulerCore
-from .core.slots import Assignment, UnownedRequest, WorkerSlots
+from .core.slots import WorkerSlots
 
 
 def describe(core: SchedulerCore, now: float) -> scheduler_pb2.SchedulerStatus:

@@ -24,7 +24,7 @@ def check_batch(batch: worker_pb2.RequestBatch) -> None:
     checks.check_count(batch.deschedule, MAX_ITEMS, "deschedule")
     for wanted in batch.deschedule:
         _check_deschedule(wanted)
-    if batch.items:  # one without asks for a sign of life, or only deschedules
+    if batch.items:
         checks.check_known(batch.phase, worker_pb2.Phase, "phase")
 
 

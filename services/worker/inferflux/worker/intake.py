@@ -38,9 +38,14 @@ class Intake:
     async def listen(self) -> None:
         worker_id = self._state.worker_id
         await self._bus.serve(subjects.worker_batch(worker_id), self.on_batch)
+        await self._bus.serve(subjects.worker_probe(worker_id), self.on_probe)
         await self._bus.serve(subjects.worker_command(worker_id), self.on_command)
         await self._bus.serve(subjects.CANCEL_ALL, self.on_cancel)
         await self._bus.serve(subjects.SCHEDULER_LEADER, self.on_leader)
+
+    async def on_probe(self, message: Message) -> None:
+        """The scheduler has received no heartbeat for a while."""
+        await message.respond(b"")
 
     async def on_batch(self, message: Message) -> None:
         try:

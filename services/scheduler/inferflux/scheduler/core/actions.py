@@ -35,6 +35,14 @@ class Dispatch:
 
 
 @dataclass(frozen=True, slots=True)
+class Probe:
+    """Find out whether a silent worker is there; the core must be told if it does not answer."""
+
+    worker_id: str
+    incarnation: str
+
+
+@dataclass(frozen=True, slots=True)
 class ReadReplay:
     """Find out what readers of a request have been given; the core must be told, with `read_id`."""
 
@@ -161,6 +169,7 @@ class CountFirstToken:
 
 Action = (
     Dispatch
+    | Probe
     | ReadReplay
     | PublishChunk
     | SendCommand

@@ -6,8 +6,9 @@ from collections.abc import Iterator, Sequence
 
 from inferflux.v1 import worker_pb2
 
+from .assignments import Assignment
 from .jobs import Job
-from .slots import Assignment, WorkerSlots
+from .slots import WorkerSlots
 
 
 def split(jobs: Sequence[Job], *, max_size: int, max_tokens: int) -> Iterator[list[Job]]:

@@ -18,7 +18,8 @@ from .jobs import Job, JobState, RequestKey
 from .placement import Size, cells_wanted_on, fits, size_of
 from .queue import ModelQueue
 from .ranking import Ranking
-from .slots import SlotTable, WorkerSlots
+from .slot_table import SlotTable
+from .slots import Start, WorkerSlots
 
 # Least urgent requests looked at to find one on a worker that suits.
 _LOOK_AT_MOST = 64
@@ -109,7 +110,7 @@ class FairnessController:
             worker = table.get(least_urgent.worker_id or "")
             if (
                 worker is not None
-                and worker.takes_new
+                and worker.admits(Start.NEW)
                 and self._yields(least_urgent, job, queue)
                 and fits(job, worker)
                 and size_of(worker, job.model) not in but

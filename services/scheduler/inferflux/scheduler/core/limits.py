@@ -21,8 +21,8 @@ class Limits:
     reserve_after_s: float = 5.0
     no_worker_timeout_s: float = 10.0
     worker_dead_s: float = 3.0
-    # A worker that is silent for this long is asked whether it is there: the bus knows when it is not.
-    ask_after_s: float = 1.3
+    # A worker that is silent for this long is probed: the bus knows when nobody is there.
+    probe_after_s: float = 1.3
     # Listening for heartbeats before the first dispatch.
     settle_s: float = 1.2
     # After a reconnect, what workers get to reconnect themselves before their silence counts.

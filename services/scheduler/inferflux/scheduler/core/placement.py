@@ -16,7 +16,7 @@ from inferflux.v1 import scheduler_pb2
 
 from .jobs import Job
 from .ranking import Ranking
-from .slots import WorkerSlots
+from .slots import Start, WorkerSlots
 
 # Context length and KV cells: what one worker could run, all of its size could.
 Size = tuple[int, int]
@@ -133,7 +133,7 @@ class Placement:
         place = _Sorted(
             sizes={model: size_of(worker, model) for model in worker.context_lengths},
             slots=worker.slots if worker.state == scheduler_pb2.WORKER_STATE_READY else None,
-            entry=(worker.load, worker_id, worker) if worker.is_open else None,
+            entry=(worker.load, worker_id, worker) if worker.has_slot_for(Start.NEW) else None,
         )
         self._sorted[worker_id] = place
         for model, size in place.sizes.items():
@@ -142,7 +142,7 @@ class Placement:
                 index.live[worker_id] = worker
             if worker.has_waiting:
                 index.waiting[worker_id] = worker
-                if worker.can_resume:
+                if worker.has_slot_for(Start.RESUME):
                     index.resumable[worker_id] = worker
             if place.slots is not None:
                 index.sizes[size] += 1

@@ -10,12 +10,13 @@ from inferflux.v1 import worker_pb2
 
 from . import actions, batches, outcomes
 from .actions import Action
+from .assignments import Residence
 from .fairness import Preemption
 from .jobs import Job, JobState, RequeueReason
 from .placement import Size, cells_wanted_on, size_of
 from .quarantine import Quarantine
 from .queue import Lane, ModelQueue
-from .slots import Residence, WorkerSlots
+from .slots import Start, WorkerSlots
 from .state import SchedulerState
 from .suspects import probation_tokens
 
@@ -116,7 +117,7 @@ class Planner:
                 self._take(job, worker, plan, is_alone=True)
         first = next(iter(plan.queue.suspects), None)
         worker = self._quarantine.reserve(model, first, plan.now)
-        if worker is not None and first is not None and not worker.is_isolated:
+        if worker is not None and first is not None and worker.alone is None:
             jobs = [self._state.jobs[key] for key in worker.assignments]
             self._deschedule(worker, [job for job in jobs if job.state is JobState.RUNNING], first, plan)
 
@@ -127,7 +128,7 @@ class Planner:
             self._offer(worker, model, plan)
         if self._state.placement.has_open(model):
             for worker in self._state.placement.waiting(model)[:_LOOK_AT_MOST]:
-                if not worker.can_resume:
+                if not worker.has_slot_for(Start.RESUME):
                     self._offer(worker, model, plan)
 
     def _offer(self, worker: WorkerSlots, model: str, plan: Plan) -> None:
@@ -165,11 +166,11 @@ class Planner:
         where it lacks nothing else."""
         worker = self._state.table.workers[job.worker_id or ""]
         plan.queue.offers.order.discard(job)
-        if worker.can_resume and size_of(worker, job.model) not in plan.blocked:
+        if worker.has_slot_for(Start.RESUME) and size_of(worker, job.model) not in plan.blocked:
             if self._has_cells(job, worker):
                 plan.out += self._resume(job, worker, plan.now)
                 plan.placed[worker.worker_id].resumed.append(job)
-                if worker.can_resume:
+                if worker.has_slot_for(Start.RESUME):
                     self._offer_next(worker, plan)
                 return
             if not self._should_move(job, plan):
@@ -302,13 +303,6 @@ class Planner:
             term=self._state.term,
             created_unix_ms=round(now * 1000),
         )
-
-    def ask(self, worker: WorkerSlots, now: float) -> Action:
-        """Whether the worker is there: a batch of nothing, which it answers."""
-        worker.was_asked = True
-        message = self._new_batch(worker, now)
-        self._in_flight[message.batch_id] = InFlightBatch(worker.worker_id, worker.incarnation, ())
-        return actions.Dispatch(worker_id=worker.worker_id, batch=message, model="", waits_s=(), handles=())
 
     def _timeslice(self, job: Job) -> int:
         return probation_tokens(job) if job.is_suspect else self._state.fairness.timeslice(job)

@@ -10,7 +10,7 @@ from inferflux.v1 import scheduler_pb2
 
 from .jobs import Job
 from .placement import fits
-from .slots import WorkerSlots
+from .slots import Start, WorkerSlots
 from .state import SchedulerState
 
 
@@ -29,7 +29,9 @@ class Quarantine:
 
     def choose(self, job: Job) -> WorkerSlots | None:
         """A worker on which the job would run alone; None if there is none now."""
-        idle = [w for w in self._state.placement.live(job.model) if w.can_isolate and fits(job, w)]
+        idle = [
+            w for w in self._state.placement.live(job.model) if w.has_slot_for(Start.ALONE) and fits(job, w)
+        ]
         return min(idle, key=lambda w: (not w.is_reserved, w.worker_id == job.avoids), default=None)
 
     def reserve(self, model: str, job: Job | None, now: float) -> WorkerSlots | None:
@@ -58,7 +60,7 @@ class Quarantine:
     def _take(self, job: Job, now: float) -> WorkerSlots | None:
         """Reserve the worker where the fewest run, unless one is at work for suspects, or soon will be."""
         workers = [w for w in self._state.placement.live(job.model) if fits(job, w)]
-        if any(worker.is_isolated for worker in workers):
+        if any(worker.alone is not None for worker in workers):
             return None
         is_starting = any(w.state == scheduler_pb2.WORKER_STATE_LOADING for w in workers)
         if is_starting and now - job.queued_s < self._state.limits.reserve_after_s:

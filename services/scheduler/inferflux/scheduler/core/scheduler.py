@@ -29,7 +29,8 @@ from .queue import Queue
 from .readers import ReaderWatch
 from .running import Running
 from .shares import TenantShares
-from .slots import SlotTable, WorkerSlots
+from .slot_table import SlotTable
+from .slots import WorkerSlots
 from .state import SchedulerState
 from .timers import Timers
 from .worker_reports import WorkerReports
@@ -328,12 +329,11 @@ class SchedulerCore:
 
         Args:
             is_delivered: it may have been: the worker may run it. False when it certainly was not.
-            is_gone: nobody listens where the worker did. With its heartbeat overdue as well, it is dead.
+            is_gone: nobody listens where the worker did.
         """
         batch = self._planner.take(batch_id)
         if batch is None:
             return []
-        self._state.hold_worker(batch.worker_id)
         out: list[Action] = []
         for job, epoch in batch.jobs:
             if job.state is not JobState.DISPATCHING or not job.is_at(batch.worker_id, epoch):
@@ -345,10 +345,23 @@ class SchedulerCore:
                 out += self._state.requeue(job, RequeueReason.NO_ANSWER, now, must_drop=True)
             else:
                 out += self._state.put_back(job, now)
-        worker = self.table.get(batch.worker_id, batch.incarnation)
-        if is_gone and worker is not None and now - worker.last_seen_s > self.limits.ask_after_s:
-            out += self._reports.forget(worker, RequeueReason.WORKER_DEAD, now)
-        return out
+        return out + self.on_probe_unanswered(batch.worker_id, batch.incarnation, is_gone=is_gone, now=now)
+
+    def on_probe_unanswered(
+        self, worker_id: str, incarnation: str, *, is_gone: bool, now: float
+    ) -> list[Action]:
+        """A worker did not answer a probe, or a batch.
+
+        Args:
+            is_gone: nobody listens where the worker did. With its heartbeat overdue as well, it is dead.
+        """
+        worker = self.table.get(worker_id, incarnation)
+        if worker is None:
+            return []
+        worker.hold()
+        if is_gone and now - worker.last_seen_s > self.limits.probe_after_s:
+            return self._reports.forget(worker, RequeueReason.WORKER_DEAD, now)
+        return []
 
     # What time brings
 
@@ -387,11 +400,12 @@ class SchedulerCore:
         """Workers that are silent, and what nobody serves."""
         out: list[Action] = []
         limits = self.limits
-        for worker in self.table.silent(now, min(limits.ask_after_s, limits.worker_dead_s)):
+        for worker in self.table.silent(now, min(limits.probe_after_s, limits.worker_dead_s)):
             if now - worker.last_seen_s > limits.worker_dead_s:
                 out += self._reports.forget(worker, RequeueReason.WORKER_DEAD, now)
-            elif not worker.was_asked:
-                out.append(self._planner.ask(worker, now))
+            elif not worker.was_probed:
+                worker.was_probed = True
+                out.append(actions.Probe(worker.worker_id, worker.incarnation))
         return out + self._fail_unserved(now) if self.is_settled else out
 
     def _cancel_unread(self, now: float) -> list[Action]:

@@ -1,115 +1,34 @@
-"""The table of workers, their slots and their resident requests (pure).
+"""One worker and its slots (pure).
 
 A slot is a place to run, in [0, slots): it is free, or has one running request. The table assigns slots. A
 resident request that waits to resume has none. Where it lies, in the KV cache or outside, is the engine's
 affair: the table stores what the worker reports.
-
-Each run of a request has a number. A worker ignores messages of earlier runs, and its reports name the run
-they are of. So table and worker agree on what a report says, whatever was lost or came late.
-
-What a worker has that the table has not assigned to it (from before a restart of the scheduler, or discarded
-while the worker was out of reach) is an unowned request. It takes its slot and its cells until the worker
-does not report it any more.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
-from enum import Enum
-from typing import Protocol
+from collections.abc import Callable, Mapping
+from enum import Enum, auto
 
 from inferflux.common import epochs
 from inferflux.common.kv_cells import committed_cells
 from inferflux.v1 import scheduler_pb2
 
+from .assignments import Assignment, Reconciled, Residence, UnownedRequest
 from .jobs import RequestKey
 
 _UP = (scheduler_pb2.WORKER_STATE_READY, scheduler_pb2.WORKER_STATE_DRAINING)
 
 
-class Residence(Enum):
-    """Where a worker says a resident request is."""
+class Start(Enum):
+    """How a request starts to run on a worker."""
 
-    # The worker has it, and its engine has not reported it yet.
-    UNKNOWN = scheduler_pb2.RESIDENCE_UNSPECIFIED
-    RUNNING = scheduler_pb2.RESIDENCE_RUNNING
-    # In the KV cache, waiting to resume.
-    PARKED = scheduler_pb2.RESIDENCE_PARKED
-    # In host memory, or to be computed again.
-    SWAPPED = scheduler_pb2.RESIDENCE_SWAPPED
-
-    @property
-    def may_run(self) -> bool:
-        return self in (Residence.UNKNOWN, Residence.RUNNING)
-
-
-@dataclass(slots=True)
-class Assignment:
-    """A request that a worker was given, and what the worker reports of it."""
-
-    key: RequestKey
-    epoch: int
-    # Its place to run; None while it waits to resume.
-    slot: int | None
-    # KV cells that it may come to hold soon.
-    cells: int
-    # Counts its runs here: the first is 0.
-    run: int = 0
-    # As reported of this run; it may run until the worker reports that it stopped.
-    residence: Residence = Residence.UNKNOWN
-    is_accepted: bool = False
-    # Heartbeats in a row, since its acceptance, that did not list it.
-    mismatches: int = 0
-
-    @property
-    def is_running(self) -> bool:
-        return self.slot is not None
-
-    def report(self, run: int, residence: Residence) -> bool:
-        """Take in what the worker says of a run. Returns whether that run has stopped, and had not before.
-
-        A run that has stopped never goes on: what says otherwise is from before.
-        """
-        if run < self.run or residence is Residence.UNKNOWN:
-            return False
-        if run > self.run:  # an earlier leader started it
-            self.run, self.residence = run, Residence.UNKNOWN
-        if residence is Residence.RUNNING:
-            if self.residence is Residence.UNKNOWN:
-                self.residence = residence
-            return False
-        self.residence = residence
-        return self.is_running
-
-
-@dataclass(frozen=True, slots=True)
-class UnownedRequest:
-    """A request that a worker has and the table has not assigned, and since when that is known."""
-
-    key: RequestKey
-    epoch: int
-    run: int
-    slot: int | None
-    since_s: float
-    residence: Residence = Residence.RUNNING
-    cells: int = 0
-
-
-@dataclass(slots=True)
-class Reconciled:
-    """What a heartbeat says beyond what the table knew."""
-
-    # Known to be there, though the worker's answer to the batch may not have come yet.
-    confirmed: list[Assignment] = field(default_factory=list)
-    ended: list[tuple[RequestKey, int]] = field(default_factory=list)
-    # Accepted, but neither there nor ended any more.
-    vanished: list[Assignment] = field(default_factory=list)
-    # Have stopped, although the table says that they run.
-    stopped: list[Assignment] = field(default_factory=list)
-    # Are to wait, and may still run: the worker has not followed.
-    not_stopped: list[Assignment] = field(default_factory=list)
-    unowned: list[UnownedRequest] = field(default_factory=list)
+    # It comes from the queue.
+    NEW = auto()
+    # It is resident, and waits to resume.
+    RESUME = auto()
+    # It is a suspect from the queue: nothing else may run beside it.
+    ALONE = auto()
 
 
 Reports = Mapping[RequestKey, scheduler_pb2.ResidentRequest]
@@ -132,21 +51,21 @@ class WorkerSlots:
         self.incarnation: str = status.incarnation
         self.last_seen_s = now
         self._on_change = on_change
-        # Whether it was asked for a sign of life since it was last seen.
-        self.was_asked = False
+        # Whether it was probed since its last heartbeat.
+        self.was_probed = False
         self.assignments: dict[RequestKey, Assignment] = {}
         self.unowned: dict[RequestKey, UnownedRequest] = {}
         # Of running requests; what waits to resume gives way.
         self.assigned_cells = 0
         self.unowned_cells = 0
-        # It refused or did not answer: nothing new until it has reported again.
-        self._is_held = False
+        # It refused or did not answer: nothing starts until it has reported again.
+        self.is_held = False
         # A request waits here for cells: for the rest of a plan, no newcomer gets them.
         self._reserves_cells = False
         # Kept free of everything but suspects, while any wait.
-        self._is_reserved = False
+        self.is_reserved = False
         # A suspect that runs here, and nothing else may run beside it.
-        self._alone: RequestKey | None = None
+        self.alone: RequestKey | None = None
         self._n_running = 0
         self._n_unowned_running = 0
         self._free: list[int] = []
@@ -176,25 +95,21 @@ class WorkerSlots:
         """How many more requests may run."""
         return max(0, min(len(self._free), self.slots - self.n_running))
 
-    @property
-    def takes_new(self) -> bool:
-        """Whether it would take new requests if there were room."""
-        is_up = self.state == scheduler_pb2.WORKER_STATE_READY
-        return is_up and not (self._is_shut or self._reserves_cells)
+    def admits(self, start: Start) -> bool:
+        """Whether such a request may start here, were there a slot and cells."""
+        if self.is_held or self.alone is not None:
+            return False
+        if start is Start.RESUME:
+            return self.state in _UP and not self.is_reserved
+        if self.state != scheduler_pb2.WORKER_STATE_READY:
+            return False
+        if start is Start.ALONE:
+            return not self.n_running and not any(a.residence.may_run for a in self.assignments.values())
+        return not (self.is_reserved or self._reserves_cells)
 
-    @property
-    def is_open(self) -> bool:
-        """Whether it takes new requests."""
-        return self.takes_new and self.free_slots > 0
-
-    @property
-    def can_resume(self) -> bool:
-        """Whether what waits on it may run again, given cells; also while it drains."""
-        return self.state in _UP and not self._is_shut and self.free_slots > 0
-
-    @property
-    def _is_shut(self) -> bool:
-        return self._is_held or self._is_reserved or self._alone is not None
+    def has_slot_for(self, start: Start) -> bool:
+        """Whether such a request may start here, were there cells."""
+        return self.free_slots > 0 and self.admits(start)
 
     @property
     def waiting(self) -> list[Assignment]:
@@ -205,44 +120,11 @@ class WorkerSlots:
     def has_waiting(self) -> bool:
         return self._n_running < len(self.assignments)
 
-    # Suspects
-
-    @property
-    def is_isolated(self) -> bool:
-        """Whether a suspect runs here alone."""
-        return self._alone is not None
-
-    @property
-    def can_isolate(self) -> bool:
-        """Whether a suspect would run alone here."""
-        is_up = self.state == scheduler_pb2.WORKER_STATE_READY and not self._is_held
-        is_idle = not self.n_running and not any(a.residence.may_run for a in self.assignments.values())
-        return is_up and is_idle and self.free_slots > 0
-
-    @property
-    def is_held(self) -> bool:
-        """Whether it refused or did not answer since it last reported."""
-        return self._is_held
-
-    @property
-    def is_reserved(self) -> bool:
-        """Whether it is kept free for suspects."""
-        return self._is_reserved
-
-    def is_alone(self, key: RequestKey) -> bool:
-        """Whether this is the suspect that runs here alone."""
-        return self._alone == key
-
-    def may_compute(self, key: RequestKey) -> bool:
-        """Whether the engine may be at work for a request. Raises KeyError if it is not resident."""
-        assignment = self.assignments[key]
-        return assignment.is_running or assignment.residence.may_run
-
     # Changes
 
     def hold(self) -> None:
         """Give it nothing until it has reported again."""
-        self._is_held = True
+        self.is_held = True
         self._changed()
 
     def reserve_cells(self, *, is_on: bool) -> None:
@@ -252,7 +134,7 @@ class WorkerSlots:
 
     def reserve(self, *, is_on: bool) -> None:
         """Keep it free of everything but suspects."""
-        self._is_reserved = is_on
+        self.is_reserved = is_on
         self._changed()
 
     def set_state(self, state: scheduler_pb2.WorkerState.ValueType) -> None:
@@ -334,8 +216,8 @@ class WorkerSlots:
 
     def admit_others(self, key: RequestKey) -> None:
         """A request need not run alone, or does not any more."""
-        if self._alone == key:
-            self._alone = None
+        if self.alone == key:
+            self.alone = None
             self._changed()
 
     def reconcile(
@@ -353,7 +235,7 @@ class WorkerSlots:
             what becomes of the jobs.
         """
         self.last_seen_s = max(self.last_seen_s, now)
-        self._is_held = self.was_asked = False
+        self.is_held = self.was_probed = False
         self._take_status(status)
         reports = {RequestKey(r.tenant, r.request_id): r for r in status.residents}
         found = Reconciled()
@@ -364,7 +246,7 @@ class WorkerSlots:
                 continue
             report = reports.get(assignment.key)
             if report is not None and report.epoch == assignment.epoch:
-                _compare(assignment, report, found)
+                found.compare(assignment, report)
             elif assignment.is_accepted:
                 assignment.mismatches += 1
                 if assignment.mismatches >= mismatch_threshold:
@@ -382,8 +264,8 @@ class WorkerSlots:
         self.assignments[assignment.key] = assignment
         self._n_running += 1
         self.assigned_cells += assignment.cells
-        if is_alone and self._alone is None:
-            self._alone = assignment.key
+        if is_alone and self.alone is None:
+            self.alone = assignment.key
         self._changed()
         return assignment
 
@@ -437,64 +319,3 @@ class WorkerSlots:
     def _count_free(self) -> None:
         taken = {a.slot for a in self.assignments.values()} | {u.slot for u in self.unowned.values()}
         self._free = [slot for slot in range(self.slots - 1, -1, -1) if slot not in taken]
-
-
-def _compare(assignment: Assignment, report: scheduler_pb2.ResidentRequest, found: Reconciled) -> None:
-    assignment.mismatches, assignment.is_accepted = 0, True
-    if report.run >= assignment.run:
-        found.confirmed.append(assignment)
-    if assignment.report(report.run, Residence(report.residence)):
-        found.stopped.append(assignment)
-    elif not assignment.is_running and assignment.residence.may_run:
-        found.not_stopped.append(assignment)
-
-
-class Listener(Protocol):
-    """Is told of every change of the table."""
-
-    def changed(self, worker: WorkerSlots) -> None: ...
-
-    def removed(self, worker: WorkerSlots) -> None: ...
-
-
-class SlotTable:
-    """Every worker that lives.
-
-    Args:
-        listener: told of every change.
-    """
-
-    def __init__(self, listener: Listener) -> None:
-        self._listener = listener
-        self._workers: dict[str, WorkerSlots] = {}
-
-    @property
-    def workers(self) -> Mapping[str, WorkerSlots]:
-        return self._workers
-
-    def add(self, status: scheduler_pb2.WorkerStatus, now: float) -> WorkerSlots:
-        """A worker reported for the first time."""
-        worker = self._workers[status.worker_id] = WorkerSlots(status, now, self._listener.changed)
-        self._listener.changed(worker)
-        return worker
-
-    def remove(self, worker: WorkerSlots) -> None:
-        """A worker is gone."""
-        del self._workers[worker.worker_id]
-        self._listener.removed(worker)
-
-    def get(self, worker_id: str, incarnation: str | None = None) -> WorkerSlots | None:
-        """The worker, if it lives and is still the one of that incarnation."""
-        worker = self._workers.get(worker_id)
-        if worker is None or (incarnation is not None and worker.incarnation != incarnation):
-            return None
-        return worker
-
-    def silent(self, now: float, dead_after_s: float) -> Iterable[WorkerSlots]:
-        """Workers not seen for too long."""
-        return [w for w in self._workers.values() if now - w.last_seen_s > dead_after_s]
-
-    def reset_liveness(self, until_s: float) -> None:
-        """Count no worker's silence before `until_s`: it could not be seen."""
-        for worker in self._workers.values():
-            worker.last_seen_s = max(worker.last_seen_s, until_s)

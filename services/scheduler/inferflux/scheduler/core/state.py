@@ -17,6 +17,7 @@ from inferflux.v1 import scheduler_pb2, worker_pb2
 from . import actions, outcomes
 from .actions import Action
 from .announcements import Announcements
+from .assignments import Residence, UnownedRequest
 from .batches import deschedule_of
 from .emitted import outcome_of
 from .fairness import FairnessController, FairnessSettings
@@ -25,7 +26,8 @@ from .limits import Limits
 from .memory import Recent
 from .placement import Placement, cells_wanted_on
 from .queue import Queue
-from .slots import Residence, SlotTable, UnownedRequest, WorkerSlots
+from .slot_table import SlotTable
+from .slots import Start, WorkerSlots
 from .suspects import Blame
 
 
@@ -355,7 +357,7 @@ class SchedulerState:
         for model in worker.context_lengths:
             queue = self.queue.models.get(model)
             is_wanted = bool(queue) or self.placement.has_waiting(model)
-            if (worker.can_resume and is_wanted) or (queue and queue.has_suspects):
+            if (worker.has_slot_for(Start.RESUME) and is_wanted) or (queue and queue.has_suspects):
                 self._unplanned.add(model)
 
     def drop(self, worker_id: str, key: RequestKey, epoch: int) -> Action:

@@ -67,11 +67,11 @@ def blame_for_engine(job: Job, worker: WorkerSlots, *, was_alone: bool, limits: 
     if not _may_have_run(job, worker):
         return Blame.NONE
     job.engine_deaths += 1
-    is_certain = was_alone and job.is_suspect and worker.is_alone(job.key)
+    is_certain = was_alone and job.is_suspect and worker.alone == job.key
     if is_certain and job.engine_deaths >= limits.poison_deaths:
         return Blame.CONVICTED
     return Blame.SUSPECT
 
 
 def _may_have_run(job: Job, worker: WorkerSlots) -> bool:
-    return job.state is not JobState.READING and worker.may_compute(job.key)
+    return job.state is not JobState.READING and worker.assignments[job.key].may_compute

@@ -8,12 +8,13 @@ from inferflux.v1 import scheduler_pb2, worker_pb2
 
 from . import actions, suspects
 from .actions import Action
+from .assignments import Residence, UnownedRequest
 from .drains import Drains
 from .jobs import Job, JobState, RequestKey, RequeueReason
 from .memory import Recent
 from .placement import cells_wanted_on
 from .rates import ModelRates
-from .slots import Residence, UnownedRequest, WorkerSlots
+from .slots import WorkerSlots
 from .state import SchedulerState
 
 _GONE_REMEMBERED = 4096
@@ -206,7 +207,7 @@ class WorkerReports:
         resident = [self._resident(worker, entry) for entry in died.residents]
         # Each once, even where the list names one twice.
         jobs = list(dict.fromkeys(job for job in resident if job is not None))
-        may_compute = [job for job in jobs if worker.may_compute(job.key)]
+        may_compute = [job for job in jobs if worker.assignments[job.key].may_compute]
         was_alone = len(may_compute) == 1 and None not in resident
         blames = [
             suspects.blame_for_engine(job, worker, was_alone=was_alone, limits=self._state.limits)
