@@ -11,11 +11,11 @@ from typing import Any
 
 from inferflux.scheduler.core import actions
 from inferflux.scheduler.core.actions import Action
-from inferflux.scheduler.core.emitted import Emitted, outcome_of
 from inferflux.scheduler.core.fairness import FairnessSettings
 from inferflux.scheduler.core.jobs import RequestKey
 from inferflux.scheduler.core.limits import Limits
 from inferflux.scheduler.core.policies import PolicyName
+from inferflux.scheduler.core.replayed import ReplayedTokens, outcome_of
 from inferflux.scheduler.core.scheduler import SchedulerCore
 from inferflux.v1 import scheduler_pb2, worker_pb2
 
@@ -289,8 +289,10 @@ class World:
 
     def _answer_replay(self, action: actions.ReadReplay) -> None:
         arrival = self.requests[action.key]
-        emitted = Emitted(list(range(arrival.generated)), epoch=arrival.epoch, outcome=arrival.outcome)
-        self._core(lambda: self.core.on_replay(action.key, action.read_id, emitted, self.now))
+        replayed = ReplayedTokens(
+            list(range(arrival.generated)), epoch=arrival.epoch, outcome=arrival.outcome
+        )
+        self._core(lambda: self.core.on_replay(action.key, action.read_id, replayed, self.now))
 
     # What becomes of requests
 

@@ -16,7 +16,7 @@ from inferflux.common import subjects
 from inferflux.common.bus import Bus
 from inferflux.common.errors import InferFluxError
 from inferflux.common.servers import ServerProcess, free_port
-from inferflux.scheduler.core.emitted import Emitted, assemble
+from inferflux.scheduler.core.replayed import ReplayedTokens, assemble
 from inferflux.v1 import scheduler_pb2, tokens_pb2
 
 
@@ -142,7 +142,7 @@ class Stage:
         payloads = await self.bus.replay(subjects.tokens("acme", request_id))
         return [tokens_pb2.TokenChunk.FromString(payload) for payload in payloads]
 
-    async def read(self, request_id: str, timeout_s: float = 15.0) -> Emitted:
+    async def read(self, request_id: str, timeout_s: float = 15.0) -> ReplayedTokens:
         """What a reader holds when the stream has ended."""
         async with asyncio.timeout(timeout_s):
             while not (emitted := assemble(await self.chunks(request_id))).outcome:

@@ -12,11 +12,11 @@ from collections.abc import Callable, Iterable
 
 from benchmarks.sim.contract import PARKED, RUNNING, SWAPPED, ContractWorker, Sequence, Size, key_of
 from inferflux.scheduler.core import actions
-from inferflux.scheduler.core.emitted import Emitted, assemble, outcome_of
 from inferflux.scheduler.core.fairness import FairnessSettings
 from inferflux.scheduler.core.jobs import Attempt, JobState, RequestKey
 from inferflux.scheduler.core.limits import Limits
 from inferflux.scheduler.core.policies import PolicyName
+from inferflux.scheduler.core.replayed import ReplayedTokens, assemble, outcome_of
 from inferflux.scheduler.core.scheduler import SchedulerCore
 from inferflux.v1 import generation_pb2, scheduler_pb2, tokens_pb2, worker_pb2
 
@@ -309,9 +309,9 @@ class World:
             case actions.Probe():
                 self.tell(lambda: self._deliver_probe(action))
             case actions.ReadReplay():
-                emitted = assemble(self.log[action.key])
+                replayed = assemble(self.log[action.key])
                 core = self.core
-                self.tell(lambda: self._deliver_replay(core, action, emitted))
+                self.tell(lambda: self._deliver_replay(core, action, replayed))
             case actions.PublishChunk():
                 self.publish(action.key, action.chunk)
             case actions.SendCommand():
@@ -332,7 +332,7 @@ class World:
         self.log[key].append(copy)
         self.clients[key].append(copy)
 
-    def read(self, key: RequestKey) -> Emitted:
+    def read(self, key: RequestKey) -> ReplayedTokens:
         """What the client holds."""
         return assemble(self.clients[key])
 
@@ -360,11 +360,11 @@ class World:
         return core.on_batch_answer(answer, self.now)
 
     def _deliver_replay(
-        self, core: SchedulerCore, action: actions.ReadReplay, emitted: Emitted
+        self, core: SchedulerCore, action: actions.ReadReplay, replayed: ReplayedTokens
     ) -> list[actions.Action]:
         if core is not self.core:
             return []
-        return core.on_replay(action.key, action.read_id, emitted, self.now)
+        return core.on_replay(action.key, action.read_id, replayed, self.now)
 
     def _deliver_command(self, action: actions.SendCommand) -> None:
         if (worker := self.workers.get(action.worker_id)) is not None:
@@ -424,10 +424,10 @@ class World:
         for worker in self.workers.values():
             assert not worker.residents
         for key, chunks in self.clients.items():
-            emitted = self.read(key)
-            assert emitted.outcome, f"{key} never ended"
-            assert emitted.token_ids == list(range(len(emitted.token_ids)))
-            if emitted.outcome == "length":
-                assert len(emitted.token_ids) == self.requests[key].params.max_tokens
+            replayed = self.read(key)
+            assert replayed.outcome, f"{key} never ended"
+            assert replayed.token_ids == list(range(len(replayed.token_ids)))
+            if replayed.outcome == "length":
+                assert len(replayed.token_ids) == self.requests[key].params.max_tokens
             terminals = [c.epoch for c in chunks if outcome_of(c)]
             assert len(terminals) == len(set(terminals)), "two ends in one epoch"

@@ -9,7 +9,7 @@ from harness.scheduler_stage import Stage
 
 from inferflux.common import subjects
 from inferflux.common.errors import DeadlineExceeded
-from inferflux.scheduler.core.emitted import assemble
+from inferflux.scheduler.core.replayed import assemble
 from inferflux.v1 import scheduler_pb2
 
 GATEWAY = "g1"

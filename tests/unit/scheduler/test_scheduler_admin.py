@@ -24,7 +24,7 @@ NOW = 1000.0
 
 
 class FakeCore:
-    """One worker, `worker-1`, with two requests on board."""
+    """One worker, `worker-1`, with two resident requests."""
 
     def __init__(self, settings: FairnessSettings | None = None) -> None:
         self.fairness = settings or FairnessSettings()

@@ -15,9 +15,9 @@ from inferflux.common.epochs import MAX_EPOCH
 from inferflux.common.errors import InvalidArgument
 from inferflux.common.heartbeats import check_status
 from inferflux.scheduler.core import checks
-from inferflux.scheduler.core.emitted import assemble
 from inferflux.scheduler.core.jobs import RequestKey
 from inferflux.scheduler.core.limits import Limits
+from inferflux.scheduler.core.replayed import assemble
 from inferflux.v1 import generation_pb2, scheduler_pb2, tokens_pb2, worker_pb2
 
 YEAR_S = 365.25 * 86_400

@@ -6,7 +6,7 @@ import pytest
 
 from inferflux.common import subjects
 from inferflux.common.settings import load
-from inferflux.scheduler.core.roster import Roster
+from inferflux.scheduler.core.live_workers import LiveWorkers
 from inferflux.scheduler.settings import SchedulerSettings
 from inferflux.v1 import scheduler_pb2
 
@@ -81,19 +81,19 @@ def status(worker_id: str, incarnation: str = "i") -> scheduler_pb2.WorkerStatus
 
 
 def test_a_standby_knows_the_workers_it_heard_lately() -> None:
-    roster = Roster()
-    roster.on_heartbeat(status("old"), 10.0)
-    roster.on_heartbeat(status("new"), 12.0)
-    assert roster.live(12.9, 3.0) == {"old", "new"}
-    assert roster.live(13.0, 3.0) == {"new"}
+    live_workers = LiveWorkers()
+    live_workers.on_heartbeat(status("old"), 10.0)
+    live_workers.on_heartbeat(status("new"), 12.0)
+    assert live_workers.live(12.9, 3.0) == {"old", "new"}
+    assert live_workers.live(13.0, 3.0) == {"new"}
 
 
 def test_a_worker_that_left_is_not_waited_for_and_one_that_came_again_is() -> None:
-    roster = Roster()
-    roster.on_heartbeat(status("left"), 10.0)
-    roster.on_heartbeat(status("back", "first"), 10.0)
-    roster.on_heartbeat(status("back", "second"), 11.0)
-    roster.on_left("left", "i")
-    roster.on_left("back", "first")
-    roster.on_left("unknown", "i")
-    assert roster.live(11.0, 3.0) == {"back"}
+    live_workers = LiveWorkers()
+    live_workers.on_heartbeat(status("left"), 10.0)
+    live_workers.on_heartbeat(status("back", "first"), 10.0)
+    live_workers.on_heartbeat(status("back", "second"), 11.0)
+    live_workers.on_left("left", "i")
+    live_workers.on_left("back", "first")
+    live_workers.on_left("unknown", "i")
+    assert live_workers.live(11.0, 3.0) == {"back"}

@@ -10,7 +10,7 @@ from inferflux.v1 import scheduler_pb2
 
 
 def sliced_world() -> World:
-    """One worker where two may run, and three requests that take turns of one token each."""
+    """One worker where two may run, and three requests with timeslices of one token."""
     world = World(fairness=FairnessSettings(max_timeslice_tokens=1))
     world.pass_time(0.1)
     world.add_worker("w1", kv_cells=100)

@@ -16,7 +16,7 @@ from inferflux.common.tracing import OFF, Tracer, open_tracer
 from inferflux.v1 import scheduler_pb2
 
 from .core.defects import PlanningHealth
-from .core.roster import Roster
+from .core.live_workers import LiveWorkers
 from .leader import Leader
 from .leadership import RELEASE_LIMIT_S, Leadership
 from .metrics import SchedulerMetrics
@@ -47,7 +47,7 @@ class Scheduler:
         self._metrics = metrics
         self._tracer = tracer
         self._clock = steady_clock()
-        self._roster = Roster()
+        self._live_workers = LiveWorkers()
         self._leader: Leader | None = None
         self._planning = PlanningHealth()
         self._leadership = Leadership(
@@ -86,14 +86,14 @@ class Scheduler:
         models = self._settings.model_names
         if models and not any(card.name in models for card in status.models):
             return
-        self._roster.on_heartbeat(status, self._clock())
+        self._live_workers.on_heartbeat(status, self._clock())
         self._leadership.on_term(status.term)
         if self._leader is not None:
             self._leader.on_heartbeat(status)
 
     def on_event(self, event: scheduler_pb2.WorkerEvent) -> None:
         if event.HasField("worker_left") or event.HasField("worker_died"):
-            self._roster.on_left(event.worker_id, event.incarnation)
+            self._live_workers.on_left(event.worker_id, event.incarnation)
         if self._leader is not None:
             self._leader.on_event(event)
 
@@ -124,7 +124,7 @@ class Scheduler:
             self._tracer,
             term=term,
             is_lease_held=lambda: self._leadership.is_held,
-            known_workers=self._roster.live(self._clock(), self._settings.worker_dead_s),
+            known_workers=self._live_workers.live(self._clock(), self._settings.worker_dead_s),
             health=self._planning,
             not_ready=lambda: self._probe.missing,
         )

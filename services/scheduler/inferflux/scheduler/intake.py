@@ -23,7 +23,7 @@ from .spans import traceparent_of
 
 log = logs.get("scheduler.intake")
 
-# Jobs taken in before everything else gets its turn.
+# Jobs taken in before the event loop does anything else.
 _BURST = 128
 
 

@@ -20,9 +20,9 @@ from .admin import serve_admin
 from .cancel import serve_cancels
 from .core.actions import Action
 from .core.defects import PlanningHealth, unschedulable
-from .core.emitted import Emitted
 from .core.jobs import Attempt, RequestKey
 from .core.jobs import Job as QueuedJob
+from .core.replayed import ReplayedTokens
 from .core.scheduler import SchedulerCore
 from .intake import end_by_name, take_in
 from .metrics import SchedulerMetrics
@@ -51,7 +51,7 @@ class Culprit(NamedTuple):
 class Leader:
     """The core, and everything it hears and does, on one event loop.
 
-    What happens goes into the core one by one; its plan is made once per turn of the loop, so that what
+    What happens goes into the core one by one; its plan is made once per iteration of the loop, so that what
     arrives together travels together, and nothing waits longer than that.
 
     While the lease cannot be renewed, the core goes on listening, and what it wants done is held: it is done
@@ -275,8 +275,8 @@ class Leader:
 
         self._decide("no answer to a probe", decide)
 
-    def on_replay(self, key: RequestKey, read_id: int, emitted: Emitted) -> None:
-        self._decide("a replay", lambda now: self.core.on_replay(key, read_id, emitted, now))
+    def on_replay(self, key: RequestKey, read_id: int, replayed: ReplayedTokens) -> None:
+        self._decide("a replay", lambda now: self.core.on_replay(key, read_id, replayed, now))
 
     async def on_reconnect(self) -> None:
         """The bus is whole again, its streams included."""

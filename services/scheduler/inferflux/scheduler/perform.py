@@ -15,11 +15,11 @@ from inferflux.common.tasks import Background
 from . import cancel, request_log
 from .core import actions
 from .core.actions import Action
-from .core.emitted import Emitted
 from .core.jobs import RequestKey
+from .core.replayed import ReplayedTokens
 from .dispatch import AnswerSink, dispatch, probe
 from .metrics import SchedulerMetrics
-from .recovery import read_emitted
+from .recovery import read_replayed
 from .spans import SchedulerSpans
 
 log = logs.get("scheduler")
@@ -30,7 +30,7 @@ _READERS = 32
 
 
 class Sink(AnswerSink, Protocol):
-    def on_replay(self, key: RequestKey, read_id: int, emitted: Emitted) -> None: ...
+    def on_replay(self, key: RequestKey, read_id: int, replayed: ReplayedTokens) -> None: ...
 
 
 class Performer:
@@ -158,5 +158,5 @@ class Performer:
     async def _read(self, action: actions.ReadReplay) -> None:
         logs.bind_request(**logs.of_request(action.key.request_id, action.key.tenant))
         async with self._readers:
-            emitted = await read_emitted(self._bus, action.key)
-        self._sink.on_replay(action.key, action.read_id, emitted)
+            replayed = await read_replayed(self._bus, action.key)
+        self._sink.on_replay(action.key, action.read_id, replayed)

@@ -11,8 +11,8 @@ from inferflux.common.chunks import parse_chunk
 from inferflux.common.errors import InferFluxError, InvalidArgument
 from inferflux.v1 import tokens_pb2
 
-from .core.emitted import Emitted, assemble
 from .core.jobs import RequestKey
+from .core.replayed import ReplayedTokens, assemble
 
 log = logs.get("scheduler.recovery")
 
@@ -30,7 +30,7 @@ def decode(payloads: Iterable[bytes]) -> list[tokens_pb2.TokenChunk]:
     return chunks
 
 
-async def read_emitted(bus: Bus, key: RequestKey) -> Emitted:
+async def read_replayed(bus: Bus, key: RequestKey) -> ReplayedTokens:
     """Read a request's chunks, trying for as long as JetStream does not answer."""
     while True:
         try:

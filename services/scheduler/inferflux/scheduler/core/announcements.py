@@ -2,7 +2,7 @@
 
 A look at a job costs a lookup in the queue, and most looks find nothing new. So a job is looked at again only
 when about a quarter of its expected wait has passed, which is soon for those near the front and rare far
-behind, and no more than a bounded number is looked at per call: however many wait, each gets its turn.
+behind, and no more than a bounded number is looked at per call: however many wait, each is looked at in time.
 """
 
 from __future__ import annotations

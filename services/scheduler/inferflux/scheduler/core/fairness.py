@@ -1,8 +1,8 @@
-"""Whose turn ends so that another's begins (pure).
+"""Which running requests are descheduled so that others run (pure).
 
-Two means, both off by default. A timeslice ends the turn of an ordinary request after so many tokens: the
-worker does that by itself. A preemption ends the turn of the least urgent one when an urgent request finds
-no place. Either way the request stays on board and goes on when it is first in the queue again.
+Two means, both off by default. A timeslice deschedules an ordinary request after that many tokens: the
+worker does that by itself. A preemption deschedules the least urgent one when an urgent request finds no
+slot. Either way the request stays resident and resumes when it is first in the queue again.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class FairnessController:
         return job.priority >= self.settings.high_priority_threshold
 
     def timeslice(self, job: Job) -> int:
-        """New tokens of its next turn; 0 for no bound."""
+        """New tokens of its next run; 0 for no bound."""
         return 0 if self.is_urgent(job) else self.settings.max_timeslice_tokens
 
     def on_running(self, job: Job) -> None:

@@ -40,7 +40,7 @@ class Limits:
     clock_skew_s: float = 1.0
     # Heartbeats in a row that must lack an accepted request before it counts as lost.
     mismatch_threshold: int = 2
-    # A running request that gets no further for this long is given up there; 0: never.
+    # A running request that makes no progress for this long is requeued; 0: never.
     stuck_s: float = 120.0
     # What waits on a worker for longer than this goes on with another that has room.
     move_after_s: float = 2.0

@@ -194,7 +194,7 @@ class Planner:
         return True
 
     def _take(self, job: Job, worker: WorkerSlots, plan: Plan, *, is_alone: bool = False) -> None:
-        """Bind a job to a worker, and dispatch it, or first read what it has emitted."""
+        """Bind a job to a worker, and dispatch it, or first read what it has replayed."""
         plan.queue.depart(job, plan.now)
         self._assign(job, worker, is_alone=is_alone)
         self._state.queue.take_place(job)

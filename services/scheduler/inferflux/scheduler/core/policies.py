@@ -232,9 +232,9 @@ class Fair:
             self._shares.leave(tenant)
 
     def position(self, job: Job) -> int:
-        """As if all jobs cost the same and tenants took turns by weight from now on: those of its own tenant
-        before it, as many of others as that lets in, and one of each tenant whose turn comes first; never
-        more than there are."""
+        """As if all jobs cost the same and tenants were served in turn by weight from now on: those of its
+        own tenant before it, as many of others as that lets in, and one of each tenant served before it;
+        never more than there are."""
         tenant = job.key.tenant
         own = self._tenants.get(tenant, Priority(self._aging_s))
         before = own.position(job)

@@ -17,7 +17,6 @@ from .actions import Action
 from .announcements import Outlook
 from .bounds import Bounds
 from .drains import DrainProgress, progress_of
-from .emitted import Emitted
 from .fairness import FairnessController, FairnessSettings
 from .jobs import Attempt, Job, JobState, RequestKey, RequeueReason
 from .ledger import Ledger
@@ -27,6 +26,7 @@ from .planning import Planner
 from .policies import Policy, PolicyName, make_policy
 from .queue import Queue
 from .readers import ReaderWatch
+from .replayed import ReplayedTokens
 from .running import Running
 from .shares import TenantShares
 from .slot_table import SlotTable
@@ -150,11 +150,11 @@ class SchedulerCore:
         return self._state.fairness.settings
 
     def set_fairness(self, settings: FairnessSettings) -> None:
-        """Go by these from the next turn on."""
+        """Go by these from the next plan on."""
         self._state.set_fairness(settings)
 
     def expect(self, worker_ids: Collection[str]) -> None:
-        """Dispatching may start as soon as all of these have been heard; without this, after `settle_s`."""
+        """Dispatching may start as soon as all of these have sent a heartbeat; else after `settle_s`."""
         self._reports.expected = set(worker_ids) - self.table.workers.keys() if worker_ids else None
 
     def drain(
@@ -269,14 +269,14 @@ class SchedulerCore:
             return False, False
         return True, self._reader_watch.leave(job, gateway_id, now, is_handed_over=is_handed_over)
 
-    def on_replay(self, key: RequestKey, read_id: int, emitted: Emitted, now: float) -> list[Action]:
+    def on_replay(self, key: RequestKey, read_id: int, replayed: ReplayedTokens, now: float) -> list[Action]:
         """The answer to ReadReplay."""
         job = self.jobs.get(key)
         if job is None or job.state is not JobState.READING or job.read_id != read_id:
             return []
-        if emitted.outcome:
-            return self._state.acknowledge(job, emitted.outcome)
-        job.continue_from(emitted.token_ids, emitted.epoch, now)
+        if replayed.outcome:
+            return self._state.acknowledge(job, replayed.outcome)
+        job.continue_from(replayed.token_ids, replayed.epoch, now)
         if job.terminal_event is not None:
             return self._state.finish(job, job.terminal_event)
         if job.is_expired(now):

@@ -1,4 +1,4 @@
-"""How much each tenant has been served, and whose turn it is (pure).
+"""How much each tenant has been served, and which is served next (pure).
 
 The virtual token counters of "Fairness in Serving Large Language Models" (Sheng et al., OSDI '24): a tenant's
 counter rises with the tokens that are computed for it, divided by its weight, and the next request is one of
@@ -105,7 +105,7 @@ class TenantShares:
             self._sort_in(tenant)
 
     def first(self) -> str | None:
-        """Whose turn it is; None when nobody is active."""
+        """The tenant to serve next; None when none is active."""
         return self._order.first()[2] if self._entries else None
 
     def position(self, tenant: str) -> int:

@@ -19,13 +19,13 @@ from .actions import Action
 from .announcements import Announcements
 from .assignments import Residence, UnownedRequest
 from .batches import deschedule_of
-from .emitted import outcome_of
 from .fairness import FairnessController, FairnessSettings
 from .jobs import Job, JobState, RequestKey, RequeueReason, TerminalEvent
 from .limits import Limits
 from .memory import Recent
 from .placement import Placement, cells_wanted_on
 from .queue import Queue
+from .replayed import outcome_of
 from .slot_table import SlotTable
 from .slots import Start, WorkerSlots
 from .suspects import Blame

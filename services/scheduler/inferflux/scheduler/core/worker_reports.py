@@ -27,7 +27,7 @@ class WorkerReports:
         self._state = state
         self.drains = Drains()
         self.rates = ModelRates()
-        # Workers to hear of before anything is dispatched; None when nobody knows.
+        # Workers whose heartbeats come before anything is dispatched; None when they are not known.
         self.expected: set[str] | None = None
         # Incarnations that left or were replaced, and when.
         self._gone: Recent[tuple[str, str], float] = Recent(_GONE_REMEMBERED)
@@ -75,7 +75,7 @@ class WorkerReports:
         return out
 
     def _remind(self, worker: WorkerSlots) -> list[Action]:
-        """Say again what the worker should have heard, and has not acted upon."""
+        """Send again what the worker has not acted upon."""
         out: list[Action] = []
         for key in worker.assignments:
             job = self._state.jobs[key]
@@ -90,7 +90,7 @@ class WorkerReports:
     def _follow(
         self, worker: WorkerSlots, reports: Iterable[scheduler_pb2.ResidentRequest], now: float
     ) -> list[Action]:
-        """See how far requests got; give up what gets no further."""
+        """Take in how far requests got; requeue those that make no progress."""
         out: list[Action] = []
         stuck: list[Job] = []
         for report in reports:

@@ -9,7 +9,7 @@ from inferflux.v1 import generation_pb2, tokens_pb2
 
 
 @dataclass(slots=True)
-class Emitted:
+class ReplayedTokens:
     """The state of a reader that has read everything."""
 
     token_ids: list[int] = field(default_factory=list)
@@ -19,25 +19,25 @@ class Emitted:
     outcome: str = ""
 
 
-def assemble(chunks: Iterable[tokens_pb2.TokenChunk]) -> Emitted:
+def assemble(chunks: Iterable[tokens_pb2.TokenChunk]) -> ReplayedTokens:
     """Read chunks as every reader of a token stream does: those of an older epoch than seen do not count,
     tokens had already are skipped, and nothing counts after the end.
 
     When the buffer has lost the beginning, or a part, the tokens end before the gap: a worker emits the same
     ones again from there, and readers drop what they have.
     """
-    emitted = Emitted()
+    replayed = ReplayedTokens()
     for chunk in chunks:
-        if chunk.epoch < emitted.epoch:
+        if chunk.epoch < replayed.epoch:
             continue
-        emitted.epoch = chunk.epoch
-        known = len(emitted.token_ids)
+        replayed.epoch = chunk.epoch
+        known = len(replayed.token_ids)
         if chunk.offset <= known:
-            emitted.token_ids.extend(chunk.token_ids[known - chunk.offset :])
-        emitted.outcome = outcome_of(chunk)
-        if emitted.outcome:
+            replayed.token_ids.extend(chunk.token_ids[known - chunk.offset :])
+        replayed.outcome = outcome_of(chunk)
+        if replayed.outcome:
             break
-    return emitted
+    return replayed
 
 
 def outcome_of(chunk: tokens_pb2.TokenChunk) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from inferflux.scheduler.core.emitted import assemble
+from inferflux.scheduler.core.replayed import assemble
 from inferflux.scheduler.recovery import decode
 from inferflux.v1 import generation_pb2, tokens_pb2
 

@@ -1,4 +1,4 @@
-"""Turns, and what they gave, are counted when the core says them."""
+"""Runs that end early, and the tokens of each priority, are counted as the core reports them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def counted(*todo: actions.Action) -> CollectorRegistry:
     return registry
 
 
-async def test_turns_are_counted_by_why_they_end_and_where_they_go_on() -> None:
+async def test_yields_are_counted_by_reason_and_resumes_by_residence() -> None:
     registry = counted(
         actions.Yielded(KEY, None, "w1", "timeslice"),
         actions.Yielded(KEY, None, "w1", "timeslice"),
