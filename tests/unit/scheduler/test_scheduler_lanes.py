@@ -16,7 +16,8 @@ from inferflux.scheduler.core.jobs import Job, JobState
 from inferflux.scheduler.core.ledger import Ledger
 from inferflux.scheduler.core.limits import Limits
 from inferflux.scheduler.core.placement import Size, cells_wanted, fits_size
-from inferflux.scheduler.core.policies import Policy, PolicyName, make_policy
+from inferflux.scheduler.core.policies import PolicyName, make_policy
+from inferflux.scheduler.core.policy import Policy
 from inferflux.scheduler.core.queue import ModelQueue
 from inferflux.scheduler.core.running import Running
 from inferflux.scheduler.core.scheduler import SchedulerCore
@@ -178,7 +179,7 @@ def test_requests_in_several_lines_are_served_in_the_order_of_one(
         for i, (tenant, priority, prompt, _) in enumerate(requests):
             jobs.append(make_job(i, tenant=f"t{tenant}", priority=priority, prompt=prompt, at=float(i)))
             queue.push(jobs[-1])
-            queue.charge(f"t{tenant}", 3 * i + tenant + 1, 0)  # so that no two are alike
+            queue.policy.charge(f"t{tenant}", 3 * i + tenant + 1, 0)  # so that no two are alike
         order: list[int] = []
         while (job := queue.first()) is not None:
             if len(order) in changes:

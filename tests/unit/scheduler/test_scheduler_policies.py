@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from inferflux.scheduler.core.jobs import Job
 from inferflux.scheduler.core.ledger import Ledger
-from inferflux.scheduler.core.policies import Fair, Fcfs, Policy, Sjf, make_policy, work
+from inferflux.scheduler.core.policies import Fair, Fcfs, Sjf, make_policy, work
+from inferflux.scheduler.core.policy import Policy
 from inferflux.scheduler.core.shares import TenantShares
 from inferflux.scheduler.core.urgent import UrgentFirst
 

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from inferflux.scheduler.core.fairness import FairnessSettings
 from inferflux.scheduler.core.jobs import Job, JobState, RequestKey
 from inferflux.scheduler.core.limits import Limits
-from inferflux.scheduler.core.policies import Policy, make_policy
+from inferflux.scheduler.core.policies import make_policy
+from inferflux.scheduler.core.policy import Policy
 from inferflux.scheduler.core.running import Running
 from inferflux.scheduler.core.urgent import URGENT_LEAD_S
 

@@ -166,7 +166,7 @@ def test_a_suspect_that_stops_before_it_is_cleared_is_placed_anew() -> None:
     state = SchedulerState(Limits(), Queue(lambda _: make_policy("fcfs", aging_s=2.0)), fairness, term=1)
     ready = scheduler_pb2.WORKER_STATE_READY
     status = scheduler_pb2.WorkerStatus(worker_id="w0", incarnation="i", state=ready, slots=4, kv_cells=512)
-    worker = state.add_worker(status, 0.0)
+    worker = state.table.add(status, 0.0)
     job = make_job(1)
     job.is_suspect, job.worker_id, job.state = True, "w0", JobState.NEW
     state.add(job)

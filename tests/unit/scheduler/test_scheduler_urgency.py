@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from inferflux.scheduler.core.fairness import FairnessSettings
 from inferflux.scheduler.core.jobs import Job, JobState, RequestKey
 from inferflux.scheduler.core.limits import Limits
-from inferflux.scheduler.core.policies import Policy, PolicyName, make_policy
+from inferflux.scheduler.core.policies import PolicyName, make_policy
+from inferflux.scheduler.core.policy import Policy
 from inferflux.scheduler.core.running import Running
 
 LIMITS = Limits(settle_s=0.0, clock_skew_s=-1e6)

@@ -8,6 +8,7 @@ from typing import Protocol
 from inferflux.common import logs, subjects
 from inferflux.common.errors import InferFluxError
 
+from .admin import Entry
 from .core.ledger import Ledger
 
 # A leader that is killed takes what was served since with it.
@@ -15,13 +16,6 @@ _INTERVAL_S = 1.0
 _TIMEOUT_S = 0.5
 
 log = logs.get("scheduler.shares")
-
-
-class Entry(Protocol):
-    @property
-    def value(self) -> bytes: ...
-    @property
-    def revision(self) -> int: ...
 
 
 class Bucket(Protocol):

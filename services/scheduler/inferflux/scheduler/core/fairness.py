@@ -106,7 +106,7 @@ class FairnessController:
             return None
         running = [entry[2] for entry in islice(self._running.get(job.model, ()), _LOOK_AT_MOST)]
         # The order of some policies changes while requests run.
-        for least_urgent in sorted(running, key=queue.urgency_key, reverse=True):
+        for least_urgent in sorted(running, key=queue.policy.urgency_key, reverse=True):
             worker = table.get(least_urgent.worker_id or "")
             if (
                 worker is not None
@@ -125,7 +125,7 @@ class FairnessController:
             running.state is JobState.RUNNING
             and not running.is_cancelled
             and running.priority < to.priority
-            and queue.precedes(to, running)
+            and queue.policy.precedes(to, running)
             and (queue.running.may_yield > 0 or not queue.running.is_ordinary(running))
         )
 
@@ -134,7 +134,7 @@ class FairnessController:
         victims: list[Job] = []
         free_cells, free_slots = worker.free_cells, worker.free_slots
         ordinary_left = queue.running.may_yield
-        for victim in sorted(others, key=lambda j: (-queue.urgency_key(j), -j.arrival)):
+        for victim in sorted(others, key=lambda j: (-queue.policy.urgency_key(j), -j.arrival)):
             if victims and free_slots > 0 and free_cells >= cells_wanted_on(job, worker):
                 break
             if queue.running.is_ordinary(victim):

@@ -64,7 +64,7 @@ class Plan:
 
     def urgency(self, job: Job) -> tuple[float, int]:
         """Orders what waits on one worker; lower is more urgent."""
-        return self.queue.urgency_key(job), job.arrival
+        return self.queue.policy.urgency_key(job), job.arrival
 
 
 class Planner:
@@ -247,7 +247,7 @@ class Planner:
     def _charge_prompt(job: Job, queue: ModelQueue) -> None:
         if not job.is_prompt_charged:
             job.is_prompt_charged = True
-            queue.charge(job.key.tenant, job.prompt_tokens, 0)
+            queue.policy.charge(job.key.tenant, job.prompt_tokens, 0)
 
     def _assign(self, job: Job, worker: WorkerSlots, *, is_alone: bool) -> None:
         epoch = 0 if job.needs_replay else job.epoch

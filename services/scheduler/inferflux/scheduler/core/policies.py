@@ -1,15 +1,12 @@
-"""Which request is next: the order of one model's requests, behind one small interface (pure).
-
-A policy decides the order of the queue, and with `urgency_key` and `precedes` everything that follows from
-urgency on the workers: who gives way, whose prompt is computed first, whose KV cells are evicted first.
-"""
+"""The policies, by name (pure)."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Literal, Protocol
+from typing import Literal
 
 from .jobs import Job
+from .policy import Policy
 from .ranking import Ranking
 from .running import Running
 from .shares import TenantShares
@@ -26,56 +23,7 @@ _TOKENS_PER_LEVEL = 100
 _MAX_TOKENS_UNSET = 4096
 
 
-class Policy(Protocol):
-    """Holds the waiting jobs of one model in the order in which they are to be served.
-
-    A policy owns its order, so one that looks at more than a fixed key (shares per tenant, say) can
-    keep what it needs in `push`, `discard` and `charge`.
-    """
-
-    def urgency_key(self, job: Job) -> float:
-        """The urgency of a request that is given a place now; lower is more urgent. Workers go by it."""
-        ...
-
-    def precedes(self, job: Job, running: Job) -> bool:
-        """Whether a waiting request is so much more urgent that it may take the place of a running one."""
-        ...
-
-    def __len__(self) -> int: ...
-    def __iter__(self) -> Iterator[Job]:
-        """Every waiting job, not necessarily in order. Nothing may be pushed or taken out meanwhile."""
-        ...
-
-    def push(self, job: Job) -> None: ...
-    def first(self) -> Job | None: ...
-    def first_of(self, jobs: Sequence[Job]) -> Job:
-        """Which of these is to be served first: the firsts of several queues of this policy."""
-        ...
-
-    def discard(self, job: Job) -> None:
-        """Take a job out that was pushed: it is served, or does not wait any more. Raises KeyError."""
-        ...
-
-    def put_back(self, job: Job) -> None:
-        """Take a job in again that was just taken out and not served, as if it had never been out."""
-        ...
-
-    def position(self, job: Job) -> int:
-        """How many of those that wait here would be served before it if nobody else came, whether it waits
-        here or not; an estimate where that depends on how much they get."""
-        ...
-
-    def charge(self, tenant: str, input_tokens: int, output_tokens: int) -> None:
-        """A tenant is served: prompt tokens as a job departs, and before the next one is looked for;
-        generated ones as they become known."""
-        ...
-
-    def on_running(self, tenant: str) -> None:
-        """A tenant has more or fewer requests running than before."""
-        ...
-
-
-class Ranked:
+class Ranked(Policy):
     """A policy whose order never changes while jobs wait: lowest urgency key first, then arrival."""
 
     def __init__(self) -> None:
@@ -106,17 +54,8 @@ class Ranked:
     def discard(self, job: Job) -> None:
         self._ranking.remove((*job.order, job))
 
-    def put_back(self, job: Job) -> None:
-        self.push(job)
-
     def position(self, job: Job) -> int:
         return self._ranking.position((*job.order, job))
-
-    def charge(self, tenant: str, input_tokens: int, output_tokens: int) -> None:
-        """The order does not depend on it."""
-
-    def on_running(self, tenant: str) -> None:
-        """Nor on this."""
 
 
 class Priority(Ranked):
@@ -167,7 +106,7 @@ def work(job: Job) -> float:
     return to_generate + _PREFILL_COST * to_prefill
 
 
-class Fair:
+class Fair(Policy):
     """The job of the tenant that has been served least, by weight, goes first; of those, the one with the
     highest effective priority.
 
@@ -246,9 +185,6 @@ class Fair:
 
     def charge(self, tenant: str, input_tokens: int, output_tokens: int) -> None:
         self._shares.charge(tenant, input_tokens, output_tokens)
-
-    def on_running(self, tenant: str) -> None:
-        """What is served counts, not how much runs."""
 
 
 def make_policy(

@@ -11,7 +11,8 @@ from .announcements import Outlook
 from .bounds import Waiting
 from .jobs import Job
 from .placement import Size, fits_size
-from .policies import Fcfs, Policy
+from .policies import Fcfs
+from .policy import Policy
 from .running import Running
 
 # The pace of departures is that of about the last half minute, and of no fewer than some ten bursts.
@@ -102,8 +103,9 @@ class ModelQueue:
         self._new_policy = new_policy
         self.running = Running() if running is None else running
         self._sizes = sizes
-        self._policy = new_policy()
-        self._lanes = {frozenset[Size](): Lane(frozenset(), self._policy)}
+        # For questions about urgency and for charges; it orders one lane.
+        self.policy = new_policy()
+        self._lanes = {frozenset[Size](): Lane(frozenset(), self.policy)}
         # What waits to resume on workers, most urgent of each, while a plan is made.
         self.offers = Lane(frozenset(), new_policy())
         self._suspects = Lane(frozenset(), Fcfs())
@@ -159,7 +161,7 @@ class ModelQueue:
         """
         lanes = (*self._lanes.values(), self.offers)
         jobs = [job for lane in lanes if lane not in closed and (job := lane.order.first()) is not None]
-        return self._policy.first_of(jobs) if len(jobs) > 1 else next(iter(jobs), None)
+        return self.policy.first_of(jobs) if len(jobs) > 1 else next(iter(jobs), None)
 
     def lane_of(self, job: Job) -> Lane:
         """Where it waits. Raises KeyError if it does not wait here."""
@@ -178,37 +180,25 @@ class ModelQueue:
 
     def depart(self, job: Job, now: float) -> None:
         """It is served. Raises KeyError if it does not wait here."""
-        self._take_out(job)
+        self._members[job].order.discard(job)
         self._pace.depart(now)
-        if not self._members:
-            self._pace.pause()
+        self._forget(job)
 
     def discard(self, job: Job) -> None:
         """It does not wait any more, for another reason. Raises KeyError if it does not wait here."""
-        self._take_out(job)
+        self._members[job].order.discard(job)
+        self._forget(job)
+
+    def _forget(self, job: Job) -> None:
+        del self._members[job]
+        self._waiting.leave(job.key.tenant)
         if not self._members:
             self._pace.pause()
-
-    def _take_out(self, job: Job) -> None:
-        self._members.pop(job).order.discard(job)
-        self._waiting.leave(job.key.tenant)
-
-    def charge(self, tenant: str, input_tokens: int, output_tokens: int) -> None:
-        """As in `Policy.charge`."""
-        self._policy.charge(tenant, input_tokens, output_tokens)
 
     def on_running(self, tenant: str) -> None:
         """As in `Policy.on_running`."""
         for lane in (*self._lanes.values(), self.offers):
             lane.order.on_running(tenant)
-
-    def urgency_key(self, job: Job) -> float:
-        """As in `Policy.urgency_key`."""
-        return self._policy.urgency_key(job)
-
-    def precedes(self, job: Job, running: Job) -> bool:
-        """As in `Policy.precedes`."""
-        return self._policy.precedes(job, running)
 
     def sort(self) -> None:
         """Sort all in anew: which requests are urgent has changed."""
@@ -308,10 +298,7 @@ class Queue:
 
     def urgency_key(self, job: Job) -> float:
         """As in `Policy.urgency_key`, by its model's queue."""
-        queue = self.models.get(job.model)
-        if queue is None:
-            queue = self.models[job.model] = self._new_queue(job.model)
-        return queue.urgency_key(job)
+        return self.of(job.model).policy.urgency_key(job)
 
     def _running_of(self, model: str) -> Running:
         running = self.running.get(model)

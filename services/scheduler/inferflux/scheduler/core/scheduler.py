@@ -23,7 +23,8 @@ from .ledger import Ledger
 from .limits import Limits
 from .memory import Recent
 from .planning import Planner
-from .policies import Policy, PolicyName, make_policy
+from .policies import PolicyName, make_policy
+from .policy import Policy
 from .queue import Queue
 from .readers import ReaderWatch
 from .replayed import ReplayedTokens
@@ -523,8 +524,9 @@ class SchedulerCore:
                 return out + self._state.finish(job, outcomes.invalid(refusal.message))
             case worker_pb2.REFUSAL_REASON_NOT_RESIDENT:
                 return out + self._state.requeue(job, RequeueReason.NOT_RESIDENT, now)
-        self._state.hold_worker(worker_id)
         worker = self._state.worker_of(job)
+        if worker is not None:
+            worker.hold()
         if worker is not None and job.is_resuming:
             self._state.wait_to_resume(worker, job)
             return out

@@ -15,14 +15,11 @@ aging keeps its promise there.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING
 
 from .jobs import Job
+from .policy import Policy
 from .ranking import Ranking
 from .running import Running
-
-if TYPE_CHECKING:
-    from .policies import Policy
 
 _LEAST_LEAD = 2
 
@@ -31,7 +28,7 @@ _LEAST_LEAD = 2
 _Entry = tuple[int, tuple[float, int], str]
 
 
-class SharedPriority:
+class SharedPriority(Policy):
     """Urgent requests, or the others, under the policy `priority`.
 
     Each operation costs O(log n) in the jobs and the tenants that wait.
@@ -110,9 +107,6 @@ class SharedPriority:
         if own is None:
             return min(self._all.position(job), len(self._tenants))
         return min(self._all.position(job), (own.position(job) + 1) * len(self._tenants) - 1)
-
-    def charge(self, tenant: str, input_tokens: int, output_tokens: int) -> None:
-        """The order does not depend on it."""
 
     def on_running(self, tenant: str) -> None:
         """A tenant has more or fewer requests running than before, or another first request."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Final
 
-from inferflux.v1 import scheduler_pb2, worker_pb2
+from inferflux.v1 import worker_pb2
 
 from . import actions, outcomes
 from .actions import Action
@@ -103,10 +103,6 @@ class SchedulerState:
         return out
 
     # Workers
-
-    def add_worker(self, status: scheduler_pb2.WorkerStatus, now: float) -> WorkerSlots:
-        """A worker reported for the first time."""
-        return self.table.add(status, now)
 
     def remove_worker(self, worker: WorkerSlots) -> list[Job]:
         """A worker is gone. Returns the jobs that it had; they are still to be requeued."""
@@ -347,10 +343,6 @@ class SchedulerState:
 
     def worker_of(self, job: Job) -> WorkerSlots | None:
         return self.table.get(job.worker_id) if job.worker_id is not None else None
-
-    def hold_worker(self, worker_id: str) -> None:
-        if (worker := self.table.get(worker_id)) is not None:
-            worker.hold()
 
     def replan(self, worker: WorkerSlots) -> None:
         """Something may have changed for what waits for this worker."""

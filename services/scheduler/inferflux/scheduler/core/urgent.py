@@ -12,19 +12,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from itertools import chain
-from typing import TYPE_CHECKING
 
 from .jobs import Job
+from .policy import Policy
 from .running import Running
-
-if TYPE_CHECKING:
-    from .policies import Policy
 
 # How much earlier an urgent request counts as having come than another of its effective priority.
 URGENT_LEAD_S = 60.0
 
 
-class UrgentFirst:
+class UrgentFirst(Policy):
     """The policy `priority`: the order of urgent requests, and that of the others.
 
     Args:
@@ -101,9 +98,6 @@ class UrgentFirst:
         if self._is_urgent(job):
             return self._urgent.position(job)
         return len(self._urgent) + self._ordinary.position(job)
-
-    def charge(self, tenant: str, input_tokens: int, output_tokens: int) -> None:
-        """The order does not depend on it."""
 
     def on_running(self, tenant: str) -> None:
         self._urgent.on_running(tenant)

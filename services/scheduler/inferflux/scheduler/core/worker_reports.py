@@ -45,7 +45,7 @@ class WorkerReports:
             out += self.forget(worker, RequeueReason.WORKER_RESTARTED, now, is_final=True)
             worker = None
         if worker is None:
-            worker = self._state.add_worker(status, now)
+            worker = self._state.table.add(status, now)
         out += self._reconcile(worker, status, now)
         out += self._follow(worker, status.residents, now)
         out += self._remind(worker)
@@ -125,7 +125,7 @@ class WorkerReports:
             return []
         job.charged_tokens = job.known_tokens
         if (queue := self._state.queue.models.get(job.model)) is not None:
-            queue.charge(job.key.tenant, 0, tokens)
+            queue.policy.charge(job.key.tenant, 0, tokens)
         return [actions.CountTokens(job.priority, tokens)]
 
     def on_event(self, event: scheduler_pb2.WorkerEvent, now: float) -> list[Action]:
