@@ -159,7 +159,7 @@ class Findings:
                 f"{one.urgent_ratio:.2f}",
                 f"{one.waits['0']['p50']:.1f}",
                 f"{one.ordinary_part:.3f}",
-                f"{one.ordinary_ratio:.3f}",
+                "-" if one.ordinary_ratio is None else f"{one.ordinary_ratio:.3f}",
                 f"{one.tokens_per_s:.0f}",
             )
             for one in self.overloads

@@ -306,7 +306,8 @@ class Overload:
 
     Waits are to the first token, of those that came in the second half of that time. `urgent_ratio` is the
     median of the urgent ones ÷ that of an urgent request alone. `ordinary_part` is what part of the service
-    the others were given, in the second half; `ordinary_ratio` is their service ÷ that without preemption.
+    the others were given, in the second half; `ordinary_ratio` is their service ÷ that without preemption,
+    None if that is 0.
     """
 
     urgent: float
@@ -314,7 +315,7 @@ class Overload:
     waits: dict[str, Waits]
     urgent_ratio: float
     ordinary_part: float
-    ordinary_ratio: float
+    ordinary_ratio: float | None
     tokens_per_s: float
 
 
@@ -337,7 +338,7 @@ def lasting_overload(urgent: float, share: float, scope: Scope) -> Overload:
         waits=found,
         urgent_ratio=found[str(URGENT)]["p50"] / alone_s,
         ordinary_part=served[str(ORDINARY)] / sum(served.values()),
-        ordinary_ratio=served[str(ORDINARY)] / without[str(ORDINARY)],
+        ordinary_ratio=served[str(ORDINARY)] / rest if (rest := without[str(ORDINARY)]) else None,
         tokens_per_s=_tokens_per_s(world),
     )
 
