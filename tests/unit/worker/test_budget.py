@@ -199,11 +199,11 @@ def test_sizes_that_are_alike_leave_the_cost_of_a_token_as_it_was() -> None:
     assert line.fixed_s == pytest.approx(0.31, rel=0.1)
 
 
-def test_no_token_costs_more_than_a_recent_step_took_for_each_of_its_tokens() -> None:
+def test_a_token_costs_at_most_twice_what_the_fastest_recent_step_took_per_token() -> None:
     line = StepTime()
     for n, seconds in ((16, 0.02), (64, 1.0), (64, 0.08)):
         line.observe(n, seconds)
-    assert line.seconds_of(101) - line.seconds_of(1) <= 100 * 0.08 / 64 + 1e-9
+    assert line.seconds_of(101) - line.seconds_of(1) <= 2 * 100 * 0.08 / 64 + 1e-9
 
 
 def test_a_step_that_costs_the_same_at_any_size_has_free_tokens() -> None:

@@ -26,6 +26,8 @@ _SMALLEST_CHUNK = 8
 _OUTLIER = 3.0
 # Sizes of steps are alike while their variance is below this, in tokens squared.
 _ALIKE = float(_SMALLEST_CHUNK**2)
+# A token costs at most this many times what the fastest recent step took per token, its fixed part included.
+_SLACK = 2.0
 # Queue pressure begins where there is more than one waiting prefill for this many decodes.
 DECODES_PER_PREFILL = 4
 # A gap of so many seconds is not noticed.
@@ -117,7 +119,8 @@ class StepTime:
     Older steps count less and less (by 3 % a step): a deeper context makes tokens dearer. A step that took
     several times what was expected says that the machine was busy, not what a token costs. Two rules keep
     delays that last from being charged to tokens. Sizes that are alike cannot tell the fixed part from the
-    tokens: a token then costs what it did. And no token costs more than any recent step took per token.
+    tokens: a token then costs what it did. And a token costs little more than the fastest recent step took
+    per token.
     """
 
     _MEMORY = 0.97
@@ -166,4 +169,4 @@ class StepTime:
             found = self._per_token
         else:
             found = max((self._xy / self._weight - mean_x * mean_y) / spread, 0.0)
-        return min(found, self._most_per_token, mean_y / mean_x)
+        return min(found, _SLACK * self._most_per_token, mean_y / mean_x)
