@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import AsyncGenerator, Callable, Sequence
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
+from contextlib import aclosing, contextmanager
 from types import TracebackType
-from typing import Self
+from typing import Self, TypeVar
 
 import grpc
 import grpc.aio
+from google.protobuf.message import Message
 
 from inferflux.common import grpc_client
 from inferflux.common.errors import InferFluxError, Unavailable, from_rpc
@@ -31,7 +32,7 @@ from .errors import CommandError
 from .resuming import Call, read, read_resuming
 from .target import Target
 
-_Metadata = tuple[tuple[str, str], ...]
+_Reply = TypeVar("_Reply")
 _UNARY_LIMIT_S = 10.0
 
 
@@ -82,12 +83,7 @@ class Client:
             priority=priority,
             resume_window_s=resume_window_s,
         )
-        return self._chunks(
-            lambda metadata: self._inference.Chat(request, metadata=metadata),
-            request_id,
-            resume_window_s,
-            on_resumed,
-        )
+        return self._chunks(self._inference.Chat, request, request_id, on_resumed)
 
     def generate(
         self,
@@ -105,39 +101,23 @@ class Client:
         request = inference_pb2.GenerateRequest(
             model=model, text=prompt, params=params, priority=priority, resume_window_s=resume_window_s
         )
-        return self._chunks(
-            lambda metadata: self._inference.Generate(request, metadata=metadata),
-            request_id,
-            resume_window_s,
-            on_resumed,
-        )
+        return self._chunks(self._inference.Generate, request, request_id, on_resumed)
 
     async def resume(self, request_id: str, *, offset: int) -> AsyncGenerator[tokens_pb2.TokenChunk, None]:
         """What a request has said and will say from a token on. Closing the generator early only ends this
         reading."""
-        try:
+        with self._readable_errors():
             async with aclosing(read(self._resume(request_id, offset))) as chunks:
                 async for chunk in chunks:
                     yield chunk
-        except grpc.aio.AioRpcError as error:
-            raise self._readable(error) from None
 
     async def cancel(self, request_id: str) -> None:
         """End a queued or running request of this key's tenant."""
-        request = inference_pb2.CancelRequest(request_id=request_id)
-        try:
-            await self._inference.Cancel(request, metadata=self._metadata(), timeout=_UNARY_LIMIT_S)
-        except grpc.aio.AioRpcError as error:
-            raise self._readable(error) from None
+        await self._call(self._inference.Cancel, inference_pb2.CancelRequest(request_id=request_id))
 
     async def models(self) -> list[model_pb2.Model]:
         """What is served."""
-        try:
-            reply = await self._models.ListModels(
-                model_pb2.ListModelsRequest(), metadata=self._metadata(), timeout=_UNARY_LIMIT_S
-            )
-        except grpc.aio.AioRpcError as error:
-            raise self._readable(error) from None
+        reply = await self._call(self._models.ListModels, model_pb2.ListModelsRequest())
         return list(reply.models)
 
     async def only_model(self) -> str:
@@ -153,29 +133,16 @@ class Client:
 
     async def status(self) -> cluster_pb2.GetStatusResponse:
         """Services, workers, slots and queue."""
-        try:
-            return await self._cluster.GetStatus(
-                cluster_pb2.GetStatusRequest(), metadata=self._metadata(), timeout=_UNARY_LIMIT_S
-            )
-        except grpc.aio.AioRpcError as error:
-            raise self._readable(error) from None
+        return await self._call(self._cluster.GetStatus, cluster_pb2.GetStatusRequest())
 
     async def fairness(self) -> scheduler_pb2.Fairness:
-        """What the fairness controller goes by."""
-        request = admin_pb2.GetFairnessRequest()
-        try:
-            reply = await self._admin.GetFairness(request, metadata=self._metadata(), timeout=_UNARY_LIMIT_S)
-        except grpc.aio.AioRpcError as error:
-            raise self._readable(error) from None
+        """The settings of the fairness controller."""
+        reply = await self._call(self._admin.GetFairness, admin_pb2.GetFairnessRequest())
         return reply.fairness
 
     async def set_fairness(self, change: scheduler_pb2.SetFairness) -> scheduler_pb2.Fairness:
-        """Change what the fairness controller goes by; returns all of it."""
-        request = admin_pb2.SetFairnessRequest(change=change)
-        try:
-            reply = await self._admin.SetFairness(request, metadata=self._metadata(), timeout=_UNARY_LIMIT_S)
-        except grpc.aio.AioRpcError as error:
-            raise self._readable(error) from None
+        """Change settings of the fairness controller; returns all of them."""
+        reply = await self._call(self._admin.SetFairness, admin_pb2.SetFairnessRequest(change=change))
         return reply.fairness
 
     async def drain(
@@ -185,51 +152,48 @@ class Client:
         request = admin_pb2.DrainWorkerRequest(worker_id=worker_id, hand_over_after_ms=hand_over_after_ms)
         call = self._admin.DrainWorker(request, metadata=self._metadata())
         try:
-            async for response in call:
-                yield response.progress
-        except grpc.aio.AioRpcError as error:
-            raise self._readable(error) from None
+            with self._readable_errors():
+                async for response in call:
+                    yield response.progress
         finally:
             call.cancel()
 
     async def undrain(self, worker_id: str) -> scheduler_pb2.DrainProgress:
         """Have a worker take requests again."""
         request = admin_pb2.UndrainWorkerRequest(worker_id=worker_id)
-        try:
-            reply = await self._admin.UndrainWorker(
-                request, metadata=self._metadata(), timeout=_UNARY_LIMIT_S
-            )
-        except grpc.aio.AioRpcError as error:
-            raise self._readable(error) from None
+        reply = await self._call(self._admin.UndrainWorker, request)
         return reply.progress
+
+    async def _call(self, rpc: Callable[..., Awaitable[_Reply]], request: Message) -> _Reply:
+        with self._readable_errors():
+            return await rpc(request, metadata=self._metadata(), timeout=_UNARY_LIMIT_S)
 
     async def _chunks(
         self,
-        start: Callable[[_Metadata], Call],
+        rpc: Callable[..., Call],
+        request: inference_pb2.ChatRequest | inference_pb2.GenerateRequest,
         request_id: str,
-        resume_window_s: int,
         on_resumed: Callable[[], None],
     ) -> AsyncGenerator[tokens_pb2.TokenChunk, None]:
         # To be resumed, a request has an id that is known here.
-        request_id = request_id or (uuid.uuid4().hex if resume_window_s else "")
+        window_s = request.resume_window_s
+        request_id = request_id or (uuid.uuid4().hex if window_s else "")
         metadata = self._metadata(request_id)
         chunks = (
             read_resuming(
-                lambda: start(metadata),
+                lambda: rpc(request, metadata=metadata),
                 lambda offset: self._resume(request_id, offset),
                 lambda: self.cancel(request_id),
-                window_s=resume_window_s,
+                window_s=window_s,
                 on_resumed=on_resumed,
             )
-            if resume_window_s
-            else read(start(metadata))
+            if window_s
+            else read(rpc(request, metadata=metadata))
         )
-        try:
+        with self._readable_errors():
             async with aclosing(chunks):
                 async for chunk in chunks:
                     yield chunk
-        except grpc.aio.AioRpcError as error:
-            raise self._readable(error) from None
 
     def _resume(self, request_id: str, offset: int) -> Call:
         request = inference_pb2.ResumeRequest(request_id=request_id, offset=offset)
@@ -239,8 +203,15 @@ class Client:
     def _metadata(self, request_id: str = "") -> tuple[tuple[str, str], ...]:
         return grpc_client.outgoing(api_key=self._api_key, request_id=request_id)
 
+    @contextmanager
+    def _readable_errors(self) -> Iterator[None]:
+        try:
+            yield
+        except grpc.aio.AioRpcError as error:
+            raise self._readable(error) from None
+
     def _readable(self, error: grpc.aio.AioRpcError) -> InferFluxError:
-        """gRPC's own words for "nobody there" are long and about sockets."""
+        """gRPC's own words for "nothing answers" are long and about sockets."""
         details = error.details() or ""
         if error.code() is grpc.StatusCode.UNAVAILABLE and "failed to connect" in details:
             return Unavailable(f"nothing answers at {self._endpoint}")

@@ -16,7 +16,7 @@ from prometheus_client import REGISTRY
 
 from inferflux.common import errors, grpc_metadata
 from inferflux.common.grpc_client import channel
-from inferflux.common.grpc_interceptor import current_request_id
+from inferflux.common.grpc_interceptor import current_call
 from inferflux.common.grpc_server import GrpcServer, build_server
 from inferflux.v1 import inference_pb2, inference_pb2_grpc, model_pb2
 
@@ -38,7 +38,7 @@ class Inference(inference_pb2_grpc.InferenceServiceServicer):
     ) -> AsyncIterator[Any]:
         try:
             self.started.set()
-            yield _chat_response(current_request_id())
+            yield _chat_response(current_call().context.request_id)
             if request.model == "fail":
                 raise errors.Unavailable("no worker", reason="NO_WORKER", retry_delay_s=2.5)
             if request.model == "defect":

@@ -40,7 +40,7 @@ def test_the_tokenizer_part_loads_by_itself_and_tokenizes(tmp_path: Path) -> Non
     vocab = Vocab.load(tmp_path / "tokenizer.gguf")
     ids = vocab.tokenize(b"abc<|end|>", add_special=False, parse_special=True)
     assert b"".join(vocab.piece(i) for i in ids[:-1]) == b"abc"
-    assert vocab.is_eog(ids[-1])
+    assert ids[-1] in vocab.eog
     assert vocab.chat_template == "{{ messages }}"
     vocab.close()
 

@@ -37,6 +37,8 @@ _Caller = TypeVar("_Caller")
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
+_Reply = Callable[[Any, Context], Awaitable[Any]]
+
 
 class Admitted(Protocol):
     """Who was admitted."""
@@ -100,12 +102,6 @@ def caller_as(kind: type[_Caller]) -> _Caller:
     return caller
 
 
-def current_request_id() -> str:
-    """The request id of the RPC this task serves: the caller's or a generated one; "" outside of any."""
-    call = _call.get()
-    return "" if call is None else call.context.request_id
-
-
 class RequestInterceptor(grpc.aio.ServerInterceptor):
     """Wraps the handlers of all four kinds of RPC.
 
@@ -146,9 +142,9 @@ class RequestInterceptor(grpc.aio.ServerInterceptor):
         if handler is None or rule is None:  # UNIMPLEMENTED; its name is the caller's, so it gets no metric
             return None
         if handler.response_streaming:
-            handle = self._streaming(handler_call_details, rule, handler)
+            handle = self._handler(handler_call_details, rule, handler, _write_all)
             return grpc.stream_stream_rpc_method_handler(handle, None, handler.response_serializer)
-        handle = self._answering(handler_call_details, rule, handler)
+        handle = self._handler(handler_call_details, rule, handler, _answer)
         return grpc.stream_unary_rpc_method_handler(handle, None, handler.response_serializer)
 
     def _rule(self, method: str) -> MethodRule | None:
@@ -156,39 +152,22 @@ class RequestInterceptor(grpc.aio.ServerInterceptor):
             return rule
         return _ANY if self._rules is None else self._rules.get(method)
 
-    def _answering(self, details: grpc.HandlerCallDetails, rule: MethodRule, handler: Any) -> Any:
-        method = details.method
-        inner = handler.unary_unary or handler.stream_unary
+    def _handler(
+        self, details: grpc.HandlerCallDetails, rule: MethodRule, handler: Any, reply: _Reply
+    ) -> Callable[[object, Context], Awaitable[Any]]:
+        inner = handler.unary_unary or handler.stream_unary or handler.unary_stream or handler.stream_stream
 
+        # Always a coroutine, never a generator: a cancelled RPC then raises CancelledError inside
+        # this frame, and the method's generator is closed at once instead of when it is garbage-collected.
         async def handle(_: object, context: Context) -> Any:
-            called = _Call(method, details.invocation_metadata, context)
-            async with called as call, self._bounded(method, rule):
-                await self._let_in(call, rule)
-                return await inner(await self._request(context, rule, handler), context)
+            called = _Call(details.method, details.invocation_metadata, context)
+            async with called as call, self._bounded(details.method, rule):
+                await self._admit_call(call, rule)
+                return await reply(inner(await self._request(context, rule, handler), context), context)
 
         return handle
 
-    def _streaming(self, details: grpc.HandlerCallDetails, rule: MethodRule, handler: Any) -> Any:
-        method = details.method
-        inner = handler.unary_stream or handler.stream_stream
-
-        # A coroutine that writes, not a generator: a cancelled RPC then raises CancelledError inside this
-        # frame, and the handler's generator is closed at once instead of when it is garbage-collected.
-        async def handle(_: object, context: Context) -> None:
-            called = _Call(method, details.invocation_metadata, context)
-            async with called as call, self._bounded(method, rule):
-                await self._let_in(call, rule)
-                responses = inner(await self._request(context, rule, handler), context)
-                if not hasattr(responses, "__aiter__"):
-                    await responses  # a handler that writes for itself
-                    return
-                async with aclosing(responses):
-                    async for response in responses:
-                        await context.write(response)
-
-        return handle
-
-    async def _let_in(self, call: _Call, rule: MethodRule) -> None:
+    async def _admit_call(self, call: _Call, rule: MethodRule) -> None:
         """Admit the caller, by the call's metadata alone."""
         caller: Admitted | None = None
         if rule.scope:
@@ -247,6 +226,19 @@ class RequestInterceptor(grpc.aio.ServerInterceptor):
             raise ResourceExhausted(message, reason="TOO_MANY_CALLS") from None
         finally:
             calls.pop(timeout, None)
+
+
+async def _answer(response: Any, _context: Context) -> Any:
+    return await response
+
+
+async def _write_all(responses: Any, context: Context) -> None:
+    if not hasattr(responses, "__aiter__"):
+        await responses  # a method that writes for itself
+        return
+    async with aclosing(responses):
+        async for response in responses:
+            await context.write(response)
 
 
 def _owner(context: Context) -> tuple[str, str]:

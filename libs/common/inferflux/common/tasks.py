@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Collection, Coroutine
+from contextlib import suppress
 from typing import Any
 
 from inferflux.common import logs, metrics
@@ -51,6 +52,13 @@ class Background:
             log.error("background work failed", exc_info=error)
             if self._on_failure is not None:
                 self._on_failure(error)
+
+
+async def is_set_within(event: asyncio.Event, limit_s: float) -> bool:
+    """Wait for an event, for at most `limit_s` seconds; return whether it is set."""
+    with suppress(TimeoutError):
+        await asyncio.wait_for(event.wait(), limit_s)
+    return event.is_set()
 
 
 async def cancel_all(tasks: Collection[asyncio.Future[Any]]) -> None:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import tempfile
-from contextlib import AsyncExitStack, suppress
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,7 +16,7 @@ from inferflux.common.grpc_options import receive_limit
 from inferflux.common.grpc_server import GrpcServer, build_server
 from inferflux.common.lifecycle import Shutdown
 from inferflux.common.probe import Probe
-from inferflux.common.tasks import Background
+from inferflux.common.tasks import Background, is_set_within
 from inferflux.common.tracing import Tracer, open_tracer
 from inferflux.v1 import (
     admin_pb2_grpc,
@@ -168,7 +167,8 @@ async def _watch(gateway: _Gateway, probe: Probe, server: GrpcServer, shutdown: 
     bus = gateway.services.bus
     policy_health = health_pb2_grpc.HealthStub(gateway.policy_channel)
     was_ready: bool | None = None
-    while not shutdown.requested.is_set():
+    is_ending = shutdown.requested.is_set()
+    while not is_ending:
         probe.set_ready("nats", ok=bus.is_connected, detail="" if bus.is_connected else "connection lost")
         probe.set_ready("queue", ok=not bus.write_problem, detail=bus.write_problem)
         why_not = await _ask_policy(policy_health)
@@ -184,8 +184,7 @@ async def _watch(gateway: _Gateway, probe: Probe, server: GrpcServer, shutdown: 
                 nats=bus.is_connected,
                 queue=bus.write_problem or "ok",
             )
-        with suppress(TimeoutError):
-            await asyncio.wait_for(shutdown.wait(), _WATCH_INTERVAL_S)
+        is_ending = await is_set_within(shutdown.requested, _WATCH_INTERVAL_S)
 
 
 async def _ask_policy(health: health_pb2_grpc.HealthStub) -> str:

@@ -1,4 +1,4 @@
-"""What is written down when a request has ended: metrics, the audit line, and its usage with policy."""
+"""What is recorded of a finished request: one audit line, and its usage with policy."""
 
 from __future__ import annotations
 
@@ -11,10 +11,8 @@ from inferflux.common.errors import InferFluxError, InvalidArgument
 from inferflux.common.tasks import Background
 from inferflux.v1 import generation_pb2, policy_pb2
 
-from . import audit
-from .audit import AuditRecord
-
 log = logs.get()
+audit = logs.get("audit")
 
 # Seconds before each further attempt to settle.
 _RETRIES_S = (0.2, 1.0, 5.0)
@@ -22,7 +20,12 @@ _RETRIES_S = (0.2, 1.0, 5.0)
 
 @dataclass(frozen=True, slots=True)
 class FinishedRequest:
-    """How a request ended."""
+    """How a request finished.
+
+    Attributes:
+        outcome: finish reason or error reason, lower case.
+        duration_s: from the call to its end.
+    """
 
     method: str
     tenant: str
@@ -49,21 +52,20 @@ class Ledger:
         self._background = background
 
     def write(self, finished: FinishedRequest) -> None:
-        """Audit a finished request."""
+        """Write the audit line: which key did what. It holds no prompt and no answer."""
         usage = finished.usage
-        audit.write(
-            AuditRecord(
-                method=finished.method,
-                tenant=finished.tenant,
-                key_id=finished.key_id,
-                request_id=finished.request_id,
-                model=finished.model,
-                outcome=finished.outcome,
-                prompt_tokens=usage.prompt_tokens,
-                cached_prompt_tokens=usage.cached_prompt_tokens,
-                completion_tokens=usage.completion_tokens,
-                duration_ms=round(finished.duration_s * 1000, 1),
-            )
+        audit.info(
+            "audit",
+            method=finished.method,
+            tenant=finished.tenant,
+            key_id=finished.key_id,
+            request_id=finished.request_id,
+            model=finished.model,
+            outcome=finished.outcome,
+            prompt_tokens=usage.prompt_tokens,
+            cached_prompt_tokens=usage.cached_prompt_tokens,
+            completion_tokens=usage.completion_tokens,
+            duration_ms=round(finished.duration_s * 1000, 1),
         )
 
     def settle(self, finished: FinishedRequest) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 from inferflux.common.errors import ResourceExhausted, Unavailable
 from inferflux.common.sharing import may_have_more
-from inferflux.common.tasks import Background
+from inferflux.common.tasks import Background, is_set_within
 
 _DRAIN_RETRY_S = 1.0
 
@@ -110,16 +110,9 @@ class Streams:
     async def drain(self, limit_s: float) -> None:
         """Take no new streams; give those that run `limit_s` seconds, then end them and the followers."""
         self.is_draining = True
-        if not await self._ended_within(limit_s):
+        if not await is_set_within(self._all_ended, limit_s):
             self.is_over = True
             for task in list(self._tasks):
                 task.cancel()
-            await self._ended_within(2.0)
+            await is_set_within(self._all_ended, 2.0)
         await self._followers.close()
-
-    async def _ended_within(self, limit_s: float) -> bool:
-        try:
-            await asyncio.wait_for(self._all_ended.wait(), limit_s)
-        except TimeoutError:
-            return False
-        return True

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
-from contextlib import suppress
-
 from inferflux.common import logs, store
 from inferflux.common.errors import Unavailable
 from inferflux.common.grpc_options import receive_limit
 from inferflux.common.grpc_server import GrpcServer, build_server
 from inferflux.common.lifecycle import Shutdown
 from inferflux.common.probe import Probe
+from inferflux.common.tasks import is_set_within
 from inferflux.v1 import policy_pb2_grpc
 
 from .bootstrap import Bootstrap
@@ -70,14 +68,14 @@ class StoreWatch:
         self._was_up: bool | None = None
 
     async def run_until(self, shutdown: Shutdown, *, interval_s: float) -> None:
-        while not shutdown.requested.is_set():
+        is_ending = shutdown.requested.is_set()
+        while not is_ending:
             try:
                 await self._bootstrap.ensure()
                 self._note(is_up=True)
             except Unavailable as error:
                 self._note(is_up=False, why=error.message)
-            with suppress(TimeoutError):
-                await asyncio.wait_for(shutdown.wait(), interval_s)
+            is_ending = await is_set_within(shutdown.requested, interval_s)
 
     def _note(self, *, is_up: bool, why: str = "") -> None:
         self._probe.set_ready("store", ok=is_up, detail=why)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import socket
 import subprocess
@@ -14,6 +13,7 @@ from inferflux.common import logs
 from inferflux.common.captured import Captured, cause_in
 from inferflux.common.children import describe_end, wait_for_end
 from inferflux.common.frames import ParentEnd
+from inferflux.common.tasks import is_set_within
 from inferflux.v1 import engine_pb2
 
 _FIRST_BACKOFF_S = 0.1
@@ -90,8 +90,7 @@ class EngineHost:
             await self._on_death(why)
             backoff = _FIRST_BACKOFF_S if loaded else min(backoff * 2, _LONGEST_BACKOFF_S)
             log.error("engine died, starting it again", why=why, backoff_s=backoff)
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._stopping.wait(), backoff)
+            await is_set_within(self._stopping, backoff)
 
     def kill(self, why: str) -> None:
         """End an engine that makes no progress; `why` is reported as the cause of its death."""

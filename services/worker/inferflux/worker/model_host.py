@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from inferflux.common import logs
-from inferflux.common.tasks import cancel_all
+from inferflux.common.tasks import cancel_all, is_set_within
 from inferflux.v1 import engine_pb2, model_pb2, scheduler_pb2, worker_pb2
 
 from . import request_log
@@ -317,15 +317,8 @@ class ModelHost:
 
     async def _watch(self) -> None:
         """Kill an engine that should make steps and makes none; it is then started again."""
-        while not await self._is_stopping_within(_WATCH_INTERVAL_S):
+        while not await is_set_within(self._stopping, _WATCH_INTERVAL_S):
             if self._watchdog.is_stuck(has_running=self.residents.has_running):
                 self._watchdog.progressed()
                 self._metrics.engine_was_stuck()
                 self._engine.kill(f"the engine made no step for {self._options.stuck_s:g} s and was killed")
-
-    async def _is_stopping_within(self, seconds: float) -> bool:
-        try:
-            await asyncio.wait_for(self._stopping.wait(), seconds)
-        except TimeoutError:
-            return False
-        return True

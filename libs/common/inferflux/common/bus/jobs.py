@@ -44,7 +44,6 @@ _MAKING_TRIES = 5
 class _Delivery(NamedTuple):
     """What a reply subject `$JS.ACK...` says of a delivered message."""
 
-    deliveries: int
     sequence: int
     timestamp: int
 
@@ -66,13 +65,13 @@ def parse_delivery(reply: bytes) -> _Delivery:
     if len(tokens) < 9:
         raise ValueError("too few tokens")
     start = 4 if len(tokens) == 9 else 6
-    return _Delivery(int(tokens[start]), int(tokens[start + 1]), int(tokens[start + 3]))
+    return _Delivery(int(tokens[start + 1]), int(tokens[start + 3]))
 
 
 class Job:
     """A job, held until `ack` or `term`."""
 
-    __slots__ = ("__weakref__", "_consumer", "data", "headers", "key", "redelivered", "reply", "sequence")
+    __slots__ = ("__weakref__", "_consumer", "data", "headers", "key", "reply", "sequence")
 
     def __init__(
         self, consumer: JobConsumer, delivery: _Delivery, data: bytes, headers: Mapping[str, str], reply: str
@@ -84,8 +83,6 @@ class Job:
         self.headers = headers
         # Its place in the queue, rising.
         self.sequence = delivery.sequence
-        # Earlier deliveries by the same consumer; one made anew counts from 0.
-        self.redelivered = delivery.deliveries - 1
 
     @property
     def stored_unix_s(self) -> float:
@@ -99,10 +96,6 @@ class Job:
     async def in_progress(self) -> None:
         """Still at it: the acknowledgement may take another `ack_wait_s`."""
         self._consumer.send(self.reply, b"+WPI")
-
-    async def nak(self, delay_s: float = 0) -> None:
-        """Not now: deliver it again, to whoever consumes then, after `delay_s` seconds."""
-        self._consumer.give_back(self, b"-NAK " + json.dumps({"delay": round(delay_s * 1e9)}).encode())
 
     async def term(self) -> None:
         """Never again: remove it, for it cannot be done."""
@@ -237,10 +230,6 @@ class JobConsumer:
         confirmation = f"{self._confirmations}{next(self._answers)}"
         self._link.send(reply, answer, confirmation)
         self._unconfirmed.add(confirmation.encode())
-
-    def give_back(self, job: Job, answer: bytes) -> None:
-        self._held.pop(job.key, None)
-        self.send(job.reply, answer)
 
     def send(self, reply: str, answer: bytes) -> None:
         self._link.send(reply, answer)

@@ -135,9 +135,6 @@ class _Consumer:
             self.pump()
         elif answer == b"+WPI":
             self._hold(sequence, self.config["ack_wait"] / jetstream.NANOSECONDS)
-        elif answer.startswith(b"-NAK"):
-            delay_ns = json.loads(answer.removeprefix(b"-NAK") or b"{}").get("delay", 0)
-            self._hold(sequence, delay_ns / jetstream.NANOSECONDS)
 
     def end(self, status: bytes) -> None:
         """Deliver nothing more, and tell the open pull why."""

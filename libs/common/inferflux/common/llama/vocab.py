@@ -90,9 +90,6 @@ class Vocab:
         """Token ids that end a generation."""
         return self._eog
 
-    def is_eog(self, token: int) -> bool:
-        return token in self._eog
-
     @property
     def longest_token_bytes(self) -> int:
         """Length of the longest token as the file spells it: no token stands for more bytes of text."""
