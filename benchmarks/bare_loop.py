@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from inferflux.common.llama.native import complaints, first_complaint, llama
+from inferflux.common.llama.native import first_log_error, llama, log_errors
 from inferflux.worker.engine.batch import Batch
 
 from .prompts import Prompts, middle_of
@@ -54,12 +54,12 @@ class BareLoop:
     """
 
     def __init__(self, model_path: Path, *, slots: int = 16, threads: int = 0) -> None:
-        complaints.clear()
+        log_errors.clear()
         self._model = llama.llama_model_load_from_file(
             str(model_path).encode(), llama.llama_model_default_params()
         )
         if not self._model:
-            raise BareLoopError(f"{model_path}: {first_complaint('not a usable GGUF file')}")
+            raise BareLoopError(f"{model_path}: {first_log_error('not a usable GGUF file')}")
         params = llama.llama_context_default_params()
         params.n_ctx = max(int(llama.llama_model_n_ctx_train(self._model)), slots * _CELLS_PER_SLOT)
         params.n_batch = _BATCH_TOKENS
@@ -70,7 +70,7 @@ class BareLoop:
         params.n_threads = params.n_threads_batch = threads or len(os.sched_getaffinity(0))
         self._context = llama.llama_init_from_model(self._model, params)
         if not self._context:
-            raise BareLoopError(f"{model_path}: {first_complaint('no context')}")
+            raise BareLoopError(f"{model_path}: {first_log_error('no context')}")
         self._memory = llama.llama_get_memory(self._context)
         vocabulary = llama.llama_model_get_vocab(self._model)
         self.vocabulary_size = int(llama.llama_vocab_n_tokens(vocabulary))
@@ -156,7 +156,7 @@ class BareLoop:
     def _compute(self, n_tokens: int, n_outputs: int) -> NDArray[np.int32]:
         result = llama.llama_decode(self._context, self._batch.struct(n_tokens))
         if result != 0:
-            raise BareLoopError(f"llama_decode returned {result}: {first_complaint('no reason given')}")
+            raise BareLoopError(f"llama_decode returned {result}: {first_log_error('no reason given')}")
         llama.llama_synchronize(self._context)
         if not n_outputs:
             return np.empty(0, np.int32)

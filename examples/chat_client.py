@@ -84,7 +84,7 @@ def answer(
     timeout: float,
 ) -> Iterator[tokens_pb2.TokenChunk]:
     """The chunks of an answer; with a resume window over as many calls as it takes, each token once."""
-    request_id, offset, is_heard, is_resuming, lost_at = uuid.uuid4().hex, 0, False, False, 0.0
+    request_id, offset, has_begun, is_resuming, lost_at = uuid.uuid4().hex, 0, False, False, 0.0
     deadline = time.monotonic() + timeout
     while True:
         left = deadline - time.monotonic()
@@ -96,18 +96,18 @@ def answer(
         )
         try:
             for response in call:
-                is_heard, is_resuming, lost_at = True, True, 0.0
+                has_begun, is_resuming, lost_at = True, True, 0.0
                 offset = max(offset, response.chunk.offset + len(response.chunk.token_ids))
                 yield response.chunk
             return
         except grpc.RpcError as error:
-            was_lost = is_heard or lost_at > 0
+            was_lost = has_begun or lost_at > 0
             lost_at = lost_at or time.monotonic()
             may_go_on = error.code() in (*LOST, *UNSURE) if was_lost else may_be_accepted(error)
             if not may_go_on or time.monotonic() - lost_at >= request.resume_window_s:
                 raise
             # A lost call may have been accepted: it is sent again, under its id, only when it is not known.
-            is_resuming = is_heard or error.code() != grpc.StatusCode.NOT_FOUND
+            is_resuming = has_begun or error.code() != grpc.StatusCode.NOT_FOUND
             time.sleep(0.3)
 
 

@@ -1,10 +1,10 @@
 """Read a token stream live, straight from NATS, beside the client that asked for it.
 
     .venv/bin/python examples/read_tokens_nats.py "Tell me a story."
-    .venv/bin/python examples/read_tokens_nats.py --request-id ID     # follow a request somebody else makes
+    .venv/bin/python examples/read_tokens_nats.py --request-id ID     # follow a request of another client
 
-Whoever may subscribe to `inferflux.v1.tokens.<tenant>.>` can read along: nothing passes the gateway, and
-the worker does no more for it. Needs nats-py and the generated stubs `inferflux.v1`.
+Any client that may subscribe to `inferflux.v1.tokens.<tenant>.>` can read along: nothing passes the gateway,
+and the worker does no more for it. Needs nats-py and the generated stubs `inferflux.v1`.
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ def held(status: cluster_pb2.GetStatusResponse, *, workers: int) -> list[str]:
             for slot in view.slots
             if slot.state != "free"
         ]
-        found += [f"{name}: {r.request_id} is on board, epoch {r.epoch}" for r in view.status.residents]
+        found += [f"{name}: {r.request_id} is resident, epoch {r.epoch}" for r in view.status.residents]
         if view.status.kv_cells_reserved:
             found.append(f"{name}: {view.status.kv_cells_reserved} KV cells are reserved")
     return found

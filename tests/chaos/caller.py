@@ -57,7 +57,7 @@ class Caller:
     Args:
         clients: one per tenant.
         expected: token ids of each prompt's answer.
-        is_poisoned: whether a request that began then may have been aboard two dying engines.
+        is_poisoned: whether a request that began then may have run on two dying engines.
         clock: monotonic, in seconds.
         resume_window_s: how long a request may go on while its client is cut off from the gateway.
     """

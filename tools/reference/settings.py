@@ -25,7 +25,7 @@ SETTINGS: dict[str, type[ServiceSettings]] = {
 }
 
 _HEAD = ("variable", "default", "allowed", "meaning")
-FOR_EXPERTS = "For experts, whose defaults fit almost everybody:"
+FOR_EXPERTS = "For experts; few deployments change these:"
 _FACTORIES: dict[Callable[..., Any], str] = {unique_name: "host and six hex digits", dict: "`{}`"}
 
 

@@ -29,7 +29,7 @@ def _run() -> None:
     except InferFluxError as error:
         sys.exit(f"inferctl: {error.message}")
     except BrokenPipeError:
-        # Whoever read our output has had enough; what is still buffered has nowhere to go.
+        # The reader of our output is gone; what is still buffered has nowhere to go.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
 

@@ -22,7 +22,7 @@ async def follow(updates: Updates, worker_id: str, console: Console) -> None:
     """Show the progress until the worker may be stopped.
 
     Raises:
-        CommandError: somebody undid it, or nobody knows any more how far it is.
+        CommandError: it was undone, or its progress cannot be asked for any more.
     """
     last: scheduler_pb2.DrainProgress | None = None
     with _Display(worker_id, console) as display:

@@ -27,7 +27,7 @@ _FINAL = frozenset({"NO_WORKER", "RETRIES_EXHAUSTED", "REFUSED", "SILENT", "TOKE
 _UNKNOWN = frozenset({"UNAVAILABLE", "OUTCOME_UNKNOWN", "GATEWAY_DRAINING"})
 # What gRPC says when it could not send the request at all.
 _NEVER_CONNECTED = ("failed to connect", "DNS resolution")
-# Cancels of a request that was not heard of, which may be on its way to the scheduler.
+# Cancels of a request without a chunk yet, which may be on its way to the scheduler.
 _EARLY_CANCELS = 4
 
 
@@ -87,7 +87,7 @@ async def read_resuming(
         InferFluxError: the generation failed.
     """
     offset = 0
-    is_heard = is_resuming = has_ended = False
+    has_begun = is_resuming = has_ended = False
     lost_s: float | None = None
     try:
         while True:
@@ -95,7 +95,7 @@ async def read_resuming(
                 async for chunk in read(resume(offset) if is_resuming else start()):
                     if lost_s is not None:
                         on_resumed()
-                    is_heard, is_resuming, lost_s = True, True, None
+                    has_begun, is_resuming, lost_s = True, True, None
                     offset = max(offset, chunk.offset + len(chunk.token_ids))
                     has_ended = chunk.HasField("finished")
                     yield chunk
@@ -106,17 +106,17 @@ async def read_resuming(
                 raise
             except grpc.aio.AioRpcError as failure:
                 error, now = from_rpc(failure), time.monotonic()
-                was_sent = lost_s is not None or is_heard
+                was_sent = lost_s is not None or has_begun
                 lost_s = now if lost_s is None else lost_s
                 may_go_on = _may_pass(error) if was_sent else _may_be_accepted(error)
                 if not may_go_on or now - lost_s > window_s:
                     has_ended = True
                     raise
-                is_resuming = is_heard or not isinstance(error, NotFound)
+                is_resuming = has_begun or not isinstance(error, NotFound)
             await asyncio.sleep(pause_s)
     finally:
         if not has_ended:
-            await _end(cancel, tries=1 if is_heard else _EARLY_CANCELS, pause_s=pause_s)
+            await _end(cancel, tries=1 if has_begun else _EARLY_CANCELS, pause_s=pause_s)
 
 
 async def _end(cancel: Callable[[], Awaitable[None]], *, tries: int, pause_s: float) -> None:

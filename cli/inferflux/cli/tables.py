@@ -82,7 +82,7 @@ def _fairness_words(fairness: scheduler_pb2.Fairness) -> str:
 def _workers(workers: Sequence[scheduler_pb2.WorkerView]) -> RenderableType:
     if not workers:
         return "[yellow]no worker has announced itself[/]"
-    table = _table("worker", "", "models", "slots", ">parked", ">KV used", ">decode", ">heard", "process")
+    table = _table("worker", "", "models", "slots", ">parked", ">KV used", ">decode", ">last seen", "process")
     for view in workers:
         status = view.status
         table.add_row(

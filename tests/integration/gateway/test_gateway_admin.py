@@ -61,7 +61,7 @@ class Draining:
         while (progress := await self.next()) is not None:
             if progress.residents == n:
                 return progress
-        raise AssertionError(f"the stream ended before {n} were on board")
+        raise AssertionError(f"the stream ended before {n} were resident")
 
 
 @pytest.fixture

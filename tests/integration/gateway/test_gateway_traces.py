@@ -125,6 +125,6 @@ async def test_a_collector_that_is_away_costs_a_log_line(
     told = [line["event"] for line in gateway.log_lines() if line["level"] in ("warning", "error")]
     assert told in (
         ["the last spans may be lost"],
-        ["traces are lost: nobody takes them"],
-        ["traces are lost: nobody takes them", "the last spans may be lost"],
+        ["traces are lost: they are not taken"],
+        ["traces are lost: they are not taken", "the last spans may be lost"],
     )

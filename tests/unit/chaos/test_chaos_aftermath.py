@@ -43,7 +43,7 @@ def test_slots_cells_and_what_a_worker_says_are_told() -> None:
     view.status.kv_cells_reserved = 7
     assert held(status, workers=2) == [
         "worker-1: slot 1 is parked (r, epoch 2)",
-        "worker-1: s is on board, epoch 1",
+        "worker-1: s is resident, epoch 1",
         "worker-1: 7 KV cells are reserved",
     ]
 

@@ -11,12 +11,12 @@ LOADING = scheduler_pb2.WORKER_STATE_LOADING
 
 
 def progress(
-    on_board: int = 0,
+    n_residents: int = 0,
     *,
     is_drained: bool = False,
     state: scheduler_pb2.WorkerState.ValueType = DRAINING,
 ) -> scheduler_pb2.DrainProgress:
-    return scheduler_pb2.DrainProgress(residents=on_board, is_drained=is_drained, state=state)
+    return scheduler_pb2.DrainProgress(residents=n_residents, is_drained=is_drained, state=state)
 
 
 def test_the_first_answer_and_every_change_are_told_at_once() -> None:

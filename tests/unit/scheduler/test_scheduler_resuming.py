@@ -91,7 +91,7 @@ def test_the_worker_chooses_what_to_evict_and_the_table_follows_its_reports() ->
 def test_what_the_worker_swapped_out_for_lack_of_memory_goes_on_when_there_is_room(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(kv_cells, "GROWTH", 4)  # both are let in, and grow beyond the cache
+    monkeypatch.setattr(kv_cells, "DECODE_HEADROOM", 4)  # both are loaded, and grow beyond the cache
     world = make_world(FairnessSettings())
     worker = world.add_worker("w1", slots=4, kv_cells=40)
     world.settle()

@@ -1,4 +1,4 @@
-"""What happens to a stack, for whoever shows it."""
+"""Events of a stack, for the program that shows them."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from inferflux.common.servers import LOOPBACK, free_port, nats_command, valkey_c
 from .options import StackOptions
 from .ports import Ports
 
-# What ends together, in turn: nobody loses what it needs to finish.
+# Processes that end together, in this order: none loses a service that it needs to finish.
 END_ORDER = (("gateway",), ("scheduler", "worker", "policy"), ("nats", "valkey"))
 
 

@@ -22,7 +22,7 @@ _WRITE_ERROR = "write error"
 
 
 def write_error(monitor_port: int) -> str:
-    """What keeps a stream from being written, as /healthz says it; "" for nothing, or when nobody answers."""
+    """Why a stream cannot be written, as /healthz says it; "" if it can, or without an answer."""
     try:
         with urllib.request.urlopen(f"http://{LOOPBACK}:{monitor_port}/healthz", timeout=_ANSWER_LIMIT_S):
             return ""

@@ -13,7 +13,7 @@ _REASONS = frozenset(generation_pb2.FinishReason.values()) - {generation_pb2.FIN
 
 
 def parse_chunk(data: bytes) -> tokens_pb2.TokenChunk:
-    """Decode a chunk and see that it can be part of a token stream. Whoever may publish can send anything.
+    """Decode a chunk, and check that it can be part of a token stream: any client may have published it.
 
     Raises:
         InvalidArgument: it is no chunk, or a field is out of its range.

@@ -75,7 +75,7 @@ class Receiving:
         return False
 
     async def _make_room(self, owner: Hashable) -> None:
-        """Return when a place may be free: somebody was displaced, or one was given back."""
+        """Return when a place may be free: a holder was displaced, or one was given back."""
         if self._displace_for(owner):
             return
         waiter = asyncio.get_running_loop().create_future()

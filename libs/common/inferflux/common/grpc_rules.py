@@ -40,4 +40,4 @@ OPEN_RULES: Mapping[str, MethodRule] = {
     **dict(rules_of(health_pb2.DESCRIPTOR.services_by_name["Health"], _OPEN)),
     **dict(rules_of(reflection_pb2.DESCRIPTOR.services_by_name["ServerReflection"], _OPEN)),
 }
-"""Health and reflection answer everybody, so they take little."""
+"""Health and reflection answer strangers too, so their messages are small."""

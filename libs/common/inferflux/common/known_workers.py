@@ -24,8 +24,8 @@ class KnownWorkers:
     ) -> None:
         self._on_displaced = on_displaced
         self._most = most
-        # When each was heard last, in seconds; who is silent longest comes first.
-        self._heard: OrderedDict[str, float] = OrderedDict()
+        # When the last heartbeat of each came, in seconds; the longest silent comes first.
+        self._last_seen_s: OrderedDict[str, float] = OrderedDict()
 
     def admit(self, worker_id: str, now: float) -> None:
         """Take note of a heartbeat.
@@ -33,14 +33,14 @@ class KnownWorkers:
         Raises:
             InvalidArgument: the worker is new, and there are as many as are kept.
         """
-        if worker_id not in self._heard and len(self._heard) >= self._most:
+        if worker_id not in self._last_seen_s and len(self._last_seen_s) >= self._most:
             self._make_room(now)
-        self._heard[worker_id] = now
-        self._heard.move_to_end(worker_id)
+        self._last_seen_s[worker_id] = now
+        self._last_seen_s.move_to_end(worker_id)
 
     def _make_room(self, now: float) -> None:
-        longest_silent, heard = next(iter(self._heard.items()))
-        if now - heard < SILENT_S:
+        longest_silent, seen_s = next(iter(self._last_seen_s.items()))
+        if now - seen_s < SILENT_S:
             raise InvalidArgument(f"{self._most} workers are known; no more are taken", field="worker_id")
-        del self._heard[longest_silent]
+        del self._last_seen_s[longest_silent]
         self._on_displaced(longest_silent)

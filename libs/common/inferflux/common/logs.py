@@ -33,7 +33,7 @@ def configure(service: str, level: str = "info", fmt: str = "console") -> None:
 
     Args:
         service: bound to every line as `service`.
-        level: debug, info, warning or error. Libraries are heard from warning up.
+        level: debug, info, warning or error. Libraries log from warning up.
         fmt: console for people, json for machines.
     """
     shared: list[structlog.typing.Processor] = [

@@ -76,7 +76,7 @@ def valkey_command(port: int, data_dir: Path, *, host: str = LOOPBACK) -> list[s
 
 
 def free_port() -> int:
-    """A port nobody listens on, and that no other call gives out while it is fresh.
+    """A port without a listener, and that no other call gives out while it is fresh.
 
     It is taken from below the ephemeral range: a client that keeps reconnecting to a dead server's
     ephemeral port may get that very port as its own end, and then talks to itself.

@@ -37,7 +37,7 @@ def unique_name() -> str:
 
 
 EXPERT: dict[str, JsonValue] = {"expert": True}
-"""`json_schema_extra` of a setting whose default fits almost everybody: the manual lists it apart."""
+"""`json_schema_extra` of a setting that few deployments change: the manual lists it in a table of its own."""
 
 LogLevel = Literal["debug", "info", "warning", "error"]
 

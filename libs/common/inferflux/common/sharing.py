@@ -13,7 +13,7 @@ def may_have_more(held: int, *, free: int, size: int, is_alone: bool) -> bool:
 
     Args:
         held: places that the tenant has.
-        free: places that nobody has.
+        free: places that are not taken.
         size: places in all.
         is_alone: no other tenant has a place.
     """

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class StreamLimits:
-    """Every service passes the same limits; whoever comes later changes the streams to its own."""
+    """Every service passes the same limits; a service that starts later changes the streams to its own."""
 
     # Jobs that wait or run; one more is refused.
     queue_limit: int = 4096

@@ -17,7 +17,7 @@ TOKENIZERS_BUCKET = "inferflux-tokenizers"
 SCHEDULER_CONSUMER = "scheduler"
 # Who leads, and what was changed live.
 SCHEDULERS_BUCKET = "inferflux-schedulers"
-# The partition of models that is led when nobody divides them.
+# The partition of models that is led while they are not divided.
 ALL_MODELS = "all"
 
 # 1. gateway -> work queue -> scheduler

@@ -1,4 +1,4 @@
-"""Tasks that somebody owns: held while they run, and ended with their owner."""
+"""Tasks with an owner: held while they run, and ended with their owner."""
 
 from __future__ import annotations
 

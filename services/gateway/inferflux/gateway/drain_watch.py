@@ -23,7 +23,7 @@ class DrainWatch:
     def take(self, progress: scheduler_pb2.DrainProgress, now: float) -> bool:
         """Whether this answer is to be passed on; the one that ends it always is.
 
-        It is over when the worker may be stopped, or when it takes requests again: somebody undid it.
+        It is over when the worker may be stopped, or when it takes requests again: it was undone.
         """
         self.is_over = progress.is_drained or self._is_undone(progress, now)
         if not self.is_over and progress == self._said and now - self._said_s < _REPEAT_S:

@@ -349,7 +349,7 @@ class Generation:
         metrics.generation_tokens.inc(n)
 
     def _leave(self, *, is_handed_over: bool) -> None:
-        """Nobody here reads on: tell the scheduler, in the background."""
+        """No client reads on here: tell the scheduler, in the background."""
         services = self._services
         work = depart(
             services.reader_reports,

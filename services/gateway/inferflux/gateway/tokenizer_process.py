@@ -1,7 +1,7 @@
 """The tokenizer process: a child of the gateway that renders the chat template and tokenizes for one model.
 
 Templates come with models and may loop for ever; llama.cpp is native code. Neither belongs into the process
-that holds everybody's connections, so they run here, and the gateway kills this process when it is late.
+that holds all connections, so they run here, and the gateway kills this process when it is late.
 
     python -m inferflux.gateway.tokenizer_process PARENT_PID FD THREADS MEMORY_BYTES RENDERED_BYTES DIGEST
 

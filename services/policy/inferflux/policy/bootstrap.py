@@ -1,4 +1,4 @@
-"""The first admin key: without one nobody could make another."""
+"""The first admin key: without one no other could be made."""
 
 from __future__ import annotations
 

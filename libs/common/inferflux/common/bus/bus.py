@@ -188,7 +188,7 @@ class Bus:
         """Ask, and wait for the answer.
 
         Raises:
-            Unavailable: certainly not delivered: NOT_CONNECTED, or NO_RESPONDERS when nobody listens.
+            Unavailable: certainly not delivered: NOT_CONNECTED, or NO_RESPONDERS without a subscriber.
             DeadlineExceeded: no answer in time (BUS_TIMEOUT), or the connection broke (CONNECTION_LOST):
                 the request may have been acted on.
             InferFluxError: whatever the handler raised.

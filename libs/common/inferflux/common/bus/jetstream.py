@@ -296,7 +296,7 @@ async def _read_batch(link: Link, stream: str, subject: str, sequence: int) -> _
     finally:
         close()
     if batch.has_no_responders:
-        raise Unavailable(f"nobody answers for {stream}", reason="NO_RESPONDERS")
+        raise Unavailable(f"no server answers for {stream}", reason="NO_RESPONDERS")
     if batch.refusal:
         raise Unavailable(f"{stream} refused a read: {batch.refusal}", reason="JETSTREAM_ERROR")
     return batch

@@ -35,7 +35,7 @@ _SILENCE_S = 2.5 * _HEARTBEAT_S
 _RETRY_WAIT_S = 0.2
 _REMEMBERED = 16_384
 _CONFIRM_S = 1.0
-# A consumer nobody pulls from goes: one of another division of the models would keep its subjects for ever.
+# A consumer without pulls is deleted: one of an earlier division into partitions would keep its subjects.
 _INACTIVE_S = 2 * _EXPIRES_S
 # Two schedulers may make it at the same time.
 _MAKING_TRIES = 5
@@ -106,7 +106,7 @@ class JobConsumer:
     """An async iterator of jobs, for one reader.
 
     Args:
-        name: of the durable: whoever makes one of the same name takes over.
+        name: of the durable: another one made under the same name takes over.
         filters: the subjects it takes; none: all.
     """
 
@@ -126,7 +126,7 @@ class JobConsumer:
         self._pulls = itertools.count(1)
         self._pull_subject = b""
         self._remaining = 0
-        self._last_heard = 0.0
+        self._last_message_s = 0.0
         self._pulled_at = 0.0
         self._created = ""
         self._buffer: deque[Job] = deque()
@@ -239,7 +239,7 @@ class JobConsumer:
             self._unconfirmed.discard(subject)
             self._confirmed.set()
             return
-        self._last_heard = asyncio.get_running_loop().time()
+        self._last_message_s = asyncio.get_running_loop().time()
         status, headers = decode_headers(header_block)
         if status:
             if status != 100 and subject == self._pull_subject:
@@ -292,7 +292,7 @@ class JobConsumer:
             async with asyncio.timeout(_SILENCE_S):
                 await self._wake.wait()
         except TimeoutError:
-            if asyncio.get_running_loop().time() - self._last_heard >= _SILENCE_S:
+            if asyncio.get_running_loop().time() - self._last_message_s >= _SILENCE_S:
                 self._pull_subject = b""
 
     def _pull_is_over(self) -> bool:
@@ -310,7 +310,7 @@ class JobConsumer:
         self._link.send(next_subject, json.dumps(body).encode(), subject)
         self._pull_subject = subject.encode()
         self._remaining = batch
-        self._pulled_at = self._last_heard = asyncio.get_running_loop().time()
+        self._pulled_at = self._last_message_s = asyncio.get_running_loop().time()
 
     async def _check_consumer(self) -> None:
         """Make the consumer again if it is gone; end this one if it is someone else's now."""

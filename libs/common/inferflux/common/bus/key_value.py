@@ -1,6 +1,6 @@
 """Small values in a JetStream bucket, laid out as NATS's own tools do (ADR-8).
 
-Read when wanted and written if nobody else has in between. There are no watchers: one is dead after a
+Read when wanted and written if no other client has in between. There are no watchers: one is dead after a
 restart of its server, and says nothing about it.
 """
 

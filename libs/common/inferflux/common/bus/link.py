@@ -133,7 +133,7 @@ class Link:
         """One request, one reply.
 
         Raises:
-            Unavailable: certainly not delivered: NOT_CONNECTED, or NO_RESPONDERS when nobody listens.
+            Unavailable: certainly not delivered: NOT_CONNECTED, or NO_RESPONDERS without a subscriber.
             DeadlineExceeded: no reply in time (BUS_TIMEOUT) or the connection broke (CONNECTION_LOST);
                 it may have been acted on.
         """
@@ -159,7 +159,7 @@ class Link:
             message = f"the connection to NATS broke while {subject} was asked"
             raise DeadlineExceeded(message, reason="CONNECTION_LOST")
         if reply.status == 503 and not reply.data:
-            raise Unavailable(f"nobody answers on {subject}", reason="NO_RESPONDERS")
+            raise Unavailable(f"no subscriber answers on {subject}", reason="NO_RESPONDERS")
         return reply
 
     def open_inbox(self, on_reply: Callable[[Reply], None]) -> tuple[str, Callable[[], None]]:

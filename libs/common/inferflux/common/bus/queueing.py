@@ -44,7 +44,7 @@ async def enqueue(
     Raises:
         ResourceExhausted: the queue is full.
         Unavailable: not stored (QUEUE_UNAVAILABLE; STORE_UNAVAILABLE when JetStream does not write), or
-            nobody knows (OUTCOME_UNKNOWN).
+            it is unknown (OUTCOME_UNKNOWN).
     """
     attempt = secrets.token_hex(8)
     all_headers = {**(headers or {}), jetstream.MESSAGE_ID: msg_id, _ATTEMPT: attempt}

@@ -27,7 +27,7 @@ _GGML_LOG_LEVEL_ERROR = 4
 _DEVICE_GPU = 1
 _DEVICE_INTEGRATED_GPU = 2
 
-complaints: deque[tuple[int, str]] = deque(maxlen=20)
+log_errors: deque[tuple[int, str]] = deque(maxlen=20)
 """The latest warnings and errors llama.cpp logged, for error messages: their level and text."""
 
 _keep_alive: list[Any] = []
@@ -49,7 +49,7 @@ def _capture_log(bindings: Any) -> None:
     @bindings.llama_log_callback  # type: ignore[untyped-decorator]
     def on_log(level: int, text: bytes, _user_data: object) -> None:
         if level in (_GGML_LOG_LEVEL_WARN, _GGML_LOG_LEVEL_ERROR):
-            complaints.append((level, one_line(text.decode("utf-8", "replace"))))
+            log_errors.append((level, one_line(text.decode("utf-8", "replace"))))
 
     _keep_alive.append(on_log)
     bindings.llama_log_set(on_log, ctypes.c_void_p(0))
@@ -75,11 +75,11 @@ _name_aborts(llama)
 llama.llama_backend_init()
 
 
-def first_complaint(default: str) -> str:
-    """The first error since `complaints` was cleared: the cause, those after it being consequences. The first
+def first_log_error(default: str) -> str:
+    """The first error since `log_errors` was cleared: the cause, those after it being consequences. The first
     warning if there was no error."""
-    errors = (text for level, text in complaints if level == _GGML_LOG_LEVEL_ERROR)
-    return next(errors, complaints[0][1] if complaints else default)
+    errors = (text for level, text in log_errors if level == _GGML_LOG_LEVEL_ERROR)
+    return next(errors, log_errors[0][1] if log_errors else default)
 
 
 def has_gpu() -> bool:

@@ -6,7 +6,7 @@ import ctypes
 from pathlib import Path
 from typing import Any, Self
 
-from .native import complaints, first_complaint, llama
+from .native import first_log_error, llama, log_errors
 
 _MAX_SPECIAL_EXTRA = 16
 
@@ -59,12 +59,12 @@ class Vocab:
         Raises:
             VocabError: not a GGUF, or one without a vocabulary.
         """
-        complaints.clear()
+        log_errors.clear()
         params = llama.llama_model_default_params()
         params.vocab_only = True
         model = llama.llama_model_load_from_file(str(path).encode(), params)
         if not model:
-            raise VocabError(f"{path.name}: {first_complaint('not a usable GGUF file')}")
+            raise VocabError(f"{path.name}: {first_log_error('not a usable GGUF file')}")
         return cls(model, owns_model=True)
 
     def try_out(self) -> None:

@@ -29,7 +29,7 @@ class SayingOnce(SpanExporter):
         result = self._inner.export(spans)
         is_failing = result is not SpanExportResult.SUCCESS
         if is_failing and not self._is_failing:
-            log.warning("traces are lost: nobody takes them", target=self._target)
+            log.warning("traces are lost: they are not taken", target=self._target)
         elif self._is_failing and not is_failing:
             log.info("traces are taken again", target=self._target)
         self._is_failing = is_failing

@@ -11,7 +11,7 @@ from collections import Counter, defaultdict
 from collections.abc import Collection
 from dataclasses import dataclass, field
 
-from inferflux.common.kv_cells import cells_of, committed_cells
+from inferflux.common.kv_cells import cells_of, reserved_cells
 from inferflux.v1 import scheduler_pb2
 
 from .jobs import Job
@@ -29,7 +29,7 @@ def cells_wanted(job: Job, context_length: int) -> int:
 
     So an empty worker always has them, if the request fits it at all.
     """
-    soon = committed_cells(job.prompt_tokens, job.known_tokens, job.max_tokens)
+    soon = reserved_cells(job.prompt_tokens, job.known_tokens, job.max_tokens)
     return min(soon, cells_at_most(job, context_length))
 
 

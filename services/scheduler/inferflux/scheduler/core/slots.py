@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from enum import Enum, auto
 
 from inferflux.common import epochs
-from inferflux.common.kv_cells import committed_cells
+from inferflux.common.kv_cells import reserved_cells
 from inferflux.v1 import scheduler_pb2
 
 from .assignments import Assignment, Reconciled, Residence, UnownedRequest
@@ -308,7 +308,7 @@ class WorkerSlots:
                     report.slot if residence is Residence.RUNNING else None,
                     old.since_s if old is not None and old.epoch == report.epoch else now,
                     residence,
-                    committed_cells(report.prompt_tokens, report.generated_tokens),
+                    reserved_cells(report.prompt_tokens, report.generated_tokens),
                 )
         self._count_unowned()
 

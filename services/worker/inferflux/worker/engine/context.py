@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from inferflux.common.checks import MAX_SEQUENCES
-from inferflux.common.llama.native import first_complaint, llama
+from inferflux.common.llama.native import first_log_error, llama
 
 from .batch import Batch
 from .planner import ScheduledTokens
@@ -69,7 +69,7 @@ class Context:
         params.n_threads = params.n_threads_batch = threads
         self._context = llama.llama_init_from_model(model, params)
         if not self._context:
-            raise ContextError(f"no context of {params.n_ctx} KV cells: {first_complaint('out of memory?')}")
+            raise ContextError(f"no context of {params.n_ctx} KV cells: {first_log_error('out of memory?')}")
         self._memory = llama.llama_get_memory(self._context)
         self._vocabulary = vocabulary
         self._spare = sequences
@@ -118,7 +118,7 @@ class Context:
     def _compute(self, n_tokens: int, outputs: int) -> NDArray[np.float32]:
         result = llama.llama_decode(self._context, self._batch.struct(n_tokens))
         if result != 0:
-            raise DecodeError(f"llama_decode returned {result}: {first_complaint('no reason given')}")
+            raise DecodeError(f"llama_decode returned {result}: {first_log_error('no reason given')}")
         llama.llama_synchronize(self._context)
         if outputs == 0:
             return np.empty((0, self._vocabulary), np.float32)

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from inferflux.common.checks import MAX_SEQUENCES
 from inferflux.common.free_memory import at_most, free_bytes
-from inferflux.common.llama.native import complaints, first_complaint, has_gpu, llama
+from inferflux.common.llama.native import first_log_error, has_gpu, llama, log_errors
 from inferflux.common.llama.vocab import Vocab
 from inferflux.v1 import engine_pb2
 
@@ -77,7 +77,7 @@ class Backend:
     """
 
     def __init__(self, config: engine_pb2.EngineConfig, *, is_unified: bool = True) -> None:
-        complaints.clear()
+        log_errors.clear()
         self._is_unified = is_unified
         self._model = _load_model(config)
         self.vocab = Vocab(self._model, owns_model=False)
@@ -289,7 +289,7 @@ def _load_model(config: engine_pb2.EngineConfig) -> Any:
     params.n_gpu_layers = config.gpu_layers
     model = llama.llama_model_load_from_file(config.model_path.encode(), params)
     if not model:
-        raise LoadError(f"{config.model_path}: {first_complaint('not a usable GGUF file')}")
+        raise LoadError(f"{config.model_path}: {first_log_error('not a usable GGUF file')}")
     if llama.llama_model_has_encoder(model) or not llama.llama_model_has_decoder(model):
         raise LoadError(f"{config.model_path}: only decoder models can generate")
     return model
