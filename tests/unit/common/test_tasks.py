@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from inferflux.common.metrics import UNEXPECTED_ERRORS
-from inferflux.common.tasks import Background
+from inferflux.common.tasks import Background, is_set_within
 
 
 async def fail() -> None:
@@ -43,3 +43,10 @@ async def test_finishing_without_a_limit_waits_for_all() -> None:
     await background.finish(None)
     assert task.done()
     assert not task.cancelled()
+
+
+async def test_an_event_that_is_not_set_in_time_is_not_waited_for_longer() -> None:
+    event = asyncio.Event()
+    assert not await is_set_within(event, 0)
+    asyncio.get_running_loop().call_soon(event.set)
+    assert await is_set_within(event, 60)

@@ -29,7 +29,8 @@ _MADE_LATER = {"benchmarks/results/latest.json", "benchmarks/results/scheduling.
 
 # Words that a reader would need a dictionary for, or that leave the subject of a sentence out.
 _OWN_WORDS = re.compile(
-    r"\b(on board|aboard|whoever|nobody|strays?|orphans?|insists?|roster|(its|each|last) turns?)\b",
+    r"\b(on board|aboard|whoever|nobody|somebody|everybody|strays?|orphans?|insists?|roster|text process|"
+    r"gets no further|emitted|complaints?|excuses?|seated|(its|each|last) turns?)\b",
     re.IGNORECASE,
 )
 
