@@ -6,6 +6,7 @@ They end with the tests, whatever happens: by the fixtures, and by the kernel wh
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 
@@ -14,6 +15,10 @@ import uvloop
 
 from inferflux.common.bus import Bus
 from inferflux.common.servers import ServerProcess
+
+# Tests share the cores with each other: a thread of llama.cpp that spins at a barrier takes the time of the
+# thread it waits for. Set before llama.cpp is loaded, here and in every child.
+os.environ.setdefault("GOMP_SPINCOUNT", "0")
 
 
 def pytest_asyncio_loop_factories(

@@ -37,16 +37,17 @@ def environment(added: Mapping[str, str]) -> dict[str, str]:
 
 async def run(*arguments: str, env: Mapping[str, str], stdin: str = "") -> subprocess.CompletedProcess[str]:
     """Run to the end, without a terminal."""
+    # No pipe without input: where the child ends before asyncio writes to it, uvloop raises.
     process = await asyncio.create_subprocess_exec(
         *COMMAND,
         *arguments,
         env=environment(env),
-        stdin=subprocess.PIPE,
+        stdin=subprocess.PIPE if stdin else subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
     )
     try:
-        out, err = await asyncio.wait_for(process.communicate(stdin.encode()), WAIT_S)
+        out, err = await asyncio.wait_for(process.communicate(stdin.encode() or None), WAIT_S)
     except BaseException:
         with contextlib.suppress(ProcessLookupError):
             process.kill()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import subprocess
 import sys
 from collections.abc import Iterator
 
@@ -79,3 +80,12 @@ def test_a_disk_that_is_full_under_the_log_raises_nowhere(monkeypatch: pytest.Mo
     logging.getLogger("some.library").warning("lost as well")
     with contextlib.suppress(OSError):
         full.close()
+
+
+def test_services_start_without_loading_rich() -> None:
+    code = (
+        "import sys, inferflux.common.logs\n"
+        "assert 'rich' not in sys.modules\n"
+        "import rich.console\n"  # inferctl uses both
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -5,9 +5,27 @@ from __future__ import annotations
 import contextlib
 import logging
 import sys
+from collections.abc import Iterator
 from typing import Any, TextIO, cast
 
-import structlog
+
+@contextlib.contextmanager
+def _hidden(package: str) -> Iterator[None]:
+    """Have imports of a package fail as if it were not installed."""
+    before = sys.modules.get(package)
+    sys.modules[package] = None  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        del sys.modules[package]
+        if before is not None:
+            sys.modules[package] = before
+
+
+# structlog loads rich where it is installed, for tracebacks that no service prints: a tenth of the CPU time
+# that a service takes to start.
+with _hidden("rich"):
+    import structlog
 
 get = structlog.get_logger
 
