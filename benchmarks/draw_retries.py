@@ -19,6 +19,7 @@ from rich.table import Table
 from inferflux.v1 import engine_pb2, tokens_pb2, worker_pb2
 from inferflux.worker.engine.core import Engine
 from inferflux.worker.engine.native import Backend
+from inferflux.worker.engine.tiers.tiers import Tiers
 
 from .target import positive
 
@@ -45,7 +46,7 @@ def engine_of(path: Path, *, has_prefill_context: bool) -> Engine:
     )
     if not has_prefill_context:
         config.prefill_cells = 0
-    return Engine(Backend(config), worker_id="bench", max_itl_factor=5.0, step_limit_s=1.0, swap_bytes=0)
+    return Engine(Backend(config), worker_id="bench", max_itl_factor=5.0, step_limit_s=1.0, tiers=Tiers.off())
 
 
 class Requests:

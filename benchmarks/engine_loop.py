@@ -35,10 +35,11 @@ class EngineLoop:
     def __init__(self, backend: Backend, slots: int) -> None:
         # Imported here: OpenMP reads the environment when llama.cpp's libraries are loaded.
         from inferflux.worker.engine.core import Engine
+        from inferflux.worker.engine.tiers.tiers import Tiers
 
         names = ("max_itl_factor", "step_limit_s")
         defaults = {name: WorkerSettings.model_fields[name].default for name in names}
-        self._engine = Engine(backend, worker_id="bench", swap_bytes=0, **defaults)
+        self._engine = Engine(backend, worker_id="bench", tiers=Tiers.off(), **defaults)
         self._free = list(range(slots))
         self._running: dict[str, tuple[int, Trace]] = {}
 

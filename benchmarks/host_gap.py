@@ -32,6 +32,7 @@ from inferflux.worker.engine.batch import Batch
 from inferflux.worker.engine.core import Engine
 from inferflux.worker.engine.native import Timing
 from inferflux.worker.engine.planner import StepPlan
+from inferflux.worker.engine.tiers.tiers import Tiers
 
 from .target import positive
 
@@ -134,7 +135,7 @@ def us_per_token(case: Case, backend: Any, steps: int, rounds: int) -> float:
     ours, theirs = socket.socketpair()
     with ours, theirs:
         reader = subprocess.Popen(["/bin/cat"], stdin=theirs.fileno(), stdout=subprocess.DEVNULL)
-        engine = Engine(backend, worker_id="bench", swap_bytes=0, max_itl_factor=5.0, step_limit_s=10.0)
+        engine = Engine(backend, worker_id="bench", tiers=Tiers.off(), max_itl_factor=5.0, step_limit_s=10.0)
         channel = ChildEnd(ours, engine_pb2.EngineCommand.FromString)
         for index in range(case.batch):
             engine.start(item_of(index, case.kind))

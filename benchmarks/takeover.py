@@ -61,13 +61,14 @@ def recompute(backend: Backend, prompt_tokens: int, generated: int) -> list[floa
     """Seconds of CPU time until each request has its next token, sorted."""
     from inferflux.worker.engine.clock import Clock
     from inferflux.worker.engine.core import Engine
+    from inferflux.worker.engine.tiers.tiers import Tiers
 
     engine = Engine(
         backend,
         worker_id="bench",
         max_itl_factor=5.0,
         step_limit_s=_STEP_LIMIT_S,
-        swap_bytes=0,
+        tiers=Tiers.off(),
         clock=Clock(monotonic_s=time.thread_time),
     )
     prompts = Prompts(prompt_tokens + generated, middle_of(backend.vocab.size))

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from inferflux.v1 import generation_pb2
+from inferflux.worker.engine.envelope import TokenArray
 from inferflux.worker.engine.sampling import Sampler
-from inferflux.worker.engine.sequence import Sequence, TokenArray
+from inferflux.worker.engine.sequence import Sequence
 from inferflux.worker.engine.text import TextAssembler
 
 

@@ -17,6 +17,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+from harness.kv_states import IDENTITY
 from numpy.typing import NDArray
 from prometheus_client import CollectorRegistry
 
@@ -28,6 +29,8 @@ from inferflux.worker.engine.clock import Clock
 from inferflux.worker.engine.core import Engine
 from inferflux.worker.engine.native import Timing
 from inferflux.worker.engine.planner import ScheduledTokens, StepPlan
+from inferflux.worker.engine.tiers.disk import Disk
+from inferflux.worker.engine.tiers.tiers import Tiers
 from inferflux.worker.events import WorkerEvents
 from inferflux.worker.heartbeat import Heartbeat
 from inferflux.worker.intake import Intake
@@ -114,8 +117,14 @@ class CheckingCache:
     def state_size(self, seq_id: int) -> int:
         return len(self.by_seq_id[seq_id])
 
-    def copy_out(self, seq_id: int, n_bytes: int) -> NDArray[np.uint8] | None:
-        return None if self.loses_states else np.array(self.by_seq_id[seq_id][:n_bytes], np.uint8)
+    def copy_out(self, seq_id: int, into: NDArray[np.uint8]) -> bool:
+        if self.loses_states:
+            return False
+        into[:] = self.by_seq_id[seq_id]
+        return True
+
+    def first_positions(self, state: NDArray[np.uint8], n: int) -> NDArray[np.uint8] | None:
+        return state[:n]
 
     def copy_in(self, seq_id: int, state: NDArray[np.uint8]) -> bool:
         assert not self.by_seq_id.get(seq_id)
@@ -222,7 +231,15 @@ class WorkerWorld:
     """The two halves of a worker, and what is under way between them."""
 
     def __init__(
-        self, *, slots: int, sequences: int, cells: int, swap_bytes: int, prefill_cells: int = 0
+        self,
+        *,
+        slots: int,
+        sequences: int,
+        cells: int,
+        host_bytes: int,
+        prefill_cells: int = 0,
+        disk: Disk | None = None,
+        disk_bytes: int = 0,
     ) -> None:
         # How far the engine's clocks are ahead.
         self.ahead_s = 0.0
@@ -232,7 +249,7 @@ class WorkerWorld:
             worker_id="w",
             max_itl_factor=3.0,
             step_limit_s=0.2,
-            swap_bytes=swap_bytes,
+            tiers=Tiers(IDENTITY, host_bytes=host_bytes, disk=disk, disk_bytes=disk_bytes),
             clock=Clock(lambda: time.monotonic() + self.ahead_s, lambda: time.time() + self.ahead_s),
         )
         # The latest run of each request that was resumed.

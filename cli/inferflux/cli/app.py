@@ -131,6 +131,7 @@ def up(
         threads=threads,
         kv_cells=kv_cells,
         drain_limit_s=drain_limit,
+        has_disk_tier=True,
     )
     raise typer.Exit(asyncio.run(in_foreground(options, serve, is_verbose=verbose)))
 

@@ -6,6 +6,7 @@ stack.lock      held by the running stack; holds its pid
 chat_history    what was typed into `inferctl chat`
 logs/NAME.log   one per process; the previous run's is NAME.log.1
 nats/ valkey/   the servers' data
+kv/             computed prompts, in a numbered folder for each worker; can be deleted at any time
 """
 
 from __future__ import annotations

@@ -140,15 +140,15 @@ async def test_a_timeslice_is_yielded_and_the_next_goes_on_there(worker: WorkerP
     assert found[-2:] == [15, 30]
 
 
-@pytest.mark.parametrize("swap_bytes", ["2147483648", "0"])
+@pytest.mark.parametrize("host_bytes", ["2147483648", "0"])
 async def test_an_evicted_request_goes_on_from_host_memory_or_is_computed_again(
-    start_worker: StartWorker, swap_bytes: str
+    start_worker: StartWorker, host_bytes: str
 ) -> None:
     worker = await start_worker(
-        f"takeover-{swap_bytes}",
+        f"takeover-{host_bytes}",
         INFERFLUX_WORKER_SLOTS="1",
         INFERFLUX_WORKER_SEQUENCES="1",
-        INFERFLUX_WORKER_SWAP_BYTES=swap_bytes,
+        INFERFLUX_WORKER_HOST_BYTES=host_bytes,
     )
     sampling = SAMPLINGS["penalised"]
     alone = await run(worker, batch_item("alone", max_tokens=200, **sampling))
@@ -161,7 +161,7 @@ async def test_an_evicted_request_goes_on_from_host_memory_or_is_computed_again(
     assert (await read_to_end(other))[-1].finished.reason == LENGTH
     await worker.until(lambda: worker.status is not None and worker.residence("first") == SWAPPED)
     assert worker.status is not None
-    assert bool(worker.status.swap_bytes_used) == bool(int(swap_bytes))
+    assert bool(worker.status.swap_bytes_used) == bool(int(host_bytes))
     await worker.resume(resume_item("first"))
     chunks = await read_to_end(stream)
     assert_contiguous(chunks)
@@ -175,17 +175,17 @@ async def test_an_evicted_request_goes_on_from_host_memory_or_is_computed_again(
 CLEAR_PROMPT_ENDS = (51, 64, 66, 70, 74, 83)
 
 
-@pytest.mark.parametrize("swap_bytes", ["2147483648", "0"])
+@pytest.mark.parametrize("host_bytes", ["2147483648", "0"])
 async def test_requests_that_do_not_fit_together_all_end_exactly(
-    start_worker: StartWorker, swap_bytes: str
+    start_worker: StartWorker, host_bytes: str
 ) -> None:
     """Six of 154 tokens over 256 cells, which hold one and a half; those that give way are resumed."""
     worker = await start_worker(
-        f"tight-{swap_bytes}",
+        f"tight-{host_bytes}",
         INFERFLUX_WORKER_SLOTS="6",
         INFERFLUX_WORKER_KV_CELLS="256",
         INFERFLUX_WORKER_CONTEXT_LENGTH="200",
-        INFERFLUX_WORKER_SWAP_BYTES=swap_bytes,
+        INFERFLUX_WORKER_HOST_BYTES=host_bytes,
     )
     items = [
         batch_item(f"tight-{i}", slot=i, urgency_key=i, prompt=(10, 20, 30, end), max_tokens=150)

@@ -79,6 +79,12 @@ def test_what_is_not_asked_for_is_left_to_the_worker(tmp_path: Path) -> None:
     )
 
 
+def test_workers_keep_kv_state_below_the_state_directory_where_that_is_wanted(tmp_path: Path) -> None:
+    env = by_name(made(tmp_path, StackOptions(has_disk_tier=True)))["worker-0"].env
+    assert env["INFERFLUX_WORKER_DISK_PATH"] == str(tmp_path / "kv")
+    assert "INFERFLUX_WORKER_DISK_PATH" not in by_name(made(tmp_path, StackOptions()))["worker-0"].env
+
+
 def test_what_is_asked_for_reaches_every_worker(tmp_path: Path) -> None:
     options = StackOptions(workers=2, slots=4, threads=1, kv_cells=2048, model_name="mine")
     specs = by_name(made(tmp_path, options))

@@ -29,17 +29,17 @@ def small(
     slots: int = SLOTS,
     sequences: int = SEQUENCES,
     cells: int = 100,
-    swap_bytes: int = 1000,
+    host_bytes: int = 1 << 20,
     prefill_cells: int = 0,
 ) -> WorkerWorld:
     return WorkerWorld(
-        slots=slots, sequences=sequences, cells=cells, swap_bytes=swap_bytes, prefill_cells=prefill_cells
+        slots=slots, sequences=sequences, cells=cells, host_bytes=host_bytes, prefill_cells=prefill_cells
     )
 
 
-def narrow(*, swap_bytes: int = 1000) -> WorkerWorld:
+def narrow(*, host_bytes: int = 1 << 20) -> WorkerWorld:
     """A worker whose cache has room for one sequence at a time."""
-    return small(slots=1, sequences=1, swap_bytes=swap_bytes)
+    return small(slots=1, sequences=1, host_bytes=host_bytes)
 
 
 def item(
@@ -199,7 +199,7 @@ def test_a_parked_request_whose_sequence_id_is_needed_goes_on_from_host_memory()
     preempt(world, "a", second)
     world.settle()
     assert yields(world) == [("a", PREEMPTED, PARKED, 1), ("a", MEMORY, SWAPPED, 1)]
-    assert world.status().swap_bytes_used == 5
+    assert world.status().swap_bytes_used > 5
     run_out(world)
     resume(world, again("a"))
     run_out(world)
@@ -209,7 +209,7 @@ def test_a_parked_request_whose_sequence_id_is_needed_goes_on_from_host_memory()
 
 
 def test_without_host_memory_it_is_computed_again() -> None:
-    world = narrow(swap_bytes=0)
+    world = narrow(host_bytes=0)
     wanted = item("a")
     world.submit(wanted)
     world.settle()
@@ -466,7 +466,7 @@ _ACTIONS = st.one_of(
 @given(
     st.lists(_ACTIONS, max_size=60),
     st.lists(st.tuples(st.integers(1, 30), st.integers(1, 20)), min_size=6, max_size=6),
-    st.sampled_from([0, 20, 1000]),
+    st.sampled_from([0, 1000, 1 << 20]),
     st.booleans(),
     st.sampled_from([0, 12, 50]),
 )
@@ -479,7 +479,7 @@ _ACTIONS = st.one_of(
         ("preempt", "r0"),
     ],
     sizes=[(1, 1), (1, 1), (1, 1), (1, 1), (30, 4), (1, 1)],
-    swap_bytes=0,
+    host_bytes=0,
     loses_states=False,
     prefill_cells=50,
 )
@@ -487,11 +487,11 @@ _ACTIONS = st.one_of(
 def test_whatever_is_asked_in_whatever_order(
     actions: list[tuple[object, ...]],
     sizes: list[tuple[int, int]],
-    swap_bytes: int,
+    host_bytes: int,
     loses_states: bool,
     prefill_cells: int,
 ) -> None:
-    world = small(cells=50, swap_bytes=swap_bytes, prefill_cells=prefill_cells)
+    world = small(cells=50, host_bytes=host_bytes, prefill_cells=prefill_cells)
     world.cache.loses_states = loses_states
     items = {n: item(n, prompt=p, max_tokens=m) for n, (p, m) in zip(_NAMES, sizes, strict=True)}
     cancelled: set[str] = set()

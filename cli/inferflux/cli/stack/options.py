@@ -27,6 +27,7 @@ class StackOptions:
         start_limit_s: longest wait until everything is ready.
         drain_limit_s: how long running requests get to finish at the end.
         nats_store: where nats-server keeps its streams; None is below `state_dir`.
+        has_disk_tier: whether workers keep KV state below `state_dir`.
         nats_sync_interval: how often nats-server syncs them to the disk.
     """
 
@@ -49,6 +50,7 @@ class StackOptions:
     start_limit_s: float = 600.0
     drain_limit_s: float = 30.0
     nats_store: Path | None = None
+    has_disk_tier: bool = False
     nats_sync_interval: str = NATS_SYNC_INTERVAL
 
 

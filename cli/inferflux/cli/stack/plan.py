@@ -96,7 +96,7 @@ def plan(
     }
     gateway = {"INFERFLUX_GATEWAY_LISTEN": f"{LOOPBACK}:{ports.gateway}"}
     workers = [
-        service("worker", _worker_env(options, model, f"worker-{index}"), f"worker-{index}")
+        service("worker", _worker_env(options, model, state_dir, f"worker-{index}"), f"worker-{index}")
         for index in range(options.workers)
     ]
     schedulers = [
@@ -114,13 +114,14 @@ def scheduler_names(count: int) -> list[str]:
     return ["scheduler"] if count == 1 else [f"scheduler-{index}" for index in range(count)]
 
 
-def _worker_env(options: StackOptions, model: Path, name: str) -> dict[str, str]:
+def _worker_env(options: StackOptions, model: Path, state_dir: Path, name: str) -> dict[str, str]:
     env = {"INFERFLUX_WORKER_ID": name, "INFERFLUX_WORKER_MODEL_PATH": str(model)}
     wanted = {
         "INFERFLUX_WORKER_MODEL_NAME": options.model_name,
         "INFERFLUX_WORKER_SLOTS": options.slots,
         "INFERFLUX_WORKER_THREADS": options.threads,
         "INFERFLUX_WORKER_KV_CELLS": options.kv_cells,
+        "INFERFLUX_WORKER_DISK_PATH": state_dir / "kv" if options.has_disk_tier else "",
     }
     return env | {variable: str(value) for variable, value in wanted.items() if value}
 

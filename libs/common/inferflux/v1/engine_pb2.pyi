@@ -61,9 +61,12 @@ class EngineConfig(_message.Message):
     MAX_ITL_FACTOR_FIELD_NUMBER: _builtins.int
     STEP_LIMIT_S_FIELD_NUMBER: _builtins.int
     SEQUENCES_FIELD_NUMBER: _builtins.int
-    SWAP_BYTES_FIELD_NUMBER: _builtins.int
+    HOST_BYTES_FIELD_NUMBER: _builtins.int
     PREFILL_CELLS_FIELD_NUMBER: _builtins.int
     PREFIX_CACHE_FIELD_NUMBER: _builtins.int
+    MODEL_DIGEST_FIELD_NUMBER: _builtins.int
+    DISK_PATH_FIELD_NUMBER: _builtins.int
+    DISK_BYTES_FIELD_NUMBER: _builtins.int
     model_path: _builtins.str
     worker_id: _builtins.str
     slots: _builtins.int
@@ -80,12 +83,17 @@ class EngineConfig(_message.Message):
     """No step should take longer than this because of prefill, in seconds."""
     sequences: _builtins.int
     """Most sequences in the KV cache, running and parked."""
-    swap_bytes: _builtins.int
-    """Most host memory for swapped sequences; beyond it they are recomputed."""
+    host_bytes: _builtins.int
+    """Most host memory for preempted sequences and cold prefixes; beyond it they go to disk, or are recomputed."""
     prefill_cells: _builtins.int
     """KV cells of the prefill context; 0: none. Absent: the engine chooses."""
     prefix_cache: _builtins.bool
     """Whether computed prefixes are kept and shared."""
+    model_digest: _builtins.str
+    """SHA-256 over metadata, tensor index and file size of the model."""
+    disk_path: _builtins.str
+    """Folder of the disk tier, and most bytes of its files; empty or 0: there is none."""
+    disk_bytes: _builtins.int
     def __init__(
         self,
         *,
@@ -101,13 +109,16 @@ class EngineConfig(_message.Message):
         max_itl_factor: _builtins.float = ...,
         step_limit_s: _builtins.float = ...,
         sequences: _builtins.int = ...,
-        swap_bytes: _builtins.int = ...,
+        host_bytes: _builtins.int = ...,
         prefill_cells: _builtins.int | None = ...,
         prefix_cache: _builtins.bool = ...,
+        model_digest: _builtins.str = ...,
+        disk_path: _builtins.str = ...,
+        disk_bytes: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_prefill_cells", b"_prefill_cells", "prefill_cells", b"prefill_cells"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_prefill_cells", b"_prefill_cells", "batch_tokens", b"batch_tokens", "context_length", b"context_length", "flash_attention", b"flash_attention", "gpu_layers", b"gpu_layers", "kv_cells", b"kv_cells", "max_itl_factor", b"max_itl_factor", "model_path", b"model_path", "prefill_cells", b"prefill_cells", "prefix_cache", b"prefix_cache", "sequences", b"sequences", "slots", b"slots", "step_limit_s", b"step_limit_s", "swap_bytes", b"swap_bytes", "threads", b"threads", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_prefill_cells", b"_prefill_cells", "batch_tokens", b"batch_tokens", "context_length", b"context_length", "disk_bytes", b"disk_bytes", "disk_path", b"disk_path", "flash_attention", b"flash_attention", "gpu_layers", b"gpu_layers", "host_bytes", b"host_bytes", "kv_cells", b"kv_cells", "max_itl_factor", b"max_itl_factor", "model_digest", b"model_digest", "model_path", b"model_path", "prefill_cells", b"prefill_cells", "prefix_cache", b"prefix_cache", "sequences", b"sequences", "slots", b"slots", "step_limit_s", b"step_limit_s", "threads", b"threads", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__prefill_cells: _TypeAlias = _typing.Literal["prefill_cells"]  # noqa: Y015
     _WhichOneofArgType__prefill_cells: _TypeAlias = _typing.Literal["_prefill_cells", b"_prefill_cells"]  # noqa: Y015
@@ -255,6 +266,7 @@ class EngineReady(_message.Message):
     PREFILL_CELLS_FIELD_NUMBER: _builtins.int
     PREFILL_CONTEXT_ERROR_FIELD_NUMBER: _builtins.int
     PREFIX_CACHE_ERROR_FIELD_NUMBER: _builtins.int
+    DISK_ERROR_FIELD_NUMBER: _builtins.int
     kv_cells: _builtins.int
     context_length: _builtins.int
     vocabulary_size: _builtins.int
@@ -267,6 +279,8 @@ class EngineReady(_message.Message):
     """Why there is no prefill context where there should be one; empty otherwise."""
     prefix_cache_error: _builtins.str
     """Why prefixes are not cached although that was asked for; empty otherwise."""
+    disk_error: _builtins.str
+    """Why there is no disk tier although one was asked for; empty otherwise."""
     def __init__(
         self,
         *,
@@ -279,10 +293,11 @@ class EngineReady(_message.Message):
         prefill_cells: _builtins.int = ...,
         prefill_context_error: _builtins.str = ...,
         prefix_cache_error: _builtins.str = ...,
+        disk_error: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["context_length", b"context_length", "has_chat_template", b"has_chat_template", "kv_cells", b"kv_cells", "parameters", b"parameters", "prefill_cells", b"prefill_cells", "prefill_context_error", b"prefill_context_error", "prefix_cache_error", b"prefix_cache_error", "slots", b"slots", "vocabulary_size", b"vocabulary_size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["context_length", b"context_length", "disk_error", b"disk_error", "has_chat_template", b"has_chat_template", "kv_cells", b"kv_cells", "parameters", b"parameters", "prefill_cells", b"prefill_cells", "prefill_context_error", b"prefill_context_error", "prefix_cache_error", b"prefix_cache_error", "slots", b"slots", "vocabulary_size", b"vocabulary_size"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -459,6 +474,44 @@ class CachedPrefix(_message.Message):
 Global___CachedPrefix: _TypeAlias = CachedPrefix  # noqa: Y015
 
 @_typing.final
+class TierStats(_message.Message):
+    """A place for state outside the KV cache: host memory or disk."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    BYTES_FIELD_NUMBER: _builtins.int
+    STATES_FIELD_NUMBER: _builtins.int
+    HITS_FIELD_NUMBER: _builtins.int
+    EVICTIONS_FIELD_NUMBER: _builtins.int
+    RESTORE_US_FIELD_NUMBER: _builtins.int
+    bytes: _builtins.int
+    states: _builtins.int
+    """Preempted sequences and cold prefixes."""
+    hits: _builtins.int
+    """Since the last report: states restored from here, those that had to leave, and the microseconds each
+    restored one took, from the lookup until it was in the KV cache.
+    """
+    evictions: _builtins.int
+    @_builtins.property
+    def restore_us(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    def __init__(
+        self,
+        *,
+        bytes: _builtins.int = ...,
+        states: _builtins.int = ...,
+        hits: _builtins.int = ...,
+        evictions: _builtins.int = ...,
+        restore_us: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes", b"bytes", "evictions", b"evictions", "hits", b"hits", "restore_us", b"restore_us", "states", b"states"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TierStats: _TypeAlias = TierStats  # noqa: Y015
+
+@_typing.final
 class StepStats(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -484,6 +537,8 @@ class StepStats(_message.Message):
     PREFIX_PARTIAL_HITS_FIELD_NUMBER: _builtins.int
     PREFIX_MATCHED_TOKENS_FIELD_NUMBER: _builtins.int
     PREFIX_EVICTIONS_FIELD_NUMBER: _builtins.int
+    HOST_FIELD_NUMBER: _builtins.int
+    DISK_FIELD_NUMBER: _builtins.int
     prefill_tokens: _builtins.int
     decode_tokens: _builtins.int
     decode_us: _builtins.int
@@ -516,6 +571,10 @@ class StepStats(_message.Message):
     prefix_partial_hits: _builtins.int
     prefix_matched_tokens: _builtins.int
     prefix_evictions: _builtins.int
+    @_builtins.property
+    def host(self) -> Global___TierStats: ...
+    @_builtins.property
+    def disk(self) -> Global___TierStats: ...
     def __init__(
         self,
         *,
@@ -541,10 +600,12 @@ class StepStats(_message.Message):
         prefix_partial_hits: _builtins.int = ...,
         prefix_matched_tokens: _builtins.int = ...,
         prefix_evictions: _builtins.int = ...,
+        host: Global___TierStats | None = ...,
+        disk: Global___TierStats | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["disk", b"disk", "host", b"host"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached_sequences", b"cached_sequences", "decode_tokens", b"decode_tokens", "decode_us", b"decode_us", "kv_cells_cached", b"kv_cells_cached", "kv_cells_high_water", b"kv_cells_high_water", "kv_cells_reserved", b"kv_cells_reserved", "kv_cells_shared", b"kv_cells_shared", "kv_cells_used", b"kv_cells_used", "parked", b"parked", "prefill_tokens", b"prefill_tokens", "prefix_evictions", b"prefix_evictions", "prefix_hits", b"prefix_hits", "prefix_matched_tokens", b"prefix_matched_tokens", "prefix_partial_hits", b"prefix_partial_hits", "prefix_queries", b"prefix_queries", "recomputes", b"recomputes", "sequences", b"sequences", "step_us", b"step_us", "swap_bytes_used", b"swap_bytes_used", "swap_ins", b"swap_ins", "swap_outs", b"swap_outs", "swapped", b"swapped"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached_sequences", b"cached_sequences", "decode_tokens", b"decode_tokens", "decode_us", b"decode_us", "disk", b"disk", "host", b"host", "kv_cells_cached", b"kv_cells_cached", "kv_cells_high_water", b"kv_cells_high_water", "kv_cells_reserved", b"kv_cells_reserved", "kv_cells_shared", b"kv_cells_shared", "kv_cells_used", b"kv_cells_used", "parked", b"parked", "prefill_tokens", b"prefill_tokens", "prefix_evictions", b"prefix_evictions", "prefix_hits", b"prefix_hits", "prefix_matched_tokens", b"prefix_matched_tokens", "prefix_partial_hits", b"prefix_partial_hits", "prefix_queries", b"prefix_queries", "recomputes", b"recomputes", "sequences", b"sequences", "step_us", b"step_us", "swap_bytes_used", b"swap_bytes_used", "swap_ins", b"swap_ins", "swap_outs", b"swap_outs", "swapped", b"swapped"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -559,7 +620,10 @@ class StepReport(_message.Message):
     STATS_FIELD_NUMBER: _builtins.int
     RESIDENCES_FIELD_NUMBER: _builtins.int
     PREFILLED_FIELD_NUMBER: _builtins.int
+    DISK_ERROR_FIELD_NUMBER: _builtins.int
     CACHED_FIELD_NUMBER: _builtins.int
+    disk_error: _builtins.str
+    """Why the disk tier is not written to for a while; empty otherwise."""
     @_builtins.property
     def emissions(self) -> _containers.RepeatedCompositeFieldContainer[Global___Emission]: ...
     @_builtins.property
@@ -580,11 +644,12 @@ class StepReport(_message.Message):
         stats: Global___StepStats | None = ...,
         residences: _abc.Iterable[Global___EngineResidence] | None = ...,
         prefilled: _abc.Iterable[Global___Prefilled] | None = ...,
+        disk_error: _builtins.str = ...,
         cached: _abc.Iterable[Global___CachedPrefix] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["stats", b"stats"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached", b"cached", "emissions", b"emissions", "finished", b"finished", "prefilled", b"prefilled", "residences", b"residences", "stats", b"stats"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached", b"cached", "disk_error", b"disk_error", "emissions", b"emissions", "finished", b"finished", "prefilled", b"prefilled", "residences", b"residences", "stats", b"stats"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

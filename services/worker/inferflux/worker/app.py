@@ -69,7 +69,7 @@ class Worker:
             model_metrics,
         )
         self._model = ModelHost(
-            _model_options(settings),
+            _model_options(settings, file.digest),
             file,
             model_metrics,
             Shared(
@@ -160,22 +160,25 @@ async def _first_failure(*tasks: asyncio.Task[None]) -> None:
     raise Internal("a task of the worker ended unasked")
 
 
-def _model_options(settings: WorkerSettings) -> ModelOptions:
+def _model_options(settings: WorkerSettings, digest: str) -> ModelOptions:
     return ModelOptions(
         name=settings.served_name,
-        engine=_engine_config(settings),
+        engine=_engine_config(settings, digest),
         load_limit_s=settings.load_limit_s,
         stuck_s=settings.stuck_s,
     )
 
 
-def _engine_config(settings: WorkerSettings) -> engine_pb2.EngineConfig:
+def _engine_config(settings: WorkerSettings, digest: str) -> engine_pb2.EngineConfig:
     return engine_pb2.EngineConfig(
         model_path=str(settings.model_path),
         worker_id=settings.id,
         slots=settings.slots,
         sequences=settings.all_sequences,
-        swap_bytes=settings.swap_bytes,
+        host_bytes=settings.host_bytes,
+        disk_path="" if settings.disk_path is None else str(settings.disk_path),
+        disk_bytes=settings.disk_bytes,
+        model_digest=digest,
         kv_cells=settings.kv_cells,
         prefill_cells=settings.prefill_cells,
         context_length=settings.context_length,

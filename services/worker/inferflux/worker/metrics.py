@@ -10,6 +10,7 @@ from inferflux.common.bad_messages import BadMessages
 from inferflux.common.metrics import PREFIX
 from inferflux.v1 import engine_pb2
 
+_RESTORE_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5)
 _TOKEN_BUCKETS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
 _STEP_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5)
 
@@ -18,14 +19,16 @@ class WorkerMetrics:
     """Every metric of a worker. Those of a model carry its name as a label: `of` binds it."""
 
     def __init__(self, registry: CollectorRegistry = REGISTRY) -> None:
-        def gauge(name: str, what: str) -> Gauge:
-            return Gauge(f"{PREFIX}_{name}", what, ["model"], registry=registry)
+        def gauge(name: str, what: str, labels: Sequence[str] = ("model",)) -> Gauge:
+            return Gauge(f"{PREFIX}_{name}", what, labels, registry=registry)
 
-        def counter(name: str, what: str, label: str = "model") -> Counter:
-            return Counter(f"{PREFIX}_{name}", what, [label], registry=registry)
+        def counter(name: str, what: str, labels: Sequence[str] = ("model",)) -> Counter:
+            return Counter(f"{PREFIX}_{name}", what, labels, registry=registry)
 
-        def histogram(name: str, what: str, buckets: Sequence[float]) -> Histogram:
-            return Histogram(f"{PREFIX}_{name}", what, ["model"], buckets=buckets, registry=registry)
+        def histogram(
+            name: str, what: str, buckets: Sequence[float], labels: Sequence[str] = ("model",)
+        ) -> Histogram:
+            return Histogram(f"{PREFIX}_{name}", what, labels, buckets=buckets, registry=registry)
 
         self.requests = gauge("worker_requests", "Resident requests: running, parked and swapped.")
         self.kv_usage = gauge("kv_cache_usage_ratio", "Part of the KV cells that is filled, 0 to 1.")
@@ -38,6 +41,30 @@ class WorkerMetrics:
             "Requests that wait to resume without KV cells: in host memory, or to be recomputed.",
         )
         self.swap_bytes = gauge("worker_swap_bytes", "Host memory that holds the state of swapped requests.")
+        self.tier_bytes = gauge(
+            "kv_tier_bytes",
+            "Bytes of KV state outside the KV cache, by tier: `host`, `disk`.",
+            labels=("model", "tier"),
+        )
+        self.tier_states = gauge(
+            "kv_tier_states",
+            "Preempted requests and cached prefixes whose state is in the tier.",
+            labels=("model", "tier"),
+        )
+        self.tier_hits = counter(
+            "kv_tier_hits", "Prefixes that were restored from the tier.", labels=("model", "tier")
+        )
+        self.tier_evictions = counter(
+            "kv_tier_evictions",
+            "States that left the tier for lack of room: from `host` to disk if there is one.",
+            labels=("model", "tier"),
+        )
+        self.tier_restore_time = histogram(
+            "kv_tier_restore_seconds",
+            "Seconds from the lookup of a prefix until it was in the KV cache.",
+            _RESTORE_BUCKETS_S,
+            labels=("model", "tier"),
+        )
         self.swap_outs = counter("worker_swap_outs", "States that were copied from KV cache to host memory.")
         self.swap_ins = counter("worker_swap_ins", "States that were copied from host memory to KV cache.")
         self.recomputes = counter(
@@ -62,7 +89,7 @@ class WorkerMetrics:
         bad = counter(
             "worker_bad_messages",
             "Messages over NATS that failed their checks and were ignored: `batch`, `command` or `cancel`.",
-            "kind",
+            ("kind",),
         )
         self.bad = BadMessages(bad)
         self.index_blocks = gauge(
@@ -83,6 +110,26 @@ class WorkerMetrics:
         return ModelMetrics(self, model)
 
 
+class TierMetrics:
+    """Metrics of one tier of one model."""
+
+    def __init__(self, worker: WorkerMetrics, model: str, tier: str) -> None:
+        self._bytes = worker.tier_bytes.labels(model, tier)
+        self._states = worker.tier_states.labels(model, tier)
+        self._hits = worker.tier_hits.labels(model, tier)
+        self._evictions = worker.tier_evictions.labels(model, tier)
+        self._restore_time = worker.tier_restore_time.labels(model, tier)
+
+    def observe(self, stats: engine_pb2.TierStats) -> None:
+        """Take over the figures of one report."""
+        self._bytes.set(stats.bytes)
+        self._states.set(stats.states)
+        self._hits.inc(stats.hits)
+        self._evictions.inc(stats.evictions)
+        for microseconds in stats.restore_us:
+            self._restore_time.observe(microseconds / 1e6)
+
+
 class ModelMetrics:
     """Metrics of one model, their labels bound once.
 
@@ -98,6 +145,7 @@ class ModelMetrics:
         self._parked = worker.parked.labels(model)
         self._swapped = worker.swapped.labels(model)
         self._swap_bytes = worker.swap_bytes.labels(model)
+        self._tiers = {tier: TierMetrics(worker, model, tier) for tier in ("host", "disk")}
         self._swap_outs = worker.swap_outs.labels(model)
         self._swap_ins = worker.swap_ins.labels(model)
         self._recomputes = worker.recomputes.labels(model)
@@ -117,6 +165,8 @@ class ModelMetrics:
         self._parked.set(stats.parked - stats.swapped)
         self._swapped.set(stats.swapped)
         self._swap_bytes.set(stats.swap_bytes_used)
+        self._tiers["host"].observe(stats.host)
+        self._tiers["disk"].observe(stats.disk)
         self._swap_outs.inc(stats.swap_outs)
         self._swap_ins.inc(stats.swap_ins)
         self._recomputes.inc(stats.recomputes)

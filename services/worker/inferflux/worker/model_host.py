@@ -136,8 +136,8 @@ class ModelHost:
 
     @property
     def swap_bytes(self) -> int:
-        """Most host memory for the state of swapped requests."""
-        return self._options.engine.swap_bytes
+        """Most host memory for the state of swapped requests, and of cold prefixes."""
+        return self._options.engine.host_bytes
 
     async def run(self) -> None:
         """Keep an engine running until `stop`.
@@ -260,6 +260,8 @@ class ModelHost:
                 request_log.finished(resident, ended)
                 await self._shared.events.finished(ended, resident)
         self._cache_reports.take_in(step.cached)
+        if step.disk_error:
+            log.warning("the disk tier takes nothing for a while", model=self.name, why=step.disk_error)
         self.stats = step.stats
         self.rates.observe(step.stats)
         self._metrics.observe(step.stats)
@@ -291,6 +293,8 @@ class ModelHost:
                 model=self.name,
                 why=ready.prefill_context_error,
             )
+        if ready.disk_error:
+            log.warning("the disk tier is off", model=self.name, why=ready.disk_error)
         log.info(
             "ready",
             model=self.name,

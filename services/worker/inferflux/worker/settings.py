@@ -82,11 +82,22 @@ class WorkerSettings(ServiceSettings):
         description="an engine step with prefill should take at most this long",
         json_schema_extra=EXPERT,
     )
-    swap_bytes: int = Field(
+    host_bytes: int = Field(
         default=2 << 30,
         ge=0,
-        description="host memory for the state of requests that were evicted from the KV cache; "
-        "beyond it the least urgent are recomputed, with 0 all of them",
+        description="host memory for what leaves the KV cache: the state of preempted requests and of cached "
+        "prefixes; beyond it the least used prefixes, then the least urgent requests, go to disk or are "
+        "recomputed",
+    )
+    disk_path: Path | None = Field(
+        default=None,
+        description="folder for KV state that host memory has no room for; unset: there is none. "
+        "Workers of one model may share it: each takes a numbered folder in it for itself",
+    )
+    disk_bytes: int = Field(
+        default=4 << 30,
+        ge=0,
+        description="most bytes of files in `DISK_PATH`, of each worker; 0: there are none",
     )
     load_limit_s: float = Field(
         default=600.0,

@@ -5,9 +5,9 @@ sequence  one resident request, and its phase
 planner   which tokens go into the next batch            (pure)
 budget    how much prefill a step may carry               (pure)
 pressure  who leaves the KV cache when it is full          (pure)
-memory    sequence ids, KV cells and host memory of the sequences
+memory    sequence ids and KV cells of the sequences
+saved     saving sequences to the tiers below the KV cache, and restoring them
 kv        who fills how many KV cells                     (pure)
-swap      whose state host memory keeps                   (pure)
 sampling  a row of logits to a token id                  (pure)
 sampling_rows  the same for the rows of a step together   (pure)
 logprobs  logarithms of probabilities                     (pure)
@@ -19,6 +19,7 @@ context   a llama.cpp context: what it decodes and what it holds
 envelope  KV state outside a context: what it is, of which model, and whether it is whole  (pure)
 state     what a context writes of a sequence, with and without flash attention  (pure)
 tiers/    host memory and disk for what leaves the KV cache
+tier_stats  what is reported of them
 clock     what the time is
 batch     the tokens of a step, as llama.cpp takes them
 """

@@ -9,6 +9,7 @@ from __future__ import annotations
 import signal
 import socket
 import sys
+from pathlib import Path
 
 from inferflux.common.frames import ChildEnd
 from inferflux.common.lifeline import exit_at_end_of
@@ -17,7 +18,10 @@ from inferflux.v1 import engine_pb2
 
 from .context import DecodeError
 from .core import Engine
+from .envelope import Identity
 from .native import Backend, LoadError
+from .tiers.disk import Disk, DiskUnavailable
+from .tiers.tiers import Tiers
 
 _Worker = ChildEnd[engine_pb2.EngineCommand]
 
@@ -25,8 +29,11 @@ _Worker = ChildEnd[engine_pb2.EngineCommand]
 def run(worker: _Worker) -> None:
     """Serve until the worker closes its end."""
     engine = _load(worker)
-    while True:
-        serve_step(engine, worker)
+    try:
+        while True:
+            serve_step(engine, worker)
+    finally:
+        engine.close()
 
 
 def serve_step(engine: Engine, worker: _Worker) -> None:
@@ -43,12 +50,15 @@ def _load(worker: _Worker) -> Engine:
     config = worker.receive().load
     try:
         backend = Backend(config)
+        disk, disk_error = _disk(config, backend.identity)
         engine = Engine(
             backend,
             worker_id=config.worker_id,
             max_itl_factor=config.max_itl_factor,
             step_limit_s=config.step_limit_s,
-            swap_bytes=config.swap_bytes,
+            tiers=Tiers(
+                backend.identity, host_bytes=config.host_bytes, disk=disk, disk_bytes=config.disk_bytes
+            ),
         )
     except (LoadError, DecodeError) as error:
         worker.send(engine_pb2.EngineReport(load_error=str(error)))
@@ -62,9 +72,20 @@ def _load(worker: _Worker) -> Engine:
         prefill_cells=backend.prefill_cells,
         prefill_context_error=backend.prefill_context_error,
         has_chat_template=backend.vocab.chat_template is not None,
+        disk_error=disk_error,
     )
     worker.send(engine_pb2.EngineReport(ready=ready))
     return engine
+
+
+def _disk(config: engine_pb2.EngineConfig, identity: Identity) -> tuple[Disk | None, str]:
+    """(the disk tier if one is asked for, why there is none all the same)."""
+    if not config.disk_path or config.disk_bytes == 0:
+        return None, ""
+    try:
+        return Disk(Path(config.disk_path), identity), ""
+    except DiskUnavailable as error:
+        return None, str(error)
 
 
 def _obey(engine: Engine, command: engine_pb2.EngineCommand) -> None:

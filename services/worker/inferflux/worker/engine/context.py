@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -67,6 +68,7 @@ class Context:
         params.kv_unified = is_unified
         params.flash_attn_type = _FLASH_ATTENTION[flash_attention]
         params.n_threads = params.n_threads_batch = threads
+        self.settings = _settings_of(model, params)
         self._context = llama.llama_init_from_model(model, params)
         if not self._context:
             raise ContextError(f"no context of {params.n_ctx} KV cells: {first_log_error('out of memory?')}")
@@ -141,9 +143,10 @@ class Context:
     def copy_part_out(self, seq_id: int, first: int, end: int) -> StateBytes | None:
         """The state of `seq_id` from position `first` up to `end`; None if llama.cpp cannot give it."""
         llama.llama_memory_seq_cp(self._memory, seq_id, self._spare, first, end)
-        state = self.copy_out(self._spare, self.state_size(self._spare))
+        state = np.empty(self.state_size(self._spare), np.uint8)
+        is_whole = self.copy_out(self._spare, state)
         self.forget(self._spare)
-        return state
+        return state if is_whole else None
 
     def append(self, seq_id: int, state: StateBytes) -> bool:
         """Whether `state`, of the tokens that follow, is now in `seq_id` after what it holds."""
@@ -157,11 +160,11 @@ class Context:
         """Bytes of the state of `seq_id`."""
         return int(llama.llama_state_seq_get_size(self._context, seq_id))
 
-    def copy_out(self, seq_id: int, n_bytes: int) -> StateBytes | None:
-        """The state of `seq_id`, `n_bytes` long; None if llama.cpp cannot give it."""
-        state = np.empty(n_bytes, np.uint8)
-        written = llama.llama_state_seq_get_data(self._context, _bytes_pointer(state), n_bytes, seq_id)
-        return state if written == n_bytes else None
+    def copy_out(self, seq_id: int, into: StateBytes) -> bool:
+        """Whether `into` now holds the state of `seq_id`; it has the size of it."""
+        n_bytes = into.shape[0]
+        written = llama.llama_state_seq_get_data(self._context, _bytes_pointer(into), n_bytes, seq_id)
+        return bool(written == n_bytes)
 
     def copy_in(self, seq_id: int, state: StateBytes) -> bool:
         """Whether `seq_id` now holds `state`; if not, it is empty."""
@@ -171,6 +174,32 @@ class Context:
             self.forget(seq_id)
             return False
         return True
+
+
+@dataclass(frozen=True, slots=True)
+class StateSettings:
+    """What decides how state is written, beside the model: see `Identity`."""
+
+    key_type: int
+    value_type: int
+    flash_attention: bool
+    rope: str
+
+
+def _settings_of(model: Any, params: Any) -> StateSettings:
+    asked = (
+        params.rope_scaling_type,
+        params.rope_freq_base,
+        params.rope_freq_scale,
+        params.yarn_ext_factor,
+        params.yarn_attn_factor,
+        params.yarn_beta_fast,
+        params.yarn_beta_slow,
+        params.yarn_orig_ctx,
+    )
+    own = llama.llama_model_rope_type(model), llama.llama_model_rope_freq_scale_train(model)
+    is_flash = params.flash_attn_type == _FLASH_ATTENTION[True]
+    return StateSettings(params.type_k, params.type_v, is_flash, " ".join(map(str, own + asked)))
 
 
 def whole_cells(cells: int) -> int:

@@ -18,12 +18,17 @@ from .native import Backend
 from .planner import Planner, StepPlan, plan_of, split
 from .pressure import Fit, can_load, fit_step, make_room
 from .sampling_rows import BAD, choose_tokens
+from .saved import SavedStates
 from .sequence import Phase, Sequence, sequence_of
+from .tier_stats import tell_tiers
+from .tiers.tiers import Tiers
 
 _DEADLINE_EXCEEDED = 4
 _INTERNAL = 13
 # A wall clock may be set: deadlines are looked at this often at least.
 _LONGEST_WAIT_S = 60.0
+# While all that runs is read from disk, commands and reads are looked at this often.
+_FETCH_POLL_S = 0.001
 # A running sequence that finds no KV cells for so long is descheduled: it may find some elsewhere.
 _LONGEST_WAIT_FOR_ROOM_S = 1.0
 
@@ -35,7 +40,7 @@ class Engine:
         backend: the loaded model.
         worker_id: named in `started` events.
         max_itl_factor, step_limit_s: see `StepBudget`.
-        swap_bytes: most host memory for sequences that have to leave the KV cache.
+        tiers: where sequences go that have to leave the KV cache.
         clock: the system's if none is given.
     """
 
@@ -46,16 +51,19 @@ class Engine:
         worker_id: str,
         max_itl_factor: float,
         step_limit_s: float,
-        swap_bytes: int,
+        tiers: Tiers[Sequence],
         clock: Clock | None = None,
     ) -> None:
         self._backend = backend
         self._clock = clock or Clock()
         self._worker_id = worker_id
-        self._memory = Memory(backend, swap_bytes)
+        self._tiers = tiers
+        self._saved = SavedStates(backend, tiers, self._clock.monotonic_s)
+        self._memory = Memory(backend, self._saved)
         self._budget = StepBudget(backend.batch_tokens, max_itl_factor, step_limit_s)
         self._planner = Planner(self._budget)
         for seen in backend.warm_up():
+            tiers.rates.prefill.observe(seen.n_prefill, seen.seconds)
             self._budget.observe(
                 seen.n_prefill, seen.n_decoding, seen.seconds, in_prefill_context=seen.in_prefill_context
             )
@@ -67,11 +75,15 @@ class Engine:
         self._report = engine_pb2.StepReport()
         self._has_news = False
 
+    def close(self) -> None:
+        """Leave the disk tier to the next process."""
+        self._tiers.close()
+
     def idle_s(self) -> float | None:
         """How long nothing is to be done unless a command comes: until the next deadline, for ever (None), or
         not at all (0) while sequences run."""
         if self._running:
-            return 0.0
+            return 0.0 if any(s.fetch is None for s in self._running.values()) else _FETCH_POLL_S
         if self._next_deadline_unix_s == math.inf:
             return None
         return min(max(self._next_deadline_unix_s - self._clock.unix_s(), 0.0), _LONGEST_WAIT_S)
@@ -129,7 +141,9 @@ class Engine:
             stats.swapped = sum(
                 s.residence == scheduler_pb2.RESIDENCE_SWAPPED for s in self._sequences.values()
             )
-        stats.swap_bytes_used = self._memory.swap_bytes_used
+        stats.swap_bytes_used = self._tiers.preempted_bytes
+        tell_tiers(stats, self._tiers, self._saved)
+        report.disk_error = self._tiers.take_error()
         stats.swap_outs, stats.swap_ins, stats.recomputes = self._memory.take_counts()
         self._report = engine_pb2.StepReport()
         self._has_news = False
@@ -144,9 +158,12 @@ class Engine:
         clock = self._clock
         began = clock.monotonic_s()
         self._expire(self._clock.unix_s())
+        self._tiers.poll()
         if not self._running:
             return
         plan = self._plan(began)
+        if not plan.n_tokens:
+            return  # all that runs is read from disk
         planned = clock.monotonic_s()
         self._take_cells(plan)
         logits = self._backend.decode(plan)
@@ -154,6 +171,7 @@ class Engine:
         self._advance(plan)
         self._sample(plan, logits)
         ended = clock.monotonic_s()
+        self._observe_prefill(plan, ended - planned)
         self._budget.observe(
             plan.n_prefill, len(plan.decoding), ended - planned, in_prefill_context=plan.in_prefill_context
         )
@@ -182,6 +200,11 @@ class Engine:
             self._evict(victim)
         return plan_of(fit.grants, in_prefill_context=plan.in_prefill_context)
 
+    def _observe_prefill(self, plan: StepPlan, seconds: float) -> None:
+        """Learn what computing a prompt takes: of a mixed batch, its share of the tokens."""
+        if plan.n_prefill:
+            self._tiers.rates.prefill.observe(plan.n_tokens, seconds)
+
     def _fit(self, plan: StepPlan, loaded: list[Sequence]) -> Fit[Sequence]:
         return fit_step(plan.wanted, loaded, self._parked(), self._memory.free)
 
@@ -190,6 +213,10 @@ class Engine:
         descheduled."""
         waiting = [s for s in self._running.values() if not s.is_loaded]
         for sequence in sorted(waiting, key=lambda s: s.order):
+            self._memory.look_up(sequence)
+            if sequence.fetch is not None:
+                sequence.scheduled_at_s = now_s  # it does not wait for room yet
+                continue
             self._load(sequence)
             if not sequence.is_loaded and now_s - sequence.scheduled_at_s > _LONGEST_WAIT_FOR_ROOM_S:
                 self._deschedule(sequence, scheduler_pb2.YIELD_REASON_MEMORY)
@@ -198,7 +225,7 @@ class Engine:
         """Bring a sequence that runs into the KV cache, if it is its time."""
         running = self._running.values()
         loaded = [s for s in running if s.is_loaded]
-        waiting = [s for s in running if not s.is_loaded]
+        waiting = [s for s in running if not s.is_loaded and s.fetch is None]
         memory = self._memory
         if not can_load(sequence, loaded, waiting, self._parked(), memory.free, memory.cells):
             return
@@ -212,8 +239,11 @@ class Engine:
         )
         for victim in victims:
             self._evict(victim)
-        if not memory.load(sequence):
-            self._report.prefilled.add(key=sequence.key, epoch=sequence.epoch, computed_tokens=0)
+        is_found = sequence.restored_from is not None
+        if not memory.load(sequence) or is_found:
+            self._report.prefilled.add(
+                key=sequence.key, epoch=sequence.epoch, computed_tokens=sequence.position
+            )
 
     def _parked(self) -> list[Sequence]:
         return [s for s in self._sequences.values() if not s.is_running]

@@ -10,12 +10,11 @@ from __future__ import annotations
 from typing import Protocol
 
 from .kv import CellLedger
+from .saved import SavedStates, StateCache
 from .sequence import NO_SEQ_ID, Sequence
-from .state import StateBytes
-from .swap import SwapSpace
 
 
-class Cache(Protocol):
+class Cache(StateCache, Protocol):
     """What of the backend moves sequences in and out of the KV cache."""
 
     @property
@@ -31,26 +30,20 @@ class Cache(Protocol):
 
     def forget(self, seq_id: int) -> None: ...
 
-    def state_size(self, seq_id: int) -> int: ...
-
-    def copy_out(self, seq_id: int, n_bytes: int) -> StateBytes | None: ...
-
-    def copy_in(self, seq_id: int, state: StateBytes) -> bool: ...
-
 
 class Memory:
-    """Sequence ids, KV cells and host memory of every resident sequence.
+    """Sequence ids, KV cells and saved state of every resident sequence.
 
     Args:
         cache: the KV cache.
-        swap_bytes: most host memory; where it does not do, sequences are computed again.
+        saved: what is not in it; what has no room there is computed again.
     """
 
-    def __init__(self, cache: Cache, swap_bytes: int) -> None:
+    def __init__(self, cache: Cache, saved: SavedStates) -> None:
         self._cache = cache
+        self._saved = saved
         self._ledger = CellLedger(cache.cells)
         self._prefill = CellLedger(cache.prefill_cells)
-        self._space: SwapSpace[Sequence] = SwapSpace(swap_bytes)
         self._free_seq_ids = list(range(cache.sequences - 1, -1, -1))
         self._swap_outs = self._swap_ins = self._recomputes = 0
 
@@ -75,10 +68,6 @@ class Memory:
     def prefill_room(self) -> int:
         """Tokens that the prefill context has room for."""
         return self._prefill.free
-
-    @property
-    def swap_bytes_used(self) -> int:
-        return self._space.used
 
     def take_counts(self) -> tuple[int, int, int]:
         """States moved to host memory, moved back, and discarded, since the last call."""
@@ -117,16 +106,19 @@ class Memory:
             Whether it could go on where it was; if not, all of it is to be computed again.
         """
         sequence.seq_id = self._free_seq_ids.pop()
-        state = sequence.state
-        if state is None:
+        if sequence.state is None:
             return True
-        self._drop_state(sequence)
-        if self._cache.copy_in(sequence.seq_id, state):
+        is_own = sequence.restored_from is None
+        if self._saved.restore(sequence):
             self._ledger.use(sequence.seq_id, sequence.position)
-            self._swap_ins += 1
+            self._swap_ins += is_own
             return True
         self._discard(sequence)
         return False
+
+    def look_up(self, sequence: Sequence) -> None:
+        """Find what of a sequence that is not loaded can be restored, and fetch it."""
+        self._saved.look_up(sequence)
 
     def unload(self, sequence: Sequence) -> list[Sequence]:
         """Take a sequence out of the cache, its state to host memory if there is room for it.
@@ -143,30 +135,21 @@ class Memory:
     def remove(self, sequence: Sequence) -> None:
         """Free everything of `sequence`, which leaves."""
         self._empty(sequence)
-        self._drop_state(sequence)
+        self._saved.leave(sequence)
 
     def _save(self, sequence: Sequence) -> list[Sequence]:
-        n_bytes = self._cache.state_size(sequence.seq_id)
-        losers = self._space.losers(sequence, n_bytes) if n_bytes else None
-        state = self._cache.copy_out(sequence.seq_id, n_bytes) if losers is not None else None
-        if losers is None or state is None:
+        losers = self._saved.save(sequence)
+        if losers is None:
             self._discard(sequence)
             return [sequence]
         for loser in losers:
-            self._drop_state(loser)
             self._discard(loser)
-        self._space.hold(sequence, n_bytes)
-        sequence.state = state
         self._swap_outs += 1
         return losers
 
     def _discard(self, sequence: Sequence) -> None:
         sequence.discard()
         self._recomputes += 1
-
-    def _drop_state(self, sequence: Sequence) -> None:
-        sequence.state = None
-        self._space.release(sequence)
 
     def _empty(self, sequence: Sequence) -> None:
         if sequence.is_loaded:

@@ -13,6 +13,9 @@ import contextlib
 import ctypes
 import time
 from dataclasses import dataclass
+from hashlib import blake2b
+from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -26,10 +29,11 @@ from inferflux.v1 import engine_pb2
 
 from .context import Context, ContextError, DecodeError
 from .cores import usable_cores
+from .envelope import Identity
 from .fit import CellShape, DoesNotFitError, fit_cells
 from .planner import StepPlan
 from .prefill_context import PrefillContext
-from .state import StateBytes
+from .state import StateBytes, UnknownLayout, first_positions
 
 _AUTO_CELLS_PER_SLOT = 1024
 _PHYSICAL_BATCH = 512
@@ -51,6 +55,8 @@ _FEWEST_CELLS = 256
 # Addresses that threads and allocators reserve beyond the memory they use.
 _RESERVED_BYTES = 2 << 30
 _METADATA_BYTES = 256
+_SAMPLED_PAGES = 256
+_PAGE_BYTES = 4096
 # The KV cache lies in memory of the GPU then: llama.cpp says what does not fit there.
 _GPU_DECIDES = 1 << 60
 
@@ -99,6 +105,7 @@ class Backend:
         self.batch_tokens = self._main.batch_tokens
         self.prefill_context_error = ""
         self._prefill = self._new_prefill_context(config)
+        self.identity = self._identity(config)
 
     @property
     def prefill_cells(self) -> int:
@@ -170,6 +177,19 @@ class Backend:
                 f"{path}: the model gives no finite logits: its weights or its metadata are damaged"
             )
         self._main.clear()
+
+    def _identity(self, config: engine_pb2.EngineConfig) -> Identity:
+        """Of the main context's state. The digest leaves the weights out: models that differ in nothing else
+        are told apart by some of them."""
+        settings = self._main.settings
+        return Identity(
+            model=f"{config.model_digest} {weights_sample(Path(config.model_path))}",
+            llama_cpp=f"{version('llama-cpp-python')} {llama.LLAMA_STATE_SEQ_VERSION}",
+            key_type=settings.key_type,
+            value_type=settings.value_type,
+            flash_attention=settings.flash_attention,
+            rope=settings.rope,
+        )
 
     def _new_prefill_context(self, config: engine_pb2.EngineConfig) -> PrefillContext | None:
         """The prefill context; None where there is no need of one, or `prefill_context_error` says why."""
@@ -266,9 +286,16 @@ class Backend:
             self._prefill.catch_up(seq_id)
         return self._main.state_size(seq_id)
 
-    def copy_out(self, seq_id: int, n_bytes: int) -> StateBytes | None:
-        """The state of `seq_id`, `n_bytes` long; None if llama.cpp cannot give it."""
-        return self._main.copy_out(seq_id, n_bytes)
+    def copy_out(self, seq_id: int, into: StateBytes) -> bool:
+        """Whether `into` now holds the state of `seq_id`; it has the size of it."""
+        return self._main.copy_out(seq_id, into)
+
+    def first_positions(self, state: StateBytes, n: int) -> StateBytes | None:
+        """`state` of the positions below `n` alone; None where its layout is not known."""
+        try:
+            return first_positions(state, n)
+        except UnknownLayout:
+            return None
 
     def copy_in(self, seq_id: int, state: StateBytes) -> bool:
         """Whether `seq_id` now holds `state`; if not, it is empty."""
@@ -282,6 +309,17 @@ def _time_tokens(context: Context, n: int) -> float:
     seconds = time.perf_counter() - began
     context.clear()
     return seconds
+
+
+def weights_sample(path: Path) -> str:
+    """A digest of pages all over the file."""
+    digest = blake2b(digest_size=16)
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        for i in range(_SAMPLED_PAGES):
+            file.seek(i * max(size - _PAGE_BYTES, 0) // (_SAMPLED_PAGES - 1))
+            digest.update(file.read(_PAGE_BYTES))
+    return digest.hexdigest()
 
 
 def _load_model(config: engine_pb2.EngineConfig) -> Any:

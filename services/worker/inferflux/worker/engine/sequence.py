@@ -7,15 +7,15 @@ from enum import Enum, auto
 from typing import Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
+from inferflux.common.cache_scope import cache_scope_of
 from inferflux.v1 import scheduler_pb2, worker_pb2
 
+from .envelope import Envelope, TokenArray
 from .sampling import Sampler
-from .state import StateBytes
 from .text import TextAssembler
-
-TokenArray = NDArray[np.int32]
+from .tiers.rates import Tier
+from .tiers.tiers import Fetch
 
 NO_SEQ_ID = -1
 
@@ -47,7 +47,8 @@ class Sequence:
     was generated before) while it prefills, the last sampled token while it decodes.
 
     It runs while it has a `slot`, which the scheduler assigned. What is computed is in the KV cache while
-    it `is_loaded`, under the `seq_id` that the memory gave it, else in `state`, a copy in host memory.
+    it `is_loaded`, under the `seq_id` that the memory gave it, else in `state`, a copy in host memory, of
+    which the first `position` tokens are wanted.
     A sequence that runs may be neither yet: it then waits for room.
     """
 
@@ -75,7 +76,15 @@ class Sequence:
     seq_id: int = NO_SEQ_ID
     # Whether the prefill context computes it.
     in_prefill_context: bool = False
-    state: StateBytes | None = None
+    state: Envelope | None = None
+    # Who may share what is computed of it.
+    cache_scope: str = ""
+    # A prefix on its way to host memory, since when, by the monotonic clock, and where `state` is from if it
+    # was found.
+    fetch: Fetch[Sequence] | None = None
+    fetch_began_s: float = 0.0
+    restored_from: Tier | None = None
+    is_looked_up: bool = False
     # Counts how often it was scheduled to run: its first run is 0.
     run: int = 0
     # Generated tokens at which it yields; 0: at none.
@@ -131,8 +140,10 @@ class Sequence:
         self.yields_at = self.generated + token_budget if token_budget else 0
 
     def discard(self) -> None:
-        """Nothing is computed any more: all of it is prefilled again."""
+        """Nothing is computed any more: all of it is prefilled again, or found."""
         self.position = 0
+        self.state = None
+        self.is_looked_up = False
         self.phase = Phase.PREFILL
 
     def append(self, token: int) -> None:
@@ -187,4 +198,5 @@ def sequence_of(
         generated=len(generated),
         yields_at=len(generated) + item.token_budget if item.token_budget else 0,
         attempt_id=request.attempt_id,
+        cache_scope=cache_scope_of(request),
     )

@@ -113,6 +113,7 @@ class Tiers(Generic[S]):
         disk_bytes: most bytes of files.
 
     Attributes:
+        preempted_bytes: host memory that holds the state of preempted sequences.
         rates: what restoring and computing take; the caller observes what it does itself.
     """
 
@@ -127,7 +128,13 @@ class Tiers(Generic[S]):
         self._by_name: dict[str, Kept[S]] = {}
         self._by_owner: dict[S, Kept[S]] = {}
         self._counts = Counts()
+        self.preempted_bytes = 0
         self.rates = Rates()
+
+    @classmethod
+    def off(cls) -> Tiers[S]:
+        """Tiers that keep nothing."""
+        return cls(Identity("", "", 0, 0, flash_attention=False, rope=""), host_bytes=0)
 
     def close(self) -> None:
         """Leave the disk to the next process. Files stay."""
@@ -151,10 +158,15 @@ class Tiers(Generic[S]):
         """An envelope for the state of `tokens`, to be filled."""
         return blank(self._identity, scope, tokens, payload_bytes)
 
+    def has_room(self, n_bytes: int, order: Order) -> bool:
+        """Whether host memory has room for the state of a preempted sequence of this order."""
+        return self._host.losers(n_bytes, order) is not None
+
     def wants(self, scope: str, tokens: TokenArray, n_bytes: int) -> bool:
         """Whether a cold prefix should be kept: it is not yet, finds room, and is worth its copies."""
-        most = max(self._host.limit, self._files.limit)
-        if tokens.shape[0] < BLOCK or n_bytes > most:
+        if tokens.shape[0] < BLOCK or not (
+            self._host.losers(n_bytes) is not None or self._has_disk_room(n_bytes)
+        ):
             return False
         if any(found.matched == tokens.shape[0] for found in self._candidates(scope, tokens)):
             return False
@@ -186,21 +198,24 @@ class Tiers(Generic[S]):
         kept = Kept(envelope.header, envelope, owner=owner)
         self._add(kept)
         self._by_owner[owner] = kept
+        self.preempted_bytes += kept.n_bytes
         self._host.hold(kept, kept.n_bytes, owner.order)
         return owners
 
     def resumed(self, owner: S) -> None:
         """Drop the state of a sequence that is in the KV cache again; nothing if none is held."""
-        kept = self._by_owner.pop(owner, None)
+        kept = self._disowned(owner)
         if kept is not None:
-            kept.owner = None
             self._drop_from_host(kept)
 
     def release(self, owner: S) -> None:
         """Keep the state of a sequence that left as a cold prefix; nothing if none is held."""
-        kept = self._by_owner.pop(owner, None)
-        if kept is not None:
-            kept.owner = None
+        kept = self._disowned(owner)
+        if kept is None:
+            return
+        if kept.header.n_past < BLOCK:
+            self._drop_from_host(kept)
+        else:
             self._host.hold(kept, kept.n_bytes)
 
     def find(self, scope: str, tokens: TokenArray, *, known: int = 0) -> Match[S] | None:
@@ -250,6 +265,12 @@ class Tiers(Generic[S]):
             self._counts.hits[fetch.tier] += 1
         return envelope
 
+    def give_up(self, fetch: Fetch[S], waited_s: float) -> None:
+        """Wait no longer for a fetch; it counts as having taken so long."""
+        if fetch.reading is not None:
+            fetch.reading.cancel()
+            self.rates.read.observe(fetch.match.kept.n_bytes, waited_s)
+
     def poll(self) -> None:
         """Take over what the disk did meanwhile."""
         if self._disk is None:
@@ -266,11 +287,23 @@ class Tiers(Generic[S]):
     def _candidates(self, scope: str, tokens: TokenArray) -> Iterator[Found[Kept[S]]]:
         return islice(self._index.find(scope, tokens, tokens.shape[0]), _CANDIDATES)
 
+    def _has_disk_room(self, n_bytes: int) -> bool:
+        disk = self._disk
+        return disk is not None and self._files.losers(n_bytes) is not None and disk.can_write(n_bytes)
+
     def _add(self, kept: Kept[S]) -> None:
         self._index.add(kept.header.scope, kept.tokens, kept)
 
     def _remove(self, kept: Kept[S]) -> None:
         self._index.remove(kept.header.scope, kept.tokens, kept)
+
+    def _disowned(self, owner: S) -> Kept[S] | None:
+        """The state of a preempted sequence, which is a cold prefix from now on."""
+        kept = self._by_owner.pop(owner, None)
+        if kept is not None:
+            kept.owner = None
+            self.preempted_bytes -= kept.n_bytes
+        return kept
 
     def _evict(self, losers: list[Kept[S]]) -> None:
         """Move what has to leave host memory to disk."""
@@ -278,8 +311,7 @@ class Tiers(Generic[S]):
             self._counts.evictions[Tier.HOST] += 1
             self._host.release(kept)
             if kept.owner is not None:
-                del self._by_owner[kept.owner]
-                kept.owner = None
+                self._disowned(kept.owner)
             self._move_to_disk(kept)
 
     def _drop_from_host(self, kept: Kept[S]) -> None:

@@ -1,0 +1,149 @@
+"""Saving sequences from the KV cache to the tiers below it, and restoring them from there.
+
+A prefix that is found in a tier is restored as a preempted sequence is: the sequence gets its state and its
+position, and is loaded when there is room. A file is read meanwhile; the sequence waits, others go on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+from .envelope import Envelope, StateBytes, TokenArray
+from .sequence import Sequence
+from .tiers.rates import Tier
+from .tiers.tiers import Tiers
+
+# A read that takes longer is given up: the prompt is computed.
+_LONGEST_READ_S = 5.0
+
+
+class StateCache(Protocol):
+    """What of the backend reads and writes the state of sequences."""
+
+    def state_size(self, seq_id: int) -> int: ...
+
+    def copy_out(self, seq_id: int, into: StateBytes) -> bool: ...
+
+    def copy_in(self, seq_id: int, state: StateBytes) -> bool: ...
+
+    def first_positions(self, state: StateBytes, n: int) -> StateBytes | None: ...
+
+
+class SavedStates:
+    """State of sequences that are not in the KV cache.
+
+    Args:
+        clock_s: monotonic clock.
+    """
+
+    def __init__(self, cache: StateCache, tiers: Tiers[Sequence], clock_s: Callable[[], float]) -> None:
+        self._cache = cache
+        self._tiers = tiers
+        self._clock_s = clock_s
+        self._restore_s: list[tuple[Tier, float]] = []
+
+    def take_restore_s(self) -> list[tuple[Tier, float]]:
+        """Seconds from lookup to KV cache of each prefix that was restored since the last call."""
+        taken, self._restore_s = self._restore_s, []
+        return taken
+
+    def save(self, sequence: Sequence) -> list[Sequence] | None:
+        """Save a loaded sequence that is preempted, until it resumes.
+
+        Returns:
+            Whose state was evicted for it; None if it is not saved itself.
+        """
+        n_bytes = self._cache.state_size(sequence.seq_id)
+        if n_bytes == 0:
+            return None
+        tokens = sequence.tokens[: sequence.position]
+        envelope = self._tiers.blank(sequence.cache_scope, tokens, n_bytes)
+        has_room = self._tiers.has_room(envelope.n_bytes, sequence.order)
+        if not has_room and not self._tiers.wants(sequence.cache_scope, tokens, envelope.n_bytes):
+            return None
+        if not self._copy_out(sequence.seq_id, envelope):
+            return None
+        if not has_room:
+            self._tiers.keep(envelope)
+            return None
+        sequence.state = envelope
+        return self._tiers.hold(envelope, sequence)
+
+    def keep(self, seq_id: int, scope: str, tokens: TokenArray) -> None:
+        """Keep a cached prefix that is about to leave the KV cache, if that is worth it."""
+        n_bytes = self._cache.state_size(seq_id)
+        if n_bytes == 0:
+            return
+        envelope = self._tiers.blank(scope, tokens, n_bytes)
+        if self._tiers.wants(scope, tokens, envelope.n_bytes) and self._copy_out(seq_id, envelope):
+            self._tiers.keep(envelope)
+
+    def look_up(self, sequence: Sequence, *, known: int = 0) -> None:
+        """Find a prefix of a sequence of which nothing is computed, once, and fetch it.
+
+        Args:
+            known: tokens that the KV cache has already.
+        """
+        if sequence.fetch is not None:
+            self._go_on_fetching(sequence)
+        elif sequence.state is None and sequence.position == 0 and not sequence.is_looked_up:
+            sequence.is_looked_up = True
+            tokens = sequence.tokens[: sequence.n_tokens]
+            match = self._tiers.find(sequence.cache_scope, tokens, known=known)
+            if match is not None:
+                sequence.fetch = self._tiers.fetch(match)
+                sequence.fetch_began_s = self._clock_s()
+                self._go_on_fetching(sequence)
+
+    def restore(self, sequence: Sequence) -> bool:
+        """Copy the state of a sequence to its sequence id, and drop it; whether it is there now."""
+        envelope = sequence.state
+        if envelope is None:
+            return False
+        is_restored = self._copy_in(sequence, envelope)
+        if sequence.restored_from is not None and is_restored:
+            self._restore_s.append((sequence.restored_from, self._clock_s() - sequence.fetch_began_s))
+        sequence.restored_from = None
+        sequence.state = None
+        self._tiers.resumed(sequence)
+        return is_restored
+
+    def leave(self, sequence: Sequence) -> None:
+        """A sequence is gone; what was saved of it can serve others."""
+        sequence.state = None
+        sequence.fetch = None
+        self._tiers.release(sequence)
+
+    def _go_on_fetching(self, sequence: Sequence) -> None:
+        fetch = sequence.fetch
+        if fetch is None:
+            return
+        waited_s = self._clock_s() - sequence.fetch_began_s
+        if fetch.is_done:
+            envelope = self._tiers.fetched(fetch)
+            if envelope is not None:
+                sequence.state = envelope
+                sequence.position = fetch.tokens
+                sequence.restored_from = fetch.tier
+        elif waited_s < _LONGEST_READ_S:
+            return
+        else:
+            self._tiers.give_up(fetch, waited_s)
+        sequence.fetch = None
+
+    def _copy_out(self, seq_id: int, envelope: Envelope) -> bool:
+        began_s = self._clock_s()
+        is_whole = self._cache.copy_out(seq_id, envelope.payload)
+        self._tiers.rates.copy_out.observe(envelope.n_bytes, self._clock_s() - began_s)
+        return is_whole
+
+    def _copy_in(self, sequence: Sequence, envelope: Envelope) -> bool:
+        began_s = self._clock_s()
+        state: StateBytes | None = envelope.payload
+        if sequence.position < envelope.header.n_past:
+            state = self._cache.first_positions(envelope.payload, sequence.position)
+        if state is None or not self._cache.copy_in(sequence.seq_id, state):
+            return False
+        self._tiers.rates.copy_in.observe(state.shape[0], self._clock_s() - began_s)
+        return True

@@ -1,0 +1,137 @@
+"""A real model gives the same tokens after state was restored from host memory or disk, whole or in part."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from harness.worker import DEMO_MODEL, batch_item
+
+from inferflux.v1 import engine_pb2, tokens_pb2
+from inferflux.worker.engine.core import Engine
+from inferflux.worker.engine.envelope import Identity
+from inferflux.worker.engine.native import Backend
+from inferflux.worker.engine.sequence import Sequence
+from inferflux.worker.engine.tiers.disk import Disk
+from inferflux.worker.engine.tiers.rates import Tier
+from inferflux.worker.engine.tiers.tiers import Tiers
+
+# Every choice of the demo model is clear after these: a batch of another shape changes last bits, no token.
+CLEAR_PROMPT = [10, 20, 30, 51]
+TEXT_TOKENS = 150
+KEPT_TOKENS = 130
+ROOM = 1 << 30
+ANSWER_TOKENS = 16
+
+
+def config(**changed: object) -> engine_pb2.EngineConfig:
+    wanted = {
+        "model_path": str(DEMO_MODEL),
+        "slots": 1,
+        "sequences": 1,
+        "kv_cells": 1024,
+        "batch_tokens": 512,
+        "threads": 1,
+        "flash_attention": True,
+        "prefill_cells": 0,
+    }
+    return engine_pb2.EngineConfig(**(wanted | changed))  # type: ignore[arg-type]
+
+
+@pytest.fixture(scope="module")
+def backend() -> Backend:
+    return Backend(config())
+
+
+class Driven:
+    """An engine that is stepped by hand."""
+
+    def __init__(self, backend: Backend, tiers: Tiers[Sequence]) -> None:
+        self.engine = Engine(backend, worker_id="w", max_itl_factor=5.0, step_limit_s=1.0, tiers=tiers)
+        self.restored = self.prefilled = 0
+
+    def answer(self, request_id: str, prompt: list[int], *, until: int = ANSWER_TOKENS) -> list[int]:
+        """Its first tokens, `until` so many; it goes on after fewer than `TEXT_TOKENS`."""
+        self.prefilled = 0
+        self.engine.start(batch_item(request_id, prompt=prompt, max_tokens=TEXT_TOKENS))
+        tokens: list[int] = []
+        while len(tokens) < until:
+            time.sleep(self.engine.idle_s() or 0)
+            self.engine.step()
+            report = self.engine.take_report()
+            if report is None:
+                continue
+            stats = report.step.stats
+            self.restored += len(stats.host.restore_us) + len(stats.disk.restore_us)
+            self.prefilled += stats.prefill_tokens
+            for emission in report.step.emissions:
+                tokens += tokens_pb2.TokenChunk.FromString(emission.chunk).token_ids
+        return tokens
+
+    def leave_behind(self, prompt: list[int]) -> None:
+        """Have a prompt computed, preempted, evicted and cancelled."""
+        self.answer("left", prompt, until=1)
+        self.engine.deschedule(engine_pb2.EngineDeschedule(key="t.left", epoch=1))
+        self.answer("other", [1, 2, 3], until=TEXT_TOKENS)
+        self.engine.cancel("t.left", is_silent=True)
+
+
+@pytest.fixture(params=Tier)
+def driven(request: pytest.FixtureRequest, backend: Backend, tmp_path: Path) -> Iterator[Driven]:
+    """An engine whose evicted states go to one of the tiers."""
+    if request.param is Tier.HOST:
+        yield Driven(backend, Tiers(backend.identity, host_bytes=ROOM))
+        return
+    disk = Disk(tmp_path, backend.identity)
+    made = Driven(backend, Tiers(backend.identity, host_bytes=0, disk=disk, disk_bytes=ROOM))
+    leave = made.leave_behind
+
+    def leave_on_disk(prompt: list[int]) -> None:
+        leave(prompt)
+        disk.flush()
+
+    made.leave_behind = leave_on_disk  # type: ignore[method-assign]
+    yield made
+    made.engine.close()
+
+
+@pytest.fixture(scope="module")
+def text(backend: Backend) -> list[int]:
+    """A prompt, and what the model says after it."""
+    answer = Driven(backend, Tiers.off()).answer("text", CLEAR_PROMPT, until=TEXT_TOKENS)
+    return CLEAR_PROMPT + answer
+
+
+@pytest.mark.parametrize(
+    ("prompt_tokens", "computed"), [(132, 2), (130, 1), (90, 1)], ids=["longer", "the same", "a part"]
+)
+def test_a_restored_prompt_is_answered_as_a_computed_one(
+    driven: Driven, text: list[int], prompt_tokens: int, computed: int
+) -> None:
+    driven.leave_behind(text[:KEPT_TOKENS])
+    answer = driven.answer("again", text[:prompt_tokens])
+    driven.engine.cancel("t.again", is_silent=True)
+    assert answer == text[prompt_tokens:][:ANSWER_TOKENS]
+    assert (driven.restored, driven.prefilled) == (1, computed)
+
+
+def identity_of(**changed: object) -> Identity:
+    return Backend(config(kv_cells=256, **changed)).identity
+
+
+def test_an_identity_tells_contexts_apart_whose_state_differs(backend: Backend) -> None:
+    assert identity_of(slots=2, sequences=4).difference(backend.identity) == ""
+    assert identity_of(flash_attention=False).difference(backend.identity) == "flash_attention"
+    assert identity_of(model_digest="other").difference(backend.identity) == "model"
+
+
+def test_models_of_the_same_digest_and_other_weights_are_told_apart(tmp_path: Path, backend: Backend) -> None:
+    changed = bytearray(DEMO_MODEL.read_bytes())
+    middle = len(changed) * 3 // 4
+    for i in range(middle, middle + 2 * len(changed) // 256):
+        changed[i] ^= 1
+    path = tmp_path / "changed.gguf"
+    path.write_bytes(changed)
+    assert identity_of(model_path=str(path)).difference(backend.identity) == "model"

@@ -1,0 +1,221 @@
+"""What left a worker's KV cache is found again, and no answer is another for it."""
+
+from __future__ import annotations
+
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from harness.kv_states import IDENTITY
+from harness.worker import batch_item, resume_item
+from harness.worker_world import WorkerWorld, next_token
+
+from inferflux.v1 import scheduler_pb2, worker_pb2
+from inferflux.worker.engine.tiers.disk import Disk
+
+PROMPT = [(7 * i) % 40 for i in range(60)]
+MEMORY = 1 << 20
+
+
+def world_of(*, host_bytes: int = MEMORY, disk: Disk | None = None, slots: int = 1) -> WorkerWorld:
+    """A worker whose cache has room for one sequence of each slot."""
+    return WorkerWorld(
+        slots=slots,
+        sequences=slots,
+        cells=120 * slots,
+        host_bytes=host_bytes,
+        disk=disk,
+        disk_bytes=MEMORY if disk else 0,
+    )
+
+
+def item(request_id: str, *, prompt: list[int], slot: int = 0, scope: str = "") -> worker_pb2.BatchItem:
+    made = batch_item(request_id, model="m", prompt=prompt, max_tokens=10, slot=slot)
+    made.request.cache_scope = scope
+    return made
+
+
+def answer_to(prompt: list[int]) -> list[int]:
+    tokens = list(prompt)
+    while len(tokens) < len(prompt) + 10:
+        tokens.append(next_token(tokens))
+    return tokens[len(prompt) :]
+
+
+def emitted(world: WorkerWorld, request_id: str) -> list[int]:
+    return [token for chunk in world.chunks(request_id) for token in chunk.token_ids]
+
+
+def preempt(world: WorkerWorld, request_id: str, *items: worker_pb2.BatchItem) -> None:
+    run = world.runs[request_id]
+    wanted = worker_pb2.Deschedule(tenant="t", request_id=request_id, epoch=1, run=run)
+    assert not world.submit(*items, deschedule=(wanted,)).refused
+    world.settle()
+
+
+def resume(world: WorkerWorld, request_id: str) -> None:
+    made = resume_item(request_id)
+    made.request.model = "m"
+    world.runs[request_id] += 1
+    made.run = world.runs[request_id]
+    assert not world.submit(made, phase=worker_pb2.PHASE_DECODE).refused
+
+
+def run_out(world: WorkerWorld) -> int:
+    """Let everything that runs end; returns the tokens that were prefilled."""
+    prefilled = 0
+    for _ in range(500):
+        if not world.table.has_running:
+            return prefilled
+        time.sleep(world.engine.idle_s() or 0)  # as the engine process does while a file is read
+        world.settle()
+        prefilled += world.model.stats.prefill_tokens
+    raise AssertionError("something never ended")
+
+
+def leave_behind(world: WorkerWorld, request_id: str, *, scope: str = "") -> None:
+    """Have a request computed, preempted, evicted, and cancelled."""
+    world.submit(item(request_id, prompt=PROMPT, scope=scope))
+    while not emitted(world, request_id):
+        world.settle()
+    preempt(world, request_id, item(f"{request_id}-other", prompt=[1, 2, 3]))
+    run_out(world)
+    world.cancel(request_id)
+    world.settle()
+
+
+def test_what_a_cancelled_request_left_in_host_memory_serves_the_next_one() -> None:
+    world = world_of()
+    leave_behind(world, "a")
+    world.submit(item("b", prompt=[*PROMPT, 5, 6]))
+    assert run_out(world) == 2
+    assert emitted(world, "b") == answer_to([*PROMPT, 5, 6])
+    world.submit(item("c", prompt=[*PROMPT[:40], 1]))
+    assert run_out(world) == 1
+    assert emitted(world, "c") == answer_to([*PROMPT[:40], 1])
+
+
+def test_another_scope_computes_for_itself() -> None:
+    world = world_of()
+    leave_behind(world, "a", scope="one")
+    world.submit(item("b", prompt=PROMPT, scope="two"))
+    assert run_out(world) == len(PROMPT)
+    assert emitted(world, "b") == answer_to(PROMPT)
+
+
+def test_how_much_of_a_prompt_was_restored_is_reported() -> None:
+    world = world_of()
+    leave_behind(world, "a")
+    world.submit(item("b", prompt=PROMPT))
+    world.step()
+    reported = [p.computed_tokens for report in world.reports for p in report.prefilled]
+    assert reported[0] == len(PROMPT) - 1
+    (stats,) = [report.stats for report in world.reports]
+    assert (stats.host.hits, len(stats.host.restore_us), stats.swap_ins) == (1, 1, 0)
+
+
+def test_a_preempted_request_that_host_memory_has_no_room_for_goes_on_from_disk(tmp_path: Path) -> None:
+    disk = Disk(tmp_path, IDENTITY)
+    world = world_of(host_bytes=0, disk=disk)
+    world.submit(item("a", prompt=PROMPT))
+    while not emitted(world, "a"):
+        world.settle()
+    preempt(world, "a", item("b", prompt=[1, 2, 3]))
+    run_out(world)
+    disk.flush()
+    resume(world, "a")
+    assert run_out(world) <= 1
+    assert emitted(world, "a") == answer_to(PROMPT)
+    world.engine.close()
+
+
+def test_a_new_engine_goes_on_with_the_files_of_the_last(tmp_path: Path) -> None:
+    disk = Disk(tmp_path, IDENTITY)
+    world = world_of(host_bytes=0, disk=disk)
+    leave_behind(world, "a")
+    disk.flush()
+    world.engine.close()
+    disk = Disk(tmp_path, IDENTITY)
+    disk.flush()
+    world = world_of(disk=disk)
+    world.submit(item("b", prompt=[*PROMPT, 5]))
+    assert run_out(world) == 1
+    assert emitted(world, "b") == answer_to([*PROMPT, 5])
+    world.engine.close()
+
+
+@pytest.fixture
+def slow_disk(tmp_path: Path) -> tuple[Disk, threading.Event]:
+    """A disk that has a state of `PROMPT`, and whose reads wait for the event."""
+    disk = Disk(tmp_path, IDENTITY)
+    world = world_of(host_bytes=0, disk=disk)
+    leave_behind(world, "before")
+    disk.flush()
+    world.engine.close()
+    disk = Disk(tmp_path, IDENTITY)
+    disk.flush()
+    go_on = threading.Event()
+    disk._reader.submit(go_on.wait)
+    return disk, go_on
+
+
+def test_others_go_on_while_a_file_is_read(slow_disk: tuple[Disk, threading.Event]) -> None:
+    disk, go_on = slow_disk
+    world = world_of(disk=disk, slots=2)
+    world.submit(item("waits", prompt=[*PROMPT, 5]), item("other", prompt=[1, 2, 3], slot=1))
+    while len(emitted(world, "other")) < 10:
+        world.settle()
+    assert emitted(world, "other") == answer_to([1, 2, 3])
+    assert emitted(world, "waits") == []
+    assert 0 < (world.engine.idle_s() or 0) < 0.1
+    world.settle()
+    go_on.set()
+    assert run_out(world) == 1
+    assert emitted(world, "waits") == answer_to([*PROMPT, 5])
+    world.engine.close()
+
+
+def test_a_read_that_takes_too_long_is_given_up(slow_disk: tuple[Disk, threading.Event]) -> None:
+    disk, go_on = slow_disk
+    world = world_of(disk=disk)
+    world.submit(item("a", prompt=[*PROMPT, 5]))
+    world.settle()
+    assert emitted(world, "a") == []
+    world.ahead_s += 10
+    assert run_out(world) == len(PROMPT) + 1
+    assert emitted(world, "a") == answer_to([*PROMPT, 5])
+    go_on.set()
+    world.engine.close()
+
+
+def test_a_request_that_is_cancelled_while_its_file_is_read_is_gone(
+    slow_disk: tuple[Disk, threading.Event],
+) -> None:
+    disk, go_on = slow_disk
+    world = world_of(disk=disk)
+    world.submit(item("a", prompt=[*PROMPT, 5]))
+    world.settle()
+    world.cancel("a")
+    world.settle()
+    go_on.set()
+    world.submit(item("b", prompt=[*PROMPT, 6]))
+    run_out(world)
+    assert emitted(world, "b") == answer_to([*PROMPT, 6])
+    status = world.status()
+    assert (status.kv_cells_used, len(status.residents)) == (0, 0)
+    assert status.state == scheduler_pb2.WORKER_STATE_READY
+    world.engine.close()
+
+
+def test_a_full_kv_cache_beside_a_read_stops_nothing(slow_disk: tuple[Disk, threading.Event]) -> None:
+    disk, go_on = slow_disk
+    world = world_of(disk=disk, slots=2)
+    world.submit(item("waits", prompt=[*PROMPT, 5]), item("large", prompt=[3] * 115, slot=1))
+    while len(emitted(world, "large")) < 3:
+        world.settle()
+    go_on.set()
+    run_out(world)
+    assert emitted(world, "waits") == answer_to([*PROMPT, 5])
+    assert emitted(world, "large") == answer_to([3] * 115)
+    world.engine.close()
