@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from harness.scripted_worker import MODEL, ScriptedWorker
@@ -112,13 +113,14 @@ class Stage:
         deadline_in_s: float = 0.0,
         attempt: str = "",
         window_s: int = 0,
+        prompt: Sequence[int] = (1, 2, 3),
     ) -> None:
         now_ms = round(time.time() * 1000)
         request = scheduler_pb2.InferenceRequest(
             request_id=request_id,
             tenant=tenant,
             model=model,
-            prompt_token_ids=[1, 2, 3],
+            prompt_token_ids=prompt,
             priority=priority,
             enqueued_unix_ms=now_ms,
             deadline_unix_ms=now_ms + round(deadline_in_s * 1000) if deadline_in_s else 0,

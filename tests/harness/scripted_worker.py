@@ -12,6 +12,7 @@ from inferflux.common.bus import Bus, Message
 from inferflux.v1 import generation_pb2, scheduler_pb2, tokens_pb2, worker_pb2
 
 MODEL = "demo"
+DIGEST = "d" * 64
 
 
 class ScriptedWorker:
@@ -73,7 +74,7 @@ class ScriptedWorker:
             term=self.term,
             finished=self.ended,
         )
-        status.models.add(name=MODEL, context_length=512)
+        status.models.add(name=MODEL, digest=DIGEST, context_length=512)
         for item in self.items.values():
             status.residents.add(
                 request_id=item.request.request_id,

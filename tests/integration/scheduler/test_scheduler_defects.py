@@ -12,7 +12,7 @@ from harness.scheduler_stage import Stage
 from harness.scripted_worker import MODEL
 from prometheus_client import CollectorRegistry
 
-from inferflux.common import subjects
+from inferflux.common import store, subjects
 from inferflux.common.errors import DeadlineExceeded, Unavailable
 from inferflux.common.lifecycle import Shutdown
 from inferflux.common.probe import Probe
@@ -75,12 +75,15 @@ async def raising(theatre: Stage, monkeypatch: pytest.MonkeyPatch) -> AsyncItera
         nats_url=theatre.nats.url, metrics_listen="127.0.0.1:0", lease_s=0.6, settle_s=0.5
     )
     probe = Probe(settings.metrics_listen)
-    scheduler = Scheduler(settings, theatre.bus, probe, SchedulerMetrics(CollectorRegistry()), OFF)
+    metrics = SchedulerMetrics(CollectorRegistry())
+    redis = store.connect("redis://127.0.0.1:1/0")
+    scheduler = Scheduler(settings, theatre.bus, redis, probe, metrics, OFF)
     shutdown = Shutdown()
     running = asyncio.create_task(scheduler.run(shutdown))
     yield probe
     shutdown.request()
     await running
+    await redis.aclose()
     probe.close()
 
 

@@ -23,9 +23,9 @@ def job_of(prompt: int, max_tokens: int, generated: int, seen: int) -> Job:
     return job
 
 
-def worker_of(context_length: int, kv_cells: int) -> WorkerSlots:
+def worker_of(context_length: int, kv_cells: int, worker_id: str = "w1") -> WorkerSlots:
     status = scheduler_pb2.WorkerStatus(
-        worker_id="w1",
+        worker_id=worker_id,
         incarnation="i1",
         state=scheduler_pb2.WORKER_STATE_READY,
         slots=2,
@@ -57,3 +57,58 @@ def test_an_idle_worker_takes_a_job_or_it_is_said_why_it_never_will(
     assert takes_it == (not placement.why_never(job))
     if takes_it and context_length and not max_tokens:
         assert prompt + generated < context_length
+
+
+class Workers:
+    """Idle or loaded workers of one size."""
+
+    def __init__(self, **loads: int) -> None:
+        self.placement = Placement()
+        self.table = {name: self._worker(name, load) for name, load in loads.items()}
+
+    def _worker(self, name: str, load: int) -> WorkerSlots:
+        worker = worker_of(4096, 8192, name)
+        if load:
+            worker.assign(RequestKey("other", name), 1, load)
+        self.placement.changed(worker)
+        return worker
+
+    def choose(self, cached_on: dict[str, int], avoids: str | None = None) -> str | None:
+        job = job_of(1000, 10, 0, 0)
+        job.cached_on, job.avoids = cached_on, avoids
+        worker = self.placement.choose(job)
+        return worker.worker_id if worker is not None else None
+
+
+def test_a_request_goes_where_its_prefix_is_until_that_worker_holds_more_than_is_saved() -> None:
+    assert Workers(w1=0, w2=0).choose({"w2": 16}) == "w2"
+    assert Workers(w1=0, w2=300).choose({"w2": 400}) == "w2"
+    assert Workers(w1=0, w2=500).choose({"w2": 400}) == "w1"
+    assert Workers(w1=0, w2=300, w3=600).choose({"w2": 400, "w3": 990}) == "w3"
+    assert Workers(w1=0, w2=300).choose({"w1": 200, "w2": 400}) == "w1"
+
+
+def test_what_does_not_take_the_request_does_not_count() -> None:
+    workers = Workers(w1=0, w2=0)
+    assert workers.choose({"gone": 900}) == "w1"
+    assert workers.choose({"w2": 900}, avoids="w2") == "w1"
+    assert Workers(w1=0, w2=7500).choose({"w2": 10_000}) == "w1"  # it lacks the cells
+    full = workers.table["w2"]
+    for number in range(full.free_slots):
+        full.assign(RequestKey("other", str(number)), 1, 1)
+    workers.placement.changed(full)
+    assert workers.choose({"w2": 900}) == "w1"
+
+
+@given(
+    loads=st.lists(st.integers(0, 3000), min_size=2, max_size=6),
+    cached=st.lists(st.integers(0, 1000), min_size=6, max_size=6),
+)
+def test_no_prefix_puts_a_worker_further_ahead_than_it_is_long(loads: list[int], cached: list[int]) -> None:
+    workers = Workers(**{f"w{number}": load for number, load in enumerate(loads)})
+    hints = {f"w{number}": tokens for number, tokens in enumerate(cached[: len(loads)])}
+    chosen = workers.choose(hints)
+    assert chosen is not None
+    load = workers.table[chosen].load
+    assert load - min(loads) <= hints[chosen]
+    assert load - hints[chosen] == min(each.load - hints[name] for name, each in workers.table.items())

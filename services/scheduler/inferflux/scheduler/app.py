@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
-from inferflux.common import logs
+from inferflux.common import logs, store
 from inferflux.common.bus import Bus
 from inferflux.common.errors import DeadlineExceeded, InferFluxError, Unavailable
 from inferflux.common.lifecycle import Shutdown
@@ -22,6 +24,9 @@ from .leadership import RELEASE_LIMIT_S, Leadership
 from .metrics import SchedulerMetrics
 from .settings import SchedulerSettings
 from .workers import WorkerListener
+
+if TYPE_CHECKING:
+    from redis.asyncio import Redis
 
 log = logs.get("scheduler")
 
@@ -39,10 +44,17 @@ class Scheduler:
     """
 
     def __init__(
-        self, settings: SchedulerSettings, bus: Bus, probe: Probe, metrics: SchedulerMetrics, tracer: Tracer
+        self,
+        settings: SchedulerSettings,
+        bus: Bus,
+        redis: Redis,
+        probe: Probe,
+        metrics: SchedulerMetrics,
+        tracer: Tracer,
     ) -> None:
         self._settings = settings
         self._bus = bus
+        self._redis = redis
         self._probe = probe
         self._metrics = metrics
         self._tracer = tracer
@@ -119,6 +131,7 @@ class Scheduler:
         leader = Leader(
             self._settings,
             self._bus,
+            self._redis,
             self._metrics,
             self._clock,
             self._tracer,
@@ -177,7 +190,8 @@ async def serve(settings: SchedulerSettings, shutdown: Shutdown) -> None:
         bus = await Bus.connect(settings.nats_url, name="scheduler", watches_writes=True)
         try:
             await bus.ensure_streams(settings.stream_limits)
-            await Scheduler(settings, bus, probe, SchedulerMetrics(), tracer).run(shutdown)
+            async with contextlib.aclosing(store.connect(settings.redis_url)) as redis:
+                await Scheduler(settings, bus, redis, probe, SchedulerMetrics(), tracer).run(shutdown)
         except InferFluxError as error:
             log.error("leaving", reason=error.reason)
             raise

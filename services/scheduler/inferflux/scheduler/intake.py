@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from google.protobuf.message import DecodeError
@@ -12,6 +12,7 @@ from google.protobuf.message import DecodeError
 from inferflux.common import logs, subjects
 from inferflux.common.bus import Job, JobConsumer
 from inferflux.common.errors import InferFluxError, InvalidArgument
+from inferflux.common.tasks import cancel_all
 from inferflux.common.tracing import trace_id_of
 from inferflux.v1 import scheduler_pb2
 
@@ -19,16 +20,18 @@ from . import request_log
 from .core.checks import check_job, enqueued_unix_ms
 from .core.jobs import RequestKey
 from .metrics import SchedulerMetrics
+from .prefix_hints import Hints
 from .spans import traceparent_of
 
 log = logs.get("scheduler.intake")
 
 # Jobs taken in before the event loop does anything else.
 _BURST = 128
+_LOOKED_UP_AT_ONCE = 32
 
 
 class JobSink(Protocol):
-    def on_job(self, request: scheduler_pb2.InferenceRequest, job: Job) -> None: ...
+    def on_job(self, request: scheduler_pb2.InferenceRequest, job: Job, cached_on: Hints) -> None: ...
     async def publish_failed(
         self, request: scheduler_pb2.InferenceRequest, error: InferFluxError, *, epoch: int
     ) -> None: ...
@@ -50,14 +53,48 @@ def parse(data: bytes) -> scheduler_pb2.InferenceRequest:
     return request
 
 
+class LooksUp(Protocol):
+    """Who knows what workers have cached; `PrefixHints` does."""
+
+    async def look_up(self, requests: Sequence[scheduler_pb2.InferenceRequest]) -> list[Hints]: ...
+
+
+# A job that passed its checks, and its place in the work queue.
+_Checked = tuple[scheduler_pb2.InferenceRequest, Job]
+
+
 async def take_in(
-    jobs: JobConsumer, sink: JobSink, metrics: SchedulerMetrics, clock: Callable[[], float] = time.time
+    jobs: JobConsumer,
+    sink: JobSink,
+    hints: LooksUp,
+    metrics: SchedulerMetrics,
+    clock: Callable[[], float] = time.time,
 ) -> None:
-    """Hand every job on, for ever. Bad ones are taken off the queue; they never stop the others.
+    """Hand every job on, in order, for ever. Bad ones are taken off the queue; they never stop the others.
 
     Raises:
         Unavailable: another scheduler has taken the queue over.
     """
+    checked: asyncio.Queue[_Checked] = asyncio.Queue()
+    tasks = {
+        asyncio.create_task(_receive(jobs, checked, sink, metrics, clock)),
+        asyncio.create_task(_hand_on(checked, sink, hints)),
+    }
+    try:
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        for task in done:
+            task.result()
+    finally:
+        await cancel_all(tasks)
+
+
+async def _receive(
+    jobs: JobConsumer,
+    checked: asyncio.Queue[_Checked],
+    sink: JobSink,
+    metrics: SchedulerMetrics,
+    clock: Callable[[], float],
+) -> None:
     burst = 0
     async for job in jobs:
         try:
@@ -66,26 +103,39 @@ async def take_in(
             metrics.bad.note("job", error)
             await terminate(job)
         else:
-            await _pass_on(request, job, sink, metrics, clock())
+            if await _is_good(request, job, sink, metrics, clock()):
+                checked.put_nowait((request, job))
         burst += 1
         if burst % _BURST == 0:
             await asyncio.sleep(0)
 
 
-async def _pass_on(
+async def _hand_on(checked: asyncio.Queue[_Checked], sink: JobSink, hints: LooksUp) -> None:
+    """Look prompts up, as many at once as have come since the last lookup."""
+    while True:
+        some = [await checked.get()]
+        while len(some) < _LOOKED_UP_AT_ONCE and not checked.empty():
+            some.append(checked.get_nowait())
+        found = await hints.look_up([request for request, _ in some])
+        for (request, job), cached_on in zip(some, found, strict=True):
+            sink.on_job(request, job, cached_on)
+
+
+async def _is_good(
     request: scheduler_pb2.InferenceRequest, job: Job, sink: JobSink, metrics: SchedulerMetrics, now: float
-) -> None:
+) -> bool:
+    """Check a job and complete it; one that is bad ends by name."""
     try:
         check_job(request)
     except InvalidArgument as error:
         metrics.bad.note("job", error)
         await end_by_name(request, job, sink, error)
-        return
+        return False
     request.traceparent = traceparent_of(job)
     stored_ms = round(job.stored_unix_s * 1000)
     request.enqueued_unix_ms = enqueued_unix_ms(request.enqueued_unix_ms, stored_ms, round(now * 1000))
     request_log.queued(RequestKey(request.tenant, request.request_id), request.model, job)
-    sink.on_job(request, job)
+    return True
 
 
 async def end_by_name(

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import uuid
 from collections.abc import Callable, Collection, Iterable
-from typing import NamedTuple, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from inferflux.common import logs, subjects
 from inferflux.common.bus import Bus, Job, JobConsumer
@@ -27,11 +27,15 @@ from .core.scheduler import SchedulerCore
 from .intake import end_by_name, take_in
 from .metrics import SchedulerMetrics
 from .perform import Performer
+from .prefix_hints import Hints, PrefixHints
 from .reader_notices import serve_readers
 from .settings import SchedulerSettings
 from .shares_store import SharesStore
 from .spans import SchedulerSpans
 from .status import serve_status
+
+if TYPE_CHECKING:
+    from redis.asyncio import Redis
 
 log = logs.get("scheduler")
 
@@ -69,6 +73,7 @@ class Leader:
         self,
         settings: SchedulerSettings,
         bus: Bus,
+        redis: Redis,
         metrics: SchedulerMetrics,
         clock: Callable[[], float],
         tracer: Tracer,
@@ -107,6 +112,14 @@ class Leader:
             term=term,
         )
         self.core.expect(known_workers)
+        self._hints = PrefixHints(
+            redis,
+            self.core.holders,
+            metrics,
+            is_wanted=self._are_hints_wanted,
+            block_tokens=settings.cache_block_tokens,
+            limit_s=settings.prefix_lookup_limit_s,
+        )
         self._performer = Performer(
             bus,
             self,
@@ -162,7 +175,8 @@ class Leader:
             jobs = await self._consume_jobs()
             exits.push_async_callback(jobs.close)
             tasks = {
-                asyncio.create_task(take_in(jobs, self, self._metrics)),
+                asyncio.create_task(take_in(jobs, self, self._hints, self._metrics)),
+                asyncio.create_task(self._hints.keep_up()),
                 asyncio.create_task(self._performer.run()),
                 asyncio.create_task(self._tick_for_ever()),
                 asyncio.create_task(self._until_failed()),
@@ -209,11 +223,16 @@ class Leader:
             return False, "listening for workers"
         return True, f"leads in term {self._term}"
 
+    def _are_hints_wanted(self, request: scheduler_pb2.InferenceRequest) -> bool:
+        """Whether there is a choice between workers, or an estimate of what is left to compute."""
+        has_estimate = self.core.policy in ("sjf", "fair") or request.deadline_unix_ms > 0
+        return has_estimate or len(self.core.holders(request.model)) > 1
+
     # What is heard
 
-    def on_job(self, request: scheduler_pb2.InferenceRequest, job: Job) -> None:
+    def on_job(self, request: scheduler_pb2.InferenceRequest, job: Job, cached_on: Hints) -> None:
         about = Culprit(request, request.epoch, job)
-        self._decide("a job", lambda now: self.core.on_job(request, job, job.sequence, now), about)
+        self._decide("a job", lambda now: self.core.on_job(request, job, job.sequence, now, cached_on), about)
 
     async def publish_failed(
         self, request: scheduler_pb2.InferenceRequest, error: InferFluxError, *, epoch: int

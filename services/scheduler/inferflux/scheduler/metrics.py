@@ -16,6 +16,7 @@ from .core.slots import Start
 _OUTCOMES = ("stop", "length", "cancelled", "finished", "duplicate")
 _BATCH_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128)
 _TOKEN_BUCKETS = (16, 64, 256, 1024, 2048, 4096, 8192, 16384, 65536)
+_LOOKUP_BUCKETS_S = (0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05)
 _ANSWER_BUCKETS_S = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.5, 1.0, 2.0)
 
 
@@ -72,6 +73,17 @@ class SchedulerMetrics:
             "scheduler_dispatch_seconds",
             "Seconds from sending a batch to the worker's answer.",
             _ANSWER_BUCKETS_S,
+        )
+        self.lookup_time = histogram(
+            "prefix_index_lookup_seconds",
+            "Seconds of one lookup in the prefix index, of all prompts that came meanwhile.",
+            _LOOKUP_BUCKETS_S,
+        )
+        self.lookups = counter(
+            "prefix_index_lookups",
+            "Prompts to look up in the prefix index: `hit`, `miss`, `late` (Redis took longer than the "
+            "limit), `failed` or `skipped` (Redis was late or failed just before).",
+            ("outcome",),
         )
         self.retries = counter(
             "scheduler_retries",
@@ -143,6 +155,9 @@ class SchedulerMetrics:
         self._keep_models(set())
         for gauge in (self.suspects, self.oldest_wait, self.workers, self.free_slots):
             gauge.set(0)
+
+    def count_lookups(self, outcome: str, prompts: int = 1) -> None:
+        self.lookups.labels(outcome).inc(prompts)
 
     def count_end(self, outcome: str) -> None:
         self.ended.labels(outcome if outcome in _OUTCOMES else "failed").inc()

@@ -169,6 +169,14 @@ class SchedulerSettings(ServiceSettings):
         description="longest wait for a worker to answer a batch",
         json_schema_extra=EXPERT,
     )
+    prefix_lookup_limit_s: float = Field(
+        default=0.005,
+        gt=0,
+        le=1,
+        description="longest wait for the [prefix index](architecture.md#the-prefix-index); "
+        "a request goes on without hints then",
+        json_schema_extra=EXPERT,
+    )
     tick_interval_s: float = Field(
         default=0.1,
         gt=0,

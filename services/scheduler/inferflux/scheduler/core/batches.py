@@ -37,7 +37,7 @@ def split(jobs: Sequence[Job], *, max_size: int, max_tokens: int) -> Iterator[li
 
 def prefill_tokens(job: Job) -> int:
     """Tokens to compute before its next one: none where it is resident."""
-    return 0 if job.is_resuming else job.prompt_tokens + job.generated_tokens
+    return 0 if job.is_resuming else job.to_prefill_on(job.worker_id)
 
 
 def begin(batch: worker_pb2.RequestBatch, jobs: Sequence[Job]) -> None:

@@ -15,7 +15,8 @@ higher epoch, so that nothing the old worker still says counts.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -156,6 +157,9 @@ class Job:
     is_prompt_charged: bool = False
     # None for a job whose readers nobody reports.
     readers: Readers | None = None
+    # By worker id: prompt tokens that it has cached, as the prefix index said when the job came. Hints: a
+    # worker may have evicted them since.
+    cached_on: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def attempt_id(self) -> str:
@@ -187,6 +191,16 @@ class Job:
     def known_tokens(self) -> int:
         """Generated, as far as is known."""
         return max(self.generated_tokens, self.seen_tokens)
+
+    @property
+    def most_cached(self) -> int:
+        """Prompt tokens that some worker has cached."""
+        return max(self.cached_on.values(), default=0)
+
+    def to_prefill_on(self, worker_id: str | None) -> int:
+        """Tokens that a worker would compute before the next new one; the last of them is always computed."""
+        cached = self.cached_on.get(worker_id or "", 0)
+        return max(1, self.prompt_tokens + self.generated_tokens - cached)
 
     @property
     def is_queued(self) -> bool:

@@ -1,8 +1,13 @@
 """Which worker takes a request (pure).
 
-Among the workers that have the model, are ready and may run one more, the one whose running requests hold the
-fewest tokens, if it has the KV cells. Workers are kept sorted by that load, per model and size, so that
-finding one does not cost more with a thousand of them, as long as they come in a few sizes.
+Among the workers that have the model, are ready, may run one more and have the KV cells, the one whose
+running requests hold the fewest tokens. Prompt tokens that a worker has cached count against that load: a
+token that is not computed again is worth one less to hold. So a request goes where its prefix is, unless that
+worker holds more tokens more than the emptiest than are saved. However hot a prefix is, its requests put no
+worker further ahead of the others than the prefix is long.
+
+Workers are kept sorted by load, per model and size, so that finding one does not cost more with a thousand of
+them, as long as they come in a few sizes.
 """
 
 from __future__ import annotations
@@ -220,7 +225,28 @@ class Placement:
                 if best is None or (load, worker_id) < best[:2]:
                     best = entry
                 break
-        return best[2] if best is not None else avoided
+        if best is None:
+            return avoided
+        return self._nearest(job, best, but) if job.cached_on else best[2]
+
+    def _nearest(self, job: Job, emptiest: _Entry, but: Collection[Size]) -> WorkerSlots:
+        """The emptiest worker, or one that saves more tokens of the prompt than it holds more."""
+        load, worker_id, worker = emptiest
+        best = load - job.cached_on.get(worker_id, 0), load, worker_id, worker
+        for holder, cached in job.cached_on.items():
+            entry = self._open_entry(holder, job, but)
+            if entry is not None:
+                best = min(best, (entry[0] - cached, *entry), key=lambda ranked: ranked[:3])
+        return best[3]
+
+    def _open_entry(self, worker_id: str, job: Job, but: Collection[Size]) -> _Entry | None:
+        """A worker as it is sorted in, if it could take the job now and nothing speaks against it."""
+        place = self._sorted.get(worker_id)
+        size = place.sizes.get(job.model) if place is not None else None
+        if place is None or place.entry is None or size is None or worker_id == job.avoids:
+            return None
+        can_take = size not in but and fits_size(job, size)
+        return place.entry if can_take and cells_wanted(job, size[0]) <= place.entry[2].free_cells else None
 
     def open_to(self, job: Job) -> list[Size]:
         """Sizes of the workers that may run one more, and could run this one, were there room."""

@@ -84,7 +84,8 @@ class Sjf(Ranked):
     """Shortest job first, by the work still to do, whatever the priority.
 
     work = tokens to generate + 0.1 x tokens to prefill. How many will be generated is not known: it goes by
-    the bound, max_tokens less those generated. What a parked job has computed already is not counted.
+    the bound, max_tokens less those generated. What a parked job has computed already is not counted, nor
+    what some worker has cached of the prompt.
 
     A job that has waited longer goes first if that outweighs the difference in work, `aging_s` seconds for
     100 tokens: key = since + work * aging_s / 100. So a job of n tokens is overtaken only by what comes in
@@ -101,7 +102,8 @@ class Sjf(Ranked):
 
 def work(job: Job) -> float:
     """What is left to do for a job, in tokens to generate."""
-    to_prefill = max(0, job.prompt_tokens + job.generated_tokens - job.seen_computed)
+    computed = max(job.seen_computed, job.most_cached)
+    to_prefill = max(0, job.prompt_tokens + job.generated_tokens - computed)
     to_generate = max(0, (job.max_tokens or _MAX_TOKENS_UNSET) - job.known_tokens)
     return to_generate + _PREFILL_COST * to_prefill
 

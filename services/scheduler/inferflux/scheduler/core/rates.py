@@ -82,7 +82,8 @@ class ModelRates:
         if model not in self._fastest:
             self._fastest[model] = max(worker.best_prefill for worker in self._of_model[model].values())
         fastest = self._fastest[model]
-        return (job.prompt_tokens + job.generated_tokens) / fastest if fastest else 0.0
+        to_prefill = max(1, job.prompt_tokens + job.generated_tokens - job.most_cached)
+        return to_prefill / fastest if fastest else 0.0
 
     def is_hopeless(self, job: Job, now: float, expected_wait_s: float) -> bool:
         """Whether not even the job's first token could be there by its deadline.

@@ -193,10 +193,24 @@ class SchedulerCore:
 
     # What happens to jobs
 
+    def holders(self, model: str) -> Collection[WorkerSlots]:
+        """Workers that may have cached prefixes of a model."""
+        return self._state.placement.live(model)
+
     def on_job(
-        self, request: scheduler_pb2.InferenceRequest, handle: object, sequence: int, now: float
+        self,
+        request: scheduler_pb2.InferenceRequest,
+        handle: object,
+        sequence: int,
+        now: float,
+        cached_on: Mapping[str, int] | None = None,
     ) -> list[Action]:
-        """A job from the work queue. `sequence` is its place there: a job that comes again keeps it."""
+        """A job from the work queue.
+
+        Args:
+            sequence: its place there: a job that comes again keeps it.
+            cached_on: prompt tokens that workers have cached, by worker id.
+        """
         key = RequestKey(request.tenant, request.request_id)
         held = self.jobs.get(key)
         if held is not None and held.sequence == sequence:
@@ -205,6 +219,7 @@ class SchedulerCore:
         if held is not None or self._state.has_finished(key, sequence):
             return [actions.Ack(key, handle, request.model, "duplicate")]
         job = self._make_job(key, request, handle, sequence, now)
+        job.cached_on = cached_on or {}
         self._state.add(job)
         spread = (job.arrival % 16 + 1) / 16  # jobs that come together are not held together for ever
         self._holds.add(now + self.limits.hold_interval_s * spread, job)

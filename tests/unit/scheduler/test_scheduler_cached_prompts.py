@@ -1,0 +1,95 @@
+"""What workers have cached of a prompt is neither computed nor charged."""
+
+from __future__ import annotations
+
+from harness.scheduler_world import MODEL, make_request
+
+from inferflux.scheduler.core import actions
+from inferflux.scheduler.core.batches import prefill_tokens
+from inferflux.scheduler.core.jobs import Job, RequestKey
+from inferflux.scheduler.core.limits import Limits
+from inferflux.scheduler.core.policies import PolicyName, work
+from inferflux.scheduler.core.rates import ModelRates
+from inferflux.scheduler.core.scheduler import SchedulerCore
+from inferflux.v1 import scheduler_pb2
+
+START_S = 1_000_000.0
+
+
+def job_of(prompt: int, cached_on: dict[str, int]) -> Job:
+    request = make_request("r", prompt=prompt, max_tokens=10)
+    job = Job(RequestKey("acme", "r"), request, None, 1, 1, enqueued_s=0.0, deadline_s=None, epoch=1)
+    job.cached_on = cached_on
+    return job
+
+
+def status(worker_id: str) -> scheduler_pb2.WorkerStatus:
+    made = scheduler_pb2.WorkerStatus(
+        worker_id=worker_id,
+        incarnation="i",
+        state=scheduler_pb2.WORKER_STATE_READY,
+        slots=4,
+        kv_cells=10_000,
+        prefill_tokens_per_s=1000.0,
+    )
+    made.models.add(name=MODEL, context_length=4096)
+    return made
+
+
+def core_of(policy: PolicyName, *workers: str) -> SchedulerCore:
+    core = SchedulerCore(Limits(settle_s=0.0, clock_skew_s=-1e9), now=START_S, policy=policy)
+    for worker_id in workers:
+        core.on_heartbeat(status(worker_id), START_S)
+    core.on_tick(START_S)
+    return core
+
+
+def dispatches(core: SchedulerCore) -> list[actions.Dispatch]:
+    return [action for action in core.plan(START_S) if isinstance(action, actions.Dispatch)]
+
+
+def test_shortest_first_counts_what_the_best_worker_computes() -> None:
+    assert work(job_of(500, {})) == 60
+    assert work(job_of(500, {"w1": 400, "w2": 100})) == 20
+
+
+def test_the_time_to_a_first_token_is_that_of_what_is_computed() -> None:
+    rates = ModelRates()
+    rates.update(status("w1"))
+    assert rates.prefill_s(job_of(500, {})) == 0.5
+    assert rates.prefill_s(job_of(500, {"w1": 400})) == 0.1
+    assert rates.prefill_s(job_of(500, {"w1": 500})) == 0.001  # one is always computed
+
+
+def test_a_batch_is_filled_by_what_its_worker_computes() -> None:
+    job = job_of(500, {"w1": 400})
+    job.worker_id = "w1"
+    assert prefill_tokens(job) == 100
+    job.worker_id = "w2"
+    assert prefill_tokens(job) == 500
+
+
+def test_a_deadline_is_not_refused_for_what_is_cached() -> None:
+    for cached_on, is_refused in (({}, True), ({"w1": 3900}, False)):
+        core = core_of("priority", "w1")
+        request = make_request("r", prompt=4000, max_tokens=10)
+        request.deadline_unix_ms = round((START_S + 1) * 1000)
+        out = core.on_job(request, "handle", 1, START_S, cached_on)
+        assert any(isinstance(action, actions.Ack) for action in out) == is_refused
+
+
+def test_a_request_is_dispatched_to_the_worker_that_has_its_prefix() -> None:
+    for holder in ("w1", "w2"):
+        core = core_of("priority", "w1", "w2")
+        core.on_job(make_request("r", prompt=500, max_tokens=10), "handle", 1, START_S, {holder: 480})
+        assert [(each.worker_id, each.batch.prefill_tokens) for each in dispatches(core)] == [(holder, 20)]
+
+
+def test_a_tenant_is_not_charged_for_what_is_cached() -> None:
+    core = core_of("fair", "w1")
+    for tenant, cached_on in (("acme", {"w1": 400}), ("globex", {})):
+        request = make_request("r", prompt=500, max_tokens=10, tenant=tenant)
+        core.on_job(request, tenant, len(core.jobs) + 1, START_S, cached_on)
+    dispatches(core)
+    charged = {tenant: core.ledger.counters[tenant] for tenant in ("acme", "globex")}
+    assert charged["globex"] - charged["acme"] == 400
