@@ -5,8 +5,9 @@
     make sim ARGS="--policy fair --arrivals bursty --seed 7 --json sim.json"
 
 Told are waiting times per class and policy, Jain's fairness index, whether aging keeps its bound, what
-preemption and timeslices give and take, and what decisions cost as the queue grows. The same seed gives the
-same figures, but for those of cost: these are processor time of this machine.
+preemption and timeslices give and take, what hints of cached prompts save, and what decisions cost as the
+queue grows. The same seed gives the same figures, but for those of cost: these are processor time of this
+machine.
 """
 
 from __future__ import annotations
@@ -88,7 +89,7 @@ def scope_of(options: argparse.Namespace) -> Scope:
 def n_steps(scope: Scope) -> int:
     """How often `study` calls `on_step`."""
     overloads = len(studies.URGENT_PARTS) * len(studies.SHARES)
-    return 2 * len(scope.policies) + 1 + 2 * len(MODES) + overloads
+    return 2 * len(scope.policies) + 1 + 2 * len(MODES) + overloads + 2
 
 
 def study(scope: Scope, on_step: Step = lambda _what: None) -> Findings:
@@ -115,6 +116,9 @@ def study(scope: Scope, on_step: Step = lambda _what: None) -> Findings:
         for share in studies.SHARES:
             on_step(f"lasting overload, {urgent:.0%} urgent, {share:.0%} guaranteed to others")
             found.overloads.append(studies.lasting_overload(urgent, share, scope))
+    for has_hints in (False, True):
+        on_step(f"conversations, hints {'on' if has_hints else 'off'}")
+        found.conversations.append(studies.conversations(scope, has_hints=has_hints))
     for policy in scope.policies:
         on_step(f"cost of decisions, {policy}")
         found.scales.append(studies.scale(policy, scope))

@@ -11,8 +11,11 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from inferflux.common.cache_scope import cache_scope_of
 from inferflux.scheduler.core.jobs import Attempt, RequestKey
 from inferflux.v1 import generation_pb2, scheduler_pb2, worker_pb2
+
+from .prompt_cache import PromptCache
 
 _ENDED_REPORTED = 64
 
@@ -35,6 +38,8 @@ class Size:
     context_length: int = 4096
     # Cells that fit into host memory.
     swap_cells: int = 65_536
+    # Whether what was computed is kept for requests that begin alike.
+    caches_prompts: bool = False
 
 
 @dataclass(slots=True, eq=False)
@@ -56,6 +61,8 @@ class Sequence:
     computed: int = 0
     # Cells in host memory.
     swapped: int = 0
+    # Prompt tokens that were there when it came.
+    cached: int = 0
 
     @property
     def key(self) -> RequestKey:
@@ -104,6 +111,7 @@ class ContractWorker(ABC):
         self.ended: list[tuple[RequestKey, int]] = []
         self.cancelled: set[Attempt] = set()
         self.swaps = 0
+        self.cache = PromptCache()
 
     # What it does besides
 
@@ -122,6 +130,10 @@ class ContractWorker(ABC):
     def output_of(self, request: scheduler_pb2.InferenceRequest) -> int:
         """How many tokens a request will have generated in the end."""
         return request.params.max_tokens
+
+    def answer_of(self, sequence: Sequence) -> list[int]:
+        """The tokens that a request has generated."""
+        return list(range(sequence.generated))
 
     @abstractmethod
     def on_copy(self, cells: int) -> None:
@@ -168,8 +180,18 @@ class ContractWorker(ABC):
         generated = len(request.generated_token_ids)
         sequence = Sequence(request, self.output_of(request), generated, generated)
         self.residents[key] = sequence
+        if self.size.caches_prompts:
+            self._reuse(sequence)
         self._schedule(sequence, item)
         return worker_pb2.REFUSAL_REASON_UNSPECIFIED
+
+    def _reuse(self, sequence: Sequence) -> None:
+        """Take over what is cached of its tokens; the last is always computed."""
+        request = sequence.request
+        tokens = [*request.prompt_token_ids, *request.generated_token_ids]
+        matched = self.cache.use(cache_scope_of(request), tokens[:-1])
+        sequence.computed = matched
+        sequence.cached = min(matched, sequence.prompt)
 
     def _resume(self, item: worker_pb2.BatchItem) -> worker_pb2.RefusalReason.ValueType:
         sequence = self.residents.get(key_of(item.request))
@@ -235,6 +257,7 @@ class ContractWorker(ABC):
             kv_cells=self.size.kv_cells,
             kv_cells_reserved=sum(s.computed for s in self.running()),
             kv_cells_used=self.cells_used,
+            kv_cells_cached=self.cache.cells,
             swap_bytes_used=sum(s.swapped for s in self.residents.values()),
             swap_bytes=self.size.swap_cells,
             term=self.term,
@@ -259,6 +282,7 @@ class ContractWorker(ABC):
 
     def die_engine(self) -> None:
         """The engine dies with all that is resident."""
+        self.cache.clear()
         event = self.event()
         event.engine_died.message = "killed"
         event.engine_died.residents.extend(self._identities())
@@ -292,7 +316,10 @@ class ContractWorker(ABC):
         return sorted((s for s in self.residents.values() if s.is_running), key=lambda s: s.urgency_key)
 
     def fit(self, cells: int) -> None:
-        """Evict until so many cells are free: parked sequences, then running ones, never the most urgent."""
+        """Evict until so many cells are free: what is cached, parked sequences, then running ones, never the
+        most urgent."""
+        missing = cells + self.cache.cells + self.cells_used - self.size.kv_cells
+        self.cache.shrink(max(0, missing))
         while self.size.kv_cells - self.cells_used < cells:
             victims = self._parked() or [s for s in self.running()[1:] if s.computed]
             if not victims:
@@ -315,6 +342,9 @@ class ContractWorker(ABC):
         """A request ends here."""
         self.emit_end(sequence, reason)
         del self.residents[sequence.key]
+        if self.size.caches_prompts and sequence.computed:
+            tokens = [*sequence.request.prompt_token_ids, *self.answer_of(sequence)]
+            self.cache.keep(cache_scope_of(sequence.request), tokens[: sequence.computed])
         self.ended.append((sequence.key, sequence.epoch))
         event = self.event()
         ended = event.request_finished
@@ -322,6 +352,7 @@ class ContractWorker(ABC):
         ended.epoch = sequence.epoch
         ended.outcome = generation_pb2.FinishReason.Name(reason).removeprefix("FINISH_REASON_").lower()
         ended.usage.prompt_tokens = sequence.prompt
+        ended.usage.cached_prompt_tokens = sequence.cached
         ended.usage.completion_tokens = sequence.generated
         self.tell(event)
 

@@ -8,7 +8,18 @@ from typing import Any
 
 from . import charts
 from .figures import Waits, jain_index
-from .studies import Flood, ModeResult, Overload, PolicyResult, Scale, Scope, Starvation
+from .studies import (
+    CONVERSATIONS,
+    TURNS,
+    Conversations,
+    Flood,
+    ModeResult,
+    Overload,
+    PolicyResult,
+    Scale,
+    Scope,
+    Starvation,
+)
 
 _WAITS = ("p50", "p90", "p99", "max")
 
@@ -34,6 +45,7 @@ class Findings:
     starvation: list[Starvation] = field(default_factory=list)
     modes: list[ModeResult] = field(default_factory=list)
     overloads: list[Overload] = field(default_factory=list)
+    conversations: list[Conversations] = field(default_factory=list)
     scales: list[Scale] = field(default_factory=list)
 
     def to_json(self) -> dict[str, Any]:
@@ -52,6 +64,7 @@ class Findings:
             "starvation": [asdict(one) | {"is_kept": one.is_kept} for one in self.starvation],
             "fairness": [asdict(one) for one in self.modes],
             "overloads": [asdict(one) for one in self.overloads],
+            "conversations": [asdict(one) for one in self.conversations],
             "scale": {one.policy: _scale_json(one) for one in self.scales},
         }
 
@@ -62,6 +75,7 @@ class Findings:
         yield self._starvation()
         yield from self._fairness()
         yield self._overloads()
+        yield self._conversations()
         yield self._passes()
         yield self._costs()
 
@@ -176,6 +190,24 @@ class Findings:
             "tokens/s in all",
         )
         return Grid("Minutes at 200 % load, preemption on", columns, rows)
+
+    def _conversations(self) -> Grid:
+        rows = [
+            (
+                one.hints,
+                f"{one.computed_ratio:.2f}",
+                f"{one.load_ratio:.2f}",
+                f"{one.first_token_s:.3f}",
+            )
+            for one in self.conversations
+        ]
+        columns = (
+            "hints",
+            "prompt tokens computed ÷ new",
+            "busier ÷ other worker",
+            "first token of later prompts s",
+        )
+        return Grid(f"{CONVERSATIONS} conversations of {TURNS} turns on two workers", columns, rows)
 
     def _passes(self) -> Grid:
         rows = [

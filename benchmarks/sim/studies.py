@@ -12,6 +12,7 @@ from typing import get_args
 from inferflux.scheduler.core.fairness import FairnessSettings
 from inferflux.scheduler.core.policies import PolicyName
 
+from .conversations import Conversation
 from .figures import Waits, fit_exponent, jain_index, service_rates, waits, waits_by_class
 from .scale import Cost, Pass, costs, one_pass
 from .traffic import UNEQUAL, Arrival, Arrivals, Class, Tenant, Traffic, arrive, make_arrival
@@ -358,6 +359,50 @@ def _overloaded(
     spans = [span.tokens for span in world.served if half_s <= span.at_s <= end_s]
     served = {str(kind.priority): sum(s.get(str(kind.priority), 0.0) for s in spans) for kind in classes}
     return world, served
+
+
+# Conversations
+
+CONVERSATIONS, TURNS = 40, 6
+
+
+@dataclass(frozen=True, slots=True)
+class Conversations:
+    """40 conversations of 6 turns on two workers with memory for all of them.
+
+    Attributes:
+        computed_ratio: prompt tokens that were computed ÷ tokens that the turns added.
+        load_ratio: what the worker with more to do has computed and generated ÷ the other.
+        first_token_s: mean from arrival to the first token, of turns after the first.
+    """
+
+    hints: str
+    computed_ratio: float
+    load_ratio: float
+    first_token_s: float
+
+
+def conversations(scope: Scope, *, has_hints: bool) -> Conversations:
+    """Clients send a turn some seconds after the answer to the one before, with all that was said before."""
+    random = scope.random("conversations")
+    model = WorkerModel(sequences=64, kv_cells=65_536, caches_prompts=True)
+    setup = Setup(workers=2, model=model, has_hints=has_hints)
+    starts = sorted(random.uniform(0.0, scope.duration_s / 2) for _ in range(CONVERSATIONS))
+    made = [Conversation(number, TURNS, random) for number in range(CONVERSATIONS)]
+    first = [one.first(START_S + at_s) for one, at_s in zip(made, starts, strict=True)]
+    world = World(setup, first, next_of=lambda ended: made[int(ended.name.split("-")[0])].next(ended)).run()
+    turns = list(world.requests.values())
+    computed = sum(turn.prompt_tokens - turn.cached for turn in turns)
+    loads = Counter(dict.fromkeys(world.workers, 0))
+    for turn in turns:
+        loads[turn.worker_id] += turn.prompt_tokens - turn.cached + turn.generated
+    waits_s = [turn.first_token_wait_s or 0.0 for turn in turns if not turn.name.endswith("-0")]
+    return Conversations(
+        hints="on" if has_hints else "off",
+        computed_ratio=computed / sum(one.added for one in made),
+        load_ratio=max(loads.values()) / max(1, min(loads.values())),
+        first_token_s=statistics.mean(waits_s),
+    )
 
 
 # Helpers

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from random import Random
 from typing import Literal
@@ -81,6 +81,11 @@ class Arrival:
     outcome: str = ""
     generated: int = 0
     epoch: int = 0
+    # What the prompt and, behind it, the answer consist of; None where it does not matter.
+    tokens: Sequence[int] | None = None
+    # Prompt tokens that its worker had cached, and which worker that was.
+    cached: int = 0
+    worker_id: str = ""
 
     @property
     def wait_s(self) -> float | None:
@@ -113,19 +118,19 @@ def make_arrival(
     name: str, kind: Class, random: Random, *, tenant: str, at_s: float, longest: int = 2048
 ) -> Arrival:
     """One request with lengths drawn around the means of its class."""
-    output = _length(kind.output_tokens, random, longest)
+    output = length(kind.output_tokens, random, longest)
     return Arrival(
         name=name,
         tenant=tenant,
         priority=kind.priority,
         at_s=at_s,
-        prompt_tokens=_length(kind.prompt_tokens, random, longest),
+        prompt_tokens=length(kind.prompt_tokens, random, longest),
         output_tokens=output,
         max_tokens=math.ceil(output * random.uniform(1.0, 2.0)),
     )
 
 
-def _length(mean: int, random: Random, longest: int) -> int:
+def length(mean: int, random: Random, longest: int) -> int:
     """Log-normal with this mean: a few are several times as long."""
     drawn = random.lognormvariate(math.log(mean) - _SIGMA**2 / 2, _SIGMA)
     return min(max(1, round(drawn)), longest)

@@ -7,6 +7,7 @@ and not per token.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -75,6 +76,7 @@ class ModelledWorker(ContractWorker):
 
     Args:
         output_of: how many tokens a request will generate, if its max_tokens lets it.
+        answer_of: these tokens, as many or more.
         readers: get what it emits.
     """
 
@@ -84,12 +86,14 @@ class ModelledWorker(ContractWorker):
         model: WorkerModel,
         *,
         output_of: Callable[[RequestKey], int],
+        answer_of: Callable[[RequestKey], Iterable[int]] = lambda _key: itertools.count(),
         readers: Readers,
     ) -> None:
         super().__init__(worker_id, f"{worker_id}-1", MODEL, model)
         self._model = model
         self.events: list[scheduler_pb2.WorkerEvent] = []
         self._output_of = output_of
+        self._answer_of = answer_of
         self._readers = readers
         self._now = 0.0
         self._stretch: Stretch | None = None
@@ -151,6 +155,9 @@ class ModelledWorker(ContractWorker):
     def output_of(self, request: scheduler_pb2.InferenceRequest) -> int:
         return min(self._output_of(key_of(request)), request.params.max_tokens)
 
+    def answer_of(self, sequence: Sequence) -> list[int]:
+        return list(itertools.islice(self._answer_of(sequence.key), sequence.generated))
+
     def on_copy(self, cells: int) -> None:
         self._copy_s += cells / self._model.swap_cells_per_s
 
@@ -174,8 +181,8 @@ class ModelledWorker(ContractWorker):
             return
         decoding = [s for s in running if _is_decoding(s)]
         prefilling = [s for s in running if not _is_decoding(s)]
-        room = self.size.kv_cells - self.cells_used - len(decoding)
         model = self._model
+        room = self._room(len(decoding), model.prefill_budget if prefilling else 0)
         chunks = list(_share(prefilling, min(model.prefill_budget, room)))
         tokens = sum(n for _, n in chunks)
         step_s = (
@@ -187,6 +194,13 @@ class ModelledWorker(ContractWorker):
         steps = 1 if self._copy_s else _alike(decoding, chunks, room + len(decoding))
         self._copy_s = 0.0
         self._stretch = Stretch(now, step_s, steps, decoding, chunks)
+
+    def _room(self, decoding: int, prefill: int) -> int:
+        """Cells for prompts in the next step; what is cached gives way to them."""
+        self.cache.shrink(
+            max(0, self.cells_used + self.cache.cells + decoding + prefill - self.size.kv_cells)
+        )
+        return self.size.kv_cells - self.cells_used - self.cache.cells - decoding
 
     def _make_room(self) -> None:
         """See that the next step fits; an evicted sequence needs no room in it."""

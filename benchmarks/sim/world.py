@@ -7,8 +7,10 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
+from itertools import count
 from typing import Any
 
+from inferflux.common.cache_scope import cache_scope_of
 from inferflux.scheduler.core import actions
 from inferflux.scheduler.core.actions import Action
 from inferflux.scheduler.core.fairness import FairnessSettings
@@ -27,6 +29,7 @@ START_S = 1_000_000.0
 _HOP_S = 0.0005
 _BEAT_S = 1.0
 _TICK_S = 0.25
+_BLOCK_TOKENS = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +43,8 @@ class Setup:
     weights: Mapping[str, float] = field(default_factory=dict)
     fairness: FairnessSettings = field(default_factory=FairnessSettings)
     ordinary_share: float = 0.25
+    # Whether the scheduler learns what workers have cached.
+    has_hints: bool = False
 
 
 def new_core(setup: Setup, *, now: float) -> SchedulerCore:
@@ -62,7 +67,7 @@ def to_request(arrival: Arrival) -> scheduler_pb2.InferenceRequest:
         request_id=arrival.name,
         tenant=arrival.tenant,
         model=MODEL,
-        prompt_token_ids=[1] * arrival.prompt_tokens,
+        prompt_token_ids=(arrival.tokens or [1] * arrival.prompt_tokens)[: arrival.prompt_tokens],
         priority=arrival.priority,
         enqueued_unix_ms=int(arrival.at_s * 1000),
         epoch=1,
@@ -85,6 +90,7 @@ class World:
     Args:
         arrivals: in order of time, from `START_S` on.
         group: of a request, for what `served` tells.
+        next_of: what a client sends after a request that has ended, if anything.
     """
 
     def __init__(
@@ -94,6 +100,7 @@ class World:
         *,
         patience_s: float = 36_000.0,
         group: Callable[[Arrival], str] = _tenant,
+        next_of: Callable[[Arrival], Arrival | None] = lambda _ended: None,
     ) -> None:
         self.setup = setup
         self.now = START_S
@@ -107,6 +114,9 @@ class World:
         self._arrivals = iter(arrivals)
         self._patience_s = patience_s
         self._group = group
+        self._next_of = next_of
+        # Requests that their clients are still to send.
+        self._expected = 0
         self._events: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
         self._count = 0
         self._is_plan_due = False
@@ -130,7 +140,7 @@ class World:
         self._schedule_next_arrival()
         self._at(self.now, self._tick)
         self._at(self.now + _BEAT_S, self._sample)
-        while self._is_arriving or self._open:
+        while self._is_arriving or self._expected or self._open:
             if not self._events:
                 raise Stuck(f"nothing happens, and {self._open} requests have not ended")
             at_s, _, do, arguments = heappop(self._events)
@@ -151,7 +161,15 @@ class World:
         if arrival is None:
             self._is_arriving = False
         else:
-            self._at(max(arrival.at_s, self.now), self._arrive, arrival)
+            self._at(max(arrival.at_s, self.now), self._arrive_in_turn, arrival)
+
+    def _arrive_in_turn(self, arrival: Arrival) -> None:
+        self._arrive(arrival)
+        self._schedule_next_arrival()
+
+    def _follow_up(self, arrival: Arrival) -> None:
+        self._expected -= 1
+        self._arrive(arrival)
 
     def _arrive(self, arrival: Arrival) -> None:
         key = RequestKey(arrival.tenant, arrival.name)
@@ -159,8 +177,17 @@ class World:
         self._open += 1
         self._waiting[self._group(arrival)] += 1
         request = to_request(arrival)
-        self._core(lambda: self.core.on_job(request, key, len(self.requests), self.now))
-        self._schedule_next_arrival()
+        cached_on = self._hints(request) if self.setup.has_hints else None
+        self._core(lambda: self.core.on_job(request, key, len(self.requests), self.now, cached_on))
+
+    def _hints(self, request: scheduler_pb2.InferenceRequest) -> dict[str, int]:
+        """What the prefix index has of a prompt: whole blocks."""
+        scope, tokens = cache_scope_of(request), request.prompt_token_ids
+        blocks = {
+            worker_id: worker.cache.match(scope, tokens) // _BLOCK_TOKENS
+            for worker_id, worker in self.workers.items()
+        }
+        return {worker_id: n * _BLOCK_TOKENS for worker_id, n in blocks.items() if n}
 
     def _tick(self) -> None:
         self._core(lambda: self.core.on_tick(self.now))
@@ -184,10 +211,15 @@ class World:
             worker_id,
             self.setup.model,
             output_of=lambda key: self.requests[key].output_tokens,
+            answer_of=self._answer_of,
             readers=self,
         )
         self._wake_s[worker_id] = None
         self._beat(worker_id)
+
+    def _answer_of(self, key: RequestKey) -> Iterable[int]:
+        arrival = self.requests[key]
+        return count() if arrival.tokens is None else arrival.tokens[arrival.prompt_tokens :]
 
     def _beat(self, worker_id: str) -> None:
         status = self.workers[worker_id].beat(self.now)
@@ -235,7 +267,14 @@ class World:
         if event.WhichOneof("event") == "request_yielded":
             reason = scheduler_pb2.YieldReason.Name(event.request_yielded.reason)
             self.counts[f"yield_{reason.removeprefix('YIELD_REASON_').lower()}"] += 1
+        elif event.HasField("request_finished"):
+            self._note_finished(event)
         self._core(lambda: self.core.on_event(event, self.now))
+
+    def _note_finished(self, event: scheduler_pb2.WorkerEvent) -> None:
+        finished = event.request_finished
+        arrival = self.requests[RequestKey(finished.tenant, finished.request_id)]
+        arrival.worker_id, arrival.cached = event.worker_id, finished.usage.cached_prompt_tokens
 
     # What the core decides
 
@@ -324,3 +363,6 @@ class World:
         self._open -= 1
         if arrival.placed_s is None:
             self._stop_waiting(arrival)
+        if (following := self._next_of(arrival)) is not None:
+            self._expected += 1
+            self._at(max(following.at_s, self.now), self._follow_up, following)

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from benchmarks import schedule_sim
 from benchmarks.sim import studies
 from benchmarks.sim.figures import Served, fit_exponent, jain_index, service_rates, waits
+from benchmarks.sim.prompt_cache import PromptCache
 from benchmarks.sim.scale import costs, one_pass
 from benchmarks.sim.studies import MODES, QUICK
 from benchmarks.sim.traffic import MIXED, Arrival, Arrivals, Tenant, Traffic, arrive
@@ -234,6 +235,31 @@ def test_aging_keeps_its_bound(mode: studies.FairnessMode) -> None:
 def test_preemption_brings_an_urgent_request_forward() -> None:
     off, on = (studies.first_token_ratio(mode.settings, QUICK) for mode in MODES[:2])
     assert on <= 2 < off
+
+
+# Conversations
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_hints_bring_a_conversation_back_to_its_worker_and_keep_the_load_even(seed: int) -> None:
+    scope = studies.Scope(seed=seed)
+    without, with_hints = (studies.conversations(scope, has_hints=has_hints) for has_hints in (False, True))
+    assert with_hints.computed_ratio <= 1.15 < 1.5 < without.computed_ratio
+    assert max(without.load_ratio, with_hints.load_ratio) <= 1.5
+
+
+def test_a_modelled_cache_keeps_what_was_used_last_and_frees_what_is_needed() -> None:
+    cache = PromptCache()
+    cache.keep("acme", [1, 2, 3, 4])
+    cache.keep("acme", [5, 6, 7])
+    assert (cache.cells, len(cache)) == (7, 2)
+    assert cache.match("acme", [1, 2, 9]) == 2
+    assert cache.match("globex", [1, 2, 9]) == 0
+    assert cache.use("acme", [1, 2, 9]) == 2  # used, and kept for others
+    cache.shrink(1)
+    assert cache.match("acme", [5, 6, 7]) == 0
+    assert cache.use("acme", [1, 2, 3, 4, 5]) == 4  # taken over whole
+    assert (cache.cells, len(cache)) == (0, 0)
 
 
 # What it costs

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from inferflux.scheduler.core.jobs import Job, RequestKey
-from inferflux.scheduler.core.placement import Placement
+from inferflux.scheduler.core.placement import SAVED_WORTH, Placement
 from inferflux.scheduler.core.slots import WorkerSlots
 from inferflux.v1 import scheduler_pb2
 
@@ -82,10 +82,11 @@ class Workers:
 
 def test_a_request_goes_where_its_prefix_is_until_that_worker_holds_more_than_is_saved() -> None:
     assert Workers(w1=0, w2=0).choose({"w2": 16}) == "w2"
-    assert Workers(w1=0, w2=300).choose({"w2": 400}) == "w2"
-    assert Workers(w1=0, w2=500).choose({"w2": 400}) == "w1"
-    assert Workers(w1=0, w2=300, w3=600).choose({"w2": 400, "w3": 990}) == "w3"
-    assert Workers(w1=0, w2=300).choose({"w1": 200, "w2": 400}) == "w1"
+    saved = 40 * SAVED_WORTH
+    assert Workers(w1=0, w2=saved - 1).choose({"w2": 40}) == "w2"
+    assert Workers(w1=0, w2=saved + 1).choose({"w2": 40}) == "w1"
+    assert Workers(w1=0, w2=saved - 1, w3=saved - 1).choose({"w2": 40, "w3": 41}) == "w3"
+    assert Workers(w1=0, w2=saved - 1).choose({"w1": 1, "w2": 40}) == "w1"
 
 
 def test_what_does_not_take_the_request_does_not_count() -> None:
@@ -102,13 +103,15 @@ def test_what_does_not_take_the_request_does_not_count() -> None:
 
 @given(
     loads=st.lists(st.integers(0, 3000), min_size=2, max_size=6),
-    cached=st.lists(st.integers(0, 1000), min_size=6, max_size=6),
+    cached=st.lists(st.integers(0, 400), min_size=6, max_size=6),
 )
-def test_no_prefix_puts_a_worker_further_ahead_than_it_is_long(loads: list[int], cached: list[int]) -> None:
+def test_no_prefix_puts_a_worker_further_ahead_than_what_it_saves_is_worth(
+    loads: list[int], cached: list[int]
+) -> None:
     workers = Workers(**{f"w{number}": load for number, load in enumerate(loads)})
     hints = {f"w{number}": tokens for number, tokens in enumerate(cached[: len(loads)])}
     chosen = workers.choose(hints)
     assert chosen is not None
-    load = workers.table[chosen].load
-    assert load - min(loads) <= hints[chosen]
-    assert load - hints[chosen] == min(each.load - hints[name] for name, each in workers.table.items())
+    least = min(each.load - SAVED_WORTH * hints[name] for name, each in workers.table.items())
+    assert workers.table[chosen].load - SAVED_WORTH * hints[chosen] == least
+    assert workers.table[chosen].load - min(loads) <= SAVED_WORTH * hints[chosen]

@@ -1,10 +1,10 @@
 """Which worker takes a request (pure).
 
 Among the workers that have the model, are ready, may run one more and have the KV cells, the one whose
-running requests hold the fewest tokens. Prompt tokens that a worker has cached count against that load: a
-token that is not computed again is worth one less to hold. So a request goes where its prefix is, unless that
-worker holds more tokens more than the emptiest than are saved. However hot a prefix is, its requests put no
-worker further ahead of the others than the prefix is long.
+running requests hold the fewest tokens. Prompt tokens that a worker has cached count against that load: one
+that is not computed again is worth `SAVED_WORTH` that others hold. So a request goes where its prefix is,
+unless that worker holds many more tokens than the emptiest. However hot a prefix is, its requests put no
+worker further ahead than `SAVED_WORTH` of them: each holds the prefix.
 
 Workers are kept sorted by load, per model and size, so that finding one does not cost more with a thousand of
 them, as long as they come in a few sizes.
@@ -25,6 +25,10 @@ from .slots import Start, WorkerSlots
 
 # Context length and KV cells: what one worker could run, all of its size could.
 Size = tuple[int, int]
+
+# What a prompt token that is not computed again is worth, in tokens that running requests hold. The simulated
+# conversations compute 1.8 times what their turns add with 1, 1.3 times with 4, 1.1 times with 8.
+SAVED_WORTH = 8
 
 _LIVE = (scheduler_pb2.WORKER_STATE_READY, scheduler_pb2.WORKER_STATE_LOADING)
 
@@ -232,11 +236,11 @@ class Placement:
     def _nearest(self, job: Job, emptiest: _Entry, but: Collection[Size]) -> WorkerSlots:
         """The emptiest worker, or one that saves more tokens of the prompt than it holds more."""
         load, worker_id, worker = emptiest
-        best = load - job.cached_on.get(worker_id, 0), load, worker_id, worker
+        best = load - SAVED_WORTH * job.cached_on.get(worker_id, 0), load, worker_id, worker
         for holder, cached in job.cached_on.items():
             entry = self._open_entry(holder, job, but)
             if entry is not None:
-                best = min(best, (entry[0] - cached, *entry), key=lambda ranked: ranked[:3])
+                best = min(best, (entry[0] - SAVED_WORTH * cached, *entry), key=lambda ranked: ranked[:3])
         return best[3]
 
     def _open_entry(self, worker_id: str, job: Job, but: Collection[Size]) -> _Entry | None:
