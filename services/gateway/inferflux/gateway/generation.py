@@ -51,6 +51,8 @@ _RESUME_WAIT_S = 1.0
 _TAKE_OVER_S = 3.0
 # Time for the terminal chunk of a request that was cancelled because its reader left.
 _LAST_CHUNK_S = 5.0
+# A client counts its deadline from when it sent the call, so its timer ends the call before ours.
+_CLIENT_TIMER_AHEAD_S = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,7 +251,7 @@ class Generation:
         if not _is_gone(error):
             return "internal"
         deadline = self._call.context.deadline_unix_ms
-        if deadline and time.time() * 1000 >= deadline:
+        if deadline and (time.time() + _CLIENT_TIMER_AHEAD_S) * 1000 >= deadline:
             return "deadline_exceeded"
         return "left" if self._window_s else "cancelled"
 

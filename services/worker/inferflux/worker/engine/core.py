@@ -350,7 +350,7 @@ class Engine:
         chunk.sampled_unix_us = int(unix_s * 1e6)
         for token, of_token in zip(accepted.tokens, logprobs, strict=False):
             if of_token is not None:
-                chunk.logprobs.append(self._told(token, of_token))
+                self._add_logprobs(chunk, token, of_token)
         if accepted.finish_reason is not None:
             self._finish(sequence, chunk, accepted.finish_reason)
             return
@@ -380,12 +380,14 @@ class Engine:
                 found[row] = logprobs
         return found
 
-    def _told(self, token: int, logprobs: Logprobs) -> tokens_pb2.TokenLogprobs:
-        entries = [
-            tokens_pb2.TokenLogprob(token_id=i, text=self._backend.vocab.piece_text(i), logprob=p)
-            for i, p in ((token, logprobs.chosen), *logprobs.top)
-        ]
-        return tokens_pb2.TokenLogprobs(chosen=entries[0], top=entries[1:])
+    def _add_logprobs(self, chunk: tokens_pb2.TokenChunk, token: int, logprobs: Logprobs) -> None:
+        # Filled in place: messages that are made first and copied in take almost twice as long.
+        piece_text = self._backend.vocab.piece_text
+        entry = chunk.logprobs.add()
+        chosen = entry.chosen
+        chosen.token_id, chosen.text, chosen.logprob = token, piece_text(token), logprobs.chosen
+        for other, logprob in logprobs.top:
+            entry.top.add(token_id=other, text=piece_text(other), logprob=logprob)
 
     def _expire(self, unix_s: float) -> None:
         if unix_s < self._next_deadline_unix_s:
