@@ -6,7 +6,7 @@ import re
 import socket
 import sys
 import uuid
-from typing import Annotated, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import AfterValidator, Field, JsonValue, SecretStr, ValidationError, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
@@ -39,6 +39,29 @@ def unique_name() -> str:
 EXPERT: dict[str, JsonValue] = {"expert": True}
 """`json_schema_extra` of a setting that few deployments change: the manual lists it in a table of its own."""
 
+
+def setting(
+    default: object,
+    description: str,
+    *,
+    variable: str | None = None,
+    expert: bool = False,
+    **bounds: Any,
+) -> Any:
+    """A setting with a default.
+
+    Args:
+        description: in Markdown, for docs/operations.md.
+        variable: its environment variable, where that is not the service's prefix and the field's name.
+        expert: see `EXPERT`.
+        bounds: what pydantic's `Field` checks: `ge`, `gt`, `le`, `min_length`.
+    """
+    extra = EXPERT if expert else None
+    return Field(
+        default, description=description, validation_alias=variable, json_schema_extra=extra, **bounds
+    )
+
+
 LogLevel = Literal["debug", "info", "warning", "error"]
 
 
@@ -50,94 +73,88 @@ class ServiceSettings(BaseSettings):
 
     model_config = SettingsConfigDict(frozen=True, extra="ignore", populate_by_name=True)
 
-    nats_url: str = Field(
-        default="nats://127.0.0.1:4222",
-        validation_alias="INFERFLUX_NATS_URL",
+    nats_url: str = setting(
+        "nats://127.0.0.1:4222",
+        "nats-server, or several, comma-separated. Not used by policy",
+        variable="INFERFLUX_NATS_URL",
         min_length=1,
-        description="nats-server, or several, comma-separated. Not used by policy",
     )
-    redis_url: str = Field(
-        default="redis://127.0.0.1:6379/0",
-        validation_alias="INFERFLUX_REDIS_URL",
-        min_length=1,
-        description="Redis or Valkey: of policy, and of the "
+    redis_url: str = setting(
+        "redis://127.0.0.1:6379/0",
+        "Redis or Valkey: of policy, and of the "
         "[prefix index](architecture.md#the-prefix-index), which workers and schedulers can do without. "
         "Not used by gateways",
+        variable="INFERFLUX_REDIS_URL",
+        min_length=1,
     )
-    cache_block_tokens: int = Field(
-        default=16,
+    cache_block_tokens: int = setting(
+        16,
+        "tokens of a block in the prefix index. Workers and schedulers need the same",
+        variable="INFERFLUX_CACHE_BLOCK_TOKENS",
         ge=1,
         le=1024,
-        validation_alias="INFERFLUX_CACHE_BLOCK_TOKENS",
-        description="tokens of a block in the prefix index. Workers and schedulers need the same",
-        json_schema_extra=EXPERT,
+        expert=True,
     )
-    metrics_listen: str = Field(
-        default="127.0.0.1:0",
-        validation_alias="INFERFLUX_METRICS_LISTEN",
-        description="host:port of `/metrics`, `/livez` and `/readyz`; port 0 takes a free one and logs it",
+    metrics_listen: str = setting(
+        "127.0.0.1:0",
+        "host:port of `/metrics`, `/livez` and `/readyz`; port 0 takes a free one and logs it",
+        variable="INFERFLUX_METRICS_LISTEN",
     )
-    log_level: LogLevel = Field(
-        default="info",
-        validation_alias="INFERFLUX_LOG_LEVEL",
-        description="the least severe lines that are logged",
+    log_level: LogLevel = setting(
+        "info", "the least severe lines that are logged", variable="INFERFLUX_LOG_LEVEL"
     )
-    log_format: Literal["console", "json"] = Field(
-        default="console",
-        validation_alias="INFERFLUX_LOG_FORMAT",
-        description="`console` for people, `json` for machines; both on stderr",
+    log_format: Literal["console", "json"] = setting(
+        "console",
+        "`console` for people, `json` for machines; both on stderr",
+        variable="INFERFLUX_LOG_FORMAT",
     )
-    drain_limit_s: float = Field(
-        default=30.0,
+    drain_limit_s: float = setting(
+        30.0,
+        "after SIGTERM, running requests get this long to end",
+        variable="INFERFLUX_DRAIN_LIMIT_S",
         ge=0,
         le=3600,
-        validation_alias="INFERFLUX_DRAIN_LIMIT_S",
-        description="after SIGTERM, running requests get this long to end",
     )
-    parent_pid_check: bool = Field(
-        default=False,
-        validation_alias="INFERFLUX_EXIT_WITH_PARENT",
-        description="end with SIGTERM when the parent process dies (Linux)",
-        json_schema_extra=EXPERT,
+    parent_pid_check: bool = setting(
+        False,
+        "end with SIGTERM when the parent process dies (Linux)",
+        variable="INFERFLUX_EXIT_WITH_PARENT",
+        expert=True,
     )
-    queue_limit: int = Field(
-        default=4096,
+    queue_limit: int = setting(
+        4096,
+        "jobs the queue holds; one more is refused with RESOURCE_EXHAUSTED",
+        variable="INFERFLUX_QUEUE_LIMIT",
         ge=1,
         le=1_000_000,
-        validation_alias="INFERFLUX_QUEUE_LIMIT",
-        description="jobs the queue holds; one more is refused with RESOURCE_EXHAUSTED",
     )
-    tokens_max_age_s: float = Field(
-        default=300.0,
-        ge=1,
-        le=86400,
-        validation_alias="INFERFLUX_TOKENS_MAX_AGE_S",
-        description="how long token chunks can be replayed",
+    tokens_max_age_s: float = setting(
+        300.0, "how long token chunks can be replayed", variable="INFERFLUX_TOKENS_MAX_AGE_S", ge=1, le=86400
     )
-    tokens_max_bytes: int = Field(
-        default=128 << 20,
+    tokens_max_bytes: int = setting(
+        128 << 20,
+        "memory for token chunks in nats-server; the oldest go first",
+        variable="INFERFLUX_TOKENS_MAX_BYTES",
         ge=1 << 20,
-        validation_alias="INFERFLUX_TOKENS_MAX_BYTES",
-        description="memory for token chunks in nats-server; the oldest go first",
-        json_schema_extra=EXPERT,
+        expert=True,
     )
     # Traces are off while both are empty. OpenTelemetry's own names, so that what is set for a fleet counts.
-    otlp_endpoint: str = Field(
-        default="",
-        validation_alias="OTEL_EXPORTER_OTLP_ENDPOINT",
-        description="OTLP collector over gRPC that takes [traces](#traces), such as `http://collector:4317`; "
+    otlp_endpoint: str = setting(
+        "",
+        "OTLP collector over gRPC that takes [traces](#traces), such as `http://collector:4317`; "
         "empty sends none. Policy makes none",
+        variable="OTEL_EXPORTER_OTLP_ENDPOINT",
     )
-    otlp_protocol: Literal["grpc", ""] = Field(
-        default="grpc",
-        validation_alias="OTEL_EXPORTER_OTLP_PROTOCOL",
-        description="the only protocol there is; any other stops the start",
-        json_schema_extra=EXPERT,
+    otlp_protocol: Literal["grpc", ""] = setting(
+        "grpc",
+        "the only protocol there is; any other stops the start",
+        variable="OTEL_EXPORTER_OTLP_PROTOCOL",
+        expert=True,
     )
-    trace_file: str = Field(
-        default="",
-        validation_alias="INFERFLUX_TRACE_FILE",
-        description="file to append finished spans to, one as JSON per line; empty writes none",
+    trace_file: str = setting(
+        "",
+        "file to append finished spans to, one as JSON per line; empty writes none",
+        variable="INFERFLUX_TRACE_FILE",
     )
 
     @field_validator("otlp_endpoint")

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from pydantic import AfterValidator, Field, SecretStr
+from pydantic import AfterValidator, SecretStr
 from pydantic_settings import SettingsConfigDict
 
 from inferflux.common.api_key import is_well_formed
 from inferflux.common.priority import HIGHEST, LOWEST
-from inferflux.common.settings import EXPERT, ServiceSettings, SubjectToken
+from inferflux.common.settings import ServiceSettings, SubjectToken, setting
 
 from .keys import OWN_TENANT
 
@@ -25,49 +25,39 @@ class PolicySettings(ServiceSettings):
 
     model_config = SettingsConfigDict(env_prefix="INFERFLUX_POLICY_")
 
-    listen: str = Field(
-        default="127.0.0.1:50052",
-        description="where gateways and administrators call; port 0 takes a free one",
+    listen: str = setting(
+        "127.0.0.1:50052", "where gateways and administrators call; port 0 takes a free one"
     )
-    bootstrap_key: Annotated[SecretStr, AfterValidator(_well_formed)] = Field(
-        default=SecretStr(""),
-        description="an admin key of the tenant `default` to write at the start; empty: "
+    bootstrap_key: Annotated[SecretStr, AfterValidator(_well_formed)] = setting(
+        SecretStr(""),
+        "an admin key of the tenant `default` to write at the start; empty: "
         "[one is generated](policy.md#the-first-key) if the store has none",
     )
-    store_timeout_s: float = Field(
-        default=0.5,
-        gt=0,
-        le=10,
-        description="longest wait for Redis before a call is refused",
-        json_schema_extra=EXPERT,
+    store_timeout_s: float = setting(
+        0.5, "longest wait for Redis before a call is refused", gt=0, le=10, expert=True
     )
-    store_check_interval_s: float = Field(
-        default=1.0,
-        gt=0,
-        le=60,
-        description="how often Redis is checked for readiness",
-        json_schema_extra=EXPERT,
+    store_check_interval_s: float = setting(
+        1.0, "how often Redis is checked for readiness", gt=0, le=60, expert=True
     )
-    settled_memory_s: int = Field(
-        default=3600,
+    settled_memory_s: int = setting(
+        3600,
+        "how long a job is remembered after it was last settled, so that nothing of it counts twice",
         ge=1,
         le=86400,
-        description="how long a job is remembered after it was last settled, "
-        "so that nothing of it counts twice",
-        json_schema_extra=EXPERT,
+        expert=True,
     )
     # Below what the scheduler calls urgent (INFERFLUX_FAIRNESS_HIGH_PRI), so that urgency is granted and not
     # taken.
-    default_max_priority: int = Field(
-        default=4,
+    default_max_priority: int = setting(
+        4,
+        "the most urgent priority of keys without a [ceiling](policy.md#api-keys) of their own; "
+        "higher ones are capped",
         ge=LOWEST,
         le=HIGHEST,
-        description="the most urgent priority of keys without a [ceiling](policy.md#api-keys) of their own; "
-        "higher ones are capped",
     )
-    cache_scope: SubjectToken = Field(
-        default=OWN_TENANT,
-        description="whose cached prefixes requests share, for keys that do not say it: `tenant`, those of "
+    cache_scope: SubjectToken = setting(
+        OWN_TENANT,
+        "whose cached prefixes requests share, for keys that do not say it: `tenant`, those of "
         "their own tenant alone; any other name, those of all keys with that name: see "
         "[cache scope](policy.md#cache-scope)",
     )

@@ -9,7 +9,7 @@ from pydantic import Field, ValidationInfo, field_validator
 from pydantic_settings import SettingsConfigDict
 
 from inferflux.common import subjects
-from inferflux.common.settings import EXPERT, ServiceSettings, SubjectToken, unique_name
+from inferflux.common.settings import ServiceSettings, SubjectToken, setting, unique_name
 
 from .core.fairness import FairnessSettings
 from .core.limits import Limits
@@ -34,162 +34,136 @@ class SchedulerSettings(ServiceSettings):
         description="its name among the schedulers, unique: 1-64 of A-Z a-z 0-9 _ -. "
         "One that starts again under its name leads at once",
     )
-    partition: SubjectToken = Field(
-        default=subjects.ALL_MODELS,
-        description="the part of the models it leads, by name: see [several schedulers](#several-schedulers)",
+    partition: SubjectToken = setting(
+        subjects.ALL_MODELS,
+        "the part of the models it leads, by name: see [several schedulers](#several-schedulers)",
     )
-    models: str = Field(
-        default="",
-        description="the models of its partition, with commas between or as JSON; empty is all",
-    )
-    lease_s: float = Field(
-        default=1.5,
+    models: str = setting("", "the models of its partition, with commas between or as JSON; empty is all")
+    lease_s: float = setting(
+        1.5,
+        "a standby replaces a leader that has not renewed its lease for this long",
         ge=0.3,
         le=60,
-        description="a standby replaces a leader that has not renewed its lease for this long",
-        json_schema_extra=EXPERT,
+        expert=True,
     )
-    policy: PolicyName = Field(
-        default="priority",
-        description="the order of the queue: see [scheduling](scheduling.md#order-of-the-queue)",
+    policy: PolicyName = setting(
+        "priority", "the order of the queue: see [scheduling](scheduling.md#order-of-the-queue)"
     )
-    aging_s: float = Field(
-        default=2.0, gt=0, le=3600, description="waiting this long is worth one level of priority"
-    )
+    aging_s: float = setting(2.0, "waiting this long is worth one level of priority", gt=0, le=3600)
     # Until operators change them: see `admin`.
-    fairness_preempt: bool = Field(
-        default=False,
-        validation_alias="INFERFLUX_FAIRNESS_PREEMPT",
-        description="whether urgent requests preempt others: see [fairness](#fairness)",
+    fairness_preempt: bool = setting(
+        False,
+        "whether urgent requests preempt others: see [fairness](#fairness)",
+        variable="INFERFLUX_FAIRNESS_PREEMPT",
     )
-    fairness_high_pri: int = Field(
-        default=5,
+    fairness_high_pri: int = setting(
+        5,
+        "requests of this priority and above are urgent",
+        variable="INFERFLUX_FAIRNESS_HIGH_PRI",
         ge=-1000,
         le=1000,
-        validation_alias="INFERFLUX_FAIRNESS_HIGH_PRI",
-        description="requests of this priority and above are urgent",
     )
-    fairness_timeslice: int = Field(
-        default=0,
+    fairness_timeslice: int = setting(
+        0,
+        "others yield after this many new tokens; 0: never",
+        variable="INFERFLUX_FAIRNESS_TIMESLICE",
         ge=0,
         le=1_000_000,
-        validation_alias="INFERFLUX_FAIRNESS_TIMESLICE",
-        description="others yield after this many new tokens; 0: never",
     )
-    fairness_ordinary_share: float = Field(
-        default=0.25,
+    fairness_ordinary_share: float = setting(
+        0.25,
+        "of the slots, guaranteed to requests that are not urgent under the policy `priority`: "
+        "see [urgent requests](scheduling.md#urgent-requests)",
+        variable="INFERFLUX_FAIRNESS_ORDINARY_SHARE",
         ge=0,
         le=0.9,
-        validation_alias="INFERFLUX_FAIRNESS_ORDINARY_SHARE",
-        description="of the slots, guaranteed to requests that are not urgent under the policy `priority`: "
-        "see [urgent requests](scheduling.md#urgent-requests)",
     )
     tenant_weights: dict[str, Annotated[float, Field(gt=0, allow_inf_nan=False)]] = Field(
         default_factory=dict,
         description='shares of tenants under the policy `fair`, as in `{"acme": 2}`; '
         "a tenant that is not named has 1",
     )
-    max_queued: int = Field(
-        default=0,
-        ge=0,
-        description="new requests that may wait; one more is refused with RESOURCE_EXHAUSTED. "
+    max_queued: int = setting(
+        0,
+        "new requests that may wait; one more is refused with RESOURCE_EXHAUSTED. "
         "0: no bound but the work queue's",
-    )
-    max_queued_per_tenant: int = Field(
-        default=0,
         ge=0,
-        description="the same for each tenant. 0: beside others no more than are left free in the queue; "
+    )
+    max_queued_per_tenant: int = setting(
+        0,
+        "the same for each tenant. 0: beside others no more than are left free in the queue; "
         "a tenant alone has all but a sixteenth",
-    )
-    max_batch_size: int = Field(
-        default=0,
         ge=0,
-        le=4096,
-        description="requests in one batch; 0: as many as the worker has free slots",
-        json_schema_extra=EXPERT,
     )
-    max_batch_tokens: int = Field(
-        default=8192, ge=1, description="prompt tokens in one batch", json_schema_extra=EXPERT
+    max_batch_size: int = setting(
+        0, "requests in one batch; 0: as many as the worker has free slots", ge=0, le=4096, expert=True
     )
-    max_retries: int = Field(
-        default=5,
+    max_batch_tokens: int = setting(8192, "prompt tokens in one batch", ge=1, expert=True)
+    max_retries: int = setting(
+        5,
+        "how often a request is tried again after its worker was lost; "
+        "[deaths of engines](architecture.md#which-request-killed-the-engine) do not count",
         ge=0,
         le=100,
-        description="how often a request is tried again after its worker was lost; "
-        "[deaths of engines](architecture.md#which-request-killed-the-engine) do not count",
-        json_schema_extra=EXPERT,
+        expert=True,
     )
-    no_worker_timeout_s: float = Field(
-        default=10.0,
+    no_worker_timeout_s: float = setting(
+        10.0,
+        "how long a request waits for a worker of its model before it fails with UNAVAILABLE",
         gt=0,
         le=3600,
-        description="how long a request waits for a worker of its model before it fails with UNAVAILABLE",
     )
-    worker_dead_s: float = Field(
-        default=3.0,
-        gt=0,
-        le=600,
-        description="a worker without a heartbeat for this long counts as dead",
-        json_schema_extra=EXPERT,
+    worker_dead_s: float = setting(
+        3.0, "a worker without a heartbeat for this long counts as dead", gt=0, le=600, expert=True
     )
-    stuck_s: float = Field(
-        default=120.0,
+    stuck_s: float = setting(
+        120.0,
+        "a running request that makes no progress for this long is tried on another worker; 0: never",
         ge=0,
         le=86_400,
-        description="a running request that makes no progress for this long is tried on another worker; "
-        "0: never",
-        json_schema_extra=EXPERT,
+        expert=True,
     )
-    move_after_s: float = Field(
-        default=2.0,
+    move_after_s: float = setting(
+        2.0,
+        "a request that waits longer than this to resume on its worker goes on with another that has room",
         ge=0,
         le=3600,
-        description="a request that waits longer than this to resume on its worker "
-        "goes on with another that has room",
-        json_schema_extra=EXPERT,
+        expert=True,
     )
-    unread_limit_s: float = Field(
-        default=30.0,
-        ge=0,
-        le=86_400,
-        description="a request outlives a gateway that stopped reporting a reader of it by this, "
+    unread_limit_s: float = setting(
+        30.0,
+        "a request outlives a gateway that stopped reporting a reader of it by this, "
         "or by its resume window if that is longer; 0: for ever",
+        ge=0,
+        le=86_400,
     )
-    settle_s: float = Field(
-        default=1.2,
+    settle_s: float = setting(
+        1.2,
+        "at the start, how long to listen for heartbeats before the first dispatch",
         ge=0,
         le=60,
-        description="at the start, how long to listen for heartbeats before the first dispatch",
-        json_schema_extra=EXPERT,
+        expert=True,
     )
-    dispatch_timeout_s: float = Field(
-        default=2.0,
-        gt=0,
-        le=60,
-        description="longest wait for a worker to answer a batch",
-        json_schema_extra=EXPERT,
+    dispatch_timeout_s: float = setting(
+        2.0, "longest wait for a worker to answer a batch", gt=0, le=60, expert=True
     )
-    prefix_lookup_limit_s: float = Field(
-        default=0.005,
-        gt=0,
-        le=1,
-        description="longest wait for the [prefix index](architecture.md#the-prefix-index); "
+    prefix_lookup_limit_s: float = setting(
+        0.005,
+        "longest wait for the [prefix index](architecture.md#the-prefix-index); "
         "a request goes on without hints then",
-        json_schema_extra=EXPERT,
-    )
-    tick_interval_s: float = Field(
-        default=0.1,
         gt=0,
         le=1,
-        description="how often deadlines and timeouts are checked",
-        json_schema_extra=EXPERT,
+        expert=True,
     )
-    ack_wait_s: float = Field(
-        default=60.0,
+    tick_interval_s: float = setting(
+        0.1, "how often deadlines and timeouts are checked", gt=0, le=1, expert=True
+    )
+    ack_wait_s: float = setting(
+        60.0,
+        "a job whose scheduler has been silent about it for this long is redelivered",
         ge=3,
         le=3600,
-        description="a job whose scheduler has been silent about it for this long is redelivered",
-        json_schema_extra=EXPERT,
+        expert=True,
     )
 
     @field_validator("models")
