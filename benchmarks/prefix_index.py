@@ -4,7 +4,8 @@
 
 A valkey-server of its own on a free port. For each number of workers they have 100,000 blocks together; each
 prompt of 1,000 blocks begins like one that a worker has, as far as a random block. `lookup` is what a
-scheduler waits for: the round trip on one connection with nothing else under way. `hash` is processor time.
+scheduler waits for: the round trip on one connection with nothing else under way. `hash`, `client` and
+`server` are processor time; the last two are means of a lookup.
 """
 
 from __future__ import annotations
@@ -49,6 +50,7 @@ class Cost:
     Attributes:
         write_s: seconds until all blocks were written.
         bytes_per_block: memory of the server.
+        client_ms, server_ms: processor time of one lookup.
     """
 
     workers: int
@@ -56,6 +58,8 @@ class Cost:
     lookup: Summary
     write_s: float
     bytes_per_block: float
+    client_ms: float
+    server_ms: float
 
 
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
@@ -117,13 +121,25 @@ async def measure(redis: Redis, workers: int, lookups: int, random: Random) -> C
     memory = sum([await redis.memory_usage(key, samples=0) or 0 async for key in redis.scan_iter()])
     hash_s: list[float] = []
     lookup_s: list[float] = []
+    client_s, server_s = 0.0, await _processor_s(redis)
     for _ in range(lookups):
         prompt = packed(fleet.ask())
         began_s = time.process_time()
         hashes = fleet.hasher.of(prompt, _SCOPE)
         hash_s.append(time.process_time() - began_s)
+        began_s = time.process_time()
         lookup_s.append(await _timed(lambda: index.longest([(fleet.holders, hashes)])))  # noqa: B023
-    return Cost(workers, summary(hash_s), summary(lookup_s), round(write_s, 3), round(memory / BLOCKS, 1))
+        client_s += time.process_time() - began_s
+    server_s = await _processor_s(redis) - server_s
+    return Cost(
+        workers,
+        summary(hash_s),
+        summary(lookup_s),
+        write_s=round(write_s, 3),
+        bytes_per_block=round(memory / BLOCKS, 1),
+        client_ms=round(client_s / lookups * 1000, 3),
+        server_ms=round(server_s / lookups * 1000, 3),
+    )
 
 
 async def _write(index: PrefixIndex, fleet: Fleet, pending: list[list[Change]]) -> None:
@@ -139,6 +155,11 @@ async def _timed(do: Callable[[], Awaitable[object]]) -> float:
     return time.perf_counter() - began_s
 
 
+async def _processor_s(redis: Redis) -> float:
+    used = await redis.info("cpu")
+    return float(used["used_cpu_user"]) + float(used["used_cpu_sys"])
+
+
 async def run(options: argparse.Namespace, url: str) -> list[Cost]:
     """All numbers of workers, one after the other."""
     redis = store.connect(url)
@@ -152,13 +173,23 @@ async def run(options: argparse.Namespace, url: str) -> list[Cost]:
 def to_table(found: list[Cost]) -> Table:
     title = f"{BLOCKS:,} blocks, prompts of {PROMPT_BLOCKS:,}; milliseconds"
     table = Table(title=title, title_justify="left")
-    columns = ("workers", "lookup p50", "p99", "max", "hash p50", "p99", "write all s", "bytes/block")
+    columns = (
+        "workers",
+        "lookup p50",
+        "p99",
+        "max",
+        "client",
+        "server",
+        "hash p50",
+        "write all s",
+        "bytes/block",
+    )
     for column in columns:
         table.add_column(column, justify="right")
     for one in found:
         lookup = [f"{one.lookup[name]}" for name in ("p50", "p99", "max")]
-        hashing = [f"{one.hash[name]}" for name in ("p50", "p99")]
-        table.add_row(str(one.workers), *lookup, *hashing, f"{one.write_s}", f"{one.bytes_per_block}")
+        figures = one.client_ms, one.server_ms, one.hash["p50"], one.write_s, one.bytes_per_block
+        table.add_row(str(one.workers), *lookup, *map(str, figures))
     return table
 
 
