@@ -32,7 +32,7 @@ from .command import (
 from .errors import CommandError
 from .generation import Generation
 from .stream import show
-from .tables import models_table, status_view
+from .tables import cache_view, models_table, status_view
 
 _WATCH_INTERVAL_S = 1.0
 # What the messages' integers can hold; which values make sense is the gateway's to say.
@@ -152,21 +152,23 @@ def status(
     endpoint: Endpoint = "",
     api_key: ApiKey = "",
     watch: Annotated[bool, typer.Option("--watch", "-w", help="Go on showing it until Ctrl-C.")] = False,
+    cache: Annotated[bool, typer.Option("--cache", help="What workers have cached of prompts.")] = False,
     as_json: AsJson = False,
     state_dir: StateDirectory = None,
 ) -> None:
     """Show services, workers, slots and the queue."""
+    view = cache_view if cache else status_view
 
     async def run(client: Client) -> None:
         console = make_console()
         if not watch:
             now = await client.status()
-            print_json(now) if as_json else console.print(status_view(now))
+            print_json(now) if as_json else console.print(view(now))
             return
         with Live(console=console, auto_refresh=False, screen=console.is_terminal and not as_json) as live:
             while True:
                 now = await client.status()
-                print_json(now) if as_json else live.update(status_view(now), refresh=True)
+                print_json(now) if as_json else live.update(view(now), refresh=True)
                 await asyncio.sleep(_WATCH_INTERVAL_S)
 
     with_client(run, endpoint, api_key, state_dir)

@@ -99,6 +99,40 @@ def _workers(workers: Sequence[scheduler_pb2.WorkerView]) -> RenderableType:
     return table
 
 
+def cache_view(status: cluster_pb2.GetStatusResponse) -> RenderableType:
+    """What each worker's KV cache holds, and how often a prompt finds a prefix there."""
+    if not status.HasField("scheduler"):
+        return "[red]the scheduler does not answer: workers are unknown[/]"
+    if not status.scheduler.workers:
+        return "[yellow]no worker has announced itself[/]"
+    table = _table(
+        "worker",
+        ">KV cells",
+        ">of requests",
+        ">shared",
+        ">cached",
+        ">most filled",
+        ">cached sequences",
+        ">prompts found",
+        ">tokens found",
+    )
+    for worker in (view.status for view in status.scheduler.workers):
+        found = f"{worker.prefix_hits:,} of {worker.prefix_queries:,}"
+        part = f" ({worker.prefix_hits / worker.prefix_queries:.0%})" if worker.prefix_queries else ""
+        table.add_row(
+            escape(worker.worker_id),
+            f"{worker.kv_cells:,}",
+            f"{worker.kv_cells_used:,}",
+            f"{worker.kv_cells_shared:,}",
+            f"{worker.kv_cells_cached:,}",
+            f"{worker.kv_cells_high_water:,}",
+            f"{worker.cached_sequences:,}",
+            found + part,
+            f"{worker.prefix_matched_tokens:,}",
+        )
+    return table
+
+
 def _slots(view: scheduler_pb2.WorkerView) -> str:
     """Requests that run, of as many as may at once, as a bar and in numbers."""
     most = view.status.slots

@@ -6,7 +6,7 @@ import re
 
 from rich.console import Console, RenderableType
 
-from inferflux.cli.tables import fairness_view, models_table, status_view
+from inferflux.cli.tables import cache_view, fairness_view, models_table, status_view
 from inferflux.v1 import cluster_pb2, model_pb2, scheduler_pb2
 
 CARD = model_pb2.ModelCard(
@@ -133,3 +133,26 @@ def test_status_says_when_the_scheduler_is_silent() -> None:
 def test_status_says_when_there_is_no_worker() -> None:
     status = cluster_pb2.GetStatusResponse(scheduler=scheduler_pb2.SchedulerStatus())
     assert "no worker has announced itself" in shown(status_view(status))
+
+
+def test_the_cache_is_shown_with_cells_of_requests_and_of_prefixes_and_what_was_found() -> None:
+    status = cluster_pb2.GetStatusResponse()
+    assert "does not answer" in shown(cache_view(status))
+    status.scheduler.SetInParent()
+    assert "no worker" in shown(cache_view(status))
+    view = worker_view(1)
+    view.status.MergeFrom(
+        scheduler_pb2.WorkerStatus(
+            kv_cells_shared=321,
+            kv_cells_cached=4567,
+            kv_cells_high_water=6001,
+            cached_sequences=17,
+            prefix_queries=40,
+            prefix_hits=10,
+            prefix_matched_tokens=12_345,
+        )
+    )
+    status.scheduler.workers.extend([view, worker_view(0)])
+    text = shown(cache_view(status))
+    for part in ("8,192", "1,234", "321", "4,567", "6,001", "17", "10 of 40 (25%)", "12,345", "0 of 0"):
+        assert part in text

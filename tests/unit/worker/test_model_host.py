@@ -10,9 +10,11 @@ from prometheus_client import CollectorRegistry
 from inferflux.common import subjects
 from inferflux.v1 import engine_pb2, scheduler_pb2, worker_pb2
 from inferflux.worker.emit import Emitter
+from inferflux.worker.heartbeat import Heartbeat
 from inferflux.worker.metrics import WorkerMetrics
 from inferflux.worker.model_host import ModelHost
 from inferflux.worker.residents import Refused
+from inferflux.worker.worker_state import WorkerState
 
 
 class Bus:
@@ -117,6 +119,18 @@ async def test_figures_of_one_model_do_not_show_in_the_other(worker: TwoModels) 
         ("engine_decode_tokens_total", 3),
     ):
         assert (worker.value(name, "a"), worker.value(name, "b")) == (of_a, 0)
+
+
+async def test_heartbeats_say_what_was_found_in_the_cache_since_the_worker_began(worker: TwoModels) -> None:
+    """Also when the engine was another then."""
+    a, _ = worker.hosts
+    await worker.ready()
+    stats = engine_pb2.StepStats(prefix_queries=3, prefix_hits=2, prefix_matched_tokens=100)
+    await a.on_report(step(stats=stats))
+    await a.on_engine_death("killed")
+    await a.on_report(step(stats=stats))
+    status = Heartbeat(worker.bus, WorkerState("w", "i"), a, interval_s=1.0).status(0.0)  # type: ignore[arg-type]
+    assert (status.prefix_queries, status.prefix_hits, status.prefix_matched_tokens) == (6, 4, 200)
 
 
 async def test_the_death_of_one_engine_takes_only_its_own_requests(worker: TwoModels) -> None:

@@ -49,6 +49,9 @@ class Heartbeat:
             host=socket.gethostname(),
             pid=os.getpid(),
             started_unix_ms=state.started_unix_ms,
+            prefix_queries=model.cache_counts.queries,
+            prefix_hits=model.cache_counts.hits,
+            prefix_matched_tokens=model.cache_counts.matched_tokens,
         )
         status.residents.extend(resident.to_message() for resident in model.residents.all())
         status.finished.extend(r.identity() for r in model.residents.finished_lately(now)[-MAX_REQUESTS:])

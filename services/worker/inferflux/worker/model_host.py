@@ -78,6 +78,21 @@ class Shared:
     on_change: Callable[[], Awaitable[None]]
 
 
+@dataclass(slots=True)
+class CacheCounts:
+    """Prompts looked up, those of which a prefix was cached, and the tokens of these prefixes."""
+
+    queries: int = 0
+    hits: int = 0
+    matched_tokens: int = 0
+
+    def add(self, stats: engine_pb2.StepStats) -> None:
+        """Those of one report."""
+        self.queries += stats.prefix_queries
+        self.hits += stats.prefix_hits
+        self.matched_tokens += stats.prefix_matched_tokens
+
+
 class ModelHost:
     """A model's engine process, the requests resident in it, its card, limits, rates and metrics.
 
@@ -85,6 +100,7 @@ class ModelHost:
         card: what gateways and the scheduler learn of the model.
         residents: the requests that the engine has.
         stats: the engine's latest figures.
+        cache_counts: what was looked up in the engines' caches since the worker began.
         why_not_ready: empty while it is ready.
     """
 
@@ -112,6 +128,7 @@ class ModelHost:
         self.residents = ResidentTable()
         self.rates = Rates()
         self.stats = engine_pb2.StepStats()
+        self.cache_counts = CacheCounts()
         self.why_not_ready = "loading the model"
         self._watchdog = Watchdog(options.stuck_s, _WATCH_INTERVAL_S)
         self._engine = (make_engine or self._engine_process)(self.on_report, self.on_engine_death)
@@ -263,6 +280,7 @@ class ModelHost:
         if step.disk_error:
             log.warning("the disk tier takes nothing for a while", model=self.name, why=step.disk_error)
         self.stats = step.stats
+        self.cache_counts.add(step.stats)
         self.rates.observe(step.stats)
         self._metrics.observe(step.stats)
         self._has_news.set()
