@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from harness.scheduler_world import MODEL, make_request
 
 from inferflux.scheduler.core import actions
@@ -11,7 +12,7 @@ from inferflux.scheduler.core.limits import Limits
 from inferflux.scheduler.core.policies import PolicyName, work
 from inferflux.scheduler.core.rates import ModelRates
 from inferflux.scheduler.core.scheduler import SchedulerCore
-from inferflux.v1 import scheduler_pb2
+from inferflux.v1 import scheduler_pb2, worker_pb2
 
 START_S = 1_000_000.0
 
@@ -83,6 +84,22 @@ def test_a_request_is_dispatched_to_the_worker_that_has_its_prefix() -> None:
         core = core_of("priority", "w1", "w2")
         core.on_job(make_request("r", prompt=500, max_tokens=10), "handle", 1, START_S, {holder: 480})
         assert [(each.worker_id, each.batch.prefill_tokens) for each in dispatches(core)] == [(holder, 20)]
+
+
+@pytest.mark.parametrize(("had", "owed"), [(400, 0), (480, 0), (100, 300), (0, 400)])
+def test_what_was_evicted_meanwhile_is_charged_at_the_end(had: int, owed: int) -> None:
+    core = core_of("fair", "w1")
+    core.on_job(make_request("r", prompt=500, max_tokens=10), "handle", 1, START_S, {"w1": 400})
+    (dispatch,) = dispatches(core)
+    answer = worker_pb2.BatchAccepted(batch_id=dispatch.batch.batch_id, accepted_request_ids=["r"])
+    core.on_batch_answer(answer, START_S)
+    before = core.ledger.counters["acme"]
+    event = scheduler_pb2.WorkerEvent(worker_id="w1", incarnation="i")
+    finished = event.request_finished
+    finished.tenant, finished.request_id, finished.epoch, finished.outcome = "acme", "r", 1, "stop"
+    finished.usage.prompt_tokens, finished.usage.cached_prompt_tokens = 500, had
+    core.on_event(event, START_S)
+    assert core.ledger.counters["acme"] - before == owed
 
 
 def test_a_tenant_is_not_charged_for_what_is_cached() -> None:

@@ -155,6 +155,8 @@ class Job:
     # What its tenant has been charged.
     charged_tokens: int = 0
     is_prompt_charged: bool = False
+    # Less than the prompt when a worker was thought to have some of it cached.
+    charged_prompt_tokens: int = 0
     # None for a job whose readers nobody reports.
     readers: Readers | None = None
     # By worker id: prompt tokens that it has cached, as the prefix index said when the job came. Hints: a

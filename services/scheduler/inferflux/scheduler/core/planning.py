@@ -248,7 +248,8 @@ class Planner:
         if not job.is_prompt_charged:
             job.is_prompt_charged = True
             cached = job.cached_on.get(job.worker_id or "", 0)
-            queue.policy.charge(job.key.tenant, max(0, job.prompt_tokens - cached), 0)
+            job.charged_prompt_tokens = max(0, job.prompt_tokens - cached)
+            queue.policy.charge(job.key.tenant, job.charged_prompt_tokens, 0)
 
     def _assign(self, job: Job, worker: WorkerSlots, *, is_alone: bool) -> None:
         epoch = 0 if job.needs_replay else job.epoch

@@ -128,6 +128,17 @@ class WorkerReports:
             queue.policy.charge(job.key.tenant, 0, tokens)
         return [actions.CountTokens(job.priority, tokens)]
 
+    def _charge_evicted(self, job: Job, cached: int) -> None:
+        """Set what was thought to be cached, and was computed after all, to its tenant's account.
+
+        Args:
+            cached: prompt tokens that the worker did have.
+        """
+        owed = job.prompt_tokens - min(cached, job.prompt_tokens) - job.charged_prompt_tokens
+        queue = self._state.queue.models.get(job.model)
+        if owed > 0 and job.is_prompt_charged and queue is not None:
+            queue.policy.charge(job.key.tenant, owed, 0)
+
     def on_event(self, event: scheduler_pb2.WorkerEvent, now: float) -> list[Action]:
         worker = self._state.table.get(event.worker_id, event.incarnation)
         match event.WhichOneof("event"):
@@ -181,6 +192,7 @@ class WorkerReports:
         if job is not None and worker is not None and job.is_at(worker_id, ended.epoch):
             job.seen_tokens = max(job.seen_tokens, ended.usage.completion_tokens)
             out += self._charge(job)
+            self._charge_evicted(job, ended.usage.cached_prompt_tokens)
             if ended.time_to_first_token_ms:
                 seconds = ended.time_to_first_token_ms / 1000
                 out.append(actions.CountFirstToken(job.model, job.priority, seconds))
