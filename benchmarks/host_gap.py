@@ -76,6 +76,8 @@ class SilentBackend:
     prefill_cells = 0
     cells = 1 << 30
     sequences = 256
+    sharing_error = "it computes nothing"
+    cell_s = 0.0
 
     def __init__(self, vocabulary: int, rows: int) -> None:
         self.vocab = _Vocabulary(vocabulary)

@@ -62,6 +62,10 @@ class CheckingCache:
         self.by_seq_id: dict[int, list[int]] = {}
         self.prefill: dict[int, list[int]] = {}
         self.loses_states = False
+        self.sharing_error = ""
+        self.cell_s = 0.0
+        # Which cells each sequence has: an object stands for each.
+        self._cells: dict[int, list[object]] = {}
         self.vocab = SimpleNamespace(
             size=VOCABULARY,
             eog=frozenset[int](),
@@ -71,7 +75,7 @@ class CheckingCache:
 
     @property
     def used(self) -> int:
-        return sum(len(tokens) for tokens in self.by_seq_id.values())
+        return len({cell for cells in self._cells.values() for cell in cells})
 
     def warm_up(self) -> list[Timing]:
         timings = [Timing(16, 0, 0.01), Timing(32, 0, 0.02), Timing(0, 1, 0.005)]
@@ -88,6 +92,7 @@ class CheckingCache:
             assert len(held) == sequence.position, "the cache does not hold what the sequence thinks"
             assert part.n > 0
             held += sequence.tokens[sequence.position : sequence.position + part.n].tolist()
+            self._cells.setdefault(sequence.seq_id, []).extend(object() for _ in range(part.n))
             self._check_prefill_context(part, in_prefill_context=plan.in_prefill_context)
             assert part.n_logits <= 1
             if part.n_logits:
@@ -111,8 +116,18 @@ class CheckingCache:
     def forget_prefill(self, seq_id: int) -> None:
         del self.prefill[seq_id]
 
-    def forget(self, seq_id: int) -> None:
-        self.by_seq_id.pop(seq_id, None)
+    def forget(self, seq_id: int, position: int = 0) -> None:
+        for held in (self.by_seq_id, self._cells):
+            if position:
+                del held[seq_id][position:]
+            else:
+                held.pop(seq_id, None)
+
+    def share(self, source: int, seq_id: int, cells: int) -> None:
+        assert not self.by_seq_id.get(seq_id)
+        assert 0 < cells <= len(self.by_seq_id[source])
+        self.by_seq_id[seq_id] = self.by_seq_id[source][:cells]
+        self._cells[seq_id] = self._cells[source][:cells]
 
     def state_size(self, seq_id: int) -> int:
         return len(self.by_seq_id[seq_id])
@@ -132,6 +147,7 @@ class CheckingCache:
         if self.loses_states:
             return False
         self.by_seq_id[seq_id] = state.tolist()
+        self._cells[seq_id] = [object() for _ in range(state.shape[0])]
         return True
 
 
@@ -240,6 +256,7 @@ class WorkerWorld:
         prefill_cells: int = 0,
         disk: Disk | None = None,
         disk_bytes: int = 0,
+        has_prefix_cache: bool = True,
     ) -> None:
         # How far the engine's clocks are ahead.
         self.ahead_s = 0.0
@@ -250,6 +267,7 @@ class WorkerWorld:
             max_itl_factor=3.0,
             step_limit_s=0.2,
             tiers=Tiers(IDENTITY, host_bytes=host_bytes, disk=disk, disk_bytes=disk_bytes),
+            has_prefix_cache=has_prefix_cache,
             clock=Clock(lambda: time.monotonic() + self.ahead_s, lambda: time.time() + self.ahead_s),
         )
         # The latest run of each request that was resumed.
@@ -310,6 +328,7 @@ class WorkerWorld:
                 case "resume":
                     self.engine.resume(command.resume)
         self.engine.step()
+        assert self.engine._memory.ledger.used == self.cache.used, "the ledger is wrong"
         report = self.engine.take_report()
         if report is not None:
             self.reports.append(engine_pb2.StepReport.FromString(report.step.SerializeToString()))

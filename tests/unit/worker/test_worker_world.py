@@ -50,8 +50,11 @@ def item(
     max_tokens: int = 10,
     urgency_key: float = 0.0,
     budget: int = 0,
+    shared: int = 0,
 ) -> worker_pb2.BatchItem:
-    tokens = [(7 * i + sum(request_id.encode())) % 40 for i in range(prompt)]
+    """The first `shared` tokens are those of other requests."""
+    own = [(7 * i + sum(request_id.encode())) % 40 for i in range(prompt - shared)]
+    tokens = [(11 * i) % 40 for i in range(min(shared, prompt))] + own
     return batch_item(
         request_id,
         model="m",
@@ -469,6 +472,7 @@ _ACTIONS = st.one_of(
     st.sampled_from([0, 1000, 1 << 20]),
     st.booleans(),
     st.sampled_from([0, 12, 50]),
+    st.sampled_from([0, 17, 25]),
 )
 # Given up while it decodes, and one token short of complete when it is computed again apart.
 @example(
@@ -482,6 +486,7 @@ _ACTIONS = st.one_of(
     host_bytes=0,
     loses_states=False,
     prefill_cells=50,
+    shared=0,
 )
 @settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_whatever_is_asked_in_whatever_order(
@@ -490,10 +495,13 @@ def test_whatever_is_asked_in_whatever_order(
     host_bytes: int,
     loses_states: bool,
     prefill_cells: int,
+    shared: int,
 ) -> None:
     world = small(cells=50, host_bytes=host_bytes, prefill_cells=prefill_cells)
     world.cache.loses_states = loses_states
-    items = {n: item(n, prompt=p, max_tokens=m) for n, (p, m) in zip(_NAMES, sizes, strict=True)}
+    items = {
+        n: item(n, prompt=p, max_tokens=m, shared=shared) for n, (p, m) in zip(_NAMES, sizes, strict=True)
+    }
     cancelled: set[str] = set()
     for action in actions:
         match action:
@@ -523,10 +531,11 @@ def test_whatever_is_asked_in_whatever_order(
         assert resume(world, again(left[0], slot=slot)).accepted_request_ids == left[:1]
     world.settle()
     assert residences(world) == {}
-    assert world.cache.used == 0
+    status = world.status()
+    assert world.cache.used == status.kv_cells_cached
+    assert len(world.cache.by_seq_id) == status.cached_sequences
     assert world.cache.prefill == {}
     assert world.engine._memory.free_seq_ids == SEQUENCES
-    status = world.status()
     assert (status.kv_cells_used, status.kv_cells_reserved, status.swap_bytes_used) == (0, 0, 0)
     ended = [e.request_finished.request_id for e in world.events() if e.HasField("request_finished")]
     assert len(ended) == len(set(ended))

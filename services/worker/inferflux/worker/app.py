@@ -188,6 +188,7 @@ def _engine_config(settings: WorkerSettings, digest: str) -> engine_pb2.EngineCo
         flash_attention=settings.flash_attention,
         max_itl_factor=settings.max_itl_factor,
         step_limit_s=settings.step_limit_s,
+        prefix_cache=settings.prefix_cache,
     )
 
 

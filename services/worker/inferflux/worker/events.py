@@ -31,6 +31,7 @@ class WorkerEvents:
         report.tenant = resident.tenant
         report.outcome = ended.outcome
         report.usage.prompt_tokens = ended.prompt_tokens
+        report.usage.cached_prompt_tokens = ended.cached_prompt_tokens
         report.usage.completion_tokens = ended.completion_tokens
         report.time_to_first_token_ms = ended.time_to_first_token_ms
         await self._publish(event)

@@ -70,6 +70,21 @@ class WorkerMetrics:
         self.recomputes = counter(
             "worker_recomputes", "States that were discarded and have to be recomputed."
         )
+        self.kv_shared = gauge("kv_cache_shared_cells", "KV cells that several sequences share.")
+        self.kv_cached = gauge("kv_cache_cached_cells", "KV cells that cached prefixes alone fill.")
+        self.kv_high_water = gauge("kv_cache_high_water_cells", "Most KV cells that were filled at once.")
+        self.cached_sequences = gauge("prefix_cache_sequences", "Sequences that are kept as cached prefixes.")
+        self.prefix_queries = counter("prefix_cache_queries", "Prompts that were looked up for a prefix.")
+        self.prefix_hits = counter("prefix_cache_hits", "Prompts that begin with a prefix that was there.")
+        self.prefix_partial_hits = counter(
+            "prefix_partial_hits", "Hits that left more to compute than the prompt's last token."
+        )
+        self.prefix_matched_tokens = counter(
+            "prefix_matched_tokens", "Prompt tokens that were not computed because they were there."
+        )
+        self.prefix_evictions = counter(
+            "prefix_cache_evictions", "Cached prefixes that were evicted, as a whole or their last part."
+        )
         self.prefill_tokens = counter(
             "engine_prefill_tokens", "Tokens that were prefilled, recomputed ones included."
         )
@@ -149,6 +164,15 @@ class ModelMetrics:
         self._swap_outs = worker.swap_outs.labels(model)
         self._swap_ins = worker.swap_ins.labels(model)
         self._recomputes = worker.recomputes.labels(model)
+        self._kv_shared = worker.kv_shared.labels(model)
+        self._kv_cached = worker.kv_cached.labels(model)
+        self._kv_high_water = worker.kv_high_water.labels(model)
+        self._cached_sequences = worker.cached_sequences.labels(model)
+        self._prefix_queries = worker.prefix_queries.labels(model)
+        self._prefix_hits = worker.prefix_hits.labels(model)
+        self._prefix_partial_hits = worker.prefix_partial_hits.labels(model)
+        self._prefix_matched_tokens = worker.prefix_matched_tokens.labels(model)
+        self._prefix_evictions = worker.prefix_evictions.labels(model)
         self._prefill_tokens = worker.prefill_tokens.labels(model)
         self._decode_tokens = worker.decode_tokens.labels(model)
         self._iteration_tokens = worker.iteration_tokens.labels(model)
@@ -170,6 +194,15 @@ class ModelMetrics:
         self._swap_outs.inc(stats.swap_outs)
         self._swap_ins.inc(stats.swap_ins)
         self._recomputes.inc(stats.recomputes)
+        self._kv_shared.set(stats.kv_cells_shared)
+        self._kv_cached.set(stats.kv_cells_cached)
+        self._kv_high_water.set(stats.kv_cells_high_water)
+        self._cached_sequences.set(stats.cached_sequences)
+        self._prefix_queries.inc(stats.prefix_queries)
+        self._prefix_hits.inc(stats.prefix_hits)
+        self._prefix_partial_hits.inc(stats.prefix_partial_hits)
+        self._prefix_matched_tokens.inc(stats.prefix_matched_tokens)
+        self._prefix_evictions.inc(stats.prefix_evictions)
         if self.kv_cells:
             self._kv_usage.set(stats.kv_cells_used / self.kv_cells)
             self._kv_reserved.set(stats.kv_cells_reserved / self.kv_cells)

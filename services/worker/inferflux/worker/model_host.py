@@ -313,6 +313,8 @@ class ModelHost:
             )
         if ready.disk_error:
             log.warning("the disk tier is off", model=self.name, why=ready.disk_error)
+        if ready.prefix_cache_error:
+            log.warning("prefixes are not cached", model=self.name, why=ready.prefix_cache_error)
         log.info(
             "ready",
             model=self.name,

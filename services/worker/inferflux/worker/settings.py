@@ -10,6 +10,9 @@ from pydantic_settings import SettingsConfigDict
 from inferflux.common.checks import MAX_SEQUENCES
 from inferflux.common.settings import ServiceSettings, SubjectToken, setting, unique_name
 
+# Sequence ids for cached prefixes, unless something else is asked for.
+_CACHED_SEQUENCES = 64
+
 
 class WorkerSettings(ServiceSettings):
     """Settings of one worker: one model on one engine."""
@@ -25,8 +28,8 @@ class WorkerSettings(ServiceSettings):
     slots: int = setting(16, "requests that run at once", ge=1, le=MAX_SEQUENCES)
     sequences: int = setting(
         0,
-        "sequences of the engine: the slots, and places beside them "
-        "in which parked requests keep their KV cells; 0: twice the slots",
+        "sequences of the engine: the slots, and places beside them in which parked requests "
+        "and cached prefixes keep their KV cells; 0: twice the slots, and 64 for cached prefixes",
         ge=0,
         le=MAX_SEQUENCES,
         expert=True,
@@ -39,6 +42,11 @@ class WorkerSettings(ServiceSettings):
         "at most 8,192 or the context length",
         ge=0,
         expert=True,
+    )
+    prefix_cache: bool = setting(
+        True,
+        "keep what ended requests have computed, so that others of the same "
+        "cache scope that begin alike need not compute it",
     )
     context_length: int = setting(0, "most tokens of one request; 0 takes the model's", ge=0)
     threads: int = setting(
@@ -102,7 +110,10 @@ class WorkerSettings(ServiceSettings):
     @property
     def all_sequences(self) -> int:
         """Sequence ids of the engine: those that may run at once and those beside them."""
-        return self.sequences or min(2 * self.slots, MAX_SEQUENCES)
+        residents = min(2 * self.slots, MAX_SEQUENCES)
+        # The prefill context needs one that is not used.
+        cached = max(min(_CACHED_SEQUENCES, MAX_SEQUENCES - 1 - residents), 0) if self.prefix_cache else 0
+        return self.sequences or residents + cached
 
     @property
     def served_name(self) -> str:

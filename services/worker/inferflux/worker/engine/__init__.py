@@ -7,7 +7,11 @@ budget    how much prefill a step may carry               (pure)
 pressure  who leaves the KV cache when it is full          (pure)
 memory    sequence ids and KV cells of the sequences
 saved     saving sequences to the tiers below the KV cache, and restoring them
-kv        who fills how many KV cells                     (pure)
+kv        who fills how many KV cells, and who shares them (pure)
+seq_ids   sequence ids and their cells
+radix     who holds the longest prefix of a prompt        (pure)
+prefix_cache  cached prefixes, and what is evicted of them
+rent      how many cached cells are worth their cost      (pure)
 sampling  a row of logits to a token id                  (pure)
 sampling_rows  the same for the rows of a step together   (pure)
 logprobs  logarithms of probabilities                     (pure)

@@ -59,6 +59,7 @@ def _load(worker: _Worker) -> Engine:
             tiers=Tiers(
                 backend.identity, host_bytes=config.host_bytes, disk=disk, disk_bytes=config.disk_bytes
             ),
+            has_prefix_cache=config.prefix_cache,
         )
     except (LoadError, DecodeError) as error:
         worker.send(engine_pb2.EngineReport(load_error=str(error)))
@@ -71,6 +72,7 @@ def _load(worker: _Worker) -> Engine:
         parameters=backend.parameters,
         prefill_cells=backend.prefill_cells,
         prefill_context_error=backend.prefill_context_error,
+        prefix_cache_error=backend.sharing_error if config.prefix_cache else "",
         has_chat_template=backend.vocab.chat_template is not None,
         disk_error=disk_error,
     )

@@ -140,6 +140,25 @@ class Context:
         """Free the KV cells of `seq_id` from `position` on."""
         llama.llama_memory_seq_rm(self._memory, seq_id, position, -1)
 
+    def share(self, source: int, seq_id: int, cells: int) -> None:
+        """Have `seq_id` hold the first `cells` of `source` as well, without a copy."""
+        llama.llama_memory_seq_cp(self._memory, source, seq_id, 0, cells)
+
+    def positions(self, seq_id: int) -> tuple[int, int]:
+        """The first and the last position that `seq_id` holds, by llama.cpp's own view; -1 for none."""
+        first = llama.llama_memory_seq_pos_min(self._memory, seq_id)
+        return int(first), int(llama.llama_memory_seq_pos_max(self._memory, seq_id))
+
+    def can_share(self) -> bool:
+        """Whether a sequence can begin with a part of what another holds, and can be cut. Must be empty,
+        and is again."""
+        self.decode_tokens(np.zeros(3, np.int32), seq_id=0, position=0)
+        is_cut = bool(llama.llama_memory_seq_rm(self._memory, 0, 2, -1))
+        self.share(0, 1, 1)
+        is_shared = self.positions(1) == (0, 0) and self.positions(0) == (0, 1)
+        self.clear()
+        return is_cut and is_shared
+
     def copy_part_out(self, seq_id: int, first: int, end: int) -> StateBytes | None:
         """The state of `seq_id` from position `first` up to `end`; None if llama.cpp cannot give it."""
         llama.llama_memory_seq_cp(self._memory, seq_id, self._spare, first, end)

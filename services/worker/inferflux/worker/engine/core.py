@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -41,6 +42,7 @@ class Engine:
         worker_id: named in `started` events.
         max_itl_factor, step_limit_s: see `StepBudget`.
         tiers: where sequences go that have to leave the KV cache.
+        has_prefix_cache: whether prefixes are kept and shared, where the model can.
         clock: the system's if none is given.
     """
 
@@ -52,6 +54,7 @@ class Engine:
         max_itl_factor: float,
         step_limit_s: float,
         tiers: Tiers[Sequence],
+        has_prefix_cache: bool = True,
         clock: Clock | None = None,
     ) -> None:
         self._backend = backend
@@ -59,7 +62,6 @@ class Engine:
         self._worker_id = worker_id
         self._tiers = tiers
         self._saved = SavedStates(backend, tiers, self._clock.monotonic_s)
-        self._memory = Memory(backend, self._saved)
         self._budget = StepBudget(backend.batch_tokens, max_itl_factor, step_limit_s)
         self._planner = Planner(self._budget)
         for seen in backend.warm_up():
@@ -67,6 +69,10 @@ class Engine:
             self._budget.observe(
                 seen.n_prefill, seen.n_decoding, seen.seconds, in_prefill_context=seen.in_prefill_context
             )
+        # Once the backend knows what a cell costs.
+        self._memory = Memory(
+            backend, self._saved, has_prefix_cache=has_prefix_cache and not backend.sharing_error
+        )
         self._sequences: dict[str, Sequence] = {}
         # By slot.
         self._running: dict[int, Sequence] = {}
@@ -133,8 +139,9 @@ class Engine:
             return None
         report = self._report
         stats = report.stats
-        stats.kv_cells_used = self._memory.used
-        stats.kv_cells_reserved = sum(s.cells for s in self._running.values())
+        self._memory.write_stats(stats)
+        parked_cells = sum(map(self._release(), self._parked()))
+        stats.kv_cells_reserved = stats.kv_cells_used - parked_cells
         stats.sequences = len(self._sequences)
         stats.parked = len(self._sequences) - len(self._running)
         if stats.parked:
@@ -144,7 +151,7 @@ class Engine:
         stats.swap_bytes_used = self._tiers.preempted_bytes
         tell_tiers(stats, self._tiers, self._saved)
         report.disk_error = self._tiers.take_error()
-        stats.swap_outs, stats.swap_ins, stats.recomputes = self._memory.take_counts()
+        report.cached.extend(self._memory.prefixes.take_news())
         self._report = engine_pb2.StepReport()
         self._has_news = False
         return engine_pb2.EngineReport(step=report)
@@ -175,6 +182,7 @@ class Engine:
         self._budget.observe(
             plan.n_prefill, len(plan.decoding), ended - planned, in_prefill_context=plan.in_prefill_context
         )
+        self._memory.prefixes.pay(ended - planned, n_decoding=len(plan.decoding), n_prefill=plan.n_prefill)
         stats = self._report.stats
         stats.prefill_tokens = plan.n_prefill
         stats.decode_tokens = len(plan.decoding)
@@ -189,6 +197,7 @@ class Engine:
             self._load_some(now_s)
             loaded = [s for s in self._running.values() if s.is_loaded]
         decoding, prefilling = split(loaded)
+        self._match(decoding, prefilling)
         plan = self._planner.next(decoding, prefilling, self._memory.prefill_room)
         if plan.n_tokens <= self._memory.free:
             return plan
@@ -205,8 +214,22 @@ class Engine:
         if plan.n_prefill:
             self._tiers.rates.prefill.observe(plan.n_tokens, seconds)
 
+    def _match(self, decoding: list[Sequence], prefilling: list[Sequence]) -> None:
+        """Look up the prompts that this step may begin: later ones may find what these compute."""
+        left = self._budget.mixed(len(decoding), len(prefilling)) if prefilling else 0
+        for sequence in prefilling:
+            if left <= 0:
+                return
+            self._memory.match(sequence)
+            left -= sequence.n_pending
+
+    def _release(self) -> Callable[[Sequence], int]:
+        """Cells that would be free if one more sequence were evicted, after those asked for before."""
+        trial = self._memory.trial()
+        return lambda sequence: trial.release(sequence.seq_id)
+
     def _fit(self, plan: StepPlan, loaded: list[Sequence]) -> Fit[Sequence]:
-        return fit_step(plan.wanted, loaded, self._parked(), self._memory.free)
+        return fit_step(plan.wanted, loaded, self._parked(), self._memory.free, self._release())
 
     def _load_some(self, now_s: float) -> None:
         """Load those that run and are not in the KV cache, most urgent first; who waits for long is
@@ -227,7 +250,9 @@ class Engine:
         loaded = [s for s in running if s.is_loaded]
         waiting = [s for s in running if not s.is_loaded and s.fetch is None]
         memory = self._memory
-        if not can_load(sequence, loaded, waiting, self._parked(), memory.free, memory.cells):
+        if not can_load(
+            sequence, loaded, waiting, self._parked(), memory.free, memory.cells, self._release()
+        ):
             return
         victims = make_room(
             sequence.position,
@@ -236,6 +261,7 @@ class Engine:
             self._parked(),
             free=memory.free,
             free_seq_ids=memory.free_seq_ids,
+            release=self._release(),
         )
         for victim in victims:
             self._evict(victim)
@@ -301,8 +327,10 @@ class Engine:
         for part in plan.parts:
             sequence = part.sequence
             sequence.position += part.n
+            sequence.has_begun = True
             if part.n_logits:
-                self._memory.end_prefill_context(sequence)
+                if sequence.is_prefilling:
+                    self._memory.complete_prefill(sequence)
                 continue
             self._report.prefilled.add(
                 key=sequence.key, epoch=sequence.epoch, computed_tokens=sequence.position
@@ -408,6 +436,7 @@ class Engine:
         """`chunk` with the `started` event: its own message when the prompt takes several steps, else with
         the first token."""
         chunk.started.worker_id = self._worker_id
+        chunk.started.cached_prompt_tokens = sequence.cached_prompt_tokens
         sequence.is_announced = True
         return chunk
 
@@ -426,6 +455,7 @@ class Engine:
         finished = chunk.finished
         finished.reason = generation_pb2.FinishReason.ValueType(reason)
         finished.usage.prompt_tokens = sequence.prompt_tokens
+        finished.usage.cached_prompt_tokens = sequence.cached_prompt_tokens
         finished.usage.completion_tokens = sequence.generated
         first = now if sequence.first_token_s is None else sequence.first_token_s
         finished.timings.queue_ms = sequence.queue_ms
@@ -449,6 +479,7 @@ class Engine:
             epoch=sequence.epoch,
             outcome=outcome,
             prompt_tokens=sequence.prompt_tokens,
+            cached_prompt_tokens=sequence.cached_prompt_tokens,
             completion_tokens=sequence.generated,
             time_to_first_token_ms=sequence.time_to_first_token_ms,
         )

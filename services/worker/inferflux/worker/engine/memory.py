@@ -1,34 +1,33 @@
 """Where the computed part of each sequence is: in the KV cache, in host memory, or discarded.
 
-The memory alone hands out llama.cpp's sequence ids. A sequence has one while it is in the cache, running or
-parked. What the prefill context computes has its cells counted in the main context as well: it is there when
-it is complete.
+A request's sequence has a sequence id while it is in the cache, running or parked. Cached prefixes have the
+others, and give them up as soon as a request needs them. What the prefill context computes has its cells
+counted in the main context as well: it is there when it is complete.
 """
 
 from __future__ import annotations
 
 from typing import Protocol
 
-from .kv import CellLedger
+from inferflux.v1 import engine_pb2
+
+from .kv import CellLedger, Release
+from .prefix_cache import PrefixCache
 from .saved import SavedStates, StateCache
+from .seq_ids import CellCache, SeqIds
 from .sequence import NO_SEQ_ID, Sequence
 
 
-class Cache(StateCache, Protocol):
+class Cache(CellCache, StateCache, Protocol):
     """What of the backend moves sequences in and out of the KV cache."""
-
-    @property
-    def cells(self) -> int: ...
-
-    @property
-    def sequences(self) -> int: ...
 
     @property
     def prefill_cells(self) -> int: ...
 
-    def forget_prefill(self, seq_id: int) -> None: ...
+    @property
+    def cell_s(self) -> float: ...
 
-    def forget(self, seq_id: int) -> None: ...
+    def forget_prefill(self, seq_id: int) -> None: ...
 
 
 class Memory:
@@ -37,43 +36,58 @@ class Memory:
     Args:
         cache: the KV cache.
         saved: what is not in it; what has no room there is computed again.
+        has_prefix_cache: whether computed prefixes are kept and shared.
+
+    Attributes:
+        prefixes: the cached prefixes.
+        ledger: who fills which cells of the cache.
     """
 
-    def __init__(self, cache: Cache, saved: SavedStates) -> None:
+    def __init__(self, cache: Cache, saved: SavedStates, *, has_prefix_cache: bool) -> None:
         self._cache = cache
         self._saved = saved
-        self._ledger = CellLedger(cache.cells)
+        self._seq_ids = SeqIds(cache)
+        self.ledger = self._seq_ids.ledger
+        self.prefixes = PrefixCache(
+            self._seq_ids, cell_s=cache.cell_s, is_on=has_prefix_cache, on_evict=saved.keep
+        )
         self._prefill = CellLedger(cache.prefill_cells)
-        self._free_seq_ids = list(range(cache.sequences - 1, -1, -1))
         self._swap_outs = self._swap_ins = self._recomputes = 0
 
     @property
     def cells(self) -> int:
-        return self._ledger.cells
+        return self.ledger.cells
 
     @property
     def free(self) -> int:
-        return self._ledger.free
+        """Cells that no request holds: cached prefixes give theirs up."""
+        return self.ledger.cells - self.ledger.held
 
     @property
     def free_seq_ids(self) -> int:
-        """How many more sequences the cache may hold."""
-        return len(self._free_seq_ids)
+        """How many more requests the cache may hold."""
+        return self._seq_ids.n_free + self.prefixes.n_ids
 
-    @property
-    def used(self) -> int:
-        return self._ledger.used
+    def trial(self) -> Release:
+        """Find out what evicting requests would free."""
+        return self.ledger.trial()
 
     @property
     def prefill_room(self) -> int:
         """Tokens that the prefill context has room for."""
         return self._prefill.free
 
-    def take_counts(self) -> tuple[int, int, int]:
-        """States moved to host memory, moved back, and discarded, since the last call."""
-        counts = self._swap_outs, self._swap_ins, self._recomputes
+    def write_stats(self, stats: engine_pb2.StepStats) -> None:
+        """Write what is held, and what happened since the last call."""
+        ledger = self.ledger
+        stats.kv_cells_used = ledger.held
+        stats.kv_cells_cached = ledger.cached
+        stats.kv_cells_shared = ledger.shared
+        stats.kv_cells_high_water = ledger.high_water
+        stats.swap_outs, stats.swap_ins = self._swap_outs, self._swap_ins
+        stats.recomputes = self._recomputes
         self._swap_outs = self._swap_ins = self._recomputes = 0
-        return counts
+        self.prefixes.write_stats(stats)
 
     def grow(self, sequence: Sequence, tokens: int) -> None:
         """Count the cells of the next `tokens` of a loaded sequence.
@@ -81,7 +95,27 @@ class Memory:
         Raises:
             OutOfCells: the step would not fit.
         """
-        self._ledger.use(sequence.seq_id, tokens)
+        self.prefixes.make_room(cells=tokens)
+        self.ledger.use(sequence.seq_id, tokens)
+
+    def match(self, sequence: Sequence) -> None:
+        """Have a loaded sequence of which nothing is computed begin with what others have of its prompt."""
+        prefixes = self.prefixes
+        if sequence.position or sequence.looked_up_at == prefixes.version:
+            return
+        is_first = sequence.looked_up_at < 0
+        sequence.looked_up_at = prefixes.version
+        tokens = sequence.tokens[: sequence.n_tokens]
+        matched, holder = prefixes.find(sequence.cache_scope, tokens, is_first=is_first)
+        if holder is not None:
+            self._seq_ids.share(holder, sequence.seq_id, matched)
+            sequence.begin_at(matched)
+
+    def complete_prefill(self, sequence: Sequence) -> None:
+        """All that is known of a loaded sequence is computed: others can share it."""
+        self.end_prefill_context(sequence)
+        tokens = sequence.tokens[: sequence.position]
+        self.prefixes.hold(sequence.seq_id, sequence.cache_scope, tokens)
 
     def begin_prefill_context(self, sequence: Sequence) -> None:
         """Have the prefill context go on with a loaded sequence.
@@ -105,12 +139,13 @@ class Memory:
         Returns:
             Whether it could go on where it was; if not, all of it is to be computed again.
         """
-        sequence.seq_id = self._free_seq_ids.pop()
+        self.prefixes.make_room(cells=sequence.position, ids=1)
+        sequence.seq_id = self._seq_ids.take()
         if sequence.state is None:
             return True
         is_own = sequence.restored_from is None
         if self._saved.restore(sequence):
-            self._ledger.use(sequence.seq_id, sequence.position)
+            self.ledger.use(sequence.seq_id, sequence.position)
             self._swap_ins += is_own
             return True
         self._discard(sequence)
@@ -118,7 +153,10 @@ class Memory:
 
     def look_up(self, sequence: Sequence) -> None:
         """Find what of a sequence that is not loaded can be restored, and fetch it."""
-        self._saved.look_up(sequence)
+        if sequence.fetch is None and (sequence.is_looked_up or sequence.position):
+            return
+        tokens = sequence.tokens[: sequence.n_tokens]
+        self._saved.look_up(sequence, known=self.prefixes.known(sequence.cache_scope, tokens))
 
     def unload(self, sequence: Sequence) -> list[Sequence]:
         """Take a sequence out of the cache, its state to host memory if there is room for it.
@@ -133,7 +171,12 @@ class Memory:
         return discarded
 
     def remove(self, sequence: Sequence) -> None:
-        """Free everything of `sequence`, which leaves."""
+        """Free everything of `sequence`, which leaves; what is computed of it may stay as a cached prefix."""
+        if sequence.is_loaded and sequence.position and not sequence.in_prefill_context:
+            self.prefixes.keep(
+                sequence.seq_id, sequence.cache_scope, sequence.tokens[: sequence.position].copy()
+            )
+            sequence.seq_id = NO_SEQ_ID
         self._empty(sequence)
         self._saved.leave(sequence)
 
@@ -153,8 +196,7 @@ class Memory:
 
     def _empty(self, sequence: Sequence) -> None:
         if sequence.is_loaded:
-            self._cache.forget(sequence.seq_id)
-            self._ledger.release(sequence.seq_id)
             self.end_prefill_context(sequence)
-            self._free_seq_ids.append(sequence.seq_id)
+            self.prefixes.drop(sequence.seq_id)
+            self._seq_ids.give_back(sequence.seq_id)
             sequence.seq_id = NO_SEQ_ID

@@ -47,6 +47,10 @@ _PREFILL_PART = 4
 _PREFILL_CELLS = 8192
 _CALIBRATION_PROMPTS = (16, 64, 16, 64)
 _CALIBRATION_STEPS = 3
+# What a used cell costs a decoded token is timed with so many tokens, among so many cells of others.
+_CELL_TRIAL_ROWS = 4
+_CELL_TRIAL_TOKENS = 64
+_CELL_TRIAL_CELLS = 2048
 _SMALL_STEP_S = 0.002
 _SMALL_STEP_TRIES = 10
 # Other threads are woken for a small step if it then takes less than this part of the time of one thread.
@@ -103,6 +107,8 @@ class Backend:
         self.cells = self._main.cells
         self.context_length = min(self.context_length, self.cells)
         self.batch_tokens = self._main.batch_tokens
+        self.sharing_error = self._find_sharing_error()
+        self.cell_s = 0.0
         self.prefill_context_error = ""
         self._prefill = self._new_prefill_context(config)
         self.identity = self._identity(config)
@@ -231,6 +237,8 @@ class Backend:
         self._main.touch_weights()
         if not self._is_thread_count_asked:
             self._single_thread_tokens = self._find_single_thread_tokens()
+        if not self.sharing_error:
+            self.cell_s = self._time_cell()
         timings = self._prefill_timings(self._main, in_prefill_context=False)
         if self._prefill:
             timings += self._prefill_timings(self._prefill.context, in_prefill_context=True)
@@ -270,6 +278,51 @@ class Backend:
         if self._single_thread_tokens:
             self._main.use_threads(1 if plan.n_tokens <= self._single_thread_tokens else self._threads)
         return self._main.decode(plan.parts)
+
+    def _find_sharing_error(self) -> str:
+        """Why sequences cannot share the cells of a prefix; empty if they can."""
+        if self.sequences < 2:
+            return "there is one sequence id, and none for cached prefixes"
+        if not self._is_unified:
+            return "each sequence has cells of its own"
+        if llama.llama_model_n_swa(self._model) > 0:
+            return "the model's attention has a sliding window: cells beyond it are reused"
+        if llama.llama_model_is_recurrent(self._model) or llama.llama_model_is_hybrid(self._model):
+            return "the model is recurrent: it keeps a state, not a cell for each token"
+        if not self._main.can_share():
+            return "the model's memory cannot share a part of a sequence"
+        return ""
+
+    def share(self, source: int, seq_id: int, cells: int) -> None:
+        """Have `seq_id` hold the first `cells` of `source` as well."""
+        self._main.share(source, seq_id, cells)
+
+    def positions(self, seq_id: int) -> tuple[int, int]:
+        """The first and the last position that `seq_id` holds, by llama.cpp's own view; -1 for none."""
+        return self._main.positions(seq_id)
+
+    def _time_cell(self) -> float:
+        """Seconds that each cell another sequence uses adds to the step of a token."""
+        context = self._main
+        n = min(_CELL_TRIAL_TOKENS, context.cells // 2, context.batch_tokens)
+        empty_s = min(_time_tokens(context, _CELL_TRIAL_ROWS) for _ in range(_CALIBRATION_STEPS))
+        context.decode_tokens(np.zeros(n, np.int32), seq_id=0, position=0)
+        state = np.empty(context.state_size(0), np.uint8)
+        is_copied = context.copy_out(0, state)
+        ids = range(1, min(self.sequences - 1, context.cells // n - 1, _CELL_TRIAL_CELLS // n))
+        if not is_copied or not all(context.copy_in(seq_id, state) for seq_id in ids):
+            context.clear()
+            return 0.0
+        rows = np.zeros(_CELL_TRIAL_ROWS, np.int32)
+        times = []
+        for _ in range(_CALIBRATION_STEPS):
+            began = time.perf_counter()
+            context.decode_tokens(rows, seq_id=self.sequences - 1, position=0)
+            times.append(time.perf_counter() - began)
+            context.forget(self.sequences - 1)
+        context.clear()
+        used = n * (1 + len(ids))
+        return max(min(times) - empty_s, 0.0) / (used * _CELL_TRIAL_ROWS)
 
     def forget_prefill(self, seq_id: int) -> None:
         """Free the cells of `seq_id` in the prefill context."""

@@ -1,15 +1,16 @@
 """Which sequences leave the KV cache so that the next step fits, and which may be loaded.
 
-There is one order of eviction, for cells and for sequence ids: parked sequences, the least urgent first;
-then running ones that are less urgent than the one in need, the least urgent first. The most urgent sequence
-always makes progress. It fits the empty cache by itself, so it ends, and the next is the most urgent.
+There is one order of eviction, for cells and for sequence ids. Cached prefixes are first; here their cells
+and ids count as free. Then come parked sequences, the least urgent first; then running ones that are less
+urgent than the one in need, the least urgent first. The most urgent sequence always makes progress. It fits
+the empty cache by itself, so it ends, and the next is the most urgent.
 
 A decoding sequence that finds no cell sits the step out. A prompt takes what is free.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Hashable, Iterable, Mapping
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
@@ -40,6 +41,13 @@ class Holder(Hashable, Protocol):
 
 
 H = TypeVar("H", bound=Holder)
+# Cells that are free once this one has left as well, after those that were asked for before.
+Release = Callable[[H], int]
+
+
+def own_cells(holder: Holder) -> int:
+    """What a sequence makes free that shares nothing."""
+    return holder.cells
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +61,16 @@ class Fit(Generic[H]):
 class _Room(Generic[H]):
     """Free cells and sequence ids, and who can be evicted for more."""
 
-    def __init__(self, running: Iterable[H], parked: Iterable[H], free: int, free_seq_ids: int = 0) -> None:
+    def __init__(
+        self,
+        running: Iterable[H],
+        parked: Iterable[H],
+        release: Release[H],
+        *,
+        free: int,
+        free_seq_ids: int = 0,
+    ) -> None:
+        self._release = release
         self.free = free
         self.free_seq_ids = free_seq_ids
         self.victims: list[H] = []
@@ -71,26 +88,33 @@ class _Room(Generic[H]):
         return self.free < cells or self.free_seq_ids < seq_ids
 
     def within_reach(self, order: tuple[float, int]) -> int:
-        """Most cells that `make` can make free."""
-        less_urgent = sum(h.cells for h in self._running if h.order > order)
-        return self.free + sum(h.cells for h in self._parked) + less_urgent
+        """Most cells that `make` can make free. Nothing can be made free afterwards."""
+        less_urgent = [h for h in self._running if h.order > order]
+        return self.free + sum(self._release(h) for h in (*self._parked, *less_urgent))
 
     def _evict(self, holder: H) -> None:
         self.victims.append(holder)
-        self.free += holder.cells
+        self.free += self._release(holder)
         self.free_seq_ids += 1
 
 
-def fit_step(wanted: Mapping[H, int], running: Iterable[H], parked: Iterable[H], free: int) -> Fit[H]:
-    """ScheduledTokens `free` cells out for one step, most urgent first.
+def fit_step(
+    wanted: Mapping[H, int],
+    running: Iterable[H],
+    parked: Iterable[H],
+    free: int,
+    release: Release[H] = own_cells,
+) -> Fit[H]:
+    """Give `free` cells out for one step, most urgent first.
 
     Args:
         wanted: tokens of those that the step is for.
         running: in the cache, or about to fill their first cells; those that the step is for among them.
         parked: in the cache, waiting to resume.
-        free: cells nobody fills.
+        free: cells that no request fills.
+        release: what evicting one after the other makes free.
     """
-    room = _Room(running, parked, free)
+    room = _Room(running, parked, release, free=free)
     grants: list[tuple[H, int]] = []
     gone: set[H] = set()
     for holder in sorted(wanted, key=lambda h: h.order):
@@ -112,6 +136,7 @@ def can_load(
     parked: Iterable[H],
     free: int,
     cells: int,
+    release: Release[H] = own_cells,
 ) -> bool:
     """Whether `candidate` should be loaded now: it is not in the cache, or not any more.
 
@@ -122,14 +147,15 @@ def can_load(
         running: those that run and are in the cache.
         others_waiting: those that run and wait to be loaded.
         parked: in the cache, waiting to resume.
-        free: cells nobody fills. cells: of the whole cache.
+        free: cells that no request fills. cells: of the whole cache.
+        release: what evicting one after the other makes free.
     """
     ahead = [h for h in running if h.order < candidate.order]
     if not ahead and all(h.order >= candidate.order for h in others_waiting):
         return True
     headroom = min(_HEADROOM_STEPS * (len(ahead) + 1), cells // _HEADROOM_PART)
     wanted = candidate.n_tokens + sum(h.n_pending for h in ahead) + headroom
-    return wanted <= _Room(running, parked, free).within_reach(candidate.order)
+    return wanted <= _Room(running, parked, release, free=free).within_reach(candidate.order)
 
 
 def make_room(
@@ -140,8 +166,9 @@ def make_room(
     *,
     free: int,
     free_seq_ids: int,
+    release: Release[H] = own_cells,
 ) -> list[H]:
     """Who has to leave so that a sequence of this `order` finds `cells` and a sequence id free."""
-    room = _Room(running, parked, free, free_seq_ids)
+    room = _Room(running, parked, release, free=free, free_seq_ids=free_seq_ids)
     room.make(cells, order, seq_ids=1)
     return room.victims

@@ -124,7 +124,7 @@ class SavedStates:
             envelope = self._tiers.fetched(fetch)
             if envelope is not None:
                 sequence.state = envelope
-                sequence.position = fetch.tokens
+                sequence.begin_at(fetch.tokens)
                 sequence.restored_from = fetch.tier
         elif waited_s < _LONGEST_READ_S:
             return

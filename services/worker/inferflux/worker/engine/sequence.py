@@ -77,7 +77,7 @@ class Sequence:
     # Whether the prefill context computes it.
     in_prefill_context: bool = False
     state: Envelope | None = None
-    # Who may share what is computed of it.
+    # Requests of the same scope share cached prefixes.
     cache_scope: str = ""
     # A prefix on its way to host memory, since when, by the monotonic clock, and where `state` is from if it
     # was found.
@@ -94,6 +94,11 @@ class Sequence:
     time_to_first_token_ms: float = 0.0
     is_announced: bool = False
     attempt_id: str = ""
+    # The version of the cached prefixes when its prompt was last looked up; -1: never.
+    looked_up_at: int = -1
+    # Of the prompt, what was found computed when it first ran. What is found later may be its own.
+    cached_prompt_tokens: int = 0
+    has_begun: bool = False
 
     @property
     def order(self) -> tuple[float, int]:
@@ -139,11 +144,18 @@ class Sequence:
         self.urgency_key = urgency_key
         self.yields_at = self.generated + token_budget if token_budget else 0
 
+    def begin_at(self, position: int) -> None:
+        """Others have computed the tokens before `position`."""
+        self.position = position
+        if not self.has_begun:
+            self.cached_prompt_tokens = min(position, self.prompt_tokens)
+
     def discard(self) -> None:
         """Nothing is computed any more: all of it is prefilled again, or found."""
         self.position = 0
         self.state = None
         self.is_looked_up = False
+        self.looked_up_at = min(self.looked_up_at, 0)
         self.phase = Phase.PREFILL
 
     def append(self, token: int) -> None:
@@ -199,4 +211,5 @@ def sequence_of(
         yields_at=len(generated) + item.token_budget if item.token_budget else 0,
         attempt_id=request.attempt_id,
         cache_scope=cache_scope_of(request),
+        has_begun=request.epoch > 1,
     )

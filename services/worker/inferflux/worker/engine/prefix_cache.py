@@ -1,0 +1,176 @@
+"""Cached prefixes: what ended sequences leave in the KV cache, and what new ones begin with.
+
+A hit costs no copy: llama.cpp has several sequences share cells, and later tokens take cells of their own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from inferflux.v1 import engine_pb2
+
+from .radix import Match, RadixPrefixCache, TokenArray
+from .rent import Rent
+from .seq_ids import SeqIds
+
+# A shorter prefix is computed in less than a step takes anyway: see decisions/prefix-minimum.md.
+SHORTEST_MATCH = 16
+# Cached prefixes that leave in one step for what they cost; more would delay the step.
+_EVICTIONS_A_STEP = 4
+
+
+@dataclass(slots=True)
+class _Counts:
+    """What happened since the last report."""
+
+    queries: int = 0
+    hits: int = 0
+    partial_hits: int = 0
+    matched_tokens: int = 0
+    evictions: int = 0
+
+
+class PrefixCache:
+    """The tree of prefixes, and the sequence ids that hold them.
+
+    Args:
+        seq_ids: whose ids and cells cached prefixes take.
+        cell_s: see `Rent`.
+        is_on: otherwise nothing is kept and nothing is found.
+        on_evict: called with the sequence id, the scope and the tokens of what is about to be evicted.
+    """
+
+    def __init__(
+        self,
+        seq_ids: SeqIds,
+        *,
+        cell_s: float,
+        is_on: bool,
+        on_evict: Callable[[int, str, TokenArray], None],
+    ) -> None:
+        self._on_evict = on_evict
+        self._seq_ids = seq_ids
+        self._tree = RadixPrefixCache()
+        self._rent = Rent(cell_s)
+        self._is_on = is_on
+        self._counts = _Counts()
+        self._news: dict[int, engine_pb2.CachedPrefix] = {}
+
+    @property
+    def n_ids(self) -> int:
+        """Sequence ids that cached prefixes hold."""
+        return self._tree.n_evictable
+
+    @property
+    def version(self) -> int:
+        """Rises whenever a prompt that found nothing may find something."""
+        return self._tree.version
+
+    def write_stats(self, stats: engine_pb2.StepStats) -> None:
+        """Write what is cached, and what happened since the last call."""
+        counts, self._counts = self._counts, _Counts()
+        stats.cached_sequences = self.n_ids
+        stats.prefix_queries = counts.queries
+        stats.prefix_hits = counts.hits
+        stats.prefix_partial_hits = counts.partial_hits
+        stats.prefix_matched_tokens = counts.matched_tokens
+        stats.prefix_evictions = counts.evictions
+
+    def take_news(self) -> Iterable[engine_pb2.CachedPrefix]:
+        """What is held, or not any more, since the last call."""
+        news, self._news = self._news, {}
+        return news.values()
+
+    def find(self, scope: str, tokens: TokenArray, *, is_first: bool) -> Match:
+        """The longest prefix that is worth sharing; never all of the `tokens`, for one has to be computed.
+
+        Args:
+            is_first: whether this prompt was not looked up before.
+        """
+        if not self._is_on:
+            return Match(0, None)
+        self._counts.queries += is_first
+        match = self._tree.lookup(scope, tokens[:-1])
+        if match.matched_tokens < SHORTEST_MATCH:
+            return Match(0, None)
+        self._counts.hits += 1
+        self._counts.partial_hits += match.matched_tokens < tokens.shape[0] - 1
+        self._counts.matched_tokens += match.matched_tokens
+        self._rent.hit(match.matched_tokens)
+        return match
+
+    def known(self, scope: str, tokens: TokenArray) -> int:
+        """How many of these tokens could be shared."""
+        return self._tree.lookup(scope, tokens[:-1]).matched_tokens if self._is_on else 0
+
+    def hold(self, seq_id: int, scope: str, tokens: TokenArray) -> None:
+        """A request has computed `tokens`: others can share them from now on."""
+        if not self._is_on:
+            return
+        for superseded in self._tree.hold(scope, tokens, seq_id):
+            self._give_back(superseded)
+        self._tell(seq_id, scope, tokens)
+
+    def keep(self, seq_id: int, scope: str, tokens: TokenArray) -> None:
+        """A request has ended that had `tokens` computed: its sequence id is a cached prefix's, or free."""
+        if not self._is_on or tokens.shape[0] < SHORTEST_MATCH:
+            self.drop(seq_id)
+            self._seq_ids.give_back(seq_id)
+            return
+        self.hold(seq_id, scope, tokens)
+        if self._tree.unpin(seq_id):
+            self._seq_ids.ledger.keep(seq_id)
+        else:
+            self._give_back(seq_id)
+
+    def drop(self, seq_id: int) -> None:
+        """A request's cells are freed: nobody can share them any more."""
+        self._tree.drop(seq_id)
+        self._tell_gone(seq_id)
+
+    def make_room(self, *, cells: int = 0, ids: int = 0) -> None:
+        """Evict cached prefixes until so many cells and sequence ids are free, or none is left."""
+        while (self._seq_ids.ledger.free < cells or self._seq_ids.n_free < ids) and self._evict():
+            pass
+
+    def pay(self, seconds: float, *, n_decoding: int, n_prefill: int) -> None:
+        """Charge cached prefixes for a step, and evict some that are not worth their cells."""
+        if not self._is_on:
+            return
+        ledger = self._seq_ids.ledger
+        self._rent.step(seconds, n_decoding=n_decoding, n_prefill=n_prefill, cached_cells=ledger.cached)
+        most = self._rent.affordable_cells(seconds, n_decoding)
+        for _ in range(_EVICTIONS_A_STEP):
+            if most is None or ledger.cached <= most or not self._evict():
+                return
+
+    def _evict(self) -> bool:
+        """Evict what was not used for the longest time; False if nothing is left."""
+        eviction = self._tree.evict(self._on_evict)
+        if eviction is None:
+            return False
+        self._counts.evictions += 1
+        if eviction.kept_tokens:
+            self._seq_ids.cut(eviction.holder, eviction.kept_tokens)
+            tree = self._tree
+            self._tell(eviction.holder, tree.scope_of(eviction.holder), tree.tokens_of(eviction.holder))
+        else:
+            self._give_back(eviction.holder)
+        return True
+
+    def _give_back(self, seq_id: int) -> None:
+        self._tell_gone(seq_id)
+        self._seq_ids.give_back(seq_id)
+
+    def _tell(self, seq_id: int, scope: str, tokens: TokenArray) -> None:
+        self._news[seq_id] = engine_pb2.CachedPrefix(
+            entry=seq_id,
+            token_ids=tokens.astype("<i4", copy=False).tobytes(),
+            cache_scope=scope,
+            tier=engine_pb2.CACHE_TIER_DEVICE,
+        )
+
+    def _tell_gone(self, seq_id: int) -> None:
+        if self._is_on:
+            self._news[seq_id] = engine_pb2.CachedPrefix(entry=seq_id)

@@ -1,0 +1,228 @@
+"""A compressed trie over token ids: which sequence holds the longest prefix of a prompt (pure).
+
+Each scope has a tree of its own: nothing is found across scopes. An edge is an array of token ids. It ends
+where sequences part, and where one ended. Each piece so keeps the time of its own last use, and the piece
+that was not used for the longest time is evicted first.
+
+A holder is a sequence that has the tokens of a node in its KV cells. It is pinned while it is a request's:
+then it is neither evicted nor superseded. After RadixAttention of SGLang (Zheng et al., 2023).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+TokenArray = NDArray[np.int32]
+
+
+class Match(NamedTuple):
+    """The longest known prefix: `holder` has its `matched_tokens`. No holder: nothing is known."""
+
+    matched_tokens: int
+    holder: int | None
+
+
+class Eviction(NamedTuple):
+    """`holder` is to keep `kept_tokens`; 0: nothing, and it is not known any more."""
+
+    holder: int
+    kept_tokens: int
+
+
+@dataclass(slots=True, eq=False)
+class _Node:
+    """The piece of token ids that ends at position `end`."""
+
+    tokens: TokenArray
+    above: _Node | None
+    end: int
+    last_used: int
+    below: dict[int, _Node] = field(default_factory=dict)
+    holders: list[int] = field(default_factory=list)
+
+
+class RadixPrefixCache:
+    """The prefixes that sequences hold.
+
+    Attributes:
+        version: rises with every new prefix: before that, a prompt that found nothing finds nothing.
+    """
+
+    def __init__(self) -> None:
+        self.version = 0
+        self._roots: dict[str, _Node] = {}
+        self._clock = 0
+        self._places: dict[int, tuple[str, _Node]] = {}
+        self._pinned: set[int] = set()
+
+    def __len__(self) -> int:
+        """Holders."""
+        return len(self._places)
+
+    @property
+    def n_evictable(self) -> int:
+        """Holders that are not pinned."""
+        return len(self._places) - len(self._pinned)
+
+    def lookup(self, scope: str, tokens: TokenArray) -> Match:
+        """The longest prefix of `tokens` that a sequence of this scope holds. It counts as used."""
+        root = self._roots.get(scope)
+        if root is None:
+            return Match(0, None)
+        node, matched = self._descend(root, tokens)
+        if matched == 0:
+            return Match(0, None)
+        while not node.holders:
+            node = next(iter(node.below.values()))
+        return Match(matched, node.holders[0])
+
+    def hold(self, scope: str, tokens: TokenArray, holder: int) -> list[int]:
+        """Note that `holder` has `tokens`, at least one, and pin it. What it had before is replaced.
+
+        Returns:
+            Holders that are not known any more: not pinned, with no tokens that `holder` lacks.
+        """
+        node = self._insert(scope, tokens)
+        node.holders.append(holder)
+        self._forget(holder)
+        self._places[holder] = scope, node
+        self._pinned.add(holder)
+        return self._supersede(node)
+
+    def unpin(self, holder: int) -> bool:
+        """A pinned holder's request has ended.
+
+        Returns:
+            Whether it is still known: False if others hold all its tokens.
+        """
+        self._pinned.discard(holder)
+        _, node = self._places[holder]
+        if node.below or len(node.holders) > 1:
+            self.drop(holder)
+            return False
+        return True
+
+    def drop(self, holder: int) -> None:
+        """Forget a holder; nothing if it is not known."""
+        self._forget(holder)
+        self._pinned.discard(holder)
+
+    def evict(self, before: Callable[[int, str, TokenArray], None] | None = None) -> Eviction | None:
+        """Forget the piece that was not used for the longest time; None if all that is left is pinned.
+
+        Args:
+            before: called with the holder, its scope and its tokens while it is known still.
+        """
+        oldest: _Node | None = None
+        victim = -1
+        for holder, (_, node) in self._places.items():
+            if holder not in self._pinned and (oldest is None or node.last_used < oldest.last_used):
+                oldest, victim = node, holder
+        if oldest is None:
+            return None
+        scope, above = self._places[victim][0], oldest.above
+        if before is not None:
+            before(victim, scope, self.tokens_of(victim))
+        if above is None or above.end == 0 or len(above.below) > 1 or above.holders:
+            self.drop(victim)
+            return Eviction(victim, 0)
+        above.holders.append(victim)
+        self._forget(victim)
+        self._places[victim] = scope, above
+        return Eviction(victim, above.end)
+
+    def tokens_of(self, holder: int) -> TokenArray:
+        """All token ids of a known holder."""
+        pieces = [node.tokens for node in self._path(self._places[holder][1])]
+        return np.concatenate(pieces[::-1])
+
+    def scope_of(self, holder: int) -> str:
+        """The scope of a known holder."""
+        return self._places[holder][0]
+
+    def _descend(self, root: _Node, tokens: TokenArray) -> tuple[_Node, int]:
+        """(the node within which the longest match ends, its length)."""
+        self._clock += 1
+        node, at, n = root, 0, tokens.shape[0]
+        while at < n:
+            below = node.below.get(int(tokens[at]))
+            if below is None:
+                break
+            node = below
+            common = _n_common(node.tokens, tokens[at:])
+            at += common
+            if common < node.tokens.shape[0]:
+                break
+            node.last_used = self._clock
+        return node, at
+
+    def _insert(self, scope: str, tokens: TokenArray) -> _Node:
+        """The node that ends with `tokens`."""
+        self.version += 1
+        root = self._roots.get(scope)
+        if root is None:
+            root = self._roots[scope] = _Node(tokens[:0].copy(), None, 0, 0)
+        node, at = self._descend(root, tokens)
+        if at < node.end:
+            node = self._divide(node, at)
+        node.last_used = self._clock
+        if at < tokens.shape[0]:
+            rest = np.array(tokens[at:], np.int32)
+            below = _Node(rest, node, tokens.shape[0], self._clock)
+            node.below[int(rest[0])] = below
+            node = below
+        return node
+
+    def _divide(self, node: _Node, at: int) -> _Node:
+        """Divide a piece at position `at`, which it has; returns its first part."""
+        above = node.above
+        assert above is not None  # noqa: S101 - the root has no piece
+        n = at - above.end
+        first = _Node(node.tokens[:n].copy(), above, at, node.last_used)
+        above.below[int(first.tokens[0])] = first
+        node.tokens = node.tokens[n:].copy()
+        node.above = first
+        first.below[int(node.tokens[0])] = node
+        return first
+
+    def _supersede(self, node: _Node) -> list[int]:
+        """Forget the holders on the way to `node` that are not pinned."""
+        found = [h for each in self._path(node) for h in each.holders if h not in self._pinned]
+        for holder in found:
+            self.drop(holder)
+        return found
+
+    def _forget(self, holder: int) -> None:
+        """Take a holder off its node, and the nodes that nobody holds then off the tree."""
+        place = self._places.pop(holder, None)
+        if place is None:
+            return
+        scope, node = place
+        node.holders.remove(holder)
+        while not node.holders and not node.below:
+            above = node.above
+            if above is None:
+                del self._roots[scope]
+                return
+            del above.below[int(node.tokens[0])]
+            node = above
+
+    @staticmethod
+    def _path(node: _Node | None) -> Iterator[_Node]:
+        """From `node` up to the root, which is not included."""
+        while node is not None and node.above is not None:
+            yield node
+            node = node.above
+
+
+def _n_common(a: TokenArray, b: TokenArray) -> int:
+    """How many first tokens are the same."""
+    n = min(a.shape[0], b.shape[0])
+    differs = a[:n] != b[:n]
+    first = int(differs.argmax())
+    return first if differs[first] else n

@@ -1,0 +1,51 @@
+"""How many cells of cached prefixes are worth what they cost the decodes (pure).
+
+On a CPU each decoded token looks at every used cell of a unified cache, cached ones too. So cached cells pay
+rent: time that each step takes longer for them. Hits earn the time that was not spent on prefill, and a small
+part of all time is theirs in any case. While a balance is left, prefixes stay until their cells are needed.
+Without one, those that were not used for the longest time leave.
+"""
+
+from __future__ import annotations
+
+# Cached prefixes that nobody asks for may cost this part of the engine's time.
+_FREE_PART = 0.01
+# No more than this is saved up, in seconds: what repeats no more must not be paid for long.
+_MOST_SAVED_S = 30.0
+# What a new engine begins with: it has seen no traffic yet.
+_FIRST_BALANCE_S = 2.0
+
+
+class Rent:
+    """The balance of cached prefixes, in seconds of the engine.
+
+    Args:
+        cell_s: seconds that a used cell costs a decoded token; 0 where it costs nothing.
+    """
+
+    def __init__(self, cell_s: float) -> None:
+        self._cell_s = cell_s
+        self._balance_s = _FIRST_BALANCE_S
+        self._token_s = 0.0
+
+    def step(self, seconds: float, *, n_decoding: int, n_prefill: int, cached_cells: int) -> None:
+        """A step is over that took `seconds`, while `cached_cells` held nothing but cached prefixes."""
+        if n_prefill and not n_decoding:
+            token_s = seconds / n_prefill
+            self._token_s += 0.2 * (token_s - self._token_s) if self._token_s else token_s
+        self._earn(_FREE_PART * seconds - n_decoding * cached_cells * self._cell_s)
+
+    def hit(self, tokens: int) -> None:
+        """So many tokens need no prefill."""
+        self._earn(tokens * self._token_s)
+
+    def _earn(self, seconds: float) -> None:
+        self._balance_s = min(self._balance_s + seconds, _MOST_SAVED_S)
+        # Debts are not saved up either: what leaves now costs nothing from now on.
+        self._balance_s = max(self._balance_s, -_FIRST_BALANCE_S)
+
+    def affordable_cells(self, seconds: float, n_decoding: int) -> int | None:
+        """Most cached cells for the next steps, if they are like the last: None for no bound."""
+        if self._balance_s >= 0 or not self._cell_s or not n_decoding:
+            return None
+        return int(_FREE_PART * seconds / (n_decoding * self._cell_s))

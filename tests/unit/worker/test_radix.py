@@ -1,0 +1,180 @@
+"""The longest known prefix of a prompt is found, within its scope alone."""
+
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from inferflux.worker.engine.radix import Eviction, Match, RadixPrefixCache, TokenArray
+
+SCOPE = "tenant/a"
+
+
+def ids(*tokens: int) -> TokenArray:
+    return np.array(tokens, np.int32)
+
+
+def cached(*sequences: tuple[int, ...]) -> RadixPrefixCache:
+    """Sequences that have ended, held by 0, 1, ... in this order."""
+    cache = RadixPrefixCache()
+    for holder, tokens in enumerate(sequences):
+        cache.hold(SCOPE, ids(*tokens), holder)
+        cache.unpin(holder)
+    return cache
+
+
+def test_the_longest_prefix_is_found_also_within_an_edge() -> None:
+    cache = cached((1, 2, 3, 4), (1, 2, 7, 8))
+    assert cache.lookup(SCOPE, ids(1, 2, 7, 9)) == Match(3, 1)
+    assert cache.lookup(SCOPE, ids(1, 2, 3, 4, 5)) == Match(4, 0)
+    assert cache.lookup(SCOPE, ids(1, 9)).matched_tokens == 1
+    assert cache.lookup(SCOPE, ids(2)) == Match(0, None)
+
+
+def test_scopes_do_not_see_each_other() -> None:
+    cache = cached((1, 2, 3))
+    assert cache.lookup("tenant/b", ids(1, 2, 3)) == Match(0, None)
+
+
+def test_what_a_longer_sequence_has_too_is_not_kept_twice() -> None:
+    cache = cached((1, 2), (5, 6))
+    assert cache.hold(SCOPE, ids(1, 2, 3), 7) == [0]
+    assert cache.hold(SCOPE, ids(5), 8) == []
+    assert not cache.unpin(8), "another holds all of it"
+    assert len(cache) == 2
+
+
+def test_a_running_sequence_is_shared_from_and_not_evicted() -> None:
+    cache = RadixPrefixCache()
+    cache.hold(SCOPE, ids(1, 2, 3), 4)
+    assert cache.evict() is None
+    assert cache.lookup(SCOPE, ids(1, 2, 9)) == Match(2, 4)
+    cache.hold(SCOPE, ids(1, 2, 3, 5, 6), 4)
+    cache.unpin(4)
+    assert cache.lookup(SCOPE, ids(1, 2, 3, 5, 6)) == Match(5, 4)
+
+
+def test_the_piece_that_was_not_used_for_the_longest_time_is_evicted() -> None:
+    cache = cached((1, 2, 3), (1, 2, 4), (7, 8))
+    cache.lookup(SCOPE, ids(1, 2, 3))
+    assert cache.evict() == Eviction(1, 0)
+    assert cache.evict() == Eviction(2, 0)
+    assert cache.lookup(SCOPE, ids(1, 2, 3)) == Match(3, 0)
+
+
+def test_a_beginning_that_is_used_outlives_the_ends_that_are_not() -> None:
+    cache = cached((1, 2, 3), (1, 2, 4), (7, 8))
+    cache.lookup(SCOPE, ids(1, 2))
+    assert cache.evict() == Eviction(0, 0)
+    assert cache.evict() == Eviction(1, 2), "the last that has the beginning is cut back to it"
+    assert cache.lookup(SCOPE, ids(1, 2, 4)) == Match(2, 1)
+    assert list(cache.tokens_of(1)) == [1, 2]
+    assert cache.evict() == Eviction(2, 0)
+    assert cache.evict() == Eviction(1, 0)
+    assert cache.evict() is None
+    assert len(cache) == 0
+
+
+_TOKENS = st.lists(st.integers(0, 2), min_size=1, max_size=8)
+_Step = tuple[str, int, str, list[int]]
+_STEPS = st.lists(
+    st.tuples(
+        st.sampled_from(["hold", "hold", "unpin", "drop", "evict", "lookup"]),
+        st.integers(0, 7),
+        st.sampled_from(["s", "t"]),
+        _TOKENS,
+    ),
+    max_size=50,
+)
+
+
+def _n_common(a: list[int], b: list[int]) -> int:
+    return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
+
+
+class NaiveTree:
+    """A list of sequences, beside the tree that is to say the same."""
+
+    def __init__(self) -> None:
+        self.cache = RadixPrefixCache()
+        self.held: dict[int, tuple[str, list[int]]] = {}
+        self.pinned: set[int] = set()
+
+    def _beginnings(self, scope: str, tokens: list[int]) -> set[int]:
+        return {
+            holder for holder, (s, t) in self.held.items() if s == scope and tokens[: len(t)] == t
+        } - self.pinned
+
+    def hold(self, holder: int, scope: str, tokens: list[int]) -> None:
+        if holder in self.held:
+            return
+        lost = self._beginnings(scope, tokens)
+        assert set(self.cache.hold(scope, ids(*tokens), holder)) == lost
+        self.held[holder] = scope, tokens
+        self.pinned.add(holder)
+        for other in lost:
+            del self.held[other]
+
+    def unpin(self, holder: int) -> None:
+        if holder not in self.pinned:
+            return
+        self.pinned.remove(holder)
+        scope, tokens = self.held.pop(holder)
+        others = [t for s, t in self.held.values() if s == scope]
+        is_covered = any(t[: len(tokens)] == tokens for t in others)
+        assert self.cache.unpin(holder) != is_covered
+        if not is_covered:
+            self.held[holder] = scope, tokens
+
+    def drop(self, holder: int) -> None:
+        self.cache.drop(holder)
+        self.held.pop(holder, None)
+        self.pinned.discard(holder)
+
+    def evict(self) -> None:
+        eviction = self.cache.evict()
+        assert (eviction is None) == (set(self.held) <= self.pinned)
+        if eviction is None:
+            return
+        assert eviction.holder not in self.pinned
+        scope, tokens = self.held.pop(eviction.holder)
+        assert eviction.kept_tokens < len(tokens)
+        if eviction.kept_tokens:
+            self.held[eviction.holder] = scope, tokens[: eviction.kept_tokens]
+
+    def lookup(self, scope: str, tokens: list[int]) -> None:
+        found = self.cache.lookup(scope, ids(*tokens))
+        lengths = {h: _n_common(t, tokens) for h, (s, t) in self.held.items() if s == scope}
+        assert found.matched_tokens == max(lengths.values(), default=0)
+        if found.holder is not None:
+            assert lengths[found.holder] == found.matched_tokens
+
+    def check(self) -> None:
+        assert len(self.cache) == len(self.held)
+        assert self.cache.n_evictable == len(set(self.held) - self.pinned)
+        for holder, (scope, tokens) in self.held.items():
+            assert self.cache.scope_of(holder) == scope
+            assert list(self.cache.tokens_of(holder)) == tokens
+
+
+@given(_STEPS)
+@settings(max_examples=300, deadline=None)
+def test_it_says_the_same_as_a_list_of_sequences(steps: list[_Step]) -> None:
+    naive = NaiveTree()
+    for kind, holder, scope, tokens in steps:
+        match kind:
+            case "hold":
+                naive.hold(holder, scope, tokens)
+            case "unpin":
+                naive.unpin(holder)
+            case "drop":
+                naive.drop(holder)
+            case "evict":
+                naive.evict()
+            case "lookup":
+                naive.lookup(scope, tokens)
+        naive.check()
+    for holder in list(naive.held):
+        naive.drop(holder)
+    assert naive.cache._roots == {}
