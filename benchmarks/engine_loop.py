@@ -30,16 +30,20 @@ class EngineLoop:
 
     Args:
         slots: requests at once.
+        has_prefix_cache: whether prefixes are kept and shared.
     """
 
-    def __init__(self, backend: Backend, slots: int) -> None:
+    def __init__(self, backend: Backend, slots: int, *, has_prefix_cache: bool = True) -> None:
         # Imported here: OpenMP reads the environment when llama.cpp's libraries are loaded.
         from inferflux.worker.engine.core import Engine
         from inferflux.worker.engine.tiers.tiers import Tiers
 
+        self.backend = backend
         names = ("max_itl_factor", "step_limit_s")
         defaults = {name: WorkerSettings.model_fields[name].default for name in names}
-        self._engine = Engine(backend, worker_id="bench", tiers=Tiers.off(), **defaults)
+        self._engine = Engine(
+            backend, worker_id="bench", tiers=Tiers.off(), has_prefix_cache=has_prefix_cache, **defaults
+        )
         self._free = list(range(slots))
         self._running: dict[str, tuple[int, Trace]] = {}
 

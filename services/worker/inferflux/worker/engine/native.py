@@ -48,7 +48,9 @@ _PREFILL_CELLS = 8192
 _CALIBRATION_PROMPTS = (16, 64, 16, 64)
 _CALIBRATION_STEPS = 3
 # What a used cell costs a decoded token is timed with so many tokens, among so many cells of others.
-_CELL_TRIAL_ROWS = 4
+_CELL_TRIAL_ROWS = 8
+_CELL_TRIES = 15
+_CELL_TRIAL_S = 0.5
 _CELL_TRIAL_TOKENS = 64
 _CELL_TRIAL_CELLS = 2048
 _SMALL_STEP_S = 0.002
@@ -302,27 +304,32 @@ class Backend:
         return self._main.positions(seq_id)
 
     def _time_cell(self) -> float:
-        """Seconds that each cell another sequence uses adds to the step of a token."""
+        """Seconds that each cell of another sequence adds to the step of a token.
+
+        A few computed tokens are copied to many sequences: that fills cells in no time.
+        """
         context = self._main
-        n = min(_CELL_TRIAL_TOKENS, context.cells // 2, context.batch_tokens)
-        empty_s = min(_time_tokens(context, _CELL_TRIAL_ROWS) for _ in range(_CALIBRATION_STEPS))
+        n = min(_CELL_TRIAL_TOKENS, context.cells // 4, context.batch_tokens)
+        row_id = self.sequences - 1
+        empty_s = self._time_rows(row_id)
         context.decode_tokens(np.zeros(n, np.int32), seq_id=0, position=0)
         state = np.empty(context.state_size(0), np.uint8)
-        is_copied = context.copy_out(0, state)
-        ids = range(1, min(self.sequences - 1, context.cells // n - 1, _CELL_TRIAL_CELLS // n))
-        if not is_copied or not all(context.copy_in(seq_id, state) for seq_id in ids):
-            context.clear()
-            return 0.0
-        rows = np.zeros(_CELL_TRIAL_ROWS, np.int32)
-        times = []
-        for _ in range(_CALIBRATION_STEPS):
-            began = time.perf_counter()
-            context.decode_tokens(rows, seq_id=self.sequences - 1, position=0)
-            times.append(time.perf_counter() - began)
-            context.forget(self.sequences - 1)
+        others = range(1, min(row_id, context.cells // n - 1, _CELL_TRIAL_CELLS // n))
+        is_filled = context.copy_out(0, state) and all(context.copy_in(seq_id, state) for seq_id in others)
+        filled_s = self._time_rows(row_id) if is_filled else empty_s
         context.clear()
-        used = n * (1 + len(ids))
-        return max(min(times) - empty_s, 0.0) / (used * _CELL_TRIAL_ROWS)
+        return max(filled_s - empty_s, 0.0) / (n * (1 + len(others)) * _CELL_TRIAL_ROWS)
+
+    def _time_rows(self, seq_id: int) -> float:
+        """Seconds of a step of a few tokens, whatever the cache holds."""
+        rows = np.zeros(_CELL_TRIAL_ROWS, np.int32)
+        times: list[float] = []
+        while len(times) < _CELL_TRIES and (len(times) < _CALIBRATION_STEPS or sum(times) < _CELL_TRIAL_S):
+            began = time.perf_counter()
+            self._main.decode_tokens(rows, seq_id=seq_id, position=0)
+            times.append(time.perf_counter() - began)
+            self._main.forget(seq_id)
+        return min(times)
 
     def forget_prefill(self, seq_id: int) -> None:
         """Free the cells of `seq_id` in the prefill context."""

@@ -14,7 +14,8 @@ from .radix import Match, RadixPrefixCache, TokenArray
 from .rent import Rent
 from .seq_ids import SeqIds
 
-# A shorter prefix is computed in less than a step takes anyway: see decisions/prefix-minimum.md.
+# A shorter prefix is not worth a sequence id: prompts of one chat template share a few tokens, whatever they
+# say. The fleet's index has no shorter ones by default either.
 SHORTEST_MATCH = 16
 # Cached prefixes that leave in one step for what they cost; more would delay the step.
 _EVICTIONS_A_STEP = 4

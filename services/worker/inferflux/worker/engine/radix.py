@@ -51,10 +51,12 @@ class RadixPrefixCache:
 
     Attributes:
         version: rises with every new prefix: before that, a prompt that found nothing finds nothing.
+        n_tokens: token ids of all edges.
     """
 
     def __init__(self) -> None:
         self.version = 0
+        self.n_tokens = 0
         self._roots: dict[str, _Node] = {}
         self._clock = 0
         self._places: dict[int, tuple[str, _Node]] = {}
@@ -176,6 +178,7 @@ class RadixPrefixCache:
             below = _Node(rest, node, tokens.shape[0], self._clock)
             node.below[int(rest[0])] = below
             node = below
+            self.n_tokens += rest.shape[0]
         return node
 
     def _divide(self, node: _Node, at: int) -> _Node:
@@ -210,6 +213,7 @@ class RadixPrefixCache:
                 del self._roots[scope]
                 return
             del above.below[int(node.tokens[0])]
+            self.n_tokens -= node.tokens.shape[0]
             node = above
 
     @staticmethod

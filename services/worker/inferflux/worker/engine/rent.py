@@ -13,7 +13,7 @@ _FREE_PART = 0.01
 # No more than this is saved up, in seconds: what repeats no more must not be paid for long.
 _MOST_SAVED_S = 30.0
 # What a new engine begins with: it has seen no traffic yet.
-_FIRST_BALANCE_S = 2.0
+_FIRST_BALANCE_S = 0.5
 
 
 class Rent:

@@ -1,0 +1,88 @@
+"""Tiny models of random weights whose memory is of another kind: a sliding window, a recurrent state."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from .gguf_files import CONTEXT, DIM, FF, HEADS, TOKENS, Gguf, Tensor, f32, text, tiny_model, u32
+
+WINDOW = 16
+_STATE = 8
+_CONV = 4
+_INNER = 2 * DIM
+_RANK = 4
+
+
+def _vocabulary(architecture: str) -> dict[str, bytes]:
+    """The metadata of the tiny model that do not depend on its architecture."""
+    kept = {k: v for k, v in tiny_model().metadata.items() if k.startswith(("tokenizer.", "general."))}
+    return kept | {"general.architecture": text(architecture)}
+
+
+def sliding_window_model() -> Gguf:
+    """A cohere2 of four layers, three of which attend to the last `WINDOW` tokens."""
+    draw = np.random.default_rng(8)
+
+    def weights(*shape: int) -> Tensor:
+        return Tensor(draw.normal(0, 0.1, shape).astype(np.float32))
+
+    metadata = _vocabulary("cohere2") | {
+        "cohere2.context_length": u32(CONTEXT),
+        "cohere2.embedding_length": u32(DIM),
+        "cohere2.block_count": u32(4),
+        "cohere2.feed_forward_length": u32(FF),
+        "cohere2.attention.head_count": u32(HEADS),
+        "cohere2.attention.head_count_kv": u32(HEADS),
+        "cohere2.attention.layer_norm_epsilon": f32(1e-5),
+        "cohere2.attention.sliding_window": u32(WINDOW),
+        "cohere2.rope.dimension_count": u32(DIM // HEADS),
+        "cohere2.rope.freq_base": f32(10_000.0),
+        "cohere2.logit_scale": f32(1.0),
+        "cohere2.vocab_size": u32(len(TOKENS)),
+    }
+    norm = Tensor(np.ones(DIM, np.float32))
+    tensors = {"token_embd.weight": weights(len(TOKENS), DIM), "output_norm.weight": norm}
+    for i in range(4):
+        tensors[f"blk.{i}.attn_norm.weight"] = norm
+        for name in ("attn_q", "attn_k", "attn_v", "attn_output"):
+            tensors[f"blk.{i}.{name}.weight"] = weights(DIM, DIM)
+        tensors[f"blk.{i}.ffn_gate.weight"] = weights(FF, DIM)
+        tensors[f"blk.{i}.ffn_up.weight"] = weights(FF, DIM)
+        tensors[f"blk.{i}.ffn_down.weight"] = weights(DIM, FF)
+    return Gguf(metadata, tensors)
+
+
+def recurrent_model() -> Gguf:
+    """A mamba of two layers."""
+    draw = np.random.default_rng(9)
+
+    def weights(*shape: int) -> Tensor:
+        return Tensor(draw.normal(0, 0.1, shape).astype(np.float32))
+
+    metadata = _vocabulary("mamba") | {
+        "mamba.context_length": u32(CONTEXT),
+        "mamba.embedding_length": u32(DIM),
+        "mamba.block_count": u32(2),
+        "mamba.feed_forward_length": u32(0),
+        "mamba.attention.head_count": u32(0),
+        "mamba.attention.layer_norm_rms_epsilon": f32(1e-5),
+        "mamba.ssm.conv_kernel": u32(_CONV),
+        "mamba.ssm.inner_size": u32(_INNER),
+        "mamba.ssm.state_size": u32(_STATE),
+        "mamba.ssm.time_step_rank": u32(_RANK),
+        "mamba.vocab_size": u32(len(TOKENS)),
+    }
+    norm = Tensor(np.ones(DIM, np.float32))
+    tensors = {"token_embd.weight": weights(len(TOKENS), DIM), "output_norm.weight": norm}
+    for i in range(2):
+        tensors[f"blk.{i}.attn_norm.weight"] = norm
+        tensors[f"blk.{i}.ssm_in.weight"] = weights(2 * _INNER, DIM)
+        tensors[f"blk.{i}.ssm_conv1d.weight"] = weights(_INNER, _CONV)
+        tensors[f"blk.{i}.ssm_conv1d.bias"] = weights(_INNER)
+        tensors[f"blk.{i}.ssm_x.weight"] = weights(_RANK + 2 * _STATE, _INNER)
+        tensors[f"blk.{i}.ssm_dt.weight"] = weights(_INNER, _RANK)
+        tensors[f"blk.{i}.ssm_dt.bias"] = weights(_INNER)
+        tensors[f"blk.{i}.ssm_a"] = Tensor(-np.ones((_INNER, _STATE), np.float32))
+        tensors[f"blk.{i}.ssm_d"] = weights(_INNER)
+        tensors[f"blk.{i}.ssm_out.weight"] = weights(DIM, _INNER)
+    return Gguf(metadata, tensors)

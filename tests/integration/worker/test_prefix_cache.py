@@ -1,0 +1,289 @@
+"""Cached prefixes with llama.cpp itself: the same answers, and every cell accounted for.
+
+Answers are compared on one thread. On several, llama.cpp divides the attention of a step of one row among
+them by cells, from 512 cells on, so that its last bits depend on which cells a sequence has.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from harness.gguf_files import Gguf
+from harness.model_kinds import WINDOW, recurrent_model, sliding_window_model
+from harness.worker import batch_item
+
+from inferflux.v1 import engine_pb2, tokens_pb2, worker_pb2
+from inferflux.worker.engine.core import Engine
+from inferflux.worker.engine.native import Backend
+from inferflux.worker.engine.tiers.tiers import Tiers
+
+DEMO_MODEL = Path(__file__).parents[3] / "models" / "inferflux-demo.gguf"
+SAMPLINGS: dict[str, dict[str, Any]] = {
+    "greedy": {},
+    "seeded": {"temperature": 0.9, "top_k": 40, "top_p": 0.95, "seed": 5},
+    "penalised": {"temperature": 1.0, "repeat_penalty": 1.3, "frequency_penalty": 0.5, "seed": 6},
+}
+Draw = np.random.Generator
+
+
+def load(path: Path = DEMO_MODEL, **options: Any) -> Backend:
+    usual: dict[str, Any] = {
+        "slots": 4,
+        "sequences": 24,
+        "batch_tokens": 512,
+        "kv_cells": 4096,
+        "threads": 1,
+        "flash_attention": True,
+    }
+    return Backend(engine_pb2.EngineConfig(model_path=str(path), **(usual | options)))
+
+
+class Served:
+    """An engine, and what it answered.
+
+    Attributes:
+        tokens: by request id. cached: `cached_prompt_tokens` by request id.
+    """
+
+    def __init__(self, backend: Backend, *, has_prefix_cache: bool = True, host_bytes: int = 1 << 28) -> None:
+        self.backend = backend
+        self.tokens: dict[str, list[int]] = {}
+        self.cached: dict[str, int] = {}
+        self.stats = engine_pb2.StepStats()
+        self.queries = self.hits = self.evictions = 0
+        self.engine = Engine(
+            backend,
+            worker_id="w",
+            max_itl_factor=5.0,
+            step_limit_s=0.2,
+            tiers=Tiers(backend.identity, host_bytes=host_bytes, disk=None, disk_bytes=0),
+            has_prefix_cache=has_prefix_cache,
+        )
+
+    def run(self, *items: worker_pb2.BatchItem, cancelled: str = "") -> None:
+        """Serve these at once, and to their ends; of one it may be cancelled after the first step."""
+        for slot, item in enumerate(items):
+            item.slot = slot
+            self.engine.start(item)
+        self.step()
+        self.engine.cancel(cancelled, is_silent=True)
+        while self.engine._sequences:
+            for sequence in self.engine._sequences.values():
+                if not sequence.is_running:  # it was evicted
+                    taken = {s.slot for s in self.engine._running.values()}
+                    self.resume(sequence.key, min(set(range(len(items))) - taken))
+            self.step()
+
+    def resume(self, key: str, slot: int) -> None:
+        self.engine.resume(engine_pb2.EngineResume(key=key, epoch=1, slot=slot, run=1))
+
+    def step(self) -> None:
+        self.engine.step()
+        report = self.engine.take_report()
+        assert report is not None
+        for emission in report.step.emissions:
+            chunk = tokens_pb2.TokenChunk.FromString(emission.chunk)
+            self.tokens.setdefault(chunk.request_id, []).extend(chunk.token_ids)
+            if chunk.HasField("finished"):
+                self.cached[chunk.request_id] = chunk.finished.usage.cached_prompt_tokens
+        self.stats = report.step.stats
+        self.queries += self.stats.prefix_queries
+        self.hits += self.stats.prefix_hits
+        self.evictions += self.stats.prefix_evictions
+
+    def check_cells(self) -> None:
+        """The ledger says of each sequence what llama.cpp says."""
+        ledger = self.engine._memory.ledger
+        for seq_id in range(self.backend.sequences):
+            held = ledger.cells_of(seq_id)
+            assert self.backend.positions(seq_id) == ((0, held - 1) if held else (-1, -1))
+
+
+@functools.cache
+def demo() -> Backend:
+    return load()
+
+
+@pytest.fixture
+def served() -> Served:
+    demo()._main.clear()
+    return Served(demo())
+
+
+def prompt(draw: Draw, n: int) -> list[int]:
+    return [int(token) for token in draw.integers(300, 2000, n)]
+
+
+def without(item: worker_pb2.BatchItem) -> list[int]:
+    """What a request is answered without a cache, in an engine of its own."""
+    demo()._main.clear()
+    alone = Served(demo(), has_prefix_cache=False)
+    alone.run(item)
+    demo()._main.clear()
+    return alone.tokens[item.request.request_id]
+
+
+@pytest.mark.parametrize("kind", SAMPLINGS)
+def test_answers_are_the_same_with_a_prefix_and_without(kind: str) -> None:
+    """Prompts of 40 tokens are computed in a step of 40 rows, with a hit in one of 1, 10 or 40: these are
+    computed alike row by row. Decoding takes steps of one row, or of four."""
+    draw = np.random.default_rng(3)
+    beginning = prompt(draw, 30)
+    prompts = {"same": beginning + prompt(draw, 10), "branch": beginning + prompt(draw, 10)}
+    made = {
+        name: functools.partial(batch_item, name, prompt=ids, max_tokens=60, **SAMPLINGS[kind])
+        for name, ids in prompts.items()
+    }
+    expected = {name: without(make()) for name, make in made.items()}
+    served = Served(demo())
+    served.run(batch_item("first", prompt=prompts["same"], max_tokens=60, **SAMPLINGS[kind]))
+    assert served.tokens["first"] == expected["same"]
+    for name, make in made.items():
+        served.run(make())
+        assert served.tokens[name] == expected[name]
+    assert served.cached == {"first": 0, "same": 39, "branch": 30}
+    served.tokens.clear()
+    served.run(*(make() for make in made.values()))
+    assert served.tokens == expected
+    served.check_cells()
+
+
+def test_a_conversation_goes_on_from_its_last_turn_and_branches(served: Served) -> None:
+    draw = np.random.default_rng(4)
+    first = prompt(draw, 50)
+    served.run(batch_item("one", prompt=first, max_tokens=20))
+    second = first + served.tokens["one"] + prompt(draw, 20)
+    served.run(
+        batch_item("two", prompt=second, max_tokens=5), batch_item("other", prompt=second[:60], max_tokens=5)
+    )
+    assert served.cached["two"] == 69, "the last token of an answer is not computed"
+    assert served.cached["other"] == 59
+    assert served.tokens["other"] == served.tokens["one"][10:15]
+    assert served.stats.cached_sequences == 1, "the second turn holds all that the others have"
+    served.check_cells()
+
+
+def test_a_running_request_is_shared_from(served: Served) -> None:
+    ids = prompt(np.random.default_rng(5), 200)
+    first = batch_item("running", prompt=ids, max_tokens=40)
+    served.engine.start(first)
+    while not served.tokens.get("running"):
+        served.step()
+    second = batch_item("second", prompt=ids, max_tokens=5)
+    second.slot = 1
+    served.engine.start(second)
+    while "second" not in served.cached:
+        served.step()
+        assert "running" not in served.cached
+    assert served.cached["second"] == 199
+    assert served.stats.kv_cells_shared >= 199
+    while served.engine.idle_s() == 0.0:
+        served.step()
+    assert served.tokens["second"] == served.tokens["running"][:5]
+    served.check_cells()
+
+
+def test_scopes_share_nothing(served: Served) -> None:
+    ids = prompt(np.random.default_rng(6), 100)
+    for tenant, scope in (("a", ""), ("b", ""), ("c", "staff"), ("d", "staff"), ("e", "a")):
+        item = batch_item(tenant, prompt=ids, max_tokens=3)
+        item.request.tenant, item.request.cache_scope = tenant, scope
+        served.run(item)
+    assert served.cached == {"a": 0, "b": 0, "c": 0, "d": 99, "e": 0}
+
+
+def test_a_short_match_is_not_worth_a_hit(served: Served) -> None:
+    draw = np.random.default_rng(7)
+    ids = prompt(draw, 15)
+    served.run(batch_item("a", prompt=ids + prompt(draw, 20), max_tokens=3))
+    served.run(batch_item("b", prompt=ids + prompt(draw, 20), max_tokens=3))
+    assert served.cached["b"] == 0
+    assert (served.queries, served.hits) == (2, 0)
+
+
+def test_an_own_prefix_found_after_an_eviction_is_not_told_as_cached(served: Served) -> None:
+    """A retry, in the next epoch, may find what an earlier attempt computed."""
+    ids = prompt(np.random.default_rng(8), 100)
+    served.run(batch_item("a", prompt=ids, max_tokens=3))
+    again = batch_item("b", prompt=ids, max_tokens=3)
+    again.request.epoch = 2
+    served.run(again)
+    assert served.hits == 1
+    assert served.cached["b"] == 0
+
+
+def test_turned_off_nothing_is_kept() -> None:
+    demo()._main.clear()
+    off = Served(demo(), has_prefix_cache=False)
+    ids = prompt(np.random.default_rng(9), 100)
+    for name in ("a", "b"):
+        off.run(batch_item(name, prompt=ids, max_tokens=3))
+    assert off.cached == {"a": 0, "b": 0}
+    assert (off.queries, off.stats.kv_cells_cached, off.stats.cached_sequences) == (0, 0, 0)
+    off.check_cells()
+
+
+def test_a_long_suffix_after_a_hit_is_prefilled_where_long_prompts_are(served: Served) -> None:
+    draw = np.random.default_rng(10)
+    first = prompt(draw, 300)
+    whole = first + prompt(draw, 600)
+    served.run(batch_item("first", prompt=first, max_tokens=2))
+    slow = batch_item("decoding", prompt=prompt(draw, 20), max_tokens=400)
+    served.engine.start(slow)
+    served.step()
+    item = batch_item("long", prompt=whole, max_tokens=8)
+    item.slot = 1
+    served.engine.start(item)
+    was_in_context = False
+    while "long" not in served.cached:
+        served.step()
+        was_in_context |= any(s.in_prefill_context for s in served.engine._running.values())
+    assert was_in_context
+    assert served.cached["long"] == 300
+    served.engine.cancel("t.decoding", is_silent=True)
+    served.check_cells()
+
+
+def test_two_thousand_sequences_through_a_tiny_cache_leave_every_cell_accounted_for() -> None:
+    """Now and then a batch does not fit, or is cancelled half-way."""
+    served = Served(load(kv_cells=256, sequences=8, prefill_cells=256), host_bytes=1 << 20)
+    draw = np.random.default_rng(11)
+    beginnings = [prompt(draw, 40) for _ in range(6)]
+    for batch in range(500):
+        items = []
+        for slot in range(4):
+            beginning = beginnings[int(draw.integers(len(beginnings)))][: int(draw.integers(1, 40))]
+            ids = beginning + prompt(draw, int(draw.integers(1, 50)))
+            items.append(batch_item(f"r{batch}-{slot}", prompt=ids, max_tokens=int(draw.integers(1, 4))))
+        served.run(*items, cancelled="t." + items[1].request.request_id if batch % 10 == 0 else "")
+        if batch % 20 == 0:
+            served.check_cells()
+    served.check_cells()
+    assert served.hits > 100
+    assert served.evictions > 100
+    assert len(served.cached) >= 1950
+    assert served.stats.kv_cells_used == 0
+    memory = served.engine._memory
+    assert memory.free_seq_ids == 8
+    memory.prefixes.make_room(cells=256, ids=8)
+    served.check_cells()
+    assert (memory.ledger.used, memory.ledger.shared) == (0, 0)
+
+
+@pytest.mark.parametrize("make", [sliding_window_model, recurrent_model])
+def test_models_that_cannot_share_compute_every_prompt(make: Callable[[], Gguf], tmp_path: Path) -> None:
+    path = make().write(tmp_path / "other.gguf")
+    backend = load(path, kv_cells=512, prefill_cells=0)
+    assert backend.sharing_error
+    served = Served(backend)
+    ids = [int(token) for token in np.random.default_rng(12).integers(0, 250, 3 * WINDOW)]
+    for name in ("a", "b", "c"):
+        served.run(batch_item(name, prompt=ids, max_tokens=20))
+    assert served.tokens["a"] == served.tokens["b"] == served.tokens["c"]
+    assert len(served.tokens["a"]) == 20
+    assert served.cached == {"a": 0, "b": 0, "c": 0}
