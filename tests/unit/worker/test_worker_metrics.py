@@ -57,6 +57,30 @@ def test_parked_and_swapped_requests_and_their_memory_are_shown(shown: Shown) ->
     assert shown.value("worker_recomputes_total") == 4
 
 
+def test_what_the_prefix_cache_holds_and_finds_is_shown(shown: Shown) -> None:
+    stats = engine_pb2.StepStats(
+        kv_cells_cached=30,
+        kv_cells_shared=20,
+        kv_cells_high_water=90,
+        cached_sequences=3,
+        prefix_queries=5,
+        prefix_hits=4,
+        prefix_partial_hits=2,
+        prefix_matched_tokens=160,
+        prefix_evictions=1,
+    )
+    shown.a.observe(stats)
+    shown.a.observe(stats)
+    now = {"cached_cells": 30, "shared_cells": 20, "high_water_cells": 90}
+    assert {name: shown.value(f"kv_cache_{name}") for name in now} == now
+    assert shown.value("prefix_cache_sequences") == 3
+    assert shown.value("prefix_cache_queries_total") == 10
+    assert shown.value("prefix_cache_hits_total") == 8
+    assert shown.value("prefix_partial_hits_total") == 4
+    assert shown.value("prefix_matched_tokens_total") == 320
+    assert shown.value("prefix_cache_evictions_total") == 2
+
+
 def test_only_steps_count_as_steps(shown: Shown) -> None:
     shown.a.observe(engine_pb2.StepStats(parked=1, sequences=1))
     shown.a.observe(engine_pb2.StepStats(decode_tokens=1, step_us=900))

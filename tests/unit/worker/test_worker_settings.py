@@ -16,12 +16,20 @@ def made(monkeypatch: pytest.MonkeyPatch, **variables: str) -> WorkerSettings:
 
 
 @pytest.mark.parametrize(
-    ("slots", "sequences", "expected"), [("4", "0", 8), ("200", "0", 256), ("4", "5", 5)]
+    ("slots", "sequences", "cache", "expected"),
+    [
+        ("4", "0", "false", 8),
+        ("4", "0", "true", 8 + 64),
+        ("100", "0", "true", 255),
+        ("200", "0", "true", 256),
+        ("4", "5", "true", 5),
+    ],
 )
-def test_parked_requests_find_as_many_places_as_there_are_slots_unless_told_otherwise(
-    monkeypatch: pytest.MonkeyPatch, slots: str, sequences: str, expected: int
+def test_parked_requests_find_as_many_places_as_there_are_slots_and_cached_prefixes_some_beside_them(
+    monkeypatch: pytest.MonkeyPatch, slots: str, sequences: str, cache: str, expected: int
 ) -> None:
-    assert made(monkeypatch, SLOTS=slots, SEQUENCES=sequences).all_sequences == expected
+    settings = made(monkeypatch, SLOTS=slots, SEQUENCES=sequences, PREFIX_CACHE=cache)
+    assert settings.all_sequences == expected
 
 
 def test_fewer_sequences_than_slots_stop_the_start_by_name(

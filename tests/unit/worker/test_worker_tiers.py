@@ -18,11 +18,14 @@ PROMPT = [(7 * i) % 40 for i in range(60)]
 MEMORY = 1 << 20
 
 
-def world_of(*, host_bytes: int = MEMORY, disk: Disk | None = None, slots: int = 1) -> WorkerWorld:
-    """A worker whose cache has room for one sequence of each slot."""
+def world_of(
+    *, host_bytes: int = MEMORY, disk: Disk | None = None, slots: int = 1, has_prefix_cache: bool = False
+) -> WorkerWorld:
+    """A worker whose cache has room for one sequence of each slot, and ids for cached prefixes."""
     return WorkerWorld(
         slots=slots,
-        sequences=slots,
+        sequences=slots + 4 * has_prefix_cache,
+        has_prefix_cache=has_prefix_cache,
         cells=120 * slots,
         host_bytes=host_bytes,
         disk=disk,
