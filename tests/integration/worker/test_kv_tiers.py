@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from harness.worker import DEMO_MODEL, batch_item
+from harness.worker import DEMO_MODEL, WorkerProcess, batch_item, read_to_end, token_ids
 
+from inferflux.common.bus import Bus
 from inferflux.v1 import engine_pb2, tokens_pb2
 from inferflux.worker.engine.core import Engine
 from inferflux.worker.engine.envelope import Identity
@@ -135,3 +137,43 @@ def test_models_of_the_same_digest_and_other_weights_are_told_apart(tmp_path: Pa
     path = tmp_path / "changed.gguf"
     path.write_bytes(changed)
     assert identity_of(model_path=str(path)).difference(backend.identity) == "model"
+
+
+async def answer_of(worker: WorkerProcess, request_id: str, prompt: list[int]) -> tuple[list[int], int]:
+    """(its tokens, how many tokens of its prompt were not computed)."""
+    stream = await worker.read(request_id)
+    submitted = await worker.submit(batch_item(request_id, prompt=prompt, max_tokens=ANSWER_TOKENS))
+    assert not submitted.refused, submitted
+    chunks = await read_to_end(stream)
+    stream.close()
+    return token_ids(chunks), chunks[-1].finished.usage.cached_prompt_tokens
+
+
+async def test_a_worker_that_was_killed_finds_its_disk_tier_again(
+    nats_url: str, tmp_path: Path, text: list[int]
+) -> None:
+    bus = await Bus.connect(nats_url, name="tier-tests")
+    variables = {
+        "INFERFLUX_WORKER_SLOTS": "1",
+        "INFERFLUX_WORKER_KV_CELLS": "256",
+        "INFERFLUX_WORKER_CONTEXT_LENGTH": "250",
+        "INFERFLUX_WORKER_HOST_BYTES": "0",
+        "INFERFLUX_WORKER_DISK_PATH": str(tmp_path / "kv"),
+    }
+    prompt = text[:KEPT_TOKENS]
+    worker = WorkerProcess(tmp_path, nats_url, bus, "tiers", **variables)
+    try:
+        await worker.start_ready()
+        assert await answer_of(worker, "first", prompt) == (text[KEPT_TOKENS:][:ANSWER_TOKENS], 0)
+        await answer_of(worker, "other", prompt[::-1])  # the KV cache has no room for both
+        async with asyncio.timeout(30):
+            while not list(tmp_path.glob("kv/0/*.kv")):
+                await asyncio.sleep(0.01)
+        worker.kill()
+        worker.status = None
+        await worker.start_ready()
+        answer = await answer_of(worker, "again", prompt)
+        assert answer == (text[KEPT_TOKENS:][:ANSWER_TOKENS], KEPT_TOKENS - 1)
+    finally:
+        worker.kill()
+        await bus.close()

@@ -99,6 +99,34 @@ def test_what_a_cancelled_request_left_in_host_memory_serves_the_next_one() -> N
     assert emitted(world, "c") == answer_to([*PROMPT[:40], 1])
 
 
+def test_a_cached_prefix_that_leaves_the_kv_cache_serves_from_host_memory() -> None:
+    world = world_of(has_prefix_cache=True)
+    for name, first in (("a", 1), ("b", 2)):
+        world.submit(item(name, prompt=[first, *PROMPT]))
+        assert run_out(world) == 61
+    world.submit(item("again", prompt=[1, *PROMPT]))
+    assert run_out(world) == 1
+    assert emitted(world, "again") == answer_to([1, *PROMPT])
+    (chunk,) = [c for c in world.chunks("again") if c.HasField("finished")]
+    assert chunk.finished.usage.cached_prompt_tokens == 60
+    world.submit(item("once-more", prompt=[1, *PROMPT]))
+    assert run_out(world) == 1
+    assert world.model.stats.host.hits == 0  # the KV cache has it
+
+
+def test_a_cached_prefix_that_leaves_the_kv_cache_serves_from_disk(tmp_path: Path) -> None:
+    disk = Disk(tmp_path, IDENTITY)
+    world = world_of(host_bytes=0, disk=disk, has_prefix_cache=True)
+    for name, first in (("a", 1), ("b", 2), ("c", 3)):
+        world.submit(item(name, prompt=[first, *PROMPT]))
+        run_out(world)
+    disk.flush()
+    world.submit(item("again", prompt=[1, *PROMPT, 4]))
+    assert run_out(world) == 1
+    assert emitted(world, "again") == answer_to([1, *PROMPT, 4])
+    world.engine.close()
+
+
 def test_another_scope_computes_for_itself() -> None:
     world = world_of()
     leave_behind(world, "a", scope="one")
