@@ -118,6 +118,14 @@ def test_what_is_kept_already_is_not_wanted_again() -> None:
     assert not tiers.wants("t", tokens, 3 * SIZE)
 
 
+def test_the_copies_of_a_prefix_have_to_beat_computing_what_the_kv_cache_loses() -> None:
+    tiers = tiers_of(1)
+    tiers.rates.copy_out.observe(SIZE, 0.02)
+    tokens = np.array(prompt(1), np.int32)
+    assert tiers.wants("s", tokens, SIZE, left=40)  # 24 tokens take 0.024 s
+    assert not tiers.wants("s", tokens, SIZE, left=50)
+
+
 def test_a_longer_prefix_takes_the_place_of_those_it_begins_with() -> None:
     tiers = tiers_of(3)
     tiers.keep(state_of(prompt(1, 40)))

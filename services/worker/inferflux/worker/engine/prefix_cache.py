@@ -5,12 +5,12 @@ A hit costs no copy: llama.cpp has several sequences share cells, and later toke
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from inferflux.v1 import engine_pb2
 
-from .radix import Match, RadixPrefixCache, TokenArray
+from .radix import BeforeEviction, Match, RadixPrefixCache, TokenArray
 from .rent import Rent
 from .seq_ids import SeqIds
 
@@ -39,7 +39,7 @@ class PrefixCache:
         seq_ids: whose ids and cells cached prefixes take.
         cell_s: see `Rent`.
         is_on: otherwise nothing is kept and nothing is found.
-        on_evict: called with the sequence id, the scope and the tokens of what is about to be evicted.
+        on_evict: called before a sequence is evicted.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class PrefixCache:
         *,
         cell_s: float,
         is_on: bool,
-        on_evict: Callable[[int, str, TokenArray], None],
+        on_evict: BeforeEviction,
     ) -> None:
         self._on_evict = on_evict
         self._seq_ids = seq_ids

@@ -20,6 +20,10 @@ from numpy.typing import NDArray
 TokenArray = NDArray[np.int32]
 
 
+# With the holder, its scope, its tokens, and how many of them are held by some sequence afterwards.
+BeforeEviction = Callable[[int, str, TokenArray, int], None]
+
+
 class Match(NamedTuple):
     """The longest known prefix: `holder` has its `matched_tokens`. No holder: nothing is known."""
 
@@ -114,11 +118,11 @@ class RadixPrefixCache:
         self._forget(holder)
         self._pinned.discard(holder)
 
-    def evict(self, before: Callable[[int, str, TokenArray], None] | None = None) -> Eviction | None:
+    def evict(self, before: BeforeEviction | None = None) -> Eviction | None:
         """Forget the piece that was not used for the longest time; None if all that is left is pinned.
 
         Args:
-            before: called with the holder, its scope and its tokens while it is known still.
+            before: called while the holder is known still.
         """
         oldest: _Node | None = None
         victim = -1
@@ -129,7 +133,7 @@ class RadixPrefixCache:
             return None
         scope, above = self._places[victim][0], oldest.above
         if before is not None:
-            before(victim, scope, self.tokens_of(victim))
+            before(victim, scope, self.tokens_of(victim), 0 if above is None else above.end)
         if above is None or above.end == 0 or len(above.below) > 1 or above.holders:
             self.drop(victim)
             return Eviction(victim, 0)

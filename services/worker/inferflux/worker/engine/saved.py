@@ -70,13 +70,18 @@ class SavedStates:
         sequence.state = envelope
         return self._tiers.hold(envelope, sequence)
 
-    def keep(self, seq_id: int, scope: str, tokens: TokenArray) -> None:
-        """Keep a cached prefix that is about to leave the KV cache, if that is worth it."""
+    def keep(self, seq_id: int, scope: str, tokens: TokenArray, left: int = 0) -> None:
+        """Keep a cached prefix that is about to leave the KV cache, if that is worth it.
+
+        Args:
+            left: of its first tokens, how many stay in the KV cache.
+        """
         n_bytes = self._cache.state_size(seq_id)
         if n_bytes == 0:
             return
         envelope = self._tiers.blank(scope, tokens, n_bytes)
-        if self._tiers.wants(scope, tokens, envelope.n_bytes) and self._copy_out(seq_id, envelope):
+        is_wanted = self._tiers.wants(scope, tokens, envelope.n_bytes, left=left)
+        if is_wanted and self._copy_out(seq_id, envelope):
             self._tiers.keep(envelope)
 
     def look_up(self, sequence: Sequence, *, known: int = 0) -> None:

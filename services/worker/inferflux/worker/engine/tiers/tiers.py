@@ -162,15 +162,19 @@ class Tiers(Generic[S]):
         """Whether host memory has room for the state of a preempted sequence of this order."""
         return self._host.losers(n_bytes, order) is not None
 
-    def wants(self, scope: str, tokens: TokenArray, n_bytes: int) -> bool:
-        """Whether a cold prefix should be kept: it is not yet, finds room, and is worth its copies."""
+    def wants(self, scope: str, tokens: TokenArray, n_bytes: int, *, left: int = 0) -> bool:
+        """Whether a cold prefix should be kept: it is not yet, finds room, and is worth its copies.
+
+        Args:
+            left: of its first tokens, how many stay in the KV cache.
+        """
         if tokens.shape[0] < BLOCK or not (
             self._host.losers(n_bytes) is not None or self._has_disk_room(n_bytes)
         ):
             return False
         if any(found.matched == tokens.shape[0] for found in self._candidates(scope, tokens)):
             return False
-        return self.rates.is_worth_keeping(n_bytes, tokens.shape[0])
+        return self.rates.is_worth_keeping(n_bytes, tokens.shape[0] - left)
 
     def keep(self, envelope: Envelope) -> None:
         """Keep a cold prefix, in host memory if it finds room there, else on disk."""
