@@ -223,6 +223,28 @@ def test_a_file_that_is_damaged_or_gone_is_a_miss_and_forgotten(tmp_path: Path, 
     tiers.close()
 
 
+def test_what_comes_moves_and_goes_is_told(tmp_path: Path) -> None:
+    disk = Disk(tmp_path, IDENTITY)
+    tiers = tiers_of(1, disk, disk_states=1)
+
+    def told() -> list[tuple[int, Tier | None]]:
+        return [(kept.number, kept.tier if kept.is_kept else None) for kept in tiers.take_moved(10)]
+
+    tiers.keep(state_of(prompt(1)))
+    assert told() == [(1, Tier.HOST)]
+    tiers.keep(state_of(prompt(2)))
+    settle(tiers, disk)
+    assert sorted(told()) == [(1, Tier.DISK), (2, Tier.HOST)]
+    tiers.keep(state_of(prompt(3)))
+    settle(tiers, disk)
+    assert dict(told()) == {1: None, 2: Tier.DISK, 3: Tier.HOST}
+    assert told() == []
+    tiers.keep(state_of(prompt(4)))
+    assert len(tiers.take_moved(1)) == 1
+    assert told() != []
+    tiers.close()
+
+
 def test_what_waits_to_be_written_is_found_in_memory(tmp_path: Path) -> None:
     disk = Disk(tmp_path, IDENTITY)
     tiers = tiers_of(0, disk, disk_states=1)

@@ -6,12 +6,13 @@ import threading
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 from harness.kv_states import IDENTITY
 from harness.worker import batch_item, resume_item
 from harness.worker_world import WorkerWorld, next_token
 
-from inferflux.v1 import scheduler_pb2, worker_pb2
+from inferflux.v1 import engine_pb2, scheduler_pb2, worker_pb2
 from inferflux.worker.engine.tiers.disk import Disk
 
 PROMPT = [(7 * i) % 40 for i in range(60)]
@@ -112,6 +113,22 @@ def test_a_cached_prefix_that_leaves_the_kv_cache_serves_from_host_memory() -> N
     world.submit(item("once-more", prompt=[1, *PROMPT]))
     assert run_out(world) == 1
     assert world.model.stats.host.hits == 0  # the KV cache has it
+
+
+def test_what_host_memory_has_is_reported_for_the_prefix_index() -> None:
+    world = world_of(has_prefix_cache=True)
+    reported: dict[int, engine_pb2.CachedPrefix] = {}
+    for name, first in (("a", 1), ("b", 2)):
+        world.submit(item(name, prompt=[first, *PROMPT]))
+        while world.table.has_running:
+            world.step()
+            reported.update((cached.entry, cached) for report in world.reports for cached in report.cached)
+            while world.reports:
+                world.take_report()
+    (kept,) = [cached for cached in reported.values() if cached.tier == engine_pb2.CACHE_TIER_HOST]
+    assert kept.entry >= 1 << 32
+    assert np.frombuffer(kept.token_ids, "<i4")[:61].tolist() == [1, *PROMPT]
+    assert kept.cache_scope == "tenant/t"
 
 
 def test_a_cached_prefix_that_leaves_the_kv_cache_serves_from_disk(tmp_path: Path) -> None:

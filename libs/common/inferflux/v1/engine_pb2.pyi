@@ -451,7 +451,9 @@ class CachedPrefix(_message.Message):
     CACHE_SCOPE_FIELD_NUMBER: _builtins.int
     TIER_FIELD_NUMBER: _builtins.int
     entry: _builtins.int
-    """Names the sequence among those of this engine process, running or cached, until it is evicted."""
+    """Names the sequence among those of this engine process, running or cached, until it is evicted. A state in
+    host memory or on disk has a name of its own, of 2^32 or more.
+    """
     token_ids: _builtins.bytes
     """Its tokens whose state is kept, from the first on: int32, little-endian, one after the other. Empty: evicted."""
     cache_scope: _builtins.str

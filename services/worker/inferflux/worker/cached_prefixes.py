@@ -1,8 +1,8 @@
 """What of a model's prefixes this worker has cached, as blocks for the fleet's index (pure).
 
 The engine reports whole sequences. The index has blocks: one that several sequences begin with is in it
-once, and goes with the last of them. Each block stands for as many cached cells as it has tokens, so there
-are never more than those cells hold.
+once, and goes with the last of them. Each block stands for as many tokens as it has, in the KV cache, in host
+memory or on disk, so there are never more than those hold.
 """
 
 from __future__ import annotations

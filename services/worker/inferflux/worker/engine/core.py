@@ -21,7 +21,7 @@ from .pressure import Fit, can_load, fit_step, make_room
 from .sampling_rows import BAD, choose_tokens
 from .saved import SavedStates
 from .sequence import Phase, Sequence, sequence_of
-from .tier_stats import tell_tiers
+from .tier_stats import cached_in, tell_tiers
 from .tiers.tiers import Tiers
 
 _DEADLINE_EXCEEDED = 4
@@ -152,6 +152,7 @@ class Engine:
         tell_tiers(stats, self._tiers, self._saved)
         report.disk_error = self._tiers.take_error()
         report.cached.extend(self._memory.prefixes.take_news())
+        report.cached.extend(cached_in(self._tiers))
         self._report = engine_pb2.StepReport()
         self._has_news = False
         return engine_pb2.EngineReport(step=report)

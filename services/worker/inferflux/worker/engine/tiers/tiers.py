@@ -43,12 +43,14 @@ class Kept(Generic[S]):
         envelope: while it is in host memory, or waits to be written.
         name: of its file; empty while there is none.
         owner: the preempted sequence that it belongs to; None: it is a cold prefix.
+        number: tells it from others; -1: not given yet.
     """
 
     header: Header
     envelope: Envelope | None = None
     name: str = ""
     owner: S | None = None
+    number: int = -1
 
     @property
     def n_bytes(self) -> int:
@@ -58,6 +60,11 @@ class Kept(Generic[S]):
     def tokens(self) -> TokenArray:
         """Those that its payload holds."""
         return self.header.tokens[: self.header.n_past]
+
+    @property
+    def is_kept(self) -> bool:
+        """Whether it is in any tier still."""
+        return self.envelope is not None or bool(self.name)
 
     @property
     def tier(self) -> Tier:
@@ -128,6 +135,8 @@ class Tiers(Generic[S]):
         self._by_name: dict[str, Kept[S]] = {}
         self._by_owner: dict[S, Kept[S]] = {}
         self._counts = Counts()
+        self._moved: dict[Kept[S], None] = {}
+        self._number = 0
         self.preempted_bytes = 0
         self.rates = Rates()
 
@@ -149,6 +158,13 @@ class Tiers(Generic[S]):
     def take_counts(self) -> Counts:
         counts, self._counts = self._counts, Counts()
         return counts
+
+    def take_moved(self, most: int) -> list[Kept[S]]:
+        """Up to `most` of those that came, went or changed their tier since they were last told."""
+        moved = list(islice(self._moved, most))
+        for kept in moved:
+            del self._moved[kept]
+        return moved
 
     def take_error(self) -> str:
         """Why the disk is not written to for a while; empty otherwise."""
@@ -287,6 +303,7 @@ class Tiers(Generic[S]):
                 self._forget_file(kept)
             elif change.event is Event.STORED and kept is not None and kept not in self._host:
                 kept.envelope = None
+                self._moved[kept] = None
 
     def _candidates(self, scope: str, tokens: TokenArray) -> Iterator[Found[Kept[S]]]:
         return islice(self._index.find(scope, tokens, tokens.shape[0]), _CANDIDATES)
@@ -297,9 +314,12 @@ class Tiers(Generic[S]):
 
     def _add(self, kept: Kept[S]) -> None:
         self._index.add(kept.header.scope, kept.tokens, kept)
+        kept.number = self._number = self._number + 1
+        self._moved[kept] = None
 
     def _remove(self, kept: Kept[S]) -> None:
         self._index.remove(kept.header.scope, kept.tokens, kept)
+        self._moved[kept] = None
 
     def _disowned(self, owner: S) -> Kept[S] | None:
         """The state of a preempted sequence, which is a cold prefix from now on."""
@@ -321,6 +341,7 @@ class Tiers(Generic[S]):
     def _drop_from_host(self, kept: Kept[S]) -> None:
         self._host.release(kept)
         kept.envelope = None
+        self._moved[kept] = None
         if not kept.name:
             self._remove(kept)
 
@@ -334,6 +355,7 @@ class Tiers(Generic[S]):
 
     def _move_to_disk(self, kept: Kept[S]) -> None:
         """Have a state that is not in host memory any more written; it is dropped if it cannot be."""
+        self._moved[kept] = None
         if kept.name:
             kept.envelope = None
             return
@@ -379,6 +401,7 @@ class Tiers(Generic[S]):
             self._evict(losers)
             kept.envelope = envelope
             self._host.hold(kept, kept.n_bytes)
+            self._moved[kept] = None
 
     def _found(self, name: str, header: Header) -> None:
         """Take over a file of an earlier process."""
