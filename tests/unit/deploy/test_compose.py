@@ -199,7 +199,7 @@ def test_named_volumes_are_declared_and_mounted_files_exist() -> None:
                 assert (ROOT / source).exists()
             else:
                 assert source in COMPOSE["volumes"]
-            assert target == ("/models" if name in OURS else "/data")
+            assert target in ({"/models", "/kv"} if name in OURS else {"/data"})
 
 
 def test_the_model_that_is_served_by_default_is_in_the_folder_that_is_mounted() -> None:
@@ -223,6 +223,8 @@ def test_the_operator_may_choose_the_key_the_model_and_the_slots() -> None:
         "INFERFLUX_MODEL_FILE": "other.gguf",
         "INFERFLUX_WORKER_SLOTS": "4",
         "INFERFLUX_WORKER_MEMORY": "3g",
+        "INFERFLUX_WORKER_HOST_BYTES": "1000",
+        "INFERFLUX_WORKER_DISK_BYTES": "0",
         "INFERFLUX_GATEWAY_PORT": "50061",
     }
     services = read_compose(chosen)["services"]
@@ -231,6 +233,8 @@ def test_the_operator_may_choose_the_key_the_model_and_the_slots() -> None:
     for name in ("worker", "worker-gpu"):
         assert services[name]["environment"]["INFERFLUX_WORKER_MODEL_PATH"] == "/models/other.gguf"
         assert services[name]["environment"]["INFERFLUX_WORKER_SLOTS"] == "4"
+        assert services[name]["environment"]["INFERFLUX_WORKER_HOST_BYTES"] == "1000"
+        assert services[name]["environment"]["INFERFLUX_WORKER_DISK_BYTES"] == "0"
         assert services[name]["mem_limit"] == "3g"
     text = (ROOT / "docker-compose.yml").read_text()
     assert set(re.findall(r"\$\{([A-Z_]+)", text)) == set(chosen)
