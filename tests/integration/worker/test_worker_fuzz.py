@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from pathlib import Path
 from random import Random
+from time import monotonic
+from typing import cast
 
 import pytest
 from google.protobuf.message import DecodeError, Message
@@ -15,8 +17,11 @@ from inferflux.common import subjects
 from inferflux.common.bus import Bus, StreamLimits
 from inferflux.common.errors import InvalidArgument
 from inferflux.common.servers import ServerProcess
-from inferflux.scheduler.core.actions import Dispatch
+from inferflux.scheduler.core.actions import Action, Dispatch
+from inferflux.scheduler.core.defects import PlanningHealth
+from inferflux.scheduler.core.scheduler import SchedulerCore
 from inferflux.scheduler.dispatch import dispatch
+from inferflux.scheduler.guard import GuardedCore
 from inferflux.v1 import scheduler_pb2, worker_pb2
 
 _PER_SUBJECT = 200
@@ -98,20 +103,19 @@ async def test_a_worker_goes_on_whatever_is_published_to_it(worker: WorkerProces
 
 
 class Answers:
-    """What a scheduler is told of its batches."""
+    """A scheduler's core that stores what it is told of its batches."""
+
+    handled = None
 
     def __init__(self) -> None:
         self.unanswered: list[tuple[str, bool]] = []
 
-    def on_batch_answer(self, answer: worker_pb2.BatchAccepted) -> None:
-        raise AssertionError(f"it was answered: {answer}")
+    def handle_nothing(self) -> None: ...
 
-    def on_probe_unanswered(self, worker_id: str, incarnation: str, *, is_gone: bool) -> None:
-        raise AssertionError(f"{worker_id} was not probed: {incarnation}, {is_gone}")
-
-    def on_batch_unanswered(self, batch_id: str, *, is_delivered: bool, is_gone: bool = False) -> None:
-        assert not is_gone
+    def on_batch_unanswered(self, batch_id: str, *, is_delivered: bool, now: float) -> list[Action]:
+        assert now
         self.unanswered.append((batch_id, is_delivered))
+        return []
 
 
 async def test_a_batch_that_cannot_be_is_answered_with_an_error_and_the_scheduler_goes_on(
@@ -124,7 +128,7 @@ async def test_a_batch_that_cannot_be_is_answered_with_an_error_and_the_schedule
         )
     assert (caught.value.reason, "batch_id" in caught.value.message) == ("BAD_BATCH", True)
     answers = Answers()
-    await dispatch(
-        worker.bus, Dispatch(worker.worker_id, bad, "inferflux-demo", (), ()), answers, timeout_s=30
-    )
+    guard = GuardedCore(cast("SchedulerCore", answers), lambda _todo: None, monotonic, PlanningHealth())
+    await dispatch(worker.bus, Dispatch(worker.worker_id, bad, "inferflux-demo", (), ()), guard, timeout_s=30)
+    assert guard.defects == []
     assert answers.unanswered == [(bad.batch_id, True)]

@@ -40,7 +40,7 @@ def steady_clock() -> Callable[[], float]:
 class Scheduler:
     """Leads a partition of the models, or stands by to lead it.
 
-    A standby hears the heartbeats, so that it knows whom to wait for when it leads, and answers nobody.
+    A standby receives heartbeats, to know which workers to wait for when it leads. It sends nothing.
     """
 
     def __init__(
@@ -92,7 +92,7 @@ class Scheduler:
             await asyncio.wait({keeping}, timeout=RELEASE_LIMIT_S)
             await cancel_all({keeping})
 
-    # What is heard
+    # Messages of workers
 
     def on_heartbeat(self, status: scheduler_pb2.WorkerStatus) -> None:
         models = self._settings.model_names
@@ -101,13 +101,13 @@ class Scheduler:
         self._live_workers.on_heartbeat(status, self._clock())
         self._leadership.on_term(status.term)
         if self._leader is not None:
-            self._leader.on_heartbeat(status)
+            self._leader.guard.decide("a heartbeat", lambda core, now: core.on_heartbeat(status, now))
 
     def on_event(self, event: scheduler_pb2.WorkerEvent) -> None:
         if event.HasField("worker_left") or event.HasField("worker_died"):
             self._live_workers.on_left(event.worker_id, event.incarnation)
         if self._leader is not None:
-            self._leader.on_event(event)
+            self._leader.guard.decide("an event", lambda core, now: core.on_event(event, now))
 
     async def _on_reconnect(self) -> None:
         if self._leader is not None:
@@ -173,7 +173,7 @@ class Scheduler:
         if self._leader is not None:
             return self._leader.readiness
         if self._leadership.has_seen_leader:
-            return True, f"standby: {self._leadership.holder or 'nobody'} leads"
+            return True, f"standby: {self._leadership.holder or 'no scheduler'} leads"
         return False, "waiting for the lease"
 
 

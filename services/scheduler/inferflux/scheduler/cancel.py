@@ -1,8 +1,6 @@
-"""Cancel notices: workers hear the same ones; the scheduler ends what waits, and answers."""
+"""Cancel notices: workers receive the same ones; the scheduler ends waiting requests, and answers."""
 
 from __future__ import annotations
-
-from typing import Protocol
 
 from inferflux.common import subjects
 from inferflux.common.bus import Bus, Message, Subscription
@@ -11,21 +9,17 @@ from inferflux.common.errors import InvalidArgument, Unavailable
 from inferflux.v1 import scheduler_pb2
 
 from .core.jobs import Attempt, RequestKey
+from .guard import GuardedCore
 from .metrics import SchedulerMetrics
 
 
-class CancelSink(Protocol):
-    def on_cancel(self, attempt: Attempt) -> bool:
-        """Whether there is such an attempt. Raises Unavailable when the core does not answer."""
-
-
 async def serve_cancels(
-    bus: Bus, sink: CancelSink, metrics: SchedulerMetrics, *, is_alone: bool
+    bus: Bus, guard: GuardedCore, metrics: SchedulerMetrics, *, is_alone: bool
 ) -> Subscription:
     """Have cancel notices handled until the subscription is closed.
 
     Args:
-        is_alone: nobody else schedules other models, so that what is unknown here is known nowhere.
+        is_alone: no other scheduler has models of its own: what is unknown here is known nowhere.
     """
 
     async def on_notice(message: Message) -> None:
@@ -34,13 +28,14 @@ async def serve_cancels(
         except InvalidArgument as error:
             metrics.bad.note("cancel", error, subject=message.subject)
             return
-        key = RequestKey(notice.tenant, notice.request_id)
+        attempt = Attempt(RequestKey(notice.tenant, notice.request_id), notice.attempt_id)
         try:
-            was_found = sink.on_cancel(Attempt(key, notice.attempt_id))
+            was_found, todo = guard.ask("a cancel notice", lambda core, now: core.on_cancel(attempt, now))
         except Unavailable:
             if is_alone:  # otherwise another scheduler answers
                 raise
             return
+        guard.decide("a cancel notice", lambda _core, _now: todo)
         if was_found or is_alone:
             await message.respond(scheduler_pb2.CancelReply(was_found=was_found).SerializeToString())
 

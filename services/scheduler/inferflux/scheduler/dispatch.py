@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Protocol
-
 from google.protobuf.message import DecodeError
 
 from inferflux.common import logs, subjects
@@ -13,17 +11,12 @@ from inferflux.v1 import worker_pb2
 
 from .core.actions import Dispatch, Probe
 from .core.checks import check_answer
+from .guard import GuardedCore
 
 log = logs.get("scheduler.dispatch")
 
 
-class AnswerSink(Protocol):
-    def on_batch_answer(self, answer: worker_pb2.BatchAccepted) -> None: ...
-    def on_batch_unanswered(self, batch_id: str, *, is_delivered: bool, is_gone: bool = False) -> None: ...
-    def on_probe_unanswered(self, worker_id: str, incarnation: str, *, is_gone: bool) -> None: ...
-
-
-async def dispatch(bus: Bus, action: Dispatch, sink: AnswerSink, *, timeout_s: float) -> None:
+async def dispatch(bus: Bus, action: Dispatch, guard: GuardedCore, *, timeout_s: float) -> None:
     """Send a batch and hand its answer on, or that there was none."""
     batch_id = action.batch.batch_id
     about = {"worker_id": action.worker_id, "request_ids": [i.request.request_id for i in action.batch.items]}
@@ -35,24 +28,38 @@ async def dispatch(bus: Bus, action: Dispatch, sink: AnswerSink, *, timeout_s: f
         check_answer(answer)
     except Unavailable as error:
         log.warning("a batch was not delivered", reason=error.reason, **about)
-        sink.on_batch_unanswered(batch_id, is_delivered=False, is_gone=_is_gone(error))
+        is_gone = _is_gone(error)
+        guard.decide(
+            "no answer",
+            lambda core, now: core.on_batch_unanswered(
+                batch_id, is_delivered=False, is_gone=is_gone, now=now
+            ),
+        )
     except (InferFluxError, DecodeError) as error:
         log.warning("a batch went without an answer", error=str(error), **about)
-        sink.on_batch_unanswered(batch_id, is_delivered=True)
+        guard.decide(
+            "no answer", lambda core, now: core.on_batch_unanswered(batch_id, is_delivered=True, now=now)
+        )
     else:
         answer.batch_id = batch_id
-        sink.on_batch_answer(answer)
+        guard.decide("an answer", lambda core, now: core.on_batch_answer(answer, now))
 
 
-async def probe(bus: Bus, action: Probe, sink: AnswerSink, *, timeout_s: float) -> None:
+async def probe(bus: Bus, action: Probe, guard: GuardedCore, *, timeout_s: float) -> None:
     """Find out whether a worker is there, and tell if it does not answer."""
     try:
         await bus.request(subjects.worker_probe(action.worker_id), b"", timeout_s=timeout_s)
     except InferFluxError as error:
         log.warning("a probe went without an answer", reason=error.reason, worker_id=action.worker_id)
-        sink.on_probe_unanswered(action.worker_id, action.incarnation, is_gone=_is_gone(error))
+        is_gone = _is_gone(error)
+        guard.decide(
+            "no answer to a probe",
+            lambda core, now: core.on_probe_unanswered(
+                action.worker_id, action.incarnation, is_gone=is_gone, now=now
+            ),
+        )
 
 
 def _is_gone(error: InferFluxError) -> bool:
-    """Whether nobody listens where the worker did."""
+    """Whether no process subscribes to the subject of the worker."""
     return error.reason == "NO_RESPONDERS"

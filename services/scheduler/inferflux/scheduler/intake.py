@@ -4,23 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
-from typing import Protocol
+from collections.abc import Callable
+from functools import partial
 
 from google.protobuf.message import DecodeError
 
 from inferflux.common import logs, subjects
-from inferflux.common.bus import Job, JobConsumer
-from inferflux.common.errors import InferFluxError, InvalidArgument
+from inferflux.common.bus import Bus, Job, JobConsumer
+from inferflux.common.errors import InferFluxError, InvalidArgument, to_failed
 from inferflux.common.tasks import cancel_all
 from inferflux.common.tracing import trace_id_of
-from inferflux.v1 import scheduler_pb2
+from inferflux.v1 import scheduler_pb2, tokens_pb2
 
 from . import request_log
+from .core.actions import Action
 from .core.checks import check_job, enqueued_unix_ms
 from .core.jobs import RequestKey
+from .core.scheduler import SchedulerCore
+from .guard import Culprit, GuardedCore
 from .metrics import SchedulerMetrics
-from .prefix_hints import Hints
+from .prefix_hints import Hints, PrefixHints
 from .spans import traceparent_of
 
 log = logs.get("scheduler.intake")
@@ -28,13 +31,6 @@ log = logs.get("scheduler.intake")
 # Jobs taken in before the event loop does anything else.
 _BURST = 128
 _LOOKED_UP_AT_ONCE = 32
-
-
-class JobSink(Protocol):
-    def on_job(self, request: scheduler_pb2.InferenceRequest, job: Job, cached_on: Hints) -> None: ...
-    async def publish_failed(
-        self, request: scheduler_pb2.InferenceRequest, error: InferFluxError, *, epoch: int
-    ) -> None: ...
 
 
 def parse(data: bytes) -> scheduler_pb2.InferenceRequest:
@@ -53,20 +49,15 @@ def parse(data: bytes) -> scheduler_pb2.InferenceRequest:
     return request
 
 
-class LooksUp(Protocol):
-    """Who knows what workers have cached; `PrefixHints` does."""
-
-    async def look_up(self, requests: Sequence[scheduler_pb2.InferenceRequest]) -> list[Hints]: ...
-
-
 # A job that passed its checks, and its place in the work queue.
 _Checked = tuple[scheduler_pb2.InferenceRequest, Job]
 
 
 async def take_in(
     jobs: JobConsumer,
-    sink: JobSink,
-    hints: LooksUp,
+    bus: Bus,
+    guard: GuardedCore,
+    hints: PrefixHints,
     metrics: SchedulerMetrics,
     clock: Callable[[], float] = time.time,
 ) -> None:
@@ -77,8 +68,8 @@ async def take_in(
     """
     checked: asyncio.Queue[_Checked] = asyncio.Queue()
     tasks = {
-        asyncio.create_task(_receive(jobs, checked, sink, metrics, clock)),
-        asyncio.create_task(_hand_on(checked, sink, hints)),
+        asyncio.create_task(_receive(jobs, checked, bus, metrics, clock)),
+        asyncio.create_task(_hand_on(checked, guard, hints)),
     }
     try:
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -91,7 +82,7 @@ async def take_in(
 async def _receive(
     jobs: JobConsumer,
     checked: asyncio.Queue[_Checked],
-    sink: JobSink,
+    bus: Bus,
     metrics: SchedulerMetrics,
     clock: Callable[[], float],
 ) -> None:
@@ -103,14 +94,14 @@ async def _receive(
             metrics.bad.note("job", error)
             await terminate(job)
         else:
-            if await _is_good(request, job, sink, metrics, clock()):
+            if await _is_good(request, job, bus, metrics, clock()):
                 checked.put_nowait((request, job))
         burst += 1
         if burst % _BURST == 0:
             await asyncio.sleep(0)
 
 
-async def _hand_on(checked: asyncio.Queue[_Checked], sink: JobSink, hints: LooksUp) -> None:
+async def _hand_on(checked: asyncio.Queue[_Checked], guard: GuardedCore, hints: PrefixHints) -> None:
     """Look prompts up, as many at once as have come since the last lookup."""
     while True:
         some = [await checked.get()]
@@ -118,18 +109,25 @@ async def _hand_on(checked: asyncio.Queue[_Checked], sink: JobSink, hints: Looks
             some.append(checked.get_nowait())
         found = await hints.look_up([request for request, _ in some])
         for (request, job), cached_on in zip(some, found, strict=True):
-            sink.on_job(request, job, cached_on)
+            about = Culprit(request, request.epoch, job)
+            guard.decide("a job", partial(_take, request, job, cached_on), about)
+
+
+def _take(
+    request: scheduler_pb2.InferenceRequest, job: Job, cached_on: Hints, core: SchedulerCore, now: float
+) -> list[Action]:
+    return core.on_job(request, job, job.sequence, now, cached_on)
 
 
 async def _is_good(
-    request: scheduler_pb2.InferenceRequest, job: Job, sink: JobSink, metrics: SchedulerMetrics, now: float
+    request: scheduler_pb2.InferenceRequest, job: Job, bus: Bus, metrics: SchedulerMetrics, now: float
 ) -> bool:
     """Check a job and complete it; one that is bad ends by name."""
     try:
         check_job(request)
     except InvalidArgument as error:
         metrics.bad.note("job", error)
-        await end_by_name(request, job, sink, error)
+        await end_by_name(request, job, bus, error)
         return False
     request.traceparent = traceparent_of(job)
     stored_ms = round(job.stored_unix_s * 1000)
@@ -139,12 +137,15 @@ async def _is_good(
 
 
 async def end_by_name(
-    request: scheduler_pb2.InferenceRequest, job: Job, sink: JobSink, error: InferFluxError, *, epoch: int = 1
+    request: scheduler_pb2.InferenceRequest, job: Job, bus: Bus, error: InferFluxError, *, epoch: int = 1
 ) -> None:
     """Answer the client with `error` and take the job off the queue. A job whose client could not be answered
     stays there: it comes again."""
     try:
-        await sink.publish_failed(request, error, epoch=epoch)
+        chunk = tokens_pb2.TokenChunk(
+            request_id=request.request_id, epoch=epoch, failed=to_failed(error), attempt_id=request.attempt_id
+        )
+        await bus.publish(subjects.tokens(request.tenant, request.request_id), chunk.SerializeToString())
     except InferFluxError as unsent:
         log.warning(
             "a job could not be ended by name yet",

@@ -5,29 +5,26 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import uuid
-from collections.abc import Callable, Collection, Iterable
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from collections.abc import Callable, Collection
+from typing import TYPE_CHECKING
 
 from inferflux.common import logs, subjects
-from inferflux.common.bus import Bus, Job, JobConsumer
-from inferflux.common.errors import InferFluxError, Unavailable, to_failed
-from inferflux.common.metrics import UNEXPECTED_ERRORS
+from inferflux.common.bus import Bus, JobConsumer
+from inferflux.common.errors import InferFluxError, Unavailable
 from inferflux.common.tasks import cancel_all
 from inferflux.common.tracing import Tracer
-from inferflux.v1 import scheduler_pb2, tokens_pb2, worker_pb2
+from inferflux.v1 import scheduler_pb2, worker_pb2
 
 from .admin import serve_admin
 from .cancel import serve_cancels
 from .core.actions import Action
 from .core.defects import PlanningHealth, unschedulable
-from .core.jobs import Attempt, RequestKey
-from .core.jobs import Job as QueuedJob
-from .core.replayed import ReplayedTokens
 from .core.scheduler import SchedulerCore
+from .guard import GuardedCore
 from .intake import end_by_name, take_in
 from .metrics import SchedulerMetrics
 from .perform import Performer
-from .prefix_hints import Hints, PrefixHints
+from .prefix_hints import PrefixHints
 from .reader_notices import serve_readers
 from .settings import SchedulerSettings
 from .shares_store import SharesStore
@@ -41,30 +38,20 @@ log = logs.get("scheduler")
 
 _GAUGE_INTERVAL_S = 1.0
 
-_T = TypeVar("_T")
-
-
-class Culprit(NamedTuple):
-    """A request over which the core raised, in which epoch, and its place in the work queue."""
-
-    request: scheduler_pb2.InferenceRequest
-    epoch: int
-    job: Job
-
 
 class Leader:
-    """The core, and everything it hears and does, on one event loop.
+    """The core, and everything that reaches it and that it does, on one event loop.
 
-    What happens goes into the core one by one; its plan is made once per iteration of the loop, so that what
-    arrives together travels together, and nothing waits longer than that.
+    Messages enter the core one by one. A plan is made once per iteration of the event loop: what arrives
+    together is dispatched together, and nothing waits longer than that.
 
-    While the lease cannot be renewed, the core goes on listening, and what it wants done is held: it is done
-    when the lease is renewed, and forgotten when somebody else leads.
+    While the lease cannot be renewed, the core still takes messages. Its actions are held. They are performed
+    when the lease is renewed, and dropped when another scheduler leads.
 
     Args:
         term: of the lease.
-        is_lease_held: whether nobody else can lead now.
-        known_workers: those that were heard before; once all of them are heard again, dispatching starts.
+        is_lease_held: whether no other scheduler can lead now.
+        known_workers: those that have sent heartbeats; once all of them send one again, dispatching starts.
         health: told when the core raises.
         not_ready: what keeps the process from being ready, "" if nothing does.
     """
@@ -94,12 +81,7 @@ class Leader:
         self._is_able = True
         self._held: list[Action] = []
         self._is_plan_due = False
-        self._health = health
         self._not_ready = not_ready
-        self._failed = asyncio.Event()
-        # Jobs over which the core raised, and what.
-        self._culprits: list[tuple[Culprit, BaseException]] = []
-        self._defects: list[tuple[str, BaseException]] = []
         self.core = SchedulerCore(
             settings.limits,
             now=clock(),
@@ -112,6 +94,7 @@ class Leader:
             term=term,
         )
         self.core.expect(known_workers)
+        self.guard = GuardedCore(self.core, self._do, clock, health)
         self._hints = PrefixHints(
             redis,
             self.core.holders,
@@ -122,11 +105,11 @@ class Leader:
         )
         self._performer = Performer(
             bus,
-            self,
+            self.guard,
             metrics,
             SchedulerSpans(tracer),
             dispatch_timeout_s=settings.dispatch_timeout_s,
-            on_failure=lambda error: self._on_defect("an answer", error),
+            on_failure=lambda error: self.guard.on_defect("an answer", error),
         )
 
     async def run(self) -> None:
@@ -142,9 +125,9 @@ class Leader:
             await self.announce()
             exits.push_async_callback(self._performer.close)
             is_alone = not self._settings.model_names
-            cancels = await serve_cancels(self._bus, self, self._metrics, is_alone=is_alone)
+            cancels = await serve_cancels(self._bus, self.guard, self._metrics, is_alone=is_alone)
             exits.push_async_callback(cancels.close)
-            readers = await serve_readers(self._bus, self, self._metrics, is_alone=is_alone)
+            readers = await serve_readers(self._bus, self.guard, self._metrics, is_alone=is_alone)
             exits.push_async_callback(readers.close)
             status = await serve_status(
                 self._bus,
@@ -175,7 +158,7 @@ class Leader:
             jobs = await self._consume_jobs()
             exits.push_async_callback(jobs.close)
             tasks = {
-                asyncio.create_task(take_in(jobs, self, self._hints, self._metrics)),
+                asyncio.create_task(take_in(jobs, self._bus, self.guard, self._hints, self._metrics)),
                 asyncio.create_task(self._hints.keep_up()),
                 asyncio.create_task(self._performer.run()),
                 asyncio.create_task(self._tick_for_ever()),
@@ -197,22 +180,22 @@ class Leader:
                 case InferFluxError() as error:
                     expected = error
                 case error:
-                    self._on_defect("a task", error)
-        for culprit, error in self._culprits:
+                    self.guard.on_defect("a task", error)
+        for culprit, error in self.guard.culprits:
             if self._is_lease_held():
                 why = unschedulable(error)
-                await end_by_name(culprit.request, culprit.job, self, why, epoch=culprit.epoch)
+                await end_by_name(culprit.request, culprit.job, self._bus, why, epoch=culprit.epoch)
                 about = logs.of_request(culprit.request.request_id, culprit.request.tenant)
                 log.error("a request ends: it made the core raise", **about)
-        for what, error in self._defects:  # only now: a traceback takes time to write
+        for what, error in self.guard.defects:  # only now: a traceback takes time to write
             log.error("the scheduler's core raised", what=what, exc_info=error)
-        if self._failed.is_set():
+        if self.guard.failed.is_set():
             raise Unavailable("the core raised", reason="SCHEDULER_FAILED")
         if expected is not None:
             raise expected
 
     async def _until_failed(self) -> None:
-        await self._failed.wait()
+        await self.guard.failed.wait()
 
     @property
     def readiness(self) -> tuple[bool, str]:
@@ -228,75 +211,6 @@ class Leader:
         has_estimate = self.core.policy in ("sjf", "fair") or request.deadline_unix_ms > 0
         return has_estimate or len(self.core.holders(request.model)) > 1
 
-    # What is heard
-
-    def on_job(self, request: scheduler_pb2.InferenceRequest, job: Job, cached_on: Hints) -> None:
-        about = Culprit(request, request.epoch, job)
-        self._decide("a job", lambda now: self.core.on_job(request, job, job.sequence, now, cached_on), about)
-
-    async def publish_failed(
-        self, request: scheduler_pb2.InferenceRequest, error: InferFluxError, *, epoch: int
-    ) -> None:
-        """End a request's token stream: its client waits for an answer.
-
-        Raises:
-            Unavailable: NATS takes nothing more.
-        """
-        chunk = tokens_pb2.TokenChunk(
-            request_id=request.request_id,
-            epoch=epoch,
-            failed=to_failed(error),
-            attempt_id=request.attempt_id,
-        )
-        subject = subjects.tokens(request.tenant, request.request_id)
-        await self._bus.publish(subject, chunk.SerializeToString())
-
-    def on_heartbeat(self, status: scheduler_pb2.WorkerStatus) -> None:
-        self._decide("a heartbeat", lambda now: self.core.on_heartbeat(status, now))
-
-    def on_event(self, event: scheduler_pb2.WorkerEvent) -> None:
-        self._decide("an event", lambda now: self.core.on_event(event, now))
-
-    def on_cancel(self, attempt: Attempt) -> bool:
-        def ask(now: float) -> bool:
-            was_found, todo = self.core.on_cancel(attempt, now)
-            self._do(todo)
-            return was_found
-
-        return self._ask("a cancel notice", ask)
-
-    def on_readers(self, gateway_id: str, read: Iterable[Attempt]) -> None:
-        self._ask("a report of readers", lambda now: self.core.on_readers(gateway_id, read, now))
-
-    def on_reader_joined(self, gateway_id: str, attempt: Attempt) -> QueuedJob | None:
-        return self._ask("a reader", lambda now: self.core.on_reader_joined(gateway_id, attempt, now))
-
-    def on_reader_left(self, gateway_id: str, attempt: Attempt, *, is_handed_over: bool) -> tuple[bool, bool]:
-        def ask(now: float) -> tuple[bool, bool]:
-            return self.core.on_reader_left(gateway_id, attempt, now, is_handed_over=is_handed_over)
-
-        return self._ask("a reader that left", ask)
-
-    def on_batch_answer(self, answer: worker_pb2.BatchAccepted) -> None:
-        self._decide("an answer", lambda now: self.core.on_batch_answer(answer, now))
-
-    def on_batch_unanswered(self, batch_id: str, *, is_delivered: bool, is_gone: bool = False) -> None:
-        def decide(now: float) -> list[Action]:
-            return self.core.on_batch_unanswered(
-                batch_id, is_delivered=is_delivered, is_gone=is_gone, now=now
-            )
-
-        self._decide("no answer", decide)
-
-    def on_probe_unanswered(self, worker_id: str, incarnation: str, *, is_gone: bool) -> None:
-        def decide(now: float) -> list[Action]:
-            return self.core.on_probe_unanswered(worker_id, incarnation, is_gone=is_gone, now=now)
-
-        self._decide("no answer to a probe", decide)
-
-    def on_replay(self, key: RequestKey, read_id: int, replayed: ReplayedTokens) -> None:
-        self._decide("a replay", lambda now: self.core.on_replay(key, read_id, replayed, now))
-
     async def on_reconnect(self) -> None:
         """The bus is whole again, its streams included."""
         self._is_bus_whole, self._is_able = True, False
@@ -309,7 +223,7 @@ class Leader:
     # What is done
 
     async def announce(self) -> None:
-        """Tell the workers who leads; they answer with heartbeats."""
+        """Publish to the workers that this scheduler leads; they answer with heartbeats."""
         notice = worker_pb2.LeaderNotice(
             partition=self._settings.partition, term=self._term, models=self._settings.model_names
         )
@@ -323,56 +237,6 @@ class Leader:
             models=self._settings.model_names,
         )
 
-    def _decide(
-        self,
-        what: str,
-        decide: Callable[[float], list[Action]],
-        about: Culprit | None = None,
-    ) -> None:
-        """Ask the core, and do what it says.
-
-        Args:
-            decide: given the time.
-            about: the request, when it is about one.
-        """
-        self._attempt(what, lambda now: self._do(decide(now)), about)
-
-    def _ask(self, what: str, ask: Callable[[float], _T]) -> _T:
-        """Have the core answer.
-
-        Raises:
-            Unavailable: it has raised, now or before.
-        """
-        answers: list[_T] = []
-        self._attempt(what, lambda now: answers.append(ask(now)))
-        if not answers:
-            raise Unavailable("the core raised", reason="SCHEDULER_FAILED")
-        return answers[0]
-
-    def _attempt(self, what: str, work: Callable[[float], None], about: Culprit | None = None) -> None:
-        """Let the core work. Once it has raised, it is not asked any more."""
-        if self._failed.is_set():
-            return
-        self.core.handle_nothing()
-        try:
-            work(self._clock())
-        except InferFluxError:
-            raise
-        except Exception as error:  # noqa: BLE001 - logged when the request to blame has ended
-            self._on_defect(what, error, about)
-
-    def _on_defect(self, what: str, error: BaseException, about: Culprit | None = None) -> None:
-        """The core's state cannot be trusted: note which request is to blame, and begin anew."""
-        handled = self.core.handled
-        if about is None and handled is not None and isinstance(handled.handle, Job):
-            about = Culprit(handled.request, handled.epoch, handled.handle)
-        UNEXPECTED_ERRORS.labels(where="scheduler").inc()
-        if about is not None:
-            self._culprits.append((about, error))
-        self._defects.append((what, error))
-        self._health.failed(f"{what}: {type(error).__name__}", self._clock())
-        self._failed.set()
-
     def _do(self, todo: list[Action]) -> None:
         self._held += todo
         self._perform_held()
@@ -383,7 +247,7 @@ class Leader:
     def _plan(self) -> None:
         self._is_plan_due = False
         if self._is_lease_held():
-            self._attempt("planning", self._make_plan)
+            self.guard.attempt("planning", self._make_plan)
 
     def _make_plan(self, now: float) -> None:
         self._held += self.core.plan(now)
@@ -398,18 +262,18 @@ class Leader:
         gauges_due_s = 0.0
         while True:
             self._is_bus_whole &= self._bus.is_connected
-            self._decide("the passing of time", self._on_tick)
+            self.guard.decide("the passing of time", self._on_tick)
             if (now := self._clock()) >= gauges_due_s:
                 gauges_due_s = now + _GAUGE_INTERVAL_S
                 self._metrics.observe(self.core, now)
             await asyncio.sleep(self._settings.tick_interval_s)
 
-    def _on_tick(self, now: float) -> list[Action]:
+    def _on_tick(self, core: SchedulerCore, now: float) -> list[Action]:
         self._follow_ability(now)
-        return self.core.on_tick(now)
+        return core.on_tick(now)
 
     def _follow_ability(self, now: float) -> None:
-        """Have the core pause while it cannot be heard, or may not speak."""
+        """Have the core pause while NATS is away, or the lease cannot be renewed."""
         is_able = self._is_bus_whole and self._is_lease_held()
         if is_able == self._is_able:
             return

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Iterable
-from typing import Protocol
 
 from inferflux.common import logs, subjects
 from inferflux.common.bus import Bus, Job
@@ -15,9 +14,8 @@ from inferflux.common.tasks import Background
 from . import cancel, request_log
 from .core import actions
 from .core.actions import Action
-from .core.jobs import RequestKey
-from .core.replayed import ReplayedTokens
-from .dispatch import AnswerSink, dispatch, probe
+from .dispatch import dispatch, probe
+from .guard import GuardedCore
 from .metrics import SchedulerMetrics
 from .recovery import read_replayed
 from .spans import SchedulerSpans
@@ -27,10 +25,6 @@ log = logs.get("scheduler")
 _FULL_WAIT_S = 0.05
 # Replays read at the same time.
 _READERS = 32
-
-
-class Sink(AnswerSink, Protocol):
-    def on_replay(self, key: RequestKey, read_id: int, replayed: ReplayedTokens) -> None: ...
 
 
 class Performer:
@@ -43,7 +37,7 @@ class Performer:
     def __init__(
         self,
         bus: Bus,
-        sink: Sink,
+        guard: GuardedCore,
         metrics: SchedulerMetrics,
         spans: SchedulerSpans,
         *,
@@ -51,7 +45,7 @@ class Performer:
         on_failure: Callable[[BaseException], None] | None = None,
     ) -> None:
         self._bus = bus
-        self._sink = sink
+        self._guard = guard
         self._metrics = metrics
         self._spans = spans
         self._dispatch_timeout_s = dispatch_timeout_s
@@ -70,7 +64,7 @@ class Performer:
                     self._observe(action)
                     self._background.start(self._dispatch(action))
                 case actions.Probe():
-                    asked = probe(self._bus, action, self._sink, timeout_s=self._dispatch_timeout_s)
+                    asked = probe(self._bus, action, self._guard, timeout_s=self._dispatch_timeout_s)
                     self._background.start(asked)
                 case actions.ReadReplay():
                     self._background.start(self._read(action))
@@ -153,10 +147,12 @@ class Performer:
 
     async def _dispatch(self, action: actions.Dispatch) -> None:
         with self._metrics.answer_time.time():
-            await dispatch(self._bus, action, self._sink, timeout_s=self._dispatch_timeout_s)
+            await dispatch(self._bus, action, self._guard, timeout_s=self._dispatch_timeout_s)
 
     async def _read(self, action: actions.ReadReplay) -> None:
         logs.bind_request(**logs.of_request(action.key.request_id, action.key.tenant))
         async with self._readers:
             replayed = await read_replayed(self._bus, action.key)
-        self._sink.on_replay(action.key, action.read_id, replayed)
+        self._guard.decide(
+            "a replay", lambda core, now: core.on_replay(action.key, action.read_id, replayed, now)
+        )

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Protocol
-
 from google.protobuf.message import DecodeError
 
 from inferflux.common import subjects
@@ -13,25 +10,19 @@ from inferflux.common.errors import InvalidArgument, Unavailable
 from inferflux.v1 import scheduler_pb2
 
 from .core.checks import check_readers
-from .core.jobs import Attempt, Job, RequestKey
+from .core.jobs import Attempt, RequestKey
+from .core.scheduler import SchedulerCore
+from .guard import GuardedCore
 from .metrics import SchedulerMetrics
 
 
-class ReaderSink(Protocol):
-    def on_readers(self, gateway_id: str, read: Iterable[Attempt]) -> None: ...
-    def on_reader_joined(self, gateway_id: str, attempt: Attempt) -> Job | None: ...
-    def on_reader_left(
-        self, gateway_id: str, attempt: Attempt, *, is_handed_over: bool
-    ) -> tuple[bool, bool]: ...
-
-
 async def serve_readers(
-    bus: Bus, sink: ReaderSink, metrics: SchedulerMetrics, *, is_alone: bool
+    bus: Bus, guard: GuardedCore, metrics: SchedulerMetrics, *, is_alone: bool
 ) -> Subscription:
     """Have notices handled until the subscription is closed.
 
     Args:
-        is_alone: nobody else schedules other models, so that what is unknown here is known nowhere.
+        is_alone: no other scheduler has models of its own: what is unknown here is known nowhere.
     """
 
     async def on_notice(message: Message) -> None:
@@ -42,7 +33,7 @@ async def serve_readers(
             metrics.bad.note("readers", error, subject=message.subject)
             return
         try:
-            reply = _tell(sink, notice)
+            reply = guard.ask("a reader notice", lambda core, now: _tell(core, notice, now))
         except Unavailable:
             if is_alone:  # otherwise another scheduler answers
                 raise
@@ -53,26 +44,22 @@ async def serve_readers(
     return await bus.serve(subjects.SCHEDULER_READERS, on_notice)
 
 
-def _tell(sink: ReaderSink, notice: scheduler_pb2.ReaderNotice) -> scheduler_pb2.ReaderReply:
-    """Pass a notice on; what is known of its request, where it is about one.
-
-    Raises:
-        Unavailable: the core does not answer.
-    """
+def _tell(core: SchedulerCore, notice: scheduler_pb2.ReaderNotice, now: float) -> scheduler_pb2.ReaderReply:
+    """Pass a notice on; what is known of its request, where it is about one."""
     reply = scheduler_pb2.ReaderReply()
     match notice.WhichOneof("notice"):
         case "now":
-            sink.on_readers(notice.gateway_id, (_attempt(read) for read in notice.now.requests))
+            core.on_readers(notice.gateway_id, map(_attempt, notice.now.requests), now)
         case "joined":
-            job = sink.on_reader_joined(notice.gateway_id, _attempt(notice.joined.request))
+            job = core.on_reader_joined(notice.gateway_id, _attempt(notice.joined.request), now)
             if job is not None:
                 reply.was_found = True
                 reply.attempt_id = job.attempt_id
                 reply.resume_window_s = job.request.resume_window_s
         case "left":
             attempt = _attempt(notice.left.request)
-            reply.was_found, reply.may_cancel = sink.on_reader_left(
-                notice.gateway_id, attempt, is_handed_over=notice.left.is_handed_over
+            reply.was_found, reply.may_cancel = core.on_reader_left(
+                notice.gateway_id, attempt, now, is_handed_over=notice.left.is_handed_over
             )
     return reply
 
