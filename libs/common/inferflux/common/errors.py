@@ -166,7 +166,7 @@ def to_status(error: InferFluxError) -> status_pb2.Status:
 
 
 def from_status(status: status_pb2.Status) -> InferFluxError:
-    """The error that `to_status` was given; details we do not know are passed over."""
+    """The error that `to_status` was given; details we do not know are ignored."""
     from google.rpc import error_details_pb2
 
     reason, field, retry_delay_s = "", "", None

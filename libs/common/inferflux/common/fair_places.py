@@ -1,4 +1,4 @@
-"""Who holds which of a bounded number of places, and who gives way. Pure: times are passed in."""
+"""A bounded number of places: their holders, and which of them gives way. Pure: times are passed in."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class FairPlaces(Generic[Holder]):
         return had_it
 
     def victim(self, newcomer: Hashable) -> Victim[Holder]:
-        """Who gives way to a holder of this owner, and when; its place is still taken.
+        """The holder that gives way to one of this owner, and when; its place is still taken.
 
         Raises:
             ValueError: no place is taken.
@@ -68,8 +68,8 @@ class FairPlaces(Generic[Holder]):
 
     def _largest(self) -> Hashable:
         """The owner with most places; of several the one whose place is the oldest."""
-        return max(self._taken, key=self._rank)
+        return max(self._taken, key=self._displacement_key)
 
-    def _rank(self, owner: Hashable) -> tuple[int, float]:
+    def _displacement_key(self, owner: Hashable) -> tuple[int, float]:
         holders = self._taken[owner]
         return len(holders), -next(iter(holders.values()))

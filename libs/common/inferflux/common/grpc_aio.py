@@ -24,7 +24,7 @@ _aio: Any = aio_server
 
 
 class _AioServer(_grpc.AioServer):  # type: ignore[misc]
-    """Takes calls to unknown methods apart from the others."""
+    """Separates calls to unknown methods from the others."""
 
     def _make_request_call_future(self, method: bytes | None) -> asyncio.Task[Any]:
         if method is None:

@@ -69,7 +69,7 @@ def connect(url: str) -> redis.asyncio.Redis:
 
 @contextmanager
 def store_errors() -> Iterator[None]:
-    """Turn "the store is away" into Unavailable.
+    """Raise Unavailable for errors that mean "the store is away".
 
     Any other Redis error (a wrong type, a script that fails) is a defect of ours and passes as it is.
     """

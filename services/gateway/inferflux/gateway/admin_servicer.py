@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     Context = grpc.aio.ServicerContext[Any, Any]
 
 _POLL_INTERVAL_S = 0.1
-# While it watches: a new leader has to take over, and to hear of the worker.
+# While it watches: a new leader has to take over, and to receive its heartbeat.
 _PATIENCE_S = 10.0
 
 

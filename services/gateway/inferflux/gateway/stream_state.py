@@ -1,6 +1,6 @@
 """What a reader of a token stream knows, and what it does with each chunk. No I/O, no clock.
 
-Chunks may come late, twice, out of order, from a worker that was given up, or not at all. What leaves here
+Chunks may come late, twice, out of order, from a worker that was replaced, or not at all. What leaves here
 is every token once, in order, and one terminal event.
 """
 
@@ -24,7 +24,7 @@ class Verdict(Enum):
 
     # It is the next one: pass it on.
     ACCEPT = "accept"
-    # A repeat, or of an epoch that was given up: drop it.
+    # A repeat, or of an epoch that was replaced: drop it.
     SKIP = "skip"
     # Tokens before it are missing: get them, then offer it again.
     GAP = "gap"

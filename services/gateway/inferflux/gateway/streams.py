@@ -1,4 +1,4 @@
-"""The streams a gateway serves at this moment: at most so many, and ended together when it leaves."""
+"""The streams a gateway serves at this moment: a bounded number, and ended together when it leaves."""
 
 from __future__ import annotations
 

@@ -64,7 +64,7 @@ def parse_request_id(text: str, *, field: str = "request_id") -> str:
 
 
 def parse_attempt_id(text: str, *, field: str = "attempt_id") -> str:
-    """An attempt's id, or nothing: gateways of before there were attempts tell jobs apart by request id."""
+    """An attempt's id, or nothing: gateways of before there were attempts distinguish jobs by request id."""
     if text and not is_safe_token(text):
         raise InvalidArgument("an attempt id is 1-64 of A-Z a-z 0-9 _ -", field=field)
     return text

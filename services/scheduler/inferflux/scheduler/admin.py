@@ -116,8 +116,8 @@ class Administration:
     Args:
         do: performs what the core decides, and lets it plan.
         clock: seconds, as the core is told them.
-        is_lease_held: while it is not, somebody else may lead.
-        is_alone: nobody else schedules other models, so that a worker unknown here is known nowhere.
+        is_lease_held: while it is not, another scheduler may lead.
+        is_alone: no other scheduler has models of its own: a worker unknown here is known nowhere.
     """
 
     def __init__(
@@ -138,7 +138,7 @@ class Administration:
         self._is_alone = is_alone
         # Changes count on top of these.
         self._configured = core.fairness
-        self._turn = asyncio.Lock()
+        self._one_at_a_time = asyncio.Lock()
 
     async def load(self) -> None:
         """Go by what was changed under an earlier leader.
@@ -146,7 +146,7 @@ class Administration:
         Raises:
             Unavailable, DeadlineExceeded: JetStream does not answer.
         """
-        async with self._turn:
+        async with self._one_at_a_time:
             self._apply(await self._store.load())
 
     async def answer(self, data: bytes) -> scheduler_pb2.SchedulerAdminReply | None:
@@ -155,7 +155,7 @@ class Administration:
         Returns:
             None when it is another scheduler's to answer.
         """
-        async with self._turn:
+        async with self._one_at_a_time:
             if not self._is_lease_held():
                 return None
             try:

@@ -47,7 +47,7 @@ class Leadership:
 
     @property
     def holder(self) -> str:
-        """Who leads, as far as is known; empty when nobody does."""
+        """The leader that was last seen; empty when no scheduler leads."""
         return self._lease.holder
 
     @property
@@ -56,7 +56,7 @@ class Leadership:
 
     @property
     def is_held(self) -> bool:
-        """Whether this process leads and, by its clock, nobody else can."""
+        """Whether this process leads and, by its clock, no other can."""
         return self._lease.is_held(time.monotonic())
 
     async def run(self) -> None:

@@ -166,6 +166,6 @@ class PrefixHints:
 
 
 def _retrieve(task: asyncio.Task[list[Hints]]) -> None:
-    """Nobody may be left to look at what a late lookup raised."""
+    """Retrieve what a late lookup raised: no caller may be left to do it."""
     if not task.cancelled():
         task.exception()

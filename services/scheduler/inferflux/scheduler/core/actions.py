@@ -1,4 +1,7 @@
-"""What the core decides, for the I/O edge to do in this order (pure)."""
+"""What the core decides, for the I/O edge to do in this order (pure).
+
+Actions from `CountUnread` on change nothing: they are counted, logged and traced.
+"""
 
 from __future__ import annotations
 
@@ -91,7 +94,7 @@ class Hold:
 
 @dataclass(frozen=True, slots=True)
 class CountUnread:
-    """A request is cancelled because it has no reader; nothing to do but count."""
+    """A request is cancelled because it has no reader."""
 
     key: RequestKey
     handle: object
@@ -99,7 +102,7 @@ class CountUnread:
 
 @dataclass(frozen=True, slots=True)
 class CountRetry:
-    """A request goes back to the queue because of `cause`; nothing to do but count."""
+    """A request goes back to the queue because of `cause`."""
 
     key: RequestKey
     cause: str
@@ -108,7 +111,7 @@ class CountRetry:
 
 @dataclass(frozen=True, slots=True)
 class CountRefusal:
-    """A worker refused a request; nothing to do but count."""
+    """A worker refused a request."""
 
     key: RequestKey
     handle: object
@@ -118,7 +121,7 @@ class CountRefusal:
 
 @dataclass(frozen=True, slots=True)
 class Yielded:
-    """A request stopped running; nothing to do but count."""
+    """A request stopped running."""
 
     key: RequestKey
     handle: object
@@ -129,7 +132,7 @@ class Yielded:
 
 @dataclass(frozen=True, slots=True)
 class Preempted:
-    """A request gives way to `by`; nothing to do but count."""
+    """A request gives way to `by`."""
 
     key: RequestKey
     handle: object
@@ -139,7 +142,7 @@ class Preempted:
 
 @dataclass(frozen=True, slots=True)
 class Resumed:
-    """A request resumes where it is resident; nothing to do but count."""
+    """A request resumes where it is resident."""
 
     key: RequestKey
     handle: object
@@ -152,7 +155,7 @@ class Resumed:
 
 @dataclass(frozen=True, slots=True)
 class CountTokens:
-    """Tokens were generated; nothing to do but count."""
+    """Tokens were generated."""
 
     priority: int
     tokens: int
@@ -160,7 +163,7 @@ class CountTokens:
 
 @dataclass(frozen=True, slots=True)
 class CountFirstToken:
-    """A request had its first token so many seconds after it was enqueued; nothing to do but count."""
+    """A request had its first token this many seconds after it was enqueued."""
 
     model: str
     priority: int

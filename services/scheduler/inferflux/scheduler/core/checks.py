@@ -106,7 +106,7 @@ def check_answer(answer: worker_pb2.BatchAccepted) -> None:
 
 
 def check_readers(notice: scheduler_pb2.ReaderNotice) -> None:
-    """A gateway could have said who reads. What names no job here is passed over, so names need no check."""
+    """A gateway could have sent this notice. Names that no job here has are ignored, and need no check."""
     checks.check_token(notice.gateway_id, "gateway_id")
     checks.check_count(notice.now.requests, _MOST_READ, "now.requests")
     if notice.WhichOneof("notice") is None:

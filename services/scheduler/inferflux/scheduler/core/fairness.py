@@ -33,7 +33,7 @@ class FairnessSettings:
     enable_preemption: bool = False
     # Requests of this priority and above preempt, and are not sliced.
     high_priority_threshold: int = 5
-    # Others yield after so many tokens; 0 lets them run to the end.
+    # Others yield after this many tokens; 0 lets them run to the end.
     max_timeslice_tokens: int = 0
 
     @classmethod
@@ -92,7 +92,7 @@ class FairnessController:
         jobs: Mapping[RequestKey, Job],
         but: Collection[Size] = (),
     ) -> Preemption | None:
-        """Who should give way to a request that found no place; None if nobody should.
+        """The requests that should give way to one that found no place; None if none should.
 
         The least urgent running request decides on which worker; if its cells are not enough there, others
         of that worker follow it, least urgent first, for as long as the request precedes them. Requests that

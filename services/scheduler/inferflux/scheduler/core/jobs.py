@@ -157,7 +157,7 @@ class Job:
     is_prompt_charged: bool = False
     # Less than the prompt when a worker was thought to have some of it cached.
     charged_prompt_tokens: int = 0
-    # None for a job whose readers nobody reports.
+    # None for a job whose readers no gateway reports.
     readers: Readers | None = None
     # By worker id: prompt tokens that it has cached, as the prefix index said when the job came. Hints: a
     # worker may have evicted them since.

@@ -4,7 +4,8 @@ The holder writes the key again and again. Who sees it unchanged for longer than
 may write itself in; the store takes the first. Clocks are never compared: the holder counts from before it
 sent its last successful write, and gives up dispatching earlier than anyone who read that write can have
 waited the lease out. See Gray and Cheriton, "Leases" (1989), and Chubby's sequencers for what terms are for:
-a process that was stopped between looking at its lease and acting is refused by whoever saw a later term.
+a process that was stopped between looking at its lease and acting is refused by every process that saw a
+later term.
 
     STANDBY ──> LEADER ──> LEAVING ──> STANDBY
                   └──── another holds it ──┘
@@ -71,7 +72,7 @@ class Record:
 
     @classmethod
     def decode(cls, data: bytes) -> Record:
-        """Read a value; of what is none of ours, nobody is the holder we could know."""
+        """Read a value. One that is not a record of ours has an unknown holder."""
         unknown = cls(holder=_UNKNOWN)
         if len(data) > _MAX_RECORD_BYTES:
             return unknown
@@ -154,12 +155,12 @@ class Lease:
         return self.role is Role.LEADER
 
     def is_held(self, now: float) -> bool:
-        """Whether it leads and nobody else can."""
+        """Whether it leads and no other scheduler can."""
         return self.role is Role.LEADER and now - self._renewed_s < self.times.lapse_s
 
     @property
     def holder(self) -> str:
-        """Who was last seen to lead, or to have led; empty when nobody does."""
+        """The scheduler that was last seen to lead, or to have led; empty when none was."""
         if self.role is Role.LEADER:
             return self._own.holder
         record = self._seen.record if self._seen is not None else None
@@ -222,7 +223,7 @@ class Lease:
             self.due_s = now
 
     def on_unanswered(self, now: float) -> None:
-        """Nobody knows whether a Write was or will be done, or a Read was not answered."""
+        """A Read went without an answer, or a Write that may have been done, or may yet be."""
         self._must_read, self.due_s = True, now + _RETRY_S
 
     def on_term(self, term: int, now: float) -> None:

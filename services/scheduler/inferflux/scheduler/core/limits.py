@@ -21,7 +21,7 @@ class Limits:
     reserve_after_s: float = 5.0
     no_worker_timeout_s: float = 10.0
     worker_dead_s: float = 3.0
-    # A worker that is silent for this long is probed: the bus knows when nobody is there.
+    # A worker that is silent for this long is probed: NATS reports it when no process subscribes.
     probe_after_s: float = 1.3
     # Listening for heartbeats before the first dispatch.
     settle_s: float = 1.2

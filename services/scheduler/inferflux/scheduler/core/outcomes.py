@@ -77,8 +77,8 @@ def terminal_chunk(job: Job, terminal_event: TerminalEvent) -> tokens_pb2.TokenC
 
 
 def queued_chunk(job: Job, position: int, expected_wait_s: float) -> tokens_pb2.TokenChunk:
-    """Said in an epoch that readers know: a new one would turn them away from a worker that was given up
-    too early, and whose end would be as good as any."""
+    """A chunk in an epoch that readers know. A new epoch would make them drop the chunks of a worker that was
+    replaced too early, and may yet finish the request."""
     chunk = _chunk(job)
     chunk.epoch = job.readers_epoch
     chunk.queued.position = position

@@ -17,7 +17,7 @@ PolicyName = Literal["priority", "fcfs", "sjf", "fair"]
 
 # What computing a prompt token takes, in tokens generated: a prompt is computed many tokens at a time.
 _PREFILL_COST = 0.1
-# So many tokens still to be generated put a job back as far as one level of priority would.
+# This many tokens still to be generated put a job back as far as one level of priority would.
 _TOKENS_PER_LEVEL = 100
 # A request without a bound is taken for a long one.
 _MAX_TOKENS_UNSET = 4096

@@ -48,7 +48,7 @@ class Policy(Protocol):
         self.push(job)
 
     def position(self, job: Job) -> int:
-        """How many of those that wait here would be served before it if nobody else came, whether it waits
+        """How many of those that wait here would be served before it if no more came, whether it waits
         here or not; an estimate where that depends on how much they get."""
         ...
 

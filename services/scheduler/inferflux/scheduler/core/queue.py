@@ -28,7 +28,7 @@ class Pace:
     """How fast jobs leave a queue while others wait.
 
     Slots become free several at a time, so jobs depart in bursts: a running mean of the gaps between them
-    would say what came last, a gap or a burst. Instead time and departures are summed up apart, and decay.
+    would say what came last, a gap or a burst. Instead time and departures have a sum each, which decays.
     """
 
     def __init__(self) -> None:
@@ -63,7 +63,7 @@ class Pace:
             self._departures += 1
 
     def pause(self) -> None:
-        """Nobody waits any more: until the next departure, time does not count."""
+        """No job waits any more: until the next departure, time does not count."""
         self._since_s = None
         self._seen_s = 0.0
 
@@ -311,7 +311,7 @@ class Queue:
             queue.on_running(job.key.tenant)
 
     def forget_empty(self, is_served: Callable[[str], bool]) -> None:
-        """Let go of queues that are empty and whose model nobody serves: names come from outside."""
+        """Let go of queues that are empty and whose model no worker serves: names come from outside."""
         for model in [m for m, q in self.models.items() if not q and not is_served(m)]:
             del self.models[model]
         for model in [m for m, running in self.running.items() if not running and m not in self.models]:

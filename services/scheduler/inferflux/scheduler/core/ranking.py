@@ -13,7 +13,7 @@ _CHUNK = 512
 
 class Ranking(Generic[T]):
     """Distinct tuples in ascending order, kept in chunks of at most `2 * _CHUNK` so that no operation moves
-    more than one chunk. Tuples must be told apart by their first elements: later ones need not compare."""
+    more than one chunk. The first elements of tuples must differ: later ones need not compare."""
 
     def __init__(self) -> None:
         self._chunks: list[list[T]] = []

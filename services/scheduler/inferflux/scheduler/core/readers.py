@@ -21,7 +21,7 @@ _REPORTS_WITHIN_S = 3.0
 # More gateways than these do not read one request; what claims so is no gateway.
 _MOST_GATEWAYS = 16
 # A new leader does not wait as long for the readers of what it takes over: after a restart of everything,
-# requests that nobody resumes would keep new ones waiting.
+# requests that no client resumes would keep new ones waiting.
 _INHERITED_LIMIT_S = 10.0
 # Timers of ended jobs that are held before they are cleared.
 _ENDED_HELD = 64
@@ -73,7 +73,7 @@ class Readers:
         self.patience_s = self.unreported_limit_s if is_handed_over else self.window_s
 
     def reset_liveness(self, now: float) -> None:
-        """Nothing could be heard until now."""
+        """No report could arrive until now."""
         self.unread_s = max(self.unread_s, now)
         for gateway_id in self.reported_s:
             self.reported_s[gateway_id] = max(self.reported_s[gateway_id], now)
@@ -111,7 +111,7 @@ class ReaderWatch:
         return job.readers.timer_s <= now
 
     def reset_liveness(self, jobs: Iterable[Job], now: float) -> None:
-        """Nothing could be heard until now: every gateway gets time to report."""
+        """No report could arrive until now: every gateway gets time to send one."""
         self._is_known_s = now + _REPORTS_WITHIN_S
         for job in jobs:
             if job.readers is not None:

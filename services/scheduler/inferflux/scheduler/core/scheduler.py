@@ -104,7 +104,7 @@ class SchedulerCore:
         self._holds: Timers[Job] = Timers()
         self._unserved_since: dict[str, float] = {}
         self._look_again_s: dict[str, float] = {}
-        # When they were heard.
+        # When the notices came.
         self._early_cancels: Recent[Attempt, float] = Recent(_CANCELS_REMEMBERED)
         self._reader_watch = ReaderWatch(limits.unread_limit_s, now)
 
@@ -243,7 +243,7 @@ class SchedulerCore:
         self._reader_watch.let_go_of_ended(len(self.jobs))
 
     def on_cancel(self, attempt: Attempt, now: float) -> tuple[bool, list[Action]]:
-        """A cancel notice, which workers hear as well. Returns whether the request is known, too."""
+        """A cancel notice, which workers receive as well. Returns whether the request is known, too."""
         job = self._job_of(attempt)
         if job is None:
             if attempt.attempt_id:  # it may have overtaken its job
@@ -345,7 +345,7 @@ class SchedulerCore:
 
         Args:
             is_delivered: it may have been: the worker may run it. False when it certainly was not.
-            is_gone: nobody listens where the worker did.
+            is_gone: no process subscribes to the subject of the worker.
         """
         batch = self._planner.take(batch_id)
         if batch is None:
@@ -369,7 +369,8 @@ class SchedulerCore:
         """A worker did not answer a probe, or a batch.
 
         Args:
-            is_gone: nobody listens where the worker did. With its heartbeat overdue as well, it is dead.
+            is_gone: no process subscribes to the subject of the worker. With its heartbeat overdue as well,
+                it is dead.
         """
         worker = self.table.get(worker_id, incarnation)
         if worker is None:
@@ -383,7 +384,7 @@ class SchedulerCore:
 
     def on_tick(self, now: float) -> list[Action]:
         """To be called several times a second."""
-        if now - self._ticked_s > _STALL_S:  # this process stood still, and heard nobody
+        if now - self._ticked_s > _STALL_S:  # this process stood still, and received nothing
             self.table.reset_liveness(now)
             self._reader_watch.reset_liveness(self.jobs.values(), now)
         self._ticked_s = now
@@ -413,7 +414,7 @@ class SchedulerCore:
         return not self.is_settled and (has_waited or self._reports.expected == set())
 
     def _give_up(self, now: float) -> list[Action]:
-        """Workers that are silent, and what nobody serves."""
+        """Workers that are silent, and models that no worker serves."""
         out: list[Action] = []
         limits = self.limits
         for worker in self.table.silent(now, min(limits.probe_after_s, limits.worker_dead_s)):
@@ -448,7 +449,7 @@ class SchedulerCore:
         return out
 
     def on_connection(self, is_connected: bool, now: float) -> None:
-        """The bus went away or is back. Workers are not blamed for what could not be heard meanwhile."""
+        """The bus went away or is back. Messages could not arrive meanwhile: no worker is blamed for that."""
         self._is_connected = is_connected
         if is_connected:
             self.table.reset_liveness(now + self.limits.reconnect_grace_s)

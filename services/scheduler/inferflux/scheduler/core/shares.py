@@ -4,7 +4,7 @@ The virtual token counters of "Fairness in Serving Large Language Models" (Sheng
 counter rises with the tokens that are computed for it, divided by its weight, and the next request is one of
 the tenant with the smallest counter among those that have some waiting. So the counters of tenants that
 always have requests waiting differ by no more than what the workers hold at once. A tenant that had none
-waiting is lifted to the smallest counter of those that have, so that nobody saves up credit by being idle;
+waiting is lifted to the smallest counter of those that have, so that an idle tenant saves up no credit;
 what it was served beyond that it still owes.
 """
 

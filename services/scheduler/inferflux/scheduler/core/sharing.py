@@ -88,7 +88,7 @@ class SharedPriority(Policy):
         return self._first_of_two(self._all.first_of(jobs), self._all.first_of(others))
 
     def _first_of_two(self, job: Job, other: Job) -> Job:
-        """The other, if its tenant has so many fewer requests running."""
+        """The other, if its tenant has clearly fewer requests running."""
         lead = self._running.of(job.key.tenant) - self._running.of(other.key.tenant)
         return other if lead >= _LEAST_LEAD + max(0, job.priority - other.priority) else job
 

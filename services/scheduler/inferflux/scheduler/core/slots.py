@@ -208,7 +208,7 @@ class WorkerSlots:
         self._changed()
 
     def grow(self, assignment: Assignment, cells: int) -> None:
-        """A running request may come to hold so many cells."""
+        """A running request may come to hold this many cells."""
         if assignment.is_running and assignment.cells != cells:
             self.assigned_cells += cells - assignment.cells
             assignment.cells = cells

@@ -2,7 +2,7 @@
 
 Urgent requests are a class of their own: however long others have waited, the next place goes to an urgent
 one. Otherwise, in lasting overload, those that have waited longest would be as urgent as any newcomer. So
-that nobody starves, others are guaranteed a share of the slots: while fewer of them run, they go first.
+that no request starves, others are guaranteed a share of the slots: while fewer of them run, they go first.
 
 On a worker, and where there is no second slot to guarantee, the class is worth a lead of `URGENT_LEAD_S`.
 There, too, every request comes before those that arrive long after it.
