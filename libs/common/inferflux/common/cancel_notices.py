@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from google.protobuf.message import DecodeError
-
 from inferflux.common import checks, subjects
 from inferflux.common.errors import InvalidArgument
 from inferflux.v1 import scheduler_pb2
@@ -16,10 +14,7 @@ def parse_cancel(data: bytes, subject: str) -> scheduler_pb2.CancelNotice:
         InvalidArgument: naming the field; it cannot be decoded, names no request that can be, or another than
             the subject does.
     """
-    try:
-        notice = scheduler_pb2.CancelNotice.FromString(data)
-    except DecodeError as error:
-        raise InvalidArgument(f"not a CancelNotice: {error}", reason="UNDECODABLE") from None
+    notice = checks.decode(scheduler_pb2.CancelNotice, data)
     checks.check_token(notice.tenant, "tenant")
     checks.check_token(notice.request_id, "request_id")
     if notice.attempt_id:

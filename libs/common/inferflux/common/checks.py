@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Sequence
-from typing import Protocol
+from typing import Protocol, TypeVar
+
+from google.protobuf.message import DecodeError, Message
 
 from inferflux.common import subjects
 from inferflux.common.errors import InvalidArgument
@@ -22,10 +24,26 @@ MAX_MODEL_NAME_BYTES = 256
 MAX_UNIX_MS = 2**53
 
 
+_Message = TypeVar("_Message", bound=Message)
+
+
 class Enum(Protocol):
     """A generated protobuf enum."""
 
     def values(self) -> Sequence[int]: ...
+
+
+def decode(kind: type[_Message], data: bytes, field: str = "") -> _Message:
+    """The message that came over NATS as `data`; its fields may still hold anything.
+
+    Raises:
+        InvalidArgument: it is none of this kind.
+    """
+    try:
+        return kind.FromString(data)
+    except DecodeError as error:
+        message = f"not a {kind.DESCRIPTOR.name}: {error}"
+        raise InvalidArgument(message, field=field, reason="UNDECODABLE") from None
 
 
 def check_range(value: float, low: float, high: float, field: str) -> None:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from google.protobuf.message import DecodeError
-
-from inferflux.common.checks import MAX_TOKENS
+from inferflux.common import checks
 from inferflux.common.epochs import MAX_EPOCH
 from inferflux.common.errors import InvalidArgument
 from inferflux.v1 import generation_pb2, tokens_pb2
@@ -18,14 +16,11 @@ def parse_chunk(data: bytes) -> tokens_pb2.TokenChunk:
     Raises:
         InvalidArgument: it is no chunk, or a field is out of its range.
     """
-    try:
-        chunk = tokens_pb2.TokenChunk.FromString(data)
-    except DecodeError as error:
-        raise InvalidArgument(f"not a TokenChunk: {error}", reason="UNDECODABLE") from None
+    chunk = checks.decode(tokens_pb2.TokenChunk, data)
     if chunk.epoch > MAX_EPOCH:
         raise InvalidArgument(f"epoch {chunk.epoch} is above {MAX_EPOCH}", field="epoch")
-    if chunk.offset > MAX_TOKENS:
-        raise InvalidArgument(f"offset {chunk.offset} is above {MAX_TOKENS}", field="offset")
+    if chunk.offset > checks.MAX_TOKENS:
+        raise InvalidArgument(f"offset {chunk.offset} is above {checks.MAX_TOKENS}", field="offset")
     if chunk.HasField("finished") and chunk.finished.reason not in _REASONS:
         raise InvalidArgument(f"unknown reason {chunk.finished.reason}", field="finished.reason")
     return chunk

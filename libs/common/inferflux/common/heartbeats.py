@@ -5,8 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from google.protobuf.message import DecodeError
-
 from inferflux.common import checks, subjects
 from inferflux.common.epochs import MAX_EPOCH
 from inferflux.common.errors import InvalidArgument
@@ -35,10 +33,7 @@ def parse_status(data: bytes, subject: str) -> scheduler_pb2.WorkerStatus:
     Raises:
         InvalidArgument: naming the field; it cannot be decoded, or is of another worker than the subject's.
     """
-    try:
-        status = scheduler_pb2.WorkerStatus.FromString(data)
-    except DecodeError as error:
-        raise InvalidArgument(f"not a WorkerStatus: {error}", reason="UNDECODABLE") from None
+    status = checks.decode(scheduler_pb2.WorkerStatus, data)
     check_status(status)
     if subject != subjects.worker_status(status.worker_id):
         raise InvalidArgument("worker_id is another than the subject's", field="worker_id")

@@ -7,9 +7,7 @@ from collections.abc import Callable
 from dataclasses import fields, replace
 from typing import Protocol
 
-from google.protobuf.message import DecodeError
-
-from inferflux.common import logs, subjects
+from inferflux.common import checks, logs, subjects
 from inferflux.common.admin_limits import check_fairness
 from inferflux.common.bus import Bus, Message
 from inferflux.common.bus.serving import Subscription
@@ -159,11 +157,9 @@ class Administration:
             if not self._is_lease_held():
                 return None
             try:
-                request = scheduler_pb2.SchedulerAdminRequest.FromString(data)
+                request = checks.decode(scheduler_pb2.SchedulerAdminRequest, data, "request")
                 check_admin(request)
                 return await self._answer(request)
-            except DecodeError:
-                return _refused(InvalidArgument("not a SchedulerAdminRequest", field="request"))
             except NotFound as error:
                 return _refused(error) if self._is_alone else None
             except InferFluxError as error:
@@ -255,11 +251,11 @@ async def serve_admin(
 
 def _decode(value: bytes) -> scheduler_pb2.SetFairness:
     try:
-        kept = scheduler_pb2.SetFairness.FromString(value)
+        kept = checks.decode(scheduler_pb2.SetFairness, value)
         if kept != scheduler_pb2.SetFairness():
             check_fairness(kept)
         return kept
-    except (DecodeError, InvalidArgument):
+    except InvalidArgument:
         log.error("the fairness settings that were kept cannot be read and count as none", size=len(value))
         return scheduler_pb2.SetFairness()
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from google.protobuf.message import DecodeError
-
-from inferflux.common import logs, subjects
+from inferflux.common import checks, logs, subjects
 from inferflux.common.bus import Bus
 from inferflux.common.errors import InferFluxError, Unavailable
 from inferflux.v1 import worker_pb2
@@ -24,7 +22,7 @@ async def dispatch(bus: Bus, action: Dispatch, guard: GuardedCore, *, timeout_s:
     payload = action.batch.SerializeToString()
     try:
         data = await bus.request(subject, payload, timeout_s=timeout_s)
-        answer = worker_pb2.BatchAccepted.FromString(data)
+        answer = checks.decode(worker_pb2.BatchAccepted, data)
         check_answer(answer)
     except Unavailable as error:
         log.warning("a batch was not delivered", reason=error.reason, **about)
@@ -35,7 +33,7 @@ async def dispatch(bus: Bus, action: Dispatch, guard: GuardedCore, *, timeout_s:
                 batch_id, is_delivered=False, is_gone=is_gone, now=now
             ),
         )
-    except (InferFluxError, DecodeError) as error:
+    except InferFluxError as error:
         log.warning("a batch went without an answer", error=str(error), **about)
         guard.decide(
             "no answer", lambda core, now: core.on_batch_unanswered(batch_id, is_delivered=True, now=now)

@@ -7,9 +7,7 @@ import time
 from collections.abc import Callable
 from functools import partial
 
-from google.protobuf.message import DecodeError
-
-from inferflux.common import logs, subjects
+from inferflux.common import checks, logs, subjects
 from inferflux.common.bus import Bus, Job, JobConsumer
 from inferflux.common.errors import InferFluxError, InvalidArgument, to_failed
 from inferflux.common.tasks import cancel_all
@@ -39,10 +37,7 @@ def parse(data: bytes) -> scheduler_pb2.InferenceRequest:
     Raises:
         InvalidArgument: it cannot be decoded, or not even be answered: who asked is missing.
     """
-    try:
-        request = scheduler_pb2.InferenceRequest.FromString(data)
-    except DecodeError as error:
-        raise InvalidArgument(f"not an InferenceRequest: {error}", reason="UNDECODABLE") from None
+    request = checks.decode(scheduler_pb2.InferenceRequest, data)
     for field in ("request_id", "tenant"):
         if not subjects.is_safe_token(getattr(request, field)):
             raise InvalidArgument(f"{field} is missing or has characters it may not have", field=field)

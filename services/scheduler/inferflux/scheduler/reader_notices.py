@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from google.protobuf.message import DecodeError
-
-from inferflux.common import subjects
+from inferflux.common import checks, subjects
 from inferflux.common.bus import Bus, Message, Subscription
 from inferflux.common.errors import InvalidArgument, Unavailable
 from inferflux.v1 import scheduler_pb2
@@ -27,9 +25,9 @@ async def serve_readers(
 
     async def on_notice(message: Message) -> None:
         try:
-            notice = scheduler_pb2.ReaderNotice.FromString(message.data)
+            notice = checks.decode(scheduler_pb2.ReaderNotice, message.data)
             check_readers(notice)
-        except (DecodeError, InvalidArgument) as error:
+        except InvalidArgument as error:
             metrics.bad.note("readers", error, subject=message.subject)
             return
         try:

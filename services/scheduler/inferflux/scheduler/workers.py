@@ -5,9 +5,7 @@ from __future__ import annotations
 import time
 from typing import Protocol
 
-from google.protobuf.message import DecodeError
-
-from inferflux.common import subjects
+from inferflux.common import checks, subjects
 from inferflux.common.bus import Bus, Message
 from inferflux.common.errors import InvalidArgument
 from inferflux.common.heartbeats import parse_status
@@ -47,9 +45,9 @@ class WorkerListener:
 
     async def _on_event(self, message: Message) -> None:
         try:
-            event = scheduler_pb2.WorkerEvent.FromString(message.data)
+            event = checks.decode(scheduler_pb2.WorkerEvent, message.data)
             check_event(event)
-        except (DecodeError, InvalidArgument) as error:
+        except InvalidArgument as error:
             self._metrics.bad.note("event", error, subject=message.subject)
             return
         self._sink.on_event(event)

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import time
 
-from google.protobuf.message import DecodeError
-
-from inferflux.common import logs, subjects
+from inferflux.common import checks, logs, subjects
 from inferflux.common.bad_messages import BadMessages
 from inferflux.common.bus import Bus, Message
 from inferflux.common.cancel_notices import parse_cancel
@@ -49,9 +47,9 @@ class Intake:
 
     async def on_batch(self, message: Message) -> None:
         try:
-            batch = worker_pb2.RequestBatch.FromString(message.data)
+            batch = checks.decode(worker_pb2.RequestBatch, message.data)
             check_batch(batch)
-        except (DecodeError, InvalidArgument) as error:
+        except InvalidArgument as error:
             self._bad.note("batch", error, subject=message.subject)
             raise InvalidArgument(str(error), reason="BAD_BATCH") from None
         answer = worker_pb2.BatchAccepted(batch_id=batch.batch_id)
@@ -96,9 +94,9 @@ class Intake:
 
     async def on_command(self, message: Message) -> None:
         try:
-            command = worker_pb2.WorkerCommand.FromString(message.data)
+            command = checks.decode(worker_pb2.WorkerCommand, message.data)
             check_command(command)
-        except (DecodeError, InvalidArgument) as error:
+        except InvalidArgument as error:
             self._bad.note("command", error, subject=message.subject)
             return
         if not self._accepts(command.term):
@@ -120,9 +118,9 @@ class Intake:
 
     async def on_leader(self, message: Message) -> None:
         try:
-            notice = worker_pb2.LeaderNotice.FromString(message.data)
-        except DecodeError:
-            log.error("leader notice could not be decoded", size=len(message.data))
+            notice = checks.decode(worker_pb2.LeaderNotice, message.data)
+        except InvalidArgument as error:
+            self._bad.note("leader", error, subject=message.subject)
             return
         is_ours = not notice.models or self._model.name in notice.models
         if is_ours and self._accepts(notice.term):

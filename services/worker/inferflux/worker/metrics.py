@@ -103,7 +103,8 @@ class WorkerMetrics:
         )
         bad = counter(
             "worker_bad_messages",
-            "Messages over NATS that failed their checks and were ignored: `batch`, `command` or `cancel`.",
+            "Messages over NATS that failed their checks and were ignored: `batch`, `command`, `cancel` or "
+            "`leader`.",
             ("kind",),
         )
         self.bad = BadMessages(bad)
