@@ -114,7 +114,7 @@ async def leader(client: Client, *, other_than: str = "") -> str:
     return names[-1]
 
 
-async def test_a_killed_leaders_standby_takes_over_under_load_and_nobody_notices(
+async def test_a_killed_leaders_standby_takes_over_under_load_and_no_client_notices(
     stack: Stack, client: Client
 ) -> None:
     expected = await undisturbed(client, COUNTDOWNS)

@@ -138,7 +138,7 @@ async def test_a_resumed_stream_outlives_its_first_connection(
     assert (answer.terminal.reason, len(answer.token_ids)) == (LENGTH, LONG_TOKENS)
 
 
-async def test_requests_that_nobody_resumes_end_with_their_window_and_are_counted(
+async def test_requests_that_no_client_resumes_end_with_their_window_and_are_counted(
     stack: Stack, client: Client
 ) -> None:
     """So many at once that none of them could be complete by then."""

@@ -104,7 +104,7 @@ async def test_a_retry_is_in_the_trace(stack: Stack, client: Client, path: Path)
     assert spans["worker.run"]["attributes"]["inferflux.outcome"] == "length"
 
 
-async def test_turns_that_end_and_begin_are_in_the_trace(client: Client, path: Path) -> None:
+async def test_runs_that_end_and_resume_are_in_the_trace(client: Client, path: Path) -> None:
     callers = Caller(), Caller()
     request = prompt(max_tokens=4 * TIMESLICE)
     await asyncio.gather(*(ask(client, caller, request) for caller in callers))

@@ -155,14 +155,14 @@ class BusContract:
         await bus.publish("test.x", b"x" * bus.max_payload)
         await bus.flush()
 
-    async def test_a_request_nobody_serves_fails_at_once(self, bus: Bus) -> None:
+    async def test_a_request_without_a_subscriber_fails_at_once(self, bus: Bus) -> None:
         started = time.monotonic()
         with pytest.raises(Unavailable) as caught:
             await bus.request("test.nobody", b"", timeout_s=30)
         assert caught.value.reason == "NO_RESPONDERS"
         assert time.monotonic() - started < 2
 
-    async def test_a_request_nobody_answers_times_out(self, bus: Bus) -> None:
+    async def test_a_request_without_an_answer_times_out(self, bus: Bus) -> None:
         async def silent(message: Message) -> None:
             pass
 

@@ -37,7 +37,7 @@ async def own_bus(private_nats: ServerProcess) -> AsyncIterator[Bus]:
 # Connecting
 
 
-async def test_connecting_to_nobody_names_the_address_and_the_variable_but_no_password() -> None:
+async def test_connecting_without_a_server_names_the_address_and_the_variable_but_no_password() -> None:
     port = free_port()
     with pytest.raises(Unavailable) as caught:
         await Bus.connect(f"nats://user:secret@127.0.0.1:{port}", name="t", connect_timeout_s=0.4)

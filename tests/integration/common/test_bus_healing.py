@@ -139,7 +139,7 @@ async def test_streams_that_cannot_be_written_again_are_a_write_problem_until_th
     assert await exists(jetstream, subjects.JOBS_STREAM)
 
 
-async def test_healing_goes_on_after_an_error_that_nobody_expected(
+async def test_healing_goes_on_after_an_unexpected_error(
     own_bus: Bus, jetstream: JetStreamContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     failed = asyncio.Event()

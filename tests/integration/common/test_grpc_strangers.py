@@ -145,7 +145,7 @@ async def test_a_method_without_a_rule_does_not_exist(served: Served) -> None:
     assert "not found" in str(error).lower()
 
 
-async def test_a_method_with_a_scope_and_nobody_to_admit_is_closed() -> None:
+async def test_a_method_with_a_scope_on_a_server_that_admits_none_is_closed() -> None:
     server = build_server(dict(rules_of(SERVICE, MethodRule("inference"))))
     inference_pb2_grpc.add_InferenceServiceServicer_to_server(Inference(), server.server)
     served = Served(await server.start("127.0.0.1:0"))

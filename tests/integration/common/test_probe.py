@@ -76,7 +76,7 @@ def test_many_ask_at_once(probe: Probe) -> None:
     assert statuses == [200] * 20
 
 
-def test_a_client_that_sends_rubbish_or_nothing_harms_nobody(
+def test_a_client_that_sends_rubbish_or_nothing_harms_no_other(
     probe: Probe, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for rubbish in (b"\x00\xff\r\n\r\n", b"", b"GET"):
@@ -86,7 +86,7 @@ def test_a_client_that_sends_rubbish_or_nothing_harms_nobody(
     assert "Traceback" not in capsys.readouterr().err
 
 
-def test_connections_held_open_are_bounded_and_keep_nobody_out(probe: Probe) -> None:
+def test_connections_held_open_are_bounded_and_keep_no_client_out(probe: Probe) -> None:
     threads = threading.active_count()
     with contextlib.ExitStack() as stack:
         held = [

@@ -76,7 +76,7 @@ async def test_a_silent_store_is_unavailable_in_bounded_time(private_valkey: Ser
     await client.aclose()
 
 
-async def test_nobody_listening_is_unavailable() -> None:
+async def test_a_store_without_a_listener_is_unavailable() -> None:
     client = store.connect(f"redis://127.0.0.1:{free_port()}/0")
     with pytest.raises(Unavailable), store.store_errors():
         await client.ping()

@@ -50,7 +50,7 @@ def test_an_address_without_a_port_is_named(listen: str) -> None:
     assert "INFERFLUX_METRICS_LISTEN" in failed.stderr
 
 
-def test_a_port_nobody_answers_on_fails_in_a_line() -> None:
+def test_a_port_without_a_listener_fails_in_a_line() -> None:
     failed = run(f"127.0.0.1:{free_port()}")
     assert failed.returncode == 1
     assert "no answer from port" in failed.stderr

@@ -154,7 +154,7 @@ async def test_one_stream_more_than_there_are_places_is_refused(
     await second.rest()
 
 
-async def test_nobody_is_let_in_while_policy_is_away(
+async def test_no_caller_is_admitted_while_policy_is_away(
     tmp_path: Path, nats_url: str, valkey_url: str, backend: Backend, admin_key: str
 ) -> None:
     policy = PolicyProcess(tmp_path, valkey_url, INFERFLUX_POLICY_BOOTSTRAP_KEY=admin_key)

@@ -19,7 +19,7 @@ from inferflux.common.errors import AlreadyExists, InvalidArgument, NotFound
 from inferflux.v1 import scheduler_pb2
 
 
-async def test_repeats_and_chunks_of_given_up_workers_are_dropped(client: Client, backend: Backend) -> None:
+async def test_repeats_and_chunks_of_replaced_workers_are_dropped(client: Client, backend: Backend) -> None:
     stream = client.generate("loss-1")
     job = await backend.job("loss-1")
     await backend.say(job, started(), tokens(0), tokens(0), tokens(1), tokens(0), tokens(1))

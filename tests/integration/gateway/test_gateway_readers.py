@@ -108,7 +108,7 @@ async def test_a_request_with_a_window_goes_on_without_its_client(
     await backend.done("leave-1")
 
 
-async def test_what_nobody_resumes_is_counted_all_the_same(
+async def test_a_request_that_no_client_resumes_is_counted_all_the_same(
     payer: Client, backend: Backend, usage: Usage
 ) -> None:
     backend.reader_replies["leave-2"] = KEPT

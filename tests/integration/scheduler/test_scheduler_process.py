@@ -176,7 +176,7 @@ async def test_a_deadline_passes_in_the_queue_and_a_request_too_large_is_told_so
     await stage.is_quiet(workers=1)
 
 
-async def test_bad_jobs_and_messages_are_passed_over(stage: Stage) -> None:
+async def test_bad_jobs_and_messages_are_ignored(stage: Stage) -> None:
     worker = await stage.add_worker("w1")
     await stage.enqueue("bad1", "demo", b"\xff\xff not a message")
     nobody = scheduler_pb2.InferenceRequest(model="demo")

@@ -50,7 +50,7 @@ async def test_a_gateway_is_told_what_is_known_of_a_request(stage: Stage) -> Non
     await stage.is_quiet(workers=1)
 
 
-async def test_bad_notices_about_readers_are_passed_over(stage: Stage) -> None:
+async def test_bad_notices_about_readers_are_ignored(stage: Stage) -> None:
     bad = [
         b"\xff\xff",
         b"",
@@ -63,7 +63,7 @@ async def test_bad_notices_about_readers_are_passed_over(stage: Stage) -> None:
     assert not (await ask(stage, joined(read("nothing")))).was_found
 
 
-async def test_a_request_that_nobody_reads_is_cancelled_wherever_it_is(theatre: Stage) -> None:
+async def test_a_request_without_a_reader_is_cancelled_wherever_it_is(theatre: Stage) -> None:
     """One runs, one waits; a third is read and goes on."""
     await theatre.add_scheduler("s1", INFERFLUX_SCHEDULER_UNREAD_LIMIT_S="2")
     worker = await theatre.add_worker("w1", slots=2)

@@ -8,7 +8,7 @@ from inferflux.common.errors import InvalidArgument
 from inferflux.common.known_workers import SILENT_S, KnownWorkers
 
 
-def test_a_flood_of_new_workers_displaces_none_that_is_heard() -> None:
+def test_a_flood_of_new_workers_displaces_none_that_reports() -> None:
     displaced: list[str] = []
     known = KnownWorkers(displaced.append, most=3)
     for worker_id in ("w1", "w2", "w3"):

@@ -177,7 +177,7 @@ def test_what_opentelemetry_cannot_use_is_said(monkeypatch: pytest.MonkeyPatch) 
         SdkTracer("gateway", endpoint="http://127.0.0.1:4317")
 
 
-async def test_a_collector_that_does_not_answer_holds_nobody_up() -> None:
+async def test_a_collector_that_does_not_answer_delays_nothing() -> None:
     tracer = SdkTracer("gateway", endpoint="http://127.0.0.1:9")
     started = time.monotonic()
     for _ in range(100):
@@ -196,7 +196,7 @@ class Moody(SpanExporter):
         return SpanExportResult.SUCCESS if self.is_well else SpanExportResult.FAILURE
 
 
-def test_that_nobody_takes_traces_is_said_once() -> None:
+def test_a_collector_that_is_away_is_logged_once() -> None:
     moody = Moody()
     exporter = SayingOnce(moody, "http://collector:4317")
     batch: list[ReadableSpan] = []

@@ -47,7 +47,7 @@ def test_a_worker_that_was_drained_before_is_told_once() -> None:
     assert watch.is_over
 
 
-def test_a_worker_that_has_not_heard_yet_is_waited_for() -> None:
+def test_a_worker_without_the_drain_command_is_waited_for() -> None:
     watch = DrainWatch()
     for second in range(10):
         watch.take(progress(2, state=READY), float(second))

@@ -168,7 +168,7 @@ async def test_a_submission_without_a_job_settles_nothing(error: InferFluxError)
     assert stage.settled == []
 
 
-async def test_a_job_that_nobody_knew_of_is_settled_once_it_is_heard() -> None:
+async def test_a_job_that_was_unconfirmed_is_settled_once_a_chunk_comes() -> None:
     stage = Stage()
     stage.bus.enqueued = Unavailable("perhaps", reason="OUTCOME_UNKNOWN")
     stage.bus.live = [finished("a1")]

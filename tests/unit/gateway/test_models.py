@@ -46,7 +46,7 @@ def test_a_silent_worker_stops_counting_and_its_model_stays_known() -> None:
     assert counts(table, LIVE_S + 0.1) == {"a": 0}
 
 
-def test_a_model_nobody_served_for_long_is_forgotten() -> None:
+def test_a_model_that_no_worker_served_for_long_is_forgotten() -> None:
     table = ModelTable()
     table.note(beat("w1", "a"), 0.0)
     table.forget_old(REMEMBERED_S + 1)
@@ -92,7 +92,7 @@ def test_a_worker_that_loads_a_model_again_does_not_take_its_limits_away() -> No
     assert card.context_length == 2048
 
 
-def test_a_model_that_nobody_has_loaded_yet_cannot_be_asked_of() -> None:
+def test_a_model_that_no_worker_has_loaded_yet_cannot_be_asked_of() -> None:
     table = ModelTable()
     table.note(beat("w1", "a", state=LOADING, context_length=0), 0.0)
     assert table.card("a", 0.0) is None

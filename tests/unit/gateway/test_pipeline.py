@@ -184,7 +184,7 @@ async def test_bad_input_names_its_field_and_queues_nothing(
     assert (stage.backend.jobs, len(stage.streams)) == ({}, 0)
 
 
-async def test_a_model_that_nobody_serves_is_not_found(stage: Stage) -> None:
+async def test_a_model_that_no_worker_serves_is_not_found(stage: Stage) -> None:
     with pytest.raises(NotFound) as caught:
         await stage.generate("r1", inference_pb2.GenerateRequest(model="none", text="hi"))
     assert caught.value.reason == "UNKNOWN_MODEL"

@@ -207,7 +207,7 @@ async def test_no_patience_is_lost_while_the_connection_is() -> None:
     assert ids(await read(world.relay())) == [0]
 
 
-async def test_noise_on_the_subject_is_passed_over() -> None:
+async def test_noise_on_the_subject_is_ignored() -> None:
     world = World()
     world.live = [b"\xff\xff\xff", tokens(0), finished(1)]
     assert ids(await read(world.relay())) == [0]

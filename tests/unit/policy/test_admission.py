@@ -23,7 +23,7 @@ def test_a_call_without_a_key_is_unauthenticated() -> None:
     assert caught.value.reason == "NO_CREDENTIAL"
 
 
-def test_a_key_nobody_knows_is_unauthenticated() -> None:
+def test_an_unknown_key_is_unauthenticated() -> None:
     with pytest.raises(Unauthenticated) as caught:
         decide(SECRET, None, Ask(Scope.INFERENCE))
     assert caught.value.reason == "UNKNOWN_API_KEY"

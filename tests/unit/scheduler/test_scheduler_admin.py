@@ -179,7 +179,7 @@ async def test_another_leaders_change_at_the_same_time_is_not_lost() -> None:
     assert reply.fairness == fairness(enable_preemption=True, max_timeslice_tokens=16)
 
 
-async def test_a_bucket_that_others_write_all_the_time_is_given_up() -> None:
+async def test_a_change_fails_while_others_write_the_bucket_all_the_time() -> None:
     desk = Desk()
 
     def write_again() -> None:

@@ -123,7 +123,7 @@ def test_jobs_that_come_and_go_quickly_leave_nothing_behind() -> None:
 
 
 @given(st.lists(st.tuples(st.floats(0, 3), st.integers(0, 3)), min_size=1, max_size=40))
-def test_nobody_is_told_twice_within_two_seconds_and_nobody_is_left_with_old_news(
+def test_no_request_is_told_twice_within_two_seconds_and_none_is_left_with_old_news(
     steps: list[tuple[float, int]],
 ) -> None:
     """A queue that moves at random: at the end, time for looking at all of them is given."""

@@ -118,7 +118,7 @@ def test_a_bound_that_is_set_holds_instead() -> None:
     assert bounds.why_not(fill(*"aaaaaaaa"), "a", held=8) is Full.TENANT
 
 
-def test_a_tenant_at_its_bound_keeps_nobody_else_out() -> None:
+def test_a_tenant_at_its_bound_keeps_no_other_out() -> None:
     bounds = Bounds(max_queued=10, max_queued_per_tenant=2)
     waiting = fill("a", "a")
     assert bounds.why_not(waiting, "a") is Full.TENANT

@@ -337,7 +337,7 @@ def test_a_worker_that_missed_a_cancel_notice_is_told_again(world: World) -> Non
     world.check_quiet()
 
 
-def test_an_end_that_only_readers_heard_of_is_found_in_the_replay(world: World) -> None:
+def test_a_terminal_event_that_only_readers_received_is_found_in_the_replay(world: World) -> None:
     first = world.add_worker("w1")
     key = submit(world, "r1", max_tokens=2)
     world.settle()
@@ -386,7 +386,7 @@ def test_an_adopted_request_has_ended_only_when_readers_saw_it_end(world: World)
     world.check_quiet()
 
 
-def test_until_workers_were_heard_a_new_scheduler_ends_nothing_that_may_run(world: World) -> None:
+def test_until_workers_have_reported_a_new_scheduler_ends_nothing_that_may_run(world: World) -> None:
     worker = world.add_worker("w1")
     key = submit(world, "r1", max_tokens=20)
     world.settle()
@@ -427,7 +427,7 @@ def test_jobs_that_have_ended_do_not_stay_in_memory_until_their_deadlines() -> N
     assert not world.core.jobs
 
 
-def test_models_that_nobody_serves_are_forgotten_with_their_requests() -> None:
+def test_models_that_no_worker_serves_are_forgotten_with_their_requests() -> None:
     world = World(Limits(settle_s=0.0, clock_skew_s=-1e6, no_worker_timeout_s=1.0))
     world.pass_time(0.1)
     for i in range(5):

@@ -65,7 +65,7 @@ def serves(world: World) -> bool:
 
 
 @pytest.mark.parametrize(("prompt", "generated"), [(3, 100_000), (100_000, 0), (3, CONTEXT - 3)])
-def test_a_job_beyond_every_context_ends_by_name_and_nobody_waits_for_it(prompt: int, generated: int) -> None:
+def test_a_job_beyond_every_context_ends_by_name_and_none_waits_for_it(prompt: int, generated: int) -> None:
     world = world_of_today()
     world.add_worker("w1", kv_cells=CONTEXT)
     world.settle()
@@ -78,7 +78,7 @@ def test_a_job_beyond_every_context_ends_by_name_and_nobody_waits_for_it(prompt:
     world.check_quiet()
 
 
-def test_a_job_that_fits_nobody_does_not_wait_for_a_worker_that_is_ready_without_memory() -> None:
+def test_a_job_that_fits_no_worker_does_not_wait_for_one_that_is_ready_without_memory() -> None:
     world = world_of_today()
     world.add_worker("w1")
     world.add_worker("odd", kv_cells=0)

@@ -124,7 +124,7 @@ def test_a_released_lease_is_taken_at_the_next_look(world: World, leader: Lease)
     assert leader.role is Role.STANDBY
 
 
-def test_a_lapsed_leader_goes_on_in_its_term_when_nobody_took_over(world: World, leader: Lease) -> None:
+def test_a_lapsed_leader_goes_on_in_its_term_when_no_other_took_over(world: World, leader: Lease) -> None:
     world.now += 60
     assert leader.is_leader
     assert not leader.is_held(world.now)
@@ -221,7 +221,7 @@ def test_a_leader_stays_when_workers_know_its_term_an_older_one_or_nonsense(
         b"",
     ],
 )
-def test_what_is_no_record_has_a_holder_nobody_knows(value: bytes) -> None:
+def test_what_is_no_record_has_an_unknown_holder(value: bytes) -> None:
     assert Record.decode(value) == Record(holder="unknown")
 
 

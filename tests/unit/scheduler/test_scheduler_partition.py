@@ -80,7 +80,7 @@ def status(worker_id: str, incarnation: str = "i") -> scheduler_pb2.WorkerStatus
     return scheduler_pb2.WorkerStatus(worker_id=worker_id, incarnation=incarnation)
 
 
-def test_a_standby_knows_the_workers_it_heard_lately() -> None:
+def test_a_standby_knows_the_workers_that_reported_lately() -> None:
     live_workers = LiveWorkers()
     live_workers.on_heartbeat(status("old"), 10.0)
     live_workers.on_heartbeat(status("new"), 12.0)

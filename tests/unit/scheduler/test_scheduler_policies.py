@@ -134,7 +134,7 @@ def test_a_tenant_is_served_by_its_weight(weight: float) -> None:
     assert machine.served["heavy"] / machine.served["light"] == pytest.approx(weight, rel=0.05)
 
 
-def test_nobody_saves_up_credit_by_being_idle() -> None:
+def test_an_idle_tenant_saves_up_no_credit() -> None:
     policy = make_fair()
     machine = Machine(policy, slots=2)
     for i in range(5000):
@@ -149,7 +149,7 @@ def test_nobody_saves_up_credit_by_being_idle() -> None:
     assert machine.served["busy"] - before == pytest.approx(machine.served["idle"], rel=0.05)
 
 
-def test_nobody_saves_up_credit_while_the_queue_is_empty_either() -> None:
+def test_an_idle_tenant_saves_up_no_credit_while_the_queue_is_empty_either() -> None:
     shares = TenantShares()
     policy = Fair(AGING_S, shares)
     for i in range(100):

@@ -83,7 +83,7 @@ def test_on_a_single_slot_a_request_that_waited_longer_than_the_lead_of_the_urge
     finish(world)
 
 
-def test_on_a_single_slot_a_stream_of_urgent_requests_starves_nobody_beyond_their_lead() -> None:
+def test_on_a_single_slot_urgent_requests_starve_no_other_beyond_their_lead() -> None:
     world = make_world()
     worker = world.add_worker("w1", slots=1, kv_cells=60)
     world.settle()

@@ -52,7 +52,7 @@ def test_an_ordinary_job_is_served_before_urgent_ones_that_come_later_than_its_a
     assert policy.position(old) == 99  # those of the first 10 s, not those after
 
 
-def test_a_job_that_has_had_its_turn_waits_from_then_on() -> None:
+def test_a_job_that_has_had_its_timeslice_waits_from_then_on() -> None:
     policy = Priority(AGING_S)
     sliced, other = make_job(0, at=0.0), make_job(1, at=1.0)
     sliced.since_s = 5.0
@@ -111,7 +111,7 @@ def test_the_first_departures_after_a_pause_tell_nothing() -> None:
         assert queue.departure_interval_s == pytest.approx(0.5)
 
 
-def test_time_in_which_nobody_waits_does_not_count() -> None:
+def test_time_in_which_no_job_waits_does_not_count() -> None:
     queue = ModelQueue(Fcfs)
     first, given_up, late, last = (make_job(i) for i in range(4))
     queue.push(first)
@@ -184,7 +184,7 @@ def test_a_job_that_does_not_wait_cannot_depart() -> None:
     assert len(queue) == 1
 
 
-def test_queues_of_models_that_nobody_serves_are_forgotten_once_empty() -> None:
+def test_queues_of_models_that_no_worker_serves_are_forgotten_once_empty() -> None:
     queue = Queue(lambda _places: make_policy("fcfs", aging_s=AGING_S))
     kept, gone = make_job(1, model="kept"), make_job(2, model="gone")
     queue.push(kept)

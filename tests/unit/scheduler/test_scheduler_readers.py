@@ -107,7 +107,7 @@ def test_a_request_outlives_a_killed_gateway_by_the_limit_or_its_window(world: W
     world.check_quiet()
 
 
-def test_what_a_draining_gateway_handed_over_expires_when_nobody_resumes_it(world: World) -> None:
+def test_what_a_draining_gateway_handed_over_expires_when_no_client_resumes_it(world: World) -> None:
     submit(world)
     pass_time(world, 2, read_by="g1")
     assert leave(world, "g1", is_handed_over=True) == (True, False)
@@ -117,7 +117,7 @@ def test_what_a_draining_gateway_handed_over_expires_when_nobody_resumes_it(worl
     assert world.read(KEY).outcome == "cancelled"
 
 
-def test_a_new_leader_gives_every_request_its_time_again_and_then_ends_what_nobody_reads(
+def test_a_new_leader_gives_every_request_its_time_again_and_then_ends_those_without_a_reader(
     world: World,
 ) -> None:
     submit(world)
@@ -187,7 +187,7 @@ def test_time_without_the_bus_is_no_time_without_a_reader(world: World) -> None:
     assert world.read(KEY).outcome == "cancelled"
 
 
-def test_a_scheduler_that_stood_still_blames_nobody(world: World) -> None:
+def test_a_scheduler_that_stood_still_blames_no_worker(world: World) -> None:
     submit(world)
     pass_time(world, 2, read_by="g1")
     world.pass_time(10 * LIMIT_S)

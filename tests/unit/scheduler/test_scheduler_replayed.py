@@ -34,5 +34,5 @@ def test_tokens_end_before_a_gap_but_the_end_is_still_seen() -> None:
     assert assemble([chunk(1, 2, 7)]).token_ids == []
 
 
-def test_what_is_no_chunk_is_passed_over() -> None:
+def test_what_is_no_chunk_is_ignored() -> None:
     assert decode([b"\xff\xff", chunk(1, 0, 5).SerializeToString()]) == [chunk(1, 0, 5)]

@@ -84,7 +84,7 @@ async def test_after_a_retry_the_wait_begins_anew(trace: Trace) -> None:
     assert again["attributes"]["inferflux.epoch"] == 2
 
 
-async def test_turns_that_end_and_begin_are_spans(trace: Trace) -> None:
+async def test_runs_that_end_and_resume_are_spans(trace: Trace) -> None:
     other = RequestKey("acme", "urgent")
     trace.spans.note(actions.Yielded(KEY, trace.job, "w1", "timeslice"))
     trace.spans.note(actions.Preempted(KEY, trace.job, "w1", by=other))

@@ -159,19 +159,19 @@ def taking_turns(cost: Cost, *, n_decoding: int, limit_s: float = 10.0) -> StepB
     return budget
 
 
-def test_a_step_apart_and_one_of_the_streams_take_the_stretch_together() -> None:
+def test_prefill_in_its_own_context_and_a_decode_step_stay_within_the_itl_factor_together() -> None:
     budget = taking_turns(cpu, n_decoding=4)
     assert cpu(budget.in_prefill_context(4)) + cpu(4) == pytest.approx(3.0 * cpu(4), rel=0.1)
     assert budget.in_prefill_context(4, n_waiting=6) > 2 * budget.in_prefill_context(4)
 
 
-def test_a_step_apart_keeps_the_limit_where_nothing_decodes() -> None:
+def test_prefill_in_its_own_context_keeps_the_limit_where_nothing_decodes() -> None:
     assert cpu(taking_turns(cpu, n_decoding=4, limit_s=0.1).in_prefill_context(0)) == pytest.approx(
         0.1, rel=0.1
     )
 
 
-def test_what_is_computed_apart_says_nothing_of_steps_beside_the_streams() -> None:
+def test_prefill_in_its_own_context_says_nothing_of_mixed_batches() -> None:
     budget = settled(cpu)
     before = budget.mixed(4)
     for _ in range(100):
