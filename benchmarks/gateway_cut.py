@@ -1,8 +1,8 @@
-"""How streams fare whose gateway is cut off from everybody for a while.
+"""How streams fare whose gateway is cut off from all other processes for a while.
 
     python benchmarks/gateway_cut.py --seconds 20 --streams 10
 
-The gateway is stopped (SIGSTOP) while the streams run: its clients, NATS and policy hear nothing of it. Each
+The gateway is stopped (SIGSTOP) while the streams run: its clients, NATS and policy get nothing from it. Each
 client asked for a resume window. After two seconds of silence it resumes, once at another gateway, once at
 the same one, which answers when it goes on. The answers are compared with undisturbed ones.
 """

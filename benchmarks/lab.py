@@ -98,13 +98,13 @@ class Lab:
                 stderr=asyncio.subprocess.PIPE,
             )
             try:
-                _, complaint = await process.communicate()
+                _, errors = await process.communicate()
             except asyncio.CancelledError:
                 process.kill()
                 await process.wait()
                 raise
             if process.returncode != 0:
-                raise LabError(f"{shown}: {complaint.decode(errors='replace').strip()[-2000:]}")
+                raise LabError(f"{shown}: {errors.decode(errors='replace').strip()[-2000:]}")
             result: dict[str, Any] = json.loads(out.read_text())
         share = stolen.share()
         if rate := result.get("tokens_per_s"):

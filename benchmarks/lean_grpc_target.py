@@ -139,7 +139,7 @@ class LeanGrpcTarget:
         self._wall_s = time.time() - time.perf_counter()
 
     async def vocabulary_size(self) -> int:
-        """Raises OSError when nobody answers, or the model is not served."""
+        """Raises OSError when the server does not answer, or the model is not served."""
         stream = _Unary()
         asked = model_pb2.GetModelRequest(name=self._model).SerializeToString()
         if why := await self._call(stream, _MODEL, asked):

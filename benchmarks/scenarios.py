@@ -57,7 +57,7 @@ async def against_bare_loop(lab: Lab, prefix: str, layout: Layout = Layout.ONE_W
     bare = partial(lab.run, "engine", "--model-file", BENCH_MODEL, *bare_pin)
     async with lab.stack(BENCH_MODEL, layout) as stack:
         for n in (8, 16):
-            # A single thread waits for nobody.
+            # A single thread waits for no other.
             policies = ("passive",) if is_pinned else WAIT_POLICIES
             tries = {policy: partial(bare, *load_of(n, 1), "--omp", policy) for policy in policies}
             policy, rates = await fastest(lab, tries)

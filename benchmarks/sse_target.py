@@ -146,7 +146,7 @@ class SseTarget:
         """As llama.cpp's server tells it in /v1/models.
 
         Raises:
-            OSError: nobody answers.
+            OSError: the server does not answer.
             ProtocolError: it does not say.
         """
         request = self._request("GET", "/v1/models", b"").replace(b"keep-alive", b"close")

@@ -56,8 +56,8 @@ async def main() -> None:
 async def read(tokens: Subscription, next_offset: int | None) -> str | None:
     """Print a request's text, every token once, until the one chunk that ends it; returns what went wrong.
 
-    Messages may repeat (a worker that lost its connection says everything again) and, after a retry, a
-    worker that was given up may still talk: `offset` and `epoch` tell. Without a `next_offset` it begins
+    Messages may repeat (a worker that lost its connection publishes everything again) and, after a retry, a
+    worker that was replaced may still publish: `offset` and `epoch` tell. Without a `next_offset` it begins
     wherever the stream is.
     """
     epoch = 0

@@ -31,7 +31,7 @@ async def main() -> None:
     parser.add_argument("--model", default="", help="default: the first one that is served")
     parser.add_argument("--tenant", default="default", help="whose request it is (default: %(default)s)")
     parser.add_argument("--request-id", default="", help="read this request instead of making one")
-    parser.add_argument("--offset", type=int, default=0, help="tokens to pass over (default: %(default)s)")
+    parser.add_argument("--offset", type=int, default=0, help="tokens to skip (default: %(default)s)")
     parser.add_argument("--timeout", type=float, default=60, help="in seconds (default: %(default)s)")
     args = parser.parse_args()
     request_id = args.request_id or secrets.token_hex(12)
@@ -57,7 +57,7 @@ async def replay(stream: JetStreamContext, subject: str, offset: int) -> str | N
     """Print the text of every token from `offset` on, once, until the chunk that ends the request; returns
     what went wrong.
 
-    A chunk that begins before `offset` and ends after it is passed over as a whole: a text cannot be cut
+    A chunk that begins before `offset` and ends after it is skipped as a whole: a text cannot be cut
     at a token.
     """
     subscription = await stream.subscribe(subject, stream=STREAM, ordered_consumer=True)

@@ -5,7 +5,7 @@
 
 Each row: the longest gap between two chunks of the client's stream in calm windows and in windows of the
 same length under attack, in turn, and by how much the gateway's memory (RSS) grew at most since the first of
-them. A gap is the median of its windows, as any other process on the machine can stretch a single one.
+them. A gap is the median of its windows, as any other process on the machine can lengthen a single one.
 
 Strangers have machines of their own. Here they share the cores, so they run at the lowest priority there is:
 in a scheduling group of their own, as niceness counts only within a group. The first row is a control. Its

@@ -243,7 +243,7 @@ ATTACKS: dict[str, tuple[str, Attack]] = {
 
 
 def give_way() -> None:
-    """Leave the cores to everybody else.
+    """Leave the cores to all other processes.
 
     Where the kernel groups processes by session, niceness and policy count within a group, and the group has
     a niceness of its own. So this process must be the first of its session.

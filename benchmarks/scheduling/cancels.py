@@ -51,7 +51,7 @@ class Departures:
     def __init__(self) -> None:
         self.at_s: dict[str, float] = {}
 
-    async def hear(self, message: Message) -> None:
+    async def on_message(self, message: Message) -> None:
         now = time.perf_counter()
         event = scheduler_pb2.WorkerEvent.FromString(message.data)
         if event.HasField("request_finished"):
@@ -116,7 +116,7 @@ async def _scene(*, sequences: int) -> AsyncIterator[_Scene]:
         bus = await Bus.connect(on.stack.nats_url, name="benchmark")
         departures = Departures()
         try:
-            await bus.serve(subjects.SCHEDULER_EVENTS, departures.hear)
+            await bus.serve(subjects.SCHEDULER_EVENTS, departures.on_message)
             await bus.flush()
             yield _Scene(on, departures)
         finally:

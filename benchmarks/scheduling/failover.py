@@ -209,7 +209,7 @@ async def _kill_under_load(on: Ground, name: str, long: list[Underway]) -> tuple
         await asyncio.sleep(_WATCHED_S)
         at_s = time.perf_counter()
         await on.stack.kill(name)
-        # Everybody else waits for an answer: somebody has to ask anew.
+        # All other clients wait for an answer: one has to ask anew.
         anew = on.caller.send(short_request(0))
         await asyncio.sleep(_WATCHED_S)
         if any(one.stream.finish_reason for one in long):

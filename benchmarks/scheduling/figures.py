@@ -13,7 +13,7 @@ from .streams import Stream
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """A stretch of time."""
+    """A period of time."""
 
     begin_s: float
     end_s: float

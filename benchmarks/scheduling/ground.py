@@ -99,7 +99,7 @@ class Ground:
     def request(
         self, *, prompt_tokens: int = PROMPT_TOKENS, max_tokens: int = MAX_TOKENS, priority: int = 0
     ) -> inference_pb2.GenerateRequest:
-        """A greedy request of these lengths whose prompt nobody has sent before."""
+        """A greedy request of these lengths whose prompt was not sent before."""
         prompt = self._prefill[prompt_tokens][next(self._numbers)]
         return generate_request(self.model, prompt, max_tokens, priority=priority)
 
@@ -126,7 +126,7 @@ class Ground:
         )
 
     async def gauges(self, process: str) -> dict[str, float]:
-        """The metrics of a process by name; of those with labels, all but one are passed over."""
+        """The metrics of a process by name; of those with labels, all but one are skipped."""
         host, port = split(self.stack.metrics[process], "metrics")
         reader, writer = await asyncio.open_connection(host, port)
         try:

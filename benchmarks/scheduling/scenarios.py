@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from benchmarks.scenarios import Scenario
 
-from . import cancels, failover, flood, shares, turns
+from . import cancels, failover, flood, shares, urgent
 from .ground import Bench
 from .rows import ROWS
 
@@ -14,8 +14,8 @@ def _keys(prefix: str) -> tuple[str, ...]:
 
 
 SCENARIOS: tuple[Scenario[Bench], ...] = (
-    Scenario(_keys("urgent_"), turns.urgent),
-    Scenario(_keys("mixed_"), turns.mixed),
+    Scenario(_keys("urgent_"), urgent.urgent),
+    Scenario(_keys("mixed_"), urgent.mixed),
     Scenario(("fair_share_ratio",), shares.equal),
     Scenario(("fair_share_ratio_weighted",), shares.weighted),
     Scenario(_keys("flood_"), flood.flood),

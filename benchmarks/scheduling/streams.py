@@ -26,7 +26,7 @@ class Stream(Trace):
         token_ids: in the order they came, repeats left out.
         counts: tokens of each message in `arrivals_s`.
         workers: those that took it up, in turn.
-        lost: tokens that were passed over.
+        lost: tokens that never came.
         doubled: tokens that came again.
         finish_reason: of the terminal chunk; 0 until it came.
     """

@@ -15,7 +15,7 @@ from .traffic import Arrival
 Waits = dict[str, float]
 """n, p50, p90, p99 and max; seconds but for n."""
 
-# A generated token counts as so many prompt tokens in what somebody was served, as in the policy `fair`.
+# A generated token counts as this many prompt tokens in what a tenant was served, as in the policy `fair`.
 OUTPUT_COST = 2.0
 
 _QUANTILES = {"p50": 0.5, "p90": 0.9, "p99": 0.99, "max": 1.0}

@@ -59,7 +59,7 @@ QUICK = Scope(
 )
 
 
-# Whether urgent requests take the place of others, and these take turns
+# Whether urgent requests take the place of others, which then have timeslices
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 """A worker as its contract says, whose steps take the time that a model of them says.
 
 Every decoding sequence gets a token in each step, prompts share what the step's token budget leaves, most
-urgent first. Steps that are alike are taken in one stretch, so that the simulation costs an event per change
+urgent first. Steps that are alike are planned together, so that the simulation costs an event per change
 and not per token.
 """
 
@@ -46,7 +46,7 @@ class WorkerModel(Size):
 
 
 @dataclass(slots=True)
-class Stretch:
+class EqualSteps:
     """`steps` equal steps from `start_s`: one token for each of `decoding`, `chunks` of prompts."""
 
     start_s: float
@@ -96,24 +96,24 @@ class ModelledWorker(ContractWorker):
         self._answer_of = answer_of
         self._readers = readers
         self._now = 0.0
-        self._stretch: Stretch | None = None
+        self._plan: EqualSteps | None = None
         # Work that the next step waits for: copies to and from host memory.
         self._copy_s = 0.0
 
     @property
     def next_s(self) -> float | None:
         """When to call `look` next; None while it has nothing to do."""
-        return None if self._stretch is None else self._stretch.end_s
+        return None if self._plan is None else self._plan.end_s
 
     def look(self, now: float) -> None:
         """Take what is done by `now` into account, and go on with what comes next."""
-        stretch = self._stretch
-        if stretch is None:
+        plan = self._plan
+        if plan is None:
             return
-        self._apply(stretch, stretch.steps_done(now))
-        if not stretch.steps:
-            self._stretch = None
-            self._begin(stretch.start_s)
+        self._apply(plan, plan.steps_done(now))
+        if not plan.steps:
+            self._plan = None
+            self._begin(plan.start_s)
 
     def take_events(self) -> list[scheduler_pb2.WorkerEvent]:
         """What it has to say since the last call."""
@@ -166,15 +166,15 @@ class ModelledWorker(ContractWorker):
     def _interrupt(self, now: float) -> None:
         """The step that runs is the last one before something changes."""
         self.look(now)
-        if self._stretch is not None:
-            self._stretch.steps = 1
+        if self._plan is not None:
+            self._plan.steps = 1
 
     def _go_on(self, now: float) -> None:
-        if self._stretch is None:
+        if self._plan is None:
             self._begin(now)
 
     def _begin(self, now: float) -> None:
-        """Plan the next stretch."""
+        """Plan the next equal steps."""
         self._make_room()
         running = self.running()
         if not running:
@@ -193,7 +193,7 @@ class ModelledWorker(ContractWorker):
         )
         steps = 1 if self._copy_s else _alike(decoding, chunks, room + len(decoding))
         self._copy_s = 0.0
-        self._stretch = Stretch(now, step_s, steps, decoding, chunks)
+        self._plan = EqualSteps(now, step_s, steps, decoding, chunks)
 
     def _room(self, decoding: int, prefill: int) -> int:
         """Cells for prompts in the next step; what is cached gives way to them."""
@@ -210,21 +210,21 @@ class ModelledWorker(ContractWorker):
             if len(self.running()) == len(running):
                 return
 
-    def _apply(self, stretch: Stretch, steps: int) -> None:
+    def _apply(self, plan: EqualSteps, steps: int) -> None:
         """Account for so many of its steps. What was parked meanwhile still gets its token."""
         if not steps:
             return
-        self._now = stretch.start_s + steps * stretch.step_s
-        for sequence, tokens in stretch.chunks:
+        self._now = plan.start_s + steps * plan.step_s
+        for sequence, tokens in plan.chunks:
             if self._is_current(sequence):
                 sequence.computed += tokens * steps
                 if not sequence.uncomputed:
                     self.generate(sequence, 1)
-        for sequence in stretch.decoding:
+        for sequence in plan.decoding:
             if self._is_current(sequence):
                 sequence.computed += steps
                 self.generate(sequence, steps)
-        stretch.start_s, stretch.steps = self._now, stretch.steps - steps
+        plan.start_s, plan.steps = self._now, plan.steps - steps
 
     def _is_current(self, sequence: Sequence) -> bool:
         return self.residents.get(sequence.key) is sequence and sequence.residence != SWAPPED

@@ -126,7 +126,7 @@ class World:
         self._ever_dry: set[str] = set()
         self._tokens: dict[str, float] = defaultdict(float)
         self.workers: dict[str, ModelledWorker] = {}
-        # When each worker is to be called next; older calls are passed over.
+        # When each worker is to be called next; older calls are skipped.
         self._wake_s: dict[str, float | None] = {}
         for number in range(setup.workers):
             self._add_worker(f"w{number:04d}")
@@ -224,10 +224,10 @@ class World:
     def _beat(self, worker_id: str) -> None:
         status = self.workers[worker_id].beat(self.now)
         self._follow(worker_id)
-        self._at(self.now + _HOP_S, self._hear, status)
+        self._at(self.now + _HOP_S, self._on_heartbeat, status)
         self._at(self.now + _BEAT_S, self._beat, worker_id)
 
-    def _hear(self, status: scheduler_pb2.WorkerStatus) -> None:
+    def _on_heartbeat(self, status: scheduler_pb2.WorkerStatus) -> None:
         self._core(lambda: self.core.on_heartbeat(status, self.now))
 
     def _follow(self, worker_id: str) -> None:

@@ -17,7 +17,7 @@ from inferflux.common.servers import LOOPBACK
 
 _ANSWER_LIMIT_S = 2.0
 _TRIAL = b"\0" * (1 << 20)
-# What nats-server's /healthz says of a stream whose file store has given up.
+# What nats-server's /healthz says of a stream whose file store does not write any more.
 _WRITE_ERROR = "write error"
 
 

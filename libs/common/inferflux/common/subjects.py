@@ -31,7 +31,7 @@ WORKER_STATUS_ALL = f"{ROOT}.worker.*.status"
 # 4. worker -> anyone with the right
 TOKENS_PREFIX = f"{ROOT}.tokens."
 TOKENS_ALL = f"{TOKENS_PREFIX}>"
-# beside the way
+# beside the request lifecycle
 CANCEL_ALL = f"{ROOT}.cancel.>"
 SCHEDULER_READERS = f"{ROOT}.scheduler.readers"
 SCHEDULER_STATUS = f"{ROOT}.scheduler.status"

@@ -24,7 +24,7 @@ from .tokenizer_child import ProcessGoneError, ProcessLateError, TokenizerChild
 
 log = logs.get()
 
-# How many processes may die under a text, by themselves or killed for another's sake, before it is given up.
+# How many processes may die under a text, by themselves or killed for another's sake, until it fails.
 _MAX_CRASHES = 2
 _MAX_DEATHS = 10
 # What a text gets at least in a new process, however long it has been worked on in earlier ones.

@@ -56,7 +56,8 @@ class RelayLimits:
     Attributes:
         silence_s: after this long without a message, the replay buffer is asked; then after twice as long,
             up to four times.
-        silence_limit_s: after this long without a message, while NATS is connected, the stream is given up.
+        silence_limit_s: after this long without a message, while NATS is connected, the stream ends with an
+            error.
         gap_limit_s: how long missing tokens may stay missing.
         gap_retry_s: how often they are asked for.
         drop_check_s: how often a silent stream looks whether its connection was lost.

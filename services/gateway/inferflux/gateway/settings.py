@@ -42,7 +42,7 @@ class GatewaySettings(ServiceSettings):
 
     gap_limit_s: float = setting(
         30.0,
-        "a stream whose missing tokens stay missing for this long is given up",
+        "a stream whose missing tokens stay missing for this long ends with an error",
         gt=0,
         le=600,
         expert=True,
@@ -51,7 +51,7 @@ class GatewaySettings(ServiceSettings):
         4.0, "after this long without a chunk, the gateway asks the replay stream", gt=0, le=60, expert=True
     )
     silence_limit_s: float = setting(
-        900.0, "a stream without a chunk for this long is given up", gt=0, expert=True
+        900.0, "a stream without a chunk for this long ends with an error", gt=0, expert=True
     )
 
     tokenizer_processes: int = setting(

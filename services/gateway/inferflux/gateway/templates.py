@@ -28,7 +28,7 @@ class TemplateRefusedError(Exception):
 
 
 class _GenerationTag(Extension):
-    """Passes over `{% generation %}`, which marks the assistant's text for training."""
+    """Skips `{% generation %}`, which marks the assistant's text for training."""
 
     tags = {"generation"}  # noqa: RUF012
 

@@ -20,7 +20,7 @@ _RETRY_WAIT_S = 0.2
 
 
 def decode(payloads: Iterable[bytes]) -> list[tokens_pb2.TokenChunk]:
-    """Parse chunks, passing over what is none: anyone who may publish could have put it there."""
+    """Parse chunks. Payloads that are none are skipped: anyone who may publish could have put them there."""
     chunks = []
     for payload in payloads:
         try:

@@ -6,7 +6,7 @@ cache scope. So two requests have a hash in common only if they may share that p
 
 Hashes are cut to 64 bits. Among n blocks, two have the same one with a probability of about n^2 / 2^65: 3e-8
 for a million. Both would be in the same index, and one request would be sent to a worker that has nothing for
-it. The key is a secret of the deployment, so nobody outside can look for such blocks.
+it. The key is a secret of the deployment, so no outsider can look for such blocks.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 # A worker renews its key with every heartbeat, once a second or so.
 LIFETIME_S = 30
-# Blocks in one command: a longer one would hold up everybody else's.
+# Blocks in one command: a longer one would delay those of other processes.
 BLOCKS_AT_ONCE = 1000
 
 _PREFIX = "inferflux:{prefixes}:blocks:"

@@ -33,7 +33,7 @@ from inferflux.common.tracing.spans import Attributes, Kind, Span
 log = logs.get("tracing")
 
 _KINDS = {Kind.INTERNAL: SpanKind.INTERNAL, Kind.SERVER: SpanKind.SERVER, Kind.CONSUMER: SpanKind.CONSUMER}
-# A file is read by somebody who waits; a collector gets larger batches, as OTEL_BSP_SCHEDULE_DELAY says.
+# A file has a reader who waits; a collector gets larger batches, as OTEL_BSP_SCHEDULE_DELAY says.
 _FILE_DELAY_MS = 200
 _LIMITS = SpanLimits(max_events=256, max_span_attributes=64, max_span_attribute_length=512)
 

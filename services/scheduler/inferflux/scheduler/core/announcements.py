@@ -20,7 +20,7 @@ _MOST_INTERVAL_S = 60.0
 _WAIT_SHARE = 0.25
 _MUCH = 0.5
 _LEAST_WAIT_CHANGE_S = 1.0
-_PASSED_OVER_PER_LOOK = 16
+_SKIPPED_PER_LOOK = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,8 +96,8 @@ class Announcements:
         return out
 
     def _to_look_at(self, now: float) -> Iterator[_Told]:
-        """Passes over what was forgotten or told anew, also a bounded number of times."""
-        for key, look_id in islice(self._looks.due(now), _PASSED_OVER_PER_LOOK * self._looks_per_call):
+        """Skips what was forgotten or told anew, also a bounded number of times."""
+        for key, look_id in islice(self._looks.due(now), _SKIPPED_PER_LOOK * self._looks_per_call):
             told = self._told.get(key)
             if told is not None and told.look_id == look_id:
                 yield told

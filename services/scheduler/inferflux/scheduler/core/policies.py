@@ -174,15 +174,15 @@ class Fair(Policy):
 
     def position(self, job: Job) -> int:
         """As if all jobs cost the same and tenants were served in turn by weight from now on: those of its
-        own tenant before it, as many of others as that lets in, and one of each tenant served before it;
-        never more than there are."""
+        own tenant before it, as many of others as are served meanwhile, and one of each tenant served
+        before it; never more than there are."""
         tenant = job.key.tenant
         own = self._tenants.get(tenant, Priority(self._aging_s))
         before = own.position(job)
         weight = self._shares.weight(tenant)
         of_others = self._shares.active_weight - (weight if own else 0.0)
-        let_in = before * of_others / weight
-        others = min(self._size - len(own), round(let_in) + self._shares.position(tenant))
+        served_meanwhile = before * of_others / weight
+        others = min(self._size - len(own), round(served_meanwhile) + self._shares.position(tenant))
         return before + others
 
     def charge(self, tenant: str, input_tokens: int, output_tokens: int) -> None:

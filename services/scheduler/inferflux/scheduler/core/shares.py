@@ -47,7 +47,7 @@ class TenantShares:
         self._ledger = Ledger() if ledger is None else ledger
         self._ledger.join(self)
         self._counters = self._ledger.counters
-        # Of the active: counter, since when it stands there (equal ones take turns), tenant.
+        # Of the active: counter, since when it stands there (equal ones alternate), tenant.
         self._order: Ranking[tuple[float, int, str]] = Ranking()
         self._entries: dict[str, tuple[float, int, str]] = {}
         self._serial = 0
