@@ -65,7 +65,8 @@ def parse_delivery(reply: bytes) -> _Delivery:
     if len(tokens) < 9:
         raise ValueError("too few tokens")
     start = 4 if len(tokens) == 9 else 6
-    return _Delivery(int(tokens[start + 1]), int(tokens[start + 3]))
+    numbers = [int(token) for token in tokens[start : start + 5]]
+    return _Delivery(numbers[1], numbers[3])
 
 
 class Job:
