@@ -79,6 +79,7 @@ class Answer:
             "prompt_tokens": usage.prompt_tokens,
             "cached_prompt_tokens": usage.cached_prompt_tokens,
             "completion_tokens": usage.completion_tokens,
+            "cached_completion_tokens": usage.cached_completion_tokens,
             "ttft_ms": None if ttft_s is None else round(ttft_s * 1000, 1),
             "tokens_per_s": None if rate is None else round(rate, 1),
         }
@@ -90,6 +91,8 @@ class Answer:
             parts.append(f"first after {self.ttft_s * 1000:.0f} ms")
         if self.tokens_per_s is not None:
             parts.append(f"{self.tokens_per_s:.0f} tokens/s")
+        if self.finished is not None and self.finished.usage.cached_completion_tokens:
+            parts.append("from the answer cache")
         if self.resumes:
             parts.append("resumed" if self.resumes == 1 else f"resumed {self.resumes} times")
         parts += [part for part in (self.finish_reason, self.request_id) if part]

@@ -221,21 +221,27 @@ class Usage(_message.Message):
     PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
     CACHED_PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
     COMPLETION_TOKENS_FIELD_NUMBER: _builtins.int
+    CACHED_COMPLETION_TOKENS_FIELD_NUMBER: _builtins.int
     prompt_tokens: _builtins.int
     cached_prompt_tokens: _builtins.int
     """Of prompt_tokens, those whose KV cells were already there."""
     completion_tokens: _builtins.int
     """Every sampled token counts, an end-of-generation token included."""
+    cached_completion_tokens: _builtins.int
+    """Of completion_tokens, those that no worker computed: all of them when the answer comes from the answer cache,
+    else none.
+    """
     def __init__(
         self,
         *,
         prompt_tokens: _builtins.int = ...,
         cached_prompt_tokens: _builtins.int = ...,
         completion_tokens: _builtins.int = ...,
+        cached_completion_tokens: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached_prompt_tokens", b"cached_prompt_tokens", "completion_tokens", b"completion_tokens", "prompt_tokens", b"prompt_tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached_completion_tokens", b"cached_completion_tokens", "cached_prompt_tokens", b"cached_prompt_tokens", "completion_tokens", b"completion_tokens", "prompt_tokens", b"prompt_tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -52,6 +52,7 @@ class ChatRequest(_message.Message):
     PARAMS_FIELD_NUMBER: _builtins.int
     PRIORITY_FIELD_NUMBER: _builtins.int
     RESUME_WINDOW_S_FIELD_NUMBER: _builtins.int
+    SKIP_ANSWER_CACHE_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     priority: _builtins.int
     """Higher is more urgent; 0 is ordinary."""
@@ -59,6 +60,8 @@ class ChatRequest(_message.Message):
     """Seconds that the request goes on without a reader, for a client that will call Resume. 0 cancels it as soon
     as its last reader is gone. The gateway bounds it.
     """
+    skip_answer_cache: _builtins.bool
+    """Neither takes the answer from the answer cache nor keeps it there."""
     @_builtins.property
     def messages(self) -> _containers.RepeatedCompositeFieldContainer[Global___ChatMessage]: ...
     @_builtins.property
@@ -71,10 +74,11 @@ class ChatRequest(_message.Message):
         params: _generation_pb2.GenerationParams | None = ...,
         priority: _builtins.int = ...,
         resume_window_s: _builtins.int = ...,
+        skip_answer_cache: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["params", b"params"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["messages", b"messages", "model", b"model", "params", b"params", "priority", b"priority", "resume_window_s", b"resume_window_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["messages", b"messages", "model", b"model", "params", b"params", "priority", b"priority", "resume_window_s", b"resume_window_s", "skip_answer_cache", b"skip_answer_cache"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -131,6 +135,7 @@ class GenerateRequest(_message.Message):
     PARAMS_FIELD_NUMBER: _builtins.int
     PRIORITY_FIELD_NUMBER: _builtins.int
     RESUME_WINDOW_S_FIELD_NUMBER: _builtins.int
+    SKIP_ANSWER_CACHE_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     text: _builtins.str
     text_bytes: _builtins.bytes
@@ -138,6 +143,8 @@ class GenerateRequest(_message.Message):
     priority: _builtins.int
     """Higher is more urgent; 0 is ordinary."""
     resume_window_s: _builtins.int
+    """As in ChatRequest."""
+    skip_answer_cache: _builtins.bool
     """As in ChatRequest."""
     @_builtins.property
     def token_ids(self) -> Global___TokenIds: ...
@@ -153,10 +160,11 @@ class GenerateRequest(_message.Message):
         params: _generation_pb2.GenerationParams | None = ...,
         priority: _builtins.int = ...,
         resume_window_s: _builtins.int = ...,
+        skip_answer_cache: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["params", b"params", "prompt", b"prompt", "text", b"text", "text_bytes", b"text_bytes", "token_ids", b"token_ids"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["model", b"model", "params", b"params", "priority", b"priority", "prompt", b"prompt", "resume_window_s", b"resume_window_s", "text", b"text", "text_bytes", b"text_bytes", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["model", b"model", "params", b"params", "priority", b"priority", "prompt", b"prompt", "resume_window_s", b"resume_window_s", "skip_answer_cache", b"skip_answer_cache", "text", b"text", "text_bytes", b"text_bytes", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_prompt: _TypeAlias = _typing.Literal["text", "text_bytes", "token_ids"]  # noqa: Y015
     _WhichOneofArgType_prompt: _TypeAlias = _typing.Literal["prompt", b"prompt"]  # noqa: Y015

@@ -26,7 +26,7 @@ from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__
 from inferflux.v1 import generation_pb2 as inferflux_dot_v1_dot_generation__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19inferflux/v1/policy.proto\x12\x0cinferflux.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x1dinferflux/v1/generation.proto\"f\n\x0c\x41\x64mitRequest\x12\x12\n\ncredential\x18\x01 \x01(\t\x12\r\n\x05scope\x18\x02 \x01(\t\x12\x12\n\nrequest_id\x18\x03 \x01(\t\x12\r\n\x05model\x18\x04 \x01(\t\x12\x10\n\x08priority\x18\x05 \x01(\x05\"\x80\x01\n\rAdmitResponse\x12\x0e\n\x06tenant\x18\x01 \x01(\t\x12\x0e\n\x06key_id\x18\x02 \x01(\t\x12\x0e\n\x06scopes\x18\x03 \x03(\t\x12\x19\n\x0cmax_priority\x18\x04 \x01(\x05H\x00\x88\x01\x01\x12\x13\n\x0b\x63\x61\x63he_scope\x18\x05 \x01(\tB\x0f\n\r_max_priority\"\x9b\x01\n\rSettleRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0e\n\x06tenant\x18\x02 \x01(\t\x12\x0e\n\x06key_id\x18\x03 \x01(\t\x12\r\n\x05model\x18\x04 \x01(\t\x12\"\n\x05usage\x18\x05 \x01(\x0b\x32\x13.inferflux.v1.Usage\x12\x0f\n\x07outcome\x18\x06 \x01(\t\x12\x12\n\nattempt_id\x18\x07 \x01(\t\"\x10\n\x0eSettleResponse\"\xa1\x01\n\x06\x41piKey\x12\x0e\n\x06key_id\x18\x01 \x01(\t\x12\x0e\n\x06tenant\x18\x02 \x01(\t\x12\x0c\n\x04name\x18\x03 \x01(\t\x12\x0e\n\x06scopes\x18\x04 \x03(\t\x12.\n\ncreated_at\x18\x05 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x14\n\x0cmax_priority\x18\x06 \x01(\x05\x12\x13\n\x0b\x63\x61\x63he_scope\x18\x07 \x01(\t\"\x84\x01\n\x13\x43reateApiKeyRequest\x12\x0e\n\x06tenant\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x0e\n\x06scopes\x18\x03 \x03(\t\x12\x19\n\x0cmax_priority\x18\x04 \x01(\x05H\x00\x88\x01\x01\x12\x13\n\x0b\x63\x61\x63he_scope\x18\x05 \x01(\tB\x0f\n\r_max_priority\"M\n\x14\x43reateApiKeyResponse\x12%\n\x07\x61pi_key\x18\x01 \x01(\x0b\x32\x14.inferflux.v1.ApiKey\x12\x0e\n\x06secret\x18\x02 \x01(\t\"$\n\x12ListApiKeysRequest\x12\x0e\n\x06tenant\x18\x01 \x01(\t\"=\n\x13ListApiKeysResponse\x12&\n\x08\x61pi_keys\x18\x01 \x03(\x0b\x32\x14.inferflux.v1.ApiKey\"%\n\x13RevokeApiKeyRequest\x12\x0e\n\x06key_id\x18\x01 \x01(\t\"\x16\n\x14RevokeApiKeyResponse2\x98\x03\n\rPolicyService\x12@\n\x05\x41\x64mit\x12\x1a.inferflux.v1.AdmitRequest\x1a\x1b.inferflux.v1.AdmitResponse\x12\x43\n\x06Settle\x12\x1b.inferflux.v1.SettleRequest\x1a\x1c.inferflux.v1.SettleResponse\x12U\n\x0c\x43reateApiKey\x12!.inferflux.v1.CreateApiKeyRequest\x1a\".inferflux.v1.CreateApiKeyResponse\x12R\n\x0bListApiKeys\x12 .inferflux.v1.ListApiKeysRequest\x1a!.inferflux.v1.ListApiKeysResponse\x12U\n\x0cRevokeApiKey\x12!.inferflux.v1.RevokeApiKeyRequest\x1a\".inferflux.v1.RevokeApiKeyResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19inferflux/v1/policy.proto\x12\x0cinferflux.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x1dinferflux/v1/generation.proto\"f\n\x0c\x41\x64mitRequest\x12\x12\n\ncredential\x18\x01 \x01(\t\x12\r\n\x05scope\x18\x02 \x01(\t\x12\x12\n\nrequest_id\x18\x03 \x01(\t\x12\r\n\x05model\x18\x04 \x01(\t\x12\x10\n\x08priority\x18\x05 \x01(\x05\"\x9b\x01\n\rAdmitResponse\x12\x0e\n\x06tenant\x18\x01 \x01(\t\x12\x0e\n\x06key_id\x18\x02 \x01(\t\x12\x0e\n\x06scopes\x18\x03 \x03(\t\x12\x19\n\x0cmax_priority\x18\x04 \x01(\x05H\x00\x88\x01\x01\x12\x13\n\x0b\x63\x61\x63he_scope\x18\x05 \x01(\t\x12\x19\n\x11skip_answer_cache\x18\x06 \x01(\x08\x42\x0f\n\r_max_priority\"\x9b\x01\n\rSettleRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0e\n\x06tenant\x18\x02 \x01(\t\x12\x0e\n\x06key_id\x18\x03 \x01(\t\x12\r\n\x05model\x18\x04 \x01(\t\x12\"\n\x05usage\x18\x05 \x01(\x0b\x32\x13.inferflux.v1.Usage\x12\x0f\n\x07outcome\x18\x06 \x01(\t\x12\x12\n\nattempt_id\x18\x07 \x01(\t\"\x10\n\x0eSettleResponse\"\xbc\x01\n\x06\x41piKey\x12\x0e\n\x06key_id\x18\x01 \x01(\t\x12\x0e\n\x06tenant\x18\x02 \x01(\t\x12\x0c\n\x04name\x18\x03 \x01(\t\x12\x0e\n\x06scopes\x18\x04 \x03(\t\x12.\n\ncreated_at\x18\x05 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x14\n\x0cmax_priority\x18\x06 \x01(\x05\x12\x13\n\x0b\x63\x61\x63he_scope\x18\x07 \x01(\t\x12\x19\n\x11skip_answer_cache\x18\x08 \x01(\x08\"\x9f\x01\n\x13\x43reateApiKeyRequest\x12\x0e\n\x06tenant\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x0e\n\x06scopes\x18\x03 \x03(\t\x12\x19\n\x0cmax_priority\x18\x04 \x01(\x05H\x00\x88\x01\x01\x12\x13\n\x0b\x63\x61\x63he_scope\x18\x05 \x01(\t\x12\x19\n\x11skip_answer_cache\x18\x06 \x01(\x08\x42\x0f\n\r_max_priority\"M\n\x14\x43reateApiKeyResponse\x12%\n\x07\x61pi_key\x18\x01 \x01(\x0b\x32\x14.inferflux.v1.ApiKey\x12\x0e\n\x06secret\x18\x02 \x01(\t\"$\n\x12ListApiKeysRequest\x12\x0e\n\x06tenant\x18\x01 \x01(\t\"=\n\x13ListApiKeysResponse\x12&\n\x08\x61pi_keys\x18\x01 \x03(\x0b\x32\x14.inferflux.v1.ApiKey\"%\n\x13RevokeApiKeyRequest\x12\x0e\n\x06key_id\x18\x01 \x01(\t\"\x16\n\x14RevokeApiKeyResponse2\x98\x03\n\rPolicyService\x12@\n\x05\x41\x64mit\x12\x1a.inferflux.v1.AdmitRequest\x1a\x1b.inferflux.v1.AdmitResponse\x12\x43\n\x06Settle\x12\x1b.inferflux.v1.SettleRequest\x1a\x1c.inferflux.v1.SettleResponse\x12U\n\x0c\x43reateApiKey\x12!.inferflux.v1.CreateApiKeyRequest\x1a\".inferflux.v1.CreateApiKeyResponse\x12R\n\x0bListApiKeys\x12 .inferflux.v1.ListApiKeysRequest\x1a!.inferflux.v1.ListApiKeysResponse\x12U\n\x0cRevokeApiKey\x12!.inferflux.v1.RevokeApiKeyRequest\x1a\".inferflux.v1.RevokeApiKeyResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -36,25 +36,25 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_ADMITREQUEST']._serialized_start=107
   _globals['_ADMITREQUEST']._serialized_end=209
   _globals['_ADMITRESPONSE']._serialized_start=212
-  _globals['_ADMITRESPONSE']._serialized_end=340
-  _globals['_SETTLEREQUEST']._serialized_start=343
-  _globals['_SETTLEREQUEST']._serialized_end=498
-  _globals['_SETTLERESPONSE']._serialized_start=500
-  _globals['_SETTLERESPONSE']._serialized_end=516
-  _globals['_APIKEY']._serialized_start=519
-  _globals['_APIKEY']._serialized_end=680
-  _globals['_CREATEAPIKEYREQUEST']._serialized_start=683
-  _globals['_CREATEAPIKEYREQUEST']._serialized_end=815
-  _globals['_CREATEAPIKEYRESPONSE']._serialized_start=817
-  _globals['_CREATEAPIKEYRESPONSE']._serialized_end=894
-  _globals['_LISTAPIKEYSREQUEST']._serialized_start=896
-  _globals['_LISTAPIKEYSREQUEST']._serialized_end=932
-  _globals['_LISTAPIKEYSRESPONSE']._serialized_start=934
-  _globals['_LISTAPIKEYSRESPONSE']._serialized_end=995
-  _globals['_REVOKEAPIKEYREQUEST']._serialized_start=997
-  _globals['_REVOKEAPIKEYREQUEST']._serialized_end=1034
-  _globals['_REVOKEAPIKEYRESPONSE']._serialized_start=1036
-  _globals['_REVOKEAPIKEYRESPONSE']._serialized_end=1058
-  _globals['_POLICYSERVICE']._serialized_start=1061
-  _globals['_POLICYSERVICE']._serialized_end=1469
+  _globals['_ADMITRESPONSE']._serialized_end=367
+  _globals['_SETTLEREQUEST']._serialized_start=370
+  _globals['_SETTLEREQUEST']._serialized_end=525
+  _globals['_SETTLERESPONSE']._serialized_start=527
+  _globals['_SETTLERESPONSE']._serialized_end=543
+  _globals['_APIKEY']._serialized_start=546
+  _globals['_APIKEY']._serialized_end=734
+  _globals['_CREATEAPIKEYREQUEST']._serialized_start=737
+  _globals['_CREATEAPIKEYREQUEST']._serialized_end=896
+  _globals['_CREATEAPIKEYRESPONSE']._serialized_start=898
+  _globals['_CREATEAPIKEYRESPONSE']._serialized_end=975
+  _globals['_LISTAPIKEYSREQUEST']._serialized_start=977
+  _globals['_LISTAPIKEYSREQUEST']._serialized_end=1013
+  _globals['_LISTAPIKEYSRESPONSE']._serialized_start=1015
+  _globals['_LISTAPIKEYSRESPONSE']._serialized_end=1076
+  _globals['_REVOKEAPIKEYREQUEST']._serialized_start=1078
+  _globals['_REVOKEAPIKEYREQUEST']._serialized_end=1115
+  _globals['_REVOKEAPIKEYRESPONSE']._serialized_start=1117
+  _globals['_REVOKEAPIKEYRESPONSE']._serialized_end=1139
+  _globals['_POLICYSERVICE']._serialized_start=1142
+  _globals['_POLICYSERVICE']._serialized_end=1550
 # @@protoc_insertion_point(module_scope)

@@ -63,12 +63,15 @@ class AdmitResponse(_message.Message):
     SCOPES_FIELD_NUMBER: _builtins.int
     MAX_PRIORITY_FIELD_NUMBER: _builtins.int
     CACHE_SCOPE_FIELD_NUMBER: _builtins.int
+    SKIP_ANSWER_CACHE_FIELD_NUMBER: _builtins.int
     tenant: _builtins.str
     key_id: _builtins.str
     max_priority: _builtins.int
     """The most urgent priority the key may give: higher ones are capped. Unset by a policy that knows none."""
     cache_scope: _builtins.str
     """InferenceRequest.cache_scope of its requests."""
+    skip_answer_cache: _builtins.bool
+    """Its requests neither take answers from the answer cache nor keep theirs there."""
     @_builtins.property
     def scopes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     def __init__(
@@ -79,10 +82,11 @@ class AdmitResponse(_message.Message):
         scopes: _abc.Iterable[_builtins.str] | None = ...,
         max_priority: _builtins.int | None = ...,
         cache_scope: _builtins.str = ...,
+        skip_answer_cache: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_max_priority", b"_max_priority", "max_priority", b"max_priority"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_priority", b"_max_priority", "cache_scope", b"cache_scope", "key_id", b"key_id", "max_priority", b"max_priority", "scopes", b"scopes", "tenant", b"tenant"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_priority", b"_max_priority", "cache_scope", b"cache_scope", "key_id", b"key_id", "max_priority", b"max_priority", "scopes", b"scopes", "skip_answer_cache", b"skip_answer_cache", "tenant", b"tenant"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__max_priority: _TypeAlias = _typing.Literal["max_priority"]  # noqa: Y015
     _WhichOneofArgType__max_priority: _TypeAlias = _typing.Literal["_max_priority", b"_max_priority"]  # noqa: Y015
@@ -158,6 +162,7 @@ class ApiKey(_message.Message):
     CREATED_AT_FIELD_NUMBER: _builtins.int
     MAX_PRIORITY_FIELD_NUMBER: _builtins.int
     CACHE_SCOPE_FIELD_NUMBER: _builtins.int
+    SKIP_ANSWER_CACHE_FIELD_NUMBER: _builtins.int
     key_id: _builtins.str
     tenant: _builtins.str
     name: _builtins.str
@@ -165,6 +170,7 @@ class ApiKey(_message.Message):
     """The key's ceiling; where the key has none of its own, the one that policy's settings give it now."""
     cache_scope: _builtins.str
     """As CreateApiKeyRequest has it; where the key has none of its own, the one that policy's settings give it now."""
+    skip_answer_cache: _builtins.bool
     @_builtins.property
     def scopes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     @_builtins.property
@@ -179,10 +185,11 @@ class ApiKey(_message.Message):
         created_at: _timestamp_pb2.Timestamp | None = ...,
         max_priority: _builtins.int = ...,
         cache_scope: _builtins.str = ...,
+        skip_answer_cache: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["created_at", b"created_at"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache_scope", b"cache_scope", "created_at", b"created_at", "key_id", b"key_id", "max_priority", b"max_priority", "name", b"name", "scopes", b"scopes", "tenant", b"tenant"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache_scope", b"cache_scope", "created_at", b"created_at", "key_id", b"key_id", "max_priority", b"max_priority", "name", b"name", "scopes", b"scopes", "skip_answer_cache", b"skip_answer_cache", "tenant", b"tenant"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -197,6 +204,7 @@ class CreateApiKeyRequest(_message.Message):
     SCOPES_FIELD_NUMBER: _builtins.int
     MAX_PRIORITY_FIELD_NUMBER: _builtins.int
     CACHE_SCOPE_FIELD_NUMBER: _builtins.int
+    SKIP_ANSWER_CACHE_FIELD_NUMBER: _builtins.int
     tenant: _builtins.str
     name: _builtins.str
     max_priority: _builtins.int
@@ -205,6 +213,8 @@ class CreateApiKeyRequest(_message.Message):
     """Whose cached prefixes its requests share: `tenant`, its own tenant's alone; any other name, those of all keys
     with that name, of whichever tenant. Empty: as policy's settings say.
     """
+    skip_answer_cache: _builtins.bool
+    """Its requests neither take answers from the answer cache nor keep theirs there."""
     @_builtins.property
     def scopes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """`inference`, `models`, `admin`."""
@@ -217,10 +227,11 @@ class CreateApiKeyRequest(_message.Message):
         scopes: _abc.Iterable[_builtins.str] | None = ...,
         max_priority: _builtins.int | None = ...,
         cache_scope: _builtins.str = ...,
+        skip_answer_cache: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_max_priority", b"_max_priority", "max_priority", b"max_priority"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_priority", b"_max_priority", "cache_scope", b"cache_scope", "max_priority", b"max_priority", "name", b"name", "scopes", b"scopes", "tenant", b"tenant"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_priority", b"_max_priority", "cache_scope", b"cache_scope", "max_priority", b"max_priority", "name", b"name", "scopes", b"scopes", "skip_answer_cache", b"skip_answer_cache", "tenant", b"tenant"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__max_priority: _TypeAlias = _typing.Literal["max_priority"]  # noqa: Y015
     _WhichOneofArgType__max_priority: _TypeAlias = _typing.Literal["_max_priority", b"_max_priority"]  # noqa: Y015

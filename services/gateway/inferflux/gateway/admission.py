@@ -79,6 +79,7 @@ class Admission:
             key_id=answer.key_id,
             max_priority=answer.max_priority if answer.HasField("max_priority") else None,
             cache_scope=answer.cache_scope,
+            skips_answer_cache=answer.skip_answer_cache,
         )
 
     async def settle(self, request: policy_pb2.SettleRequest) -> None:

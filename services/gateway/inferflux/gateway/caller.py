@@ -12,12 +12,14 @@ class Caller:
     Attributes:
         max_priority: the most urgent priority of the caller's requests; None where policy sets no ceiling.
         cache_scope: the name of the scope of cached prefixes that they share with other tenants; "" for none.
+        skips_answer_cache: whether their answers are neither taken from the answer cache nor kept there.
     """
 
     tenant: str
     key_id: str
     max_priority: int | None = None
     cache_scope: str = ""
+    skips_answer_cache: bool = False
 
     def capped(self, priority: int) -> int:
         """The priority a request gets that asks for this one."""

@@ -65,6 +65,7 @@ class Ledger:
             prompt_tokens=usage.prompt_tokens,
             cached_prompt_tokens=usage.cached_prompt_tokens,
             completion_tokens=usage.completion_tokens,
+            cached_completion_tokens=usage.cached_completion_tokens,
             duration_ms=round(finished.duration_s * 1000, 1),
         )
 

@@ -77,5 +77,6 @@ def note_end(span: Span, outcome: str, usage: generation_pb2.Usage) -> None:
             names.INPUT_TOKENS: usage.prompt_tokens,
             names.CACHED_TOKENS: usage.cached_prompt_tokens,
             names.OUTPUT_TOKENS: usage.completion_tokens,
+            names.CACHED_OUTPUT_TOKENS: usage.cached_completion_tokens,
         }
     )

@@ -48,6 +48,7 @@ class ApiKeyRecord:
     Attributes:
         max_priority: the most urgent priority of its requests; None leaves the ceiling to the settings.
         cache_scope: `OWN_TENANT`, or the name of a scope that tenants share; "" leaves it to the settings.
+        skips_answer_cache: whether its requests neither take answers from the answer cache nor keep theirs there.
     """
 
     digest: str
@@ -57,6 +58,7 @@ class ApiKeyRecord:
     created_unix_ms: int
     max_priority: int | None = None
     cache_scope: str = ""
+    skips_answer_cache: bool = False
 
     @property
     def key_id(self) -> str:
@@ -76,6 +78,8 @@ class ApiKeyRecord:
             fields["max_priority"] = str(self.max_priority)
         if self.cache_scope:
             fields["cache_scope"] = self.cache_scope
+        if self.skips_answer_cache:
+            fields["skip_answer_cache"] = "1"
         return fields
 
     @classmethod
@@ -91,6 +95,7 @@ class ApiKeyRecord:
             created_unix_ms=int(fields[b"created_at"]),
             max_priority=None if ceiling is None else int(ceiling),
             cache_scope=fields.get(b"cache_scope", b"").decode(),
+            skips_answer_cache=b"skip_answer_cache" in fields,
         )
 
     def shared_scope(self, default: str) -> str:

@@ -61,6 +61,7 @@ class PolicyServicer(policy_pb2_grpc.PolicyServiceServicer):
             scopes=key.scopes,
             max_priority=key.priority_ceiling(self._default_max_priority),
             cache_scope=key.shared_scope(self._default_cache_scope),
+            skip_answer_cache=key.skips_answer_cache,
         )
 
     async def Settle(self, request: policy_pb2.SettleRequest, context: Context) -> policy_pb2.SettleResponse:
@@ -85,6 +86,7 @@ class PolicyServicer(policy_pb2_grpc.PolicyServiceServicer):
                 keys.parse_max_priority(request.max_priority) if request.HasField("max_priority") else None
             ),
             cache_scope=keys.parse_cache_scope(request.cache_scope),
+            skips_answer_cache=request.skip_answer_cache,
         )
         await self._store.add(record)
         log.info("API key created", key_id=record.key_id, tenant=record.tenant, by=admin.key_id)
@@ -125,6 +127,7 @@ class PolicyServicer(policy_pb2_grpc.PolicyServiceServicer):
             scopes=record.scopes,
             max_priority=record.priority_ceiling(self._default_max_priority),
             cache_scope=record.cache_scope or self._default_cache_scope,
+            skip_answer_cache=record.skips_answer_cache,
         )
         message.created_at.FromMilliseconds(record.created_unix_ms)
         return message

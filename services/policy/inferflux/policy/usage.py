@@ -26,6 +26,7 @@ class SettledRequest:
     prompt_tokens: int
     cached_prompt_tokens: int
     completion_tokens: int
+    cached_completion_tokens: int
 
     @classmethod
     def parse(cls, request: policy_pb2.SettleRequest) -> SettledRequest:
@@ -38,6 +39,9 @@ class SettledRequest:
         if usage.cached_prompt_tokens > usage.prompt_tokens:
             message = f"{usage.cached_prompt_tokens} cached of {usage.prompt_tokens} prompt tokens"
             raise InvalidArgument(message, field="usage.cached_prompt_tokens")
+        if usage.cached_completion_tokens > usage.completion_tokens:
+            message = f"{usage.cached_completion_tokens} cached of {usage.completion_tokens} completion tokens"
+            raise InvalidArgument(message, field="usage.cached_completion_tokens")
         return cls(
             request_id=parse_request_id(request.request_id),
             attempt_id=parse_attempt_id(request.attempt_id),
@@ -45,6 +49,7 @@ class SettledRequest:
             prompt_tokens=usage.prompt_tokens,
             cached_prompt_tokens=usage.cached_prompt_tokens,
             completion_tokens=usage.completion_tokens,
+            cached_completion_tokens=usage.cached_completion_tokens,
         )
 
     def counters(self) -> dict[str, int]:
@@ -54,6 +59,7 @@ class SettledRequest:
             "prompt_tokens": self.prompt_tokens,
             "cached_prompt_tokens": self.cached_prompt_tokens,
             "completion_tokens": self.completion_tokens,
+            "cached_completion_tokens": self.cached_completion_tokens,
         }
 
 

@@ -38,6 +38,8 @@ OUTCOME: Final = "inferflux.outcome"
 EPOCH: Final = "inferflux.epoch"
 WORKER_ID: Final = "inferflux.worker_id"
 SLOT: Final = "inferflux.slot"
+# Of the output tokens, those that came from the answer cache.
+CACHED_OUTPUT_TOKENS: Final = "inferflux.cached_output_tokens"
 COMPUTED_TOKENS: Final = "inferflux.computed_tokens"
 REASON: Final = "inferflux.reason"
 RESIDENCE: Final = "inferflux.residence"

@@ -383,6 +383,8 @@ class Engine:
         if accepted.finish_reason is not None:
             self._finish(sequence, chunk, accepted.finish_reason)
             return
+        if held := sequence.text.held:
+            chunk.held_text = held
         self._emit(sequence, chunk)
         if accepted.is_timeslice_over:
             self._deschedule(sequence, scheduler_pb2.YIELD_REASON_TIMESLICE)

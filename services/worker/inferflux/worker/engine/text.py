@@ -27,6 +27,16 @@ class TextAssembler:
             return text
         return self._release(self._held + text)
 
+    @property
+    def held(self) -> str:
+        """What `finish` would give now."""
+        pending, _ = self._decoder.getstate()
+        if self.is_stopped or not (pending or self._held):
+            return ""
+        text = self._held + pending.decode("utf-8", "replace")
+        found = _first_stop(text, self._stop)
+        return text if found < 0 else text[:found]
+
     def finish(self) -> str:
         """What is still held when generation ends without a stop string."""
         rest = self._decoder.decode(b"", final=True)
@@ -42,7 +52,7 @@ class TextAssembler:
         return text
 
     def _release(self, text: str) -> str:
-        found = min((at for s in self._stop if (at := text.find(s)) >= 0), default=-1)
+        found = _first_stop(text, self._stop)
         if found >= 0:
             self.is_stopped = True
             self._held = ""
@@ -51,6 +61,11 @@ class TextAssembler:
         cut = len(text) - keep
         self._held = text[cut:]
         return text[:cut]
+
+
+def _first_stop(text: str, stop: Sequence[str]) -> int:
+    """Where the first of the stop strings begins; -1 without any."""
+    return min((at for s in stop if (at := text.find(s)) >= 0), default=-1)
 
 
 def _overlap(text: str, stop: str) -> int:
