@@ -83,7 +83,7 @@ class ServiceSettings(BaseSettings):
         "redis://127.0.0.1:6379/0",
         "Redis or Valkey: of policy, and of the "
         "[prefix index](architecture.md#the-prefix-index), which workers and schedulers can do without. "
-        "Not used by gateways",
+        "Gateways need it for the [answer cache](architecture.md#the-answer-cache) alone",
         variable="INFERFLUX_REDIS_URL",
         min_length=1,
     )

@@ -10,7 +10,7 @@ from pathlib import Path
 import grpc.aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from inferflux.common import grpc_client, logs
+from inferflux.common import grpc_client, logs, store
 from inferflux.common.bus import Bus
 from inferflux.common.grpc_options import receive_limit
 from inferflux.common.grpc_server import GrpcServer, build_server
@@ -27,6 +27,7 @@ from inferflux.v1 import (
 
 from .admin_servicer import AdminServicer
 from .admission import Admission
+from .answers.cache import AnswerCache, AnswerMetrics
 from .canceller import Canceller
 from .cluster_servicer import ClusterServicer
 from .generation import Services
@@ -96,6 +97,8 @@ async def _open(settings: GatewaySettings, stack: AsyncExitStack, tracer: Tracer
     await bus.ensure_streams(settings.stream_limits)
     policy_channel = grpc_client.channel(settings.policy_address)
     stack.push_async_callback(policy_channel.close)
+    redis = store.connect(settings.redis_url)
+    stack.push_async_callback(redis.aclose)
     background = Background()
     stack.push_async_callback(background.finish, _SETTLE_LIMIT_S)
 
@@ -111,6 +114,11 @@ async def _open(settings: GatewaySettings, stack: AsyncExitStack, tracer: Tracer
     reporting = Background()
     reporting.start(reports.run())
     stack.push_async_callback(reporting.close)
+    answers: AnswerCache | None = None
+    if settings.answer_cache_bytes:
+        wait_s = settings.answer_cache_wait_s
+        answers = AnswerCache(redis, settings.answer_limits, background, AnswerMetrics(), wait_s=wait_s)
+        reporting.start(answers.run())
     admission = Admission(policy_channel, timeout_s=settings.policy_timeout_s)
     services = Services(
         bus=bus,
@@ -123,6 +131,7 @@ async def _open(settings: GatewaySettings, stack: AsyncExitStack, tracer: Tracer
         streams=Streams(settings.max_streams, settings.max_streams_per_tenant),
         relay_limits=settings.relay_limits,
         tracer=tracer,
+        answers=answers,
     )
     pipeline = Pipeline(
         admission,

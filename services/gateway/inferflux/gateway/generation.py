@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from dataclasses import dataclass, replace
 from types import TracebackType
@@ -22,15 +23,18 @@ from inferflux.common.errors import (
 )
 from inferflux.common.tasks import Background
 from inferflux.common.tracing import Span, Tracer
-from inferflux.v1 import generation_pb2, model_pb2, scheduler_pb2, tokens_pb2
+from inferflux.v1 import answers_pb2, generation_pb2, model_pb2, scheduler_pb2, tokens_pb2
 
+from .answers.cache import AnswerCache, Query
+from .answers.record import stream_of
+from .answers.source import StoredChunks
 from .caller import Caller
 from .canceller import Canceller
 from .departure import depart
 from .ledger import FinishedRequest, Ledger
 from .metrics import GatewayMetrics, ModelMetrics
 from .readers import ReaderReports
-from .relay import Relay, RelayLimits, replayed
+from .relay import Relay, RelayLimits, TokenSource, replayed
 from .spans import note_end
 from .streams import Streams
 from .submit import Submitter, is_refused
@@ -57,7 +61,11 @@ _CLIENT_TIMER_AHEAD_S = 0.1
 
 @dataclass(frozen=True, slots=True)
 class Services:
-    """What a generation works with."""
+    """What a generation works with.
+
+    Attributes:
+        answers: None where no answers are cached.
+    """
 
     bus: Bus
     submitter: Submitter
@@ -69,6 +77,7 @@ class Services:
     streams: Streams
     relay_limits: RelayLimits
     tracer: Tracer
+    answers: AnswerCache | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +123,10 @@ class Generation:
         self._is_submitted = False
         # Whether only its chunks can tell that there is a job.
         self._is_unconfirmed = False
+        # Whether it is answered from the cache, without a job.
+        self._is_answered = False
+        # Of a request whose answer may be kept.
+        self._query: Query | None = None
         self._read = scheduler_pb2.ReadRequest(tenant=call.caller.tenant, request_id=call.request_id)
         # None while it is not known.
         self._window_s: int | None = None
@@ -136,8 +149,12 @@ class Generation:
         request: scheduler_pb2.InferenceRequest,
         *,
         prompt_field: str,
+        query: Query | None = None,
     ) -> None:
         """Subscribe, then queue the job.
+
+        Args:
+            query: of a request whose answer is to be kept.
 
         Raises:
             InvalidArgument: the job is too large.
@@ -145,18 +162,13 @@ class Generation:
             ResourceExhausted: the queue is full.
             Unavailable: it could not be queued, or the outcome is unknown.
         """
-        self.priority = request.priority
         self._services.submitter.check_open()
         payload = request.SerializeToString()
         self._services.submitter.check_size(payload, prompt_field)
-        if self._call.context.is_id_chosen and await replayed(self._services.bus, self._call.subject):
-            message = f"the request id {request.request_id} was used lately: use Resume to read its stream"
-            raise AlreadyExists(message, reason="REQUEST_ID_TAKEN")
+        await self._check_id(request.request_id)
+        self._query = query
         await self._open(offset=0)
-        self._metrics = self._services.metrics.of(card.name)
-        self._usage.prompt_tokens = len(request.prompt_token_ids)
-        self._read.attempt_id = request.attempt_id
-        self._window_s = request.resume_window_s
+        self._begin(card, request)
         has_job = True
         self._is_unconfirmed = True
         try:
@@ -169,6 +181,49 @@ class Generation:
             if has_job:
                 self._join()
         self._call.span.event("queued")
+
+    async def answer(
+        self,
+        card: model_pb2.ModelCard,
+        request: scheduler_pb2.InferenceRequest,
+        cached: answers_pb2.CachedAnswer,
+    ) -> None:
+        """Answer from the cache: no job is queued. The chunks are published as a worker's are, so that the
+        stream can be resumed and read along.
+
+        Raises:
+            AlreadyExists: the request id is taken.
+            Unavailable: NATS does not say whether it is.
+        """
+        await self._check_id(request.request_id)
+        chunks = stream_of(
+            cached,
+            request_id=request.request_id,
+            attempt_id=request.attempt_id,
+            prompt_tokens=len(request.prompt_token_ids),
+        )
+        messages = [chunk.SerializeToString() for chunk in chunks]
+        with contextlib.suppress(Unavailable):
+            for message in messages:
+                await self._services.bus.publish(self._call.subject, message)
+        self._relay = self._relay_of(StoredChunks(messages), offset=0)
+        self._begin(card, request)
+        self._usage.CopyFrom(chunks[-1].finished.usage)
+        self._is_usage_final = True
+        self._is_answered = True
+        self._call.span.event("answered_from_cache")
+
+    async def _check_id(self, request_id: str) -> None:
+        if self._call.context.is_id_chosen and await replayed(self._services.bus, self._call.subject):
+            message = f"the request id {request_id} was used lately: use Resume to read its stream"
+            raise AlreadyExists(message, reason="REQUEST_ID_TAKEN")
+
+    def _begin(self, card: model_pb2.ModelCard, request: scheduler_pb2.InferenceRequest) -> None:
+        self.priority = request.priority
+        self._metrics = self._services.metrics.of(card.name)
+        self._usage.prompt_tokens = len(request.prompt_token_ids)
+        self._read.attempt_id = request.attempt_id
+        self._window_s = request.resume_window_s
 
     async def resume(self, offset: int) -> None:
         """Take up a stream that was begun elsewhere.
@@ -202,7 +257,7 @@ class Generation:
         if self._failure is not None:
             raise self._failure
         if self._relay is None:
-            raise RuntimeError("neither submitted nor resumed")
+            raise RuntimeError("neither submitted, answered nor resumed")
         chunk = await self._relay.next()
         if chunk is None:
             raise StopAsyncIteration
@@ -303,6 +358,8 @@ class Generation:
                 self._usage.CopyFrom(chunk.finished.usage)
                 self._is_usage_final = True
                 self._outcome = _OUTCOMES.get(chunk.finished.reason, "unknown")
+                if self._query is not None and self._services.answers is not None:
+                    self._services.answers.keep(self._query)
             case "failed":
                 self._outcome = from_failed(chunk.failed).reason.lower()
             case _:
@@ -322,15 +379,23 @@ class Generation:
 
     async def _open(self, *, offset: int) -> Relay:
         self._source = await self._services.bus.open_stream(self._call.subject)
-        self._relay = Relay(
-            self._source,
+        self._relay = self._relay_of(self._source, offset=offset)
+        return self._relay
+
+    def _relay_of(self, source: TokenSource, *, offset: int) -> Relay:
+        return Relay(
+            source,
             self._services.bus,
             self._call.subject,
             offset=offset,
             limits=self._services.relay_limits,
+            on_accept=self._note_accepted,
             on_bad=self._note_bad,
         )
-        return self._relay
+
+    def _note_accepted(self, chunk: tokens_pb2.TokenChunk) -> None:
+        if self._query is not None:
+            self._query.recorder.take(chunk)
 
     def _note_bad(self, error: InvalidArgument) -> None:
         self._services.metrics.bad.note("chunk", error, subject=self._call.subject)
@@ -395,7 +460,7 @@ class Generation:
     def _settle(self, finished: FinishedRequest) -> None:
         has_received = self._relay is not None and self._relay.has_received
         has_job = self._is_submitted and (has_received or not self._is_unconfirmed)
-        if has_job and self._read.attempt_id:
+        if (has_job or self._is_answered) and self._read.attempt_id:
             settled = replace(finished, attempt_id=self._read.attempt_id, outcome=self._outcome)
             self._services.ledger.settle(settled)
 

@@ -18,6 +18,7 @@ from inferflux.common.errors import InvalidArgument
 from inferflux.v1 import inference_pb2, model_pb2, scheduler_pb2
 
 from . import validation
+from .answers.cache import Query, query_of
 from .caller import Caller
 from .generation import Call, Generation, Services
 from .spans import RequestSpan, note_caller, note_job
@@ -68,6 +69,7 @@ class Pipeline:
         self._models = models
         self._tokenizers = tokenizers
         self._services = services
+        self._answers = services.answers
         self._max_text_bytes = max_text_bytes
         self._max_resume_window_s = max_resume_window_s
 
@@ -195,7 +197,24 @@ class Pipeline:
             cache_scope=call.caller.cache_scope,
         )
         note_job(call.span, call.method, job, asked_priority=request.priority)
-        await generation.submit(card, job, prompt_field=prompt.field)
+        query = self._query(job, call, card, request)
+        cached = await self._answers.find(query) if self._answers and query else None
+        if cached is not None:
+            await generation.answer(card, job, cached)
+        else:
+            await generation.submit(card, job, prompt_field=prompt.field, query=query)
+
+    def _query(
+        self,
+        job: scheduler_pb2.InferenceRequest,
+        call: Call,
+        card: model_pb2.ModelCard,
+        request: inference_pb2.ChatRequest | inference_pb2.GenerateRequest,
+    ) -> Query | None:
+        """What the answer cache is asked; None where it is not to be used, or cannot be."""
+        if self._answers is None or call.caller.skips_answer_cache or request.skip_answer_cache:
+            return None
+        return query_of(job, request.params, model_digest=card.digest)
 
 
 def _check_request_id(request_id: str) -> None:

@@ -76,6 +76,7 @@ class Relay:
     Chunks that wait already are merged into one, so a slow client or a busy machine costs fewer messages.
 
     Args:
+        on_accept: given each chunk that is new, before it is merged with others.
         on_bad: told why a message was ignored.
     """
 
@@ -88,6 +89,7 @@ class Relay:
         offset: int = 0,
         limits: RelayLimits,
         clock: Callable[[], float] = time.monotonic,
+        on_accept: Callable[[tokens_pb2.TokenChunk], None] = lambda _chunk: None,
         on_bad: Callable[[InvalidArgument], None] = lambda _error: None,
     ) -> None:
         self.state = StreamState(offset)
@@ -97,6 +99,7 @@ class Relay:
         self._subject = subject
         self._limits = limits
         self._clock = clock
+        self._on_accept = on_accept
         self._on_bad = on_bad
         self._ready: deque[tokens_pb2.TokenChunk] = deque()
         # Chunks beyond a gap.
@@ -175,6 +178,8 @@ class Relay:
         """Judge a chunk; False if it has to wait behind a gap."""
         verdict = self.state.offer(chunk)
         if verdict is Verdict.ACCEPT:
+            self._on_accept(chunk)
+            chunk.ClearField("held_text")
             ready = self._ready
             if ready and can_merge(ready[-1], chunk):
                 merge(ready[-1], chunk)

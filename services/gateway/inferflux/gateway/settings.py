@@ -6,6 +6,7 @@ from pydantic_settings import SettingsConfigDict
 
 from inferflux.common.settings import ServiceSettings, setting
 
+from .answers.store import AnswerLimits
 from .model_tokenizer import TokenizerLimits
 from .relay import RelayLimits
 
@@ -38,6 +39,26 @@ class GatewaySettings(ServiceSettings):
     max_text_bytes: int = setting(4 << 20, "bytes of all texts of one request together", ge=1, le=15 << 20)
     cancel_timeout_s: float = setting(
         2.0, "longest wait for the scheduler to confirm a cancellation", gt=0, le=60, expert=True
+    )
+
+    answer_cache_bytes: int = setting(
+        0,
+        "Redis memory for the [answer cache](architecture.md#the-answer-cache), of all tenants; "
+        "0: no answer is kept",
+        ge=0,
+    )
+    answer_cache_tenant_bytes: int = setting(
+        0, "the same for each tenant. 0: all of it; the tenant with most of it loses answers first", ge=0
+    )
+    answer_cache_lifetime_s: float = setting(
+        3600.0, "how long an answer is kept after it was last used", ge=1, le=30 * 86_400
+    )
+    answer_cache_wait_s: float = setting(
+        0.02,
+        "longest wait for a look-up in the answer cache; then the answer is computed",
+        gt=0,
+        le=1,
+        expert=True,
     )
 
     gap_limit_s: float = setting(
@@ -100,6 +121,14 @@ class GatewaySettings(ServiceSettings):
             load_limit_s=self.tokenizer_load_limit_s,
             memory_bytes=self.tokenizer_memory_bytes,
             rendered_bytes=self.tokenizer_rendered_bytes,
+        )
+
+    @property
+    def answer_limits(self) -> AnswerLimits:
+        return AnswerLimits(
+            max_bytes=self.answer_cache_bytes,
+            tenant_bytes=self.answer_cache_tenant_bytes or self.answer_cache_bytes,
+            lifetime_s=self.answer_cache_lifetime_s,
         )
 
     @property

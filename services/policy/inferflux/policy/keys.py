@@ -48,7 +48,7 @@ class ApiKeyRecord:
     Attributes:
         max_priority: the most urgent priority of its requests; None leaves the ceiling to the settings.
         cache_scope: `OWN_TENANT`, or the name of a scope that tenants share; "" leaves it to the settings.
-        skips_answer_cache: whether its requests neither take answers from the answer cache nor keep theirs there.
+        skips_answer_cache: whether its requests leave the answer cache aside.
     """
 
     digest: str

@@ -40,7 +40,9 @@ class SettledRequest:
             message = f"{usage.cached_prompt_tokens} cached of {usage.prompt_tokens} prompt tokens"
             raise InvalidArgument(message, field="usage.cached_prompt_tokens")
         if usage.cached_completion_tokens > usage.completion_tokens:
-            message = f"{usage.cached_completion_tokens} cached of {usage.completion_tokens} completion tokens"
+            message = (
+                f"{usage.cached_completion_tokens} cached of {usage.completion_tokens} completion tokens"
+            )
             raise InvalidArgument(message, field="usage.cached_completion_tokens")
         return cls(
             request_id=parse_request_id(request.request_id),

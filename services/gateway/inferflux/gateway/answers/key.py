@@ -1,0 +1,75 @@
+"""Which requests have the same answer, and what that answer is called (pure)."""
+
+from __future__ import annotations
+
+from hashlib import blake2b
+from typing import Final
+
+from inferflux.common.cache_scope import cache_scope_of
+from inferflux.v1 import generation_pb2, scheduler_pb2
+
+# Bytes of a name.
+NAME_BYTES = 32
+
+# Of what is kept: raised whenever an older answer must not be read any more.
+_VERSION = "1"
+
+# What of a job does not decide its answer. Everything else does, fields that come later included.
+IRRELEVANT: Final = frozenset(
+    {
+        "request_id",
+        "priority",
+        "enqueued_unix_ms",
+        "deadline_unix_ms",
+        "epoch",
+        "traceparent",
+        "resume_window_s",
+        "attempt_id",
+        # They are in the scope.
+        "tenant",
+        "cache_scope",
+    }
+)
+
+
+def is_repeatable(params: generation_pb2.GenerationParams) -> bool:
+    """Whether the caller asks for one certain answer: a greedy one, or the one of a seed.
+
+    Args:
+        params: as the caller sent them. Resolved ones always have a seed.
+    """
+    sampling = params.sampling
+    is_greedy = sampling.HasField("temperature") and sampling.temperature == 0
+    return is_greedy or sampling.HasField("seed")
+
+
+def key_of(job: scheduler_pb2.InferenceRequest, *, model_digest: str, is_seeded: bool) -> bytes:
+    """All that decides the answer but `max_tokens`, which only says how much of it is wanted.
+
+    Args:
+        job: with resolved params.
+        is_seeded: whether the caller chose the seed. A drawn one decides nothing.
+    """
+    decisive = scheduler_pb2.InferenceRequest()
+    decisive.CopyFrom(job)
+    for field in IRRELEVANT:
+        decisive.ClearField(field)  # type: ignore[arg-type]
+    decisive.params.ClearField("max_tokens")
+    if not is_seeded:
+        decisive.params.sampling.ClearField("seed")
+    return _joined(
+        _VERSION.encode(),
+        cache_scope_of(job).encode(),
+        model_digest.encode(),
+        decisive.SerializeToString(deterministic=True),
+    )
+
+
+def name_of(key: bytes, salt: bytes) -> bytes:
+    """The key's name in Redis: without the deployment's secret it tells nothing, and cannot be guessed."""
+    return blake2b(key, key=salt, digest_size=NAME_BYTES).digest()
+
+
+def _joined(*parts: bytes) -> bytes:
+    """Each part with its length before it, so that no two lists of parts look alike."""
+    return b"".join(len(part).to_bytes(4, "little") + part for part in parts)

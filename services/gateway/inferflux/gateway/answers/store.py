@@ -1,0 +1,162 @@
+"""Answers in Redis, within a budget of each tenant and one of all tenants.
+
+    inferflux:{answers}:answer:<name>     string that expires: a sealed answer
+    inferflux:{answers}:entries           hash: name -> bytes and tenant
+    inferflux:{answers}:used              sorted set: name, by when it expires
+    inferflux:{answers}:used:<tenant>     the same of one tenant's
+    inferflux:{answers}:bytes             sorted set: `tenant/<tenant>` and `total`, by bytes
+
+A hit puts an answer's expiry off, so what expires first was used least recently: it is evicted first. A
+tenant beyond its budget evicts its own answers. Beyond the budget of all, the tenant with the most bytes
+loses its. So no tenant can push out the few answers of another.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, cast
+
+if TYPE_CHECKING:
+    from redis.asyncio import Redis
+
+PREFIX = "inferflux:{answers}:"
+# What an answer takes beside its own bytes: its name, five times, and Redis's own bookkeeping.
+OVERHEAD_BYTES = 512
+
+# KEYS: the answer. ARGV: prefix, name, milliseconds that it lives from now on.
+_FIND = """
+local prefix, name, lifetime_ms = ARGV[1], ARGV[2], tonumber(ARGV[3])
+local answer = redis.pcall('GET', KEYS[1])
+if type(answer) ~= 'string' then return false end
+local entry = redis.call('HGET', prefix .. 'entries', name)
+if entry then
+  local time = redis.call('TIME')
+  local expires_ms = time[1] * 1000 + math.floor(time[2] / 1000) + lifetime_ms
+  redis.call('PEXPIRE', KEYS[1], lifetime_ms)
+  redis.call('ZADD', prefix .. 'used', 'XX', expires_ms, name)
+  redis.call('ZADD', prefix .. 'used:' .. string.match(entry, ' (.*)'), 'XX', expires_ms, name)
+end
+return answer
+"""
+
+# KEYS: the answer. ARGV: prefix, name, milliseconds that it lives, tenant, answer, its bytes with all that
+# belongs to it, budgets of a tenant and of all. Returns the bytes of all, and how many answers were evicted.
+_KEEP = """
+local prefix, name, lifetime_ms, tenant = ARGV[1], ARGV[2], tonumber(ARGV[3]), ARGV[4]
+local size, tenant_budget, budget = tonumber(ARGV[6]), tonumber(ARGV[7]), tonumber(ARGV[8])
+local entries, used, bytes = prefix .. 'entries', prefix .. 'used', prefix .. 'bytes'
+local time = redis.call('TIME')
+local now_ms = time[1] * 1000 + math.floor(time[2] / 1000)
+
+local function add(member, more)
+  if tonumber(redis.call('ZINCRBY', bytes, more, member)) <= 0 then redis.call('ZREM', bytes, member) end
+end
+local function remove(gone)
+  redis.call('UNLINK', prefix .. 'answer:' .. gone)
+  redis.call('ZREM', used, gone)
+  local entry = redis.call('HGET', entries, gone)
+  if not entry then return end
+  local its_size, its_tenant = string.match(entry, '^(%d+) (.*)')
+  redis.call('HDEL', entries, gone)
+  redis.call('ZREM', used .. ':' .. its_tenant, gone)
+  add('tenant/' .. its_tenant, -its_size)
+  add('total', -its_size)
+end
+local function bytes_of(member) return tonumber(redis.call('ZSCORE', bytes, member) or '0') end
+local function evict_of(its_tenant)
+  local oldest = redis.call('ZRANGE', used .. ':' .. its_tenant, 0, 0)[1]
+  if oldest then remove(oldest) return 1 end
+  redis.call('ZREM', bytes, 'tenant/' .. its_tenant)
+  return 0
+end
+
+remove(name)
+for _, gone in ipairs(redis.call('ZRANGEBYSCORE', used, '-inf', now_ms, 'LIMIT', 0, 100)) do remove(gone) end
+local evicted, left = 0, 1000
+while bytes_of('tenant/' .. tenant) + size > tenant_budget and left > 0 do
+  evicted, left = evicted + evict_of(tenant), left - 1
+end
+while bytes_of('total') + size > budget and left > 0 do
+  local largest = redis.call('ZREVRANGE', bytes, 0, 1)
+  local its = largest[1]
+  if its == 'total' and largest[2] then its = largest[2] end
+  if its == 'total' then
+    redis.call('ZREM', bytes, its)
+  else
+    evicted = evicted + evict_of(string.sub(its, 8))
+  end
+  left = left - 1
+end
+if bytes_of('tenant/' .. tenant) + size <= tenant_budget and bytes_of('total') + size <= budget then
+  redis.call('SET', KEYS[1], ARGV[5], 'PX', lifetime_ms)
+  redis.call('HSET', entries, name, size .. ' ' .. tenant)
+  redis.call('ZADD', used, now_ms + lifetime_ms, name)
+  redis.call('ZADD', used .. ':' .. tenant, now_ms + lifetime_ms, name)
+  add('tenant/' .. tenant, size)
+  add('total', size)
+end
+return {bytes_of('total'), evicted}
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerLimits:
+    """What the answers may take.
+
+    Attributes:
+        max_bytes: of all tenants together.
+        tenant_bytes: of one tenant.
+        lifetime_s: after its last use, in seconds.
+    """
+
+    max_bytes: int
+    tenant_bytes: int
+    lifetime_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """What keeping one answer led to.
+
+    Attributes:
+        total_bytes: of all answers.
+        evicted: answers that had to go for it.
+    """
+
+    total_bytes: int
+    evicted: int
+
+
+class AnswerStore:
+    """Reads and writes sealed answers, in one round trip each. What Redis raises passes as it is."""
+
+    def __init__(self, redis: Redis, limits: AnswerLimits) -> None:
+        self._find = redis.register_script(_FIND)
+        self._keep = redis.register_script(_KEEP)
+        self._limits = limits
+
+    async def find(self, name: bytes) -> bytes | None:
+        """What is kept under a name. It lives as long again from now on."""
+        answer = await self._find([_key(name)], [PREFIX, name.hex(), self._lifetime_ms])
+        return answer if isinstance(answer, bytes) else None
+
+    def has_room_for(self, n_bytes: int) -> bool:
+        """Whether an answer of so many bytes fits the budgets at all."""
+        return n_bytes + OVERHEAD_BYTES <= min(self._limits.tenant_bytes, self._limits.max_bytes)
+
+    async def keep(self, name: bytes, sealed: bytes, *, tenant: str) -> Kept:
+        """Write an answer in place of what was kept under its name, and evict others for it as need be."""
+        limits = self._limits
+        size = len(sealed) + OVERHEAD_BYTES
+        arguments: list[str | bytes | int] = [PREFIX, name.hex(), self._lifetime_ms, tenant, sealed, size]
+        budgets = [limits.tenant_bytes, limits.max_bytes]
+        total, evicted = cast("list[int]", await self._keep([_key(name)], [*arguments, *budgets]))
+        return Kept(total, evicted)
+
+    @property
+    def _lifetime_ms(self) -> int:
+        return int(self._limits.lifetime_s * 1000)
+
+
+def _key(name: bytes) -> str:
+    return f"{PREFIX}answer:{name.hex()}"
