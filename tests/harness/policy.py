@@ -118,6 +118,7 @@ class PolicyProcess:
         scopes: tuple[str, ...] = ("inference",),
         max_priority: int | None = None,
         cache_scope: str = "",
+        skip_answer_cache: bool = False,
     ) -> policy_pb2.CreateApiKeyResponse:
         request = policy_pb2.CreateApiKeyRequest(
             tenant=tenant,
@@ -125,6 +126,7 @@ class PolicyProcess:
             scopes=scopes,
             max_priority=max_priority,
             cache_scope=cache_scope,
+            skip_answer_cache=skip_answer_cache,
         )
         return await self.stub.CreateApiKey(request, metadata=bearer(admin), timeout=10)
 

@@ -54,6 +54,15 @@ async def test_a_key_shares_cached_prefixes_with_its_tenant_alone_or_with_its_sc
         assert (await running.policy.admit(made.secret)).cache_scope == scope
 
 
+async def test_a_key_that_leaves_the_answer_cache_aside_says_so(running: Running) -> None:
+    plain = await running.policy.create_key(running.admin)
+    skipping = await running.policy.create_key(running.admin, skip_answer_cache=True)
+    listed = {k.key_id: k.skip_answer_cache for k in await running.policy.list_keys(running.admin)}
+    for made, skips in ((plain, False), (skipping, True)):
+        assert made.api_key.skip_answer_cache is listed[made.api_key.key_id] is skips
+        assert (await running.policy.admit(made.secret)).skip_answer_cache is skips
+
+
 async def test_a_revoked_key_is_refused_by_the_very_next_call(running: Running) -> None:
     for _ in range(20):
         made = await running.policy.create_key(running.admin)

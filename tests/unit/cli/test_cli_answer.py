@@ -44,6 +44,18 @@ def test_an_answer_of_one_message_has_no_rate() -> None:
     assert "tokens/s" not in answer.summary()
 
 
+def test_an_answer_from_the_cache_says_so() -> None:
+    answer = Answer(sent_at=0.0)
+    answer.take(chunk("ab", [1, 2]), 1.0)
+    answer.take(finished_chunk(), 1.0)
+    assert "cache" not in answer.summary()
+    cached = finished_chunk()
+    cached.finished.usage.cached_completion_tokens = 5
+    answer.take(cached, 1.0)
+    assert "from the answer cache" in answer.summary()
+    assert answer.as_dict()["cached_completion_tokens"] == 5
+
+
 def test_json_holds_usage_and_the_reason_it_ended() -> None:
     answer = Answer(sent_at=0.0)
     answer.take(chunk("hé", [1]), 0.25)
@@ -55,6 +67,7 @@ def test_json_holds_usage_and_the_reason_it_ended() -> None:
         "prompt_tokens": 7,
         "cached_prompt_tokens": 2,
         "completion_tokens": 5,
+        "cached_completion_tokens": 0,
         "ttft_ms": 250.0,
         "tokens_per_s": None,
     }

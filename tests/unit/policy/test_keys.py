@@ -62,12 +62,19 @@ def test_a_key_is_stored_by_its_sha256_and_named_after_it() -> None:
     created=st.integers(min_value=0, max_value=2**53),
     ceiling=st.none() | st.integers(-100, 100),
     cache_scope=st.sampled_from(["", "tenant", "catalogue"]),
+    skips=st.booleans(),
 )
 def test_a_record_survives_being_written_and_read(
-    tenant: str, name: str, scopes: set[Scope], created: int, ceiling: int | None, cache_scope: str
+    tenant: str,
+    name: str,
+    scopes: set[Scope],
+    created: int,
+    ceiling: int | None,
+    cache_scope: str,
+    skips: bool,
 ) -> None:
     granted = tuple(s for s in Scope if s in scopes)
-    record = ApiKeyRecord("0f" * 32, tenant, name, granted, created, ceiling, cache_scope)
+    record = ApiKeyRecord("0f" * 32, tenant, name, granted, created, ceiling, cache_scope, skips)
     fields = {k.encode(): v.encode() for k, v in record.fields().items()}
     assert ApiKeyRecord.from_fields(record.digest, fields) == record
 

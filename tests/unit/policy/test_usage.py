@@ -19,7 +19,9 @@ def settle_request(**changes: Any) -> policy_pb2.SettleRequest:
         "key_id": "key_" + "0" * 16,
         "model": "demo",
         "outcome": "stop",
-        "usage": generation_pb2.Usage(prompt_tokens=12, cached_prompt_tokens=8, completion_tokens=30),
+        "usage": generation_pb2.Usage(
+            prompt_tokens=12, cached_prompt_tokens=8, completion_tokens=30, cached_completion_tokens=20
+        ),
     }
     return policy_pb2.SettleRequest(**(fields | changes))
 
@@ -30,6 +32,7 @@ def test_a_settled_request_adds_itself_and_its_tokens() -> None:
         "prompt_tokens": 12,
         "cached_prompt_tokens": 8,
         "completion_tokens": 30,
+        "cached_completion_tokens": 20,
     }
 
 
@@ -40,6 +43,7 @@ def test_a_request_that_never_ran_adds_itself_alone() -> None:
         "prompt_tokens": 0,
         "cached_prompt_tokens": 0,
         "completion_tokens": 0,
+        "cached_completion_tokens": 0,
     }
 
 
@@ -60,6 +64,10 @@ def test_a_request_that_never_ran_adds_itself_alone() -> None:
         (
             "usage.cached_prompt_tokens",
             {"usage": generation_pb2.Usage(prompt_tokens=1, cached_prompt_tokens=2)},
+        ),
+        (
+            "usage.cached_completion_tokens",
+            {"usage": generation_pb2.Usage(completion_tokens=1, cached_completion_tokens=2)},
         ),
     ],
 )

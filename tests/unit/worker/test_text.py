@@ -82,3 +82,19 @@ def test_a_replayed_assembler_goes_on_where_the_first_one_was(split_at: int) -> 
     for p in pieces[:split_at]:
         again.push(p)
     assert [again.push(p) for p in pieces[split_at:]][: 11 - split_at] == shown[split_at:]
+
+
+@given(
+    st.text(alphabet="abé€\ufffd", max_size=40),
+    st.lists(st.text(alphabet="abé\ufffd", min_size=1, max_size=4), max_size=3),
+    st.lists(st.integers(min_value=0, max_value=200)),
+)
+def test_what_is_held_is_what_the_end_would_release(text: str, stop: list[str], cuts: list[int]) -> None:
+    pieces = pieces_of(text, cuts)
+    for n in range(len(pieces) + 1):
+        assembler = TextAssembler(stop)
+        for piece in pieces[:n]:
+            assembler.push(piece)
+        held = assembler.held
+        assert assembler.held == held  # asking changes nothing
+        assert held == assembler.finish()

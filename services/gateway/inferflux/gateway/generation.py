@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Self
@@ -203,15 +204,18 @@ class Generation:
             prompt_tokens=len(request.prompt_token_ids),
         )
         messages = [chunk.SerializeToString() for chunk in chunks]
-        with contextlib.suppress(Unavailable):
-            for message in messages:
-                await self._services.bus.publish(self._call.subject, message)
+        self._services.background.start(self._publish(messages))
         self._relay = self._relay_of(StoredChunks(messages), offset=0)
         self._begin(card, request)
         self._usage.CopyFrom(chunks[-1].finished.usage)
         self._is_usage_final = True
         self._is_answered = True
         self._call.span.event("answered_from_cache")
+
+    async def _publish(self, messages: Iterable[bytes]) -> None:
+        with contextlib.suppress(Unavailable):
+            for message in messages:
+                await self._services.bus.publish(self._call.subject, message)
 
     async def _check_id(self, request_id: str) -> None:
         if self._call.context.is_id_chosen and await replayed(self._services.bus, self._call.subject):

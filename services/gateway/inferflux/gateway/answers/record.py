@@ -14,8 +14,6 @@ from google.protobuf.message import DecodeError
 
 from inferflux.v1 import answers_pb2, generation_pb2, tokens_pb2
 
-from inferflux.gateway.stream_state import can_merge, merge
-
 STOP: Final = generation_pb2.FINISH_REASON_STOP
 LENGTH: Final = generation_pb2.FINISH_REASON_LENGTH
 
@@ -87,7 +85,10 @@ def cut(answer: answers_pb2.CachedAnswer, max_tokens: int) -> answers_pb2.Cached
 def stream_of(
     answer: answers_pb2.CachedAnswer, *, request_id: str, attempt_id: str, prompt_tokens: int
 ) -> list[tokens_pb2.TokenChunk]:
-    """The chunks that a worker would have published: the first has started, the last has finished."""
+    """The chunks that a worker would have published: the first has started, the last has finished.
+
+    They are as small as they were: who resumes a stream within a chunk misses the rest of its text.
+    """
     chunks = [_chunk(request_id)]
     chunks[0].started.SetInParent()
     last = _chunk(request_id)
@@ -97,10 +98,7 @@ def stream_of(
             continue
         chunk = _chunk(request_id, offset=kept.offset, token_ids=kept.token_ids, text=kept.text)
         chunk.logprobs.extend(kept.logprobs)
-        if can_merge(chunks[-1], chunk):
-            merge(chunks[-1], chunk)
-        else:
-            chunks.append(chunk)
+        chunks.append(chunk)
     last.offset = chunks[-1].offset + len(chunks[-1].token_ids)
     last.attempt_id = attempt_id
     last.finished.reason = answer.reason

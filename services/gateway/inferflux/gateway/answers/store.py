@@ -64,7 +64,7 @@ local function remove(gone)
 end
 local function bytes_of(member) return tonumber(redis.call('ZSCORE', bytes, member) or '0') end
 local function evict_of(its_tenant)
-  local oldest = redis.call('ZRANGE', used .. ':' .. its_tenant, 0, 0)[1]
+  local oldest = redis.call('ZPOPMIN', used .. ':' .. its_tenant)[1]
   if oldest then remove(oldest) return 1 end
   redis.call('ZREM', bytes, 'tenant/' .. its_tenant)
   return 0

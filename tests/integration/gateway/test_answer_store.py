@@ -1,0 +1,130 @@
+"""Answers in a real valkey-server: what they take, and which of them go."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import AsyncIterator
+
+import pytest
+from redis.asyncio import Redis
+
+from inferflux.common import store
+from inferflux.common.servers import ServerProcess
+from inferflux.gateway.answers.store import OVERHEAD_BYTES, PREFIX, AnswerLimits, AnswerStore
+
+# What one answer of the tests takes.
+SIZE = 1000
+DATA = b"x" * (SIZE - OVERHEAD_BYTES)
+
+
+def name() -> bytes:
+    return uuid.uuid4().bytes * 2
+
+
+@pytest.fixture
+async def redis(private_valkey: ServerProcess) -> AsyncIterator[Redis]:
+    client = store.connect(private_valkey.url)
+    yield client
+    await client.aclose()
+
+
+def answers(
+    redis: Redis, *, answers_of_all: int = 100, of_tenant: int = 100, lifetime_s: float = 60
+) -> AnswerStore:
+    return AnswerStore(redis, AnswerLimits(answers_of_all * SIZE, of_tenant * SIZE, lifetime_s))
+
+
+async def fill(cache: AnswerStore, tenant: str, n: int) -> list[bytes]:
+    names = [name() for _ in range(n)]
+    for each in names:
+        await cache.keep(each, DATA, tenant=tenant)
+    return names
+
+
+async def there(cache: AnswerStore, names: list[bytes]) -> list[bool]:
+    return [await cache.find(each) is not None for each in names]
+
+
+async def bytes_of(redis: Redis) -> dict[str, int]:
+    return {k.decode(): int(v) for k, v in await redis.zrange(f"{PREFIX}bytes", 0, -1, withscores=True)}
+
+
+async def test_what_is_kept_is_found_and_counted(redis: Redis) -> None:
+    cache = answers(redis)
+    one = name()
+    assert await cache.find(one) is None
+    kept = await cache.keep(one, DATA, tenant="acme")
+    assert (kept.total_bytes, kept.evicted) == (SIZE, 0)
+    assert await cache.find(one) == DATA
+    await cache.keep(one, DATA + b"more", tenant="acme")  # in its place
+    assert await cache.find(one) == DATA + b"more"
+    assert await bytes_of(redis) == {"tenant/acme": SIZE + 4, "total": SIZE + 4}
+
+
+async def test_a_tenant_beyond_its_budget_evicts_its_own_answers_used_least_recently(redis: Redis) -> None:
+    cache = answers(redis, of_tenant=3)
+    others = await fill(cache, "other", 3)
+    own = await fill(cache, "acme", 3)
+    async for _ in _ticks(redis):
+        assert await cache.find(own[0]) == DATA  # used again
+    kept = await cache.keep(name(), DATA, tenant="acme")
+    assert kept.evicted == 1
+    assert await there(cache, own) == [True, False, True]
+    assert await there(cache, others) == [True] * 3
+
+
+async def test_beyond_the_budget_of_all_the_largest_tenant_loses_answers(redis: Redis) -> None:
+    cache = answers(redis, answers_of_all=5)
+    small = await fill(cache, "small", 1)
+    large = await fill(cache, "large", 4)
+    assert (await cache.keep(name(), DATA, tenant="third")).evicted == 1
+    assert await there(cache, small) == [True]
+    assert sum(await there(cache, large)) == 3
+    await fill(cache, "large", 20)
+    assert await there(cache, small) == [True]
+    assert (await bytes_of(redis))["total"] == 5 * SIZE
+
+
+async def test_an_answer_lives_for_so_long_after_its_last_use_and_then_counts_no_more(redis: Redis) -> None:
+    one, other = name(), name()
+    await answers(redis, lifetime_s=3600).keep(one, DATA, tenant="acme")
+    assert 3_500_000 < await redis.pttl(f"{PREFIX}answer:{one.hex()}") <= 3_600_000
+    await answers(redis, lifetime_s=0.001).find(one)  # by a gateway that keeps them for a moment
+    async for _ in _ticks(redis):
+        pass
+    assert await answers(redis).find(one) is None
+    await answers(redis).keep(other, DATA, tenant="acme")
+    assert await bytes_of(redis) == {"tenant/acme": SIZE, "total": SIZE}
+
+
+async def test_an_answer_that_another_tenant_of_the_scope_writes_again_is_theirs(redis: Redis) -> None:
+    cache = answers(redis)
+    one = name()
+    await cache.keep(one, DATA, tenant="acme")
+    await cache.keep(one, DATA, tenant="other")
+    assert await bytes_of(redis) == {"tenant/other": SIZE, "total": SIZE}
+
+
+async def test_what_is_larger_than_a_budget_has_no_room(redis: Redis) -> None:
+    cache = answers(redis, answers_of_all=2, of_tenant=1)
+    assert cache.has_room_for(len(DATA))
+    assert not cache.has_room_for(len(DATA) + 1)
+
+
+@pytest.mark.parametrize("lost", ["bytes", "entries", "used", "used:acme"])
+async def test_a_store_that_lost_part_of_its_accounts_still_keeps_answers(redis: Redis, lost: str) -> None:
+    cache = answers(redis, answers_of_all=3, of_tenant=3)
+    await fill(cache, "acme", 3)
+    await redis.delete(f"{PREFIX}{lost}")
+    names = await fill(cache, "acme", 10)
+    assert (await there(cache, names))[-1]
+    assert (await bytes_of(redis))["total"] <= 3 * SIZE
+
+
+async def _ticks(redis: Redis) -> AsyncIterator[None]:
+    """Once more after a few milliseconds of the server's clock: two uses are then of different times."""
+    first = await redis.time()
+    yield
+    while (now := await redis.time()) and (now[0] - first[0]) * 1_000_000 + now[1] - first[1] < 5000:
+        pass
+    yield
