@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import AsyncIterator
+from typing import cast
 
 import pytest
 from redis.asyncio import Redis
@@ -46,7 +47,8 @@ async def there(cache: AnswerStore, names: list[bytes]) -> list[bool]:
 
 
 async def bytes_of(redis: Redis) -> dict[str, int]:
-    return {k.decode(): int(v) for k, v in await redis.zrange(f"{PREFIX}bytes", 0, -1, withscores=True)}
+    members = await redis.zrange(f"{PREFIX}bytes", 0, -1, withscores=True)
+    return {k.decode(): int(v) for k, v in cast("list[tuple[bytes, float]]", members)}
 
 
 async def test_what_is_kept_is_found_and_counted(redis: Redis) -> None:

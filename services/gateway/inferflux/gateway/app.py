@@ -27,7 +27,7 @@ from inferflux.v1 import (
 
 from .admin_servicer import AdminServicer
 from .admission import Admission
-from .answers.cache import AnswerCache, AnswerMetrics
+from .answers.cache import AnswerCache
 from .canceller import Canceller
 from .cluster_servicer import ClusterServicer
 from .generation import Services
@@ -117,7 +117,7 @@ async def _open(settings: GatewaySettings, stack: AsyncExitStack, tracer: Tracer
     answers: AnswerCache | None = None
     if settings.answer_cache_bytes:
         wait_s = settings.answer_cache_wait_s
-        answers = AnswerCache(redis, settings.answer_limits, background, AnswerMetrics(), wait_s=wait_s)
+        answers = AnswerCache(redis, settings.answer_limits, background, metrics.answers, wait_s=wait_s)
         reporting.start(answers.run())
     admission = Admission(policy_channel, timeout_s=settings.policy_timeout_s)
     services = Services(

@@ -12,6 +12,8 @@ from inferflux.common.metrics import (
     TIME_TO_FIRST_TOKEN_BUCKETS_S,
 )
 
+from .answers.metrics import AnswerMetrics
+
 
 class ModelMetrics:
     """The metrics of one model, looked up once so that a token costs no look-up."""
@@ -84,6 +86,7 @@ class GatewayMetrics:
             "Token streams that are open, those whose client has left included.",
             registry=registry,
         )
+        self.answers = AnswerMetrics(registry)
 
     def of(self, model: str) -> ModelMetrics:
         """Of one model, whose name must be that of a served one: labels have to stay bounded."""

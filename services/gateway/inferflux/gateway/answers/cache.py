@@ -6,16 +6,15 @@ import asyncio
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge
 from redis.exceptions import RedisError
 
 from inferflux.common import logs
-from inferflux.common.metrics import PREFIX
 from inferflux.common.prefixes.salt import SharedSalt
 from inferflux.common.tasks import Background
 from inferflux.v1 import answers_pb2, generation_pb2, scheduler_pb2
 
 from . import key as keys
+from .metrics import AnswerMetrics
 from .record import Recorder, cut, seal, unseal
 from .store import AnswerLimits, AnswerStore
 
@@ -29,41 +28,6 @@ _KEEP_LIMIT_S = 1.0
 _AWAY = (RedisError, OSError, TimeoutError)
 
 log = logs.get()
-
-
-class AnswerMetrics:
-    """What the cache gives, and what it takes."""
-
-    def __init__(self, registry: CollectorRegistry = REGISTRY) -> None:
-        name, model = f"{PREFIX}_answer_cache", ["model"]
-        self.queries = Counter(
-            f"{name}_queries", "Requests that were looked up in the answer cache.", model, registry=registry
-        )
-        self.hits = Counter(
-            f"{name}_hits", "Requests that were answered from the answer cache.", model, registry=registry
-        )
-        self.tokens = Counter(
-            f"{name}_tokens", "Generated tokens that came from the answer cache.", model, registry=registry
-        )
-        self.failures = Counter(
-            f"{name}_failures",
-            "Look-ups and writes that failed: Redis was `away` or too slow, or an answer was `corrupt`.",
-            ["reason"],
-            registry=registry,
-        )
-        self.evictions = Counter(
-            f"{name}_evictions",
-            "Answers that this gateway evicted from the answer cache for others.",
-            registry=registry,
-        )
-        self.bytes = Gauge(
-            f"{name}_bytes",
-            "Bytes of all answers in the answer cache when this gateway last wrote one.",
-            registry=registry,
-        )
-        self.up = Gauge(
-            f"{name}_up", "1 while Redis answers this gateway in time, else 0.", registry=registry
-        )
 
 
 @dataclass(frozen=True, slots=True)
