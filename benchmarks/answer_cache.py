@@ -23,6 +23,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+import grpc.aio
 from rich.console import Console
 from rich.table import Table
 
@@ -49,8 +50,9 @@ class Timed:
 class Asker:
     """Asks a stack, one request at a time."""
 
-    def __init__(self, stack: Stack, stub: inference_pb2_grpc.InferenceServiceStub, max_tokens: int) -> None:
-        self._stack, self._stub, self._max_tokens = stack, stub, max_tokens
+    def __init__(self, stack: Stack, channel: grpc.aio.Channel, max_tokens: int) -> None:
+        self._stack, self._max_tokens = stack, max_tokens
+        self._stub = inference_pb2_grpc.InferenceServiceStub(channel)
 
     async def ask(self, ids: list[int], *, kind: str) -> Timed:
         """Time one request.
@@ -82,7 +84,7 @@ class Asker:
 
 async def measure(options: argparse.Namespace) -> dict[str, list[Timed]]:
     """Times of each kind, by round."""
-    rng = random.Random(options.seed)  # noqa: S311
+    rng = random.Random(options.seed)
     env = {"INFERFLUX_GATEWAY_ANSWER_CACHE_BYTES": str(64 << 20)}
     times: dict[str, list[Timed]] = {kind: [] for kind in KINDS}
 
@@ -93,7 +95,7 @@ async def measure(options: argparse.Namespace) -> dict[str, list[Timed]]:
         Stack(StackOptions(service_env={"gateway": env})) as stack,
         grpc_client.channel(stack.endpoint) as channel,
     ):
-        asker = Asker(stack, inference_pb2_grpc.InferenceServiceStub(channel), options.max_tokens)
+        asker = Asker(stack, channel, options.max_tokens)
         await asyncio.sleep(2)  # the gateway and Redis have agreed on a salt
         known = new_prompt()
         await asker.ask(known, kind="missed")
