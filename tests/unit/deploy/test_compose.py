@@ -226,9 +226,11 @@ def test_the_operator_may_choose_the_key_the_model_and_the_slots() -> None:
         "INFERFLUX_WORKER_HOST_BYTES": "1000",
         "INFERFLUX_WORKER_DISK_BYTES": "0",
         "INFERFLUX_GATEWAY_PORT": "50061",
+        "INFERFLUX_GATEWAY_ANSWER_CACHE_BYTES": "2000",
     }
     services = read_compose(chosen)["services"]
     assert services["gateway"]["ports"] == ["127.0.0.1:50061:50051"]
+    assert services["gateway"]["environment"]["INFERFLUX_GATEWAY_ANSWER_CACHE_BYTES"] == "2000"
     assert services["policy"]["environment"]["INFERFLUX_POLICY_BOOTSTRAP_KEY"] == "ifx_" + "k" * 43
     for name in ("worker", "worker-gpu"):
         assert services[name]["environment"]["INFERFLUX_WORKER_MODEL_PATH"] == "/models/other.gguf"

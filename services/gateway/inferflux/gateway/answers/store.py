@@ -2,7 +2,7 @@
 
     inferflux:{answers}:answer:<name>     string that expires: a sealed answer
     inferflux:{answers}:entries           hash: name -> bytes and tenant
-    inferflux:{answers}:used              sorted set: name, by when it expires
+    inferflux:{answers}:used              sorted set: name, by when it expires in microseconds
     inferflux:{answers}:used:<tenant>     the same of one tenant's
     inferflux:{answers}:bytes             sorted set: `tenant/<tenant>` and `total`, by bytes
 
@@ -31,10 +31,10 @@ if type(answer) ~= 'string' then return false end
 local entry = redis.call('HGET', prefix .. 'entries', name)
 if entry then
   local time = redis.call('TIME')
-  local expires_ms = time[1] * 1000 + math.floor(time[2] / 1000) + lifetime_ms
+  local expires_us = time[1] * 1000000 + time[2] + lifetime_ms * 1000
   redis.call('PEXPIRE', KEYS[1], lifetime_ms)
-  redis.call('ZADD', prefix .. 'used', 'XX', expires_ms, name)
-  redis.call('ZADD', prefix .. 'used:' .. string.match(entry, ' (.*)'), 'XX', expires_ms, name)
+  redis.call('ZADD', prefix .. 'used', 'XX', expires_us, name)
+  redis.call('ZADD', prefix .. 'used:' .. string.match(entry, ' (.*)'), 'XX', expires_us, name)
 end
 return answer
 """
@@ -46,7 +46,8 @@ local prefix, name, lifetime_ms, tenant = ARGV[1], ARGV[2], tonumber(ARGV[3]), A
 local size, tenant_budget, budget = tonumber(ARGV[6]), tonumber(ARGV[7]), tonumber(ARGV[8])
 local entries, used, bytes = prefix .. 'entries', prefix .. 'used', prefix .. 'bytes'
 local time = redis.call('TIME')
-local now_ms = time[1] * 1000 + math.floor(time[2] / 1000)
+local now_us = time[1] * 1000000 + time[2]
+local expires_us = now_us + lifetime_ms * 1000
 
 local function add(member, more)
   if tonumber(redis.call('ZINCRBY', bytes, more, member)) <= 0 then redis.call('ZREM', bytes, member) end
@@ -71,7 +72,7 @@ local function evict_of(its_tenant)
 end
 
 remove(name)
-for _, gone in ipairs(redis.call('ZRANGEBYSCORE', used, '-inf', now_ms, 'LIMIT', 0, 100)) do remove(gone) end
+for _, gone in ipairs(redis.call('ZRANGEBYSCORE', used, '-inf', now_us, 'LIMIT', 0, 100)) do remove(gone) end
 local evicted, left = 0, 1000
 while bytes_of('tenant/' .. tenant) + size > tenant_budget and left > 0 do
   evicted, left = evicted + evict_of(tenant), left - 1
@@ -90,8 +91,8 @@ end
 if bytes_of('tenant/' .. tenant) + size <= tenant_budget and bytes_of('total') + size <= budget then
   redis.call('SET', KEYS[1], ARGV[5], 'PX', lifetime_ms)
   redis.call('HSET', entries, name, size .. ' ' .. tenant)
-  redis.call('ZADD', used, now_ms + lifetime_ms, name)
-  redis.call('ZADD', used .. ':' .. tenant, now_ms + lifetime_ms, name)
+  redis.call('ZADD', used, expires_us, name)
+  redis.call('ZADD', used .. ':' .. tenant, expires_us, name)
   add('tenant/' .. tenant, size)
   add('total', size)
 end
