@@ -15,12 +15,12 @@ import redis.asyncio
 from harness.client import MODEL, Answer, Client, countdown, prompt, undisturbed
 from harness.cuttable import CuttableProxy
 from harness.inferctl import run
+from harness.keys import key_of
 
 from inferflux.cli.stack import Stack, StackOptions
-from inferflux.common import grpc_client
 from inferflux.common.servers import free_port
 from inferflux.policy.store import PolicyStore
-from inferflux.v1 import cluster_pb2, generation_pb2, inference_pb2, policy_pb2, policy_pb2_grpc
+from inferflux.v1 import cluster_pb2, generation_pb2, inference_pb2
 
 pytestmark = pytest.mark.e2e
 
@@ -169,16 +169,6 @@ async def test_requests_that_no_client_resumes_end_with_their_window_and_are_cou
             while (await store.usage("leaver")).get("requests") != len(answers):
                 await asyncio.sleep(0.05)
         assert (await store.usage("leaver"))["completion_tokens"] == n_tokens
-
-
-async def key_of(stack: Stack, tenant: str) -> str:
-    """An API key of a tenant of the test's own."""
-    address = stack.processes["policy"].spec.env["INFERFLUX_POLICY_LISTEN"]
-    request = policy_pb2.CreateApiKeyRequest(tenant=tenant, name="test", scopes=["inference"])
-    async with grpc_client.channel(address) as channel:
-        stub = policy_pb2_grpc.PolicyServiceStub(channel)
-        made = await stub.CreateApiKey(request, metadata=grpc_client.outgoing(api_key=stack.api_key))
-    return str(made.secret)
 
 
 async def test_inferctl_resumes_by_itself_without_losing_or_repeating_a_token(stack: Stack) -> None:
