@@ -1,8 +1,8 @@
 """A compressed trie over token ids: which sequence holds the longest prefix of a prompt (pure).
 
-Each scope has a tree of its own: nothing is found across scopes. An edge is an array of token ids. It ends
-where sequences part, and where one ended. Each piece so keeps the time of its own last use, and the piece
-that was not used for the longest time is evicted first.
+Each scope has a tree of its own: nothing is found across scopes. An edge has its token ids as bytes, which
+are compared many at a time. It ends where sequences part, and where one ended. Each piece so keeps the time
+of its own last use, and the piece that was not used for the longest time is evicted first.
 
 A holder is a sequence that has the tokens of a node in its KV cells. It is pinned while it is a request's:
 then it is neither evicted nor superseded. After RadixAttention of SGLang (Zheng et al., 2023).
@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 TokenArray = NDArray[np.int32]
+_ID_BYTES = 4
 
 
 # With the holder, its scope, its tokens, and how many of them are held by some sequence afterwards.
@@ -42,11 +43,12 @@ class Eviction(NamedTuple):
 class _Node:
     """The piece of token ids that ends at position `end`."""
 
-    tokens: TokenArray
+    tokens: bytes
     above: _Node | None
     end: int
     last_used: int
-    below: dict[int, _Node] = field(default_factory=dict)
+    # By the first token.
+    below: dict[bytes, _Node] = field(default_factory=dict)
     holders: list[int] = field(default_factory=list)
 
 
@@ -80,7 +82,7 @@ class RadixPrefixCache:
         root = self._roots.get(scope)
         if root is None:
             return Match(0, None)
-        node, matched = self._descend(root, tokens)
+        node, matched = self._descend(root, _bytes_of(tokens))
         if matched == 0:
             return Match(0, None)
         while not node.holders:
@@ -145,56 +147,56 @@ class RadixPrefixCache:
     def tokens_of(self, holder: int) -> TokenArray:
         """All token ids of a known holder."""
         pieces = [node.tokens for node in self._path(self._places[holder][1])]
-        return np.concatenate(pieces[::-1])
+        return np.frombuffer(b"".join(pieces[::-1]), np.int32)
 
     def scope_of(self, holder: int) -> str:
         """The scope of a known holder."""
         return self._places[holder][0]
 
-    def _descend(self, root: _Node, tokens: TokenArray) -> tuple[_Node, int]:
-        """(the node within which the longest match ends, its length)."""
+    def _descend(self, root: _Node, tokens: bytes) -> tuple[_Node, int]:
+        """(the node within which the longest match ends, its length in tokens)."""
         self._clock += 1
-        node, at, n = root, 0, tokens.shape[0]
+        node, at, n = root, 0, len(tokens)
         while at < n:
-            below = node.below.get(int(tokens[at]))
+            below = node.below.get(tokens[at : at + _ID_BYTES])
             if below is None:
                 break
             node = below
-            common = _n_common(node.tokens, tokens[at:])
-            at += common
-            if common < node.tokens.shape[0]:
-                break
+            if not tokens.startswith(node.tokens, at):
+                return node, at // _ID_BYTES + _n_common(node.tokens, tokens[at : at + len(node.tokens)])
+            at += len(node.tokens)
             node.last_used = self._clock
-        return node, at
+        return node, at // _ID_BYTES
 
     def _insert(self, scope: str, tokens: TokenArray) -> _Node:
         """The node that ends with `tokens`."""
         self.version += 1
         root = self._roots.get(scope)
         if root is None:
-            root = self._roots[scope] = _Node(tokens[:0].copy(), None, 0, 0)
-        node, at = self._descend(root, tokens)
+            root = self._roots[scope] = _Node(b"", None, 0, 0)
+        data = _bytes_of(tokens)
+        node, at = self._descend(root, data)
         if at < node.end:
             node = self._divide(node, at)
         node.last_used = self._clock
         if at < tokens.shape[0]:
-            rest = np.array(tokens[at:], np.int32)
+            rest = data[at * _ID_BYTES :]
             below = _Node(rest, node, tokens.shape[0], self._clock)
-            node.below[int(rest[0])] = below
+            node.below[rest[:_ID_BYTES]] = below
             node = below
-            self.n_tokens += rest.shape[0]
+            self.n_tokens += tokens.shape[0] - at
         return node
 
     def _divide(self, node: _Node, at: int) -> _Node:
         """Divide a piece at position `at`, which it has; returns its first part."""
         above = node.above
         assert above is not None  # noqa: S101 - the root has no piece
-        n = at - above.end
-        first = _Node(node.tokens[:n].copy(), above, at, node.last_used)
-        above.below[int(first.tokens[0])] = first
-        node.tokens = node.tokens[n:].copy()
+        n = (at - above.end) * _ID_BYTES
+        first = _Node(node.tokens[:n], above, at, node.last_used)
+        above.below[first.tokens[:_ID_BYTES]] = first
+        node.tokens = node.tokens[n:]
         node.above = first
-        first.below[int(node.tokens[0])] = node
+        first.below[node.tokens[:_ID_BYTES]] = node
         return first
 
     def _supersede(self, node: _Node) -> list[int]:
@@ -216,8 +218,8 @@ class RadixPrefixCache:
             if above is None:
                 del self._roots[scope]
                 return
-            del above.below[int(node.tokens[0])]
-            self.n_tokens -= node.tokens.shape[0]
+            del above.below[node.tokens[:_ID_BYTES]]
+            self.n_tokens -= node.end - above.end
             node = above
 
     @staticmethod
@@ -228,9 +230,13 @@ class RadixPrefixCache:
             node = node.above
 
 
-def _n_common(a: TokenArray, b: TokenArray) -> int:
+def _bytes_of(tokens: TokenArray) -> bytes:
+    return tokens.astype(np.int32, copy=False).tobytes()
+
+
+def _n_common(a: bytes, b: bytes) -> int:
     """How many first tokens are the same."""
-    n = min(a.shape[0], b.shape[0])
-    differs = a[:n] != b[:n]
+    n = min(len(a), len(b)) // _ID_BYTES
+    differs = np.frombuffer(a, np.int32, n) != np.frombuffer(b, np.int32, n)
     first = int(differs.argmax())
     return first if differs[first] else n
