@@ -8,9 +8,9 @@ CELL_S = 1e-6
 STEP_S = 0.01
 
 
-def serve(rent: Rent, steps: int, *, cached_cells: int = 0, n_decoding: int = 8) -> None:
+def serve(rent: Rent, steps: int, *, cached_cells: int = 0, rows: int = 8) -> None:
     for _ in range(steps):
-        rent.step(STEP_S, n_decoding=n_decoding, n_prefill=0, cached_cells=cached_cells)
+        rent.step(STEP_S, rows=rows, n_prefill=0, cached_cells=cached_cells)
 
 
 def test_what_nobody_asks_for_is_cut_to_a_small_part_of_the_time() -> None:
@@ -24,7 +24,7 @@ def test_what_nobody_asks_for_is_cut_to_a_small_part_of_the_time() -> None:
 
 def test_hits_pay_for_cells_that_stay() -> None:
     rent = Rent(CELL_S)
-    rent.step(1.0, n_decoding=0, n_prefill=1000, cached_cells=0)
+    rent.step(1.0, rows=0, n_prefill=1000, cached_cells=0)
     for _ in range(100):
         serve(rent, 10, cached_cells=1000)
         rent.hit(500)
@@ -33,7 +33,7 @@ def test_hits_pay_for_cells_that_stay() -> None:
 
 def test_hits_of_long_ago_do_not_pay_for_ever() -> None:
     rent = Rent(CELL_S)
-    rent.step(1.0, n_decoding=0, n_prefill=1000, cached_cells=0)
+    rent.step(1.0, rows=0, n_prefill=1000, cached_cells=0)
     for _ in range(10_000):
         rent.hit(1000)
     serve(rent, 10_000, cached_cells=1000)

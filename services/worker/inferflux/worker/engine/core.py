@@ -183,7 +183,7 @@ class Engine:
         self._budget.observe(
             plan.n_prefill, len(plan.decoding), ended - planned, in_prefill_context=plan.in_prefill_context
         )
-        self._memory.prefixes.pay(ended - planned, n_decoding=len(plan.decoding), n_prefill=plan.n_prefill)
+        self._memory.prefixes.pay(ended - planned, plan)
         stats = self._report.stats
         stats.prefill_tokens = plan.n_prefill
         stats.decode_tokens = len(plan.decoding)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from inferflux.v1 import engine_pb2
 
+from .planner import StepPlan
 from .radix import BeforeEviction, Match, RadixPrefixCache, TokenArray
 from .rent import Rent
 from .seq_ids import SeqIds
@@ -135,13 +136,15 @@ class PrefixCache:
         while (self._seq_ids.ledger.free < cells or self._seq_ids.n_free < ids) and self._evict():
             pass
 
-    def pay(self, seconds: float, *, n_decoding: int, n_prefill: int) -> None:
+    def pay(self, seconds: float, plan: StepPlan) -> None:
         """Charge cached prefixes for a step, and evict some that are not worth their cells."""
         if not self._is_on:
             return
         ledger = self._seq_ids.ledger
-        self._rent.step(seconds, n_decoding=n_decoding, n_prefill=n_prefill, cached_cells=ledger.cached)
-        most = self._rent.affordable_cells(seconds, n_decoding)
+        rows = 0 if plan.in_prefill_context else plan.n_tokens
+        n_prefill = 0 if plan.decoding else plan.n_prefill
+        self._rent.step(seconds, rows=rows, n_prefill=n_prefill, cached_cells=ledger.cached)
+        most = self._rent.affordable_cells(seconds, rows)
         for _ in range(_EVICTIONS_A_STEP):
             if most is None or ledger.cached <= most or not self._evict():
                 return

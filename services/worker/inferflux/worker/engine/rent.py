@@ -1,9 +1,9 @@
 """How many cells of cached prefixes are worth what they cost the decodes (pure).
 
-On a CPU each decoded token looks at every used cell of a unified cache, cached ones too. So cached cells pay
-rent: time that each step takes longer for them. Hits earn the time that was not spent on prefill, and a small
-part of all time is theirs in any case. While a balance is left, prefixes stay until their cells are needed.
-Without one, those that were not used for the longest time leave.
+On a CPU each token of a step looks at every used cell of a unified cache, cached ones too. So cached cells
+pay rent: time that each step takes longer for them. Hits earn the time that was not spent on prefill, and a
+small part of all time is theirs in any case. While a balance is left, prefixes stay until their cells are
+needed. Without one, those that were not used for the longest time leave.
 """
 
 from __future__ import annotations
@@ -12,15 +12,16 @@ from __future__ import annotations
 _FREE_PART = 0.01
 # No more than this is saved up, in seconds: what repeats no more must not be paid for long.
 _MOST_SAVED_S = 30.0
+_SMOOTHING = 0.2
 # What a new engine begins with: it has seen no traffic yet.
-_FIRST_BALANCE_S = 0.5
+_FIRST_BALANCE_S = 0.1
 
 
 class Rent:
     """The balance of cached prefixes, in seconds of the engine.
 
     Args:
-        cell_s: seconds that a used cell costs a decoded token; 0 where it costs nothing.
+        cell_s: seconds that a used cell costs a token of a step; 0 where it costs nothing.
     """
 
     def __init__(self, cell_s: float) -> None:
@@ -28,12 +29,17 @@ class Rent:
         self._balance_s = _FIRST_BALANCE_S
         self._token_s = 0.0
 
-    def step(self, seconds: float, *, n_decoding: int, n_prefill: int, cached_cells: int) -> None:
-        """A step is over that took `seconds`, while `cached_cells` held nothing but cached prefixes."""
-        if n_prefill and not n_decoding:
+    def step(self, seconds: float, *, rows: int, n_prefill: int, cached_cells: int) -> None:
+        """A step is over that took `seconds`, while `cached_cells` held nothing but cached prefixes.
+
+        Args:
+            rows: tokens that looked at the cache: those of the prefill context do not.
+            n_prefill: tokens of prompts, if the step had no others.
+        """
+        if n_prefill:
             token_s = seconds / n_prefill
-            self._token_s += 0.2 * (token_s - self._token_s) if self._token_s else token_s
-        self._earn(_FREE_PART * seconds - n_decoding * cached_cells * self._cell_s)
+            self._token_s += _SMOOTHING * (token_s - self._token_s) if self._token_s else token_s
+        self._earn(_FREE_PART * seconds - rows * cached_cells * self._cell_s)
 
     def hit(self, tokens: int) -> None:
         """So many tokens need no prefill."""
@@ -44,8 +50,8 @@ class Rent:
         # Debts are not saved up either: what leaves now costs nothing from now on.
         self._balance_s = max(self._balance_s, -_FIRST_BALANCE_S)
 
-    def affordable_cells(self, seconds: float, n_decoding: int) -> int | None:
+    def affordable_cells(self, seconds: float, rows: int) -> int | None:
         """Most cached cells for the next steps, if they are like the last: None for no bound."""
-        if self._balance_s >= 0 or not self._cell_s or not n_decoding:
+        if self._balance_s >= 0 or not self._cell_s or not rows:
             return None
-        return int(_FREE_PART * seconds / (n_decoding * self._cell_s))
+        return int(_FREE_PART * seconds / (rows * self._cell_s))
