@@ -198,6 +198,8 @@ def chat(
     """Ask the model; the answer streams as it is generated."""
     generation = Generation(max_tokens, temperature, top_p, seed, priority, ignore_eos, resume_window)
     question = _text_or_stdin(text)
+    if question is not None and not question.strip():
+        raise typer.BadParameter("the question is empty")
 
     async def run(client: Client) -> None:
         if question is None:

@@ -80,6 +80,17 @@ async def test_a_server_that_comes_up_late_is_waited_for(tmp_path: object) -> No
         server.kill()
 
 
+async def test_a_server_that_is_away_at_the_start_is_named_at_once(capfd: pytest.CaptureFixture[str]) -> None:
+    url = f"nats://me:secret@127.0.0.1:{free_port()}"
+    with pytest.raises(Unavailable):
+        await Bus.connect(url, name="t", connect_timeout_s=1)
+    said = "".join(capfd.readouterr())
+    assert said.count("cannot connect to NATS yet") == 1
+    assert url.replace("me:secret@", "") in said
+    assert "secret" not in said
+    assert "lost the connection" not in said
+
+
 async def test_the_second_of_several_urls_will_do(nats_url: str) -> None:
     bus = await Bus.connect(f"nats://127.0.0.1:{free_port()}, {nats_url}", name="t")
     await bus.flush()

@@ -21,6 +21,10 @@ async def main(shutdown):
     print("up", os.getpid(), type(asyncio.get_running_loop()).__module__, flush=True)
     if kind == "error":
         raise errors.Unavailable("cannot reach the store (INFERFLUX_REDIS_URL)")
+    if kind == "variable":
+        raise errors.InvalidArgument("INFERFLUX_REDIS_URL: not one", field="INFERFLUX_REDIS_URL")
+    if kind == "field":
+        raise errors.InvalidArgument("models: empty", field="models")
     if kind == "defect":
         raise ZeroDivisionError("a defect")
     if kind == "asks":
@@ -115,6 +119,22 @@ def test_an_error_of_ours_is_one_line_and_status_1(start: Start) -> None:
     status, err = start("error").end()
     assert status == 1
     assert err.strip() == "test: cannot reach the store (INFERFLUX_REDIS_URL)"
+
+
+@pytest.mark.parametrize(("kind", "expected"), [("variable", 2), ("field", 1)])
+def test_a_variable_that_turns_out_unusable_is_status_2(start: Start, kind: str, expected: int) -> None:
+    status, err = start(kind).end()
+    assert status == expected
+    assert len(err.strip().splitlines()) == 1
+
+
+def test_a_misspelt_variable_is_one_line_and_the_service_runs(start: Start) -> None:
+    run = start("plain", INFERFLUX_QUEUE_LIMITS="7")
+    run.line()
+    status, err = run.end(signal.SIGTERM)
+    assert status == 0
+    (line,) = [line for line in err.splitlines() if "INFERFLUX_QUEUE_LIMITS" in line]
+    assert "INFERFLUX_QUEUE_LIMIT " in f"{line} "
 
 
 def test_a_defect_shows_its_traceback(start: Start) -> None:

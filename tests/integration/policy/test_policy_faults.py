@@ -246,7 +246,7 @@ async def test_a_bad_redis_url_ends_it_with_a_line_that_names_the_variable(
 ) -> None:
     policy = await start_policy(f"postgres://127.0.0.1:{free_port()}", wait=False)
     assert policy.process is not None
-    assert await asyncio.to_thread(policy.process.wait, 15) == 1
+    assert await asyncio.to_thread(policy.process.wait, 15) == 2
     assert "INFERFLUX_REDIS_URL" in policy.log_path.read_text().splitlines()[-1]
 
 

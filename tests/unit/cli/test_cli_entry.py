@@ -41,3 +41,10 @@ def test_help_names_the_real_range_of_priorities(command: str) -> None:
     shown = CliRunner().invoke(app, [command, "--help"], env={"COLUMNS": "200", "NO_COLOR": "1"}).output
     assert re.search(r"--priority.*-100<=x<=100", shown)
     assert "ceiling" in shown
+
+
+def test_an_empty_question_is_refused_before_anything_is_called() -> None:
+    for question in ("", "  "):
+        refused = CliRunner().invoke(app, ["chat", question], env={"INFERFLUX_ENDPOINT": "127.0.0.1:1"})
+        assert refused.exit_code == 2
+        assert "the question is empty" in refused.output

@@ -6,13 +6,15 @@ import pytest
 from pydantic import Field, ValidationError
 from pydantic_settings import SettingsConfigDict
 
-from inferflux.common.settings import ServiceSettings, load
+from inferflux.common.settings import ServiceSettings, TargetAddress, load, misspelt
 
 
 class WorkerSettings(ServiceSettings):
     model_config = SettingsConfigDict(env_prefix="INFERFLUX_WORKER_", frozen=True)
 
     slots: int = Field(default=16, ge=1)
+    weights: dict[str, float] = Field(default_factory=dict)
+    peer: TargetAddress = "127.0.0.1:50052"
 
 
 def test_defaults_are_those_of_one_machine(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -46,6 +48,14 @@ def test_common_fields_keep_their_names_in_a_service_with_a_prefix(monkeypatch: 
         ("INFERFLUX_TOKENS_MAX_AGE_S", "0"),
         ("INFERFLUX_NATS_URL", ""),
         ("INFERFLUX_EXIT_WITH_PARENT", "perhaps"),
+        ("INFERFLUX_METRICS_LISTEN", "foo"),
+        ("INFERFLUX_METRICS_LISTEN", "127.0.0.1:65536"),
+        ("INFERFLUX_WORKER_WEIGHTS", "x"),
+        ("INFERFLUX_WORKER_WEIGHTS", "[1]"),
+        ("INFERFLUX_WORKER_WEIGHTS", '{"acme": "x"}'),
+        ("INFERFLUX_WORKER_PEER", "foo"),
+        ("INFERFLUX_WORKER_PEER", ":50052"),
+        ("INFERFLUX_WORKER_PEER", "policy:0"),
     ],
 )
 def test_a_bad_value_is_one_line_naming_the_variable(
@@ -63,6 +73,8 @@ def test_a_bad_value_is_one_line_naming_the_variable(
     ("variable", "value", "said"),
     [
         ("INFERFLUX_WORKER_SLOTS", "0", "must be greater than or equal to 1 (given: '0')"),
+        ("INFERFLUX_WORKER_WEIGHTS", "x", "must be a JSON object (given: 'x')"),
+        ("INFERFLUX_METRICS_LISTEN", "foo", "must be host:port (given: 'foo')"),
         ("INFERFLUX_NATS_URL", "", "must have at least 1 character (given: '')"),
         (
             "OTEL_EXPORTER_OTLP_ENDPOINT",
@@ -103,3 +115,22 @@ def test_settings_cannot_be_changed() -> None:
     settings = load(WorkerSettings)
     with pytest.raises(ValidationError):
         settings.slots = 3
+
+
+@pytest.mark.parametrize("value", ["127.0.0.1:0", "[::1]:9090", ":9090", "localhost:9090"])
+def test_an_address_to_listen_on_may_leave_out_the_host(monkeypatch: pytest.MonkeyPatch, value: str) -> None:
+    monkeypatch.setenv("INFERFLUX_METRICS_LISTEN", value)
+    assert load(WorkerSettings).metrics_listen == value
+
+
+def test_json_of_a_variable_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("INFERFLUX_WORKER_WEIGHTS", '{"acme": 2}')
+    assert load(WorkerSettings).weights == {"acme": 2.0}
+
+
+def test_a_misspelt_variable_is_found_with_the_nearest_name() -> None:
+    names = ["INFERFLUX_WORKER_SLOT", "INFERFLUX_WORKER_SLOTS", "INFERFLUX_NATS_URI", "NATS_URL", "PATH"]
+    assert misspelt(WorkerSettings, names) == {
+        "INFERFLUX_WORKER_SLOT": "INFERFLUX_WORKER_SLOTS",
+        "INFERFLUX_NATS_URI": "INFERFLUX_NATS_URL",
+    }

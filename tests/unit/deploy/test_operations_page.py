@@ -11,7 +11,8 @@ from pydantic import Field, SecretStr
 from pydantic_settings import SettingsConfigDict
 
 from benchmarks.report import ReportError
-from inferflux.common.settings import EXPERT, ServiceSettings
+from inferflux.common import metrics as common_metrics
+from inferflux.common.settings import EXPERT, ServiceSettings, misspelt
 from tools.reference import metrics, settings
 from tools.reference.__main__ import PAGE, written
 from tools.reference.markdown import fill, table
@@ -58,6 +59,12 @@ def test_every_variable_that_code_or_compose_file_names_is_there() -> None:
     for path in files:
         named = set(re.findall(r"INFERFLUX_[A-Z_]*[A-Z]\b", path.read_text()))
         assert named <= documented | streams, path.relative_to(ROOT)
+
+
+def test_no_service_takes_a_variable_of_another_for_misspelt() -> None:
+    documented = {m[1] for m in _ROW.finditer(TEXT)}
+    for service in settings.SETTINGS.values():
+        assert misspelt(service, documented) == {}
 
 
 def test_the_clients_variables_are_read_by_somebody() -> None:
@@ -112,3 +119,9 @@ def test_a_bar_within_a_cell_does_not_end_it() -> None:
 def test_a_page_without_the_place_of_a_table_is_refused() -> None:
     with pytest.raises(ReportError, match="metrics of the moon"):
         fill(TEXT, {"metrics of the moon": ""})
+
+
+def test_metrics_of_every_service_are_in_the_module_that_every_service_imports() -> None:
+    everywhere = vars(common_metrics).values()
+    for metric in metrics.metrics()["every service"]:
+        assert any(metric is one for one in everywhere), metrics.exposed_name(metric)

@@ -8,13 +8,9 @@ from __future__ import annotations
 import logging
 import time
 
-from prometheus_client import Counter
-
-from inferflux.common import logs
+from inferflux.common import logs, metrics
 
 log = logs.get()
-
-BAD_HEADERS = Counter("inferflux_grpc_bad_headers", "Header values of gRPC calls that are not UTF-8.")
 
 _LOGGER = "grpc._cython.cygrpc"
 _INVALID = "Invalid encoding"
@@ -37,7 +33,7 @@ class _BadHeaders(logging.Filter):
             return False
         if not message.startswith(_INVALID):
             return True
-        BAD_HEADERS.inc()
+        metrics.BAD_HEADERS.inc()
         now = time.monotonic()
         if self._said_at is None or now - self._said_at >= _SAID_EVERY_S:
             self._said_at = now

@@ -58,7 +58,9 @@ class GrpcServer:
             [*self._names, health.SERVICE_NAME, reflection.SERVICE_NAME], self.server
         )
         try:
-            port: int = self.server.add_insecure_port(listen)
+            # gRPC wants a host where our settings leave it out for every interface.
+            target = f"0.0.0.0{listen}" if listen.startswith(":") else listen  # noqa: S104
+            port: int = self.server.add_insecure_port(target)
         except RuntimeError:
             port = 0
         if port == 0:

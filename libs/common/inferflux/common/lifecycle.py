@@ -13,12 +13,14 @@ from typing import NoReturn
 import uvloop
 
 from inferflux.common import logs
-from inferflux.common.errors import InferFluxError
+from inferflux.common.errors import InferFluxError, InvalidArgument
 from inferflux.common.parent_death import exit_with_parent
-from inferflux.common.settings import ServiceSettings
+from inferflux.common.settings import ServiceSettings, misspelt
 
 # After the drain limit, what main() gets to put its things away before it is cancelled.
 _TIDY_UP_S = 5.0
+# The exit status for a variable whose value cannot be used: that of `settings.load`.
+_BAD_SETTING = 2
 
 log = logs.get()
 
@@ -39,10 +41,14 @@ class Shutdown:
 def run(main: Callable[[Shutdown], Awaitable[None]], *, settings: ServiceSettings, service: str) -> NoReturn:
     """Run a service to its end and exit: 0 when it drained, 1 on an error, 128 + n on a second signal n.
 
+    The status is 2 when the error names an environment variable that cannot be used.
+
     `main` should return soon after the shutdown is requested; it is cancelled when it has not done so
     `settings.drain_limit_s` seconds (and a little to tidy up) later.
     """
     logs.configure(service, settings.log_level, settings.log_format)
+    for variable, nearest in misspelt(type(settings), os.environ).items():
+        log.warning("ignores a variable that it does not know", variable=variable, nearest=nearest)
     if settings.parent_pid_check:
         exit_with_parent()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
@@ -61,7 +67,7 @@ async def _supervise(main: Callable[[Shutdown], Awaitable[None]], drain_limit_s:
         await task
     except InferFluxError as error:
         print(f"{service}: {error.message}", file=sys.stderr)  # noqa: T201
-        return 1
+        return _BAD_SETTING if _is_about_a_variable(error) else 1
     except asyncio.CancelledError:
         log.error("did not drain in time", limit_s=drain_limit_s)
         return 1
@@ -73,6 +79,10 @@ async def _supervise(main: Callable[[Shutdown], Awaitable[None]], drain_limit_s:
         with contextlib.suppress(asyncio.CancelledError):
             await watchdog
     return 0
+
+
+def _is_about_a_variable(error: InferFluxError) -> bool:
+    return isinstance(error, InvalidArgument) and error.field.startswith(("INFERFLUX_", "OTEL_"))
 
 
 def _on_signal(number: signal.Signals, shutdown: Shutdown) -> None:

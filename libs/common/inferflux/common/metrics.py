@@ -19,6 +19,7 @@ PER_TOKEN_BUCKETS_S = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 
 REQUEST_BUCKETS_S = tuple(0.01 * 2**i for i in range(14))
 
 RPCS = Counter("inferflux_rpcs", "gRPC calls that ended, by method and status code.", ["method", "code"])
+BAD_HEADERS = Counter("inferflux_grpc_bad_headers", "Header values of gRPC calls that are not UTF-8.")
 UNEXPECTED_ERRORS = Counter(
     "inferflux_unexpected_errors",
     "Errors that no code expected, by the part that caught them: each is a defect.",

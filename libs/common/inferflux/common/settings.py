@@ -2,21 +2,32 @@
 
 from __future__ import annotations
 
+import difflib
 import re
 import socket
 import sys
 import uuid
+from collections.abc import Iterable
 from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import AfterValidator, Field, JsonValue, SecretStr, ValidationError, field_validator
-from pydantic_settings import BaseSettings, SettingsConfigDict
+from pydantic.fields import FieldInfo
+from pydantic_settings import (
+    BaseSettings,
+    EnvSettingsSource,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+)
 
-from inferflux.common import subjects
+from inferflux.common import address, subjects
 from inferflux.common.stream_limits import StreamLimits
 
 S = TypeVar("S", bound="ServiceSettings")
 
 _PYDANTIC_SUBJECT = re.compile(r"^(Input|String|Value|URL) should ")
+_SUITE_PREFIX = "INFERFLUX_"
+# How alike a misspelt name is to the right one, by difflib's ratio.
+_SLIP = 0.9
 _GRPC_URL = re.compile(r"https?://[^/\s]+/?")
 
 
@@ -28,6 +39,24 @@ def _check_subject_token(value: str) -> str:
 
 SubjectToken = Annotated[str, AfterValidator(_check_subject_token)]
 """A name that can stand in a NATS subject as it is."""
+
+
+def _check_listen(value: str) -> str:
+    if not address.is_address(value):
+        raise ValueError("must be host:port")
+    return value
+
+
+def _check_target(value: str) -> str:
+    if not address.is_address(value) or value.startswith(":") or address.split(value, "")[1] == 0:
+        raise ValueError("must be host:port, and the port not 0")
+    return value
+
+
+ListenAddress = Annotated[str, AfterValidator(_check_listen)]
+"""`host:port`, `[::1]:port`, or `:port` for every interface; port 0 is any free one."""
+TargetAddress = Annotated[str, AfterValidator(_check_target)]
+"""`host:port` of a server to call."""
 
 
 def unique_name() -> str:
@@ -65,6 +94,16 @@ def setting(
 LogLevel = Literal["debug", "info", "warning", "error"]
 
 
+class _Environment(EnvSettingsSource):
+    """Leaves JSON that does not parse to the field's own check, whose error names the field."""
+
+    def decode_complex_value(self, field_name: str, field: FieldInfo, value: Any) -> Any:
+        try:
+            return super().decode_complex_value(field_name, field, value)
+        except ValueError:
+            return value
+
+
 class ServiceSettings(BaseSettings):
     """The common part. A service subclasses it and sets its own `env_prefix` for its own fields.
 
@@ -95,7 +134,7 @@ class ServiceSettings(BaseSettings):
         le=1024,
         expert=True,
     )
-    metrics_listen: str = setting(
+    metrics_listen: ListenAddress = setting(
         "127.0.0.1:0",
         "host:port of `/metrics`, `/livez` and `/readyz`; port 0 takes a free one and logs it",
         variable="INFERFLUX_METRICS_LISTEN",
@@ -164,6 +203,17 @@ class ServiceSettings(BaseSettings):
             raise ValueError("must be a URL without a path, such as http://collector:4317")
         return value
 
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,  # noqa: ARG003
+        dotenv_settings: PydanticBaseSettingsSource,  # noqa: ARG003
+        file_secret_settings: PydanticBaseSettingsSource,  # noqa: ARG003
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        return init_settings, _Environment(settings_cls)
+
     @property
     def stream_limits(self) -> StreamLimits:
         return StreamLimits(
@@ -193,12 +243,34 @@ def _plain(kind: str, message: str) -> str:
     """What pydantic says of a value, in the words of one who sets a variable."""
     if kind == "missing":
         return "must be set"
+    if kind == "dict_type":
+        return "must be a JSON object"
     return _PYDANTIC_SUBJECT.sub("must ", message.removeprefix("Value error, "))
 
 
 def _is_secret(cls: type[ServiceSettings], name: str) -> bool:
     field = cls.model_fields.get(name)
     return field is not None and field.annotation is SecretStr
+
+
+def misspelt(cls: type[ServiceSettings], names: Iterable[str]) -> dict[str, str]:
+    """Variables that this service does not know and that are nearly ones of its own, each with the nearest.
+
+    Variables of other services pass: their names differ by more than a slip of the hand.
+    """
+    prefix = cls.model_config.get("env_prefix", "")
+    known = {
+        variable.removeprefix(_SUITE_PREFIX): variable
+        for variable in (_variable(cls, name, prefix) for name in cls.model_fields)
+    }
+    found: dict[str, str] = {}
+    for name in names:
+        rest = name.removeprefix(_SUITE_PREFIX)
+        if rest == name or rest in known:
+            continue
+        for nearest in difflib.get_close_matches(rest, known, n=1, cutoff=_SLIP):
+            found[name] = known[nearest]
+    return found
 
 
 def _variable(cls: type[ServiceSettings], name: str, prefix: str) -> str:

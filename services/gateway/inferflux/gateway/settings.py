@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pydantic_settings import SettingsConfigDict
 
-from inferflux.common.settings import ServiceSettings, setting
+from inferflux.common.settings import ListenAddress, ServiceSettings, TargetAddress, setting
 
 from .answers.store import AnswerLimits
 from .model_tokenizer import TokenizerLimits
@@ -16,8 +16,8 @@ class GatewaySettings(ServiceSettings):
 
     model_config = SettingsConfigDict(env_prefix="INFERFLUX_GATEWAY_")
 
-    listen: str = setting("127.0.0.1:50051", "where clients call; port 0 takes a free one")
-    policy_address: str = setting(
+    listen: ListenAddress = setting("127.0.0.1:50051", "where clients call; port 0 takes a free one")
+    policy_address: TargetAddress = setting(
         "127.0.0.1:50052", "host:port of policy", variable="INFERFLUX_POLICY_ADDRESS"
     )
     policy_timeout_s: float = setting(2.0, "longest wait for one answer of policy", gt=0, le=60, expert=True)

@@ -9,7 +9,7 @@ from pydantic_settings import SettingsConfigDict
 
 from inferflux.common.api_key import is_well_formed
 from inferflux.common.priority import HIGHEST, LOWEST
-from inferflux.common.settings import ServiceSettings, SubjectToken, setting
+from inferflux.common.settings import ListenAddress, ServiceSettings, SubjectToken, setting
 
 from .keys import OWN_TENANT
 
@@ -25,7 +25,7 @@ class PolicySettings(ServiceSettings):
 
     model_config = SettingsConfigDict(env_prefix="INFERFLUX_POLICY_")
 
-    listen: str = setting(
+    listen: ListenAddress = setting(
         "127.0.0.1:50052", "where gateways and administrators call; port 0 takes a free one"
     )
     bootstrap_key: Annotated[SecretStr, AfterValidator(_well_formed)] = setting(

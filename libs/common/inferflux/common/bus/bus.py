@@ -73,6 +73,8 @@ class Bus:
         self._healer: asyncio.Task[None] | None = None
         self._is_closing = False
         self._last_error: Exception | None = None
+        # The servers, until the log said that they are away.
+        self._awaited = ""
 
     @classmethod
     async def connect(
@@ -90,6 +92,7 @@ class Bus:
         servers = _servers(url)
         client = NatsClient()
         bus = cls(client, watches_writes=watches_writes)
+        bus._awaited = _without_password(url)
         try:
             async with asyncio.timeout(connect_timeout_s):
                 await client.open(
@@ -340,10 +343,13 @@ class Bus:
 
     def on_client_error(self, error: Exception) -> None:
         self._last_error = error
+        if self._awaited and self._healer is None:
+            log.warning("cannot connect to NATS yet", url=self._awaited, error=str(error))
+            self._awaited = ""
         log.debug("NATS error", error=str(error))
 
     def on_client_disconnect(self) -> None:
-        if self._is_closing:
+        if self._is_closing or self._healer is None:  # closing, or never connected
             return
         self._connected.clear()
         self._mark_dropped()
