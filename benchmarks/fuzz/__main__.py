@@ -117,7 +117,7 @@ async def run(options: argparse.Namespace, console: Console) -> bool:
             with Progress(*columns, console=console, transient=True, refresh_per_second=2) as progress:
                 fuzzer = await fuzz(stack, options, chosen, progress)
             await stack.wait_ready(30.0)
-            restarts = [name for name, known in before.items() if processes(stack).get(name) != known]
+            ended = [name for name, known in before.items() if processes(stack).get(name) != known]
         logged = logged_errors(Path(directory) / "logs")
     findings = fuzzer.findings
     console.print(f"{options.calls} calls of {len(chosen)} methods, seed {options.seed}")
@@ -127,11 +127,11 @@ async def run(options: argparse.Namespace, console: Console) -> bool:
     for title, lines in (
         ("INTERNAL", findings.internal),
         ("hangs", findings.hangs),
-        ("restarts", restarts),
+        ("processes ended", ended),
         ("errors logged", logged),
     ):
         show(console, title, lines)
-    return not (findings.internal or findings.hangs or restarts or logged)
+    return not (findings.internal or findings.hangs or ended or logged)
 
 
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:

@@ -27,7 +27,7 @@ S = TypeVar("S", bound="ServiceSettings")
 _PYDANTIC_SUBJECT = re.compile(r"^(Input|String|Value|URL) should ")
 _SUITE_PREFIX = "INFERFLUX_"
 # How alike a misspelt name is to the right one, by difflib's ratio.
-_SLIP = 0.9
+_SLIP = 0.85
 _GRPC_URL = re.compile(r"https?://[^/\s]+/?")
 
 

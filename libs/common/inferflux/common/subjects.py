@@ -24,7 +24,7 @@ ALL_MODELS = "all"
 JOBS_ALL = f"{ROOT}.jobs.>"
 # For asking the queue whether it still writes. A model's name is one token.
 JOBS_PROBE = f"{ROOT}.jobs.probe.writes"
-# 2. scheduler -> worker
+# 2. scheduler -> worker: `worker_batch`, `worker_probe`, `worker_command`
 # 3. worker -> scheduler
 SCHEDULER_EVENTS = f"{ROOT}.scheduler.events"
 WORKER_STATUS_ALL = f"{ROOT}.worker.*.status"
