@@ -327,6 +327,16 @@ async def test_reflection_lists_the_services(served: Served) -> None:
     assert "grpc.health.v1.Health" in names
 
 
+async def test_an_address_without_a_host_is_every_interface() -> None:
+    server = build_server()
+    port = await server.start(":0")
+    try:
+        with socket.create_connection(("127.0.0.1", port), timeout=5):
+            pass
+    finally:
+        await server.stop(0)
+
+
 async def test_a_taken_port_is_named(served: Served) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = f"127.0.0.1:{taken.getsockname()[1]}"
