@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import pytest
 from harness.scheduler_jobs import make_job
 from harness.scheduler_world import MODEL, make_request
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from inferflux.scheduler.core import actions, planning
@@ -21,7 +21,7 @@ from inferflux.scheduler.core.policy import Policy
 from inferflux.scheduler.core.queue import ModelQueue
 from inferflux.scheduler.core.running import Running
 from inferflux.scheduler.core.scheduler import SchedulerCore
-from inferflux.scheduler.core.shares import TenantShares
+from inferflux.scheduler.core.shares import Floor, TenantShares
 from inferflux.v1 import scheduler_pb2
 
 START_S = 1_000_000.0
@@ -155,6 +155,7 @@ STEP = st.tuples(st.integers(0, 3), st.integers(0, 4), st.integers(1, 120), st.i
 
 
 @given(st.sampled_from(NAMES), st.lists(STEP, max_size=40), st.lists(st.integers(0, 30), max_size=3))
+@example("fair", [(1, 0, 28, 0), (2, 0, 28, 0), (0, 0, 1, 0)], [])
 def test_requests_in_several_lines_are_served_in_the_order_of_one(
     name: PolicyName, requests: list[tuple[int, int, int, int]], changes: list[int]
 ) -> None:
@@ -164,9 +165,10 @@ def test_requests_in_several_lines_are_served_in_the_order_of_one(
     for has_lanes in (False, True):
         ledger = Ledger()
         running = Running(is_urgent=_is_urgent)
+        floor = Floor()
 
-        def new_policy(ledger: Ledger = ledger, running: Running = running) -> Policy:
-            shares = TenantShares(None, ledger)
+        def new_policy(ledger: Ledger = ledger, running: Running = running, floor: Floor = floor) -> Policy:
+            shares = TenantShares(None, ledger, floor)
             return make_policy(name, aging_s=2.0, shares=shares, running=running, is_urgent=_is_urgent)
 
         now = set(sizes) if has_lanes else set[Size]()
@@ -179,7 +181,7 @@ def test_requests_in_several_lines_are_served_in_the_order_of_one(
         for i, (tenant, priority, prompt, _) in enumerate(requests):
             jobs.append(make_job(i, tenant=f"t{tenant}", priority=priority, prompt=prompt, at=float(i)))
             queue.push(jobs[-1])
-            queue.policy.charge(f"t{tenant}", 3 * i + tenant + 1, 0)  # so that no two are alike
+            queue.policy.charge(f"t{tenant}", 2**i, 0)  # so that no two are ever alike
         order: list[int] = []
         while (job := queue.first()) is not None:
             if len(order) in changes:

@@ -334,7 +334,13 @@ def test_what_was_served_is_known_to_the_next_leader_and_idle_tenants_have_no_cr
     assert drain(then) == [1, 0]
 
 
-@pytest.mark.parametrize("written", [b"", b"no", b"[1]", b'{"a": "x", "b": -1, "c": NaN}'])
+@pytest.mark.parametrize(
+    "written",
+    [
+        *(b"", b"no", b"[1]", b'{"a": "x", "b": -1, "c": NaN}'),
+        *(b"[" * 100_000, b'{"a": 1' + b"0" * 400 + b"}", b'{"a": 1e999}'),
+    ],
+)
 def test_shares_that_cannot_be_read_are_ignored(written: bytes) -> None:
     ledger = Ledger()
     ledger.restore(written)

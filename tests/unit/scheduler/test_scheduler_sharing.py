@@ -79,10 +79,21 @@ def test_each_level_of_priority_is_worth_one_more_place() -> None:
     line = Line()
     line.push("low", priority=0, at=1.0)
     line.push("high", priority=3, at=1.0)
+    line.run("third", 6)
     line.run("high", 4)
     assert line.serve().key.tenant == "high"
     line.push("high", priority=3, at=1.0)
     assert line.serve().key.tenant == "low"
+
+
+def test_no_number_of_levels_shuts_another_tenant_out() -> None:
+    line = Line()
+    line.run("flood", 7)
+    for _ in range(3):
+        line.push("flood", priority=100)
+    other = line.push("other", priority=URGENT)
+    assert line.serve() is other
+    assert line.serve().key.tenant == "flood"
 
 
 def test_an_urgent_request_goes_first_whatever_its_tenant_has_running() -> None:
@@ -166,7 +177,9 @@ def _shared(waiting: list[Job], running: Counter[str]) -> Job | None:
     other = min(heads.values(), key=lambda job: (running[job.key.tenant], job.order))
     first = in_order[0]
     lead = running[first.key.tenant] - running[other.key.tenant]
-    return other if lead >= 2 + max(0, first.priority - other.priority) else first
+    total = running.total()
+    levels = min(first.priority - other.priority, total // 2, total - 2)
+    return other if lead >= 2 + max(0, levels) else first
 
 
 def test_a_tenant_gets_the_next_place_beside_a_flood_and_both_then_share() -> None:

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 import redis.asyncio
 import redis.exceptions
-from redis.asyncio.connection import AbstractConnection
+from redis.asyncio.connection import AbstractConnection, Connection
 from redis.asyncio.retry import Retry
 from redis.backoff import ExponentialWithJitterBackoff
 
@@ -54,16 +54,18 @@ def connect(url: str) -> redis.asyncio.Redis:
             timeout=_ANSWER_TIMEOUT_S,
             socket_connect_timeout=_CONNECT_TIMEOUT_S,
             socket_timeout=_ANSWER_TIMEOUT_S,
-            socket_keepalive=True,
             health_check_interval=15,
             # One retry: a connection that a restarted server had closed is replaced unseen.
             retry=Retry(ExponentialWithJitterBackoff(cap=0.1, base=0.01), 1),
-            decode_responses=False,
         )
-    except ValueError as error:
+        # The URL has chosen between TCP, TLS and a Unix socket, and may hold any option.
+        pool.connection_class = type("Connection", (_Connection, pool.connection_class), {})
+        pool.connection_kwargs["decode_responses"] = False
+        if issubclass(pool.connection_class, Connection):
+            pool.connection_kwargs["socket_keepalive"] = True
+        pool.connection_class(**pool.connection_kwargs)  # refuses options that it does not know
+    except (ValueError, TypeError, redis.exceptions.RedisError) as error:
         raise InvalidArgument(f"INFERFLUX_REDIS_URL: {error}", field="INFERFLUX_REDIS_URL") from None
-    # The URL has chosen between TCP, TLS and a Unix socket.
-    pool.connection_class = type("Connection", (_Connection, pool.connection_class), {})
     return redis.asyncio.Redis.from_pool(pool)
 
 

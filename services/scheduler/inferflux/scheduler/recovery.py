@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Iterable
 
 from inferflux.common import logs, subjects
+from inferflux.common.bad_messages import LogThrottle
 from inferflux.common.bus import Bus
 from inferflux.common.chunks import parse_chunk
 from inferflux.common.errors import InferFluxError, InvalidArgument
@@ -15,6 +16,7 @@ from .core.jobs import RequestKey
 from .core.replayed import ReplayedTokens, assemble
 
 log = logs.get("scheduler.recovery")
+_throttle = LogThrottle()
 
 _RETRY_WAIT_S = 0.2
 
@@ -26,7 +28,10 @@ def decode(payloads: Iterable[bytes]) -> list[tokens_pb2.TokenChunk]:
         try:
             chunks.append(parse_chunk(payload))
         except InvalidArgument as error:
-            log.warning("a chunk in the replay buffer was ignored", why=error.message, size=len(payload))
+            unlogged = _throttle.unlogged("chunk")
+            if unlogged is not None:
+                about = {"why": error.message, "size": len(payload), "unlogged": unlogged}
+                log.warning("a chunk in the replay buffer was ignored", **about)
     return chunks
 
 

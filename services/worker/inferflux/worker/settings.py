@@ -12,6 +12,9 @@ from inferflux.common.settings import ServiceSettings, SubjectToken, setting, un
 
 # Sequence ids for cached prefixes, unless something else is asked for.
 _CACHED_SEQUENCES = 64
+# What the engine's messages can say.
+_MOST_INT32 = 2**31 - 1
+_MOST_INT64 = 2**63 - 1
 
 
 class WorkerSettings(ServiceSettings):
@@ -34,13 +37,16 @@ class WorkerSettings(ServiceSettings):
         le=MAX_SEQUENCES,
         expert=True,
     )
-    kv_cells: int = setting(0, "tokens the KV cache holds; 0 chooses from slots and context length", ge=0)
+    kv_cells: int = setting(
+        0, "tokens the KV cache holds; 0 chooses from slots and context length", ge=0, le=_MOST_INT32
+    )
     prefill_cells: int | None = setting(
         None,
         "KV cells of the prefill context, in memory beside `KV_CELLS`. A CPU computes prompts of "
         "several steps there; 0: all prompts are chunked in mixed batches; unset: a quarter of the KV cells, "
         "at most 8,192 or the context length",
         ge=0,
+        le=_MOST_INT32,
         expert=True,
     )
     prefix_cache: bool = setting(
@@ -48,7 +54,7 @@ class WorkerSettings(ServiceSettings):
         "keep what ended requests have computed, so that others of the same "
         "cache scope that begin alike need not compute it",
     )
-    context_length: int = setting(0, "most tokens of one request; 0 takes the model's", ge=0)
+    context_length: int = setting(0, "most tokens of one request; 0 takes the model's", ge=0, le=_MOST_INT32)
     threads: int = setting(
         0,
         "CPU threads of the engine; 0 takes every core this process may use: those of its CPU "
@@ -57,7 +63,7 @@ class WorkerSettings(ServiceSettings):
         le=512,
     )
     batch_tokens: int = setting(2048, "most tokens of one engine step", ge=32, le=65536, expert=True)
-    gpu_layers: int = setting(-1, "layers on the GPU, if there is one; -1 for all", ge=-1)
+    gpu_layers: int = setting(-1, "layers on the GPU, if there is one; -1 for all", ge=-1, le=_MOST_INT32)
     flash_attention: bool = setting(True, "fused attention; off only for backends without it", expert=True)
     max_itl_factor: float = setting(
         5.0,
@@ -75,6 +81,7 @@ class WorkerSettings(ServiceSettings):
         "prefixes; beyond it the least used prefixes, then the least urgent requests, go to disk or are "
         "recomputed",
         ge=0,
+        le=_MOST_INT64,
     )
     disk_path: Path | None = setting(
         None,
@@ -82,7 +89,7 @@ class WorkerSettings(ServiceSettings):
         "Workers of one model may share it: each takes a numbered folder in it for itself",
     )
     disk_bytes: int = setting(
-        4 << 30, "most bytes of files in `DISK_PATH`, of each worker; 0: there are none", ge=0
+        4 << 30, "most bytes of files in `DISK_PATH`, of each worker; 0: there are none", ge=0, le=_MOST_INT64
     )
     load_limit_s: float = setting(
         600.0,

@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import Protocol
 
 from inferflux.common import logs, metrics
-from inferflux.common.bad_messages import BadMessages
+from inferflux.common.bad_messages import BadMessages, LogThrottle
 from inferflux.common.bus.nats_client import decode_headers, decode_subject
 from inferflux.common.errors import InferFluxError, Internal
 
@@ -83,6 +83,7 @@ class Subscription:
         self._close = close
         self._waiting: deque[Message] = deque()
         self._arrived = asyncio.Event()
+        self._throttle = LogThrottle()
         self._task = asyncio.get_running_loop().create_task(self._run(), name=f"serve {subject}")
 
     def on_message(self, subject: bytes, reply: bytes, data: bytes, headers: bytes | None) -> None:
@@ -122,8 +123,10 @@ class Subscription:
 
     async def _refuse(self, message: Message, error: InferFluxError) -> None:
         if not message.wants_reply:
-            if not isinstance(error, Internal):
-                log.warning("a message was refused", subject=message.subject, reason=error.reason)
+            unlogged = None if isinstance(error, Internal) else self._throttle.unlogged(error.reason)
+            if unlogged is not None:
+                about = {"subject": message.subject, "reason": error.reason, "unlogged": unlogged}
+                log.warning("a message was refused", **about)
             return
         headers = {
             ERROR_CODE_HEADER: str(error.code),

@@ -6,7 +6,6 @@ The counters of `TenantShares`. A leader writes them down now and then, and the 
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 from weakref import WeakSet
@@ -16,6 +15,8 @@ if TYPE_CHECKING:
 
 # Tenants that are written down: those that were served most.
 _MOST_TENANTS = 4096
+# No tenant is ever served so many tokens; a float still counts by one there.
+_HIGHEST = 2.0**53
 
 
 class Ledger:
@@ -58,10 +59,10 @@ class Ledger:
         """Take over what an earlier leader wrote down; what cannot be read is ignored."""
         try:
             counters = json.loads(written)
-        except ValueError:
+        except (ValueError, ArithmeticError, RecursionError):
             return
         if isinstance(counters, Mapping):
             for tenant, counter in list(counters.items())[:_MOST_TENANTS]:
-                if isinstance(counter, int | float) and math.isfinite(counter) and counter >= 0:
+                if isinstance(counter, int | float) and 0 <= counter < _HIGHEST:
                     self.set(tenant, float(counter))
                     self._restored.add(tenant)

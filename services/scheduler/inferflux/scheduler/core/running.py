@@ -38,6 +38,11 @@ class Running:
         return self._by_tenant.get(tenant, 0)
 
     @property
+    def total(self) -> int:
+        """Of all tenants."""
+        return self._total
+
+    @property
     def guaranteed(self) -> int:
         """Slots that requests which are not urgent may have before urgent ones. At least one slot is left to
         the urgent, and at least one guaranteed where there are two."""

@@ -7,6 +7,7 @@ waiting jobs their places.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
+from weakref import WeakKeyDictionary
 
 from inferflux.common.epochs import MAX_EPOCH
 from inferflux.common.errors import NotFound
@@ -29,7 +30,7 @@ from .queue import Queue
 from .readers import ReaderWatch
 from .replayed import ReplayedTokens
 from .running import Running
-from .shares import TenantShares
+from .shares import Floor, TenantShares
 from .slot_table import SlotTable
 from .slots import WorkerSlots
 from .state import SchedulerState
@@ -75,11 +76,13 @@ class SchedulerCore:
         self.ledger = Ledger()
         controller = FairnessController(fairness or FairnessSettings())
 
+        floors: WeakKeyDictionary[Running, Floor] = WeakKeyDictionary()
+
         def new_policy(running: Running) -> Policy:
             return make_policy(
                 policy,
                 aging_s=aging_s,
-                shares=TenantShares(weights, self.ledger),
+                shares=TenantShares(weights, self.ledger, floors.setdefault(running, Floor())),
                 running=running,
                 is_urgent=controller.is_urgent,
             )

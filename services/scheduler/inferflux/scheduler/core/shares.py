@@ -12,11 +12,27 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from math import inf
+from weakref import WeakSet
 
 from .ledger import Ledger
 from .ranking import Ranking
 
 _MOST_IDLE = 1024
+
+
+class Floor:
+    """What the lanes of one model's queue share: the smallest counter of the tenants that wait in any."""
+
+    def __init__(self) -> None:
+        self._lanes: WeakSet[TenantShares] = WeakSet()
+        self.last_left = ""
+
+    def join(self, lane: TenantShares) -> None:
+        self._lanes.add(lane)
+
+    def counter(self) -> float | None:
+        """None while no tenant waits."""
+        return min((least for lane in self._lanes if (least := lane.least) is not None), default=None)
 
 
 class TenantShares:
@@ -26,6 +42,7 @@ class TenantShares:
         weights: by tenant, above 0; 1 where a tenant is not in it. Of two tenants that always have requests
             waiting, one with twice the weight is served twice as much.
         ledger: the counters, which several queues may share; of this queue alone when not given.
+        floor: of the queue that this is a lane of; of this one alone when not given.
         input_cost: of a prompt token.
         output_cost: of a generated token. It takes more of a step's time, and the paper's pricing is 1 to 2.
 
@@ -37,6 +54,7 @@ class TenantShares:
         self,
         weights: Mapping[str, float] | None = None,
         ledger: Ledger | None = None,
+        floor: Floor | None = None,
         *,
         input_cost: float = 1.0,
         output_cost: float = 2.0,
@@ -51,7 +69,8 @@ class TenantShares:
         self._order: Ranking[tuple[float, int, str]] = Ranking()
         self._entries: dict[str, tuple[float, int, str]] = {}
         self._serial = 0
-        self._last_left = ""
+        self._floor = Floor() if floor is None else floor
+        self._floor.join(self)
         self._sweep_at = _MOST_IDLE
         # Of the active together.
         self.active_weight = 0.0
@@ -67,9 +86,13 @@ class TenantShares:
     @property
     def floor(self) -> float:
         """What a tenant is lifted to when it becomes active."""
-        if self._entries:
-            return self._order.first()[0]
-        return self._counters.get(self._last_left, 0.0)
+        least = self._floor.counter()
+        return self._counters.get(self._floor.last_left, 0.0) if least is None else least
+
+    @property
+    def least(self) -> float | None:
+        """The smallest counter of the active; None when none is."""
+        return self._order.first()[0] if self._entries else None
 
     def enter(self, tenant: str, *, is_lifted: bool = True) -> None:
         """It has requests waiting, and had none; not lifted if it never ceased to want to be served."""
@@ -83,7 +106,7 @@ class TenantShares:
         """It has no request waiting any more. Raises KeyError if it had none before."""
         self._order.remove(self._entries.pop(tenant))
         self.active_weight = self.active_weight - self.weight(tenant) if self._entries else 0.0
-        self._last_left = tenant
+        self._floor.last_left = tenant
         if len(self._counters) - len(self._entries) >= self._sweep_at:
             self._sweep()
 
@@ -122,7 +145,7 @@ class TenantShares:
     def _sweep(self) -> None:
         """Forget idle tenants that would be lifted anyway: there may be any number of names."""
         floor = self.floor
-        kept = self._entries.keys() | {self._last_left}
+        kept = self._entries.keys() | {self._floor.last_left}
         for tenant in [t for t, c in self._counters.items() if c <= floor and t not in kept]:
             if not self._ledger.is_active(tenant):
                 del self._counters[tenant]

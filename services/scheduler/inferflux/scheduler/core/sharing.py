@@ -6,7 +6,8 @@ has few, that one goes first:
     running(first's tenant) >= running(other tenant) + 2 + levels of priority that the first is above
 
 So another tenant waits for a flood no longer than one request runs. Priority still gives a tenant more
-places, one for each level. Urgent requests and the others are each shared so: see `urgent`.
+places, one for each level, but no more than half of what runs: no number of levels shuts another tenant out.
+Urgent requests and the others are each shared so: see `urgent`.
 
 Within a tenant the order is that of priority. A tenant with at most one request running is never set back, so
 aging keeps its promise there.
@@ -90,7 +91,11 @@ class SharedPriority(Policy):
     def _first_of_two(self, job: Job, other: Job) -> Job:
         """The other, if its tenant has clearly fewer requests running."""
         lead = self._running.of(job.key.tenant) - self._running.of(other.key.tenant)
-        return other if lead >= _LEAST_LEAD + max(0, job.priority - other.priority) else job
+        return other if lead >= _LEAST_LEAD + self._levels_that_count(job, other) else job
+
+    def _levels_that_count(self, job: Job, other: Job) -> int:
+        total = self._running.total
+        return max(0, min(job.priority - other.priority, total // 2, total - _LEAST_LEAD))
 
     def discard(self, job: Job) -> None:
         self._all.discard(job)
