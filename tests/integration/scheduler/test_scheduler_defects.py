@@ -13,7 +13,7 @@ from harness.scripted_worker import MODEL
 from prometheus_client import CollectorRegistry
 
 from inferflux.common import store, subjects
-from inferflux.common.errors import DeadlineExceeded, Unavailable
+from inferflux.common.errors import DeadlineExceeded, Internal, Unavailable
 from inferflux.common.lifecycle import Shutdown
 from inferflux.common.probe import Probe
 from inferflux.common.tracing import OFF
@@ -194,3 +194,32 @@ async def test_status_carries_what_readiness_says(theatre: Stage, raising: Probe
     raising.set_ready("planning elsewhere", ok=False, detail="it raised")
     status = await theatre.status(lambda status: status.not_ready)
     assert status.not_ready == "planning elsewhere: it raised"
+
+
+async def test_a_drain_over_which_the_core_raises_makes_the_leader_begin_anew(
+    theatre: Stage, raising: Probe, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker = await theatre.add_worker("w1")
+    await theatre.submit("before")
+    await worker.has("before")
+    drain = scheduler_pb2.SchedulerAdminRequest(drain=scheduler_pb2.DrainRequest(worker_id="w1"))
+
+    async def ask() -> scheduler_pb2.SchedulerAdminReply:
+        data = await theatre.bus.request(subjects.SCHEDULER_ADMIN, drain.SerializeToString(), timeout_s=2)
+        return scheduler_pb2.SchedulerAdminReply.FromString(data)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(SchedulerCore, "drain", raise_always)
+        with pytest.raises(Internal):
+            await ask()
+    async with asyncio.timeout(15):
+        while planning(raising):
+            await asyncio.sleep(0.02)
+    async with asyncio.timeout(15):
+        while True:
+            with contextlib.suppress(Unavailable, DeadlineExceeded):  # no scheduler leads
+                if (await ask()).HasField("drain"):
+                    break
+            await asyncio.sleep(0.05)
+    await worker.emit("before", 1, is_last=True)
+    assert (await theatre.read("before")).outcome == "stop"

@@ -224,8 +224,12 @@ async def serve_admin(
     *,
     is_lease_held: Callable[[], bool],
     is_alone: bool,
+    on_defect: Callable[[str, BaseException], None],
 ) -> Subscription:
     """Answer SchedulerAdminRequests until the subscription is closed, and take over what was changed before.
+
+    Args:
+        on_defect: told what the core was doing when it raised.
 
     Raises:
         Unavailable, DeadlineExceeded: what was changed before cannot be read.
@@ -234,7 +238,13 @@ async def serve_admin(
     administration = Administration(core, store, do, clock, is_lease_held=is_lease_held, is_alone=is_alone)
 
     async def on_request(message: Message) -> None:
-        reply = await administration.answer(message.data)
+        try:
+            reply = await administration.answer(message.data)
+        except InferFluxError:
+            raise
+        except Exception as error:
+            on_defect("administration", error)
+            raise
         if reply is not None:
             await message.respond(reply.SerializeToString())
 

@@ -145,6 +145,7 @@ class Leader:
                 self._clock,
                 is_lease_held=self._is_lease_held,
                 is_alone=is_alone,
+                on_defect=self.guard.on_defect,
             )
             exits.push_async_callback(admin.close)
             if self._settings.policy == "fair":
@@ -214,10 +215,7 @@ class Leader:
     async def on_reconnect(self) -> None:
         """The bus is whole again, its streams included."""
         self._is_bus_whole, self._is_able = True, False
-        now = self._clock()
-        self.core.on_connection(False, now)
-        self._follow_ability(now)
-        self._do([])
+        self.guard.decide("a reconnect", self._on_reconnect)
         await self.announce()
 
     # What is done
@@ -267,6 +265,11 @@ class Leader:
                 gauges_due_s = now + _GAUGE_INTERVAL_S
                 self._metrics.observe(self.core, now)
             await asyncio.sleep(self._settings.tick_interval_s)
+
+    def _on_reconnect(self, core: SchedulerCore, now: float) -> list[Action]:
+        core.on_connection(False, now)
+        self._follow_ability(now)
+        return []
 
     def _on_tick(self, core: SchedulerCore, now: float) -> list[Action]:
         self._follow_ability(now)
