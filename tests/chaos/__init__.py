@@ -4,7 +4,7 @@ schedule    which faults happen when: a function of the seed
 workload    what the clients ask, and when they change their minds: another one
 caller      a client that does as a good client should
 transcript  what one client was sent, held against what it should be
-eavesdrop   what was published on the token subjects, whoever listened
+published   what was published on the token subjects, with or without readers
 inflict     does the faults to a stack
 processes   what runs on this machine and should not
 report      breaches, and the lines people read

@@ -1,4 +1,4 @@
-"""What is still held when nobody asks for anything any more."""
+"""What is still held when no client asks for anything any more."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def _counts(status: cluster_pb2.GetStatusResponse) -> dict[str, int]:
 
 
 def tracebacks(log: str) -> list[str]:
-    """The last line of each traceback in a log: errors that nobody had reckoned with (pure)."""
+    """The last line of each traceback in a log: unexpected errors (pure)."""
     found: list[str] = []
     is_inside = False
     for line in log.splitlines():
@@ -58,7 +58,7 @@ def tracebacks(log: str) -> list[str]:
 
 
 async def jobs_left(nats_url: str) -> list[str]:
-    """Jobs that are still in the work queue: nobody has acknowledged them."""
+    """Jobs that are still in the work queue: no scheduler has acknowledged them."""
     try:
         connection = await nats.connect(nats_url, connect_timeout=2, allow_reconnect=False)
     except (OSError, TimeoutError, nats.errors.Error) as error:

@@ -1,7 +1,7 @@
 """A client that does as a good client should.
 
 It sends a request under an id of its own. A connection that breaks, or a gateway that cannot at present, is
-no answer: the request is sent again under the same id, or, once it was heard of, resumed at its offset.
+no answer: the request is sent again under the same id, or, once a chunk came, resumed at its offset.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ class Caller:
             async with asyncio.timeout(PATIENCE_S):
                 await conversation.run()
         except TimeoutError:
-            conversation.give_up(f"not over after {PATIENCE_S:g} s")
+            conversation.stop(f"not over after {PATIENCE_S:g} s")
         del self.underway[order.request_id]
         return transcript
 
@@ -129,21 +129,21 @@ class _Conversation:
                 self._canceller.cancel()
                 await asyncio.gather(self._canceller, return_exceptions=True)
 
-    def give_up(self, why: str) -> None:
+    def stop(self, why: str) -> None:
         """It is not to be waited for any longer; excused if no gateway could ever be reached."""
         self._transcript.failure = why
-        self._transcript.is_excused = not self._is_accepted and not self._transcript.is_heard_of
+        self._transcript.is_excused = not self._is_accepted and not self._transcript.has_chunks
 
     async def _attempt(self) -> None:
         transcript = self._transcript
         call = self._resume() if self._is_accepted else self._ask()
         try:
-            if self._follow_whim(is_heard=False):
+            if self._follow_whim(has_chunks=False):
                 return
             async for response in call:
                 self._unknown_since = 0.0
                 transcript.add(response.chunk, self._clock())
-                if self._follow_whim(is_heard=True):
+                if self._follow_whim(has_chunks=True):
                     return
             if transcript.terminal is None:
                 transcript.failure = "the stream ended without a terminal chunk"
@@ -177,18 +177,18 @@ class _Conversation:
         elif isinstance(error, NotFound) and self._is_accepted:
             await self._on_unknown()
         elif isinstance(error, _PASSING) and not self._is_final(error):
-            self._is_accepted |= transcript.is_heard_of
+            self._is_accepted |= transcript.has_chunks
             await asyncio.sleep(_RETRY_S)
         else:
             transcript.failure = f"{error.reason}: {error.message}"
             transcript.is_excused = error.reason == "POISON_REQUEST" and self._is_poisoned(transcript.began_s)
 
     def _is_final(self, error: InferFluxError) -> bool:
-        return error.reason in _FINAL and (self._is_accepted or self._transcript.is_heard_of)
+        return error.reason in _FINAL and (self._is_accepted or self._transcript.has_chunks)
 
     async def _on_unknown(self) -> None:
-        """Nothing is known of it: it never came there, or nobody has had time to speak of it."""
-        if not self._transcript.is_heard_of:
+        """Nothing is known of it: it never came there, or no scheduler has had time to report it."""
+        if not self._transcript.has_chunks:
             self._is_accepted = False
             return
         now = self._clock()
@@ -197,10 +197,10 @@ class _Conversation:
             self._transcript.failure = f"accepted, and unknown for {_UNKNOWN_LIMIT_S:g} s since"
         await asyncio.sleep(_RETRY_S)
 
-    def _follow_whim(self, *, is_heard: bool) -> bool:
+    def _follow_whim(self, *, has_chunks: bool) -> bool:
         """Cancel if it is time to; True if the client leaves."""
         transcript, order = self._transcript, self._transcript.order
-        is_time = transcript.offset >= order.whim_after if is_heard else order.whim_after < 0
+        is_time = transcript.offset >= order.whim_after if has_chunks else order.whim_after < 0
         if order.whim is Whim.NONE or not is_time or transcript.is_over:
             return False
         if order.whim is Whim.LEAVE:
@@ -212,7 +212,7 @@ class _Conversation:
         return False
 
     async def _cancel(self) -> None:
-        """Until it is confirmed, or nobody waits for that any more."""
+        """Until it is confirmed, or the caller does not wait for that any more."""
         request = inference_pb2.CancelRequest(request_id=self._transcript.request_id)
         while True:
             with contextlib.suppress(grpc.aio.AioRpcError):

@@ -40,7 +40,7 @@ class Inflictor:
     """Faults, each in a task of its own.
 
     Args:
-        find_leader: the scheduler process that leads; empty when nobody says so.
+        find_leader: the scheduler process that leads; empty when no scheduler reports that it leads.
         say: told of every fault in a sentence.
         blame: told of a process and what it did that it should not have.
     """

@@ -24,10 +24,10 @@ from inferflux.common.errors import InferFluxError
 from inferflux.common.priority import HIGHEST
 from inferflux.v1 import policy_pb2, policy_pb2_grpc, scheduler_pb2
 
-from . import aftermath, eavesdrop, processes
+from . import aftermath, processes, published
 from .caller import RESUME_WINDOW_S, Caller
-from .eavesdrop import Overheard
 from .inflict import Inflictor, targets
+from .published import Published
 from .report import Report, summary
 from .schedule import Fault, plan
 from .workload import PROMPTS, countdown_text, orders
@@ -114,7 +114,7 @@ class Chaos:
         self._mark = mark
         self._stack = Stack(_options(folder), observe=self._observe)
         self._expected: dict[str, list[int]] = {}
-        self._overheard = Overheard(self._expected)
+        self._published = Published(self._expected)
         self._inflictor = Inflictor(
             self._stack, find_leader=self._leader, say=report.event, blame=report.breach, clock=_CLOCK
         )
@@ -133,7 +133,7 @@ class Chaos:
 
     async def run(self) -> None:
         async with self._stack:
-            self._bus = await eavesdrop.listen(self._stack.nats_url, self._overheard)
+            self._bus = await published.listen(self._stack.nats_url, self._published)
             try:
                 async with _clients(self._stack) as clients:
                     await self._go(clients)
@@ -199,7 +199,7 @@ class Chaos:
             )
         for what in found:
             self._report.breach("afterwards", f"{what}, {_FREE_LIMIT_S:g} s after everything")
-        for request_id, wrongs in self._overheard.wrongs().items():
+        for request_id, wrongs in self._published.wrongs().items():
             for wrong in wrongs:
                 self._report.breach(request_id, wrong)
         for process in self._stack.processes.values():
@@ -208,7 +208,7 @@ class Chaos:
         managed = [process.pid for process in self._stack.processes.values()]
         for pid, command in processes.orphans(self._mark, managed).items():
             self._report.breach(f"process {pid}", f"has lost its parent and runs on: {command}")
-        self._report.event(f"looked around: {self._overheard.chunks:,} chunks were overheard")
+        self._report.event(f"looked around: {self._published.chunks:,} published chunks were seen")
 
     def _plan(self) -> list[Fault]:
         return plan(self._settings.seed, self._settings.seconds, targets(self._stack))

@@ -15,7 +15,7 @@ class Action(Enum):
     KILL = "kill"
     # SIGTERM, so that it may drain; started again later.
     STOP = "stop"
-    # SIGSTOP, and SIGCONT later: connections stay open, and nobody answers.
+    # SIGSTOP, and SIGCONT later: connections stay open, and no answer comes.
     PAUSE = "pause"
 
 

@@ -35,7 +35,7 @@ class Transcript:
     is_excused: bool = False
     has_left: bool = False
     has_cancelled: bool = False
-    is_heard_of: bool = False
+    has_chunks: bool = False
     epochs: set[int] = field(default_factory=set)
     workers: list[str] = field(default_factory=list)
     resumes: int = 0
@@ -57,7 +57,7 @@ class Transcript:
 
     def add(self, chunk: tokens_pb2.TokenChunk, now: float) -> None:
         """Take in what came; what is wrong with it is kept in `wrongs`."""
-        self.is_heard_of = True
+        self.has_chunks = True
         if self.terminal is not None:
             self.wrongs.append(f"something came after the end: {_brief(chunk)}")
         if chunk.request_id != self.request_id:
@@ -89,7 +89,7 @@ class Transcript:
             return found + self._wrong_so_far()
         if self.is_cancelled:
             if not self.has_cancelled:
-                found.append(f"cancelled by nobody after {self.offset} tokens")
+                found.append(f"cancelled without a request for it after {self.offset} tokens")
             return found + self._wrong_so_far()
         if self.terminal.reason not in _GOOD_ENDS:
             reason = generation_pb2.FinishReason.Name(self.terminal.reason)

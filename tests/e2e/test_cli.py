@@ -104,10 +104,10 @@ async def test_status_shows_every_service_and_the_worker(env: dict[str, str]) ->
     ("arguments", "said"),
     [
         (("chat", "--api-key", "ifx_wrong", "hi"), "key"),
-        (("chat", "--model", "nobody", "hi"), "nobody"),
+        (("chat", "--model", "unknown", "hi"), "unknown"),
         (("chat", "--max-tokens", "0", "hi"), "max_tokens"),
         (("chat", "--request-id", "a b", "hi"), "x-request-id"),
-        (("cancel", "never-heard-of"), "never-heard-of"),
+        (("cancel", "unknown-request"), "unknown-request"),
         (("models", "--endpoint", "127.0.0.1:1"), "nothing answers at 127.0.0.1:1"),
     ],
 )

@@ -158,7 +158,7 @@ class BusContract:
     async def test_a_request_without_a_subscriber_fails_at_once(self, bus: Bus) -> None:
         started = time.monotonic()
         with pytest.raises(Unavailable) as caught:
-            await bus.request("test.nobody", b"", timeout_s=30)
+            await bus.request("test.unserved", b"", timeout_s=30)
         assert caught.value.reason == "NO_RESPONDERS"
         assert time.monotonic() - started < 2
 
@@ -719,7 +719,7 @@ class BusContract:
     ) -> None:
         await kill(server, own_bus)
         with pytest.raises(Unavailable) as caught:
-            await own_bus.request("test.nobody", b"", timeout_s=5)
+            await own_bus.request("test.unserved", b"", timeout_s=5)
         assert caught.value.reason == "NOT_CONNECTED"
 
     async def test_a_request_whose_connection_breaks_ends_at_once_with_an_unknown_outcome(

@@ -15,7 +15,7 @@ class ScriptedAdmin:
     def __init__(self, bus: Bus) -> None:
         self._bus = bus
         self._served: Subscription | None = None
-        self.heard: list[scheduler_pb2.SchedulerAdminRequest] = []
+        self.requests: list[scheduler_pb2.SchedulerAdminRequest] = []
         self.fairness = scheduler_pb2.Fairness(high_priority_threshold=5)
         self.progress = scheduler_pb2.DrainProgress(state=scheduler_pb2.WORKER_STATE_READY)
         # Answers with this instead, once set.
@@ -41,7 +41,7 @@ class ScriptedAdmin:
 
     async def _on_request(self, message: Message) -> None:
         request = scheduler_pb2.SchedulerAdminRequest.FromString(message.data)
-        self.heard.append(request)
+        self.requests.append(request)
         if self.is_silent:
             return
         if self.raw is not None:

@@ -94,7 +94,7 @@ async def test_a_consumer_goes_on_when_its_stream_was_deleted(
     async with asyncio.timeout(WAIT_S):
         held = await anext(consumer)
     await jetstream.delete_stream(subjects.JOBS_STREAM)
-    # Without a stream nobody answers; this waits until there is one.
+    # Without a stream no answer comes; this waits until there is one.
     assert await own_bus.enqueue(JOBS, b"new", msg_id="2")
     await held.ack()
     async with asyncio.timeout(WAIT_S):

@@ -53,7 +53,7 @@ def test_a_taken_port_is_told_with_the_servers_own_words(server: ServerProcess) 
     assert str(server.port) in caught.value.message or "in use" in caught.value.message
 
 
-def test_a_server_that_does_not_answer_is_given_up(tmp_path: Path) -> None:
+def test_a_server_that_does_not_answer_times_out(tmp_path: Path) -> None:
     server = ServerProcess(["sleep", "60"], port=free_port(), name="nats-server", log_path=tmp_path / "log")
     server.command[0] = "/bin/sleep"
     server.start()

@@ -1,4 +1,4 @@
-"""Spans reach a collector over OTLP, and nobody waits for one that hangs."""
+"""Spans reach a collector over OTLP, and no request waits for one that hangs."""
 
 from __future__ import annotations
 

@@ -55,21 +55,21 @@ async def ending(process: Process) -> tuple[int | None, str, str]:
     return process.returncode, stdout.decode(), stderr.decode()
 
 
-async def say_until_heard(bus: Bus, subject: str, said: bytes, process: Process) -> str:
+async def publish_until_read(bus: Bus, subject: str, said: bytes, process: Process) -> str:
     """Publish a chunk again and again until the reader prints something."""
     assert process.stdout is not None
-    heard = asyncio.create_task(process.stdout.read(1))
-    while not heard.done():
+    first = asyncio.create_task(process.stdout.read(1))
+    while not first.done():
         await bus.publish(subject, said)
-        await asyncio.wait({heard}, timeout=0.05)
-    return heard.result().decode()
+        await asyncio.wait({first}, timeout=0.05)
+    return first.result().decode()
 
 
 async def test_a_live_reader_prints_every_token_once(bus: Bus, nats_url: str) -> None:
     request_id = secrets.token_hex(8)
     subject = subjects.tokens("default", request_id)
     async with example("read_tokens_nats.py", nats_url, "--request-id", request_id) as process:
-        first = await say_until_heard(bus, subject, chunk(0, "One"), process)
+        first = await publish_until_read(bus, subject, chunk(0, "One"), process)
         for said in (
             chunk(0, event=tokens_pb2.Started(worker_id="w")),
             chunk(1, " two"),
@@ -92,7 +92,7 @@ async def test_a_live_reader_says_when_it_missed_some(bus: Bus, nats_url: str) -
     request_id = secrets.token_hex(8)
     subject = subjects.tokens("default", request_id)
     async with example("read_tokens_nats.py", nats_url, "--request-id", request_id) as process:
-        await say_until_heard(bus, subject, chunk(0, "One"), process)
+        await publish_until_read(bus, subject, chunk(0, "One"), process)
         await bus.publish(subject, chunk(2, " three"))
         status, _, err = await ending(process)
     assert status == 1
@@ -103,7 +103,7 @@ async def test_a_live_reader_ends_with_the_failure_of_the_request(bus: Bus, nats
     request_id = secrets.token_hex(8)
     subject = subjects.tokens("default", request_id)
     async with example("read_tokens_nats.py", nats_url, "--request-id", request_id) as process:
-        await say_until_heard(bus, subject, chunk(0, "One"), process)
+        await publish_until_read(bus, subject, chunk(0, "One"), process)
         await bus.publish(subject, chunk(1, event=FAILED))
         status, _, err = await ending(process)
     assert status == 1
@@ -139,10 +139,10 @@ async def test_a_late_reader_gets_everything_from_its_offset_on(
 
 async def test_a_late_reader_of_nothing_says_so_in_time(bus: Bus, nats_url: str) -> None:
     await bus.ensure_streams(StreamLimits())
-    async with example("replay_tokens.py", nats_url, "--request-id", "nobody", "--timeout", "1") as process:
+    async with example("replay_tokens.py", nats_url, "--request-id", "unknown", "--timeout", "1") as process:
         status, _, err = await ending(process)
     assert status == 1
-    assert "nothing more of nobody came in 1 s" in err
+    assert "nothing more of unknown came in 1 s" in err
 
 
 @pytest.mark.parametrize("name", ["chat_client.py", "read_tokens_nats.py", "replay_tokens.py"])

@@ -89,7 +89,7 @@ async def test_fairness_is_read_and_changed(admin: Admin, scheduler: ScriptedAdm
 
 async def test_the_scheduler_is_told_only_what_was_set(admin: Admin, scheduler: ScriptedAdmin) -> None:
     await admin.set_fairness(Change(max_timeslice_tokens=0, reset=True))
-    (request,) = scheduler.heard
+    (request,) = scheduler.requests
     assert request.set_fairness == Change(max_timeslice_tokens=0, reset=True)
     assert request.set_fairness.HasField("max_timeslice_tokens")
     assert not request.set_fairness.HasField("enable_preemption")
@@ -105,7 +105,7 @@ async def test_a_bad_change_never_reaches_the_scheduler(
     error = from_rpc(await refusal(admin.set_fairness(change)))
     assert isinstance(error, InvalidArgument)
     assert error.field == field
-    assert scheduler.heard == []
+    assert scheduler.requests == []
 
 
 async def test_every_call_needs_the_scope_admin(
@@ -119,7 +119,7 @@ async def test_every_call_needs_the_scope_admin(
         ordinary.drain("worker-1").next(),
     ):
         assert (await refusal(call)).code() is grpc.StatusCode.PERMISSION_DENIED
-    assert scheduler.heard == []
+    assert scheduler.requests == []
 
 
 async def test_without_a_scheduler_it_is_unavailable_with_a_delay(admin: Admin, backend: Backend) -> None:
@@ -140,7 +140,7 @@ async def test_a_silent_scheduler_is_not_waited_for_for_ever(admin: Admin, sched
 async def test_what_the_scheduler_refuses_keeps_its_code_and_field(
     admin: Admin, scheduler: ScriptedAdmin
 ) -> None:
-    assert isinstance(from_rpc(await refusal(admin.undrain("nobody"))), NotFound)
+    assert isinstance(from_rpc(await refusal(admin.undrain("unknown"))), NotFound)
     scheduler.error = InvalidArgument("cannot be", field="max_timeslice_tokens")
     error = from_rpc(await refusal(admin.set_fairness(Change(max_timeslice_tokens=1))))
     assert isinstance(error, InvalidArgument)
@@ -166,7 +166,7 @@ async def test_a_drain_is_followed_until_the_worker_may_be_stopped(
     scheduler.drains(0, is_drained=True)
     assert (await draining.until_on_board(0)).is_drained
     assert await draining.next() is None
-    first, *others = scheduler.heard
+    first, *others = scheduler.requests
     assert first.drain == scheduler_pb2.DrainRequest(worker_id="worker-1", hand_over_after_ms=1500)
     assert all(request.HasField("get_drain") for request in others), "watching must not drain again"
 
@@ -174,7 +174,7 @@ async def test_a_drain_is_followed_until_the_worker_may_be_stopped(
 async def test_nothing_is_handed_over_unless_asked_for(admin: Admin, scheduler: ScriptedAdmin) -> None:
     scheduler.drains(0, is_drained=True)
     await admin.drain("worker-1").next()
-    assert not scheduler.heard[0].drain.HasField("hand_over_after_ms")
+    assert not scheduler.requests[0].drain.HasField("hand_over_after_ms")
 
 
 async def test_a_drain_goes_on_when_the_one_who_watches_leaves(
@@ -185,7 +185,7 @@ async def test_a_drain_goes_on_when_the_one_who_watches_leaves(
     await draining.next()
     draining.call.cancel()
     await admin.fairness()
-    assert sum(request.HasField("drain") for request in scheduler.heard) == 1
+    assert sum(request.HasField("drain") for request in scheduler.requests) == 1
 
 
 async def test_a_drain_is_followed_from_one_scheduler_to_the_next(
@@ -195,16 +195,16 @@ async def test_a_drain_is_followed_from_one_scheduler_to_the_next(
     draining = admin.drain("worker-1")
     await draining.next()
     await scheduler.close()
-    scheduler.error = NotFound("not heard of it yet")
+    scheduler.error = NotFound("it is not known yet")
     await scheduler.start()
-    heard = len(scheduler.heard)
-    await until(lambda: len(scheduler.heard) > heard)
+    received = len(scheduler.requests)
+    await until(lambda: len(scheduler.requests) > received)
     scheduler.error = None
     scheduler.drains(0, is_drained=True)
     assert (await draining.until_on_board(0)).is_drained
 
 
-async def test_a_drain_that_somebody_undoes_ends_undrained(admin: Admin, scheduler: ScriptedAdmin) -> None:
+async def test_a_drain_that_is_undone_ends_undrained(admin: Admin, scheduler: ScriptedAdmin) -> None:
     scheduler.drains(2)
     draining = admin.drain("worker-1")
     await draining.next()
@@ -217,14 +217,14 @@ async def test_a_drain_that_somebody_undoes_ends_undrained(admin: Admin, schedul
 
 
 async def test_an_unknown_worker_is_not_drained(admin: Admin, scheduler: ScriptedAdmin) -> None:
-    error = from_rpc(await refusal(admin.drain("nobody").next()))
+    error = from_rpc(await refusal(admin.drain("unknown").next()))
     assert isinstance(error, NotFound)
-    assert "nobody" in error.message
+    assert "unknown" in error.message
 
 
 async def test_a_worker_is_told_to_take_requests_again(admin: Admin, scheduler: ScriptedAdmin) -> None:
     assert (await admin.undrain("worker-1")).state == READY
-    (request,) = scheduler.heard
+    (request,) = scheduler.requests
     assert request.drain == scheduler_pb2.DrainRequest(worker_id="worker-1", undo=True)
 
 

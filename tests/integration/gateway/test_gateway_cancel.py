@@ -54,15 +54,15 @@ async def test_cancel_reaches_only_the_callers_tenant(
 ) -> None:
     stream = client.generate("cancel-3")
     job = await backend.job("cancel-3")
-    heard: list[str] = []
+    received: list[str] = []
 
     async def listen(message: object) -> None:
-        heard.append(message.subject)  # type: ignore[attr-defined]
+        received.append(message.subject)  # type: ignore[attr-defined]
 
     listening = await backend.bus.serve("inferflux.v1.cancel.other.>", listen)
     await backend.bus.flush()
     assert isinstance(await cancel_error(Client(gateway, other_key), "cancel-3"), NotFound)
-    await until(lambda: heard == ["inferflux.v1.cancel.other.cancel-3"])
+    await until(lambda: received == ["inferflux.v1.cancel.other.cancel-3"])
     await listening.close()
     await backend.finish(job, n=1)
     assert ids_of(await stream.rest()) == [0]

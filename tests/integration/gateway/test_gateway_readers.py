@@ -123,7 +123,7 @@ async def test_a_request_that_no_client_resumes_is_counted_all_the_same(
 async def test_who_hangs_up_is_counted_by_the_terminal_chunk(
     payer: Client, backend: Backend, usage: Usage
 ) -> None:
-    """Tokens that were generated before the cancel took effect count, though nobody read them."""
+    """Tokens that were generated before the cancel took effect count, though no client read them."""
     backend.reader_replies["leave-3"] = scheduler_pb2.ReaderReply(was_found=True, may_cancel=True)
     stream, job = await payer.begin(backend, "leave-3")
     stream.cancel()
@@ -303,11 +303,11 @@ async def test_the_audit_line_of_who_hangs_up_has_the_usage_that_is_settled(
     assert (line["outcome"], line["completion_tokens"]) == ("left", 5)
 
 
-async def test_who_gives_up_resuming_leaves_at_the_scheduler(client: Client, backend: Backend) -> None:
-    backend.reader_replies["give-up-1"] = KEPT
-    resumed = client.resume("give-up-1", 0)
-    await until(lambda: any(n.joined.request.request_id == "give-up-1" for n in backend.reader_notices))
+async def test_a_client_that_stops_resuming_leaves_at_the_scheduler(client: Client, backend: Backend) -> None:
+    backend.reader_replies["stop-1"] = KEPT
+    resumed = client.resume("stop-1", 0)
+    await until(lambda: any(n.joined.request.request_id == "stop-1" for n in backend.reader_notices))
     resumed.cancel()
-    await until(lambda: bool(backend.left("give-up-1")))
-    assert not backend.left("give-up-1")[0].is_handed_over
-    assert "give-up-1" not in backend.cancelled
+    await until(lambda: bool(backend.left("stop-1")))
+    assert not backend.left("stop-1")[0].is_handed_over
+    assert "stop-1" not in backend.cancelled

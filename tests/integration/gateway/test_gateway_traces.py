@@ -67,7 +67,7 @@ async def test_a_refused_request_has_a_span_that_says_why(
     await Client(traced, key).sees("demo")
     caller, stranger = Caller(), Caller()
     await generate(traced, key, "traced-2", caller.traceparent, priority=999).error()
-    await generate(traced, "ifx_nobody", "traced-3", stranger.traceparent).error()
+    await generate(traced, "ifx_unknown", "traced-3", stranger.traceparent).error()
     span = (await trace(path, caller.trace_id, "generate"))["generate"]
     assert span["attributes"]["error.type"] == "invalid_argument"
     assert "priority" in span["error"]

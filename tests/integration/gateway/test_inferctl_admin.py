@@ -38,7 +38,7 @@ async def test_fairness_is_shown_and_nothing_changed(env: dict[str, str], schedu
     result = await run("admin", "fairness", env=env)
     assert result.returncode == 0, result.stderr
     assert "5 and above" in result.stdout
-    assert [request.WhichOneof("request") for request in scheduler.heard] == ["get_fairness"]
+    assert [request.WhichOneof("request") for request in scheduler.requests] == ["get_fairness"]
 
 
 async def test_only_the_flags_that_are_given_change_something(
@@ -51,14 +51,14 @@ async def test_only_the_flags_that_are_given_change_something(
         "high_priority_threshold": -2,
         "max_timeslice_tokens": 0,
     }
-    (request,) = scheduler.heard
+    (request,) = scheduler.requests
     assert request.set_fairness == Change(enable_preemption=False, high_priority_threshold=-2)
     assert not request.set_fairness.HasField("max_timeslice_tokens")
 
 
 async def test_a_reset_and_a_value_go_together(env: dict[str, str], scheduler: ScriptedAdmin) -> None:
     await run("admin", "fairness", "--reset", "--timeslice", "0", env=env)
-    (request,) = scheduler.heard
+    (request,) = scheduler.requests
     assert request.set_fairness == Change(reset=True, max_timeslice_tokens=0)
 
 
@@ -67,12 +67,12 @@ async def test_a_drain_is_followed_in_lines_without_a_terminal(
 ) -> None:
     scheduler.drains(1)
     draining = asyncio.create_task(run("admin", "drain", "worker-1", "--hand-over-after", "1.5", env=env))
-    await until(lambda: len(scheduler.heard) > 2)
+    await until(lambda: len(scheduler.requests) > 2)
     scheduler.drains(0, is_drained=True)
     result = await draining
     assert result.returncode == 0, result.stderr
     assert result.stdout == "worker-1 is draining: 1 request left\nworker-1 may be stopped\n"
-    assert scheduler.heard[0].drain.hand_over_after_ms == 1500
+    assert scheduler.requests[0].drain.hand_over_after_ms == 1500
 
 
 async def test_a_drain_at_the_terminal_ends_with_what_may_be_done(
@@ -97,7 +97,7 @@ async def test_ctrl_c_stops_watching_and_says_that_draining_goes_on(
         terminal.press_ctrl_c()
         await terminal.see("worker-1 goes on draining")
         assert await terminal.exit_status() == 130
-    assert not any(request.drain.undo for request in scheduler.heard)
+    assert not any(request.drain.undo for request in scheduler.requests)
 
 
 async def test_a_drain_can_be_left_to_itself(env: dict[str, str], scheduler: ScriptedAdmin) -> None:
@@ -115,7 +115,7 @@ async def test_a_drain_that_is_undone_elsewhere_is_not_a_success(
 ) -> None:
     scheduler.drains(3)
     draining = asyncio.create_task(run("admin", "drain", "worker-1", env=env))
-    await until(lambda: len(scheduler.heard) > 2)
+    await until(lambda: len(scheduler.requests) > 2)
     scheduler.progress = scheduler_pb2.DrainProgress(residents=3, state=scheduler_pb2.WORKER_STATE_READY)
     result = await draining
     assert result.returncode == 1
@@ -125,14 +125,14 @@ async def test_a_drain_that_is_undone_elsewhere_is_not_a_success(
 async def test_a_worker_takes_requests_again(env: dict[str, str], scheduler: ScriptedAdmin) -> None:
     result = await run("admin", "undrain", "worker-1", env=env)
     assert (result.returncode, result.stdout) == (0, "worker-1 takes requests again\n")
-    assert scheduler.heard[0].drain.undo
+    assert scheduler.requests[0].drain.undo
 
 
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("drain", "nobody"), "there is no worker nobody"),
-        (("drain", "nobody", "--no-wait"), "there is no worker nobody"),
+        (("drain", "unknown"), "there is no worker unknown"),
+        (("drain", "unknown", "--no-wait"), "there is no worker unknown"),
         (("undrain", "a.b"), "worker"),
     ],
 )

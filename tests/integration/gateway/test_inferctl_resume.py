@@ -100,9 +100,9 @@ async def test_resume_streams_an_answer_from_any_token_on(
     await stream.rest()
     assert (await run("resume", "again-1", env=env)).stdout == "0 1 2 \n"
     assert (await run("resume", "again-1", "--offset", "2", env=env)).stdout == "2 \n"
-    unknown = await run("resume", "never-heard-of", env=env)
+    unknown = await run("resume", "unknown-request", env=env)
     assert unknown.returncode == 1
-    assert "never-heard-of" in unknown.stderr
+    assert "unknown-request" in unknown.stderr
 
 
 @contextmanager

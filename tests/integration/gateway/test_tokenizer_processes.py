@@ -166,7 +166,7 @@ async def test_a_refused_start_counts_no_more_when_another_process_was_started(
 async def test_a_model_more_than_are_remembered_is_refused_while_all_are_asked(
     clients: Clients, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One that cannot be loaded has no process while its callers still wait to hear so."""
+    """One that cannot be loaded has no process while its callers still wait for the error."""
     monkeypatch.setattr("inferflux.gateway.tokenizers._MAX_REMEMBERED", 0)
     monkeypatch.setattr("inferflux.gateway.model_tokenizer.ModelTokenizer.is_idle", False)
     client = clients({"bad": THROWS, "good": tiny_model()}, TokenizerLimits(processes=1))

@@ -144,7 +144,7 @@ async def test_a_redis_that_does_not_answer_costs_one_bounded_wait(
         for _ in range(20):
             assert await asking.of(PROMPT) == [{}]
         assert time.monotonic() - began_s < 20 * 0.5
-        assert asking.count("skipped") > 10  # but for those that found the late one given up
+        assert asking.count("skipped") > 10  # but for those that found the late one abandoned
         private_valkey.resume()
         await asking.until_found({"w1": 96})
 

@@ -21,12 +21,12 @@ PREEMPTING = scheduler_pb2.Fairness(enable_preemption=True, high_priority_thresh
 
 @pytest.fixture(autouse=True)
 def slices(theatre: Stage) -> None:
-    """What the environment says, as long as nobody says otherwise."""
+    """What the environment says, until an administrator changes it."""
     theatre.env["INFERFLUX_FAIRNESS_TIMESLICE"] = "7"
 
 
 async def ask(stage: Stage, request: Request) -> Reply:
-    """The answer of whoever leads, once somebody does."""
+    """The answer of the leader, once there is one."""
     async with asyncio.timeout(LIMIT_S):
         while True:
             try:
@@ -108,9 +108,9 @@ async def test_a_worker_is_drained_when_its_last_request_has_ended(theatre: Stag
         (b"\xff\xff", InvalidArgument.code, "request"),
         (b"", InvalidArgument.code, "request"),
         (
-            Request(drain=scheduler_pb2.DrainRequest(worker_id="nobody")).SerializeToString(),
+            Request(drain=scheduler_pb2.DrainRequest(worker_id="unknown")).SerializeToString(),
             NotFound.code,
-            "nobody",
+            "unknown",
         ),
     ],
 )

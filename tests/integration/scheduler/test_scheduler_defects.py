@@ -145,7 +145,7 @@ async def test_a_notice_over_which_the_core_raises_makes_the_leader_begin_anew(
             await asyncio.sleep(0.02)
     async with asyncio.timeout(15):
         while True:
-            with contextlib.suppress(Unavailable, DeadlineExceeded):  # nobody leads
+            with contextlib.suppress(Unavailable, DeadlineExceeded):  # no scheduler leads
                 if (await ask()).was_found:
                     break
             await asyncio.sleep(0.05)

@@ -119,7 +119,7 @@ async def test_a_leader_that_stood_still_steps_down_when_it_goes_on(
     old = await theatre.status(lambda s: s.queued == 4)
     stopped.signal(signal.SIGSTOP)
     new = await led_by(theatre, "s1")
-    await worker.emit("running", 1, is_last=True)  # both leaders hear it: the slot is free
+    await worker.emit("running", 1, is_last=True)  # both leaders receive it: the slot is free
     stopped.signal(signal.SIGCONT)
     await stopped.until_ready("standby: s1 leads")
     for i in range(4):

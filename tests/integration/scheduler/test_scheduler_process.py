@@ -86,7 +86,7 @@ async def test_a_queued_request_is_cancelled_by_the_scheduler_a_running_one_by_i
     assert (await stage.read("queued")).outcome == "cancelled"
     assert await stage.cancel("running") is True
     assert (await stage.read("running")).outcome == "cancelled"
-    assert await stage.cancel("nobody") is False
+    assert await stage.cancel("unknown") is False
     await stage.is_quiet(workers=1)
     for request_id in ("queued", "running"):
         ends = [c for c in await stage.chunks(request_id) if c.HasField("finished")]
@@ -179,8 +179,8 @@ async def test_a_deadline_passes_in_the_queue_and_a_request_too_large_is_told_so
 async def test_bad_jobs_and_messages_are_ignored(stage: Stage) -> None:
     worker = await stage.add_worker("w1")
     await stage.enqueue("bad1", "demo", b"\xff\xff not a message")
-    nobody = scheduler_pb2.InferenceRequest(model="demo")
-    await stage.enqueue("bad2", "demo", nobody.SerializeToString())
+    unnamed = scheduler_pb2.InferenceRequest(model="demo")
+    await stage.enqueue("bad2", "demo", unnamed.SerializeToString())
     empty = scheduler_pb2.InferenceRequest(request_id="empty", tenant="acme", model="demo")
     await stage.enqueue("bad3", "demo", empty.SerializeToString())
     for subject in ("scheduler.events", "worker.w1.status", "cancel.acme.x"):

@@ -248,7 +248,7 @@ async def test_a_higher_epoch_takes_over_from_the_lower_one(worker: WorkerProces
     assert len(token_ids(second)) == 8
 
 
-async def test_when_the_engine_is_killed_the_scheduler_hears_at_once_and_it_starts_again(
+async def test_when_the_engine_is_killed_the_scheduler_is_told_at_once_and_it_starts_again(
     private_worker: WorkerProcess,
 ) -> None:
     stream = await private_worker.read("victim")

@@ -34,7 +34,7 @@ async def test_a_closed_loop_keeps_exactly_so_many_on_the_way() -> None:
     assert len(done) == 10
 
 
-async def test_an_open_loop_waits_for_nobody_and_counts_from_when_a_request_was_due() -> None:
+async def test_an_open_loop_waits_for_no_answer_and_counts_from_when_a_request_was_due() -> None:
     release = asyncio.Event()
     started = 0
 

@@ -37,7 +37,7 @@ def test_a_prompt_is_sent_as_what_it_is() -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "complaint"),
+    ("words", "message"),
     [
         (["--prompt-characters", "0:9"], "LOW of at least 1"),
         (["--answer-tokens", "128:16"], "LOW below HIGH"),
@@ -49,8 +49,8 @@ def test_a_prompt_is_sent_as_what_it_is() -> None:
     ids=["no characters", "swapped", "one limit", "no gap", "temperature", "rate"],
 )
 def test_an_odd_load_is_refused_by_name(
-    words: list[str], complaint: str, capsys: pytest.CaptureFixture[str]
+    words: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit):
         parse(["--model", "m", *words])
-    assert complaint in capsys.readouterr().err
+    assert message in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""The scheduler's simulator: the same for a seed, with nobody forgotten."""
+"""The scheduler's simulator: the same for a seed, with no request forgotten."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_every_request_ends_with_all_its_tokens(policy: PolicyName, mode: studie
     st.booleans(),
     st.sampled_from([0, 5, 32]),
 )
-def test_workers_of_any_shape_lose_nobody(
+def test_workers_of_any_shape_lose_no_request(
     seed: int, slots: int, extra: int, cells: int, preempts: bool, slice_tokens: int
 ) -> None:
     model = WorkerModel(
@@ -84,7 +84,7 @@ def test_workers_of_any_shape_lose_nobody(
     assert all(a.generated == a.output_tokens for a in world.requests.values())
 
 
-def test_a_full_kv_cache_swaps_sequences_out_and_fails_nobody() -> None:
+def test_a_full_kv_cache_swaps_sequences_out_and_fails_none() -> None:
     fairness = FairnessSettings(enable_preemption=True, max_timeslice_tokens=16)
     world = run(Setup(workers=1, model=TIGHT, fairness=fairness))
     assert sum(worker.swaps for worker in world.workers.values()) > 0
@@ -190,7 +190,7 @@ def test_waits_are_percentiles_in_seconds() -> None:
     assert waits([]) == {"n": 0}
 
 
-def test_rates_count_only_while_everybody_waits() -> None:
+def test_rates_count_only_while_all_tenants_wait() -> None:
     both = frozenset({"a", "b"})
     served = [
         Served(1.0, 1.0, {"a": 100.0, "b": 40.0}, both),

@@ -33,7 +33,7 @@ def test_a_whole_stream_lost_and_doubled_nothing() -> None:
     assert (stream.tokens, stream.lost, stream.doubled) == (3, 0, 0)
 
 
-def test_tokens_that_were_passed_over_are_lost_once() -> None:
+def test_tokens_that_never_came_are_lost_once() -> None:
     stream = Stream(0.0)
     for chunk in (_chunk(0, 5), _chunk(3, 8), _chunk(4, 9)):
         stream.take(chunk, 0.0)
@@ -100,7 +100,7 @@ def test_evenness_does_not_ask_who_got_more(first: float, second: float, value: 
     assert figures.evenness(first, second) == pytest.approx(value)
 
 
-def test_nobody_served_is_no_evenness() -> None:
+def test_without_a_tenant_served_there_is_no_evenness() -> None:
     assert math.isnan(figures.evenness(0, 0))
 
 

@@ -1,4 +1,4 @@
-"""What a cluster may not hold once nobody asks for anything."""
+"""What a cluster may not hold once no client asks for anything."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_slots_cells_and_what_a_worker_says_are_told() -> None:
     ]
 
 
-def test_errors_that_nobody_had_reckoned_with_are_found_in_a_log() -> None:
+def test_unexpected_errors_are_found_in_a_log() -> None:
     log = (
         "12:00 [info] ready\n"
         "Traceback (most recent call last):\n"

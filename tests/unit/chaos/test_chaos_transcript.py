@@ -99,8 +99,8 @@ def test_a_cancelled_request_must_have_had_the_beginning_of_the_answer() -> None
     assert "no beginning" in told.breaches()[0]
 
 
-def test_a_cancellation_nobody_asked_for_is_a_breach() -> None:
-    assert "by nobody" in after(tokens(0, 2), end(CANCELLED, 2, 2)).breaches()[0]
+def test_an_unrequested_cancellation_is_a_breach() -> None:
+    assert "without a request" in after(tokens(0, 2), end(CANCELLED, 2, 2)).breaches()[0]
 
 
 def test_a_failure_is_a_breach_unless_it_had_to_be() -> None:

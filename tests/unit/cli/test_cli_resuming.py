@@ -104,7 +104,7 @@ async def test_a_request_that_is_not_known_after_a_loss_is_sent_again_and_resume
     assert server.called == ["start", "resume 0", "start", "resume 0", "resume 1"]
 
 
-async def test_a_request_that_was_heard_of_is_never_sent_again() -> None:
+async def test_a_request_that_was_answered_is_never_sent_again() -> None:
     server = Server([token(0), LOST], [UNKNOWN], [token(1), FINISHED])
     assert await server.text() == "0 1 "
     assert server.called == ["start", "resume 1", "resume 1"]

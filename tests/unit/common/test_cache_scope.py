@@ -1,4 +1,4 @@
-"""Tenants share cached prefixes with nobody unless they are told to."""
+"""Tenants share cached prefixes with no other tenant unless they are told to."""
 
 from __future__ import annotations
 

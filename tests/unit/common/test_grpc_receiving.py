@@ -109,7 +109,7 @@ async def test_a_waiter_that_leaves_passes_its_turn_on() -> None:
     assert len(receiving) == 0
 
 
-async def test_a_message_that_never_arrives_is_given_up() -> None:
+async def test_a_message_that_never_arrives_times_out() -> None:
     receiving = Receiving(1, grace_s=60, time_limit_s=0.02)
     error = await error_of(await start(receiving, asyncio.Event()))
     assert isinstance(error, DeadlineExceeded)

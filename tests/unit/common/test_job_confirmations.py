@@ -1,4 +1,4 @@
-"""Confirmations of acknowledgements that come when nobody waits for them any more."""
+"""Confirmations of acknowledgements that come when no caller waits for them any more."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ def test_a_console_line_reads_as_a_sentence(capsys: pytest.CaptureFixture[str]) 
     assert "seconds=1.5" in line
 
 
-def test_libraries_are_heard_from_warning_up_in_the_same_format(capsys: pytest.CaptureFixture[str]) -> None:
+def test_libraries_log_from_warning_up_in_the_same_format(capsys: pytest.CaptureFixture[str]) -> None:
     logs.configure("worker", "debug", "json")
     logging.getLogger("some.library").info("chatter")
     logging.getLogger("some.library").warning("careful: %s", "x")

@@ -67,7 +67,7 @@ def test_no_service_takes_a_variable_of_another_for_misspelt() -> None:
         assert misspelt(service, documented) == {}
 
 
-def test_the_clients_variables_are_read_by_somebody() -> None:
+def test_the_clients_variables_are_read_by_the_client() -> None:
     sources = [*ROOT.glob("cli/inferflux/**/*.py"), *ROOT.glob("examples/*.py"), *COMPOSE_FILES]
     text = "".join(path.read_text() for path in sources)
     assert all(variable in text for variable in rows(CLIENTS))

@@ -13,6 +13,18 @@ _OWN_WORD = re.compile(
     r"roster|seat|stray|stretch|turn",
     re.IGNORECASE,
 )
+# In Python: names, comments and texts.
+_OWN_IN_PYTHON = re.compile(
+    r"(?<![a-z])(hears?|heard|overheard|somebody|everybody|let[ _]in|pass(es|ed|ing)[ _]over)(?![a-z])",
+    re.IGNORECASE,
+)
+_CHECKS_OF_WORDS = {"test_pages.py", "test_words.py"}
+_PYTHON = [
+    path
+    for folder in ("libs", "services", "cli", "examples", "benchmarks", "tests")
+    for path in sorted((ROOT / folder).rglob("*.py"))
+    if not path.stem.endswith(("_pb2", "_pb2_grpc")) and path.name not in _CHECKS_OF_WORDS
+]
 _COMMENT = re.compile(r"//.*")
 _NAME = re.compile(r"[A-Za-z_]\w*")
 _PART = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])")
@@ -35,3 +47,14 @@ def test_metrics_and_variables_are_named_in_the_fields_words() -> None:
     names = _PUBLIC.findall((ROOT / "docs/operations.md").read_text())
     assert names
     assert own_words(names) == set()
+
+
+def test_python_is_written_in_the_fields_words() -> None:
+    assert len(_PYTHON) > 100
+    found = {
+        f"{path.relative_to(ROOT)}:{number}: {line.strip()}"
+        for path in _PYTHON
+        for number, line in enumerate(path.read_text().splitlines(), 1)
+        if _OWN_IN_PYTHON.search(line)
+    }
+    assert found == set()

@@ -164,7 +164,7 @@ async def test_token_ids_are_submitted_as_they_are(stage: Stage) -> None:
         ({"priority": 10**6}, "priority"),
         ({"resume_window_s": 61}, "resume_window_s"),
         ({"params": Params(max_tokens=0)}, "params.max_tokens"),
-        ({"messages": [Message(role="nobody")]}, "messages[1].role"),
+        ({"messages": [Message(role="unknown")]}, "messages[1].role"),
         ({"messages": [Message(role="user", content="x" * 1001)]}, "messages"),
         ({"messages": [Message(role="user", content="x " * 500)]}, "messages"),
     ],

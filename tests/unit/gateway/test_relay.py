@@ -191,7 +191,7 @@ async def test_silence_makes_it_look_for_what_was_lost_less_and_less_often() -> 
     assert waits[:5] == [4.0, 8.0, 16.0, 16.0, 16.0]
 
 
-async def test_silence_without_end_is_given_up() -> None:
+async def test_silence_without_end_is_an_error() -> None:
     world = World()
     with pytest.raises(Unavailable) as caught:
         await read(world.relay())

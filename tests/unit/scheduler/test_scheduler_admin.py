@@ -234,15 +234,15 @@ async def test_asking_for_progress_drains_nothing() -> None:
 @pytest.mark.parametrize(
     "request_",
     [
-        Request(drain=scheduler_pb2.DrainRequest(worker_id="nobody")),
-        Request(get_drain=scheduler_pb2.GetDrain(worker_id="nobody")),
+        Request(drain=scheduler_pb2.DrainRequest(worker_id="unknown")),
+        Request(get_drain=scheduler_pb2.GetDrain(worker_id="unknown")),
     ],
     ids=["drain", "get_drain"],
 )
 async def test_an_unknown_worker_is_refused_by_name(request_: Request) -> None:
     refused = (await Desk().ask(request_)).refused
     assert refused.code == NotFound.code
-    assert "nobody" in refused.message
+    assert "unknown" in refused.message
 
 
 @pytest.mark.parametrize("data", [b"", b"\xff\xff\xff"])
@@ -254,7 +254,7 @@ async def test_what_is_no_request_is_refused(data: bytes) -> None:
 
 async def test_a_worker_that_another_partition_may_have_is_left_to_its_leader() -> None:
     desk = Desk(is_alone=False)
-    unknown = Request(drain=scheduler_pb2.DrainRequest(worker_id="nobody"))
+    unknown = Request(drain=scheduler_pb2.DrainRequest(worker_id="unknown"))
     assert await desk.administration.answer(unknown.SerializeToString()) is None
     known = Request(get_drain=scheduler_pb2.GetDrain(worker_id="worker-1"))
     assert (await desk.ask(known)).drain.residents == 2

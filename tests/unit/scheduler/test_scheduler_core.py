@@ -266,7 +266,7 @@ def test_a_cancel_while_the_batch_is_on_its_way_ends_the_request_once(world: Wor
     world.add_worker("w1")
     world.settle()
     key = submit(world, "r1", max_tokens=20)
-    world.deliver()  # the job: the batch is under way, and the worker does not hear the notice
+    world.deliver()  # the job: the batch is under way, and the worker does not receive the notice
     was_found, todo = world.core.on_cancel(Attempt(key), world.now)
     assert (was_found, todo) == (True, [])
     world.settle()  # no heartbeat is needed: the worker is told when it has accepted
@@ -393,7 +393,7 @@ def test_until_workers_have_reported_a_new_scheduler_ends_nothing_that_may_run(w
     world.limits = Limits(settle_s=1.2, clock_skew_s=1.0)
     world.restart_scheduler()
     world.settle()
-    world.do(world.core.on_cancel(Attempt(key), world.now)[1])  # the worker has not heard it yet
+    world.do(world.core.on_cancel(Attempt(key), world.now)[1])  # the worker has not received it yet
     world.settle()
     assert not world.read(key).outcome
     worker.beat()

@@ -18,9 +18,9 @@ KEY = RequestKey("acme", "one")
 
 def counted(*todo: actions.Action) -> CollectorRegistry:
     registry = CollectorRegistry()
-    nobody = cast("Any", None)
+    unused = cast("Any", None)
     performer = Performer(
-        nobody, nobody, SchedulerMetrics(registry), SchedulerSpans(tracing.OFF), dispatch_timeout_s=1.0
+        unused, unused, SchedulerMetrics(registry), SchedulerSpans(tracing.OFF), dispatch_timeout_s=1.0
     )
     performer.perform(todo)
     assert performer.is_idle

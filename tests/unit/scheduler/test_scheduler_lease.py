@@ -299,7 +299,7 @@ def test_a_renewal_whose_answer_was_lost_counts_from_when_it_was_sent(world: Wor
         for t in (b"-1", b"1e400", b'"z"', b"1" * 40)
     ],
 )
-def test_a_value_of_somebody_else_is_waited_out_like_a_lease(world: World, value: bytes) -> None:
+def test_a_foreign_value_is_waited_out_like_a_lease(world: World, value: bytes) -> None:
     world.store.value, world.store.revision = value, next(world.store.revisions)
     lease = made("a")
     world.run(lease, for_s=TIMES.duration_s - 0.01)

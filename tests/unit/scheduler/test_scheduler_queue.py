@@ -113,11 +113,11 @@ def test_the_first_departures_after_a_pause_tell_nothing() -> None:
 
 def test_time_in_which_no_job_waits_does_not_count() -> None:
     queue = ModelQueue(Fcfs)
-    first, given_up, late, last = (make_job(i) for i in range(4))
+    first, discarded, late, last = (make_job(i) for i in range(4))
     queue.push(first)
-    queue.push(given_up)
+    queue.push(discarded)
     queue.depart(first, now=10.0)
-    queue.discard(given_up)
+    queue.discard(discarded)
     queue.push(late)
     queue.push(last)
     queue.depart(late, now=5000.0)

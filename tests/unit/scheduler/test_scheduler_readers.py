@@ -1,4 +1,4 @@
-"""A request goes on while somebody reads it, and for its window after that: no longer, and never less."""
+"""A request goes on while a client reads it, and for its window after that: no longer, and never less."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ def test_a_new_leader_gives_every_request_its_time_again_and_then_ends_those_wit
 
 @pytest.mark.parametrize("window_s", [0, 20])
 def test_what_a_new_leader_takes_over_and_no_gateway_reports_ends_sooner(window_s: int) -> None:
-    """After a restart of everything, what nobody resumes keeps new requests waiting no longer than this."""
+    """After a restart of everything, unresumed requests keep new ones waiting no longer than this."""
     world = World(Limits(settle_s=0.5, clock_skew_s=1.0, unread_limit_s=LIMIT_S, stuck_s=0))
     world.add_worker("w1", slots=1)
     pass_time(world, 5.0)
@@ -344,7 +344,7 @@ class Gateways:
         pass_time(self.world, 1.0)
         assert is_alive(self.world) or not (readers and was_alive), "it was read, and ended"
         is_unread = self.world.now - self.last_s > limit_s
-        assert not (is_unread and is_alive(self.world)), "nobody read it, and it went on"
+        assert not (is_unread and is_alive(self.world)), "no client read it, and it went on"
 
 
 KINDS = ["join", "leave", "hand_over", "die", "cut_off", "mend", "restart", "reconnect"]

@@ -60,11 +60,11 @@ def test_a_greedy_answer_does_not_end_by_itself() -> None:
 
 
 @pytest.mark.parametrize(
-    ("flag", "value", "complaint"),
+    ("flag", "value", "message"),
     [("--heads", "5", "heads"), ("--kv-heads", "3", "key/value"), ("--ff", "100", "multiples of 32")],
 )
-def test_a_shape_that_cannot_be_is_refused(tmp_path: Path, flag: str, value: str, complaint: str) -> None:
-    with pytest.raises(ValueError, match=complaint):
+def test_a_shape_that_cannot_be_is_refused(tmp_path: Path, flag: str, value: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
         write(parse([*SMALL, flag, value, "--out", str(tmp_path / "x.gguf")]))
     assert not list(tmp_path.iterdir())
 

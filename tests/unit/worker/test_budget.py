@@ -69,7 +69,7 @@ def test_a_step_need_not_be_shorter_than_anyone_notices() -> None:
         return 0.0005 + 0.00005 * n
 
     assert fast(4 + settled(fast).mixed(4)) == pytest.approx(0.015, rel=0.1)
-    in_context = taking_turns(fast, n_decoding=4).in_prefill_context(4)
+    in_context = alternating(fast, n_decoding=4).in_prefill_context(4)
     assert fast(in_context) + fast(4) == pytest.approx(0.015, rel=0.1)
 
 
@@ -147,8 +147,8 @@ def test_whatever_was_measured_the_budget_is_between_one_and_the_batch(
     assert 1 <= budget.in_prefill_context(n_decoding, n_waiting) <= 2048
 
 
-def taking_turns(cost: Cost, *, n_decoding: int, limit_s: float = 10.0) -> StepBudget:
-    """A budget that has seen streams and prompts take turns for a while."""
+def alternating(cost: Cost, *, n_decoding: int, limit_s: float = 10.0) -> StepBudget:
+    """A budget for which decodes and prefills alternate."""
     budget = StepBudget(2048, 3.0, limit_s)
     for n in (16, 64, 16, 64):
         budget.observe(n, 0, cost(n), in_prefill_context=True)
@@ -160,13 +160,13 @@ def taking_turns(cost: Cost, *, n_decoding: int, limit_s: float = 10.0) -> StepB
 
 
 def test_prefill_in_its_own_context_and_a_decode_step_stay_within_the_itl_factor_together() -> None:
-    budget = taking_turns(cpu, n_decoding=4)
+    budget = alternating(cpu, n_decoding=4)
     assert cpu(budget.in_prefill_context(4)) + cpu(4) == pytest.approx(3.0 * cpu(4), rel=0.1)
     assert budget.in_prefill_context(4, n_waiting=6) > 2 * budget.in_prefill_context(4)
 
 
 def test_prefill_in_its_own_context_keeps_the_limit_where_nothing_decodes() -> None:
-    assert cpu(taking_turns(cpu, n_decoding=4, limit_s=0.1).in_prefill_context(0)) == pytest.approx(
+    assert cpu(alternating(cpu, n_decoding=4, limit_s=0.1).in_prefill_context(0)) == pytest.approx(
         0.1, rel=0.1
     )
 

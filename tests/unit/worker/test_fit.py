@@ -21,7 +21,7 @@ def test_what_fits_is_given_as_wanted() -> None:
     assert fit_cells(4096, 256, SHAPE, 16 * GIB) == 4096
 
 
-def test_what_nobody_asked_for_is_cut_to_half_of_the_memory() -> None:
+def test_an_unrequested_size_is_cut_to_half_of_the_memory() -> None:
     cells = fit_cells(2**31 - 1, 256, SHAPE, 16 * GIB)
     assert 7.9 * GIB < cells * SHAPE.bytes <= 8 * GIB
 

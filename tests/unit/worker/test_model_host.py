@@ -101,7 +101,7 @@ async def test_a_request_is_known_to_its_own_model_alone(worker: TwoModels) -> N
     with pytest.raises(Refused):
         b.resume(batch_item("r", model="b"))
     assert not worker.engines[1].sent
-    await b.on_report(step(emissions=[engine_pb2.Emission(key="t.r", epoch=1, chunk=b"of nobody")]))
+    await b.on_report(step(emissions=[engine_pb2.Emission(key="t.r", epoch=1, chunk=b"of no request")]))
     assert worker.bus.published == []
     assert [len(host.residents) for host in worker.hosts] == [1, 0]
 

@@ -94,7 +94,7 @@ def test_what_is_granted_fits_and_the_most_urgent_is_served(
 
 
 @given(caches(), st.integers(1, 60))
-def test_nobody_leaves_while_everything_fits(cache: tuple[list[Held], list[Held], int], budget: int) -> None:
+def test_none_is_evicted_while_all_fit(cache: tuple[list[Held], list[Held], int], budget: int) -> None:
     running, parked, _ = cache
     tokens = wanted(running, budget)
     fit = fit_step(tokens, running, parked, sum(tokens.values()))
@@ -123,7 +123,7 @@ def test_those_who_wait_for_their_turn_go_before_those_that_run() -> None:
     assert fit.grants == [(a, 1), (b, 1)]
 
 
-def test_a_sequence_for_which_nobody_can_leave_sits_the_step_out() -> None:
+def test_a_sequence_for_which_none_can_be_evicted_sits_the_step_out() -> None:
     a, b = decoding(0, 30), decoding(1, 0)
     assert fit_step({a: 1, b: 1}, [a, b], [], free=1).grants == [(a, 1)]
 
@@ -217,4 +217,4 @@ def test_whoever_comes_everyone_ends(requests: list[tuple[int, int, int]]) -> No
                 if held.left == 0:
                     loaded.remove(held)
         assert sum(h.cells for h in loaded) <= cells
-    raise AssertionError("somebody never ended")
+    raise AssertionError("a sequence never ended")

@@ -13,7 +13,7 @@ def serve(rent: Rent, steps: int, *, cached_cells: int = 0, rows: int = 8) -> No
         rent.step(STEP_S, rows=rows, n_prefill=0, cached_cells=cached_cells)
 
 
-def test_what_nobody_asks_for_is_cut_to_a_small_part_of_the_time() -> None:
+def test_unused_prefixes_are_cut_to_a_small_part_of_the_time() -> None:
     rent = Rent(CELL_S)
     assert rent.affordable_cells(STEP_S, 8) is None
     serve(rent, 1000, cached_cells=1000)

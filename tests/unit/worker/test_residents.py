@@ -154,7 +154,7 @@ def test_only_residents_are_resumed() -> None:
     assert not_resumed(made, resumption(epoch=3)) == worker_pb2.REFUSAL_REASON_NOT_RESIDENT
 
 
-def test_news_of_another_epoch_or_of_nobody_is_no_news() -> None:
+def test_news_of_another_epoch_or_of_an_unknown_request_is_no_news() -> None:
     made = table()
     made.admit(item())
     assert made.moved(news(PARKED, epoch=2)) is None

@@ -33,12 +33,12 @@ def test_what_leaves_is_worth_the_least_and_no_more_leaves_than_has_to(
 ) -> None:
     space: Space[State] = Space(limit)
     held: list[State] = []
-    for i, (rank, n_bytes, is_use) in enumerate(arrivals):
+    for i, (urgency, n_bytes, is_use) in enumerate(arrivals):
         if is_use and held:
             held[i % len(held)].last_used = i
             space.use(held[i % len(held)])
             continue
-        state = State(n_bytes, None if rank is None else (rank, i), i)
+        state = State(n_bytes, None if urgency is None else (urgency, i), i)
         may_leave = [
             h for h in held if h.order is None or (state.order is not None and h.order > state.order)
         ]

@@ -26,12 +26,12 @@ SIZE = state_of(range(64)).n_bytes
 class Waiting:
     """A preempted sequence."""
 
-    rank: float
+    urgency: float
     arrival: int = 0
 
     @property
     def order(self) -> tuple[float, int]:
-        return self.rank, self.arrival
+        return self.urgency, self.arrival
 
 
 def tiers_of(
@@ -280,22 +280,22 @@ def test_what_is_found_was_kept_and_is_whole_and_budgets_hold(
         tiers = tiers_of(host_states, disk, disk_states=disk_states)
         kept: set[tuple[str, tuple[int, ...]]] = set()
         waiting: list[Waiting] = []
-        for i, (step, blocks, scope, rank) in enumerate(steps):
+        for i, (step, blocks, scope, urgency) in enumerate(steps):
             tokens = np.repeat(blocks, BLOCK).tolist()
             if step == "keep" and tiers.wants(scope, np.array(tokens, np.int32), SIZE):
                 tiers.keep(state_of(tokens, scope=scope))
                 kept.add((scope, tuple(tokens)))
             elif step == "hold":
-                owner = Waiting(rank, i)
+                owner = Waiting(urgency, i)
                 losers = tiers.hold(state_of(tokens, scope=scope), owner)
                 if losers is not None:
                     assert all(loser.order > owner.order for loser in losers)
                     waiting = [w for w in waiting if w not in losers] + [owner]
                     kept.add((scope, tuple(tokens)))
             elif step == "resumed" and waiting:
-                tiers.resumed(waiting.pop(rank % len(waiting)))
+                tiers.resumed(waiting.pop(urgency % len(waiting)))
             elif step == "release" and waiting:
-                tiers.release(waiting.pop(rank % len(waiting)))
+                tiers.release(waiting.pop(urgency % len(waiting)))
             elif step == "find":
                 found = tiers.find(scope, np.array([*tokens, 7], np.int32))
                 if found is not None:

@@ -224,7 +224,7 @@ def test_others_go_on_while_a_file_is_read(slow_disk: tuple[Disk, threading.Even
     world.engine.close()
 
 
-def test_a_read_that_takes_too_long_is_given_up(slow_disk: tuple[Disk, threading.Event]) -> None:
+def test_a_read_that_takes_too_long_is_abandoned(slow_disk: tuple[Disk, threading.Event]) -> None:
     disk, go_on = slow_disk
     world = world_of(disk=disk)
     world.submit(item("a", prompt=[*PROMPT, 5]))

@@ -121,7 +121,7 @@ def run_out(world: WorkerWorld) -> None:
         if not world.table.has_running:
             return
         world.settle()
-    raise AssertionError("somebody never ended")
+    raise AssertionError("a sequence never ended")
 
 
 def test_a_timeslice_ends_after_its_tokens_and_the_next_begins_there() -> None:
@@ -474,7 +474,7 @@ _ACTIONS = st.one_of(
     st.sampled_from([0, 12, 50]),
     st.sampled_from([0, 17, 25]),
 )
-# Given up while it decodes, and one token short of complete when it is computed again apart.
+# Evicted while it decodes, and one token short of complete when it is recomputed in the prefill context.
 @example(
     actions=[
         ("submit", "r0", 1, 0, 0),
@@ -557,7 +557,7 @@ def test_streams_get_on_while_a_long_prompt_is_computed() -> None:
     assert [bool(step.decode_tokens) for step in steps[1:]] == [True, False] * (len(steps) // 2)
 
 
-def test_a_step_for_which_nobody_makes_room_is_the_others() -> None:
+def test_a_step_for_which_none_is_evicted_is_the_others() -> None:
     world = small(cells=70, prefill_cells=70)
     world.submit(item("stream", urgency_key=1.0, prompt=30, max_tokens=20))
     for _ in range(9):

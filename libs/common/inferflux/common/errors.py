@@ -9,7 +9,7 @@
     ├── ResourceExhausted    8   429  a limit or a full queue; try again after retry_delay_s
     ├── Unavailable         14   503  something needed is away; try again after retry_delay_s
     ├── DeadlineExceeded     4   504  too late
-    ├── Cancelled            1   499  the caller gave up
+    ├── Cancelled            1   499  the caller cancelled
     └── Internal            13   500  a defect of ours
 
 Codes are those of google.rpc.Code, which are those of gRPC. `to_status` and `from_rpc` are the two ways

@@ -22,7 +22,7 @@ class Kind(Enum):
 
 
 class Span(Protocol):
-    """One stretch of work. What is said of it after `end` is lost; one that is never ended is never seen."""
+    """One piece of work. What is said of it after `end` is lost; one that is never ended is never seen."""
 
     @property
     def traceparent(self) -> str:

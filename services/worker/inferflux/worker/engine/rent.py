@@ -8,7 +8,7 @@ needed. Without one, those that were not used for the longest time leave.
 
 from __future__ import annotations
 
-# Cached prefixes that nobody asks for may cost this part of the engine's time.
+# Cached prefixes that no request asks for may cost this part of the engine's time.
 _FREE_PART = 0.01
 # No more than this is saved up, in seconds: what repeats no more must not be paid for long.
 _MOST_SAVED_S = 30.0
