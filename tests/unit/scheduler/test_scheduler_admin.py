@@ -103,6 +103,7 @@ class Desk:
             lambda: NOW,
             is_lease_held=lambda: self.is_lease_held,
             is_alone=is_alone,
+            guarded=lambda _what, work: work(),
         )
 
     async def ask(self, request: Request) -> scheduler_pb2.SchedulerAdminReply:

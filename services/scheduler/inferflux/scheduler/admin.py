@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from dataclasses import fields, replace
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from inferflux.common import checks, logs, subjects
 from inferflux.common.admin_limits import check_fairness
@@ -22,6 +22,8 @@ from .core.fairness import FairnessSettings
 log = logs.get("scheduler.admin")
 
 _FAIRNESS_KEY = "fairness"
+_T = TypeVar("_T")
+
 # Leaders of other models may write the same change at the same time.
 _WRITE_ATTEMPTS = 5
 
@@ -36,6 +38,12 @@ class SchedulerCore(Protocol):
         self, worker_id: str, *, now: float, undo: bool = ..., hand_over_after_s: float | None = ...
     ) -> list[Action]: ...
     def drain_progress(self, worker_id: str) -> DrainProgress: ...
+
+
+class Guarded(Protocol):
+    """Calls the core for what is named, and notes that it raised."""
+
+    def __call__(self, what: str, work: Callable[[], _T], /) -> _T: ...
 
 
 class Entry(Protocol):
@@ -116,6 +124,7 @@ class Administration:
         clock: seconds, as the core is told them.
         is_lease_held: while it is not, another scheduler may lead.
         is_alone: no other scheduler has models of its own: a worker unknown here is known nowhere.
+        guarded: calls the core; Unavailable when it raises.
     """
 
     def __init__(
@@ -127,8 +136,10 @@ class Administration:
         *,
         is_lease_held: Callable[[], bool],
         is_alone: bool,
+        guarded: Guarded,
     ) -> None:
         self._core = core
+        self._guarded = guarded
         self._store = store
         self._do = do
         self._clock = clock
@@ -190,13 +201,15 @@ class Administration:
     def _apply(self, changes: scheduler_pb2.SetFairness) -> None:
         settings = applied(self._configured, changes)
         if settings != self._core.fairness:
-            self._core.set_fairness(settings)
+            self._guarded("fairness settings", lambda: self._core.set_fairness(settings))
             self._do([])
 
     def _drain(self, request: scheduler_pb2.DrainRequest) -> None:
         after_s = request.hand_over_after_ms / 1000 if request.HasField("hand_over_after_ms") else None
-        todo = self._core.drain(
-            request.worker_id, undo=request.undo, hand_over_after_s=after_s, now=self._clock()
+        worker_id, now = request.worker_id, self._clock()
+        todo = self._guarded(
+            "a drain",
+            lambda: self._core.drain(worker_id, undo=request.undo, hand_over_after_s=after_s, now=now),
         )
         self._do(todo)
         log.info(
@@ -224,27 +237,23 @@ async def serve_admin(
     *,
     is_lease_held: Callable[[], bool],
     is_alone: bool,
-    on_defect: Callable[[str, BaseException], None],
+    guarded: Guarded,
 ) -> Subscription:
     """Answer SchedulerAdminRequests until the subscription is closed, and take over what was changed before.
 
     Args:
-        on_defect: told what the core was doing when it raised.
+        guarded: calls the core; Unavailable when it raises.
 
     Raises:
         Unavailable, DeadlineExceeded: what was changed before cannot be read.
     """
     store = FairnessStore(bus.key_value(subjects.SCHEDULERS_BUCKET))
-    administration = Administration(core, store, do, clock, is_lease_held=is_lease_held, is_alone=is_alone)
+    administration = Administration(
+        core, store, do, clock, is_lease_held=is_lease_held, is_alone=is_alone, guarded=guarded
+    )
 
     async def on_request(message: Message) -> None:
-        try:
-            reply = await administration.answer(message.data)
-        except InferFluxError:
-            raise
-        except Exception as error:
-            on_defect("administration", error)
-            raise
+        reply = await administration.answer(message.data)
         if reply is not None:
             await message.respond(reply.SerializeToString())
 

@@ -145,7 +145,7 @@ class Leader:
                 self._clock,
                 is_lease_held=self._is_lease_held,
                 is_alone=is_alone,
-                on_defect=self.guard.on_defect,
+                guarded=lambda what, work: self.guard.ask(what, lambda _core, _now: work()),
             )
             exits.push_async_callback(admin.close)
             if self._settings.policy == "fair":
