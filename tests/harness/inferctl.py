@@ -37,20 +37,18 @@ def environment(added: Mapping[str, str]) -> dict[str, str]:
 
 async def run(*arguments: str, env: Mapping[str, str], stdin: str = "") -> subprocess.CompletedProcess[str]:
     """Run to the end, without a terminal."""
-    # No pipe without input: where the child ends before asyncio writes to it, uvloop raises.
-    process = await asyncio.create_subprocess_exec(
-        *COMMAND,
-        *arguments,
+    # Not by asyncio: uvloop forks, and beside threads of gRPC a child crashed before it became inferctl.
+    process = subprocess.Popen(
+        [*COMMAND, *arguments],
         env=environment(env),
-        stdin=subprocess.PIPE if stdin else subprocess.DEVNULL,
+        stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
     )
     try:
-        out, err = await asyncio.wait_for(process.communicate(stdin.encode() or None), WAIT_S)
+        out, err = await asyncio.wait_for(asyncio.to_thread(process.communicate, stdin.encode()), WAIT_S)
     except BaseException:
-        with contextlib.suppress(ProcessLookupError):
-            process.kill()
+        process.kill()
         raise
     return subprocess.CompletedProcess(arguments, process.returncode or 0, out.decode(), err.decode())
 
