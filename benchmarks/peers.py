@@ -36,6 +36,7 @@ class Served:
 
     Attributes:
         cells: KV cells all slots share.
+        keeps_prompts: whether what is computed of prompts is kept for others, as the server does by default.
     """
 
     model: Path
@@ -43,6 +44,7 @@ class Served:
     threads: int
     slots: int
     cells: int
+    keeps_prompts: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,8 +79,9 @@ def _built_command(server: Path, served: Served) -> list[str]:
     """What peer_server.py sets, as options of llama-server."""
     sizes = {"--ctx-size": served.cells, "--batch-size": 2048, "--ubatch-size": 512}
     threads = {"--threads": served.threads, "--threads-batch": served.threads}
-    # Every prompt is computed: no reuse within a slot, none from another slot, none kept in host memory.
-    reuse = {"--slot-prompt-similarity": 0.0, "--cache-ram": 0, "--ctx-checkpoints": 0}
+    # Otherwise every prompt is computed: no reuse within a slot, none from another slot, none in host memory.
+    computed = {"--slot-prompt-similarity": 0.0, "--cache-ram": 0, "--ctx-checkpoints": 0}
+    reuse = {} if served.keeps_prompts else computed
     options = {
         "--model": served.model,
         "--host": LOOPBACK,
@@ -91,7 +94,8 @@ def _built_command(server: Path, served: Served) -> list[str]:
         "--fit": "off",
         "--verbosity": 1,
     }
-    switches = ("--kv-unified", "--no-cache-prompt", "--no-cache-idle-slots", "--no-ui", "--offline")
+    no_reuse = () if served.keeps_prompts else ("--no-cache-prompt", "--no-cache-idle-slots")
+    switches = ("--kv-unified", *no_reuse, "--no-ui", "--offline")
     return [str(server), *(str(word) for option in options.items() for word in option), *switches]
 
 
@@ -129,20 +133,28 @@ def _install() -> Path:
 
 @asynccontextmanager
 async def llama_server(
-    peer: Peer, model: Path, *, threads: int, slots: int, cells: int, omp: str
+    peer: Peer,
+    model: Path,
+    *,
+    threads: int,
+    slots: int,
+    cells: int,
+    omp: str,
+    keeps_prompts: bool = False,
 ) -> AsyncIterator[str]:
     """Run llama.cpp's server; gives its http://host:port once it answers.
 
     Args:
         peer: what `find` returned.
         cells: KV cells all slots share.
+        keeps_prompts: see `Served`.
         omp: how its threads wait for each other: passive, active, or default.
 
     Raises:
         PeerError: it ended, or did not answer in time.
     """
     port = free_port()
-    command = peer.command(Served(model, port, threads, slots, cells))
+    command = peer.command(Served(model, port, threads, slots, cells, keeps_prompts))
     env = {k: v for k, v in os.environ.items() if k != "OMP_WAIT_POLICY"}
     if omp != "default":
         env["OMP_WAIT_POLICY"] = omp

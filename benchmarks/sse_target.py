@@ -131,9 +131,22 @@ def sampling_fields(sampling: Sampling) -> dict[str, Any]:
 
 
 class SseTarget:
-    """A server at http://host:port."""
+    """A server at http://host:port.
 
-    def __init__(self, url: str, *, model: str, api_key: str, sampling: Sampling = GREEDY) -> None:
+    Args:
+        keeps_prompts: llama.cpp's server may go on from what it has computed of a prompt before.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        model: str,
+        api_key: str,
+        sampling: Sampling = GREEDY,
+        keeps_prompts: bool = False,
+    ) -> None:
+        self._keeps_prompts = keeps_prompts
         parts = urlsplit(url if "//" in url else f"http://{url}")
         self._host, self._port = parts.hostname or "127.0.0.1", parts.port or 80
         self._base = parts.path.rstrip("/").removesuffix("/v1")
@@ -175,7 +188,7 @@ class SseTarget:
             "stream": True,
             "stream_options": {"include_usage": True},
             "ignore_eos": True,
-            "cache_prompt": False,
+            "cache_prompt": self._keeps_prompts,
         }
         request = self._request("POST", "/v1/completions", json.dumps(body).encode())
         completion = Completion(trace)
