@@ -223,7 +223,7 @@ async def test_partitions_that_overlap_end_the_second_naming_the_variable(theatr
     ended = await asyncio.to_thread(
         subprocess.run, command, env=env, capture_output=True, text=True, timeout=20, check=False
     )
-    assert ended.returncode == 1
+    assert ended.returncode == 2
     assert "INFERFLUX_SCHEDULER_MODELS" in ended.stderr.splitlines()[-1]
 
 

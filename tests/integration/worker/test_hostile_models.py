@@ -212,7 +212,7 @@ async def test_a_worker_with_such_a_file_ends_with_one_line_and_is_never_ready(
     seen: list[int] = []
     try:
         await worker.start()
-        assert await worker.wait() == 1
+        assert await worker.wait() == 2
         if worker.status is not None:
             seen.append(worker.status.state)
     finally:

@@ -386,7 +386,7 @@ async def test_a_file_that_is_no_model_ends_the_worker_with_one_clear_line(
         tmp_path, private_nats.url, private_bus, "broken", INFERFLUX_WORKER_MODEL_PATH=str(broken)
     )
     await worker.start()
-    assert await worker.wait() == 1
+    assert await worker.wait() == 2
     lines = worker.log_path.read_text().strip().splitlines()
     assert len(lines) == 1
     assert "broken.gguf" in lines[0]
@@ -402,5 +402,5 @@ async def test_a_model_whose_weights_are_missing_ends_the_worker_clearly(
         tmp_path, private_nats.url, private_bus, "cut", INFERFLUX_WORKER_MODEL_PATH=str(cut)
     )
     await worker.start()
-    assert await worker.wait() == 1
+    assert await worker.wait() == 2
     assert "cut.gguf" in worker.log_path.read_text().splitlines()[-1]
