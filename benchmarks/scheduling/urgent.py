@@ -102,7 +102,8 @@ def _mixed_readings(
     readings: list[Reading] = []
     for key, group in (("mixed_throughput_ratio", streams), ("mixed_ordinary_ratio", ordinary)):
         rates = {is_on: [rate_in(group, w) for w in windows[is_on]] for is_on in (True, False)}
-        each = [a / b for a, b in zip(rates[True], rates[False], strict=True)]
+        # A short window on busy cores may hold no token.
+        each = [a / b if b else float("nan") for a, b in zip(rates[True], rates[False], strict=True)]
         raw = {f"tokens_per_s_{_NAMES[is_on]}": [round(r, 2) for r in rates[is_on]] for is_on in rates}
         readings.append(reading(key, median(each), each=each, **raw))
     each = [median(first_tokens_s(urgent, w)) / median(alone) for w in windows[True]]
