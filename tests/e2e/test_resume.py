@@ -28,7 +28,8 @@ LENGTH = generation_pb2.FINISH_REASON_LENGTH
 CANCELLED = generation_pb2.FINISH_REASON_CANCELLED
 STARTS = (30, 29, 28, 27, 26)
 LONG_TOKENS = 700
-LONG_COMPLETION = ("complete", "--model", MODEL, "--temperature", "0", "--ignore-eos", "--max-tokens", "400")
+# Below 256 positions llama.cpp computes a row alone the same way wherever its cells lie.
+LONG_COMPLETION = ("complete", "--model", MODEL, "--temperature", "0", "--ignore-eos", "--max-tokens", "220")
 # Bytes to a client: far more than the start of an answer, and far less than all of it.
 CUT_AFTER = 1000
 ROOT = Path(__file__).resolve().parents[2]
