@@ -19,6 +19,8 @@ _ANSWER_TIMEOUT_S = 2.0
 # A server that is there and cannot serve: a full disk, too few replicas, a script that does not end. The
 # client has no classes for these.
 _REFUSALS = ("MISCONF", "NOREPLICAS", "BUSY ")
+# What an optional use of Redis goes on without: it is away, too slow, or answers with an error.
+FAILURES = (redis.exceptions.RedisError, OSError, TimeoutError)
 # How uvloop's RuntimeError for a write to a closed transport ends.
 _CLOSED_TRANSPORT = "the handler is closed"
 

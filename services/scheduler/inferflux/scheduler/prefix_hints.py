@@ -13,9 +13,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from time import monotonic
 from typing import TYPE_CHECKING
 
-from redis.exceptions import RedisError
-
-from inferflux.common import logs
+from inferflux.common import logs, store
 from inferflux.common.cache_scope import cache_scope_of
 from inferflux.common.prefixes.hashes import PrefixHasher, packed
 from inferflux.common.prefixes.index import Holder, Match, PrefixIndex
@@ -34,7 +32,6 @@ Hints = Mapping[str, int]
 _NONE: Hints = {}
 # How often the salt is compared with that of the others, and how long a Redis that failed is left alone.
 _REFRESH_S = 1.0
-_ERRORS = (RedisError, OSError, TimeoutError)
 
 log = logs.get("scheduler.prefix_hints")
 
@@ -77,7 +74,7 @@ class PrefixHints:
             try:
                 if await self._salt.refresh():
                     self._hashers.clear()
-            except _ERRORS as error:
+            except store.FAILURES as error:
                 self._note(is_up=False, why=str(error))
             else:
                 self._note(is_up=True)
@@ -112,7 +109,7 @@ class PrefixHints:
             self._metrics.count_lookups("late", len(requests))
             return []
         if (error := lookup.exception()) is not None:
-            if not isinstance(error, _ERRORS):
+            if not isinstance(error, store.FAILURES):
                 raise error
             self._note(is_up=False, why=str(error))
             self._metrics.count_lookups("failed", len(requests))
@@ -126,9 +123,9 @@ class PrefixHints:
         asked: list[tuple[list[Holder], list[bytes]]] = []
         asked_for: list[int] = []
         for at, request in enumerate(requests):
-            tokens, scope = packed(request.prompt_token_ids), cache_scope_of(request)
             if len(request.prompt_token_ids) < self._block_tokens:
                 continue
+            tokens, scope = packed(request.prompt_token_ids), cache_scope_of(request)
             for digest, holders in self._holders(request.model).items():
                 asked.append((holders, self._hasher(digest).of(tokens, scope)))
                 asked_for.append(at)

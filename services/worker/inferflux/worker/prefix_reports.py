@@ -9,9 +9,7 @@ from collections.abc import Callable, Iterable
 from itertools import islice
 from typing import TYPE_CHECKING
 
-from redis.exceptions import RedisError
-
-from inferflux.common import logs
+from inferflux.common import logs, store
 from inferflux.common.prefixes.hashes import PrefixHasher
 from inferflux.common.prefixes.index import Holder, PrefixIndex
 from inferflux.common.prefixes.salt import SharedSalt
@@ -86,13 +84,13 @@ class PrefixReports:
         while True:
             try:
                 await self._keep_up()
-            except (RedisError, OSError, TimeoutError) as error:
+            except store.FAILURES as error:
                 self._fail(error)
                 await asyncio.sleep(_RENEW_S)
 
     async def leave(self) -> None:
         """Nothing is found here any more."""
-        with contextlib.suppress(RedisError, OSError, TimeoutError):
+        with contextlib.suppress(*store.FAILURES):
             async with asyncio.timeout(_LEAVE_S):
                 await self._index.forget(self._holder)
 

@@ -1,4 +1,4 @@
-"""Who has cached which prefixes, in Redis.
+"""Which workers have cached which prefixes, in Redis.
 
     inferflux:{prefixes}:blocks:<worker id>:<incarnation>   hash that expires: block's hash -> tier, last used
 

@@ -6,9 +6,7 @@ import asyncio
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from redis.exceptions import RedisError
-
-from inferflux.common import logs
+from inferflux.common import logs, store
 from inferflux.common.prefixes.salt import SharedSalt
 from inferflux.common.tasks import Background
 from inferflux.v1 import answers_pb2, generation_pb2, scheduler_pb2
@@ -24,8 +22,6 @@ if TYPE_CHECKING:
 _CHECK_INTERVAL_S = 1.0
 _CONNECT_LIMIT_S = 1.0
 _KEEP_LIMIT_S = 1.0
-
-_AWAY = (RedisError, OSError, TimeoutError)
 
 log = logs.get()
 
@@ -94,7 +90,7 @@ class AnswerCache:
         while True:
             try:
                 await self._check()
-            except _AWAY as error:
+            except store.FAILURES as error:
                 self._note(is_up=False, why=str(error))
             else:
                 self._note(is_up=True)
@@ -117,7 +113,7 @@ class AnswerCache:
         try:
             async with asyncio.timeout(self._wait_s):
                 sealed = await self._store.find(name)
-        except _AWAY as error:
+        except store.FAILURES as error:
             self._metrics.failures.labels("away").inc()
             self._note(is_up=False, why=str(error))
             return None
@@ -145,7 +141,7 @@ class AnswerCache:
         try:
             async with asyncio.timeout(_KEEP_LIMIT_S):
                 kept = await self._store.keep(name, seal(data, name, salt), tenant=query.tenant)
-        except _AWAY as error:
+        except store.FAILURES as error:
             self._metrics.failures.labels("away").inc()
             log.debug("an answer was not kept", why=str(error))
             return

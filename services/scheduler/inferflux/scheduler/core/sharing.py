@@ -6,8 +6,8 @@ has few, that one goes first:
     running(first's tenant) >= running(other tenant) + 2 + levels of priority that the first is above
 
 So another tenant waits for a flood no longer than one request runs. Priority still gives a tenant more
-places, one for each level, but no more than half of what runs: no number of levels shuts another tenant out.
-Urgent requests and the others are each shared so: see `urgent`.
+places, one for each level, but no more than half of those that run: no number of levels shuts another tenant
+out. Urgent requests and the others are each shared so: see `urgent`.
 
 Within a tenant the order is that of priority. A tenant with at most one request running is never set back, so
 aging keeps its promise there.
