@@ -29,7 +29,16 @@ CANCELLED = generation_pb2.FINISH_REASON_CANCELLED
 STARTS = (30, 29, 28, 27, 26)
 LONG_TOKENS = 700
 # An answer that the model is sure of: which cells it lies in changes the last bits of the logits.
-SURE_ANSWER = ("chat", "--model", MODEL, "--temperature", "0", "--max-tokens", "300", "Count down from 30 to 1.")
+SURE_ANSWER = (
+    "chat",
+    "--model",
+    MODEL,
+    "--temperature",
+    "0",
+    "--max-tokens",
+    "300",
+    "Count down from 30 to 1.",
+)
 # Bytes to a client: far more than the start of an answer, and far less than all of it.
 CUT_AFTER = 1000
 ROOT = Path(__file__).resolve().parents[2]
