@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,7 +14,7 @@ from harness.worker import DEMO_MODEL, WorkerProcess, batch_item, read_to_end, t
 from inferflux.common.bus import Bus
 from inferflux.v1 import engine_pb2, tokens_pb2
 from inferflux.worker.engine.core import Engine
-from inferflux.worker.engine.envelope import Identity
+from inferflux.worker.engine.envelope import Envelope, Identity
 from inferflux.worker.engine.native import Backend
 from inferflux.worker.engine.sequence import Sequence
 from inferflux.worker.engine.tiers.disk import Disk
@@ -147,6 +148,59 @@ async def answer_of(worker: WorkerProcess, request_id: str, prompt: list[int]) -
     chunks = await read_to_end(stream)
     stream.close()
     return token_ids(chunks), chunks[-1].finished.usage.cached_prompt_tokens
+
+
+def test_a_disk_slower_than_computing_is_tried_once_and_computing_is_chosen(
+    backend: Backend, tmp_path: Path, text: list[int]
+) -> None:
+    disk = Disk(tmp_path, backend.identity)
+    driven = Driven(backend, Tiers(backend.identity, host_bytes=0, disk=disk, disk_bytes=ROOM))
+    driven.leave_behind(text[:KEPT_TOKENS])
+    disk.flush()
+    read = disk._folder.read
+
+    def slow(name: str, identity: Identity) -> Envelope:
+        time.sleep(2.0)  # far more than prefilling these tokens takes
+        return read(name, identity)
+
+    disk._folder.read = slow  # type: ignore[method-assign]
+    for i in range(4):
+        began_s = time.monotonic()
+        assert driven.answer(f"again-{i}", text[:132]) == text[132:][:ANSWER_TOKENS]
+        took_s = time.monotonic() - began_s
+        driven.engine.cancel(f"t.again-{i}", is_silent=True)
+        assert (driven.restored, driven.prefilled) == (0, 132)
+        assert i == 0 or took_s < 2.0  # it does not wait for what is read
+    driven.engine.close()
+
+
+async def test_a_worker_that_is_stopped_puts_what_it_computed_on_disk(
+    nats_url: str, tmp_path: Path, text: list[int]
+) -> None:
+    bus = await Bus.connect(nats_url, name="tier-tests")
+    variables = {
+        "INFERFLUX_WORKER_SLOTS": "1",
+        "INFERFLUX_WORKER_KV_CELLS": "256",
+        "INFERFLUX_WORKER_CONTEXT_LENGTH": "250",
+        "INFERFLUX_WORKER_DISK_PATH": str(tmp_path / "kv"),
+    }
+    prompts = [text[:KEPT_TOKENS], text[:KEPT_TOKENS][::-1]]
+    worker = WorkerProcess(tmp_path, nats_url, bus, "stopped", **variables)
+    try:
+        await worker.start_ready()
+        answers = [await answer_of(worker, f"before-{i}", prompt) for i, prompt in enumerate(prompts)]
+        # The KV cache has one, host memory the other, and the disk none.
+        assert not list(tmp_path.glob("kv/0/*.kv"))
+        worker.send(signal.SIGTERM)
+        assert await worker.wait() == 0
+        assert len(list(tmp_path.glob("kv/0/*.kv"))) == len(prompts), worker.log_path.read_text()
+        worker.status = None
+        await worker.start_ready()
+        for i, prompt in enumerate(prompts):
+            assert await answer_of(worker, f"after-{i}", prompt) == (answers[i][0], KEPT_TOKENS - 1)
+    finally:
+        worker.kill()
+        await bus.close()
 
 
 async def test_a_worker_that_was_killed_finds_its_disk_tier_again(

@@ -130,12 +130,12 @@ def test_reads_and_writes_go_on_in_the_background(tmp_path: Path) -> None:
     disk.flush()
     (change,) = disk.changes()
     assert (change.event, change.name) == (Event.STORED, name_of(envelope.header))
-    read = disk.read(change.name).result()
+    read = disk.read(change.name, envelope.n_bytes).result()
     assert read.envelope is not None
     assert is_whole(read.envelope)
     disk.remove(change.name)
     disk.flush()
-    assert disk.read(change.name).result().envelope is None
+    assert disk.read(change.name, envelope.n_bytes).result().envelope is None
     disk.close()
     assert disk.take_error() == ""
 

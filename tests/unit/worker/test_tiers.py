@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
+import threading
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,7 +15,7 @@ from harness.kv_states import IDENTITY, is_whole, state_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from inferflux.worker.engine.envelope import Envelope
+from inferflux.worker.engine.envelope import Envelope, Identity
 from inferflux.worker.engine.tiers.disk import Disk
 from inferflux.worker.engine.tiers.index import BLOCK
 from inferflux.worker.engine.tiers.rates import Tier
@@ -126,6 +129,24 @@ def test_the_copies_of_a_prefix_have_to_beat_computing_what_the_kv_cache_loses()
     assert not tiers.wants("s", tokens, SIZE, left=50)
 
 
+def test_a_branch_of_a_kept_prefix_has_to_add_enough_for_the_memory_it_takes() -> None:
+    tiers = tiers_of(4)
+    tiers.keep(state_of(prompt(1)))
+    small, large = [*prompt(1, 60), *prompt(2, 4)], [*prompt(1, 50), *prompt(2, 14)]
+    assert not tiers.wants("s", np.array(small, np.int32), SIZE)
+    assert tiers.wants("s", np.array(large, np.int32), SIZE)
+    assert tiers.wants("s", np.array([*prompt(1), *prompt(2, 4)], np.int32), SIZE)  # it replaces the other
+
+
+def test_what_is_kept_already_is_no_gain_of_another_copy() -> None:
+    tiers = tiers_of(4)
+    tiers.keep(state_of(prompt(1, 40)))
+    tiers.rates.copy_out.observe(SIZE, 0.03)
+    tokens = np.array(prompt(1), np.int32)
+    assert not tiers.wants("s", tokens, SIZE)  # 24 tokens take 0.024 s
+    assert tiers.wants("t", tokens, SIZE)
+
+
 def test_a_longer_prefix_takes_the_place_of_those_it_begins_with() -> None:
     tiers = tiers_of(3)
     tiers.keep(state_of(prompt(1, 40)))
@@ -220,6 +241,138 @@ def test_a_file_that_is_damaged_or_gone_is_a_miss_and_forgotten(tmp_path: Path, 
     assert look_up(tiers, prompt(1)) is None
     assert tiers.used(Tier.DISK) == (0, 0)
     assert tiers.find("s", np.array(prompt(1), np.int32)) is None
+    tiers.close()
+
+
+def slow_down(disk: Disk, *, seconds: float = 0.0, until: threading.Event | None = None) -> list[str]:
+    """Have each read take longer; returns a list that gets the name of each file that is read."""
+    folder, began = disk._folder, list[str]()
+    read = folder.read
+
+    def slow(name: str, identity: Identity) -> Envelope:
+        began.append(name)
+        if until is not None:
+            until.wait()
+        time.sleep(seconds)
+        return read(name, identity)
+
+    folder.read = slow  # type: ignore[method-assign]
+    return began
+
+
+def test_a_disk_that_is_slower_than_computing_is_read_seldom(tmp_path: Path) -> None:
+    disk = Disk(tmp_path, IDENTITY)
+    tiers = tiers_of(0, disk, disk_states=2)  # 64 tokens take 0.064 s to compute
+    tiers.rates.copy_in.observe(SIZE, 1e-4)
+    tiers.keep(state_of(prompt(1)))
+    settle(tiers, disk)
+    reads = slow_down(disk, seconds=0.5)
+    assert look_up(tiers, [*prompt(1), 7]) is not None  # it was not measured before
+    copy_s = tiers.rates.copy_in.seconds_per_unit
+    for _ in range(50):
+        assert look_up(tiers, [*prompt(1), 7]) is None
+    assert len(reads) == 1
+    assert tiers.rates.copy_in.seconds_per_unit == copy_s
+    tiers.close()
+
+
+def test_a_read_that_others_wait_for_counts_for_the_next(tmp_path: Path) -> None:
+    disk = Disk(tmp_path, IDENTITY)
+    tiers = tiers_of(0, disk, disk_states=2)
+    for kind in (1, 2):
+        tiers.keep(state_of(prompt(kind)))
+    settle(tiers, disk)
+    tiers.rates.read.observe(SIZE, 0.04)  # two reads take longer than computing 64 tokens
+    go_on = threading.Event()
+    slow_down(disk, until=go_on)
+    first = tiers.find("s", np.array([*prompt(1), 7], np.int32))
+    assert first is not None
+    fetch = tiers.fetch(first)
+    assert tiers.find("s", np.array([*prompt(2), 7], np.int32)) is None
+    go_on.set()
+    assert brought(tiers, fetch) is not None
+    assert look_up(tiers, [*prompt(2), 7]) is not None
+    tiers.close()
+
+
+def test_a_read_that_is_late_keeps_others_from_the_disk_and_tells_its_time(tmp_path: Path) -> None:
+    disk = Disk(tmp_path, IDENTITY)
+    tiers = tiers_of(1, disk, disk_states=3)
+    for kind in (1, 2, 3):
+        tiers.keep(state_of(prompt(kind)))
+    settle(tiers, disk)
+    go_on = threading.Event()
+    reads = slow_down(disk, until=go_on)
+    found = tiers.find("s", np.array([*prompt(1), 7], np.int32))
+    assert found is not None
+    fetch = tiers.fetch(found)
+    assert fetch.reading is not None
+    while not reads:
+        time.sleep(0.001)
+    tiers.abandon(fetch, is_late=True)
+    assert tiers.find("s", np.array([*prompt(2), 7], np.int32)) is None
+    assert tiers.find("s", np.array([*prompt(3), 7], np.int32)) is not None  # host memory has it
+    go_on.set()
+    fetch.reading.result()
+    tiers.poll()
+    assert tiers.rates.read.seconds_per_unit > 0
+    found = tiers.find("s", np.array([*prompt(1), 7], np.int32))
+    assert found is not None
+    assert found.tier is Tier.HOST  # what it brought is not lost
+    assert tiers.find("s", np.array([*prompt(2), 7], np.int32)) is not None
+    tiers.close()
+
+
+def stored_kinds(folder: Path, *, disk_states: int) -> list[int]:
+    """Which of the prompts 1 to 9 a new process finds on disk."""
+    disk = Disk(folder, IDENTITY)
+    tiers = tiers_of(0, disk, disk_states=disk_states)
+    settle(tiers, disk)
+    found = [kind for kind in range(1, 10) if tiers.find("s", np.array([*prompt(kind), 7], np.int32))]
+    tiers.close()
+    return found
+
+
+def test_what_is_stored_at_the_end_is_found_again_and_keeps_its_order(tmp_path: Path) -> None:
+    disk = Disk(tmp_path, IDENTITY)
+    tiers = tiers_of(3, disk, disk_states=4)
+    for kind in (1, 2, 3, 4):
+        tiers.keep(state_of(prompt(kind)))  # 1 goes to disk
+    settle(tiers, disk)
+    (path,) = tmp_path.glob("0/*.kv")
+    os.utime(path, ns=(0, time.time_ns() - 10**10))  # some time ago
+    look_up(tiers, [*prompt(2), 7])
+    assert [kept.tokens[0] for kept in tiers.cold_in_host()] == [2000, 4000, 3000]
+    assert all(tiers.store(kept, 5.0) for kept in tiers.cold_in_host())
+    assert tiers.stored(5.0) == (3, 3 * SIZE)
+    tiers.close()
+    assert stored_kinds(tmp_path, disk_states=4) == [1, 2, 3, 4]
+    assert stored_kinds(tmp_path, disk_states=2) == [2, 4]
+    assert stored_kinds(tmp_path, disk_states=1) == [2]
+
+
+def test_storing_ends_where_the_disk_or_the_time_does(tmp_path: Path) -> None:
+    disk = Disk(tmp_path, IDENTITY)
+    tiers = tiers_of(4, disk, disk_states=2)
+    for kind in (1, 2, 3):
+        tiers.keep(state_of(prompt(kind)))
+    last, before, _ = tiers.cold_in_host()
+    assert tiers.store(last, 5.0)
+    assert tiers.store(last, 5.0)  # it is there
+    assert tiers.store_new(state_of(prompt(4)), 5.0)
+    assert not tiers.store(before, 5.0)
+    assert not tiers.store_new(state_of(prompt(5)), 5.0)
+    assert tiers.stored(5.0) == (2, 2 * SIZE)
+    assert tiers.find("s", np.array(prompt(5), np.int32)) is None
+    tiers.close()
+    assert stored_kinds(tmp_path, disk_states=4) == [3, 4]
+    go_on = threading.Event()
+    disk = Disk(tmp_path, IDENTITY)
+    tiers = tiers_of(4, disk, disk_states=2)
+    disk._writer.submit(go_on.wait)
+    assert tiers.store_new(state_of(prompt(6)), 5.0)
+    assert tiers.stored(0.0) == (0, 0)
+    go_on.set()
     tiers.close()
 
 

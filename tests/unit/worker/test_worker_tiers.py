@@ -13,6 +13,8 @@ from harness.worker import batch_item, resume_item
 from harness.worker_world import WorkerWorld, next_token
 
 from inferflux.v1 import engine_pb2, scheduler_pb2, worker_pb2
+from inferflux.worker.engine import saved
+from inferflux.worker.engine.envelope import Envelope, Identity
 from inferflux.worker.engine.tiers.disk import Disk
 
 PROMPT = [(7 * i) % 40 for i in range(60)]
@@ -193,9 +195,57 @@ def test_a_new_engine_goes_on_with_the_files_of_the_last(tmp_path: Path) -> None
     world.engine.close()
 
 
+def test_what_is_flushed_at_the_end_serves_the_next_worker(tmp_path: Path) -> None:
+    disk = Disk(tmp_path, IDENTITY)
+    world = world_of(disk=disk, has_prefix_cache=True)
+    for name, first in (("host", 1), ("device", 2)):
+        world.submit(item(name, prompt=[first, *PROMPT]))
+        run_out(world)
+    assert world.model.stats.host.states == 1
+    world.submit(item("under-way", prompt=[3, *PROMPT[:30]]))
+    while not emitted(world, "under-way"):
+        world.settle()
+    flushed = world.engine.flush(10.0).flushed
+    assert flushed.states == 3
+    assert flushed.bytes > 0
+    world.engine.close()
+    disk = Disk(tmp_path, IDENTITY)
+    disk.flush()
+    world = world_of(disk=disk)
+    for first, prompt in ((1, PROMPT), (2, PROMPT), (3, PROMPT[:30])):
+        world.submit(item(f"again-{first}", prompt=[first, *prompt]))
+        assert run_out(world) == 1
+        assert emitted(world, f"again-{first}") == answer_to([first, *prompt])
+    world.engine.close()
+
+
+def test_a_flush_without_time_writes_nothing_and_frees_what_runs(tmp_path: Path) -> None:
+    disk = Disk(tmp_path, IDENTITY)
+    world = world_of(disk=disk, has_prefix_cache=True)
+    world.submit(item("a", prompt=PROMPT))
+    world.settle()
+    assert world.engine.flush(0.0).flushed.states == 0
+    assert world.engine.idle_s() is None
+    world.engine.close()
+    assert not list(tmp_path.glob("*/*.kv"))
+
+
+def test_a_prompt_that_is_kept_but_for_its_end_is_not_copied_again() -> None:
+    world = world_of(has_prefix_cache=True)
+    shared = [(7 * i) % 40 for i in range(95)]
+    for round_, rest in enumerate(([1, 2], [3, 4], [5, 6])):
+        for tenant in (11, 12):
+            name = f"{tenant}-{round_}"
+            world.submit(item(name, prompt=[tenant, *shared, *rest]))
+            assert run_out(world) == (98 if round_ == 0 else 2)
+            assert emitted(world, name) == answer_to([tenant, *shared, *rest])
+    assert world.model.stats.host.states == 2
+
+
 @pytest.fixture
-def slow_disk(tmp_path: Path) -> tuple[Disk, threading.Event]:
+def slow_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Disk, threading.Event]:
     """A disk that has a state of `PROMPT`, and whose reads wait for the event."""
+    monkeypatch.setattr(saved, "_SHORTEST_READ_S", 5.0)  # this machine may stand still for some time
     disk = Disk(tmp_path, IDENTITY)
     world = world_of(host_bytes=0, disk=disk)
     leave_behind(world, "before")
@@ -204,7 +254,13 @@ def slow_disk(tmp_path: Path) -> tuple[Disk, threading.Event]:
     disk = Disk(tmp_path, IDENTITY)
     disk.flush()
     go_on = threading.Event()
-    disk._reader.submit(go_on.wait)
+    read = disk._folder.read
+
+    def slow(name: str, identity: Identity) -> Envelope:
+        go_on.wait()
+        return read(name, identity)
+
+    disk._folder.read = slow  # type: ignore[method-assign]
     return disk, go_on
 
 
@@ -233,7 +289,14 @@ def test_a_read_that_takes_too_long_is_abandoned(slow_disk: tuple[Disk, threadin
     world.ahead_s += 10
     assert run_out(world) == len(PROMPT) + 1
     assert emitted(world, "a") == answer_to([*PROMPT, 5])
+    world.submit(item("b", prompt=[*PROMPT, 6]))  # the disk is not asked meanwhile
+    assert run_out(world) == len(PROMPT) + 1
     go_on.set()
+    disk._reader.submit(lambda: None).result()
+    world.settle()
+    world.submit(item("c", prompt=[*PROMPT, 7]))
+    assert run_out(world) == 1
+    assert emitted(world, "c") == answer_to([*PROMPT, 7])
     world.engine.close()
 
 

@@ -216,6 +216,30 @@ class EngineResume(_message.Message):
 Global___EngineResume: _TypeAlias = EngineResume  # noqa: Y015
 
 @_typing.final
+class EngineFlush(_message.Message):
+    """The last command of an engine that stops in order: it ends every request silently, and puts what is worth keeping
+    of the KV cache and of host memory on disk.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LIMIT_MS_FIELD_NUMBER: _builtins.int
+    limit_ms: _builtins.int
+    """What is not written by then is lost, in milliseconds."""
+    def __init__(
+        self,
+        *,
+        limit_ms: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["limit_ms", b"limit_ms"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___EngineFlush: _TypeAlias = EngineFlush  # noqa: Y015
+
+@_typing.final
 class EngineCommand(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -224,6 +248,7 @@ class EngineCommand(_message.Message):
     CANCEL_FIELD_NUMBER: _builtins.int
     DESCHEDULE_FIELD_NUMBER: _builtins.int
     RESUME_FIELD_NUMBER: _builtins.int
+    FLUSH_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def load(self) -> Global___EngineConfig: ...
     @_builtins.property
@@ -234,6 +259,8 @@ class EngineCommand(_message.Message):
     def deschedule(self) -> Global___EngineDeschedule: ...
     @_builtins.property
     def resume(self) -> Global___EngineResume: ...
+    @_builtins.property
+    def flush(self) -> Global___EngineFlush: ...
     def __init__(
         self,
         *,
@@ -242,12 +269,13 @@ class EngineCommand(_message.Message):
         cancel: Global___EngineCancel | None = ...,
         deschedule: Global___EngineDeschedule | None = ...,
         resume: Global___EngineResume | None = ...,
+        flush: Global___EngineFlush | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["cancel", b"cancel", "command", b"command", "deschedule", b"deschedule", "load", b"load", "resume", b"resume", "start", b"start"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["cancel", b"cancel", "command", b"command", "deschedule", b"deschedule", "flush", b"flush", "load", b"load", "resume", b"resume", "start", b"start"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cancel", b"cancel", "command", b"command", "deschedule", b"deschedule", "load", b"load", "resume", b"resume", "start", b"start"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cancel", b"cancel", "command", b"command", "deschedule", b"deschedule", "flush", b"flush", "load", b"load", "resume", b"resume", "start", b"start"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_command: _TypeAlias = _typing.Literal["load", "start", "cancel", "deschedule", "resume"]  # noqa: Y015
+    _WhichOneofReturnType_command: _TypeAlias = _typing.Literal["load", "start", "cancel", "deschedule", "resume", "flush"]  # noqa: Y015
     _WhichOneofArgType_command: _TypeAlias = _typing.Literal["command", b"command"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_command) -> _WhichOneofReturnType_command | None: ...
 
@@ -658,30 +686,58 @@ class StepReport(_message.Message):
 Global___StepReport: _TypeAlias = StepReport  # noqa: Y015
 
 @_typing.final
+class EngineFlushed(_message.Message):
+    """The answer to EngineFlush: states and bytes that are on disk now and were not before."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STATES_FIELD_NUMBER: _builtins.int
+    BYTES_FIELD_NUMBER: _builtins.int
+    states: _builtins.int
+    bytes: _builtins.int
+    def __init__(
+        self,
+        *,
+        states: _builtins.int = ...,
+        bytes: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes", b"bytes", "states", b"states"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___EngineFlushed: _TypeAlias = EngineFlushed  # noqa: Y015
+
+@_typing.final
 class EngineReport(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     READY_FIELD_NUMBER: _builtins.int
     STEP_FIELD_NUMBER: _builtins.int
     LOAD_ERROR_FIELD_NUMBER: _builtins.int
+    FLUSHED_FIELD_NUMBER: _builtins.int
     load_error: _builtins.str
     """The model could not be loaded: the process ends after this."""
     @_builtins.property
     def ready(self) -> Global___EngineReady: ...
     @_builtins.property
     def step(self) -> Global___StepReport: ...
+    @_builtins.property
+    def flushed(self) -> Global___EngineFlushed: ...
     def __init__(
         self,
         *,
         ready: Global___EngineReady | None = ...,
         step: Global___StepReport | None = ...,
         load_error: _builtins.str = ...,
+        flushed: Global___EngineFlushed | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["load_error", b"load_error", "ready", b"ready", "report", b"report", "step", b"step"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["flushed", b"flushed", "load_error", b"load_error", "ready", b"ready", "report", b"report", "step", b"step"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["load_error", b"load_error", "ready", b"ready", "report", b"report", "step", b"step"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["flushed", b"flushed", "load_error", b"load_error", "ready", b"ready", "report", b"report", "step", b"step"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_report: _TypeAlias = _typing.Literal["ready", "step", "load_error"]  # noqa: Y015
+    _WhichOneofReturnType_report: _TypeAlias = _typing.Literal["ready", "step", "load_error", "flushed"]  # noqa: Y015
     _WhichOneofArgType_report: _TypeAlias = _typing.Literal["report", b"report"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_report) -> _WhichOneofReturnType_report | None: ...
 

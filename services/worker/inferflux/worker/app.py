@@ -37,6 +37,10 @@ from .worker_state import WorkerState
 if TYPE_CHECKING:
     from redis.asyncio import Redis
 
+# The part of the drain limit that writing KV state to disk may take, and what requests leave it at least.
+_FLUSH_PART = 0.25
+_SHORTEST_FLUSH_S = 1.0
+
 log = logs.get("worker")
 
 
@@ -116,7 +120,8 @@ class Worker:
             await self._cache_reports.leave()
 
     async def _drain(self) -> None:
-        """Let what runs finish within the limit, and tell the scheduler what is left."""
+        """Let what runs finish within the limit, tell the scheduler what is left, keep what was computed."""
+        began_s = time.monotonic()
         self._state.leave()
         self._update_readiness()
         await self._heartbeat.beat()
@@ -127,6 +132,8 @@ class Worker:
         await self._events.left(left)
         await self._bus.flush()
         log.info("drained", handed_over=len(left))
+        limit_s = self._settings.drain_limit_s
+        await self._model.flush(flush_limit_s(limit_s, limit_s - (time.monotonic() - began_s)))
 
     def _kept_chunks(self) -> dict[str, list[bytes]]:
         return self._model.residents.kept_chunks(time.monotonic())
@@ -147,6 +154,12 @@ class Worker:
     async def _on_model_change(self) -> None:
         self._update_readiness()
         await self._heartbeat.beat()
+
+
+def flush_limit_s(drain_limit_s: float, left_s: float) -> float:
+    """Seconds that KV state may be written to disk at the end of a drain (pure): those that are left of its
+    limit, but no more than a part of it; and a little if requests took all of it."""
+    return min(max(left_s, _SHORTEST_FLUSH_S), drain_limit_s * _FLUSH_PART)
 
 
 async def _first_failure(*tasks: asyncio.Task[None]) -> None:

@@ -24,6 +24,8 @@ from .spans import WorkerSpans
 from .watchdog import Watchdog
 
 _WATCH_INTERVAL_S = 0.5
+# The step that the engine makes when it is told to flush may take so long.
+_FLUSH_STEP_S = 1.0
 
 log = logs.get("worker.model_host")
 
@@ -134,6 +136,7 @@ class ModelHost:
         self._engine = (make_engine or self._engine_process)(self.on_report, self.on_engine_death)
         self._has_news = asyncio.Event()
         self._stopping = asyncio.Event()
+        self._flushed = asyncio.Event()
 
     def _engine_process(self, on_report: ReportHandler, on_death: DeathHandler) -> EngineLink:
         return EngineHost(self._options.engine, on_report, on_death, load_limit_s=self._options.load_limit_s)
@@ -167,6 +170,18 @@ class ModelHost:
             await asyncio.gather(self._engine.run(), watching)
         finally:
             await cancel_all([watching])
+
+    async def flush(self, limit_s: float) -> None:
+        """Have the engine put what is worth keeping on disk, if it has one, within `limit_s`. It takes no
+        request any more."""
+        engine = self._options.engine
+        if not (engine.disk_path and engine.disk_bytes and limit_s > 0) or self.why_not_ready:
+            return
+        self._flushed.clear()
+        flush = engine_pb2.EngineFlush(limit_ms=int(limit_s * 1000))
+        self._engine.send(engine_pb2.EngineCommand(flush=flush))
+        if not await is_set_within(self._flushed, limit_s + _FLUSH_STEP_S):
+            log.warning("the KV cache was not put on disk in time", model=self.name, limit_s=limit_s)
 
     async def stop(self) -> None:
         """End the engine; its resident requests are gone."""
@@ -257,6 +272,10 @@ class ModelHost:
             await self._on_step(report.step)
         elif report.HasField("ready"):
             await self._on_ready(report.ready)
+        elif report.HasField("flushed"):
+            flushed = report.flushed
+            log.info("KV state is on disk", model=self.name, states=flushed.states, bytes=flushed.bytes)
+            self._flushed.set()
 
     async def _on_step(self, step: engine_pb2.StepReport) -> None:
         self._shared.spans.on_step(step)
@@ -336,6 +355,7 @@ class ModelHost:
         for resident in lost:
             request_log.left(resident, "engine_died")
         self._has_news.set()
+        self._flushed.set()  # there is nothing to wait for
         await self._shared.events.engine_died(lost, why)
         await self._shared.on_change()
 

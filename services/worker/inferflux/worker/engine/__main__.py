@@ -39,6 +39,8 @@ def run(worker: _Worker) -> None:
 def serve_step(engine: Engine, worker: _Worker) -> None:
     """Take up what arrived, make a step, and report it."""
     for command in worker.arrived(engine.idle_s()):
+        if command.HasField("flush"):
+            worker.send(engine.flush(command.flush.limit_ms / 1000))
         _obey(engine, command)
     engine.step()
     report = engine.take_report()

@@ -81,6 +81,14 @@ class Engine:
         self._report = engine_pb2.StepReport()
         self._has_news = False
 
+    def flush(self, limit_s: float) -> engine_pb2.EngineReport:
+        """End every request silently, and put what is worth keeping on disk, within `limit_s`."""
+        for sequence in list(self._sequences.values()):
+            self._leave(sequence)
+        self._tiers.poll()
+        states, n_bytes = self._memory.store(limit_s)
+        return engine_pb2.EngineReport(flushed=engine_pb2.EngineFlushed(states=states, bytes=n_bytes))
+
     def close(self) -> None:
         """Leave the disk tier to the next process."""
         self._tiers.close()

@@ -180,6 +180,14 @@ class Memory:
         self._empty(sequence)
         self._saved.leave(sequence)
 
+    def store(self, limit_s: float) -> tuple[int, int]:
+        """Put what is worth it of the cached prefixes and of host memory on disk, within `limit_s`.
+
+        Returns:
+            (states, bytes) that are on disk now, and were not.
+        """
+        return self._saved.store(self.prefixes.cached(), limit_s)
+
     def _save(self, sequence: Sequence) -> list[Sequence]:
         losers = self._saved.save(sequence)
         if losers is None:

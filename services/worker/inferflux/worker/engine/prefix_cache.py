@@ -5,7 +5,7 @@ A hit costs no copy: llama.cpp has several sequences share cells, and later toke
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from inferflux.v1 import engine_pb2
@@ -83,6 +83,12 @@ class PrefixCache:
         """What is held, or not any more, since the last call."""
         news, self._news = self._news, {}
         return news.values()
+
+    def cached(self) -> Iterator[tuple[int, str, TokenArray]]:
+        """(sequence id, scope, tokens) of each cached prefix, the most recently used first."""
+        tree = self._tree
+        for seq_id in tree.unpinned():
+            yield seq_id, tree.scope_of(seq_id), tree.tokens_of(seq_id)
 
     def find(self, scope: str, tokens: TokenArray, *, is_first: bool) -> Match:
         """The longest prefix that is worth sharing; never all of the `tokens`, for one has to be computed.

@@ -144,6 +144,11 @@ class RadixPrefixCache:
         self._places[victim] = scope, above
         return Eviction(victim, above.end)
 
+    def unpinned(self) -> list[int]:
+        """Holders that are not pinned, the most recently used first."""
+        found = (holder for holder in self._places if holder not in self._pinned)
+        return sorted(found, key=lambda holder: -self._places[holder][1].last_used)
+
     def tokens_of(self, holder: int) -> TokenArray:
         """All token ids of a known holder."""
         pieces = [node.tokens for node in self._path(self._places[holder][1])]

@@ -6,7 +6,7 @@ position, and is loaded when there is room. A file is read meanwhile; the sequen
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Protocol
 
 from .envelope import Envelope, StateBytes, TokenArray
@@ -14,7 +14,9 @@ from .sequence import Sequence
 from .tiers.rates import Tier
 from .tiers.tiers import Tiers
 
-# A read that takes longer is given up: the prompt is computed.
+# A read that takes longer than computing would is given up; no sooner than the first, no later than the
+# second.
+_SHORTEST_READ_S = 0.5
 _LONGEST_READ_S = 5.0
 
 
@@ -117,8 +119,44 @@ class SavedStates:
     def leave(self, sequence: Sequence) -> None:
         """A sequence is gone; what was saved of it can serve others."""
         sequence.state = None
-        sequence.fetch = None
+        if sequence.fetch is not None:
+            self._tiers.abandon(sequence.fetch)
+            sequence.fetch = None
         self._tiers.release(sequence)
+
+    def store(self, cached: Iterable[tuple[int, str, TokenArray]], limit_s: float) -> tuple[int, int]:
+        """Put what is worth it on disk, the last used first: cached prefixes, then those in host memory.
+
+        Args:
+            cached: (sequence id, scope, tokens) of those in the KV cache, the last used first.
+            limit_s: what is not written by then is lost.
+
+        Returns:
+            (states, bytes) that are on disk now, and were not.
+        """
+        until_s = self._clock_s() + limit_s
+
+        def left_s() -> float:
+            return max(until_s - self._clock_s(), 0.0)
+
+        tiers = self._tiers
+        in_cache = all(self._store_cached(*each, left_s()) for each in cached)
+        if in_cache:
+            all(tiers.store(kept, left_s()) for kept in tiers.cold_in_host())
+        return tiers.stored(left_s())
+
+    def _store_cached(self, seq_id: int, scope: str, tokens: TokenArray, seconds: float) -> bool:
+        """Whether there is time and room for more, now that this is stored, if it is worth it."""
+        kept = self._tiers.containing(scope, tokens)
+        if kept is not None:
+            return self._tiers.store(kept, seconds)
+        n_bytes = self._cache.state_size(seq_id)
+        if not n_bytes or not self._tiers.rates.is_worth_keeping(n_bytes, tokens.shape[0]):
+            return seconds > 0
+        envelope = self._tiers.blank(scope, tokens, n_bytes)
+        if seconds <= 0 or not self._copy_out(seq_id, envelope):
+            return seconds > 0
+        return self._tiers.store_new(envelope, seconds)
 
     def _go_on_fetching(self, sequence: Sequence) -> None:
         fetch = sequence.fetch
@@ -131,10 +169,10 @@ class SavedStates:
                 sequence.state = envelope
                 sequence.begin_at(fetch.tokens)
                 sequence.restored_from = fetch.tier
-        elif waited_s < _LONGEST_READ_S:
+        elif waited_s < min(max(fetch.match.prefill_s, _SHORTEST_READ_S), _LONGEST_READ_S):
             return
         else:
-            self._tiers.give_up(fetch, waited_s)
+            self._tiers.abandon(fetch, is_late=True)
         sequence.fetch = None
 
     def _copy_out(self, seq_id: int, envelope: Envelope) -> bool:

@@ -75,6 +75,8 @@ class Disk:
         self._changes: deque[Change] = deque()
         self._waiting_bytes = 0
         self._written: deque[int] = deque()
+        self._writes: deque[Future[None]] = deque()
+        self._reads: deque[tuple[Future[Read], int]] = deque()
         self._paused_until_s = 0.0
         self._errors: deque[str] = deque(maxlen=1)
         self._writer.submit(self._scan)
@@ -96,18 +98,62 @@ class Disk:
         is_full = self._waiting_bytes > 0 and self._waiting_bytes + n_bytes > MOST_WAITING_BYTES
         return not is_full and self._clock_s() >= self._paused_until_s
 
-    def write(self, envelope: Envelope) -> None:
-        """Store an envelope some time later, which `changes` then tells."""
+    def wait_until_writable(self, n_bytes: int, seconds: float) -> bool:
+        """Whether an envelope of `n_bytes` would be tried within `seconds`, for which it waits at most."""
+        if seconds <= 0:
+            return False
+        until_s = self._clock_s() + seconds
+        while not self.can_write(n_bytes):
+            if self._clock_s() < self._paused_until_s or not self._wait_for_a_write(until_s):
+                return False
+        return True
+
+    def wait_for_writes(self, seconds: float) -> None:
+        """Return when all is written, or after so many `seconds`."""
+        until_s = self._clock_s() + seconds
+        while self._writes and self._wait_for_a_write(until_s):
+            pass
+
+    def _wait_for_a_write(self, until_s: float) -> bool:
+        """Whether the write that waits for the longest time is over by then, if there is any."""
+        if self._writes:
+            with contextlib.suppress(TimeoutError):
+                self._writes[0].result(max(until_s - self._clock_s(), 0.0))
+                self._writes.popleft()
+                return True
+        return False
+
+    def write(self, envelope: Envelope, *, used_unix_ns: int | None = None) -> None:
+        """Store an envelope some time later, which `changes` then tells.
+
+        Args:
+            used_unix_ns: when it was last used; when it is written if it is not given.
+        """
         self._waiting_bytes += envelope.n_bytes
-        self._writer.submit(self._write, envelope)
+        while self._writes and self._writes[0].done():
+            self._writes.popleft()
+        self._writes.append(self._writer.submit(self._write, envelope, used_unix_ns))
+
+    def touch(self, name: str, used_unix_ns: int) -> None:
+        """Note some time later when a file was last used."""
+        self._writer.submit(self._folder.touch, name, used_unix_ns)
 
     def remove(self, name: str) -> None:
         """Remove a file some time later, before anything that is written after this."""
         self._writer.submit(self._folder.remove, name)
 
-    def read(self, name: str) -> Future[Read]:
-        """Read a file meanwhile."""
-        return self._reader.submit(self._read, name)
+    def read(self, name: str, n_bytes: int) -> Future[Read]:
+        """Read a file of `n_bytes` meanwhile, after those that were asked for before."""
+        reading = self._reader.submit(self._read, name)
+        self._reads.append((reading, n_bytes))
+        return reading
+
+    @property
+    def bytes_to_read(self) -> int:
+        """Of the files that are asked for and not read yet."""
+        while self._reads and self._reads[0][0].done():
+            self._reads.popleft()
+        return sum(n_bytes for reading, n_bytes in self._reads if not reading.done())
 
     def changes(self) -> list[Change]:
         """What was found, stored or lost since the last call, in order."""
@@ -128,12 +174,12 @@ class Disk:
         except OSError as error:
             self._errors.append(f"the KV files could not be listed: {error}")
 
-    def _write(self, envelope: Envelope) -> None:
+    def _write(self, envelope: Envelope, used_unix_ns: int | None) -> None:
         name = name_of(envelope.header)
         try:
             if self._clock_s() < self._paused_until_s:
                 raise OSError
-            self._folder.write(envelope)
+            self._folder.write(envelope, used_unix_ns=used_unix_ns)
             self._changes.append(Change(Event.STORED, name, envelope.header))
         except OSError as error:
             self._changes.append(Change(Event.LOST, name, envelope.header))

@@ -76,8 +76,11 @@ class Folder:
                 continue
             yield name, header
 
-    def write(self, envelope: Envelope) -> str:
+    def write(self, envelope: Envelope, *, used_unix_ns: int | None = None) -> str:
         """Seal and store an envelope; returns its name.
+
+        Args:
+            used_unix_ns: when it was last used; now if it is not given.
 
         Raises:
             OSError: it could not be stored; nothing of it is left.
@@ -88,6 +91,8 @@ class Folder:
         try:
             with unfinished.open("wb", buffering=0) as file:
                 _write_all(file.fileno(), envelope.buffer.data)
+                if used_unix_ns is not None:
+                    os.utime(file.fileno(), ns=(used_unix_ns, used_unix_ns))
                 os.fsync(file.fileno())
             unfinished.rename(self.path / name)
             self._sync()
@@ -116,6 +121,11 @@ class Folder:
         with contextlib.suppress(OSError):
             os.utime(path)
         return envelope
+
+    def touch(self, name: str, used_unix_ns: int) -> None:
+        """Note when a file was last used, if it is there."""
+        with contextlib.suppress(OSError):
+            os.utime(self.path / name, ns=(used_unix_ns, used_unix_ns))
 
     def remove(self, name: str) -> None:
         """Remove a file, if it is there."""

@@ -54,22 +54,29 @@ class Rates:
         self.copy_in = Rate()
         self.read = Rate()
 
-    def restore_s(self, tier: Tier, kept_bytes: int, used_bytes: int) -> float:
-        """Seconds to restore `used_bytes` of a state of `kept_bytes`: a file is read whole."""
-        read_s = kept_bytes * self.read.seconds_per_unit if tier is Tier.DISK else 0.0
-        return read_s + used_bytes * self.copy_in.seconds_per_unit
+    def restore_s(self, read_bytes: int, used_bytes: int) -> float:
+        """Seconds to read so many bytes from disk, and then to copy `used_bytes` in."""
+        return read_bytes * self.read.seconds_per_unit + used_bytes * self.copy_in.seconds_per_unit
 
     def prefill_s(self, tokens: int) -> float:
         return tokens * self.prefill.seconds_per_unit
 
-    def is_worth_restoring(self, tier: Tier, kept_bytes: int, used_bytes: int, tokens: int) -> bool:
-        """Whether restoring takes less time than to prefill `tokens`."""
-        if self.restore_s(tier, kept_bytes, used_bytes) < self.prefill_s(tokens):
-            return True
-        self.copy_in.doubt()
-        if tier is Tier.DISK:
+    def gain_s(self, read_bytes: int, used_bytes: int, tokens: int) -> float:
+        """How much sooner `tokens` are restored than prefilled, in seconds; negative: later.
+
+        Args:
+            read_bytes: of files that are read before that, its own among them: each is read whole.
+            used_bytes: of its state that are copied in.
+        """
+        return self.prefill_s(tokens) - self.restore_s(read_bytes, used_bytes)
+
+    def refused(self, read_bytes: int, used_bytes: int, tokens: int) -> None:
+        """A prompt is computed although it was kept, since that is faster. What decided that is doubted."""
+        copy_s = self.restore_s(0, used_bytes)
+        if read_bytes and copy_s < self.prefill_s(tokens):
             self.read.doubt()
-        return False
+        else:
+            self.copy_in.doubt()
 
     def is_worth_keeping(self, n_bytes: int, tokens: int) -> bool:
         """Whether copying a state out and in again takes less time than to prefill its tokens."""

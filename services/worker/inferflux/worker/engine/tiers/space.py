@@ -42,6 +42,11 @@ class Space(Generic[K]):
     def __contains__(self, key: K) -> bool:
         return key in self._held
 
+    def cold(self) -> list[K]:
+        """What belongs to no preempted sequence, the last used first."""
+        found = [(k, h) for k, h in self._held.items() if h.order is None]
+        return [k for k, _ in sorted(found, key=lambda item: -item[1].last_used)]
+
     def losers(self, n_bytes: int, order: Order | None = None) -> list[K] | None:
         """What has to leave for `n_bytes` more: cold ones, the longest unused first, then preempted ones that
         are less urgent than `order`, the least urgent first. None when even that would not do."""

@@ -6,6 +6,7 @@ on disk when that is full. What a sequence does not find in the KV cache it may 
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -20,6 +21,10 @@ from .index import BLOCK, Found, TokenIndex
 from .rates import Rates, Tier
 from .space import Order, Space
 
+# What is stored in one go differs by this much in when it was last used, as files tell.
+_STORED_APART_NS = 1_000_000
+# A prefix that shares its beginning with a kept one adds this part of its tokens at least.
+_LEAST_NEW = 1 / 8
 # Kept states that are looked at for one that is worth restoring.
 _CANDIDATES = 8
 
@@ -73,10 +78,11 @@ class Kept(Generic[S]):
 
 @dataclass(frozen=True, slots=True)
 class Match(Generic[S]):
-    """A kept state of which the first `tokens` are worth restoring."""
+    """A kept state of which the first `tokens` are worth restoring; computing them would take `prefill_s`."""
 
     kept: Kept[S]
     tokens: int
+    prefill_s: float
 
     @property
     def tier(self) -> Tier:
@@ -98,12 +104,14 @@ class Fetch(Generic[S]):
     Attributes:
         tier: where it was found.
         tokens: of the match.
+        is_late: whether it took so long that it was given up.
     """
 
     match: Match[S]
     tier: Tier
     tokens: int
     reading: Future[Read] | None = None
+    is_late: bool = False
 
     @property
     def is_done(self) -> bool:
@@ -135,6 +143,12 @@ class Tiers(Generic[S]):
         self._by_name: dict[str, Kept[S]] = {}
         self._by_owner: dict[S, Kept[S]] = {}
         self._counts = Counts()
+        # Nobody waits for these any more, but they are under way.
+        self._abandoned: list[Fetch[S]] = []
+        # What `store` has written and what of that is known to be on disk: names, with bytes.
+        self._storing: dict[str, int] = {}
+        self._stored: dict[str, int] = {}
+        self._used_unix_ns = 0
         self._moved: dict[Kept[S], None] = {}
         self._number = 0
         self.preempted_bytes = 0
@@ -181,6 +195,9 @@ class Tiers(Generic[S]):
     def wants(self, scope: str, tokens: TokenArray, n_bytes: int, *, left: int = 0) -> bool:
         """Whether a cold prefix should be kept: it is not yet, finds room, and is worth its copies.
 
+        One that goes on after what is kept takes its place. One that differs from it within takes memory
+        beside it: it has to add enough.
+
         Args:
             left: of its first tokens, how many stay in the KV cache.
         """
@@ -188,9 +205,13 @@ class Tiers(Generic[S]):
             self._host.losers(n_bytes) is not None or self._has_disk_room(n_bytes)
         ):
             return False
-        if any(found.matched == tokens.shape[0] for found in self._candidates(scope, tokens)):
-            return False
-        return self.rates.is_worth_keeping(n_bytes, tokens.shape[0] - left)
+        known = left
+        for found in self._candidates(scope, tokens):
+            is_contained = found.matched == found.value.header.n_past
+            if not is_contained and tokens.shape[0] - found.matched < tokens.shape[0] * _LEAST_NEW:
+                return False
+            known = max(known, found.matched)
+        return known < tokens.shape[0] and self.rates.is_worth_keeping(n_bytes, tokens.shape[0] - known)
 
     def keep(self, envelope: Envelope) -> None:
         """Keep a cold prefix, in host memory if it finds room there, else on disk."""
@@ -243,21 +264,26 @@ class Tiers(Generic[S]):
 
         The last token is never part of it: its logits are wanted.
         """
-        best: Match[S] | None = None
-        best_s = 0.0
+        best: tuple[float, Found[Kept[S]], tuple[int, int, int]] | None = None
+        queued = self._disk.bytes_to_read if self._disk is not None else 0
+        is_stalled = any(fetch.is_late for fetch in self._abandoned)
         for found in self._candidates(scope, tokens[:-1]):
             kept = found.value
             gained = found.matched - known
-            used_bytes = kept.n_bytes * found.matched // kept.header.n_past
-            if gained < BLOCK or not self.rates.is_worth_restoring(
-                kept.tier, kept.n_bytes, used_bytes, gained
-            ):
+            if gained < BLOCK or (is_stalled and kept.tier is Tier.DISK):
                 continue
-            restore_s = self.rates.restore_s(kept.tier, kept.n_bytes, used_bytes)
-            saved_s = self.rates.prefill_s(gained) - restore_s
-            if best is None or saved_s > best_s:
-                best, best_s = Match(kept, found.matched), saved_s
-        return best
+            read_bytes = queued + kept.n_bytes if kept.tier is Tier.DISK else 0
+            cost = read_bytes, kept.n_bytes * found.matched // kept.header.n_past, gained
+            gain_s = self.rates.gain_s(*cost)
+            if best is None or gain_s > best[0]:
+                best = gain_s, found, cost
+        if best is None:
+            return None
+        gain_s, found, cost = best
+        if gain_s <= 0:
+            self.rates.refused(*cost)
+            return None
+        return Match(found.value, found.matched, self.rates.prefill_s(cost[-1]))
 
     def fetch(self, match: Match[S]) -> Fetch[S]:
         """Begin to bring a match to host memory. One that is there already is done at once."""
@@ -265,45 +291,108 @@ class Tiers(Generic[S]):
         self._files.use(match.kept)
         fetch = Fetch(match, match.tier, match.tokens)
         if match.kept.envelope is None and self._disk is not None:
-            fetch.reading = self._disk.read(match.kept.name)
+            fetch.reading = self._disk.read(match.kept.name, match.kept.n_bytes)
         return fetch
 
     def fetched(self, fetch: Fetch[S]) -> Envelope | None:
         """The state that a fetch brought, which is done; None if its file is damaged or gone."""
         kept = fetch.match.kept
-        if fetch.reading is not None:
-            read = fetch.reading.result()
-            if read.envelope is None:
-                self._forget_file(kept)
-                return None
-            self.rates.read.observe(read.envelope.n_bytes, read.seconds)
-            self._promote(kept, read.envelope)
-            envelope: Envelope | None = read.envelope
-        else:
-            envelope = kept.envelope
+        envelope = kept.envelope if fetch.reading is None else self._take_read(kept, fetch.reading.result())
         if envelope is not None:
             self._counts.hits[fetch.tier] += 1
         return envelope
 
-    def give_up(self, fetch: Fetch[S], waited_s: float) -> None:
-        """Wait no longer for a fetch; it counts as having taken so long."""
-        if fetch.reading is not None:
-            fetch.reading.cancel()
-            self.rates.read.observe(fetch.match.kept.n_bytes, waited_s)
+    def abandon(self, fetch: Fetch[S], *, is_late: bool = False) -> None:
+        """Wait no longer for a fetch. What it brings later is kept, and tells how long it took.
+
+        Args:
+            is_late: it took so long that the disk is not read until it is over.
+        """
+        if fetch.reading is not None and not fetch.reading.cancel():
+            fetch.is_late = is_late
+            self._abandoned.append(fetch)
+
+    def _take_read(self, kept: Kept[S], read: Read) -> Envelope | None:
+        """What a read gave of a state; None if its file is damaged or gone."""
+        if read.envelope is None:
+            self._forget_file(kept)
+            return None
+        self.rates.read.observe(read.envelope.n_bytes, read.seconds)
+        self._promote(kept, read.envelope)
+        return read.envelope
 
     def poll(self) -> None:
         """Take over what the disk did meanwhile."""
         if self._disk is None:
             return
+        for fetch in [f for f in self._abandoned if f.is_done]:
+            self._abandoned.remove(fetch)
+            if fetch.reading is not None:
+                self._take_read(fetch.match.kept, fetch.reading.result())
         for change in self._disk.changes():
             kept = self._by_name.get(change.name)
             if change.event is Event.FOUND and kept is None:
                 self._found(change.name, change.header)
             elif change.event is Event.LOST and kept is not None:
                 self._forget_file(kept)
-            elif change.event is Event.STORED and kept is not None and kept not in self._host:
-                kept.envelope = None
-                self._moved[kept] = None
+            elif change.event is Event.STORED and kept is not None:
+                self._on_stored(change.name, kept)
+
+    def _on_stored(self, name: str, kept: Kept[S]) -> None:
+        if name in self._storing:
+            self._stored[name] = self._storing[name]
+        if kept not in self._host:
+            kept.envelope = None
+            self._moved[kept] = None
+
+    def containing(self, scope: str, tokens: TokenArray) -> Kept[S] | None:
+        """A state that is kept and begins with all of these tokens."""
+        for found in self._candidates(scope, tokens):
+            if found.matched == tokens.shape[0]:
+                return found.value
+        return None
+
+    def cold_in_host(self) -> list[Kept[S]]:
+        """The cold prefixes in host memory, the last used first."""
+        return self._host.cold()
+
+    def store(self, kept: Kept[S], seconds: float) -> bool:
+        """Have a state written to disk that is in memory, as used before those that were stored until now.
+
+        Returns:
+            Whether there was room on disk, and time within `seconds`; if not, the others find none either.
+        """
+        disk, envelope = self._disk, kept.envelope
+        if disk is None:
+            return False
+        self._used_unix_ns = (self._used_unix_ns or time.time_ns()) - _STORED_APART_NS
+        name = name_of(kept.header)
+        if name in self._by_name:
+            disk.touch(name, self._used_unix_ns)
+        elif envelope is not None:
+            n_bytes = sum(self._storing.values()) + kept.n_bytes
+            if n_bytes > self._files.limit or not disk.wait_until_writable(kept.n_bytes, seconds):
+                return False
+            self._storing[name] = kept.n_bytes
+            self._write(disk, kept, envelope, self._used_unix_ns)
+        return True
+
+    def store_new(self, envelope: Envelope, seconds: float) -> bool:
+        """The same for a prefix that is not kept yet; host memory does not keep it."""
+        kept: Kept[S] = Kept(envelope.header, envelope)
+        self._add(kept)
+        is_stored = self.store(kept, seconds)
+        if not kept.name:
+            kept.envelope = None
+            self._remove(kept)
+        return is_stored
+
+    def stored(self, seconds: float) -> tuple[int, int]:
+        """(states, bytes) that `store` wrote and that are on disk now, after `seconds` at most."""
+        if self._disk is not None:
+            self._disk.wait_for_writes(seconds)
+        self.poll()
+        return len(self._stored), sum(self._stored.values())
 
     def _candidates(self, scope: str, tokens: TokenArray) -> Iterator[Found[Kept[S]]]:
         return islice(self._index.find(scope, tokens, tokens.shape[0]), _CANDIDATES)
@@ -359,24 +448,21 @@ class Tiers(Generic[S]):
         if kept.name:
             kept.envelope = None
             return
-        name = name_of(kept.header)
         disk, envelope = self._disk, kept.envelope
-        losers = self._files.losers(kept.n_bytes)
-        is_wanted = kept.header.n_past >= BLOCK and name not in self._by_name
-        if (
-            disk is None
-            or envelope is None
-            or losers is None
-            or not (is_wanted and disk.can_write(kept.n_bytes))
-        ):
+        is_wanted = kept.header.n_past >= BLOCK and name_of(kept.header) not in self._by_name
+        if disk is None or envelope is None or not (is_wanted and self._has_disk_room(kept.n_bytes)):
             kept.envelope = None
             self._remove(kept)
             return
-        self._evict_files(losers)
-        kept.name = name
-        self._by_name[name] = kept
+        self._write(disk, kept, envelope)
+
+    def _write(self, disk: Disk, kept: Kept[S], envelope: Envelope, used_unix_ns: int | None = None) -> None:
+        """Have a state written that the disk has room for."""
+        self._evict_files(self._files.losers(kept.n_bytes) or [])
+        kept.name = name_of(kept.header)
+        self._by_name[kept.name] = kept
         self._files.hold(kept, kept.n_bytes)
-        disk.write(envelope)
+        disk.write(envelope, used_unix_ns=used_unix_ns)
 
     def _evict_files(self, losers: list[Kept[S]]) -> None:
         for kept in losers:
