@@ -25,6 +25,7 @@ from inferflux.common import subjects
 from inferflux.common.tracing import OFF
 from inferflux.v1 import engine_pb2, scheduler_pb2, tokens_pb2, worker_pb2
 from inferflux.worker.emit import Emitter
+from inferflux.worker.engine.cell_log import Occupancy
 from inferflux.worker.engine.clock import Clock
 from inferflux.worker.engine.core import Engine
 from inferflux.worker.engine.native import Timing
@@ -62,6 +63,7 @@ class CheckingCache:
         self.by_seq_id: dict[int, list[int]] = {}
         self.prefill: dict[int, list[int]] = {}
         self.loses_states = False
+        self.holds_all_positions = True
         self.sharing_error = ""
         self.cell_s = 0.0
         # Which cells each sequence has: an object stands for each.
@@ -112,6 +114,13 @@ class CheckingCache:
             assert len(held) == sequence.position, "the main context went on without it"
             held += sequence.tokens[sequence.position : sequence.position + part.n].tolist()
             assert sum(map(len, self.prefill.values())) <= self.prefill_cells
+
+    def occupancy(self) -> Occupancy:
+        return Occupancy(width=self.cells, used=self.used)
+
+    def positions(self, seq_id: int) -> tuple[int, int]:
+        held = self.by_seq_id.get(seq_id)
+        return (0, len(held) - 1) if held else (-1, -1)
 
     def forget_prefill(self, seq_id: int) -> None:
         del self.prefill[seq_id]
@@ -328,7 +337,22 @@ class WorkerWorld:
                 case "resume":
                     self.engine.resume(command.resume)
         self.engine.step()
-        assert self.engine._memory.ledger.used == self.cache.used, "the ledger is wrong"
+        memory = self.engine._memory
+        assert memory.ledger.used == self.cache.used, "the ledger is wrong"
+        assert memory.repair(self.engine._sequences.values()) == []
+        self._take_report()
+
+    def lose(self, seq_id: int) -> None:
+        """The cache loses what a sequence has, and the engine checks its ledger."""
+        if seq_id in self.cache.prefill or not self.cache.by_seq_id.get(seq_id):
+            return
+        self.cache.forget(seq_id)
+        self.engine._check_times.stepped()
+        self.ahead_s += 3600
+        assert self.engine.check_ledger()
+        self._take_report()
+
+    def _take_report(self) -> None:
         report = self.engine.take_report()
         if report is not None:
             self.reports.append(engine_pb2.StepReport.FromString(report.step.SerializeToString()))

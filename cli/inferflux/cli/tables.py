@@ -11,6 +11,7 @@ from rich.table import Table
 from inferflux.v1 import cluster_pb2, model_pb2, scheduler_pb2
 
 _BAR = 8
+_BYTE_UNITS = (" B", " KiB", " MiB", " GiB")
 
 _STATES = {
     scheduler_pb2.WORKER_STATE_LOADING: "[yellow]loading[/]",
@@ -28,7 +29,7 @@ def models_table(models: Sequence[model_pb2.Model]) -> Table:
             f"[bold]{escape(card.name)}[/]",
             escape(card.architecture),
             _scaled(card.parameters, 1000, ("", " k", " M", " B")),
-            _scaled(card.size_bytes, 1024, (" B", " KiB", " MiB", " GiB")),
+            _scaled(card.size_bytes, 1024, _BYTE_UNITS),
             f"{card.context_length:,}",
             f"{card.vocabulary_size:,}",
             str(model.workers) if model.workers else "[red]0[/]",
@@ -108,10 +109,12 @@ def cache_view(status: cluster_pb2.GetStatusResponse) -> RenderableType:
     table = _table(
         "worker",
         ">KV cells",
+        ">memory",
         ">of requests",
         ">shared",
         ">cached",
         ">most filled",
+        ">width",
         ">cached sequences",
         ">prompts found",
         ">tokens found",
@@ -122,15 +125,33 @@ def cache_view(status: cluster_pb2.GetStatusResponse) -> RenderableType:
         table.add_row(
             escape(worker.worker_id),
             f"{worker.kv_cells:,}",
+            _kv_memory(worker),
             f"{worker.kv_cells_used:,}",
             f"{worker.kv_cells_shared:,}",
             f"{worker.kv_cells_cached:,}",
             f"{worker.kv_cells_high_water:,}",
+            _width(worker),
             f"{worker.cached_sequences:,}",
             found + part,
             f"{worker.prefix_matched_tokens:,}",
         )
     return table
+
+
+def _kv_memory(worker: scheduler_pb2.WorkerStatus) -> str:
+    """What keys and values take, and their types unless they are the usual one."""
+    if not worker.kv_bytes:
+        return "[dim]-[/]"
+    types = "" if worker.kv_types in ("", "f16") else f" {escape(worker.kv_types)}"
+    return _scaled(worker.kv_bytes, 1024, _BYTE_UNITS) + types
+
+
+def _width(worker: scheduler_pb2.WorkerStatus) -> str:
+    """Cells that a step goes through, and the part of them that is empty."""
+    if not worker.kv_cells_width:
+        return "[dim]-[/]"
+    empty = worker.kv_cells_holes / worker.kv_cells_width
+    return f"{worker.kv_cells_width:,}" + (f" ({empty:.0%} empty)" if worker.kv_cells_holes else "")
 
 
 def _slots(view: scheduler_pb2.WorkerView) -> str:

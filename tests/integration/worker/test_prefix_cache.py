@@ -15,12 +15,11 @@ import numpy as np
 import pytest
 from harness.gguf_files import Gguf
 from harness.model_kinds import WINDOW, recurrent_model, sliding_window_model
+from harness.serving import Served
 from harness.worker import batch_item
 
-from inferflux.v1 import engine_pb2, tokens_pb2, worker_pb2
-from inferflux.worker.engine.core import Engine
+from inferflux.v1 import engine_pb2, worker_pb2
 from inferflux.worker.engine.native import Backend
-from inferflux.worker.engine.tiers.tiers import Tiers
 
 DEMO_MODEL = Path(__file__).parents[3] / "models" / "inferflux-demo.gguf"
 SAMPLINGS: dict[str, dict[str, Any]] = {
@@ -41,67 +40,6 @@ def load(path: Path = DEMO_MODEL, **options: Any) -> Backend:
         "flash_attention": True,
     }
     return Backend(engine_pb2.EngineConfig(model_path=str(path), **(usual | options)))
-
-
-class Served:
-    """An engine, and what it answered.
-
-    Attributes:
-        tokens: by request id. cached: `cached_prompt_tokens` by request id.
-    """
-
-    def __init__(self, backend: Backend, *, has_prefix_cache: bool = True, host_bytes: int = 1 << 28) -> None:
-        self.backend = backend
-        self.tokens: dict[str, list[int]] = {}
-        self.cached: dict[str, int] = {}
-        self.stats = engine_pb2.StepStats()
-        self.queries = self.hits = self.evictions = 0
-        self.engine = Engine(
-            backend,
-            worker_id="w",
-            max_itl_factor=5.0,
-            step_limit_s=0.2,
-            tiers=Tiers(backend.identity, host_bytes=host_bytes, disk=None, disk_bytes=0),
-            has_prefix_cache=has_prefix_cache,
-        )
-
-    def run(self, *items: worker_pb2.BatchItem, cancelled: str = "") -> None:
-        """Serve these at once, and to their ends; of one it may be cancelled after the first step."""
-        for slot, item in enumerate(items):
-            item.slot = slot
-            self.engine.start(item)
-        self.step()
-        self.engine.cancel(cancelled, is_silent=True)
-        while self.engine._sequences:
-            for sequence in self.engine._sequences.values():
-                if not sequence.is_running:  # it was evicted
-                    taken = {s.slot for s in self.engine._running.values()}
-                    self.resume(sequence.key, min(set(range(len(items))) - taken))
-            self.step()
-
-    def resume(self, key: str, slot: int) -> None:
-        self.engine.resume(engine_pb2.EngineResume(key=key, epoch=1, slot=slot, run=1))
-
-    def step(self) -> None:
-        self.engine.step()
-        report = self.engine.take_report()
-        assert report is not None
-        for emission in report.step.emissions:
-            chunk = tokens_pb2.TokenChunk.FromString(emission.chunk)
-            self.tokens.setdefault(chunk.request_id, []).extend(chunk.token_ids)
-            if chunk.HasField("finished"):
-                self.cached[chunk.request_id] = chunk.finished.usage.cached_prompt_tokens
-        self.stats = report.step.stats
-        self.queries += self.stats.prefix_queries
-        self.hits += self.stats.prefix_hits
-        self.evictions += self.stats.prefix_evictions
-
-    def check_cells(self) -> None:
-        """The ledger says of each sequence what llama.cpp says."""
-        ledger = self.engine._memory.ledger
-        for seq_id in range(self.backend.sequences):
-            held = ledger.cells_of(seq_id)
-            assert self.backend.positions(seq_id) == ((0, held - 1) if held else (-1, -1))
 
 
 @functools.cache

@@ -146,6 +146,10 @@ def test_the_cache_is_shown_with_cells_of_requests_and_of_prefixes_and_what_was_
             kv_cells_shared=321,
             kv_cells_cached=4567,
             kv_cells_high_water=6001,
+            kv_bytes=96 << 20,
+            kv_types="q8_0, f16",
+            kv_cells_width=4000,
+            kv_cells_holes=1000,
             cached_sequences=17,
             prefix_queries=40,
             prefix_hits=10,
@@ -154,5 +158,7 @@ def test_the_cache_is_shown_with_cells_of_requests_and_of_prefixes_and_what_was_
     )
     status.scheduler.workers.extend([view, worker_view(0)])
     text = shown(cache_view(status))
+    assert "96 MiB q8_0, f16" in text
+    assert "4,000 (25% empty)" in text
     for part in ("8,192", "1,234", "321", "4,567", "6,001", "17", "10 of 40 (25%)", "12,345", "0 of 0"):
         assert part in text

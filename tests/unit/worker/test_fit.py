@@ -5,11 +5,20 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from inferflux.common.free_memory import free_bytes
-from inferflux.worker.engine.fit import CellShape, DoesNotFitError, fit_cells
+from inferflux.worker.engine.fit import (
+    CELL_UNIT,
+    CellShape,
+    DoesNotFitError,
+    cells_in,
+    fit_cells,
+    whole_cells,
+)
 
-SHAPE = CellShape(layers=32, key_values=2048, batch_rows=512)
+SHAPE = CellShape(kept_bytes=32 * 2048 * 2, batch_rows=512)
 GIB = 1 << 30
 
 
@@ -34,6 +43,24 @@ def test_what_was_asked_for_may_take_all_of_it() -> None:
 def test_what_was_asked_for_and_does_not_fit_is_refused_with_both_numbers() -> None:
     with pytest.raises(DoesNotFitError, match=r"^1000000 KV cells take 125\.. GiB of memory, 16\.0 GiB are"):
         fit_cells(1_000_000, 1_000_000, SHAPE, 16 * GIB)
+
+
+@given(n_bytes=st.integers(1, 1 << 40), kept_bytes=st.integers(1, 1 << 20), least=st.integers(1, 10_000))
+def test_bytes_hold_as_many_whole_cells_as_they_can(n_bytes: int, kept_bytes: int, least: int) -> None:
+    needed = whole_cells(least) * kept_bytes
+    if n_bytes < needed:
+        with pytest.raises(DoesNotFitError, match=rf"of {least} tokens takes {needed} bytes"):
+            cells_in(n_bytes, kept_bytes, least)
+        return
+    cells = cells_in(n_bytes, kept_bytes, least)
+    assert cells == whole_cells(cells) >= least
+    assert cells * kept_bytes <= n_bytes
+    assert (cells + CELL_UNIT) * kept_bytes > n_bytes or cells == 2**31 - CELL_UNIT
+
+
+def test_bytes_cannot_be_had_of_a_model_without_cells() -> None:
+    with pytest.raises(DoesNotFitError, match="INFERFLUX_WORKER_KV_CELLS"):
+        cells_in(1 << 30, 0, 256)
 
 
 def write(root: Path, files: dict[str, str]) -> Path:

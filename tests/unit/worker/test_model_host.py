@@ -6,6 +6,7 @@ import pytest
 from harness.worker import batch_item
 from harness.worker_world import ScriptedEngine, model_host
 from prometheus_client import CollectorRegistry
+from structlog.testing import capture_logs
 
 from inferflux.common import subjects
 from inferflux.v1 import engine_pb2, scheduler_pb2, worker_pb2
@@ -154,3 +155,32 @@ async def test_waiting_for_one_model_does_not_wait_for_the_other(worker: TwoMode
     a.take_up(batch_item("r", model="a"))
     await b.until_none_runs()
     assert a.residents.has_running
+
+
+async def test_repairs_of_the_kv_ledger_are_counted_and_logged_once_with_names() -> None:
+    two = TwoModels()
+    await two.ready()
+    found = ["10 cells were counted for seq_id 3, llama.cpp has none (request t.a)", "another"]
+    with capture_logs() as lines:
+        for repairs in (found, []):
+            step = engine_pb2.StepReport(ledger_repairs=repairs)
+            await two.hosts[0].on_report(engine_pb2.EngineReport(step=step))
+    (line,) = lines
+    assert (line["log_level"], line["model"], line["found"]) == ("error", "a", found)
+    assert two.value("kv_ledger_repairs_total", "a") == 2
+    assert two.value("kv_ledger_repairs_total", "b") == 0
+
+
+async def test_memory_types_and_width_of_the_kv_cache_are_in_the_heartbeat() -> None:
+    bus = Bus()
+    state = WorkerState("w", "i")
+    host, _ = model_host(bus, state=state)
+    ready = engine_pb2.EngineReady(slots=4, kv_cells=1000, kv_bytes=4096000, context_length=1000)
+    await host.on_report(engine_pb2.EngineReport(ready=ready))
+    stats = engine_pb2.StepStats(kv_cells_width=700, kv_cells_holes=70)
+    await host.on_report(engine_pb2.EngineReport(step=engine_pb2.StepReport(stats=stats)))
+    status = Heartbeat(bus, state, host, interval_s=1.0).status(0.0)  # type: ignore[arg-type]
+    assert (status.kv_bytes, status.kv_types) == (4096000, "f16")
+    assert (status.kv_cells_width, status.kv_cells_holes) == (700, 70)
+    await host.on_engine_death("it died")
+    assert Heartbeat(bus, state, host, interval_s=1.0).status(0.0).kv_cells_width == 0  # type: ignore[arg-type]

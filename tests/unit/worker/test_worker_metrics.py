@@ -101,3 +101,20 @@ def test_flash_attention_is_told_of_each_model(shown: Shown) -> None:
         1,
         0,
     )
+
+
+def test_the_caches_memory_its_width_and_its_fragmentation_are_shown(shown: Shown) -> None:
+    shown.a.cache_is(400, 96 << 20)
+    shown.a.observe(engine_pb2.StepStats(kv_cells_used=100, kv_cells_width=80, kv_cells_holes=20))
+    assert shown.value("kv_cache_bytes") == 96 << 20
+    assert shown.value("kv_cache_usage_ratio") == 0.25
+    assert shown.value("kv_cache_width_cells") == 80
+    assert shown.value("kv_cache_fragmentation_ratio") == 0.25
+    shown.a.observe(engine_pb2.StepStats())
+    assert shown.value("kv_cache_fragmentation_ratio") == 0
+
+
+def test_repairs_of_the_ledger_are_counted(shown: Shown) -> None:
+    shown.a.ledger_was_repaired(2)
+    shown.a.ledger_was_repaired(1)
+    assert shown.value("kv_ledger_repairs_total") == 3

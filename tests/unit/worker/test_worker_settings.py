@@ -1,4 +1,4 @@
-"""Slots and the places beside them."""
+"""Slots and the places beside them; the KV cache's size and types."""
 
 from __future__ import annotations
 
@@ -40,3 +40,56 @@ def test_fewer_sequences_than_slots_stop_the_start_by_name(
     error = capsys.readouterr().err
     assert error.startswith("INFERFLUX_WORKER_SEQUENCES: ")
     assert "INFERFLUX_WORKER_SLOTS" in error
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [("0", 0), ("1048576", 1 << 20), ("512MB", 512_000_000), ("2GiB", 2 << 30), ("1.5 kB", 1500)],
+)
+def test_memory_is_given_with_a_unit_or_without(
+    monkeypatch: pytest.MonkeyPatch, given: str, expected: int
+) -> None:
+    settings = made(monkeypatch, KV_BYTES=given, HOST_BYTES=given, DISK_BYTES=given)
+    assert (settings.kv_bytes, settings.host_bytes, settings.disk_bytes) == (expected,) * 3
+
+
+def refusal(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], **variables: str
+) -> list[str]:
+    """The lines with which these stop the start."""
+    with pytest.raises(SystemExit) as stopped:
+        made(monkeypatch, **variables)
+    assert stopped.value.code == 2
+    return capsys.readouterr().err.splitlines()
+
+
+@pytest.mark.parametrize("given", ["-1", "2**70", "512 chairs", "many", "9e30", "99999999TB", "1 GB 2"])
+def test_memory_that_is_no_number_of_bytes_stops_the_start_by_name(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], given: str
+) -> None:
+    (line,) = refusal(monkeypatch, capsys, KV_BYTES=given)
+    assert line.startswith("INFERFLUX_WORKER_KV_BYTES: ")
+    assert repr(given) in line
+
+
+def test_a_cache_sized_in_cells_and_in_bytes_stops_the_start_by_name(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (line,) = refusal(monkeypatch, capsys, KV_CELLS="4096", KV_BYTES="512MB")
+    assert line.startswith("INFERFLUX_WORKER_KV_BYTES: ")
+    assert "INFERFLUX_WORKER_KV_CELLS" in line
+    assert made(monkeypatch, KV_CELLS="0", KV_BYTES="512MB").kv_bytes == 512_000_000
+
+
+def test_types_of_keys_and_values_are_checked_by_name(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (line,) = refusal(monkeypatch, capsys, KV_TYPE_K="q9_9")
+    assert line.startswith("INFERFLUX_WORKER_KV_TYPE_K: ")
+    assert "q8_0" in line
+    monkeypatch.delenv("INFERFLUX_WORKER_KV_TYPE_K")
+    (line,) = refusal(monkeypatch, capsys, KV_TYPE_V="q8_0", FLASH_ATTENTION="false")
+    assert line.startswith("INFERFLUX_WORKER_KV_TYPE_V: ")
+    assert "INFERFLUX_WORKER_FLASH_ATTENTION" in line
+    settings = made(monkeypatch, KV_TYPE_K="q8_0", KV_TYPE_V="bf16", FLASH_ATTENTION="false")
+    assert (settings.kv_type_k, settings.kv_type_v) == ("q8_0", "bf16")

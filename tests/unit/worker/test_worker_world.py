@@ -462,6 +462,7 @@ _ACTIONS = st.one_of(
         st.integers(0, 4),
     ),
     st.tuples(st.sampled_from(["preempt", "cancel"]), st.sampled_from(_NAMES)),
+    st.tuples(st.just("lose"), st.integers(0, SEQUENCES - 1)),
     st.sampled_from([("step",), ("report",), ("step",), ("report",)]),
 )
 
@@ -514,6 +515,8 @@ def test_whatever_is_asked_in_whatever_order(
                 world.submit(items[name])
             case ("resume", str(name), int(slot), int(urgency_key), int(budget)):
                 resume(world, again(name, slot=slot, urgency_key=urgency_key, budget=budget))
+            case ("lose", int(seq_id)):
+                world.lose(seq_id)
             case ("preempt", str(name)):
                 preempt(world, name)
             case ("cancel", str(name)):

@@ -23,6 +23,8 @@ _CELL_COUNTS = (
     "kv_cells_cached",
     "kv_cells_shared",
     "kv_cells_high_water",
+    "kv_cells_width",
+    "kv_cells_holes",
 )
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 
@@ -56,6 +58,7 @@ def check_status(status: scheduler_pb2.WorkerStatus) -> None:
     for field in ("prefill_tokens_per_s", "decode_tokens_per_s"):
         checks.check_range(getattr(status, field), 0.0, MAX_TOKENS_PER_S, field)
     checks.check_text(status.host, _MAX_TEXT_BYTES, "host")
+    checks.check_text(status.kv_types, _MAX_TEXT_BYTES, "kv_types")
     checks.check_range(status.started_unix_ms, 0, checks.MAX_UNIX_MS, "started_unix_ms")
     checks.check_count(status.models, MAX_MODELS, "models")
     for card in status.models:

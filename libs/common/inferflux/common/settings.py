@@ -10,7 +10,16 @@ import uuid
 from collections.abc import Iterable
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import AfterValidator, Field, JsonValue, SecretStr, ValidationError, field_validator
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    ByteSize,
+    Field,
+    JsonValue,
+    SecretStr,
+    ValidationError,
+    field_validator,
+)
 from pydantic.fields import FieldInfo
 from pydantic_settings import (
     BaseSettings,
@@ -28,6 +37,7 @@ _PYDANTIC_SUBJECT = re.compile(r"^(Input|String|Value|URL) should ")
 _SUITE_PREFIX = "INFERFLUX_"
 # How alike a misspelt name is to the right one, by difflib's ratio.
 _SLIP = 0.85
+_BYTE_COUNT = re.compile(r"\d+(\.\d+)?\s*[A-Za-z]*")
 _GRPC_URL = re.compile(r"https?://[^/\s]+/?")
 
 
@@ -57,6 +67,17 @@ ListenAddress = Annotated[str, AfterValidator(_check_listen)]
 """`host:port`, `[::1]:port`, or `:port` for every interface; port 0 is any free one."""
 TargetAddress = Annotated[str, AfterValidator(_check_target)]
 """`host:port` of a server to call."""
+
+
+def _check_byte_count(value: object) -> object:
+    # Pydantic takes what begins with a number, whatever follows.
+    if isinstance(value, str) and not _BYTE_COUNT.fullmatch(value.strip()):
+        raise ValueError("must be a number of bytes, such as 1000000, 512MB or 2GiB")
+    return value
+
+
+ByteCount = Annotated[ByteSize, BeforeValidator(_check_byte_count)]
+"""Bytes, with a unit or without: `1024`, `512MB`, `2GiB`."""
 
 
 def unique_name() -> str:

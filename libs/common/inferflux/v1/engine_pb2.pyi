@@ -67,6 +67,9 @@ class EngineConfig(_message.Message):
     MODEL_DIGEST_FIELD_NUMBER: _builtins.int
     DISK_PATH_FIELD_NUMBER: _builtins.int
     DISK_BYTES_FIELD_NUMBER: _builtins.int
+    KV_BYTES_FIELD_NUMBER: _builtins.int
+    KV_TYPE_K_FIELD_NUMBER: _builtins.int
+    KV_TYPE_V_FIELD_NUMBER: _builtins.int
     model_path: _builtins.str
     worker_id: _builtins.str
     slots: _builtins.int
@@ -94,6 +97,11 @@ class EngineConfig(_message.Message):
     disk_path: _builtins.str
     """Folder of the disk tier, and most bytes of its files; empty or 0: there is none."""
     disk_bytes: _builtins.int
+    kv_bytes: _builtins.int
+    """Memory for keys and values of the main context; 0: `kv_cells` decides."""
+    kv_type_k: _builtins.str
+    """What keys and values are kept in, by llama.cpp's names; empty: f16."""
+    kv_type_v: _builtins.str
     def __init__(
         self,
         *,
@@ -115,10 +123,13 @@ class EngineConfig(_message.Message):
         model_digest: _builtins.str = ...,
         disk_path: _builtins.str = ...,
         disk_bytes: _builtins.int = ...,
+        kv_bytes: _builtins.int = ...,
+        kv_type_k: _builtins.str = ...,
+        kv_type_v: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_prefill_cells", b"_prefill_cells", "prefill_cells", b"prefill_cells"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_prefill_cells", b"_prefill_cells", "batch_tokens", b"batch_tokens", "context_length", b"context_length", "disk_bytes", b"disk_bytes", "disk_path", b"disk_path", "flash_attention", b"flash_attention", "gpu_layers", b"gpu_layers", "host_bytes", b"host_bytes", "kv_cells", b"kv_cells", "max_itl_factor", b"max_itl_factor", "model_digest", b"model_digest", "model_path", b"model_path", "prefill_cells", b"prefill_cells", "prefix_cache", b"prefix_cache", "sequences", b"sequences", "slots", b"slots", "step_limit_s", b"step_limit_s", "threads", b"threads", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_prefill_cells", b"_prefill_cells", "batch_tokens", b"batch_tokens", "context_length", b"context_length", "disk_bytes", b"disk_bytes", "disk_path", b"disk_path", "flash_attention", b"flash_attention", "gpu_layers", b"gpu_layers", "host_bytes", b"host_bytes", "kv_bytes", b"kv_bytes", "kv_cells", b"kv_cells", "kv_type_k", b"kv_type_k", "kv_type_v", b"kv_type_v", "max_itl_factor", b"max_itl_factor", "model_digest", b"model_digest", "model_path", b"model_path", "prefill_cells", b"prefill_cells", "prefix_cache", b"prefix_cache", "sequences", b"sequences", "slots", b"slots", "step_limit_s", b"step_limit_s", "threads", b"threads", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__prefill_cells: _TypeAlias = _typing.Literal["prefill_cells"]  # noqa: Y015
     _WhichOneofArgType__prefill_cells: _TypeAlias = _typing.Literal["_prefill_cells", b"_prefill_cells"]  # noqa: Y015
@@ -295,6 +306,7 @@ class EngineReady(_message.Message):
     PREFILL_CONTEXT_ERROR_FIELD_NUMBER: _builtins.int
     PREFIX_CACHE_ERROR_FIELD_NUMBER: _builtins.int
     DISK_ERROR_FIELD_NUMBER: _builtins.int
+    KV_BYTES_FIELD_NUMBER: _builtins.int
     kv_cells: _builtins.int
     context_length: _builtins.int
     vocabulary_size: _builtins.int
@@ -309,6 +321,8 @@ class EngineReady(_message.Message):
     """Why prefixes are not cached although that was asked for; empty otherwise."""
     disk_error: _builtins.str
     """Why there is no disk tier although one was asked for; empty otherwise."""
+    kv_bytes: _builtins.int
+    """Memory that keys and values of the main context take; 0 where a sequence has a state instead of cells."""
     def __init__(
         self,
         *,
@@ -322,10 +336,11 @@ class EngineReady(_message.Message):
         prefill_context_error: _builtins.str = ...,
         prefix_cache_error: _builtins.str = ...,
         disk_error: _builtins.str = ...,
+        kv_bytes: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["context_length", b"context_length", "disk_error", b"disk_error", "has_chat_template", b"has_chat_template", "kv_cells", b"kv_cells", "parameters", b"parameters", "prefill_cells", b"prefill_cells", "prefill_context_error", b"prefill_context_error", "prefix_cache_error", b"prefix_cache_error", "slots", b"slots", "vocabulary_size", b"vocabulary_size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["context_length", b"context_length", "disk_error", b"disk_error", "has_chat_template", b"has_chat_template", "kv_bytes", b"kv_bytes", "kv_cells", b"kv_cells", "parameters", b"parameters", "prefill_cells", b"prefill_cells", "prefill_context_error", b"prefill_context_error", "prefix_cache_error", b"prefix_cache_error", "slots", b"slots", "vocabulary_size", b"vocabulary_size"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -569,6 +584,8 @@ class StepStats(_message.Message):
     PREFIX_EVICTIONS_FIELD_NUMBER: _builtins.int
     HOST_FIELD_NUMBER: _builtins.int
     DISK_FIELD_NUMBER: _builtins.int
+    KV_CELLS_WIDTH_FIELD_NUMBER: _builtins.int
+    KV_CELLS_HOLES_FIELD_NUMBER: _builtins.int
     prefill_tokens: _builtins.int
     decode_tokens: _builtins.int
     decode_us: _builtins.int
@@ -601,6 +618,11 @@ class StepStats(_message.Message):
     prefix_partial_hits: _builtins.int
     prefix_matched_tokens: _builtins.int
     prefix_evictions: _builtins.int
+    kv_cells_width: _builtins.int
+    """Cells up to the highest one that is filled, which every step goes through, and how many of them are empty;
+    as of before the latest step, by llama.cpp's own view. 0 where it does not say.
+    """
+    kv_cells_holes: _builtins.int
     @_builtins.property
     def host(self) -> Global___TierStats: ...
     @_builtins.property
@@ -632,10 +654,12 @@ class StepStats(_message.Message):
         prefix_evictions: _builtins.int = ...,
         host: Global___TierStats | None = ...,
         disk: Global___TierStats | None = ...,
+        kv_cells_width: _builtins.int = ...,
+        kv_cells_holes: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["disk", b"disk", "host", b"host"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached_sequences", b"cached_sequences", "decode_tokens", b"decode_tokens", "decode_us", b"decode_us", "disk", b"disk", "host", b"host", "kv_cells_cached", b"kv_cells_cached", "kv_cells_high_water", b"kv_cells_high_water", "kv_cells_reserved", b"kv_cells_reserved", "kv_cells_shared", b"kv_cells_shared", "kv_cells_used", b"kv_cells_used", "parked", b"parked", "prefill_tokens", b"prefill_tokens", "prefix_evictions", b"prefix_evictions", "prefix_hits", b"prefix_hits", "prefix_matched_tokens", b"prefix_matched_tokens", "prefix_partial_hits", b"prefix_partial_hits", "prefix_queries", b"prefix_queries", "recomputes", b"recomputes", "sequences", b"sequences", "step_us", b"step_us", "swap_bytes_used", b"swap_bytes_used", "swap_ins", b"swap_ins", "swap_outs", b"swap_outs", "swapped", b"swapped"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached_sequences", b"cached_sequences", "decode_tokens", b"decode_tokens", "decode_us", b"decode_us", "disk", b"disk", "host", b"host", "kv_cells_cached", b"kv_cells_cached", "kv_cells_high_water", b"kv_cells_high_water", "kv_cells_holes", b"kv_cells_holes", "kv_cells_reserved", b"kv_cells_reserved", "kv_cells_shared", b"kv_cells_shared", "kv_cells_used", b"kv_cells_used", "kv_cells_width", b"kv_cells_width", "parked", b"parked", "prefill_tokens", b"prefill_tokens", "prefix_evictions", b"prefix_evictions", "prefix_hits", b"prefix_hits", "prefix_matched_tokens", b"prefix_matched_tokens", "prefix_partial_hits", b"prefix_partial_hits", "prefix_queries", b"prefix_queries", "recomputes", b"recomputes", "sequences", b"sequences", "step_us", b"step_us", "swap_bytes_used", b"swap_bytes_used", "swap_ins", b"swap_ins", "swap_outs", b"swap_outs", "swapped", b"swapped"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -652,6 +676,7 @@ class StepReport(_message.Message):
     PREFILLED_FIELD_NUMBER: _builtins.int
     DISK_ERROR_FIELD_NUMBER: _builtins.int
     CACHED_FIELD_NUMBER: _builtins.int
+    LEDGER_REPAIRS_FIELD_NUMBER: _builtins.int
     disk_error: _builtins.str
     """Why the disk tier is not written to for a while; empty otherwise."""
     @_builtins.property
@@ -666,6 +691,10 @@ class StepReport(_message.Message):
     def prefilled(self) -> _containers.RepeatedCompositeFieldContainer[Global___Prefilled]: ...
     @_builtins.property
     def cached(self) -> _containers.RepeatedCompositeFieldContainer[Global___CachedPrefix]: ...
+    @_builtins.property
+    def ledger_repairs(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Where the ledger of KV cells and llama.cpp differed: a sentence each. What differed was dropped."""
+
     def __init__(
         self,
         *,
@@ -676,10 +705,11 @@ class StepReport(_message.Message):
         prefilled: _abc.Iterable[Global___Prefilled] | None = ...,
         disk_error: _builtins.str = ...,
         cached: _abc.Iterable[Global___CachedPrefix] | None = ...,
+        ledger_repairs: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["stats", b"stats"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached", b"cached", "disk_error", b"disk_error", "emissions", b"emissions", "finished", b"finished", "prefilled", b"prefilled", "residences", b"residences", "stats", b"stats"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached", b"cached", "disk_error", b"disk_error", "emissions", b"emissions", "finished", b"finished", "ledger_repairs", b"ledger_repairs", "prefilled", b"prefilled", "residences", b"residences", "stats", b"stats"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

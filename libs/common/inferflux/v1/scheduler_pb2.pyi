@@ -282,6 +282,10 @@ class WorkerStatus(_message.Message):
     PREFIX_QUERIES_FIELD_NUMBER: _builtins.int
     PREFIX_HITS_FIELD_NUMBER: _builtins.int
     PREFIX_MATCHED_TOKENS_FIELD_NUMBER: _builtins.int
+    KV_BYTES_FIELD_NUMBER: _builtins.int
+    KV_TYPES_FIELD_NUMBER: _builtins.int
+    KV_CELLS_WIDTH_FIELD_NUMBER: _builtins.int
+    KV_CELLS_HOLES_FIELD_NUMBER: _builtins.int
     worker_id: _builtins.str
     incarnation: _builtins.str
     """New at every start of the worker: tells a restarted worker from one that was only unreachable."""
@@ -316,6 +320,12 @@ class WorkerStatus(_message.Message):
     """Of this incarnation: prompts looked up in the cache, those of which a prefix was found, and their tokens there."""
     prefix_hits: _builtins.int
     prefix_matched_tokens: _builtins.int
+    kv_bytes: _builtins.int
+    """Memory that keys and values of all KV cells take, and their types by llama.cpp's names: one, or `keys, values`."""
+    kv_types: _builtins.str
+    kv_cells_width: _builtins.int
+    """KV cells up to the highest filled one, and how many of them are empty; 0 where that is not known."""
+    kv_cells_holes: _builtins.int
     @_builtins.property
     def models(self) -> _containers.RepeatedCompositeFieldContainer[_model_pb2.ModelCard]: ...
     @_builtins.property
@@ -352,10 +362,14 @@ class WorkerStatus(_message.Message):
         prefix_queries: _builtins.int = ...,
         prefix_hits: _builtins.int = ...,
         prefix_matched_tokens: _builtins.int = ...,
+        kv_bytes: _builtins.int = ...,
+        kv_types: _builtins.str = ...,
+        kv_cells_width: _builtins.int = ...,
+        kv_cells_holes: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached_sequences", b"cached_sequences", "decode_tokens_per_s", b"decode_tokens_per_s", "finished", b"finished", "host", b"host", "incarnation", b"incarnation", "kv_cells", b"kv_cells", "kv_cells_cached", b"kv_cells_cached", "kv_cells_high_water", b"kv_cells_high_water", "kv_cells_reserved", b"kv_cells_reserved", "kv_cells_shared", b"kv_cells_shared", "kv_cells_used", b"kv_cells_used", "models", b"models", "pid", b"pid", "prefill_tokens_per_s", b"prefill_tokens_per_s", "prefix_hits", b"prefix_hits", "prefix_matched_tokens", b"prefix_matched_tokens", "prefix_queries", b"prefix_queries", "residents", b"residents", "slots", b"slots", "started_unix_ms", b"started_unix_ms", "state", b"state", "swap_bytes", b"swap_bytes", "swap_bytes_used", b"swap_bytes_used", "term", b"term", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached_sequences", b"cached_sequences", "decode_tokens_per_s", b"decode_tokens_per_s", "finished", b"finished", "host", b"host", "incarnation", b"incarnation", "kv_bytes", b"kv_bytes", "kv_cells", b"kv_cells", "kv_cells_cached", b"kv_cells_cached", "kv_cells_high_water", b"kv_cells_high_water", "kv_cells_holes", b"kv_cells_holes", "kv_cells_reserved", b"kv_cells_reserved", "kv_cells_shared", b"kv_cells_shared", "kv_cells_used", b"kv_cells_used", "kv_cells_width", b"kv_cells_width", "kv_types", b"kv_types", "models", b"models", "pid", b"pid", "prefill_tokens_per_s", b"prefill_tokens_per_s", "prefix_hits", b"prefix_hits", "prefix_matched_tokens", b"prefix_matched_tokens", "prefix_queries", b"prefix_queries", "residents", b"residents", "slots", b"slots", "started_unix_ms", b"started_unix_ms", "state", b"state", "swap_bytes", b"swap_bytes", "swap_bytes_used", b"swap_bytes_used", "term", b"term", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

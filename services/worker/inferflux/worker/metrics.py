@@ -73,6 +73,19 @@ class WorkerMetrics:
         self.kv_shared = gauge("kv_cache_shared_cells", "KV cells that several sequences share.")
         self.kv_cached = gauge("kv_cache_cached_cells", "KV cells that cached prefixes alone fill.")
         self.kv_high_water = gauge("kv_cache_high_water_cells", "Most KV cells that were filled at once.")
+        self.kv_width = gauge(
+            "kv_cache_width_cells",
+            "KV cells up to the highest filled one, empty ones among them: a step goes through all of them.",
+        )
+        self.kv_fragmentation = gauge(
+            "kv_cache_fragmentation_ratio", "Part of `kv_cache_width_cells` that is empty, 0 to 1."
+        )
+        self.kv_bytes = gauge("kv_cache_bytes", "Memory that keys and values of all KV cells take.")
+        self.ledger_repairs = counter(
+            "kv_ledger_repairs",
+            "Sequences of which llama.cpp had other KV cells than the engine had counted. They were dropped, "
+            "and recomputed where a request needed them.",
+        )
         self.cached_sequences = gauge("prefix_cache_sequences", "Sequences that are kept as cached prefixes.")
         self.prefix_queries = counter("prefix_cache_queries", "Prompts that were looked up for a prefix.")
         self.prefix_hits = counter("prefix_cache_hits", "Prompts that begin with a prefix that was there.")
@@ -168,6 +181,10 @@ class ModelMetrics:
         self._kv_shared = worker.kv_shared.labels(model)
         self._kv_cached = worker.kv_cached.labels(model)
         self._kv_high_water = worker.kv_high_water.labels(model)
+        self._kv_width = worker.kv_width.labels(model)
+        self._kv_fragmentation = worker.kv_fragmentation.labels(model)
+        self._kv_bytes = worker.kv_bytes.labels(model)
+        self._ledger_repairs = worker.ledger_repairs.labels(model)
         self._cached_sequences = worker.cached_sequences.labels(model)
         self._prefix_queries = worker.prefix_queries.labels(model)
         self._prefix_hits = worker.prefix_hits.labels(model)
@@ -198,6 +215,9 @@ class ModelMetrics:
         self._kv_shared.set(stats.kv_cells_shared)
         self._kv_cached.set(stats.kv_cells_cached)
         self._kv_high_water.set(stats.kv_cells_high_water)
+        width, holes = stats.kv_cells_width, stats.kv_cells_holes
+        self._kv_width.set(width)
+        self._kv_fragmentation.set(holes / width if width else 0.0)
         self._cached_sequences.set(stats.cached_sequences)
         self._prefix_queries.inc(stats.prefix_queries)
         self._prefix_hits.inc(stats.prefix_hits)
@@ -212,6 +232,15 @@ class ModelMetrics:
             self._decode_tokens.inc(stats.decode_tokens)
             self._iteration_tokens.observe(stats.prefill_tokens + stats.decode_tokens)
             self._step_time.observe(stats.step_us / 1e6)
+
+    def cache_is(self, cells: int, n_bytes: int) -> None:
+        """The model's KV cache has so many cells, and their keys and values take so much."""
+        self.kv_cells = cells
+        self._kv_bytes.set(n_bytes)
+
+    def ledger_was_repaired(self, sequences: int) -> None:
+        """The engine found KV cells that were not as it had counted them."""
+        self._ledger_repairs.inc(sequences)
 
     def engine_died(self) -> None:
         """Count it: with the engine, all that it held is gone."""

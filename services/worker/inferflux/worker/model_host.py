@@ -102,6 +102,7 @@ class ModelHost:
         card: what gateways and the scheduler learn of the model.
         residents: the requests that the engine has.
         stats: the engine's latest figures.
+        kv_bytes: memory that keys and values of all KV cells take; 0 until it is known.
         cache_counts: what was looked up in the engines' caches since the worker began.
         why_not_ready: empty while it is ready.
     """
@@ -130,6 +131,7 @@ class ModelHost:
         self.residents = ResidentTable()
         self.rates = Rates()
         self.stats = engine_pb2.StepStats()
+        self.kv_bytes = 0
         self.cache_counts = CacheCounts()
         self.why_not_ready = "loading the model"
         self._watchdog = Watchdog(options.stuck_s, _WATCH_INTERVAL_S)
@@ -153,6 +155,13 @@ class ModelHost:
     @property
     def is_ready(self) -> bool:
         return self.limits is not None
+
+    @property
+    def kv_types(self) -> str:
+        """What keys and values are kept in."""
+        engine = self._options.engine
+        keys, values = engine.kv_type_k or "f16", engine.kv_type_v or "f16"
+        return keys if keys == values else f"{keys}, {values}"
 
     @property
     def swap_bytes(self) -> int:
@@ -298,6 +307,13 @@ class ModelHost:
         self._cache_reports.take_in(step.cached)
         if step.disk_error:
             log.warning("the disk tier takes nothing for a while", model=self.name, why=step.disk_error)
+        if step.ledger_repairs:
+            self._metrics.ledger_was_repaired(len(step.ledger_repairs))
+            log.error(
+                "KV cells were not as counted, and were dropped",
+                model=self.name,
+                found=list(step.ledger_repairs),
+            )
         self.stats = step.stats
         self.cache_counts.add(step.stats)
         self.rates.observe(step.stats)
@@ -311,11 +327,12 @@ class ModelHost:
             context_length=ready.context_length,
             vocabulary_size=ready.vocabulary_size,
         )
+        self.kv_bytes = ready.kv_bytes
         self.card.context_length = ready.context_length
         self.card.vocabulary_size = ready.vocabulary_size
         self.card.parameters = ready.parameters
         self.card.has_chat_template = ready.has_chat_template
-        self._metrics.kv_cells = ready.kv_cells
+        self._metrics.cache_is(ready.kv_cells, ready.kv_bytes)
         self.why_not_ready = ""
         if ready.context_length < self._file.context_length and not self._options.engine.context_length:
             log.warning(
@@ -339,6 +356,8 @@ class ModelHost:
             model=self.name,
             slots=ready.slots,
             kv_cells=ready.kv_cells,
+            kv_bytes=ready.kv_bytes,
+            kv_types=self.kv_types,
             prefill_cells=ready.prefill_cells,
             context_length=ready.context_length,
         )

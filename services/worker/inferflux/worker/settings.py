@@ -8,7 +8,9 @@ from pydantic import Field, ValidationInfo, field_validator
 from pydantic_settings import SettingsConfigDict
 
 from inferflux.common.checks import MAX_SEQUENCES
-from inferflux.common.settings import ServiceSettings, SubjectToken, setting, unique_name
+from inferflux.common.settings import ByteCount, ServiceSettings, SubjectToken, setting, unique_name
+
+from .engine.kv_types import NUMBER_TYPES, KvType
 
 # Sequence ids for cached prefixes, unless something else is asked for.
 _CACHED_SEQUENCES = 64
@@ -40,6 +42,13 @@ class WorkerSettings(ServiceSettings):
     kv_cells: int = setting(
         0, "tokens the KV cache holds; 0 chooses from slots and context length", ge=0, le=_MOST_INT32
     )
+    kv_bytes: ByteCount = setting(
+        0,
+        "memory for the KV cache's keys and values, such as `512MB` or `2GiB`, instead of `KV_CELLS`. "
+        "The prefill context's cells and what a step computes with are beside it; 0: `KV_CELLS` decides",
+        ge=0,
+        le=_MOST_INT64,
+    )
     prefill_cells: int | None = setting(
         None,
         "KV cells of the prefill context, in memory beside `KV_CELLS`. A CPU computes prompts of "
@@ -65,6 +74,14 @@ class WorkerSettings(ServiceSettings):
     batch_tokens: int = setting(2048, "most tokens of one engine step", ge=32, le=65536, expert=True)
     gpu_layers: int = setting(-1, "layers on the GPU, if there is one; -1 for all", ge=-1, le=_MOST_INT32)
     flash_attention: bool = setting(True, "fused attention; off only for backends without it", expert=True)
+    kv_type_k: KvType = setting(
+        "f16",
+        "what the KV cache keeps keys in: a [quantized type](#quantized-kv-caches) takes less memory and is "
+        "less exact",
+    )
+    kv_type_v: KvType = setting(
+        "f16", "the same for values; quantized ones need `FLASH_ATTENTION`, and turn the prefill context off"
+    )
     max_itl_factor: float = setting(
         5.0,
         "prompts may lengthen the gap between a decode's tokens to this many times a step without any prompt",
@@ -75,7 +92,7 @@ class WorkerSettings(ServiceSettings):
     step_limit_s: float = setting(
         0.2, "an engine step with prefill should take at most this long", gt=0, le=60, expert=True
     )
-    host_bytes: int = setting(
+    host_bytes: ByteCount = setting(
         2 << 30,
         "host memory for what leaves the KV cache: the state of preempted requests and of cached "
         "prefixes; beyond it the least used prefixes, then the least urgent requests, go to disk or are "
@@ -88,7 +105,7 @@ class WorkerSettings(ServiceSettings):
         "folder for KV state that host memory has no room for; unset: there is none. "
         "Workers of one model may share it: each takes a numbered folder in it for itself",
     )
-    disk_bytes: int = setting(
+    disk_bytes: ByteCount = setting(
         4 << 30, "most bytes of files in `DISK_PATH`, of each worker; 0: there are none", ge=0, le=_MOST_INT64
     )
     load_limit_s: float = setting(
@@ -112,6 +129,22 @@ class WorkerSettings(ServiceSettings):
     def _sequences_hold_the_slots(cls, value: int, info: ValidationInfo) -> int:
         if 0 < value < info.data.get("slots", 1):
             raise ValueError("must be 0 or at least INFERFLUX_WORKER_SLOTS")
+        return value
+
+    @field_validator("kv_bytes")
+    @classmethod
+    def _sized_once(cls, value: int, info: ValidationInfo) -> int:
+        if value and info.data.get("kv_cells"):
+            raise ValueError("must be 0 where INFERFLUX_WORKER_KV_CELLS is set: either sizes the KV cache")
+        return value
+
+    @field_validator("kv_type_v")
+    @classmethod
+    def _values_can_be_read(cls, value: KvType, info: ValidationInfo) -> KvType:
+        if NUMBER_TYPES[value].is_quantized and not info.data.get("flash_attention", True):
+            raise ValueError(
+                "must not be quantized where INFERFLUX_WORKER_FLASH_ATTENTION is false: nothing else reads it"
+            )
         return value
 
     @property

@@ -8,6 +8,10 @@ pressure  who leaves the KV cache when it is full          (pure)
 memory    sequence ids and KV cells of the sequences
 saved     saving sequences to the tiers below the KV cache, and restoring them
 kv        who fills how many KV cells, and who shares them (pure)
+kv_types  in what types keys and values are kept          (pure)
+fit       how many KV cells fit into memory               (pure)
+ledger_check  whether llama.cpp has what was counted       (pure)
+cell_log  where llama.cpp has its cells, by its log        (pure)
 seq_ids   sequence ids and their cells
 radix     who holds the longest prefix of a prompt        (pure)
 prefix_cache  cached prefixes, and what is evicted of them

@@ -37,12 +37,18 @@ def run(worker: _Worker) -> None:
 
 
 def serve_step(engine: Engine, worker: _Worker) -> None:
-    """Take up what arrived, make a step, and report it."""
+    """Take up what arrived, make a step, and report it; then look after the KV cache."""
     for command in worker.arrived(engine.idle_s()):
         if command.HasField("flush"):
             worker.send(engine.flush(command.flush.limit_ms / 1000))
         _obey(engine, command)
     engine.step()
+    _report(engine, worker)
+    if engine.check_ledger():
+        _report(engine, worker)
+
+
+def _report(engine: Engine, worker: _Worker) -> None:
     report = engine.take_report()
     if report is not None:
         worker.send(report)
@@ -77,6 +83,7 @@ def _load(worker: _Worker) -> Engine:
         prefix_cache_error=backend.sharing_error if config.prefix_cache else "",
         has_chat_template=backend.vocab.chat_template is not None,
         disk_error=disk_error,
+        kv_bytes=backend.kv_bytes,
     )
     worker.send(engine_pb2.EngineReport(ready=ready))
     return engine

@@ -6,8 +6,10 @@ every call here is made only with what `core` has checked.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
-from collections.abc import Iterable
+import os
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,14 +17,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from inferflux.common.checks import MAX_SEQUENCES
-from inferflux.common.llama.native import first_log_error, llama
+from inferflux.common.llama.native import first_log_error, llama, log_details
 
+from . import cell_log
 from .batch import Batch
+from .fit import whole_cells
+from .kv_types import USUAL, KvTypes
 from .planner import ScheduledTokens
-from .state import StateBytes
+from .state import CELL_HEADER_BYTES, StateBytes
 
-_CELL_UNIT = 256
 _FLASH_ATTENTION = {True: 1, False: 0}
+# llama.cpp rotates what it quantizes for a cache, unless this variable says 1.
+_ROTATION_OFF = "LLAMA_ATTN_ROT_DISABLE"
 
 
 class ContextError(Exception):
@@ -42,6 +48,8 @@ class Context:
         batch_tokens: most tokens of a call.
         physical_batch: tokens that are computed at a time.
         is_unified: whether all sequences part the cells; otherwise each has an equal part of them.
+        types: of keys and values.
+        logs_cells: whether `occupancy` is wanted; of one context at most.
 
     Raises:
         ContextError: llama.cpp gave none.
@@ -59,6 +67,8 @@ class Context:
         threads: int,
         vocabulary: int,
         is_unified: bool = True,
+        types: KvTypes = USUAL,
+        logs_cells: bool = False,
     ) -> None:
         params = llama.llama_context_default_params()
         params.n_ctx = whole_cells(cells)
@@ -67,9 +77,11 @@ class Context:
         params.n_seq_max = params.n_outputs_max = min(sequences + 1, MAX_SEQUENCES)
         params.kv_unified = is_unified
         params.flash_attn_type = _FLASH_ATTENTION[flash_attention]
+        params.type_k, params.type_v = types.key_type.ggml_type, types.value_type.ggml_type
         params.n_threads = params.n_threads_batch = threads
-        self.settings = _settings_of(model, params)
-        self._context = llama.llama_init_from_model(model, params)
+        self.settings = _settings_of(model, params, types)
+        with _logged_cells() if logs_cells else contextlib.nullcontext():
+            self._context = llama.llama_init_from_model(model, params)
         if not self._context:
             raise ContextError(f"no context of {params.n_ctx} KV cells: {first_log_error('out of memory?')}")
         self._memory = llama.llama_get_memory(self._context)
@@ -149,6 +161,10 @@ class Context:
         first = llama.llama_memory_seq_pos_min(self._memory, seq_id)
         return int(first), int(llama.llama_memory_seq_pos_max(self._memory, seq_id))
 
+    def occupancy(self) -> cell_log.Occupancy:
+        """Where the cells were before the latest batch."""
+        return cell_log.latest(log_details)
+
     def can_share(self) -> bool:
         """Whether a sequence can begin with a part of what another holds, and can be cut. Must be empty,
         and is again."""
@@ -158,6 +174,16 @@ class Context:
         is_shared = self.positions(1) == (0, 0) and self.positions(0) == (0, 1)
         self.clear()
         return is_cut and is_shared
+
+    def cell_bytes(self) -> int:
+        """What keys and values of a cell take, of all layers together; 0 where a sequence has a state instead
+        of cells. Must be empty, and is again."""
+        sizes = []
+        for n in (1, 2):
+            self.decode_tokens(np.zeros(n, np.int32), seq_id=0, position=0)
+            sizes.append(self.state_size(0))
+            self.clear()
+        return max(sizes[1] - sizes[0] - CELL_HEADER_BYTES, 0)
 
     def copy_part_out(self, seq_id: int, first: int, end: int) -> StateBytes | None:
         """The state of `seq_id` from position `first` up to `end`; None if llama.cpp cannot give it."""
@@ -203,9 +229,10 @@ class StateSettings:
     value_type: int
     flash_attention: bool
     rope: str
+    is_rotated: bool
 
 
-def _settings_of(model: Any, params: Any) -> StateSettings:
+def _settings_of(model: Any, params: Any, types: KvTypes) -> StateSettings:
     asked = (
         params.rope_scaling_type,
         params.rope_freq_base,
@@ -218,13 +245,21 @@ def _settings_of(model: Any, params: Any) -> StateSettings:
     )
     own = llama.llama_model_rope_type(model), llama.llama_model_rope_freq_scale_train(model)
     is_flash = params.flash_attn_type == _FLASH_ATTENTION[True]
-    return StateSettings(params.type_k, params.type_v, is_flash, " ".join(map(str, own + asked)))
+    is_rotated = types.is_quantized and os.environ.get(_ROTATION_OFF, "0").strip() in ("", "0")
+    rope = " ".join(map(str, own + asked))
+    return StateSettings(params.type_k, params.type_v, is_flash, rope, is_rotated)
 
 
-def whole_cells(cells: int) -> int:
-    """`cells` as llama.cpp rounds them up. It cuts the batch to what was asked for before, which may be
-    fewer than there are sequences."""
-    return -(-cells // _CELL_UNIT) * _CELL_UNIT
+@contextlib.contextmanager
+def _logged_cells() -> Iterator[None]:
+    """Have the contexts that are made meanwhile log where their cells are."""
+    before = os.environ.get(cell_log.SWITCH)
+    os.environ[cell_log.SWITCH] = before or "1"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[cell_log.SWITCH]
 
 
 def _bytes_pointer(array: StateBytes) -> Any:

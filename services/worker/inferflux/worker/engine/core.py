@@ -13,6 +13,7 @@ from inferflux.v1 import engine_pb2, generation_pb2, scheduler_pb2, tokens_pb2, 
 from .acceptance import accept
 from .budget import StepBudget
 from .clock import Clock
+from .ledger_check import CheckTimes
 from .logprobs import Logprobs, log_probabilities
 from .memory import Memory
 from .native import Backend
@@ -78,6 +79,7 @@ class Engine:
         self._running: dict[int, Sequence] = {}
         self._arrivals = 0
         self._next_deadline_unix_s = math.inf
+        self._check_times = CheckTimes(self._clock.monotonic_s())
         self._report = engine_pb2.StepReport()
         self._has_news = False
 
@@ -197,7 +199,30 @@ class Engine:
         stats.decode_tokens = len(plan.decoding)
         stats.decode_us = int((decoded - planned) * 1e6)
         stats.step_us = int((ended - began) * 1e6)
+        self._check_times.stepped()
         self._has_news = True
+
+    def check_ledger(self) -> bool:
+        """Compare the KV cells that are counted with llama.cpp's own view, if it is time.
+
+        What differs is dropped, and a request of it is computed again.
+
+        Returns:
+            Whether anything differed.
+        """
+        if not self._check_times.is_due(self._clock.monotonic_s(), is_idle=not self._running):
+            return False
+        repairs = self._memory.repair(self._sequences.values())
+        for repair in repairs:
+            self._report.ledger_repairs.append(str(repair))
+            sequence = repair.sequence
+            if sequence is None:
+                continue
+            self._report.prefilled.add(key=sequence.key, epoch=sequence.epoch, computed_tokens=0)
+            if not sequence.is_running:
+                self._tell_residence(sequence, scheduler_pb2.YIELD_REASON_MEMORY)
+        self._has_news |= bool(repairs)
+        return bool(repairs)
 
     def _plan(self, now_s: float) -> StepPlan:
         """What the next step computes: it fits the KV cache, and is not empty."""

@@ -75,6 +75,7 @@ class Identity:
         flash_attention: decides how values are laid out.
         rope: rotary settings of the context.
         adapters: LoRA adapters in use.
+        is_rotated: whether llama.cpp rotates what it quantizes.
     """
 
     model: str
@@ -84,6 +85,7 @@ class Identity:
     flash_attention: bool
     rope: str
     adapters: tuple[str, ...] = ()
+    is_rotated: bool = False
 
     def difference(self, other: Identity) -> str:
         """The fields in which the other one differs, named; empty if it is the same."""

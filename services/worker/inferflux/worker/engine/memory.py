@@ -7,11 +7,15 @@ counted in the main context as well: it is there when it is complete.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Protocol
 
 from inferflux.v1 import engine_pb2
 
+from .cell_log import Occupancy
 from .kv import CellLedger, Release
+from .ledger_check import Difference, difference
 from .prefix_cache import PrefixCache
 from .saved import SavedStates, StateCache
 from .seq_ids import CellCache, SeqIds
@@ -27,7 +31,30 @@ class Cache(CellCache, StateCache, Protocol):
     @property
     def cell_s(self) -> float: ...
 
+    def occupancy(self) -> Occupancy: ...
+
+    @property
+    def holds_all_positions(self) -> bool: ...
+
+    def positions(self, seq_id: int) -> tuple[int, int]: ...
+
     def forget_prefill(self, seq_id: int) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Repair:
+    """What was dropped because the ledger and llama.cpp differed over it.
+
+    Attributes:
+        sequence: the request's, if it was one's.
+    """
+
+    difference: Difference
+    sequence: Sequence | None
+    holder: str
+
+    def __str__(self) -> str:
+        return f"{self.difference} ({self.holder})"
 
 
 class Memory:
@@ -84,6 +111,8 @@ class Memory:
         stats.kv_cells_cached = ledger.cached
         stats.kv_cells_shared = ledger.shared
         stats.kv_cells_high_water = ledger.high_water
+        occupancy = self._cache.occupancy()
+        stats.kv_cells_width, stats.kv_cells_holes = occupancy.width, occupancy.holes
         stats.swap_outs, stats.swap_ins = self._swap_outs, self._swap_ins
         stats.recomputes = self._recomputes
         self._swap_outs = self._swap_ins = self._recomputes = 0
@@ -187,6 +216,38 @@ class Memory:
             (states, bytes) that are on disk now, and were not.
         """
         return self._saved.store(self.prefixes.cached(), limit_s)
+
+    def repair(self, requests: Iterable[Sequence]) -> list[Repair]:
+        """Drop what llama.cpp does not have as the ledger counts it; requests of it are computed again.
+
+        What the prefill context computes is looked at once it is complete.
+        """
+        sequences = {s.seq_id: s for s in requests if s.is_loaded}
+        repairs = []
+        for seq_id in range(self._cache.sequences):
+            sequence = sequences.get(seq_id)
+            if sequence is not None and sequence.in_prefill_context:
+                continue
+            found = difference(
+                seq_id,
+                self.ledger.cells_of(seq_id),
+                self._cache.positions(seq_id),
+                holds_all=self._cache.holds_all_positions,
+            )
+            if found is not None:
+                repairs.append(Repair(found, sequence, self._drop(seq_id, sequence)))
+        return repairs
+
+    def _drop(self, seq_id: int, sequence: Sequence | None) -> str:
+        """Free what a sequence id has, and forget what was computed there; returns the holder's name."""
+        if sequence is not None:
+            self._empty(sequence)
+            self._discard(sequence)
+            return f"request {sequence.key}"
+        if self.prefixes.discard(seq_id):
+            return "cached prefix"
+        self._cache.forget(seq_id)
+        return "not in use"
 
     def _save(self, sequence: Sequence) -> list[Sequence]:
         losers = self._saved.save(sequence)

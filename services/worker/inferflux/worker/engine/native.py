@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import re
 import time
 from dataclasses import dataclass
 from hashlib import blake2b
@@ -27,10 +28,12 @@ from inferflux.common.llama.native import first_log_error, has_gpu, llama, log_e
 from inferflux.common.llama.vocab import Vocab
 from inferflux.v1 import engine_pb2
 
+from .cell_log import Occupancy
 from .context import Context, ContextError, DecodeError
 from .cores import usable_cores
 from .envelope import Identity
-from .fit import CellShape, DoesNotFitError, fit_cells
+from .fit import CellShape, DoesNotFitError, cells_in, fit_cells
+from .kv_types import NUMBER_TYPES, USUAL, KvType, KvTypes
 from .planner import StepPlan
 from .prefill_context import PrefillContext
 from .state import StateBytes, UnknownLayout, first_positions
@@ -65,6 +68,9 @@ _SAMPLED_PAGES = 256
 _PAGE_BYTES = 4096
 # The KV cache lies in memory of the GPU then: llama.cpp says what does not fit there.
 _GPU_DECIDES = 1 << 60
+_FEWEST_BATCH_TOKENS = 8
+# What llama.cpp says of types that it does not take for the keys or the values of a model.
+_TYPES_REFUSED = re.compile(r"\b[KV] cache|cache types\b")
 
 
 class LoadError(Exception):
@@ -97,6 +103,7 @@ class Backend:
         self.context_length = config.context_length or trained
         self.slots = config.slots
         self.sequences = config.sequences or config.slots
+        self.kv_types = _types_of(config)
         self.parameters = int(llama.llama_model_n_params(self._model))
         self._is_thread_count_asked = config.threads > 0
         self._threads = config.threads or usable_cores()
@@ -107,6 +114,7 @@ class Backend:
             raise LoadError(f"{config.model_path}: the model keeps no KV cache: it does not generate text")
         self._check_logits(config.model_path)
         self.cells = self._main.cells
+        self.kv_bytes = self.cells * self._main.cell_bytes()
         self.context_length = min(self.context_length, self.cells)
         self.batch_tokens = self._main.batch_tokens
         self.sharing_error = self._find_sharing_error()
@@ -124,38 +132,91 @@ class Backend:
         """The main context.
 
         Raises:
-            LoadError: it does not fit into memory.
+            LoadError: it does not fit into memory, or the model's keys and values cannot be kept so.
         """
         free = _GPU_DECIDES if has_gpu() else free_bytes()
-        wanted = config.kv_cells or max(self.context_length, config.slots * _AUTO_CELLS_PER_SLOT)
-        least = config.kv_cells or config.context_length or min(wanted, _FEWEST_CELLS)
         try:
             with contextlib.nullcontext() if has_gpu() else at_most(free + _RESERVED_BYTES):
-                return Context(
-                    self._model,
-                    cells=fit_cells(wanted, least, self._cell_shape(), free),
+                wanted, least, kept_bytes = self._asked_cells(config)
+                cells = fit_cells(wanted, least, CellShape(kept_bytes, _PHYSICAL_BATCH), free)
+                return self._new_context(
+                    config,
+                    cells=cells,
                     sequences=self.sequences,
                     batch_tokens=config.batch_tokens,
-                    physical_batch=_PHYSICAL_BATCH,
-                    flash_attention=config.flash_attention,
-                    threads=self._threads,
-                    vocabulary=self.vocab.size,
-                    is_unified=self._is_unified,
+                    logs_cells=True,
                 )
         except (ContextError, DoesNotFitError) as error:
-            field = "INFERFLUX_WORKER_KV_CELLS" if config.kv_cells else "the context length"
-            value = config.kv_cells or self.context_length
-            raise LoadError(f"{config.model_path}: {field} is {value}: {error}") from None
+            raise LoadError(f"{config.model_path}: {self._blamed(config, str(error))}: {error}") from None
 
-    def _cell_shape(self) -> CellShape:
+    def _new_context(
+        self,
+        config: engine_pb2.EngineConfig,
+        *,
+        cells: int,
+        sequences: int,
+        batch_tokens: int,
+        logs_cells: bool = False,
+    ) -> Context:
+        return Context(
+            self._model,
+            cells=cells,
+            sequences=sequences,
+            batch_tokens=batch_tokens,
+            physical_batch=_PHYSICAL_BATCH,
+            flash_attention=config.flash_attention,
+            threads=self._threads,
+            vocabulary=self.vocab.size,
+            is_unified=self._is_unified,
+            types=self.kv_types,
+            logs_cells=logs_cells,
+        )
+
+    def _asked_cells(self, config: engine_pb2.EngineConfig) -> tuple[int, int, int]:
+        """(cells that are wanted, the fewest that will do, what keys and values of one take).
+
+        Raises:
+            ContextError: as `_new_context`.
+            DoesNotFitError: too few cells have room in the bytes that were asked for.
+        """
+        if config.kv_bytes:
+            kept_bytes = self._measure_cell(config)
+            cells = cells_in(config.kv_bytes, kept_bytes, config.context_length or _FEWEST_CELLS)
+            return cells, cells, kept_bytes
+        wanted = config.kv_cells or max(self.context_length, config.slots * _AUTO_CELLS_PER_SLOT)
+        least = config.kv_cells or config.context_length or min(wanted, _FEWEST_CELLS)
+        return wanted, least, self._estimate_cell()
+
+    def _measure_cell(self, config: engine_pb2.EngineConfig) -> int:
+        """What keys and values of a cell take, by a context that is as small as one can be."""
+        trial = self._new_context(config, cells=_FEWEST_CELLS, sequences=1, batch_tokens=_FEWEST_BATCH_TOKENS)
+        try:
+            return trial.cell_bytes() if trial.has_memory else 0
+        finally:
+            trial.close()
+
+    def _estimate_cell(self) -> int:
+        """The same by the model's metadata; no less than it is where all layers are alike."""
         heads = int(llama.llama_model_n_head_kv(self._model))
         width = int(llama.llama_model_n_embd(self._model)) // max(
             int(llama.llama_model_n_head(self._model)), 1
         )
         keys = self._metadata_number("attention.key_length", width)
         values = self._metadata_number("attention.value_length", width)
-        layers = int(llama.llama_model_n_layer(self._model))
-        return CellShape(layers=layers, key_values=heads * (keys + values), batch_rows=_PHYSICAL_BATCH)
+        types = self.kv_types
+        of_layer = types.key_type.bytes_of(heads * keys) + types.value_type.bytes_of(heads * values)
+        return int(llama.llama_model_n_layer(self._model)) * of_layer
+
+    def _blamed(self, config: engine_pb2.EngineConfig, error: str) -> str:
+        """The setting that stands in the way, and its value."""
+        if self.kv_types != USUAL and _TYPES_REFUSED.search(error):
+            types = self.kv_types
+            return f"INFERFLUX_WORKER_KV_TYPE_K is {types.keys}, INFERFLUX_WORKER_KV_TYPE_V is {types.values}"
+        if config.kv_bytes:
+            return f"INFERFLUX_WORKER_KV_BYTES is {config.kv_bytes}"
+        if config.kv_cells:
+            return f"INFERFLUX_WORKER_KV_CELLS is {config.kv_cells}"
+        return f"the context length is {self.context_length}"
 
     def _metadata_number(self, name: str, default: int) -> int:
         """An integer field of the model's architecture; `default` where the file has none."""
@@ -197,6 +258,7 @@ class Backend:
             value_type=settings.value_type,
             flash_attention=settings.flash_attention,
             rope=settings.rope,
+            is_rotated=settings.is_rotated,
         )
 
     def _new_prefill_context(self, config: engine_pb2.EngineConfig) -> PrefillContext | None:
@@ -209,6 +271,11 @@ class Backend:
         if self.sequences == MAX_SEQUENCES:
             self.prefill_context_error = f"all {MAX_SEQUENCES} sequence ids are in use: it needs one"
             return None
+        if self.kv_types.value_type.is_quantized:
+            self.prefill_context_error = (
+                f"it has no flash attention, and nothing else takes values in {self.kv_types.values}"
+            )
+            return None
         try:
             context = Context(
                 self._model,
@@ -219,6 +286,7 @@ class Backend:
                 flash_attention=False,
                 threads=self._threads,
                 vocabulary=self.vocab.size,
+                types=self.kv_types,
             )
         except ContextError as error:
             self.prefill_context_error = str(error)
@@ -294,6 +362,20 @@ class Backend:
         if not self._main.can_share():
             return "the model's memory cannot share a part of a sequence"
         return ""
+
+    def occupancy(self) -> Occupancy:
+        """Where the main context's cells were before its latest batch."""
+        return self._main.occupancy()
+
+    @property
+    def holds_all_positions(self) -> bool:
+        """Whether a sequence keeps each of its positions: not with a sliding window or a recurrent state."""
+        model = self._model
+        return not (
+            llama.llama_model_n_swa(model) > 0
+            or llama.llama_model_is_recurrent(model)
+            or llama.llama_model_is_hybrid(model)
+        )
 
     def share(self, source: int, seq_id: int, cells: int) -> None:
         """Have `seq_id` hold the first `cells` of `source` as well."""
@@ -380,6 +462,19 @@ def weights_sample(path: Path) -> str:
             file.seek(i * max(size - _PAGE_BYTES, 0) // (_SAMPLED_PAGES - 1))
             digest.update(file.read(_PAGE_BYTES))
     return digest.hexdigest()
+
+
+def _types_of(config: engine_pb2.EngineConfig) -> KvTypes:
+    """Raises:
+    LoadError: there is no such type.
+    """
+    found: list[KvType] = []
+    for given in (config.kv_type_k, config.kv_type_v):
+        known = next((name for name in NUMBER_TYPES if name == (given or USUAL.keys)), None)
+        if known is None:
+            raise LoadError(f"no KV cache is kept in {given!r}")
+        found.append(known)
+    return KvTypes(*found)
 
 
 def _load_model(config: engine_pb2.EngineConfig) -> Any:

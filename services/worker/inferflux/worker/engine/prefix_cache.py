@@ -137,6 +137,14 @@ class PrefixCache:
         self._tree.drop(seq_id)
         self._tell_gone(seq_id)
 
+    def discard(self, seq_id: int) -> bool:
+        """Give up a cached prefix that cannot be used any more; whether the sequence id was one's."""
+        if not self._tree.is_evictable(seq_id):
+            return False
+        self._tree.drop(seq_id)
+        self._give_back(seq_id)
+        return True
+
     def make_room(self, *, cells: int = 0, ids: int = 0) -> None:
         """Evict cached prefixes until so many cells and sequence ids are free, or none is left."""
         while (self._seq_ids.ledger.free < cells or self._seq_ids.n_free < ids) and self._evict():

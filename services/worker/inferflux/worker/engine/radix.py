@@ -77,6 +77,10 @@ class RadixPrefixCache:
         """Holders that are not pinned."""
         return len(self._places) - len(self._pinned)
 
+    def is_evictable(self, holder: int) -> bool:
+        """Whether it is known and not pinned."""
+        return holder in self._places and holder not in self._pinned
+
     def lookup(self, scope: str, tokens: TokenArray) -> Match:
         """The longest prefix of `tokens` that a sequence of this scope holds. It counts as used."""
         root = self._roots.get(scope)

@@ -28,7 +28,8 @@ StateBytes = NDArray[np.uint8]
 
 _PREFIX = struct.Struct("<4xiII")
 _N_CELLS = struct.Struct("<I")
-_CELL_BYTES = 12
+CELL_HEADER_BYTES = 12
+"""What a state has of a cell beside its keys and values."""
 _SHAPE = struct.Struct("<II")
 _KEY_ROWS = struct.Struct("<iQ")
 _VALUES_BY_DIMENSION = struct.Struct("<iII")
@@ -78,7 +79,7 @@ def first_positions(state: StateBytes, n: int) -> StateBytes:
     result = np.empty(state.size - layout.bytes_of(layout.cells - n), np.uint8)
     result[: _PREFIX.size] = state[: _PREFIX.size]
     _N_CELLS.pack_into(result.data, _PREFIX.size - _N_CELLS.size, n)
-    at = _PREFIX.size + n * _CELL_BYTES
+    at = _PREFIX.size + n * CELL_HEADER_BYTES
     result[_PREFIX.size : at].view("<i4").reshape(n, 3)[:] = cells[wanted]
     result[at : at + _SHAPE.size] = state[layout.shape_at :][: _SHAPE.size]
     at += _SHAPE.size
@@ -183,7 +184,7 @@ class _Layout:
         """What `cells` of its cells take."""
         if not self.cells:
             return 0
-        return cells * (_CELL_BYTES + sum(b.n_bytes // self.cells for b in self.keys + self.values))
+        return cells * (CELL_HEADER_BYTES + sum(b.n_bytes // self.cells for b in self.keys + self.values))
 
 
 def _layout_of(state: StateBytes) -> _Layout:
@@ -199,7 +200,7 @@ def _layout_of(state: StateBytes) -> _Layout:
 def _parsed(state: StateBytes) -> _Layout:
     given = state.data
     _, streams, cells = _PREFIX.unpack_from(given)
-    at = _PREFIX.size + cells * _CELL_BYTES
+    at = _PREFIX.size + cells * CELL_HEADER_BYTES
     flag, layers = _SHAPE.unpack_from(given, at)
     if streams != 1 or flag > 1:
         raise UnknownLayout(f"{streams} streams, values transposed: {flag}")

@@ -1,0 +1,67 @@
+"""Whether llama.cpp has the cells that the ledger counts, and when to look (pure)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+# While requests run, the ledger is checked this often. An engine that becomes idle checks it at once.
+_INTERVAL_S = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """What a sequence id has by llama.cpp's own view, and what the ledger counts.
+
+    Attributes:
+        counted: cells, of the positions from 0 on.
+        first, last: positions; -1: llama.cpp has none.
+    """
+
+    seq_id: int
+    counted: int
+    first: int
+    last: int
+
+    def __str__(self) -> str:
+        has = f"has positions {self.first} to {self.last}" if self.last >= 0 else "has none"
+        return f"{self.counted} cells were counted for seq_id {self.seq_id}, llama.cpp {has}"
+
+
+def difference(
+    seq_id: int, counted: int, positions: tuple[int, int], *, holds_all: bool
+) -> Difference | None:
+    """What differs, if anything.
+
+    Args:
+        positions: the first and the last one by llama.cpp's own view; -1 for none.
+        holds_all: whether the model's memory holds every position, and not only the last ones.
+    """
+    first, last = positions
+    is_first_right = first == (0 if counted else -1) or (not holds_all and counted > 0)
+    if last == counted - 1 and is_first_right:
+        return None
+    return Difference(seq_id, counted, first, last)
+
+
+class CheckTimes:
+    """When the ledger is checked: now and then while steps are made, and once after the last.
+
+    Args:
+        now_s: monotonic clock.
+    """
+
+    def __init__(self, now_s: float) -> None:
+        self._has_stepped = False
+        self._checked_s = now_s
+
+    def stepped(self) -> None:
+        """A step is over."""
+        self._has_stepped = True
+
+    def is_due(self, now_s: float, *, is_idle: bool) -> bool:
+        """Whether to check now; it counts as done."""
+        if not self._has_stepped or not (is_idle or now_s - self._checked_s >= _INTERVAL_S):
+            return False
+        self._has_stepped = False
+        self._checked_s = now_s
+        return True
