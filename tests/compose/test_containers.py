@@ -58,7 +58,7 @@ async def test_a_container_is_confined(stack: Compose, service: str) -> None:
 async def test_the_gateway_alone_can_be_reached_from_this_machine(stack: Compose) -> None:
     for container in await stack.containers():
         bindings = (await container.inspect())["HostConfig"]["PortBindings"] or {}
-        assert set(bindings) == ({"50051/tcp"} if container.service == "gateway" else set())
+        assert set(bindings) == ({"50051/tcp", "8080/tcp"} if container.service == "gateway" else set())
         assert all(binding["HostIp"] == "127.0.0.1" for each in bindings.values() for binding in each)
 
 

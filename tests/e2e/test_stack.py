@@ -19,7 +19,13 @@ from harness.inferctl import Terminal, all_gone, marked, run
 
 pytestmark = pytest.mark.e2e
 
-ANY_PORTS = ("--gateway-port", "0", "--policy-port", "0", "--nats-port", "0", "--redis-port", "0")
+ANY_PORTS = (
+    *("--gateway-port", "0"),
+    *("--http-port", "0"),
+    *("--policy-port", "0"),
+    *("--nats-port", "0"),
+    *("--redis-port", "0"),
+)
 
 ASKED = ("--temperature", "0", "What is the capital of France?")
 

@@ -57,11 +57,12 @@ class GatewayProcess:
     """`python -m inferflux.gateway`, with a channel to it."""
 
     def __init__(self, directory: Path, nats_url: str, policy_address: str, **variables: str) -> None:
-        self.port, self.metrics_port = free_port(), free_port()
+        self.port, self.metrics_port, self.http_port = free_port(), free_port(), free_port()
         self.log_path = directory / f"gateway-{self.port}.log"
         self.environment = {
             "INFERFLUX_GATEWAY_LISTEN": f"127.0.0.1:{self.port}",
             "INFERFLUX_METRICS_LISTEN": f"127.0.0.1:{self.metrics_port}",
+            "INFERFLUX_GATEWAY_HTTP_LISTEN": f"127.0.0.1:{self.http_port}",
             "INFERFLUX_NATS_URL": nats_url,
             "INFERFLUX_POLICY_ADDRESS": policy_address,
             "INFERFLUX_LOG_FORMAT": "json",

@@ -91,6 +91,14 @@ def up(
     gateway_port: Annotated[
         int, typer.Option(min=0, max=65535, help="Where clients call; 0 takes any free port.")
     ] = 50051,
+    http_port: Annotated[
+        int | None,
+        typer.Option(
+            min=0,
+            max=65535,
+            help="The same over HTTP; by default 8080, or any free port where that is taken.",
+        ),
+    ] = None,
     policy_port: Annotated[int, typer.Option(min=0, max=65535, help="Policy's; 0 as above.")] = 50052,
     nats_port: Annotated[int, typer.Option(min=0, max=65535, help="nats-server's; 0 as above.")] = 4222,
     redis_port: Annotated[int, typer.Option(min=0, max=65535, help="valkey-server's; 0 as above.")] = 6379,
@@ -122,6 +130,7 @@ def up(
         model_name=model_name,
         state_dir=state_path(state_dir),
         gateway_port=gateway_port,
+        http_port=http_port,
         policy_port=policy_port,
         nats_port=nats_port,
         redis_port=redis_port,

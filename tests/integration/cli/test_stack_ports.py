@@ -21,7 +21,7 @@ def taken_port() -> Iterator[int]:
 
 async def test_free_ports_are_all_different() -> None:
     chosen = await ports.choose(StackOptions(), wait_for_leftovers=False)
-    assert len({chosen.nats, chosen.redis, chosen.policy, chosen.gateway}) == 4
+    assert len({chosen.nats, chosen.redis, chosen.policy, chosen.gateway, chosen.http}) == 5
 
 
 async def test_the_port_asked_for_is_taken_when_it_is_free() -> None:
@@ -33,6 +33,18 @@ async def test_the_port_asked_for_is_taken_when_it_is_free() -> None:
 async def test_a_taken_port_is_named_with_its_flag(taken_port: int) -> None:
     with pytest.raises(CommandError, match=f"port {taken_port} is taken: choose another with --nats-port"):
         await ports.choose(StackOptions(nats_port=taken_port), wait_for_leftovers=False)
+
+
+async def test_http_takes_the_usual_port_or_any_that_is_free(
+    taken_port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    free = free_port()
+    for usual, is_taken in ((free, False), (taken_port, True)):
+        monkeypatch.setattr(ports, "_USUAL_HTTP_PORT", usual)
+        chosen = await ports.choose(StackOptions(http_port=None), wait_for_leftovers=False)
+        assert (chosen.http != usual) is is_taken
+    with pytest.raises(CommandError, match="--http-port"):
+        await ports.choose(StackOptions(http_port=taken_port), wait_for_leftovers=False)
 
 
 async def test_one_port_cannot_be_two_servers() -> None:

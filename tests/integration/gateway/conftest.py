@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from harness.gateway import Backend, Client, GatewayProcess, StartGateway
+from harness.http_client import HttpClient
 from harness.policy import PolicyProcess
 
 from inferflux.common.bus import Bus
@@ -92,6 +93,12 @@ async def gateway(
 @pytest.fixture
 def client(gateway: GatewayProcess, key: str) -> Client:
     return Client(gateway, key)
+
+
+@pytest.fixture
+def http(gateway: GatewayProcess, key: str) -> HttpClient:
+    """Calls the session's gateway over HTTP."""
+    return HttpClient(gateway.http_port, key)
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from inferflux.cli.stack.options import StackOptions
 from inferflux.cli.stack.plan import END_ORDER, ProcessSpec, plan
 from inferflux.cli.stack.ports import Ports
 
-PORTS = Ports(nats=1001, redis=1002, policy=1003, gateway=1004)
+PORTS = Ports(nats=1001, redis=1002, policy=1003, gateway=1004, http=1005)
 
 
 def made(tmp_path: Path, options: StackOptions) -> list[list[ProcessSpec]]:
@@ -61,6 +61,7 @@ def test_the_gateway_calls_policy_where_policy_listens(tmp_path: Path) -> None:
     assert specs["policy"].env["INFERFLUX_POLICY_BOOTSTRAP_KEY"] == "ifx_key"
     assert specs["gateway"].env["INFERFLUX_POLICY_ADDRESS"] == "127.0.0.1:1003"
     assert specs["gateway"].env["INFERFLUX_GATEWAY_LISTEN"] == "127.0.0.1:1004"
+    assert specs["gateway"].env["INFERFLUX_GATEWAY_HTTP_LISTEN"] == "127.0.0.1:1005"
 
 
 def test_the_bootstrap_key_goes_to_policy_alone(tmp_path: Path) -> None:

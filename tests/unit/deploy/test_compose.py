@@ -226,10 +226,11 @@ def test_the_operator_may_choose_the_key_the_model_and_the_slots() -> None:
         "INFERFLUX_WORKER_HOST_BYTES": "1000",
         "INFERFLUX_WORKER_DISK_BYTES": "0",
         "INFERFLUX_GATEWAY_PORT": "50061",
+        "INFERFLUX_GATEWAY_HTTP_PORT": "8081",
         "INFERFLUX_GATEWAY_ANSWER_CACHE_BYTES": "2000",
     }
     services = read_compose(chosen)["services"]
-    assert services["gateway"]["ports"] == ["127.0.0.1:50061:50051"]
+    assert services["gateway"]["ports"] == ["127.0.0.1:50061:50051", "127.0.0.1:8081:8080"]
     assert services["gateway"]["environment"]["INFERFLUX_GATEWAY_ANSWER_CACHE_BYTES"] == "2000"
     assert services["policy"]["environment"]["INFERFLUX_POLICY_BOOTSTRAP_KEY"] == "ifx_" + "k" * 43
     for name in ("worker", "worker-gpu"):
@@ -289,7 +290,9 @@ def test_only_what_reads_models_pays_for_llama_cpp_and_no_image_is_built_for_one
     needs_llama = one.service in {"gateway", "worker"}
     wanted = "requirements/llama.txt" if needs_llama else "requirements/services.txt"
     copied = ["requirements/pip.txt", wanted] if needs_llama else [wanted]
-    assert packages.copies == [(copied, "/build/")]
+    own = [(["requirements/http.txt"], "/build/")] if one.service == "gateway" else []
+    assert packages.copies == [(copied, "/build/"), *own]
+    assert any("--require-hashes" in run and "http.txt" in run for run in packages.runs) is bool(own)
     assert any("--require-hashes" in run and Path(wanted).name in run for run in packages.runs)
     if needs_llama:
         assert "-DGGML_NATIVE=OFF" in packages.env["CMAKE_ARGS"]

@@ -18,6 +18,7 @@ class StackOptions:
 
     Attributes:
         model: the GGUF file to serve; None is the demo model.
+        http_port: None is 8080, or any free port where that is taken.
         schedulers: one of them leads.
         state_dir: keys, data and logs; None is a temporary directory, removed at the end.
         env: set for every service.
@@ -35,6 +36,7 @@ class StackOptions:
     model_name: str = ""
     state_dir: Path | None = None
     gateway_port: int = 0
+    http_port: int | None = 0
     policy_port: int = 0
     nats_port: int = 0
     redis_port: int = 0

@@ -94,7 +94,10 @@ def plan(
         "INFERFLUX_POLICY_LISTEN": f"{LOOPBACK}:{ports.policy}",
         "INFERFLUX_POLICY_BOOTSTRAP_KEY": api_key,
     }
-    gateway = {"INFERFLUX_GATEWAY_LISTEN": f"{LOOPBACK}:{ports.gateway}"}
+    gateway = {
+        "INFERFLUX_GATEWAY_LISTEN": f"{LOOPBACK}:{ports.gateway}",
+        "INFERFLUX_GATEWAY_HTTP_LISTEN": f"{LOOPBACK}:{ports.http}",
+    }
     workers = [
         service("worker", _worker_env(options, model, state_dir, f"worker-{index}"), f"worker-{index}")
         for index in range(options.workers)

@@ -12,6 +12,8 @@ from inferflux.common.servers import LOOPBACK, free_port
 from .options import StackOptions
 
 _LEFTOVER_WAIT_S = 5.0
+# Where programs look for an HTTP server; on many machines another one is there already.
+_USUAL_HTTP_PORT = 8080
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +24,7 @@ class Ports:
     redis: int
     policy: int
     gateway: int
+    http: int
 
 
 async def choose(options: StackOptions, *, wait_for_leftovers: bool) -> Ports:
@@ -39,6 +42,7 @@ async def choose(options: StackOptions, *, wait_for_leftovers: bool) -> Ports:
         "--policy-port": options.policy_port,
         "--gateway-port": options.gateway_port,
     }
+    asked["--http-port"] = _http_port(options.http_port, set(asked.values()))
     chosen: dict[str, int] = {}
     deadline = asyncio.get_running_loop().time() + (_LEFTOVER_WAIT_S if wait_for_leftovers else 0)
     for flag, port in asked.items():
@@ -54,7 +58,15 @@ async def choose(options: StackOptions, *, wait_for_leftovers: bool) -> Ports:
         redis=chosen["--redis-port"],
         policy=chosen["--policy-port"],
         gateway=chosen["--gateway-port"],
+        http=chosen["--http-port"],
     )
+
+
+def _http_port(asked: int | None, taken: set[int]) -> int:
+    """The port that is asked for. If none is, the usual one, or any where that is taken."""
+    if asked is not None:
+        return asked
+    return _USUAL_HTTP_PORT if _USUAL_HTTP_PORT not in taken and _is_free(_USUAL_HTTP_PORT) else 0
 
 
 def _another(taken: set[int]) -> int:

@@ -63,7 +63,7 @@ class Stack:
         self._observe = observe
         self._cleanup = contextlib.ExitStack()
         self._keepers: list[asyncio.Task[None]] = []
-        self._ports = Ports(0, 0, 0, 0)
+        self._ports = Ports(0, 0, 0, 0, 0)
         self.processes: dict[str, ManagedProcess] = {}
         self.api_key = ""
         self.state_dir = StateDir(Path())
@@ -72,6 +72,10 @@ class Stack:
     @property
     def endpoint(self) -> str:
         return f"{LOOPBACK}:{self._ports.gateway}"
+
+    @property
+    def http_url(self) -> str:
+        return f"http://{LOOPBACK}:{self._ports.http}"
 
     @property
     def nats_url(self) -> str:

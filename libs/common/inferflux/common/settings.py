@@ -57,6 +57,10 @@ def _check_listen(value: str) -> str:
     return value
 
 
+def _check_optional_listen(value: str) -> str:
+    return _check_listen(value) if value else value
+
+
 def _check_target(value: str) -> str:
     if not address.is_address(value) or value.startswith(":") or address.split(value, "")[1] == 0:
         raise ValueError("must be host:port, and the port not 0")
@@ -65,6 +69,8 @@ def _check_target(value: str) -> str:
 
 ListenAddress = Annotated[str, AfterValidator(_check_listen)]
 """`host:port`, `[::1]:port`, or `:port` for every interface; port 0 is any free one."""
+OptionalListenAddress = Annotated[str, AfterValidator(_check_optional_listen)]
+"""The same, or empty for nothing that listens."""
 TargetAddress = Annotated[str, AfterValidator(_check_target)]
 """`host:port` of a server to call."""
 

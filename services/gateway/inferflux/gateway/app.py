@@ -31,6 +31,8 @@ from .answers.cache import AnswerCache
 from .canceller import Canceller
 from .cluster_servicer import ClusterServicer
 from .generation import Services
+from .http.app import build_app
+from .http.server import HttpServer
 from .ledger import Ledger
 from .metrics import GatewayMetrics
 from .model_servicer import ModelServicer
@@ -67,8 +69,12 @@ async def serve(settings: GatewaySettings, shutdown: Shutdown) -> None:
         stack.push_async_callback(tracer.close)
         gateway = await _open(settings, stack, tracer)
         server = _build_server(settings, gateway, probe)
+        http = _http_server(settings, gateway, probe)
+        stack.push_async_callback(http.stop, 1.0)
+        if settings.http_listen:
+            await http.start(settings.http_listen, variable="INFERFLUX_GATEWAY_HTTP_LISTEN")
         port = await server.start(settings.listen, variable="INFERFLUX_GATEWAY_LISTEN")
-        log.info("serving", port=port, metrics_port=probe.port)
+        log.info("serving", port=port, metrics_port=probe.port, http_port=http.port)
 
         await _watch(gateway, probe, server, shutdown)
         probe.set_ready("running", ok=False, detail="shutting down")
@@ -169,6 +175,18 @@ def _build_server(settings: GatewaySettings, gateway: _Gateway, probe: Probe) ->
     for name in SERVICE_NAMES:
         server.add(name)
     return server
+
+
+def _http_server(settings: GatewaySettings, gateway: _Gateway, probe: Probe) -> HttpServer:
+    """The HTTP front, not started yet."""
+    app = build_app(
+        gateway.pipeline,
+        gateway.models,
+        gateway.services.metrics,
+        probe,
+        cors_origins=settings.cors_origins,
+    )
+    return HttpServer(app)
 
 
 async def _watch(gateway: _Gateway, probe: Probe, server: GrpcServer, shutdown: Shutdown) -> None:

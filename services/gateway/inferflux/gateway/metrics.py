@@ -86,6 +86,12 @@ class GatewayMetrics:
             "Token streams that are open, those whose client has left included.",
             registry=registry,
         )
+        self.http_requests = Counter(
+            f"{PREFIX}_http_requests",
+            "HTTP calls with a key that ended, by path and status; 499: the client left.",
+            ["path", "status"],
+            registry=registry,
+        )
         self.answers = AnswerMetrics(registry)
 
     def of(self, model: str) -> ModelMetrics:

@@ -4,7 +4,13 @@ from __future__ import annotations
 
 from pydantic_settings import SettingsConfigDict
 
-from inferflux.common.settings import ListenAddress, ServiceSettings, TargetAddress, setting
+from inferflux.common.settings import (
+    ListenAddress,
+    OptionalListenAddress,
+    ServiceSettings,
+    TargetAddress,
+    setting,
+)
 
 from .answers.store import AnswerLimits
 from .model_tokenizer import TokenizerLimits
@@ -17,6 +23,12 @@ class GatewaySettings(ServiceSettings):
     model_config = SettingsConfigDict(env_prefix="INFERFLUX_GATEWAY_")
 
     listen: ListenAddress = setting("127.0.0.1:50051", "where clients call; port 0 takes a free one")
+    http_listen: OptionalListenAddress = setting(
+        "", "where clients call over [HTTP](http.md); port 0 takes a free one; empty serves none"
+    )
+    http_cors_origins: str = setting(
+        "*", "pages that may call over HTTP from a browser, comma-separated; `*`: any; empty: none"
+    )
     policy_address: TargetAddress = setting(
         "127.0.0.1:50052", "host:port of policy", variable="INFERFLUX_POLICY_ADDRESS"
     )
@@ -110,6 +122,10 @@ class GatewaySettings(ServiceSettings):
     tokenizer_rendered_bytes: int = setting(
         8 << 20, "bytes of a rendered prompt", ge=1024, le=48 << 20, expert=True
     )
+
+    @property
+    def cors_origins(self) -> list[str]:
+        return [origin.strip() for origin in self.http_cors_origins.split(",") if origin.strip()]
 
     @property
     def tokenizer_limits(self) -> TokenizerLimits:

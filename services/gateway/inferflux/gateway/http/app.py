@@ -1,0 +1,88 @@
+"""The paths of the HTTP front, and what serves each."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+from starlette.middleware.cors import CORSMiddleware
+from starlette.routing import Route, Router
+from starlette.types import ASGIApp
+
+from inferflux.common.errors import NotFound
+from inferflux.common.grpc_metadata import PRIORITY, REQUEST_ID
+from inferflux.common.probe import Probe
+from inferflux.gateway.metrics import GatewayMetrics
+from inferflux.gateway.models import ModelRegistry
+from inferflux.gateway.pipeline import Pipeline
+
+from .chat import ChatCompletions
+from .endpoint import Edge, Endpoint, Handler, OpenEndpoint, OpenHandler
+from .exchange import Exchange
+from .models import GetModel, ListModels
+
+# How long browsers keep the answer to a preflight.
+_PREFLIGHT_S = 600
+
+
+def build_app(
+    pipeline: Pipeline,
+    models: ModelRegistry,
+    metrics: GatewayMetrics,
+    probe: Probe,
+    *,
+    cors_origins: Sequence[str],
+) -> ASGIApp:
+    """The application.
+
+    Args:
+        cors_origins: whose pages may call from a browser; `*` is any.
+    """
+    edge = Edge(pipeline.admit, metrics)
+    created = int(time.time())
+
+    def route(method: str, path: str, scope: str, handle: Handler) -> Route:
+        return Route(path, Endpoint(edge, path, method, scope, handle))
+
+    def open_route(path: str, handle: OpenHandler) -> Route:
+        return Route(path, OpenEndpoint(handle))
+
+    router = Router(
+        [
+            route("POST", "/v1/chat/completions", "inference", ChatCompletions(pipeline)),
+            route("GET", "/v1/models", "models", ListModels(models, created)),
+            route("GET", "/v1/models/{model:path}", "models", GetModel(models, created)),
+            open_route("/healthz", _is_alive),
+            open_route("/livez", _is_alive),
+            open_route("/readyz", _Readiness(probe)),
+        ],
+        redirect_slashes=False,
+        default=OpenEndpoint(_no_such_path),
+    )
+    return CORSMiddleware(
+        router,
+        allow_origins=cors_origins,
+        allow_methods=("GET", "POST"),
+        allow_headers=("*",),
+        expose_headers=(REQUEST_ID, PRIORITY, "retry-after"),
+        max_age=_PREFLIGHT_S,
+    )
+
+
+async def _is_alive(exchange: Exchange) -> None:
+    await exchange.answer(200, b"ok\n", "text/plain; charset=utf-8")
+
+
+class _Readiness:
+    """As the probe's port says it."""
+
+    def __init__(self, probe: Probe) -> None:
+        self._probe = probe
+
+    async def __call__(self, exchange: Exchange) -> None:
+        status, content_type, body = self._probe.answer("/readyz", "")
+        await exchange.answer(status, body, content_type)
+
+
+async def _no_such_path(_exchange: Exchange) -> None:
+    raise NotFound("there is no such path", reason="UNKNOWN_PATH")

@@ -1,0 +1,136 @@
+"""What happens around every HTTP call: context, admission, body, errors, its log line and its count."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+from starlette.types import Receive, Scope, Send
+
+from inferflux.common import logs, metrics
+from inferflux.common.calls import CallContext
+from inferflux.common.errors import InferFluxError, Internal, InvalidArgument
+from inferflux.common.grpc_receiving import Receiving
+from inferflux.common.tracing import trace_id_of
+from inferflux.gateway.caller import Caller
+from inferflux.gateway.metrics import GatewayMetrics
+
+from .exchange import Exchange
+from .sse import EventStream
+
+log = logs.get()
+
+MAX_BODY_BYTES = 16 << 20
+# Bodies that arrive at the same time. Tenants share the places: a slow body gives way to another's.
+_BODIES, _BODY_GRACE_S, BODY_LIMIT_S = 16, 2.0, 60.0
+_GONE = 499
+
+Admit = Callable[[str, CallContext], Awaitable[Caller]]
+
+
+class MethodNotAllowed(InvalidArgument):
+    """The path is there, for other methods."""
+
+    http_status = 405
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """An admitted call with its whole body."""
+
+    exchange: Exchange
+    caller: Caller
+    body: bytes
+
+
+Handler = Callable[[Request], Awaitable[None]]
+OpenHandler = Callable[[Exchange], Awaitable[None]]
+
+
+class Edge:
+    """What all endpoints share.
+
+    Args:
+        admit: lets the holder of a key pass, by the scope that an endpoint needs.
+        body_limit_s: how long a body may take.
+    """
+
+    def __init__(self, admit: Admit, counts: GatewayMetrics, *, body_limit_s: float = BODY_LIMIT_S) -> None:
+        self.admit = admit
+        self.counts = counts
+        self.receiving = Receiving(_BODIES, grace_s=_BODY_GRACE_S, time_limit_s=body_limit_s)
+
+
+class Endpoint:
+    """One path and method, as an ASGI application. Admission comes before the body is received.
+
+    Args:
+        path: as metrics and logs name it.
+        scope: the scope that a key needs.
+    """
+
+    def __init__(self, edge: Edge, path: str, method: str, scope: str, handle: Handler) -> None:
+        self._edge = edge
+        self._path = path
+        self._method = method
+        self._scope = scope
+        self._handle = handle
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        exchange = Exchange(scope, receive, send)
+        logs.clear_request()
+        await guarded(exchange, self._path, self._serve(exchange, scope["method"]))
+        status = _GONE if exchange.is_gone else exchange.status
+        self._edge.counts.http_requests.labels(self._path, str(status)).inc()
+        log.debug("served an HTTP call", path=self._path, status=status)
+
+    async def _serve(self, exchange: Exchange, method: str) -> None:
+        context = exchange.begin()
+        trace_id = trace_id_of(context.traceparent)
+        logs.bind_request(**logs.of_request(context.request_id, trace_id=trace_id))
+        if method != self._method:
+            exchange.headers["allow"] = self._method
+            raise MethodNotAllowed(f"use {self._method}", reason="METHOD_NOT_ALLOWED")
+        caller = await self._edge.admit(self._scope, context)
+        body = b""
+        if method == "POST":
+            async with self._edge.receiving.place(("tenant", caller.tenant)):
+                body = await exchange.body(MAX_BODY_BYTES)
+        await self._handle(Request(exchange, caller, body))
+
+
+class OpenEndpoint:
+    """A path that answers strangers: health, documents. It reads no body."""
+
+    def __init__(self, handle: OpenHandler) -> None:
+        self._handle = handle
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        exchange = Exchange(scope, receive, send)
+        await guarded(exchange, scope["path"], self._serve(exchange, scope["method"]))
+
+    async def _serve(self, exchange: Exchange, method: str) -> None:
+        exchange.begin()
+        if method not in ("GET", "HEAD"):
+            exchange.headers["allow"] = "GET"
+            raise MethodNotAllowed("use GET", reason="METHOD_NOT_ALLOWED")
+        await self._handle(exchange)
+
+
+async def guarded(exchange: Exchange, path: str, work: Awaitable[None]) -> None:
+    """Whatever ends the work, the client gets an answer in OpenAI's shape, or is gone."""
+    try:
+        try:
+            await work
+        except InferFluxError as error:
+            log.debug("refused an HTTP call", path=path, reason=error.reason, message=error.message)
+            await EventStream(exchange).fail(error)
+        except Exception as error:
+            correlation_id = secrets.token_hex(6)
+            metrics.UNEXPECTED_ERRORS.labels(where="http").inc()
+            log.error("unexpected error in an HTTP call", correlation_id=correlation_id, exc_info=error)
+            await EventStream(exchange).fail(Internal(f"internal error, correlation id {correlation_id}"))
+    except asyncio.CancelledError:  # the client is gone, or the server ends: the call's task ends here
+        await exchange.leave()

@@ -1,0 +1,83 @@
+"""Errors in the words of an HTTP client: its own field names, and the shape of OpenAI's API. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import ValidationError
+
+from inferflux.common.errors import InferFluxError, InvalidArgument
+
+_PARAMS = re.compile(r"^params\.(sampling\.)?")
+# Longest name or text of a caller that an error repeats.
+_SHOWN = 100
+
+
+def in_words_of(error: InferFluxError, names: Mapping[str, str]) -> InferFluxError:
+    """The error with the field of an inner message named as the client named it.
+
+    Args:
+        names: client's names of inner fields, where they differ.
+    """
+    if not isinstance(error, InvalidArgument) or not error.field:
+        return error
+    inner = _PARAMS.sub("", error.field)
+    name, rest = _first(inner)
+    outer = names.get(name, name)
+    message = error.message
+    if outer != name and message.startswith(name):
+        message = outer + message.removeprefix(name)
+    return InvalidArgument(message, field=outer + rest, reason=error.reason)
+
+
+def of_validation(error: ValidationError) -> InvalidArgument:
+    """The first thing that is wrong about a body, with its field."""
+    problem = error.errors(include_url=False, include_context=True)[0]
+    if problem["type"] == "json_invalid":
+        why = str(problem.get("ctx", {}).get("error", "it does not parse"))
+        return InvalidArgument(f"the body is not JSON: {why}", reason="INVALID_JSON")
+    field = path_of(problem["loc"])
+    said = problem["msg"].removeprefix("Value error, ")
+    if problem["type"] == "value_error":
+        return InvalidArgument(f"{field}: {said}" if field else said, field=field)
+    if problem["type"] == "missing":
+        return InvalidArgument(f"{field} is missing", field=field)
+    return InvalidArgument(f"{field or 'the body'}: {said[:1].lower()}{said[1:]}", field=field)
+
+
+def unsupported(field: str, what: str = "") -> InvalidArgument:
+    """A value that OpenAI's API knows and this one does not serve."""
+    message = f"{field}: {what or 'this is not supported'}"
+    return InvalidArgument(message, field=field, reason="UNSUPPORTED_VALUE")
+
+
+def path_of(location: tuple[int | str, ...]) -> str:
+    """`messages[0].content` of the parts of a place; names of alternatives that were tried are left out."""
+    path = ""
+    for part in location:
+        if isinstance(part, int):
+            path += f"[{part}]"
+        elif _is_field(part):
+            path += f".{part}" if path else part
+    return path
+
+
+def _is_field(part: str) -> bool:
+    """Alternatives of a union are named by their types: `list[int]`, `str`, `function-wrap[...]`."""
+    return part.isidentifier() and part not in _TYPE_NAMES and len(part) <= _SHOWN
+
+
+_TYPE_NAMES = frozenset({"str", "int", "float", "bool", "list", "dict", "constrained-str", "none"})
+
+
+def _first(field: str) -> tuple[str, str]:
+    """A field's first name, and the rest with its bracket or dot."""
+    match = re.match(r"[A-Za-z_]\w*", field)
+    return (match[0], field[match.end() :]) if match else (field, "")
+
+
+def is_refusal(body: Mapping[str, Any]) -> bool:
+    """Whether a message of a stream says how it failed."""
+    return "error" in body

@@ -1,0 +1,56 @@
+"""GET /v1/models and /v1/models/{id}: the models that are served."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from inferflux.common import checks
+from inferflux.gateway.models import ModelRegistry
+from inferflux.v1 import model_pb2
+
+from .endpoint import Request
+
+
+class ListModels:
+    """Those that a worker serves now."""
+
+    def __init__(self, models: ModelRegistry, created: int) -> None:
+        self._models = models
+        self._created = created
+
+    async def __call__(self, request: Request) -> None:
+        await self._models.settled()
+        served = [model for model in await self._models.all_models() if model.workers]
+        data = [to_json(model, self._created) for model in served]
+        await request.exchange.answer_json({"object": "list", "data": data})
+
+
+class GetModel:
+    """One that is known, served or not."""
+
+    def __init__(self, models: ModelRegistry, created: int) -> None:
+        self._models = models
+        self._created = created
+
+    async def __call__(self, request: Request) -> None:
+        name = str(request.exchange.path_params["model"])
+        checks.check_model_name(name)
+        await self._models.settled()
+        await request.exchange.answer_json(to_json(await self._models.get(name), self._created))
+
+
+def to_json(model: model_pb2.Model, created: int) -> dict[str, Any]:
+    """A model as OpenAI's API has it, with what our clients ask for beside it. Pure."""
+    card = model.card
+    return {
+        "id": card.name,
+        "object": "model",
+        "created": created,
+        "owned_by": "inferflux",
+        "max_model_len": card.context_length,
+        "digest": card.digest,
+        "architecture": card.architecture,
+        "parameters": card.parameters,
+        "has_chat_template": card.has_chat_template,
+        "workers": model.workers,
+    }

@@ -1,0 +1,78 @@
+"""What answers of chats and completions have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from inferflux.v1 import generation_pb2, tokens_pb2
+
+Json = dict[str, Any]
+
+FINISH_REASONS: Mapping[int, str] = {
+    generation_pb2.FINISH_REASON_STOP: "stop",
+    generation_pb2.FINISH_REASON_LENGTH: "length",
+}
+# JSON has no minus infinity; OpenAI's API says this of a token that is out of the question.
+_LEAST_LOGPROB = -9999.0
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """What every object of an answer begins with.
+
+    Attributes:
+        created: seconds since the Unix epoch.
+    """
+
+    id: str
+    model: str
+    created: int
+    service_tier: str = "default"
+
+    def of(self, kind: str, choices: list[Json]) -> Json:
+        return {
+            "id": self.id,
+            "object": kind,
+            "created": self.created,
+            "model": self.model,
+            "service_tier": self.service_tier,
+            "system_fingerprint": None,
+            "choices": choices,
+        }
+
+
+class UsageSum:
+    """The usage of an answer with several choices: each prompt counts once, by its first choice."""
+
+    def __init__(self, choices_per_prompt: int = 1) -> None:
+        self._per_prompt = choices_per_prompt
+        self._prompt = self._cached = self._completion = 0
+
+    def add(self, index: int, usage: generation_pb2.Usage) -> None:
+        self._completion += usage.completion_tokens
+        if index % self._per_prompt == 0:
+            self._prompt += usage.prompt_tokens
+            self._cached += usage.cached_prompt_tokens
+
+    def to_json(self) -> Json:
+        return {
+            "prompt_tokens": self._prompt,
+            "completion_tokens": self._completion,
+            "total_tokens": self._prompt + self._completion,
+            "prompt_tokens_details": {"cached_tokens": self._cached},
+        }
+
+
+def spoken_logprobs(chunk: tokens_pb2.TokenChunk) -> list[tokens_pb2.TokenLogprobs]:
+    """A chunk's log-probabilities, without that of the token that ended the text: it has no text itself."""
+    given = list(chunk.logprobs)
+    is_stop = chunk.HasField("finished") and chunk.finished.reason == generation_pb2.FINISH_REASON_STOP
+    if is_stop and given and not given[-1].chosen.text:
+        given.pop()
+    return given
+
+
+def finite(logprob: float) -> float:
+    return max(logprob, _LEAST_LOGPROB)

@@ -1,0 +1,80 @@
+"""Bodies of OpenAI's API as they come. Other fields are ignored; null is as good as absent."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+Int32 = Annotated[int, Field(ge=-(2**31), le=2**31 - 1)]
+# OpenAI's is signed, ours is not.
+Seed = Annotated[int, Field(ge=-(2**63), le=2**64 - 1)]
+Choices = Annotated[int, Field(ge=1, le=128)]
+
+
+class Body(BaseModel):
+    """Strict: a number is no string, and NaN is no number."""
+
+    model_config = ConfigDict(extra="ignore", strict=True, allow_inf_nan=False, frozen=True)
+
+
+class StreamOptions(Body):
+    include_usage: bool | None = None
+
+
+class GenerationBody(Body):
+    """What chats and completions have in common. The last group is not OpenAI's: it has our own names."""
+
+    model: str
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    n: Choices | None = None
+    max_tokens: Int32 | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    frequency_penalty: float | None = None
+    presence_penalty: float | None = None
+    logit_bias: dict[str, float] | None = None
+    seed: Seed | None = None
+    stop: str | list[str] | None = None
+    service_tier: str | None = None
+
+    priority: Int32 | None = None
+    top_k: Int32 | None = None
+    min_p: float | None = None
+    repeat_penalty: float | None = None
+    penalty_last_n: Int32 | None = None
+    stop_token_ids: list[Int32] | None = None
+    ignore_eos: bool | None = None
+    skip_answer_cache: bool | None = None
+
+
+class Part(Body):
+    type: str
+    text: str | None = None
+
+
+class Message(Body):
+    role: str
+    content: str | list[Part] | None = None
+    name: str | None = None
+    tool_call_id: str | None = None
+    tool_calls: list[Any] | None = None
+    function_call: Any = None
+
+
+class ChatBody(GenerationBody):
+    """Of POST /v1/chat/completions."""
+
+    messages: list[Message]
+    max_completion_tokens: Int32 | None = None
+    logprobs: bool | None = None
+    top_logprobs: Int32 | None = None
+    response_format: dict[str, Any] | None = None
+    tools: list[Any] | None = None
+    tool_choice: Any = None
+    functions: list[Any] | None = None
+    function_call: Any = None
+    modalities: list[str] | None = None
+    audio: Any = None
+    web_search_options: Any = None

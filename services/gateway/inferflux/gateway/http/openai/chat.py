@@ -1,0 +1,179 @@
+"""Chat completions: a body to a ChatRequest, and token chunks to OpenAI's messages."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from inferflux.common.errors import InvalidArgument
+from inferflux.gateway.http.errors import unsupported
+from inferflux.v1 import inference_pb2, tokens_pb2
+
+from .answers import FINISH_REASONS, Head, Json, UsageSum, finite, spoken_logprobs
+from .bodies import ChatBody, Message
+from .params import priority_of, to_params
+
+
+def to_request(body: ChatBody) -> inference_pb2.ChatRequest:
+    """The request of every choice.
+
+    Raises:
+        InvalidArgument: a value that is not served, or fields that contradict each other.
+    """
+    _check_supported(body)
+    if body.top_logprobs is not None and not body.logprobs:
+        raise InvalidArgument("top_logprobs needs logprobs to be true", field="top_logprobs")
+    most = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
+    return inference_pb2.ChatRequest(
+        model=body.model,
+        messages=[_message(message, f"messages[{i}]") for i, message in enumerate(body.messages)],
+        params=to_params(body, max_tokens=most, logprobs=(body.top_logprobs or 0) if body.logprobs else None),
+        priority=priority_of(body),
+        skip_answer_cache=bool(body.skip_answer_cache),
+    )
+
+
+def field_names(body: ChatBody) -> Mapping[str, str]:
+    """What the client calls fields that have another name inside."""
+    names = {"logprobs": "top_logprobs"}
+    if body.max_completion_tokens is not None:
+        names["max_tokens"] = "max_completion_tokens"
+    return names
+
+
+def _check_supported(body: ChatBody) -> None:
+    form = (body.response_format or {}).get("type", "text")
+    if form != "text":
+        raise unsupported("response_format.type", f"{str(form)[:32]!r} is not supported")
+    if body.tool_choice not in (None, "none", "auto"):
+        raise unsupported("tool_choice")
+    for name in ("tools", "functions", "audio", "web_search_options"):
+        if getattr(body, name):
+            raise unsupported(name)
+    if body.function_call not in (None, "none", "auto"):
+        raise unsupported("function_call")
+    if body.modalities not in (None, [], ["text"]):
+        raise unsupported("modalities", "text is the only one")
+
+
+def _message(message: Message, field: str) -> inference_pb2.ChatMessage:
+    if message.tool_calls or message.function_call:
+        raise unsupported(f"{field}.tool_calls")
+    if message.content is None:
+        raise InvalidArgument(f"{field}.content is missing", field=f"{field}.content")
+    return inference_pb2.ChatMessage(role=message.role, content=_text(message, field))
+
+
+def _text(message: Message, field: str) -> str:
+    """The text of a message: several parts are lines."""
+    if isinstance(message.content, str):
+        return message.content
+    texts: list[str] = []
+    for i, part in enumerate(message.content or []):
+        where = f"{field}.content[{i}]"
+        if part.type != "text":
+            raise unsupported(f"{where}.type", f"{part.type[:32]!r} is not supported, only 'text' is")
+        if part.text is None:
+            raise InvalidArgument(f"{where}.text is missing", field=f"{where}.text")
+        texts.append(part.text)
+    return "\n".join(texts)
+
+
+class ChatStream:
+    """Chunks of all choices to the messages of a stream."""
+
+    def __init__(self, head: Head, *, n: int, includes_usage: bool, has_logprobs: bool) -> None:
+        self._head = head
+        self._includes_usage = includes_usage
+        self._has_logprobs = has_logprobs
+        self._usage = UsageSum(choices_per_prompt=n)
+        self._begun: set[int] = set()
+
+    def messages(self, index: int, chunk: tokens_pb2.TokenChunk) -> list[Json]:
+        """What the client gets for one chunk of a choice."""
+        messages: list[Json] = []
+        is_end = chunk.HasField("finished")
+        if index not in self._begun and (chunk.token_ids or is_end):
+            self._begun.add(index)
+            messages.append(self._message(index, {"role": "assistant", "content": ""}))
+        logprobs = logprobs_of(chunk) if self._has_logprobs else None
+        if chunk.text or (logprobs and logprobs["content"]):
+            messages.append(self._message(index, {"content": chunk.text}, logprobs))
+        if is_end:
+            self._usage.add(index, chunk.finished.usage)
+            reason = FINISH_REASONS.get(chunk.finished.reason, "stop")
+            messages.append(self._message(index, {}, finish_reason=reason))
+        return messages
+
+    def last(self) -> list[Json]:
+        """What comes after the choices."""
+        if not self._includes_usage:
+            return []
+        return [self._head.of("chat.completion.chunk", []) | {"usage": self._usage.to_json()}]
+
+    def _message(
+        self, index: int, delta: Json, logprobs: Json | None = None, finish_reason: str | None = None
+    ) -> Json:
+        choice = {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish_reason}
+        message = self._head.of("chat.completion.chunk", [choice])
+        if self._includes_usage:
+            message["usage"] = None
+        return message
+
+
+class _Choice:
+    def __init__(self) -> None:
+        self.texts: list[str] = []
+        self.logprobs: list[Json] = []
+        self.finish_reason: str | None = None
+
+
+class ChatAnswer:
+    """Chunks of all choices to one answer."""
+
+    def __init__(self, head: Head, *, n: int, has_logprobs: bool) -> None:
+        self._head = head
+        self._has_logprobs = has_logprobs
+        self._usage = UsageSum(choices_per_prompt=n)
+        self._choices = [_Choice() for _ in range(n)]
+
+    def add(self, index: int, chunk: tokens_pb2.TokenChunk) -> None:
+        choice = self._choices[index]
+        choice.texts.append(chunk.text)
+        if self._has_logprobs:
+            choice.logprobs.extend(logprobs_of(chunk)["content"])
+        if chunk.HasField("finished"):
+            choice.finish_reason = FINISH_REASONS.get(chunk.finished.reason, "stop")
+            self._usage.add(index, chunk.finished.usage)
+
+    def to_json(self) -> Json:
+        choices = [self._to_json(i, choice) for i, choice in enumerate(self._choices)]
+        return self._head.of("chat.completion", choices) | {"usage": self._usage.to_json()}
+
+    def _to_json(self, index: int, choice: _Choice) -> Json:
+        message = {"role": "assistant", "content": "".join(choice.texts), "refusal": None}
+        logprobs = {"content": choice.logprobs, "refusal": None} if self._has_logprobs else None
+        return {
+            "index": index,
+            "message": message,
+            "logprobs": logprobs,
+            "finish_reason": choice.finish_reason,
+        }
+
+
+def logprobs_of(chunk: tokens_pb2.TokenChunk) -> Json:
+    content = [
+        _token(one.chosen) | {"top_logprobs": [_token(other) for other in one.top]}
+        for one in spoken_logprobs(chunk)
+    ]
+    return {"content": content, "refusal": None}
+
+
+def _token(token: tokens_pb2.TokenLogprob) -> dict[str, Any]:
+    # A replacement character stands for bytes that are no whole character: which ones is not known here.
+    is_whole = "\ufffd" not in token.text
+    return {
+        "token": token.text,
+        "logprob": finite(token.logprob),
+        "bytes": list(token.text.encode()) if is_whole else None,
+    }

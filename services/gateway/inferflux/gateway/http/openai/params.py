@@ -1,0 +1,93 @@
+"""What OpenAI's sampling fields, tiers and limits mean for us."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TypeVar
+
+from inferflux.common.errors import InvalidArgument
+from inferflux.gateway.http.errors import unsupported
+from inferflux.v1 import generation_pb2, inference_pb2
+
+from .bodies import GenerationBody
+
+_Request = TypeVar("_Request", inference_pb2.ChatRequest, inference_pb2.GenerateRequest)
+
+# Fields that have the same name and meaning on both sides.
+_SAMPLING = (
+    "temperature",
+    "top_k",
+    "top_p",
+    "min_p",
+    "repeat_penalty",
+    "frequency_penalty",
+    "presence_penalty",
+    "penalty_last_n",
+)
+
+# Above 0 is more urgent: a tier is a priority by name.
+TIERS: Mapping[str, int] = {"auto": 0, "default": 0, "flex": -5, "priority": 5}
+_DEFAULT_TIER = "default"
+
+
+def to_params(
+    body: GenerationBody, *, max_tokens: int | None, logprobs: int | None
+) -> generation_pb2.GenerationParams:
+    """The parameters of a generation; ranges are the pipeline's to check.
+
+    Args:
+        logprobs: alternatives to report per token; None reports no log-probabilities.
+
+    Raises:
+        InvalidArgument: a key of logit_bias is no token id.
+    """
+    sampling = generation_pb2.SamplingParams(
+        **{name: value for name in _SAMPLING if (value := getattr(body, name)) is not None}
+    )
+    if body.seed is not None:
+        sampling.seed = body.seed % 2**64
+    if logprobs is not None:
+        sampling.logprobs = logprobs
+    for key, bias in (body.logit_bias or {}).items():
+        sampling.logit_bias[_token_id(key)] = bias
+    stop = [body.stop] if isinstance(body.stop, str) else body.stop or []
+    return generation_pb2.GenerationParams(
+        sampling=sampling,
+        max_tokens=max_tokens,
+        stop=stop,
+        stop_token_ids=body.stop_token_ids or [],
+        ignore_eos=bool(body.ignore_eos),
+    )
+
+
+def priority_of(body: GenerationBody) -> int:
+    """The priority that is asked for: by number, else by the tier's name.
+
+    Raises:
+        InvalidArgument: there is no such tier.
+    """
+    tier = body.service_tier
+    if tier is not None and tier not in TIERS:
+        raise unsupported("service_tier", f"{tier[:32]!r} is none of {', '.join(sorted(TIERS))}")
+    return body.priority if body.priority is not None else TIERS[tier or _DEFAULT_TIER]
+
+
+def tier_of(body: GenerationBody) -> str:
+    """The tier as answers say it."""
+    return _DEFAULT_TIER if body.service_tier in (None, "auto") else str(body.service_tier)
+
+
+def of_choice(request: _Request, index: int) -> _Request:
+    """The request of one of several choices: each draws with a seed of its own."""
+    if index == 0 or not request.params.sampling.HasField("seed"):
+        return request
+    own = type(request)()
+    own.CopyFrom(request)
+    own.params.sampling.seed = (request.params.sampling.seed + index) % 2**64
+    return own
+
+
+def _token_id(key: str) -> int:
+    if not (key.isascii() and key.isdigit() and len(key) <= 9):
+        raise InvalidArgument(f"logit_bias: {key[:32]!r} is not a token id", field="logit_bias")
+    return int(key)

@@ -1,0 +1,213 @@
+"""uvicorn's HTTP/1.1 protocol, with bounds on what a connection may send before a request is there.
+
+uvicorn leaves to a proxy what is held here: how long and how large a head may be, how many connections wait,
+and that a client which has gone is noticed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+# Of a request line, a head or a trailer together.
+MAX_HEAD_BYTES = 32 << 10
+# Connections, and those of them that wait for a head.
+MAX_CONNECTIONS = 8192
+# From a connection's first moment, or the first byte after an answer, to the end of the head.
+HEAD_LIMIT_S = 10.0
+# A silent connection is asked whether it is there after this long, then as often.
+_PROBE_AFTER_S = 30
+_PROBE_EVERY_S = 10
+_PROBES = 3
+
+
+class HeadTooLargeError(Exception):
+    """A head or a trailer has more bytes than are taken."""
+
+
+class Connections:
+    """The connections of a server. One more than it may have closes the one that waits longest for a head."""
+
+    def __init__(self, limit: int = MAX_CONNECTIONS, *, head_limit_s: float = HEAD_LIMIT_S) -> None:
+        self.head_limit_s = head_limit_s
+        self._limit = limit
+        self._n = 0
+        # Those that wait for a head, the oldest first.
+        self._waiting: dict[BoundedHttpProtocol, None] = {}
+
+    def __len__(self) -> int:
+        return self._n
+
+    def open(self, connection: BoundedHttpProtocol) -> None:
+        self._n += 1
+        if self._n > self._limit:
+            oldest = next(iter(self._waiting), connection)
+            oldest.transport.abort()
+
+    def close(self, connection: BoundedHttpProtocol) -> None:
+        self._n -= 1
+        self._waiting.pop(connection, None)
+
+    def wait(self, connection: BoundedHttpProtocol) -> None:
+        """It waits for a head from now on."""
+        self._waiting.pop(connection, None)
+        self._waiting[connection] = None
+
+    def work(self, connection: BoundedHttpProtocol) -> None:
+        """Its head is complete."""
+        self._waiting.pop(connection, None)
+
+
+class BoundedHttpProtocol(HttpToolsProtocol):
+    """One connection.
+
+    A second request before the first one's answer is not read: the connection closes after that answer. So
+    reading never pauses while a request is served, and a client that leaves is noticed.
+    """
+
+    def __init__(self, bounds: Connections, **arguments: Any) -> None:
+        super().__init__(**arguments)
+        self._bounds = bounds
+        self._is_open = False
+        self._head_timer: asyncio.TimerHandle | None = None
+        # Bytes since the parser last gave something away.
+        self._held_bytes = 0
+        self._head_bytes = 0
+        self._is_deaf = False
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._is_open = True
+        self._bounds.open(self)
+        self._bounds.wait(self)
+        self._start_head_timer()
+        _probe_when_silent(transport)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stop_head_timer()
+        if self._is_open:
+            self._is_open = False
+            self._bounds.close(self)
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        if self._is_deaf:
+            return
+        if not self._is_serving and self._head_timer is None:
+            self._start_head_timer()
+        self._held_bytes += len(data)
+        super().data_received(data)
+        if self._held_bytes > MAX_HEAD_BYTES and not self.transport.is_closing():
+            self._refuse_head()
+
+    def handle_websocket_upgrade(self) -> None:
+        self._stop_head_timer()
+        if self._is_open:  # the websocket's protocol has the connection from here on
+            self._is_open = False
+            self._bounds.close(self)
+        super().handle_websocket_upgrade()
+
+    def on_message_begin(self) -> None:
+        if self._is_serving:
+            self._is_deaf = True
+            self.cycle.keep_alive = False
+            return
+        self._held_bytes = self._head_bytes = 0
+        super().on_message_begin()
+        self.scope["inferflux.transport"] = self.transport  # type: ignore[typeddict-unknown-key]
+
+    def on_url(self, url: bytes) -> None:
+        if not self._is_deaf:
+            self._count(len(url))
+            super().on_url(url)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if not self._is_deaf:
+            self._count(len(name) + len(value) + 4)
+            super().on_header(name, value)
+
+    def on_headers_complete(self) -> None:
+        if self._is_deaf:
+            return
+        self._stop_head_timer()
+        self._bounds.work(self)
+        super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        self._held_bytes = 0
+        if not self._is_deaf:
+            super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        self._held_bytes = 0
+        if not self._is_deaf:
+            super().on_message_complete()
+
+    def on_response_complete(self) -> None:
+        if self._is_open:
+            self._bounds.wait(self)
+        super().on_response_complete()
+        self.headers = []
+
+    @property
+    def _is_serving(self) -> bool:
+        return self.cycle is not None and not self.cycle.response_complete
+
+    def _count(self, n_bytes: int) -> None:
+        """Raises:
+        HeadTooLargeError: httptools ends the parsing with it, and uvicorn answers 400.
+        """
+        self._held_bytes = 0
+        self._head_bytes += n_bytes
+        if self._head_bytes > MAX_HEAD_BYTES:
+            raise HeadTooLargeError
+
+    def _refuse_head(self) -> None:
+        if self._is_serving:  # a body's chunk header or trailer: an answer may be under way
+            self.transport.abort()
+        else:
+            self.send_400_response("The head of the request is too large.")
+
+    def _start_head_timer(self) -> None:
+        self._head_timer = self.loop.call_later(self._bounds.head_limit_s, self._on_head_late)
+
+    def _stop_head_timer(self) -> None:
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+            self._head_timer = None
+
+    def _on_head_late(self) -> None:
+        self._head_timer = None
+        self.transport.close()
+
+
+def protocol_factory(bounds: Connections) -> Callable[..., asyncio.Protocol]:
+    """What uvicorn makes its protocols with."""
+
+    def make(**arguments: Any) -> BoundedHttpProtocol:
+        return BoundedHttpProtocol(bounds, **arguments)
+
+    return make
+
+
+def _probe_when_silent(transport: asyncio.Transport) -> None:
+    """Have the kernel notice a client whose machine or network is gone."""
+    connection: socket.socket | None = transport.get_extra_info("socket")
+    if connection is None:
+        return
+    options = (
+        ("TCP_KEEPIDLE", _PROBE_AFTER_S),
+        ("TCP_KEEPINTVL", _PROBE_EVERY_S),
+        ("TCP_KEEPCNT", _PROBES),
+        ("TCP_USER_TIMEOUT", (_PROBE_AFTER_S + _PROBES * _PROBE_EVERY_S) * 1000),
+    )
+    with suppress(OSError):
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for name, value in options:
+            if (option := getattr(socket, name, None)) is not None:
+                connection.setsockopt(socket.IPPROTO_TCP, option, value)

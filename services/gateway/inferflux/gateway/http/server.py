@@ -1,0 +1,97 @@
+"""The HTTP server: uvicorn on the gateway's own loop, bound before it serves."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import socket
+from collections.abc import Generator
+from typing import Any, cast
+
+import uvicorn
+from starlette.types import ASGIApp
+
+from inferflux.common.address import split
+from inferflux.common.errors import Unavailable
+from inferflux.common.tasks import cancel_all
+
+from .protocol import Connections, protocol_factory
+
+_BACKLOG = 1024
+# An idle connection stays open for longer than a proxy keeps it, so that the proxy closes it first.
+_KEEP_ALIVE_S = 75
+
+
+class _Uvicorn(uvicorn.Server):
+    """Leaves signals to the process."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Generator[None, None, None]:
+        yield
+
+
+class HttpServer:
+    """Serves an ASGI application. Use: `start`, and `stop` in the end."""
+
+    def __init__(self, app: ASGIApp, connections: Connections | None = None) -> None:
+        self.connections = connections or Connections()
+        config = uvicorn.Config(
+            cast("Any", app),
+            http=cast("Any", protocol_factory(self.connections)),
+            ws="none",
+            loop="none",
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            proxy_headers=False,
+            backlog=_BACKLOG,
+            timeout_keep_alive=_KEEP_ALIVE_S,
+        )
+        # What strangers send is no event for the log.
+        logging.getLogger("uvicorn.error").setLevel(logging.ERROR)
+        self._server = _Uvicorn(config)
+        self._serving: asyncio.Task[None] | None = None
+        # 0 until it serves.
+        self.port = 0
+
+    async def start(self, listen: str, *, variable: str) -> None:
+        """Bind and serve.
+
+        Raises:
+            Unavailable: the address cannot be bound; names it and `variable`.
+        """
+        bound = _bind(listen, variable)
+        self.port = int(bound.getsockname()[1])
+        self._serving = asyncio.create_task(self._server.serve(sockets=[bound]))
+
+    async def stop(self, grace_s: float) -> None:
+        """Take no new connections, give running calls `grace_s` seconds, then cancel them."""
+        if self._serving is None:
+            return
+        self._server.should_exit = True
+        await asyncio.wait([self._serving], timeout=grace_s)
+        tasks = list(self._server.server_state.tasks)
+        self._server.force_exit = True
+        await cancel_all(tasks)
+        for connection in list(self._server.server_state.connections):
+            if connection.transport is not None:
+                connection.transport.abort()
+        await asyncio.wait([self._serving], timeout=1.0)
+        await cancel_all([self._serving])
+
+
+def _bind(listen: str, variable: str) -> socket.socket:
+    host, port = split(listen, variable)
+    bound = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+    try:
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        bound.bind((host, port))
+        bound.listen(_BACKLOG)
+    except OSError as error:
+        bound.close()
+        message = f"cannot listen on {listen} ({variable}): {error.strerror or error}"
+        raise Unavailable(message, reason="ADDRESS_UNAVAILABLE", retry_delay_s=None) from None
+    bound.setblocking(False)
+    return bound

@@ -1,0 +1,110 @@
+"""OpenAI's own client, unmodified, against the whole stack and the demo model."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import openai
+import pytest
+from harness.client import MODEL, Client
+from harness.http_client import HttpClient, openai_client
+from openai.types.chat import ChatCompletionMessageParam
+
+from inferflux.cli.stack import Stack
+
+CAPITAL: list[ChatCompletionMessageParam] = [{"role": "user", "content": "What is the capital of France?"}]
+
+
+@pytest.fixture
+async def sdk(stack: Stack) -> AsyncIterator[openai.AsyncOpenAI]:
+    async with openai_client(int(stack.http_url.rpartition(":")[2]), stack.api_key) as client:
+        yield client
+
+
+@pytest.fixture
+def http(stack: Stack) -> HttpClient:
+    return HttpClient(int(stack.http_url.rpartition(":")[2]), stack.api_key)
+
+
+async def test_a_chat_is_answered_and_streamed_alike(sdk: openai.AsyncOpenAI) -> None:
+    whole = await sdk.chat.completions.create(model=MODEL, messages=CAPITAL, temperature=0)
+    answer = whole.choices[0].message.content
+    assert answer is not None
+    assert "Paris" in answer
+    assert whole.choices[0].finish_reason == "stop"
+    stream = await sdk.chat.completions.create(
+        model=MODEL, messages=CAPITAL, temperature=0, stream=True, stream_options={"include_usage": True}
+    )
+    chunks = [chunk async for chunk in stream]
+    assert "".join(c.choices[0].delta.content or "" for c in chunks if c.choices) == answer
+    assert chunks[-1].usage is not None
+    assert whole.usage is not None
+    assert chunks[-1].usage.completion_tokens == whole.usage.completion_tokens
+
+
+async def test_a_prompt_that_was_computed_is_told_as_cached(sdk: openai.AsyncOpenAI) -> None:
+    question: list[ChatCompletionMessageParam] = [
+        {"role": "user", "content": "Repeat after me: " + "the quick brown fox jumps over it. " * 8}
+    ]
+    cached = []
+    for _ in range(2):
+        answer = await sdk.chat.completions.create(model=MODEL, messages=question, max_tokens=2)
+        assert answer.usage is not None
+        assert answer.usage.prompt_tokens_details is not None
+        cached.append(answer.usage.prompt_tokens_details.cached_tokens or 0)
+    assert cached[1] > cached[0]
+
+
+async def test_several_choices_differ_and_come_again_with_their_seed(sdk: openai.AsyncOpenAI) -> None:
+    story: list[ChatCompletionMessageParam] = [{"role": "user", "content": "Tell me a story."}]
+
+    async def texts() -> list[str | None]:
+        answer = await sdk.chat.completions.create(
+            model=MODEL, messages=story, n=3, seed=3, temperature=1.5, max_tokens=12
+        )
+        return [choice.message.content for choice in answer.choices]
+
+    first = await texts()
+    assert len(set(first)) > 1
+    assert await texts() == first
+
+
+async def test_log_probabilities_are_those_of_the_text(sdk: openai.AsyncOpenAI) -> None:
+    answer = await sdk.chat.completions.create(
+        model=MODEL, messages=CAPITAL, temperature=0, logprobs=True, top_logprobs=2
+    )
+    choice = answer.choices[0]
+    assert choice.logprobs is not None
+    assert choice.logprobs.content is not None
+    assert "".join(token.token for token in choice.logprobs.content) == choice.message.content
+    assert all(token.logprob <= 0 and len(token.top_logprobs) == 2 for token in choice.logprobs.content)
+
+
+async def test_models_and_errors_are_openais(sdk: openai.AsyncOpenAI) -> None:
+    assert MODEL in [model.id async for model in sdk.models.list()]
+    with pytest.raises(openai.NotFoundError):
+        await sdk.chat.completions.create(model="nothing", messages=CAPITAL)
+    with pytest.raises(openai.BadRequestError) as caught:
+        await sdk.chat.completions.create(model=MODEL, messages=CAPITAL, temperature=-1)
+    assert caught.value.param == "temperature"
+    long: list[ChatCompletionMessageParam] = [{"role": "user", "content": "word " * 20_000}]
+    with pytest.raises(openai.BadRequestError) as caught:
+        await sdk.chat.completions.create(model=MODEL, messages=long)
+    assert caught.value.param == "messages"
+
+
+async def test_a_stream_that_is_closed_frees_its_slot(sdk: openai.AsyncOpenAI, client: Client) -> None:
+    stream = await sdk.chat.completions.create(
+        model=MODEL, messages=CAPITAL, stream=True, extra_body={"ignore_eos": True}
+    )
+    async for _ in stream:
+        break
+    await stream.close()
+    await client.until_idle()
+
+
+async def test_an_unmodified_curl_line_works(http: HttpClient) -> None:
+    body = {"model": MODEL, "stream": True, "messages": [{"role": "user", "content": "Hello"}]}
+    answer = await http.post("/v1/chat/completions", body)
+    assert answer.status == 200
+    assert answer.body.endswith(b"data: [DONE]\n\n")

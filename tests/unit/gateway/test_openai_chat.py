@@ -1,0 +1,243 @@
+"""Bodies of chat completions to requests, and token chunks to OpenAI's messages."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from inferflux.common.calls import CallContext
+from inferflux.common.errors import InferFluxError, InvalidArgument
+from inferflux.gateway.http.chat import of_choice_context, parse
+from inferflux.gateway.http.errors import in_words_of, path_of
+from inferflux.gateway.http.openai import chat
+from inferflux.gateway.http.openai.answers import Head
+from inferflux.gateway.http.openai.bodies import ChatBody
+from inferflux.gateway.http.openai.params import of_choice, priority_of, tier_of
+from inferflux.v1 import generation_pb2, inference_pb2, tokens_pb2
+
+HEAD = Head("chatcmpl-1", "demo", 7)
+
+
+def body(**fields: Any) -> ChatBody:
+    made = {"model": "demo", "messages": [{"role": "user", "content": "hello"}]} | fields
+    return parse(ChatBody, json.dumps(made).encode())
+
+
+def request(**fields: Any) -> inference_pb2.ChatRequest:
+    return chat.to_request(body(**fields))
+
+
+def refusal(**fields: Any) -> InvalidArgument:
+    with pytest.raises(InvalidArgument) as caught:
+        request(**fields)
+    return caught.value
+
+
+def tokens(*ids: int, text: str = "", **fields: Any) -> tokens_pb2.TokenChunk:
+    return tokens_pb2.TokenChunk(token_ids=ids, text=text, **fields)
+
+
+def end(reason: generation_pb2.FinishReason.ValueType = generation_pb2.FINISH_REASON_STOP) -> Any:
+    usage = generation_pb2.Usage(prompt_tokens=10, cached_prompt_tokens=4, completion_tokens=3)
+    return tokens_pb2.Finished(reason=reason, usage=usage)
+
+
+def test_parts_of_a_message_become_lines() -> None:
+    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+    assert request(messages=[{"role": "user", "content": parts}]).messages[0].content == "a\nb"
+
+
+def test_what_is_not_given_is_left_to_the_defaults() -> None:
+    made = request(temperature=None)
+    assert made.params == generation_pb2.GenerationParams(sampling=generation_pb2.SamplingParams())
+    assert made.priority == 0
+
+
+def test_the_newer_limit_wins() -> None:
+    assert request(max_tokens=5).params.max_tokens == 5
+    assert request(max_tokens=5, max_completion_tokens=6).params.max_tokens == 6
+
+
+def test_our_own_fields_have_grpcs_names() -> None:
+    made = request(
+        top_k=3, min_p=0.5, ignore_eos=True, stop_token_ids=[1], skip_answer_cache=True, priority=9
+    )
+    assert (made.params.sampling.top_k, made.params.sampling.min_p) == (3, 0.5)
+    assert (made.params.ignore_eos, list(made.params.stop_token_ids)) == (True, [1])
+    assert (made.skip_answer_cache, made.priority) == (True, 9)
+
+
+def test_a_negative_seed_is_a_seed() -> None:
+    assert request(seed=-1).params.sampling.seed == 2**64 - 1
+
+
+@pytest.mark.parametrize(("tier", "priority"), [("flex", -5), ("auto", 0), ("default", 0), ("priority", 5)])
+def test_a_tier_is_a_priority_by_name(tier: str, priority: int) -> None:
+    assert priority_of(body(service_tier=tier)) == priority
+    assert priority_of(body(service_tier=tier, priority=7)) == 7
+    assert tier_of(body(service_tier=tier)) == ("default" if tier == "auto" else tier)
+
+
+def test_log_probabilities_are_asked_for_with_and_without_alternatives() -> None:
+    assert not request().params.sampling.HasField("logprobs")
+    assert request(logprobs=True).params.sampling.logprobs == 0
+    assert request(logprobs=True).params.sampling.HasField("logprobs")
+    assert request(logprobs=True, top_logprobs=4).params.sampling.logprobs == 4
+
+
+@pytest.mark.parametrize(
+    ("fields", "field"),
+    [
+        ({"response_format": {"type": "json_object"}}, "response_format.type"),
+        ({"tools": [{}]}, "tools"),
+        ({"tool_choice": "required"}, "tool_choice"),
+        ({"functions": [{}]}, "functions"),
+        ({"messages": [{"role": "assistant", "tool_calls": [{}]}]}, "messages[0].tool_calls"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages[0].content[0].type"),
+        ({"audio": {"voice": "x"}}, "audio"),
+        ({"service_tier": "gold"}, "service_tier"),
+    ],
+)
+def test_a_value_that_is_not_served_is_refused_by_name(fields: dict[str, Any], field: str) -> None:
+    error = refusal(**fields)
+    assert (error.field, error.reason) == (field, "UNSUPPORTED_VALUE")
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"tools": []},
+        {"tool_choice": "none"},
+        {"response_format": {"type": "text"}},
+        {"modalities": ["text"]},
+        {"response_format": None, "tools": None, "n": None, "stop": None, "service_tier": None},
+    ],
+)
+def test_values_that_ask_for_nothing_pass(fields: dict[str, Any]) -> None:
+    assert request(**fields).model == "demo"
+
+
+def test_a_message_needs_content() -> None:
+    assert refusal(messages=[{"role": "user"}]).field == "messages[0].content"
+
+
+@pytest.mark.parametrize(
+    ("data", "field"),
+    [
+        (b"", ""),
+        (b"[]", ""),
+        (b"\xff", ""),
+        (b'{"model": "a", "messages": "b"}', "messages"),
+        (b'{"model": "a", "messages": [{"role": "user", "content": [{"type": 1}]}]}', "messages[0].content"),
+        (b'{"model": "a", "messages": [], "temperature": NaN}', "temperature"),
+        (b'{"model": "a", "messages": [], "n": 129}', "n"),
+        (b'{"model": "a", "messages": [], "stream_options": 1}', "stream_options"),
+        (b'{"model": "\\ud800", "messages": []}', ""),
+        (b"[" * 100_000, ""),
+    ],
+)
+def test_a_body_of_another_shape_names_its_field(data: bytes, field: str) -> None:
+    with pytest.raises(InvalidArgument) as caught:
+        parse(ChatBody, data)
+    assert caught.value.field == field
+    assert caught.value.message
+
+
+def test_alternatives_of_a_type_are_no_part_of_a_fields_name() -> None:
+    assert path_of(("messages", 0, "content", "list[Part]", 1, "text")) == "messages[0].content[1].text"
+    assert path_of(("stop", "str")) == "stop"
+
+
+@pytest.mark.parametrize(
+    ("inner", "outer"),
+    [
+        ("params.sampling.top_p", "top_p"),
+        ("params.sampling.logit_bias[5]", "logit_bias[5]"),
+        ("params.max_tokens", "max_completion_tokens"),
+        ("params.sampling.logprobs", "top_logprobs"),
+        ("messages[0].role", "messages[0].role"),
+    ],
+)
+def test_inner_fields_have_the_clients_names(inner: str, outer: str) -> None:
+    names = chat.field_names(body(max_completion_tokens=1))
+    error = in_words_of(InvalidArgument("it is wrong", field=inner, reason="R"), names)
+    assert isinstance(error, InvalidArgument)
+    assert (error.field, error.reason) == (outer, "R")
+
+
+def test_an_error_without_a_field_stays_as_it_is() -> None:
+    error = InferFluxError("x")
+    assert in_words_of(error, {}) is error
+
+
+def test_a_stream_begins_with_the_role_and_ends_with_the_reason() -> None:
+    stream = chat.ChatStream(HEAD, n=1, includes_usage=False, has_logprobs=False)
+    assert stream.messages(0, tokens_pb2.TokenChunk(started=tokens_pb2.Started())) == []
+    first = stream.messages(0, tokens(1, text="a"))
+    assert [m["choices"][0]["delta"] for m in first] == [
+        {"role": "assistant", "content": ""},
+        {"content": "a"},
+    ]
+    assert stream.messages(0, tokens(2)) == [], "a token without text says nothing yet"
+    last = stream.messages(0, tokens(3, text="b", finished=end(generation_pb2.FINISH_REASON_LENGTH)))
+    assert [m["choices"][0]["delta"] for m in last] == [{"content": "b"}, {}]
+    assert [m["choices"][0]["finish_reason"] for m in last] == [None, "length"]
+    assert stream.last() == []
+    assert all("usage" not in message for message in first + last)
+
+
+def test_an_empty_answer_has_a_role_and_a_reason() -> None:
+    stream = chat.ChatStream(HEAD, n=1, includes_usage=False, has_logprobs=False)
+    messages = stream.messages(0, tokens(finished=end()))
+    assert [m["choices"][0]["delta"] for m in messages] == [{"role": "assistant", "content": ""}, {}]
+
+
+def test_cached_tokens_are_in_the_usage() -> None:
+    stream = chat.ChatStream(HEAD, n=2, includes_usage=True, has_logprobs=False)
+    messages = [m for i in (0, 1) for m in stream.messages(i, tokens(1, text="a", finished=end()))]
+    assert all(message["usage"] is None for message in messages)
+    (last,) = stream.last()
+    assert last["choices"] == []
+    assert last["usage"] == {
+        "prompt_tokens": 10,
+        "completion_tokens": 6,
+        "total_tokens": 16,
+        "prompt_tokens_details": {"cached_tokens": 4},
+    }
+
+
+def logprob(text: str, *top: str) -> tokens_pb2.TokenLogprobs:
+    return tokens_pb2.TokenLogprobs(
+        chosen=tokens_pb2.TokenLogprob(text=text, logprob=-1.0),
+        top=[tokens_pb2.TokenLogprob(text=other, logprob=-2.0) for other in top],
+    )
+
+
+def test_bytes_of_a_token_that_is_no_whole_character_are_not_made_up() -> None:
+    chunk = tokens(1, logprobs=[logprob("\ufffd", "é")])
+    (entry,) = chat.logprobs_of(chunk)["content"]
+    assert entry["bytes"] is None
+    assert entry["top_logprobs"][0]["bytes"] == [0xC3, 0xA9]
+
+
+def test_the_token_that_ends_the_text_has_no_log_probability() -> None:
+    answer = chat.ChatAnswer(HEAD, n=1, has_logprobs=True)
+    answer.add(0, tokens(1, 2, text="a", logprobs=[logprob("a"), logprob("")], finished=end()))
+    choice = answer.to_json()["choices"][0]
+    assert [entry["token"] for entry in choice["logprobs"]["content"]] == ["a"]
+
+
+def test_choices_draw_with_seeds_of_their_own() -> None:
+    seeded = request(seed=2**64 - 1)
+    assert of_choice(seeded, 0).params.sampling.seed == 2**64 - 1
+    assert of_choice(seeded, 1).params.sampling.seed == 0
+    assert not of_choice(request(), 1).params.sampling.HasField("seed")
+
+
+def test_choices_have_request_ids_of_their_own() -> None:
+    assert of_choice_context(CallContext("a"), 0).request_id == "a"
+    assert of_choice_context(CallContext("a"), 2).request_id == "a-2"
+    with pytest.raises(InvalidArgument, match="at most 60"):
+        of_choice_context(CallContext("a" * 63), 1)
