@@ -66,6 +66,7 @@ class CheckingCache:
         self.holds_all_positions = True
         self.sharing_error = ""
         self.cell_s = 0.0
+        self.spare_id: int | None = sequences
         # Which cells each sequence has: an object stands for each.
         self._cells: dict[int, list[object]] = {}
         self.vocab = SimpleNamespace(

@@ -120,6 +120,20 @@ def test_a_restored_prompt_is_answered_as_a_computed_one(
     assert (driven.restored, driven.prefilled) == (1, computed)
 
 
+def test_of_a_state_that_takes_too_long_to_copy_the_first_part_is_restored(text: list[int]) -> None:
+    backend = Backend(config(sequences=2, kv_cells=256))
+    tiers: Tiers[Sequence] = Tiers(backend.identity, host_bytes=ROOM)
+    driven = Driven(backend, tiers)
+    driven.answer("left", text[:KEPT_TOKENS], until=1)
+    tiers.rates.copy_out.observe(backend.state_size(0), 2.0)  # a step may take 1 s
+    driven.engine.deschedule(engine_pb2.EngineDeschedule(key="t.left", epoch=1))
+    driven.answer("other", [1, 2, 3], until=TEXT_TOKENS)
+    driven.engine.cancel("t.left", is_silent=True)
+    assert driven.answer("again", text[:132]) == text[132:][:ANSWER_TOKENS]
+    assert driven.restored == 1
+    assert KEPT_TOKENS // 3 < driven.prefilled < KEPT_TOKENS
+
+
 def identity_of(**changed: object) -> Identity:
     return Backend(config(kv_cells=256, **changed)).identity
 

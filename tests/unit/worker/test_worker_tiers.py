@@ -242,6 +242,40 @@ def test_a_prompt_that_is_kept_but_for_its_end_is_not_copied_again() -> None:
     assert world.model.stats.host.states == 2
 
 
+def have_copies_take(world: WorkerWorld, seconds: float) -> None:
+    """Have a copy of `PROMPT` out of the KV cache count as taking so long, and computing it as longer."""
+    rates = world.engine._tiers.rates
+    rates.copy_out.observe(len(PROMPT), seconds)
+    rates.prefill.seconds_per_unit = 10.0
+
+
+def test_of_a_prefix_that_takes_too_long_to_copy_the_first_part_is_kept() -> None:
+    world = world_of(has_prefix_cache=True)
+    world.submit(item("a", prompt=[1, *PROMPT]))
+    run_out(world)
+    have_copies_take(world, 0.5)  # a step may take 0.2 s
+    world.submit(item("b", prompt=[2, *PROMPT]))
+    run_out(world)
+    world.submit(item("again", prompt=[1, *PROMPT]))
+    assert 20 < run_out(world) < 45
+    assert emitted(world, "again") == answer_to([1, *PROMPT])
+
+
+def test_a_preempted_request_that_takes_too_long_to_copy_computes_the_rest_again() -> None:
+    world = world_of()
+    world.submit(item("a", prompt=PROMPT))
+    while not emitted(world, "a"):
+        world.settle()
+    have_copies_take(world, 0.4)
+    preempt(world, "a", item("b", prompt=[1] * 100))
+    (resident,) = [r for r in world.status().residents if r.request_id == "a"]
+    assert 25 < resident.computed_tokens < 40
+    run_out(world)
+    resume(world, "a")
+    assert 25 < run_out(world) < 40
+    assert emitted(world, "a") == answer_to(PROMPT)
+
+
 @pytest.fixture
 def slow_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Disk, threading.Event]:
     """A disk that has a state of `PROMPT`, and whose reads wait for the event."""

@@ -77,6 +77,11 @@ class StepBudget:
             target_s -= self._decode_time(n_decoding)
         return self._within_bounds(self._prefill.tokens_within(target_s), self._batch_tokens)
 
+    def copying_s(self, n_decoding: int) -> float:
+        """Seconds that copies of KV state may add to a step of `n_decoding` sequences: as prefill may."""
+        target_s = self._target_s(n_decoding, 1, is_long=False, fixed_s=0.0)
+        return max(target_s - self._decode_time(n_decoding), 0.0) if n_decoding else target_s
+
     @staticmethod
     def _within_bounds(wanted: int, room: int) -> int:
         return max(1, min(max(wanted, _SMALLEST_CHUNK), room))

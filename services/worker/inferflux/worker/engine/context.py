@@ -86,7 +86,9 @@ class Context:
             raise ContextError(f"no context of {params.n_ctx} KV cells: {first_log_error('out of memory?')}")
         self._memory = llama.llama_get_memory(self._context)
         self._vocabulary = vocabulary
+        # No sequence uses this id, if there is one.
         self._spare = sequences
+        self.spare_id = sequences if sequences < MAX_SEQUENCES else None
         self.has_memory = bool(self._memory)
         self.cells = int(llama.llama_n_ctx(self._context))
         self.batch_tokens = int(llama.llama_n_batch(self._context))

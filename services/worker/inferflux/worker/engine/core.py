@@ -62,7 +62,7 @@ class Engine:
         self._clock = clock or Clock()
         self._worker_id = worker_id
         self._tiers = tiers
-        self._saved = SavedStates(backend, tiers, self._clock.monotonic_s)
+        self._saved = SavedStates(backend, tiers, self._clock.monotonic_s, longest_copy_s=step_limit_s)
         self._budget = StepBudget(backend.batch_tokens, max_itl_factor, step_limit_s)
         self._planner = Planner(self._budget)
         for seen in backend.warm_up():
@@ -179,6 +179,8 @@ class Engine:
         self._tiers.poll()
         if not self._running:
             return
+        n_decoding = sum(not s.is_prefilling for s in self._running.values())
+        self._saved.begin_step(self._budget.copying_s(n_decoding))
         plan = self._plan(began)
         if not plan.n_tokens:
             return  # all that runs is read from disk
@@ -332,7 +334,7 @@ class Engine:
     def _evict(self, sequence: Sequence) -> None:
         """Take a sequence's cells, and its slot; it goes on from host memory, or is computed again."""
         for other in self._memory.unload(sequence):
-            self._report.prefilled.add(key=other.key, epoch=other.epoch, computed_tokens=0)
+            self._report.prefilled.add(key=other.key, epoch=other.epoch, computed_tokens=other.position)
         self._deschedule(sequence, scheduler_pb2.YIELD_REASON_MEMORY)
 
     def _tell_residence(

@@ -191,13 +191,14 @@ class Memory:
         """Take a sequence out of the cache, its state to host memory if there is room for it.
 
         Returns:
-            Whose state was discarded for lack of host memory; itself among them, maybe.
+            Which have to compute more again for lack of host memory, or of time to copy; itself among them,
+            maybe.
         """
-        discarded: list[Sequence] = []
+        behind: list[Sequence] = []
         if sequence.is_loaded and sequence.position:
-            discarded = self._save(sequence)
+            behind = self._save(sequence)
         self._empty(sequence)
-        return discarded
+        return behind
 
     def remove(self, sequence: Sequence) -> None:
         """Free everything of `sequence`, which leaves; what is computed of it may stay as a cached prefix."""
@@ -250,6 +251,7 @@ class Memory:
         return "not in use"
 
     def _save(self, sequence: Sequence) -> list[Sequence]:
+        position = sequence.position
         losers = self._saved.save(sequence)
         if losers is None:
             self._discard(sequence)
@@ -257,7 +259,7 @@ class Memory:
         for loser in losers:
             self._discard(loser)
         self._swap_outs += 1
-        return losers
+        return losers if sequence.position == position else [*losers, sequence]
 
     def _discard(self, sequence: Sequence) -> None:
         sequence.discard()

@@ -432,6 +432,11 @@ class Backend:
         """Whether `into` now holds the state of `seq_id`; it has the size of it."""
         return self._main.copy_out(seq_id, into)
 
+    @property
+    def spare_id(self) -> int | None:
+        """A sequence id that is not in use, for copies of a part of a sequence; None if there is none."""
+        return None if self.sharing_error else self._main.spare_id
+
     def first_positions(self, state: StateBytes, n: int) -> StateBytes | None:
         """`state` of the positions below `n` alone; None where its layout is not known."""
         try:

@@ -11,6 +11,7 @@ from typing import Protocol
 
 from .envelope import Envelope, StateBytes, TokenArray
 from .sequence import Sequence
+from .tiers.index import BLOCK
 from .tiers.rates import Tier
 from .tiers.tiers import Tiers
 
@@ -31,19 +32,43 @@ class StateCache(Protocol):
 
     def first_positions(self, state: StateBytes, n: int) -> StateBytes | None: ...
 
+    def share(self, source: int, seq_id: int, cells: int) -> None: ...
+
+    def forget(self, seq_id: int, position: int = 0) -> None: ...
+
+    @property
+    def spare_id(self) -> int | None: ...
+
 
 class SavedStates:
     """State of sequences that are not in the KV cache.
 
+    Others wait while a state is copied out. So a step copies only so much: of a prefix that takes longer, the
+    first tokens are saved.
+
     Args:
         clock_s: monotonic clock.
+        longest_copy_s: that a sequence is copied that is preempted.
     """
 
-    def __init__(self, cache: StateCache, tiers: Tiers[Sequence], clock_s: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        cache: StateCache,
+        tiers: Tiers[Sequence],
+        clock_s: Callable[[], float],
+        *,
+        longest_copy_s: float,
+    ) -> None:
         self._cache = cache
         self._tiers = tiers
         self._clock_s = clock_s
+        self._longest_copy_s = longest_copy_s
+        self._copying_left_s = longest_copy_s
         self._restore_s: list[tuple[Tier, float]] = []
+
+    def begin_step(self, copying_s: float) -> None:
+        """The prefixes that leave the KV cache in this step may be copied for so long."""
+        self._copying_left_s = copying_s
 
     def take_restore_s(self) -> list[tuple[Tier, float]]:
         """Seconds from lookup to KV cache of each prefix that was restored since the last call."""
@@ -60,17 +85,20 @@ class SavedStates:
         if n_bytes == 0:
             return None
         tokens = sequence.tokens[: sequence.position]
-        envelope = self._tiers.blank(sequence.cache_scope, tokens, n_bytes)
-        has_room = self._tiers.has_room(envelope.n_bytes, sequence.order)
-        if not has_room and not self._tiers.wants(sequence.cache_scope, tokens, envelope.n_bytes):
+        has_room = self._tiers.has_room(n_bytes, sequence.order)
+        if not has_room and not self._tiers.wants(sequence.cache_scope, tokens, n_bytes):
             return None
-        if not self._copy_out(sequence.seq_id, envelope):
+        envelope = self._copied(sequence.seq_id, sequence.cache_scope, tokens, n_bytes, self._longest_copy_s)
+        if envelope is None:
             return None
-        if not has_room:
+        losers = self._tiers.hold(envelope, sequence)
+        if losers is None:
             self._tiers.keep(envelope)
             return None
         sequence.state = envelope
-        return self._tiers.hold(envelope, sequence)
+        if envelope.header.n_past < sequence.position:
+            sequence.go_back(envelope.header.n_past)
+        return losers
 
     def keep(self, seq_id: int, scope: str, tokens: TokenArray, left: int = 0) -> None:
         """Keep a cached prefix that is about to leave the KV cache, if that is worth it.
@@ -81,10 +109,29 @@ class SavedStates:
         n_bytes = self._cache.state_size(seq_id)
         if n_bytes == 0:
             return
-        envelope = self._tiers.blank(scope, tokens, n_bytes)
-        is_wanted = self._tiers.wants(scope, tokens, envelope.n_bytes, left=left)
-        if is_wanted and self._copy_out(seq_id, envelope):
+        if not self._tiers.wants(scope, tokens, n_bytes, left=left):
+            return
+        began_s = self._clock_s()
+        envelope = self._copied(seq_id, scope, tokens, n_bytes, self._copying_left_s)
+        self._copying_left_s = max(self._copying_left_s - (self._clock_s() - began_s), 0.0)
+        if envelope is not None and envelope.header.n_past > left:
             self._tiers.keep(envelope)
+
+    def _copied(
+        self, seq_id: int, scope: str, tokens: TokenArray, n_bytes: int, limit_s: float
+    ) -> Envelope | None:
+        """The state of as many first tokens as are copied within `limit_s`; None if they are too few."""
+        n, spare = self._tiers.rates.copied_within(limit_s, tokens.shape[0], n_bytes), self._cache.spare_id
+        if n == tokens.shape[0] or spare is None:
+            envelope = self._tiers.blank(scope, tokens, n_bytes)
+            return envelope if self._copy_out(seq_id, envelope) else None
+        if n < BLOCK:
+            return None
+        self._cache.share(seq_id, spare, n)
+        envelope = self._tiers.blank(scope, tokens[:n], self._cache.state_size(spare))
+        is_whole = self._copy_out(spare, envelope)
+        self._cache.forget(spare)
+        return envelope if is_whole else None
 
     def look_up(self, sequence: Sequence, *, known: int = 0) -> None:
         """Find a prefix of a sequence of which nothing is computed, once, and fetch it.

@@ -152,10 +152,14 @@ class Sequence:
 
     def discard(self) -> None:
         """Nothing is computed any more: all of it is prefilled again, or found."""
-        self.position = 0
+        self.go_back(0)
         self.state = None
         self.is_looked_up = False
         self.looked_up_at = min(self.looked_up_at, 0)
+
+    def go_back(self, position: int) -> None:
+        """The tokens from `position` on are prefilled again."""
+        self.position = position
         self.phase = Phase.PREFILL
 
     def append(self, token: int) -> None:

@@ -58,6 +58,11 @@ class Rates:
         """Seconds to read so many bytes from disk, and then to copy `used_bytes` in."""
         return read_bytes * self.read.seconds_per_unit + used_bytes * self.copy_in.seconds_per_unit
 
+    def copied_within(self, seconds: float, tokens: int, n_bytes: int) -> int:
+        """Of `tokens` whose state is `n_bytes`, how many are copied out within `seconds`."""
+        copy_s = n_bytes * self.copy_out.seconds_per_unit
+        return tokens if copy_s <= seconds else int(tokens * seconds / copy_s)
+
     def prefill_s(self, tokens: int) -> float:
         return tokens * self.prefill.seconds_per_unit
 
