@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 import urllib.request
 from collections.abc import AsyncIterator
 
 import pytest
-from harness.client import Answer, Client, Request, countdown
+from harness.client import Answer, Client, Request, countdown, prompt
 from harness.inferctl import run
 
 from inferflux.cli.stack import Stack, StackOptions
@@ -157,3 +158,50 @@ async def test_inferctl_says_that_an_answer_comes_from_the_cache(stack: Stack) -
         while "from the answer cache" not in (again := await run(*arguments, env=env)).stderr:
             pass
     assert again.stdout == first.stdout
+
+
+async def test_inferctl_has_an_answer_computed_that_is_kept(stack: Stack) -> None:
+    env = {"INFERFLUX_ENDPOINT": stack.endpoint, "INFERFLUX_API_KEY": stack.api_key}
+    arguments = ("complete", "--temperature", "0", "--max-tokens", "8", "--stats", "Not again")
+    await run(*arguments, env=env)
+    async with asyncio.timeout(30):
+        while "from the answer cache" not in (await run(*arguments, env=env)).stderr:
+            pass
+    skipping_it = await run(*arguments, "--skip-answer-cache", env=env)
+    assert skipping_it.returncode == 0
+    assert "cache" not in skipping_it.stderr
+
+
+async def test_what_an_operator_clears_is_computed_again_and_what_runs_goes_on(
+    stack: Stack, client: Client
+) -> None:
+    env = {"INFERFLUX_ENDPOINT": stack.endpoint, "INFERFLUX_API_KEY": stack.api_key}
+    request = countdown(26)
+    first = await compute(stack, client, request)
+    assert is_cached(await client.ask(request))
+    answer = Answer()
+    running = asyncio.create_task(client.ask(prompt("Epic:", max_tokens=1500), answer=answer))
+    async with asyncio.timeout(30):
+        await answer.first_token.wait()
+    result = await run("admin", "cache", "clear", "--json", env=env)
+    assert result.returncode == 0, result.stderr
+    said = json.loads(result.stdout)
+    (worker,) = said["workers"]
+    assert worker["worker_id"] == "worker-0"
+    assert worker["cleared"]["cells"] > 0
+    assert int(said["answers"]["answers"]) > 0
+    assert int(said["answers"]["bytes"]) > 0
+    again = await client.ask(request)
+    assert not is_cached(again)
+    assert again.terminal is not None
+    assert again.terminal.usage.cached_prompt_tokens == 0
+    assert (again.token_ids, again.text) == (first.token_ids, first.text)
+    assert not running.done()
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+    assert answer.epochs == {1}
+    await client.until_idle()
+    table = await run("admin", "cache", "clear", "--prefixes", "--tiers", env=env)
+    assert table.returncode == 0, table.stderr
+    assert "worker-0" in table.stdout
+    await client.until_status(lambda s: s.scheduler.workers[0].status.kv_cells_cached == 0)

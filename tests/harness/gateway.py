@@ -128,11 +128,10 @@ class GatewayProcess:
     def log_lines(self) -> list[dict[str, Any]]:
         return [json.loads(line) for line in self.log_path.read_text().splitlines() if line.startswith("{")]
 
-    def audit(self, request_id: str) -> list[dict[str, Any]]:
-        """The audit lines of a request."""
-        return [
-            line for line in self.log_lines() if line["event"] == "audit" and line["request_id"] == request_id
-        ]
+    def audit(self, request_id: str = "") -> list[dict[str, Any]]:
+        """The audit lines, of a request if one is named."""
+        lines = [line for line in self.log_lines() if line["event"] == "audit"]
+        return [line for line in lines if request_id in ("", line["request_id"])]
 
 
 class StartGateway(Protocol):
@@ -301,9 +300,14 @@ class Backend:
         if self._consumer is not None:
             await self._consumer.close()
 
+    @property
+    def worker_id(self) -> str:
+        """Of the worker that it plays."""
+        return f"w-{self.card.name}"
+
     async def beat(self) -> None:
         status = scheduler_pb2.WorkerStatus(
-            worker_id=f"w-{self.card.name}",
+            worker_id=self.worker_id,
             incarnation="1",
             state=scheduler_pb2.WORKER_STATE_READY,
             models=[self.card],

@@ -10,14 +10,16 @@ from inferflux.v1 import scheduler_pb2
 
 
 class ScriptedAdmin:
-    """One worker, `worker-1`, and its fairness settings. `close` it."""
+    """One worker and its fairness settings. `close` it."""
 
     def __init__(self, bus: Bus) -> None:
         self._bus = bus
         self._served: Subscription | None = None
         self.requests: list[scheduler_pb2.SchedulerAdminRequest] = []
+        self.worker_id = "worker-1"
         self.fairness = scheduler_pb2.Fairness(high_priority_threshold=5)
         self.progress = scheduler_pb2.DrainProgress(state=scheduler_pb2.WORKER_STATE_READY)
+        self.cleared = scheduler_pb2.ClearedWorker()
         # Answers with this instead, once set.
         self.error: InferFluxError | None = None
         self.raw: bytes | None = None
@@ -65,7 +67,10 @@ class ScriptedAdmin:
                     setattr(self.fairness, field.name, value)
         if request.HasField("get_fairness") or request.HasField("set_fairness"):
             return scheduler_pb2.SchedulerAdminReply(fairness=self.fairness)
-        worker_id = request.drain.worker_id or request.get_drain.worker_id
-        if worker_id != "worker-1":
+        worker_id = request.drain.worker_id or request.get_drain.worker_id or request.clear_cache.worker_id
+        if worker_id != self.worker_id:
             raise NotFound(f"there is no worker {worker_id}")
+        if request.HasField("clear_cache"):
+            self.cleared.worker_id = worker_id
+            return scheduler_pb2.SchedulerAdminReply(cleared=self.cleared)
         return scheduler_pb2.SchedulerAdminReply(drain=self.progress)

@@ -216,6 +216,8 @@ class CachedSequences:
     def clear(self) -> None:
         self.entries.clear()
 
+    async def rewrite(self) -> None: ...
+
 
 def model_host(
     bus: object,
@@ -287,7 +289,8 @@ class WorkerWorld:
         self.state = WorkerState("w", "i")
         metrics = WorkerMetrics(CollectorRegistry())
         self.bad = metrics.bad
-        self.model, self._host = model_host(self._bus, state=self.state, metrics=metrics)
+        self.cached = CachedSequences()
+        self.model, self._host = model_host(self._bus, state=self.state, metrics=metrics, cached=self.cached)
         self.table = self.model.residents
         self.heartbeat = Heartbeat(self._bus, self.state, self.model, interval_s=1.0)  # type: ignore[arg-type]
         self._intake = Intake(self._bus, self.state, self.model, self.heartbeat, self.bad)  # type: ignore[arg-type]
@@ -337,6 +340,10 @@ class WorkerWorld:
                     self.engine.deschedule(command.deschedule)
                 case "resume":
                     self.engine.resume(command.resume)
+                case "clear_cache":
+                    self.engine.clear_cache(command.clear_cache)
+                case "report_cache":
+                    self.engine.report_cache()
         self.engine.step()
         memory = self.engine._memory
         assert memory.ledger.used == self.cache.used, "the ledger is wrong"

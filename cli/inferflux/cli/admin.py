@@ -12,12 +12,16 @@ import typer
 from inferflux.common.admin_limits import MAX_HAND_OVER_MS, MAX_THRESHOLD, MAX_TIMESLICE_TOKENS
 from inferflux.v1 import scheduler_pb2
 
+from .cache_admin import cache
 from .client import Client
 from .command import ApiKey, AsJson, Endpoint, StateDirectory, make_console, print_json, with_client
 from .draining import begin, follow, goes_on
 from .tables import fairness_view
 
-admin = typer.Typer(help="Change fairness, and drain workers, while requests run.", no_args_is_help=True)
+admin = typer.Typer(
+    help="Change fairness, drain workers, and clear caches, while requests run.", no_args_is_help=True
+)
+admin.add_typer(cache, name="cache")
 
 Worker = Annotated[str, typer.Argument(metavar="WORKER", help="As `inferctl status` names it.")]
 

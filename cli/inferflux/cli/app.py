@@ -74,6 +74,10 @@ ResumeWindow = Annotated[
         "0 lets a lost connection cancel the request.",
     ),
 ]
+SkipAnswerCache = Annotated[
+    bool,
+    typer.Option("--skip-answer-cache", help="Have the answer computed, and do not keep it for others."),
+]
 RequestId = Annotated[
     str, typer.Option(help="Your own id, for `inferctl cancel` and `resume`: 1-64 of A-Z a-z 0-9 _ -")
 ]
@@ -197,6 +201,7 @@ def chat(
     priority: Priority = 0,
     ignore_eos: IgnoreEos = False,
     resume_window: ResumeWindow = 0,
+    skip_answer_cache: SkipAnswerCache = False,
     request_id: RequestId = "",
     stats: Stats = False,
     as_json: AsJson = False,
@@ -205,7 +210,9 @@ def chat(
     state_dir: StateDirectory = None,
 ) -> None:
     """Ask the model; the answer streams as it is generated."""
-    generation = Generation(max_tokens, temperature, top_p, seed, priority, ignore_eos, resume_window)
+    generation = Generation(
+        max_tokens, temperature, top_p, seed, priority, ignore_eos, resume_window, skip_answer_cache
+    )
     question = _text_or_stdin(text)
     if question is not None and not question.strip():
         raise typer.BadParameter("the question is empty")
@@ -245,6 +252,7 @@ def complete(
     priority: Priority = 0,
     ignore_eos: IgnoreEos = False,
     resume_window: ResumeWindow = 0,
+    skip_answer_cache: SkipAnswerCache = False,
     request_id: RequestId = "",
     stats: Stats = False,
     as_json: AsJson = False,
@@ -253,7 +261,9 @@ def complete(
     state_dir: StateDirectory = None,
 ) -> None:
     """Continue a text, without a chat template."""
-    generation = Generation(max_tokens, temperature, top_p, seed, priority, ignore_eos, resume_window)
+    generation = Generation(
+        max_tokens, temperature, top_p, seed, priority, ignore_eos, resume_window, skip_answer_cache
+    )
     prompt = _text_or_stdin(text)
     if prompt is None:
         raise typer.BadParameter("give a text, or pipe one in")
@@ -268,6 +278,7 @@ def complete(
             priority=priority,
             request_id=request_id,
             resume_window_s=resume_window,
+            skip_answer_cache=skip_answer_cache,
             on_resumed=answer.on_resumed,
         )
         await show(chunks, answer, has_stats=stats, is_json=as_json)

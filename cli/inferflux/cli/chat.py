@@ -70,6 +70,7 @@ async def one_shot(
         priority=generation.priority,
         request_id=request_id,
         resume_window_s=generation.resume_window_s,
+        skip_answer_cache=generation.skips_answer_cache,
         on_resumed=answer.on_resumed,
     )
     await show(chunks, answer, has_stats=has_stats, is_json=is_json)
@@ -138,6 +139,7 @@ class ChatSession:
             params=self._generation.params(),
             priority=self._generation.priority,
             resume_window_s=self._generation.resume_window_s,
+            skip_answer_cache=self._generation.skips_answer_cache,
             on_resumed=answer.on_resumed,
         )
         task = asyncio.create_task(stream_text(chunks, answer))

@@ -68,6 +68,7 @@ class Client:
         priority: int = 0,
         request_id: str = "",
         resume_window_s: int = 0,
+        skip_answer_cache: bool = False,
         on_resumed: Callable[[], None] = lambda: None,
     ) -> AsyncGenerator[tokens_pb2.TokenChunk, None]:
         """The answer to a conversation. Closing the generator early cancels the request.
@@ -82,6 +83,7 @@ class Client:
             params=params,
             priority=priority,
             resume_window_s=resume_window_s,
+            skip_answer_cache=skip_answer_cache,
         )
         return self._chunks(self._inference.Chat, request, request_id, on_resumed)
 
@@ -94,12 +96,18 @@ class Client:
         priority: int = 0,
         request_id: str = "",
         resume_window_s: int = 0,
+        skip_answer_cache: bool = False,
         on_resumed: Callable[[], None] = lambda: None,
     ) -> AsyncGenerator[tokens_pb2.TokenChunk, None]:
         """The continuation of a text; the last two arguments are as in `chat`. Closing the generator early
         cancels the request."""
         request = inference_pb2.GenerateRequest(
-            model=model, text=prompt, params=params, priority=priority, resume_window_s=resume_window_s
+            model=model,
+            text=prompt,
+            params=params,
+            priority=priority,
+            resume_window_s=resume_window_s,
+            skip_answer_cache=skip_answer_cache,
         )
         return self._chunks(self._inference.Generate, request, request_id, on_resumed)
 
@@ -163,6 +171,10 @@ class Client:
         request = admin_pb2.UndrainWorkerRequest(worker_id=worker_id)
         reply = await self._call(self._admin.UndrainWorker, request)
         return reply.progress
+
+    async def clear_cache(self, request: admin_pb2.ClearCacheRequest) -> admin_pb2.ClearCacheResponse:
+        """Clear caches of workers, and the answer cache; says of each what was cleared, or why not."""
+        return await self._call(self._admin.ClearCache, request)
 
     async def _call(self, rpc: Callable[..., Awaitable[_Reply]], request: Message) -> _Reply:
         with self._readable_errors():

@@ -18,6 +18,7 @@ class Generation:
     priority: int = 0
     ignores_eos: bool = False
     resume_window_s: int = 0
+    skips_answer_cache: bool = False
 
     def params(self) -> generation_pb2.GenerationParams:
         sampling = generation_pb2.SamplingParams(

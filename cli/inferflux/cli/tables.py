@@ -8,7 +8,7 @@ from rich.console import Group, RenderableType
 from rich.markup import escape
 from rich.table import Table
 
-from inferflux.v1 import cluster_pb2, model_pb2, scheduler_pb2
+from inferflux.v1 import admin_pb2, cluster_pb2, model_pb2, scheduler_pb2
 
 _BAR = 8
 _BYTE_UNITS = (" B", " KiB", " MiB", " GiB")
@@ -29,7 +29,7 @@ def models_table(models: Sequence[model_pb2.Model]) -> Table:
             f"[bold]{escape(card.name)}[/]",
             escape(card.architecture),
             _scaled(card.parameters, 1000, ("", " k", " M", " B")),
-            _scaled(card.size_bytes, 1024, _BYTE_UNITS),
+            _bytes(card.size_bytes),
             f"{card.context_length:,}",
             f"{card.vocabulary_size:,}",
             str(model.workers) if model.workers else "[red]0[/]",
@@ -143,7 +143,7 @@ def _kv_memory(worker: scheduler_pb2.WorkerStatus) -> str:
     if not worker.kv_bytes:
         return "[dim]-[/]"
     types = "" if worker.kv_types in ("", "f16") else f" {escape(worker.kv_types)}"
-    return _scaled(worker.kv_bytes, 1024, _BYTE_UNITS) + types
+    return _bytes(worker.kv_bytes) + types
 
 
 def _width(worker: scheduler_pb2.WorkerStatus) -> str:
@@ -152,6 +152,34 @@ def _width(worker: scheduler_pb2.WorkerStatus) -> str:
         return "[dim]-[/]"
     empty = worker.kv_cells_holes / worker.kv_cells_width
     return f"{worker.kv_cells_width:,}" + (f" ({empty:.0%} empty)" if worker.kv_cells_holes else "")
+
+
+def cleared_view(response: admin_pb2.ClearCacheResponse) -> RenderableType:
+    """A row per worker, and what went of the answer cache."""
+    parts: list[RenderableType] = []
+    if response.workers:
+        table = _table("worker", ">sequences", ">KV cells", ">in host memory", ">on disk", "")
+        for worker in response.workers:
+            freed = worker.cleared
+            table.add_row(
+                escape(worker.worker_id),
+                f"{freed.sequences:,}",
+                f"{freed.cells:,}",
+                _bytes(freed.host_bytes),
+                _bytes(freed.disk_bytes),
+                f"[red]{escape(worker.error)}[/]" if worker.error else "",
+            )
+        parts.append(table)
+    if response.HasField("answers"):
+        cleared = response.answers
+        words = "1 answer" if cleared.answers == 1 else f"{cleared.answers:,} answers"
+        error = f" [red]{escape(cleared.error)}[/]" if cleared.error else ""
+        parts.append(f"answer cache: {words}, {_bytes(cleared.bytes)}{error}")
+    return Group(*parts) if parts else "[yellow]no worker has announced itself[/]"
+
+
+def _bytes(n: int) -> str:
+    return _scaled(n, 1024, _BYTE_UNITS)
 
 
 def _slots(view: scheduler_pb2.WorkerView) -> str:

@@ -73,7 +73,11 @@ async def backend(session_bus: Bus, demo_tokenizer: bytes) -> AsyncIterator[Back
 
 @pytest.fixture(scope="session")
 async def gateway(
-    tmp_path_factory: pytest.TempPathFactory, nats_url: str, policy: PolicyProcess, backend: Backend
+    tmp_path_factory: pytest.TempPathFactory,
+    nats_url: str,
+    valkey_url: str,
+    policy: PolicyProcess,
+    backend: Backend,
 ) -> AsyncIterator[GatewayProcess]:
     """A gateway for the whole session."""
     process = GatewayProcess(
@@ -81,6 +85,7 @@ async def gateway(
         nats_url,
         f"127.0.0.1:{policy.port}",
         INFERFLUX_GATEWAY_SILENCE_S="1",
+        INFERFLUX_REDIS_URL=valkey_url,
     )
     process.start()
     try:

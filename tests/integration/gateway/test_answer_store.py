@@ -11,7 +11,14 @@ from redis.asyncio import Redis
 
 from inferflux.common import store
 from inferflux.common.servers import ServerProcess
-from inferflux.gateway.answers.store import OVERHEAD_BYTES, PREFIX, AnswerLimits, AnswerStore
+from inferflux.gateway.answers.store import (
+    OVERHEAD_BYTES,
+    PREFIX,
+    AnswerLimits,
+    AnswerStore,
+    Cleared,
+    clear,
+)
 
 # What one answer of the tests takes.
 SIZE = 1000
@@ -120,3 +127,64 @@ async def test_a_store_that_lost_part_of_its_accounts_still_keeps_answers(redis:
     names = await fill(cache, "acme", 10)
     assert (await there(cache, names))[-1]
     assert (await bytes_of(redis))["total"] <= 3 * SIZE
+
+
+async def keep_of(cache: AnswerStore, tenant: str, model: str, n: int) -> list[bytes]:
+    names = [name() for _ in range(n)]
+    for each in names:
+        await cache.keep(each, DATA, tenant=tenant, model=model)
+    return names
+
+
+async def test_clearing_leaves_nothing(redis: Redis) -> None:
+    cache = answers(redis, answers_of_all=2000, of_tenant=2000)
+    kept = await keep_of(cache, "acme", "m", 1200)  # more than one round trip looks at
+    assert await clear(redis) == Cleared(1200, 1200 * SIZE)
+    assert not any(await there(cache, kept[::100]))
+    assert [key async for key in redis.scan_iter(f"{PREFIX}*")] == []
+    assert await clear(redis) == Cleared()
+
+
+async def test_one_tenants_or_one_models_answers_are_cleared_alone(redis: Redis) -> None:
+    cache = answers(redis)
+    of = {
+        (tenant, model): await keep_of(cache, tenant, model, 2)
+        for tenant in ("acme", "globex")
+        for model in ("a model: 7b", "m")
+    }
+    assert await clear(redis, tenant="acme", model="m") == Cleared(2, 2 * SIZE)
+    assert await clear(redis, model="a model: 7b") == Cleared(4, 4 * SIZE)
+    left = {key: any(await there(cache, names)) for key, names in of.items()}
+    assert [key for key, is_there in left.items() if is_there] == [("globex", "m")]
+    assert await bytes_of(redis) == {"tenant/globex": 2 * SIZE, "total": 2 * SIZE}
+    assert await clear(redis, tenant="globex") == Cleared(2, 2 * SIZE)
+    assert await bytes_of(redis) == {}
+
+
+async def test_answers_of_which_nothing_is_known_are_cleared_too(redis: Redis) -> None:
+    """Redis may evict what is known of them, and they would still be found."""
+    cache = answers(redis)
+    kept = await keep_of(cache, "acme", "m", 3)
+    await redis.delete(f"{PREFIX}entries")
+    assert all(await there(cache, kept))
+    cleared = await clear(redis, tenant="globex")
+    assert cleared.answers == 3
+    assert cleared.n_bytes > 0
+    assert not any(await there(cache, kept))
+
+
+async def test_an_answer_of_an_earlier_version_goes_with_every_model(redis: Redis) -> None:
+    cache = answers(redis)
+    (kept,) = await fill(cache, "acme", 1)
+    await redis.hset(f"{PREFIX}entries", kept.hex(), f"{SIZE} acme")
+    assert await clear(redis, tenant="globex", model="m") == Cleared()
+    assert await clear(redis, model="m") == Cleared(1, SIZE)
+    assert not any(await there(cache, [kept]))
+
+
+async def test_a_hit_puts_off_the_expiry_of_an_answer_whose_model_is_known(redis: Redis) -> None:
+    cache = answers(redis, of_tenant=2)
+    first, second = await keep_of(cache, "acme", "m", 2)
+    await cache.find(first)
+    await cache.keep(name(), DATA, tenant="acme", model="m")
+    assert await there(cache, [first, second]) == [True, False]

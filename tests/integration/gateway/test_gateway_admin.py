@@ -39,6 +39,10 @@ class Admin:
         request = admin_pb2.UndrainWorkerRequest(worker_id=worker_id)
         return (await self._stub.UndrainWorker(request, metadata=self._metadata, timeout=WAIT_S)).progress
 
+    async def clear(self, **fields: object) -> admin_pb2.ClearCacheResponse:
+        request = admin_pb2.ClearCacheRequest(**fields)  # type: ignore[arg-type]
+        return await self._stub.ClearCache(request, metadata=self._metadata, timeout=WAIT_S)
+
     def drain(self, worker_id: str, **fields: int) -> Draining:
         request = admin_pb2.DrainWorkerRequest(worker_id=worker_id, **fields)
         return Draining(self._stub.DrainWorker(request, metadata=self._metadata, timeout=WAIT_S))
@@ -117,6 +121,7 @@ async def test_every_call_needs_the_scope_admin(
         ordinary.set_fairness(Change(reset=True)),
         ordinary.undrain("worker-1"),
         ordinary.drain("worker-1").next(),
+        ordinary.clear(),
     ):
         assert (await refusal(call)).code() is grpc.StatusCode.PERMISSION_DENIED
     assert scheduler.requests == []
@@ -244,3 +249,98 @@ async def test_status_counts_workers_in_words(
     finally:
         await serving.close()
     assert [s.detail for s in status.services if s.name == "scheduler"] == [f"{said} 0 running, 0 queued"]
+
+
+FREED = scheduler_pb2.CacheCleared(sequences=2, cells=300, host_states=1, host_bytes=1000)
+
+
+async def test_every_worker_of_a_model_is_asked_and_each_is_named(
+    admin: Admin, scheduler: ScriptedAdmin, backend: Backend
+) -> None:
+    scheduler.worker_id = backend.worker_id
+    scheduler.cleared.cleared.CopyFrom(FREED)
+    response = await admin.clear(model=backend.card.name, tenant="acme", tiers=True)
+    (cleared,) = response.workers
+    assert (cleared.worker_id, cleared.cleared, cleared.error) == (backend.worker_id, FREED, "")
+    assert not response.HasField("answers")
+    (request,) = scheduler.requests
+    assert request.clear_cache.clear == scheduler_pb2.ClearCache(cache_scope="tenant/acme", tiers=True)
+
+
+async def test_without_a_choice_answers_prefixes_and_tiers_are_cleared(
+    admin: Admin, scheduler: ScriptedAdmin, backend: Backend
+) -> None:
+    scheduler.worker_id = backend.worker_id
+    response = await admin.clear()
+    assert response.HasField("answers")
+    assert response.answers.error == ""
+    assert scheduler.requests[-1].clear_cache.clear == scheduler_pb2.ClearCache(prefixes=True, tiers=True)
+    scheduler.requests.clear()
+    response = await admin.clear(worker_id=backend.worker_id)
+    assert not response.HasField("answers")
+    assert scheduler.requests[-1].clear_cache.clear == scheduler_pb2.ClearCache(prefixes=True, tiers=True)
+    assert list((await admin.clear(answers=True)).workers) == []
+
+
+async def test_a_worker_that_is_not_cleared_is_named_with_the_reason(
+    admin: Admin, scheduler: ScriptedAdmin, backend: Backend
+) -> None:
+    scheduler.error = Unavailable("it did not answer")
+    response = await admin.clear(prefixes=True)
+    (cleared,) = [worker for worker in response.workers if worker.worker_id == backend.worker_id]
+    assert (cleared.worker_id, cleared.error) == (backend.worker_id, "it did not answer")
+    error = from_rpc(await refusal(admin.clear(worker_id=backend.worker_id)))
+    assert isinstance(error, Unavailable)
+
+
+@pytest.mark.parametrize(
+    ("fields", "field"),
+    [
+        ({"worker_id": "a.b"}, "worker_id"),
+        ({"worker_id": "worker-1", "answers": True}, "worker_id"),
+        ({"tenant": "a tenant"}, "tenant"),
+        ({"model": "m" * 300}, "model"),
+    ],
+)
+async def test_what_cannot_be_cleared_is_refused_by_its_field(
+    admin: Admin, scheduler: ScriptedAdmin, fields: dict[str, object], field: str
+) -> None:
+    error = from_rpc(await refusal(admin.clear(**fields)))
+    assert isinstance(error, InvalidArgument)
+    assert error.field == field
+    assert scheduler.requests == []
+
+
+async def test_a_worker_of_another_model_is_refused_by_name(
+    admin: Admin, scheduler: ScriptedAdmin, backend: Backend
+) -> None:
+    error = from_rpc(await refusal(admin.clear(worker_id=backend.worker_id, model="another")))
+    assert isinstance(error, InvalidArgument)
+    assert error.field == "worker_id"
+    assert scheduler.requests == []
+
+
+async def test_what_is_cached_nowhere_is_not_found(admin: Admin, scheduler: ScriptedAdmin) -> None:
+    assert isinstance(from_rpc(await refusal(admin.clear(worker_id="unknown"))), NotFound)
+    for fields in ({"model": "unknown"}, {"model": "unknown", "tiers": True}):
+        error = from_rpc(await refusal(admin.clear(**fields)))
+        assert isinstance(error, NotFound)
+        assert "unknown" in error.message
+
+
+async def test_who_changed_what_is_in_the_audit(
+    admin: Admin, scheduler: ScriptedAdmin, backend: Backend, gateway: GatewayProcess
+) -> None:
+    scheduler.worker_id = backend.worker_id
+    scheduler.cleared.cleared.CopyFrom(FREED)
+    await admin.clear(tenant="audited-tenant", prefixes=True)
+    await admin.undrain(backend.worker_id)
+
+    def lines(method: str) -> list[dict[str, object]]:
+        return [line for line in gateway.audit() if line["method"] == method]
+
+    await until(lambda: bool(lines("UndrainWorker")))
+    (cleared,) = [line for line in lines("ClearCache") if line.get("of_tenant") == "audited-tenant"]
+    assert cleared["outcome"] == "done"
+    assert (cleared["cleared_cells"], cleared["cleared_bytes"]) == (300, 1000)
+    assert cleared["key_id"]

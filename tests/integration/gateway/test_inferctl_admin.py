@@ -12,6 +12,7 @@ from harness.gateway import Backend, GatewayProcess, until
 from harness.inferctl import Terminal, run
 from harness.scripted_admin import ScriptedAdmin
 
+from inferflux.common.errors import Unavailable
 from inferflux.v1 import scheduler_pb2
 
 Change = scheduler_pb2.SetFairness
@@ -134,6 +135,10 @@ async def test_a_worker_takes_requests_again(env: dict[str, str], scheduler: Scr
         (("drain", "unknown"), "there is no worker unknown"),
         (("drain", "unknown", "--no-wait"), "there is no worker unknown"),
         (("undrain", "a.b"), "worker"),
+        (("cache", "clear", "--worker", "unknown"), "there is no worker unknown"),
+        (("cache", "clear", "--worker", "worker-1", "--answers"), "no worker has any"),
+        (("cache", "clear", "--tenant", "a b"), "tenant"),
+        (("cache", "clear", "--model", "unknown"), "unknown"),
     ],
 )
 async def test_what_fails_is_one_line_and_status_1(
@@ -171,3 +176,43 @@ async def test_wrong_usage_is_status_2_and_says_what_is_right(
     result = await run("admin", *arguments, env=env)
     assert result.returncode == 2
     assert said in result.stderr
+
+
+FREED = scheduler_pb2.CacheCleared(sequences=2, cells=1300, host_bytes=3 << 20, disk_bytes=5 << 30)
+
+
+async def test_what_was_cleared_is_a_table(
+    env: dict[str, str], scheduler: ScriptedAdmin, backend: Backend
+) -> None:
+    scheduler.worker_id = backend.worker_id
+    scheduler.cleared.cleared.CopyFrom(FREED)
+    result = await run("admin", "cache", "clear", "--model", backend.card.name, env=env)
+    assert result.returncode == 0, result.stderr
+    (row,) = [line.split() for line in result.stdout.splitlines() if line.startswith(backend.worker_id)]
+    assert row == [backend.worker_id, "2", "1,300", "3", "MiB", "5", "GiB"]
+    assert "answer cache: 0 answers, 0 B" in result.stdout
+    assert scheduler.requests[0].clear_cache.clear == scheduler_pb2.ClearCache(prefixes=True, tiers=True)
+
+
+async def test_only_what_is_named_is_cleared_and_json_says_it(
+    env: dict[str, str], scheduler: ScriptedAdmin, backend: Backend
+) -> None:
+    scheduler.worker_id = backend.worker_id
+    scheduler.cleared.cleared.CopyFrom(FREED)
+    flags = ("--worker", backend.worker_id, "--tenant", "acme", "--tiers", "--json")
+    result = await run("admin", "cache", "clear", *flags, env=env)
+    (worker,) = json.loads(result.stdout)["workers"]
+    assert (worker["worker_id"], worker["cleared"]["cells"]) == (backend.worker_id, 1300)
+    (request,) = scheduler.requests
+    assert request.clear_cache.clear == scheduler_pb2.ClearCache(cache_scope="tenant/acme", tiers=True)
+
+
+async def test_a_worker_that_was_not_cleared_is_shown_and_is_status_1(
+    env: dict[str, str], scheduler: ScriptedAdmin, backend: Backend
+) -> None:
+    scheduler.error = Unavailable("it did not answer")
+    result = await run("admin", "cache", "clear", "--prefixes", env=env)
+    assert result.returncode == 1
+    assert "it did not answer" in result.stdout
+    assert result.stderr.startswith("inferctl: not cleared: ")
+    assert backend.worker_id in result.stderr

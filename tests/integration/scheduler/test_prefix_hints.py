@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
 
 import pytest
@@ -64,11 +64,12 @@ class Asking:
 
     def __init__(self, redis: Redis, *workers: WorkerSlots, limit_s: float = PATIENT_S) -> None:
         self.registry = CollectorRegistry()
+        self.is_wanted: Callable[[scheduler_pb2.InferenceRequest], bool] = lambda _request: True
         self.hints = PrefixHints(
             redis,
             lambda _model: workers,
             SchedulerMetrics(self.registry),
-            is_wanted=lambda _request: True,
+            is_wanted=lambda request: self.is_wanted(request),
             block_tokens=16,
             limit_s=limit_s,
         )
@@ -105,7 +106,7 @@ async def test_hints_say_how_much_each_worker_has_cached(redis: Redis) -> None:
         await asking.until_found({"w1": 96, "w2": 32})
         assert await asking.of(PROMPT[:50] + [7] * 50, [7] * 100, [1]) == [{"w1": 48, "w2": 32}, {}, {}]
     assert asking.count("hit") == 2
-    assert asking.count("miss") == 2
+    assert asking.count("miss") == 1  # one token has no block to look up
 
 
 async def test_a_tenant_gets_no_hint_of_anothers_prompts_unless_they_share_a_scope(redis: Redis) -> None:
@@ -147,6 +148,24 @@ async def test_a_redis_that_does_not_answer_costs_one_bounded_wait(
         assert asking.count("skipped") > 10  # but for those that found the late one abandoned
         private_valkey.resume()
         await asking.until_found({"w1": 96})
+
+
+async def test_only_prompts_that_would_be_looked_up_count_as_skipped(redis: Redis) -> None:
+    asking = Asking(redis, worker_of("w1"))  # which has not met Redis
+    unwanted = request_of(PROMPT, tenant="nobody")
+    asking.is_wanted = lambda request: request is not unwanted
+    await asking.hints.look_up([unwanted, request_of([1] * 15), request_of(PROMPT)])
+    assert asking.count("skipped") == 1
+
+
+async def test_tokens_that_were_generated_before_are_looked_up_with_their_prompt(redis: Redis) -> None:
+    await cache(redis, Holder("w1", "w1-1"), PROMPT)
+    request = request_of(PROMPT[:40])
+    request.generated_token_ids.extend(PROMPT[40:])
+    asking = Asking(redis, worker_of("w1"))
+    with asking.keeping_up():
+        await asking.until_found({"w1": 96})
+        assert await asking.hints.look_up([request]) == [{"w1": 96}]
 
 
 async def test_hints_are_back_by_themselves_after_redis_died(

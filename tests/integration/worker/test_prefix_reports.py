@@ -53,14 +53,20 @@ class Writer:
         self.registry = CollectorRegistry()
         self.holder = Holder("w", uuid.uuid4().hex)
         metrics = WorkerMetrics(self.registry).of("m", flash_attention=True)
-        self.reports = PrefixReports(redis, self.holder, make_hasher, metrics)
+        self.cached: dict[int, engine_pb2.CachedPrefix] = {}
+        self.reports = PrefixReports(
+            redis, self.holder, make_hasher, metrics, report_again=self._report_again
+        )
 
     def report(self, entry: int, tokens: Sequence[int]) -> None:
         tier = engine_pb2.CACHE_TIER_DEVICE
         ids = packed(tokens)
-        self.reports.take_in(
-            [engine_pb2.CachedPrefix(entry=entry, token_ids=ids, cache_scope=SCOPE, tier=tier)]
-        )
+        self.cached[entry] = engine_pb2.CachedPrefix(entry=entry, token_ids=ids, cache_scope=SCOPE, tier=tier)
+        self.reports.take_in([self.cached[entry]])
+
+    def _report_again(self) -> None:
+        """As the engine does, some time later."""
+        asyncio.get_running_loop().call_soon(self.reports.take_in, list(self.cached.values()))
 
     def count(self, name: str) -> float:
         return self.registry.get_sample_value(f"inferflux_{name}", {"model": "m"}) or 0.0
@@ -146,10 +152,40 @@ async def test_another_salt_is_taken_over(redis: Redis) -> None:
         writer.report(1, range(10))
         await until_found(reader, writer.holder, range(10), 5)
         await redis.set("inferflux:{prefixes}:salt", bytes(32))
-        await until_found(reader, writer.holder, range(10), 0)
+        await until_found(reader, writer.holder, range(10), 5)
 
-        async def is_used() -> bool:
-            writer.report(1, range(10))
-            return await reader.blocks(writer.holder, range(10)) == 5
 
-        await until(is_used)
+async def test_what_others_have_done_to_the_index_is_mended(redis: Redis) -> None:
+    """Values that are none, and blocks that are missing; the version says nothing of it."""
+    reader, writer = Reader(redis), Writer(redis)
+    with writer.running():
+        writer.report(1, range(10))
+        await until_found(reader, writer.holder, range(10), 5)
+        key = f"inferflux:{{prefixes}}:blocks:w:{writer.holder.incarnation}"
+        blocks = [field for field in await redis.hkeys(key) if field != b"version"]
+        await redis.hset(key, mapping=dict.fromkeys(blocks[:3], b"garbage"))
+        await redis.hdel(key, *blocks[3:])
+        await until_found(reader, writer.holder, range(10), 5)
+    assert writer.count("prefix_index_rewrites_total") == 0
+
+
+async def test_a_rewrite_returns_when_the_index_has_what_was_reported_and_nothing_else(redis: Redis) -> None:
+    reader, writer = Reader(redis), Writer(redis)
+    with writer.running():
+        writer.report(1, range(10))
+        await until_found(reader, writer.holder, range(10), 5)
+        key = f"inferflux:{{prefixes}}:blocks:w:{writer.holder.incarnation}"
+        await redis.hset(key, "stale", b"12345")
+        writer.report(1, [])
+        await writer.reports.rewrite()
+        assert await redis.hkeys(key) == [b"version"]
+
+
+async def test_a_rewrite_does_not_wait_for_a_redis_that_is_away(
+    redis: Redis, private_valkey: ServerProcess
+) -> None:
+    writer = Writer(redis)
+    with writer.running():
+        private_valkey.kill()
+        async with asyncio.timeout(10):
+            await writer.reports.rewrite()

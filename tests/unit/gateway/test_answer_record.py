@@ -79,7 +79,7 @@ def said(chunks: Sequence[Chunk]) -> tuple[list[int], str, list[int], int]:
 
 
 def streamed(answer: answers_pb2.CachedAnswer) -> list[Chunk]:
-    return stream_of(answer, request_id="r2", attempt_id="a2", prompt_tokens=5)
+    return stream_of(answer, request_id="r2", attempt_id="a2", model="m", prompt_tokens=5)
 
 
 @st.composite

@@ -23,7 +23,7 @@ from inferflux.gateway.readers import ReaderReports
 from inferflux.gateway.relay import RelayLimits
 from inferflux.gateway.streams import Streams
 from inferflux.gateway.submit import Submitter
-from inferflux.v1 import generation_pb2, model_pb2, policy_pb2, scheduler_pb2, tokens_pb2
+from inferflux.v1 import answers_pb2, generation_pb2, model_pb2, policy_pb2, scheduler_pb2, tokens_pb2
 
 CARD = model_pb2.ModelCard(name="demo")
 STOP = generation_pb2.FINISH_REASON_STOP
@@ -40,6 +40,8 @@ class ScriptedBus:
         self.enqueued: bool | InferFluxError = True
         self.live: list[bytes] = []
         self.stored: list[bytes] = []
+        self.published: list[bytes] = []
+        self.refused_publishes = 0
         self.reply = scheduler_pb2.ReaderReply()
         self.may_reply = asyncio.Event()
         self.may_reply.set()
@@ -65,8 +67,11 @@ class ScriptedBus:
             return self.reply.SerializeToString()
         return scheduler_pb2.CancelReply().SerializeToString()
 
-    async def publish(self, _subject: str, _data: bytes) -> None:
-        pass
+    async def publish(self, _subject: str, data: bytes) -> None:
+        if self.refused_publishes:
+            self.refused_publishes -= 1
+            raise Unavailable("not now", reason="NOT_CONNECTED")
+        self.published.append(data)
 
     async def next(self, timeout_s: float) -> bytes:
         if self.live:
@@ -109,7 +114,8 @@ class Stage:
         self.settled.append(request)
 
     def generation(self, method: str = "Generate") -> Generation:
-        call = Call(method, "demo", "r1", Caller("acme", "key"), OFF.start("test"), CallContext("r1"))
+        model = "" if method == "Resume" else "demo"
+        call = Call(method, model, "r1", Caller("acme", "key"), OFF.start("test"), CallContext("r1"))
         return Generation(call, self._services)
 
     async def submit(self, attempt_id: str) -> None:
@@ -198,7 +204,58 @@ async def test_the_terminal_chunk_names_the_attempt_whatever_the_scheduler_answe
         assert [request.attempt_id for request in stage.settled] == ["a1"]
 
 
-def finished(attempt_id: str) -> bytes:
+async def test_the_model_of_a_resumed_stream_is_recorded_by_its_terminal_chunk_or_by_its_scheduler() -> None:
+    stage = Stage()
+    stage.bus.stored = [finished("a1", model="demo")]
+    stage.bus.reply = scheduler_pb2.ReaderReply(was_found=True, attempt_id="a2", model="of the next attempt")
+    async with stage.generation("Resume") as generation:
+        await generation.resume(0)
+        await anext(generation)
+    await stage.end()
+    assert [request.model for request in stage.settled] == ["demo"]
+
+    stage = Stage()
+    stage.bus.stored = [tokens_pb2.TokenChunk(epoch=1, token_ids=[7]).SerializeToString()]
+    stage.bus.reply = scheduler_pb2.ReaderReply(was_found=True, attempt_id="a1", model="demo")
+    async with stage.generation("Resume") as generation:
+        await generation.resume(0)
+        await anext(generation)
+    await stage.end()
+    assert [(request.model, request.attempt_id) for request in stage.settled] == [("demo", "a1")]
+
+
+ANSWER = answers_pb2.CachedAnswer(
+    chunks=[tokens_pb2.TokenChunk(offset=i, token_ids=[7], text="x") for i in range(3)], reason=STOP
+)
+
+
+async def answer(stage: Stage, *, window_s: int) -> None:
+    job = scheduler_pb2.InferenceRequest(
+        request_id="r1", attempt_id="a1", model="demo", resume_window_s=window_s
+    )
+    async with stage.generation() as generation:
+        await generation.answer(CARD, job, ANSWER)
+        assert [chunk async for chunk in generation]
+    await stage.background.finish(5)
+
+
+async def test_an_answer_from_the_cache_is_published_as_soon_as_nats_takes_it() -> None:
+    stage = Stage()
+    stage.bus.refused_publishes = 2
+    await answer(stage, window_s=30)
+    chunks = [tokens_pb2.TokenChunk.FromString(data) for data in stage.bus.published]
+    assert [chunk.offset for chunk in chunks] == [0, 0, 1, 2, 3]
+    assert (chunks[-1].attempt_id, chunks[-1].model) == ("a1", "demo")
+
+
+async def test_an_answer_that_cannot_be_resumed_is_not_published_again() -> None:
+    stage = Stage()
+    stage.bus.refused_publishes = 1
+    await answer(stage, window_s=0)
+    assert stage.bus.published == []
+
+
+def finished(attempt_id: str, *, model: str = "") -> bytes:
     end = tokens_pb2.Finished(reason=STOP, usage=generation_pb2.Usage(prompt_tokens=2, completion_tokens=1))
-    chunk = tokens_pb2.TokenChunk(epoch=1, token_ids=[7], finished=end, attempt_id=attempt_id)
+    chunk = tokens_pb2.TokenChunk(epoch=1, token_ids=[7], finished=end, attempt_id=attempt_id, model=model)
     return chunk.SerializeToString()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -44,6 +45,10 @@ class FakeCore:
         if worker_id != "worker-1":
             raise NotFound(f"no worker {worker_id} is alive")
         return DrainProgress(residents=2, is_drained=False, state=DRAINING)
+
+    def clear_cache(self, worker_id: str, clear: scheduler_pb2.ClearCache) -> worker_pb2.WorkerCommand:
+        self.drain_progress(worker_id)
+        return worker_pb2.WorkerCommand(clear_cache=clear, term=7)
 
 
 class Entry(NamedTuple):
@@ -96,6 +101,10 @@ class Desk:
         self.core = FakeCore(settings)
         self.done: list[list[Action]] = []
         self.is_lease_held = True
+        # What workers were sent that they answer.
+        self.commands: list[tuple[str, worker_pb2.WorkerCommand]] = []
+        self.worker_error: InferFluxError | None = None
+        self.until_answered: asyncio.Event | None = None
         self.administration = Administration(
             self.core,
             FairnessStore(self.bucket),
@@ -104,7 +113,18 @@ class Desk:
             is_lease_held=lambda: self.is_lease_held,
             is_alone=is_alone,
             guarded=lambda _what, work: work(),
+            ask_worker=self._ask_worker,
         )
+
+    async def _ask_worker(
+        self, worker_id: str, command: worker_pb2.WorkerCommand
+    ) -> scheduler_pb2.ClearedWorker:
+        self.commands.append((worker_id, command))
+        if self.worker_error is not None:
+            raise self.worker_error
+        if self.until_answered is not None:
+            await self.until_answered.wait()
+        return scheduler_pb2.ClearedWorker(worker_id="another", cleared=scheduler_pb2.CacheCleared(cells=42))
 
     async def ask(self, request: Request) -> scheduler_pb2.SchedulerAdminReply:
         reply = await self.administration.answer(request.SerializeToString())
@@ -246,6 +266,48 @@ async def test_an_unknown_worker_is_refused_by_name(request_: Request) -> None:
     assert "unknown" in refused.message
 
 
+CLEAR = scheduler_pb2.ClearCache(cache_scope="tenant/acme", prefixes=True)
+
+
+def clearing(worker_id: str = "worker-1") -> Request:
+    return Request(clear_cache=scheduler_pb2.ClearWorkerCache(worker_id=worker_id, clear=CLEAR))
+
+
+async def test_a_worker_is_told_to_clear_its_cache_and_what_it_says_is_answered_in_its_name() -> None:
+    desk = Desk()
+    reply = await desk.ask(clearing())
+    assert reply.cleared.worker_id == "worker-1"
+    assert reply.cleared.cleared.cells == 42
+    assert desk.commands == [("worker-1", worker_pb2.WorkerCommand(clear_cache=CLEAR, term=7))]
+
+
+async def test_a_worker_that_does_not_answer_keeps_nobody_waiting() -> None:
+    desk = Desk()
+    desk.until_answered = asyncio.Event()
+    slow = asyncio.create_task(desk.ask(clearing()))
+    async with asyncio.timeout(10):
+        while not desk.commands:
+            await asyncio.sleep(0)
+        assert (await desk.change(enable_preemption=True)).fairness.enable_preemption
+        assert not slow.done()
+        desk.until_answered.set()
+        assert (await slow).cleared.cleared.cells == 42
+
+
+async def test_a_worker_that_is_not_cleared_is_refused_with_the_reason() -> None:
+    desk = Desk()
+    desk.worker_error = Unavailable("it did not answer")
+    assert (await desk.ask(clearing())).refused == scheduler_pb2.AdminRefusal(
+        code=Unavailable.code, message="it did not answer"
+    )
+
+
+async def test_an_unknown_workers_cache_is_left_to_the_leader_of_its_partition() -> None:
+    request = clearing("unknown").SerializeToString()
+    assert await Desk(is_alone=False).administration.answer(request) is None
+    assert (await Desk().ask(clearing("unknown"))).refused.code == NotFound.code
+
+
 @pytest.mark.parametrize("data", [b"", b"\xff\xff\xff"])
 async def test_what_is_no_request_is_refused(data: bytes) -> None:
     reply = await Desk().administration.answer(data)
@@ -268,10 +330,13 @@ async def test_without_the_lease_nothing_is_done_or_said() -> None:
         Request(set_fairness=Change(enable_preemption=True)),
         Request(drain=scheduler_pb2.DrainRequest(worker_id="worker-1")),
         Request(get_fairness=scheduler_pb2.GetFairness()),
+        clearing(),
+        Request(),
     ):
         assert await desk.administration.answer(request.SerializeToString()) is None
     assert desk.bucket.entries == {}
     assert desk.core.drains == []
+    assert desk.commands == []
     assert desk.core.fairness == FairnessSettings()
 
 

@@ -80,7 +80,7 @@ _TOKENS = st.lists(st.integers(0, 2), min_size=1, max_size=8)
 _Step = tuple[str, int, str, list[int]]
 _STEPS = st.lists(
     st.tuples(
-        st.sampled_from(["hold", "hold", "unpin", "drop", "evict", "lookup"]),
+        st.sampled_from(["hold", "hold", "unpin", "drop", "evict", "lookup", "clear"]),
         st.integers(0, 7),
         st.sampled_from(["s", "t"]),
         _TOKENS,
@@ -143,6 +143,14 @@ class NaiveTree:
         if eviction.kept_tokens:
             self.held[eviction.holder] = scope, tokens[: eviction.kept_tokens]
 
+    def clear(self, scope: str) -> None:
+        expected = {
+            h for h, (its_scope, _) in self.held.items() if h not in self.pinned and scope in ("", its_scope)
+        }
+        assert set(self.cache.clear(scope)) == expected
+        for holder in expected:
+            del self.held[holder]
+
     def lookup(self, scope: str, tokens: list[int]) -> None:
         found = self.cache.lookup(scope, ids(*tokens))
         lengths = {h: _n_common(t, tokens) for h, (s, t) in self.held.items() if s == scope}
@@ -174,6 +182,8 @@ def test_it_says_the_same_as_a_list_of_sequences(steps: list[_Step]) -> None:
                 naive.evict()
             case "lookup":
                 naive.lookup(scope, tokens)
+            case "clear":
+                naive.clear(scope if holder % 2 else "")
         naive.check()
     for holder in list(naive.held):
         naive.drop(holder)

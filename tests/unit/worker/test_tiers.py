@@ -393,8 +393,78 @@ def test_what_comes_moves_and_goes_is_told(tmp_path: Path) -> None:
     assert dict(told()) == {1: None, 2: Tier.DISK, 3: Tier.HOST}
     assert told() == []
     tiers.keep(state_of(prompt(4)))
-    assert len(tiers.take_moved(1)) == 1
+    assert [kept.is_kept for kept in tiers.take_moved(1)].count(True) == 1  # what went is told beside it
+    assert tiers.has_moved
     assert told() != []
+    assert not tiers.has_moved
+    tiers.report_all()
+    settle(tiers, disk)
+    assert sorted(told()) == [(3, Tier.DISK), (4, Tier.HOST)]
+    tiers.close()
+
+
+def test_clearing_frees_both_tiers_of_all_but_what_preempted_requests_wait_for(tmp_path: Path) -> None:
+    disk = Disk(tmp_path, IDENTITY)
+    tiers = tiers_of(2, disk, disk_states=4)
+    waiting = Waiting(1.0)
+    assert tiers.hold(state_of(prompt(9)), waiting) == []
+    for kind in range(3):  # two of them go to the disk
+        tiers.keep(state_of(prompt(kind)))
+    settle(tiers, disk)
+    assert tiers.clear() == {Tier.HOST: (1, SIZE), Tier.DISK: (2, 2 * SIZE)}
+    settle(tiers, disk)
+    assert (tiers.used(Tier.HOST), tiers.used(Tier.DISK)) == ((SIZE, 1), (0, 0))
+    assert list(tmp_path.glob("0/*.kv")) == []
+    assert all(look_up(tiers, prompt(kind)) is None for kind in range(3))
+    assert tiers.preempted_bytes == SIZE
+    tiers.resumed(waiting)
+    assert tiers.used(Tier.HOST) == (0, 0)
+    tiers.close()
+
+
+def test_clearing_one_scope_leaves_the_others(tmp_path: Path) -> None:
+    disk = Disk(tmp_path, IDENTITY)
+    tiers = tiers_of(2, disk, disk_states=4)
+    for kind, scope in enumerate(("a", "b", "a", "b")):
+        tiers.keep(state_of(prompt(kind), scope=scope))
+    settle(tiers, disk)
+    assert tiers.clear("a") == {Tier.HOST: (1, SIZE), Tier.DISK: (1, SIZE)}
+    settle(tiers, disk)
+    found = [look_up(tiers, prompt(kind), scope=scope) for kind, scope in enumerate(("a", "b", "a", "b"))]
+    assert [each is not None for each in found] == [False, True, False, True]
+    tiers.close()
+
+
+def test_files_that_are_found_after_clearing_are_removed(tmp_path: Path) -> None:
+    disk = Disk(tmp_path, IDENTITY)
+    tiers = tiers_of(0, disk, disk_states=4)
+    tiers.keep(state_of(prompt(1), scope="a"))
+    tiers.keep(state_of(prompt(2), scope="b"))
+    settle(tiers, disk)
+    tiers.close()
+    disk = Disk(tmp_path, IDENTITY)
+    following = tiers_of(0, disk, disk_states=4)
+    assert following.is_scanning
+    assert following.clear("a") == {Tier.HOST: (0, 0), Tier.DISK: (0, 0)}
+    settle(following, disk)
+    assert not following.is_scanning
+    assert look_up(following, prompt(1), scope="a") is None
+    assert look_up(following, prompt(2), scope="b") is not None
+    following.keep(state_of(prompt(3), scope="a"))
+    settle(following, disk)
+    assert look_up(following, prompt(3), scope="a") is not None
+    following.close()
+
+
+def test_a_state_that_is_cleared_while_it_is_written_is_not_found_later(tmp_path: Path) -> None:
+    disk = Disk(tmp_path, IDENTITY)
+    tiers = tiers_of(0, disk, disk_states=4)
+    settle(tiers, disk)
+    tiers.keep(state_of(prompt(1)))
+    assert tiers.clear()[Tier.DISK] == (1, SIZE)
+    settle(tiers, disk)
+    assert list(tmp_path.glob("0/*.kv")) == []
+    assert tiers.used(Tier.DISK) == (0, 0)
     tiers.close()
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from harness.kv_states import IDENTITY
+from harness.kv_states import IDENTITY, state_of
 from harness.worker import batch_item, resume_item
 from harness.worker_world import WorkerWorld, next_token
 
@@ -225,6 +225,7 @@ def test_a_flush_without_time_writes_nothing_and_frees_what_runs(tmp_path: Path)
     world.submit(item("a", prompt=PROMPT))
     world.settle()
     assert world.engine.flush(0.0).flushed.states == 0
+    world.settle()  # what left is told
     assert world.engine.idle_s() is None
     world.engine.close()
     assert not list(tmp_path.glob("*/*.kv"))
@@ -363,4 +364,108 @@ def test_a_full_kv_cache_beside_a_read_stops_nothing(slow_disk: tuple[Disk, thre
     run_out(world)
     assert emitted(world, "waits") == answer_to([*PROMPT, 5])
     assert emitted(world, "large") == answer_to([3] * 115)
+    world.engine.close()
+
+
+CLEAR = scheduler_pb2.ClearCache(prefixes=True, tiers=True)
+
+
+def cleared(world: WorkerWorld, clear: scheduler_pb2.ClearCache = CLEAR) -> scheduler_pb2.CacheCleared:
+    """What the engine answers when it is told to clear its cache."""
+    world.engine.clear_cache(engine_pb2.EngineClearCache(id=3, clear=clear))
+    world.step()
+    (answer,) = world.reports[-1].cleared
+    assert answer.id == 3
+    world.settle()
+    return answer.cleared
+
+
+def test_clearing_takes_what_nobody_holds_and_leaves_what_runs_waits_or_is_shared() -> None:
+    world = world_of(slots=2, has_prefix_cache=True)
+    for name, prompt in (("ended", PROMPT), ("other", PROMPT[::-1])):
+        world.submit(item(name, prompt=prompt))
+        run_out(world)
+    world.submit(item("runs", prompt=[*PROMPT, 5]))  # shares the cells of the first that ended
+    world.settle()
+    before = world.status()
+    assert before.kv_cells_cached > 0
+    freed = cleared(world)
+    after = world.status()
+    assert freed.cells == before.kv_cells_cached
+    assert (freed.sequences, after.kv_cells_cached, after.cached_sequences) == (2, 0, 0)
+    assert {entry.token_ids for entry in world.cached.entries.values()} == {
+        np.array([*PROMPT, 5], "<i4").tobytes()
+    }
+    run_out(world)
+    assert emitted(world, "runs") == answer_to([*PROMPT, 5])
+
+
+def test_what_is_cleared_is_computed_again() -> None:
+    world = world_of(has_prefix_cache=True)
+    world.submit(item("a", prompt=[*PROMPT, 5]))
+    run_out(world)
+    assert cleared(world).cells == len(PROMPT) + 10
+    world.submit(item("b", prompt=[*PROMPT, 5]))
+    assert run_out(world) == len(PROMPT) + 1
+    assert emitted(world, "b") == answer_to([*PROMPT, 5])
+    assert (cleared(world).cells, cleared(world).cells) == (len(PROMPT) + 10, 0)
+
+
+def test_a_preempted_request_keeps_its_state_in_host_memory_when_all_is_cleared() -> None:
+    world = world_of(has_prefix_cache=True)
+    world.submit(item("waits", prompt=[*PROMPT, 5]))
+    world.settle()
+    preempt(world, "waits", item("large", prompt=[3] * 100))
+    while not (held := world.status().swap_bytes_used):
+        assert world.table.has_running
+        world.settle()
+    assert cleared(world).host_bytes == 0
+    assert world.status().swap_bytes_used == held
+    run_out(world)
+    resume(world, "waits")
+    run_out(world)
+    assert emitted(world, "waits") == answer_to([*PROMPT, 5])
+
+
+def test_one_tenants_prefixes_are_cleared_alone() -> None:
+    world = world_of(has_prefix_cache=True, slots=2)
+    world.submit(item("own", prompt=PROMPT))
+    run_out(world)
+    world.submit(item("shared", prompt=PROMPT[::-1], scope="shop"))
+    run_out(world)
+    clear = scheduler_pb2.ClearCache(prefixes=True, cache_scope="tenant/t")
+    assert cleared(world, clear).sequences == 1
+    assert [entry.cache_scope for entry in world.cached.entries.values()] == ["scope/shop"]
+    assert cleared(world, scheduler_pb2.ClearCache(tiers=True)) == scheduler_pb2.CacheCleared()
+    assert world.status().cached_sequences == 1
+
+
+def test_all_that_is_cached_is_reported_again_when_that_is_asked_for() -> None:
+    world = world_of(has_prefix_cache=True, slots=2)
+    for i in range(3):
+        world.submit(item(f"r{i}", prompt=[i, *PROMPT[:30]]))
+        run_out(world)
+    told = dict(world.cached.entries)
+    assert told
+    world.cached.clear()
+    world.model.report_cache()
+    while world.engine.idle_s() == 0 or not world.cached.entries:
+        world.settle()
+    assert world.cached.entries == told
+
+
+def test_an_idle_engine_tells_what_it_finds_on_its_disk(tmp_path: Path) -> None:
+    """More than goes into one report."""
+    disk = Disk(tmp_path, IDENTITY)
+    for i in range(40):
+        disk.write(state_of([i % 40, i // 40, *PROMPT]))
+    disk.flush()
+    disk.close()
+    disk = Disk(tmp_path, IDENTITY)
+    world = world_of(disk=disk, has_prefix_cache=True)
+    while (wait_s := world.engine.idle_s()) is not None:
+        time.sleep(wait_s)
+        world.settle()
+    assert len(world.cached.entries) == 40
+    assert {entry.tier for entry in world.cached.entries.values()} == {engine_pb2.CACHE_TIER_DISK}
     world.engine.close()

@@ -8,6 +8,8 @@ Both ends are included:
 | change.max_timeslice_tokens | 0 to 1,000,000 |
 | worker_id | 1 to 64 of A-Z a-z 0-9 _ - |
 | hand_over_after_ms | 0 to 86,400,000 |
+| model | at most 256 bytes |
+| tenant | 1 to 64 of A-Z a-z 0-9 _ - |
 
 Pure; every error names its field.
 """
@@ -15,14 +17,16 @@ Pure; every error names its field.
 from __future__ import annotations
 
 from inferflux.common import subjects
-from inferflux.common.checks import check_range
+from inferflux.common.checks import check_model_name, check_range, check_text, check_token
 from inferflux.common.errors import InvalidArgument
-from inferflux.v1 import scheduler_pb2
+from inferflux.v1 import admin_pb2, scheduler_pb2
 
 # Beyond every priority, so that nothing, or everything, can be urgent.
 MAX_THRESHOLD = 1000
 MAX_TIMESLICE_TOKENS = 1_000_000
 MAX_HAND_OVER_MS = 86_400_000
+# As `cache_scope_of` makes them.
+MAX_SCOPE_BYTES = 128
 
 
 def check_fairness(change: scheduler_pb2.SetFairness) -> None:
@@ -46,3 +50,24 @@ def check_hand_over(after_ms: int | None) -> None:
     """Raises InvalidArgument for more than a day; None is never."""
     if after_ms is not None:
         check_range(after_ms, 0, MAX_HAND_OVER_MS, "hand_over_after_ms")
+
+
+def check_clear(request: admin_pb2.ClearCacheRequest) -> None:
+    """What is to be cleared could be there."""
+    if request.model:
+        check_model_name(request.model)
+    if request.tenant:
+        check_token(request.tenant, "tenant")
+    if request.worker_id:
+        check_worker_id(request.worker_id)
+        if request.answers:
+            message = "answers are kept in Redis: no worker has any, so name none or leave them out"
+            raise InvalidArgument(message, field="worker_id")
+
+
+def check_clear_worker(request: scheduler_pb2.ClearWorkerCache) -> None:
+    """A worker could be asked to clear that."""
+    check_worker_id(request.worker_id)
+    check_text(request.clear.cache_scope, MAX_SCOPE_BYTES, "clear.cache_scope")
+    if not (request.clear.prefixes or request.clear.tiers):
+        raise InvalidArgument("nothing is to be cleared", field="clear")

@@ -13,7 +13,12 @@ def cache_scope_of(request: scheduler_pb2.InferenceRequest) -> str:
     """
     if request.cache_scope:
         return f"scope/{request.cache_scope}"
-    return f"tenant/{request.tenant}"
+    return scope_of_tenant(request.tenant)
+
+
+def scope_of_tenant(tenant: str) -> str:
+    """The scope that is a tenant's own."""
+    return f"tenant/{tenant}"
 
 
 def check_cache_scope(cache_scope: str, field: str) -> None:

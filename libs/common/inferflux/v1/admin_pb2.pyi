@@ -3,8 +3,10 @@
 isort:skip_file
 The gateway: what an operator changes of the whole. Every call needs the scope `admin`."""
 
+from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
+from google.protobuf.internal import containers as _containers
 from inferflux.v1 import scheduler_pb2 as _scheduler_pb2
 import builtins as _builtins
 import sys
@@ -175,3 +177,102 @@ class UndrainWorkerResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___UndrainWorkerResponse: _TypeAlias = UndrainWorkerResponse  # noqa: Y015
+
+@_typing.final
+class ClearCacheRequest(_message.Message):
+    """What to clear. Without `answers`, `prefixes` and `tiers`: all three, or of one worker the last two."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MODEL_FIELD_NUMBER: _builtins.int
+    WORKER_ID_FIELD_NUMBER: _builtins.int
+    TENANT_FIELD_NUMBER: _builtins.int
+    ANSWERS_FIELD_NUMBER: _builtins.int
+    PREFIXES_FIELD_NUMBER: _builtins.int
+    TIERS_FIELD_NUMBER: _builtins.int
+    model: _builtins.str
+    """Of this model alone; empty: of every model."""
+    worker_id: _builtins.str
+    """Of this worker alone; empty: of every worker. Answers are kept in Redis, so no worker has any."""
+    tenant: _builtins.str
+    """Of this tenant alone: the prefixes that only its own requests share, and the answers to its requests. Empty:
+    of all.
+    """
+    answers: _builtins.bool
+    """The answer cache."""
+    prefixes: _builtins.bool
+    """Cached prefixes in the workers' KV caches."""
+    tiers: _builtins.bool
+    """Cached prefixes in the workers' host memory and on their disks."""
+    def __init__(
+        self,
+        *,
+        model: _builtins.str = ...,
+        worker_id: _builtins.str = ...,
+        tenant: _builtins.str = ...,
+        answers: _builtins.bool = ...,
+        prefixes: _builtins.bool = ...,
+        tiers: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["answers", b"answers", "model", b"model", "prefixes", b"prefixes", "tenant", b"tenant", "tiers", b"tiers", "worker_id", b"worker_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ClearCacheRequest: _TypeAlias = ClearCacheRequest  # noqa: Y015
+
+@_typing.final
+class ClearCacheResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    WORKERS_FIELD_NUMBER: _builtins.int
+    ANSWERS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def workers(self) -> _containers.RepeatedCompositeFieldContainer[_scheduler_pb2.ClearedWorker]:
+        """By worker id; none where neither prefixes nor tiers were to be cleared."""
+
+    @_builtins.property
+    def answers(self) -> Global___ClearedAnswers:
+        """Absent where answers were not to be cleared."""
+
+    def __init__(
+        self,
+        *,
+        workers: _abc.Iterable[_scheduler_pb2.ClearedWorker] | None = ...,
+        answers: Global___ClearedAnswers | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["answers", b"answers"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["answers", b"answers", "workers", b"workers"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ClearCacheResponse: _TypeAlias = ClearCacheResponse  # noqa: Y015
+
+@_typing.final
+class ClearedAnswers(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ANSWERS_FIELD_NUMBER: _builtins.int
+    BYTES_FIELD_NUMBER: _builtins.int
+    ERROR_FIELD_NUMBER: _builtins.int
+    answers: _builtins.int
+    bytes: _builtins.int
+    """As the budget of the answer cache counts them."""
+    error: _builtins.str
+    """Why they could not be cleared, or not all; empty otherwise."""
+    def __init__(
+        self,
+        *,
+        answers: _builtins.int = ...,
+        bytes: _builtins.int = ...,
+        error: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["answers", b"answers", "bytes", b"bytes", "error", b"error"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ClearedAnswers: _TypeAlias = ClearedAnswers  # noqa: Y015

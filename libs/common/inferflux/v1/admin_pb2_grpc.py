@@ -54,6 +54,11 @@ class AdminServiceStub:
                 request_serializer=inferflux_dot_v1_dot_admin__pb2.UndrainWorkerRequest.SerializeToString,
                 response_deserializer=inferflux_dot_v1_dot_admin__pb2.UndrainWorkerResponse.FromString,
                 _registered_method=True)
+        self.ClearCache = channel.unary_unary(
+                '/inferflux.v1.AdminService/ClearCache',
+                request_serializer=inferflux_dot_v1_dot_admin__pb2.ClearCacheRequest.SerializeToString,
+                response_deserializer=inferflux_dot_v1_dot_admin__pb2.ClearCacheResponse.FromString,
+                _registered_method=True)
 
 
 class AdminServiceServicer:
@@ -85,6 +90,14 @@ class AdminServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ClearCache(self, request, context):
+        """Requests keep what they have; what others could have had of it is freed. A worker that could not be cleared
+        is named with the reason, and does not keep the others from it.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_AdminServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -107,6 +120,11 @@ def add_AdminServiceServicer_to_server(servicer, server):
                     servicer.UndrainWorker,
                     request_deserializer=inferflux_dot_v1_dot_admin__pb2.UndrainWorkerRequest.FromString,
                     response_serializer=inferflux_dot_v1_dot_admin__pb2.UndrainWorkerResponse.SerializeToString,
+            ),
+            'ClearCache': grpc.unary_unary_rpc_method_handler(
+                    servicer.ClearCache,
+                    request_deserializer=inferflux_dot_v1_dot_admin__pb2.ClearCacheRequest.FromString,
+                    response_serializer=inferflux_dot_v1_dot_admin__pb2.ClearCacheResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -217,6 +235,33 @@ class AdminService:
             '/inferflux.v1.AdminService/UndrainWorker',
             inferflux_dot_v1_dot_admin__pb2.UndrainWorkerRequest.SerializeToString,
             inferflux_dot_v1_dot_admin__pb2.UndrainWorkerResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ClearCache(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/inferflux.v1.AdminService/ClearCache',
+            inferflux_dot_v1_dot_admin__pb2.ClearCacheRequest.SerializeToString,
+            inferflux_dot_v1_dot_admin__pb2.ClearCacheResponse.FromString,
             options,
             channel_credentials,
             insecure,

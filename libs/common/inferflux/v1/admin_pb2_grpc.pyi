@@ -37,6 +37,10 @@ class AdminServiceStub:
     DrainWorker: _grpc.UnaryStreamMultiCallable[_admin_pb2.DrainWorkerRequest, _admin_pb2.DrainWorkerResponse]
     """Streams the progress until the worker may be stopped. Ending the call does not undo it."""
     UndrainWorker: _grpc.UnaryUnaryMultiCallable[_admin_pb2.UndrainWorkerRequest, _admin_pb2.UndrainWorkerResponse]
+    ClearCache: _grpc.UnaryUnaryMultiCallable[_admin_pb2.ClearCacheRequest, _admin_pb2.ClearCacheResponse]
+    """Requests keep what they have; what others could have had of it is freed. A worker that could not be cleared
+    is named with the reason, and does not keep the others from it.
+    """
 
 @_typing.type_check_only
 class AdminServiceAsyncStub(AdminServiceStub):
@@ -47,6 +51,10 @@ class AdminServiceAsyncStub(AdminServiceStub):
     DrainWorker: _aio.UnaryStreamMultiCallable[_admin_pb2.DrainWorkerRequest, _admin_pb2.DrainWorkerResponse]  # type: ignore[assignment]
     """Streams the progress until the worker may be stopped. Ending the call does not undo it."""
     UndrainWorker: _aio.UnaryUnaryMultiCallable[_admin_pb2.UndrainWorkerRequest, _admin_pb2.UndrainWorkerResponse]  # type: ignore[assignment]
+    ClearCache: _aio.UnaryUnaryMultiCallable[_admin_pb2.ClearCacheRequest, _admin_pb2.ClearCacheResponse]  # type: ignore[assignment]
+    """Requests keep what they have; what others could have had of it is freed. A worker that could not be cleared
+    is named with the reason, and does not keep the others from it.
+    """
 
 class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
@@ -78,5 +86,15 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _admin_pb2.UndrainWorkerRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_admin_pb2.UndrainWorkerResponse, _abc.Awaitable[_admin_pb2.UndrainWorkerResponse]]: ...
+
+    @_abc_1.abstractmethod
+    def ClearCache(
+        self,
+        request: _admin_pb2.ClearCacheRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.ClearCacheResponse, _abc.Awaitable[_admin_pb2.ClearCacheResponse]]:
+        """Requests keep what they have; what others could have had of it is freed. A worker that could not be cleared
+        is named with the reason, and does not keep the others from it.
+        """
 
 def add_AdminServiceServicer_to_server(servicer: AdminServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -251,6 +251,48 @@ class EngineFlush(_message.Message):
 Global___EngineFlush: _TypeAlias = EngineFlush  # noqa: Y015
 
 @_typing.final
+class EngineClearCache(_message.Message):
+    """Gives cached prefixes up; requests keep what they have."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ID_FIELD_NUMBER: _builtins.int
+    CLEAR_FIELD_NUMBER: _builtins.int
+    id: _builtins.int
+    @_builtins.property
+    def clear(self) -> _scheduler_pb2.ClearCache: ...
+    def __init__(
+        self,
+        *,
+        id: _builtins.int = ...,
+        clear: _scheduler_pb2.ClearCache | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["clear", b"clear"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["clear", b"clear", "id", b"id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___EngineClearCache: _TypeAlias = EngineClearCache  # noqa: Y015
+
+@_typing.final
+class EngineReportCache(_message.Message):
+    """Reports all that is cached, as if it were new."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___EngineReportCache: _TypeAlias = EngineReportCache  # noqa: Y015
+
+@_typing.final
 class EngineCommand(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -260,6 +302,8 @@ class EngineCommand(_message.Message):
     DESCHEDULE_FIELD_NUMBER: _builtins.int
     RESUME_FIELD_NUMBER: _builtins.int
     FLUSH_FIELD_NUMBER: _builtins.int
+    CLEAR_CACHE_FIELD_NUMBER: _builtins.int
+    REPORT_CACHE_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def load(self) -> Global___EngineConfig: ...
     @_builtins.property
@@ -272,6 +316,10 @@ class EngineCommand(_message.Message):
     def resume(self) -> Global___EngineResume: ...
     @_builtins.property
     def flush(self) -> Global___EngineFlush: ...
+    @_builtins.property
+    def clear_cache(self) -> Global___EngineClearCache: ...
+    @_builtins.property
+    def report_cache(self) -> Global___EngineReportCache: ...
     def __init__(
         self,
         *,
@@ -281,12 +329,14 @@ class EngineCommand(_message.Message):
         deschedule: Global___EngineDeschedule | None = ...,
         resume: Global___EngineResume | None = ...,
         flush: Global___EngineFlush | None = ...,
+        clear_cache: Global___EngineClearCache | None = ...,
+        report_cache: Global___EngineReportCache | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["cancel", b"cancel", "command", b"command", "deschedule", b"deschedule", "flush", b"flush", "load", b"load", "resume", b"resume", "start", b"start"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["cancel", b"cancel", "clear_cache", b"clear_cache", "command", b"command", "deschedule", b"deschedule", "flush", b"flush", "load", b"load", "report_cache", b"report_cache", "resume", b"resume", "start", b"start"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cancel", b"cancel", "command", b"command", "deschedule", b"deschedule", "flush", b"flush", "load", b"load", "resume", b"resume", "start", b"start"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cancel", b"cancel", "clear_cache", b"clear_cache", "command", b"command", "deschedule", b"deschedule", "flush", b"flush", "load", b"load", "report_cache", b"report_cache", "resume", b"resume", "start", b"start"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_command: _TypeAlias = _typing.Literal["load", "start", "cancel", "deschedule", "resume", "flush"]  # noqa: Y015
+    _WhichOneofReturnType_command: _TypeAlias = _typing.Literal["load", "start", "cancel", "deschedule", "resume", "flush", "clear_cache", "report_cache"]  # noqa: Y015
     _WhichOneofArgType_command: _TypeAlias = _typing.Literal["command", b"command"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_command) -> _WhichOneofReturnType_command | None: ...
 
@@ -557,6 +607,31 @@ class TierStats(_message.Message):
 Global___TierStats: _TypeAlias = TierStats  # noqa: Y015
 
 @_typing.final
+class EngineCacheCleared(_message.Message):
+    """The answer to an EngineClearCache."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ID_FIELD_NUMBER: _builtins.int
+    CLEARED_FIELD_NUMBER: _builtins.int
+    id: _builtins.int
+    @_builtins.property
+    def cleared(self) -> _scheduler_pb2.CacheCleared: ...
+    def __init__(
+        self,
+        *,
+        id: _builtins.int = ...,
+        cleared: _scheduler_pb2.CacheCleared | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["cleared", b"cleared"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cleared", b"cleared", "id", b"id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___EngineCacheCleared: _TypeAlias = EngineCacheCleared  # noqa: Y015
+
+@_typing.final
 class StepStats(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -677,6 +752,7 @@ class StepReport(_message.Message):
     DISK_ERROR_FIELD_NUMBER: _builtins.int
     CACHED_FIELD_NUMBER: _builtins.int
     LEDGER_REPAIRS_FIELD_NUMBER: _builtins.int
+    CLEARED_FIELD_NUMBER: _builtins.int
     disk_error: _builtins.str
     """Why the disk tier is not written to for a while; empty otherwise."""
     @_builtins.property
@@ -695,6 +771,8 @@ class StepReport(_message.Message):
     def ledger_repairs(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Where the ledger of KV cells and llama.cpp differed: a sentence each. What differed was dropped."""
 
+    @_builtins.property
+    def cleared(self) -> _containers.RepeatedCompositeFieldContainer[Global___EngineCacheCleared]: ...
     def __init__(
         self,
         *,
@@ -706,10 +784,11 @@ class StepReport(_message.Message):
         disk_error: _builtins.str = ...,
         cached: _abc.Iterable[Global___CachedPrefix] | None = ...,
         ledger_repairs: _abc.Iterable[_builtins.str] | None = ...,
+        cleared: _abc.Iterable[Global___EngineCacheCleared] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["stats", b"stats"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached", b"cached", "disk_error", b"disk_error", "emissions", b"emissions", "finished", b"finished", "ledger_repairs", b"ledger_repairs", "prefilled", b"prefilled", "residences", b"residences", "stats", b"stats"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached", b"cached", "cleared", b"cleared", "disk_error", b"disk_error", "emissions", b"emissions", "finished", b"finished", "ledger_repairs", b"ledger_repairs", "prefilled", b"prefilled", "residences", b"residences", "stats", b"stats"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -753,6 +753,7 @@ class ReaderReply(_message.Message):
     MAY_CANCEL_FIELD_NUMBER: _builtins.int
     ATTEMPT_ID_FIELD_NUMBER: _builtins.int
     RESUME_WINDOW_S_FIELD_NUMBER: _builtins.int
+    MODEL_FIELD_NUMBER: _builtins.int
     was_found: _builtins.bool
     """The scheduler has the job."""
     may_cancel: _builtins.bool
@@ -760,6 +761,7 @@ class ReaderReply(_message.Message):
     attempt_id: _builtins.str
     """Of the job that was found."""
     resume_window_s: _builtins.int
+    model: _builtins.str
     def __init__(
         self,
         *,
@@ -767,10 +769,11 @@ class ReaderReply(_message.Message):
         may_cancel: _builtins.bool = ...,
         attempt_id: _builtins.str = ...,
         resume_window_s: _builtins.int = ...,
+        model: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt_id", b"attempt_id", "may_cancel", b"may_cancel", "resume_window_s", b"resume_window_s", "was_found", b"was_found"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt_id", b"attempt_id", "may_cancel", b"may_cancel", "model", b"model", "resume_window_s", b"resume_window_s", "was_found", b"was_found"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -876,6 +879,7 @@ class SchedulerAdminRequest(_message.Message):
     SET_FAIRNESS_FIELD_NUMBER: _builtins.int
     DRAIN_FIELD_NUMBER: _builtins.int
     GET_DRAIN_FIELD_NUMBER: _builtins.int
+    CLEAR_CACHE_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def get_fairness(self) -> Global___GetFairness: ...
     @_builtins.property
@@ -884,6 +888,8 @@ class SchedulerAdminRequest(_message.Message):
     def drain(self) -> Global___DrainRequest: ...
     @_builtins.property
     def get_drain(self) -> Global___GetDrain: ...
+    @_builtins.property
+    def clear_cache(self) -> Global___ClearWorkerCache: ...
     def __init__(
         self,
         *,
@@ -891,16 +897,135 @@ class SchedulerAdminRequest(_message.Message):
         set_fairness: Global___SetFairness | None = ...,
         drain: Global___DrainRequest | None = ...,
         get_drain: Global___GetDrain | None = ...,
+        clear_cache: Global___ClearWorkerCache | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["drain", b"drain", "get_drain", b"get_drain", "get_fairness", b"get_fairness", "request", b"request", "set_fairness", b"set_fairness"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["clear_cache", b"clear_cache", "drain", b"drain", "get_drain", b"get_drain", "get_fairness", b"get_fairness", "request", b"request", "set_fairness", b"set_fairness"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["drain", b"drain", "get_drain", b"get_drain", "get_fairness", b"get_fairness", "request", b"request", "set_fairness", b"set_fairness"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["clear_cache", b"clear_cache", "drain", b"drain", "get_drain", b"get_drain", "get_fairness", b"get_fairness", "request", b"request", "set_fairness", b"set_fairness"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_request: _TypeAlias = _typing.Literal["get_fairness", "set_fairness", "drain", "get_drain"]  # noqa: Y015
+    _WhichOneofReturnType_request: _TypeAlias = _typing.Literal["get_fairness", "set_fairness", "drain", "get_drain", "clear_cache"]  # noqa: Y015
     _WhichOneofArgType_request: _TypeAlias = _typing.Literal["request", b"request"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_request) -> _WhichOneofReturnType_request | None: ...
 
 Global___SchedulerAdminRequest: _TypeAlias = SchedulerAdminRequest  # noqa: Y015
+
+@_typing.final
+class ClearWorkerCache(_message.Message):
+    """Has a worker give up cached prefixes."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    WORKER_ID_FIELD_NUMBER: _builtins.int
+    CLEAR_FIELD_NUMBER: _builtins.int
+    worker_id: _builtins.str
+    @_builtins.property
+    def clear(self) -> Global___ClearCache: ...
+    def __init__(
+        self,
+        *,
+        worker_id: _builtins.str = ...,
+        clear: Global___ClearCache | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["clear", b"clear"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["clear", b"clear", "worker_id", b"worker_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ClearWorkerCache: _TypeAlias = ClearWorkerCache  # noqa: Y015
+
+@_typing.final
+class ClearCache(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CACHE_SCOPE_FIELD_NUMBER: _builtins.int
+    PREFIXES_FIELD_NUMBER: _builtins.int
+    TIERS_FIELD_NUMBER: _builtins.int
+    cache_scope: _builtins.str
+    """Only prefixes of this cache scope, as `cache_scope_of` names it; empty: of every scope."""
+    prefixes: _builtins.bool
+    """Those in the KV cache."""
+    tiers: _builtins.bool
+    """Those in host memory and on disk."""
+    def __init__(
+        self,
+        *,
+        cache_scope: _builtins.str = ...,
+        prefixes: _builtins.bool = ...,
+        tiers: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache_scope", b"cache_scope", "prefixes", b"prefixes", "tiers", b"tiers"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ClearCache: _TypeAlias = ClearCache  # noqa: Y015
+
+@_typing.final
+class CacheCleared(_message.Message):
+    """What a worker gave up. What requests hold is not among it."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SEQUENCES_FIELD_NUMBER: _builtins.int
+    CELLS_FIELD_NUMBER: _builtins.int
+    HOST_STATES_FIELD_NUMBER: _builtins.int
+    HOST_BYTES_FIELD_NUMBER: _builtins.int
+    DISK_STATES_FIELD_NUMBER: _builtins.int
+    DISK_BYTES_FIELD_NUMBER: _builtins.int
+    sequences: _builtins.int
+    """Sequences in the KV cache, and the cells that are free for it."""
+    cells: _builtins.int
+    host_states: _builtins.int
+    """States in host memory, and on disk."""
+    host_bytes: _builtins.int
+    disk_states: _builtins.int
+    disk_bytes: _builtins.int
+    def __init__(
+        self,
+        *,
+        sequences: _builtins.int = ...,
+        cells: _builtins.int = ...,
+        host_states: _builtins.int = ...,
+        host_bytes: _builtins.int = ...,
+        disk_states: _builtins.int = ...,
+        disk_bytes: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cells", b"cells", "disk_bytes", b"disk_bytes", "disk_states", b"disk_states", "host_bytes", b"host_bytes", "host_states", b"host_states", "sequences", b"sequences"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CacheCleared: _TypeAlias = CacheCleared  # noqa: Y015
+
+@_typing.final
+class ClearedWorker(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    WORKER_ID_FIELD_NUMBER: _builtins.int
+    CLEARED_FIELD_NUMBER: _builtins.int
+    ERROR_FIELD_NUMBER: _builtins.int
+    worker_id: _builtins.str
+    error: _builtins.str
+    """Why it was not cleared, or why that is not known; empty otherwise."""
+    @_builtins.property
+    def cleared(self) -> Global___CacheCleared: ...
+    def __init__(
+        self,
+        *,
+        worker_id: _builtins.str = ...,
+        cleared: Global___CacheCleared | None = ...,
+        error: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["cleared", b"cleared"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cleared", b"cleared", "error", b"error", "worker_id", b"worker_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ClearedWorker: _TypeAlias = ClearedWorker  # noqa: Y015
 
 @_typing.final
 class GetFairness(_message.Message):
@@ -1043,24 +1168,28 @@ class SchedulerAdminReply(_message.Message):
     FAIRNESS_FIELD_NUMBER: _builtins.int
     DRAIN_FIELD_NUMBER: _builtins.int
     REFUSED_FIELD_NUMBER: _builtins.int
+    CLEARED_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def fairness(self) -> Global___Fairness: ...
     @_builtins.property
     def drain(self) -> Global___DrainProgress: ...
     @_builtins.property
     def refused(self) -> Global___AdminRefusal: ...
+    @_builtins.property
+    def cleared(self) -> Global___ClearedWorker: ...
     def __init__(
         self,
         *,
         fairness: Global___Fairness | None = ...,
         drain: Global___DrainProgress | None = ...,
         refused: Global___AdminRefusal | None = ...,
+        cleared: Global___ClearedWorker | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["drain", b"drain", "fairness", b"fairness", "refused", b"refused", "reply", b"reply"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["cleared", b"cleared", "drain", b"drain", "fairness", b"fairness", "refused", b"refused", "reply", b"reply"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["drain", b"drain", "fairness", b"fairness", "refused", b"refused", "reply", b"reply"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cleared", b"cleared", "drain", b"drain", "fairness", b"fairness", "refused", b"refused", "reply", b"reply"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_reply: _TypeAlias = _typing.Literal["fairness", "drain", "refused"]  # noqa: Y015
+    _WhichOneofReturnType_reply: _TypeAlias = _typing.Literal["fairness", "drain", "refused", "cleared"]  # noqa: Y015
     _WhichOneofArgType_reply: _TypeAlias = _typing.Literal["reply", b"reply"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_reply) -> _WhichOneofReturnType_reply | None: ...
 

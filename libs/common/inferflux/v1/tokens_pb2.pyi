@@ -202,6 +202,7 @@ class TokenChunk(_message.Message):
     SAMPLED_UNIX_US_FIELD_NUMBER: _builtins.int
     ATTEMPT_ID_FIELD_NUMBER: _builtins.int
     HELD_TEXT_FIELD_NUMBER: _builtins.int
+    MODEL_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     epoch: _builtins.int
     """Rises with every retry; a reader ignores chunks of an older epoch than it has seen."""
@@ -219,6 +220,8 @@ class TokenChunk(_message.Message):
     """Text that is held back after these tokens: it would follow `text` if the generation ended here. Gateways do
     not pass it on.
     """
+    model: _builtins.str
+    """Of a terminal chunk alone: the model's name, for a gateway at which the stream was resumed."""
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property
@@ -249,10 +252,11 @@ class TokenChunk(_message.Message):
         sampled_unix_us: _builtins.int = ...,
         attempt_id: _builtins.str = ...,
         held_text: _builtins.str = ...,
+        model: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["event", b"event", "failed", b"failed", "finished", b"finished", "queued", b"queued", "started", b"started"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt_id", b"attempt_id", "epoch", b"epoch", "event", b"event", "failed", b"failed", "finished", b"finished", "held_text", b"held_text", "logprobs", b"logprobs", "offset", b"offset", "queued", b"queued", "request_id", b"request_id", "sampled_unix_us", b"sampled_unix_us", "started", b"started", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt_id", b"attempt_id", "epoch", b"epoch", "event", b"event", "failed", b"failed", "finished", b"finished", "held_text", b"held_text", "logprobs", b"logprobs", "model", b"model", "offset", b"offset", "queued", b"queued", "request_id", b"request_id", "sampled_unix_us", b"sampled_unix_us", "started", b"started", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["queued", "started", "finished", "failed"]  # noqa: Y015
     _WhichOneofArgType_event: _TypeAlias = _typing.Literal["event", b"event"]  # noqa: Y015

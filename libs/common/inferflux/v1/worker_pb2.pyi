@@ -351,6 +351,7 @@ class WorkerCommand(_message.Message):
     DRAIN_FIELD_NUMBER: _builtins.int
     UNDRAIN_FIELD_NUMBER: _builtins.int
     DESCHEDULE_FIELD_NUMBER: _builtins.int
+    CLEAR_CACHE_FIELD_NUMBER: _builtins.int
     TERM_FIELD_NUMBER: _builtins.int
     term: _builtins.int
     """As in RequestBatch: an older term is ignored."""
@@ -364,6 +365,10 @@ class WorkerCommand(_message.Message):
     def deschedule(self) -> Global___Deschedule:
         """Repeated while heartbeats show that the request still runs."""
 
+    @_builtins.property
+    def clear_cache(self) -> _scheduler_pb2.ClearCache:
+        """A request: answered with ClearedWorker."""
+
     def __init__(
         self,
         *,
@@ -371,13 +376,14 @@ class WorkerCommand(_message.Message):
         drain: Global___DrainWorker | None = ...,
         undrain: Global___UndrainWorker | None = ...,
         deschedule: Global___Deschedule | None = ...,
+        clear_cache: _scheduler_pb2.ClearCache | None = ...,
         term: _builtins.int = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["command", b"command", "deschedule", b"deschedule", "drain", b"drain", "drop", b"drop", "undrain", b"undrain"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["clear_cache", b"clear_cache", "command", b"command", "deschedule", b"deschedule", "drain", b"drain", "drop", b"drop", "undrain", b"undrain"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["command", b"command", "deschedule", b"deschedule", "drain", b"drain", "drop", b"drop", "term", b"term", "undrain", b"undrain"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["clear_cache", b"clear_cache", "command", b"command", "deschedule", b"deschedule", "drain", b"drain", "drop", b"drop", "term", b"term", "undrain", b"undrain"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_command: _TypeAlias = _typing.Literal["drop", "drain", "undrain", "deschedule"]  # noqa: Y015
+    _WhichOneofReturnType_command: _TypeAlias = _typing.Literal["drop", "drain", "undrain", "deschedule", "clear_cache"]  # noqa: Y015
     _WhichOneofArgType_command: _TypeAlias = _typing.Literal["command", b"command"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_command) -> _WhichOneofReturnType_command | None: ...
 

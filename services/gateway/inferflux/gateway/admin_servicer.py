@@ -10,6 +10,8 @@ from inferflux.common import admin_limits
 from inferflux.common.errors import NotFound, Unavailable
 from inferflux.v1 import admin_pb2, admin_pb2_grpc, scheduler_pb2
 
+from .admin_audit import audited
+from .cache_clearing import CacheClearing
 from .drain_watch import DrainWatch
 from .scheduler_admin import SchedulerAdmin
 
@@ -24,10 +26,11 @@ _PATIENCE_S = 10.0
 
 
 class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
-    """Checks what is asked for and passes it on to the scheduler."""
+    """Checks what is asked for and passes it on to the scheduler. What changes something is audited."""
 
-    def __init__(self, scheduler: SchedulerAdmin) -> None:
+    def __init__(self, scheduler: SchedulerAdmin, clearing: CacheClearing) -> None:
         self._scheduler = scheduler
+        self._clearing = clearing
 
     async def GetFairness(
         self, request: admin_pb2.GetFairnessRequest, context: Context
@@ -38,15 +41,18 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
         self, request: admin_pb2.SetFairnessRequest, context: Context
     ) -> admin_pb2.SetFairnessResponse:
         admin_limits.check_fairness(request.change)
-        return admin_pb2.SetFairnessResponse(fairness=await self._scheduler.set_fairness(request.change))
+        change = {field.name: value for field, value in request.change.ListFields()}
+        with audited("SetFairness", **change):
+            return admin_pb2.SetFairnessResponse(fairness=await self._scheduler.set_fairness(request.change))
 
     async def DrainWorker(
         self, request: admin_pb2.DrainWorkerRequest, context: Context
     ) -> AsyncIterator[admin_pb2.DrainWorkerResponse]:
-        admin_limits.check_worker_id(request.worker_id)
         after_ms = request.hand_over_after_ms if request.HasField("hand_over_after_ms") else None
+        admin_limits.check_worker_id(request.worker_id)
         admin_limits.check_hand_over(after_ms)
-        progress = await self._scheduler.drain(request.worker_id, hand_over_after_ms=after_ms)
+        with audited("DrainWorker", worker_id=request.worker_id, hand_over_after_ms=after_ms):
+            progress = await self._scheduler.drain(request.worker_id, hand_over_after_ms=after_ms)
         clock = asyncio.get_running_loop().time
         watch = DrainWatch()
         while True:
@@ -61,8 +67,23 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
         self, request: admin_pb2.UndrainWorkerRequest, context: Context
     ) -> admin_pb2.UndrainWorkerResponse:
         admin_limits.check_worker_id(request.worker_id)
-        progress = await self._scheduler.drain(request.worker_id, undo=True)
+        with audited("UndrainWorker", worker_id=request.worker_id):
+            progress = await self._scheduler.drain(request.worker_id, undo=True)
         return admin_pb2.UndrainWorkerResponse(progress=progress)
+
+    async def ClearCache(
+        self, request: admin_pb2.ClearCacheRequest, context: Context
+    ) -> admin_pb2.ClearCacheResponse:
+        admin_limits.check_clear(request)
+        asked = {field.name: value for field, value in request.ListFields() if field.name != "tenant"}
+        with audited("ClearCache", of_tenant=request.tenant, **asked) as line:
+            response = await self._clearing.clear(request)
+            workers = [worker.cleared for worker in response.workers]
+            line["cleared_cells"] = sum(cleared.cells for cleared in workers)
+            line["cleared_bytes"] = sum(cleared.host_bytes + cleared.disk_bytes for cleared in workers)
+            line["cleared_answers"] = response.answers.answers
+            line["failed_workers"] = [worker.worker_id for worker in response.workers if worker.error]
+        return response
 
     async def _progress(self, worker_id: str) -> scheduler_pb2.DrainProgress:
         """How far it is, whichever scheduler leads.

@@ -6,6 +6,7 @@ import tempfile
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import grpc.aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
@@ -28,6 +29,7 @@ from inferflux.v1 import (
 from .admin_servicer import AdminServicer
 from .admission import Admission
 from .answers.cache import AnswerCache
+from .cache_clearing import CacheClearing
 from .canceller import Canceller
 from .cluster_servicer import ClusterServicer
 from .generation import Services
@@ -48,6 +50,9 @@ from .submit import Submitter
 from .tokenizer_files import TokenizerFiles
 from .tokenizers import Tokenizers
 from .warm_up import WarmUp
+
+if TYPE_CHECKING:
+    from redis.asyncio import Redis
 
 _WATCH_INTERVAL_S = 0.5
 # Longest wait for one answer of the scheduler to an administrator.
@@ -94,6 +99,7 @@ class _Gateway:
     pipeline: Pipeline
     tokenizers: Tokenizers
     models: ModelRegistry
+    redis: Redis
 
 
 async def _open(settings: GatewaySettings, stack: AsyncExitStack, tracer: Tracer) -> _Gateway:
@@ -147,7 +153,7 @@ async def _open(settings: GatewaySettings, stack: AsyncExitStack, tracer: Tracer
         max_text_bytes=settings.max_text_bytes,
         max_resume_window_s=settings.max_resume_window_s,
     )
-    return _Gateway(services, policy_channel, pipeline, tokenizers, models)
+    return _Gateway(services, policy_channel, pipeline, tokenizers, models, redis)
 
 
 def _build_server(settings: GatewaySettings, gateway: _Gateway, probe: Probe) -> GrpcServer:
@@ -165,7 +171,8 @@ def _build_server(settings: GatewaySettings, gateway: _Gateway, probe: Probe) ->
         listen=settings.listen,
         policy_address=settings.policy_address,
     )
-    admin = AdminServicer(SchedulerAdmin(gateway.services.bus, timeout_s=_ADMIN_TIMEOUT_S))
+    scheduler = SchedulerAdmin(gateway.services.bus, timeout_s=_ADMIN_TIMEOUT_S)
+    admin = AdminServicer(scheduler, CacheClearing(scheduler, gateway.models, gateway.redis))
     inference_pb2_grpc.add_InferenceServiceServicer_to_server(
         InferenceServicer(gateway.pipeline), server.server
     )

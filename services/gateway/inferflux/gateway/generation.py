@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
@@ -54,6 +53,8 @@ _COMPLETE = frozenset({generation_pb2.FINISH_REASON_STOP, generation_pb2.FINISH_
 _RESUME_WAIT_S = 1.0
 # A standby leads within this time.
 _TAKE_OVER_S = 3.0
+# Between two attempts to publish an answer from the cache that NATS does not take.
+_PUBLISH_RETRY_S = 0.2
 # Time for the terminal chunk of a request that was cancelled because its reader left.
 _LAST_CHUNK_S = 5.0
 # A client counts its deadline from when it sent the call, so its timer ends the call before ours.
@@ -137,6 +138,8 @@ class Generation:
         # Whether a terminal chunk has said it.
         self._is_usage_final = False
         self._outcome = ""
+        # Of a stream that was resumed, empty until it is known.
+        self._model = call.model
         self._has_tokens = False
         self._last_tokens_at = 0.0
 
@@ -201,10 +204,11 @@ class Generation:
             cached,
             request_id=request.request_id,
             attempt_id=request.attempt_id,
+            model=request.model,
             prompt_tokens=len(request.prompt_token_ids),
         )
         messages = [chunk.SerializeToString() for chunk in chunks]
-        self._services.background.start(self._publish(messages))
+        self._services.background.start(self._publish(messages, window_s=request.resume_window_s))
         self._relay = self._relay_of(StoredChunks(messages), offset=0)
         self._begin(card, request)
         self._usage.CopyFrom(chunks[-1].finished.usage)
@@ -212,10 +216,21 @@ class Generation:
         self._is_answered = True
         self._call.span.event("answered_from_cache")
 
-    async def _publish(self, messages: Iterable[bytes]) -> None:
-        with contextlib.suppress(Unavailable):
-            for message in messages:
-                await self._services.bus.publish(self._call.subject, message)
+    async def _publish(self, messages: Iterable[bytes], *, window_s: int) -> None:
+        """Publish an answer, and go on trying for as long as its client may resume it."""
+        give_up_s = time.monotonic() + window_s
+        for message in messages:
+            while not await self._is_published(message):
+                if time.monotonic() >= give_up_s:
+                    return
+                await asyncio.sleep(_PUBLISH_RETRY_S)
+
+    async def _is_published(self, message: bytes) -> bool:
+        try:
+            await self._services.bus.publish(self._call.subject, message)
+        except Unavailable:
+            return False
+        return True
 
     async def _check_id(self, request_id: str) -> None:
         if self._call.context.is_id_chosen and await replayed(self._services.bus, self._call.subject):
@@ -353,6 +368,7 @@ class Generation:
             # The answer may be late: what the terminal chunk said holds.
             self._read.attempt_id = self._read.attempt_id or reply.attempt_id
             self._window_s = reply.resume_window_s
+            self._model = self._model or reply.model
         return reply
 
     def _note_end(self, chunk: tokens_pb2.TokenChunk) -> None:
@@ -369,6 +385,7 @@ class Generation:
             case _:
                 return
         self._read.attempt_id = chunk.attempt_id or self._read.attempt_id
+        self._model = chunk.model or self._model
 
     def _check_offset(self, finished: tokens_pb2.Finished) -> None:
         """Raises:
@@ -453,6 +470,7 @@ class Generation:
         if self._source is not None:
             self._source.close()
         self._count_seen()
+        finished = replace(finished, model=self._model)
         self._services.ledger.write(finished)
         self._settle(finished)
 
@@ -483,7 +501,7 @@ class Generation:
             tenant=call.caller.tenant,
             key_id=call.caller.key_id,
             request_id=call.request_id,
-            model=call.model,
+            model=self._model,
             outcome=self._outcome,
             usage=self._usage,
             duration_s=duration_s,

@@ -101,6 +101,14 @@ class ModelTable:
         best = max(live, key=lambda w: (w.state == scheduler_pb2.WORKER_STATE_READY, w.last_seen_s))
         return best.cards[name]
 
+    def live_workers(self, now: float) -> dict[str, frozenset[str]]:
+        """Models of every worker that sends heartbeats, by worker id."""
+        return {
+            worker_id: frozenset(worker.cards)
+            for worker_id, worker in self._workers.items()
+            if now - worker.last_seen_s <= LIVE_S
+        }
+
     def digests(self) -> set[str]:
         """Of every known model."""
         return set(self._digests)
@@ -181,6 +189,18 @@ class ModelRegistry:
         left_s = self._listening_since + HEARTBEAT_S + _MARGIN_S - self._clock()
         if left_s > 0:
             await asyncio.sleep(left_s)
+
+    async def live_workers(self) -> dict[str, frozenset[str]]:
+        """Models of every worker that sends heartbeats, by worker id.
+
+        Raises:
+            Unavailable: there is none as far as is known, and NATS is away.
+        """
+        await self.settled()
+        workers = self.table.live_workers(self._clock())
+        if not workers:
+            await self._check_nats()
+        return workers
 
     async def get(self, name: str) -> model_pb2.Model:
         """A known model, served or not.

@@ -11,6 +11,8 @@ from inferflux.v1 import scheduler_pb2
 
 # A standby takes over within three seconds; until then no scheduler answers.
 _RETRY_DELAY_S = 3.0
+# Where the scheduler has to wait for a worker, for 5 s at most.
+_WORKER_TIMEOUT_S = 6.0
 
 
 class SchedulerAdmin:
@@ -49,6 +51,15 @@ class SchedulerAdmin:
         """
         return await self._drain(get_drain=scheduler_pb2.GetDrain(worker_id=worker_id))
 
+    async def clear_cache(self, request: scheduler_pb2.ClearWorkerCache) -> scheduler_pb2.ClearedWorker:
+        """Have a worker give cached prefixes up.
+
+        Raises:
+            NotFound: there is no such worker.
+        """
+        message = scheduler_pb2.SchedulerAdminRequest(clear_cache=request)
+        return _part(await self._ask(message, timeout_s=_WORKER_TIMEOUT_S), "cleared").cleared
+
     async def _fairness(
         self,
         *,
@@ -67,16 +78,19 @@ class SchedulerAdmin:
         request = scheduler_pb2.SchedulerAdminRequest(drain=drain, get_drain=get_drain)
         return _part(await self._ask(request), "drain").drain
 
-    async def _ask(self, request: scheduler_pb2.SchedulerAdminRequest) -> scheduler_pb2.SchedulerAdminReply:
+    async def _ask(
+        self, request: scheduler_pb2.SchedulerAdminRequest, *, timeout_s: float | None = None
+    ) -> scheduler_pb2.SchedulerAdminReply:
+        timeout_s = self._timeout_s if timeout_s is None else timeout_s
         try:
             data = await self._bus.request(
-                subjects.SCHEDULER_ADMIN, request.SerializeToString(), timeout_s=self._timeout_s
+                subjects.SCHEDULER_ADMIN, request.SerializeToString(), timeout_s=timeout_s
             )
         except Unavailable as error:
             message = "no scheduler answers" if error.reason == "NO_RESPONDERS" else error.message
             raise Unavailable(message, reason="NO_SCHEDULER", retry_delay_s=_RETRY_DELAY_S) from None
         except DeadlineExceeded:
-            message = f"the scheduler did not answer in {self._timeout_s:g} s; it may have acted all the same"
+            message = f"the scheduler did not answer in {timeout_s:g} s; it may have acted all the same"
             raise Unavailable(message, reason="OUTCOME_UNKNOWN", retry_delay_s=_RETRY_DELAY_S) from None
         try:
             reply = scheduler_pb2.SchedulerAdminReply.FromString(data)

@@ -147,5 +147,6 @@ def merge(first: tokens_pb2.TokenChunk, second: tokens_pb2.TokenChunk) -> None:
     if second.HasField("finished"):
         first.finished.CopyFrom(second.finished)
         first.attempt_id = second.attempt_id
+        first.model = second.model
     if second.sampled_unix_us:
         first.sampled_unix_us = second.sampled_unix_us

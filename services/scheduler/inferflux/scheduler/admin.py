@@ -11,8 +11,9 @@ from inferflux.common import checks, logs, subjects
 from inferflux.common.admin_limits import check_fairness
 from inferflux.common.bus import Bus, Message
 from inferflux.common.bus.serving import Subscription
-from inferflux.common.errors import InferFluxError, InvalidArgument, NotFound, Unavailable
-from inferflux.v1 import scheduler_pb2
+from inferflux.common.errors import DeadlineExceeded, InferFluxError, InvalidArgument, NotFound, Unavailable
+from inferflux.common.tasks import Background
+from inferflux.v1 import scheduler_pb2, worker_pb2
 
 from .core.actions import Action
 from .core.checks import check_admin
@@ -24,6 +25,8 @@ log = logs.get("scheduler.admin")
 _FAIRNESS_KEY = "fairness"
 _T = TypeVar("_T")
 
+# Longest wait for a worker, whose engine answers within 4 s.
+_WORKER_LIMIT_S = 5.0
 # Leaders of other models may write the same change at the same time.
 _WRITE_ATTEMPTS = 5
 
@@ -38,6 +41,15 @@ class SchedulerCore(Protocol):
         self, worker_id: str, *, now: float, undo: bool = ..., hand_over_after_s: float | None = ...
     ) -> list[Action]: ...
     def drain_progress(self, worker_id: str) -> DrainProgress: ...
+    def clear_cache(self, worker_id: str, clear: scheduler_pb2.ClearCache) -> worker_pb2.WorkerCommand: ...
+
+
+class AskWorker(Protocol):
+    """Has a worker clear its cache; raises Unavailable when it does not say that it did."""
+
+    async def __call__(
+        self, worker_id: str, command: worker_pb2.WorkerCommand, /
+    ) -> scheduler_pb2.ClearedWorker: ...
 
 
 class Guarded(Protocol):
@@ -125,6 +137,7 @@ class Administration:
         is_lease_held: while it is not, another scheduler may lead.
         is_alone: no other scheduler has models of its own: a worker unknown here is known nowhere.
         guarded: calls the core; Unavailable when it raises.
+        ask_worker: for the command that is answered.
     """
 
     def __init__(
@@ -137,8 +150,10 @@ class Administration:
         is_lease_held: Callable[[], bool],
         is_alone: bool,
         guarded: Guarded,
+        ask_worker: AskWorker,
     ) -> None:
         self._core = core
+        self._ask_worker = ask_worker
         self._guarded = guarded
         self._store = store
         self._do = do
@@ -164,17 +179,27 @@ class Administration:
         Returns:
             None when it is another scheduler's to answer.
         """
-        async with self._one_at_a_time:
-            if not self._is_lease_held():
-                return None
-            try:
-                request = checks.decode(scheduler_pb2.SchedulerAdminRequest, data, "request")
-                check_admin(request)
-                return await self._answer(request)
-            except NotFound as error:
-                return _refused(error) if self._is_alone else None
-            except InferFluxError as error:
-                return _refused(error)
+        try:
+            request = checks.decode(scheduler_pb2.SchedulerAdminRequest, data, "request")
+            check_admin(request)
+            if request.HasField("clear_cache"):  # changes nothing here: nobody has to wait for a worker
+                return await self._clear_cache(request.clear_cache) if self._is_lease_held() else None
+            async with self._one_at_a_time:
+                return await self._answer(request) if self._is_lease_held() else None
+        except NotFound as error:
+            return _refused(error) if self._is_alone else None
+        except InferFluxError as error:
+            return _refused(error) if self._is_lease_held() else None
+
+    async def _clear_cache(
+        self, request: scheduler_pb2.ClearWorkerCache
+    ) -> scheduler_pb2.SchedulerAdminReply:
+        worker_id = request.worker_id
+        command = self._core.clear_cache(worker_id, request.clear)
+        log.info("a worker's cache is cleared", worker_id=worker_id, cache_scope=request.clear.cache_scope)
+        cleared = await self._ask_worker(worker_id, command)
+        cleared.worker_id = worker_id
+        return scheduler_pb2.SchedulerAdminReply(cleared=cleared)
 
     async def _answer(
         self, request: scheduler_pb2.SchedulerAdminRequest
@@ -238,24 +263,43 @@ async def serve_admin(
     is_lease_held: Callable[[], bool],
     is_alone: bool,
     guarded: Guarded,
+    background: Background,
 ) -> Subscription:
     """Answer SchedulerAdminRequests until the subscription is closed, and take over what was changed before.
 
     Args:
         guarded: calls the core; Unavailable when it raises.
+        background: holds what waits for a worker.
 
     Raises:
         Unavailable, DeadlineExceeded: what was changed before cannot be read.
     """
     store = FairnessStore(bus.key_value(subjects.SCHEDULERS_BUCKET))
+
+    async def ask_worker(worker_id: str, command: worker_pb2.WorkerCommand) -> scheduler_pb2.ClearedWorker:
+        return await _ask_worker(bus, worker_id, command)
+
     administration = Administration(
-        core, store, do, clock, is_lease_held=is_lease_held, is_alone=is_alone, guarded=guarded
+        core,
+        store,
+        do,
+        clock,
+        is_lease_held=is_lease_held,
+        is_alone=is_alone,
+        guarded=guarded,
+        ask_worker=ask_worker,
     )
 
-    async def on_request(message: Message) -> None:
+    async def respond(message: Message) -> None:
         reply = await administration.answer(message.data)
         if reply is not None:
             await message.respond(reply.SerializeToString())
+
+    async def on_request(message: Message) -> None:
+        if _is_for_a_worker(message.data):  # others do not wait for it
+            background.start(respond(message))
+        else:
+            await respond(message)
 
     # In this order, so that no change falls between an earlier leader and this one.
     serving = await bus.serve(subjects.SCHEDULER_ADMIN, on_request)
@@ -266,6 +310,28 @@ async def serve_admin(
         await serving.close()
         raise
     return serving
+
+
+def _is_for_a_worker(data: bytes) -> bool:
+    """Whether a worker has to answer before the request can be."""
+    try:
+        return checks.decode(scheduler_pb2.SchedulerAdminRequest, data).HasField("clear_cache")
+    except InvalidArgument:
+        return False
+
+
+async def _ask_worker(
+    bus: Bus, worker_id: str, command: worker_pb2.WorkerCommand
+) -> scheduler_pb2.ClearedWorker:
+    subject = subjects.worker_command(worker_id)
+    try:
+        data = await bus.request(subject, command.SerializeToString(), timeout_s=_WORKER_LIMIT_S)
+        return checks.decode(scheduler_pb2.ClearedWorker, data)
+    except DeadlineExceeded:
+        message = f"it did not answer in {_WORKER_LIMIT_S:g} s; it may have acted all the same"
+        raise Unavailable(message, reason="OUTCOME_UNKNOWN") from None
+    except InvalidArgument:
+        raise Unavailable("it answered something else", reason="BAD_ANSWER") from None
 
 
 def _decode(value: bytes) -> scheduler_pb2.SetFairness:

@@ -138,7 +138,11 @@ async def end_by_name(
     stays there: it comes again."""
     try:
         chunk = tokens_pb2.TokenChunk(
-            request_id=request.request_id, epoch=epoch, failed=to_failed(error), attempt_id=request.attempt_id
+            request_id=request.request_id,
+            epoch=epoch,
+            failed=to_failed(error),
+            attempt_id=request.attempt_id,
+            model=request.model,
         )
         await bus.publish(subjects.tokens(request.tenant, request.request_id), chunk.SerializeToString())
     except InferFluxError as unsent:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from inferflux.common import logs, subjects
 from inferflux.common.bus import Bus, JobConsumer
 from inferflux.common.errors import InferFluxError, Unavailable
-from inferflux.common.tasks import cancel_all
+from inferflux.common.tasks import Background, cancel_all
 from inferflux.common.tracing import Tracer
 from inferflux.v1 import scheduler_pb2, worker_pb2
 
@@ -138,6 +138,8 @@ class Leader:
                 not_ready=self._not_ready,
             )
             exits.push_async_callback(status.close)
+            asked = Background()
+            exits.push_async_callback(asked.close)
             admin = await serve_admin(
                 self._bus,
                 self.core,
@@ -146,6 +148,7 @@ class Leader:
                 is_lease_held=self._is_lease_held,
                 is_alone=is_alone,
                 guarded=lambda what, work: self.guard.ask(what, lambda _core, _now: work()),
+                background=asked,
             )
             exits.push_async_callback(admin.close)
             if self._settings.policy == "fair":

@@ -81,19 +81,23 @@ class PrefixHints:
             await asyncio.sleep(_REFRESH_S)
 
     async def look_up(self, requests: Sequence[scheduler_pb2.InferenceRequest]) -> list[Hints]:
-        """The hints for each request."""
-        if not self._is_up or (self._late is not None and not self._late.done()):
-            self._metrics.count_lookups("skipped", len(requests))
-            return [_NONE] * len(requests)
-        asked = [(at, request) for at, request in enumerate(requests) if self._is_wanted(request)]
+        """The hints for each request: of its prompt, and on a retry of what was generated before."""
+        asked = [(at, request) for at, request in enumerate(requests) if self._can_change(request)]
         hints = [_NONE] * len(requests)
-        if asked:
+        if not self._is_up or (self._late is not None and not self._late.done()):
+            self._metrics.count_lookups("skipped", len(asked))
+        elif asked:
             began_s = monotonic()
             found = await self._within_limit([request for _, request in asked])
             self._metrics.lookup_time.observe(monotonic() - began_s)
             for (at, _), each in zip(asked, found, strict=False):
                 hints[at] = each
         return hints
+
+    def _can_change(self, request: scheduler_pb2.InferenceRequest) -> bool:
+        """Whether hints for a request could be found, and would matter."""
+        n_tokens = len(request.prompt_token_ids) + len(request.generated_token_ids)
+        return n_tokens >= self._block_tokens and self._is_wanted(request)
 
     async def _within_limit(self, requests: Sequence[scheduler_pb2.InferenceRequest]) -> list[Hints]:
         """What is found in time. A lookup that takes longer is left to end: while it lasts, none begins."""
@@ -123,9 +127,8 @@ class PrefixHints:
         asked: list[tuple[list[Holder], list[bytes]]] = []
         asked_for: list[int] = []
         for at, request in enumerate(requests):
-            if len(request.prompt_token_ids) < self._block_tokens:
-                continue
-            tokens, scope = packed(request.prompt_token_ids), cache_scope_of(request)
+            tokens = packed(request.prompt_token_ids) + packed(request.generated_token_ids)
+            scope = cache_scope_of(request)
             for digest, holders in self._holders(request.model).items():
                 asked.append((holders, self._hasher(digest).of(tokens, scope)))
                 asked_for.append(at)

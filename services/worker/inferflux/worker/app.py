@@ -71,6 +71,7 @@ class Worker:
             Holder(settings.id, self._state.incarnation),
             partial(PrefixHasher, model_digest=file.digest, block_tokens=settings.cache_block_tokens),
             model_metrics,
+            report_again=lambda: self._model.report_cache(),
         )
         self._model = ModelHost(
             _model_options(settings, file.digest),

@@ -16,6 +16,8 @@ from inferflux.v1 import engine_pb2
 # Hashes of blocks, given token ids and a cache scope: `PrefixHasher.of`.
 HashOf = Callable[[bytes, str], Sequence[bytes]]
 
+# Blocks that each renewal writes again.
+_RENEWED = 512
 # By what the engine reports; a tier that is not known counts as the farthest.
 _TIERS = {engine_pb2.CACHE_TIER_DEVICE: Tier.DEVICE, engine_pb2.CACHE_TIER_HOST: Tier.HOST}
 
@@ -36,6 +38,8 @@ class CachedPrefixes:
         self._last_used_s: dict[bytes, int] = {}
         # In this order, each block once.
         self._changed: dict[bytes, None] = {}
+        # Blocks that are still to be written again.
+        self._rotation: list[bytes] = []
         self._version = 0
         self._must_begin_anew = True
         # Whether the index may have anything of this worker.
@@ -100,8 +104,13 @@ class CachedPrefixes:
             yield self._change(some)
 
     def renewal(self) -> Change:
-        """Keeps what is written from expiring."""
-        return Change(self._version, self._version)
+        """Keeps what is written from expiring, and writes some of it again. So what others have done to it is
+        mended, all of it in time."""
+        if not self._rotation:
+            self._rotation = list(self._holders)
+        again, self._rotation = self._rotation[-_RENEWED:], self._rotation[:-_RENEWED]
+        added = [self._block(each) for each in again if each in self._holders]
+        return Change(self._version, self._version, (), added)
 
     def _change(self, blocks: Iterable[bytes]) -> Change:
         before = None if self._must_begin_anew else self._version

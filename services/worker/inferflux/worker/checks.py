@@ -8,10 +8,12 @@ InvalidArgument, naming the field.
 from __future__ import annotations
 
 from inferflux.common import checks
+from inferflux.common.admin_limits import MAX_SCOPE_BYTES
 from inferflux.common.cache_scope import check_cache_scope
 from inferflux.common.epochs import MAX_EPOCH
+from inferflux.common.errors import InvalidArgument
 from inferflux.common.heartbeats import check_identity
-from inferflux.v1 import worker_pb2
+from inferflux.v1 import scheduler_pb2, worker_pb2
 
 MAX_ITEMS = 4096
 _MAX_ID_BYTES = 128
@@ -47,6 +49,14 @@ def check_command(command: worker_pb2.WorkerCommand) -> None:
         check_identity(command.drop.tenant, command.drop.request_id, command.drop.epoch, "drop")
     if command.HasField("deschedule"):
         _check_deschedule(command.deschedule)
+    if command.HasField("clear_cache"):
+        _check_clear(command.clear_cache)
+
+
+def _check_clear(clear: scheduler_pb2.ClearCache) -> None:
+    checks.check_text(clear.cache_scope, MAX_SCOPE_BYTES, "clear_cache.cache_scope")
+    if not (clear.prefixes or clear.tiers):
+        raise InvalidArgument("nothing is to be cleared", field="clear_cache")
 
 
 def _check_deschedule(wanted: worker_pb2.Deschedule) -> None:

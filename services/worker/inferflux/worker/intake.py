@@ -8,8 +8,9 @@ from inferflux.common import checks, logs, subjects
 from inferflux.common.bad_messages import BadMessages
 from inferflux.common.bus import Bus, Message
 from inferflux.common.cancel_notices import parse_cancel
-from inferflux.common.errors import InvalidArgument
-from inferflux.v1 import worker_pb2
+from inferflux.common.errors import InferFluxError, InvalidArgument
+from inferflux.common.tasks import Background
+from inferflux.v1 import scheduler_pb2, worker_pb2
 
 from . import request_log
 from .checks import check_batch, check_command, check_item
@@ -32,6 +33,7 @@ class Intake:
         self._model = model
         self._heartbeat = heartbeat
         self._bad = bad
+        self._background = Background()
 
     async def listen(self) -> None:
         worker_id = self._state.worker_id
@@ -113,8 +115,21 @@ class Intake:
             case "undrain":
                 if self._state.undrain():
                     await self._heartbeat.beat()
+            case "clear_cache":  # the engine answers between two steps: other commands do not wait for it
+                self._background.start(self._clear_cache(message, command.clear_cache))
             case _:
                 log.warning("unknown command")
+
+    async def _clear_cache(self, message: Message, clear: scheduler_pb2.ClearCache) -> None:
+        answer = scheduler_pb2.ClearedWorker(worker_id=self._state.worker_id)
+        try:
+            answer.cleared.CopyFrom(await self._model.clear_cache(clear))
+        except InferFluxError as error:
+            answer.error = error.message
+        try:
+            await message.respond(answer.SerializeToString())
+        except InferFluxError as error:
+            log.warning("could not say what was cleared", reason=error.reason)
 
     async def on_leader(self, message: Message) -> None:
         try:

@@ -9,10 +9,12 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from inferflux.common import logs
+from inferflux.common.errors import Unavailable
 from inferflux.common.tasks import cancel_all, is_set_within
 from inferflux.v1 import engine_pb2, model_pb2, scheduler_pb2, worker_pb2
 
 from . import request_log
+from .cache_clearing import CacheClearing
 from .emit import Emitter
 from .engine_host import DeathHandler, EngineHost, ReportHandler
 from .events import WorkerEvents
@@ -44,6 +46,7 @@ class CacheReports(Protocol):
 
     def take_in(self, cached: Iterable[engine_pb2.CachedPrefix]) -> None: ...
     def clear(self) -> None: ...
+    async def rewrite(self) -> None: ...
 
 
 MakeEngine = Callable[[ReportHandler, DeathHandler], EngineLink]
@@ -136,6 +139,7 @@ class ModelHost:
         self.why_not_ready = "loading the model"
         self._watchdog = Watchdog(options.stuck_s, _WATCH_INTERVAL_S)
         self._engine = (make_engine or self._engine_process)(self.on_report, self.on_engine_death)
+        self._clearing = CacheClearing(self._engine.send)
         self._has_news = asyncio.Event()
         self._stopping = asyncio.Event()
         self._flushed = asyncio.Event()
@@ -251,6 +255,31 @@ class ModelHost:
         if resident is not None:
             self._send_cancel(resident.key, is_silent=False)
 
+    async def clear_cache(self, clear: scheduler_pb2.ClearCache) -> scheduler_pb2.CacheCleared:
+        """Have the engine give cached prefixes up, and the index written anew. Requests keep what they have.
+
+        Raises:
+            Unavailable: the engine is not ready, died, or did not answer in time.
+        """
+        if not self.is_ready:
+            raise Unavailable(f"the engine is not ready: {self.why_not_ready}", reason="NOT_READY")
+        cleared = await self._clearing.clear(clear)
+        await self._cache_reports.rewrite()
+        log.info(
+            "the cache was cleared",
+            model=self.name,
+            cache_scope=clear.cache_scope,
+            sequences=cleared.sequences,
+            cells=cleared.cells,
+            host_bytes=cleared.host_bytes,
+            disk_bytes=cleared.disk_bytes,
+        )
+        return cleared
+
+    def report_cache(self) -> None:
+        """Have the engine report all that it has cached once more."""
+        self._engine.send(engine_pb2.EngineCommand(report_cache=engine_pb2.EngineReportCache()))
+
     def _discard(self, resident: Resident, why: str) -> None:
         self._shared.spans.left(resident, "dropped")
         request_log.left(resident, why)
@@ -305,6 +334,8 @@ class ModelHost:
                 request_log.finished(resident, ended)
                 await self._shared.events.finished(ended, resident)
         self._cache_reports.take_in(step.cached)
+        for cleared in step.cleared:
+            self._clearing.on_cleared(cleared)
         if step.disk_error:
             log.warning("the disk tier takes nothing for a while", model=self.name, why=step.disk_error)
         if step.ledger_repairs:
@@ -369,6 +400,7 @@ class ModelHost:
         self.why_not_ready = why
         self.stats = engine_pb2.StepStats()
         self._cache_reports.clear()
+        self._clearing.on_engine_death()
         lost = self.residents.clear()
         self._shared.spans.lost(lost, why)
         for resident in lost:

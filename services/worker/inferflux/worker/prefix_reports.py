@@ -13,6 +13,7 @@ from inferflux.common import logs, store
 from inferflux.common.prefixes.hashes import PrefixHasher
 from inferflux.common.prefixes.index import Holder, PrefixIndex
 from inferflux.common.prefixes.salt import SharedSalt
+from inferflux.common.tasks import is_set_within
 from inferflux.v1 import engine_pb2
 
 from .cached_prefixes import CachedPrefixes
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
 _RENEW_S = 1.0
 # Changes in one round trip.
 _CHANGES_AT_ONCE = 8
+# What has to be in the index before something else goes on waits no longer for Redis.
+_REWRITE_LIMIT_S = 1.0
 # Time to leave the index.
 _LEAVE_S = 0.5
 
@@ -40,6 +43,7 @@ class PrefixReports:
 
     Args:
         make_hasher: given the salt.
+        report_again: has the engine report all that it has cached once more. Its tokens are not kept here.
     """
 
     def __init__(
@@ -48,17 +52,20 @@ class PrefixReports:
         holder: Holder,
         make_hasher: Callable[[bytes], PrefixHasher],
         metrics: ModelMetrics,
+        *,
+        report_again: Callable[[], None],
     ) -> None:
         self._index = PrefixIndex(redis)
         self._salt = SharedSalt(redis)
         self._holder = holder
         self._make_hasher = make_hasher
         self._metrics = metrics
+        self._report_again = report_again
         self._prefixes = CachedPrefixes(make_hasher(self._salt.value).of)
-        # By sequence: what was reported before the salt is agreed upon.
-        self._early: dict[int, engine_pb2.CachedPrefix] = {}
         self._is_salt_known = False
         self._has_news = asyncio.Event()
+        # Set when the index was written anew.
+        self._rewritten: list[asyncio.Event] = []
         self._was_up = True
 
     def take_in(self, cached: Iterable[engine_pb2.CachedPrefix]) -> None:
@@ -68,16 +75,18 @@ class PrefixReports:
             if self._is_salt_known:
                 self._prefixes.report(each, now_s)
                 self._has_news.set()
-            elif each.token_ids:
-                self._early[each.entry] = each
-            else:
-                self._early.pop(each.entry, None)
 
     def clear(self) -> None:
         """The engine is gone, with all that it had cached."""
-        self._early.clear()
         self._prefixes.clear()
         self._has_news.set()
+
+    async def rewrite(self) -> None:
+        """Write this worker's part of the index anew, and return when it is written, or cannot be soon."""
+        is_written = asyncio.Event()
+        self._rewritten.append(is_written)
+        self._has_news.set()
+        await is_set_within(is_written, _REWRITE_LIMIT_S)
 
     async def run(self) -> None:
         """Keep the index up to date, for ever."""
@@ -100,17 +109,16 @@ class PrefixReports:
             if time.monotonic() >= renew_s:
                 renew_s = time.monotonic() + _RENEW_S
                 await self._renew()
-            await self._write()
+            await self._write_all_wanted()
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._has_news.wait(), max(0.0, renew_s - time.monotonic()))
             self._has_news.clear()
 
     async def _renew(self) -> None:
-        if await self._salt.refresh():
+        if await self._salt.refresh() or not self._is_salt_known:
             self._prefixes.use(self._make_hasher(self._salt.value).of)
-        self._is_salt_known = True
-        early, self._early = self._early, {}
-        self.take_in(early.values())
+            self._is_salt_known = True
+            self._report_again()
         if self._prefixes.is_written and not await self._index.write(
             self._holder, [self._prefixes.renewal()]
         ):
@@ -119,6 +127,14 @@ class PrefixReports:
         if not self._was_up:
             self._was_up = True
             log.info("the prefix index is written again")
+
+    async def _write_all_wanted(self) -> None:
+        rewritten, self._rewritten = self._rewritten, []
+        if rewritten:
+            self._prefixes.begin_anew()
+        await self._write()
+        for is_written in rewritten:
+            is_written.set()
 
     async def _write(self) -> None:
         while self._prefixes.has_changes:

@@ -140,7 +140,8 @@ class AnswerCache:
         name = keys.name_of(query.key, salt)
         try:
             async with asyncio.timeout(_KEEP_LIMIT_S):
-                kept = await self._store.keep(name, seal(data, name, salt), tenant=query.tenant)
+                sealed = seal(data, name, salt)
+                kept = await self._store.keep(name, sealed, tenant=query.tenant, model=query.model)
         except store.FAILURES as error:
             self._metrics.failures.labels("away").inc()
             log.debug("an answer was not kept", why=str(error))

@@ -83,7 +83,7 @@ def cut(answer: answers_pb2.CachedAnswer, max_tokens: int) -> answers_pb2.Cached
 
 
 def stream_of(
-    answer: answers_pb2.CachedAnswer, *, request_id: str, attempt_id: str, prompt_tokens: int
+    answer: answers_pb2.CachedAnswer, *, request_id: str, attempt_id: str, model: str, prompt_tokens: int
 ) -> list[tokens_pb2.TokenChunk]:
     """The chunks that a worker would have published: the first has started, the last has finished.
 
@@ -101,6 +101,7 @@ def stream_of(
         chunks.append(chunk)
     last.offset = chunks[-1].offset + len(chunks[-1].token_ids)
     last.attempt_id = attempt_id
+    last.model = model
     last.finished.reason = answer.reason
     usage = last.finished.usage
     usage.prompt_tokens = prompt_tokens

@@ -1,7 +1,7 @@
 """Answers in Redis, within a budget of each tenant and one of all tenants.
 
     inferflux:{answers}:answer:<name>     string that expires: a sealed answer
-    inferflux:{answers}:entries           hash: name -> bytes and tenant
+    inferflux:{answers}:entries           hash: name -> bytes, tenant and model
     inferflux:{answers}:used              sorted set: name, by when it expires in microseconds
     inferflux:{answers}:used:<tenant>     the same of one tenant's
     inferflux:{answers}:bytes             sorted set: `tenant/<tenant>` and `total`, by bytes
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 PREFIX = "inferflux:{answers}:"
 # What an answer takes beside its own bytes: its name, five times, and Redis's own bookkeeping.
 OVERHEAD_BYTES = 512
+# Answers that one round trip looks at to clear them.
+_CLEARED_AT_ONCE = 500
 
 # KEYS: the answer. ARGV: prefix, name, milliseconds that it lives from now on.
 _FIND = """
@@ -34,21 +36,14 @@ if entry then
   local expires_us = time[1] * 1000000 + time[2] + lifetime_ms * 1000
   redis.call('PEXPIRE', KEYS[1], lifetime_ms)
   redis.call('ZADD', prefix .. 'used', 'XX', expires_us, name)
-  redis.call('ZADD', prefix .. 'used:' .. string.match(entry, ' (.*)'), 'XX', expires_us, name)
+  redis.call('ZADD', prefix .. 'used:' .. string.match(entry, ' ([^ ]*)'), 'XX', expires_us, name)
 end
 return answer
 """
 
-# KEYS: the answer. ARGV: prefix, name, milliseconds that it lives, tenant, answer, its bytes with all that
-# belongs to it, budgets of a tenant and of all. Returns the bytes of all, and how many answers were evicted.
-_KEEP = """
-local prefix, name, lifetime_ms, tenant = ARGV[1], ARGV[2], tonumber(ARGV[3]), ARGV[4]
-local size, tenant_budget, budget = tonumber(ARGV[6]), tonumber(ARGV[7]), tonumber(ARGV[8])
+# Defines `remove`, of an answer and all that belongs to it, for a script that has `prefix`.
+_REMOVE = """
 local entries, used, bytes = prefix .. 'entries', prefix .. 'used', prefix .. 'bytes'
-local time = redis.call('TIME')
-local now_us = time[1] * 1000000 + time[2]
-local expires_us = now_us + lifetime_ms * 1000
-
 local function add(member, more)
   if tonumber(redis.call('ZINCRBY', bytes, more, member)) <= 0 then redis.call('ZREM', bytes, member) end
 end
@@ -57,12 +52,25 @@ local function remove(gone)
   redis.call('ZREM', used, gone)
   local entry = redis.call('HGET', entries, gone)
   if not entry then return end
-  local its_size, its_tenant = string.match(entry, '^(%d+) (.*)')
+  local its_size, its_tenant = string.match(entry, '^(%d+) ([^ ]*)')
   redis.call('HDEL', entries, gone)
   redis.call('ZREM', used .. ':' .. its_tenant, gone)
   add('tenant/' .. its_tenant, -its_size)
   add('total', -its_size)
 end
+"""
+
+# KEYS: the answer. ARGV: prefix, name, milliseconds that it lives, tenant, answer, its bytes with all that
+# belongs to it, budgets of a tenant and of all, model. Returns the bytes of all, and how many answers were
+# evicted.
+_KEEP = f"""
+local prefix, name, lifetime_ms, tenant = ARGV[1], ARGV[2], tonumber(ARGV[3]), ARGV[4]
+local size, tenant_budget, budget, model = tonumber(ARGV[6]), tonumber(ARGV[7]), tonumber(ARGV[8]), ARGV[9]
+{_REMOVE}
+local time = redis.call('TIME')
+local now_us = time[1] * 1000000 + time[2]
+local expires_us = now_us + lifetime_ms * 1000
+
 local function bytes_of(member) return tonumber(redis.call('ZSCORE', bytes, member) or '0') end
 local function evict_of(its_tenant)
   local oldest = redis.call('ZPOPMIN', used .. ':' .. its_tenant)[1]
@@ -90,13 +98,45 @@ while bytes_of('total') + size > budget and left > 0 do
 end
 if bytes_of('tenant/' .. tenant) + size <= tenant_budget and bytes_of('total') + size <= budget then
   redis.call('SET', KEYS[1], ARGV[5], 'PX', lifetime_ms)
-  redis.call('HSET', entries, name, size .. ' ' .. tenant)
+  redis.call('HSET', entries, name, size .. ' ' .. tenant .. ' ' .. model)
   redis.call('ZADD', used, expires_us, name)
   redis.call('ZADD', used .. ':' .. tenant, expires_us, name)
   add('tenant/' .. tenant, size)
   add('total', size)
 end
-return {bytes_of('total'), evicted}
+return {{bytes_of('total'), evicted}}
+"""
+
+# ARGV: prefix, cursor, entries to look at, tenant, model; the last two may be empty for any. Returns the
+# cursor of the next call, or '0', how many answers were removed, and their bytes.
+_CLEAR = f"""
+local prefix, cursor, tenant, model = ARGV[1], ARGV[2], ARGV[4], ARGV[5]
+{_REMOVE}
+local found = redis.call('HSCAN', entries, cursor, 'COUNT', ARGV[3])
+local removed, freed = 0, 0
+for at = 1, #found[2], 2 do
+  local size, its_tenant, its_model = string.match(found[2][at + 1], '^(%d+) ([^ ]*) ?(.*)')
+  if size and (tenant == '' or tenant == its_tenant)
+    and (model == '' or its_model == '' or model == its_model) then
+    removed, freed = removed + 1, freed + tonumber(size)
+    remove(found[2][at])
+  end
+end
+return {{found[1], removed, freed}}
+"""
+
+# KEYS: answers. ARGV: hash of entries, and the name of each answer. Removes those that have no entry: it may
+# have been evicted by Redis. Returns how many, and their bytes.
+_CLEAR_UNKNOWN = """
+local removed, freed = 0, 0
+for at, key in ipairs(KEYS) do
+  if redis.call('HEXISTS', ARGV[1], ARGV[at + 1]) == 0 then
+    local size = redis.call('MEMORY', 'USAGE', key)
+    if size then removed, freed = removed + 1, freed + size end
+    redis.call('UNLINK', key)
+  end
+end
+return {removed, freed}
 """
 
 
@@ -128,6 +168,14 @@ class Kept:
     evicted: int
 
 
+@dataclass(frozen=True, slots=True)
+class Cleared:
+    """Answers that were removed, and their bytes as the budgets count them."""
+
+    answers: int = 0
+    n_bytes: int = 0
+
+
 class AnswerStore:
     """Reads and writes sealed answers, in one round trip each. What Redis raises passes as it is."""
 
@@ -145,18 +193,48 @@ class AnswerStore:
         """Whether an answer of so many bytes fits the budgets at all."""
         return n_bytes + OVERHEAD_BYTES <= min(self._limits.tenant_bytes, self._limits.max_bytes)
 
-    async def keep(self, name: bytes, sealed: bytes, *, tenant: str) -> Kept:
+    async def keep(self, name: bytes, sealed: bytes, *, tenant: str, model: str = "") -> Kept:
         """Write an answer in place of what was kept under its name, and evict others for it as need be."""
         limits = self._limits
         size = len(sealed) + OVERHEAD_BYTES
         arguments: list[str | bytes | int] = [PREFIX, name.hex(), self._lifetime_ms, tenant, sealed, size]
         budgets = [limits.tenant_bytes, limits.max_bytes]
-        total, evicted = cast("list[int]", await self._keep([_key(name)], [*arguments, *budgets]))
+        answer = await self._keep([_key(name)], [*arguments, *budgets, model])
+        total, evicted = cast("list[int]", answer)
         return Kept(total, evicted)
 
     @property
     def _lifetime_ms(self) -> int:
         return int(self._limits.lifetime_s * 1000)
+
+
+async def clear(redis: Redis, *, tenant: str = "", model: str = "") -> Cleared:
+    """Remove answers, a part of them in each round trip: others are not delayed. What Redis raises passes as
+    it is. An answer goes as well if it is not known whose it is, or of which model.
+
+    Args:
+        tenant: only answers to its requests; empty: of every tenant.
+        model: only answers of it; empty: of every model.
+    """
+    known, unknown = redis.register_script(_CLEAR), redis.register_script(_CLEAR_UNKNOWN)
+    answers = n_bytes = 0
+    cursor = b"0"
+    while True:
+        answer = await known([], [PREFIX, cursor, _CLEARED_AT_ONCE, tenant, model])
+        cursor, removed, freed = cast("tuple[bytes, int, int]", answer)
+        answers, n_bytes = answers + removed, n_bytes + freed
+        if cursor == b"0":
+            break
+    at = 0
+    while True:
+        scanned = await redis.scan(at, match=f"{PREFIX}answer:*", count=_CLEARED_AT_ONCE)
+        at, keys = cast("tuple[int, list[bytes]]", scanned)
+        if keys:
+            names = [key.rpartition(b":")[2] for key in keys]
+            removed, freed = cast("list[int]", await unknown(keys, [f"{PREFIX}entries", *names]))
+            answers, n_bytes = answers + removed, n_bytes + freed
+        if not at:
+            return Cleared(answers, n_bytes)
 
 
 def _key(name: bytes) -> str:

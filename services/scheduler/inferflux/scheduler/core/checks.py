@@ -126,5 +126,7 @@ def check_admin(request: scheduler_pb2.SchedulerAdminRequest) -> None:
                 admin_limits.check_hand_over(request.drain.hand_over_after_ms)
         case "get_drain":
             admin_limits.check_worker_id(request.get_drain.worker_id)
+        case "clear_cache":
+            admin_limits.check_clear_worker(request.clear_cache)
         case _:
             raise InvalidArgument("nothing is asked for that is known here", field="request")

@@ -73,6 +73,7 @@ def terminal_chunk(job: Job, terminal_event: TerminalEvent) -> tokens_pb2.TokenC
     else:
         chunk.finished.CopyFrom(terminal_event)
     chunk.attempt_id = job.attempt_id
+    chunk.model = job.model
     return chunk
 
 

@@ -184,6 +184,15 @@ class SchedulerCore:
             command.drain.SetInParent()
         return [self._state.command(worker_id, command)]
 
+    def clear_cache(self, worker_id: str, clear: scheduler_pb2.ClearCache) -> worker_pb2.WorkerCommand:
+        """The command that has a worker give cached prefixes up; its answer changes nothing here.
+
+        Raises:
+            NotFound: no such worker is alive.
+        """
+        self._worker_named(worker_id)
+        return worker_pb2.WorkerCommand(clear_cache=clear, term=self.term)
+
     def drain_progress(self, worker_id: str) -> DrainProgress:
         """Raises NotFound when no such worker is alive."""
         return progress_of(self._worker_named(worker_id))

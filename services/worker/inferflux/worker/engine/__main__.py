@@ -109,6 +109,10 @@ def _obey(engine: Engine, command: engine_pb2.EngineCommand) -> None:
             engine.deschedule(command.deschedule)
         case "resume":
             engine.resume(command.resume)
+        case "clear_cache":
+            engine.clear_cache(command.clear_cache)
+        case "report_cache":
+            engine.report_cache()
 
 
 if __name__ == "__main__":

@@ -22,7 +22,8 @@ from .pressure import Fit, can_load, fit_step, make_room
 from .sampling_rows import BAD, choose_tokens
 from .saved import SavedStates
 from .sequence import Phase, Sequence, sequence_of
-from .tier_stats import cached_in, tell_tiers
+from .tier_stats import MOST_TOLD, cached_in, tell_tiers
+from .tiers.rates import Tier
 from .tiers.tiers import Tiers
 
 _DEADLINE_EXCEEDED = 4
@@ -31,6 +32,8 @@ _INTERNAL = 13
 _LONGEST_WAIT_S = 60.0
 # While all that runs is read from disk, commands and reads are looked at this often.
 _FETCH_POLL_S = 0.001
+# While an idle engine finds the files of an earlier one, they are told of this often.
+_SCAN_POLL_S = 0.02
 # A running sequence that finds no KV cells for so long is descheduled: it may find some elsewhere.
 _LONGEST_WAIT_FOR_ROOM_S = 1.0
 
@@ -98,11 +101,20 @@ class Engine:
     def idle_s(self) -> float | None:
         """How long nothing is to be done unless a command comes: until the next deadline, for ever (None), or
         not at all (0) while sequences run."""
+        if self._is_behind:
+            return 0.0
         if self._running:
             return 0.0 if any(s.fetch is None for s in self._running.values()) else _FETCH_POLL_S
+        if self._tiers.is_scanning:
+            return _SCAN_POLL_S
         if self._next_deadline_unix_s == math.inf:
             return None
         return min(max(self._next_deadline_unix_s - self._clock.unix_s(), 0.0), _LONGEST_WAIT_S)
+
+    @property
+    def _is_behind(self) -> bool:
+        """Whether more of what is cached is to be told than goes into one report."""
+        return self._memory.prefixes.has_news or self._tiers.has_moved
 
     def start(self, item: worker_pb2.BatchItem) -> None:
         """Take a request up. The worker has checked it against slots, cells and vocabulary."""
@@ -143,9 +155,26 @@ class Engine:
         sequence.resume(run=command.run, urgency_key=command.urgency_key, token_budget=command.token_budget)
         self._schedule(sequence, command.slot)
 
+    def clear_cache(self, command: engine_pb2.EngineClearCache) -> None:
+        """Give cached prefixes up, and report what that freed. Requests keep what they have."""
+        clear, cleared = command.clear, scheduler_pb2.CacheCleared()
+        if clear.prefixes:
+            cleared.sequences, cleared.cells = self._memory.prefixes.clear(clear.cache_scope)
+        if clear.tiers:
+            freed = self._tiers.clear(clear.cache_scope)
+            cleared.host_states, cleared.host_bytes = freed[Tier.HOST]
+            cleared.disk_states, cleared.disk_bytes = freed[Tier.DISK]
+        self._report.cleared.add(id=command.id, cleared=cleared)
+        self._has_news = True
+
+    def report_cache(self) -> None:
+        """Report all that is cached, as if it were new."""
+        self._memory.prefixes.report_all()
+        self._tiers.report_all()
+
     def take_report(self) -> engine_pb2.EngineReport | None:
         """What is to be told since the last call, if anything."""
-        if not self._has_news:
+        if not self._has_news and not self._is_behind:
             return None
         report = self._report
         stats = report.stats
@@ -161,7 +190,7 @@ class Engine:
         stats.swap_bytes_used = self._tiers.preempted_bytes
         tell_tiers(stats, self._tiers, self._saved)
         report.disk_error = self._tiers.take_error()
-        report.cached.extend(self._memory.prefixes.take_news())
+        report.cached.extend(self._memory.prefixes.take_news(MOST_TOLD))
         report.cached.extend(cached_in(self._tiers))
         self._report = engine_pb2.StepReport()
         self._has_news = False
@@ -511,6 +540,7 @@ class Engine:
 
     def _end(self, sequence: Sequence, chunk: tokens_pb2.TokenChunk, outcome: str) -> None:
         chunk.attempt_id = sequence.attempt_id
+        chunk.model = sequence.model
         self._emit(sequence, chunk)
         self._report.finished.add(
             key=sequence.key,

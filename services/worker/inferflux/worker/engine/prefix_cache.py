@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import islice
 
 from inferflux.v1 import engine_pb2
 
@@ -79,10 +80,15 @@ class PrefixCache:
         stats.prefix_matched_tokens = counts.matched_tokens
         stats.prefix_evictions = counts.evictions
 
-    def take_news(self) -> Iterable[engine_pb2.CachedPrefix]:
-        """What is held, or not any more, since the last call."""
-        news, self._news = self._news, {}
-        return news.values()
+    @property
+    def has_news(self) -> bool:
+        return bool(self._news)
+
+    def take_news(self, most: int) -> Iterable[engine_pb2.CachedPrefix]:
+        """What is not held any more since the last call, and up to `most` of what is held."""
+        held = islice((entry for entry, each in self._news.items() if each.token_ids), most)
+        gone = (entry for entry, each in self._news.items() if not each.token_ids)
+        return [self._news.pop(entry) for entry in [*gone, *held]]
 
     def cached(self) -> Iterator[tuple[int, str, TokenArray]]:
         """(sequence id, scope, tokens) of each cached prefix, the most recently used first."""
@@ -149,6 +155,27 @@ class PrefixCache:
         """Evict cached prefixes until so many cells and sequence ids are free, or none is left."""
         while (self._seq_ids.ledger.free < cells or self._seq_ids.n_free < ids) and self._evict():
             pass
+
+    def clear(self, scope: str = "") -> tuple[int, int]:
+        """Give up every cached prefix, without keeping it anywhere else. What requests hold stays.
+
+        Args:
+            scope: only of this one; empty: of every scope.
+
+        Returns:
+            Sequences that are gone, and cells that are free for it.
+        """
+        ledger = self._seq_ids.ledger
+        free_before = ledger.free
+        gone = self._tree.clear(scope)
+        for seq_id in gone:
+            self._give_back(seq_id)
+        return len(gone), ledger.free - free_before
+
+    def report_all(self) -> None:
+        """What is held is news again."""
+        for seq_id in self._tree.held():
+            self._tell(seq_id, self._tree.scope_of(seq_id), self._tree.tokens_of(seq_id))
 
     def pay(self, seconds: float, plan: StepPlan) -> None:
         """Charge cached prefixes for a step, and evict some that are not worth their cells."""

@@ -153,6 +153,28 @@ class RadixPrefixCache:
         found = (holder for holder in self._places if holder not in self._pinned)
         return sorted(found, key=lambda holder: -self._places[holder][1].last_used)
 
+    def clear(self, scope: str = "") -> list[int]:
+        """Forget every holder that is not pinned.
+
+        Args:
+            scope: only of this one; empty: of every scope.
+
+        Returns:
+            The holders.
+        """
+        gone = [
+            holder
+            for holder, (its_scope, _) in self._places.items()
+            if holder not in self._pinned and scope in ("", its_scope)
+        ]
+        for holder in gone:
+            self.drop(holder)
+        return gone
+
+    def held(self) -> list[int]:
+        """Every holder."""
+        return list(self._places)
+
     def tokens_of(self, holder: int) -> TokenArray:
         """All token ids of a known holder."""
         pieces = [node.tokens for node in self._path(self._places[holder][1])]

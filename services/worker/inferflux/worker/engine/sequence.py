@@ -94,6 +94,8 @@ class Sequence:
     time_to_first_token_ms: float = 0.0
     is_announced: bool = False
     attempt_id: str = ""
+    # As clients name it.
+    model: str = ""
     # The version of the cached prefixes when its prompt was last looked up; -1: never.
     looked_up_at: int = -1
     # Of the prompt, what was found computed when it first ran. What is found later may be its own.
@@ -214,6 +216,7 @@ def sequence_of(
         generated=len(generated),
         yields_at=len(generated) + item.token_budget if item.token_budget else 0,
         attempt_id=request.attempt_id,
+        model=request.model,
         cache_scope=cache_scope_of(request),
         has_begun=request.epoch > 1,
     )

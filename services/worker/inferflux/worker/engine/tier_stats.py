@@ -9,17 +9,17 @@ from .sequence import Sequence
 from .tiers.rates import Tier
 from .tiers.tiers import Tiers
 
-# No report is long for many states that were found at the start.
-_MOST_TOLD = 16
+# No report is long for many prefixes that were found at the start, or are all told again.
+MOST_TOLD = 16
 # Sequence ids name what the KV cache has; these numbers are others.
 _FIRST_ENTRY = 1 << 32
 _TIERS = {Tier.HOST: engine_pb2.CACHE_TIER_HOST, Tier.DISK: engine_pb2.CACHE_TIER_DISK}
 
 
 def cached_in(tiers: Tiers[Sequence]) -> list[engine_pb2.CachedPrefix]:
-    """What came to a tier, moved or left since the last call, some of it if it is much."""
+    """What left a tier since the last call, and what came or moved, some of it if it is much."""
     told = []
-    for kept in tiers.take_moved(_MOST_TOLD):
+    for kept in tiers.take_moved(MOST_TOLD):
         cached = engine_pb2.CachedPrefix(entry=_FIRST_ENTRY + kept.number, cache_scope=kept.header.scope)
         if kept.is_kept:
             cached.token_ids = kept.tokens.astype("<i4", copy=False).tobytes()

@@ -72,14 +72,17 @@ class Disk:
         self._clock_s = clock_s
         self._writer = ThreadPoolExecutor(1, "kv-writer")
         self._reader = ThreadPoolExecutor(1, "kv-reader")
-        self._changes: deque[Change] = deque()
+        # None: a scan is over.
+        self._changes: deque[Change | None] = deque()
         self._waiting_bytes = 0
         self._written: deque[int] = deque()
         self._writes: deque[Future[None]] = deque()
         self._reads: deque[tuple[Future[Read], int]] = deque()
         self._paused_until_s = 0.0
         self._errors: deque[str] = deque(maxlen=1)
-        self._writer.submit(self._scan)
+        # Scans that are not over, or whose end `changes` has not come to yet.
+        self._scans = 0
+        self._begin_scan()
 
     def close(self) -> None:
         """Finish the write that is under way, and drop the others."""
@@ -160,12 +163,25 @@ class Disk:
         found = []
         with contextlib.suppress(IndexError):
             while True:
-                found.append(self._changes.popleft())
+                change = self._changes.popleft()
+                if change is None:
+                    self._scans -= 1
+                else:
+                    found.append(change)
         return found
+
+    @property
+    def is_scanning(self) -> bool:
+        """Whether `changes` may still give files that were there before."""
+        return self._scans > 0
 
     def take_error(self) -> str:
         """Why writing is off for a while; empty if it is not, or was told before."""
         return self._errors.popleft() if self._errors else ""
+
+    def _begin_scan(self) -> None:
+        self._scans += 1
+        self._writer.submit(self._scan)
 
     def _scan(self) -> None:
         try:
@@ -173,6 +189,8 @@ class Disk:
                 self._changes.append(Change(Event.FOUND, name, header))
         except OSError as error:
             self._errors.append(f"the KV files could not be listed: {error}")
+        finally:
+            self._changes.append(None)
 
     def _write(self, envelope: Envelope, used_unix_ns: int | None) -> None:
         name = name_of(envelope.header)

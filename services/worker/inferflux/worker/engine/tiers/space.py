@@ -39,6 +39,10 @@ class Space(Generic[K]):
     def __len__(self) -> int:
         return len(self._held)
 
+    def held(self) -> list[K]:
+        """All that is held."""
+        return list(self._held)
+
     def __contains__(self, key: K) -> bool:
         return key in self._held
 

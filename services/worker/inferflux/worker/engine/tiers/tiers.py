@@ -150,6 +150,9 @@ class Tiers(Generic[S]):
         self._stored: dict[str, int] = {}
         self._used_unix_ns = 0
         self._moved: dict[Kept[S], None] = {}
+        self._gone: list[Kept[S]] = []
+        # Scopes that were cleared before all files were known.
+        self._cleared_early: set[str] = set()
         self._number = 0
         self.preempted_bytes = 0
         self.rates = Rates()
@@ -158,6 +161,30 @@ class Tiers(Generic[S]):
     def off(cls) -> Tiers[S]:
         """Tiers that keep nothing."""
         return cls(Identity("", "", 0, 0, flash_attention=False, rope=""), host_bytes=0)
+
+    def clear(self, scope: str = "") -> dict[Tier, tuple[int, int]]:
+        """Give up every cold prefix. What preempted sequences wait for stays.
+
+        Files that the disk has not told of yet are removed when it does.
+
+        Args:
+            scope: only of this one; empty: of every scope.
+
+        Returns:
+            (states, bytes) that are gone, by tier.
+        """
+        if self.is_scanning:
+            self._cleared_early.add(scope)
+        freed: dict[Tier, tuple[int, int]] = {}
+        for tier, space, drop in (
+            (Tier.HOST, self._host, self._drop_from_host),
+            (Tier.DISK, self._files, self._remove_file),
+        ):
+            gone = [k for k in space.held() if k.owner is None and scope in ("", k.header.scope)]
+            freed[tier] = len(gone), sum(kept.n_bytes for kept in gone)
+            for kept in gone:
+                drop(kept)
+        return freed
 
     def close(self) -> None:
         """Leave the disk to the next process. Files stay."""
@@ -174,11 +201,28 @@ class Tiers(Generic[S]):
         return counts
 
     def take_moved(self, most: int) -> list[Kept[S]]:
-        """Up to `most` of those that came, went or changed their tier since they were last told."""
+        """Those that went since the last call, and up to `most` of those that came or moved since they were
+        last told."""
         moved = list(islice(self._moved, most))
         for kept in moved:
             del self._moved[kept]
-        return moved
+        gone, self._gone = self._gone, []
+        return [*gone, *moved]
+
+    @property
+    def is_scanning(self) -> bool:
+        """Whether files of an earlier process may be found still, at the next `poll`."""
+        return self._disk is not None and self._disk.is_scanning
+
+    @property
+    def has_moved(self) -> bool:
+        """Whether `take_moved` would give any."""
+        return bool(self._moved or self._gone)
+
+    def report_all(self) -> None:
+        """All that is kept counts as if it had just come."""
+        for kept in (*self._host.held(), *self._files.held()):
+            self._moved[kept] = None
 
     def take_error(self) -> str:
         """Why the disk is not written to for a while; empty otherwise."""
@@ -331,12 +375,16 @@ class Tiers(Generic[S]):
                 self._take_read(fetch.match.kept, fetch.reading.result())
         for change in self._disk.changes():
             kept = self._by_name.get(change.name)
-            if change.event is Event.FOUND and kept is None:
+            if change.event is Event.FOUND and not self._cleared_early.isdisjoint(("", change.header.scope)):
+                self._disk.remove(change.name)
+            elif change.event is Event.FOUND and kept is None:
                 self._found(change.name, change.header)
             elif change.event is Event.LOST and kept is not None:
                 self._forget_file(kept)
             elif change.event is Event.STORED and kept is not None:
                 self._on_stored(change.name, kept)
+        if not self.is_scanning:
+            self._cleared_early.clear()
 
     def _on_stored(self, name: str, kept: Kept[S]) -> None:
         if name in self._storing:
@@ -408,7 +456,8 @@ class Tiers(Generic[S]):
 
     def _remove(self, kept: Kept[S]) -> None:
         self._index.remove(kept.header.scope, kept.tokens, kept)
-        self._moved[kept] = None
+        self._moved.pop(kept, None)
+        self._gone.append(kept)
 
     def _disowned(self, owner: S) -> Kept[S] | None:
         """The state of a preempted sequence, which is a cold prefix from now on."""
@@ -467,9 +516,12 @@ class Tiers(Generic[S]):
     def _evict_files(self, losers: list[Kept[S]]) -> None:
         for kept in losers:
             self._counts.evictions[Tier.DISK] += 1
-            if self._disk is not None:
-                self._disk.remove(kept.name)
-            self._forget_file(kept)
+            self._remove_file(kept)
+
+    def _remove_file(self, kept: Kept[S]) -> None:
+        if self._disk is not None:
+            self._disk.remove(kept.name)
+        self._forget_file(kept)
 
     def _forget_file(self, kept: Kept[S]) -> None:
         """A state is not on disk any more."""

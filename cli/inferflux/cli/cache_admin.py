@@ -1,0 +1,60 @@
+"""`inferctl admin cache`: what workers and the answer cache keep for later requests."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from inferflux.v1 import admin_pb2
+
+from .client import Client
+from .command import ApiKey, AsJson, Endpoint, StateDirectory, make_console, print_json, with_client
+from .errors import CommandError
+from .tables import cleared_view
+
+cache = typer.Typer(help="What is kept of earlier requests for later ones.", no_args_is_help=True)
+
+
+@cache.callback()
+def _group() -> None:
+    """A command of its own, however few there are."""
+
+
+@cache.command()
+def clear(
+    model: Annotated[str, typer.Option("--model", "-m", help="Only of this model.")] = "",
+    worker: Annotated[
+        str, typer.Option(metavar="WORKER", help="Only of this one, as `inferctl status` names it.")
+    ] = "",
+    tenant: Annotated[
+        str,
+        typer.Option(help="Only the prefixes that no other tenant shares, and the answers, of this tenant."),
+    ] = "",
+    answers: Annotated[bool, typer.Option("--answers", help="The answer cache.")] = False,
+    prefixes: Annotated[
+        bool, typer.Option("--prefixes", help="Cached prefixes in the workers' KV caches.")
+    ] = False,
+    tiers: Annotated[
+        bool, typer.Option("--tiers", help="Cached prefixes in the workers' host memory and on their disks.")
+    ] = False,
+    as_json: AsJson = False,
+    endpoint: Endpoint = "",
+    api_key: ApiKey = "",
+    state_dir: StateDirectory = None,
+) -> None:
+    """Clear answers, prefixes and tiers, or those that are named. Requests keep what they have."""
+    request = admin_pb2.ClearCacheRequest(
+        model=model, worker_id=worker, tenant=tenant, answers=answers, prefixes=prefixes, tiers=tiers
+    )
+
+    async def run(client: Client) -> None:
+        cleared = await client.clear_cache(request)
+        print_json(cleared) if as_json else make_console().print(cleared_view(cleared))
+        failed = [each.worker_id for each in cleared.workers if each.error]
+        if cleared.answers.error:
+            failed.append("the answer cache")
+        if failed:
+            raise CommandError(f"not cleared: {', '.join(failed)}")
+
+    with_client(run, endpoint, api_key, state_dir)
