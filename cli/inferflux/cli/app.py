@@ -29,6 +29,7 @@ from .command import (
     state_path,
     with_client,
 )
+from .constraint import constraint_of
 from .errors import CommandError
 from .generation import Generation
 from .stream import show
@@ -77,6 +78,22 @@ ResumeWindow = Annotated[
 SkipAnswerCache = Annotated[
     bool,
     typer.Option("--skip-answer-cache", help="Have the answer computed, and do not keep it for others."),
+]
+Schema = Annotated[
+    Path | None, typer.Option("--schema", metavar="FILE", help="The answer is JSON of this JSON schema.")
+]
+JsonObject = Annotated[bool, typer.Option("--json-object", help="The answer is a JSON object.")]
+Grammar = Annotated[
+    Path | None,
+    typer.Option(
+        "--grammar", metavar="FILE", help="The answer is of this grammar: GBNF, or Lark in a .lark file."
+    ),
+]
+Regex = Annotated[
+    str | None, typer.Option("--regex", help="The whole answer matches this regular expression.")
+]
+Choice = Annotated[
+    list[str] | None, typer.Option("--choice", help="The answer is this, or that of another --choice.")
 ]
 RequestId = Annotated[
     str, typer.Option(help="Your own id, for `inferctl cancel` and `resume`: 1-64 of A-Z a-z 0-9 _ -")
@@ -202,6 +219,11 @@ def chat(
     ignore_eos: IgnoreEos = False,
     resume_window: ResumeWindow = 0,
     skip_answer_cache: SkipAnswerCache = False,
+    schema: Schema = None,
+    json_object: JsonObject = False,
+    grammar: Grammar = None,
+    regex: Regex = None,
+    choice: Choice = None,
     request_id: RequestId = "",
     stats: Stats = False,
     as_json: AsJson = False,
@@ -210,8 +232,19 @@ def chat(
     state_dir: StateDirectory = None,
 ) -> None:
     """Ask the model; the answer streams as it is generated."""
+    constraint = constraint_of(
+        schema, is_json_object=json_object, grammar=grammar, regex=regex, choices=choice or []
+    )
     generation = Generation(
-        max_tokens, temperature, top_p, seed, priority, ignore_eos, resume_window, skip_answer_cache
+        max_tokens,
+        temperature,
+        top_p,
+        seed,
+        priority,
+        ignore_eos,
+        resume_window,
+        skip_answer_cache,
+        constraint,
     )
     question = _text_or_stdin(text)
     if question is not None and not question.strip():
@@ -253,6 +286,11 @@ def complete(
     ignore_eos: IgnoreEos = False,
     resume_window: ResumeWindow = 0,
     skip_answer_cache: SkipAnswerCache = False,
+    schema: Schema = None,
+    json_object: JsonObject = False,
+    grammar: Grammar = None,
+    regex: Regex = None,
+    choice: Choice = None,
     request_id: RequestId = "",
     stats: Stats = False,
     as_json: AsJson = False,
@@ -261,8 +299,19 @@ def complete(
     state_dir: StateDirectory = None,
 ) -> None:
     """Continue a text, without a chat template."""
+    constraint = constraint_of(
+        schema, is_json_object=json_object, grammar=grammar, regex=regex, choices=choice or []
+    )
     generation = Generation(
-        max_tokens, temperature, top_p, seed, priority, ignore_eos, resume_window, skip_answer_cache
+        max_tokens,
+        temperature,
+        top_p,
+        seed,
+        priority,
+        ignore_eos,
+        resume_window,
+        skip_answer_cache,
+        constraint,
     )
     prompt = _text_or_stdin(text)
     if prompt is None:

@@ -19,13 +19,17 @@ class Generation:
     ignores_eos: bool = False
     resume_window_s: int = 0
     skips_answer_cache: bool = False
+    constraint: generation_pb2.StructuredConstraint | None = None
 
     def params(self) -> generation_pb2.GenerationParams:
         sampling = generation_pb2.SamplingParams(
             temperature=self.temperature, top_p=self.top_p, seed=self.seed
         )
         return generation_pb2.GenerationParams(
-            sampling=sampling, max_tokens=self.max_tokens, ignore_eos=self.ignores_eos
+            sampling=sampling,
+            max_tokens=self.max_tokens,
+            ignore_eos=self.ignores_eos,
+            constraint=self.constraint,
         )
 
 

@@ -58,6 +58,7 @@ class WordTokenizer:
     """A token per word, its length; can be held up."""
 
     def __init__(self) -> None:
+        self.compiled: list[generation_pb2.StructuredConstraint] = []
         self.may_answer = asyncio.Event()
         self.may_answer.set()
         self.is_asked = asyncio.Event()
@@ -67,6 +68,14 @@ class WordTokenizer:
     ) -> Sequence[int]:
         text = " ".join(message.content for message in messages)
         return await self.tokenize(digest, text, context_length, field="messages")
+
+    async def compile(
+        self, digest: str, constraint: generation_pb2.StructuredConstraint, *, field: str
+    ) -> None:
+        del digest
+        if constraint.regex == "(":
+            raise InvalidArgument("unclosed", field=field)
+        self.compiled.append(constraint)
 
     async def tokenize(self, digest: str, text: str, context_length: int, *, field: str) -> Sequence[int]:
         del digest, context_length, field
@@ -312,3 +321,57 @@ async def test_a_request_of_which_no_scheduler_can_tell_is_unavailable_and_an_un
     assert unanswered.value.reason == "NO_SCHEDULER"
     assert unanswered.value.retry_delay_s
     assert len(stage.streams) == 0
+
+
+def constrained(**fields: object) -> Params:
+    return Params(constraint=generation_pb2.StructuredConstraint(**fields))  # type: ignore[arg-type]
+
+
+async def can_constrain(stage: Stage) -> None:
+    """Have the model's worker say that it constrains answers."""
+    stage.backend.card.can_constrain = True
+    await stage.backend.beat()
+
+    async def is_known() -> bool:
+        return (await stage.models.card("demo")).can_constrain
+
+    await until(is_known)
+
+
+async def test_a_constraint_is_refused_where_no_worker_can(stage: Stage) -> None:
+    with pytest.raises(InvalidArgument) as refused:
+        await stage.chat("r1", params=constrained(json_object=True))
+    assert (refused.value.field, refused.value.reason) == (
+        "params.constraint.json_object",
+        "CONSTRAINT_UNSUPPORTED",
+    )
+    assert not stage.tokenizer.compiled
+
+
+async def test_a_schema_reaches_the_workers_normalised_and_is_tried_once(stage: Stage) -> None:
+    await can_constrain(stage)
+    params = constrained(json_schema='{"title": "T",\n "type": "integer"}')
+    for name in ("r1", "r2"):
+        answer = asyncio.create_task(stage.chat(name, params=params))
+        job = await stage.backend.job(name)
+        assert job.params.constraint.json_schema == '{"type":"integer"}'
+        await stage.backend.finish(job, n=1)
+        assert await answer == [0]
+    assert len(stage.tokenizer.compiled) == 1
+
+
+@pytest.mark.parametrize(
+    ("params", "field"),
+    [
+        (constrained(json_schema='{"not": {}}'), "params.constraint.json_schema"),
+        (constrained(regex="("), "params.constraint.regex"),
+    ],
+)
+async def test_a_constraint_that_cannot_be_used_is_refused_before_anything_is_queued(
+    stage: Stage, params: Params, field: str
+) -> None:
+    await can_constrain(stage)
+    with pytest.raises(InvalidArgument) as refused:
+        await stage.chat("r1", params=params)
+    assert refused.value.field == field
+    assert not stage.backend.jobs

@@ -112,7 +112,7 @@ def test_a_plan_places_what_a_walk_through_all_that_wait_would(
     jobs = [
         fleet.submit(f"r{i}", prompt=prompt, max_tokens=most)
         for i, (prompt, most) in enumerate(requests)
-        if any(_fits(prompt, most, (context, cells)) for _slots, cells, context in workers)
+        if any(_fits(prompt, most, Size(context, cells)) for _slots, cells, context in workers)
     ]
     if come_first:
         add_workers()
@@ -134,7 +134,7 @@ def _walk(workers: Sequence[tuple[int, int, int]], jobs: Sequence[Job]) -> dict[
     blocked: set[Size] = set()
     placed: dict[str, str] = {}
     for job in jobs:
-        sizes = {i: (context, cells) for i, (_slots, cells, context) in enumerate(workers) if free[i]}
+        sizes = {i: Size(context, cells) for i, (_slots, cells, context) in enumerate(workers) if free[i]}
         could = {i: size for i, size in sizes.items() if fits_size(job, size)}
         rooms = [
             i
@@ -160,7 +160,7 @@ def test_requests_in_several_lines_are_served_in_the_order_of_one(
     name: PolicyName, requests: list[tuple[int, int, int, int]], changes: list[int]
 ) -> None:
     """Sizes of workers come and go meanwhile; requests of any lane are moved."""
-    sizes: set[Size] = {(0, 30), (0, 300)}
+    sizes = {Size(0, 30), Size(0, 300)}
     served: list[list[int]] = []
     for has_lanes in (False, True):
         ledger = Ledger()
@@ -185,7 +185,7 @@ def test_requests_in_several_lines_are_served_in_the_order_of_one(
         order: list[int] = []
         while (job := queue.first()) is not None:
             if len(order) in changes:
-                now ^= {(0, 60), (0, 300)} if has_lanes else set()
+                now ^= {Size(0, 60), Size(0, 300)} if has_lanes else set()
                 for other in jobs:
                     if other.arrival not in order:
                         queue.move(other)

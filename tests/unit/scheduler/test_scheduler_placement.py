@@ -23,7 +23,9 @@ def job_of(prompt: int, max_tokens: int, generated: int, seen: int) -> Job:
     return job
 
 
-def worker_of(context_length: int, kv_cells: int, worker_id: str = "w1") -> WorkerSlots:
+def worker_of(
+    context_length: int, kv_cells: int, worker_id: str = "w1", *, can_constrain: bool = False
+) -> WorkerSlots:
     status = scheduler_pb2.WorkerStatus(
         worker_id=worker_id,
         incarnation="i1",
@@ -31,7 +33,7 @@ def worker_of(context_length: int, kv_cells: int, worker_id: str = "w1") -> Work
         slots=2,
         kv_cells=kv_cells,
     )
-    status.models.add(name=MODEL, context_length=context_length)
+    status.models.add(name=MODEL, context_length=context_length, can_constrain=can_constrain)
     return WorkerSlots(status, 0.0)
 
 
@@ -115,3 +117,37 @@ def test_no_prefix_puts_a_worker_further_ahead_than_what_it_saves_is_worth(
     least = min(each.load - SAVED_WORTH * hints[name] for name, each in workers.table.items())
     assert workers.table[chosen].load - SAVED_WORTH * hints[chosen] == least
     assert workers.table[chosen].load - min(loads) <= SAVED_WORTH * hints[chosen]
+
+
+def constrained() -> Job:
+    job = job_of(10, 10, 0, 0)
+    job.request.params.constraint.json_object = True
+    return job
+
+
+def test_a_constrained_request_goes_where_answers_are_constrained() -> None:
+    placement = Placement()
+    able = worker_of(400, 400, "able", can_constrain=True)
+    able.assign(RequestKey("other", "r"), 1, 100)
+    for worker in (worker_of(400, 400, "unable"), able):
+        placement.changed(worker)
+    assert placement.choose(constrained()) is able
+    assert placement.why_never(constrained()) is None
+
+
+def test_a_constrained_request_that_no_worker_can_take_is_refused_by_its_field() -> None:
+    placement = Placement()
+    placement.changed(worker_of(400, 400))
+    assert placement.choose(constrained()) is None
+    why = placement.why_never(constrained())
+    assert why is not None
+    assert (why.field, why.reason) == ("params.constraint", "CONSTRAINT_UNSUPPORTED")
+
+
+def test_a_constrained_request_waits_for_a_worker_that_has_not_said_what_it_can() -> None:
+    placement = Placement()
+    loading = worker_of(0, 0)
+    loading.set_state(scheduler_pb2.WORKER_STATE_LOADING)
+    for worker in (worker_of(400, 400, "unable"), loading):
+        placement.changed(worker)
+    assert placement.why_never(constrained()) is None

@@ -17,6 +17,7 @@ Both ends are included:
 | params.sampling.logprobs | 0 to 20 |
 | params.stop | at most 16, each 1 to 256 bytes |
 | params.stop_token_ids | at most 64 ids of the vocabulary |
+| params.constraint | see `constraints.limits` |
 
 A penalty below 0.01 could divide a logit beyond what a float32 holds. Pure; every error names its field.
 """
@@ -27,6 +28,7 @@ import struct
 from collections.abc import Sequence
 
 from inferflux.common.checks import MAX_TOKENS, check_range
+from inferflux.common.constraints.limits import check_constraint
 from inferflux.common.errors import InvalidArgument
 from inferflux.common.priority import HIGHEST, LOWEST
 from inferflux.v1 import generation_pb2
@@ -82,6 +84,7 @@ def check_params(
     check_token_ids(params.stop_token_ids, vocabulary_size, field="params.stop_token_ids")
     _check_sampling(params.sampling, context_length)
     _check_logit_bias(params.sampling, vocabulary_size)
+    check_constraint(params)
 
 
 def _check_stop(stop: Sequence[str]) -> None:

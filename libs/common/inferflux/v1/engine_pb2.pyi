@@ -357,6 +357,7 @@ class EngineReady(_message.Message):
     PREFIX_CACHE_ERROR_FIELD_NUMBER: _builtins.int
     DISK_ERROR_FIELD_NUMBER: _builtins.int
     KV_BYTES_FIELD_NUMBER: _builtins.int
+    CONSTRAINT_ERROR_FIELD_NUMBER: _builtins.int
     kv_cells: _builtins.int
     context_length: _builtins.int
     vocabulary_size: _builtins.int
@@ -373,6 +374,8 @@ class EngineReady(_message.Message):
     """Why there is no disk tier although one was asked for; empty otherwise."""
     kv_bytes: _builtins.int
     """Memory that keys and values of the main context take; 0 where a sequence has a state instead of cells."""
+    constraint_error: _builtins.str
+    """Why answers cannot be constrained; empty if they can."""
     def __init__(
         self,
         *,
@@ -387,10 +390,11 @@ class EngineReady(_message.Message):
         prefix_cache_error: _builtins.str = ...,
         disk_error: _builtins.str = ...,
         kv_bytes: _builtins.int = ...,
+        constraint_error: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["context_length", b"context_length", "disk_error", b"disk_error", "has_chat_template", b"has_chat_template", "kv_bytes", b"kv_bytes", "kv_cells", b"kv_cells", "parameters", b"parameters", "prefill_cells", b"prefill_cells", "prefill_context_error", b"prefill_context_error", "prefix_cache_error", b"prefix_cache_error", "slots", b"slots", "vocabulary_size", b"vocabulary_size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["constraint_error", b"constraint_error", "context_length", b"context_length", "disk_error", b"disk_error", "has_chat_template", b"has_chat_template", "kv_bytes", b"kv_bytes", "kv_cells", b"kv_cells", "parameters", b"parameters", "prefill_cells", b"prefill_cells", "prefill_context_error", b"prefill_context_error", "prefix_cache_error", b"prefix_cache_error", "slots", b"slots", "vocabulary_size", b"vocabulary_size"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -171,6 +171,72 @@ class SamplingParams(_message.Message):
 Global___SamplingParams: _TypeAlias = SamplingParams  # noqa: Y015
 
 @_typing.final
+class ChoiceConstraint(_message.Message):
+    """Texts of which the answer is one."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TEXTS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def texts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    def __init__(
+        self,
+        *,
+        texts: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["texts", b"texts"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ChoiceConstraint: _TypeAlias = ChoiceConstraint  # noqa: Y015
+
+@_typing.final
+class StructuredConstraint(_message.Message):
+    """What an answer has to look like. Only tokens that can still lead there are drawn. At most 16 KiB of text."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    JSON_OBJECT_FIELD_NUMBER: _builtins.int
+    JSON_SCHEMA_FIELD_NUMBER: _builtins.int
+    GBNF_FIELD_NUMBER: _builtins.int
+    LARK_FIELD_NUMBER: _builtins.int
+    REGEX_FIELD_NUMBER: _builtins.int
+    CHOICE_FIELD_NUMBER: _builtins.int
+    json_object: _builtins.bool
+    """Any JSON object; never false."""
+    json_schema: _builtins.str
+    """A JSON schema, as JSON text. Keywords that cannot be enforced are refused: docs/structured-output.md lists them."""
+    gbnf: _builtins.str
+    """A grammar in llama.cpp's GBNF; its rule `root` is the answer."""
+    lark: _builtins.str
+    """A grammar in llguidance's Lark; its rule `start` is the answer."""
+    regex: _builtins.str
+    """A regular expression of the whole answer, in Rust's syntax."""
+    @_builtins.property
+    def choice(self) -> Global___ChoiceConstraint: ...
+    def __init__(
+        self,
+        *,
+        json_object: _builtins.bool = ...,
+        json_schema: _builtins.str = ...,
+        gbnf: _builtins.str = ...,
+        lark: _builtins.str = ...,
+        regex: _builtins.str = ...,
+        choice: Global___ChoiceConstraint | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["choice", b"choice", "constraint", b"constraint", "gbnf", b"gbnf", "json_object", b"json_object", "json_schema", b"json_schema", "lark", b"lark", "regex", b"regex"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["choice", b"choice", "constraint", b"constraint", "gbnf", b"gbnf", "json_object", b"json_object", "json_schema", b"json_schema", "lark", b"lark", "regex", b"regex"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_constraint: _TypeAlias = _typing.Literal["json_object", "json_schema", "gbnf", "lark", "regex", "choice"]  # noqa: Y015
+    _WhichOneofArgType_constraint: _TypeAlias = _typing.Literal["constraint", b"constraint"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_constraint) -> _WhichOneofReturnType_constraint | None: ...
+
+Global___StructuredConstraint: _TypeAlias = StructuredConstraint  # noqa: Y015
+
+@_typing.final
 class GenerationParams(_message.Message):
     """When a generation ends, and how tokens are drawn until then."""
 
@@ -181,6 +247,7 @@ class GenerationParams(_message.Message):
     STOP_FIELD_NUMBER: _builtins.int
     STOP_TOKEN_IDS_FIELD_NUMBER: _builtins.int
     IGNORE_EOS_FIELD_NUMBER: _builtins.int
+    CONSTRAINT_FIELD_NUMBER: _builtins.int
     max_tokens: _builtins.int
     """At most this many new tokens; unset means up to the end of the context."""
     ignore_eos: _builtins.bool
@@ -195,6 +262,10 @@ class GenerationParams(_message.Message):
     def stop_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Generation ends after any of these tokens."""
 
+    @_builtins.property
+    def constraint(self) -> Global___StructuredConstraint:
+        """The answer ends where it says, or is cut by max_tokens: not together with stop, stop_token_ids and ignore_eos."""
+
     def __init__(
         self,
         *,
@@ -203,10 +274,11 @@ class GenerationParams(_message.Message):
         stop: _abc.Iterable[_builtins.str] | None = ...,
         stop_token_ids: _abc.Iterable[_builtins.int] | None = ...,
         ignore_eos: _builtins.bool = ...,
+        constraint: Global___StructuredConstraint | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_max_tokens", b"_max_tokens", "max_tokens", b"max_tokens", "sampling", b"sampling"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_max_tokens", b"_max_tokens", "constraint", b"constraint", "max_tokens", b"max_tokens", "sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_tokens", b"_max_tokens", "ignore_eos", b"ignore_eos", "max_tokens", b"max_tokens", "sampling", b"sampling", "stop", b"stop", "stop_token_ids", b"stop_token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_tokens", b"_max_tokens", "constraint", b"constraint", "ignore_eos", b"ignore_eos", "max_tokens", b"max_tokens", "sampling", b"sampling", "stop", b"stop", "stop_token_ids", b"stop_token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__max_tokens: _TypeAlias = _typing.Literal["max_tokens"]  # noqa: Y015
     _WhichOneofArgType__max_tokens: _TypeAlias = _typing.Literal["_max_tokens", b"_max_tokens"]  # noqa: Y015

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18inferflux/v1/model.proto\x12\x0cinferflux.v1\"\xb3\x01\n\tModelCard\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06\x64igest\x18\x02 \x01(\t\x12\x16\n\x0e\x63ontext_length\x18\x03 \x01(\r\x12\x14\n\x0c\x61rchitecture\x18\x04 \x01(\t\x12\x12\n\nparameters\x18\x05 \x01(\x04\x12\x12\n\nsize_bytes\x18\x06 \x01(\x04\x12\x17\n\x0fvocabulary_size\x18\x07 \x01(\r\x12\x19\n\x11has_chat_template\x18\x08 \x01(\x08\"?\n\x05Model\x12%\n\x04\x63\x61rd\x18\x01 \x01(\x0b\x32\x17.inferflux.v1.ModelCard\x12\x0f\n\x07workers\x18\x02 \x01(\r\"\x13\n\x11ListModelsRequest\"9\n\x12ListModelsResponse\x12#\n\x06models\x18\x01 \x03(\x0b\x32\x13.inferflux.v1.Model\"\x1f\n\x0fGetModelRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"6\n\x10GetModelResponse\x12\"\n\x05model\x18\x01 \x01(\x0b\x32\x13.inferflux.v1.Model2\xaa\x01\n\x0cModelService\x12O\n\nListModels\x12\x1f.inferflux.v1.ListModelsRequest\x1a .inferflux.v1.ListModelsResponse\x12I\n\x08GetModel\x12\x1d.inferflux.v1.GetModelRequest\x1a\x1e.inferflux.v1.GetModelResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18inferflux/v1/model.proto\x12\x0cinferflux.v1\"\xca\x01\n\tModelCard\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06\x64igest\x18\x02 \x01(\t\x12\x16\n\x0e\x63ontext_length\x18\x03 \x01(\r\x12\x14\n\x0c\x61rchitecture\x18\x04 \x01(\t\x12\x12\n\nparameters\x18\x05 \x01(\x04\x12\x12\n\nsize_bytes\x18\x06 \x01(\x04\x12\x17\n\x0fvocabulary_size\x18\x07 \x01(\r\x12\x19\n\x11has_chat_template\x18\x08 \x01(\x08\x12\x15\n\rcan_constrain\x18\x14 \x01(\x08\"?\n\x05Model\x12%\n\x04\x63\x61rd\x18\x01 \x01(\x0b\x32\x17.inferflux.v1.ModelCard\x12\x0f\n\x07workers\x18\x02 \x01(\r\"\x13\n\x11ListModelsRequest\"9\n\x12ListModelsResponse\x12#\n\x06models\x18\x01 \x03(\x0b\x32\x13.inferflux.v1.Model\"\x1f\n\x0fGetModelRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"6\n\x10GetModelResponse\x12\"\n\x05model\x18\x01 \x01(\x0b\x32\x13.inferflux.v1.Model2\xaa\x01\n\x0cModelService\x12O\n\nListModels\x12\x1f.inferflux.v1.ListModelsRequest\x1a .inferflux.v1.ListModelsResponse\x12I\n\x08GetModel\x12\x1d.inferflux.v1.GetModelRequest\x1a\x1e.inferflux.v1.GetModelResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -32,17 +32,17 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'inferflux.v1.model_pb2', _g
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_MODELCARD']._serialized_start=43
-  _globals['_MODELCARD']._serialized_end=222
-  _globals['_MODEL']._serialized_start=224
-  _globals['_MODEL']._serialized_end=287
-  _globals['_LISTMODELSREQUEST']._serialized_start=289
-  _globals['_LISTMODELSREQUEST']._serialized_end=308
-  _globals['_LISTMODELSRESPONSE']._serialized_start=310
-  _globals['_LISTMODELSRESPONSE']._serialized_end=367
-  _globals['_GETMODELREQUEST']._serialized_start=369
-  _globals['_GETMODELREQUEST']._serialized_end=400
-  _globals['_GETMODELRESPONSE']._serialized_start=402
-  _globals['_GETMODELRESPONSE']._serialized_end=456
-  _globals['_MODELSERVICE']._serialized_start=459
-  _globals['_MODELSERVICE']._serialized_end=629
+  _globals['_MODELCARD']._serialized_end=245
+  _globals['_MODEL']._serialized_start=247
+  _globals['_MODEL']._serialized_end=310
+  _globals['_LISTMODELSREQUEST']._serialized_start=312
+  _globals['_LISTMODELSREQUEST']._serialized_end=331
+  _globals['_LISTMODELSRESPONSE']._serialized_start=333
+  _globals['_LISTMODELSRESPONSE']._serialized_end=390
+  _globals['_GETMODELREQUEST']._serialized_start=392
+  _globals['_GETMODELREQUEST']._serialized_end=423
+  _globals['_GETMODELRESPONSE']._serialized_start=425
+  _globals['_GETMODELRESPONSE']._serialized_end=479
+  _globals['_MODELSERVICE']._serialized_start=482
+  _globals['_MODELSERVICE']._serialized_end=652
 # @@protoc_insertion_point(module_scope)

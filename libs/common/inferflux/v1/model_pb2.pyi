@@ -32,6 +32,7 @@ class ModelCard(_message.Message):
     SIZE_BYTES_FIELD_NUMBER: _builtins.int
     VOCABULARY_SIZE_FIELD_NUMBER: _builtins.int
     HAS_CHAT_TEMPLATE_FIELD_NUMBER: _builtins.int
+    CAN_CONSTRAIN_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     digest: _builtins.str
     """Hex SHA-256 over the GGUF's metadata, tensor index and size."""
@@ -42,6 +43,8 @@ class ModelCard(_message.Message):
     size_bytes: _builtins.int
     vocabulary_size: _builtins.int
     has_chat_template: _builtins.bool
+    can_constrain: _builtins.bool
+    """Whether answers can be constrained: see StructuredConstraint."""
     def __init__(
         self,
         *,
@@ -53,10 +56,11 @@ class ModelCard(_message.Message):
         size_bytes: _builtins.int = ...,
         vocabulary_size: _builtins.int = ...,
         has_chat_template: _builtins.bool = ...,
+        can_constrain: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["architecture", b"architecture", "context_length", b"context_length", "digest", b"digest", "has_chat_template", b"has_chat_template", "name", b"name", "parameters", b"parameters", "size_bytes", b"size_bytes", "vocabulary_size", b"vocabulary_size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["architecture", b"architecture", "can_constrain", b"can_constrain", "context_length", b"context_length", "digest", b"digest", "has_chat_template", b"has_chat_template", "name", b"name", "parameters", b"parameters", "size_bytes", b"size_bytes", "vocabulary_size", b"vocabulary_size"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

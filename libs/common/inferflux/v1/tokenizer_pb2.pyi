@@ -8,6 +8,7 @@ from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from inferflux.v1 import generation_pb2 as _generation_pb2
 from inferflux.v1 import inference_pb2 as _inference_pb2
 import builtins as _builtins
 import sys
@@ -38,6 +39,8 @@ class _TokenizerFaultEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Tokeni
     """The template refused the messages."""
     TOKENIZER_FAULT_BAD_TEXT: _TokenizerFault.ValueType  # 6
     """More tokens than the context holds, or a text that cannot be tokenized safely."""
+    TOKENIZER_FAULT_BAD_CONSTRAINT: _TokenizerFault.ValueType  # 20
+    """The constraint cannot be compiled, or nothing satisfies it."""
 
 class TokenizerFault(_TokenizerFault, metaclass=_TokenizerFaultEnumTypeWrapper): ...
 
@@ -53,6 +56,8 @@ TOKENIZER_FAULT_REFUSED: TokenizerFault.ValueType  # 5
 """The template refused the messages."""
 TOKENIZER_FAULT_BAD_TEXT: TokenizerFault.ValueType  # 6
 """More tokens than the context holds, or a text that cannot be tokenized safely."""
+TOKENIZER_FAULT_BAD_CONSTRAINT: TokenizerFault.ValueType  # 20
+"""The constraint cannot be compiled, or nothing satisfies it."""
 Global___TokenizerFault: _TypeAlias = TokenizerFault  # noqa: Y015
 
 @_typing.final
@@ -120,6 +125,28 @@ class TokenizeText(_message.Message):
 Global___TokenizeText: _TypeAlias = TokenizeText  # noqa: Y015
 
 @_typing.final
+class CompileConstraint(_message.Message):
+    """Compile a constraint, to see whether a worker could."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CONSTRAINT_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def constraint(self) -> _generation_pb2.StructuredConstraint: ...
+    def __init__(
+        self,
+        *,
+        constraint: _generation_pb2.StructuredConstraint | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["constraint", b"constraint"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["constraint", b"constraint"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CompileConstraint: _TypeAlias = CompileConstraint  # noqa: Y015
+
+@_typing.final
 class TokenizerRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -129,6 +156,7 @@ class TokenizerRequest(_message.Message):
     LOAD_FIELD_NUMBER: _builtins.int
     CHAT_FIELD_NUMBER: _builtins.int
     TEXT_FIELD_NUMBER: _builtins.int
+    COMPILE_FIELD_NUMBER: _builtins.int
     id: _builtins.int
     digest: _builtins.str
     """Of the model whose tokenizer is meant."""
@@ -140,6 +168,8 @@ class TokenizerRequest(_message.Message):
     def chat(self) -> Global___RenderChat: ...
     @_builtins.property
     def text(self) -> Global___TokenizeText: ...
+    @_builtins.property
+    def compile(self) -> Global___CompileConstraint: ...
     def __init__(
         self,
         *,
@@ -149,12 +179,13 @@ class TokenizerRequest(_message.Message):
         load: Global___LoadTokenizer | None = ...,
         chat: Global___RenderChat | None = ...,
         text: Global___TokenizeText | None = ...,
+        compile: Global___CompileConstraint | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["chat", b"chat", "load", b"load", "text", b"text", "work", b"work"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["chat", b"chat", "compile", b"compile", "load", b"load", "text", b"text", "work", b"work"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["chat", b"chat", "context_length", b"context_length", "digest", b"digest", "id", b"id", "load", b"load", "text", b"text", "work", b"work"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["chat", b"chat", "compile", b"compile", "context_length", b"context_length", "digest", b"digest", "id", b"id", "load", b"load", "text", b"text", "work", b"work"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_work: _TypeAlias = _typing.Literal["load", "chat", "text"]  # noqa: Y015
+    _WhichOneofReturnType_work: _TypeAlias = _typing.Literal["load", "chat", "text", "compile"]  # noqa: Y015
     _WhichOneofArgType_work: _TypeAlias = _typing.Literal["work", b"work"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_work) -> _WhichOneofReturnType_work | None: ...
 
@@ -178,6 +209,23 @@ class TokenizerLoaded(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___TokenizerLoaded: _TypeAlias = TokenizerLoaded  # noqa: Y015
+
+@_typing.final
+class ConstraintCompiled(_message.Message):
+    """The constraint can be used."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ConstraintCompiled: _TypeAlias = ConstraintCompiled  # noqa: Y015
 
 @_typing.final
 class TokenizerError(_message.Message):
@@ -209,6 +257,7 @@ class TokenizerResponse(_message.Message):
     TOKENS_FIELD_NUMBER: _builtins.int
     LOADED_FIELD_NUMBER: _builtins.int
     ERROR_FIELD_NUMBER: _builtins.int
+    COMPILED_FIELD_NUMBER: _builtins.int
     id: _builtins.int
     @_builtins.property
     def tokens(self) -> _inference_pb2.TokenIds: ...
@@ -216,6 +265,8 @@ class TokenizerResponse(_message.Message):
     def loaded(self) -> Global___TokenizerLoaded: ...
     @_builtins.property
     def error(self) -> Global___TokenizerError: ...
+    @_builtins.property
+    def compiled(self) -> Global___ConstraintCompiled: ...
     def __init__(
         self,
         *,
@@ -223,12 +274,13 @@ class TokenizerResponse(_message.Message):
         tokens: _inference_pb2.TokenIds | None = ...,
         loaded: Global___TokenizerLoaded | None = ...,
         error: Global___TokenizerError | None = ...,
+        compiled: Global___ConstraintCompiled | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["error", b"error", "loaded", b"loaded", "result", b"result", "tokens", b"tokens"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["compiled", b"compiled", "error", b"error", "loaded", b"loaded", "result", b"result", "tokens", b"tokens"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["error", b"error", "id", b"id", "loaded", b"loaded", "result", b"result", "tokens", b"tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["compiled", b"compiled", "error", b"error", "id", b"id", "loaded", b"loaded", "result", b"result", "tokens", b"tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_result: _TypeAlias = _typing.Literal["tokens", "loaded", "error"]  # noqa: Y015
+    _WhichOneofReturnType_result: _TypeAlias = _typing.Literal["tokens", "loaded", "error", "compiled"]  # noqa: Y015
     _WhichOneofArgType_result: _TypeAlias = _typing.Literal["result", b"result"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_result) -> _WhichOneofReturnType_result | None: ...
 

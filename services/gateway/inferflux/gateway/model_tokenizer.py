@@ -17,7 +17,7 @@ from inferflux.common.errors import (
     Unavailable,
 )
 from inferflux.common.tasks import Background
-from inferflux.v1 import tokenizer_pb2
+from inferflux.v1 import generation_pb2, tokenizer_pb2
 
 from .load_backoff import LoadBackoff
 from .tokenizer_child import ProcessGoneError, ProcessLateError, TokenizerChild
@@ -145,13 +145,38 @@ class ModelTokenizer:
             ResourceExhausted: too many texts wait.
             Unavailable, Internal: no usable tokenizer, or the process died over this text twice.
         """
+        slow = f"rendering the chat template and tokenizing took longer than {self._limits.time_limit_s:g} s"
+        response = await self._answer(
+            request, field=field, slow=InvalidArgument(slow, field=field, reason="TEXT_TOO_SLOW")
+        )
+        return response.tokens.ids
+
+    async def compile(self, constraint: generation_pb2.StructuredConstraint, *, field: str) -> None:
+        """Try a constraint; raises as `work` does."""
+        slow = f"compiling the constraint took longer than {self._limits.time_limit_s:g} s"
+        request = tokenizer_pb2.TokenizerRequest(digest=self.digest)
+        request.compile.constraint.CopyFrom(constraint)
+        await self._answer(
+            request, field=field, slow=InvalidArgument(slow, field=field, reason="CONSTRAINT_TOO_SLOW")
+        )
+
+    async def _answer(
+        self, request: tokenizer_pb2.TokenizerRequest, *, field: str, slow: InvalidArgument
+    ) -> tokenizer_pb2.TokenizerResponse:
         self._n_working += 1
         try:
-            return await self._work(request, field=field)
+            return await self._work(request, field=field, slow=slow)
         finally:
             self._n_working -= 1
 
-    async def _work(self, request: tokenizer_pb2.TokenizerRequest, *, field: str) -> Sequence[int]:
+    async def _work(
+        self, request: tokenizer_pb2.TokenizerRequest, *, field: str, slow: InvalidArgument
+    ) -> tokenizer_pb2.TokenizerResponse:
+        """The process's answer.
+
+        Args:
+            slow: raised when the time is over.
+        """
         crashes = 0
         left_s = limit_s = self._limits.time_limit_s
         for _ in range(_MAX_DEATHS):
@@ -166,10 +191,9 @@ class ModelTokenizer:
                 continue
             except ProcessLateError:
                 log.warning("killed a tokenizer process: a text took too long", limit_s=limit_s)
-                message = f"rendering the chat template and tokenizing took longer than {limit_s:g} s"
-                raise InvalidArgument(message, field=field, reason="TEXT_TOO_SLOW") from None
-            if response.WhichOneof("result") == "tokens":
-                return response.tokens.ids
+                raise slow from None
+            if response.WhichOneof("result") != "error":
+                return response
             raise _to_error(response.error, field)
         raise Internal("the tokenizer process died over this text", reason="TOKENIZER_CRASHED")
 
@@ -293,6 +317,7 @@ _REASONS = {
     tokenizer_pb2.TOKENIZER_FAULT_NO_TEMPLATE: "NO_CHAT_TEMPLATE",
     tokenizer_pb2.TOKENIZER_FAULT_BAD_TEMPLATE: "BAD_CHAT_TEMPLATE",
     tokenizer_pb2.TOKENIZER_FAULT_REFUSED: "REFUSED_BY_CHAT_TEMPLATE",
+    tokenizer_pb2.TOKENIZER_FAULT_BAD_CONSTRAINT: "BAD_CONSTRAINT",
 }
 
 

@@ -93,13 +93,20 @@ class ModelTable:
         none that has ever loaded it: requests are checked by what it then says of its limits.
 
         A worker that is loading or draining counts: the scheduler holds a request for a while, and a worker
-        that restarts its engine is ready again soon.
+        that restarts its engine is ready again soon. What one of them can do, the model can: the scheduler
+        finds that worker.
         """
         live = [w for w in self._workers.values() if w.knows(name) and now - w.last_seen_s <= LIVE_S]
         if not live:
             return None
         best = max(live, key=lambda w: (w.state == scheduler_pb2.WORKER_STATE_READY, w.last_seen_s))
-        return best.cards[name]
+        card = best.cards[name]
+        if not card.can_constrain and any(w.cards[name].can_constrain for w in live):
+            capable = model_pb2.ModelCard()
+            capable.CopyFrom(card)
+            capable.can_constrain = True
+            return capable
+        return card
 
     def live_workers(self, now: float) -> dict[str, frozenset[str]]:
         """Models of every worker that sends heartbeats, by worker id."""

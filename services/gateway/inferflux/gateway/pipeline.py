@@ -15,11 +15,12 @@ from typing import Protocol
 from inferflux.common import checks, generation_limits, logs, subjects
 from inferflux.common.calls import CallContext
 from inferflux.common.errors import InvalidArgument
-from inferflux.v1 import inference_pb2, model_pb2, scheduler_pb2
+from inferflux.v1 import generation_pb2, inference_pb2, model_pb2, scheduler_pb2
 
 from . import validation
 from .answers.cache import Query, query_of
 from .caller import Caller
+from .constraints import Compiles, Constraints
 from .generation import Call, Generation, Services
 from .spans import RequestSpan, note_caller, note_job
 from .submit import Prompt, new_attempt_id, resolve
@@ -37,8 +38,8 @@ class ModelCards(Protocol):
     async def card(self, name: str) -> model_pb2.ModelCard: ...
 
 
-class Tokenizes(Protocol):
-    """Renders and tokenizes; `inferflux.gateway.tokenizers.Tokenizers` does."""
+class Tokenizes(Compiles, Protocol):
+    """Renders, tokenizes and tries constraints; `inferflux.gateway.tokenizers.Tokenizers` does."""
 
     async def render_chat(
         self, digest: str, messages: Sequence[inference_pb2.ChatMessage], context_length: int
@@ -70,6 +71,7 @@ class Pipeline:
         self._tokenizers = tokenizers
         self._services = services
         self._answers = services.answers
+        self._constraints = Constraints(tokenizers)
         self._max_text_bytes = max_text_bytes
         self._max_resume_window_s = max_resume_window_s
 
@@ -92,8 +94,9 @@ class Pipeline:
         async with self._generation("Chat", context, caller, model=request.model) as (call, generation):
             card = await self._check(request)
             validation.check_messages(request.messages, max_text_bytes=self._max_text_bytes)
+            params = await self._constraints.checked(request.params, card)
             ids = await self._tokenizers.render_chat(card.digest, request.messages, card.context_length)
-            await self._submit(generation, call, card, Prompt(ids, "messages"), request)
+            await self._submit(generation, call, card, Prompt(ids, "messages"), request, params)
             yield generation
 
     @asynccontextmanager
@@ -103,8 +106,9 @@ class Pipeline:
         """The generation that continues a prompt, submitted."""
         async with self._generation("Generate", context, caller, model=request.model) as (call, generation):
             card = await self._check(request)
+            params = await self._constraints.checked(request.params, card)
             prompt = await self._prompt(request, card)
-            await self._submit(generation, call, card, prompt, request)
+            await self._submit(generation, call, card, prompt, request, params)
             yield generation
 
     @asynccontextmanager
@@ -179,6 +183,7 @@ class Pipeline:
         card: model_pb2.ModelCard,
         prompt: Prompt,
         request: inference_pb2.ChatRequest | inference_pb2.GenerateRequest,
+        params: generation_pb2.GenerationParams,
     ) -> None:
         n_tokens = len(prompt.token_ids)
         validation.check_prompt_length(n_tokens, card, field=prompt.field)
@@ -187,7 +192,7 @@ class Pipeline:
             tenant=call.caller.tenant,
             model=card.name,
             prompt_token_ids=prompt.token_ids,
-            params=resolve(request.params, prompt_tokens=n_tokens, context_length=card.context_length),
+            params=resolve(params, prompt_tokens=n_tokens, context_length=card.context_length),
             priority=call.caller.capped(request.priority),
             enqueued_unix_ms=int(time.time() * 1000),
             deadline_unix_ms=call.context.deadline_unix_ms,

@@ -5,12 +5,16 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from inferflux.common.free_memory import at_most
 from inferflux.common.llama.vocab import Vocab, VocabError, memory_to_load
-from inferflux.v1 import tokenizer_pb2
+from inferflux.v1 import generation_pb2, tokenizer_pb2
 
 from .templates import ChatTemplate, TemplateError, TemplateRefusedError
+
+if TYPE_CHECKING:
+    from inferflux.common.constraints.compiling import Compiler
 
 # llama.cpp's pre-tokenizers recurse once per character of a run of one class: with the 512 MiB stack of a
 # text thread, 500,000 characters were fine, so this is well inside.
@@ -42,6 +46,7 @@ class Tokenizer:
                 self._vocab.try_out()
         except VocabError as error:
             raise TokenizerFaultError(tokenizer_pb2.TOKENIZER_FAULT_BAD_TOKENIZER, str(error)) from None
+        self._compiler: Compiler | None = None
         self._longest = max(self._vocab.longest_token_bytes, 1)
         self._template: ChatTemplate | None = None
         self._template_error = ""
@@ -83,6 +88,22 @@ class Tokenizer:
             raise TokenizerFaultError(tokenizer_pb2.TOKENIZER_FAULT_REFUSED, message) from None
         except TemplateError as error:
             raise TokenizerFaultError(tokenizer_pb2.TOKENIZER_FAULT_BAD_TEMPLATE, str(error)) from None
+
+    def compile(self, constraint: generation_pb2.StructuredConstraint) -> None:
+        """Do what a worker does with a constraint.
+
+        Raises:
+            TokenizerFaultError: it cannot be used.
+        """
+        # With the first constraint only: a process that sees none is smaller without.
+        from inferflux.common.constraints.compiling import Compiler, ConstraintError
+
+        if self._compiler is None:
+            self._compiler = Compiler(self._vocab)
+        try:
+            self._compiler.compile(constraint)
+        except ConstraintError as error:
+            raise TokenizerFaultError(tokenizer_pb2.TOKENIZER_FAULT_BAD_CONSTRAINT, str(error)) from None
 
     def tokenize(self, text: str, context_length: int) -> list[int]:
         """Token ids of a prompt: special tokens recognised, and BOS first where the model wants one.

@@ -1,7 +1,9 @@
-"""The tokenizer process: a child of the gateway that renders the chat template and tokenizes for one model.
+"""The tokenizer process: a child of the gateway that renders the chat template, tokenizes and tries
+constraints for one model.
 
-Templates come with models and may loop for ever; llama.cpp is native code. Neither belongs into the process
-that holds all connections, so they run here, and the gateway kills this process when it is late.
+Templates come with models and may loop for ever; llama.cpp and llguidance are native code. They do not belong
+into the process that holds all connections. So they run here, and the gateway kills this process when it is
+late.
 
     python -m inferflux.gateway.tokenizer_process PARENT_PID FD THREADS MEMORY_BYTES RENDERED_BYTES DIGEST
 
@@ -74,6 +76,10 @@ class TokenizerServer:
             raise TokenizerFaultError(
                 tokenizer_pb2.TOKENIZER_FAULT_UNKNOWN_TOKENIZER, "the tokenizer is not loaded"
             )
+        if kind == "compile":
+            tokenizer.compile(request.compile.constraint)
+            response.compiled.SetInParent()
+            return
         if kind == "chat":
             messages = [{"role": m.role, "content": m.content} for m in request.chat.messages]
             text = tokenizer.render(messages)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from inferflux.common.errors import ResourceExhausted, Unavailable
 from inferflux.common.tasks import Background
-from inferflux.v1 import inference_pb2, tokenizer_pb2
+from inferflux.v1 import generation_pb2, inference_pb2, tokenizer_pb2
 
 from .model_tokenizer import ModelTokenizer, TokenizerLimits
 
@@ -85,6 +85,12 @@ class Tokenizers:
         work = tokenizer_pb2.TokenizeText(text=text)
         request = tokenizer_pb2.TokenizerRequest(digest=digest, context_length=context_length, text=work)
         return await self._model(digest).work(request, field=field)
+
+    async def compile(
+        self, digest: str, constraint: generation_pb2.StructuredConstraint, *, field: str
+    ) -> None:
+        """Do what a worker does with a constraint; raises as `render_chat`."""
+        await self._model(digest).compile(constraint, field=field)
 
     def _model(self, digest: str) -> ModelTokenizer:
         if self._is_closed:

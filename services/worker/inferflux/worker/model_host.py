@@ -357,6 +357,7 @@ class ModelHost:
             kv_cells=ready.kv_cells,
             context_length=ready.context_length,
             vocabulary_size=ready.vocabulary_size,
+            constraint_error=ready.constraint_error,
         )
         self.kv_bytes = ready.kv_bytes
         self.card.context_length = ready.context_length
@@ -364,6 +365,7 @@ class ModelHost:
         self.card.parameters = ready.parameters
         self.card.has_chat_template = ready.has_chat_template
         self._metrics.cache_is(ready.kv_cells, ready.kv_bytes)
+        self.card.can_constrain = not ready.constraint_error
         self.why_not_ready = ""
         if ready.context_length < self._file.context_length and not self._options.engine.context_length:
             log.warning(
@@ -382,6 +384,8 @@ class ModelHost:
             log.warning("the disk tier is off", model=self.name, why=ready.disk_error)
         if ready.prefix_cache_error:
             log.warning("prefixes are not cached", model=self.name, why=ready.prefix_cache_error)
+        if ready.constraint_error:
+            log.warning("answers cannot be constrained", model=self.name, why=ready.constraint_error)
         log.info(
             "ready",
             model=self.name,

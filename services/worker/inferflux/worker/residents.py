@@ -92,12 +92,17 @@ class Resident:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What the engine reported when it was ready."""
+    """What the engine reported when it was ready.
+
+    Attributes:
+        constraint_error: why answers cannot be constrained; "" if they can.
+    """
 
     slots: int
     kv_cells: int
     context_length: int
     vocabulary_size: int
+    constraint_error: str = ""
 
 
 class Refused(Exception):
@@ -306,6 +311,8 @@ def check_request(request: scheduler_pb2.InferenceRequest, limits: Limits) -> No
         problem = f"{n_prompt} + {params.max_tokens} tokens exceed the context of {limits.context_length}"
     elif len(request.generated_token_ids) >= params.max_tokens:
         problem = "generated_token_ids already reach params.max_tokens"
+    elif params.HasField("constraint") and limits.constraint_error:
+        problem = f"params.constraint: answers cannot be constrained here: {limits.constraint_error}"
     if problem:
         raise Refused(worker_pb2.REFUSAL_REASON_INVALID, problem)
     try:

@@ -86,6 +86,11 @@ class Vocab:
             self._model = None
 
     @property
+    def pointer(self) -> Any:
+        """llama.cpp's own, for libraries that read it themselves."""
+        return self._vocab
+
+    @property
     def eog(self) -> frozenset[int]:
         """Token ids that end a generation."""
         return self._eog

@@ -181,6 +181,11 @@ class Job:
         return self.request.params.max_tokens
 
     @property
+    def is_constrained(self) -> bool:
+        """Whether its answer has to have a certain form."""
+        return self.request.params.HasField("constraint")
+
+    @property
     def priority(self) -> int:
         return self.request.priority
 

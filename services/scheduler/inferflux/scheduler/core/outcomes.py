@@ -58,8 +58,9 @@ def poison(job: Job) -> tokens_pb2.Failed:
     return _failed(Internal(message, reason="POISON_REQUEST"))
 
 
-def too_large(why: str) -> tokens_pb2.Failed:
-    return _failed(InvalidArgument(why, field="params.max_tokens", reason="REQUEST_TOO_LARGE"))
+def impossible(why: InvalidArgument) -> tokens_pb2.Failed:
+    """No worker could ever run it."""
+    return _failed(why)
 
 
 def invalid(message: str) -> tokens_pb2.Failed:

@@ -15,7 +15,9 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Collection
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
+from inferflux.common.errors import InvalidArgument
 from inferflux.common.kv_cells import cells_of, reserved_cells
 from inferflux.v1 import scheduler_pb2
 
@@ -23,8 +25,15 @@ from .jobs import Job
 from .ranking import Ranking
 from .slots import Start, WorkerSlots
 
-# Context length and KV cells: what one worker could run, all of its size could.
-Size = tuple[int, int]
+
+class Size(NamedTuple):
+    """What one worker could run, all of its size could."""
+
+    context_length: int
+    kv_cells: int
+    # Whether it constrains answers.
+    can_constrain: bool = False
+
 
 # What a prompt token that is not computed again is worth, in tokens that running requests hold. The simulated
 # conversations compute 1.8 times what their turns add with 1, 1.3 times with 4, 1.1 times with 8.
@@ -63,17 +72,20 @@ def new_tokens_at_least(job: Job) -> int:
 
 
 def fits(job: Job, worker: WorkerSlots) -> bool:
-    """Whether the worker could run it, were there room: it has the context and the memory."""
+    """Whether the worker could run it, were there room: it has the context, the memory and the ability."""
     return fits_size(job, size_of(worker, job.model))
 
 
 def fits_size(job: Job, size: Size) -> bool:
-    context_length, kv_cells = size
-    return fits_context(job, context_length) and cells_at_most(job, context_length) <= kv_cells
+    if job.is_constrained and not size.can_constrain:
+        return False
+    context_length = size.context_length
+    return fits_context(job, context_length) and cells_at_most(job, context_length) <= size.kv_cells
 
 
 def size_of(worker: WorkerSlots, model: str) -> Size:
-    return worker.context_lengths.get(model, 0), worker.kv_cells
+    can_constrain = model in worker.constraining
+    return Size(worker.context_lengths.get(model, 0), worker.kv_cells, can_constrain)
 
 
 # Its load, and the worker.
@@ -218,7 +230,7 @@ class Placement:
         for size in by_size:
             if size in but or not fits_size(job, size):
                 continue
-            wanted = cells_wanted(job, size[0])
+            wanted = cells_wanted(job, size.context_length)
             for entry in by_size[size]:
                 load, worker_id, worker = entry
                 if wanted > worker.free_cells:
@@ -250,7 +262,11 @@ class Placement:
         if place is None or place.entry is None or size is None or worker_id == job.avoids:
             return None
         can_take = size not in but and fits_size(job, size)
-        return place.entry if can_take and cells_wanted(job, size[0]) <= place.entry[2].free_cells else None
+        return (
+            place.entry
+            if can_take and cells_wanted(job, size.context_length) <= place.entry[2].free_cells
+            else None
+        )
 
     def open_to(self, job: Job) -> list[Size]:
         """Sizes of the workers that may run one more, and could run this one, were there room."""
@@ -260,21 +276,27 @@ class Placement:
         """Whether a worker that has the model may run one more."""
         return bool(self._of(model).open)
 
-    def why_never(self, job: Job) -> str:
-        """Why no live worker could take the job even if it were empty; "" if one could, or may."""
+    def why_never(self, job: Job) -> InvalidArgument | None:
+        """Why no live worker could take the job even if it were empty; None if one could, or may."""
         if not self.is_served(job.model):
-            return ""
+            return None
         largest, longest = 0, 0
+        can_constrain = False
         for worker in self.live(job.model):
             context_length = worker.context_lengths.get(job.model, 0)
             has_said = worker.kv_cells and context_length
             if not has_said and worker.state != scheduler_pb2.WORKER_STATE_READY:
-                return ""
+                return None
             if fits(job, worker):
-                return ""
+                return None
+            can_constrain |= job.model in worker.constraining
             largest, longest = max(largest, worker.kv_cells), max(longest, context_length)
-        return (
+        if job.is_constrained and not can_constrain:
+            message = f"no worker of {job.model} can constrain answers"
+            return InvalidArgument(message, field="params.constraint", reason="CONSTRAINT_UNSUPPORTED")
+        message = (
             f"{job.prompt_tokens} prompt tokens and {new_tokens_at_least(job)} new ones do not fit any "
             f"worker of {job.model}: "
             f"the longest context is {longest} tokens, the largest KV cache {largest} cells"
         )
+        return InvalidArgument(message, field="params.max_tokens", reason="REQUEST_TOO_LARGE")

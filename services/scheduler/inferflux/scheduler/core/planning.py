@@ -112,7 +112,7 @@ class Planner:
         for job in plan.queue.suspects:
             self._state.handle(job)
             if why := self._state.placement.why_never(job):
-                plan.out += self._state.finish(job, outcomes.too_large(why))
+                plan.out += self._state.finish(job, outcomes.impossible(why))
             elif (worker := self._quarantine.choose(job)) is not None:
                 self._take(job, worker, plan, is_alone=True)
         first = next(iter(plan.queue.suspects), None)
@@ -185,7 +185,7 @@ class Planner:
         worker = self._state.placement.choose(job, plan.blocked)
         if worker is None:
             if why := self._state.placement.why_never(job):
-                plan.out += self._state.finish(job, outcomes.too_large(why))
+                plan.out += self._state.finish(job, outcomes.impossible(why))
                 return True
             worker = self._make_room(job, plan)
             if worker is None:

@@ -293,6 +293,8 @@ class WorkerSlots:
         self.kv_cells: int = status.kv_cells
         # By model name; 0 where it is not known yet.
         self.context_lengths = {card.name: card.context_length for card in status.models}
+        # Models whose answers it constrains.
+        self.constraining = frozenset(card.name for card in status.models if card.can_constrain)
 
     def _take_unowned(self, reports: Reports, now: float) -> None:
         known, self.unowned = self.unowned, {}

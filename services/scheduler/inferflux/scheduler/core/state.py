@@ -148,7 +148,7 @@ class SchedulerState:
         if job.is_expired(now):
             return self.finish(job, outcomes.expired())
         if why := self.placement.why_never(job):
-            return self.finish(job, outcomes.too_large(why))
+            return self.finish(job, outcomes.impossible(why))
         return self.wait(job)
 
     def wait(self, job: Job) -> list[Action]:

@@ -1,7 +1,8 @@
 """`python -m inferflux.worker.engine FD LIFELINE`: the engine process, with its socket and its lifeline.
 
-Nothing but llama.cpp and numpy is imported here. One thread computes: llama.cpp's thread team belongs to the
-thread that calls it. Another waits for the lifeline's end.
+Nothing but llama.cpp, numpy and what constraints need is imported here. One thread computes: llama.cpp's
+thread team belongs to the thread that calls it. Another waits for the lifeline's end, a third compiles
+constraints.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from inferflux.common.lifeline import exit_at_end_of
 from inferflux.common.parent_death import exit_with_parent
 from inferflux.v1 import engine_pb2
 
+from .constraints import Constraints
 from .context import DecodeError
 from .core import Engine
 from .envelope import Identity
@@ -59,6 +61,7 @@ def _load(worker: _Worker) -> Engine:
     try:
         backend = Backend(config)
         disk, disk_error = _disk(config, backend.identity)
+        constraints = Constraints(backend.vocab)
         engine = Engine(
             backend,
             worker_id=config.worker_id,
@@ -67,6 +70,7 @@ def _load(worker: _Worker) -> Engine:
             tiers=Tiers(
                 backend.identity, host_bytes=config.host_bytes, disk=disk, disk_bytes=config.disk_bytes
             ),
+            constraints=None if constraints.why_not else constraints,
             has_prefix_cache=config.prefix_cache,
         )
     except (LoadError, DecodeError) as error:
@@ -84,6 +88,7 @@ def _load(worker: _Worker) -> Engine:
         has_chat_template=backend.vocab.chat_template is not None,
         disk_error=disk_error,
         kv_bytes=backend.kv_bytes,
+        constraint_error=constraints.why_not,
     )
     worker.send(engine_pb2.EngineReport(ready=ready))
     return engine

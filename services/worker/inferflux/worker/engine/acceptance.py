@@ -49,6 +49,8 @@ def accept(sequence: Sequence, sampled: Several[int], pieces: PieceSource) -> Ac
 def _finish_reason(sequence: Sequence, token: int) -> generation_pb2.FinishReason.ValueType | None:
     if sequence.text.is_stopped or token in sequence.end_tokens:
         return generation_pb2.FINISH_REASON_STOP
+    if sequence.constraint is not None and sequence.constraint.is_over:
+        return generation_pb2.FINISH_REASON_STOP
     if sequence.generated >= sequence.max_tokens:
         return generation_pb2.FINISH_REASON_LENGTH
     return None

@@ -13,8 +13,10 @@ from inferflux.v1 import engine_pb2, generation_pb2, scheduler_pb2, tokens_pb2, 
 from .acceptance import accept
 from .budget import StepBudget
 from .clock import Clock
+from .constraints import CompiledConstraint, Constraints
 from .ledger_check import CheckTimes
 from .logprobs import Logprobs, log_probabilities
+from .masks import MaskedRow, Masks
 from .memory import Memory
 from .native import Backend
 from .planner import Planner, StepPlan, plan_of, split
@@ -26,14 +28,15 @@ from .tier_stats import MOST_TOLD, cached_in, tell_tiers
 from .tiers.rates import Tier
 from .tiers.tiers import Tiers
 
+_INVALID_ARGUMENT = 3
 _DEADLINE_EXCEEDED = 4
 _INTERNAL = 13
 # A wall clock may be set: deadlines are looked at this often at least.
 _LONGEST_WAIT_S = 60.0
-# While all that runs is read from disk, commands and reads are looked at this often.
-_FETCH_POLL_S = 0.001
 # While an idle engine finds the files of an earlier one, they are told of this often.
 _SCAN_POLL_S = 0.02
+# While all that runs is read from disk or waits for its constraint, commands are looked at this often.
+_POLL_S = 0.001
 # A running sequence that finds no KV cells for so long is descheduled: it may find some elsewhere.
 _LONGEST_WAIT_FOR_ROOM_S = 1.0
 
@@ -46,6 +49,7 @@ class Engine:
         worker_id: named in `started` events.
         max_itl_factor, step_limit_s: see `StepBudget`.
         tiers: where sequences go that have to leave the KV cache.
+        constraints: compiles those of answers; without one, none are taken.
         has_prefix_cache: whether prefixes are kept and shared, where the model can.
         clock: the system's if none is given.
     """
@@ -58,6 +62,7 @@ class Engine:
         max_itl_factor: float,
         step_limit_s: float,
         tiers: Tiers[Sequence],
+        constraints: Constraints | None = None,
         has_prefix_cache: bool = True,
         clock: Clock | None = None,
     ) -> None:
@@ -66,6 +71,10 @@ class Engine:
         self._worker_id = worker_id
         self._tiers = tiers
         self._saved = SavedStates(backend, tiers, self._clock.monotonic_s, longest_copy_s=step_limit_s)
+        self._constraints = constraints
+        # Sequences whose constraints are not compiled yet.
+        self._compiling: list[tuple[Sequence, CompiledConstraint]] = []
+        self._masks = Masks()
         self._budget = StepBudget(backend.batch_tokens, max_itl_factor, step_limit_s)
         self._planner = Planner(self._budget)
         for seen in backend.warm_up():
@@ -97,6 +106,8 @@ class Engine:
     def close(self) -> None:
         """Leave the disk tier to the next process."""
         self._tiers.close()
+        if self._constraints is not None:
+            self._constraints.close()
 
     def idle_s(self) -> float | None:
         """How long nothing is to be done unless a command comes: until the next deadline, for ever (None), or
@@ -104,7 +115,8 @@ class Engine:
         if self._is_behind:
             return 0.0
         if self._running:
-            return 0.0 if any(s.fetch is None for s in self._running.values()) else _FETCH_POLL_S
+            can_step = any(s.fetch is None and not s.is_held for s in self._running.values())
+            return 0.0 if can_step else _POLL_S
         if self._tiers.is_scanning:
             return _SCAN_POLL_S
         if self._next_deadline_unix_s == math.inf:
@@ -129,6 +141,20 @@ class Engine:
         self._sequences[sequence.key] = sequence
         self._next_deadline_unix_s = min(self._next_deadline_unix_s, sequence.deadline_unix_s)
         self._schedule(sequence, item.slot)
+        if item.request.params.HasField("constraint"):
+            self._constrain(sequence, item.request)
+
+    def _constrain(self, sequence: Sequence, request: scheduler_pb2.InferenceRequest) -> None:
+        """Hold a sequence until its constraint is compiled."""
+        if self._constraints is None:
+            self._fail(sequence, _INTERNAL, "CONSTRAINT_UNSUPPORTED", "this engine cannot constrain answers")
+            return
+        now_s = self._clock.monotonic_s()
+        constraint = self._constraints.begin(
+            request.params.constraint, request.generated_token_ids, now_s=now_s
+        )
+        sequence.constraint = constraint
+        self._compiling.append((sequence, constraint))
 
     def cancel(self, key: str, *, is_silent: bool) -> None:
         """End a request; nothing if it is not resident."""
@@ -206,13 +232,15 @@ class Engine:
         began = clock.monotonic_s()
         self._expire(self._clock.unix_s())
         self._tiers.poll()
+        if self._compiling:
+            self._settle_constraints(began)
         if not self._running:
             return
         n_decoding = sum(not s.is_prefilling for s in self._running.values())
         self._saved.begin_step(self._budget.copying_s(n_decoding))
         plan = self._plan(began)
         if not plan.n_tokens:
-            return  # all that runs is read from disk
+            return  # all that runs is read from disk, or waits for its constraint
         planned = clock.monotonic_s()
         self._take_cells(plan)
         logits = self._backend.decode(plan)
@@ -261,7 +289,7 @@ class Engine:
         if len(loaded) < len(self._running):
             self._load_some(now_s)
             loaded = [s for s in self._running.values() if s.is_loaded]
-        decoding, prefilling = split(loaded)
+        decoding, prefilling = split(s for s in loaded if not s.is_held)
         self._match(decoding, prefilling)
         plan = self._planner.next(decoding, prefilling, self._memory.prefill_room)
         if plan.n_tokens <= self._memory.free:
@@ -273,6 +301,25 @@ class Engine:
         for victim in fit.victims:
             self._evict(victim)
         return plan_of(fit.grants, in_prefill_context=plan.in_prefill_context)
+
+    def _settle_constraints(self, now_s: float) -> None:
+        """Let sequences run whose constraints are compiled, and end those whose cannot be."""
+        self._compiling = [
+            (sequence, constraint)
+            for sequence, constraint in self._compiling
+            if not self._settled(sequence, constraint, now_s)
+        ]
+
+    def _settled(self, sequence: Sequence, constraint: CompiledConstraint, now_s: float) -> bool:
+        if self._sequences.get(sequence.key) is not sequence:
+            return True  # it has left meanwhile
+        if not constraint.settle(now_s):
+            return False
+        if constraint.error:
+            self._fail(sequence, _INVALID_ARGUMENT, "BAD_CONSTRAINT", f"the constraint: {constraint.error}")
+        elif constraint.is_over:  # all of it was generated elsewhere
+            self._complete(sequence, self._chunk(sequence), generation_pb2.FINISH_REASON_STOP)
+        return True
 
     def _observe_prefill(self, plan: StepPlan, seconds: float) -> None:
         """Learn what computing a prompt takes: of a mixed batch, its share of the tokens."""
@@ -410,9 +457,14 @@ class Engine:
         ]
         if not rows:
             return
-        tokens = choose_tokens(
-            logits, [sequence.sampler for sequence, _ in rows], [index for _, index in rows]
-        )
+        samplers = [sequence.sampler for sequence, _ in rows]
+        masked = [
+            MaskedRow(row, sequence.constraint, is_read_after=sequence.sampler.n_logprobs is not None)
+            for row, (sequence, _) in enumerate(rows)
+            if sequence.constraint is not None
+        ]
+        with self._masks.applied(logits, masked):
+            tokens = choose_tokens(logits, samplers, [index for _, index in rows])
         unix_s = self._clock.unix_s()
         logprobs = self._logprobs([sequence for sequence, _ in rows], tokens, logits)
         first = 0
@@ -427,6 +479,10 @@ class Engine:
     ) -> None:
         """Append what was sampled for a sequence, and report it."""
         if tokens[0] == BAD:
+            if sequence.constraint is not None and sequence.constraint.error:
+                message = f"the constraint: {sequence.constraint.error}"
+                self._fail(sequence, _INVALID_ARGUMENT, "CONSTRAINT_FAILED", message)
+                return
             self._fail(sequence, _INTERNAL, "BAD_LOGITS", "the model gave no finite logits")
             return
         if BAD in tokens:
@@ -445,7 +501,7 @@ class Engine:
             if of_token is not None:
                 self._add_logprobs(chunk, token, of_token)
         if accepted.finish_reason is not None:
-            self._finish(sequence, chunk, accepted.finish_reason)
+            self._complete(sequence, chunk, accepted.finish_reason)
             return
         if held := sequence.text.held:
             chunk.held_text = held
@@ -515,6 +571,18 @@ class Engine:
             epoch=sequence.epoch,
         )
 
+    def _complete(self, sequence: Sequence, chunk: tokens_pb2.TokenChunk, reason: int) -> None:
+        """Finish a sequence; a constrained answer that is not what was asked for fails instead."""
+        constraint = sequence.constraint
+        if constraint is not None and reason == generation_pb2.FINISH_REASON_STOP:
+            answer = sequence.tokens[sequence.prompt_tokens : sequence.n_tokens].tolist()
+            pieces = (self._backend.vocab.piece(token) for token in answer)
+            if why := constraint.why_wrong(b"".join(pieces).decode("utf-8", "replace")):
+                message = f"the answer is not what the constraint asks for: {why}"
+                self._fail(sequence, _INTERNAL, "CONSTRAINT_BROKEN", message, chunk)
+                return
+        self._finish(sequence, chunk, reason)
+
     def _finish(self, sequence: Sequence, chunk: tokens_pb2.TokenChunk, reason: int) -> None:
         """The terminal chunk of a generation that ended as it should; `chunk` may carry its last token."""
         now = self._clock.monotonic_s()
@@ -531,8 +599,16 @@ class Engine:
         outcome = generation_pb2.FinishReason.Name(finished.reason).removeprefix("FINISH_REASON_").lower()
         self._end(sequence, chunk, outcome)
 
-    def _fail(self, sequence: Sequence, code: int, reason: str, message: str) -> None:
-        chunk = self._chunk(sequence)
+    def _fail(
+        self,
+        sequence: Sequence,
+        code: int,
+        reason: str,
+        message: str,
+        chunk: tokens_pb2.TokenChunk | None = None,
+    ) -> None:
+        """The terminal chunk of a generation that failed; `chunk` may carry its last token."""
+        chunk = chunk or self._chunk(sequence)
         chunk.failed.code = code
         chunk.failed.reason = reason
         chunk.failed.message = message
@@ -555,6 +631,9 @@ class Engine:
 
     def _leave(self, sequence: Sequence) -> None:
         self._memory.remove(sequence)
+        if sequence.constraint is not None:
+            sequence.constraint.close()
+            sequence.constraint = None
         del self._sequences[sequence.key]
         if sequence.slot is not None:
             del self._running[sequence.slot]

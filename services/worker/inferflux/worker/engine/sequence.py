@@ -11,6 +11,7 @@ import numpy as np
 from inferflux.common.cache_scope import cache_scope_of
 from inferflux.v1 import scheduler_pb2, worker_pb2
 
+from .constraints import Constraint
 from .envelope import Envelope, TokenArray
 from .sampling import Sampler
 from .text import TextAssembler
@@ -101,6 +102,8 @@ class Sequence:
     # Of the prompt, what was found computed when it first ran. What is found later may be its own.
     cached_prompt_tokens: int = 0
     has_begun: bool = False
+    # What its answer has to look like.
+    constraint: Constraint | None = None
 
     @property
     def order(self) -> tuple[float, int]:
@@ -119,6 +122,11 @@ class Sequence:
     @property
     def is_prefilling(self) -> bool:
         return self.phase is Phase.PREFILL
+
+    @property
+    def is_held(self) -> bool:
+        """Whether no step may hold it yet: its constraint is not compiled."""
+        return self.constraint is not None and not self.constraint.is_ready
 
     @property
     def is_running(self) -> bool:
@@ -169,6 +177,8 @@ class Sequence:
         self.tokens[self.prompt_tokens + self.generated] = token
         self.generated += 1
         self.sampler.accept(token)
+        if self.constraint is not None:
+            self.constraint.accept(token)
 
 
 def sequence_of(

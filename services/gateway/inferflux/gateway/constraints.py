@@ -1,0 +1,64 @@
+"""Constraints of requests: checked before anything is queued, and brought into the form that workers get."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from hashlib import blake2b
+from typing import Protocol
+
+from inferflux.common.constraints.limits import field_of
+from inferflux.common.constraints.schema import normalised
+from inferflux.common.errors import InvalidArgument
+from inferflux.v1 import generation_pb2, model_pb2
+
+# Constraints that are known to compile, each by a digest.
+_MOST_REMEMBERED = 4096
+
+
+class Compiles(Protocol):
+    """Who tries a constraint; `inferflux.gateway.tokenizers.Tokenizers` does."""
+
+    async def compile(
+        self, digest: str, constraint: generation_pb2.StructuredConstraint, *, field: str
+    ) -> None: ...
+
+
+class Constraints:
+    """What a worker would refuse is refused here, by the name of its field."""
+
+    def __init__(self, compiler: Compiles) -> None:
+        self._compiler = compiler
+        self._usable: OrderedDict[bytes, None] = OrderedDict()
+
+    async def checked(
+        self, params: generation_pb2.GenerationParams, card: model_pb2.ModelCard
+    ) -> generation_pb2.GenerationParams:
+        """`params` with the constraint as workers get it: a JSON schema is normalised.
+
+        Raises:
+            InvalidArgument: the constraint cannot be used, or no worker of the model constrains answers.
+            ResourceExhausted, Unavailable, Internal: it could not be tried.
+        """
+        if not params.HasField("constraint"):
+            return params
+        if not card.can_constrain:
+            message = f"no worker of {card.name} can constrain answers"
+            raise InvalidArgument(message, field=field_of(params.constraint), reason="CONSTRAINT_UNSUPPORTED")
+        usable = generation_pb2.GenerationParams()
+        usable.CopyFrom(params)
+        if usable.constraint.WhichOneof("constraint") == "json_schema":
+            usable.constraint.json_schema = normalised(usable.constraint.json_schema)
+        await self._try(usable.constraint, card.digest)
+        return usable
+
+    async def _try(self, constraint: generation_pb2.StructuredConstraint, model_digest: str) -> None:
+        digest = blake2b(
+            model_digest.encode() + b"\0" + constraint.SerializeToString(deterministic=True)
+        ).digest()
+        if digest in self._usable:
+            self._usable.move_to_end(digest)
+            return
+        await self._compiler.compile(model_digest, constraint, field=field_of(constraint))
+        self._usable[digest] = None
+        if len(self._usable) > _MOST_REMEMBERED:
+            self._usable.popitem(last=False)

@@ -1,0 +1,165 @@
+"""Constraints of answers: compiled beside the engine's thread, one state for each sequence.
+
+A sequence does not sample before its constraint is compiled. The state depends on the generated tokens
+alone, so it is rebuilt from them wherever the sequence goes on.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from hashlib import blake2b
+from typing import Protocol
+
+import numpy as np
+from llguidance import LLMatcher
+from numpy.typing import NDArray
+
+from inferflux.common.constraints.compiling import Compiled, Compiler, ConstraintError, why_failed
+from inferflux.common.llama.vocab import Vocab
+from inferflux.v1 import generation_pb2
+
+# A constraint that is not compiled by then ends its request. The gateway has tried it within less.
+COMPILE_LIMIT_S = 10.0
+_MOST_CACHED = 64
+
+Mask = NDArray[np.int32]
+
+
+class Constraint(Protocol):
+    """What of a constraint a sequence and its sampling need."""
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether tokens can be sampled under it."""
+
+    @property
+    def error(self) -> str:
+        """Why it cannot be kept to; "" while it can."""
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the answer is complete and nothing may follow."""
+
+    def fill(self, mask: Mask) -> bool:
+        """Set the bits of the tokens that may come next; False if there are none, which sets `error`."""
+
+    def accept(self, token: int) -> None:
+        """`token` was generated."""
+
+    def why_wrong(self, answer: str) -> str:
+        """Why a complete answer is not what was asked for; "" if it is."""
+
+    def close(self) -> None:
+        """It is not needed any more."""
+
+
+class CompiledConstraint:
+    """The constraint of one sequence.
+
+    Args:
+        compiling: gives what is compiled, and a matcher that has seen what was generated before.
+        limit_s: when the compiler is given up, by the monotonic clock.
+    """
+
+    def __init__(self, compiling: Future[tuple[Compiled, LLMatcher]], *, limit_s: float) -> None:
+        self._compiling = compiling
+        self._limit_s = limit_s
+        self._compiled: Compiled | None = None
+        self._matcher: LLMatcher | None = None
+        self.error = ""
+
+    @property
+    def is_ready(self) -> bool:
+        return self._matcher is not None
+
+    def settle(self, now_s: float) -> bool:
+        """Whether it is compiled by now, or has failed."""
+        if self._compiling.done():
+            try:
+                self._compiled, self._matcher = self._compiling.result()
+            except ConstraintError as error:
+                self.error = str(error)
+        elif now_s >= self._limit_s:
+            self._compiling.cancel()
+            self.error = f"compiling it took longer than {COMPILE_LIMIT_S:g} s"
+        else:
+            return False
+        return True
+
+    @property
+    def is_over(self) -> bool:
+        matcher = self._matcher
+        return matcher is not None and matcher.is_stopped() and not matcher.is_error()
+
+    def fill(self, mask: Mask) -> bool:
+        matcher = self._matcher
+        if matcher is None:
+            raise RuntimeError("the constraint is not compiled yet")
+        if not matcher.is_error():
+            matcher.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
+        if matcher.is_error():
+            self.error = why_failed(matcher)
+        elif not mask.any():
+            self.error = "nothing may follow, and the answer is not complete"
+        return not self.error
+
+    def accept(self, token: int) -> None:
+        if self._matcher is not None and not self._matcher.consume_token(token):
+            self.error = why_failed(self._matcher)
+
+    def why_wrong(self, answer: str) -> str:
+        return self._compiled.why_wrong(answer) if self._compiled is not None else ""
+
+    def close(self) -> None:
+        self._compiling.cancel()
+        self._matcher = self._compiled = None
+
+
+class Constraints:
+    """Compiles for one model, in a thread of its own, and keeps what it has compiled.
+
+    Attributes:
+        why_not: why this model's answers cannot be constrained; "" if they can.
+    """
+
+    def __init__(self, vocab: Vocab) -> None:
+        self._compiler = Compiler(vocab)
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="constraints")
+        # By digest; used by the pool's one thread alone.
+        self._cache: OrderedDict[bytes, Compiled] = OrderedDict()
+        self.why_not = ""
+        try:
+            self._compiler.read_vocabulary()
+        except ConstraintError as error:
+            self.why_not = str(error)
+
+    def begin(
+        self, constraint: generation_pb2.StructuredConstraint, generated: Sequence[int], *, now_s: float
+    ) -> CompiledConstraint:
+        """Start compiling for a sequence that has generated these tokens before."""
+        compiling = self._pool.submit(self._prepare, constraint, list(generated))
+        return CompiledConstraint(compiling, limit_s=now_s + COMPILE_LIMIT_S)
+
+    def close(self) -> None:
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+    def _prepare(
+        self, constraint: generation_pb2.StructuredConstraint, generated: list[int]
+    ) -> tuple[Compiled, LLMatcher]:
+        compiled = self._compiled(constraint)
+        matcher = compiled.matcher.deep_copy()
+        if generated and not matcher.consume_tokens(generated):
+            raise ConstraintError(f"what was generated before does not match it: {why_failed(matcher)}")
+        return compiled, matcher
+
+    def _compiled(self, constraint: generation_pb2.StructuredConstraint) -> Compiled:
+        digest = blake2b(constraint.SerializeToString(deterministic=True)).digest()
+        found = self._cache.get(digest)
+        if found is None:
+            found = self._cache[digest] = self._compiler.compile(constraint)
+            if len(self._cache) > _MOST_CACHED:
+                self._cache.popitem(last=False)
+        self._cache.move_to_end(digest)
+        return found

@@ -1,0 +1,435 @@
+"""JSON schemas as people write them, and random walks through what their masks allow."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from inferflux.common.constraints.compiling import Compiled
+from inferflux.common.llama.vocab import Vocab
+
+Schema = dict[str, Any] | bool
+
+
+def obj(required: str = "", /, **properties: Schema) -> dict[str, Any]:
+    """A closed object; `required` names those that must be there, all by default."""
+    names = required.split() if required else list(properties)
+    return {"type": "object", "properties": properties, "required": names, "additionalProperties": False}
+
+
+def arr(items: Schema, least: int = 0, most: int = 3, **more: Any) -> dict[str, Any]:
+    return {"type": "array", "items": items, "minItems": least, "maxItems": most, **more}
+
+
+def text(most: int = 12, **more: Any) -> Schema:
+    return {"type": "string", "maxLength": most, **more}
+
+
+def like(pattern: str) -> Schema:
+    return {"type": "string", "pattern": pattern}
+
+
+def one_of(*schemas: Schema) -> Schema:
+    return {"anyOf": list(schemas)}
+
+
+INT: Schema = {"type": "integer"}
+BOOL: Schema = {"type": "boolean"}
+NULL: Schema = {"type": "null"}
+NUMBER: Schema = {"type": "number"}
+SMALL: Schema = {"type": "integer", "minimum": 0, "maximum": 150}
+
+
+def _scalars() -> dict[str, Schema]:
+    bounds: list[dict[str, Any]] = [
+        {"minimum": 0},
+        {"maximum": -5},
+        {"minimum": -3, "maximum": 3},
+        {"exclusiveMinimum": 0, "exclusiveMaximum": 2},
+        {"minimum": 99, "maximum": 1001},
+        {"multipleOf": 5, "minimum": 0, "maximum": 100},
+        {"exclusiveMinimum": 7, "maximum": 2_000_000_000},
+    ]
+    found: dict[str, Schema] = {f"integer {b}": {"type": "integer", **b} for b in bounds}
+    found |= {f"number {b}": {"type": "number", **b} for b in bounds}
+    found |= {
+        f"number {b}": {"type": "number", **b}
+        for b in ({"minimum": 0.5, "maximum": 0.75}, {"multipleOf": 0.01})
+    }
+    lengths = [(0, 0), (1, 1), (2, 5), (0, 30), (10, 10)]
+    found |= {f"text {a}-{b}": {"type": "string", "minLength": a, "maxLength": b} for a, b in lengths}
+    formats = ["date-time", "date", "time", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri"]
+    found |= {f"format {f}": {"type": "string", "format": f} for f in formats}
+    patterns = [
+        "^[a-z]{2,8}$",
+        "^[A-Z]{2}[0-9]{4}$",
+        "^\\d{3}-\\d{4}$",
+        "^(red|green|blue)$",
+        "^#[0-9a-fA-F]{6}$",
+        "^\\w+@\\w+\\.(com|org)$",
+        "^$",
+        "^a?b?c?$",
+        "[0-9]",
+        "^\\S+$",
+        "^.{3}$",
+        '^[^"\\\\]{1,5}$',
+        "^(ab|cd){1,3}$",
+        "^\\+?[1-9]\\d{1,14}$",
+        "^v\\d+\\.\\d+\\.\\d+$",
+        "^[\\u00e0-\\u00ff]{2}$",
+        "^\\/[a-z\\/]*$",
+        "^-?\\d+(\\.\\d+)?$",
+    ]
+    found |= {f"pattern {p}": like(p) for p in patterns}
+    found["pattern and length"] = {"type": "string", "pattern": "^[a-z]+$", "minLength": 2, "maxLength": 4}
+    values: list[Any] = [
+        1,
+        -2.5,
+        "a",
+        'quo"te',
+        "",
+        True,
+        None,
+        [1, "x"],
+        {"a": [1]},
+        "日本",
+        "new\nline",
+        10**12,
+    ]
+    found |= {f"const {json.dumps(v)}": {"const": v} for v in values}
+    found |= {
+        "enum texts": {"enum": ["low", "medium", "high"]},
+        "enum mixed": {"enum": [1, "1", None, True, [1], {"a": 1}]},
+        "enum typed": {"type": "string", "enum": ["a", "b", "c"]},
+        "enum beginnings": {"enum": ["a", "ab", "abc", "abcd"]},
+        "enum many": {"enum": [f"option {i}" for i in range(300)]},
+        "enum one": {"enum": ["only"]},
+        "null": NULL,
+        "boolean": BOOL,
+        "integer": INT,
+        "number": NUMBER,
+        "text": text(),
+        "any": True,
+        "types": {"type": ["string", "null"], "maxLength": 5},
+        "types 3": {"type": ["integer", "boolean", "null"]},
+        "annotated": {"title": "T", "description": "D", "default": 3, "examples": [1], "type": "integer"},
+    }
+    return found
+
+
+def _structures() -> dict[str, Schema]:
+    person = obj(name=text(), age=SMALL)
+    tree: Schema = {
+        "$defs": {
+            "node": {
+                "type": "object",
+                "properties": {"v": SMALL, "kids": arr({"$ref": "#/$defs/node"}, 0, 2)},
+                "required": ["v"],
+                "additionalProperties": False,
+            }
+        },
+        "$ref": "#/$defs/node",
+    }
+    linked: Schema = {
+        "type": "object",
+        "properties": {"next": one_of({"$ref": "#"}, NULL), "v": BOOL},
+        "required": ["next", "v"],
+        "additionalProperties": False,
+    }
+    expression: Schema = {
+        "$defs": {
+            "e": one_of(SMALL, obj(op={"enum": ["+", "-"]}, l={"$ref": "#/$defs/e"}, r={"$ref": "#/$defs/e"}))
+        },
+        "$ref": "#/$defs/e",
+    }
+    found: dict[str, Schema] = {
+        "object empty": obj(),
+        "object any": {"type": "object"},
+        "person": person,
+        "object optional": obj("a", a=INT, b=text(), c=BOOL),
+        "object all optional": obj("", a=INT, b=BOOL) | {"required": []},
+        "object open": {"type": "object", "properties": {"a": INT}, "required": ["a"]},
+        "object extra typed": {"type": "object", "properties": {"a": INT}, "additionalProperties": SMALL},
+        "object extra only": {"type": "object", "additionalProperties": BOOL},
+        "object required unknown": {"type": "object", "required": ["x", "y"]},
+        "object odd names": obj(
+            **{"a b": INT, 'quo"te': BOOL, "日本": NULL, "": INT, "$ref": BOOL, "type": INT, "\n": INT}
+        ),
+        "object many": obj(**{f"field_{i}": SMALL for i in range(40)}),
+        "object many optional": obj("field_3", **{f"field_{i}": BOOL for i in range(30)}),
+        "pattern properties": {
+            "type": "object",
+            "patternProperties": {"^x-": INT, "^y-": BOOL},
+            "additionalProperties": False,
+        },
+        "pattern properties beside": {
+            "type": "object",
+            "properties": {"id": INT},
+            "patternProperties": {"^s_[a-z]+$": text()},
+            "required": ["id"],
+            "additionalProperties": False,
+        },
+        "min properties": {"type": "object", "additionalProperties": INT, "minProperties": 2},
+        "max properties": {"type": "object", "additionalProperties": INT, "maxProperties": 2},
+        "properties of any type": {"properties": {"a": INT}},
+        "array any": {"type": "array", "maxItems": 3},
+        "array": arr(SMALL),
+        "array empty": arr(True, 0, 0),
+        "array exact": arr(BOOL, 4, 4),
+        "array of arrays": arr(arr(SMALL, 2, 2), 1, 2),
+        "array of objects": arr(person, 1, 2),
+        "array open": {"type": "array", "items": BOOL},
+        "array at least": {"type": "array", "items": NULL, "minItems": 3},
+        "tuple": {"type": "array", "prefixItems": [INT, text(), BOOL], "items": False, "minItems": 3},
+        "tuple open": {"type": "array", "prefixItems": [INT, text()], "items": BOOL, "maxItems": 4},
+        "tuple short": {"type": "array", "prefixItems": [INT, text()], "items": False},
+        "any of": one_of(INT, text(), NULL),
+        "any of objects": one_of(obj(a=INT), obj(b=text())),
+        "any of nested": one_of(one_of(INT, BOOL), arr(one_of(NULL, text()))),
+        "one of": {"oneOf": [{"type": "string", "maxLength": 4}, INT]},
+        "one of tagged": {"oneOf": [obj(kind={"const": "a"}, x=SMALL), obj(kind={"const": "b"}, y=BOOL)]},
+        "all of": {
+            "allOf": [
+                {"type": "object", "properties": {"a": INT}, "required": ["a"]},
+                {"properties": {"b": BOOL}, "required": ["b"]},
+            ]
+        },
+        "all of bounds": {"allOf": [{"type": "integer", "minimum": 3}, {"maximum": 9}]},
+        "all of one": {"allOf": [person]},
+        "ref": {"$defs": {"p": person}, "$ref": "#/$defs/p"},
+        "ref and siblings": {
+            "$defs": {"n": {"type": "integer"}},
+            "$ref": "#/$defs/n",
+            "minimum": 3,
+            "maximum": 5,
+        },
+        "ref twice": {"$defs": {"p": person}, **obj(a={"$ref": "#/$defs/p"}, b={"$ref": "#/$defs/p"})},
+        "ref definitions": {"definitions": {"p": person}, "$ref": "#/definitions/p"},
+        "ref to a property": {
+            "type": "object",
+            "properties": {"a": SMALL, "b": {"$ref": "#/properties/a"}},
+            "required": ["a", "b"],
+            "additionalProperties": False,
+        },
+        "ref escaped": {"$defs": {"a/b~c": BOOL}, "$ref": "#/$defs/a~1b~0c"},
+        "ref chain": {
+            "$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/c"}, "c": SMALL},
+            "$ref": "#/$defs/a",
+        },
+        "tree": tree,
+        "linked": linked,
+        "expression": expression,
+        "deep": _nested(20),
+        "unique false": arr(INT) | {"uniqueItems": False},
+        "pydantic": {
+            "$defs": {
+                "Item": {
+                    "title": "Item",
+                    "type": "object",
+                    "additionalProperties": False,
+                    "required": ["sku", "quantity"],
+                    "properties": {
+                        "sku": {"title": "Sku", "type": "string", "pattern": "^[A-Z]{3}-\\d{2}$"},
+                        "quantity": {"title": "Quantity", "type": "integer", "exclusiveMinimum": 0},
+                        "price": {"anyOf": [{"type": "number"}, {"type": "null"}], "default": None},
+                    },
+                }
+            },
+            "title": "Order",
+            "type": "object",
+            "additionalProperties": False,
+            "required": ["id", "items"],
+            "properties": {
+                "id": {"type": "string", "format": "uuid"},
+                "items": {"type": "array", "maxItems": 2, "items": {"$ref": "#/$defs/Item"}},
+                "note": {"type": "string", "maxLength": 10},
+            },
+        },
+        "tool call": obj(
+            name={"const": "weather"}, arguments=obj("city", city=text(), unit={"enum": ["C", "F"]})
+        ),
+        "extraction": obj(
+            people=arr(obj(name=text(), born={"type": "string", "format": "date"})), count=SMALL
+        ),
+        "verdict": obj(
+            reasoning=text(30),
+            verdict={"enum": ["yes", "no"]},
+            confidence={"type": "number", "minimum": 0, "maximum": 1},
+        ),
+        "geojson": obj(
+            type={"const": "Point"},
+            coordinates={"type": "array", "items": NUMBER, "minItems": 2, "maxItems": 3},
+        ),
+        "matrix": arr(arr({"type": "integer", "minimum": -9, "maximum": 9}, 3, 3), 3, 3),
+    }
+    return found
+
+
+def _nested(levels: int) -> Schema:
+    schema: Schema = SMALL
+    for _ in range(levels):
+        schema = obj(a=schema)
+    return schema
+
+
+def _combined(scalars: dict[str, Schema]) -> dict[str, Schema]:
+    """Each scalar as a property and in a list, two by two."""
+    names = sorted(scalars)
+    pairs = zip(names[::2], names[1::2], strict=False)
+    return {
+        f"object of {a} and {b}": obj(
+            "first", first=scalars[a], second=arr(scalars[b], 0, 2), third=one_of(scalars[a], NULL)
+        )
+        for a, b in pairs
+    }
+
+
+def accepted() -> dict[str, Schema]:
+    """Schemas that are enforced, by name."""
+    scalars = _scalars()
+    return scalars | _structures() | _combined(scalars)
+
+
+def refused() -> dict[str, tuple[Schema | str, str]]:
+    """Schemas that are refused, each with what the message names."""
+    keywords: dict[str, Any] = {
+        "not": {"type": "string"},
+        "if": True,
+        "then": True,
+        "else": True,
+        "contains": INT,
+        "minContains": 1,
+        "maxContains": 1,
+        "uniqueItems": True,
+        "propertyNames": {"pattern": "^a"},
+        "dependentRequired": {"a": ["b"]},
+        "dependentSchemas": {},
+        "dependencies": {},
+        "unevaluatedItems": False,
+        "unevaluatedProperties": False,
+        "additionalItems": False,
+        "contentEncoding": "base64",
+        "contentMediaType": "text/html",
+        "contentSchema": True,
+        "$anchor": "a",
+        "$dynamicRef": "#a",
+        "$dynamicAnchor": "a",
+        "$recursiveRef": "#",
+        "$vocabulary": {},
+        "nullable": True,
+        "x-guidance": {"lenient": True},
+        "x-anything": 1,
+        "min": 3,
+        "Type": "string",
+        "divisibleBy": 2,
+        "extends": {},
+    }
+    found: dict[str, tuple[Schema | str, str]] = {
+        f"keyword {name}": ({"type": "object", "properties": {"a": {name: value}}}, f"'{name}'")
+        for name, value in keywords.items()
+    }
+    found |= {
+        f"format {f}": ({"type": "string", "format": f}, f) for f in ("regex", "idn-email", "iri", "foo")
+    }
+    found |= {
+        "keyword deep inside": ({"anyOf": [{"allOf": [{"items": {"not": {}}}]}]}, "#/anyOf/0/allOf/0/items"),
+        "not JSON": ("{", "not JSON"),
+        "a number": ("3", "object, true or false"),
+        "twice": ('{"type":"null","type":"null"}', "twice"),
+        "NaN": ('{"const": NaN}', "NaN"),
+        "infinite": ('{"minimum": 1e999}', "too large"),
+        "deep JSON": ("[" * 9000, "nested"),
+        "deep schema": (_nested(80), "nested"),
+        "surrogate": ('{"const":"\\ud800"}', "surrogate"),
+        "false": (False, "nothing matches"),
+        "no type": ({"type": "text"}, "'text'"),
+        "type twice": ({"type": ["null", "null"]}, "twice"),
+        "remote": ({"$ref": "https://example.com/s.json"}, "another document"),
+        "no such": ({"$ref": "#/$defs/a"}, "'#/$defs/a'"),
+        "into an enum": ({"enum": [{"type": "string"}], "$ref": "#/enum/0"}, "#/enum/0"),
+        "draft 4": ({"type": "integer", "minimum": 1, "exclusiveMinimum": True}, "exclusiveMinimum"),
+        "items list": ({"type": "array", "items": [INT]}, "prefixItems"),
+        "negative length": ({"type": "string", "minLength": -1}, "minLength"),
+        "text length": ({"minLength": "3"}, "minLength"),
+        "no enum": ({"enum": []}, "enum"),
+        "no any of": ({"anyOf": []}, "anyOf"),
+        "required": ({"required": "a"}, "required"),
+        "properties": ({"properties": []}, "properties"),
+        "multiple of 0": ({"multipleOf": 0}, "multipleOf"),
+        "huge bound": ({"minimum": 10**30}, "minimum"),
+    }
+    return found
+
+
+def impossible() -> dict[str, Schema]:
+    """Schemas that no answer matches, or whose regular expressions are none: llguidance refuses them."""
+    return {
+        "contradiction": {"type": "string", "enum": [1, 2]},
+        "itself": {"$ref": "#"},
+        "bounds": {"type": "integer", "minimum": 5, "maximum": 3},
+        "lengths": {"type": "string", "minLength": 5, "maxLength": 3},
+        "two values": {"allOf": [{"const": "a"}, {"const": "b"}]},
+        "required never": {"type": "object", "required": ["a"], "additionalProperties": False},
+        "look ahead": like("^(?=a)b"),
+        "back reference": like("^(a)\\1$"),
+        "unclosed": like("^(a$"),
+        "overlapping one of": {"oneOf": [{"type": "number"}, {"type": "integer"}]},
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class Walk:
+    """A random answer.
+
+    Attributes:
+        is_complete: whether nothing need follow.
+        error: of the matcher.
+    """
+
+    tokens: list[int]
+    answer: bytes
+    is_complete: bool
+    error: str
+
+
+def walk(
+    compiled: Compiled, vocab: Vocab, draw: np.random.Generator, *, eager: int = 40, most: int = 600
+) -> Walk:
+    """What a model of no sense answers: any token that may come next; after `eager` ones it seeks the end."""
+    matcher = compiled.matcher.deep_copy()
+    mask = np.zeros(-(-vocab.size // 32), np.int32)
+    tokens: list[int] = []
+    for step in range(most):
+        matcher.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
+        if matcher.is_error():
+            break
+        allowed = np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little")[: vocab.size])
+        if not allowed.size:
+            return Walk(tokens, _text(vocab, tokens), is_complete=False, error="nothing may follow")
+        if step >= eager:
+            allowed = _closing(allowed, vocab, draw)
+        token = int(draw.choice(allowed))
+        if token in vocab.eog:
+            break
+        tokens.append(token)
+        if not matcher.consume_token(token) or matcher.is_stopped():
+            break
+    return Walk(tokens, _text(vocab, tokens), is_complete=matcher.is_accepting(), error=matcher.get_error())
+
+
+def _closing(allowed: np.ndarray[Any, Any], vocab: Vocab, draw: np.random.Generator) -> np.ndarray[Any, Any]:
+    """Mostly those that end something, if there are any; else short ones."""
+    pieces = {token: vocab.piece(token) for token in allowed.tolist()}
+    for wanted in (b'"', b"}", b"]"):
+        ends = [t for t, piece in pieces.items() if t in vocab.eog or piece == wanted]
+        if ends and draw.random() < 0.8:
+            return np.array(ends)
+    short = [t for t, piece in pieces.items() if len(piece) == 1 and not piece.isspace()]
+    return np.array(short) if short else allowed
+
+
+def _text(vocab: Vocab, tokens: list[int]) -> bytes:
+    return b"".join(vocab.piece(token) for token in tokens)

@@ -1,0 +1,271 @@
+"""Constrained answers of the demo model: valid whatever the schema, the same wherever they go on."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import jsonschema_rs
+import pytest
+from harness.schemas import BOOL, INT, SMALL, arr, obj, text
+from harness.worker import batch_item
+
+from inferflux.common.constraints.schema import normalised
+from inferflux.v1 import engine_pb2, generation_pb2, tokens_pb2, worker_pb2
+from inferflux.worker.engine.constraints import Constraints
+from inferflux.worker.engine.core import Engine
+from inferflux.worker.engine.native import Backend
+from inferflux.worker.engine.tiers.tiers import Tiers
+
+DEMO_MODEL = Path(__file__).parents[3] / "models" / "inferflux-demo.gguf"
+RANDOM: dict[str, Any] = {"temperature": 3.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
+SCHEMAS = {
+    "person": obj(name=text(), age=SMALL),
+    "list": arr(obj(a=BOOL, b={"enum": ["x", "yy", "zzz"]}), 1, 2),
+    "tree": {
+        "$defs": {"node": obj("v", v=SMALL, kids=arr({"$ref": "#/$defs/node"}, 0, 2))},
+        "$ref": "#/$defs/node",
+    },
+    "pattern": obj(code={"type": "string", "pattern": "^[A-Z]{2}-\\d{3}$"}, n=INT),
+}
+
+
+class Served:
+    """An engine of the demo model, and what it answered, by request id."""
+
+    def __init__(self, backend: Backend) -> None:
+        self.backend = backend
+        self.tokens: dict[str, list[int]] = {}
+        self.texts: dict[str, str] = {}
+        self.ends: dict[str, tokens_pb2.TokenChunk] = {}
+        self.engine = Engine(
+            backend,
+            worker_id="w",
+            max_itl_factor=5.0,
+            step_limit_s=0.2,
+            tiers=Tiers.off(),
+            constraints=Constraints(backend.vocab),
+            has_prefix_cache=False,
+        )
+
+    def start(self, *items: worker_pb2.BatchItem) -> None:
+        for slot, item in enumerate(items):
+            item.slot = slot
+            self.engine.start(item)
+
+    def run(self, *items: worker_pb2.BatchItem) -> None:
+        """Serve these at once, and to their ends."""
+        self.start(*items)
+        while self.engine._sequences:
+            self.step()
+
+    def step(self) -> None:
+        self.engine.step()
+        report = self.engine.take_report()
+        if report is None:
+            time.sleep(0.001)  # a constraint is being compiled
+            return
+        for emission in report.step.emissions:
+            chunk = tokens_pb2.TokenChunk.FromString(emission.chunk)
+            name = chunk.request_id
+            self.tokens.setdefault(name, []).extend(chunk.token_ids)
+            self.texts[name] = self.texts.get(name, "") + chunk.text
+            if chunk.WhichOneof("event") in ("finished", "failed"):
+                self.ends[name] = chunk
+
+
+@pytest.fixture(scope="module")
+def backend() -> Backend:
+    config = engine_pb2.EngineConfig(
+        model_path=str(DEMO_MODEL),
+        slots=8,
+        sequences=16,
+        batch_tokens=512,
+        kv_cells=8192,
+        threads=1,
+        flash_attention=True,
+    )
+    return Backend(config)
+
+
+@pytest.fixture
+def served(backend: Backend) -> Served:
+    backend._main.clear()
+    return Served(backend)
+
+
+def constraint(**fields: Any) -> generation_pb2.StructuredConstraint:
+    if "json_schema" in fields:
+        fields["json_schema"] = normalised(json.dumps(fields["json_schema"]))
+    return generation_pb2.StructuredConstraint(**fields)
+
+
+def asked(
+    name: str, wanted: generation_pb2.StructuredConstraint, *, max_tokens: int = 300, **sampling: Any
+) -> worker_pb2.BatchItem:
+    prompt = list(range(300, 320))
+    item = batch_item(name, prompt=prompt, max_tokens=max_tokens, **({"seed": 1} | sampling))
+    item.request.params.constraint.CopyFrom(wanted)
+    return item
+
+
+def reason(served: Served, name: str) -> str:
+    return generation_pb2.FinishReason.Name(served.ends[name].finished.reason).removeprefix("FINISH_REASON_")
+
+
+@pytest.mark.parametrize("kind", ["greedy", "random"])
+def test_every_complete_answer_matches_its_schema(served: Served, kind: str) -> None:
+    sampling = RANDOM if kind == "random" else {"temperature": 0.0}
+    items = [
+        asked(f"{name}-{seed}", constraint(json_schema=schema), seed=seed, **sampling)
+        for name, schema in SCHEMAS.items()
+        for seed in (1, 2)
+    ]
+    served.run(*items)
+    complete = 0
+    for item in items:
+        name = item.request.request_id
+        assert reason(served, name) in ("STOP", "LENGTH"), served.ends[name]
+        if reason(served, name) == "STOP":
+            complete += 1
+            schema = SCHEMAS[name.rpartition("-")[0]]
+            assert jsonschema_rs.is_valid(schema, json.loads(served.texts[name])), served.texts[name]
+    assert complete >= 4
+
+
+@pytest.mark.parametrize(
+    ("wanted", "answers"),
+    [
+        (
+            constraint(choice=generation_pb2.ChoiceConstraint(texts=["yes", "no", 'may"be\n'])),
+            {"yes", "no", 'may"be\n'},
+        ),
+        (constraint(regex="[ab]{2}c"), {"aac", "abc", "bac", "bbc"}),
+        (constraint(gbnf='root ::= ("x" | "y") "1"'), {"x1", "y1"}),
+        (constraint(lark='start: "p" /[qr]/'), {"pq", "pr"}),
+    ],
+)
+def test_grammars_choices_and_expressions_hold(
+    served: Served, wanted: generation_pb2.StructuredConstraint, answers: set[str]
+) -> None:
+    served.run(*(asked(f"r{seed}", wanted, seed=seed, **RANDOM) for seed in range(6)))
+    assert set(served.texts.values()) <= answers
+    assert {reason(served, f"r{seed}") for seed in range(6)} == {"STOP"}
+
+
+def test_an_answer_that_max_tokens_cuts_says_length(served: Served) -> None:
+    served.run(asked("r", constraint(json_schema=SCHEMAS["person"]), max_tokens=3))
+    assert reason(served, "r") == "LENGTH"
+    assert len(served.tokens["r"]) == 3
+
+
+def test_the_end_is_not_drawn_before_the_answer_is_complete(served: Served) -> None:
+    """Its logit is raised by all that is allowed, and it is the likeliest of all tokens."""
+    bias = dict.fromkeys(served.backend.vocab.eog, 100.0)
+    served.run(asked("r", constraint(json_schema=SCHEMAS["person"]), temperature=0.0, logit_bias=bias))
+    assert set(json.loads(served.texts["r"])) == {"name", "age"}
+
+
+@pytest.mark.parametrize("sampling", [{"temperature": 0.0}, {"temperature": 1.0}, RANDOM])
+def test_an_answer_goes_on_elsewhere_as_if_nothing_had_happened(
+    served: Served, sampling: dict[str, Any]
+) -> None:
+    """In steps of one row, and with few cells: llama.cpp computes all of them alike."""
+    wanted = constraint(json_schema=SCHEMAS["person"])
+    served.run(asked("whole", wanted, **sampling))
+    whole = served.tokens["whole"]
+    for cut in {1, len(whole) // 2, len(whole) - 1}:
+        served.backend._main.clear()
+        again = Served(served.backend)
+        item = asked("rest", wanted, **sampling)
+        item.request.generated_token_ids.extend(whole[:cut])
+        item.request.epoch = 2
+        again.run(item)
+        assert whole[:cut] + again.tokens["rest"] == whole
+        assert reason(again, "rest") == reason(served, "whole")
+
+
+def test_an_answer_that_was_complete_elsewhere_ends_at_once(served: Served) -> None:
+    wanted = constraint(choice=generation_pb2.ChoiceConstraint(texts=["yes"]))
+    served.run(asked("whole", wanted))
+    item = asked("rest", wanted)
+    item.request.generated_token_ids.extend(served.tokens["whole"])
+    item.request.epoch = 2
+    served.run(item)
+    assert served.tokens["rest"] == []
+    assert reason(served, "rest") == "STOP"
+
+
+def test_a_preempted_answer_resumes_as_if_nothing_had_happened(served: Served) -> None:
+    wanted = constraint(json_schema=SCHEMAS["person"])
+    served.run(asked("whole", wanted))
+    served.backend._main.clear()
+    again = Served(served.backend)
+    again.start(asked("r", wanted))
+    while len(again.tokens.get("r", ())) < 3:
+        again.step()
+    key = next(iter(again.engine._sequences))
+    again.engine.deschedule(engine_pb2.EngineDeschedule(key=key, epoch=1, run=0))
+    again.engine.resume(engine_pb2.EngineResume(key=key, epoch=1, slot=2, run=1))
+    while again.engine._sequences:
+        again.step()
+    assert again.tokens["r"] == served.tokens["whole"]
+
+
+def test_others_are_answered_as_without_a_constraint_beside_them(served: Served) -> None:
+    """Both times in steps of two rows."""
+    free = [
+        batch_item(f"free{i}", prompt=[400, 401, 402], max_tokens=12, seed=i, temperature=1.0) for i in (1, 2)
+    ]
+    served.run(*free)
+    served.backend._main.clear()
+    beside = Served(served.backend)
+    wanted = constraint(json_schema={"type": "array", "items": SMALL, "minItems": 30})
+    beside.run(free[0], asked("held", wanted, max_tokens=40))
+    assert beside.tokens["free1"] == served.tokens["free1"]
+
+
+def test_logprobs_are_those_of_the_model_without_the_constraint(served: Served) -> None:
+    wanted = constraint(choice=generation_pb2.ChoiceConstraint(texts=["yes"]))
+    served.run(asked("r", wanted, logprobs=1, temperature=0.0))
+    chunk = served.ends["r"]
+    assert chunk.logprobs[0].top[0].logprob >= chunk.logprobs[0].chosen.logprob
+
+
+@pytest.mark.parametrize(
+    ("wanted", "says"),
+    [
+        (constraint(lark="start: <no such token>"), "constraint"),
+        (constraint(regex="("), "unclosed"),
+        (generation_pb2.StructuredConstraint(json_schema='{"$ref":"#"}'), "no answer satisfies it"),
+    ],
+)
+def test_what_cannot_be_compiled_ends_its_request_alone(
+    served: Served, wanted: generation_pb2.StructuredConstraint, says: str
+) -> None:
+    served.run(
+        asked("bad", wanted), asked("good", constraint(choice=generation_pb2.ChoiceConstraint(texts=["a"])))
+    )
+    assert served.ends["bad"].failed.code == 3
+    assert says in served.ends["bad"].failed.message
+    assert served.texts["good"] == "a"
+
+
+def test_a_grammar_that_becomes_too_much_work_fails_its_request_alone(served: Served) -> None:
+    """Work is counted: here, the rules that may apply at once after the first letter."""
+    rules = " | ".join(f'"{i:x}"' for i in range(2200))
+    wide = generation_pb2.StructuredConstraint(lark=f'start: "x" many\nmany: {rules}')
+    served.run(asked("wide", wide), asked("good", constraint(regex="a{9}")))
+    assert served.ends["wide"].failed.reason == "CONSTRAINT_FAILED"
+    assert "items" in served.ends["wide"].failed.message
+    assert served.texts["good"] == "a" * 9
+
+
+def test_a_cancelled_request_leaves_nothing_behind_while_its_constraint_is_compiled(served: Served) -> None:
+    served.start(asked("r", constraint(json_schema=SCHEMAS["tree"])))
+    served.engine.cancel("t.r", is_silent=False)
+    served.run(asked("after", constraint(choice=generation_pb2.ChoiceConstraint(texts=["a"]))))
+    assert not served.engine._compiling
+    assert served.texts["after"] == "a"
