@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import AsyncIterator
 
 import openai
@@ -67,6 +68,39 @@ async def test_several_choices_differ_and_come_again_with_their_seed(sdk: openai
     first = await texts()
     assert len(set(first)) > 1
     assert await texts() == first
+
+
+async def test_choices_find_the_prompt_of_the_first_one_cached(http: HttpClient, stack: Stack) -> None:
+    text = "Count the words: " + "one two three four five six seven eight nine ten " * 6
+    body = {"model": MODEL, "messages": [{"role": "user", "content": text}], "n": 2, "max_tokens": 40}
+    body["ignore_eos"] = True
+    answer = await http.post("/v1/chat/completions", body, **{"x-request-id": "shared-prompt"})
+    assert answer.status == 200
+    log = (stack.state_dir.path / "logs" / "gateway.log").read_text()
+    audit = [re.sub("\x1b\\[[0-9;]*m", "", line) for line in log.splitlines() if "shared-prompt-1" in line]
+    cached = [int(found[1]) for line in audit if (found := re.search(r"cached_prompt_tokens=(\d+)", line))]
+    assert cached[0] >= answer.json()["usage"]["prompt_tokens"] - 16
+
+
+async def test_a_text_is_continued_and_echoed(sdk: openai.AsyncOpenAI) -> None:
+    whole = await sdk.completions.create(
+        model=MODEL, prompt=["The capital", "One two"], temperature=0, echo=True, max_tokens=8
+    )
+    assert [choice.text[:7] for choice in whole.choices] == ["The cap", "One two"]
+    stream = await sdk.completions.create(
+        model=MODEL, prompt="The capital", temperature=0, echo=True, max_tokens=8, stream=True
+    )
+    assert "".join([chunk.choices[0].text async for chunk in stream]) == whole.choices[0].text
+    scored = await sdk.completions.create(model=MODEL, prompt="The capital", logprobs=2, max_tokens=8)
+    logprobs = scored.choices[0].logprobs
+    assert logprobs is not None
+    assert "".join(logprobs.tokens or []) == scored.choices[0].text
+
+
+async def test_a_text_becomes_tokens_and_a_text_again(http: HttpClient) -> None:
+    counted = (await http.post("/v1/tokenize", {"model": MODEL, "prompt": "Hello there"})).json()
+    back = await http.post("/v1/detokenize", {"model": MODEL, "tokens": counted["tokens"]})
+    assert "Hello there" in back.json()["prompt"]
 
 
 async def test_log_probabilities_are_those_of_the_text(sdk: openai.AsyncOpenAI) -> None:

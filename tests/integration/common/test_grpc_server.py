@@ -64,6 +64,12 @@ class Inference(inference_pb2_grpc.InferenceServiceServicer):
                 await asyncio.Event().wait()
         return inference_pb2.CancelResponse()
 
+    async def Tokenize(self, request: Any, context: Any) -> Any:  # noqa: N802
+        raise NotImplementedError
+
+    async def Detokenize(self, request: Any, context: Any) -> Any:  # noqa: N802
+        raise NotImplementedError
+
     async def Generate(self, request: Any, context: Any) -> AsyncIterator[Any]:  # noqa: N802, ARG002
         raise NotImplementedError
         yield

@@ -39,6 +39,12 @@ class Inference(inference_pb2_grpc.InferenceServiceServicer):
     async def Chat(self, request: inference_pb2.ChatRequest, context: Any) -> AsyncIterator[Any]:  # noqa: N802, ARG002
         yield inference_pb2.ChatResponse()
 
+    async def Tokenize(self, request: Any, context: Any) -> Any:  # noqa: N802
+        raise NotImplementedError
+
+    async def Detokenize(self, request: Any, context: Any) -> Any:  # noqa: N802
+        raise NotImplementedError
+
     async def Generate(self, request: Any, context: Any) -> AsyncIterator[Any]:  # noqa: N802, ARG002
         raise NotImplementedError
         yield

@@ -6,10 +6,12 @@ import json
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
 from inferflux.common.calls import CallContext
 from inferflux.common.errors import InferFluxError, InvalidArgument
-from inferflux.gateway.http.chat import of_choice_context, parse
+from inferflux.gateway.http.answering import of_choice_context
+from inferflux.gateway.http.bodies import parse
 from inferflux.gateway.http.errors import in_words_of, path_of
 from inferflux.gateway.http.openai import chat
 from inferflux.gateway.http.openai.answers import Head
@@ -241,3 +243,35 @@ def test_choices_have_request_ids_of_their_own() -> None:
     assert of_choice_context(CallContext("a"), 2).request_id == "a-2"
     with pytest.raises(InvalidArgument, match="at most 60"):
         of_choice_context(CallContext("a" * 63), 1)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b'{"model": "a", "messages": [' + b"1," * 500_000 + b"1]}",
+        b'{"model": "a", "messages": [], "stop": [' + b"1," * 500_000 + b"1]}",
+        b'{"model": "a", "messages": [], "logit_bias": {' + b'"a":"b",' * 200_000 + b'"1":"b"}}',
+    ],
+    ids=["messages", "stop", "logit_bias"],
+)
+def test_a_million_wrong_items_cost_one_error(data: bytes) -> None:
+    with pytest.raises(InvalidArgument):
+        chat.to_request(parse(ChatBody, data))
+    with pytest.raises(ValidationError) as caught:
+        ChatBody.model_validate_json(data.replace(b'"messages": []', b'"messages": 1'))
+    assert caught.value.error_count() < 4
+
+
+@pytest.mark.parametrize("bias", [True, "1", None, [1], 1e300, {}])
+def test_a_bias_is_a_number(bias: object) -> None:
+    assert refusal(logit_bias={"1": bias}).field == "logit_bias"
+
+
+def test_the_newer_roles_pass() -> None:
+    messages = [
+        {"role": "developer", "content": "be brief"},
+        {"role": "tool", "content": "rain", "tool_call_id": "call_1", "name": "weather"},
+    ]
+    made = request(messages=messages).messages
+    assert [message.role for message in made] == ["developer", "tool"]
+    assert (made[1].tool_call_id, made[1].name) == ("call_1", "weather")

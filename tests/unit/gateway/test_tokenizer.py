@@ -8,7 +8,8 @@ import pytest
 from harness.tokenizers import write_tokenizer
 
 from inferflux.gateway.tokenizer import MAX_RUN_CHARS, Tokenizer, TokenizerFaultError, check_runs
-from inferflux.v1 import tokenizer_pb2
+from inferflux.gateway.tokenizer_process import template_message
+from inferflux.v1 import inference_pb2, tokenizer_pb2
 
 BOS, HE = 257, 256
 
@@ -64,3 +65,25 @@ def test_a_file_that_is_no_tokenizer_says_so(tmp_path: Path) -> None:
     with pytest.raises(TokenizerFaultError) as caught:
         Tokenizer(tmp_path / "t.gguf", max_rendered_bytes=100)
     assert caught.value.fault == tokenizer_pb2.TOKENIZER_FAULT_BAD_TOKENIZER
+
+
+def test_ids_become_the_text_that_gives_them_again(tmp_path: Path) -> None:
+    loaded = tokenizer(tmp_path)
+    ids = loaded.tokenize("he é</s>", 100)
+    assert loaded.detokenize(ids) == "<s>he é</s>"
+    assert loaded.tokenize(loaded.detokenize(ids), 100) == ids
+    assert loaded.detokenize(loaded.tokenize("é", 100)[1:2]) == "\ufffd"
+    with pytest.raises(TokenizerFaultError, match="not in"):
+        loaded.detokenize([100_000])
+
+
+def test_templates_get_the_newer_roles_and_names() -> None:
+    developer = inference_pb2.ChatMessage(role="developer", content="be brief")
+    assert template_message(developer) == {"role": "system", "content": "be brief"}
+    tool = inference_pb2.ChatMessage(role="tool", content="", name="weather", tool_call_id="call_1")
+    assert template_message(tool) == {
+        "role": "tool",
+        "content": "",
+        "name": "weather",
+        "tool_call_id": "call_1",
+    }

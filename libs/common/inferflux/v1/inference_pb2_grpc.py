@@ -54,6 +54,16 @@ class InferenceServiceStub:
                 request_serializer=inferflux_dot_v1_dot_inference__pb2.CancelRequest.SerializeToString,
                 response_deserializer=inferflux_dot_v1_dot_inference__pb2.CancelResponse.FromString,
                 _registered_method=True)
+        self.Tokenize = channel.unary_unary(
+                '/inferflux.v1.InferenceService/Tokenize',
+                request_serializer=inferflux_dot_v1_dot_inference__pb2.TokenizeRequest.SerializeToString,
+                response_deserializer=inferflux_dot_v1_dot_inference__pb2.TokenizeResponse.FromString,
+                _registered_method=True)
+        self.Detokenize = channel.unary_unary(
+                '/inferflux.v1.InferenceService/Detokenize',
+                request_serializer=inferflux_dot_v1_dot_inference__pb2.DetokenizeRequest.SerializeToString,
+                response_deserializer=inferflux_dot_v1_dot_inference__pb2.DetokenizeResponse.FromString,
+                _registered_method=True)
 
 
 class InferenceServiceServicer:
@@ -89,6 +99,20 @@ class InferenceServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Tokenize(self, request, context):
+        """Token ids of a text or a conversation, as Generate and Chat would use them.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Detokenize(self, request, context):
+        """The text of token ids, control tokens as the model's file spells them.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_InferenceServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -111,6 +135,16 @@ def add_InferenceServiceServicer_to_server(servicer, server):
                     servicer.Cancel,
                     request_deserializer=inferflux_dot_v1_dot_inference__pb2.CancelRequest.FromString,
                     response_serializer=inferflux_dot_v1_dot_inference__pb2.CancelResponse.SerializeToString,
+            ),
+            'Tokenize': grpc.unary_unary_rpc_method_handler(
+                    servicer.Tokenize,
+                    request_deserializer=inferflux_dot_v1_dot_inference__pb2.TokenizeRequest.FromString,
+                    response_serializer=inferflux_dot_v1_dot_inference__pb2.TokenizeResponse.SerializeToString,
+            ),
+            'Detokenize': grpc.unary_unary_rpc_method_handler(
+                    servicer.Detokenize,
+                    request_deserializer=inferflux_dot_v1_dot_inference__pb2.DetokenizeRequest.FromString,
+                    response_serializer=inferflux_dot_v1_dot_inference__pb2.DetokenizeResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -221,6 +255,60 @@ class InferenceService:
             '/inferflux.v1.InferenceService/Cancel',
             inferflux_dot_v1_dot_inference__pb2.CancelRequest.SerializeToString,
             inferflux_dot_v1_dot_inference__pb2.CancelResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Tokenize(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/inferflux.v1.InferenceService/Tokenize',
+            inferflux_dot_v1_dot_inference__pb2.TokenizeRequest.SerializeToString,
+            inferflux_dot_v1_dot_inference__pb2.TokenizeResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Detokenize(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/inferflux.v1.InferenceService/Detokenize',
+            inferflux_dot_v1_dot_inference__pb2.DetokenizeRequest.SerializeToString,
+            inferflux_dot_v1_dot_inference__pb2.DetokenizeResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -43,6 +43,10 @@ class InferenceServiceStub:
     """Ends a queued or running request of the caller's tenant at once, whatever its resume window is. Its stream
     ends with FINISH_REASON_CANCELLED.
     """
+    Tokenize: _grpc.UnaryUnaryMultiCallable[_inference_pb2.TokenizeRequest, _inference_pb2.TokenizeResponse]
+    """Token ids of a text or a conversation, as Generate and Chat would use them."""
+    Detokenize: _grpc.UnaryUnaryMultiCallable[_inference_pb2.DetokenizeRequest, _inference_pb2.DetokenizeResponse]
+    """The text of token ids, control tokens as the model's file spells them."""
 
 @_typing.type_check_only
 class InferenceServiceAsyncStub(InferenceServiceStub):
@@ -59,6 +63,10 @@ class InferenceServiceAsyncStub(InferenceServiceStub):
     """Ends a queued or running request of the caller's tenant at once, whatever its resume window is. Its stream
     ends with FINISH_REASON_CANCELLED.
     """
+    Tokenize: _aio.UnaryUnaryMultiCallable[_inference_pb2.TokenizeRequest, _inference_pb2.TokenizeResponse]  # type: ignore[assignment]
+    """Token ids of a text or a conversation, as Generate and Chat would use them."""
+    Detokenize: _aio.UnaryUnaryMultiCallable[_inference_pb2.DetokenizeRequest, _inference_pb2.DetokenizeResponse]  # type: ignore[assignment]
+    """The text of token ids, control tokens as the model's file spells them."""
 
 class InferenceServiceServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
@@ -96,5 +104,21 @@ class InferenceServiceServicer(metaclass=_abc_1.ABCMeta):
         """Ends a queued or running request of the caller's tenant at once, whatever its resume window is. Its stream
         ends with FINISH_REASON_CANCELLED.
         """
+
+    @_abc_1.abstractmethod
+    def Tokenize(
+        self,
+        request: _inference_pb2.TokenizeRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_inference_pb2.TokenizeResponse, _abc.Awaitable[_inference_pb2.TokenizeResponse]]:
+        """Token ids of a text or a conversation, as Generate and Chat would use them."""
+
+    @_abc_1.abstractmethod
+    def Detokenize(
+        self,
+        request: _inference_pb2.DetokenizeRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_inference_pb2.DetokenizeResponse, _abc.Awaitable[_inference_pb2.DetokenizeResponse]]:
+        """The text of token ids, control tokens as the model's file spells them."""
 
 def add_InferenceServiceServicer_to_server(servicer: InferenceServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

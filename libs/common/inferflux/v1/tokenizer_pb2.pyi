@@ -147,6 +147,28 @@ class CompileConstraint(_message.Message):
 Global___CompileConstraint: _TypeAlias = CompileConstraint  # noqa: Y015
 
 @_typing.final
+class DetokenizeIds(_message.Message):
+    """The text of token ids, control tokens as the file spells them."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOKENS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def tokens(self) -> _inference_pb2.TokenIds: ...
+    def __init__(
+        self,
+        *,
+        tokens: _inference_pb2.TokenIds | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["tokens", b"tokens"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["tokens", b"tokens"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DetokenizeIds: _TypeAlias = DetokenizeIds  # noqa: Y015
+
+@_typing.final
 class TokenizerRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -157,6 +179,7 @@ class TokenizerRequest(_message.Message):
     CHAT_FIELD_NUMBER: _builtins.int
     TEXT_FIELD_NUMBER: _builtins.int
     COMPILE_FIELD_NUMBER: _builtins.int
+    DETOKENIZE_FIELD_NUMBER: _builtins.int
     id: _builtins.int
     digest: _builtins.str
     """Of the model whose tokenizer is meant."""
@@ -170,6 +193,8 @@ class TokenizerRequest(_message.Message):
     def text(self) -> Global___TokenizeText: ...
     @_builtins.property
     def compile(self) -> Global___CompileConstraint: ...
+    @_builtins.property
+    def detokenize(self) -> Global___DetokenizeIds: ...
     def __init__(
         self,
         *,
@@ -180,12 +205,13 @@ class TokenizerRequest(_message.Message):
         chat: Global___RenderChat | None = ...,
         text: Global___TokenizeText | None = ...,
         compile: Global___CompileConstraint | None = ...,
+        detokenize: Global___DetokenizeIds | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["chat", b"chat", "compile", b"compile", "load", b"load", "text", b"text", "work", b"work"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["chat", b"chat", "compile", b"compile", "detokenize", b"detokenize", "load", b"load", "text", b"text", "work", b"work"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["chat", b"chat", "compile", b"compile", "context_length", b"context_length", "digest", b"digest", "id", b"id", "load", b"load", "text", b"text", "work", b"work"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["chat", b"chat", "compile", b"compile", "context_length", b"context_length", "detokenize", b"detokenize", "digest", b"digest", "id", b"id", "load", b"load", "text", b"text", "work", b"work"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_work: _TypeAlias = _typing.Literal["load", "chat", "text", "compile"]  # noqa: Y015
+    _WhichOneofReturnType_work: _TypeAlias = _typing.Literal["load", "chat", "text", "compile", "detokenize"]  # noqa: Y015
     _WhichOneofArgType_work: _TypeAlias = _typing.Literal["work", b"work"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_work) -> _WhichOneofReturnType_work | None: ...
 
@@ -258,7 +284,9 @@ class TokenizerResponse(_message.Message):
     LOADED_FIELD_NUMBER: _builtins.int
     ERROR_FIELD_NUMBER: _builtins.int
     COMPILED_FIELD_NUMBER: _builtins.int
+    TEXT_FIELD_NUMBER: _builtins.int
     id: _builtins.int
+    text: _builtins.str
     @_builtins.property
     def tokens(self) -> _inference_pb2.TokenIds: ...
     @_builtins.property
@@ -275,12 +303,13 @@ class TokenizerResponse(_message.Message):
         loaded: Global___TokenizerLoaded | None = ...,
         error: Global___TokenizerError | None = ...,
         compiled: Global___ConstraintCompiled | None = ...,
+        text: _builtins.str = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["compiled", b"compiled", "error", b"error", "loaded", b"loaded", "result", b"result", "tokens", b"tokens"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["compiled", b"compiled", "error", b"error", "loaded", b"loaded", "result", b"result", "text", b"text", "tokens", b"tokens"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["compiled", b"compiled", "error", b"error", "id", b"id", "loaded", b"loaded", "result", b"result", "tokens", b"tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["compiled", b"compiled", "error", b"error", "id", b"id", "loaded", b"loaded", "result", b"result", "text", b"text", "tokens", b"tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_result: _TypeAlias = _typing.Literal["tokens", "loaded", "error", "compiled"]  # noqa: Y015
+    _WhichOneofReturnType_result: _TypeAlias = _typing.Literal["tokens", "loaded", "error", "compiled", "text"]  # noqa: Y015
     _WhichOneofArgType_result: _TypeAlias = _typing.Literal["result", b"result"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_result) -> _WhichOneofReturnType_result | None: ...
 

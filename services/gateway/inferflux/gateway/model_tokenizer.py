@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -137,8 +137,10 @@ class ModelTokenizer:
         finally:
             self._n_working -= 1
 
-    async def work(self, request: tokenizer_pb2.TokenizerRequest, *, field: str) -> Sequence[int]:
-        """Token ids of what `request` asks for; `field` is named where the text is at fault.
+    async def work(
+        self, request: tokenizer_pb2.TokenizerRequest, *, field: str
+    ) -> tokenizer_pb2.TokenizerResponse:
+        """What `request` asks for; `field` is named where the text is at fault.
 
         Raises:
             InvalidArgument: the template or the text is at fault.
@@ -146,10 +148,9 @@ class ModelTokenizer:
             Unavailable, Internal: no usable tokenizer, or the process died over this text twice.
         """
         slow = f"rendering the chat template and tokenizing took longer than {self._limits.time_limit_s:g} s"
-        response = await self._answer(
+        return await self._answer(
             request, field=field, slow=InvalidArgument(slow, field=field, reason="TEXT_TOO_SLOW")
         )
-        return response.tokens.ids
 
     async def compile(self, constraint: generation_pb2.StructuredConstraint, *, field: str) -> None:
         """Try a constraint; raises as `work` does."""

@@ -47,6 +47,8 @@ class Tokenizes(Compiles, Protocol):
 
     async def tokenize(self, digest: str, text: str, context_length: int, *, field: str) -> Sequence[int]: ...
 
+    async def detokenize(self, digest: str, token_ids: Sequence[int]) -> str: ...
+
 
 class Pipeline:
     """Every method raises InferFluxErrors.
@@ -132,6 +134,42 @@ class Pipeline:
         _check_request_id(request_id)
         logs.bind_request(**logs.of_request(request_id, caller.tenant))
         await self._services.canceller.cancel(caller.tenant, request_id)
+
+    async def tokenize(self, request: inference_pb2.TokenizeRequest) -> inference_pb2.TokenizeResponse:
+        """Token ids of a text or a conversation, as a generation would use them.
+
+        Raises:
+            InvalidArgument: the prompt cannot be rendered or tokenized, or cannot fit into the context.
+        """
+        checks.check_model_name(request.model)
+        kind = request.WhichOneof("prompt")
+        if kind is None:
+            raise InvalidArgument("one of text and conversation is needed", field="prompt")
+        card = await self._models.card(request.model)
+        most = self._max_text_bytes
+        if kind == "text":
+            validation.check_text(request.text, max_text_bytes=most, field="text")
+            ids = await self._tokenizers.tokenize(
+                card.digest, request.text, card.context_length, field="text"
+            )
+        else:
+            messages = request.conversation.messages
+            validation.check_messages(messages, max_text_bytes=most)
+            ids = await self._tokenizers.render_chat(card.digest, messages, card.context_length)
+        return inference_pb2.TokenizeResponse(token_ids=ids, context_length=card.context_length)
+
+    async def detokenize(self, request: inference_pb2.DetokenizeRequest) -> inference_pb2.DetokenizeResponse:
+        """The text of token ids.
+
+        Raises:
+            InvalidArgument: there are more than the context holds, or one is not in the vocabulary.
+        """
+        checks.check_model_name(request.model)
+        card = await self._models.card(request.model)
+        checks.check_count(request.token_ids, card.context_length, "token_ids")
+        generation_limits.check_token_ids(request.token_ids, card.vocabulary_size, field="token_ids")
+        text = await self._tokenizers.detokenize(card.digest, request.token_ids)
+        return inference_pb2.DetokenizeResponse(text=text)
 
     @asynccontextmanager
     async def _generation(

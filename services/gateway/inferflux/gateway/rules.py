@@ -14,13 +14,13 @@ _ADMIN = admin_pb2.DESCRIPTOR.services_by_name["AdminService"]
 
 SERVICE_NAMES = tuple(service.full_name for service in (_INFERENCE, _MODELS, _CLUSTER, _ADMIN))
 
-_WITH_PROMPTS = ("Chat", "Generate")
+_WITH_PROMPTS = ("Chat", "Generate", "Tokenize", "Detokenize")
 # Beside its texts: roles, parameters, and one text more than is taken, so that validation can say so.
 _BESIDE_TEXT_BYTES = 2 << 20
 
 
 def body_limit(max_text_bytes: int) -> int:
-    """The largest message of Chat and Generate, in bytes, where texts may have `max_text_bytes`."""
+    """The largest message with a prompt, in bytes, where texts may have `max_text_bytes`."""
     return max_text_bytes + _BESIDE_TEXT_BYTES
 
 

@@ -53,6 +53,16 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         await self._pipeline.cancel(caller_as(Caller), request.request_id)
         return inference_pb2.CancelResponse()
 
+    async def Tokenize(
+        self, request: inference_pb2.TokenizeRequest, context: Context
+    ) -> inference_pb2.TokenizeResponse:
+        return await self._pipeline.tokenize(request)
+
+    async def Detokenize(
+        self, request: inference_pb2.DetokenizeRequest, context: Context
+    ) -> inference_pb2.DetokenizeResponse:
+        return await self._pipeline.detokenize(request)
+
 
 def _tell_priority(context: Context, given: int, *, asked: int) -> None:
     """Say in the trailing metadata which priority a request got that asked for too much."""

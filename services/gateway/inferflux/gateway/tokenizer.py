@@ -126,6 +126,21 @@ class Tokenizer:
             return [self._vocab.bos, *ids]
         return ids
 
+    def detokenize(self, token_ids: Sequence[int]) -> str:
+        """The text of token ids; what is not UTF-8 is replaced.
+
+        Control tokens are as the file spells them: tokenizing the text gives them again.
+
+        Raises:
+            TokenizerFaultError: an id is not in the vocabulary.
+        """
+        vocab = self._vocab
+        try:
+            pieces = [vocab.piece(token) or vocab.text(token).encode() for token in token_ids]
+        except VocabError as error:
+            raise TokenizerFaultError(tokenizer_pb2.TOKENIZER_FAULT_BAD_TEXT, str(error)) from None
+        return b"".join(pieces).decode("utf-8", "replace")
+
 
 def check_runs(text: str) -> None:
     """Refuse what would overflow the stack of llama.cpp's pre-tokenizer.

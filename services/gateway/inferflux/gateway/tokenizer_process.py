@@ -23,7 +23,7 @@ from pathlib import Path
 from inferflux.common.frames import ChildEnd
 from inferflux.common.parent_death import exit_with_parent
 from inferflux.common.process_limits import bound
-from inferflux.v1 import tokenizer_pb2
+from inferflux.v1 import inference_pb2, tokenizer_pb2
 
 from .tokenizer import Tokenizer, TokenizerFaultError
 
@@ -80,9 +80,11 @@ class TokenizerServer:
             tokenizer.compile(request.compile.constraint)
             response.compiled.SetInParent()
             return
+        if kind == "detokenize":
+            response.text = tokenizer.detokenize(request.detokenize.tokens.ids)
+            return
         if kind == "chat":
-            messages = [{"role": m.role, "content": m.content} for m in request.chat.messages]
-            text = tokenizer.render(messages)
+            text = tokenizer.render([template_message(message) for message in request.chat.messages])
         else:
             text = request.text.text
         response.tokens.ids.extend(tokenizer.tokenize(text, request.context_length))
@@ -92,6 +94,17 @@ class TokenizerServer:
             if self._tokenizer is None:
                 self._tokenizer = Tokenizer(path, max_rendered_bytes=self._max_rendered_bytes)
             return self._tokenizer
+
+
+def template_message(message: inference_pb2.ChatMessage) -> dict[str, str]:
+    """A message as templates get it. Few of them know the role `developer`, which is the newer `system`."""
+    made = {
+        "role": "system" if message.role == "developer" else message.role,
+        "content": message.content,
+        "name": message.name,
+        "tool_call_id": message.tool_call_id,
+    }
+    return {key: value for key, value in made.items() if value or key in ("role", "content")}
 
 
 def main() -> None:

@@ -76,7 +76,7 @@ class Tokenizers:
         """
         chat = tokenizer_pb2.RenderChat(messages=messages)
         request = tokenizer_pb2.TokenizerRequest(digest=digest, context_length=context_length, chat=chat)
-        return await self._model(digest).work(request, field="messages")
+        return (await self._model(digest).work(request, field="messages")).tokens.ids
 
     async def tokenize(
         self, digest: str, text: str, context_length: int, *, field: str = "text"
@@ -84,7 +84,13 @@ class Tokenizers:
         """Token ids of a text, BOS first where the model wants one; raises as `render_chat`."""
         work = tokenizer_pb2.TokenizeText(text=text)
         request = tokenizer_pb2.TokenizerRequest(digest=digest, context_length=context_length, text=work)
-        return await self._model(digest).work(request, field=field)
+        return (await self._model(digest).work(request, field=field)).tokens.ids
+
+    async def detokenize(self, digest: str, token_ids: Sequence[int], *, field: str = "token_ids") -> str:
+        """The text of token ids, which have to be in the vocabulary; raises as `render_chat`."""
+        work = tokenizer_pb2.DetokenizeIds(tokens=inference_pb2.TokenIds(ids=token_ids))
+        request = tokenizer_pb2.TokenizerRequest(digest=digest, detokenize=work)
+        return (await self._model(digest).work(request, field=field)).text
 
     async def compile(
         self, digest: str, constraint: generation_pb2.StructuredConstraint, *, field: str

@@ -12,7 +12,7 @@ from inferflux.common.checks import check_range
 from inferflux.common.errors import InvalidArgument
 from inferflux.v1 import inference_pb2, model_pb2
 
-ROLES = frozenset({"system", "user", "assistant"})
+ROLES = frozenset({"system", "developer", "user", "assistant", "tool"})
 MAX_MESSAGES = 10_000
 
 
@@ -33,8 +33,15 @@ def check_messages(messages: Sequence[inference_pb2.ChatMessage], *, max_text_by
             raise InvalidArgument(
                 f"unknown role {message.role[:32]!r}: use one of {known}", field=f"messages[{i}].role"
             )
-        total += len(message.content.encode())
+        total += sum(len(text.encode()) for text in (message.content, message.name, message.tool_call_id))
     _check_text_size(total, max_text_bytes, "messages")
+
+
+def check_text(text: str, *, max_text_bytes: int, field: str) -> None:
+    """The text is there, and not too large."""
+    if not text:
+        raise InvalidArgument(f"{field} is empty", field=field)
+    _check_text_size(len(text.encode()), max_text_bytes, field)
 
 
 def prompt_of(request: inference_pb2.GenerateRequest, *, max_text_bytes: int) -> str | Sequence[int]:
@@ -47,9 +54,7 @@ def prompt_of(request: inference_pb2.GenerateRequest, *, max_text_bytes: int) ->
             raise InvalidArgument("token_ids is empty", field="token_ids")
         return request.token_ids.ids
     text = request.text if kind == "text" else _decode(request.text_bytes)
-    if not text:
-        raise InvalidArgument(f"{kind} is empty", field=kind)
-    _check_text_size(len(text.encode()), max_text_bytes, kind)
+    check_text(text, max_text_bytes=max_text_bytes, field=kind)
     return text
 
 

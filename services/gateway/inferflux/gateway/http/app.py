@@ -16,10 +16,13 @@ from inferflux.gateway.metrics import GatewayMetrics
 from inferflux.gateway.models import ModelRegistry
 from inferflux.gateway.pipeline import Pipeline
 
+from .answering import Answering
 from .chat import ChatCompletions
+from .completions import Completions
 from .endpoint import Edge, Endpoint, Handler, OpenEndpoint, OpenHandler
 from .exchange import Exchange
 from .models import GetModel, ListModels
+from .tokens import Detokenize, Tokenize
 
 # How long browsers keep the answer to a preflight.
 _PREFLIGHT_S = 600
@@ -40,6 +43,7 @@ def build_app(
     """
     edge = Edge(pipeline.admit, metrics)
     created = int(time.time())
+    answering = Answering(pipeline)
 
     def route(method: str, path: str, scope: str, handle: Handler) -> Route:
         return Route(path, Endpoint(edge, path, method, scope, handle))
@@ -49,7 +53,10 @@ def build_app(
 
     router = Router(
         [
-            route("POST", "/v1/chat/completions", "inference", ChatCompletions(pipeline)),
+            route("POST", "/v1/chat/completions", "inference", ChatCompletions(answering)),
+            route("POST", "/v1/completions", "inference", Completions(pipeline, answering)),
+            route("POST", "/v1/tokenize", "inference", Tokenize(pipeline)),
+            route("POST", "/v1/detokenize", "inference", Detokenize(pipeline)),
             route("GET", "/v1/models", "models", ListModels(models, created)),
             route("GET", "/v1/models/{model:path}", "models", GetModel(models, created)),
             open_route("/healthz", _is_alive),

@@ -1,4 +1,4 @@
-"""The generations of one call: one, or several of the same prompt."""
+"""The generations of one call: one, or several choices of one or several prompts."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ Chunks = AsyncGenerator[Indexed, None]
 _MOST_WAITING = 256
 
 
-def chunks_of(opener: Opener, n: int, *, on_submit: OnSubmit) -> Chunks:
-    """Chunks of all choices, each with the number of its choice.
+def chunks_of(opener: Opener, *, prompts: int, n: int, on_submit: OnSubmit) -> Chunks:
+    """Chunks of all choices, each with the number of its choice: choice c of prompt p is p * n + c.
 
-    The first choice begins alone, so that its prompt is cached when the others are submitted.
+    Each prompt's first choice begins alone, so that the prompt is cached when its others are submitted.
 
     Args:
         opener: opens the generation of a choice.
@@ -35,7 +35,9 @@ def chunks_of(opener: Opener, n: int, *, on_submit: OnSubmit) -> Chunks:
     Raises:
         InferFluxError: of the first choice that fails; the others are cancelled.
     """
-    return _one(opener, 0, on_submit) if n == 1 else _several(opener, n, on_submit)
+    if prompts * n == 1:
+        return _one(opener, 0, on_submit)
+    return _several(opener, prompts, n, on_submit)
 
 
 async def _one(opener: Opener, index: int, on_submit: OnSubmit) -> Chunks:
@@ -46,35 +48,45 @@ async def _one(opener: Opener, index: int, on_submit: OnSubmit) -> Chunks:
             yield index, chunk
 
 
-async def _several(opener: Opener, n: int, on_submit: OnSubmit) -> Chunks:
-    merged: asyncio.Queue[Indexed | BaseException | None] = asyncio.Queue(_MOST_WAITING)
+async def _several(opener: Opener, prompts: int, n: int, on_submit: OnSubmit) -> Chunks:
+    merged: asyncio.Queue[Indexed | Exception] = asyncio.Queue(_MOST_WAITING)
+    tasks: list[asyncio.Task[None]] = []
 
-    async def run(index: int) -> None:
+    def start(index: int) -> None:
         note = on_submit if index == 0 else _ignore
-        try:
-            async with aclosing(_one(opener, index, note)) as chunks:
-                async for item in chunks:
-                    await merged.put(item)
-        except Exception as error:  # noqa: BLE001 - raised where the chunks are read
-            await merged.put(error)
-        else:
-            await merged.put(None)
+        tasks.append(asyncio.create_task(_run(opener, index, note, merged)))
 
-    tasks = [asyncio.create_task(run(0))]
+    alone = set(range(0, prompts * n, n))
+    left = prompts * n
     try:
-        left = n
+        for first in sorted(alone):
+            start(first)
         while left:
             item = await merged.get()
-            if isinstance(item, BaseException):
+            if isinstance(item, Exception):
                 raise item
-            if len(tasks) == 1 and (item is None or item[1].token_ids or item[1].HasField("finished")):
-                tasks += [asyncio.create_task(run(i)) for i in range(1, n)]
-            if item is None:
-                left -= 1
-            else:
-                yield item
+            index, chunk = item
+            is_end = chunk.HasField("finished")
+            left -= is_end
+            if index in alone and (is_end or chunk.token_ids):
+                alone.remove(index)
+                for other in range(index + 1, index + n):
+                    start(other)
+            yield item
     finally:
         await cancel_all(tasks)
+
+
+async def _run(
+    opener: Opener, index: int, on_submit: OnSubmit, merged: asyncio.Queue[Indexed | Exception]
+) -> None:
+    """Put a choice's chunks into the queue. They end with `finished` or with an error."""
+    try:
+        async with aclosing(_one(opener, index, on_submit)) as chunks:
+            async for item in chunks:
+                await merged.put(item)
+    except Exception as error:  # noqa: BLE001 - raised where the chunks are read
+        await merged.put(error)
 
 
 def _ignore(_generation: Generation) -> None:

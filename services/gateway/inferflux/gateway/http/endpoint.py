@@ -44,6 +44,10 @@ class Request:
     caller: Caller
     body: bytes
 
+    @property
+    def request_id(self) -> str:
+        return self.exchange.context.request_id
+
 
 Handler = Callable[[Request], Awaitable[None]]
 OpenHandler = Callable[[Exchange], Awaitable[None]]

@@ -29,7 +29,7 @@ def in_words_of(error: InferFluxError, names: Mapping[str, str]) -> InferFluxErr
     message = error.message
     if outer != name and message.startswith(name):
         message = outer + message.removeprefix(name)
-    return InvalidArgument(message, field=outer + rest, reason=error.reason)
+    return InvalidArgument(message, field=outer + rest.removeprefix(".ids"), reason=error.reason)
 
 
 def of_validation(error: ValidationError) -> InvalidArgument:

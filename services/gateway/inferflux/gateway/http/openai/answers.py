@@ -8,6 +8,8 @@ from typing import Any
 
 from inferflux.v1 import generation_pb2, tokens_pb2
 
+from .bodies import GenerationBody
+
 Json = dict[str, Any]
 
 FINISH_REASONS: Mapping[int, str] = {
@@ -41,6 +43,11 @@ class Head:
             "system_fingerprint": None,
             "choices": choices,
         }
+
+
+def wants_usage(body: GenerationBody) -> bool:
+    """Whether a stream ends with the usage."""
+    return bool(body.stream_options and body.stream_options.include_usage)
 
 
 class UsageSum:

@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, FailFast, Field
 
 Int32 = Annotated[int, Field(ge=-(2**31), le=2**31 - 1)]
 # OpenAI's is signed, ours is not.
 Seed = Annotated[int, Field(ge=-(2**63), le=2**64 - 1)]
+_Item = TypeVar("_Item")
+
+
+class _FailFast(FailFast):
+    """Can be a part of a union."""
+
+    __hash__ = object.__hash__
+
+
+# An error for each of a million items would take much memory, and one is told.
+Items = Annotated[list[_Item], _FailFast()]
 Choices = Annotated[int, Field(ge=1, le=128)]
 
 
@@ -34,9 +45,10 @@ class GenerationBody(Body):
     top_p: float | None = None
     frequency_penalty: float | None = None
     presence_penalty: float | None = None
-    logit_bias: dict[str, float] | None = None
+    # Values are numbers; checked one by one, as `Items` are.
+    logit_bias: dict[str, Any] | None = None
     seed: Seed | None = None
-    stop: str | list[str] | None = None
+    stop: str | Items[str] | None = None
     service_tier: str | None = None
 
     priority: Int32 | None = None
@@ -44,7 +56,7 @@ class GenerationBody(Body):
     min_p: float | None = None
     repeat_penalty: float | None = None
     penalty_last_n: Int32 | None = None
-    stop_token_ids: list[Int32] | None = None
+    stop_token_ids: Items[Int32] | None = None
     ignore_eos: bool | None = None
     skip_answer_cache: bool | None = None
 
@@ -56,7 +68,7 @@ class Part(Body):
 
 class Message(Body):
     role: str
-    content: str | list[Part] | None = None
+    content: str | Items[Part] | None = None
     name: str | None = None
     tool_call_id: str | None = None
     tool_calls: list[Any] | None = None
@@ -66,7 +78,7 @@ class Message(Body):
 class ChatBody(GenerationBody):
     """Of POST /v1/chat/completions."""
 
-    messages: list[Message]
+    messages: Items[Message]
     max_completion_tokens: Int32 | None = None
     logprobs: bool | None = None
     top_logprobs: Int32 | None = None
@@ -75,6 +87,31 @@ class ChatBody(GenerationBody):
     tool_choice: Any = None
     functions: list[Any] | None = None
     function_call: Any = None
-    modalities: list[str] | None = None
+    modalities: Items[str] | None = None
     audio: Any = None
     web_search_options: Any = None
+
+
+class CompletionBody(GenerationBody):
+    """Of POST /v1/completions."""
+
+    prompt: str | Items[str] | Items[Int32] | Items[Items[Int32]]
+    echo: bool | None = None
+    logprobs: Int32 | None = None
+    suffix: str | None = None
+    best_of: Int32 | None = None
+
+
+class TokenizeBody(Body):
+    """Of POST /v1/tokenize."""
+
+    model: str
+    prompt: str | None = None
+    messages: Items[Message] | None = None
+
+
+class DetokenizeBody(Body):
+    """Of POST /v1/detokenize."""
+
+    model: str
+    tokens: Items[Int32]

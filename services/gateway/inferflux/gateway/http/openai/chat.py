@@ -10,7 +10,8 @@ from inferflux.gateway.http.errors import unsupported
 from inferflux.v1 import inference_pb2, tokens_pb2
 
 from .answers import FINISH_REASONS, Head, Json, UsageSum, finite, spoken_logprobs
-from .bodies import ChatBody, Message
+from .bodies import ChatBody
+from .messages import to_message
 from .params import priority_of, to_params
 
 
@@ -26,7 +27,7 @@ def to_request(body: ChatBody) -> inference_pb2.ChatRequest:
     most = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
     return inference_pb2.ChatRequest(
         model=body.model,
-        messages=[_message(message, f"messages[{i}]") for i, message in enumerate(body.messages)],
+        messages=[to_message(message, i) for i, message in enumerate(body.messages)],
         params=to_params(body, max_tokens=most, logprobs=(body.top_logprobs or 0) if body.logprobs else None),
         priority=priority_of(body),
         skip_answer_cache=bool(body.skip_answer_cache),
@@ -54,29 +55,6 @@ def _check_supported(body: ChatBody) -> None:
         raise unsupported("function_call")
     if body.modalities not in (None, [], ["text"]):
         raise unsupported("modalities", "text is the only one")
-
-
-def _message(message: Message, field: str) -> inference_pb2.ChatMessage:
-    if message.tool_calls or message.function_call:
-        raise unsupported(f"{field}.tool_calls")
-    if message.content is None:
-        raise InvalidArgument(f"{field}.content is missing", field=f"{field}.content")
-    return inference_pb2.ChatMessage(role=message.role, content=_text(message, field))
-
-
-def _text(message: Message, field: str) -> str:
-    """The text of a message: several parts are lines."""
-    if isinstance(message.content, str):
-        return message.content
-    texts: list[str] = []
-    for i, part in enumerate(message.content or []):
-        where = f"{field}.content[{i}]"
-        if part.type != "text":
-            raise unsupported(f"{where}.type", f"{part.type[:32]!r} is not supported, only 'text' is")
-        if part.text is None:
-            raise InvalidArgument(f"{where}.text is missing", field=f"{where}.text")
-        texts.append(part.text)
-    return "\n".join(texts)
 
 
 class ChatStream:

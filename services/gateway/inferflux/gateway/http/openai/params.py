@@ -27,6 +27,8 @@ _SAMPLING = (
 
 # Above 0 is more urgent: a tier is a priority by name.
 TIERS: Mapping[str, int] = {"auto": 0, "default": 0, "flex": -5, "priority": 5}
+# More than any bias may have, and what a float32 field holds.
+_MOST_BIAS = 1e30
 _DEFAULT_TIER = "default"
 
 
@@ -39,7 +41,7 @@ def to_params(
         logprobs: alternatives to report per token; None reports no log-probabilities.
 
     Raises:
-        InvalidArgument: a key of logit_bias is no token id.
+        InvalidArgument: a key of logit_bias is no token id, or its value no number.
     """
     sampling = generation_pb2.SamplingParams(
         **{name: value for name in _SAMPLING if (value := getattr(body, name)) is not None}
@@ -49,6 +51,8 @@ def to_params(
     if logprobs is not None:
         sampling.logprobs = logprobs
     for key, bias in (body.logit_bias or {}).items():
+        if isinstance(bias, bool) or not isinstance(bias, int | float) or not abs(bias) <= _MOST_BIAS:
+            raise InvalidArgument(f"logit_bias[{key[:32]}] is no number within its range", field="logit_bias")
         sampling.logit_bias[_token_id(key)] = bias
     stop = [body.stop] if isinstance(body.stop, str) else body.stop or []
     return generation_pb2.GenerationParams(

@@ -1,0 +1,131 @@
+"""Generations to an answer: all choices of a call, streamed as events or collected into one object."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, aclosing
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Protocol
+
+from inferflux.common.calls import CallContext
+from inferflux.common.errors import InferFluxError, InvalidArgument
+from inferflux.gateway.pipeline import Pipeline
+from inferflux.v1 import inference_pb2, tokens_pb2
+
+from .choices import Chunks, chunks_of
+from .endpoint import Request
+from .errors import in_words_of
+from .openai.answers import Json
+from .openai.params import of_choice
+from .sse import HOLD_S, EventStream
+
+if TYPE_CHECKING:
+    from inferflux.gateway.generation import Generation
+
+_MAX_ID = 64
+# Of a call: OpenAI's bound of `n`.
+MAX_CHOICES = 128
+
+GenerationRequest = inference_pb2.ChatRequest | inference_pb2.GenerateRequest
+
+
+class StreamShape(Protocol):
+    """Chunks to messages of a stream."""
+
+    def messages(self, index: int, chunk: tokens_pb2.TokenChunk) -> list[Json]: ...
+
+    def last(self) -> list[Json]: ...
+
+
+class AnswerShape(Protocol):
+    """Chunks to one object."""
+
+    def add(self, index: int, chunk: tokens_pb2.TokenChunk) -> None: ...
+
+    def to_json(self) -> Json: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What a call asks for.
+
+    Attributes:
+        prompts: a request for each prompt.
+        n: choices of each prompt.
+        field_names: what the client calls fields that have another name inside.
+    """
+
+    prompts: Sequence[GenerationRequest]
+    n: int
+    field_names: Mapping[str, str]
+
+
+class Answering:
+    """Runs the choices of a call and sends their answer."""
+
+    def __init__(self, pipeline: Pipeline) -> None:
+        self._pipeline = pipeline
+
+    async def stream(self, request: Request, asked: Asked, shape: StreamShape) -> None:
+        """Send events as the chunks come."""
+        stream = EventStream(request.exchange)
+        try:
+            async with (
+                request.exchange.cancelled_when_gone(idle_s=HOLD_S, on_idle=stream.on_idle),
+                aclosing(self._chunks(request, asked)) as chunks,
+            ):
+                async for index, chunk in chunks:
+                    await stream.send(shape.messages(index, chunk))
+                await stream.send(shape.last())
+        except InferFluxError as error:
+            raise in_words_of(error, asked.field_names) from None
+        await stream.end()
+
+    async def whole(self, request: Request, asked: Asked, shape: AnswerShape) -> None:
+        """Send one object when all choices have ended."""
+        try:
+            async with (
+                request.exchange.cancelled_when_gone(),
+                aclosing(self._chunks(request, asked)) as chunks,
+            ):
+                async for index, chunk in chunks:
+                    shape.add(index, chunk)
+        except InferFluxError as error:
+            raise in_words_of(error, asked.field_names) from None
+        await request.exchange.answer_json(shape.to_json())
+
+    def _chunks(self, request: Request, asked: Asked) -> Chunks:
+        """Chunks of all choices; those of a prompt are numbered together."""
+        if len(asked.prompts) * asked.n > MAX_CHOICES:
+            message = (
+                f"{len(asked.prompts)} prompts with n = {asked.n}; at most {MAX_CHOICES} choices are made"
+            )
+            raise InvalidArgument(message, field="n")
+
+        def opener(index: int) -> AbstractAsyncContextManager[Generation]:
+            context = of_choice_context(request.exchange.context, index)
+            prompt, choice = divmod(index, asked.n)
+            own = asked.prompts[prompt]
+            if isinstance(own, inference_pb2.ChatRequest):
+                return self._pipeline.chat(context, request.caller, of_choice(own, choice))
+            return self._pipeline.generate(context, request.caller, of_choice(own, choice))
+
+        def on_submit(generation: Generation) -> None:
+            request.exchange.note_priority(generation.priority, asked=asked.prompts[0].priority)
+
+        return chunks_of(opener, prompts=len(asked.prompts), n=asked.n, on_submit=on_submit)
+
+
+def of_choice_context(context: CallContext, index: int) -> CallContext:
+    """The context of one of several choices: the first has the call's request id, others add their number.
+
+    Raises:
+        InvalidArgument: the client's request id leaves no room for a number.
+    """
+    if index == 0:
+        return context
+    request_id = f"{context.request_id}-{index}"
+    if len(request_id) > _MAX_ID:
+        message = f"for several choices, a request id has at most {_MAX_ID - 4} characters"
+        raise InvalidArgument(message, field="x-request-id")
+    return replace(context, request_id=request_id)

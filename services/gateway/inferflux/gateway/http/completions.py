@@ -1,0 +1,49 @@
+"""POST /v1/completions."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from inferflux.gateway.pipeline import Pipeline
+from inferflux.v1 import inference_pb2
+
+from .answering import Answering, Asked
+from .bodies import parse
+from .endpoint import Request
+from .openai import completions
+from .openai.answers import Head, wants_usage
+from .openai.bodies import CompletionBody
+from .openai.params import tier_of
+
+
+class Completions:
+    """Continues texts or token ids, as one JSON object or as a stream of events."""
+
+    def __init__(
+        self, pipeline: Pipeline, answering: Answering, clock: Callable[[], float] = time.time
+    ) -> None:
+        self._pipeline = pipeline
+        self._answering = answering
+        self._clock = clock
+
+    async def __call__(self, request: Request) -> None:
+        body = parse(CompletionBody, request.body)
+        n = body.n or 1
+        prompts = completions.to_requests(body)
+        asked = Asked(prompts, n, completions.FIELD_NAMES)
+        head = Head(f"cmpl-{request.request_id}", body.model, int(self._clock()), tier_of(body))
+        echoes = [await self._text(prompt) for prompt in prompts] if body.echo else [""] * len(prompts)
+        shape = completions.Shape(head, echoes=echoes, n=n, has_logprobs=body.logprobs is not None)
+        if body.stream:
+            stream = completions.CompletionStream(shape, includes_usage=wants_usage(body))
+            await self._answering.stream(request, asked, stream)
+        else:
+            await self._answering.whole(request, asked, completions.CompletionAnswer(shape))
+
+    async def _text(self, prompt: inference_pb2.GenerateRequest) -> str:
+        """What `echo` repeats of a prompt."""
+        if prompt.WhichOneof("prompt") == "text":
+            return prompt.text
+        given = inference_pb2.DetokenizeRequest(model=prompt.model, token_ids=prompt.token_ids.ids)
+        return (await self._pipeline.detokenize(given)).text

@@ -1,0 +1,162 @@
+"""Completions: a body to GenerateRequests, and token chunks to OpenAI's messages."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from inferflux.common.errors import InvalidArgument
+from inferflux.gateway.http.errors import unsupported
+from inferflux.v1 import inference_pb2, tokens_pb2
+
+from .answers import FINISH_REASONS, Head, Json, UsageSum, finite, spoken_logprobs
+from .bodies import CompletionBody
+from .params import priority_of, to_params
+
+# OpenAI's, where the body says nothing.
+DEFAULT_MAX_TOKENS = 16
+
+FIELD_NAMES: Mapping[str, str] = {"text": "prompt", "token_ids": "prompt"}
+
+
+def to_requests(body: CompletionBody) -> list[inference_pb2.GenerateRequest]:
+    """A request for each prompt.
+
+    Raises:
+        InvalidArgument: a value that is not served, or no prompt.
+    """
+    _check_supported(body)
+    prompts = _prompts(body.prompt)
+    if not prompts:
+        raise InvalidArgument("prompt is empty", field="prompt")
+    params = to_params(
+        body,
+        max_tokens=DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens,
+        logprobs=body.logprobs,
+    )
+    common = inference_pb2.GenerateRequest(
+        model=body.model,
+        params=params,
+        priority=priority_of(body),
+        skip_answer_cache=bool(body.skip_answer_cache),
+    )
+    return [_with_prompt(common, prompt) for prompt in prompts]
+
+
+def _check_supported(body: CompletionBody) -> None:
+    if body.suffix:
+        raise unsupported("suffix")
+    if body.best_of not in (None, body.n or 1):
+        raise unsupported("best_of", "only the value of n is")
+    if body.echo and body.logprobs is not None:
+        raise unsupported("logprobs", "not together with echo: prompts have no log-probabilities")
+
+
+def _prompts(prompt: str | list[str] | list[int] | list[list[int]]) -> Sequence[str | list[int]]:
+    if isinstance(prompt, str):
+        return [prompt]
+    texts_or_ids: list[str | list[int]] = [one for one in prompt if not isinstance(one, int)]
+    return texts_or_ids or ([[one for one in prompt if isinstance(one, int)]] if prompt else [])
+
+
+def _with_prompt(
+    common: inference_pb2.GenerateRequest, prompt: str | list[int]
+) -> inference_pb2.GenerateRequest:
+    request = inference_pb2.GenerateRequest()
+    request.CopyFrom(common)
+    if isinstance(prompt, str):
+        request.text = prompt
+    else:
+        request.token_ids.CopyFrom(inference_pb2.TokenIds(ids=prompt))
+    return request
+
+
+class Shape:
+    """What streams and whole answers of completions have in common.
+
+    Args:
+        echoes: the text that precedes the choices of each prompt.
+        n: choices of each prompt.
+    """
+
+    def __init__(self, head: Head, *, echoes: Sequence[str], n: int, has_logprobs: bool) -> None:
+        self.head = head
+        self.usage = UsageSum(choices_per_prompt=n)
+        self.n_choices = len(echoes) * n
+        self._echoes = echoes
+        self._n = n
+        self._has_logprobs = has_logprobs
+        # Where the next token's text begins in each choice, in characters.
+        self._offsets = [len(self.echo(index)) for index in range(self.n_choices)]
+
+    def echo(self, index: int) -> str:
+        return self._echoes[index // self._n]
+
+    def logprobs(self, index: int, chunk: tokens_pb2.TokenChunk) -> Json | None:
+        """The log-probabilities of a chunk, as this API has them; None where none are wanted."""
+        if not self._has_logprobs:
+            return None
+        made: Json = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
+        for one in spoken_logprobs(chunk):
+            made["tokens"].append(one.chosen.text)
+            made["token_logprobs"].append(finite(one.chosen.logprob))
+            made["top_logprobs"].append({other.text: finite(other.logprob) for other in one.top})
+            made["text_offset"].append(self._offsets[index])
+            self._offsets[index] += len(one.chosen.text)
+        return made
+
+    def choice(self, index: int, text: str, logprobs: Json | None, finish_reason: str | None) -> Json:
+        return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": finish_reason}
+
+
+class CompletionStream:
+    """Chunks of all choices to the messages of a stream."""
+
+    def __init__(self, shape: Shape, *, includes_usage: bool) -> None:
+        self._shape = shape
+        self._includes_usage = includes_usage
+        self._begun: set[int] = set()
+
+    def messages(self, index: int, chunk: tokens_pb2.TokenChunk) -> list[Json]:
+        """What the client gets for one chunk of a choice."""
+        is_end = chunk.HasField("finished")
+        text = chunk.text
+        if index not in self._begun and (chunk.token_ids or is_end):
+            self._begun.add(index)
+            text = self._shape.echo(index) + text
+        logprobs = self._shape.logprobs(index, chunk)
+        if is_end:
+            self._shape.usage.add(index, chunk.finished.usage)
+        if not (text or is_end or (logprobs and logprobs["tokens"])):
+            return []
+        reason = FINISH_REASONS.get(chunk.finished.reason, "stop") if is_end else None
+        message = self._shape.head.of("text_completion", [self._shape.choice(index, text, logprobs, reason)])
+        return [message | {"usage": None} if self._includes_usage else message]
+
+    def last(self) -> list[Json]:
+        """What comes after the choices."""
+        if not self._includes_usage:
+            return []
+        return [self._shape.head.of("text_completion", []) | {"usage": self._shape.usage.to_json()}]
+
+
+class CompletionAnswer:
+    """Chunks of all choices to one answer."""
+
+    def __init__(self, shape: Shape) -> None:
+        self._shape = shape
+        self._choices = [
+            shape.choice(i, shape.echo(i), shape.logprobs(i, tokens_pb2.TokenChunk()), None)
+            for i in range(shape.n_choices)
+        ]
+
+    def add(self, index: int, chunk: tokens_pb2.TokenChunk) -> None:
+        choice = self._choices[index]
+        choice["text"] += chunk.text
+        for name, values in (self._shape.logprobs(index, chunk) or {}).items():
+            choice["logprobs"][name].extend(values)
+        if chunk.HasField("finished"):
+            choice["finish_reason"] = FINISH_REASONS.get(chunk.finished.reason, "stop")
+            self._shape.usage.add(index, chunk.finished.usage)
+
+    def to_json(self) -> Json:
+        return self._shape.head.of("text_completion", self._choices) | {"usage": self._shape.usage.to_json()}

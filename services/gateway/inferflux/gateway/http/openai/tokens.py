@@ -1,0 +1,38 @@
+"""Bodies of tokenize and detokenize, and their answers, in vLLM's shape: OpenAI's API has none."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from inferflux.common.errors import InvalidArgument
+from inferflux.v1 import inference_pb2
+
+from .answers import Json
+from .bodies import DetokenizeBody, TokenizeBody
+from .messages import to_message
+
+FIELD_NAMES: Mapping[str, str] = {"text": "prompt", "token_ids": "tokens"}
+
+
+def to_tokenize(body: TokenizeBody) -> inference_pb2.TokenizeRequest:
+    """Raises:
+    InvalidArgument: there is not one of prompt and messages.
+    """
+    if (body.prompt is None) == (body.messages is None):
+        raise InvalidArgument("one of prompt and messages is needed", field="prompt")
+    request = inference_pb2.TokenizeRequest(model=body.model)
+    if body.prompt is not None:
+        request.text = body.prompt
+    else:
+        messages = [to_message(message, i) for i, message in enumerate(body.messages or [])]
+        request.conversation.CopyFrom(inference_pb2.Conversation(messages=messages))
+    return request
+
+
+def of_tokenize(answer: inference_pb2.TokenizeResponse) -> Json:
+    ids = list(answer.token_ids)
+    return {"count": len(ids), "max_model_len": answer.context_length, "tokens": ids}
+
+
+def to_detokenize(body: DetokenizeBody) -> inference_pb2.DetokenizeRequest:
+    return inference_pb2.DetokenizeRequest(model=body.model, token_ids=body.tokens)

@@ -1,0 +1,42 @@
+"""POST /v1/tokenize and /v1/detokenize."""
+
+from __future__ import annotations
+
+from inferflux.common.errors import InferFluxError
+from inferflux.gateway.pipeline import Pipeline
+
+from .bodies import parse
+from .endpoint import Request
+from .errors import in_words_of
+from .openai import tokens
+from .openai.bodies import DetokenizeBody, TokenizeBody
+
+
+class Tokenize:
+    """Token ids of a text or a conversation, as a completion or a chat would use them."""
+
+    def __init__(self, pipeline: Pipeline) -> None:
+        self._pipeline = pipeline
+
+    async def __call__(self, request: Request) -> None:
+        asked = tokens.to_tokenize(parse(TokenizeBody, request.body))
+        try:
+            answer = await self._pipeline.tokenize(asked)
+        except InferFluxError as error:
+            raise in_words_of(error, tokens.FIELD_NAMES) from None
+        await request.exchange.answer_json(tokens.of_tokenize(answer))
+
+
+class Detokenize:
+    """The text of token ids."""
+
+    def __init__(self, pipeline: Pipeline) -> None:
+        self._pipeline = pipeline
+
+    async def __call__(self, request: Request) -> None:
+        asked = tokens.to_detokenize(parse(DetokenizeBody, request.body))
+        try:
+            answer = await self._pipeline.detokenize(asked)
+        except InferFluxError as error:
+            raise in_words_of(error, tokens.FIELD_NAMES) from None
+        await request.exchange.answer_json({"prompt": answer.text})
