@@ -6,9 +6,10 @@ Its work is bounded by counts, not by a clock: what compiles in one process comp
 from __future__ import annotations
 
 import json
+import math
+import sys
 import threading
 from dataclasses import dataclass
-from decimal import Decimal
 from typing import Any
 
 import jsonschema_rs
@@ -26,6 +27,8 @@ _JSON_OPTIONS: Any = {
     "coerce_one_of": False,
     "lenient": False,
 }
+# Python reads no longer integers; those of models do not end by themselves.
+_MOST_DIGITS = 4000
 
 
 class ConstraintError(Exception):
@@ -49,7 +52,8 @@ class Compiled:
         if self.validator is None:
             return ""
         try:
-            error = next(self.validator.iter_errors(json.loads(answer, parse_float=Decimal)), None)
+            value = json.loads(answer, parse_float=_number, parse_int=_number)
+            error = next(self.validator.iter_errors(value), None)
         except (ValueError, RecursionError) as broken:
             return f"it cannot be read: {broken}"
         return "" if error is None else _readable(str(error.message))
@@ -97,6 +101,14 @@ class Compiler:
         if not any(mask):
             raise ConstraintError("no answer satisfies it")
         return Compiled(matcher, _validator_of(constraint))
+
+
+def _number(text: str) -> float:
+    """Any number that JSON can spell; those that no float holds count as the largest one."""
+    if len(text) <= _MOST_DIGITS and text.lstrip("-").isdigit():
+        return int(text)
+    number = float(text)
+    return number if math.isfinite(number) else math.copysign(sys.float_info.max, number)
 
 
 def _validator_of(
@@ -160,7 +172,7 @@ def _lark_of(gbnf: str) -> str:
         return gbnf_to_lark(gbnf)
     except RecursionError:
         raise ConstraintError("its brackets are nested too deep") from None
-    except Exception as error:  # noqa: BLE001 - a parser of somebody else's, over a text of anybody's
+    except Exception as error:  # noqa: BLE001 - llguidance's parser raises many kinds
         raise ConstraintError(_readable(str(error))) from None
 
 
