@@ -5,21 +5,28 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import random
 import signal
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
 
 from inferflux.cli.stack import Stack, StartError
 
+from . import disk
 from .processes import child_of
-from .schedule import ENGINE, OF, TOKENIZER, Action, Fault
+from .schedule import DISK, ENGINE, OF, TOKENIZER, Action, Fault
 
 # Beyond the stack's drain limit, what a process gets to end after SIGTERM.
 STOP_LIMIT_S = 10.0
 BACK_LIMIT_S = 40.0
 
-_CHILDREN = {"worker": ENGINE, "gateway": TOKENIZER}
-_MODULES = {ENGINE: "inferflux.worker.engine", TOKENIZER: "inferflux.gateway.tokenizer_process"}
+_CHILDREN = {"worker": (ENGINE, DISK), "gateway": (TOKENIZER,)}
+_MODULES = {
+    ENGINE: "inferflux.worker.engine",
+    DISK: "inferflux.worker.engine",
+    TOKENIZER: "inferflux.gateway.tokenizer_process",
+}
 
 Say = Callable[[str], None]
 Blame = Callable[[str, str], None]
@@ -31,8 +38,7 @@ def targets(stack: Stack) -> list[str]:
     for name, process in stack.processes.items():
         if process.spec.kind != "scheduler":
             names.append(name)
-        if process.spec.kind in _CHILDREN:
-            names.append(_CHILDREN[process.spec.kind] + OF + name)
+        names += [child + OF + name for child in _CHILDREN.get(process.spec.kind, ())]
     return [*names, "leader", "standby"]
 
 
@@ -64,6 +70,18 @@ class Inflictor:
         self._engine_deaths: list[float] = []
         self.counts: Counter[str] = Counter()
         self.skipped = 0
+        # Engines that were killed while they wrote a file.
+        self.torn = 0
+
+    def folders(self) -> list[Path]:
+        """Those of the disk tiers of all engines that run."""
+        found: list[Path] = []
+        for process in self._stack.processes.values():
+            pid = child_of(process.pid, _MODULES[DISK])
+            folder = None if pid is None else disk.folder_of(pid)
+            if folder is not None:
+                found.append(folder)
+        return found
 
     def engines_died_since(self, moment_s: float) -> int:
         return sum(at >= moment_s for at in self._engine_deaths)
@@ -122,6 +140,8 @@ class Inflictor:
         pid = child_of(self._stack.processes[parent].pid, _MODULES[child])
         if pid is None:  # its parent has not started it again yet
             self.skipped += 1
+        elif child == DISK:
+            await self._hit_disk(pid, fault)
         elif fault.action is Action.PAUSE:
             await _pause(pid, fault.lasts_s)
             self._say(f"{fault.target} goes on")
@@ -129,6 +149,22 @@ class Inflictor:
             if child == ENGINE:
                 self._engine_deaths.append(self._clock())
             _send(pid, signal.SIGKILL)
+
+    async def _hit_disk(self, engine: int, fault: Fault) -> None:
+        if fault.action is Action.FILL:
+            with disk.full(engine):
+                await asyncio.sleep(fault.lasts_s)
+            self._say(f"{fault.target} takes writes again")
+        elif fault.action is Action.SPOIL:
+            folder = disk.folder_of(engine)
+            n = disk.spoil(folder, random.Random(str(fault))) if folder is not None else 0
+            self._say(f"{n} files of {fault.target} are damaged or foreign")
+        elif await asyncio.to_thread(disk.kill_while_writing, engine, fault.lasts_s):
+            self._engine_deaths.append(self._clock())
+            self.torn += 1
+            self._say(f"the engine died while it wrote to {fault.target}")
+        else:
+            self._say(f"{fault.target} was not written to")
 
     async def _take_down(self, name: str, fault: Fault) -> None:
         if fault.action is Action.STOP:

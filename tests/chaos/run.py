@@ -24,7 +24,7 @@ from inferflux.common.errors import InferFluxError
 from inferflux.common.priority import HIGHEST
 from inferflux.v1 import policy_pb2, policy_pb2_grpc, scheduler_pb2
 
-from . import aftermath, processes, published
+from . import aftermath, disk, processes, published
 from .caller import RESUME_WINDOW_S, Caller
 from .inflict import Inflictor, targets
 from .published import Published
@@ -41,7 +41,11 @@ _DRAIN_LIMIT_S = 3.0
 # What requests get to end after the last one began.
 _LAST_LIMIT_S = 25.0
 _FREE_LIMIT_S = 15.0
+# What is written to disk when everything is over is there by then.
+_WRITES_LIMIT_S = 5.0
 _CLOCK = time.monotonic
+
+_DISK_BYTES = 8 << 20
 
 # What the environment does not say otherwise.
 _DEFAULTS = {
@@ -55,6 +59,9 @@ _DEFAULTS = {
     "INFERFLUX_WORKER_THREADS": "1",
     # Less than all sequences together want, so that some are swapped out.
     "INFERFLUX_WORKER_KV_CELLS": "768",
+    # Room for a few of them, and on disk for some more.
+    "INFERFLUX_WORKER_HOST_BYTES": str(1 << 20),
+    "INFERFLUX_WORKER_DISK_BYTES": str(_DISK_BYTES),
 }
 
 
@@ -112,7 +119,9 @@ class Chaos:
         self._settings = settings
         self._report = report
         self._mark = mark
-        self._stack = Stack(_options(folder), observe=self._observe)
+        options = _options(folder)
+        self._stack = Stack(options, observe=self._observe)
+        self._disk_bytes = int(options.env["INFERFLUX_WORKER_DISK_BYTES"])
         self._expected: dict[str, list[int]] = {}
         self._published = Published(self._expected)
         self._inflictor = Inflictor(
@@ -199,6 +208,8 @@ class Chaos:
             )
         for what in found:
             self._report.breach("afterwards", f"{what}, {_FREE_LIMIT_S:g} s after everything")
+        for wrong in await self._wrongs_of_disks():
+            self._report.breach("the disk tier", wrong)
         for request_id, wrongs in self._published.wrongs().items():
             for wrong in wrongs:
                 self._report.breach(request_id, wrong)
@@ -209,6 +220,17 @@ class Chaos:
         for pid, command in processes.orphans(self._mark, managed).items():
             self._report.breach(f"process {pid}", f"has lost its parent and runs on: {command}")
         self._report.event(f"looked around: {self._published.chunks:,} published chunks were seen")
+        self._report.event(f"{self._inflictor.torn} engines were killed while they wrote a file")
+
+    async def _wrongs_of_disks(self) -> list[str]:
+        """What is wrong with the disk tiers once they have written all."""
+        folders = self._inflictor.folders()
+        if len(folders) != WORKERS:
+            return [f"{len(folders)} of {WORKERS} engines have a folder"]
+        until_s = _CLOCK() + _WRITES_LIMIT_S
+        while (found := disk.wrongs(folders, self._disk_bytes)) and _CLOCK() < until_s:
+            await asyncio.sleep(0.1)
+        return found
 
     def _plan(self) -> list[Fault]:
         return plan(self._settings.seed, self._settings.seconds, targets(self._stack))
@@ -245,6 +267,7 @@ def _options(folder: Path) -> StackOptions:
         schedulers=2,
         start_limit_s=_START_LIMIT_S,
         drain_limit_s=_DRAIN_LIMIT_S,
+        has_disk_tier=True,
         env={variable: os.environ.get(variable, value) for variable, value in _DEFAULTS.items()},
     )
 

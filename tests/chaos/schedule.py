@@ -17,6 +17,12 @@ class Action(Enum):
     STOP = "stop"
     # SIGSTOP, and SIGCONT later: connections stay open, and no answer comes.
     PAUSE = "pause"
+    # The engine is killed while it writes a file; lasts as long as one is waited for.
+    TEAR = "tear"
+    # Files are damaged, and foreign ones added.
+    SPOIL = "spoil"
+    # Nothing can be written for a time.
+    FILL = "fill"
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,8 +31,8 @@ class Fault:
 
     Attributes:
         at_s: seconds after the load began.
-        target: a process by name, a child of one (`engine of worker-0`), or a role among the schedulers:
-            `leader`, `standby`.
+        target: a process by name, a child of one (`engine of worker-0`), the disk tier of one (`disk of
+            worker-0`), or a role among the schedulers: `leader`, `standby`.
         lasts_s: how long it is down or paused.
     """
 
@@ -47,6 +53,7 @@ class Fault:
 OF = " of "
 # Children, which their parents stop and start.
 ENGINE, TOKENIZER = "engine", "tokenizer"
+DISK = "disk"
 
 _FIRST_S = 2.0
 # At the end everything has to be back.
@@ -59,7 +66,12 @@ _LONGEST_DOWN_S = 3.0
 _SHORTEST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 5.0
 _WEIGHTS = {Action.KILL: 2, Action.STOP: 1, Action.PAUSE: 1}
 # A tokenizer process that takes too long is killed over the text, whose fault it then is.
-_CHILD_WEIGHTS = {ENGINE: {Action.KILL: 2, Action.PAUSE: 1}, TOKENIZER: {Action.KILL: 1}}
+_CHILD_WEIGHTS = {
+    ENGINE: {Action.KILL: 2, Action.PAUSE: 1},
+    TOKENIZER: {Action.KILL: 1},
+    DISK: {Action.TEAR: 2, Action.SPOIL: 1, Action.FILL: 1},
+}
+_DISK_S = 3.0
 
 
 def plan(seed: int, seconds: float, targets: Sequence[str]) -> list[Fault]:
@@ -96,4 +108,6 @@ def _what(rng: random.Random, target: str) -> tuple[Action, float]:
     action = rng.choices(list(weights), list(weights.values()))[0]
     if action is Action.PAUSE:
         return action, round(rng.uniform(_SHORTEST_PAUSE_S, _LONGEST_PAUSE_S), 2)
+    if action in (Action.TEAR, Action.FILL):
+        return action, _DISK_S
     return action, 0.0 if child else round(rng.uniform(0.0, _LONGEST_DOWN_S), 2)

@@ -8,7 +8,9 @@ import pytest
 from chaos.schedule import Action, Fault, plan
 
 PROCESSES = ["nats", "valkey", "policy", "worker-0", "gateway", "leader", "standby"]
-TARGETS = [*PROCESSES, "engine of worker-0", "tokenizer of gateway"]
+TARGETS = [*PROCESSES, "engine of worker-0", "disk of worker-0", "tokenizer of gateway"]
+OF_PROCESSES = (Action.KILL, Action.STOP, Action.PAUSE)
+OF_DISKS = (Action.TEAR, Action.SPOIL, Action.FILL)
 SEEDS = range(30)
 
 
@@ -44,7 +46,8 @@ def test_a_process_is_left_alone_until_it_had_time_to_come_back(seed: int) -> No
 
 def test_every_process_is_killed_stopped_and_paused_sooner_or_later() -> None:
     seen = {(fault.target, fault.action) for seed in SEEDS for fault in plan(seed, 120, TARGETS)}
-    assert seen == {(process, action) for process in PROCESSES for action in Action} | {
+    of_disks = {("disk of worker-0", action) for action in OF_DISKS}
+    assert seen == of_disks | {(process, action) for process in PROCESSES for action in OF_PROCESSES} | {
         ("engine of worker-0", Action.KILL),
         ("engine of worker-0", Action.PAUSE),
         ("tokenizer of gateway", Action.KILL),
@@ -72,5 +75,6 @@ def test_faults_are_counted_by_kind() -> None:
         "leader",
         "standby",
         "engine",
+        "disk",
         "tokenizer",
     ]
