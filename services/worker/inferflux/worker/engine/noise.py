@@ -16,7 +16,10 @@ from numpy.typing import NDArray
 States = NDArray[np.uint64]
 
 _GAMMA = np.uint64(0x9E3779B97F4A7C15)
+_SHIFTS = np.array((30, 27, 31), np.uint64)
+_FACTORS = np.array((0xBF58476D1CE4E5B9, 0x94D049BB133111EB), np.uint64)
 _BITS = 52
+_DROPPED_BITS = np.uint64(64 - _BITS)
 _SMALLEST_UNIFORM = 2.0 ** -(_BITS + 1)
 
 RANGE = -math.log(_SMALLEST_UNIFORM) + math.log(-math.log(_SMALLEST_UNIFORM)) + 0.1
@@ -35,15 +38,25 @@ def draw_states(seed_states: Sequence[int], indices: Sequence[int]) -> States:
 
 def gumbel(states: States, ids: NDArray[np.int64]) -> NDArray[np.float64]:
     """The noise of these token ids; the shapes of both are broadcast."""
-    bits = _splitmix(states + ids.astype(np.uint64) * _GAMMA) >> np.uint64(64 - _BITS)
-    uniform = (bits.astype(np.float64) + 0.5) * 2.0**-_BITS  # neither 0 nor 1
-    noise: NDArray[np.float64] = -np.log(-np.log(uniform))
-    return noise
+    bits = _splitmix(states + ids.astype(np.uint64) * _GAMMA) >> _DROPPED_BITS
+    noise = bits.astype(np.float64)
+    noise += 0.5  # neither 0 nor 1 once it is scaled
+    noise *= 2.0**-_BITS
+    np.log(noise, out=noise)
+    np.negative(noise, out=noise)
+    np.log(noise, out=noise)
+    return np.negative(noise, out=noise)
 
 
 def _splitmix(states: States) -> States:
     """SplitMix64 (Steele, Lea and Flood, "Fast splittable pseudorandom number generators", 2014)."""
-    states = states + _GAMMA
-    states = (states ^ (states >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    states = (states ^ (states >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return states ^ (states >> np.uint64(31))
+    mixed = states + _GAMMA
+    shifted = mixed >> _SHIFTS[0]
+    mixed ^= shifted
+    mixed *= _FACTORS[0]
+    np.right_shift(mixed, _SHIFTS[1], out=shifted)
+    mixed ^= shifted
+    mixed *= _FACTORS[1]
+    np.right_shift(mixed, _SHIFTS[2], out=shifted)
+    mixed ^= shifted
+    return mixed

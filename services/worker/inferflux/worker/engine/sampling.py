@@ -42,14 +42,16 @@ def top_ids(logits: Logits, k: int) -> Ids:
     n = logits.shape[0]
     if k >= n:
         candidates = np.arange(n)
-    elif n >= _GROUP * k:
-        whole = n - n % _GROUP
-        maxima = logits[:whole].reshape(_GROUP, -1).max(axis=0)
-        bound = np.partition(maxima, maxima.shape[0] - k)[maxima.shape[0] - k]
-        candidates = np.flatnonzero(logits >= bound)
     else:
-        bound = np.partition(logits, n - k)[n - k]
+        if n >= _GROUP * k:
+            compared = logits[: n - n % _GROUP].reshape(_GROUP, -1).max(axis=0)
+        else:
+            compared = logits
+        bound = np.partition(compared, compared.shape[0] - k)[compared.shape[0] - k]
         candidates = np.flatnonzero(logits >= bound)
+        if bound == -np.inf:  # of a masked row: sorting all that is masked would take long
+            is_masked = logits == -np.inf
+            candidates = np.concatenate((np.flatnonzero(~is_masked), np.flatnonzero(is_masked)[:k]))
     order = np.argsort(-logits[candidates], kind="stable")
     return candidates[order[:k]]
 

@@ -11,7 +11,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from . import noise
 from .sampling import BadLogits, Ids, Logits, Sampler, scaled, top_ids
@@ -21,10 +20,9 @@ BAD = -1
 
 # Fewer rows are as fast one by one.
 _FEWEST_ROWS = 3
-# Where more groups than this times k reach a row's bound, most logits are equal: the row is sorted by itself.
-_MOST_GROUPS_PER_K = 4
-_SIGN = np.uint32(1 << 31)
-_PADDING = np.uint64((1 << 64) - 1)
+# Smaller groups take longer than they save.
+_SMALLEST_GROUP = 16
+_LOWEST = np.finfo(np.float32).min
 
 
 def choose_tokens(logits: Logits, samplers: Sequence[Sampler], indices: Sequence[int]) -> list[int]:
@@ -42,6 +40,9 @@ def choose_tokens(logits: Logits, samplers: Sequence[Sampler], indices: Sequence
         together, alone = _by_top_k(samplers, logits.shape[1])
         for k, rows in together.items():
             found = _choose_of_top_k(logits, rows, k, [samplers[r] for r in rows], [indices[r] for r in rows])
+            if found is None:
+                alone += rows
+                continue
             for row, token in zip(rows, found, strict=True):
                 tokens[row] = token
         for row in alone:
@@ -93,76 +94,115 @@ def _choose_alone(logits: Logits, sampler: Sampler, index: int) -> int:
 
 def _choose_of_top_k(
     logits: Logits, rows: list[int], k: int, samplers: list[Sampler], indices: list[int]
-) -> list[int]:
-    top = top_of_rows(logits, rows, k)
+) -> list[int] | None:
+    """The tokens of these rows; None where one is not finite, or a tie decides: each is looked at alone."""
+    candidates = _candidates(logits, rows, k + 1)
+    if not np.isfinite(candidates.largest[:, 0]).all():
+        return None
+    last = _last_kept(candidates.largest, samplers)
+    if last is None:
+        return None
+    at, ids, kept_logits = candidates.that_reach(last)
     temperatures = np.array([s.temperature for s in samplers])
     states = noise.draw_states([s.seed_state for s in samplers], indices)
-    scores = scaled(top.logits, top.logits[:, :1], temperatures[:, None])
-    scores += noise.gumbel(states[:, None], top.ids)
-    scores[np.arange(k) >= _kept(top.logits, samplers)[:, None]] = -np.inf
-    at = scores.argmax(axis=1)
-    tokens: list[int] = np.where(top.is_finite, top.ids[np.arange(len(rows)), at], BAD).tolist()
-    return tokens
+    scores = scaled(kept_logits, candidates.largest[at, 0], temperatures[at])
+    scores += noise.gumbel(states[at], ids)
+    highest = np.maximum.reduceat(scores, np.searchsorted(at, np.arange(len(rows))))
+    tokens: list[int] = ids[np.flatnonzero(scores == highest[at])].tolist()
+    return tokens if len(tokens) == len(rows) else None
 
 
-def _kept(logits: Logits, samplers: list[Sampler]) -> Ids:
-    """How many of each row's logits, which descend, survive top-p and min-p."""
-    n, k = logits.shape
-    kept = np.full(n, k)
+def _last_kept(largest: Logits, samplers: list[Sampler]) -> Logits | None:
+    """What of each row survives top-k, top-p and min-p: logits that are not less than this.
+
+    Args:
+        largest: of shape (rows, k + 1), descending, the first of each row finite.
+
+    Returns:
+        None where that tells no logits apart: one that survives is equal to one that does not.
+    """
+    k = largest.shape[1] - 1
+    best = largest[:, :1]
+    kept = np.full(len(samplers), k)
     top_ps = np.array([s.top_p for s in samplers])
-    if (top_ps < 1.0).any():
-        weights = np.exp(logits - logits[:, :1])
+    if top_ps.min() < 1.0:
+        weights = np.exp(largest[:, :k] - best)
         weights /= weights.sum(axis=1)[:, None]
-        reached = (np.cumsum(weights, axis=1, dtype=np.float64) < top_ps[:, None]).sum(axis=1) + 1
-        kept = np.where(top_ps < 1.0, np.minimum(reached, k), k)
+        sums = weights.astype(np.float64)
+        np.cumsum(sums, axis=1, out=sums)
+        reached = np.count_nonzero(sums < top_ps[:, None], axis=1)
+        kept = np.where(top_ps < 1.0, np.minimum(reached + 1, k), k)
     log_min_ps = np.array([s.log_min_p for s in samplers], np.float32)
-    if (log_min_ps > -np.inf).any():
-        kept = np.minimum(kept, (logits >= logits[:, :1] + log_min_ps[:, None]).sum(axis=1))
-    return kept
+    if log_min_ps.max() > -np.inf:
+        kept = np.minimum(kept, np.count_nonzero(largest >= best + log_min_ps[:, None], axis=1))
+    numbers = np.arange(len(samplers))
+    last = largest[numbers, kept - 1]
+    # Minus infinity is never drawn, so those are left out, and need not be told from each other.
+    if not ((last > largest[numbers, kept]) | (last == -np.inf)).all():
+        return None
+    bounds: Logits = np.maximum(last, _LOWEST)
+    return bounds
 
 
 @dataclass(frozen=True, slots=True)
-class TopLogits:
-    """The k largest logits of some rows, largest first, ties by id: two matrices of shape (rows, k).
+class _Candidates:
+    """Logits of some rows, the k largest of each among them.
 
     Attributes:
-        is_finite: of shape (rows,); where it is not, nothing else of the row means anything.
+        logits: of shape (rows, candidates).
+        ids: of the same shape; None where a logit's column is its id.
+        largest: of shape (rows, k), descending.
     """
 
-    ids: Ids
     logits: Logits
-    is_finite: NDArray[np.bool_]
+    ids: Ids | None
+    largest: Logits
+
+    def that_reach(self, bounds: Logits) -> tuple[Ids, Ids, Logits]:
+        """(row, id, logit) of each candidate that is not less than its row's bound, by row."""
+        width = self.logits.shape[1]
+        places = np.flatnonzero(self.logits >= bounds[:, None])
+        at = places // width
+        ids = places - at * width if self.ids is None else self.ids.take(places)
+        return at, ids, self.logits.take(places)
 
 
-def top_of_rows(logits: Logits, rows: Sequence[int], k: int) -> TopLogits:
-    """`sampling.top_ids` of several rows of a matrix of shape (rows, vocabulary), k being at most its width.
+def _candidates(logits: Logits, rows: Sequence[int], k: int) -> _Candidates:
+    """Of these rows of a matrix of shape (rows, vocabulary), k being at most its width.
 
-    As there, the k-th largest of the maxima of groups bounds the k-th largest logit of a row from below. Only
-    groups whose maximum reaches it are looked at again.
+    First only the maxima of groups are compared: the k largest logits of a row are in the k groups with the
+    largest maxima.
     """
-    n = logits.shape[1]
-    group = _group_size(n, k)
     of = np.fromiter(rows, np.int64, len(rows))
-    maxima = _group_maxima(logits, of, group)
-    width = maxima.shape[1]
-    tail = logits[of, group * width :]
-    peaks = maxima.max(axis=1)
-    if tail.size:
-        np.maximum(peaks, tail.max(axis=1), out=peaks)
-    is_finite = np.isfinite(peaks)
+    vocabulary = logits.shape[1]
+    group = _group_size(vocabulary, k)
+    if group > 1:
+        ids = _ids_of_groups(logits, of, group, k)
+        found = logits.reshape(-1).take(ids + (of * vocabulary)[:, None])
+    else:
+        ids = None
+        found = logits if of.shape[0] == logits.shape[0] else logits[of]
+    largest = np.partition(found, found.shape[1] - k, axis=1)[:, -k:]
+    largest.sort(axis=1)
+    return _Candidates(found, ids, largest[:, ::-1])
+
+
+def _ids_of_groups(logits: Logits, rows: Ids, group: int, k: int) -> Ids:
+    """Of shape (rows, ids): those in the k groups with the largest maxima, and those in no group."""
+    maxima = _group_maxima(logits, rows, group)
+    n_rows, width = maxima.shape
     bounds = np.partition(maxima, width - k, axis=1)[:, width - k]
-    is_flat = np.count_nonzero(maxima >= bounds[:, None], axis=1) > _MOST_GROUPS_PER_K * k
-    bounds[is_flat | ~is_finite] = np.inf  # none of them is a candidate
-    at, ids = _candidates(logits, of, maxima, bounds, group)
-    if tail.size:
-        at, ids = _with_tail(at, ids, np.nonzero(tail >= bounds[:, None]), group * width)
-    top = _in_order(logits.reshape(-1).take(of[at] * n + ids), at, ids, (len(rows), k))
-    top[~is_finite] = 0
-    for i in np.flatnonzero(is_flat & is_finite):
-        top[i] = top_ids(logits[of[i]], k)
-    values = logits[of[:, None], top]
-    values[~is_finite] = 0.0
-    return TopLogits(top, values, is_finite)
+    columns = np.flatnonzero(maxima >= bounds[:, None])
+    if columns.shape[0] == n_rows * k:
+        columns = columns.reshape(n_rows, k) - np.arange(0, maxima.size, width)[:, None]
+    else:  # Some maxima are equal. This takes six times as long.
+        columns = np.argpartition(maxima, width - k, axis=1)[:, -k:]
+    whole = group * width
+    ids = (columns[:, :, None] + np.arange(0, whole, width)).reshape(n_rows, -1)
+    if whole == logits.shape[1]:
+        return ids
+    rest = np.arange(whole, logits.shape[1])
+    return np.concatenate((ids, np.broadcast_to(rest, (n_rows, rest.shape[0]))), axis=1)
 
 
 def _group_size(vocabulary: int, k: int) -> int:
@@ -170,7 +210,7 @@ def _group_size(vocabulary: int, k: int) -> int:
     size = 1
     while 2 * size * size * k <= vocabulary:
         size *= 2
-    return size
+    return size if size >= _SMALLEST_GROUP else 1
 
 
 def _group_maxima(logits: Logits, rows: Ids, group: int) -> Logits:
@@ -188,41 +228,22 @@ def _group_maxima(logits: Logits, rows: Ids, group: int) -> Logits:
     return maxima
 
 
-def _candidates(logits: Logits, rows: Ids, maxima: Logits, bounds: Logits, group: int) -> tuple[Ids, Ids]:
-    """(index into `rows`, id) of every logit that reaches its row's bound, by row."""
-    width = maxima.shape[1]
-    at, column = np.divmod(np.flatnonzero(maxima >= bounds[:, None]), width)
-    ids = column[:, None] + np.arange(0, group * width, width)
-    values = logits.reshape(-1).take((rows * logits.shape[1])[at][:, None] + ids)
-    found = np.flatnonzero(values >= bounds[at][:, None])
-    return at[found // group], ids.reshape(-1)[found]
+@dataclass(frozen=True, slots=True)
+class TopLogits:
+    """The k largest logits of some rows, largest first, ties by id: two matrices of shape (rows, k)."""
+
+    ids: Ids
+    logits: Logits
 
 
-def _with_tail(at: Ids, ids: Ids, tail: tuple[Ids, ...], first: int) -> tuple[Ids, Ids]:
-    """Candidates and those of the ids from `first` on, by row."""
-    at, ids = np.concatenate((at, tail[0])), np.concatenate((ids, tail[1] + first))
-    order = np.argsort(at, kind="stable")
-    return at[order], ids[order]
-
-
-def _in_order(values: Logits, at: Ids, ids: Ids, shape: tuple[int, int]) -> Ids:
-    """The ids of the k largest candidates of each row, largest first, ties by id.
-
-    Args:
-        values, at, ids: of the candidates, by row.
-        shape: (rows, k).
-    """
-    n_rows, k = shape
-    counts = np.bincount(at, minlength=n_rows)
-    column = np.arange(at.shape[0]) - np.repeat(np.cumsum(counts) - counts, counts)
-    keys = np.full((n_rows, max(int(counts.max()), k)), _PADDING)
-    keys[at, column] = _descending(values) << np.uint64(32) | ids.astype(np.uint64)
-    keys.sort(axis=1)
-    return (keys[:, :k] & np.uint64(0xFFFFFFFF)).astype(np.int64)
-
-
-def _descending(logits: Logits) -> NDArray[np.uint64]:
-    """Numbers below 2^32 that are in the reverse order of the logits."""
-    bits = (logits + np.float32(0.0)).view(np.uint32)  # the sum makes -0.0 a 0.0
-    ascending = np.where(bits & _SIGN, ~bits, bits | _SIGN)
-    return (~ascending).astype(np.uint64)
+def top_of_rows(logits: Logits, rows: Sequence[int], k: int) -> TopLogits:
+    """`sampling.top_ids` of several rows of a matrix of shape (rows, vocabulary); k is at most its width."""
+    candidates = _candidates(logits, rows, min(k + 1, logits.shape[1]))
+    largest = candidates.largest
+    if (largest[:, 1:] == largest[:, :-1]).any():
+        tied = np.stack([top_ids(logits[row], k) for row in rows])
+        return TopLogits(tied, np.stack([logits[row, ids] for row, ids in zip(rows, tied, strict=True)]))
+    _, ids, values = candidates.that_reach(largest[:, k - 1])
+    order = values.reshape(-1, k).argsort(axis=1)[:, ::-1]
+    starts = np.arange(0, values.shape[0], k)[:, None]
+    return TopLogits(ids.take(order + starts), largest[:, :k])

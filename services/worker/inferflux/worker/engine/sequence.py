@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import Protocol
 
 import numpy as np
 
 from inferflux.common.cache_scope import cache_scope_of
-from inferflux.v1 import scheduler_pb2, worker_pb2
+from inferflux.v1 import scheduler_pb2, tokens_pb2, worker_pb2
 
 from .constraints import Constraint
 from .envelope import Envelope, TokenArray
@@ -104,6 +104,12 @@ class Sequence:
     has_begun: bool = False
     # What its answer has to look like.
     constraint: Constraint | None = None
+    # What all its chunks begin with, serialized once.
+    chunk_head: bytes = field(init=False)
+
+    def __post_init__(self) -> None:
+        head = tokens_pb2.TokenChunk(request_id=self.request_id, epoch=self.epoch)
+        self.chunk_head = head.SerializeToString()
 
     @property
     def order(self) -> tuple[float, int]:
