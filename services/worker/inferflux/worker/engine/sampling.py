@@ -43,10 +43,8 @@ def top_ids(logits: Logits, k: int) -> Ids:
     if k >= n:
         candidates = np.arange(n)
     else:
-        if n >= _GROUP * k:
-            compared = logits[: n - n % _GROUP].reshape(_GROUP, -1).max(axis=0)
-        else:
-            compared = logits
+        whole = logits[: n - n % _GROUP]
+        compared = whole.reshape(_GROUP, -1).max(axis=0) if n >= _GROUP * k else logits
         bound = np.partition(compared, compared.shape[0] - k)[compared.shape[0] - k]
         candidates = np.flatnonzero(logits >= bound)
         if bound == -np.inf:  # of a masked row: sorting all that is masked would take long
