@@ -186,6 +186,8 @@ class World:
         self.probed: list[str] = []
         self.commands: list[tuple[str, worker_pb2.WorkerCommand]] = []
         self.holds = 0
+        # What the prefix index says of a request that is read; None: it is not asked.
+        self.cached_now: Callable[[scheduler_pb2.InferenceRequest], dict[str, int]] | None = None
         # Whether a running request kills its engine in this step, with so many running.
         self.killers: dict[RequestKey, Callable[[Sequence, int], bool]] = {}
         self.restart_steps = 1
@@ -364,7 +366,10 @@ class World:
     ) -> list[actions.Action]:
         if core is not self.core:
             return []
-        return core.on_replay(action.key, action.read_id, replayed, self.now)
+        hints = None
+        if action.request is not None and self.cached_now is not None:
+            hints = self.cached_now(action.request)
+        return core.on_replay(action.key, action.read_id, replayed, self.now, hints)
 
     def _deliver_command(self, action: actions.SendCommand) -> None:
         if (worker := self.workers.get(action.worker_id)) is not None:

@@ -269,6 +269,7 @@ class WorkerWorld:
         disk: Disk | None = None,
         disk_bytes: int = 0,
         has_prefix_cache: bool = True,
+        disk_prompt_tokens: int = 0,
     ) -> None:
         # How far the engine's clocks are ahead.
         self.ahead_s = 0.0
@@ -280,6 +281,7 @@ class WorkerWorld:
             step_limit_s=0.2,
             tiers=Tiers(IDENTITY, host_bytes=host_bytes, disk=disk, disk_bytes=disk_bytes),
             has_prefix_cache=has_prefix_cache,
+            disk_prompt_tokens=disk_prompt_tokens,
             clock=Clock(lambda: time.monotonic() + self.ahead_s, lambda: time.time() + self.ahead_s),
         )
         # The latest run of each request that was resumed.

@@ -11,6 +11,7 @@ from inferflux.scheduler.core.jobs import Job, RequestKey
 from inferflux.scheduler.core.limits import Limits
 from inferflux.scheduler.core.policies import PolicyName, work
 from inferflux.scheduler.core.rates import ModelRates
+from inferflux.scheduler.core.replayed import ReplayedTokens
 from inferflux.scheduler.core.scheduler import SchedulerCore
 from inferflux.v1 import scheduler_pb2, worker_pb2
 
@@ -110,3 +111,53 @@ def test_a_tenant_is_not_charged_for_what_is_cached() -> None:
     dispatches(core)
     charged = {tenant: core.ledger.counters[tenant] for tenant in ("acme", "globex")}
     assert charged["globex"] - charged["acme"] == 400
+
+
+def lost_with_its_worker(core: SchedulerCore) -> actions.ReadReplay:
+    """A request ran on w1, which has died. It is to be read before it goes on elsewhere."""
+    core.on_job(make_request("r", prompt=500, max_tokens=10), "handle", 1, START_S, {"w1": 480})
+    (dispatch,) = dispatches(core)
+    assert dispatch.worker_id == "w1"
+    assert not dispatch.batch.items[0].was_lost
+    answer = worker_pb2.BatchAccepted(batch_id=dispatch.batch.batch_id, accepted_request_ids=["r"])
+    core.on_batch_answer(answer, START_S)
+    event = scheduler_pb2.WorkerEvent(worker_id="w1", incarnation="i")
+    event.worker_died.SetInParent()
+    core.on_event(event, START_S)
+    (reading,) = [a for a in core.plan(START_S) if isinstance(a, actions.ReadReplay)]
+    return reading
+
+
+@pytest.mark.parametrize("holder", ["w2", "w3"])
+def test_a_lost_request_goes_where_its_prefix_is_now(holder: str) -> None:
+    core = core_of("priority", "w1", "w2", "w3")
+    reading = lost_with_its_worker(core)
+    assert reading.request is not None
+    replayed = ReplayedTokens(token_ids=[7, 8, 9], epoch=1)
+    out = core.on_replay(reading.key, reading.read_id, replayed, START_S, {holder: 496})
+    (dispatch,) = [a for a in [*out, *core.plan(START_S)] if isinstance(a, actions.Dispatch)]
+    assert dispatch.worker_id == holder
+    (item,) = dispatch.batch.items
+    assert list(item.request.generated_token_ids) == [7, 8, 9]
+    assert item.request.epoch == 2
+    assert item.was_lost
+    assert dispatch.batch.prefill_tokens == 500 + 3 - 496
+
+
+def test_a_lost_request_that_no_worker_knows_goes_on_where_it_was_placed() -> None:
+    core = core_of("priority", "w1", "w2", "w3")
+    reading = lost_with_its_worker(core)
+    out = core.on_replay(reading.key, reading.read_id, ReplayedTokens([], epoch=1), START_S, {})
+    assert [type(action) for action in out] == [actions.Dispatch]
+
+
+def test_a_full_worker_is_not_waited_for_because_of_what_it_has_cached() -> None:
+    core = core_of("priority", "w1", "w2", "w3")
+    reading = lost_with_its_worker(core)
+    for i in range(4):  # w3 holds far more than the prefix saves
+        request = make_request(f"other-{i}", prompt=2000, max_tokens=10)
+        core.on_job(request, f"other-{i}", 10 + i, START_S, {"w3": 1999})
+        dispatches(core)
+    out = core.on_replay(reading.key, reading.read_id, ReplayedTokens([], epoch=1), START_S, {"w3": 496})
+    (dispatch,) = [a for a in [*out, *core.plan(START_S)] if isinstance(a, actions.Dispatch)]
+    assert dispatch.worker_id == "w2"

@@ -20,7 +20,12 @@ def counted(*todo: actions.Action) -> CollectorRegistry:
     registry = CollectorRegistry()
     unused = cast("Any", None)
     performer = Performer(
-        unused, unused, SchedulerMetrics(registry), SchedulerSpans(tracing.OFF), dispatch_timeout_s=1.0
+        unused,
+        unused,
+        SchedulerMetrics(registry),
+        SchedulerSpans(tracing.OFF),
+        look_up=unused,
+        dispatch_timeout_s=1.0,
     )
     performer.perform(todo)
     assert performer.is_idle

@@ -22,7 +22,12 @@ MEMORY = 1 << 20
 
 
 def world_of(
-    *, host_bytes: int = MEMORY, disk: Disk | None = None, slots: int = 1, has_prefix_cache: bool = False
+    *,
+    host_bytes: int = MEMORY,
+    disk: Disk | None = None,
+    slots: int = 1,
+    has_prefix_cache: bool = False,
+    disk_prompt_tokens: int = 0,
 ) -> WorkerWorld:
     """A worker whose cache has room for one sequence of each slot, and ids for cached prefixes."""
     return WorkerWorld(
@@ -33,6 +38,7 @@ def world_of(
         host_bytes=host_bytes,
         disk=disk,
         disk_bytes=MEMORY if disk else 0,
+        disk_prompt_tokens=disk_prompt_tokens,
     )
 
 
@@ -225,8 +231,7 @@ def test_a_flush_without_time_writes_nothing_and_frees_what_runs(tmp_path: Path)
     world.submit(item("a", prompt=PROMPT))
     world.settle()
     assert world.engine.flush(0.0).flushed.states == 0
-    world.settle()  # what left is told
-    assert world.engine.idle_s() is None
+    settle_disk(world)
     world.engine.close()
     assert not list(tmp_path.glob("*/*.kv"))
 
@@ -463,9 +468,132 @@ def test_an_idle_engine_tells_what_it_finds_on_its_disk(tmp_path: Path) -> None:
     disk.close()
     disk = Disk(tmp_path, IDENTITY)
     world = world_of(disk=disk, has_prefix_cache=True)
-    while (wait_s := world.engine.idle_s()) is not None:
-        time.sleep(wait_s)
-        world.settle()
+    settle_disk(world)
     assert len(world.cached.entries) == 40
     assert {entry.tier for entry in world.cached.entries.values()} == {engine_pb2.CACHE_TIER_DISK}
     world.engine.close()
+
+
+def retried(request_id: str, prompt: list[int], generated: list[int]) -> worker_pb2.BatchItem:
+    made = item(request_id, prompt=prompt)
+    made.request.epoch, made.was_lost = 2, True
+    made.request.generated_token_ids.extend(generated)
+    return made
+
+
+def test_a_worker_goes_on_with_what_a_dead_one_had_put_on_disk(tmp_path: Path) -> None:
+    """Prompt and generated tokens are looked up; what is not of the request stays where it is."""
+    dead_disk = Disk(tmp_path, IDENTITY)
+    dead = world_of(host_bytes=0, disk=dead_disk, has_prefix_cache=True, disk_prompt_tokens=32)
+    dead.submit(item("lost", prompt=PROMPT))
+    while len(emitted(dead, "lost")) < 3:
+        dead.settle()
+    other = PROMPT[::-1]
+    dead_disk.write(state_of(other, scope="tenant/t"))
+    dead_disk.flush()
+    generated = emitted(dead, "lost")
+    disk = Disk(tmp_path, IDENTITY)
+    world = world_of(host_bytes=0, disk=disk, has_prefix_cache=True)
+    settle_disk(world)
+    dead.engine.close()  # and its lock is free, as after a kill
+    world.submit(retried("lost", PROMPT, generated))
+    assert run_out(world) == len(generated)
+    assert emitted(world, "lost") == answer_to(PROMPT)[len(generated) :]
+    assert [path.parent.name for path in sorted(tmp_path.glob("*/*.kv"))] == ["0", "1"]
+    world.engine.close()
+
+
+def test_what_a_living_worker_has_on_disk_is_left_to_it(tmp_path: Path) -> None:
+    living_disk = Disk(tmp_path, IDENTITY)
+    living = world_of(host_bytes=0, disk=living_disk, has_prefix_cache=True, disk_prompt_tokens=32)
+    living.submit(item("a", prompt=PROMPT))
+    run_out(living)
+    living_disk.flush()
+    disk = Disk(tmp_path, IDENTITY)
+    world = world_of(host_bytes=0, disk=disk, has_prefix_cache=True)
+    settle_disk(world)
+    world.submit(retried("a", PROMPT, []))
+    assert run_out(world) == len(PROMPT)
+    assert emitted(world, "a") == answer_to(PROMPT)
+    assert [path.parent.name for path in tmp_path.glob("*/*.kv")] == ["0"]
+    living.engine.close()
+    world.engine.close()
+
+
+def test_a_worker_that_is_dying_still_is_waited_for(tmp_path: Path) -> None:
+    """The kernel keeps a killed process's lock until it has freed its memory."""
+    dying = Disk(tmp_path, IDENTITY)
+    dying.write(state_of(PROMPT, scope="tenant/t"))
+    dying.flush()
+    disk = Disk(tmp_path, IDENTITY)
+    world = world_of(host_bytes=0, disk=disk, has_prefix_cache=True)
+    settle_disk(world)
+    world.submit(retried("a", PROMPT, []))
+    world.settle()
+    assert emitted(world, "a") == []
+    dying.close()
+    assert run_out(world) == 1
+    assert len(emitted(world, "a")) == 10
+    world.engine.close()
+
+
+def test_a_request_that_was_only_moved_is_not_searched_for(tmp_path: Path) -> None:
+    dead = Disk(tmp_path, IDENTITY)
+    dead.write(state_of(PROMPT, scope="tenant/t"))
+    dead.flush()
+    disk = Disk(tmp_path, IDENTITY)
+    world = world_of(host_bytes=0, disk=disk, has_prefix_cache=True)
+    settle_disk(world)
+    dead.close()
+    moved = retried("a", PROMPT, [])
+    moved.was_lost = False
+    world.submit(moved)
+    assert run_out(world) == len(PROMPT)
+    world.engine.close()
+
+
+def test_a_search_that_takes_too_long_is_not_waited_for(slow_disk: tuple[Disk, threading.Event]) -> None:
+    disk, go_on = slow_disk
+    world = world_of(disk=disk)
+    blocked = threading.Event()
+    disk._writer.submit(blocked.wait)
+    world.submit(retried("a", [*PROMPT[::-1], 5], []))
+    world.settle()
+    assert emitted(world, "a") == []
+    world.ahead_s += 1
+    assert run_out(world) == len(PROMPT) + 1
+    blocked.set()
+    go_on.set()
+    world.engine.close()
+
+
+def test_prompts_are_put_on_disk_from_the_length_that_is_asked_for(tmp_path: Path) -> None:
+    disk = Disk(tmp_path, IDENTITY)
+    world = world_of(disk=disk, has_prefix_cache=True, disk_prompt_tokens=50)
+    settle_disk(world)
+    for request_id, prompt in (("long", PROMPT), ("short", [3] * 40), ("again", [*PROMPT, 5])):
+        world.submit(item(request_id, prompt=prompt))
+        run_out(world)
+    disk.flush()
+    assert len(list(tmp_path.glob("0/*.kv"))) == 1
+    world.engine.close()
+
+
+def test_what_is_found_of_retried_requests_is_counted() -> None:
+    world = world_of(has_prefix_cache=True)
+    world.submit(item("first", prompt=PROMPT))
+    run_out(world)
+    totals = [0, 0]
+    world.submit(retried("lost", [*PROMPT[:40], 1, 2], answer_to([*PROMPT[:40], 1, 2])[:2]))
+    while world.table.has_running:
+        world.settle()
+        totals[0] += world.model.stats.retried_tokens
+        totals[1] += world.model.stats.retried_found_tokens
+    assert totals == [44, 40]
+
+
+def settle_disk(world: WorkerWorld) -> None:
+    """Have all files found that were there."""
+    while (wait_s := world.engine.idle_s()) is not None:
+        time.sleep(wait_s)
+        world.settle()

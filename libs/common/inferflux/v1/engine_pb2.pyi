@@ -67,6 +67,7 @@ class EngineConfig(_message.Message):
     MODEL_DIGEST_FIELD_NUMBER: _builtins.int
     DISK_PATH_FIELD_NUMBER: _builtins.int
     DISK_BYTES_FIELD_NUMBER: _builtins.int
+    DISK_PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
     KV_BYTES_FIELD_NUMBER: _builtins.int
     KV_TYPE_K_FIELD_NUMBER: _builtins.int
     KV_TYPE_V_FIELD_NUMBER: _builtins.int
@@ -97,6 +98,8 @@ class EngineConfig(_message.Message):
     disk_path: _builtins.str
     """Folder of the disk tier, and most bytes of its files; empty or 0: there is none."""
     disk_bytes: _builtins.int
+    disk_prompt_tokens: _builtins.int
+    """Prompts of so many tokens and more are written to disk once they are computed; 0: none are."""
     kv_bytes: _builtins.int
     """Memory for keys and values of the main context; 0: `kv_cells` decides."""
     kv_type_k: _builtins.str
@@ -123,13 +126,14 @@ class EngineConfig(_message.Message):
         model_digest: _builtins.str = ...,
         disk_path: _builtins.str = ...,
         disk_bytes: _builtins.int = ...,
+        disk_prompt_tokens: _builtins.int = ...,
         kv_bytes: _builtins.int = ...,
         kv_type_k: _builtins.str = ...,
         kv_type_v: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_prefill_cells", b"_prefill_cells", "prefill_cells", b"prefill_cells"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_prefill_cells", b"_prefill_cells", "batch_tokens", b"batch_tokens", "context_length", b"context_length", "disk_bytes", b"disk_bytes", "disk_path", b"disk_path", "flash_attention", b"flash_attention", "gpu_layers", b"gpu_layers", "host_bytes", b"host_bytes", "kv_bytes", b"kv_bytes", "kv_cells", b"kv_cells", "kv_type_k", b"kv_type_k", "kv_type_v", b"kv_type_v", "max_itl_factor", b"max_itl_factor", "model_digest", b"model_digest", "model_path", b"model_path", "prefill_cells", b"prefill_cells", "prefix_cache", b"prefix_cache", "sequences", b"sequences", "slots", b"slots", "step_limit_s", b"step_limit_s", "threads", b"threads", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_prefill_cells", b"_prefill_cells", "batch_tokens", b"batch_tokens", "context_length", b"context_length", "disk_bytes", b"disk_bytes", "disk_path", b"disk_path", "disk_prompt_tokens", b"disk_prompt_tokens", "flash_attention", b"flash_attention", "gpu_layers", b"gpu_layers", "host_bytes", b"host_bytes", "kv_bytes", b"kv_bytes", "kv_cells", b"kv_cells", "kv_type_k", b"kv_type_k", "kv_type_v", b"kv_type_v", "max_itl_factor", b"max_itl_factor", "model_digest", b"model_digest", "model_path", b"model_path", "prefill_cells", b"prefill_cells", "prefix_cache", b"prefix_cache", "sequences", b"sequences", "slots", b"slots", "step_limit_s", b"step_limit_s", "threads", b"threads", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__prefill_cells: _TypeAlias = _typing.Literal["prefill_cells"]  # noqa: Y015
     _WhichOneofArgType__prefill_cells: _TypeAlias = _typing.Literal["_prefill_cells", b"_prefill_cells"]  # noqa: Y015
@@ -661,6 +665,8 @@ class StepStats(_message.Message):
     PREFIX_PARTIAL_HITS_FIELD_NUMBER: _builtins.int
     PREFIX_MATCHED_TOKENS_FIELD_NUMBER: _builtins.int
     PREFIX_EVICTIONS_FIELD_NUMBER: _builtins.int
+    RETRIED_TOKENS_FIELD_NUMBER: _builtins.int
+    RETRIED_FOUND_TOKENS_FIELD_NUMBER: _builtins.int
     HOST_FIELD_NUMBER: _builtins.int
     DISK_FIELD_NUMBER: _builtins.int
     KV_CELLS_WIDTH_FIELD_NUMBER: _builtins.int
@@ -697,6 +703,11 @@ class StepStats(_message.Message):
     prefix_partial_hits: _builtins.int
     prefix_matched_tokens: _builtins.int
     prefix_evictions: _builtins.int
+    retried_tokens: _builtins.int
+    """Since the last report, of requests that another engine process had: their tokens, generated ones among them,
+    and those of them that were found and need not be computed.
+    """
+    retried_found_tokens: _builtins.int
     kv_cells_width: _builtins.int
     """Cells up to the highest one that is filled, which every step goes through, and how many of them are empty;
     as of before the latest step, by llama.cpp's own view. 0 where it does not say.
@@ -731,6 +742,8 @@ class StepStats(_message.Message):
         prefix_partial_hits: _builtins.int = ...,
         prefix_matched_tokens: _builtins.int = ...,
         prefix_evictions: _builtins.int = ...,
+        retried_tokens: _builtins.int = ...,
+        retried_found_tokens: _builtins.int = ...,
         host: Global___TierStats | None = ...,
         disk: Global___TierStats | None = ...,
         kv_cells_width: _builtins.int = ...,
@@ -738,7 +751,7 @@ class StepStats(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["disk", b"disk", "host", b"host"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached_sequences", b"cached_sequences", "decode_tokens", b"decode_tokens", "decode_us", b"decode_us", "disk", b"disk", "host", b"host", "kv_cells_cached", b"kv_cells_cached", "kv_cells_high_water", b"kv_cells_high_water", "kv_cells_holes", b"kv_cells_holes", "kv_cells_reserved", b"kv_cells_reserved", "kv_cells_shared", b"kv_cells_shared", "kv_cells_used", b"kv_cells_used", "kv_cells_width", b"kv_cells_width", "parked", b"parked", "prefill_tokens", b"prefill_tokens", "prefix_evictions", b"prefix_evictions", "prefix_hits", b"prefix_hits", "prefix_matched_tokens", b"prefix_matched_tokens", "prefix_partial_hits", b"prefix_partial_hits", "prefix_queries", b"prefix_queries", "recomputes", b"recomputes", "sequences", b"sequences", "step_us", b"step_us", "swap_bytes_used", b"swap_bytes_used", "swap_ins", b"swap_ins", "swap_outs", b"swap_outs", "swapped", b"swapped"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached_sequences", b"cached_sequences", "decode_tokens", b"decode_tokens", "decode_us", b"decode_us", "disk", b"disk", "host", b"host", "kv_cells_cached", b"kv_cells_cached", "kv_cells_high_water", b"kv_cells_high_water", "kv_cells_holes", b"kv_cells_holes", "kv_cells_reserved", b"kv_cells_reserved", "kv_cells_shared", b"kv_cells_shared", "kv_cells_used", b"kv_cells_used", "kv_cells_width", b"kv_cells_width", "parked", b"parked", "prefill_tokens", b"prefill_tokens", "prefix_evictions", b"prefix_evictions", "prefix_hits", b"prefix_hits", "prefix_matched_tokens", b"prefix_matched_tokens", "prefix_partial_hits", b"prefix_partial_hits", "prefix_queries", b"prefix_queries", "recomputes", b"recomputes", "retried_found_tokens", b"retried_found_tokens", "retried_tokens", b"retried_tokens", "sequences", b"sequences", "step_us", b"step_us", "swap_bytes_used", b"swap_bytes_used", "swap_ins", b"swap_ins", "swap_outs", b"swap_outs", "swapped", b"swapped"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -108,6 +108,7 @@ class Leader:
             self.guard,
             metrics,
             SchedulerSpans(tracer),
+            look_up=self._hints.look_up,
             dispatch_timeout_s=settings.dispatch_timeout_s,
             on_failure=lambda error: self.guard.on_defect("an answer", error),
         )

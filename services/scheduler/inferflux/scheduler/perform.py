@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 
 from inferflux.common import logs, subjects
 from inferflux.common.bus import Bus, Job
 from inferflux.common.errors import Unavailable
 from inferflux.common.tasks import Background
+from inferflux.v1 import scheduler_pb2
 
 from . import cancel, request_log
 from .core import actions
@@ -17,8 +18,11 @@ from .core.actions import Action
 from .dispatch import dispatch, probe
 from .guard import GuardedCore
 from .metrics import SchedulerMetrics
+from .prefix_hints import Hints
 from .recovery import read_replayed
 from .spans import SchedulerSpans
+
+LookUp = Callable[[Sequence[scheduler_pb2.InferenceRequest]], Awaitable[list[Hints]]]
 
 log = logs.get("scheduler")
 
@@ -31,6 +35,7 @@ class Performer:
     """Sends in order what is only sent; batches and replays wait for their answers beside it.
 
     Args:
+        look_up: finds which workers have cached prompts.
         on_failure: told of a defect: an exception that nothing was prepared for.
     """
 
@@ -41,9 +46,11 @@ class Performer:
         metrics: SchedulerMetrics,
         spans: SchedulerSpans,
         *,
+        look_up: LookUp,
         dispatch_timeout_s: float,
         on_failure: Callable[[BaseException], None] | None = None,
     ) -> None:
+        self._look_up = look_up
         self._bus = bus
         self._guard = guard
         self._metrics = metrics
@@ -153,6 +160,13 @@ class Performer:
         logs.bind_request(**logs.of_request(action.key.request_id, action.key.tenant))
         async with self._readers:
             replayed = await read_replayed(self._bus, action.key)
+        hints: Hints | None = None
+        if action.request is not None and not replayed.outcome:
+            request = scheduler_pb2.InferenceRequest()
+            request.CopyFrom(action.request)
+            del request.generated_token_ids[:]
+            request.generated_token_ids.extend(replayed.token_ids)
+            (hints,) = await self._look_up([request])
         self._guard.decide(
-            "a replay", lambda core, now: core.on_replay(action.key, action.read_id, replayed, now)
+            "a replay", lambda core, now: core.on_replay(action.key, action.read_id, replayed, now, hints)
         )

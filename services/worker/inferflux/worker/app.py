@@ -192,6 +192,7 @@ def _engine_config(settings: WorkerSettings, digest: str) -> engine_pb2.EngineCo
         host_bytes=settings.host_bytes,
         disk_path="" if settings.disk_path is None else str(settings.disk_path),
         disk_bytes=settings.disk_bytes,
+        disk_prompt_tokens=settings.disk_prompt_tokens,
         model_digest=digest,
         kv_cells=settings.kv_cells,
         kv_bytes=settings.kv_bytes,

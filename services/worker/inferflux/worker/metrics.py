@@ -98,6 +98,14 @@ class WorkerMetrics:
         self.prefix_evictions = counter(
             "prefix_cache_evictions", "Cached prefixes that were evicted, as a whole or their last part."
         )
+        self.retried_tokens = counter(
+            "retried_tokens",
+            "Tokens of requests that another engine process had before, prompt and answer so far.",
+        )
+        self.retried_found_tokens = counter(
+            "retried_found_tokens",
+            "Those of `retried_tokens` that were cached in any tier, and not computed again.",
+        )
         self.prefill_tokens = counter(
             "engine_prefill_tokens", "Tokens that were prefilled, recomputed ones included."
         )
@@ -191,6 +199,8 @@ class ModelMetrics:
         self._prefix_partial_hits = worker.prefix_partial_hits.labels(model)
         self._prefix_matched_tokens = worker.prefix_matched_tokens.labels(model)
         self._prefix_evictions = worker.prefix_evictions.labels(model)
+        self._retried_tokens = worker.retried_tokens.labels(model)
+        self._retried_found_tokens = worker.retried_found_tokens.labels(model)
         self._prefill_tokens = worker.prefill_tokens.labels(model)
         self._decode_tokens = worker.decode_tokens.labels(model)
         self._iteration_tokens = worker.iteration_tokens.labels(model)
@@ -224,6 +234,8 @@ class ModelMetrics:
         self._prefix_partial_hits.inc(stats.prefix_partial_hits)
         self._prefix_matched_tokens.inc(stats.prefix_matched_tokens)
         self._prefix_evictions.inc(stats.prefix_evictions)
+        self._retried_tokens.inc(stats.retried_tokens)
+        self._retried_found_tokens.inc(stats.retried_found_tokens)
         if self.kv_cells:
             self._kv_usage.set(stats.kv_cells_used / self.kv_cells)
             self._kv_reserved.set(stats.kv_cells_reserved / self.kv_cells)

@@ -108,6 +108,14 @@ class WorkerSettings(ServiceSettings):
     disk_bytes: ByteCount = setting(
         4 << 30, "most bytes of files in `DISK_PATH`, of each worker; 0: there are none", ge=0, le=_MOST_INT64
     )
+    disk_prompt_tokens: int = setting(
+        0,
+        "prompts of so many tokens and more are written to `DISK_PATH` once they are computed, so that a "
+        "worker that goes on with them after a crash on this machine finds them there; 0: none are",
+        ge=0,
+        le=_MOST_INT32,
+        expert=True,
+    )
     load_limit_s: float = setting(
         600.0,
         "an engine that has not loaded its model and decoded with it by then is killed",

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
-from inferflux.v1 import tokens_pb2, worker_pb2
+from inferflux.v1 import scheduler_pb2, tokens_pb2, worker_pb2
 
 from .jobs import RequestKey
 
@@ -47,10 +47,15 @@ class Probe:
 
 @dataclass(frozen=True, slots=True)
 class ReadReplay:
-    """Find out what readers of a request have been given; the core must be told, with `read_id`."""
+    """Find out what readers of a request have been given; the core must be told, with `read_id`.
+
+    A request that is to go on is looked up in the prefix index as well, with the tokens that were generated.
+    """
 
     key: RequestKey
     read_id: int
+    # None: it ends.
+    request: scheduler_pb2.InferenceRequest | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -69,6 +69,7 @@ def add(batch: worker_pb2.RequestBatch, job: Job, assignment: Assignment, token_
         item.request.priority = job.priority
     else:
         item.request.CopyFrom(job.request)
+        item.was_lost = job.was_lost
     item.request.epoch = job.epoch
 
 

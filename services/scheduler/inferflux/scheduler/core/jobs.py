@@ -78,6 +78,12 @@ class RequeueReason(Enum):
     MOVED = "moved"
 
     @property
+    def is_death(self) -> bool:
+        """Whether the process that had it is dead."""
+        deaths = (RequeueReason.WORKER_DEAD, RequeueReason.WORKER_RESTARTED, RequeueReason.ENGINE_DIED)
+        return self in deaths
+
+    @property
     def counts(self) -> bool:
         """Whether it is one of the limited retries: what happens in good order costs none. Deaths of engines
         are limited by `suspects`."""
@@ -126,6 +132,8 @@ class Job:
     worker_id: str | None = None
     # Where it was lost: any other worker is tried before.
     avoids: str | None = None
+    # The process that had it last is dead.
+    was_lost: bool = False
     # On its way to where it is resident already.
     is_resuming: bool = False
     # Set while READING to end the job rather than to dispatch it.

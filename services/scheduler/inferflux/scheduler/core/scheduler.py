@@ -297,8 +297,19 @@ class SchedulerCore:
             return False, False
         return True, self._reader_watch.leave(job, gateway_id, now, is_handed_over=is_handed_over)
 
-    def on_replay(self, key: RequestKey, read_id: int, replayed: ReplayedTokens, now: float) -> list[Action]:
-        """The answer to ReadReplay."""
+    def on_replay(
+        self,
+        key: RequestKey,
+        read_id: int,
+        replayed: ReplayedTokens,
+        now: float,
+        cached_on: Mapping[str, int] | None = None,
+    ) -> list[Action]:
+        """The answer to ReadReplay.
+
+        Args:
+            cached_on: tokens of it that workers have cached now, by worker id; None if that was not asked.
+        """
         job = self.jobs.get(key)
         if job is None or job.state is not JobState.READING or job.read_id != read_id:
             return []
@@ -312,6 +323,11 @@ class SchedulerCore:
         if job.max_tokens and job.generated_tokens >= job.max_tokens:
             return self._state.finish(job, outcomes.finished(job, generation_pb2.FINISH_REASON_LENGTH, now))
         worker = self._state.worker_of(job)
+        if cached_on is not None:
+            job.cached_on = cached_on
+        is_elsewhere = worker is not None and job.most_cached > job.cached_on.get(worker.worker_id, 0)
+        if is_elsewhere and not job.is_suspect:
+            return self._state.put_back(job, now)  # to be placed anew, by what is cached now
         if worker is None or worker.is_held or worker.state != scheduler_pb2.WORKER_STATE_READY:
             out = self._state.put_back(job, now)
             job.needs_replay = job.is_queued  # by then there may be more to read

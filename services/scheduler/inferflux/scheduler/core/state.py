@@ -163,7 +163,7 @@ class SchedulerState:
     def read(self, job: Job) -> Action:
         job.state = JobState.READING
         job.read_id += 1
-        return actions.ReadReplay(job.key, job.read_id)
+        return actions.ReadReplay(job.key, job.read_id, None if job.terminal_event else job.request)
 
     def leave_queue(self, job: Job) -> None:
         """It does not wait any more, if it did."""
@@ -249,6 +249,7 @@ class SchedulerState:
         self.release(job)
         job.next_epoch()
         job.retries += reason.counts
+        job.was_lost = reason.is_death
         job.is_suspect |= blame is not Blame.NONE
         terminal_event = self._terminal_event_after(job, reason, blame, now)
         return out + (self.enqueue(job, now) if terminal_event is None else self.finish(job, terminal_event))

@@ -72,6 +72,7 @@ def _load(worker: _Worker) -> Engine:
             ),
             constraints=None if constraints.why_not else constraints,
             has_prefix_cache=config.prefix_cache,
+            disk_prompt_tokens=config.disk_prompt_tokens,
         )
     except (LoadError, DecodeError) as error:
         worker.send(engine_pb2.EngineReport(load_error=str(error)))

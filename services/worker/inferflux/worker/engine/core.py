@@ -52,6 +52,7 @@ class Engine:
         tiers: where sequences go that have to leave the KV cache.
         constraints: compiles those of answers; without one, none are taken.
         has_prefix_cache: whether prefixes are kept and shared, where the model can.
+        disk_prompt_tokens: see `Memory`.
         clock: the system's if none is given.
     """
 
@@ -65,6 +66,7 @@ class Engine:
         tiers: Tiers[Sequence],
         constraints: Constraints | None = None,
         has_prefix_cache: bool = True,
+        disk_prompt_tokens: int = 0,
         clock: Clock | None = None,
     ) -> None:
         self._backend = backend
@@ -85,7 +87,10 @@ class Engine:
             )
         # Once the backend knows what a cell costs.
         self._memory = Memory(
-            backend, self._saved, has_prefix_cache=has_prefix_cache and not backend.sharing_error
+            backend,
+            self._saved,
+            has_prefix_cache=has_prefix_cache and not backend.sharing_error,
+            disk_prompt_tokens=disk_prompt_tokens,
         )
         self._sequences: dict[str, Sequence] = {}
         # By slot.
@@ -117,7 +122,8 @@ class Engine:
         if self._is_behind:
             return 0.0
         if self._running:
-            can_step = any(s.fetch is None and not s.is_held for s in self._running.values())
+            must_wait = self._memory.must_wait
+            can_step = any(not must_wait(s) and not s.is_held for s in self._running.values())
             return 0.0 if can_step else _POLL_S
         if self._tiers.is_scanning:
             return _SCAN_POLL_S
@@ -140,6 +146,8 @@ class Engine:
             unix_s=self._clock.unix_s(),
             pieces=self._backend.vocab,
         )
+        if sequence.was_lost:
+            self._memory.search(sequence)
         self._sequences[sequence.key] = sequence
         self._next_deadline_unix_s = min(self._next_deadline_unix_s, sequence.deadline_unix_s)
         self._schedule(sequence, item.slot)
@@ -350,8 +358,9 @@ class Engine:
         descheduled."""
         waiting = [s for s in self._running.values() if not s.is_loaded]
         for sequence in sorted(waiting, key=lambda s: s.order):
-            self._memory.look_up(sequence)
-            if sequence.fetch is not None:
+            if not self._memory.must_wait(sequence) or sequence.fetch is not None:
+                self._memory.look_up(sequence)
+            if self._memory.must_wait(sequence):
                 sequence.scheduled_at_s = now_s  # it does not wait for room yet
                 continue
             self._load(sequence)
@@ -362,8 +371,8 @@ class Engine:
         """Bring a sequence that runs into the KV cache, if it is its time."""
         running = self._running.values()
         loaded = [s for s in running if s.is_loaded]
-        waiting = [s for s in running if not s.is_loaded and s.fetch is None]
         memory = self._memory
+        waiting = [s for s in running if not s.is_loaded and not memory.must_wait(s)]
         if not can_load(
             sequence, loaded, waiting, self._parked(), memory.free, memory.cells, self._release()
         ):
@@ -440,6 +449,7 @@ class Engine:
     def _advance(self, plan: StepPlan) -> None:
         for part in plan.parts:
             sequence = part.sequence
+            self._count_retry(sequence)
             sequence.position += part.n
             sequence.has_begun = True
             if part.n_logits:
@@ -451,6 +461,13 @@ class Engine:
             )
             if not sequence.is_announced:
                 self._emit(sequence, self._announced(sequence, self._chunk(sequence)))
+
+    def _count_retry(self, sequence: Sequence) -> None:
+        """Before its first step here: what was found of a request that another process had."""
+        if sequence.is_retry:
+            sequence.is_retry = False
+            self._report.stats.retried_tokens += sequence.n_tokens
+            self._report.stats.retried_found_tokens += sequence.position
 
     def _sample(self, plan: StepPlan, logits: NDArray[np.float32]) -> None:
         """Choose and report the tokens that follow; the rows of `logits` are those that the plan wants."""

@@ -64,15 +64,19 @@ class Memory:
         cache: the KV cache.
         saved: what is not in it; what has no room there is computed again.
         has_prefix_cache: whether computed prefixes are kept and shared.
+        disk_prompt_tokens: prompts of so many tokens are written to disk once they are computed; 0: none are.
 
     Attributes:
         prefixes: the cached prefixes.
         ledger: who fills which cells of the cache.
     """
 
-    def __init__(self, cache: Cache, saved: SavedStates, *, has_prefix_cache: bool) -> None:
+    def __init__(
+        self, cache: Cache, saved: SavedStates, *, has_prefix_cache: bool, disk_prompt_tokens: int = 0
+    ) -> None:
         self._cache = cache
         self._saved = saved
+        self._disk_prompt_tokens = disk_prompt_tokens
         self._seq_ids = SeqIds(cache)
         self.ledger = self._seq_ids.ledger
         self.prefixes = PrefixCache(
@@ -145,6 +149,8 @@ class Memory:
         self.end_prefill_context(sequence)
         tokens = sequence.tokens[: sequence.position]
         self.prefixes.hold(sequence.seq_id, sequence.cache_scope, tokens)
+        if 0 < self._disk_prompt_tokens <= sequence.position:
+            self._saved.keep_on_disk(sequence)
 
     def begin_prefill_context(self, sequence: Sequence) -> None:
         """Have the prefill context go on with a loaded sequence.
@@ -179,6 +185,14 @@ class Memory:
             return True
         self._discard(sequence)
         return False
+
+    def search(self, sequence: Sequence) -> None:
+        """Have a request whose process has died looked for in what that left on disk."""
+        self._saved.search(sequence)
+
+    def must_wait(self, sequence: Sequence) -> bool:
+        """Whether a sequence waits for what may be found of it."""
+        return sequence.fetch is not None or self._saved.must_wait(sequence)
 
     def look_up(self, sequence: Sequence) -> None:
         """Find what of a sequence that is not loaded can be restored, and fetch it."""

@@ -11,6 +11,7 @@ from typing import Protocol
 
 from .envelope import Envelope, StateBytes, TokenArray
 from .sequence import Sequence
+from .tiers.disk import SEARCH_LIMIT_S
 from .tiers.index import BLOCK
 from .tiers.rates import Tier
 from .tiers.tiers import Tiers
@@ -19,6 +20,10 @@ from .tiers.tiers import Tiers
 # second.
 _SHORTEST_READ_S = 0.5
 _LONGEST_READ_S = 5.0
+# A request whose process has died waits for what that left: this part of what computing takes, ...
+_SEARCH_PART = 1 / 4
+# ... or so many seconds, if they are more.
+_SHORTEST_SEARCH_S = 0.1
 
 
 class StateCache(Protocol):
@@ -132,6 +137,27 @@ class SavedStates:
         is_whole = self._copy_out(spare, envelope)
         self._cache.forget(spare)
         return envelope if is_whole else None
+
+    def keep_on_disk(self, sequence: Sequence) -> None:
+        """Have a prompt that was just computed written to disk, where it outlives this process."""
+        tokens = sequence.tokens[: sequence.position]
+        n_bytes = self._cache.state_size(sequence.seq_id)
+        if n_bytes == 0 or not self._tiers.wants_on_disk(sequence.cache_scope, tokens, n_bytes):
+            return
+        envelope = self._copied(sequence.seq_id, sequence.cache_scope, tokens, n_bytes, self._longest_copy_s)
+        if envelope is not None:
+            self._tiers.keep_on_disk(envelope)
+
+    def search(self, sequence: Sequence) -> None:
+        """Have a request whose process has died looked for in what that left on disk."""
+        self._tiers.search(sequence.cache_scope, sequence.tokens[: sequence.n_tokens].copy())
+
+    def must_wait(self, sequence: Sequence) -> bool:
+        """Whether a request of a dead process waits for what may be found of it."""
+        if not sequence.was_lost or sequence.is_looked_up or not self._tiers.is_scanning:
+            return False
+        limit_s = max(_SEARCH_PART * self._tiers.rates.prefill_s(sequence.n_tokens), _SHORTEST_SEARCH_S)
+        return self._clock_s() - sequence.started_s < min(limit_s, SEARCH_LIMIT_S)
 
     def look_up(self, sequence: Sequence, *, known: int = 0) -> None:
         """Find a prefix of a sequence of which nothing is computed, once, and fetch it.

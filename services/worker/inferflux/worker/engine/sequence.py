@@ -104,6 +104,9 @@ class Sequence:
     has_begun: bool = False
     # What its answer has to look like.
     constraint: Constraint | None = None
+    # Whether another process had it, and nothing of it was computed here yet; and whether that one is dead.
+    is_retry: bool = False
+    was_lost: bool = False
     # What all its chunks begin with, serialized once.
     chunk_head: bytes = field(init=False)
 
@@ -235,4 +238,6 @@ def sequence_of(
         model=request.model,
         cache_scope=cache_scope_of(request),
         has_begun=request.epoch > 1,
+        is_retry=request.epoch > 1,
+        was_lost=item.was_lost,
     )

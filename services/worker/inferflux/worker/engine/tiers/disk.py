@@ -15,11 +15,15 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from pathlib import Path
 
-from inferflux.worker.engine.envelope import Envelope, Header, Identity, Refused
+from inferflux.worker.engine.envelope import Envelope, Header, Identity, Refused, TokenArray
 
-from .folder import Folder, FolderInUse, name_of
+from .folder import Folder, FolderInUse, IsWanted, name_of
+from .index import BLOCK, common_prefix
 
 PAUSE_S = 60.0
+# What a dead process left is looked for so long, and this often.
+SEARCH_LIMIT_S = 0.5
+_SEARCH_INTERVAL_S = 0.02
 # Writes that wait hold their state in memory.
 MOST_WAITING_BYTES = 256 << 20
 
@@ -72,6 +76,8 @@ class Disk:
         self._clock_s = clock_s
         self._writer = ThreadPoolExecutor(1, "kv-writer")
         self._reader = ThreadPoolExecutor(1, "kv-reader")
+        # Prefixes that are searched for.
+        self._wanted: deque[tuple[str, TokenArray]] = deque()
         # None: a scan is over.
         self._changes: deque[Change | None] = deque()
         self._waiting_bytes = 0
@@ -178,6 +184,51 @@ class Disk:
     def take_error(self) -> str:
         """Why writing is off for a while; empty if it is not, or was told before."""
         return self._errors.popleft() if self._errors else ""
+
+    def search(self, scope: str, tokens: TokenArray) -> None:
+        """Look for a prefix of these tokens in the folders of processes that live no more; `changes` tells of
+        what was found."""
+        self._wanted.append((scope, tokens))
+        self._scans += 1
+        self._writer.submit(self._search)
+
+    def _search(self) -> None:
+        """Once for all that is wanted by now."""
+        wanted: list[tuple[str, TokenArray]] = []
+        with contextlib.suppress(IndexError):
+            while True:
+                wanted.append(self._wanted.popleft())
+
+        def is_wanted(header: Header) -> bool:
+            held = header.tokens[: header.n_past]
+            return any(
+                scope == header.scope and common_prefix(held, tokens) >= BLOCK for scope, tokens in wanted
+            )
+
+        try:
+            if wanted:
+                self._take_over(is_wanted)
+        except OSError as error:
+            self._errors.append(f"the KV files of others could not be listed: {error}")
+        finally:
+            self._changes.append(None)
+
+    def _take_over(self, is_wanted: IsWanted) -> None:
+        """A process that was killed has its folder until its memory is freed, which takes a moment."""
+        until_s = time.monotonic() + SEARCH_LIMIT_S
+        others = self._folder.others()
+        was_found = False
+        while others and not was_found:
+            for path in others.copy():
+                found = self._folder.take_over(path, self._identity, is_wanted)
+                if found is None:
+                    continue
+                others.remove(path)
+                was_found |= bool(found)
+                self._changes.extend(Change(Event.FOUND, name, header) for name, header in found)
+            if time.monotonic() >= until_s:
+                return
+            time.sleep(_SEARCH_INTERVAL_S if others and not was_found else 0)
 
     def _begin_scan(self) -> None:
         self._scans += 1

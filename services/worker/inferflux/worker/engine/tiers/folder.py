@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from hashlib import blake2b
 from pathlib import Path
 
@@ -32,6 +32,10 @@ _UNFINISHED = ".tmp"
 _LOCK = "lock"
 # Workers that share a folder have a numbered one in it each.
 _MOST_WORKERS = 64
+
+
+# Whether a state is to be taken over, by its header.
+IsWanted = Callable[[Header], bool]
 
 
 class FolderInUse(Exception):
@@ -69,12 +73,42 @@ class Folder:
                 found.append((entry.stat().st_mtime_ns, entry.name))
         for _, name in sorted(found):
             try:
-                header = self._header(name)
+                header = _header_of(self.path / name)
                 check_identity(header, identity)
             except (Refused, OSError):
                 self.remove(name)
                 continue
             yield name, header
+
+    def others(self) -> list[Path]:
+        """The numbered folders of other processes, living and dead."""
+        found = (self.path.parent / str(number) for number in range(_MOST_WORKERS))
+        return [path for path in found if path != self.path and (path / _LOCK).exists()]
+
+    def take_over(
+        self, path: Path, identity: Identity, is_wanted: IsWanted
+    ) -> list[tuple[str, Header]] | None:
+        """(name, header) of what is wanted of another folder. It is here now.
+
+        Returns:
+            None if a living process has the folder: it keeps the lock for as long as it lives. Meanwhile none
+            that starts takes the folder.
+        """
+        taken = []
+        try:
+            with _shared(path):
+                for entry in path.iterdir():
+                    with contextlib.suppress(OSError, Refused):
+                        header = _header_of(entry)
+                        check_identity(header, identity)
+                        if is_wanted(header):
+                            entry.rename(self.path / entry.name)
+                            taken.append((entry.name, header))
+        except BlockingIOError:
+            return None
+        except OSError:  # it is gone, or cannot be read
+            return taken
+        return taken
 
     def write(self, envelope: Envelope, *, used_unix_ns: int | None = None) -> str:
         """Seal and store an envelope; returns its name.
@@ -132,14 +166,6 @@ class Folder:
         with contextlib.suppress(OSError):
             (self.path / name).unlink()
 
-    def _header(self, name: str) -> Header:
-        if not name.endswith(_SUFFIX):
-            raise FileNotFoundError(name)
-        with (self.path / name).open("rb") as file:
-            prelude = file.read(PRELUDE_BYTES)
-            rest = file.read(header_bytes(prelude) - PRELUDE_BYTES)
-            return open_header(prelude + rest, os.fstat(file.fileno()).st_size)
-
     def _sync(self) -> None:
         """Make renames last."""
         folder = os.open(self.path, os.O_RDONLY)
@@ -154,6 +180,30 @@ def name_of(header: Header) -> str:
     digest = blake2b(header.scope.encode(), digest_size=16)
     digest.update(b"\0" + header.tokens.astype("<i4").tobytes())
     return digest.hexdigest() + _SUFFIX
+
+
+def _header_of(path: Path) -> Header:
+    if path.suffix != _SUFFIX:
+        raise FileNotFoundError(path)
+    with path.open("rb") as file:
+        prelude = file.read(PRELUDE_BYTES)
+        rest = file.read(header_bytes(prelude) - PRELUDE_BYTES)
+        return open_header(prelude + rest, os.fstat(file.fileno()).st_size)
+
+
+@contextlib.contextmanager
+def _shared(path: Path) -> Iterator[None]:
+    """Look through a folder that no process has, as others may at the same time.
+
+    Raises:
+        OSError: a process has it, or it is none of ours.
+    """
+    lock = os.open(path / _LOCK, os.O_RDWR | os.O_CLOEXEC)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        yield
+    finally:
+        os.close(lock)
 
 
 def _claimed(root: Path) -> tuple[Path, int]:

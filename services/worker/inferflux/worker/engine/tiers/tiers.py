@@ -393,6 +393,27 @@ class Tiers(Generic[S]):
             kept.envelope = None
             self._moved[kept] = None
 
+    def search(self, scope: str, tokens: TokenArray) -> None:
+        """Look for a prefix of these tokens in what dead processes left on disk. `poll` finds it before
+        `is_scanning` is over."""
+        if self._disk is not None:
+            self._disk.search(scope, tokens)
+
+    def wants_on_disk(self, scope: str, tokens: TokenArray, n_bytes: int) -> bool:
+        """Whether a prefix should be written to disk at once: there is room, and much of it is not there."""
+        disk = self._disk
+        if disk is None or tokens.shape[0] < BLOCK or not self._has_disk_room(n_bytes):
+            return False
+        on_disk = (found.matched for found in self._candidates(scope, tokens) if found.value.name)
+        new = tokens.shape[0] - max(on_disk, default=0)
+        return new >= tokens.shape[0] * _LEAST_NEW and self.rates.is_worth_keeping(n_bytes, new)
+
+    def keep_on_disk(self, envelope: Envelope) -> None:
+        """Have a prefix written to disk that was found to be wanted there; host memory does not keep it."""
+        kept: Kept[S] = Kept(envelope.header, envelope)
+        self._add(kept)
+        self._move_to_disk(kept)
+
     def containing(self, scope: str, tokens: TokenArray) -> Kept[S] | None:
         """A state that is kept and begins with all of these tokens."""
         for found in self._candidates(scope, tokens):
