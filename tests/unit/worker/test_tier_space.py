@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inferflux.worker.engine.tiers.space import Space
+from inferflux.worker.engine.tiers.space import Eviction, Space
 
 ORDERS = st.none() | st.integers(0, 5).map(float)
 
@@ -58,6 +59,63 @@ def test_what_leaves_is_worth_the_least_and_no_more_leaves_than_has_to(
         held.append(state)
         assert space.used == sum(h.n_bytes for h in held) <= limit
         assert len(space) == len(held)
+
+
+class Clock:
+    """A hand that goes round, one state at a time."""
+
+    def __init__(self) -> None:
+        self.ring: deque[tuple[int, int]] = deque()  # key, bytes
+        self.lives: dict[int, int] = {}
+
+    def evict(self, n_bytes: int, limit: int) -> list[int]:
+        gone: list[int] = []
+        while sum(n for _, n in self.ring) + n_bytes > limit:
+            key, n = self.ring.popleft()
+            if self.lives[key] == 0:
+                gone.append(key)
+            else:
+                self.lives[key] -= 1
+                self.ring.append((key, n))
+        return gone
+
+
+@given(st.lists(st.tuples(st.booleans(), st.integers(1, 30), st.integers(0, 9)), max_size=60))
+def test_by_clock_a_hand_takes_a_life_of_each_that_it_passes(
+    steps: list[tuple[bool, int, int]],
+) -> None:
+    limit = 60
+    space: Space[int] = Space(limit, Eviction.CLOCK)
+    plain = Clock()
+    for i, (is_use, n_bytes, which) in enumerate(steps):
+        if is_use and plain.ring:
+            key, _ = plain.ring[which % len(plain.ring)]
+            plain.lives[key] = min(plain.lives[key] + 1, 3)
+            space.use(key)
+            continue
+        losers = space.losers(n_bytes)
+        assert losers is not None
+        assert losers == plain.evict(n_bytes, limit)
+        space.evict(losers)
+        space.hold(i, n_bytes)
+        plain.ring.append((i, n_bytes))
+        plain.lives[i] = 0
+        assert space.used == sum(n for _, n in plain.ring) <= limit
+
+
+def test_by_clock_preempted_ones_stay_and_leave_by_urgency() -> None:
+    space: Space[str] = Space(4, Eviction.CLOCK)
+    space.hold("urgent", 1, (1.0, 1))
+    space.hold("popular", 1)
+    space.hold("other", 1, (2.0, 1))
+    space.hold("cold", 1)
+    space.use("popular")
+    assert space.losers(3) is None
+    assert space.losers(1) == ["cold"]
+    losers = space.losers(3, (0.0, 1))
+    assert losers == ["cold", "popular", "other"]
+    space.evict(losers)
+    assert (len(space), space.used) == (1, 1)
 
 
 def test_more_than_is_free_cannot_be_held() -> None:

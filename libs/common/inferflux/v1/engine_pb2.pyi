@@ -68,6 +68,7 @@ class EngineConfig(_message.Message):
     DISK_PATH_FIELD_NUMBER: _builtins.int
     DISK_BYTES_FIELD_NUMBER: _builtins.int
     DISK_PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
+    HOST_EVICTION_FIELD_NUMBER: _builtins.int
     KV_BYTES_FIELD_NUMBER: _builtins.int
     KV_TYPE_K_FIELD_NUMBER: _builtins.int
     KV_TYPE_V_FIELD_NUMBER: _builtins.int
@@ -100,6 +101,8 @@ class EngineConfig(_message.Message):
     disk_bytes: _builtins.int
     disk_prompt_tokens: _builtins.int
     """Prompts of so many tokens and more are written to disk once they are computed; 0: none are."""
+    host_eviction: _builtins.str
+    """Which cold prefixes leave host memory first: `lru`, `clock`; empty: `lru`."""
     kv_bytes: _builtins.int
     """Memory for keys and values of the main context; 0: `kv_cells` decides."""
     kv_type_k: _builtins.str
@@ -127,13 +130,14 @@ class EngineConfig(_message.Message):
         disk_path: _builtins.str = ...,
         disk_bytes: _builtins.int = ...,
         disk_prompt_tokens: _builtins.int = ...,
+        host_eviction: _builtins.str = ...,
         kv_bytes: _builtins.int = ...,
         kv_type_k: _builtins.str = ...,
         kv_type_v: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_prefill_cells", b"_prefill_cells", "prefill_cells", b"prefill_cells"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_prefill_cells", b"_prefill_cells", "batch_tokens", b"batch_tokens", "context_length", b"context_length", "disk_bytes", b"disk_bytes", "disk_path", b"disk_path", "disk_prompt_tokens", b"disk_prompt_tokens", "flash_attention", b"flash_attention", "gpu_layers", b"gpu_layers", "host_bytes", b"host_bytes", "kv_bytes", b"kv_bytes", "kv_cells", b"kv_cells", "kv_type_k", b"kv_type_k", "kv_type_v", b"kv_type_v", "max_itl_factor", b"max_itl_factor", "model_digest", b"model_digest", "model_path", b"model_path", "prefill_cells", b"prefill_cells", "prefix_cache", b"prefix_cache", "sequences", b"sequences", "slots", b"slots", "step_limit_s", b"step_limit_s", "threads", b"threads", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_prefill_cells", b"_prefill_cells", "batch_tokens", b"batch_tokens", "context_length", b"context_length", "disk_bytes", b"disk_bytes", "disk_path", b"disk_path", "disk_prompt_tokens", b"disk_prompt_tokens", "flash_attention", b"flash_attention", "gpu_layers", b"gpu_layers", "host_bytes", b"host_bytes", "host_eviction", b"host_eviction", "kv_bytes", b"kv_bytes", "kv_cells", b"kv_cells", "kv_type_k", b"kv_type_k", "kv_type_v", b"kv_type_v", "max_itl_factor", b"max_itl_factor", "model_digest", b"model_digest", "model_path", b"model_path", "prefill_cells", b"prefill_cells", "prefix_cache", b"prefix_cache", "sequences", b"sequences", "slots", b"slots", "step_limit_s", b"step_limit_s", "threads", b"threads", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__prefill_cells: _TypeAlias = _typing.Literal["prefill_cells"]  # noqa: Y015
     _WhichOneofArgType__prefill_cells: _TypeAlias = _typing.Literal["_prefill_cells", b"_prefill_cells"]  # noqa: Y015

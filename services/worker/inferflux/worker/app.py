@@ -190,6 +190,7 @@ def _engine_config(settings: WorkerSettings, digest: str) -> engine_pb2.EngineCo
         slots=settings.slots,
         sequences=settings.all_sequences,
         host_bytes=settings.host_bytes,
+        host_eviction=settings.host_eviction,
         disk_path="" if settings.disk_path is None else str(settings.disk_path),
         disk_bytes=settings.disk_bytes,
         disk_prompt_tokens=settings.disk_prompt_tokens,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Literal
 
 from pydantic import Field, ValidationInfo, field_validator
 from pydantic_settings import SettingsConfigDict
@@ -99,6 +100,12 @@ class WorkerSettings(ServiceSettings):
         "recomputed",
         ge=0,
         le=_MOST_INT64,
+    )
+    host_eviction: Literal["lru", "clock"] = setting(
+        "lru",
+        "which cached prefixes leave host memory first: `lru`, those that were unused for the longest time; "
+        "`clock`, those that were seldom used, which finds somewhat more where some prefixes stay popular",
+        expert=True,
     )
     disk_path: Path | None = setting(
         None,

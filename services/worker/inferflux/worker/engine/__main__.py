@@ -23,6 +23,7 @@ from .core import Engine
 from .envelope import Identity
 from .native import Backend, LoadError
 from .tiers.disk import Disk, DiskUnavailable
+from .tiers.space import Eviction
 from .tiers.tiers import Tiers
 
 _Worker = ChildEnd[engine_pb2.EngineCommand]
@@ -68,7 +69,11 @@ def _load(worker: _Worker) -> Engine:
             max_itl_factor=config.max_itl_factor,
             step_limit_s=config.step_limit_s,
             tiers=Tiers(
-                backend.identity, host_bytes=config.host_bytes, disk=disk, disk_bytes=config.disk_bytes
+                backend.identity,
+                host_bytes=config.host_bytes,
+                host_eviction=Eviction(config.host_eviction or Eviction.LRU.value),
+                disk=disk,
+                disk_bytes=config.disk_bytes,
             ),
             constraints=None if constraints.why_not else constraints,
             has_prefix_cache=config.prefix_cache,

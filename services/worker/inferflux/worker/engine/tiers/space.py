@@ -1,16 +1,31 @@
 """What a tier of so many bytes keeps (pure).
 
 Preempted sequences come before cold prefixes: a request waits for them. Among preempted ones urgency decides,
-among cold ones the last use. Nothing leaves for what would not find room anyway.
+among cold ones their use. Nothing leaves for what would not find room anyway.
+
+`Eviction.LRU` has the longest unused leave first. With `Eviction.CLOCK` each has a few lives, one for each
+time it was used. A hand goes round and takes one life of each that it passes; those without leave. So what is
+used again and again stays longer than what was used once, lately.
 """
 
 from __future__ import annotations
 
 from collections.abc import Hashable
 from dataclasses import dataclass
+from enum import Enum
 from typing import Generic, TypeVar
 
 Order = tuple[float, int]
+# Of a cold prefix that was used often. More would make it stay for long after its last use.
+_MOST_LIVES = 3
+
+
+class Eviction(Enum):
+    """Which cold prefixes leave first."""
+
+    LRU = "lru"
+    CLOCK = "clock"
+
 
 K = TypeVar("K", bound=Hashable)
 
@@ -19,6 +34,7 @@ K = TypeVar("K", bound=Hashable)
 class _Held:
     n_bytes: int
     last_used: int
+    lives: int
     # Of the preempted sequence it belongs to; lower is more urgent. None: it is cold.
     order: Order | None
 
@@ -28,11 +44,14 @@ class Space(Generic[K]):
 
     Args:
         limit: most bytes in all.
+        eviction: of cold prefixes.
     """
 
-    def __init__(self, limit: int) -> None:
+    def __init__(self, limit: int, eviction: Eviction = Eviction.LRU) -> None:
         self.limit = limit
+        self._eviction = eviction
         self.used = 0
+        # Of cold ones, in the order in which the hand meets them.
         self._held: dict[K, _Held] = {}
         self._uses = 0
 
@@ -68,7 +87,10 @@ class Space(Generic[K]):
     def _by_worth(self, order: Order | None) -> list[tuple[K, _Held]]:
         """What may leave for a state of this order, the least valuable first."""
         cold = [(k, h) for k, h in self._held.items() if h.order is None]
-        cold.sort(key=lambda item: item[1].last_used)
+        if self._eviction is Eviction.CLOCK:
+            cold.sort(key=lambda item: item[1].lives)
+        else:
+            cold.sort(key=lambda item: item[1].last_used)
         if order is None:
             return cold
         preempted = [
@@ -87,7 +109,7 @@ class Space(Generic[K]):
         if self.used + n_bytes > self.limit:
             raise ValueError(f"{n_bytes} bytes wanted, {self.limit - self.used} of {self.limit} free")
         self._uses += 1
-        self._held[key] = _Held(n_bytes, self._uses, order)
+        self._held[key] = _Held(n_bytes, self._uses, 0, order)
         self.used += n_bytes
 
     def use(self, key: K) -> None:
@@ -96,6 +118,27 @@ class Space(Generic[K]):
         if held is not None:
             self._uses += 1
             held.last_used = self._uses
+            held.lives = min(held.lives + 1, _MOST_LIVES)
+
+    def evict(self, losers: list[K]) -> None:
+        """Free what `losers` take, which `losers()` gave."""
+        cold = [key for key in losers if self._held[key].order is None]
+        if cold and self._eviction is Eviction.CLOCK:
+            self._turn_to(cold[-1])
+        for key in losers:
+            self.release(key)
+
+    def _turn_to(self, last: K) -> None:
+        """Turn the hand until `last` leaves."""
+        rounds = self._held[last].lives
+        is_passed = True
+        for key, held in list(self._held.items()):
+            if held.order is not None:
+                continue
+            held.lives = max(held.lives - rounds - is_passed, 0)
+            if is_passed:
+                self._held[key] = self._held.pop(key)
+            is_passed &= key is not last
 
     def release(self, key: K) -> None:
         """Count what `key` takes as free; nothing if it takes nothing."""

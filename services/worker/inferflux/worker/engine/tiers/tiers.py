@@ -19,7 +19,7 @@ from .disk import Disk, Event, Read
 from .folder import name_of
 from .index import BLOCK, Found, TokenIndex
 from .rates import Rates, Tier
-from .space import Order, Space
+from .space import Eviction, Order, Space
 
 # What is stored in one go differs by this much in when it was last used, as files tell.
 _STORED_APART_NS = 1_000_000
@@ -124,6 +124,7 @@ class Tiers(Generic[S]):
     Args:
         identity: of the context's state.
         host_bytes: most host memory.
+        host_eviction: which cold prefixes leave host memory first.
         disk: None: there is no disk tier.
         disk_bytes: most bytes of files.
 
@@ -133,11 +134,17 @@ class Tiers(Generic[S]):
     """
 
     def __init__(
-        self, identity: Identity, *, host_bytes: int, disk: Disk | None = None, disk_bytes: int = 0
+        self,
+        identity: Identity,
+        *,
+        host_bytes: int,
+        host_eviction: Eviction = Eviction.LRU,
+        disk: Disk | None = None,
+        disk_bytes: int = 0,
     ) -> None:
         self._identity = identity
         self._disk = disk
-        self._host: Space[Kept[S]] = Space(host_bytes)
+        self._host: Space[Kept[S]] = Space(host_bytes, host_eviction)
         self._files: Space[Kept[S]] = Space(disk_bytes)
         self._index: TokenIndex[Kept[S]] = TokenIndex()
         self._by_name: dict[str, Kept[S]] = {}
@@ -490,9 +497,9 @@ class Tiers(Generic[S]):
 
     def _evict(self, losers: list[Kept[S]]) -> None:
         """Move what has to leave host memory to disk."""
+        self._host.evict(losers)
         for kept in losers:
             self._counts.evictions[Tier.HOST] += 1
-            self._host.release(kept)
             if kept.owner is not None:
                 self._disowned(kept.owner)
             self._move_to_disk(kept)
