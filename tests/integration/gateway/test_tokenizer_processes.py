@@ -14,9 +14,10 @@ import pytest
 from harness.gateway import until
 from harness.gguf_files import Gguf, text, texts, tiny_model
 
-from inferflux.common.errors import ResourceExhausted, Unavailable
+from inferflux.common.errors import InvalidArgument, ResourceExhausted, Unavailable
 from inferflux.gateway.model_tokenizer import TokenizerLimits
 from inferflux.gateway.tokenizers import Tokenizers
+from inferflux.v1.generation_pb2 import StructuredConstraint as Constraint
 
 ABORTS = tiny_model().having(
     {"tokenizer.ggml.tokens": texts(bytes([255, i // 256, i % 256]) for i in range(260))}
@@ -198,3 +199,23 @@ async def test_a_start_that_is_cancelled_leaves_no_process(
     await client.close()
     await asyncio.gather(loading, return_exceptions=True)
     assert started[0].returncode == -signal.SIGKILL
+
+
+async def test_a_constraint_is_tried_where_it_can_do_no_harm(clients: Clients) -> None:
+    client = clients({"good": tiny_model()})
+    await client.compile("good", Constraint(regex="[a-z]+"), field="params.constraint.regex")
+    before = client.pids["good"]
+    with pytest.raises(InvalidArgument, match="unclosed") as refused:
+        await client.compile("good", Constraint(regex="("), field="params.constraint.regex")
+    assert (refused.value.field, refused.value.reason) == ("params.constraint.regex", "BAD_CONSTRAINT")
+    await works(client)
+    assert client.pids["good"] == before
+
+
+async def test_a_constraint_that_takes_too_long_is_refused_and_texts_are_worked_on(clients: Clients) -> None:
+    """Nothing compiles within no time."""
+    client = clients({"good": tiny_model()}, TokenizerLimits(time_limit_s=0.0))
+    await client.load("good")
+    with pytest.raises(InvalidArgument, match="compiling the constraint took longer") as refused:
+        await client.compile("good", Constraint(lark='start: "a"'), field="params.constraint.lark")
+    assert refused.value.reason == "CONSTRAINT_TOO_SLOW"
