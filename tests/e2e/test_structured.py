@@ -121,7 +121,7 @@ async def test_two_constraints_are_not_taken_at_once(env: dict[str, str], person
     assert "--schema, --json-object" in " ".join(result.stderr.split())
 
 
-BOMBS = {
+BOMBS: dict[str, dict[str, Any]] = {
     "params.constraint.choice.texts": {"choice": Choice(texts=[str(i) for i in range(10_000)])},
     "params.constraint.regex": {"regex": "(" * 8000 + ")" * 8000},
     "params.constraint.gbnf": {"gbnf": "(" * 16_000},

@@ -96,8 +96,8 @@ class GatewaySettings(ServiceSettings):
     )
     tokenizer_time_limit_s: float = setting(
         2.0,
-        "rendering and tokenizing one text; over it, the model's tokenizer process is killed "
-        "and started again",
+        "rendering and tokenizing one text, or trying one constraint; over it, the model's tokenizer process "
+        "is killed and started again",
         gt=0,
         le=60,
         expert=True,
