@@ -33,6 +33,7 @@ from inferflux.worker.engine.cell_log import Occupancy
 from inferflux.worker.engine.core import Engine
 from inferflux.worker.engine.native import Timing
 from inferflux.worker.engine.planner import StepPlan
+from inferflux.worker.engine.prefix_sharing import PrefixSharing, Sharing
 from inferflux.worker.engine.tiers.tiers import Tiers
 
 from .target import positive
@@ -78,6 +79,7 @@ class SilentBackend:
     cells = 1 << 30
     sequences = 256
     sharing_error = "it computes nothing"
+    sharing = PrefixSharing(Sharing.NONE, sharing_error)
     cell_s = 0.0
 
     def __init__(self, vocabulary: int, rows: int) -> None:

@@ -1,12 +1,14 @@
-"""Tiny models of random weights whose memory is of another kind: a sliding window, a recurrent state."""
+"""Tiny models of random weights whose memory is of another kind: a sliding window, a recurrent state, both a
+state and cells."""
 
 from __future__ import annotations
 
 import numpy as np
 
-from .gguf_files import CONTEXT, DIM, FF, HEADS, TOKENS, Gguf, Tensor, f32, text, tiny_model, u32
+from .gguf_files import DIM, FF, HEADS, TOKENS, Gguf, Tensor, f32, numbers, text, tiny_model, u32
 
 WINDOW = 16
+CONTEXT = 1024
 _STATE = 8
 _CONV = 4
 _INNER = 2 * DIM
@@ -85,4 +87,39 @@ def recurrent_model() -> Gguf:
         tensors[f"blk.{i}.ssm_a"] = Tensor(-np.ones((_INNER, _STATE), np.float32))
         tensors[f"blk.{i}.ssm_d"] = weights(_INNER)
         tensors[f"blk.{i}.ssm_out.weight"] = weights(DIM, _INNER)
+    return Gguf(metadata, tensors)
+
+
+def hybrid_model() -> Gguf:
+    """An lfm2 of two layers: a convolution that keeps a state, and attention."""
+    draw = np.random.default_rng(10)
+
+    def weights(*shape: int) -> Tensor:
+        return Tensor(draw.normal(0, 0.2, shape).astype(np.float32))
+
+    metadata = _vocabulary("lfm2") | {
+        "lfm2.context_length": u32(CONTEXT),
+        "lfm2.embedding_length": u32(DIM),
+        "lfm2.block_count": u32(2),
+        "lfm2.feed_forward_length": u32(FF),
+        "lfm2.attention.head_count": u32(HEADS),
+        "lfm2.attention.head_count_kv": numbers(5, np.array([0, HEADS], np.int32)),
+        "lfm2.attention.layer_norm_rms_epsilon": f32(1e-5),
+        "lfm2.rope.freq_base": f32(10_000.0),
+        "lfm2.shortconv.l_cache": u32(_CONV),
+        "lfm2.vocab_size": u32(len(TOKENS)),
+    }
+    norm, head_norm = Tensor(np.ones(DIM, np.float32)), Tensor(np.ones(DIM // HEADS, np.float32))
+    tensors = {"token_embd.weight": weights(len(TOKENS), DIM), "token_embd_norm.weight": norm}
+    for i in range(2):
+        tensors[f"blk.{i}.attn_norm.weight"] = tensors[f"blk.{i}.ffn_norm.weight"] = norm
+        tensors[f"blk.{i}.ffn_gate.weight"] = weights(FF, DIM)
+        tensors[f"blk.{i}.ffn_up.weight"] = weights(FF, DIM)
+        tensors[f"blk.{i}.ffn_down.weight"] = weights(DIM, FF)
+    tensors["blk.0.shortconv.conv.weight"] = weights(DIM, _CONV)
+    tensors["blk.0.shortconv.in_proj.weight"] = weights(3 * DIM, DIM)
+    tensors["blk.0.shortconv.out_proj.weight"] = weights(DIM, DIM)
+    for name in ("attn_q", "attn_k", "attn_v", "attn_output"):
+        tensors[f"blk.1.{name}.weight"] = weights(DIM, DIM)
+    tensors["blk.1.attn_q_norm.weight"] = tensors["blk.1.attn_k_norm.weight"] = head_norm
     return Gguf(metadata, tensors)

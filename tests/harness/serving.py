@@ -2,11 +2,30 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
+from harness.worker import DEMO_MODEL
+
 from inferflux.v1 import engine_pb2, tokens_pb2, worker_pb2
 from inferflux.worker.engine.clock import Clock
 from inferflux.worker.engine.core import Engine
+from inferflux.worker.engine.ledger_check import difference
 from inferflux.worker.engine.native import Backend
 from inferflux.worker.engine.tiers.tiers import Tiers
+
+
+def load(path: Path = DEMO_MODEL, **options: Any) -> Backend:
+    """A model with a small cache, on one thread."""
+    usual: dict[str, Any] = {
+        "slots": 4,
+        "sequences": 24,
+        "batch_tokens": 512,
+        "kv_cells": 4096,
+        "threads": 1,
+        "flash_attention": True,
+    }
+    return Backend(engine_pb2.EngineConfig(model_path=str(path), **(usual | options)))
 
 
 class Served:
@@ -29,12 +48,13 @@ class Served:
         self.cached: dict[str, int] = {}
         self.stats = engine_pb2.StepStats()
         self.queries = self.hits = self.evictions = self.swap_ins = 0
+        self.restored = self.prefilled = 0
         self.engine = Engine(
             backend,
             worker_id="w",
             max_itl_factor=5.0,
             step_limit_s=0.2,
-            tiers=Tiers(backend.identity, host_bytes=host_bytes, disk=None, disk_bytes=0),
+            tiers=Tiers(backend.identity, host_bytes=host_bytes, is_divisible=backend.cuts_states),
             has_prefix_cache=has_prefix_cache,
             clock=clock,
         )
@@ -85,10 +105,13 @@ class Served:
         self.hits += self.stats.prefix_hits
         self.evictions += self.stats.prefix_evictions
         self.swap_ins += self.stats.swap_ins
+        self.restored += self.stats.host.hits
+        self.prefilled += self.stats.prefill_tokens
 
     def check_cells(self) -> None:
         """The ledger says of each sequence what llama.cpp says."""
         ledger = self.engine._memory.ledger
+        holds_all = self.backend.sharing.is_divisible
         for seq_id in range(self.backend.sequences):
-            held = ledger.cells_of(seq_id)
-            assert self.backend.positions(seq_id) == ((0, held - 1) if held else (-1, -1))
+            positions = self.backend.positions(seq_id)
+            assert difference(seq_id, ledger.cells_of(seq_id), positions, holds_all=holds_all) is None

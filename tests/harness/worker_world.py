@@ -30,6 +30,7 @@ from inferflux.worker.engine.clock import Clock
 from inferflux.worker.engine.core import Engine
 from inferflux.worker.engine.native import Timing
 from inferflux.worker.engine.planner import ScheduledTokens, StepPlan
+from inferflux.worker.engine.prefix_sharing import FULL, PrefixSharing, Sharing
 from inferflux.worker.engine.tiers.disk import Disk
 from inferflux.worker.engine.tiers.tiers import Tiers
 from inferflux.worker.events import WorkerEvents
@@ -56,19 +57,23 @@ class CheckingCache:
     context_length = CONTEXT
     batch_tokens = 32
 
-    def __init__(self, *, cells: int, sequences: int, prefill_cells: int) -> None:
+    def __init__(
+        self, *, cells: int, sequences: int, prefill_cells: int, sharing: PrefixSharing = FULL
+    ) -> None:
         self.cells = cells
         self.prefill_cells = prefill_cells
         self.sequences = sequences
         self.by_seq_id: dict[int, list[int]] = {}
         self.prefill: dict[int, list[int]] = {}
         self.loses_states = False
-        self.holds_all_positions = True
         self.sharing_error = ""
+        self.sharing = sharing
         self.cell_s = 0.0
-        self.spare_id: int | None = sequences
+        self.spare_id: int | None = sequences if sharing.is_divisible else None
         # Which cells each sequence has: an object stands for each.
         self._cells: dict[int, list[object]] = {}
+        # The first position that each still has in layers with a sliding window.
+        self._first: RunCounter[int] = RunCounter()
         self.vocab = SimpleNamespace(
             size=VOCABULARY,
             eog=frozenset[int](),
@@ -93,6 +98,7 @@ class CheckingCache:
             assert 0 <= sequence.seq_id < self.sequences
             held = self.by_seq_id.setdefault(sequence.seq_id, [])
             assert len(held) == sequence.position, "the cache does not hold what the sequence thinks"
+            assert self._first[sequence.seq_id] <= max(0, len(held) - self.sharing.window + 1)
             assert part.n > 0
             held += sequence.tokens[sequence.position : sequence.position + part.n].tolist()
             self._cells.setdefault(sequence.seq_id, []).extend(object() for _ in range(part.n))
@@ -103,7 +109,24 @@ class CheckingCache:
                 row[next_token(held)] = 1.0
                 rows.append(row)
         assert self.used <= self.cells, "the step did not fit"
+        if self.sharing.kind is Sharing.WINDOW:
+            self._reuse_stale_cells()
         return np.array(rows, np.float32).reshape(-1, VOCABULARY)
+
+    def _reuse_stale_cells(self) -> None:
+        """Cells that one sequence has, and whose tokens it will not look at again, go at once."""
+        owners = RunCounter(cell for cells in self._cells.values() for cell in cells)
+        for seq_id, cells in self._cells.items():
+            stale = range(self._first[seq_id], max(0, len(cells) - self.sharing.window + 1))
+            gone = [position for position in stale if owners[cells[position]] == 1]
+            self._first[seq_id] = gone[-1] + 1 if gone else self._first[seq_id]
+
+    def positions(self, seq_id: int) -> tuple[int, int]:
+        """As llama.cpp says them: those that a sequence has in every layer."""
+        last = len(self.by_seq_id.get(seq_id, ())) - 1
+        if last < 0:
+            return -1, -1
+        return (last if self.sharing.kind is Sharing.CHECKPOINTS else self._first[seq_id], last)
 
     def _check_prefill_context(self, part: ScheduledTokens, *, in_prefill_context: bool) -> None:
         sequence = part.sequence
@@ -119,14 +142,13 @@ class CheckingCache:
     def occupancy(self) -> Occupancy:
         return Occupancy(width=self.cells, used=self.used)
 
-    def positions(self, seq_id: int) -> tuple[int, int]:
-        held = self.by_seq_id.get(seq_id)
-        return (0, len(held) - 1) if held else (-1, -1)
-
     def forget_prefill(self, seq_id: int) -> None:
         del self.prefill[seq_id]
 
     def forget(self, seq_id: int, position: int = 0) -> None:
+        assert self.sharing.is_divisible or not position
+        if not position:
+            del self._first[seq_id]
         for held in (self.by_seq_id, self._cells):
             if position:
                 del held[seq_id][position:]
@@ -136,6 +158,8 @@ class CheckingCache:
     def share(self, source: int, seq_id: int, cells: int) -> None:
         assert not self.by_seq_id.get(seq_id)
         assert 0 < cells <= len(self.by_seq_id[source])
+        assert self.sharing.can_begin(*self.positions(source), cells)
+        self._first[seq_id] = self._first[source]
         self.by_seq_id[seq_id] = self.by_seq_id[source][:cells]
         self._cells[seq_id] = self._cells[source][:cells]
 
@@ -149,6 +173,7 @@ class CheckingCache:
         return True
 
     def first_positions(self, state: NDArray[np.uint8], n: int) -> NDArray[np.uint8] | None:
+        assert self.sharing.is_divisible
         return state[:n]
 
     def copy_in(self, seq_id: int, state: NDArray[np.uint8]) -> bool:
@@ -157,6 +182,8 @@ class CheckingCache:
         if self.loses_states:
             return False
         self.by_seq_id[seq_id] = state.tolist()
+        if self.sharing.kind is Sharing.WINDOW:
+            self._first[seq_id] = max(0, state.shape[0] - self.sharing.window)
         self._cells[seq_id] = [object() for _ in range(state.shape[0])]
         return True
 
@@ -270,16 +297,25 @@ class WorkerWorld:
         disk_bytes: int = 0,
         has_prefix_cache: bool = True,
         disk_prompt_tokens: int = 0,
+        sharing: PrefixSharing = FULL,
     ) -> None:
         # How far the engine's clocks are ahead.
         self.ahead_s = 0.0
-        self.cache = CheckingCache(cells=cells, sequences=sequences, prefill_cells=prefill_cells)
+        self.cache = CheckingCache(
+            cells=cells, sequences=sequences, prefill_cells=prefill_cells, sharing=sharing
+        )
         self.engine = Engine(
             self.cache,  # type: ignore[arg-type]
             worker_id="w",
             max_itl_factor=3.0,
             step_limit_s=0.2,
-            tiers=Tiers(IDENTITY, host_bytes=host_bytes, disk=disk, disk_bytes=disk_bytes),
+            tiers=Tiers(
+                IDENTITY,
+                host_bytes=host_bytes,
+                disk=disk,
+                disk_bytes=disk_bytes,
+                is_divisible=sharing.is_divisible,
+            ),
             has_prefix_cache=has_prefix_cache,
             disk_prompt_tokens=disk_prompt_tokens,
             clock=Clock(lambda: time.monotonic() + self.ahead_s, lambda: time.time() + self.ahead_s),

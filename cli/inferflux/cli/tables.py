@@ -8,6 +8,7 @@ from rich.console import Group, RenderableType
 from rich.markup import escape
 from rich.table import Table
 
+from inferflux.common.prefixes.sharing import sharing_name
 from inferflux.v1 import admin_pb2, cluster_pb2, model_pb2, scheduler_pb2
 
 _BAR = 8
@@ -118,8 +119,10 @@ def cache_view(status: cluster_pb2.GetStatusResponse) -> RenderableType:
         ">cached sequences",
         ">prompts found",
         ">tokens found",
+        "shares",
     )
-    for worker in (view.status for view in status.scheduler.workers):
+    workers = [view.status for view in status.scheduler.workers]
+    for worker in workers:
         found = f"{worker.prefix_hits:,} of {worker.prefix_queries:,}"
         part = f" ({worker.prefix_hits / worker.prefix_queries:.0%})" if worker.prefix_queries else ""
         table.add_row(
@@ -134,8 +137,14 @@ def cache_view(status: cluster_pb2.GetStatusResponse) -> RenderableType:
             f"{worker.cached_sequences:,}",
             found + part,
             f"{worker.prefix_matched_tokens:,}",
+            sharing_name(worker.prefix_sharing),
         )
-    return table
+    reasons = [
+        f"[dim]{escape(worker.worker_id)}: {escape(worker.prefix_sharing_reason)}[/]"
+        for worker in workers
+        if worker.prefix_sharing_reason
+    ]
+    return Group(table, *reasons)
 
 
 def _kv_memory(worker: scheduler_pb2.WorkerStatus) -> str:

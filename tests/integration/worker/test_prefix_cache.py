@@ -7,39 +7,22 @@ them by cells, from 512 cells on, so that its last bits depend on which cells a 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from harness.gguf_files import Gguf
-from harness.model_kinds import WINDOW, recurrent_model, sliding_window_model
-from harness.serving import Served
+from harness.serving import Served, load
 from harness.worker import batch_item
 
-from inferflux.v1 import engine_pb2, worker_pb2
+from inferflux.v1 import worker_pb2
 from inferflux.worker.engine.native import Backend
 
-DEMO_MODEL = Path(__file__).parents[3] / "models" / "inferflux-demo.gguf"
 SAMPLINGS: dict[str, dict[str, Any]] = {
     "greedy": {},
     "seeded": {"temperature": 0.9, "top_k": 40, "top_p": 0.95, "seed": 5},
     "penalised": {"temperature": 1.0, "repeat_penalty": 1.3, "frequency_penalty": 0.5, "seed": 6},
 }
 Draw = np.random.Generator
-
-
-def load(path: Path = DEMO_MODEL, **options: Any) -> Backend:
-    usual: dict[str, Any] = {
-        "slots": 4,
-        "sequences": 24,
-        "batch_tokens": 512,
-        "kv_cells": 4096,
-        "threads": 1,
-        "flash_attention": True,
-    }
-    return Backend(engine_pb2.EngineConfig(model_path=str(path), **(usual | options)))
 
 
 @functools.cache
@@ -211,17 +194,3 @@ def test_two_thousand_sequences_through_a_tiny_cache_leave_every_cell_accounted_
     memory.prefixes.make_room(cells=256, ids=8)
     served.check_cells()
     assert (memory.ledger.used, memory.ledger.shared) == (0, 0)
-
-
-@pytest.mark.parametrize("make", [sliding_window_model, recurrent_model])
-def test_models_that_cannot_share_compute_every_prompt(make: Callable[[], Gguf], tmp_path: Path) -> None:
-    path = make().write(tmp_path / "other.gguf")
-    backend = load(path, kv_cells=512, prefill_cells=0)
-    assert backend.sharing_error
-    served = Served(backend)
-    ids = [int(token) for token in np.random.default_rng(12).integers(0, 250, 3 * WINDOW)]
-    for name in ("a", "b", "c"):
-        served.run(batch_item(name, prompt=ids, max_tokens=20))
-    assert served.tokens["a"] == served.tokens["b"] == served.tokens["c"]
-    assert len(served.tokens["a"]) == 20
-    assert served.cached == {"a": 0, "b": 0, "c": 0}

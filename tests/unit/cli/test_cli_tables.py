@@ -154,6 +154,8 @@ def test_the_cache_is_shown_with_cells_of_requests_and_of_prefixes_and_what_was_
             prefix_queries=40,
             prefix_hits=10,
             prefix_matched_tokens=12_345,
+            prefix_sharing=scheduler_pb2.PREFIX_SHARING_WINDOW,
+            prefix_sharing_reason="a window of 512",
         )
     )
     status.scheduler.workers.extend([view, worker_view(0)])
@@ -162,3 +164,6 @@ def test_the_cache_is_shown_with_cells_of_requests_and_of_prefixes_and_what_was_
     assert "4,000 (25% empty)" in text
     for part in ("8,192", "1,234", "321", "4,567", "6,001", "17", "10 of 40 (25%)", "12,345", "0 of 0"):
         assert part in text
+    assert "window" in text
+    assert ": a window of 512" in text
+    assert "unspecified" in text

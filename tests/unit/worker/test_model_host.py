@@ -59,8 +59,8 @@ class TwoModels:
             ready = engine_pb2.EngineReady(slots=4, kv_cells=cells, context_length=cells, vocabulary_size=100)
             await host.on_report(engine_pb2.EngineReport(ready=ready))
 
-    def value(self, name: str, model: str) -> float | None:
-        return self._registry.get_sample_value(f"inferflux_{name}", {"model": model})
+    def value(self, name: str, model: str, **labels: str) -> float | None:
+        return self._registry.get_sample_value(f"inferflux_{name}", {"model": model} | labels)
 
 
 @pytest.fixture
@@ -120,6 +120,23 @@ async def test_figures_of_one_model_do_not_show_in_the_other(worker: TwoModels) 
         ("engine_decode_tokens_total", 3),
     ):
         assert (worker.value(name, "a"), worker.value(name, "b")) == (of_a, 0)
+
+
+async def test_heartbeats_say_how_prefixes_are_shared_and_why(worker: TwoModels) -> None:
+    a, _ = worker.hosts
+    heartbeat = Heartbeat(worker.bus, WorkerState("w", "i"), a, interval_s=1.0)  # type: ignore[arg-type]
+    assert heartbeat.status(0.0).prefix_sharing == scheduler_pb2.PREFIX_SHARING_UNSPECIFIED
+    ready = engine_pb2.EngineReady(
+        slots=4,
+        kv_cells=1000,
+        prefix_sharing=scheduler_pb2.PREFIX_SHARING_CHECKPOINTS,
+        prefix_sharing_reason="it keeps a state",
+    )
+    await a.on_report(engine_pb2.EngineReport(ready=ready))
+    status = heartbeat.status(0.0)
+    assert status.prefix_sharing == scheduler_pb2.PREFIX_SHARING_CHECKPOINTS
+    assert status.prefix_sharing_reason == "it keeps a state"
+    assert worker.value("prefix_cache_sharing", "a", kind="checkpoints") == 1
 
 
 async def test_heartbeats_say_what_was_found_in_the_cache_since_the_worker_began(worker: TwoModels) -> None:

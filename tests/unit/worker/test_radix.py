@@ -96,8 +96,9 @@ def _n_common(a: list[int], b: list[int]) -> int:
 class NaiveTree:
     """A list of sequences, beside the tree that is to say the same."""
 
-    def __init__(self) -> None:
-        self.cache = RadixPrefixCache()
+    def __init__(self, *, is_divisible: bool) -> None:
+        self.is_divisible = is_divisible
+        self.cache = RadixPrefixCache(is_divisible=is_divisible)
         self.held: dict[int, tuple[str, list[int]]] = {}
         self.pinned: set[int] = set()
 
@@ -109,7 +110,7 @@ class NaiveTree:
     def hold(self, holder: int, scope: str, tokens: list[int]) -> None:
         if holder in self.held:
             return
-        lost = self._beginnings(scope, tokens)
+        lost = self._beginnings(scope, tokens) if self.is_divisible else set()
         assert set(self.cache.hold(scope, ids(*tokens), holder)) == lost
         self.held[holder] = scope, tokens
         self.pinned.add(holder)
@@ -121,8 +122,10 @@ class NaiveTree:
             return
         self.pinned.remove(holder)
         scope, tokens = self.held.pop(holder)
-        others = [t for s, t in self.held.values() if s == scope]
-        is_covered = any(t[: len(tokens)] == tokens for t in others)
+        if self.is_divisible:
+            is_covered = any(t[: len(tokens)] == tokens for s, t in self.held.values() if s == scope)
+        else:
+            is_covered = any(self.held[h] == (scope, tokens) for h in set(self.held) - self.pinned)
         assert self.cache.unpin(holder) != is_covered
         if not is_covered:
             self.held[holder] = scope, tokens
@@ -140,6 +143,7 @@ class NaiveTree:
         assert eviction.holder not in self.pinned
         scope, tokens = self.held.pop(eviction.holder)
         assert eviction.kept_tokens < len(tokens)
+        assert self.is_divisible or not eviction.kept_tokens
         if eviction.kept_tokens:
             self.held[eviction.holder] = scope, tokens[: eviction.kept_tokens]
 
@@ -157,6 +161,20 @@ class NaiveTree:
         assert found.matched_tokens == max(lengths.values(), default=0)
         if found.holder is not None:
             assert lengths[found.holder] == found.matched_tokens
+        self.candidates(scope, tokens, lengths)
+
+    def candidates(self, scope: str, tokens: list[int], lengths: dict[int, int]) -> None:
+        found = list(self.cache.candidates(scope, ids(*tokens), 2))
+        matched = [match.matched_tokens for match in found]
+        assert matched == sorted(matched, reverse=True)
+        assert all(
+            match.holder is not None and lengths[match.holder] >= match.matched_tokens for match in found
+        )
+        assert max(matched, default=0) == max(lengths.values(), default=0)
+        whole = {h for h, n in lengths.items() if n == len(self.held[h][1])}
+        assert whole <= {
+            match.holder for match in found if match.matched_tokens == lengths[match.holder or 0]
+        }
 
     def check(self) -> None:
         assert len(self.cache) == len(self.held)
@@ -166,10 +184,10 @@ class NaiveTree:
             assert list(self.cache.tokens_of(holder)) == tokens
 
 
-@given(_STEPS)
-@settings(max_examples=300, deadline=None)
-def test_it_says_the_same_as_a_list_of_sequences(steps: list[_Step]) -> None:
-    naive = NaiveTree()
+@given(_STEPS, st.booleans())
+@settings(max_examples=500, deadline=None)
+def test_it_says_the_same_as_a_list_of_sequences(steps: list[_Step], is_divisible: bool) -> None:
+    naive = NaiveTree(is_divisible=is_divisible)
     for kind, holder, scope, tokens in steps:
         match kind:
             case "hold":

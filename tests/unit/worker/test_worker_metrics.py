@@ -24,8 +24,8 @@ class Shown:
         metrics.kv_cells = 200
         return metrics
 
-    def value(self, name: str, model: str = "a") -> float | None:
-        return self._registry.get_sample_value(f"inferflux_{name}", {"model": model})
+    def value(self, name: str, model: str = "a", **labels: str) -> float | None:
+        return self._registry.get_sample_value(f"inferflux_{name}", {"model": model} | labels)
 
 
 @pytest.fixture
@@ -79,6 +79,14 @@ def test_what_the_prefix_cache_holds_and_finds_is_shown(shown: Shown) -> None:
     assert shown.value("prefix_partial_hits_total") == 4
     assert shown.value("prefix_matched_tokens_total") == 320
     assert shown.value("prefix_cache_evictions_total") == 2
+
+
+def test_how_prefixes_are_shared_is_shown(shown: Shown) -> None:
+    shown.a.shares("window")
+    shown.b.shares("full")
+    assert shown.value("prefix_cache_sharing", "a", kind="window") == 1
+    assert shown.value("prefix_cache_sharing", "b", kind="full") == 1
+    assert shown.value("prefix_cache_sharing", "a", kind="full") is None
 
 
 def test_only_steps_count_as_steps(shown: Shown) -> None:

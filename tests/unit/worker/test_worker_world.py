@@ -13,6 +13,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from inferflux.v1 import engine_pb2, scheduler_pb2, tokens_pb2, worker_pb2
+from inferflux.worker.engine.prefix_sharing import FULL, PrefixSharing, Sharing
 
 RUNNING = scheduler_pb2.RESIDENCE_RUNNING
 PARKED = scheduler_pb2.RESIDENCE_PARKED
@@ -31,9 +32,15 @@ def small(
     cells: int = 100,
     host_bytes: int = 1 << 20,
     prefill_cells: int = 0,
+    sharing: PrefixSharing = FULL,
 ) -> WorkerWorld:
     return WorkerWorld(
-        slots=slots, sequences=sequences, cells=cells, host_bytes=host_bytes, prefill_cells=prefill_cells
+        slots=slots,
+        sequences=sequences,
+        cells=cells,
+        host_bytes=host_bytes,
+        prefill_cells=prefill_cells if sharing.is_divisible else 0,
+        sharing=sharing,
     )
 
 
@@ -446,6 +453,7 @@ def test_time_to_first_token_is_told_by_who_sampled_it() -> None:
 
 
 _NAMES = [f"r{i}" for i in range(6)]
+_SHARING = [FULL, PrefixSharing(Sharing.WINDOW, "a window", 5), PrefixSharing(Sharing.CHECKPOINTS, "a state")]
 _ACTIONS = st.one_of(
     st.tuples(
         st.just("submit"),
@@ -474,6 +482,7 @@ _ACTIONS = st.one_of(
     st.booleans(),
     st.sampled_from([0, 12, 50]),
     st.sampled_from([0, 17, 25]),
+    st.sampled_from(_SHARING),
 )
 # Evicted while it decodes, and one token short of complete when it is recomputed in the prefill context.
 @example(
@@ -488,8 +497,9 @@ _ACTIONS = st.one_of(
     loses_states=False,
     prefill_cells=50,
     shared=0,
+    sharing=FULL,
 )
-@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=500, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_whatever_is_asked_in_whatever_order(
     actions: list[tuple[object, ...]],
     sizes: list[tuple[int, int]],
@@ -497,8 +507,9 @@ def test_whatever_is_asked_in_whatever_order(
     loses_states: bool,
     prefill_cells: int,
     shared: int,
+    sharing: PrefixSharing,
 ) -> None:
-    world = small(cells=50, host_bytes=host_bytes, prefill_cells=prefill_cells)
+    world = small(cells=50, host_bytes=host_bytes, prefill_cells=prefill_cells, sharing=sharing)
     world.cache.loses_states = loses_states
     items = {
         n: item(n, prompt=p, max_tokens=m, shared=shared) for n, (p, m) in zip(_NAMES, sizes, strict=True)

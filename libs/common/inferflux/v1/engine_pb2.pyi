@@ -362,7 +362,8 @@ class EngineReady(_message.Message):
     HAS_CHAT_TEMPLATE_FIELD_NUMBER: _builtins.int
     PREFILL_CELLS_FIELD_NUMBER: _builtins.int
     PREFILL_CONTEXT_ERROR_FIELD_NUMBER: _builtins.int
-    PREFIX_CACHE_ERROR_FIELD_NUMBER: _builtins.int
+    PREFIX_SHARING_FIELD_NUMBER: _builtins.int
+    PREFIX_SHARING_REASON_FIELD_NUMBER: _builtins.int
     DISK_ERROR_FIELD_NUMBER: _builtins.int
     KV_BYTES_FIELD_NUMBER: _builtins.int
     CONSTRAINT_ERROR_FIELD_NUMBER: _builtins.int
@@ -376,8 +377,9 @@ class EngineReady(_message.Message):
     """Of the prefill context; 0 where there is none."""
     prefill_context_error: _builtins.str
     """Why there is no prefill context where there should be one; empty otherwise."""
-    prefix_cache_error: _builtins.str
-    """Why prefixes are not cached although that was asked for; empty otherwise."""
+    prefix_sharing: _scheduler_pb2.PrefixSharing.ValueType
+    """As in WorkerStatus."""
+    prefix_sharing_reason: _builtins.str
     disk_error: _builtins.str
     """Why there is no disk tier although one was asked for; empty otherwise."""
     kv_bytes: _builtins.int
@@ -395,14 +397,15 @@ class EngineReady(_message.Message):
         has_chat_template: _builtins.bool = ...,
         prefill_cells: _builtins.int = ...,
         prefill_context_error: _builtins.str = ...,
-        prefix_cache_error: _builtins.str = ...,
+        prefix_sharing: _scheduler_pb2.PrefixSharing.ValueType = ...,
+        prefix_sharing_reason: _builtins.str = ...,
         disk_error: _builtins.str = ...,
         kv_bytes: _builtins.int = ...,
         constraint_error: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["constraint_error", b"constraint_error", "context_length", b"context_length", "disk_error", b"disk_error", "has_chat_template", b"has_chat_template", "kv_bytes", b"kv_bytes", "kv_cells", b"kv_cells", "parameters", b"parameters", "prefill_cells", b"prefill_cells", "prefill_context_error", b"prefill_context_error", "prefix_cache_error", b"prefix_cache_error", "slots", b"slots", "vocabulary_size", b"vocabulary_size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["constraint_error", b"constraint_error", "context_length", b"context_length", "disk_error", b"disk_error", "has_chat_template", b"has_chat_template", "kv_bytes", b"kv_bytes", "kv_cells", b"kv_cells", "parameters", b"parameters", "prefill_cells", b"prefill_cells", "prefill_context_error", b"prefill_context_error", "prefix_sharing", b"prefix_sharing", "prefix_sharing_reason", b"prefix_sharing_reason", "slots", b"slots", "vocabulary_size", b"vocabulary_size"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -72,6 +72,34 @@ RESIDENCE_SWAPPED: Residence.ValueType  # 3
 """It waits to resume, and its state is in host memory, or is to be recomputed."""
 Global___Residence: _TypeAlias = Residence  # noqa: Y015
 
+class _PrefixSharing:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _PrefixSharingEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_PrefixSharing.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    PREFIX_SHARING_UNSPECIFIED: _PrefixSharing.ValueType  # 0
+    PREFIX_SHARING_FULL: _PrefixSharing.ValueType  # 1
+    """Any of its first tokens."""
+    PREFIX_SHARING_WINDOW: _PrefixSharing.ValueType  # 2
+    """Any of its first tokens, while the cells of the attention window before their end are kept."""
+    PREFIX_SHARING_CHECKPOINTS: _PrefixSharing.ValueType  # 3
+    """All of it, or what a checkpoint keeps."""
+    PREFIX_SHARING_NONE: _PrefixSharing.ValueType  # 4
+
+class PrefixSharing(_PrefixSharing, metaclass=_PrefixSharingEnumTypeWrapper):
+    """What of a computed sequence a request can begin with."""
+
+PREFIX_SHARING_UNSPECIFIED: PrefixSharing.ValueType  # 0
+PREFIX_SHARING_FULL: PrefixSharing.ValueType  # 1
+"""Any of its first tokens."""
+PREFIX_SHARING_WINDOW: PrefixSharing.ValueType  # 2
+"""Any of its first tokens, while the cells of the attention window before their end are kept."""
+PREFIX_SHARING_CHECKPOINTS: PrefixSharing.ValueType  # 3
+"""All of it, or what a checkpoint keeps."""
+PREFIX_SHARING_NONE: PrefixSharing.ValueType  # 4
+Global___PrefixSharing: _TypeAlias = PrefixSharing  # noqa: Y015
+
 class _YieldReason:
     ValueType = _typing.NewType("ValueType", _builtins.int)
     V: _TypeAlias = ValueType  # noqa: Y015
@@ -286,6 +314,8 @@ class WorkerStatus(_message.Message):
     KV_TYPES_FIELD_NUMBER: _builtins.int
     KV_CELLS_WIDTH_FIELD_NUMBER: _builtins.int
     KV_CELLS_HOLES_FIELD_NUMBER: _builtins.int
+    PREFIX_SHARING_FIELD_NUMBER: _builtins.int
+    PREFIX_SHARING_REASON_FIELD_NUMBER: _builtins.int
     worker_id: _builtins.str
     incarnation: _builtins.str
     """New at every start of the worker: tells a restarted worker from one that was only unreachable."""
@@ -326,6 +356,9 @@ class WorkerStatus(_message.Message):
     kv_cells_width: _builtins.int
     """KV cells up to the highest filled one, and how many of them are empty; 0 where that is not known."""
     kv_cells_holes: _builtins.int
+    prefix_sharing: Global___PrefixSharing.ValueType
+    """What its model's memory allows, and why not all of it; the reason is empty where it allows all."""
+    prefix_sharing_reason: _builtins.str
     @_builtins.property
     def models(self) -> _containers.RepeatedCompositeFieldContainer[_model_pb2.ModelCard]: ...
     @_builtins.property
@@ -366,10 +399,12 @@ class WorkerStatus(_message.Message):
         kv_types: _builtins.str = ...,
         kv_cells_width: _builtins.int = ...,
         kv_cells_holes: _builtins.int = ...,
+        prefix_sharing: Global___PrefixSharing.ValueType = ...,
+        prefix_sharing_reason: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached_sequences", b"cached_sequences", "decode_tokens_per_s", b"decode_tokens_per_s", "finished", b"finished", "host", b"host", "incarnation", b"incarnation", "kv_bytes", b"kv_bytes", "kv_cells", b"kv_cells", "kv_cells_cached", b"kv_cells_cached", "kv_cells_high_water", b"kv_cells_high_water", "kv_cells_holes", b"kv_cells_holes", "kv_cells_reserved", b"kv_cells_reserved", "kv_cells_shared", b"kv_cells_shared", "kv_cells_used", b"kv_cells_used", "kv_cells_width", b"kv_cells_width", "kv_types", b"kv_types", "models", b"models", "pid", b"pid", "prefill_tokens_per_s", b"prefill_tokens_per_s", "prefix_hits", b"prefix_hits", "prefix_matched_tokens", b"prefix_matched_tokens", "prefix_queries", b"prefix_queries", "residents", b"residents", "slots", b"slots", "started_unix_ms", b"started_unix_ms", "state", b"state", "swap_bytes", b"swap_bytes", "swap_bytes_used", b"swap_bytes_used", "term", b"term", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached_sequences", b"cached_sequences", "decode_tokens_per_s", b"decode_tokens_per_s", "finished", b"finished", "host", b"host", "incarnation", b"incarnation", "kv_bytes", b"kv_bytes", "kv_cells", b"kv_cells", "kv_cells_cached", b"kv_cells_cached", "kv_cells_high_water", b"kv_cells_high_water", "kv_cells_holes", b"kv_cells_holes", "kv_cells_reserved", b"kv_cells_reserved", "kv_cells_shared", b"kv_cells_shared", "kv_cells_used", b"kv_cells_used", "kv_cells_width", b"kv_cells_width", "kv_types", b"kv_types", "models", b"models", "pid", b"pid", "prefill_tokens_per_s", b"prefill_tokens_per_s", "prefix_hits", b"prefix_hits", "prefix_matched_tokens", b"prefix_matched_tokens", "prefix_queries", b"prefix_queries", "prefix_sharing", b"prefix_sharing", "prefix_sharing_reason", b"prefix_sharing_reason", "residents", b"residents", "slots", b"slots", "started_unix_ms", b"started_unix_ms", "state", b"state", "swap_bytes", b"swap_bytes", "swap_bytes_used", b"swap_bytes_used", "term", b"term", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -60,6 +60,8 @@ class Heartbeat:
             prefix_queries=model.cache_counts.queries,
             prefix_hits=model.cache_counts.hits,
             prefix_matched_tokens=model.cache_counts.matched_tokens,
+            prefix_sharing=model.prefix_sharing,
+            prefix_sharing_reason=model.prefix_sharing_reason,
         )
         status.residents.extend(resident.to_message() for resident in model.residents.all())
         status.finished.extend(r.identity() for r in model.residents.finished_lately(now)[-MAX_REQUESTS:])

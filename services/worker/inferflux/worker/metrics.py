@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram
 
@@ -87,6 +88,11 @@ class WorkerMetrics:
             "and recomputed where a request needed them.",
         )
         self.cached_sequences = gauge("prefix_cache_sequences", "Sequences that are kept as cached prefixes.")
+        self.prefix_sharing = gauge(
+            "prefix_cache_sharing",
+            "1 for what of a computed prefix a request can begin with: full, window, checkpoints or none.",
+            ("model", "kind"),
+        )
         self.prefix_queries = counter("prefix_cache_queries", "Prompts that were looked up for a prefix.")
         self.prefix_hits = counter("prefix_cache_hits", "Prompts that begin with a prefix that was there.")
         self.prefix_partial_hits = counter(
@@ -194,6 +200,7 @@ class ModelMetrics:
         self._kv_bytes = worker.kv_bytes.labels(model)
         self._ledger_repairs = worker.ledger_repairs.labels(model)
         self._cached_sequences = worker.cached_sequences.labels(model)
+        self._prefix_sharing = partial(worker.prefix_sharing.labels, model)
         self._prefix_queries = worker.prefix_queries.labels(model)
         self._prefix_hits = worker.prefix_hits.labels(model)
         self._prefix_partial_hits = worker.prefix_partial_hits.labels(model)
@@ -253,6 +260,10 @@ class ModelMetrics:
     def ledger_was_repaired(self, sequences: int) -> None:
         """The engine found KV cells that were not as it had counted them."""
         self._ledger_repairs.inc(sequences)
+
+    def shares(self, kind: str) -> None:
+        """Prefixes are shared in this way."""
+        self._prefix_sharing(kind).set(1)
 
     def engine_died(self) -> None:
         """Count it: with the engine, all that it held is gone."""

@@ -10,6 +10,7 @@ from typing import Protocol
 
 from inferflux.common import logs
 from inferflux.common.errors import Unavailable
+from inferflux.common.prefixes.sharing import sharing_name
 from inferflux.common.tasks import cancel_all, is_set_within
 from inferflux.v1 import engine_pb2, model_pb2, scheduler_pb2, worker_pb2
 
@@ -107,6 +108,7 @@ class ModelHost:
         stats: the engine's latest figures.
         kv_bytes: memory that keys and values of all KV cells take; 0 until it is known.
         cache_counts: what was looked up in the engines' caches since the worker began.
+        prefix_sharing, prefix_sharing_reason: as in `WorkerStatus`; unspecified before the model is loaded.
         why_not_ready: empty while it is ready.
     """
 
@@ -136,6 +138,8 @@ class ModelHost:
         self.stats = engine_pb2.StepStats()
         self.kv_bytes = 0
         self.cache_counts = CacheCounts()
+        self.prefix_sharing = scheduler_pb2.PREFIX_SHARING_UNSPECIFIED
+        self.prefix_sharing_reason = ""
         self.why_not_ready = "loading the model"
         self._watchdog = Watchdog(options.stuck_s, _WATCH_INTERVAL_S)
         self._engine = (make_engine or self._engine_process)(self.on_report, self.on_engine_death)
@@ -382,8 +386,7 @@ class ModelHost:
             )
         if ready.disk_error:
             log.warning("the disk tier is off", model=self.name, why=ready.disk_error)
-        if ready.prefix_cache_error:
-            log.warning("prefixes are not cached", model=self.name, why=ready.prefix_cache_error)
+        self._note_sharing(ready)
         if ready.constraint_error:
             log.warning("answers cannot be constrained", model=self.name, why=ready.constraint_error)
         log.info(
@@ -395,8 +398,20 @@ class ModelHost:
             kv_types=self.kv_types,
             prefill_cells=ready.prefill_cells,
             context_length=ready.context_length,
+            prefix_sharing=sharing_name(ready.prefix_sharing),
         )
         await self._shared.on_change()
+
+    def _note_sharing(self, ready: engine_pb2.EngineReady) -> None:
+        """Keep how prefixes are shared, and say why if not any part of them can be."""
+        self.prefix_sharing, self.prefix_sharing_reason = ready.prefix_sharing, ready.prefix_sharing_reason
+        self._metrics.shares(sharing_name(ready.prefix_sharing))
+        if not self._options.engine.prefix_cache or not ready.prefix_sharing_reason:
+            return
+        if ready.prefix_sharing == scheduler_pb2.PREFIX_SHARING_NONE:
+            log.warning("prefixes are not cached", model=self.name, why=ready.prefix_sharing_reason)
+        else:
+            log.info("not every part of a prefix is shared", model=self.name, why=ready.prefix_sharing_reason)
 
     async def on_engine_death(self, why: str) -> None:
         """Tell the scheduler which requests are gone with the engine."""

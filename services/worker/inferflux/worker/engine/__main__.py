@@ -15,18 +15,25 @@ from pathlib import Path
 from inferflux.common.frames import ChildEnd
 from inferflux.common.lifeline import exit_at_end_of
 from inferflux.common.parent_death import exit_with_parent
-from inferflux.v1 import engine_pb2
+from inferflux.v1 import engine_pb2, scheduler_pb2
 
 from .constraints import Constraints
 from .context import DecodeError
 from .core import Engine
 from .envelope import Identity
 from .native import Backend, LoadError
+from .prefix_sharing import Sharing
 from .tiers.disk import Disk, DiskUnavailable
 from .tiers.space import Eviction
 from .tiers.tiers import Tiers
 
 _Worker = ChildEnd[engine_pb2.EngineCommand]
+_SHARING = {
+    Sharing.FULL: scheduler_pb2.PREFIX_SHARING_FULL,
+    Sharing.WINDOW: scheduler_pb2.PREFIX_SHARING_WINDOW,
+    Sharing.CHECKPOINTS: scheduler_pb2.PREFIX_SHARING_CHECKPOINTS,
+    Sharing.NONE: scheduler_pb2.PREFIX_SHARING_NONE,
+}
 
 
 def run(worker: _Worker) -> None:
@@ -74,6 +81,7 @@ def _load(worker: _Worker) -> Engine:
                 host_eviction=Eviction(config.host_eviction or Eviction.LRU.value),
                 disk=disk,
                 disk_bytes=config.disk_bytes,
+                is_divisible=backend.cuts_states,
             ),
             constraints=None if constraints.why_not else constraints,
             has_prefix_cache=config.prefix_cache,
@@ -82,6 +90,7 @@ def _load(worker: _Worker) -> Engine:
     except (LoadError, DecodeError) as error:
         worker.send(engine_pb2.EngineReport(load_error=str(error)))
         raise SystemExit(1) from None
+    kind, reason = _sharing(config, backend)
     ready = engine_pb2.EngineReady(
         kv_cells=backend.cells,
         context_length=backend.context_length,
@@ -90,7 +99,8 @@ def _load(worker: _Worker) -> Engine:
         parameters=backend.parameters,
         prefill_cells=backend.prefill_cells,
         prefill_context_error=backend.prefill_context_error,
-        prefix_cache_error=backend.sharing_error if config.prefix_cache else "",
+        prefix_sharing=kind,
+        prefix_sharing_reason=reason,
         has_chat_template=backend.vocab.chat_template is not None,
         disk_error=disk_error,
         kv_bytes=backend.kv_bytes,
@@ -98,6 +108,17 @@ def _load(worker: _Worker) -> Engine:
     )
     worker.send(engine_pb2.EngineReport(ready=ready))
     return engine
+
+
+def _sharing(
+    config: engine_pb2.EngineConfig, backend: Backend
+) -> tuple[scheduler_pb2.PrefixSharing.ValueType, str]:
+    """(how prefixes are shared, why not any part of them)."""
+    if not config.prefix_cache:
+        return scheduler_pb2.PREFIX_SHARING_NONE, "INFERFLUX_WORKER_PREFIX_CACHE turns it off"
+    if backend.sharing_error:
+        return scheduler_pb2.PREFIX_SHARING_NONE, backend.sharing_error
+    return _SHARING[backend.sharing.kind], backend.sharing.reason
 
 
 def _disk(config: engine_pb2.EngineConfig, identity: Identity) -> tuple[Disk | None, str]:

@@ -154,9 +154,17 @@ class Context:
         """Free the KV cells of `seq_id` from `position` on."""
         llama.llama_memory_seq_rm(self._memory, seq_id, position, -1)
 
+    def cut(self, seq_id: int, position: int) -> bool:
+        """Whether `seq_id` holds nothing from `position` on any more; if not, it is as it was."""
+        return bool(llama.llama_memory_seq_rm(self._memory, seq_id, position, -1))
+
     def share(self, source: int, seq_id: int, cells: int) -> None:
         """Have `seq_id` hold the first `cells` of `source` as well, without a copy."""
         llama.llama_memory_seq_cp(self._memory, source, seq_id, 0, cells)
+
+    def share_whole(self, source: int, seq_id: int) -> None:
+        """Have `seq_id` hold all that `source` holds as well. Memory of every kind can do this."""
+        llama.llama_memory_seq_cp(self._memory, source, seq_id, -1, -1)
 
     def positions(self, seq_id: int) -> tuple[int, int]:
         """The first and the last position that `seq_id` holds, by llama.cpp's own view; -1 for none."""
@@ -166,16 +174,6 @@ class Context:
     def occupancy(self) -> cell_log.Occupancy:
         """Where the cells were before the latest batch."""
         return cell_log.latest(log_details)
-
-    def can_share(self) -> bool:
-        """Whether a sequence can begin with a part of what another holds, and can be cut. Must be empty,
-        and is again."""
-        self.decode_tokens(np.zeros(3, np.int32), seq_id=0, position=0)
-        is_cut = bool(llama.llama_memory_seq_rm(self._memory, 0, 2, -1))
-        self.share(0, 1, 1)
-        is_shared = self.positions(1) == (0, 0) and self.positions(0) == (0, 1)
-        self.clear()
-        return is_cut and is_shared
 
     def cell_bytes(self) -> int:
         """What keys and values of a cell take, of all layers together; 0 where a sequence has a state instead

@@ -456,6 +456,8 @@ class Engine:
                 if sequence.is_prefilling:
                     self._memory.complete_prefill(sequence)
                 continue
+            if sequence.position == sequence.checkpoint_at:
+                self._memory.make_checkpoint(sequence)
             self._report.prefilled.add(
                 key=sequence.key, epoch=sequence.epoch, computed_tokens=sequence.position
             )

@@ -17,6 +17,7 @@ from .cell_log import Occupancy
 from .kv import CellLedger, Release
 from .ledger_check import Difference, difference
 from .prefix_cache import PrefixCache
+from .prefix_sharing import PrefixSharing
 from .saved import SavedStates, StateCache
 from .seq_ids import CellCache, SeqIds
 from .sequence import NO_SEQ_ID, Sequence
@@ -34,9 +35,7 @@ class Cache(CellCache, StateCache, Protocol):
     def occupancy(self) -> Occupancy: ...
 
     @property
-    def holds_all_positions(self) -> bool: ...
-
-    def positions(self, seq_id: int) -> tuple[int, int]: ...
+    def sharing(self) -> PrefixSharing: ...
 
     def forget_prefill(self, seq_id: int) -> None: ...
 
@@ -80,7 +79,11 @@ class Memory:
         self._seq_ids = SeqIds(cache)
         self.ledger = self._seq_ids.ledger
         self.prefixes = PrefixCache(
-            self._seq_ids, cell_s=cache.cell_s, is_on=has_prefix_cache, on_evict=saved.keep
+            self._seq_ids,
+            sharing=cache.sharing,
+            cell_s=cache.cell_s,
+            is_on=has_prefix_cache,
+            on_evict=saved.keep,
         )
         self._prefill = CellLedger(cache.prefill_cells)
         self._swap_outs = self._swap_ins = self._recomputes = 0
@@ -143,6 +146,12 @@ class Memory:
         if holder is not None:
             self._seq_ids.share(holder, sequence.seq_id, matched)
             sequence.begin_at(matched)
+        sequence.note_checkpoint(prefixes.parts_at(sequence.cache_scope, tokens, matched))
+
+    def make_checkpoint(self, sequence: Sequence) -> None:
+        """Keep what is computed of a loaded sequence for others, while it goes on."""
+        tokens = sequence.tokens[: sequence.position].copy()
+        self.prefixes.make_checkpoint(sequence.seq_id, sequence.cache_scope, tokens)
 
     def complete_prefill(self, sequence: Sequence) -> None:
         """All that is known of a loaded sequence is computed: others can share it."""
@@ -199,7 +208,11 @@ class Memory:
         if sequence.fetch is None and (sequence.is_looked_up or sequence.position):
             return
         tokens = sequence.tokens[: sequence.n_tokens]
-        self._saved.look_up(sequence, known=self.prefixes.known(sequence.cache_scope, tokens))
+        self._saved.look_up(
+            sequence,
+            known=self.prefixes.known(sequence.cache_scope, tokens),
+            has_checkpoints=self.prefixes.has_checkpoints,
+        )
 
     def unload(self, sequence: Sequence) -> list[Sequence]:
         """Take a sequence out of the cache, its state to host memory if there is room for it.
@@ -247,7 +260,7 @@ class Memory:
                 seq_id,
                 self.ledger.cells_of(seq_id),
                 self._cache.positions(seq_id),
-                holds_all=self._cache.holds_all_positions,
+                holds_all=self._cache.sharing.is_divisible,
             )
             if found is not None:
                 repairs.append(Repair(found, sequence, self._drop(seq_id, sequence)))

@@ -36,6 +36,8 @@ from .fit import CellShape, DoesNotFitError, cells_in, fit_cells
 from .kv_types import NUMBER_TYPES, USUAL, KvType, KvTypes
 from .planner import StepPlan
 from .prefill_context import PrefillContext
+from .prefix_sharing import PrefixSharing, Sharing
+from .sharing_trial import can_cut_states, find_sharing
 from .state import StateBytes, UnknownLayout, first_positions
 
 _AUTO_CELLS_PER_SLOT = 1024
@@ -117,7 +119,8 @@ class Backend:
         self.kv_bytes = self.cells * self._main.cell_bytes()
         self.context_length = min(self.context_length, self.cells)
         self.batch_tokens = self._main.batch_tokens
-        self.sharing_error = self._find_sharing_error()
+        self.sharing = self._find_sharing()
+        self.cuts_states = self.sharing.is_divisible and can_cut_states(self._main, self.vocab.size)
         self.cell_s = 0.0
         self.prefill_context_error = ""
         self._prefill = self._new_prefill_context(config)
@@ -268,6 +271,9 @@ class Backend:
             cells = config.prefill_cells
         if cells == 0 or not config.flash_attention or has_gpu():
             return None
+        if self.sharing.kind in (Sharing.CHECKPOINTS, Sharing.NONE):
+            self.prefill_context_error = f"a part of a sequence cannot be copied to it: {self.sharing.reason}"
+            return None
         if self.sequences == MAX_SEQUENCES:
             self.prefill_context_error = f"all {MAX_SEQUENCES} sequence ids are in use: it needs one"
             return None
@@ -307,7 +313,8 @@ class Backend:
         self._main.touch_weights()
         if not self._is_thread_count_asked:
             self._single_thread_tokens = self._find_single_thread_tokens()
-        if not self.sharing_error:
+        # A recurrent model has no cells that a token would look at.
+        if not self.sharing_error and not llama.llama_model_is_recurrent(self._model):
             self.cell_s = self._time_cell()
         timings = self._prefill_timings(self._main, in_prefill_context=False)
         if self._prefill:
@@ -349,37 +356,31 @@ class Backend:
             self._main.use_threads(1 if plan.n_tokens <= self._single_thread_tokens else self._threads)
         return self._main.decode(plan.parts)
 
-    def _find_sharing_error(self) -> str:
-        """Why sequences cannot share the cells of a prefix; empty if they can."""
+    def _find_sharing(self) -> PrefixSharing:
+        """What of a sequence another one can begin with."""
+        if not self._is_unified:
+            return PrefixSharing(Sharing.NONE, "each sequence has cells of its own")
+        found = find_sharing(self._main, self.vocab.size, int(llama.llama_model_n_swa(self._model)))
+        log_errors.clear()  # those of what was tried and cannot be
+        return found
+
+    @property
+    def sharing_error(self) -> str:
+        """Why prefixes cannot be cached; empty if they can."""
         if self.sequences < 2:
             return "there is one sequence id, and none for cached prefixes"
-        if not self._is_unified:
-            return "each sequence has cells of its own"
-        if llama.llama_model_n_swa(self._model) > 0:
-            return "the model's attention has a sliding window: cells beyond it are reused"
-        if llama.llama_model_is_recurrent(self._model) or llama.llama_model_is_hybrid(self._model):
-            return "the model is recurrent: it keeps a state, not a cell for each token"
-        if not self._main.can_share():
-            return "the model's memory cannot share a part of a sequence"
-        return ""
+        return self.sharing.reason if self.sharing.kind is Sharing.NONE else ""
 
     def occupancy(self) -> Occupancy:
         """Where the main context's cells were before its latest batch."""
         return self._main.occupancy()
 
-    @property
-    def holds_all_positions(self) -> bool:
-        """Whether a sequence keeps each of its positions: not with a sliding window or a recurrent state."""
-        model = self._model
-        return not (
-            llama.llama_model_n_swa(model) > 0
-            or llama.llama_model_is_recurrent(model)
-            or llama.llama_model_is_hybrid(model)
-        )
-
     def share(self, source: int, seq_id: int, cells: int) -> None:
-        """Have `seq_id` hold the first `cells` of `source` as well."""
-        self._main.share(source, seq_id, cells)
+        """Have `seq_id` hold the first `cells` of `source` as well: all, where no part can be shared."""
+        if self.sharing.kind is Sharing.CHECKPOINTS:
+            self._main.share_whole(source, seq_id)
+        else:
+            self._main.share(source, seq_id, cells)
 
     def positions(self, seq_id: int) -> tuple[int, int]:
         """The first and the last position that `seq_id` holds, by llama.cpp's own view; -1 for none."""
@@ -434,8 +435,9 @@ class Backend:
 
     @property
     def spare_id(self) -> int | None:
-        """A sequence id that is not in use, for copies of a part of a sequence; None if there is none."""
-        return None if self.sharing_error else self._main.spare_id
+        """A sequence id that is not in use, for copies of a part of a sequence; None if there is none, or no
+        part can be copied."""
+        return None if self.sharing_error or not self.sharing.is_divisible else self._main.spare_id
 
     def first_positions(self, state: StateBytes, n: int) -> StateBytes | None:
         """`state` of the positions below `n` alone; None where its layout is not known."""

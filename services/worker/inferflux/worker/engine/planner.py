@@ -140,7 +140,7 @@ def plan_step(
     for sequence in prefilling:
         if left <= 0:
             break
-        n = min(left, sequence.n_pending)
+        n = min(left, sequence.n_computable)
         parts.append(ScheduledTokens(sequence, n, n_logits=int(n == sequence.n_pending)))
         left -= n
     return StepPlan(

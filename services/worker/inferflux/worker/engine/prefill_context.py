@@ -17,12 +17,10 @@ from numpy.typing import NDArray
 from .context import Context, DecodeError
 from .planner import ScheduledTokens
 from .state import UnknownLayout, by_cell, by_dimension
+from .trial import are_alike, trial_tokens
 
 # Tokens copied after a step, at most: a few milliseconds' worth of a small model.
 _PIECE = 256
-_TRIAL_TOKENS = 24
-# Logits that differ by less than this part of their spread come from the same state.
-_ALIKE = 0.2
 
 
 @dataclass(slots=True)
@@ -111,7 +109,7 @@ class PrefillContext:
 
         Both have to be empty, and are again.
         """
-        tokens = np.arange(_TRIAL_TOKENS, dtype=np.int32) % vocabulary
+        tokens = trial_tokens(vocabulary)
         expected = self._main.decode_tokens(tokens, seq_id=0, position=0).copy()
         self._main.forget(0)
         try:
@@ -121,7 +119,7 @@ class PrefillContext:
         finally:
             self.forget(0)
             self._main.forget(0)
-        return all(np.abs(logits - expected).max() < _ALIKE * expected.std() for logits in seen)
+        return all(are_alike(logits, expected) for logits in seen)
 
     def _trial_to_main(self, tokens: NDArray[np.int32]) -> NDArray[np.float32]:
         """The last token's logits by the main context, all others being computed here and copied."""

@@ -1,6 +1,12 @@
 """Cached prefixes: what ended sequences leave in the KV cache, and what new ones begin with.
 
 A hit costs no copy: llama.cpp has several sequences share cells, and later tokens take cells of their own.
+
+Not every model's memory can share any part of a sequence. Then there are checkpoints: sequence ids that keep
+what was computed up to a point, while the request goes on. One is made where a prompt parts from what was
+computed before and cannot be shared: others may part from it there as well. Memory that shares nothing but
+whole sequences has another where a prompt ends, for what follows the answer. The first is after Marconi
+(Pan et al., 2025).
 """
 
 from __future__ import annotations
@@ -12,6 +18,7 @@ from itertools import islice
 from inferflux.v1 import engine_pb2
 
 from .planner import StepPlan
+from .prefix_sharing import PrefixSharing, Sharing
 from .radix import BeforeEviction, Match, RadixPrefixCache, TokenArray
 from .rent import Rent
 from .seq_ids import SeqIds
@@ -19,6 +26,8 @@ from .seq_ids import SeqIds
 # A shorter prefix is not worth a sequence id: prompts of one chat template share a few tokens, whatever they
 # say. The fleet's index has no shorter ones by default either.
 SHORTEST_MATCH = 16
+# Sequences that go on in another way which are asked for what they still have of a prompt.
+_MOST_ASKED = 8
 # Cached prefixes that leave in one step for what they cost; more would delay the step.
 _EVICTIONS_A_STEP = 4
 
@@ -39,22 +48,29 @@ class PrefixCache:
 
     Args:
         seq_ids: whose ids and cells cached prefixes take.
+        sharing: what the model's memory allows.
         cell_s: see `Rent`.
         is_on: otherwise nothing is kept and nothing is found.
         on_evict: called before a sequence is evicted.
+
+    Attributes:
+        has_checkpoints: whether some prefixes are kept while their requests go on.
     """
 
     def __init__(
         self,
         seq_ids: SeqIds,
         *,
+        sharing: PrefixSharing,
         cell_s: float,
         is_on: bool,
         on_evict: BeforeEviction,
     ) -> None:
         self._on_evict = on_evict
         self._seq_ids = seq_ids
-        self._tree = RadixPrefixCache()
+        self._sharing = sharing
+        self.has_checkpoints = is_on and not sharing.is_divisible
+        self._tree = RadixPrefixCache(is_divisible=sharing.is_divisible)
         self._rent = Rent(cell_s)
         self._is_on = is_on
         self._counts = _Counts()
@@ -105,7 +121,7 @@ class PrefixCache:
         if not self._is_on:
             return Match(0, None)
         self._counts.queries += is_first
-        match = self._tree.lookup(scope, tokens[:-1])
+        match = self._longest(scope, tokens[:-1])
         if match.matched_tokens < SHORTEST_MATCH:
             return Match(0, None)
         self._counts.hits += 1
@@ -116,15 +132,57 @@ class PrefixCache:
 
     def known(self, scope: str, tokens: TokenArray) -> int:
         """How many of these tokens could be shared."""
-        return self._tree.lookup(scope, tokens[:-1]).matched_tokens if self._is_on else 0
+        return self._longest(scope, tokens[:-1]).matched_tokens if self._is_on else 0
+
+    def parts_at(self, scope: str, tokens: TokenArray, shared: int) -> int:
+        """Where a checkpoint is worthwhile: these tokens part there from those of others.
+
+        Args:
+            shared: of its first tokens, how many are shared.
+
+        Returns:
+            So many of the first tokens; 0: they are not worth it.
+        """
+        if not self.has_checkpoints:
+            return 0
+        known = self._tree.lookup(scope, tokens[:-1]).matched_tokens
+        return known if known - shared >= SHORTEST_MATCH else 0
 
     def hold(self, seq_id: int, scope: str, tokens: TokenArray) -> None:
-        """A request has computed `tokens`: others can share them from now on."""
+        """A request has computed `tokens`, and goes on: others can share them from now on."""
         if not self._is_on:
             return
+        if self._sharing.kind is Sharing.CHECKPOINTS:
+            self.make_checkpoint(seq_id, scope, tokens)
+        else:
+            self._hold(seq_id, scope, tokens)
+
+    def make_checkpoint(self, seq_id: int, scope: str, tokens: TokenArray) -> None:
+        """Keep what a request has computed, which goes on: `tokens`. Not if little more is kept then."""
+        n = tokens.shape[0]
+        if not self.has_checkpoints or n - self._longest(scope, tokens).matched_tokens < SHORTEST_MATCH:
+            return
+        if self._seq_ids.n_free == 0 and not self._evict():
+            return
+        kept = self._seq_ids.take()
+        self._seq_ids.share(seq_id, kept, n)
+        self.keep(kept, scope, tokens)
+
+    def _hold(self, seq_id: int, scope: str, tokens: TokenArray) -> None:
         for superseded in self._tree.hold(scope, tokens, seq_id):
             self._give_back(superseded)
         self._tell(seq_id, scope, tokens)
+
+    def _longest(self, scope: str, tokens: TokenArray) -> Match:
+        """The longest prefix of `tokens` that can be shared."""
+        if self._sharing.is_divisible:
+            return self._tree.lookup(scope, tokens)
+        for match in self._tree.candidates(scope, tokens, _MOST_ASKED):
+            if match.holder is not None and self._sharing.can_begin(
+                *self._seq_ids.positions(match.holder), match.matched_tokens
+            ):
+                return match
+        return Match(0, None)
 
     def keep(self, seq_id: int, scope: str, tokens: TokenArray) -> None:
         """A request has ended that had `tokens` computed: its sequence id is a cached prefix's, or free."""
@@ -132,7 +190,7 @@ class PrefixCache:
             self.drop(seq_id)
             self._seq_ids.give_back(seq_id)
             return
-        self.hold(seq_id, scope, tokens)
+        self._hold(seq_id, scope, tokens)
         if self._tree.unpin(seq_id):
             self._seq_ids.ledger.keep(seq_id)
         else:

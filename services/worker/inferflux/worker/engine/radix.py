@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import NamedTuple
 
 import numpy as np
@@ -55,14 +56,19 @@ class _Node:
 class RadixPrefixCache:
     """The prefixes that sequences hold.
 
+    Args:
+        is_divisible: whether a holder's first tokens can be had without the rest. Otherwise one holder does
+            not replace another with fewer tokens, and none is cut.
+
     Attributes:
         version: rises with every new prefix: before that, a prompt that found nothing finds nothing.
         n_tokens: token ids of all edges.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, is_divisible: bool = True) -> None:
         self.version = 0
         self.n_tokens = 0
+        self._is_divisible = is_divisible
         self._roots: dict[str, _Node] = {}
         self._clock = 0
         self._places: dict[int, tuple[str, _Node]] = {}
@@ -93,6 +99,23 @@ class RadixPrefixCache:
             node = next(iter(node.below.values()))
         return Match(matched, node.holders[0])
 
+    def candidates(self, scope: str, tokens: TokenArray, most: int) -> Iterator[Match]:
+        """Holders of prefixes of `tokens`, the longest prefix first: `most` holders that go on in another
+        way, then all that hold a prefix and nothing else."""
+        root = self._roots.get(scope)
+        if root is None:
+            return
+        node, matched = self._descend(root, _bytes_of(tokens))
+        if matched == 0:
+            return
+        going_on = (h for each in self._from(node) for h in each.holders)
+        for holder in list(islice(going_on, most)):
+            yield Match(matched, holder)
+        for each in list(self._path(node)):
+            if each.end <= matched:
+                for holder in list(each.holders):
+                    yield Match(each.end, holder)
+
     def hold(self, scope: str, tokens: TokenArray, holder: int) -> list[int]:
         """Note that `holder` has `tokens`, at least one, and pin it. What it had before is replaced.
 
@@ -104,7 +127,7 @@ class RadixPrefixCache:
         self._forget(holder)
         self._places[holder] = scope, node
         self._pinned.add(holder)
-        return self._supersede(node)
+        return self._supersede(node) if self._is_divisible else []
 
     def unpin(self, holder: int) -> bool:
         """A pinned holder's request has ended.
@@ -114,7 +137,12 @@ class RadixPrefixCache:
         """
         self._pinned.discard(holder)
         _, node = self._places[holder]
-        if node.below or len(node.holders) > 1:
+        if self._is_divisible:
+            has_others = bool(node.below) or len(node.holders) > 1
+        else:
+            # One that is pinned goes on, and then has more than these tokens.
+            has_others = any(h != holder and h not in self._pinned for h in node.holders)
+        if has_others:
             self.drop(holder)
             return False
         return True
@@ -138,6 +166,8 @@ class RadixPrefixCache:
         if oldest is None:
             return None
         scope, above = self._places[victim][0], oldest.above
+        if not self._is_divisible:
+            above = None
         if before is not None:
             before(victim, scope, self.tokens_of(victim), 0 if above is None else above.end)
         if above is None or above.end == 0 or len(above.below) > 1 or above.holders:
@@ -252,6 +282,15 @@ class RadixPrefixCache:
             del above.below[node.tokens[:_ID_BYTES]]
             self.n_tokens -= node.end - above.end
             node = above
+
+    @staticmethod
+    def _from(node: _Node) -> Iterator[_Node]:
+        """`node`, and all below it."""
+        left = [node]
+        while left:
+            each = left.pop()
+            yield each
+            left.extend(each.below.values())
 
     @staticmethod
     def _path(node: _Node | None) -> Iterator[_Node]:

@@ -159,11 +159,12 @@ class SavedStates:
         limit_s = max(_SEARCH_PART * self._tiers.rates.prefill_s(sequence.n_tokens), _SHORTEST_SEARCH_S)
         return self._clock_s() - sequence.started_s < min(limit_s, SEARCH_LIMIT_S)
 
-    def look_up(self, sequence: Sequence, *, known: int = 0) -> None:
+    def look_up(self, sequence: Sequence, *, known: int = 0, has_checkpoints: bool = False) -> None:
         """Find a prefix of a sequence of which nothing is computed, once, and fetch it.
 
         Args:
             known: tokens that the KV cache has already.
+            has_checkpoints: whether one may be made where its tokens part from those of a state.
         """
         if sequence.fetch is not None:
             self._go_on_fetching(sequence)
@@ -171,6 +172,9 @@ class SavedStates:
             sequence.is_looked_up = True
             tokens = sequence.tokens[: sequence.n_tokens]
             match = self._tiers.find(sequence.cache_scope, tokens, known=known)
+            if has_checkpoints:
+                shared = known if match is None else match.tokens
+                sequence.note_checkpoint(self._tiers.parts_at(sequence.cache_scope, tokens, shared))
             if match is not None:
                 sequence.fetch = self._tiers.fetch(match)
                 sequence.fetch_began_s = self._clock_s()

@@ -20,6 +20,8 @@ class CellCache(Protocol):
 
     def share(self, source: int, seq_id: int, cells: int) -> None: ...
 
+    def positions(self, seq_id: int) -> tuple[int, int]: ...
+
 
 class SeqIds:
     """Hands sequence ids out, and takes them back with their cells.
@@ -40,6 +42,10 @@ class SeqIds:
     def take(self) -> int:
         """A free id; there must be one."""
         return self._free.pop()
+
+    def positions(self, seq_id: int) -> tuple[int, int]:
+        """The first and the last position that an id holds in every layer; -1 for none."""
+        return self._cache.positions(seq_id)
 
     def give_back(self, seq_id: int) -> None:
         """Free an id, and the cells that it alone holds."""

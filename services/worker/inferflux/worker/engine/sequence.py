@@ -99,6 +99,8 @@ class Sequence:
     model: str = ""
     # The version of the cached prefixes when its prompt was last looked up; -1: never.
     looked_up_at: int = -1
+    # A position at which a step is to end, so that others can begin there; 0: none.
+    checkpoint_at: int = 0
     # Of the prompt, what was found computed when it first ran. What is found later may be its own.
     cached_prompt_tokens: int = 0
     has_begun: bool = False
@@ -127,6 +129,13 @@ class Sequence:
     @property
     def n_pending(self) -> int:
         return self.prompt_tokens + self.generated - self.position
+
+    @property
+    def n_computable(self) -> int:
+        """Pending tokens that a step may compute: it ends at a checkpoint."""
+        if self.position < self.checkpoint_at < self.n_tokens:
+            return self.checkpoint_at - self.position
+        return self.n_pending
 
     @property
     def is_prefilling(self) -> bool:
@@ -168,6 +177,10 @@ class Sequence:
         self.position = position
         if not self.has_begun:
             self.cached_prompt_tokens = min(position, self.prompt_tokens)
+
+    def note_checkpoint(self, position: int) -> None:
+        """Others may begin at `position`, or at what was noted before if that is farther."""
+        self.checkpoint_at = max(self.checkpoint_at, position)
 
     def discard(self) -> None:
         """Nothing is computed any more: all of it is prefilled again, or found."""

@@ -127,6 +127,7 @@ class Tiers(Generic[S]):
         host_eviction: which cold prefixes leave host memory first.
         disk: None: there is no disk tier.
         disk_bytes: most bytes of files.
+        is_divisible: whether the first tokens of a state can be restored without the rest.
 
     Attributes:
         preempted_bytes: host memory that holds the state of preempted sequences.
@@ -141,8 +142,10 @@ class Tiers(Generic[S]):
         host_eviction: Eviction = Eviction.LRU,
         disk: Disk | None = None,
         disk_bytes: int = 0,
+        is_divisible: bool = True,
     ) -> None:
         self._identity = identity
+        self._is_divisible = is_divisible
         self._disk = disk
         self._host: Space[Kept[S]] = Space(host_bytes, host_eviction)
         self._files: Space[Kept[S]] = Space(disk_bytes)
@@ -336,6 +339,17 @@ class Tiers(Generic[S]):
             return None
         return Match(found.value, found.matched, self.rates.prefill_s(cost[-1]))
 
+    def parts_at(self, scope: str, tokens: TokenArray, known: int) -> int:
+        """Where `tokens` part from those of the states, if these are of no use for want of a shorter one.
+
+        Returns:
+            So many of the first tokens; 0: hardly more than `known`, or a part of a state can be used.
+        """
+        if self._is_divisible:
+            return 0
+        longest = next(self._index.find(scope, tokens[:-1], tokens.shape[0]), None)
+        return longest.matched if longest is not None and longest.matched >= known + BLOCK else 0
+
     def fetch(self, match: Match[S]) -> Fetch[S]:
         """Begin to bring a match to host memory. One that is there already is done at once."""
         self._host.use(match.kept)
@@ -471,7 +485,10 @@ class Tiers(Generic[S]):
         return len(self._stored), sum(self._stored.values())
 
     def _candidates(self, scope: str, tokens: TokenArray) -> Iterator[Found[Kept[S]]]:
-        return islice(self._index.find(scope, tokens, tokens.shape[0]), _CANDIDATES)
+        """States that have a prefix of `tokens`, the longest first."""
+        found = self._index.find(scope, tokens, tokens.shape[0])
+        usable = (f for f in found if self._is_divisible or f.matched == f.value.header.n_past)
+        return islice(usable, _CANDIDATES)
 
     def _has_disk_room(self, n_bytes: int) -> bool:
         disk = self._disk
@@ -513,6 +530,8 @@ class Tiers(Generic[S]):
 
     def _drop_what_it_contains(self, kept: Kept[S]) -> None:
         """Free the host memory of cold prefixes that `kept` begins with."""
+        if not self._is_divisible:
+            return
         for found in list(self._candidates(kept.header.scope, kept.tokens)):
             other = found.value
             is_contained = found.matched == other.header.n_past
