@@ -3,6 +3,9 @@ state and cells."""
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
+
 import numpy as np
 
 from .gguf_files import DIM, FF, HEADS, TOKENS, Gguf, Tensor, f32, numbers, text, tiny_model, u32
@@ -123,3 +126,14 @@ def hybrid_model() -> Gguf:
         tensors[f"blk.1.{name}.weight"] = weights(DIM, DIM)
     tensors["blk.1.attn_q_norm.weight"] = tensors["blk.1.attn_k_norm.weight"] = head_norm
     return Gguf(metadata, tensors)
+
+
+def main() -> None:
+    """Write a model of each kind to the folder that is named."""
+    folder = Path(sys.argv[1])
+    for make in (sliding_window_model, recurrent_model, hybrid_model):
+        make().write(folder / f"{make.__name__.removesuffix('_model')}.gguf")
+
+
+if __name__ == "__main__":
+    main()

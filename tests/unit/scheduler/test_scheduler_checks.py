@@ -117,6 +117,7 @@ def test_a_heartbeat_of_a_worker_passes() -> None:
         ("decode_tokens_per_s", {"decode_tokens_per_s": float("inf")}),
         ("decode_tokens_per_s", {"decode_tokens_per_s": -1.0}),
         ("started_unix_ms", {"started_unix_ms": 2**62}),
+        ("prefix_sharing_reason", {"prefix_sharing_reason": "x" * 300}),
         ("models.name", {"models": [{"name": ""}]}),
         ("models.digest", {"models": [{"name": "m", "digest": "../../etc/passwd"}]}),
         ("models.context_length", {"models": [{"name": "m", "context_length": 2**32 - 1}]}),
