@@ -14,9 +14,10 @@ import numpy as np
 import pytest
 from harness.model_kinds import WINDOW, hybrid_model, recurrent_model, sliding_window_model
 from harness.serving import Served, load
-from harness.worker import batch_item
+from harness.worker import WorkerProcess, batch_item, read_to_end, token_ids
 
-from inferflux.v1 import engine_pb2, worker_pb2
+from inferflux.common.bus import Bus
+from inferflux.v1 import scheduler_pb2, worker_pb2
 from inferflux.worker.engine.native import Backend
 from inferflux.worker.engine.prefix_sharing import Sharing
 
@@ -331,4 +332,45 @@ def test_a_prefill_context_is_not_made_of_a_state(models: Path) -> None:
     backend = load(models / "recurrent.gguf", kv_cells=512)
     assert backend.prefill_cells == 0
     assert "a part of a sequence cannot be copied" in backend.prefill_context_error
-    assert engine_pb2.EngineReady(prefill_context_error=backend.prefill_context_error)
+
+
+@pytest.mark.parametrize(
+    ("kind", "sharing"),
+    [
+        ("window", scheduler_pb2.PREFIX_SHARING_WINDOW),
+        ("recurrent", scheduler_pb2.PREFIX_SHARING_CHECKPOINTS),
+    ],
+)
+async def test_a_worker_serves_it_says_how_it_shares_and_goes_on_after_a_crash(
+    nats_url: str, models: Path, tmp_path: Path, kind: str, sharing: int
+) -> None:
+    bus = await Bus.connect(nats_url, name="kinds-tests")
+    path = models / f"{kind}.gguf"
+    variables = {"INFERFLUX_WORKER_MODEL_PATH": str(path), "INFERFLUX_WORKER_MODEL_NAME": "inferflux-demo"}
+    worker = WorkerProcess(tmp_path, nats_url, bus, f"kind-{kind}", **variables)
+    ids = prompt(np.random.default_rng(12), 40)
+    try:
+        await worker.start_ready()
+        assert worker.status is not None
+        assert worker.status.prefix_sharing == sharing
+        assert worker.status.prefix_sharing_reason
+        first = await read_answer(worker, ask("first", ids))
+        worker.kill()
+        worker.status = None
+        await worker.start_ready()
+        replayed = batch_item("first", prompt=ids, generated=first[:5], max_tokens=ANSWER, epoch=2)
+        assert await read_answer(worker, replayed) == first[5:]
+        assert await read_answer(worker, ask("again", ids)) == first
+    finally:
+        worker.kill()
+        await bus.close()
+    assert "not every part of a prefix is shared" in worker.log_path.read_text()
+
+
+async def read_answer(worker: WorkerProcess, item: worker_pb2.BatchItem) -> list[int]:
+    stream = await worker.read(item.request.request_id)
+    submitted = await worker.submit(item)
+    assert not submitted.refused, submitted
+    tokens = token_ids(await read_to_end(stream))
+    stream.close()
+    return tokens
