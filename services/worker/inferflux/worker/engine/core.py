@@ -98,7 +98,7 @@ class Engine:
         self._arrivals = 0
         self._next_deadline_unix_s = math.inf
         self._check_times = CheckTimes(self._clock.monotonic_s())
-        self._report = engine_pb2.StepReport()
+        self._report, self._told = _new_report()
         self._plain = PlainChunk()
         self._has_news = False
 
@@ -228,9 +228,10 @@ class Engine:
         report.disk_error = self._tiers.take_error()
         report.cached.extend(self._memory.prefixes.take_news(MOST_TOLD))
         report.cached.extend(cached_in(self._tiers))
-        self._report = engine_pb2.StepReport()
+        told = self._told
+        self._report, self._told = _new_report()
         self._has_news = False
-        return engine_pb2.EngineReport(step=report)
+        return told
 
     def step(self) -> None:
         """Give every decoding sequence its token and prompts their part, as far as the KV cache goes.
@@ -577,7 +578,8 @@ class Engine:
         chosen = entry.chosen
         chosen.token_id, chosen.text, chosen.logprob = token, piece_text(token), logprobs.chosen
         for other, logprob in logprobs.top:
-            entry.top.add(token_id=other, text=piece_text(other), logprob=logprob)
+            one = entry.top.add()  # not with keywords, as in `_emit_serialized`
+            one.token_id, one.text, one.logprob = other, piece_text(other), logprob
 
     def _expire(self, unix_s: float) -> None:
         if unix_s < self._next_deadline_unix_s:
@@ -680,3 +682,10 @@ class Engine:
         if sequence.slot is not None:
             del self._running[sequence.slot]
         self._has_news = True
+
+
+def _new_report() -> tuple[engine_pb2.StepReport, engine_pb2.EngineReport]:
+    """(what a step is written into, the message that it is a part of): putting it there later is a copy."""
+    told = engine_pb2.EngineReport()
+    told.step.SetInParent()
+    return told.step, told

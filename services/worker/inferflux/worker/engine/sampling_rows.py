@@ -81,7 +81,9 @@ def _adjusted(logits: Logits, samplers: Sequence[Sampler]) -> Iterator[None]:
 def _best(logits: Logits) -> list[int]:
     best = logits.argmax(axis=1)
     is_finite = np.isfinite(logits[np.arange(logits.shape[0]), best])
-    tokens: list[int] = np.where(is_finite, best, BAD).tolist()
+    if not is_finite.all():
+        best[~is_finite] = BAD
+    tokens: list[int] = best.tolist()
     return tokens
 
 

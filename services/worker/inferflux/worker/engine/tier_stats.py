@@ -36,4 +36,5 @@ def tell_tiers(stats: engine_pb2.StepStats, tiers: Tiers[Sequence], saved: Saved
         of.bytes, of.states = tiers.used(tier)
         of.hits = counts.hits[tier]
         of.evictions = counts.evictions[tier]
-        of.restore_us.extend(int(seconds * 1e6) for where, seconds in restored if where is tier)
+        if restored:
+            of.restore_us.extend(int(seconds * 1e6) for where, seconds in restored if where is tier)
