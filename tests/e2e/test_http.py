@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import AsyncIterator
 
@@ -9,6 +10,7 @@ import openai
 import pytest
 from harness.client import MODEL, Client
 from harness.http_client import HttpClient, openai_client
+from harness.websocket_client import WebSocket
 from openai.types.chat import ChatCompletionMessageParam
 
 from inferflux.cli.stack import Stack
@@ -142,3 +144,43 @@ async def test_an_unmodified_curl_line_works(http: HttpClient) -> None:
     answer = await http.post("/v1/chat/completions", body)
     assert answer.status == 200
     assert answer.body.endswith(b"data: [DONE]\n\n")
+
+
+async def test_an_answer_matches_its_schema(sdk: openai.AsyncOpenAI) -> None:
+    schema = {
+        "type": "object",
+        "properties": {"capital": {"type": "string", "maxLength": 20}, "is_large": {"type": "boolean"}},
+        "required": ["capital", "is_large"],
+        "additionalProperties": False,
+    }
+    answer = await sdk.chat.completions.create(
+        model=MODEL,
+        messages=CAPITAL,
+        temperature=0,
+        response_format={
+            "type": "json_schema",
+            "json_schema": {"name": "city", "schema": schema, "strict": True},
+        },
+    )
+    said = json.loads(answer.choices[0].message.content or "")
+    assert isinstance(said["capital"], str)
+    assert isinstance(said["is_large"], bool)
+
+
+async def test_a_response_is_answered_and_streamed_alike(sdk: openai.AsyncOpenAI) -> None:
+    question = "What is the capital of France?"
+    whole = await sdk.responses.create(model=MODEL, input=question, temperature=0)
+    assert "Paris" in whole.output_text
+    stream = await sdk.responses.create(model=MODEL, input=question, temperature=0, stream=True)
+    text = "".join([event.delta async for event in stream if event.type == "response.output_text.delta"])
+    assert text == whole.output_text
+
+
+async def test_a_websocket_gives_what_generate_gives(http: HttpClient) -> None:
+    body = {"prompt": "Once upon a time", "temperature": 0, "max_tokens": 12, "stream": False}
+    whole = (await http.post("/generate", body)).json()
+    async with WebSocket(http.port, key=http.key) as socket:
+        socket.send(body)
+        messages = await socket.until_end()
+    assert [i for message in messages for i in message.get("token_ids", [])] == whole["token_ids"]
+    assert "".join(message.get("text", "") for message in messages) == whole["text"]

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import AsyncExitStack
 
+import psutil
 import pytest
 from harness.gateway import Backend, GatewayProcess, StartGateway, tokens, until
 from harness.http_client import HttpClient, chat_body, openai_client
@@ -180,3 +182,44 @@ async def test_calls_are_counted_by_path_and_status(http: HttpClient, gateway: G
         return 'inferflux_http_requests_total{path="/v1/models",status="200"}' in text
 
     await until(is_counted)
+
+
+async def test_a_client_that_stops_reading_is_cut_off_and_cancelled(
+    start_gateway: StartGateway, nats_url: str, backend: Backend, key: str
+) -> None:
+    gateway = await start_gateway(nats_url, INFERFLUX_GATEWAY_HTTP_SEND_LIMIT_S="0.5")
+    http = HttpClient(gateway.http_port, key)
+    before = psutil.Process(gateway.pid).memory_info().rss
+    async with http.connection() as connection:
+        await connection.request("POST", CHAT, chat_body(stream=True), {"x-request-id": "http-slow"})
+        job = await backend.job("http-slow")
+        backend.known.add("http-slow")
+        connection.writer.transport.pause_reading()  # type: ignore[attr-defined]
+        for first in range(400):
+            chunk = tokens(first)
+            chunk.text = "x" * 100_000
+            await backend.say(job, chunk)
+        await until(lambda: backend.cancelled.count("http-slow") == 1)
+        after = psutil.Process(gateway.pid).memory_info().rss
+    assert after - before < 100 << 20, "what a client does not read is not kept for it"
+    await backend.done("http-slow")
+
+
+async def test_slow_bodies_give_way_to_other_calls(
+    gateway: GatewayProcess, http: HttpClient, backend: Backend, other_key: str
+) -> None:
+    """There are 16 places for bodies."""
+    async with AsyncExitStack() as stack:
+        slow = [await stack.enter_async_context(http.connection()) for _ in range(17)]
+        for connection in slow:
+            await connection.send(connection.head("POST", CHAT, {"content-length": "1000"}) + b"{")
+        answers = [asyncio.create_task(connection.answer()) for connection in slow]
+        done, waiting = await asyncio.wait(answers, return_when="FIRST_COMPLETED")
+        first = done.pop().result()
+        assert (first.status, first.error["code"]) == (429, "body_too_slow")
+        calling = asyncio.create_task(HttpClient(gateway.http_port, other_key).chat("http-other"))
+        await backend.finish(await backend.job("http-other"), n=1)
+        assert (await calling).status == 200
+        for task in waiting:
+            task.cancel()
+        await asyncio.gather(*waiting, return_exceptions=True)

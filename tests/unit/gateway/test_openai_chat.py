@@ -92,7 +92,7 @@ def test_log_probabilities_are_asked_for_with_and_without_alternatives() -> None
 @pytest.mark.parametrize(
     ("fields", "field"),
     [
-        ({"response_format": {"type": "json_object"}}, "response_format.type"),
+        ({"response_format": {"type": "xml"}}, "response_format.type"),
         ({"tools": [{}]}, "tools"),
         ({"tool_choice": "required"}, "tool_choice"),
         ({"functions": [{}]}, "functions"),
@@ -275,3 +275,71 @@ def test_the_newer_roles_pass() -> None:
     made = request(messages=messages).messages
     assert [message.role for message in made] == ["developer", "tool"]
     assert (made[1].tool_call_id, made[1].name) == ("call_1", "weather")
+
+
+SCHEMA = {"type": "object", "properties": {"a": {"type": "string"}}}
+
+
+@pytest.mark.parametrize(
+    ("fields", "constraint"),
+    [
+        ({"response_format": {"type": "json_object"}}, {"json_object": True}),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA}}},
+            {"json_schema": json.dumps(SCHEMA)},
+        ),
+        ({"structured_outputs": {"json": SCHEMA}}, {"json_schema": json.dumps(SCHEMA)}),
+        ({"structured_outputs": {"json": "{}"}}, {"json_schema": "{}"}),
+        ({"structured_outputs": {"json_object": True}}, {"json_object": True}),
+        ({"structured_outputs": {"regex": "a+"}}, {"regex": "a+"}),
+        ({"structured_outputs": {"grammar": "root ::= x"}}, {"gbnf": "root ::= x"}),
+        ({"structured_outputs": {"lark": "start: x"}}, {"lark": "start: x"}),
+    ],
+)
+def test_a_format_is_a_constraint(fields: dict[str, Any], constraint: dict[str, Any]) -> None:
+    made = request(**fields).params.constraint
+    assert made == generation_pb2.StructuredConstraint(**constraint)
+
+
+def test_choices_of_an_answer_are_a_constraint() -> None:
+    made = request(structured_outputs={"choice": ["yes", "no"]}).params.constraint
+    assert list(made.choice.texts) == ["yes", "no"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "field"),
+    [
+        ({"response_format": {"type": "json_schema"}}, "response_format.json_schema.schema"),
+        ({"response_format": {}}, "response_format.type"),
+        ({"structured_outputs": {}}, "structured_outputs"),
+        ({"structured_outputs": {"regex": "a", "lark": "b"}}, "structured_outputs"),
+        (
+            {"structured_outputs": {"regex": "a"}, "response_format": {"type": "json_object"}},
+            "structured_outputs",
+        ),
+    ],
+)
+def test_a_format_that_says_nothing_or_too_much_is_refused(fields: dict[str, Any], field: str) -> None:
+    assert refusal(**fields).field == field
+
+
+@pytest.mark.parametrize(
+    ("fields", "inner", "outer"),
+    [
+        (
+            {"response_format": {"type": "json_object"}},
+            "params.constraint.json_schema.properties",
+            "response_format.json_schema.schema.properties",
+        ),
+        ({"structured_outputs": {"regex": "a"}}, "params.constraint.regex", "structured_outputs.regex"),
+        (
+            {"structured_outputs": {"choice": ["a"]}},
+            "params.constraint.choice.texts[3]",
+            "structured_outputs.choice[3]",
+        ),
+    ],
+)
+def test_a_constraint_is_named_as_the_client_named_it(fields: dict[str, Any], inner: str, outer: str) -> None:
+    error = in_words_of(InvalidArgument("x", field=inner), chat.field_names(body(**fields)))
+    assert isinstance(error, InvalidArgument)
+    assert error.field == outer

@@ -192,6 +192,7 @@ def _http_server(settings: GatewaySettings, gateway: _Gateway, probe: Probe) -> 
         gateway.services.metrics,
         probe,
         cors_origins=settings.cors_origins,
+        send_limit_s=settings.http_send_limit_s,
     )
     return HttpServer(app)
 

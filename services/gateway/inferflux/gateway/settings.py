@@ -29,6 +29,13 @@ class GatewaySettings(ServiceSettings):
     http_cors_origins: str = setting(
         "*", "pages that may call over HTTP from a browser, comma-separated; `*`: any; empty: none"
     )
+    http_send_limit_s: float = setting(
+        30.0,
+        "a client over HTTP that takes nothing for this long is cut off, and its request cancelled",
+        gt=0,
+        le=3600,
+        expert=True,
+    )
     policy_address: TargetAddress = setting(
         "127.0.0.1:50052", "host:port of policy", variable="INFERFLUX_POLICY_ADDRESS"
     )

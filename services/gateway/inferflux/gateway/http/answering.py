@@ -9,15 +9,16 @@ from typing import TYPE_CHECKING, Protocol
 
 from inferflux.common.calls import CallContext
 from inferflux.common.errors import InferFluxError, InvalidArgument
+from inferflux.gateway.caller import Caller
 from inferflux.gateway.pipeline import Pipeline
 from inferflux.v1 import inference_pb2, tokens_pb2
 
-from .choices import Chunks, chunks_of
+from .choices import Chunks, OnSubmit, chunks_of
 from .endpoint import Request
 from .errors import in_words_of
 from .openai.answers import Json
 from .openai.params import of_choice
-from .sse import HOLD_S, EventStream
+from .sse import HOLD_S, Events, EventStream
 
 if TYPE_CHECKING:
     from inferflux.gateway.generation import Generation
@@ -29,7 +30,7 @@ MAX_CHOICES = 128
 GenerationRequest = inference_pb2.ChatRequest | inference_pb2.GenerateRequest
 
 
-class StreamShape(Protocol):
+class StreamShape(Events, Protocol):
     """Chunks to messages of a stream."""
 
     def messages(self, index: int, chunk: tokens_pb2.TokenChunk) -> list[Json]: ...
@@ -68,7 +69,7 @@ class Answering:
 
     async def stream(self, request: Request, asked: Asked, shape: StreamShape) -> None:
         """Send events as the chunks come."""
-        stream = EventStream(request.exchange)
+        stream = EventStream(request.exchange, shape)
         try:
             async with (
                 request.exchange.cancelled_when_gone(idle_s=HOLD_S, on_idle=stream.on_idle),
@@ -95,23 +96,35 @@ class Answering:
         await request.exchange.answer_json(shape.to_json())
 
     def _chunks(self, request: Request, asked: Asked) -> Chunks:
-        """Chunks of all choices; those of a prompt are numbered together."""
+        def on_submit(generation: Generation) -> None:
+            request.exchange.note_priority(generation.priority, asked=asked.prompts[0].priority)
+
+        return self.chunks(request.exchange.context, request.caller, asked, on_submit=on_submit)
+
+    def chunks(
+        self,
+        context: CallContext,
+        caller: Caller,
+        asked: Asked,
+        *,
+        on_submit: OnSubmit = lambda _generation: None,
+    ) -> Chunks:
+        """Chunks of all choices; those of a prompt are numbered together.
+
+        Raises:
+            InvalidArgument: there are too many.
+        """
         if len(asked.prompts) * asked.n > MAX_CHOICES:
-            message = (
-                f"{len(asked.prompts)} prompts with n = {asked.n}; at most {MAX_CHOICES} choices are made"
-            )
+            message = f"{len(asked.prompts)} prompts, {asked.n} choices each; at most {MAX_CHOICES} in all"
             raise InvalidArgument(message, field="n")
 
         def opener(index: int) -> AbstractAsyncContextManager[Generation]:
-            context = of_choice_context(request.exchange.context, index)
+            own_context = of_choice_context(context, index)
             prompt, choice = divmod(index, asked.n)
             own = asked.prompts[prompt]
             if isinstance(own, inference_pb2.ChatRequest):
-                return self._pipeline.chat(context, request.caller, of_choice(own, choice))
-            return self._pipeline.generate(context, request.caller, of_choice(own, choice))
-
-        def on_submit(generation: Generation) -> None:
-            request.exchange.note_priority(generation.priority, asked=asked.prompts[0].priority)
+                return self._pipeline.chat(own_context, caller, of_choice(own, choice))
+            return self._pipeline.generate(own_context, caller, of_choice(own, choice))
 
         return chunks_of(opener, prompts=len(asked.prompts), n=asked.n, on_submit=on_submit)
 

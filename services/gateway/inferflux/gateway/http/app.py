@@ -6,8 +6,8 @@ import time
 from collections.abc import Sequence
 
 from starlette.middleware.cors import CORSMiddleware
-from starlette.routing import Route, Router
-from starlette.types import ASGIApp
+from starlette.routing import Route, Router, WebSocketRoute
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from inferflux.common.errors import NotFound
 from inferflux.common.grpc_metadata import PRIORITY, REQUEST_ID
@@ -21,8 +21,12 @@ from .chat import ChatCompletions
 from .completions import Completions
 from .endpoint import Edge, Endpoint, Handler, OpenEndpoint, OpenHandler
 from .exchange import Exchange
+from .generate import Generate
 from .models import GetModel, ListModels
+from .openapi import Documents
+from .responses import Responses
 from .tokens import Detokenize, Tokenize
+from .websocket import WebSocketEndpoint
 
 # How long browsers keep the answer to a preflight.
 _PREFLIGHT_S = 600
@@ -35,15 +39,18 @@ def build_app(
     probe: Probe,
     *,
     cors_origins: Sequence[str],
+    send_limit_s: float,
 ) -> ASGIApp:
     """The application.
 
     Args:
         cors_origins: whose pages may call from a browser; `*` is any.
+        send_limit_s: how long a client may take nothing.
     """
-    edge = Edge(pipeline.admit, metrics)
+    edge = Edge(pipeline.admit, metrics, send_limit_s=send_limit_s)
     created = int(time.time())
     answering = Answering(pipeline)
+    documents = Documents()
 
     def route(method: str, path: str, scope: str, handle: Handler) -> Route:
         return Route(path, Endpoint(edge, path, method, scope, handle))
@@ -55,16 +62,23 @@ def build_app(
         [
             route("POST", "/v1/chat/completions", "inference", ChatCompletions(answering)),
             route("POST", "/v1/completions", "inference", Completions(pipeline, answering)),
+            route("POST", "/v1/responses", "inference", Responses(answering)),
+            route("POST", "/generate", "inference", Generate(answering, models)),
+            route("POST", "/v1/responses", "inference", Responses(answering)),
+            route("POST", "/generate", "inference", Generate(answering, models)),
+            WebSocketRoute("/generate", WebSocketEndpoint(edge, answering, models)),
             route("POST", "/v1/tokenize", "inference", Tokenize(pipeline)),
             route("POST", "/v1/detokenize", "inference", Detokenize(pipeline)),
             route("GET", "/v1/models", "models", ListModels(models, created)),
             route("GET", "/v1/models/{model:path}", "models", GetModel(models, created)),
+            open_route("/openapi.json", documents.openapi),
+            open_route("/docs", documents.docs),
             open_route("/healthz", _is_alive),
             open_route("/livez", _is_alive),
             open_route("/readyz", _Readiness(probe)),
         ],
         redirect_slashes=False,
-        default=OpenEndpoint(_no_such_path),
+        default=_Default(),
     )
     return CORSMiddleware(
         router,
@@ -89,6 +103,19 @@ class _Readiness:
     async def __call__(self, exchange: Exchange) -> None:
         status, content_type, body = self._probe.answer("/readyz", "")
         await exchange.answer(status, body, content_type)
+
+
+class _Default:
+    """What answers on paths that are not there."""
+
+    def __init__(self) -> None:
+        self._http = OpenEndpoint(_no_such_path)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "websocket":
+            await send({"type": "websocket.close"})
+        else:
+            await self._http(scope, receive, send)
 
 
 async def _no_such_path(_exchange: Exchange) -> None:

@@ -31,7 +31,7 @@ class Completions:
         body = parse(CompletionBody, request.body)
         n = body.n or 1
         prompts = completions.to_requests(body)
-        asked = Asked(prompts, n, completions.FIELD_NAMES)
+        asked = Asked(prompts, n, completions.field_names(body))
         head = Head(f"cmpl-{request.request_id}", body.model, int(self._clock()), tier_of(body))
         echoes = [await self._text(prompt) for prompt in prompts] if body.echo else [""] * len(prompts)
         shape = completions.Shape(head, echoes=echoes, n=n, has_logprobs=body.logprobs is not None)

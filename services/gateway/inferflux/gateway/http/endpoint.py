@@ -18,13 +18,12 @@ from inferflux.gateway.caller import Caller
 from inferflux.gateway.metrics import GatewayMetrics
 
 from .exchange import Exchange
-from .sse import EventStream
 
 log = logs.get()
 
 MAX_BODY_BYTES = 16 << 20
 # Bodies that arrive at the same time. Tenants share the places: a slow body gives way to another's.
-_BODIES, _BODY_GRACE_S, BODY_LIMIT_S = 16, 2.0, 60.0
+_BODIES, _BODY_GRACE_S, _BODY_LIMIT_S = 16, 2.0, 60.0
 _GONE = 499
 
 Admit = Callable[[str, CallContext], Awaitable[Caller]]
@@ -58,13 +57,14 @@ class Edge:
 
     Args:
         admit: lets the holder of a key pass, by the scope that an endpoint needs.
-        body_limit_s: how long a body may take.
+        send_limit_s: how long a client may take nothing.
     """
 
-    def __init__(self, admit: Admit, counts: GatewayMetrics, *, body_limit_s: float = BODY_LIMIT_S) -> None:
+    def __init__(self, admit: Admit, counts: GatewayMetrics, *, send_limit_s: float) -> None:
         self.admit = admit
         self.counts = counts
-        self.receiving = Receiving(_BODIES, grace_s=_BODY_GRACE_S, time_limit_s=body_limit_s)
+        self.send_limit_s = send_limit_s
+        self.receiving = Receiving(_BODIES, grace_s=_BODY_GRACE_S, time_limit_s=_BODY_LIMIT_S)
 
 
 class Endpoint:
@@ -83,7 +83,7 @@ class Endpoint:
         self._handle = handle
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        exchange = Exchange(scope, receive, send)
+        exchange = Exchange(scope, receive, send, send_limit_s=self._edge.send_limit_s)
         logs.clear_request()
         await guarded(exchange, self._path, self._serve(exchange, scope["method"]))
         status = _GONE if exchange.is_gone else exchange.status
@@ -130,11 +130,11 @@ async def guarded(exchange: Exchange, path: str, work: Awaitable[None]) -> None:
             await work
         except InferFluxError as error:
             log.debug("refused an HTTP call", path=path, reason=error.reason, message=error.message)
-            await EventStream(exchange).fail(error)
+            await exchange.fail(error)
         except Exception as error:
             correlation_id = secrets.token_hex(6)
             metrics.UNEXPECTED_ERRORS.labels(where="http").inc()
             log.error("unexpected error in an HTTP call", correlation_id=correlation_id, exc_info=error)
-            await EventStream(exchange).fail(Internal(f"internal error, correlation id {correlation_id}"))
+            await exchange.fail(Internal(f"internal error, correlation id {correlation_id}"))
     except asyncio.CancelledError:  # the client is gone, or the server ends: the call's task ends here
         await exchange.leave()

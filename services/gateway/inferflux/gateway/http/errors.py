@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Any
 
 from pydantic import ValidationError
 
 from inferflux.common.errors import InferFluxError, InvalidArgument
 
+_FIRST = re.compile(r"\w*")
 _PARAMS = re.compile(r"^params\.(sampling\.)?")
 # Longest name or text of a caller that an error repeats.
 _SHOWN = 100
@@ -19,13 +19,13 @@ def in_words_of(error: InferFluxError, names: Mapping[str, str]) -> InferFluxErr
     """The error with the field of an inner message named as the client named it.
 
     Args:
-        names: client's names of inner fields, where they differ.
+        names: client's names of inner fields, where they differ; without `params.` and `sampling.`.
     """
     if not isinstance(error, InvalidArgument) or not error.field:
         return error
     inner = _PARAMS.sub("", error.field)
-    name, rest = _first(inner)
-    outer = names.get(name, name)
+    name = next((known for known in names if _is_part(known, inner)), _first(inner))
+    outer, rest = names.get(name, name), inner.removeprefix(name)
     message = error.message
     if outer != name and message.startswith(name):
         message = outer + message.removeprefix(name)
@@ -72,12 +72,11 @@ def _is_field(part: str) -> bool:
 _TYPE_NAMES = frozenset({"str", "int", "float", "bool", "list", "dict", "constrained-str", "none"})
 
 
-def _first(field: str) -> tuple[str, str]:
-    """A field's first name, and the rest with its bracket or dot."""
-    match = re.match(r"[A-Za-z_]\w*", field)
-    return (match[0], field[match.end() :]) if match else (field, "")
+def _first(field: str) -> str:
+    match = _FIRST.match(field)
+    return match[0] if match else field
 
 
-def is_refusal(body: Mapping[str, Any]) -> bool:
-    """Whether a message of a stream says how it failed."""
-    return "error" in body
+def _is_part(name: str, field: str) -> bool:
+    """Whether a field is `name`, or in it."""
+    return field.startswith(name) and field[len(name) :][:1] in ("", ".", "[")

@@ -39,6 +39,7 @@ class Exchange:
     Attributes:
         context: set by `begin`.
         headers: sent with the answer's status, whatever that is.
+        failure: the last bytes of a stream that fails.
         is_started: whether the status has been sent.
     """
 
@@ -50,6 +51,7 @@ class Exchange:
         self.is_started = False
         self.is_ended = False
         self.status = 0
+        self.failure: Callable[[InferFluxError], bytes] = lambda _: b""
         self._given = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in scope["headers"]]
         self._transport: asyncio.Transport | None = scope.get("inferflux.transport")
         self._client = scope.get("client")
@@ -194,6 +196,13 @@ class Exchange:
 
     async def answer_json(self, value: object, status: int = 200) -> None:
         await self.answer(status, to_json(value), "application/json")
+
+    async def fail(self, error: InferFluxError) -> None:
+        """End with an error: by its status, if that has not been sent."""
+        if not self.is_started:
+            await self.refuse(error)
+        else:
+            await self.write(self.failure(error), is_last=True)
 
     async def refuse(self, error: InferFluxError) -> None:
         """Answer with an error."""

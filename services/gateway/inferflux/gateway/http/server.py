@@ -17,6 +17,8 @@ from inferflux.common.errors import Unavailable
 from inferflux.common.tasks import cancel_all
 
 from .protocol import Connections, protocol_factory
+from .websocket import MAX_MESSAGE_BYTES
+from .websocket_protocol import BoundedWebSocketProtocol
 
 _BACKLOG = 1024
 # An idle connection stays open for longer than a proxy keeps it, so that the proxy closes it first.
@@ -39,7 +41,10 @@ class HttpServer:
         config = uvicorn.Config(
             cast("Any", app),
             http=cast("Any", protocol_factory(self.connections)),
-            ws="none",
+            ws=BoundedWebSocketProtocol,
+            ws_max_size=MAX_MESSAGE_BYTES,
+            # A small compressed message can stand for a large one.
+            ws_per_message_deflate=False,
             loop="none",
             lifespan="off",
             log_config=None,

@@ -1,11 +1,11 @@
-"""Server-sent events: JSON messages, comments while nothing comes, and `[DONE]`."""
+"""Server-sent events: JSON messages, and comments while nothing comes."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, Protocol
 
-from inferflux.common.errors import InferFluxError, to_http
+from inferflux.common.errors import HttpError, InferFluxError, to_http
 
 from .exchange import Exchange, to_json
 
@@ -21,21 +21,39 @@ _HEADERS = {
 _DONE = b"data: [DONE]\n\n"
 _COMMENT = b": waiting\n\n"
 
+Message = Mapping[str, Any]
 
-def event(message: Mapping[str, Any]) -> bytes:
-    """One message as it is sent."""
-    return b"data: " + to_json(message) + b"\n\n"
+
+class Events(Protocol):
+    """How the messages of a stream are framed.
+
+    Attributes:
+        are_named: each event has its message's type as a name; else the stream ends with `[DONE]`.
+    """
+
+    are_named: bool
+
+    def failure(self, error: HttpError) -> Iterable[Message]:
+        """What a stream that fails ends with."""
+        ...
 
 
 class EventStream:
     """Events to one client."""
 
-    def __init__(self, exchange: Exchange) -> None:
+    def __init__(self, exchange: Exchange, events: Events) -> None:
         self._exchange = exchange
+        self._are_named = events.are_named
+        self._end = b"" if events.are_named else _DONE
 
-    async def send(self, messages: Iterable[Mapping[str, Any]]) -> None:
+        def failure(error: InferFluxError) -> bytes:
+            return self._framed(events.failure(to_http(error))) + self._end
+
+        exchange.failure = failure
+
+    async def send(self, messages: Iterable[Message]) -> None:
         """Send messages together; nothing if there are none."""
-        data = b"".join(map(event, messages))
+        data = self._framed(messages)
         if data:
             await self._start()
             await self._exchange.write(data)
@@ -47,14 +65,14 @@ class EventStream:
 
     async def end(self) -> None:
         await self._start()
-        await self._exchange.write(_DONE, is_last=True)
+        await self._exchange.write(self._end, is_last=True)
 
-    async def fail(self, error: InferFluxError) -> None:
-        """End with an error: by its status, if that has not been sent."""
-        if not self._exchange.is_started:
-            await self._exchange.refuse(error)
-            return
-        await self._exchange.write(event(to_http(error).body) + _DONE, is_last=True)
+    def _framed(self, messages: Iterable[Message]) -> bytes:
+        return b"".join(map(self._event, messages))
+
+    def _event(self, message: Message) -> bytes:
+        name = f"event: {message['type']}\n".encode() if self._are_named else b""
+        return name + b"data: " + to_json(message) + b"\n\n"
 
     async def _start(self) -> None:
         if not self._exchange.is_started:

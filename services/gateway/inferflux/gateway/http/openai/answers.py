@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from inferflux.common.errors import HttpError
 from inferflux.v1 import generation_pb2, tokens_pb2
 
 from .bodies import GenerationBody
@@ -43,6 +44,15 @@ class Head:
             "system_fingerprint": None,
             "choices": choices,
         }
+
+
+class UnnamedEvents:
+    """How streams of chats and completions are framed."""
+
+    are_named = False
+
+    def failure(self, error: HttpError) -> list[Mapping[str, Any]]:
+        return [error.body]
 
 
 def wants_usage(body: GenerationBody) -> bool:

@@ -33,14 +33,32 @@ class StreamOptions(Body):
     include_usage: bool | None = None
 
 
-class GenerationBody(Body):
-    """What chats and completions have in common. The last group is not OpenAI's: it has our own names."""
+class StructuredOutputs(Body):
+    """vLLM's field, and `lark`."""
+
+    json_: dict[str, Any] | str | None = Field(None, alias="json")
+    json_object: bool | None = None
+    regex: str | None = None
+    choice: Items[str] | None = None
+    grammar: str | None = None
+    lark: str | None = None
+
+
+class JsonSchema(Body):
+    name: str | None = None
+    schema_: dict[str, Any] | None = Field(None, alias="schema")
+
+
+class ResponseFormat(Body):
+    type: str
+    json_schema: JsonSchema | None = None
+
+
+class SamplingBody(Body):
+    """What all bodies that generate have in common. The last group is not OpenAI's: it has our own names."""
 
     model: str
     stream: bool | None = None
-    stream_options: StreamOptions | None = None
-    n: Choices | None = None
-    max_tokens: Int32 | None = None
     temperature: float | None = None
     top_p: float | None = None
     frequency_penalty: float | None = None
@@ -59,6 +77,16 @@ class GenerationBody(Body):
     stop_token_ids: Items[Int32] | None = None
     ignore_eos: bool | None = None
     skip_answer_cache: bool | None = None
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
+
+
+class GenerationBody(SamplingBody):
+    """What chats and completions have in common."""
+
+    stream_options: StreamOptions | None = None
+    n: Choices | None = None
+    max_tokens: Int32 | None = None
 
 
 class Part(Body):
@@ -82,7 +110,6 @@ class ChatBody(GenerationBody):
     max_completion_tokens: Int32 | None = None
     logprobs: bool | None = None
     top_logprobs: Int32 | None = None
-    response_format: dict[str, Any] | None = None
     tools: list[Any] | None = None
     tool_choice: Any = None
     functions: list[Any] | None = None
@@ -115,3 +142,53 @@ class DetokenizeBody(Body):
 
     model: str
     tokens: Items[Int32]
+
+
+class GenerateBody(SamplingBody):
+    """Of POST /generate, and a message of the websocket."""
+
+    model: str = ""
+    prompt: str | Items[Int32] | None = None
+    messages: Items[Message] | None = None
+    max_tokens: Int32 | None = None
+    logprobs: Int32 | None = None
+
+
+class InputPart(Body):
+    type: str
+    text: str | None = None
+
+
+class InputItem(Body):
+    type: str | None = None
+    role: str | None = None
+    content: str | Items[InputPart] | None = None
+
+
+class TextFormat(Body):
+    type: str
+    name: str | None = None
+    schema_: dict[str, Any] | None = Field(None, alias="schema")
+
+
+class TextOptions(Body):
+    format: TextFormat | None = None
+
+
+class ResponsesBody(SamplingBody):
+    """Of POST /v1/responses."""
+
+    input: str | Items[InputItem]
+    instructions: str | None = None
+    max_output_tokens: Int32 | None = None
+    top_logprobs: Int32 | None = None
+    text: TextOptions | None = None
+    metadata: dict[str, Any] | None = None
+    include: Items[str] | None = None
+    previous_response_id: str | None = None
+    conversation: Any = None
+    background: bool | None = None
+    prompt: Any = None
+    tools: list[Any] | None = None
+    tool_choice: Any = None
+    truncation: str | None = None

@@ -9,7 +9,8 @@ from inferflux.common.errors import InvalidArgument
 from inferflux.gateway.http.errors import unsupported
 from inferflux.v1 import inference_pb2, tokens_pb2
 
-from .answers import FINISH_REASONS, Head, Json, UsageSum, finite, spoken_logprobs
+from . import constraints
+from .answers import FINISH_REASONS, Head, Json, UnnamedEvents, UsageSum, finite, spoken_logprobs
 from .bodies import ChatBody
 from .messages import to_message
 from .params import priority_of, to_params
@@ -36,16 +37,13 @@ def to_request(body: ChatBody) -> inference_pb2.ChatRequest:
 
 def field_names(body: ChatBody) -> Mapping[str, str]:
     """What the client calls fields that have another name inside."""
-    names = {"logprobs": "top_logprobs"}
+    names = {"logprobs": "top_logprobs", **constraints.field_names(body)}
     if body.max_completion_tokens is not None:
         names["max_tokens"] = "max_completion_tokens"
     return names
 
 
 def _check_supported(body: ChatBody) -> None:
-    form = (body.response_format or {}).get("type", "text")
-    if form != "text":
-        raise unsupported("response_format.type", f"{str(form)[:32]!r} is not supported")
     if body.tool_choice not in (None, "none", "auto"):
         raise unsupported("tool_choice")
     for name in ("tools", "functions", "audio", "web_search_options"):
@@ -57,7 +55,7 @@ def _check_supported(body: ChatBody) -> None:
         raise unsupported("modalities", "text is the only one")
 
 
-class ChatStream:
+class ChatStream(UnnamedEvents):
     """Chunks of all choices to the messages of a stream."""
 
     def __init__(self, head: Head, *, n: int, includes_usage: bool, has_logprobs: bool) -> None:
@@ -141,13 +139,13 @@ class ChatAnswer:
 
 def logprobs_of(chunk: tokens_pb2.TokenChunk) -> Json:
     content = [
-        _token(one.chosen) | {"top_logprobs": [_token(other) for other in one.top]}
+        token_json(one.chosen) | {"top_logprobs": [token_json(other) for other in one.top]}
         for one in spoken_logprobs(chunk)
     ]
     return {"content": content, "refusal": None}
 
 
-def _token(token: tokens_pb2.TokenLogprob) -> dict[str, Any]:
+def token_json(token: tokens_pb2.TokenLogprob) -> dict[str, Any]:
     # A replacement character stands for bytes that are no whole character: which ones is not known here.
     is_whole = "\ufffd" not in token.text
     return {

@@ -8,14 +8,18 @@ from inferflux.common.errors import InvalidArgument
 from inferflux.gateway.http.errors import unsupported
 from inferflux.v1 import inference_pb2, tokens_pb2
 
-from .answers import FINISH_REASONS, Head, Json, UsageSum, finite, spoken_logprobs
+from . import constraints
+from .answers import FINISH_REASONS, Head, Json, UnnamedEvents, UsageSum, finite, spoken_logprobs
 from .bodies import CompletionBody
 from .params import priority_of, to_params
 
 # OpenAI's, where the body says nothing.
 DEFAULT_MAX_TOKENS = 16
 
-FIELD_NAMES: Mapping[str, str] = {"text": "prompt", "token_ids": "prompt"}
+
+def field_names(body: CompletionBody) -> Mapping[str, str]:
+    """What the client calls fields that have another name inside."""
+    return {"text": "prompt", "token_ids": "prompt", **constraints.field_names(body)}
 
 
 def to_requests(body: CompletionBody) -> list[inference_pb2.GenerateRequest]:
@@ -108,7 +112,7 @@ class Shape:
         return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": finish_reason}
 
 
-class CompletionStream:
+class CompletionStream(UnnamedEvents):
     """Chunks of all choices to the messages of a stream."""
 
     def __init__(self, shape: Shape, *, includes_usage: bool) -> None:

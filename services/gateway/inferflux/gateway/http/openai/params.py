@@ -9,7 +9,8 @@ from inferflux.common.errors import InvalidArgument
 from inferflux.gateway.http.errors import unsupported
 from inferflux.v1 import generation_pb2, inference_pb2
 
-from .bodies import GenerationBody
+from .bodies import SamplingBody
+from .constraints import to_constraint
 
 _Request = TypeVar("_Request", inference_pb2.ChatRequest, inference_pb2.GenerateRequest)
 
@@ -33,7 +34,7 @@ _DEFAULT_TIER = "default"
 
 
 def to_params(
-    body: GenerationBody, *, max_tokens: int | None, logprobs: int | None
+    body: SamplingBody, *, max_tokens: int | None, logprobs: int | None
 ) -> generation_pb2.GenerationParams:
     """The parameters of a generation; ranges are the pipeline's to check.
 
@@ -57,6 +58,7 @@ def to_params(
     stop = [body.stop] if isinstance(body.stop, str) else body.stop or []
     return generation_pb2.GenerationParams(
         sampling=sampling,
+        constraint=to_constraint(body),
         max_tokens=max_tokens,
         stop=stop,
         stop_token_ids=body.stop_token_ids or [],
@@ -64,7 +66,7 @@ def to_params(
     )
 
 
-def priority_of(body: GenerationBody) -> int:
+def priority_of(body: SamplingBody) -> int:
     """The priority that is asked for: by number, else by the tier's name.
 
     Raises:
@@ -76,7 +78,7 @@ def priority_of(body: GenerationBody) -> int:
     return body.priority if body.priority is not None else TIERS[tier or _DEFAULT_TIER]
 
 
-def tier_of(body: GenerationBody) -> str:
+def tier_of(body: SamplingBody) -> str:
     """The tier as answers say it."""
     return _DEFAULT_TIER if body.service_tier in (None, "auto") else str(body.service_tier)
 

@@ -1,0 +1,92 @@
+"""What OpenAI's and vLLM's fields for structured output mean for us."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from inferflux.common.errors import InvalidArgument
+from inferflux.gateway.http.errors import unsupported
+from inferflux.v1 import generation_pb2
+
+from .bodies import ResponseFormat, SamplingBody, StructuredOutputs
+
+Constraint = generation_pb2.StructuredConstraint
+
+# Our fields, and vLLM's names of them.
+_OUTPUTS = {
+    "json_schema": "json_",
+    "json_object": "json_object",
+    "regex": "regex",
+    "choice": "choice",
+    "gbnf": "grammar",
+    "lark": "lark",
+}
+
+
+def to_constraint(body: SamplingBody) -> Constraint | None:
+    """The constraint that a body asks for; None for none.
+
+    Raises:
+        InvalidArgument: there are two, or the format is not served.
+    """
+    formatted = _of_format(body.response_format) if body.response_format else None
+    structured = _of_outputs(body.structured_outputs) if body.structured_outputs else None
+    if formatted is not None and structured is not None:
+        message = "structured_outputs does not go together with response_format"
+        raise InvalidArgument(message, field="structured_outputs")
+    return structured if formatted is None else formatted
+
+
+def field_names(body: SamplingBody) -> Mapping[str, str]:
+    """What the client calls the fields of a constraint."""
+    if body.structured_outputs is not None:
+        root = "structured_outputs"
+        kinds = {f"constraint.{ours}": f"{root}.{_name(theirs)}" for ours, theirs in _OUTPUTS.items()}
+        return {"constraint.choice.texts": f"{root}.choice", **kinds, "constraint": root}
+    schema = "response_format.json_schema.schema"
+    return {"constraint.json_schema": schema, "constraint": "response_format"}
+
+
+def _of_format(asked: ResponseFormat) -> Constraint | None:
+    match asked.type:
+        case "text":
+            return None
+        case "json_object":
+            return Constraint(json_object=True)
+        case "json_schema":
+            if asked.json_schema is None or asked.json_schema.schema_ is None:
+                field = "response_format.json_schema.schema"
+                raise InvalidArgument(f"{field} is missing", field=field)
+            field = "response_format.json_schema.schema"
+            return Constraint(json_schema=_text(asked.json_schema.schema_, field))
+    raise unsupported("response_format.type", f"{asked.type[:32]!r} is not supported")
+
+
+def _of_outputs(asked: StructuredOutputs) -> Constraint:
+    values = {ours: getattr(asked, theirs) for ours, theirs in _OUTPUTS.items()}
+    given = {ours: value for ours, value in values.items() if value is not None}
+    if len(given) != 1:
+        names = ", ".join(map(_name, _OUTPUTS.values()))
+        raise InvalidArgument(f"structured_outputs needs one of {names}", field="structured_outputs")
+    (kind, value), *_ = given.items()
+    if kind == "choice":
+        return Constraint(choice=generation_pb2.ChoiceConstraint(texts=value))
+    if kind == "json_schema":
+        return Constraint(json_schema=_text(value, "structured_outputs.json"))
+    return Constraint(**{kind: value})
+
+
+def _text(schema: Any, field: str) -> str:
+    """A schema as JSON text."""
+    if isinstance(schema, str):
+        return schema
+    try:
+        return json.dumps(schema, ensure_ascii=False, allow_nan=False)
+    except ValueError:
+        raise InvalidArgument(f"{field} has a number that is no JSON", field=field) from None
+
+
+def _name(attribute: str) -> str:
+    return attribute.rstrip("_")

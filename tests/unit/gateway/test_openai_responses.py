@@ -1,0 +1,163 @@
+"""Bodies of responses and of POST /generate to requests, and token chunks to their answers."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from inferflux.common.errors import InvalidArgument, Unavailable, to_http
+from inferflux.gateway.http.bodies import parse
+from inferflux.gateway.http.openai import generate, responses
+from inferflux.gateway.http.openai.bodies import GenerateBody, ResponsesBody
+from inferflux.gateway.http.openapi import OPERATIONS, document, page
+from inferflux.v1 import generation_pb2, inference_pb2, tokens_pb2
+
+
+def body(**fields: Any) -> ResponsesBody:
+    return parse(ResponsesBody, json.dumps({"model": "demo", "input": "hello"} | fields).encode())
+
+
+def request(**fields: Any) -> inference_pb2.ChatRequest:
+    return responses.to_request(body(**fields))
+
+
+def head(**fields: Any) -> responses.ResponseHead:
+    return responses.ResponseHead("1", 7, body(**fields))
+
+
+def chunk(
+    text: str, reason: generation_pb2.FinishReason.ValueType | None = None, *, logprob: str = ""
+) -> tokens_pb2.TokenChunk:
+    made = tokens_pb2.TokenChunk(token_ids=[1], text=text)
+    if logprob:
+        made.logprobs.add().chosen.text = logprob
+    if reason is not None:
+        usage = generation_pb2.Usage(prompt_tokens=5, cached_prompt_tokens=3, completion_tokens=2)
+        made.finished.CopyFrom(tokens_pb2.Finished(reason=reason, usage=usage))
+    return made
+
+
+STOP, LENGTH = generation_pb2.FINISH_REASON_STOP, generation_pb2.FINISH_REASON_LENGTH
+
+
+def test_an_input_is_a_text_or_messages_after_the_instructions() -> None:
+    made = request(instructions="be brief").messages
+    assert [(m.role, m.content) for m in made] == [("developer", "be brief"), ("user", "hello")]
+    parts = [{"type": "input_text", "text": "a"}, {"type": "input_text", "text": "b"}]
+    items = [
+        {"role": "user", "content": parts},
+        {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "c"}]},
+    ]
+    said = [(message.role, message.content) for message in request(input=items).messages]
+    assert said == [("user", "a\nb"), ("assistant", "c")]
+
+
+@pytest.mark.parametrize(
+    ("fields", "field"),
+    [
+        ({"input": [{"type": "item_reference", "id": "x"}]}, "input[0].type"),
+        ({"input": [{"role": "user"}]}, "input[0].content"),
+        ({"input": [{"content": "a"}]}, "input[0].role"),
+        ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input[0].content[0].type"),
+        ({"background": True}, "background"),
+        ({"conversation": "c"}, "conversation"),
+        ({"truncation": "auto"}, "truncation"),
+        ({"text": {"format": {"type": "grammar"}}}, "text.format.type"),
+        ({"tool_choice": "required"}, "tool_choice"),
+    ],
+)
+def test_a_value_that_is_not_served_is_refused_by_name(fields: dict[str, Any], field: str) -> None:
+    with pytest.raises(InvalidArgument) as caught:
+        request(**fields)
+    assert caught.value.field == field
+
+
+def test_a_format_is_a_constraint() -> None:
+    assert request(text={"format": {"type": "json_object"}}).params.constraint.json_object
+    schema = {"type": "json_schema", "name": "x", "schema": {"type": "object"}}
+    assert request(text={"format": schema}).params.constraint.json_schema == '{"type": "object"}'
+    assert not request(text={"format": {"type": "text"}}).params.HasField("constraint")
+
+
+def test_log_probabilities_are_asked_for_in_two_ways() -> None:
+    assert not request().params.sampling.HasField("logprobs")
+    assert request(top_logprobs=3).params.sampling.logprobs == 3
+    assert request(include=["message.output_text.logprobs"]).params.sampling.HasField("logprobs")
+
+
+def test_a_response_that_a_limit_ended_is_incomplete() -> None:
+    for reason, status in ((STOP, "completed"), (LENGTH, "incomplete")):
+        response = responses.Response(head())
+        response.add(0, chunk("a"))
+        response.add(0, chunk("b", reason))
+        said = response.to_json()
+        assert (said["status"], said["output"][0]["content"][0]["text"]) == (status, "ab")
+        assert said["usage"]["input_tokens_details"] == {"cached_tokens": 3}
+        assert (said["incomplete_details"] is not None) is (status == "incomplete")
+
+
+def test_events_are_numbered_and_end_with_the_response() -> None:
+    stream = responses.ResponseStream(head(text={"format": {"type": "json_object"}}))
+    events = [
+        e for c in (chunk("a", logprob="a"), chunk(""), chunk("b", LENGTH)) for e in stream.messages(0, c)
+    ]
+    assert [event["sequence_number"] for event in events] == list(range(len(events)))
+    assert [e["delta"] for e in events if e["type"] == "response.output_text.delta"] == ["a", "b"]
+    assert events[-1]["type"] == "response.incomplete"
+    assert events[-1]["response"]["text"] == {"format": {"type": "json_object"}}
+    part = events[-1]["response"]["output"][0]["content"][0]
+    assert [entry["token"] for entry in part["logprobs"]] == ["a"]
+
+
+def test_a_response_that_fails_says_why() -> None:
+    (event,) = responses.ResponseStream(head()).failure(to_http(Unavailable("gone", reason="BURST")))
+    assert event["type"] == "response.failed"
+    assert event["response"]["error"] == {"code": "burst", "message": "gone"}
+
+
+def generate_request(**fields: Any) -> inference_pb2.GenerateRequest | inference_pb2.ChatRequest:
+    return generate.to_request(parse(GenerateBody, json.dumps(fields).encode()), default_model="only")
+
+
+def test_a_prompt_or_a_conversation_is_generated_from() -> None:
+    text = generate_request(prompt="a", max_tokens=3, logprobs=2)
+    assert isinstance(text, inference_pb2.GenerateRequest)
+    assert (text.model, text.text, text.params.max_tokens) == ("only", "a", 3)
+    assert text.params.sampling.logprobs == 2
+    ids = generate_request(model="demo", prompt=[1, 2])
+    assert isinstance(ids, inference_pb2.GenerateRequest)
+    assert (ids.model, list(ids.token_ids.ids)) == ("demo", [1, 2])
+    chat = generate_request(messages=[{"role": "user", "content": "a"}])
+    assert isinstance(chat, inference_pb2.ChatRequest)
+    for fields in ({}, {"prompt": "a", "messages": []}):
+        with pytest.raises(InvalidArgument, match="one of prompt and messages"):
+            generate_request(**fields)
+
+
+def test_a_chunk_says_its_tokens_and_its_event() -> None:
+    queued = tokens_pb2.TokenChunk(queued=tokens_pb2.Queued(position=2, expected_wait_ms=5))
+    assert generate.chunk_json(queued) == {"queued": {"position": 2, "expected_wait_ms": 5.0}}
+    assert generate.chunk_json(tokens_pb2.TokenChunk()) == {}
+    last = generate.chunk_json(chunk("a", LENGTH, logprob="a"))
+    assert (last["finish_reason"], last["usage"]["total_tokens"]) == ("length", 7)
+    assert last["logprobs"][0]["token"] == "a"
+
+
+def test_chunks_add_up_to_one_object() -> None:
+    answer = generate.ChunkAnswer()
+    answer.add(0, chunk("a", logprob="a"))
+    answer.add(0, chunk("b", STOP, logprob="b"))
+    said = answer.to_json()
+    assert (said["text"], said["token_ids"], said["finish_reason"]) == ("ab", [1, 1], "stop")
+    assert len(said["logprobs"]) == 2
+
+
+def test_the_documents_have_every_operation_and_resolve() -> None:
+    made = document()
+    assert {(o.path, o.method) for o in OPERATIONS} == {(p, m) for p, ms in made["paths"].items() for m in ms}
+    text = json.dumps(made)
+    names = set(made["components"]["schemas"])
+    assert all(part.split('"')[0] in names for part in text.split("#/components/schemas/")[1:])
+    assert all(operation.path in page() for operation in OPERATIONS)
