@@ -295,6 +295,51 @@ def test_a_read_that_others_wait_for_counts_for_the_next(tmp_path: Path) -> None
     tiers.close()
 
 
+def test_a_file_is_read_once_for_all_that_wait_for_it(tmp_path: Path) -> None:
+    disk = Disk(tmp_path, IDENTITY)
+    tiers = tiers_of(0, disk, disk_states=2)
+    tiers.keep(state_of(prompt(1)))
+    settle(tiers, disk)
+    go_on = threading.Event()
+    reads = slow_down(disk, until=go_on)
+    tokens = np.array([*prompt(1), 7], np.int32)
+    fetches = []
+    for _ in range(3):
+        found = tiers.find("s", tokens)
+        assert found is not None
+        fetches.append(tiers.fetch(found))
+    tiers.abandon(fetches.pop())
+    go_on.set()
+    for fetch in fetches:
+        envelope = brought(tiers, fetch)
+        assert envelope is not None
+        assert is_whole(envelope)
+    assert len(reads) == 1
+    assert look_up(tiers, [*prompt(1), 7]) is not None  # nothing is read any more, so it is read again
+    assert len(reads) == 2
+    tiers.close()
+
+
+def test_a_late_read_that_others_wait_for_still_keeps_new_ones_from_the_disk(tmp_path: Path) -> None:
+    disk = Disk(tmp_path, IDENTITY)
+    tiers = tiers_of(0, disk, disk_states=2)
+    tiers.keep(state_of(prompt(1)))
+    settle(tiers, disk)
+    go_on = threading.Event()
+    slow_down(disk, until=go_on)
+    tokens = np.array([*prompt(1), 7], np.int32)
+    found = tiers.find("s", tokens)
+    assert found is not None
+    late, patient = tiers.fetch(found), tiers.fetch(found)
+    tiers.abandon(late, is_late=True)
+    assert tiers.find("s", tokens) is None
+    go_on.set()
+    assert brought(tiers, patient) is not None
+    tiers.poll()
+    assert tiers.find("s", tokens) is not None
+    tiers.close()
+
+
 def test_a_read_that_is_late_keeps_others_from_the_disk_and_tells_its_time(tmp_path: Path) -> None:
     disk = Disk(tmp_path, IDENTITY)
     tiers = tiers_of(1, disk, disk_states=3)

@@ -118,6 +118,14 @@ class Fetch(Generic[S]):
         return self.reading is None or self.reading.done()
 
 
+@dataclass(slots=True)
+class _Reading:
+    """A file that is read for some fetches."""
+
+    future: Future[Read]
+    fetches: int = 0
+
+
 class Tiers(Generic[S]):
     """Host memory, and disk if there is one.
 
@@ -153,6 +161,8 @@ class Tiers(Generic[S]):
         self._by_name: dict[str, Kept[S]] = {}
         self._by_owner: dict[S, Kept[S]] = {}
         self._counts = Counts()
+        # What is read for fetches that are waited for, and how many of them there are.
+        self._readings: dict[Kept[S], _Reading] = {}
         # Nobody waits for these any more, but they are under way.
         self._abandoned: list[Fetch[S]] = []
         # What `store` has written and what of that is known to be on disk: names, with bytes.
@@ -326,7 +336,8 @@ class Tiers(Generic[S]):
             gained = found.matched - known
             if gained < BLOCK or (is_stalled and kept.tier is Tier.DISK):
                 continue
-            read_bytes = queued + kept.n_bytes if kept.tier is Tier.DISK else 0
+            own_bytes = 0 if kept in self._readings else kept.n_bytes
+            read_bytes = queued + own_bytes if kept.tier is Tier.DISK else 0
             cost = read_bytes, kept.n_bytes * found.matched // kept.header.n_past, gained
             gain_s = self.rates.gain_s(*cost)
             if best is None or gain_s > best[0]:
@@ -351,18 +362,34 @@ class Tiers(Generic[S]):
         return longest.matched if longest is not None and longest.matched >= known + BLOCK else 0
 
     def fetch(self, match: Match[S]) -> Fetch[S]:
-        """Begin to bring a match to host memory. One that is there already is done at once."""
-        self._host.use(match.kept)
-        self._files.use(match.kept)
+        """Begin to bring a match to host memory. One that is there already is done at once, and a file that
+        is being read is not read twice."""
+        kept = match.kept
+        self._host.use(kept)
+        self._files.use(kept)
         fetch = Fetch(match, match.tier, match.tokens)
-        if match.kept.envelope is None and self._disk is not None:
-            fetch.reading = self._disk.read(match.kept.name, match.kept.n_bytes)
+        if kept.envelope is None and self._disk is not None:
+            if kept not in self._readings:
+                self._readings[kept] = _Reading(self._disk.read(kept.name, kept.n_bytes))
+            self._readings[kept].fetches += 1
+            fetch.reading = self._readings[kept].future
         return fetch
+
+    def _leave_reading(self, kept: Kept[S]) -> bool:
+        """A fetch is not waited for any more; whether it was the last one of that state."""
+        reading = self._readings[kept]
+        reading.fetches -= 1
+        if reading.fetches == 0:
+            del self._readings[kept]
+        return reading.fetches == 0
 
     def fetched(self, fetch: Fetch[S]) -> Envelope | None:
         """The state that a fetch brought, which is done; None if its file is damaged or gone."""
         kept = fetch.match.kept
-        envelope = kept.envelope if fetch.reading is None else self._take_read(kept, fetch.reading.result())
+        envelope = kept.envelope
+        if fetch.reading is not None:
+            self._leave_reading(kept)
+            envelope = self._take_read(kept, fetch.reading.result())
         if envelope is not None:
             self._counts.hits[fetch.tier] += 1
         return envelope
@@ -373,7 +400,12 @@ class Tiers(Generic[S]):
         Args:
             is_late: it took so long that the disk is not read until it is over.
         """
-        if fetch.reading is not None and not fetch.reading.cancel():
+        if fetch.reading is None:
+            return
+        is_last = self._leave_reading(fetch.match.kept)
+        if is_last and fetch.reading.cancel():
+            return
+        if is_last or is_late:
             fetch.is_late = is_late
             self._abandoned.append(fetch)
 
