@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from inferflux.worker.engine.radix import Eviction, Match, RadixPrefixCache, TokenArray
+from inferflux.worker.engine.radix import HALF_LIFE, Eviction, Match, RadixPrefixCache, TokenArray
 
 SCOPE = "tenant/a"
 
@@ -55,9 +55,13 @@ def test_a_running_sequence_is_shared_from_and_not_evicted() -> None:
     assert cache.lookup(SCOPE, ids(1, 2, 3, 5, 6)) == Match(5, 4)
 
 
-def test_the_piece_that_was_not_used_for_the_longest_time_is_evicted() -> None:
+def use(cache: RadixPrefixCache, *tokens: int) -> None:
+    cache.use(cache.lookup(SCOPE, ids(*tokens)))
+
+
+def test_of_pieces_that_were_used_once_the_longest_unused_is_evicted() -> None:
     cache = cached((1, 2, 3), (1, 2, 4), (7, 8))
-    cache.lookup(SCOPE, ids(1, 2, 3))
+    use(cache, 1, 2, 3)
     assert cache.evict() == Eviction(1, 0)
     assert cache.evict() == Eviction(2, 0)
     assert cache.lookup(SCOPE, ids(1, 2, 3)) == Match(3, 0)
@@ -65,7 +69,7 @@ def test_the_piece_that_was_not_used_for_the_longest_time_is_evicted() -> None:
 
 def test_a_beginning_that_is_used_outlives_the_ends_that_are_not() -> None:
     cache = cached((1, 2, 3), (1, 2, 4), (7, 8))
-    cache.lookup(SCOPE, ids(1, 2))
+    use(cache, 1, 2)
     assert cache.evict() == Eviction(0, 0)
     assert cache.evict() == Eviction(1, 2), "the last that has the beginning is cut back to it"
     assert cache.lookup(SCOPE, ids(1, 2, 4)) == Match(2, 1)
@@ -74,6 +78,40 @@ def test_a_beginning_that_is_used_outlives_the_ends_that_are_not() -> None:
     assert cache.evict() == Eviction(1, 0)
     assert cache.evict() is None
     assert len(cache) == 0
+
+
+def test_what_was_often_used_outlives_what_is_new_for_a_while() -> None:
+    cache = cached((1, 2, 3))
+    for _ in range(3):
+        use(cache, 1, 2, 3)
+
+    def requests_it_outlives(n: int) -> bool:
+        for first in range(n):
+            cache.hold(SCOPE, ids(9, first), 1)
+            cache.unpin(1)
+            cache.drop(1)
+        cache.hold(SCOPE, ids(8), 1)
+        cache.unpin(1)
+        return cache.evict() == Eviction(1, 0)
+
+    assert requests_it_outlives(HALF_LIFE)
+    assert not requests_it_outlives(2 * HALF_LIFE)
+
+
+def test_looking_alone_is_no_use() -> None:
+    cache = cached((1, 2, 3), (7, 8))
+    cache.lookup(SCOPE, ids(1, 2, 3))
+    assert cache.evict() == Eviction(0, 0)
+
+
+def test_a_beginning_counts_the_requests_that_go_on_from_within_it() -> None:
+    cache = cached((1, 2, 3, 4), (7, 8))
+    use(cache, 1, 2, 9)
+    cache.hold(SCOPE, ids(1, 2, 9), 5)
+    cache.unpin(5)
+    assert cache.evict() == Eviction(0, 0), "its end was used once, and before all others"
+    assert cache.evict() == Eviction(1, 0)
+    assert cache.evict() == Eviction(5, 2)
 
 
 _TOKENS = st.lists(st.integers(0, 2), min_size=1, max_size=8)

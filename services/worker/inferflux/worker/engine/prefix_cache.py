@@ -107,7 +107,7 @@ class PrefixCache:
         return [self._news.pop(entry) for entry in [*gone, *held]]
 
     def cached(self) -> Iterator[tuple[int, str, TokenArray]]:
-        """(sequence id, scope, tokens) of each cached prefix, the most recently used first."""
+        """(sequence id, scope, tokens) of each cached prefix, the most used first."""
         tree = self._tree
         for seq_id in tree.unpinned():
             yield seq_id, tree.scope_of(seq_id), tree.tokens_of(seq_id)
@@ -124,6 +124,8 @@ class PrefixCache:
         match = self._longest(scope, tokens[:-1])
         if match.matched_tokens < SHORTEST_MATCH:
             return Match(0, None)
+        # A piece that ends with the last token is used as well, though that token is computed again.
+        self._tree.use(Match(match.matched_tokens + 1, match.holder))
         self._counts.hits += 1
         self._counts.partial_hits += match.matched_tokens < tokens.shape[0] - 1
         self._counts.matched_tokens += match.matched_tokens
@@ -249,7 +251,7 @@ class PrefixCache:
                 return
 
     def _evict(self) -> bool:
-        """Evict what was not used for the longest time; False if nothing is left."""
+        """Evict what was used least; False if nothing is left."""
         eviction = self._tree.evict(self._on_evict)
         if eviction is None:
             return False

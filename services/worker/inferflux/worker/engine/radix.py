@@ -1,15 +1,18 @@
 """A compressed trie over token ids: which sequence holds the longest prefix of a prompt (pure).
 
 Each scope has a tree of its own: nothing is found across scopes. An edge has its token ids as bytes, which
-are compared many at a time. It ends where sequences part, and where one ended. Each piece so keeps the time
-of its own last use, and the piece that was not used for the longest time is evicted first.
+are compared many at a time. It ends where sequences part, and where one ended. So each piece has uses of its
+own, and the piece with the least of them is evicted first. A use counts half after `HALF_LIFE` requests: what
+is asked for often outlives what was asked for once, and what is new outlives what was asked for long ago.
 
 A holder is a sequence that has the tokens of a node in its KV cells. It is pinned while it is a request's:
-then it is neither evicted nor superseded. After RadixAttention of SGLang (Zheng et al., 2023).
+then it is neither evicted nor superseded. The tree is that of SGLang's RadixAttention (Zheng et al., 2023),
+the order of eviction LRFU (Lee et al., 2001).
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import islice
@@ -20,6 +23,10 @@ from numpy.typing import NDArray
 
 TokenArray = NDArray[np.int32]
 _ID_BYTES = 4
+# Requests after which a use counts half.
+HALF_LIFE = 128
+_NODE_SIZE = 64
+_MOST_REMEMBERED = 1 << 18
 
 
 # With the holder, its scope, its tokens, and how many of them are held by some sequence afterwards.
@@ -47,10 +54,18 @@ class _Node:
     tokens: bytes
     above: _Node | None
     end: int
-    last_used: int
+    # The logarithm, to base 2, of its uses, each doubled for every `HALF_LIFE` requests before it. So the
+    # order of two pieces does not change while neither is used.
+    uses: float
+    # Holders here and below.
+    live: int = 0
     # By the first token.
     below: dict[bytes, _Node] = field(default_factory=dict)
     holders: list[int] = field(default_factory=list)
+
+    @property
+    def size(self) -> int:
+        return len(self.tokens) // _ID_BYTES + _NODE_SIZE
 
 
 class RadixPrefixCache:
@@ -70,9 +85,11 @@ class RadixPrefixCache:
         self.n_tokens = 0
         self._is_divisible = is_divisible
         self._roots: dict[str, _Node] = {}
-        self._clock = 0
+        self._requests = 0
         self._places: dict[int, tuple[str, _Node]] = {}
         self._pinned: set[int] = set()
+        self._remembered: set[_Node] = set()
+        self._remembered_size = 0
 
     def __len__(self) -> int:
         """Holders."""
@@ -88,15 +105,15 @@ class RadixPrefixCache:
         return holder in self._places and holder not in self._pinned
 
     def lookup(self, scope: str, tokens: TokenArray) -> Match:
-        """The longest prefix of `tokens` that a sequence of this scope holds. It counts as used."""
+        """The longest prefix of `tokens` that a sequence of this scope holds."""
         root = self._roots.get(scope)
         if root is None:
             return Match(0, None)
-        node, matched = self._descend(root, _bytes_of(tokens))
+        node, matched = self._descend(root, _bytes_of(tokens), least_live=1)
         if matched == 0:
             return Match(0, None)
         while not node.holders:
-            node = next(iter(node.below.values()))
+            node = next(below for below in node.below.values() if below.live)
         return Match(matched, node.holders[0])
 
     def candidates(self, scope: str, tokens: TokenArray, most: int) -> Iterator[Match]:
@@ -105,7 +122,7 @@ class RadixPrefixCache:
         root = self._roots.get(scope)
         if root is None:
             return
-        node, matched = self._descend(root, _bytes_of(tokens))
+        node, matched = self._descend(root, _bytes_of(tokens), least_live=1)
         if matched == 0:
             return
         going_on = (h for each in self._from(node) for h in each.holders)
@@ -116,16 +133,23 @@ class RadixPrefixCache:
                 for holder in list(each.holders):
                     yield Match(each.end, holder)
 
+    def use(self, match: Match) -> None:
+        """Count what `lookup` found as used once more."""
+        if match.holder is None:
+            return
+        for node in self._path(self._places[match.holder][1]):
+            if node.end <= match.matched_tokens:
+                node.uses = self._once_more(node.uses)
+
     def hold(self, scope: str, tokens: TokenArray, holder: int) -> list[int]:
         """Note that `holder` has `tokens`, at least one, and pin it. What it had before is replaced.
 
         Returns:
             Holders that are not known any more: not pinned, with no tokens that `holder` lacks.
         """
+        self._requests += holder not in self._places
         node = self._insert(scope, tokens)
-        node.holders.append(holder)
-        self._forget(holder)
-        self._places[holder] = scope, node
+        self._place(holder, scope, node)
         self._pinned.add(holder)
         return self._supersede(node) if self._is_divisible else []
 
@@ -138,7 +162,7 @@ class RadixPrefixCache:
         self._pinned.discard(holder)
         _, node = self._places[holder]
         if self._is_divisible:
-            has_others = bool(node.below) or len(node.holders) > 1
+            has_others = node.live > 1
         else:
             # One that is pinned goes on, and then has more than these tokens.
             has_others = any(h != holder and h not in self._pinned for h in node.holders)
@@ -153,29 +177,27 @@ class RadixPrefixCache:
         self._pinned.discard(holder)
 
     def evict(self, before: BeforeEviction | None = None) -> Eviction | None:
-        """Forget the piece that was not used for the longest time; None if all that is left is pinned.
+        """Forget the piece that was used least; None if all that is left is pinned.
 
         Args:
             before: called while the holder is known still.
         """
-        oldest: _Node | None = None
+        least: _Node | None = None
         victim = -1
         for holder, (_, node) in self._places.items():
-            if holder not in self._pinned and (oldest is None or node.last_used < oldest.last_used):
-                oldest, victim = node, holder
-        if oldest is None:
+            if holder not in self._pinned and (least is None or node.uses < least.uses):
+                least, victim = node, holder
+        if least is None:
             return None
-        scope, above = self._places[victim][0], oldest.above
+        scope, above = self._places[victim][0], least.above
         if not self._is_divisible:
             above = None
         if before is not None:
             before(victim, scope, self.tokens_of(victim), 0 if above is None else above.end)
-        if above is None or above.end == 0 or len(above.below) > 1 or above.holders:
+        if above is None or above.end == 0 or above.live > 1:
             self.drop(victim)
             return Eviction(victim, 0)
-        above.holders.append(victim)
-        self._forget(victim)
-        self._places[victim] = scope, above
+        self._place(victim, scope, above)
         return Eviction(victim, above.end)
 
     def unpinned(self) -> list[int]:
@@ -214,19 +236,19 @@ class RadixPrefixCache:
         """The scope of a known holder."""
         return self._places[holder][0]
 
-    def _descend(self, root: _Node, tokens: bytes) -> tuple[_Node, int]:
-        """(the node within which the longest match ends, its length in tokens)."""
-        self._clock += 1
+    @staticmethod
+    def _descend(root: _Node, tokens: bytes, least_live: int = 0) -> tuple[_Node, int]:
+        """(the node within which the longest match ends, its length in tokens), among nodes with so many
+        holders."""
         node, at, n = root, 0, len(tokens)
         while at < n:
             below = node.below.get(tokens[at : at + _ID_BYTES])
-            if below is None:
+            if below is None or below.live < least_live:
                 break
             node = below
             if not tokens.startswith(node.tokens, at):
                 return node, at // _ID_BYTES + _n_common(node.tokens, tokens[at : at + len(node.tokens)])
             at += len(node.tokens)
-            node.last_used = self._clock
         return node, at // _ID_BYTES
 
     def _insert(self, scope: str, tokens: TokenArray) -> _Node:
@@ -234,15 +256,20 @@ class RadixPrefixCache:
         self.version += 1
         root = self._roots.get(scope)
         if root is None:
-            root = self._roots[scope] = _Node(b"", None, 0, 0)
+            root = self._roots[scope] = _Node(b"", None, 0, 0.0)
         data = _bytes_of(tokens)
         node, at = self._descend(root, data)
         if at < node.end:
             node = self._divide(node, at)
-        node.last_used = self._clock
+            if node.live:
+                node.uses = self._once_more(node.uses)
+        for each in self._path(node):
+            if each.live:
+                break
+            each.uses = self._once_more(each.uses)
         if at < tokens.shape[0]:
             rest = data[at * _ID_BYTES :]
-            below = _Node(rest, node, tokens.shape[0], self._clock)
+            below = _Node(rest, node, tokens.shape[0], self._requests / HALF_LIFE)
             node.below[rest[:_ID_BYTES]] = below
             node = below
             self.n_tokens += tokens.shape[0] - at
@@ -253,12 +280,19 @@ class RadixPrefixCache:
         above = node.above
         assert above is not None  # noqa: S101 - the root has no piece
         n = (at - above.end) * _ID_BYTES
-        first = _Node(node.tokens[:n], above, at, node.last_used)
+        first = _Node(node.tokens[:n], above, at, node.uses, node.live)
+        if not first.live:
+            self._remembered.add(first)
+            self._remembered_size += _NODE_SIZE
         above.below[first.tokens[:_ID_BYTES]] = first
         node.tokens = node.tokens[n:]
         node.above = first
         first.below[node.tokens[:_ID_BYTES]] = node
         return first
+
+    def _once_more(self, uses: float) -> float:
+        now = self._requests / HALF_LIFE
+        return now + math.log2(1.0 + 2.0 ** (uses - now))
 
     def _supersede(self, node: _Node) -> list[int]:
         """Forget the holders on the way to `node` that are not pinned."""
@@ -267,21 +301,44 @@ class RadixPrefixCache:
             self.drop(holder)
         return found
 
+    def _place(self, holder: int, scope: str, node: _Node) -> None:
+        """Have a holder hold the tokens of `node`, and no others."""
+        node.holders.append(holder)
+        for each in self._path(node):
+            if not each.live:
+                self._remembered.discard(each)
+                self._remembered_size -= each.size
+            each.live += 1
+        self._forget(holder)
+        self._places[holder] = scope, node
+
     def _forget(self, holder: int) -> None:
-        """Take a holder off its node, and the nodes that nobody holds then off the tree."""
+        """Take a holder off its node. Nodes that nobody holds then are remembered for their uses."""
         place = self._places.pop(holder, None)
         if place is None:
             return
-        scope, node = place
+        _, node = place
         node.holders.remove(holder)
-        while not node.holders and not node.below:
-            above = node.above
-            if above is None:
-                del self._roots[scope]
+        for each in self._path(node):
+            each.live -= 1
+            if not each.live:
+                self._remembered.add(each)
+                self._remembered_size += each.size
+        if self._remembered_size > _MOST_REMEMBERED:
+            self._forget_remembered()
+
+    def _forget_remembered(self) -> None:
+        """Take the nodes that were used least off the tree, of those that nobody holds: a quarter."""
+        for node in sorted(self._remembered, key=lambda node: (node.uses, -node.end)):
+            if self._remembered_size <= _MOST_REMEMBERED * 3 / 4:
                 return
+            above = node.above
+            if node.below or above is None:
+                continue
             del above.below[node.tokens[:_ID_BYTES]]
+            self._remembered.discard(node)
+            self._remembered_size -= node.size
             self.n_tokens -= node.end - above.end
-            node = above
 
     @staticmethod
     def _from(node: _Node) -> Iterator[_Node]:
