@@ -27,7 +27,7 @@ from rich.table import Table
 
 from inferflux.common.frames import ChildEnd
 from inferflux.v1 import engine_pb2, worker_pb2
-from inferflux.worker.engine.__main__ import serve_step
+from inferflux.worker.engine.__main__ import Inbox, serve_step
 from inferflux.worker.engine.batch import Batch
 from inferflux.worker.engine.cell_log import Occupancy
 from inferflux.worker.engine.core import Engine
@@ -76,6 +76,8 @@ class SilentBackend:
     context_length = _MOST_TOKENS
     batch_tokens = 2048
     prefill_cells = 0
+    long_step_tokens = 0
+    shortest_suffix = 0
     cells = 1 << 30
     sequences = 256
     sharing_error = "it computes nothing"
@@ -93,7 +95,7 @@ class SilentBackend:
     def warm_up(self) -> list[Timing]:
         return [Timing(16, 0, 0.001), Timing(64, 0, 0.002), Timing(0, 1, 0.001)]
 
-    def decode(self, plan: StepPlan) -> NDArray[np.float32]:
+    def decode(self, plan: StepPlan, _is_interrupted: object = None) -> NDArray[np.float32]:
         n_tokens, n_rows = self._batch.fill(plan.parts)
         self._batch.struct(n_tokens)
         return next(self._logits)[:n_rows]
@@ -145,15 +147,16 @@ def us_per_token(case: Case, backend: Any, steps: int, rounds: int) -> float:
         reader = subprocess.Popen(["/bin/cat"], stdin=theirs.fileno(), stdout=subprocess.DEVNULL)
         engine = Engine(backend, worker_id="bench", tiers=Tiers.off(), max_itl_factor=5.0, step_limit_s=10.0)
         channel = ChildEnd(ours, engine_pb2.EngineCommand.FromString)
+        inbox = Inbox(channel)
         for index in range(case.batch):
             engine.start(item_of(index, case.kind))
         for _ in range(_WARM_UP_STEPS):
-            serve_step(engine, channel)
+            serve_step(engine, channel, inbox)
         times = []
         for _ in range(rounds):
             began = time.perf_counter()
             for _ in range(steps):
-                serve_step(engine, channel)
+                serve_step(engine, channel, inbox)
             times.append((time.perf_counter() - began) / (steps * case.batch))
         ours.shutdown(socket.SHUT_WR)
         reader.wait()

@@ -32,6 +32,7 @@ from rich.console import Console
 from rich.table import Table
 
 from inferflux.worker.engine import radix
+from inferflux.worker.engine.cell_log import Occupancy
 from inferflux.worker.engine.memory import Memory
 from inferflux.worker.engine.saved import SavedStates
 from inferflux.worker.engine.sequence import Sequence, sequence_of
@@ -55,6 +56,15 @@ class Cells:
 
     def __init__(self, cells: int) -> None:
         self.cells = cells
+
+    holds_all_positions = True
+    spare_id = None
+
+    def positions(self, _seq_id: int) -> tuple[int, int]:
+        return -1, -1
+
+    def occupancy(self) -> Occupancy:
+        return Occupancy()
 
     def forget(self, seq_id: int, position: int = 0) -> None: ...
 
@@ -88,7 +98,9 @@ class Served:
     def __init__(self, cells: int) -> None:
         cache = Cells(cells)
         tiers: Tiers[Sequence] = Tiers.off()
-        self._memory = Memory(cache, SavedStates(cache, tiers, time.monotonic), has_prefix_cache=True)
+        self._memory = Memory(
+            cache, SavedStates(cache, tiers, time.monotonic, longest_copy_s=1.0), has_prefix_cache=True
+        )
         self._served = 0
 
     def serve(self, prompt: list[int], answer: list[int]) -> int:

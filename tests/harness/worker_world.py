@@ -27,6 +27,7 @@ from inferflux.v1 import engine_pb2, scheduler_pb2, tokens_pb2, worker_pb2
 from inferflux.worker.emit import Emitter
 from inferflux.worker.engine.cell_log import Occupancy
 from inferflux.worker.engine.clock import Clock
+from inferflux.worker.engine.context import IsInterrupted
 from inferflux.worker.engine.core import Engine
 from inferflux.worker.engine.native import Timing
 from inferflux.worker.engine.planner import ScheduledTokens, StepPlan
@@ -56,6 +57,8 @@ class CheckingCache:
 
     context_length = CONTEXT
     batch_tokens = 32
+    long_step_tokens = 0
+    shortest_suffix = 0
 
     def __init__(
         self, *, cells: int, sequences: int, prefill_cells: int, sharing: PrefixSharing = FULL
@@ -89,7 +92,7 @@ class CheckingCache:
         timings = [Timing(16, 0, 0.01), Timing(32, 0, 0.02), Timing(0, 1, 0.005)]
         return timings + [Timing(n, 0, 0.0006 * n, in_prefill_context=True) for n in (16, 32)]
 
-    def decode(self, plan: StepPlan) -> NDArray[np.float32]:
+    def decode(self, plan: StepPlan, _is_interrupted: IsInterrupted) -> NDArray[np.float32]:
         assert plan.parts, "an empty step"
         assert plan.n_tokens <= self.batch_tokens
         rows = []

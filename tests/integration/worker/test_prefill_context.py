@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import itertools
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,6 +13,7 @@ from harness.sequences import new_sequence
 from numpy.typing import NDArray
 
 from inferflux.v1 import engine_pb2
+from inferflux.worker.engine.context import Interrupted
 from inferflux.worker.engine.native import Backend
 from inferflux.worker.engine.planner import ScheduledTokens, StepPlan
 from inferflux.worker.engine.sequence import Sequence
@@ -100,6 +103,22 @@ def test_a_prompt_goes_on_in_the_prefill_context_from_any_position(backend: Back
     assert_alike(compute(backend, one, 600, in_prefill_context=True), usual(backend, 600))
     backend.forget_prefill(1)
     assert_alike(compute(backend, one, 601, in_prefill_context=False), usual(backend, 601))
+
+
+@pytest.mark.parametrize("position", [0, 100])
+def test_a_step_that_is_given_up_leaves_everything_as_it_was(backend: Backend, position: int) -> None:
+    one = sequence(1)
+    if position:
+        compute(backend, one, position, in_prefill_context=True)
+    part = ScheduledTokens(one, 120, n_logits=0)
+    for asked_before in (0, 20):
+        answers = itertools.chain(itertools.repeat(False, asked_before), itertools.repeat(True))
+        with pytest.raises(Interrupted):
+            backend.decode(StepPlan([], [part], True, is_long=True), functools.partial(next, answers))
+    assert backend.positions(1) == (-1, -1)
+    backend.decode(StepPlan([], [part], True, is_long=True), lambda: False)
+    one.position += 120
+    assert_alike(compute(backend, one, 601, in_prefill_context=True), usual(backend, 601))
 
 
 def test_without_a_sequence_id_for_copies_the_engine_says_that_it_is_off() -> None:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inferflux.worker.engine.budget import StepBudget, StepTime
+from inferflux.worker.engine.budget import LONG_STEP, StepBudget, StepTime
 
 # Seconds of a step by its tokens. A single token takes another path, as in llama.cpp.
 Cost = Callable[[int], float]
@@ -169,6 +169,18 @@ def test_prefill_in_its_own_context_keeps_the_limit_where_nothing_decodes() -> N
     assert cpu(alternating(cpu, n_decoding=4, limit_s=0.1).in_prefill_context(0)) == pytest.approx(
         0.1, rel=0.1
     )
+
+
+def test_a_long_step_takes_some_times_the_limit_and_no_more_tokens_than_can_be_given_up() -> None:
+    def long_tokens(most: int) -> int:
+        budget = StepBudget(2048, 3.0, 0.1, long_step_tokens=most)
+        for n in (16, 64, 16, 64):
+            budget.observe(n, 0, cpu(n), in_prefill_context=True)
+        return budget.in_long_step()
+
+    assert cpu(long_tokens(2048)) == pytest.approx(LONG_STEP * 0.1, rel=0.1)
+    assert long_tokens(300) == 300
+    assert long_tokens(0) == 0
 
 
 def test_prefill_in_its_own_context_says_nothing_of_mixed_batches() -> None:

@@ -107,6 +107,38 @@ def test_prompts_have_every_step_while_nothing_decodes() -> None:
     assert all(step.in_prefill_context for step in steps)
 
 
+def long_planner() -> Planner:
+    """Steps hold about 40 prompt tokens, long ones 200."""
+    budget = StepBudget(256, 2.0, 0.04, long_step_tokens=200)
+    for n in (16, 64, 32):
+        budget.observe(n, 0, 0.001 * n)
+        budget.observe(n, 0, 0.001 * n, in_prefill_context=True)
+    budget.observe(0, 1, 0.020)
+    return Planner(budget)
+
+
+def test_a_step_is_long_while_nothing_decodes_and_until_one_was_given_up() -> None:
+    plans, prompt, decode = long_planner(), sequence(1, 900), sequence(0, 1, decoding=True)
+
+    long = plans.next([], [prompt], 1000)
+    assert long.is_long
+    assert long.n_prefill == pytest.approx(200, abs=5)
+    beside = [plans.next([decode], [prompt], 1000) for _ in range(2)]
+    assert not any(plan.is_long or plan.n_prefill > 40 for plan in beside)
+    plans.interrupted()
+    for prompts in ([prompt], [prompt, sequence(2, 900)]):
+        short = plans.next([], prompts, 1000)
+        assert not short.is_long
+        assert short.n_prefill == pytest.approx(40, abs=5)
+    plans.next([decode], [], 1000)
+    assert plans.next([], [prompt], 1000).is_long
+
+
+def test_a_short_prompt_needs_no_long_step() -> None:
+    plan = long_planner().next([], [sequence(1, 30)], 1000)
+    assert (plan.is_long, plan.in_prefill_context, plan.n_prefill) == (False, False, 30)
+
+
 def test_without_a_prefill_context_every_batch_is_mixed() -> None:
     plans = planner()
     steps = [plans.next([sequence(0, 1, decoding=True)], [sequence(1, 200)], 0) for _ in range(3)]
@@ -121,6 +153,20 @@ def test_a_prompt_goes_to_the_prefill_context_from_any_position_if_all_of_it_fit
     begun.position = 500
     plan = planner().next([sequence(0, 1, decoding=True)], [begun], room)
     assert plan.in_prefill_context == in_prefill_context
+
+
+@pytest.mark.parametrize(
+    ("position", "pending", "in_prefill_context"),
+    [(256, 16, True), (256, 15, False), (255, 16, False), (984, 16, True), (985, 16, False)],
+)
+def test_a_suffix_that_is_worth_the_copies_goes_to_the_prefill_context(
+    position: int, pending: int, *, in_prefill_context: bool
+) -> None:
+    one = sequence(1, position + pending)
+    one.position = position
+    _, in_context = select_prefills([one], 40, 1000, 16)
+    assert in_context == in_prefill_context
+    assert select_prefills([one], 40, 1000, 0)[1] is False
 
 
 def test_what_is_in_the_prefill_context_stays_however_little_is_left_and_room() -> None:

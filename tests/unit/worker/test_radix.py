@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from inferflux.worker.engine import radix
 from inferflux.worker.engine.radix import HALF_LIFE, Eviction, Match, RadixPrefixCache, TokenArray
 
 SCOPE = "tenant/a"
@@ -112,6 +114,46 @@ def test_a_beginning_counts_the_requests_that_go_on_from_within_it() -> None:
     assert cache.evict() == Eviction(0, 0), "its end was used once, and before all others"
     assert cache.evict() == Eviction(1, 0)
     assert cache.evict() == Eviction(5, 2)
+
+
+def evicted_and_computed_again() -> RadixPrefixCache:
+    """(1, 2) was used five times, evicted, and is computed again; (7, 8) was used twice, and later."""
+    cache = cached((1, 2))
+    for _ in range(4):
+        use(cache, 1, 2)
+    assert cache.evict() == Eviction(0, 0)
+    assert cache.lookup(SCOPE, ids(1, 2)) == Match(0, None)
+    cache.hold(SCOPE, ids(1, 2, 3), 4)
+    cache.unpin(4)
+    cache.hold(SCOPE, ids(7, 8), 5)
+    cache.unpin(5)
+    use(cache, 7, 8)
+    return cache
+
+
+def test_what_is_computed_again_goes_on_with_the_uses_it_had() -> None:
+    cache = evicted_and_computed_again()
+    assert [cache.evict() for _ in range(3)] == [Eviction(4, 2), Eviction(5, 0), Eviction(4, 0)]
+
+
+def test_what_is_remembered_has_a_bound_and_the_least_used_is_forgotten(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(radix, "_MOST_REMEMBERED", 1000)
+    cache = cached((1, 2))
+    for _ in range(4):
+        use(cache, 1, 2)
+    cache.drop(0)
+    for first in range(200):
+        cache.hold(f"tenant/{first}", ids(9, first), 1)
+        cache.drop(1)
+        assert cache._remembered_size <= 1000
+    assert len(cache._roots) < 20
+    cache.hold(SCOPE, ids(1, 2), 4)
+    cache.hold(SCOPE, ids(7, 8), 5)
+    for holder in (4, 5):
+        cache.unpin(holder)
+    assert cache.evict() == Eviction(5, 0)
 
 
 _TOKENS = st.lists(st.integers(0, 2), min_size=1, max_size=8)
@@ -243,4 +285,7 @@ def test_it_says_the_same_as_a_list_of_sequences(steps: list[_Step], is_divisibl
         naive.check()
     for holder in list(naive.held):
         naive.drop(holder)
-    assert naive.cache._roots == {}
+    for scope in ("s", "t"):
+        assert naive.cache.lookup(scope, ids(0, 1)) == Match(0, None)
+    naive.cache.clear()
+    assert (naive.cache._roots, naive.cache.n_tokens, naive.cache._remembered_size) == ({}, 0, 0)

@@ -10,6 +10,9 @@ from __future__ import annotations
 import signal
 import socket
 import sys
+import time
+from collections import deque
+from collections.abc import Iterator
 from pathlib import Path
 
 from inferflux.common.frames import ChildEnd
@@ -34,21 +37,61 @@ _SHARING = {
     Sharing.CHECKPOINTS: scheduler_pb2.PREFIX_SHARING_CHECKPOINTS,
     Sharing.NONE: scheduler_pb2.PREFIX_SHARING_NONE,
 }
+# While a long step is computed, commands are looked at this often.
+_LOOK_EVERY_S = 0.002
+
+
+class Inbox:
+    """The commands of the worker, in order.
+
+    Args:
+        worker: this process's end.
+    """
+
+    def __init__(self, worker: _Worker) -> None:
+        self._worker = worker
+        self._waiting: deque[engine_pb2.EngineCommand] = deque()
+        self._looked_s = 0.0
+
+    def take(self, wait_s: float | None) -> Iterator[engine_pb2.EngineCommand]:
+        """Every command that has arrived; waits up to `wait_s` seconds for the first, for ever with None.
+
+        Raises:
+            EOFError: the worker closed its end.
+        """
+        while self._waiting:
+            wait_s = 0.0
+            yield self._waiting.popleft()
+        yield from self._worker.arrived(wait_s)
+
+    def arrived(self) -> list[engine_pb2.EngineCommand]:
+        """What has arrived since the last look; `take` gives it as well."""
+        now_s = time.monotonic()
+        if now_s - self._looked_s < _LOOK_EVERY_S:
+            return []
+        self._looked_s = now_s
+        try:
+            new = list(self._worker.arrived(0.0))
+        except EOFError:  # `take` raises it again
+            return []
+        self._waiting += new
+        return new
 
 
 def run(worker: _Worker) -> None:
     """Serve until the worker closes its end."""
-    engine = _load(worker)
+    inbox = Inbox(worker)
+    engine = _load(worker, inbox)
     try:
         while True:
-            serve_step(engine, worker)
+            serve_step(engine, worker, inbox)
     finally:
         engine.close()
 
 
-def serve_step(engine: Engine, worker: _Worker) -> None:
+def serve_step(engine: Engine, worker: _Worker, inbox: Inbox) -> None:
     """Take up what arrived, make a step, and report it; then look after the KV cache."""
-    for command in worker.arrived(engine.idle_s()):
+    for command in inbox.take(engine.idle_s()):
         if command.HasField("flush"):
             worker.send(engine.flush(command.flush.limit_ms / 1000))
         _obey(engine, command)
@@ -64,7 +107,7 @@ def _report(engine: Engine, worker: _Worker) -> None:
         worker.send(report)
 
 
-def _load(worker: _Worker) -> Engine:
+def _load(worker: _Worker, inbox: Inbox) -> Engine:
     config = worker.receive().load
     try:
         backend = Backend(config)
@@ -86,6 +129,7 @@ def _load(worker: _Worker) -> Engine:
             constraints=None if constraints.why_not else constraints,
             has_prefix_cache=config.prefix_cache,
             disk_prompt_tokens=config.disk_prompt_tokens,
+            arrived=inbox.arrived,
         )
     except (LoadError, DecodeError) as error:
         worker.send(engine_pb2.EngineReport(load_error=str(error)))

@@ -10,7 +10,8 @@ Three constants bend the limit; `benchmarks.prefill_trial --ablation` measures a
 queue pressure, when many prefills wait and few sequences decode, the limit rises in proportion: small steps
 waste the fixed part of each. A step below the ITL floor is not cut further. A long prompt makes hundreds of
 gaps and decodes see the longest of them, so its steps aim lower. Nothing can be taken up or cancelled within
-a step, so none should be long: where nothing decodes, `limit_s` alone cuts prefills.
+a step, so none should be long: where nothing decodes, `limit_s` alone cuts prefills. A step that the engine
+gives up for what cannot wait may be longer: the more rows, the less the threads wait for each other.
 
 The fixed part of a step grows where cores are busy: the engine's threads wait for each other, however few
 tokens there are. It may then exceed `limit_s` alone, and no chunk keeps that limit. So `limit_s` never cuts a
@@ -36,6 +37,8 @@ ITL_FLOOR_S = 0.015
 LONG_PROMPT_PART = 1 / 2
 # `limit_s` cuts no step to less than this many times its fixed part.
 FIXED_PARTS = 2
+# A step that can be given up aims at this many times `limit_s`.
+LONG_STEP = 5
 
 
 class StepBudget:
@@ -45,12 +48,16 @@ class StepBudget:
         batch_tokens: most tokens of any step.
         max_itl_factor: prefills may lengthen a decode's ITL to this many times a step of decodes alone.
         limit_s: a step should take at most this long.
+        long_step_tokens: most tokens of a step that can be given up.
     """
 
-    def __init__(self, batch_tokens: int, max_itl_factor: float, limit_s: float) -> None:
+    def __init__(
+        self, batch_tokens: int, max_itl_factor: float, limit_s: float, long_step_tokens: int = 0
+    ) -> None:
         self._batch_tokens = batch_tokens
         self._max_itl_factor = max_itl_factor
         self._limit_s = limit_s
+        self._long_step_tokens = long_step_tokens
         self._decode_s: dict[int, float] = {}
         self._mixed = StepTime()
         self._prefill = StepTime()
@@ -81,6 +88,11 @@ class StepBudget:
         """Seconds that copies of KV state may add to a step of `n_decoding` sequences: as prefill may."""
         target_s = self._target_s(n_decoding, 1, is_long=False, fixed_s=0.0)
         return max(target_s - self._decode_time(n_decoding), 0.0) if n_decoding else target_s
+
+    def in_long_step(self) -> int:
+        """Prompt tokens of a step in the prefill context that nothing waits for, and that can be given up."""
+        wanted = self._prefill.tokens_within(LONG_STEP * self._target_s(0, 1, False, self._prefill.fixed_s))
+        return min(wanted, self._long_step_tokens)
 
     @staticmethod
     def _within_bounds(wanted: int, room: int) -> int:

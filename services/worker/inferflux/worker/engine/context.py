@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,6 +28,7 @@ from .state import CELL_HEADER_BYTES, StateBytes
 
 _FLASH_ATTENTION = {True: 1, False: 0}
 # llama.cpp rotates what it quantizes for a cache, unless this variable says 1.
+_ABORTED = 2
 _ROTATION_OFF = "LLAMA_ATTN_ROT_DISABLE"
 
 
@@ -37,6 +38,14 @@ class ContextError(Exception):
 
 class DecodeError(Exception):
     """llama_decode refused or failed; the KV cache can no longer be trusted."""
+
+
+class Interrupted(Exception):
+    """A step was given up on request; the KV cache is as it was before."""
+
+
+# Whether a step is to be given up; asked often while llama.cpp computes, on a CPU.
+IsInterrupted = Callable[[], bool]
 
 
 class Context:
@@ -92,6 +101,7 @@ class Context:
         self.has_memory = bool(self._memory)
         self.cells = int(llama.llama_n_ctx(self._context))
         self.batch_tokens = int(llama.llama_n_batch(self._context))
+        self.physical_batch = int(llama.llama_n_ubatch(self._context))
         self._batch = Batch(self.batch_tokens)
 
     def close(self) -> None:
@@ -108,17 +118,30 @@ class Context:
         llama.llama_set_warmup(self._context, False)
         self.clear()
 
-    def decode(self, parts: Iterable[ScheduledTokens]) -> NDArray[np.float32]:
+    def decode(
+        self, parts: Iterable[ScheduledTokens], is_interrupted: IsInterrupted | None = None
+    ) -> NDArray[np.float32]:
         """Compute these parts of sequences, which follow what their sequence ids hold.
+
+        Args:
+            is_interrupted: asked meanwhile, of no more tokens than a physical batch.
 
         Returns:
             Logits of shape (parts that want logits, vocabulary), in order; valid until the next call.
 
         Raises:
+            Interrupted: because of `is_interrupted`.
             DecodeError: the engine has to start again.
         """
         n_tokens, outputs = self._batch.fill(parts)
-        return self._compute(n_tokens, outputs)
+        if is_interrupted is None or n_tokens > self.physical_batch:
+            return self._compute(n_tokens, outputs)
+        callback = llama.ggml_abort_callback(lambda _data: is_interrupted())
+        llama.llama_set_abort_callback(self._context, callback, None)
+        try:
+            return self._compute(n_tokens, outputs)
+        finally:
+            llama.llama_set_abort_callback(self._context, llama.ggml_abort_callback(), None)
 
     def decode_tokens(self, tokens: NDArray[np.int32], *, seq_id: int, position: int) -> NDArray[np.float32]:
         """Compute `tokens` of one sequence; returns the logits after the last, of shape (1, vocabulary).
@@ -133,6 +156,8 @@ class Context:
 
     def _compute(self, n_tokens: int, outputs: int) -> NDArray[np.float32]:
         result = llama.llama_decode(self._context, self._batch.struct(n_tokens))
+        if result == _ABORTED:
+            raise Interrupted
         if result != 0:
             raise DecodeError(f"llama_decode returned {result}: {first_log_error('no reason given')}")
         llama.llama_synchronize(self._context)

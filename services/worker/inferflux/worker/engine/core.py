@@ -13,7 +13,9 @@ from inferflux.v1 import engine_pb2, generation_pb2, scheduler_pb2, tokens_pb2, 
 from .acceptance import Accepted, accept
 from .budget import StepBudget
 from .clock import Clock
+from .commands import Arrived, is_more_urgent, none_arrived
 from .constraints import CompiledConstraint, Constraints
+from .context import Interrupted
 from .ledger_check import CheckTimes
 from .logprobs import Logprobs, log_probabilities
 from .masks import MaskedRow, Masks
@@ -54,6 +56,8 @@ class Engine:
         has_prefix_cache: whether prefixes are kept and shared, where the model can.
         disk_prompt_tokens: see `Memory`.
         clock: the system's if none is given.
+        arrived: gives the commands that came since it was asked last; they are obeyed after the step. It is
+            asked often while a long step is computed.
     """
 
     def __init__(
@@ -68,6 +72,7 @@ class Engine:
         has_prefix_cache: bool = True,
         disk_prompt_tokens: int = 0,
         clock: Clock | None = None,
+        arrived: Arrived = none_arrived,
     ) -> None:
         self._backend = backend
         self._clock = clock or Clock()
@@ -78,8 +83,11 @@ class Engine:
         # Sequences whose constraints are not compiled yet.
         self._compiling: list[tuple[Sequence, CompiledConstraint]] = []
         self._masks = Masks()
-        self._budget = StepBudget(backend.batch_tokens, max_itl_factor, step_limit_s)
-        self._planner = Planner(self._budget)
+        self._arrived = arrived
+        self._budget = StepBudget(
+            backend.batch_tokens, max_itl_factor, step_limit_s, long_step_tokens=backend.long_step_tokens
+        )
+        self._planner = Planner(self._budget, backend.shortest_suffix)
         for seen in backend.warm_up():
             tiers.rates.prefill.observe(seen.n_prefill, seen.seconds)
             self._budget.observe(
@@ -253,9 +261,14 @@ class Engine:
         if not plan.n_tokens:
             return  # all that runs is read from disk, or waits for its constraint
         planned = clock.monotonic_s()
-        self._take_cells(plan)
-        logits = self._backend.decode(plan)
+        self._make_room(plan)
+        try:
+            logits = self._backend.decode(plan, lambda: self._is_interrupted(plan))
+        except Interrupted:
+            self._planner.interrupted()
+            return
         decoded = clock.monotonic_s()
+        self._take_cells(plan)
         self._advance(plan)
         self._sample(plan, logits)
         ended = clock.monotonic_s()
@@ -311,7 +324,7 @@ class Engine:
             fit = self._fit(plan, loaded)
         for victim in fit.victims:
             self._evict(victim)
-        return plan_of(fit.grants, in_prefill_context=plan.in_prefill_context)
+        return plan_of(fit.grants, in_prefill_context=plan.in_prefill_context, is_long=plan.is_long)
 
     def _settle_constraints(self, now_s: float) -> None:
         """Let sequences run whose constraints are compiled, and end those whose cannot be."""
@@ -441,9 +454,19 @@ class Engine:
             generated_tokens=sequence.generated,
         )
 
+    def _is_interrupted(self, plan: StepPlan) -> bool:
+        """Whether something has arrived that does not wait for a long step."""
+        last = max(part.sequence.urgency_key for part in plan.parts)
+        return any(is_more_urgent(command, last) for command in self._arrived())
+
     def _take_cells(self, plan: StepPlan) -> None:
         for part in plan.parts:
             self._memory.grow(part.sequence, part.n)
+
+    def _make_room(self, plan: StepPlan) -> None:
+        """Have the cache hold what the step computes."""
+        self._memory.prefixes.make_room(cells=plan.n_tokens)
+        for part in plan.parts:
             if plan.in_prefill_context and not part.sequence.in_prefill_context:
                 self._memory.begin_prefill_context(part.sequence)
 

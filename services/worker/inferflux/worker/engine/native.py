@@ -29,7 +29,7 @@ from inferflux.common.llama.vocab import Vocab
 from inferflux.v1 import engine_pb2
 
 from .cell_log import Occupancy
-from .context import Context, ContextError, DecodeError
+from .context import Context, ContextError, DecodeError, IsInterrupted
 from .cores import usable_cores
 from .envelope import Identity
 from .fit import CellShape, DoesNotFitError, cells_in, fit_cells
@@ -44,8 +44,12 @@ _AUTO_CELLS_PER_SLOT = 1024
 _PHYSICAL_BATCH = 512
 # Tokens of all parts of the vocabulary, decoded once before anything is served.
 _TRIAL_TOKENS = 64
-# Without flash attention the scores of all rows and cells are kept for a moment: few rows at a time.
-_PREFILL_PHYSICAL_BATCH = 128
+# Without flash attention the scores of all rows and cells are kept for a moment. So many rows at a time take
+# no more than so many bytes, but some rows are computed in any case.
+_SCORES_BYTES = 128 << 20
+_SCORE_BYTES = 4
+_FEWEST_PREFILL_ROWS = 128
+_SUFFIX_PER_THREAD = 8
 # The prefill context has this part of the KV cache's cells, and not more than so many, unless something else
 # is asked for: it takes memory of its own.
 _PREFILL_PART = 4
@@ -130,6 +134,17 @@ class Backend:
     def prefill_cells(self) -> int:
         """Cells of the prefill context; 0 where there is none."""
         return self._prefill.context.cells if self._prefill else 0
+
+    @property
+    def shortest_suffix(self) -> int:
+        """Fewest tokens after a long prefix that the prefill context computes sooner, the copies included: one
+        thread copies, all compute. 0 where there is none."""
+        return _SUFFIX_PER_THREAD * self._threads if self._prefill else 0
+
+    @property
+    def long_step_tokens(self) -> int:
+        """Most tokens of a step that can be given up; 0 where none can."""
+        return self._prefill.context.physical_batch if self._prefill else 0
 
     def _new_main(self, config: engine_pb2.EngineConfig) -> Context:
         """The main context.
@@ -288,7 +303,7 @@ class Backend:
                 cells=cells,
                 sequences=self.sequences,
                 batch_tokens=self.batch_tokens,
-                physical_batch=_PREFILL_PHYSICAL_BATCH,
+                physical_batch=self._prefill_rows(cells),
                 flash_attention=False,
                 threads=self._threads,
                 vocabulary=self.vocab.size,
@@ -303,6 +318,13 @@ class Backend:
         prefill.close()
         self.prefill_context_error = "the main context does not go on after what it computes"
         return None
+
+    def _prefill_rows(self, cells: int) -> int:
+        """Rows that a prefill context of so many cells computes at a time: with more of them its threads wait
+        less for each other."""
+        heads = max(int(llama.llama_model_n_head(self._model)), 1)
+        fitting = _SCORES_BYTES // (heads * cells * _SCORE_BYTES)
+        return max(_FEWEST_PREFILL_ROWS, min(fitting, _PHYSICAL_BATCH))
 
     def warm_up(self) -> list[Timing]:
         """Touch every weight, so that the first request does not pay for it, and measure the model's speed.
@@ -341,17 +363,21 @@ class Backend:
         """Seconds of a step of `n` tokens; the first few are slower, while the threads come up."""
         return min(_time_tokens(self._main, n) for _ in range(_SMALL_STEP_TRIES))
 
-    def decode(self, plan: StepPlan) -> NDArray[np.float32]:
+    def decode(self, plan: StepPlan, is_interrupted: IsInterrupted | None = None) -> NDArray[np.float32]:
         """Compute one step.
+
+        Args:
+            is_interrupted: whether to give the step up, if it is a long one.
 
         Returns:
             Logits of shape (parts that want logits, vocabulary), in batch order; valid until the next call.
 
         Raises:
+            Interrupted: because of `is_interrupted`.
             DecodeError: the engine has to start again.
         """
         if plan.in_prefill_context and self._prefill:
-            return self._prefill.decode(plan.parts)
+            return self._prefill.decode(plan.parts, is_interrupted if plan.is_long else None)
         if self._single_thread_tokens:
             self._main.use_threads(1 if plan.n_tokens <= self._single_thread_tokens else self._threads)
         return self._main.decode(plan.parts)

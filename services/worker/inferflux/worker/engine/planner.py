@@ -8,13 +8,15 @@ steps that hold decodes alone.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from .budget import StepBudget
 from .sequence import Sequence
 
 # A prompt of more tokens is long: see `StepBudget`.
 _LONG_PROMPT = 512
+# After fewer tokens a suffix is computed as soon in a mixed batch.
+_LONG_PREFIX = 256
 
 
 # Not frozen: a step makes one for each sequence, and a frozen one takes three times as long.
@@ -34,6 +36,8 @@ class StepPlan:
     prefilling: list[ScheduledTokens]
     in_prefill_context: bool = False
     """Whether the step is computed in the prefill context."""
+    is_long: bool = False
+    """Whether it may take longer than others, and is given up for what cannot wait so long."""
 
     @property
     def parts(self) -> list[ScheduledTokens]:
@@ -55,11 +59,21 @@ class StepPlan:
 
 
 class Planner:
-    """Plans one step after the other."""
+    """Plans one step after the other.
 
-    def __init__(self, budget: StepBudget) -> None:
+    Args:
+        shortest_suffix: see `select_prefills`.
+    """
+
+    def __init__(self, budget: StepBudget, shortest_suffix: int = 0) -> None:
         self._budget = budget
+        self._shortest_suffix = shortest_suffix
         self._had_prefills = False
+        self._may_be_long = True
+
+    def interrupted(self) -> None:
+        """A long step was given up: none is planned until all that waits is prefilled."""
+        self._may_be_long = False
 
     def next(self, decoding: list[Sequence], prefilling: list[Sequence], prefill_room: int) -> StepPlan:
         """The next step for these sequences, the prefills most urgent first.
@@ -69,10 +83,11 @@ class Planner:
         """
         if not prefilling:
             self._had_prefills = False
+            self._may_be_long = True
             return plan_step(decoding, [], 0)
         is_long = prefilling[0].n_tokens > _LONG_PROMPT
         tokens = self._budget.mixed(len(decoding), len(prefilling), is_long=is_long)
-        selected, in_context = select_prefills(prefilling, tokens, prefill_room)
+        selected, in_context = select_prefills(prefilling, tokens, prefill_room, self._shortest_suffix)
         if not in_context:
             self._had_prefills = False
             return plan_step(decoding, selected, tokens)
@@ -83,7 +98,10 @@ class Planner:
         is_urgent = all(selected[0].order < s.order for s in decoding)
         n_spared = 0 if is_urgent else len(decoding)
         tokens = self._budget.in_prefill_context(n_spared, len(prefilling), is_long=is_long)
-        return plan_step([], selected, tokens, in_prefill_context=True)
+        long_tokens = self._budget.in_long_step()
+        can_be_long = self._may_be_long and not decoding and long_tokens > tokens
+        plan = plan_step([], selected, long_tokens if can_be_long else tokens, in_prefill_context=True)
+        return replace(plan, is_long=can_be_long)
 
 
 def split(sequences: Iterable[Sequence]) -> tuple[list[Sequence], list[Sequence]]:
@@ -97,17 +115,22 @@ def split(sequences: Iterable[Sequence]) -> tuple[list[Sequence], list[Sequence]
 
 
 def select_prefills(
-    prefilling: list[Sequence], tokens: int, prefill_room: int
+    prefilling: list[Sequence], tokens: int, prefill_room: int, shortest_suffix: int = 0
 ) -> tuple[list[Sequence], bool]:
     """(the prefills that come first and are computed in the same context, whether it is the prefill context).
 
     A prefill that is in the prefill context stays there. Another one goes there from any position if all its
-    tokens find room, unless it is complete with this step's `tokens` of a mixed batch.
+    tokens find room, unless it is complete with this step's `tokens` of a mixed batch. It goes there all the
+    same with a suffix that takes longer beside the main context's cells than copying what is before it.
+
+    Args:
+        shortest_suffix: tokens of such a suffix; 0: there is none.
     """
     selected: list[Sequence] = []
     in_context = False
     for sequence in prefilling:
-        can_enter = sequence.n_pending > tokens and sequence.n_tokens <= prefill_room
+        is_suffix = sequence.position >= _LONG_PREFIX and 0 < shortest_suffix <= sequence.n_pending
+        can_enter = (sequence.n_pending > tokens or is_suffix) and sequence.n_tokens <= prefill_room
         in_prefill_context = sequence.in_prefill_context or can_enter
         if selected and in_prefill_context != in_context:
             break
@@ -148,9 +171,11 @@ def plan_step(
     )
 
 
-def plan_of(grants: Iterable[tuple[Sequence, int]], *, in_prefill_context: bool = False) -> StepPlan:
+def plan_of(
+    grants: Iterable[tuple[Sequence, int]], *, in_prefill_context: bool = False, is_long: bool = False
+) -> StepPlan:
     """The step that computes so many tokens of each sequence."""
-    plan = StepPlan([], [], in_prefill_context)
+    plan = StepPlan([], [], in_prefill_context, is_long)
     for sequence, n in grants:
         part = plan.prefilling if sequence.is_prefilling else plan.decoding
         part.append(ScheduledTokens(sequence, n, n_logits=int(n == sequence.n_pending)))

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from .context import Context, DecodeError
+from .context import Context, DecodeError, IsInterrupted
 from .planner import ScheduledTokens
 from .state import UnknownLayout, by_cell, by_dimension
 from .trial import are_alike, trial_tokens
@@ -47,16 +47,19 @@ class PrefillContext:
     def close(self) -> None:
         self.context.close()
 
-    def decode(self, parts: Several[ScheduledTokens]) -> NDArray[np.float32]:
+    def decode(
+        self, parts: Several[ScheduledTokens], is_interrupted: IsInterrupted | None = None
+    ) -> NDArray[np.float32]:
         """As `Context.decode`. Of a prefill that is complete the main context then has everything.
 
         Raises:
+            Interrupted: because of `is_interrupted`.
             DecodeError: the engine has to start again.
         """
         for part in parts:
             if part.sequence.seq_id not in self._held:
                 self._take_over(part.sequence.seq_id, part.sequence.position)
-        logits = self.context.decode(parts)
+        logits = self.context.decode(parts, is_interrupted)
         for part in parts:
             held = self._held[part.sequence.seq_id]
             held.computed += part.n

@@ -4,6 +4,8 @@ Each scope has a tree of its own: nothing is found across scopes. An edge has it
 are compared many at a time. It ends where sequences part, and where one ended. So each piece has uses of its
 own, and the piece with the least of them is evicted first. A use counts half after `HALF_LIFE` requests: what
 is asked for often outlives what was asked for once, and what is new outlives what was asked for long ago.
+Pieces that no sequence holds any more are remembered with their uses for a while. Nothing finds them, but
+they need not begin at nothing when they are computed again.
 
 A holder is a sequence that has the tokens of a node in its KV cells. It is pinned while it is a request's:
 then it is neither evicted nor superseded. The tree is that of SGLang's RadixAttention (Zheng et al., 2023),
@@ -24,9 +26,10 @@ from numpy.typing import NDArray
 TokenArray = NDArray[np.int32]
 _ID_BYTES = 4
 # Requests after which a use counts half.
-HALF_LIFE = 128
-_NODE_SIZE = 64
+HALF_LIFE = 1024
+# What is remembered of pieces that nobody holds, in token ids; a piece counts as some beside its own.
 _MOST_REMEMBERED = 1 << 18
+_PIECE_IDS = 64
 
 
 # With the holder, its scope, its tokens, and how many of them are held by some sequence afterwards.
@@ -65,7 +68,8 @@ class _Node:
 
     @property
     def size(self) -> int:
-        return len(self.tokens) // _ID_BYTES + _NODE_SIZE
+        """What remembering it takes, in token ids."""
+        return len(self.tokens) // _ID_BYTES + _PIECE_IDS
 
 
 class RadixPrefixCache:
@@ -88,6 +92,7 @@ class RadixPrefixCache:
         self._requests = 0
         self._places: dict[int, tuple[str, _Node]] = {}
         self._pinned: set[int] = set()
+        # Nodes that nobody holds.
         self._remembered: set[_Node] = set()
         self._remembered_size = 0
 
@@ -201,12 +206,12 @@ class RadixPrefixCache:
         return Eviction(victim, above.end)
 
     def unpinned(self) -> list[int]:
-        """Holders that are not pinned, the most recently used first."""
+        """Holders that are not pinned, the most used first."""
         found = (holder for holder in self._places if holder not in self._pinned)
-        return sorted(found, key=lambda holder: -self._places[holder][1].last_used)
+        return sorted(found, key=lambda holder: -self._places[holder][1].uses)
 
     def clear(self, scope: str = "") -> list[int]:
-        """Forget every holder that is not pinned.
+        """Forget every holder that is not pinned, and what is remembered.
 
         Args:
             scope: only of this one; empty: of every scope.
@@ -221,6 +226,10 @@ class RadixPrefixCache:
         ]
         for holder in gone:
             self.drop(holder)
+        cleared = [root for its_scope, root in self._roots.items() if scope in ("", its_scope)]
+        for node in [node for node in self._remembered if self._root_of(node) in cleared]:
+            self._cut(node)
+        self._drop_empty_roots()
         return gone
 
     def held(self) -> list[int]:
@@ -259,14 +268,13 @@ class RadixPrefixCache:
             root = self._roots[scope] = _Node(b"", None, 0, 0.0)
         data = _bytes_of(tokens)
         node, at = self._descend(root, data)
-        if at < node.end:
+        is_divided = at < node.end
+        if is_divided:
             node = self._divide(node, at)
-            if node.live:
-                node.uses = self._once_more(node.uses)
         for each in self._path(node):
-            if each.live:
-                break
-            each.uses = self._once_more(each.uses)
+            # `use` has counted whole pieces that were held.
+            if not each.live or (is_divided and each is node):
+                each.uses = self._once_more(each.uses)
         if at < tokens.shape[0]:
             rest = data[at * _ID_BYTES :]
             below = _Node(rest, node, tokens.shape[0], self._requests / HALF_LIFE)
@@ -281,9 +289,9 @@ class RadixPrefixCache:
         assert above is not None  # noqa: S101 - the root has no piece
         n = (at - above.end) * _ID_BYTES
         first = _Node(node.tokens[:n], above, at, node.uses, node.live)
-        if not first.live:
+        if node in self._remembered:
             self._remembered.add(first)
-            self._remembered_size += _NODE_SIZE
+            self._remembered_size += _PIECE_IDS
         above.below[first.tokens[:_ID_BYTES]] = first
         node.tokens = node.tokens[n:]
         node.above = first
@@ -305,15 +313,15 @@ class RadixPrefixCache:
         """Have a holder hold the tokens of `node`, and no others."""
         node.holders.append(holder)
         for each in self._path(node):
-            if not each.live:
-                self._remembered.discard(each)
-                self._remembered_size -= each.size
             each.live += 1
+            if each in self._remembered:
+                self._remembered.remove(each)
+                self._remembered_size -= each.size
         self._forget(holder)
         self._places[holder] = scope, node
 
     def _forget(self, holder: int) -> None:
-        """Take a holder off its node. Nodes that nobody holds then are remembered for their uses."""
+        """Take a holder off its node. Nodes that nobody holds then are remembered."""
         place = self._places.pop(holder, None)
         if place is None:
             return
@@ -328,17 +336,35 @@ class RadixPrefixCache:
             self._forget_remembered()
 
     def _forget_remembered(self) -> None:
-        """Take the nodes that were used least off the tree, of those that nobody holds: a quarter."""
+        """Forget the nodes that were used least, of those that nobody holds: a quarter."""
         for node in sorted(self._remembered, key=lambda node: (node.uses, -node.end)):
-            if self._remembered_size <= _MOST_REMEMBERED * 3 / 4:
-                return
-            above = node.above
-            if node.below or above is None:
-                continue
-            del above.below[node.tokens[:_ID_BYTES]]
-            self._remembered.discard(node)
-            self._remembered_size -= node.size
-            self.n_tokens -= node.end - above.end
+            if self._remembered_size <= _MOST_REMEMBERED * 3 // 4:
+                break
+            self._cut(node)
+        self._drop_empty_roots()
+
+    def _cut(self, node: _Node) -> None:
+        """Take a node that nobody holds off the tree, with all below it; nothing if it is off."""
+        if node not in self._remembered or node.above is None:
+            return
+        del node.above.below[node.tokens[:_ID_BYTES]]
+        cut = [node]
+        while cut:
+            each = cut.pop()
+            cut += each.below.values()
+            self._remembered.remove(each)
+            self._remembered_size -= each.size
+            self.n_tokens -= len(each.tokens) // _ID_BYTES
+
+    def _drop_empty_roots(self) -> None:
+        for scope in [scope for scope, root in self._roots.items() if not root.below]:
+            del self._roots[scope]
+
+    @staticmethod
+    def _root_of(node: _Node) -> _Node:
+        while node.above is not None:
+            node = node.above
+        return node
 
     @staticmethod
     def _from(node: _Node) -> Iterator[_Node]:

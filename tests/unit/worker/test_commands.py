@@ -1,0 +1,67 @@
+"""A long step is given up for what would otherwise wait for it, and for nothing else."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+
+import pytest
+
+from inferflux.common.frames import ChildEnd, pack
+from inferflux.v1 import engine_pb2, worker_pb2
+from inferflux.worker.engine import __main__ as engine_main
+from inferflux.worker.engine.__main__ import Inbox
+from inferflux.worker.engine.commands import is_more_urgent
+
+Command = engine_pb2.EngineCommand
+
+
+@pytest.mark.parametrize(
+    ("command", "interrupts"),
+    [
+        (Command(start=worker_pb2.BatchItem(urgency_key=-2.0)), True),
+        (Command(start=worker_pb2.BatchItem(urgency_key=-1.0)), False),
+        (Command(start=worker_pb2.BatchItem(urgency_key=0.0)), False),
+        (Command(resume=engine_pb2.EngineResume(urgency_key=-2.0)), True),
+        (Command(resume=engine_pb2.EngineResume(urgency_key=0.0)), False),
+        (Command(cancel=engine_pb2.EngineCancel()), True),
+        (Command(deschedule=engine_pb2.EngineDeschedule()), True),
+        (Command(flush=engine_pb2.EngineFlush()), True),
+        (Command(report_cache=engine_pb2.EngineReportCache()), False),
+        (Command(clear_cache=engine_pb2.EngineClearCache()), False),
+    ],
+)
+def test_what_a_long_step_is_given_up_for(command: Command, *, interrupts: bool) -> None:
+    assert is_more_urgent(command, -1.0) == interrupts
+
+
+@pytest.fixture
+def pair() -> Iterator[tuple[socket.socket, Inbox]]:
+    parent, child = socket.socketpair()
+    with parent, child:
+        yield parent, Inbox(ChildEnd(child, Command.FromString))
+
+
+def cancel(key: str) -> Command:
+    return Command(cancel=engine_pb2.EngineCancel(key=key))
+
+
+def test_what_is_seen_within_a_step_is_obeyed_after_it_and_in_order(
+    pair: tuple[socket.socket, Inbox], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine_main, "_LOOK_EVERY_S", 0.0)
+    parent, inbox = pair
+    parent.sendall(pack(cancel("a")) + pack(cancel("b")))
+    assert list(inbox.arrived()) == [cancel("a"), cancel("b")]
+    assert list(inbox.arrived()) == []
+    parent.sendall(pack(cancel("c")))
+    assert list(inbox.take(None)) == [cancel("a"), cancel("b"), cancel("c")]
+    assert list(inbox.take(0.0)) == []
+
+
+def test_that_the_worker_is_gone_is_raised_between_steps_alone(pair: tuple[socket.socket, Inbox]) -> None:
+    parent, inbox = pair
+    parent.close()
+    assert list(inbox.arrived()) == []
+    with pytest.raises(EOFError):
+        list(inbox.take(0.0))
