@@ -137,7 +137,7 @@ class Backend:
 
     @property
     def shortest_suffix(self) -> int:
-        """Fewest tokens after a long prefix that the prefill context computes sooner, the copies included: one
+        """Fewest tokens after a long prefix that the prefill context computes sooner, copies included: one
         thread copies, all compute. 0 where there is none."""
         return _SUFFIX_PER_THREAD * self._threads if self._prefill else 0
 

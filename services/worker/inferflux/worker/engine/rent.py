@@ -3,7 +3,7 @@
 On a CPU each token of a step looks at every used cell of a unified cache, cached ones too. So cached cells
 pay rent: time that each step takes longer for them. Hits earn the time that was not spent on prefill, and a
 small part of all time is theirs in any case. While a balance is left, prefixes stay until their cells are
-needed. Without one, those that were not used for the longest time leave.
+needed. Without one, those that were used least leave.
 """
 
 from __future__ import annotations
