@@ -34,6 +34,7 @@ from rich.table import Table
 from inferflux.worker.engine import radix
 from inferflux.worker.engine.cell_log import Occupancy
 from inferflux.worker.engine.memory import Memory
+from inferflux.worker.engine.prefix_sharing import FULL
 from inferflux.worker.engine.saved import SavedStates
 from inferflux.worker.engine.sequence import Sequence, sequence_of
 from inferflux.worker.engine.tiers.tiers import Tiers
@@ -58,6 +59,7 @@ class Cells:
         self.cells = cells
 
     holds_all_positions = True
+    sharing = FULL
     spare_id = None
 
     def positions(self, _seq_id: int) -> tuple[int, int]:

@@ -143,8 +143,8 @@ class Backend:
 
     @property
     def long_step_tokens(self) -> int:
-        """Most tokens of a step that can be given up; 0 where none can."""
-        return self._prefill.context.physical_batch if self._prefill else 0
+        """Most tokens of a step that can be given up; 0 where none can. What it filled is cut off."""
+        return self._prefill.context.physical_batch if self._prefill and self.sharing.is_divisible else 0
 
     def _new_main(self, config: engine_pb2.EngineConfig) -> Context:
         """The main context.
