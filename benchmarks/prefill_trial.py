@@ -12,7 +12,7 @@ cold      a prompt of 3,000 tokens alone: its time to first token
 share     a sequence takes over 3,000 tokens of another one: the time of `seq_cp` and its next token, less
           that of a token without it
 
-With --ablation the engines are as a worker's, each without one of the constants that bend the step budget.
+With --ablation the engines are as a worker's, each without one of what bends the step budget.
 """
 
 from __future__ import annotations
@@ -112,6 +112,7 @@ def without(constant: str, backend: Backend) -> Iterator[None]:
         "one thread for small steps": [
             mock.patch.object(backend, "_find_single_thread_tokens", return_value=0)
         ],
+        "long steps": [mock.patch.object(budget.StepBudget, "in_long_step", return_value=0)],
     }
     with ExitStack() as stack:
         for patch in patches[constant]:
@@ -125,6 +126,7 @@ CONSTANTS = (
     "queue pressure",
     "less for long prompts",
     "one thread for small steps",
+    "long steps",
 )
 
 

@@ -10,13 +10,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 from harness.sequences import new_sequence
+from harness.serving import load
+from harness.worker import batch_item
 from numpy.typing import NDArray
 
 from inferflux.v1 import engine_pb2
+from inferflux.worker.engine.budget import StepBudget
 from inferflux.worker.engine.context import Interrupted
+from inferflux.worker.engine.core import Engine
 from inferflux.worker.engine.native import Backend
 from inferflux.worker.engine.planner import ScheduledTokens, StepPlan
 from inferflux.worker.engine.sequence import Sequence
+from inferflux.worker.engine.tiers.tiers import Tiers
 
 DEMO_MODEL = Path(__file__).parents[3] / "models" / "inferflux-demo.gguf"
 TOKENS = np.random.default_rng(1).integers(300, 2000, 601).astype(np.int32)
@@ -119,6 +124,37 @@ def test_a_step_that_is_given_up_leaves_everything_as_it_was(backend: Backend, p
     backend.decode(StepPlan([], [part], True, is_long=True), lambda: False)
     one.position += 120
     assert_alike(compute(backend, one, 601, in_prefill_context=True), usual(backend, 601))
+
+
+def test_an_engine_that_gives_a_step_up_counts_nothing_of_it_and_goes_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(StepBudget, "mixed", lambda *_args, **_more: 16)
+    monkeypatch.setattr(StepBudget, "in_prefill_context", lambda *_args, **_more: 16)
+    monkeypatch.setattr(StepBudget, "in_long_step", lambda _self: 200)
+    backend = load()
+    waiting = [engine_pb2.EngineCommand(cancel=engine_pb2.EngineCancel(key="t.other"))]
+    engine = Engine(
+        backend,
+        worker_id="w",
+        max_itl_factor=5.0,
+        step_limit_s=0.2,
+        tiers=Tiers.off(),
+        arrived=lambda: [waiting.pop()] if waiting else [],
+    )
+    engine.start(batch_item("one", prompt=TOKENS.tolist(), max_tokens=3))
+    sizes = []
+    while engine.idle_s() == 0.0:
+        engine.step()
+        report = engine.take_report()
+        sizes.append(report.step.stats.prefill_tokens if report else 0)
+        if sizes == [0]:
+            assert engine._memory.ledger.used == 0
+            assert all(backend.positions(seq_id) == (-1, -1) for seq_id in range(backend.sequences))
+    assert not waiting
+    assert sizes[:2] == [0, 16], "after a step that was given up they are short"
+    assert sum(sizes) == TOKENS.shape[0]
+    assert engine._memory.ledger.used == TOKENS.shape[0] + 2, "the last token is not computed"
 
 
 def test_without_a_sequence_id_for_copies_the_engine_says_that_it_is_off() -> None:
