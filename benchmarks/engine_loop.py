@@ -39,6 +39,9 @@ class EngineLoop:
         from inferflux.worker.engine.tiers.tiers import Tiers
 
         self.backend = backend
+        for seq_id in range(backend.sequences):  # what an earlier loop has left there
+            backend.forget(seq_id)
+            backend.forget_prefill(seq_id)
         names = ("max_itl_factor", "step_limit_s")
         defaults = {name: WorkerSettings.model_fields[name].default for name in names}
         self._engine = Engine(
