@@ -117,8 +117,15 @@ class Fleet:
 
 
 async def measure(options: argparse.Namespace) -> Found:
+    scheduler = {}
+    if options.lookup_limit_s:
+        scheduler["INFERFLUX_SCHEDULER_PREFIX_LOOKUP_LIMIT_S"] = str(options.lookup_limit_s)
     stack_options = StackOptions(
-        model=options.model_file, workers=options.workers, slots=options.slots, kv_cells=options.cells
+        model=options.model_file,
+        workers=options.workers,
+        slots=options.slots,
+        kv_cells=options.cells,
+        service_env={"scheduler": scheduler},
     )
     async with Stack(stack_options) as stack, grpc_client.channel(stack.endpoint) as channel:
         fleet = Fleet(stack, channel, random.Random(options.seed))
@@ -150,6 +157,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--conversations", type=positive, default=40)
     parser.add_argument("--turns", type=positive, default=6)
     parser.add_argument("--concurrency", type=positive, default=12, help="turns at a time")
+    parser.add_argument("--lookup-limit-s", type=float, help="how long the scheduler waits for the index")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there")
     return parser.parse_args()
