@@ -83,6 +83,7 @@ class SilentBackend:
     sharing_error = "it computes nothing"
     sharing = PrefixSharing(Sharing.NONE, sharing_error)
     cell_s = 0.0
+    move_cost = None
 
     def __init__(self, vocabulary: int, rows: int) -> None:
         self.vocab = _Vocabulary(vocabulary)
@@ -91,17 +92,24 @@ class SilentBackend:
         made = [rng.standard_normal(shape, np.float32) * np.float32(_SPREAD) for _ in range(_MATRICES)]
         self._logits = itertools.cycle(made)
         self._batch = Batch(self.batch_tokens)
+        self._plan = StepPlan([], [], in_prefill_context=False)
 
     def warm_up(self) -> list[Timing]:
         return [Timing(16, 0, 0.001), Timing(64, 0, 0.002), Timing(0, 1, 0.001)]
 
     def decode(self, plan: StepPlan, _is_interrupted: object = None) -> NDArray[np.float32]:
+        self._plan = plan
         n_tokens, n_rows = self._batch.fill(plan.parts)
         self._batch.struct(n_tokens)
         return next(self._logits)[:n_rows]
 
     def occupancy(self) -> Occupancy:
         return Occupancy()
+
+    def positions(self, seq_id: int) -> tuple[int, int]:
+        """What the latest step's sequences should have."""
+        held = {part.sequence.seq_id: part.sequence.position for part in self._plan.parts}.get(seq_id)
+        return (0, held - 1) if held else (-1, -1)
 
     def forget(self, seq_id: int, position: int = 0) -> None:
         """Nothing is held."""

@@ -54,6 +54,7 @@ class Cells:
     sequences = _SEQUENCES
     prefill_cells = 0
     cell_s = 0.0
+    move_cost = None
 
     def __init__(self, cells: int) -> None:
         self.cells = cells
@@ -67,6 +68,9 @@ class Cells:
 
     def occupancy(self) -> Occupancy:
         return Occupancy()
+
+    def compact(self) -> float:
+        return 0.0
 
     def forget(self, seq_id: int, position: int = 0) -> None: ...
 

@@ -69,6 +69,7 @@ class CheckingCache:
         self.by_seq_id: dict[int, list[int]] = {}
         self.prefill: dict[int, list[int]] = {}
         self.loses_states = False
+        self.move_cost = None
         self.sharing_error = ""
         self.sharing = sharing
         self.cell_s = 0.0
@@ -141,6 +142,9 @@ class CheckingCache:
             assert len(held) == sequence.position, "the main context went on without it"
             held += sequence.tokens[sequence.position : sequence.position + part.n].tolist()
             assert sum(map(len, self.prefill.values())) <= self.prefill_cells
+
+    def compact(self) -> float:
+        raise AssertionError("nothing is lost to holes")
 
     def occupancy(self) -> Occupancy:
         return Occupancy(width=self.cells, used=self.used)

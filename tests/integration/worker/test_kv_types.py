@@ -14,8 +14,9 @@ import pytest
 from harness.gguf_files import tiny_model
 from harness.model_kinds import recurrent_model
 from harness.serving import Served
-from harness.worker import DEMO_MODEL, batch_item
+from harness.worker import DEMO_MODEL, WorkerProcess, batch_item, read_to_end, token_ids
 
+from inferflux.common.bus import Bus
 from inferflux.common.llama.native import llama
 from inferflux.v1 import engine_pb2
 from inferflux.worker.engine.envelope import Refusal, Refused, blank, open_envelope
@@ -165,3 +166,39 @@ def test_a_model_without_cells_is_not_sized_in_bytes(tmp_path: Path) -> None:
     path = recurrent_model().write(tmp_path / "recurrent.gguf")
     with pytest.raises(LoadError, match=r"INFERFLUX_WORKER_KV_BYTES is 1000000: .*KV_CELLS"):
         load(path, kv_bytes=1_000_000)
+
+
+async def test_a_worker_is_sized_in_bytes_and_says_what_its_cache_takes(
+    nats_url: str, tmp_path: Path
+) -> None:
+    of_one = load(kv_type_k="q8_0", kv_type_v="q8_0", kv_cells=256).kv_bytes // 256
+    bus = await Bus.connect(nats_url, name="kv-type-tests")
+    variables = {
+        "INFERFLUX_WORKER_KV_TYPE_K": "q8_0",
+        "INFERFLUX_WORKER_KV_TYPE_V": "q8_0",
+        "INFERFLUX_WORKER_THREADS": "1",
+    }
+    worker = WorkerProcess(tmp_path, nats_url, bus, "sized", INFERFLUX_WORKER_KV_BYTES="1 MB", **variables)
+    try:
+        await worker.start_ready()
+        assert worker.status is not None
+        assert worker.status.kv_cells == 1_000_000 // of_one // 256 * 256
+        assert worker.status.kv_bytes == worker.status.kv_cells * of_one
+        assert worker.status.kv_types == "q8_0"
+        stream = await worker.read("one")
+        assert not (await worker.submit(batch_item("one", prompt=PROMPT, max_tokens=8))).refused
+        assert len(token_ids(await read_to_end(stream))) == 8
+        stream.close()
+        await worker.until(lambda: worker.status is not None and worker.status.kv_cells_width >= len(PROMPT))
+    finally:
+        worker.kill()
+    small = WorkerProcess(tmp_path, nats_url, bus, "small", INFERFLUX_WORKER_KV_BYTES="10kB", **variables)
+    try:
+        await small.start()
+        assert await small.wait() == 2
+        line = next(line for line in small.log_path.read_text().splitlines() if line.startswith("worker: "))
+        assert "INFERFLUX_WORKER_KV_BYTES is 10000: one sequence of 256 tokens takes" in line
+        assert f"{256 * of_one} bytes" in line
+    finally:
+        small.kill()
+        await bus.close()

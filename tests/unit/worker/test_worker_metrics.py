@@ -113,10 +113,12 @@ def test_flash_attention_is_told_of_each_model(shown: Shown) -> None:
 
 def test_the_caches_memory_its_width_and_its_fragmentation_are_shown(shown: Shown) -> None:
     shown.a.cache_is(400, 96 << 20)
-    shown.a.observe(engine_pb2.StepStats(kv_cells_used=100, kv_cells_width=80, kv_cells_holes=20))
+    stats = engine_pb2.StepStats(kv_cells_used=100, kv_cells_width=80, kv_cells_holes=20, kv_compactions=2)
+    shown.a.observe(stats)
     assert shown.value("kv_cache_bytes") == 96 << 20
     assert shown.value("kv_cache_usage_ratio") == 0.25
     assert shown.value("kv_cache_width_cells") == 80
+    assert shown.value("kv_cache_compactions_total") == 2
     assert shown.value("kv_cache_fragmentation_ratio") == 0.25
     shown.a.observe(engine_pb2.StepStats())
     assert shown.value("kv_cache_fragmentation_ratio") == 0

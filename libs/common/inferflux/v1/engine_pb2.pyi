@@ -678,6 +678,7 @@ class StepStats(_message.Message):
     DISK_FIELD_NUMBER: _builtins.int
     KV_CELLS_WIDTH_FIELD_NUMBER: _builtins.int
     KV_CELLS_HOLES_FIELD_NUMBER: _builtins.int
+    KV_COMPACTIONS_FIELD_NUMBER: _builtins.int
     prefill_tokens: _builtins.int
     decode_tokens: _builtins.int
     decode_us: _builtins.int
@@ -720,6 +721,8 @@ class StepStats(_message.Message):
     as of before the latest step, by llama.cpp's own view. 0 where it does not say.
     """
     kv_cells_holes: _builtins.int
+    kv_compactions: _builtins.int
+    """Since the last report: how often the filled cells were moved together."""
     @_builtins.property
     def host(self) -> Global___TierStats: ...
     @_builtins.property
@@ -755,10 +758,11 @@ class StepStats(_message.Message):
         disk: Global___TierStats | None = ...,
         kv_cells_width: _builtins.int = ...,
         kv_cells_holes: _builtins.int = ...,
+        kv_compactions: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["disk", b"disk", "host", b"host"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached_sequences", b"cached_sequences", "decode_tokens", b"decode_tokens", "decode_us", b"decode_us", "disk", b"disk", "host", b"host", "kv_cells_cached", b"kv_cells_cached", "kv_cells_high_water", b"kv_cells_high_water", "kv_cells_holes", b"kv_cells_holes", "kv_cells_reserved", b"kv_cells_reserved", "kv_cells_shared", b"kv_cells_shared", "kv_cells_used", b"kv_cells_used", "kv_cells_width", b"kv_cells_width", "parked", b"parked", "prefill_tokens", b"prefill_tokens", "prefix_evictions", b"prefix_evictions", "prefix_hits", b"prefix_hits", "prefix_matched_tokens", b"prefix_matched_tokens", "prefix_partial_hits", b"prefix_partial_hits", "prefix_queries", b"prefix_queries", "recomputes", b"recomputes", "retried_found_tokens", b"retried_found_tokens", "retried_tokens", b"retried_tokens", "sequences", b"sequences", "step_us", b"step_us", "swap_bytes_used", b"swap_bytes_used", "swap_ins", b"swap_ins", "swap_outs", b"swap_outs", "swapped", b"swapped"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached_sequences", b"cached_sequences", "decode_tokens", b"decode_tokens", "decode_us", b"decode_us", "disk", b"disk", "host", b"host", "kv_cells_cached", b"kv_cells_cached", "kv_cells_high_water", b"kv_cells_high_water", "kv_cells_holes", b"kv_cells_holes", "kv_cells_reserved", b"kv_cells_reserved", "kv_cells_shared", b"kv_cells_shared", "kv_cells_used", b"kv_cells_used", "kv_cells_width", b"kv_cells_width", "kv_compactions", b"kv_compactions", "parked", b"parked", "prefill_tokens", b"prefill_tokens", "prefix_evictions", b"prefix_evictions", "prefix_hits", b"prefix_hits", "prefix_matched_tokens", b"prefix_matched_tokens", "prefix_partial_hits", b"prefix_partial_hits", "prefix_queries", b"prefix_queries", "recomputes", b"recomputes", "retried_found_tokens", b"retried_found_tokens", "retried_tokens", b"retried_tokens", "sequences", b"sequences", "step_us", b"step_us", "swap_bytes_used", b"swap_bytes_used", "swap_ins", b"swap_ins", "swap_outs", b"swap_outs", "swapped", b"swapped"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

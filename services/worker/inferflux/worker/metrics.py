@@ -82,6 +82,9 @@ class WorkerMetrics:
             "kv_cache_fragmentation_ratio", "Part of `kv_cache_width_cells` that is empty, 0 to 1."
         )
         self.kv_bytes = gauge("kv_cache_bytes", "Memory that keys and values of all KV cells take.")
+        self.kv_compactions = counter(
+            "kv_cache_compactions", "Times that the filled KV cells were moved together."
+        )
         self.ledger_repairs = counter(
             "kv_ledger_repairs",
             "Sequences of which llama.cpp had other KV cells than the engine had counted. They were dropped, "
@@ -198,6 +201,7 @@ class ModelMetrics:
         self._kv_width = worker.kv_width.labels(model)
         self._kv_fragmentation = worker.kv_fragmentation.labels(model)
         self._kv_bytes = worker.kv_bytes.labels(model)
+        self._kv_compactions = worker.kv_compactions.labels(model)
         self._ledger_repairs = worker.ledger_repairs.labels(model)
         self._cached_sequences = worker.cached_sequences.labels(model)
         self._prefix_sharing = partial(worker.prefix_sharing.labels, model)
@@ -235,6 +239,7 @@ class ModelMetrics:
         width, holes = stats.kv_cells_width, stats.kv_cells_holes
         self._kv_width.set(width)
         self._kv_fragmentation.set(holes / width if width else 0.0)
+        self._kv_compactions.inc(stats.kv_compactions)
         self._cached_sequences.set(stats.cached_sequences)
         self._prefix_queries.inc(stats.prefix_queries)
         self._prefix_hits.inc(stats.prefix_hits)

@@ -226,6 +226,18 @@ class Context:
         self.forget(self._spare)
         return True
 
+    def compact(self) -> bool:
+        """Move all filled cells down, in their order, so that no hole is left; whether that went well.
+
+        If not, no sequence has any cells.
+        """
+        n_bytes = int(llama.llama_state_get_size(self._context))
+        state = np.empty(n_bytes, np.uint8)
+        pointer = _bytes_pointer(state)
+        if llama.llama_state_get_data(self._context, pointer, n_bytes) != n_bytes:
+            return False
+        return bool(llama.llama_state_set_data(self._context, pointer, n_bytes) == n_bytes)
+
     def state_size(self, seq_id: int) -> int:
         """Bytes of the state of `seq_id`."""
         return int(llama.llama_state_seq_get_size(self._context, seq_id))

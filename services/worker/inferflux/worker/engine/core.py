@@ -55,6 +55,7 @@ class Engine:
         constraints: compiles those of answers; without one, none are taken.
         has_prefix_cache: whether prefixes are kept and shared, where the model can.
         disk_prompt_tokens: see `Memory`.
+        has_compaction: whether filled KV cells are moved together where that pays.
         clock: the system's if none is given.
         arrived: gives the commands that came since it was asked last; they are obeyed after the step. It is
             asked often while a long step is computed.
@@ -71,6 +72,7 @@ class Engine:
         constraints: Constraints | None = None,
         has_prefix_cache: bool = True,
         disk_prompt_tokens: int = 0,
+        has_compaction: bool = True,
         clock: Clock | None = None,
         arrived: Arrived = none_arrived,
     ) -> None:
@@ -99,6 +101,7 @@ class Engine:
             self._saved,
             has_prefix_cache=has_prefix_cache and not backend.sharing_error,
             disk_prompt_tokens=disk_prompt_tokens,
+            longest_move_s=step_limit_s if has_compaction else 0.0,
         )
         self._sequences: dict[str, Sequence] = {}
         # By slot.
@@ -277,6 +280,7 @@ class Engine:
             plan.n_prefill, len(plan.decoding), ended - planned, in_prefill_context=plan.in_prefill_context
         )
         self._memory.prefixes.pay(ended - planned, plan)
+        self._memory.close_holes(plan)
         stats = self._report.stats
         stats.prefill_tokens = plan.n_prefill
         stats.decode_tokens = len(plan.decoding)

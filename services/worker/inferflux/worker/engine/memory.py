@@ -13,9 +13,11 @@ from typing import Protocol
 
 from inferflux.v1 import engine_pb2
 
-from .cell_log import Occupancy
+from .cell_log import UNKNOWN, Occupancy
+from .compaction import Compaction, MoveCost
 from .kv import CellLedger, Release
 from .ledger_check import Difference, difference
+from .planner import StepPlan
 from .prefix_cache import PrefixCache
 from .prefix_sharing import PrefixSharing
 from .saved import SavedStates, StateCache
@@ -32,7 +34,12 @@ class Cache(CellCache, StateCache, Protocol):
     @property
     def cell_s(self) -> float: ...
 
+    @property
+    def move_cost(self) -> MoveCost | None: ...
+
     def occupancy(self) -> Occupancy: ...
+
+    def compact(self) -> float: ...
 
     @property
     def sharing(self) -> PrefixSharing: ...
@@ -64,6 +71,7 @@ class Memory:
         saved: what is not in it; what has no room there is computed again.
         has_prefix_cache: whether computed prefixes are kept and shared.
         disk_prompt_tokens: prompts of so many tokens are written to disk once they are computed; 0: none are.
+        longest_move_s: moving cells may hold up a step for so long; 0: none are moved.
 
     Attributes:
         prefixes: the cached prefixes.
@@ -71,7 +79,13 @@ class Memory:
     """
 
     def __init__(
-        self, cache: Cache, saved: SavedStates, *, has_prefix_cache: bool, disk_prompt_tokens: int = 0
+        self,
+        cache: Cache,
+        saved: SavedStates,
+        *,
+        has_prefix_cache: bool,
+        longest_move_s: float = 0.0,
+        disk_prompt_tokens: int = 0,
     ) -> None:
         self._cache = cache
         self._saved = saved
@@ -86,6 +100,9 @@ class Memory:
             on_evict=saved.keep,
         )
         self._prefill = CellLedger(cache.prefill_cells)
+        self._compaction = Compaction(cache.cell_s, cache.move_cost, longest_move_s)
+        self._occupancy = UNKNOWN
+        self._moves = 0
         self._swap_outs = self._swap_ins = self._recomputes = 0
 
     @property
@@ -118,8 +135,8 @@ class Memory:
         stats.kv_cells_cached = ledger.cached
         stats.kv_cells_shared = ledger.shared
         stats.kv_cells_high_water = ledger.high_water
-        occupancy = self._cache.occupancy()
-        stats.kv_cells_width, stats.kv_cells_holes = occupancy.width, occupancy.holes
+        stats.kv_cells_width, stats.kv_cells_holes = self._occupancy.width, self._occupancy.holes
+        stats.kv_compactions, self._moves = self._moves, 0
         stats.swap_outs, stats.swap_ins = self._swap_outs, self._swap_ins
         stats.recomputes = self._recomputes
         self._swap_outs = self._swap_ins = self._recomputes = 0
@@ -244,6 +261,17 @@ class Memory:
             (states, bytes) that are on disk now, and were not.
         """
         return self._saved.store(self.prefixes.cached(), limit_s)
+
+    def close_holes(self, plan: StepPlan) -> None:
+        """After a step: move the filled cells together, if what holes between them cost has reached that.
+
+        Raises:
+            DecodeError: the engine has to start again.
+        """
+        self._occupancy = self._cache.occupancy()
+        if self._compaction.is_due(len(plan.decoding), self._occupancy):
+            self._compaction.moved(self.ledger.used, self._cache.compact())
+            self._moves += 1
 
     def repair(self, requests: Iterable[Sequence]) -> list[Repair]:
         """Drop what llama.cpp does not have as the ledger counts it; requests of it are computed again.

@@ -29,6 +29,7 @@ from inferflux.common.llama.vocab import Vocab
 from inferflux.v1 import engine_pb2
 
 from .cell_log import Occupancy
+from .compaction import MoveCost
 from .context import Context, ContextError, DecodeError, IsInterrupted
 from .cores import usable_cores
 from .envelope import Identity
@@ -62,6 +63,9 @@ _CELL_TRIES = 15
 _CELL_TRIAL_S = 0.5
 _CELL_TRIAL_TOKENS = 64
 _CELL_TRIAL_CELLS = 2048
+_MOVE_TRIAL_COPIES = 8
+# llama.cpp overwrites the whole cache for a move: where that takes so long, there are none.
+_LONGEST_MOVE_S = 0.2
 _SMALL_STEP_S = 0.002
 _SMALL_STEP_TRIES = 10
 # Other threads are woken for a small step if it then takes less than this part of the time of one thread.
@@ -126,6 +130,7 @@ class Backend:
         self.sharing = self._find_sharing()
         self.cuts_states = self.sharing.is_divisible and can_cut_states(self._main, self.vocab.size)
         self.cell_s = 0.0
+        self.move_cost: MoveCost | None = None
         self.prefill_context_error = ""
         self._prefill = self._new_prefill_context(config)
         self.identity = self._identity(config)
@@ -427,7 +432,35 @@ class Backend:
         is_filled = context.copy_out(0, state) and all(context.copy_in(seq_id, state) for seq_id in others)
         filled_s = self._time_rows(row_id) if is_filled else empty_s
         context.clear()
+        if self.sharing.is_divisible:  # each token has a cell, which can lie anywhere
+            self.move_cost = self._time_moves(state, n)
         return max(filled_s - empty_s, 0.0) / (n * (1 + len(others)) * _CELL_TRIAL_ROWS)
+
+    def _time_moves(self, state: StateBytes, n: int) -> MoveCost | None:
+        """What moving cells takes: none of them, and copies of the `n` in `state`. None if it takes too long.
+
+        Must be empty, and is again.
+        """
+        context = self._main
+        none_s = self.compact()
+        if none_s > _LONGEST_MOVE_S:
+            return None
+        copies = min(_MOVE_TRIAL_COPIES, self.sequences, context.cells // n)
+        is_filled = all(context.copy_in(seq_id, state) for seq_id in range(copies))
+        some_s = self.compact()
+        context.clear()
+        return MoveCost(none_s, max(some_s - none_s, 0.0) / (n * copies)) if is_filled else None
+
+    def compact(self) -> float:
+        """Move all filled cells of the main context down, in their order; returns the seconds it took.
+
+        Raises:
+            DecodeError: the engine has to start again.
+        """
+        began = time.perf_counter()
+        if not self._main.compact():
+            raise DecodeError("the filled KV cells could not be moved")
+        return time.perf_counter() - began
 
     def _time_rows(self, seq_id: int) -> float:
         """Seconds of a step of a few tokens, whatever the cache holds."""
