@@ -2,9 +2,9 @@
 
     python -m benchmarks.lone_row [--model-file FILE] [--threads N]
 
-From an attention width of 512 cells on llama.cpp divides one row alone by cells, a part for each thread. The last
-bits of its logits then depend on which cells a sequence has. Two rows are not divided. Prints the median
-milliseconds of a step with one row and with two, in turn, at growing depth.
+From an attention width of 512 cells on llama.cpp divides one row alone by cells, a part for each thread.
+The last bits of its logits then depend on which cells a sequence has. Two rows are not divided. Prints the
+median milliseconds of a step with one row and with two, in turn, at growing depth.
 """
 
 from __future__ import annotations
