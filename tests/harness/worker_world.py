@@ -27,7 +27,7 @@ from inferflux.v1 import engine_pb2, scheduler_pb2, tokens_pb2, worker_pb2
 from inferflux.worker.emit import Emitter
 from inferflux.worker.engine.cell_log import Occupancy
 from inferflux.worker.engine.clock import Clock
-from inferflux.worker.engine.context import IsInterrupted
+from inferflux.worker.engine.context import Interrupted, IsInterrupted
 from inferflux.worker.engine.core import Engine
 from inferflux.worker.engine.native import Timing
 from inferflux.worker.engine.planner import ScheduledTokens, StepPlan
@@ -57,14 +57,25 @@ class CheckingCache:
 
     context_length = CONTEXT
     batch_tokens = 32
-    long_step_tokens = 0
     shortest_suffix = 0
 
     def __init__(
-        self, *, cells: int, sequences: int, prefill_cells: int, sharing: PrefixSharing = FULL
+        self,
+        *,
+        cells: int,
+        sequences: int,
+        prefill_cells: int,
+        sharing: PrefixSharing = FULL,
+        has_long_steps: bool = False,
     ) -> None:
         self.cells = cells
         self.prefill_cells = prefill_cells
+        self.long_step_tokens = self.batch_tokens if has_long_steps else 0
+        # Seconds of a token in the prefill context, by the warm-up: where there are long steps, the others
+        # are shorter than a batch.
+        self._prefill_token_s = 0.01 if has_long_steps else 0.0006
+        # The next long step is given up.
+        self.is_interrupted = False
         self.sequences = sequences
         self.by_seq_id: dict[int, list[int]] = {}
         self.prefill: dict[int, list[int]] = {}
@@ -91,11 +102,13 @@ class CheckingCache:
 
     def warm_up(self) -> list[Timing]:
         timings = [Timing(16, 0, 0.01), Timing(32, 0, 0.02), Timing(0, 1, 0.005)]
-        return timings + [Timing(n, 0, 0.0006 * n, in_prefill_context=True) for n in (16, 32)]
+        return timings + [Timing(n, 0, self._prefill_token_s * n, in_prefill_context=True) for n in (16, 32)]
 
     def decode(self, plan: StepPlan, _is_interrupted: IsInterrupted) -> NDArray[np.float32]:
         assert plan.parts, "an empty step"
         assert plan.n_tokens <= self.batch_tokens
+        if plan.is_long and self.is_interrupted:
+            self._give_up(plan)
         rows = []
         for part in plan.parts:
             sequence = part.sequence
@@ -116,6 +129,14 @@ class CheckingCache:
         if self.sharing.kind is Sharing.WINDOW:
             self._reuse_stale_cells()
         return np.array(rows, np.float32).reshape(-1, VOCABULARY)
+
+    def _give_up(self, plan: StepPlan) -> None:
+        """The prefill context has by then what the main one has of these sequences."""
+        self.is_interrupted = False
+        for part in plan.parts:
+            seq_id = part.sequence.seq_id
+            self.prefill.setdefault(seq_id, list(self.by_seq_id.get(seq_id, ())))
+        raise Interrupted
 
     def _reuse_stale_cells(self) -> None:
         """Cells that one sequence has, and whose tokens it will not look at again, go at once."""
@@ -305,11 +326,16 @@ class WorkerWorld:
         has_prefix_cache: bool = True,
         disk_prompt_tokens: int = 0,
         sharing: PrefixSharing = FULL,
+        has_long_steps: bool = False,
     ) -> None:
         # How far the engine's clocks are ahead.
         self.ahead_s = 0.0
         self.cache = CheckingCache(
-            cells=cells, sequences=sequences, prefill_cells=prefill_cells, sharing=sharing
+            cells=cells,
+            sequences=sequences,
+            prefill_cells=prefill_cells,
+            sharing=sharing,
+            has_long_steps=has_long_steps,
         )
         self.engine = Engine(
             self.cache,  # type: ignore[arg-type]

@@ -123,6 +123,17 @@ def test_a_cached_prefix_that_leaves_the_kv_cache_serves_from_host_memory() -> N
     assert world.model.stats.host.hits == 0  # the KV cache has it
 
 
+def test_a_prefix_that_is_found_and_cannot_be_restored_is_not_told_as_cached() -> None:
+    world = world_of()
+    leave_behind(world, "a")
+    world.cache.loses_states = True
+    world.submit(item("b", prompt=[*PROMPT, 5, 6]))
+    assert run_out(world) == 62
+    assert emitted(world, "b") == answer_to([*PROMPT, 5, 6])
+    (chunk,) = [c for c in world.chunks("b") if c.HasField("finished")]
+    assert chunk.finished.usage.cached_prompt_tokens == 0
+
+
 def test_what_host_memory_has_is_reported_for_the_prefix_index() -> None:
     world = world_of(has_prefix_cache=True)
     reported: dict[int, engine_pb2.CachedPrefix] = {}

@@ -33,6 +33,7 @@ def small(
     host_bytes: int = 1 << 20,
     prefill_cells: int = 0,
     sharing: PrefixSharing = FULL,
+    has_long_steps: bool = False,
 ) -> WorkerWorld:
     return WorkerWorld(
         slots=slots,
@@ -41,6 +42,7 @@ def small(
         host_bytes=host_bytes,
         prefill_cells=prefill_cells if sharing.is_divisible else 0,
         sharing=sharing,
+        has_long_steps=has_long_steps and sharing.is_divisible,
     )
 
 
@@ -471,8 +473,37 @@ _ACTIONS = st.one_of(
     ),
     st.tuples(st.sampled_from(["preempt", "cancel"]), st.sampled_from(_NAMES)),
     st.tuples(st.just("lose"), st.integers(0, SEQUENCES - 1)),
-    st.sampled_from([("step",), ("report",), ("step",), ("report",)]),
+    st.sampled_from([("step",), ("report",), ("step",), ("report",), ("interrupt",)]),
 )
+
+
+def do(
+    world: WorkerWorld, actions: list[tuple[object, ...]], items: dict[str, worker_pb2.BatchItem]
+) -> set[str]:
+    """Returns the requests that were cancelled."""
+    cancelled: set[str] = set()
+    for action in actions:
+        match action:
+            case ("submit", str(name), int(slot), int(urgency_key), int(budget)) if not world.chunks(name):
+                made = items[name]
+                made.slot, made.urgency_key, made.token_budget = slot, urgency_key, budget
+                world.submit(made)
+            case ("resume", str(name), int(slot), int(urgency_key), int(budget)):
+                resume(world, again(name, slot=slot, urgency_key=urgency_key, budget=budget))
+            case ("lose", int(seq_id)):
+                world.lose(seq_id)
+            case ("preempt", str(name)):
+                preempt(world, name)
+            case ("cancel", str(name)):
+                world.cancel(name)
+                cancelled.add(name)
+            case ("interrupt",):
+                world.cache.is_interrupted = True
+            case ("step",):
+                world.step()
+            case ("report",):
+                world.take_report()
+    return cancelled
 
 
 @given(
@@ -483,6 +514,7 @@ _ACTIONS = st.one_of(
     st.sampled_from([0, 12, 50]),
     st.sampled_from([0, 17, 25]),
     st.sampled_from(_SHARING),
+    st.booleans(),
 )
 # Evicted while it decodes, and one token short of complete when it is recomputed in the prefill context.
 @example(
@@ -498,6 +530,7 @@ _ACTIONS = st.one_of(
     prefill_cells=50,
     shared=0,
     sharing=FULL,
+    has_long_steps=False,
 )
 @settings(max_examples=500, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_whatever_is_asked_in_whatever_order(
@@ -508,35 +541,20 @@ def test_whatever_is_asked_in_whatever_order(
     prefill_cells: int,
     shared: int,
     sharing: PrefixSharing,
+    has_long_steps: bool,
 ) -> None:
-    world = small(cells=50, host_bytes=host_bytes, prefill_cells=prefill_cells, sharing=sharing)
+    world = small(
+        cells=50,
+        host_bytes=host_bytes,
+        prefill_cells=prefill_cells,
+        sharing=sharing,
+        has_long_steps=has_long_steps,
+    )
     world.cache.loses_states = loses_states
     items = {
         n: item(n, prompt=p, max_tokens=m, shared=shared) for n, (p, m) in zip(_NAMES, sizes, strict=True)
     }
-    cancelled: set[str] = set()
-    for action in actions:
-        match action:
-            case ("submit", str(name), int(slot), int(urgency_key), int(budget)) if not world.chunks(name):
-                items[name].slot, items[name].urgency_key, items[name].token_budget = (
-                    slot,
-                    urgency_key,
-                    budget,
-                )
-                world.submit(items[name])
-            case ("resume", str(name), int(slot), int(urgency_key), int(budget)):
-                resume(world, again(name, slot=slot, urgency_key=urgency_key, budget=budget))
-            case ("lose", int(seq_id)):
-                world.lose(seq_id)
-            case ("preempt", str(name)):
-                preempt(world, name)
-            case ("cancel", str(name)):
-                world.cancel(name)
-                cancelled.add(name)
-            case ("step",):
-                world.step()
-            case ("report",):
-                world.take_report()
+    cancelled = do(world, actions, items)
     for slot in itertools.cycle(range(SLOTS)):
         run_out(world)
         left = [name for name, residence in residences(world).items() if residence != RUNNING]
@@ -584,3 +602,20 @@ def test_a_step_for_which_none_is_evicted_is_the_others() -> None:
     run_out(world)
     assert emitted(world.chunks("urgent")) == expected(urgent)
     assert residences(world) == {"stream": SWAPPED}
+
+
+def test_a_prompt_whose_first_step_was_given_up_begins_with_what_others_computed_meanwhile() -> None:
+    world = small(prefill_cells=100, has_long_steps=True)
+    long = item("long", prompt=60, max_tokens=4, shared=20)
+    short = item("short", slot=1, prompt=25, max_tokens=4, urgency_key=-1.0, shared=20)
+    world.cache.is_interrupted = True
+    world.submit(long)
+    world.settle()
+    assert not world.cache.is_interrupted, "the step was not a long one"
+    world.submit(short)
+    run_out(world)
+    finished = {c.request_id: c.finished for c in world.chunks("long") if c.HasField("finished")}
+    assert finished["long"].usage.cached_prompt_tokens == 20
+    assert emitted(world.chunks("long")) == expected(long)
+    assert emitted(world.chunks("short")) == expected(short)
+    assert world.cache.prefill == {}

@@ -161,6 +161,8 @@ class Memory:
         tokens = sequence.tokens[: sequence.n_tokens]
         matched, holder = prefixes.find(sequence.cache_scope, tokens, is_first=is_first)
         if holder is not None:
+            # Its first step there may have been given up.
+            self.end_prefill_context(sequence)
             self._seq_ids.share(holder, sequence.seq_id, matched)
             sequence.begin_at(matched)
         sequence.note_checkpoint(prefixes.parts_at(sequence.cache_scope, tokens, matched))

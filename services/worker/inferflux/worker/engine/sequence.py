@@ -193,6 +193,8 @@ class Sequence:
         """The tokens from `position` on are prefilled again."""
         self.position = position
         self.phase = Phase.PREFILL
+        if not self.has_begun:
+            self.cached_prompt_tokens = min(position, self.cached_prompt_tokens)
 
     def append(self, token: int) -> None:
         """The next token, sampled."""
