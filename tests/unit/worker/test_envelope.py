@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import json
+import struct
+import zlib
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,6 +16,7 @@ from hypothesis import strategies as st
 from inferflux.worker.engine.envelope import (
     MAGIC,
     PRELUDE_BYTES,
+    VERSION,
     Envelope,
     Identity,
     Refusal,
@@ -115,3 +120,32 @@ def test_a_header_is_read_without_the_payload() -> None:
 def test_positions_without_a_token_are_refused(n_past: int) -> None:
     with pytest.raises(ValueError, match="n_past"):
         blank(IDENTITY, "", np.zeros(3, np.int32), 1, n_past=n_past)
+
+
+def described_as(description: bytes) -> bytes:
+    """An envelope of two tokens and no payload with this description. Its checksums are right."""
+    body = description + struct.pack("<2i", 1, 2)
+    body = body.ljust(-(-(PRELUDE_BYTES + len(body)) // 64) * 64 - PRELUDE_BYTES, b"\0")
+    start = struct.pack("<8sIIIIQ", MAGIC, VERSION, len(description), 2, zlib.crc32(b""), 0)
+    return start + struct.pack("<I", zlib.crc32(body, zlib.crc32(start))) + body
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"n_past": float("inf")},
+        {"n_past": None},
+        {"n_past": 3},
+        {"scope": "\ud800"},
+        {"identity": []},
+        {"identity": {"model": "m"}},
+    ],
+)
+def test_a_description_that_makes_no_sense_is_refused(changed: dict[str, Any]) -> None:
+    said: dict[str, Any] = {"identity": dataclasses.asdict(IDENTITY), "scope": "s", "n_past": 2}
+    open_envelope(array(described_as(json.dumps(said).encode())), IDENTITY)
+    assert refusal_of(described_as(json.dumps(said | changed).encode())) is Refusal.CORRUPT
+
+
+def test_a_description_that_is_nested_too_deeply_is_refused() -> None:
+    assert refusal_of(described_as(b"[" * 100_000)) is Refusal.CORRUPT

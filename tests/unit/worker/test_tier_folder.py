@@ -79,6 +79,65 @@ def test_a_damaged_payload_is_refused_when_it_is_read_and_its_file_removed(tmp_p
     assert names(folder) == []
 
 
+def test_pipes_links_and_folders_are_neither_waited_for_nor_followed(tmp_path: Path) -> None:
+    folder = Folder(tmp_path / "kv")
+    good = folder.write(state_of(range(20)))
+    elsewhere = tmp_path / "elsewhere"
+    (folder.path / good).rename(elsewhere)
+    (folder.path / good).symlink_to(elsewhere)
+    os.mkfifo(folder.path / "pipe.kv")
+    (folder.path / "folder.kv").mkdir()
+    (folder.path / "nowhere.kv").symlink_to("nowhere")
+    assert scanned(folder) == []
+    assert names(folder) == ["folder.kv"]
+    assert elsewhere.exists()
+
+
+def test_files_that_are_named_like_nothing_of_ours_stay(tmp_path: Path) -> None:
+    (tmp_path / "0").mkdir()
+    (tmp_path / "0" / "notes.txt").write_text("somebody's")
+    folder = Folder(tmp_path)
+    assert scanned(folder) == []
+    assert names(folder) == ["notes.txt"]
+
+
+def test_a_file_under_the_name_of_other_tokens_is_refused(tmp_path: Path) -> None:
+    """Its state would be taken for theirs, and answers would be wrong."""
+    folder = Folder(tmp_path)
+    wanted, other = folder.write(state_of(range(20))), folder.write(state_of(range(20), scope="other"))
+    (folder.path / other).rename(folder.path / wanted)
+    with pytest.raises(Refused, match="foreign"):
+        folder.read(wanted, IDENTITY)
+    assert names(folder) == []
+    (folder.path / folder.write(state_of(range(20)))).rename(folder.path / other)
+    assert scanned(folder) == []
+
+
+def test_a_file_that_became_huge_takes_no_memory(tmp_path: Path) -> None:
+    folder = Folder(tmp_path)
+    name = folder.write(state_of(range(20)))
+    os.truncate(folder.path / name, 1 << 43)
+    with pytest.raises(Refused, match="corrupt"):
+        folder.read(name, IDENTITY)
+    assert names(folder) == []
+
+
+def test_a_pipe_in_place_of_a_file_is_a_file_that_is_gone(tmp_path: Path) -> None:
+    disk = Disk(tmp_path, IDENTITY)
+    envelope = state_of(range(20))
+    disk.write(envelope)
+    disk.flush()
+    path = tmp_path / "0" / name_of(envelope.header)
+    path.unlink()
+    os.mkfifo(path)
+    try:
+        assert disk.read(path.name, envelope.n_bytes).result(10).envelope is None
+    finally:
+        with contextlib.suppress(OSError):  # lets a reader that waits for it end
+            os.close(os.open(path, os.O_WRONLY | os.O_NONBLOCK))
+    disk.close()
+
+
 def test_processes_that_share_a_folder_have_a_part_of_it_each(tmp_path: Path) -> None:
     first, second = Folder(tmp_path), Folder(tmp_path)
     assert first.path != second.path

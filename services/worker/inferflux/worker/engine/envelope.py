@@ -239,8 +239,10 @@ def _described(text: bytes) -> tuple[Identity, str, int]:
         found: dict[str, Any] = json.loads(text)
         said = found["identity"]
         identity = Identity(**{**said, "adapters": tuple(said["adapters"])})
-        return identity, str(found["scope"]), int(found["n_past"])
-    except (ValueError, KeyError, TypeError) as error:
+        scope = str(found["scope"])
+        scope.encode()  # JSON can name characters that no text has
+        return identity, scope, int(found["n_past"])
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
         raise Refused(Refusal.CORRUPT, f"its description: {error}") from None
 
 

@@ -262,6 +262,6 @@ class Disk:
         began = time.perf_counter()
         try:
             envelope = self._folder.read(name, self._identity)
-        except (OSError, Refused):
+        except (OSError, Refused, MemoryError):
             return Read(None, time.perf_counter() - began)
         return Read(envelope, time.perf_counter() - began)

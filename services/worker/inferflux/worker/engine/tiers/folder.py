@@ -1,7 +1,8 @@
 """The files of the disk tier: an envelope each, written whole or not at all.
 
 A file is written under another name, synchronized and renamed, so a process that dies meanwhile leaves the
-file as it was, or none. What is no envelope of this engine's identity is removed when it is met.
+file as it was, or none. What is named like a state and is no envelope of this engine's identity, or not the
+one that its name says, is removed when it is met. Files of other names are left alone.
 """
 
 from __future__ import annotations
@@ -9,9 +10,11 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import stat
 from collections.abc import Callable, Iterator
 from hashlib import blake2b
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 
@@ -20,6 +23,7 @@ from inferflux.worker.engine.envelope import (
     Envelope,
     Header,
     Identity,
+    Refusal,
     Refused,
     check_identity,
     header_bytes,
@@ -61,16 +65,17 @@ class Folder:
         os.close(self._lock)
 
     def scan(self, identity: Identity) -> Iterator[tuple[str, Header]]:
-        """(name, header) of every envelope of this identity, the longest unused first. All else is removed.
+        """(name, header) of every envelope of this identity, the longest unused first. What is named like one
+        and is none is removed.
 
         Payloads are not read.
         """
         found = []
         for entry in os.scandir(self.path):
-            if entry.name == _LOCK:
+            if not entry.name.endswith((_SUFFIX, _SUFFIX + _UNFINISHED)):
                 continue
             with contextlib.suppress(OSError):
-                found.append((entry.stat().st_mtime_ns, entry.name))
+                found.append((entry.stat(follow_symlinks=False).st_mtime_ns, entry.name))
         for _, name in sorted(found):
             try:
                 header = _header_of(self.path / name)
@@ -140,14 +145,16 @@ class Folder:
         """The envelope of this name, checked. It counts as used now.
 
         Raises:
-            Refused: it is damaged or foreign, and is removed.
+            Refused: it is damaged, foreign or of other tokens, and is removed.
             OSError: it could not be read.
         """
         path = self.path / name
-        with path.open("rb", buffering=0) as file:
-            buffer = np.empty(os.fstat(file.fileno()).st_size, np.uint8)
-            n = _read_all(file.fileno(), buffer.data)
         try:
+            with _opened(path) as file:
+                # The file says how long it is before memory is taken for it.
+                buffer = np.empty(_header_in(file, name).n_bytes, np.uint8)
+                file.seek(0)
+                n = _read_all(file.fileno(), buffer.data)
             envelope = open_envelope(buffer[:n], identity)
         except Refused:
             self.remove(name)
@@ -185,10 +192,37 @@ def name_of(header: Header) -> str:
 def _header_of(path: Path) -> Header:
     if path.suffix != _SUFFIX:
         raise FileNotFoundError(path)
-    with path.open("rb") as file:
-        prelude = file.read(PRELUDE_BYTES)
-        rest = file.read(header_bytes(prelude) - PRELUDE_BYTES)
-        return open_header(prelude + rest, os.fstat(file.fileno()).st_size)
+    with _opened(path) as file:
+        return _header_in(file, path.name)
+
+
+def _opened(path: Path) -> BinaryIO:
+    """A file for reading. What else may be there is never waited for, such as a pipe, nor are links followed.
+
+    Raises:
+        OSError: it cannot be opened.
+        Refused: it is no file.
+    """
+    file = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
+    if not stat.S_ISREG(os.fstat(file).st_mode):
+        os.close(file)
+        raise Refused(Refusal.UNKNOWN, "no regular file")
+    return os.fdopen(file, "rb", buffering=0)
+
+
+def _header_in(file: BinaryIO, name: str) -> Header:
+    """The header of the file of this name.
+
+    Raises:
+        Refused: it is no whole envelope, or another one than the name says: that one's tokens would be taken
+            for those that were looked for.
+    """
+    prelude = file.read(PRELUDE_BYTES)
+    rest = file.read(header_bytes(prelude) - PRELUDE_BYTES)
+    header = open_header(prelude + rest, os.fstat(file.fileno()).st_size)
+    if name_of(header) != name:
+        raise Refused(Refusal.FOREIGN, "of another scope, or of other tokens")
+    return header
 
 
 @contextlib.contextmanager
