@@ -513,6 +513,36 @@ def test_a_state_that_is_cleared_while_it_is_written_is_not_found_later(tmp_path
     tiers.close()
 
 
+def test_a_state_that_is_stored_again_is_not_told_by_what_became_of_the_first_write(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The file of the first is removed after it was written, and before the second is."""
+    disk = Disk(tmp_path, IDENTITY)
+    tiers = tiers_of(0, disk, disk_states=1)
+    settle(tiers, disk)
+    goes_on = threading.Event()
+    remove = disk._folder.remove
+
+    def removed(name: str) -> None:
+        remove(name)
+        assert goes_on.wait(20)
+
+    monkeypatch.setattr(disk._folder, "remove", removed)
+    tiers.keep(state_of(prompt(1)))
+    tiers.clear()
+    tiers.keep(state_of(prompt(1)))
+    deadline = time.monotonic() + 20
+    while not disk._changes and time.monotonic() < deadline:
+        time.sleep(0.001)
+    tiers.poll()
+    assert look_up(tiers, prompt(1)) is not None
+    goes_on.set()
+    settle(tiers, disk)
+    assert tiers.used(Tier.DISK) == (SIZE, 1)
+    assert len(list(tmp_path.glob("0/*.kv"))) == 1
+    tiers.close()
+
+
 def test_what_waits_to_be_written_is_found_in_memory(tmp_path: Path) -> None:
     disk = Disk(tmp_path, IDENTITY)
     tiers = tiers_of(0, disk, disk_states=1)

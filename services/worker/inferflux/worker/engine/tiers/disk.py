@@ -44,6 +44,12 @@ class Event(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Change:
+    """Something happened to a file.
+
+    Attributes:
+        header: of a write, the very object that its envelope has.
+    """
+
     event: Event
     name: str
     header: Header

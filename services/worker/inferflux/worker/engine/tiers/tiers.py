@@ -428,13 +428,14 @@ class Tiers(Generic[S]):
                 self._take_read(fetch.match.kept, fetch.reading.result())
         for change in self._disk.changes():
             kept = self._by_name.get(change.name)
-            if change.event is Event.FOUND and not self._cleared_early.isdisjoint(("", change.header.scope)):
-                self._disk.remove(change.name)
-            elif change.event is Event.FOUND and kept is None:
-                self._found(change.name, change.header)
-            elif change.event is Event.LOST and kept is not None:
+            if change.event is Event.FOUND:
+                if kept is None:
+                    self._found(change.name, change.header)
+            elif kept is None or kept.header is not change.header:
+                continue  # it was removed meanwhile, and may be written again
+            elif change.event is Event.LOST:
                 self._forget_file(kept)
-            elif change.event is Event.STORED and kept is not None:
+            else:
                 self._on_stored(change.name, kept)
         if not self.is_scanning:
             self._cleared_early.clear()
@@ -621,9 +622,10 @@ class Tiers(Generic[S]):
             self._moved[kept] = None
 
     def _found(self, name: str, header: Header) -> None:
-        """Take over a file of an earlier process."""
+        """Take over a file of an earlier process, unless its scope was cleared or it finds no room."""
         kept: Kept[S] = Kept(header, name=name)
-        losers = self._files.losers(kept.n_bytes)
+        is_cleared = not self._cleared_early.isdisjoint(("", header.scope))
+        losers = None if is_cleared else self._files.losers(kept.n_bytes)
         if losers is None:
             if self._disk is not None:
                 self._disk.remove(name)
