@@ -11,6 +11,8 @@ import pytest
 from inferflux.common.llama.vocab import Vocab
 from inferflux.worker.model_file import ModelFileError, read_model_file
 
+DEMO_MODEL = Path(__file__).parents[3] / "models" / "inferflux-demo.gguf"
+
 
 def write_model(path: Path, *, scale: float = 1.0, name: str = "small") -> Path:
     writer = gguf.GGUFWriter(path, "llama")
@@ -57,6 +59,24 @@ def test_the_digest_tells_metadata_apart_and_is_repeatable(tmp_path: Path) -> No
     same = read_model_file(write_model(tmp_path / "2.gguf"))
     other = read_model_file(write_model(tmp_path / "3.gguf", name="other"))
     assert one.digest == same.digest != other.digest
+
+
+def test_the_digest_tells_weights_apart(tmp_path: Path) -> None:
+    one = read_model_file(write_model(tmp_path / "1.gguf"))
+    tuned = read_model_file(write_model(tmp_path / "2.gguf", scale=2.0))
+    assert one.size_bytes == tuned.size_bytes
+    assert one.digest != tuned.digest
+
+
+def test_the_digest_tells_apart_models_that_differ_in_a_hundredth_of_their_weights(tmp_path: Path) -> None:
+    whole = bytearray(DEMO_MODEL.read_bytes())
+    path = tmp_path / "m.gguf"
+    path.write_bytes(whole)
+    before = read_model_file(path).digest
+    first, n = len(whole) * 3 // 4, len(whole) // 100
+    whole[first : first + n] = bytes(n)
+    path.write_bytes(whole)
+    assert read_model_file(path).digest != before
 
 
 @pytest.mark.parametrize("keep", [0, 3, 20, 100, 2000])

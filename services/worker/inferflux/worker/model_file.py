@@ -11,6 +11,7 @@ import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO
 
 from inferflux.common.captured import Captured, cause_in, one_line
 from inferflux.common.children import describe_end, wait_for_end
@@ -30,6 +31,9 @@ from .model_checks import check_metadata, check_tokens
 
 PROBE_LIMIT_S = 60.0
 _SIZE = struct.Struct("<Q")
+# Of the weights, so many pages are part of the digest, at equal distances.
+_SAMPLED_PAGES = 256
+_PAGE_BYTES = 4096
 
 
 class ModelFileError(Exception):
@@ -41,8 +45,8 @@ class ModelFile:
     """A model on disk.
 
     Attributes:
-        digest: hex SHA-256 over metadata, tensor index and file size: tells models apart without
-            reading their weights.
+        digest: hex SHA-256 over metadata, tensor index, file size and some pages of the weights: tells
+            models apart without reading all of them.
         context_length: tokens, as the file states it.
         tokenizer: a GGUF of the same metadata and no tensors, enough for a vocab-only load.
     """
@@ -106,18 +110,28 @@ def read_model_file(path: Path) -> ModelFile:
             tokens = header.metadata.get("tokenizer.ggml.tokens")
             if isinstance(tokens, Array) and tokens.kind == Kind.STRING:
                 check_tokens(strings_of(view, tokens))
-            return _model_file(path, view, header, size)
+            return _model_file(path, view, header, size, _weights_sample(file, size))
     except (OSError, ValueError, HeaderError) as error:
         raise ModelFileError(f"{path}: {error}") from None
 
 
-def _model_file(path: Path, view: mmap.mmap, header: Header, size: int) -> ModelFile:
+def _weights_sample(file: BinaryIO, size: int) -> bytes:
+    """Pages from the first to the last of a file of `size` bytes."""
+    last = max(size - _PAGE_BYTES, 0)
+    pages = []
+    for i in range(_SAMPLED_PAGES):
+        file.seek(i * last // (_SAMPLED_PAGES - 1))
+        pages.append(file.read(_PAGE_BYTES))
+    return b"".join(pages)
+
+
+def _model_file(path: Path, view: mmap.mmap, header: Header, size: int, sample: bytes) -> ModelFile:
     metadata = header.metadata
     architecture = str(metadata["general.architecture"])
     context_length = metadata[f"{architecture}.context_length"]
     return ModelFile(
         path=path,
-        digest=hashlib.sha256(view[: header.end] + _SIZE.pack(size)).hexdigest(),
+        digest=hashlib.sha256(view[: header.end] + _SIZE.pack(size) + sample).hexdigest(),
         size_bytes=size,
         architecture=architecture,
         name=str(metadata.get("general.name", "")),

@@ -14,9 +14,7 @@ import ctypes
 import re
 import time
 from dataclasses import dataclass
-from hashlib import blake2b
 from importlib.metadata import version
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -74,8 +72,6 @@ _FEWEST_CELLS = 256
 # Addresses that threads and allocators reserve beyond the memory they use.
 _RESERVED_BYTES = 2 << 30
 _METADATA_BYTES = 256
-_SAMPLED_PAGES = 256
-_PAGE_BYTES = 4096
 # The KV cache lies in memory of the GPU then: llama.cpp says what does not fit there.
 _GPU_DECIDES = 1 << 60
 _FEWEST_BATCH_TOKENS = 8
@@ -271,11 +267,10 @@ class Backend:
         self._main.clear()
 
     def _identity(self, config: engine_pb2.EngineConfig) -> Identity:
-        """Of the main context's state. The digest leaves the weights out: models that differ in nothing else
-        are told apart by some of them."""
+        """Of the main context's state."""
         settings = self._main.settings
         return Identity(
-            model=f"{config.model_digest} {weights_sample(Path(config.model_path))}",
+            model=config.model_digest,
             llama_cpp=f"{version('llama-cpp-python')} {llama.LLAMA_STATE_SEQ_VERSION}",
             key_type=settings.key_type,
             value_type=settings.value_type,
@@ -517,17 +512,6 @@ def _time_tokens(context: Context, n: int) -> float:
     seconds = time.perf_counter() - began
     context.clear()
     return seconds
-
-
-def weights_sample(path: Path) -> str:
-    """A digest of pages all over the file."""
-    digest = blake2b(digest_size=16)
-    size = path.stat().st_size
-    with path.open("rb") as file:
-        for i in range(_SAMPLED_PAGES):
-            file.seek(i * max(size - _PAGE_BYTES, 0) // (_SAMPLED_PAGES - 1))
-            digest.update(file.read(_PAGE_BYTES))
-    return digest.hexdigest()
 
 
 def _types_of(config: engine_pb2.EngineConfig) -> KvTypes:
