@@ -95,7 +95,7 @@ class EngineConfig(_message.Message):
     prefix_cache: _builtins.bool
     """Whether computed prefixes are kept and shared."""
     model_digest: _builtins.str
-    """SHA-256 over metadata, tensor index and file size of the model."""
+    """SHA-256 over metadata, tensor index, file size and some pages of the model's weights."""
     disk_path: _builtins.str
     """Folder of the disk tier, and most bytes of its files; empty or 0: there is none."""
     disk_bytes: _builtins.int

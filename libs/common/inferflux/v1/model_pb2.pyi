@@ -35,7 +35,7 @@ class ModelCard(_message.Message):
     CAN_CONSTRAIN_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     digest: _builtins.str
-    """Hex SHA-256 over the GGUF's metadata, tensor index and size."""
+    """Hex SHA-256 over the GGUF's metadata, tensor index, size and some pages of its weights."""
     context_length: _builtins.int
     """Longest prompt plus answer, in tokens."""
     architecture: _builtins.str
