@@ -136,6 +136,30 @@ async def keep_of(cache: AnswerStore, tenant: str, model: str, n: int) -> list[b
     return names
 
 
+@pytest.mark.parametrize("spoiled", ["entries", "used", "used:acme", "used:other", "bytes"])
+async def test_accounts_of_another_type_are_begun_anew(redis: Redis, spoiled: str) -> None:
+    cache = answers(redis, answers_of_all=4, of_tenant=3)
+    before = [*await fill(cache, "acme", 2), *await fill(cache, "other", 2)]
+    await redis.set(f"{PREFIX}{spoiled}", "garbage")
+    assert await there(cache, before) == [True] * 4
+    kept = await fill(cache, "acme", 3)
+    assert await cache.find(kept[-1]) == DATA
+    await redis.set(f"{PREFIX}{spoiled}", "garbage")
+    await clear(redis)
+    assert await there(cache, [*before, *kept]) == [False] * 7
+
+
+async def test_an_entry_that_makes_no_sense_harms_no_answer_and_is_cleared(redis: Redis) -> None:
+    cache = answers(redis, of_tenant=2)
+    spoiled, other = await fill(cache, "acme", 2)
+    await redis.hset(f"{PREFIX}entries", spoiled.hex(), b"\xff garbage")
+    assert await there(cache, [spoiled, other]) == [True, True]
+    assert await cache.find((await fill(cache, "acme", 1))[0]) == DATA
+    await redis.hset(f"{PREFIX}entries", other.hex(), "garbage")
+    await clear(redis, tenant="another")
+    assert await there(cache, [spoiled, other]) == [False, False]
+
+
 async def test_clearing_leaves_nothing(redis: Redis) -> None:
     cache = answers(redis, answers_of_all=2000, of_tenant=2000)
     kept = await keep_of(cache, "acme", "m", 1200)  # more than one round trip looks at

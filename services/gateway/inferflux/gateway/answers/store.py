@@ -30,20 +30,28 @@ _FIND = """
 local prefix, name, lifetime_ms = ARGV[1], ARGV[2], tonumber(ARGV[3])
 local answer = redis.pcall('GET', KEYS[1])
 if type(answer) ~= 'string' then return false end
-local entry = redis.call('HGET', prefix .. 'entries', name)
-if entry then
+local entry = redis.pcall('HGET', prefix .. 'entries', name)
+local tenant = type(entry) == 'string' and string.match(entry, '^%d+ ([^ ]*)')
+if tenant then
   local time = redis.call('TIME')
   local expires_us = time[1] * 1000000 + time[2] + lifetime_ms * 1000
   redis.call('PEXPIRE', KEYS[1], lifetime_ms)
-  redis.call('ZADD', prefix .. 'used', 'XX', expires_us, name)
-  redis.call('ZADD', prefix .. 'used:' .. string.match(entry, ' ([^ ]*)'), 'XX', expires_us, name)
+  redis.pcall('ZADD', prefix .. 'used', 'XX', expires_us, name)
+  redis.pcall('ZADD', prefix .. 'used:' .. tenant, 'XX', expires_us, name)
 end
 return answer
 """
 
-# Defines `remove`, of an answer and all that belongs to it, for a script that has `prefix`.
+# Defines `remove`, of an answer and all that belongs to it, for a script that has `prefix`. Accounts that
+# something else has written to are begun anew: otherwise no answer could be kept or cleared any more.
 _REMOVE = """
 local entries, used, bytes = prefix .. 'entries', prefix .. 'used', prefix .. 'bytes'
+local function begin_anew_unless(kind, key)
+  if redis.call('TYPE', key).ok ~= kind then redis.call('UNLINK', key) end
+end
+begin_anew_unless('hash', entries)
+begin_anew_unless('zset', used)
+begin_anew_unless('zset', bytes)
 local function add(member, more)
   if tonumber(redis.call('ZINCRBY', bytes, more, member)) <= 0 then redis.call('ZREM', bytes, member) end
 end
@@ -52,8 +60,10 @@ local function remove(gone)
   redis.call('ZREM', used, gone)
   local entry = redis.call('HGET', entries, gone)
   if not entry then return end
-  local its_size, its_tenant = string.match(entry, '^(%d+) ([^ ]*)')
   redis.call('HDEL', entries, gone)
+  local its_size, its_tenant = string.match(entry, '^(%d+) ([^ ]*)')
+  if not its_size then return end
+  begin_anew_unless('zset', used .. ':' .. its_tenant)
   redis.call('ZREM', used .. ':' .. its_tenant, gone)
   add('tenant/' .. its_tenant, -its_size)
   add('total', -its_size)
@@ -67,12 +77,14 @@ _KEEP = f"""
 local prefix, name, lifetime_ms, tenant = ARGV[1], ARGV[2], tonumber(ARGV[3]), ARGV[4]
 local size, tenant_budget, budget, model = tonumber(ARGV[6]), tonumber(ARGV[7]), tonumber(ARGV[8]), ARGV[9]
 {_REMOVE}
+begin_anew_unless('zset', used .. ':' .. tenant)
 local time = redis.call('TIME')
 local now_us = time[1] * 1000000 + time[2]
 local expires_us = now_us + lifetime_ms * 1000
 
 local function bytes_of(member) return tonumber(redis.call('ZSCORE', bytes, member) or '0') end
 local function evict_of(its_tenant)
+  begin_anew_unless('zset', used .. ':' .. its_tenant)
   local oldest = redis.call('ZPOPMIN', used .. ':' .. its_tenant)[1]
   if oldest then remove(oldest) return 1 end
   redis.call('ZREM', bytes, 'tenant/' .. its_tenant)
@@ -116,9 +128,9 @@ local found = redis.call('HSCAN', entries, cursor, 'COUNT', ARGV[3])
 local removed, freed = 0, 0
 for at = 1, #found[2], 2 do
   local size, its_tenant, its_model = string.match(found[2][at + 1], '^(%d+) ([^ ]*) ?(.*)')
-  if size and (tenant == '' or tenant == its_tenant)
+  if not size or (tenant == '' or tenant == its_tenant)
     and (model == '' or its_model == '' or model == its_model) then
-    removed, freed = removed + 1, freed + tonumber(size)
+    removed, freed = removed + 1, freed + (tonumber(size) or 0)
     remove(found[2][at])
   end
 end
