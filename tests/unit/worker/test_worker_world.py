@@ -569,6 +569,7 @@ def test_whatever_is_asked_in_whatever_order(
     assert world.cache.prefill == {}
     assert world.engine._memory.free_seq_ids == SEQUENCES
     assert (status.kv_cells_used, status.kv_cells_reserved, status.swap_bytes_used) == (0, 0, 0)
+    assert world.model.cache_counts.hits <= world.model.cache_counts.queries
     ended = [e.request_finished.request_id for e in world.events() if e.HasField("request_finished")]
     assert len(ended) == len(set(ended))
     for name in ended:
@@ -619,3 +620,20 @@ def test_a_prompt_whose_first_step_was_given_up_begins_with_what_others_computed
     assert emitted(world.chunks("long")) == expected(long)
     assert emitted(world.chunks("short")) == expected(short)
     assert world.cache.prefill == {}
+
+
+def test_a_prompt_whose_cells_are_taken_away_counts_as_one_hit() -> None:
+    world = small(cells=100, host_bytes=0)
+    first, second = item("first", prompt=20, max_tokens=2), item("second", prompt=40, shared=0, max_tokens=30)
+    second.request.prompt_token_ids[:20] = first.request.prompt_token_ids
+    world.submit(first)
+    run_out(world)
+    second.urgency_key = 1.0
+    world.submit(second)
+    for _ in range(3):
+        world.settle()
+    world.lose(world.engine._sequences["t.second"].seq_id)
+    run_out(world)
+    assert emitted(world.chunks("second")) == expected(second)
+    counts = world.model.cache_counts
+    assert (counts.queries, counts.hits, counts.matched_tokens) == (2, 1, 20)

@@ -46,7 +46,7 @@ class CacheClearing:
             del self._asked[number]
 
     def on_cleared(self, report: engine_pb2.EngineCacheCleared) -> None:
-        """The engine has answered; nothing if nobody waits for it any more."""
+        """The engine has answered; nothing if no caller waits for it any more."""
         answer = self._asked.get(report.id)
         if answer is not None and not answer.done():
             answer.set_result(report.cleared)

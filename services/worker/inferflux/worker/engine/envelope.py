@@ -98,7 +98,7 @@ class Header:
     """What an envelope says of its payload.
 
     Attributes:
-        scope: who may use it: a cache scope.
+        scope: the cache scope of requests that may use it.
         tokens: ids of shape (n,).
         n_past: positions in the payload, of the first so many tokens.
         payload_at: where the payload begins, in bytes.

@@ -75,7 +75,7 @@ class Memory:
 
     Attributes:
         prefixes: the cached prefixes.
-        ledger: who fills which cells of the cache.
+        ledger: which sequence fills which cells of the cache.
     """
 
     def __init__(
@@ -159,8 +159,11 @@ class Memory:
         is_first = sequence.looked_up_at < 0
         sequence.looked_up_at = prefixes.version
         tokens = sequence.tokens[: sequence.n_tokens]
-        matched, holder = prefixes.find(sequence.cache_scope, tokens, is_first=is_first)
+        matched, holder = prefixes.find(
+            sequence.cache_scope, tokens, is_first=is_first, had_hit=sequence.had_hit
+        )
         if holder is not None:
+            sequence.had_hit = True
             # Its first step there may have been given up.
             self.end_prefill_context(sequence)
             self._seq_ids.share(holder, sequence.seq_id, matched)

@@ -112,11 +112,13 @@ class PrefixCache:
         for seq_id in tree.unpinned():
             yield seq_id, tree.scope_of(seq_id), tree.tokens_of(seq_id)
 
-    def find(self, scope: str, tokens: TokenArray, *, is_first: bool) -> Match:
+    def find(self, scope: str, tokens: TokenArray, *, is_first: bool, had_hit: bool) -> Match:
         """The longest prefix that is worth sharing; never all of the `tokens`, for one has to be computed.
 
         Args:
             is_first: whether this prompt was not looked up before.
+            had_hit: whether a prefix of it was found before: a prompt counts as one hit, however often its
+                cells are taken away.
         """
         if not self._is_on:
             return Match(0, None)
@@ -126,9 +128,10 @@ class PrefixCache:
             return Match(0, None)
         # A piece that ends with the last token is used as well, though that token is computed again.
         self._tree.use(Match(match.matched_tokens + 1, match.holder))
-        self._counts.hits += 1
-        self._counts.partial_hits += match.matched_tokens < tokens.shape[0] - 1
-        self._counts.matched_tokens += match.matched_tokens
+        if not had_hit:
+            self._counts.hits += 1
+            self._counts.partial_hits += match.matched_tokens < tokens.shape[0] - 1
+            self._counts.matched_tokens += match.matched_tokens
         self._rent.hit(match.matched_tokens)
         return match
 
@@ -199,7 +202,7 @@ class PrefixCache:
             self._give_back(seq_id)
 
     def drop(self, seq_id: int) -> None:
-        """A request's cells are freed: nobody can share them any more."""
+        """A request's cells are freed: no request can share them any more."""
         self._tree.drop(seq_id)
         self._tell_gone(seq_id)
 

@@ -27,7 +27,7 @@ TokenArray = NDArray[np.int32]
 _ID_BYTES = 4
 # Requests after which a use counts half.
 HALF_LIFE = 1024
-# What is remembered of pieces that nobody holds, in token ids; a piece counts as some beside its own.
+# What is remembered of pieces that no sequence holds, in token ids; a piece counts as some beside its own.
 _MOST_REMEMBERED = 1 << 18
 _PIECE_IDS = 64
 
@@ -92,7 +92,7 @@ class RadixPrefixCache:
         self._requests = 0
         self._places: dict[int, tuple[str, _Node]] = {}
         self._pinned: set[int] = set()
-        # Nodes that nobody holds.
+        # Nodes that no sequence holds.
         self._remembered: set[_Node] = set()
         self._remembered_size = 0
 
@@ -321,7 +321,7 @@ class RadixPrefixCache:
         self._places[holder] = scope, node
 
     def _forget(self, holder: int) -> None:
-        """Take a holder off its node. Nodes that nobody holds then are remembered."""
+        """Take a holder off its node. Nodes that no sequence holds then are remembered."""
         place = self._places.pop(holder, None)
         if place is None:
             return
@@ -336,7 +336,7 @@ class RadixPrefixCache:
             self._forget_remembered()
 
     def _forget_remembered(self) -> None:
-        """Forget the nodes that were used least, of those that nobody holds: a quarter."""
+        """Forget the nodes that were used least, of those that no sequence holds: a quarter."""
         for node in sorted(self._remembered, key=lambda node: (node.uses, -node.end)):
             if self._remembered_size <= _MOST_REMEMBERED * 3 // 4:
                 break
@@ -344,7 +344,7 @@ class RadixPrefixCache:
         self._drop_empty_roots()
 
     def _cut(self, node: _Node) -> None:
-        """Take a node that nobody holds off the tree, with all below it; nothing if it is off."""
+        """Take a node that no sequence holds off the tree, with all below it; nothing if it is off."""
         if node not in self._remembered or node.above is None:
             return
         del node.above.below[node.tokens[:_ID_BYTES]]

@@ -27,7 +27,7 @@ class SeqIds:
     """Hands sequence ids out, and takes them back with their cells.
 
     Attributes:
-        ledger: who fills which cells.
+        ledger: which sequence fills which cells.
     """
 
     def __init__(self, cache: CellCache) -> None:

@@ -99,6 +99,8 @@ class Sequence:
     model: str = ""
     # The version of the cached prefixes when its prompt was last looked up; -1: never.
     looked_up_at: int = -1
+    # Whether a prefix of it was found among them.
+    had_hit: bool = False
     # A position at which a step is to end, so that others can begin there; 0: none.
     checkpoint_at: int = 0
     # Of the prompt, what was found computed when it first ran. What is found later may be its own.

@@ -21,7 +21,7 @@ from .folder import Folder, FolderInUse, IsWanted, name_of
 from .index import BLOCK, common_prefix
 
 PAUSE_S = 60.0
-# What a dead process left is looked for so long, and this often.
+# How long what a dead process left is looked for, and how often.
 SEARCH_LIMIT_S = 0.5
 _SEARCH_INTERVAL_S = 0.02
 # Writes that wait hold their state in memory.

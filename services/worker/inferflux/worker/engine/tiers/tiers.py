@@ -163,7 +163,7 @@ class Tiers(Generic[S]):
         self._counts = Counts()
         # What is read for fetches that are waited for, and how many of them there are.
         self._readings: dict[Kept[S], _Reading] = {}
-        # Nobody waits for these any more, but they are under way.
+        # No request waits for these any more, but they are under way.
         self._abandoned: list[Fetch[S]] = []
         # What `store` has written and what of that is known to be on disk: names, with bytes.
         self._storing: dict[str, int] = {}
