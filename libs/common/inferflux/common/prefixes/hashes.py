@@ -1,8 +1,8 @@
 """Names for the prefixes of a prompt: chained hashes of its token blocks (pure).
 
 The hash of block i is a keyed BLAKE2b of everything up to the end of block i, and of what the KV state of a
-prefix depends on beside its tokens: the model's digest and its adapters. Who may share is in it as well: the
-cache scope. So two requests have a hash in common only if they may share that prefix.
+prefix depends on beside its tokens: the model's digest and its adapters. The cache scope is in it as well:
+requests of one scope may share. So two requests have a hash in common only if they may share that prefix.
 
 Hashes are cut to 64 bits. Among n blocks, two have the same one with a probability of about n^2 / 2^65: 3e-8
 for a million. Both would be in the same index, and one request would be sent to a worker that has nothing for
@@ -12,7 +12,7 @@ it. The key is a secret of the deployment, so no outsider can look for such bloc
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from hashlib import blake2b
 
 # Bytes of one hash.
@@ -46,7 +46,8 @@ class PrefixHasher:
             token_ids: as `packed` makes them.
             scope: the request's, as `cache_scope_of` names it.
         """
-        state = blake2b(self._header(scope), key=self._salt, digest_size=HASH_BYTES)
+        header = joined(part.encode() for part in (scope, *self._identity))
+        state = blake2b(header, key=self._salt, digest_size=HASH_BYTES)
         tokens, size = memoryview(token_ids), self.block_tokens * _TOKEN_BYTES
         hashes: list[bytes] = []
         for end in range(size, len(tokens) + 1, size):
@@ -54,10 +55,10 @@ class PrefixHasher:
             hashes.append(state.copy().digest())
         return hashes
 
-    def _header(self, scope: str) -> bytes:
-        """Each part with its length before it, so that no two lists of parts look alike."""
-        parts = [part.encode() for part in (scope, *self._identity)]
-        return b"".join(len(part).to_bytes(4, "little") + part for part in parts)
+
+def joined(parts: Iterable[bytes]) -> bytes:
+    """Each part with its length before it, so that no two lists of parts look alike."""
+    return b"".join(len(part).to_bytes(4, "little") + part for part in parts)
 
 
 def packed(token_ids: Sequence[int]) -> bytes:

@@ -6,6 +6,7 @@ from hashlib import blake2b
 from typing import Final
 
 from inferflux.common.cache_scope import cache_scope_of
+from inferflux.common.prefixes.hashes import joined
 from inferflux.v1 import generation_pb2, scheduler_pb2
 
 # Bytes of a name.
@@ -57,19 +58,10 @@ def key_of(job: scheduler_pb2.InferenceRequest, *, model_digest: str, is_seeded:
     decisive.params.ClearField("max_tokens")
     if not is_seeded:
         decisive.params.sampling.ClearField("seed")
-    return _joined(
-        _VERSION.encode(),
-        cache_scope_of(job).encode(),
-        model_digest.encode(),
-        decisive.SerializeToString(deterministic=True),
-    )
+    identity = (part.encode() for part in (_VERSION, cache_scope_of(job), model_digest))
+    return joined([*identity, decisive.SerializeToString(deterministic=True)])
 
 
 def name_of(key: bytes, salt: bytes) -> bytes:
     """The key's name in Redis: without the deployment's secret it tells nothing, and cannot be guessed."""
     return blake2b(key, key=salt, digest_size=NAME_BYTES).digest()
-
-
-def _joined(*parts: bytes) -> bytes:
-    """Each part with its length before it, so that no two lists of parts look alike."""
-    return b"".join(len(part).to_bytes(4, "little") + part for part in parts)
