@@ -84,6 +84,18 @@ async def test_the_key_stays_the_same_over_restarts(
     assert (state_dir / "bootstrap.key").stat().st_mode & 0o777 == 0o600
 
 
+async def test_up_names_a_misspelt_variable_and_takes_the_disk_folder_it_is_given(
+    demo_model: Path, state_dir: Path, env: dict[str, str], tmp_path: Path
+) -> None:
+    folder = tmp_path / "elsewhere"
+    own = {"INFERFLUX_WORKER_DISK_PATH": str(folder), "INFERFLUX_WORKER_PREFIX_CASHE": "false"}
+    async with up(env={**env, **own}, model=demo_model) as terminal:
+        await terminal.see("INFERFLUX_WORKER_PREFIX_CASHE is ignored: .* INFERFLUX_WORKER_PREFIX_CACHE")
+        await terminal.see("Ctrl-C ends it")
+        assert (folder / "0").is_dir()
+        assert not (state_dir / "kv").exists()
+
+
 async def test_a_second_up_is_told_of_the_first(demo_model: Path, env: dict[str, str]) -> None:
     async with up(env=env, model=demo_model) as terminal:
         await terminal.see("nats")

@@ -91,8 +91,11 @@ class Answer:
             parts.append(f"first after {self.ttft_s * 1000:.0f} ms")
         if self.tokens_per_s is not None:
             parts.append(f"{self.tokens_per_s:.0f} tokens/s")
-        if self.finished is not None and self.finished.usage.cached_completion_tokens:
+        usage = self.finished.usage if self.finished is not None else generation_pb2.Usage()
+        if usage.cached_completion_tokens:
             parts.append("from the answer cache")
+        elif usage.cached_prompt_tokens:
+            parts.append(f"{usage.cached_prompt_tokens:,} of {usage.prompt_tokens:,} prompt tokens cached")
         if self.resumes:
             parts.append("resumed" if self.resumes == 1 else f"resumed {self.resumes} times")
         parts += [part for part in (self.finish_reason, self.request_id) if part]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import sys
 from importlib.metadata import version as installed_version
 from pathlib import Path
@@ -143,7 +144,7 @@ def up(
 ) -> None:
     """Serve a model on this machine until Ctrl-C."""
     from .foreground import in_foreground
-    from .stack import StackOptions
+    from .stack import DISK_PATH, StackOptions
     from .up import serve
 
     options = StackOptions(
@@ -161,7 +162,7 @@ def up(
         threads=threads,
         kv_cells=kv_cells,
         drain_limit_s=drain_limit,
-        has_disk_tier=True,
+        has_disk_tier=DISK_PATH not in os.environ,
     )
     raise typer.Exit(asyncio.run(in_foreground(options, serve, is_verbose=verbose)))
 

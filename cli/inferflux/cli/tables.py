@@ -107,44 +107,58 @@ def cache_view(status: cluster_pb2.GetStatusResponse) -> RenderableType:
         return "[red]the scheduler does not answer: workers are unknown[/]"
     if not status.scheduler.workers:
         return "[yellow]no worker has announced itself[/]"
-    table = _table(
-        "worker",
-        ">KV cells",
-        ">memory",
-        ">of requests",
-        ">shared",
-        ">cached",
-        ">most filled",
-        ">width",
-        ">cached sequences",
-        ">prompts found",
-        ">tokens found",
-        "shares",
-    )
     workers = [view.status for view in status.scheduler.workers]
-    for worker in workers:
-        found = f"{worker.prefix_hits:,} of {worker.prefix_queries:,}"
-        part = f" ({worker.prefix_hits / worker.prefix_queries:.0%})" if worker.prefix_queries else ""
-        table.add_row(
-            escape(worker.worker_id),
-            f"{worker.kv_cells:,}",
-            _kv_memory(worker),
-            f"{worker.kv_cells_used:,}",
-            f"{worker.kv_cells_shared:,}",
-            f"{worker.kv_cells_cached:,}",
-            f"{worker.kv_cells_high_water:,}",
-            _width(worker),
-            f"{worker.cached_sequences:,}",
-            found + part,
-            f"{worker.prefix_matched_tokens:,}",
-            sharing_name(worker.prefix_sharing),
-        )
     reasons = [
         f"[dim]{escape(worker.worker_id)}: {escape(worker.prefix_sharing_reason)}[/]"
         for worker in workers
         if worker.prefix_sharing_reason
     ]
-    return Group(table, *reasons)
+    return Group(_cells(workers), "", _found(workers), *reasons, "", _tiers(workers))
+
+
+def _cells(workers: Sequence[scheduler_pb2.WorkerStatus]) -> RenderableType:
+    """What fills the KV cache."""
+    table = _table(
+        "worker", ">KV cells", ">memory", ">of requests", ">cached", ">shared", ">most filled", "width"
+    )
+    for worker in workers:
+        table.add_row(
+            escape(worker.worker_id),
+            f"{worker.kv_cells:,}",
+            _kv_memory(worker),
+            f"{worker.kv_cells_used:,}",
+            f"{worker.kv_cells_cached:,}",
+            f"{worker.kv_cells_shared:,}",
+            f"{worker.kv_cells_high_water:,}",
+            _width(worker),
+        )
+    return table
+
+
+def _found(workers: Sequence[scheduler_pb2.WorkerStatus]) -> RenderableType:
+    """What is cached of prompts, and how often one finds a prefix."""
+    table = _table("worker", ">cached sequences", ">prompts found", ">tokens found", "shares")
+    for worker in workers:
+        part = f" ({worker.prefix_hits / worker.prefix_queries:.0%})" if worker.prefix_queries else ""
+        table.add_row(
+            escape(worker.worker_id),
+            f"{worker.cached_sequences:,}",
+            f"{worker.prefix_hits:,} of {worker.prefix_queries:,}{part}",
+            f"{worker.prefix_matched_tokens:,}",
+            sharing_name(worker.prefix_sharing),
+        )
+    return table
+
+
+def _tiers(workers: Sequence[scheduler_pb2.WorkerStatus]) -> RenderableType:
+    """What of the KV state is outside the KV cache, and how often a prompt's prefix came from there."""
+    table = _table("worker", "tier", ">in use", ">states", "prefixes restored")
+    for worker in workers:
+        for name, tier in (("host memory", worker.host_tier), ("disk", worker.disk_tier)):
+            table.add_row(
+                escape(worker.worker_id), name, _bytes(tier.bytes), f"{tier.states:,}", f"{tier.hits:,}"
+            )
+    return table
 
 
 def _kv_memory(worker: scheduler_pb2.WorkerStatus) -> str:

@@ -6,18 +6,30 @@ import asyncio
 import contextlib
 import shutil
 import sys
+from itertools import chain
 from pathlib import Path
 
 from rich.console import Console
 from rich.markup import escape
 
 from .stack import Stack
+from .stack.follow import LogTail
+from .stack.ignored import ignored_variables
 
 
 async def serve(stack: Stack, console: Console) -> None:
     """Say where it is, and go on until cancelled."""
-    console.print("\n".join(welcome(stack, _program())), soft_wrap=True)
+    console.print("\n".join([*warnings(stack), *welcome(stack, _program())]), soft_wrap=True)
     await asyncio.Event().wait()
+
+
+def warnings(stack: Stack) -> list[str]:
+    """Lines of rich markup: variables that the stack's services ignored."""
+    logs = (LogTail(process.log_file).new_lines() for process in stack.processes.values())
+    return [
+        f"[yellow]{escape(variable)} is ignored: is it meant to be {escape(nearest)}?[/]"
+        for variable, nearest in ignored_variables(chain.from_iterable(logs)).items()
+    ]
 
 
 def welcome(stack: Stack, program: str) -> list[str]:

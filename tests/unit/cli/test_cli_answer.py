@@ -48,12 +48,22 @@ def test_an_answer_from_the_cache_says_so() -> None:
     answer = Answer(sent_at=0.0)
     answer.take(chunk("ab", [1, 2]), 1.0)
     answer.take(finished_chunk(), 1.0)
-    assert "cache" not in answer.summary()
+    assert "answer cache" not in answer.summary()
     cached = finished_chunk()
     cached.finished.usage.cached_completion_tokens = 5
     answer.take(cached, 1.0)
     assert "from the answer cache" in answer.summary()
     assert answer.as_dict()["cached_completion_tokens"] == 5
+
+
+def test_the_summary_says_how_much_of_the_prompt_was_cached() -> None:
+    answer = Answer(sent_at=0.0)
+    answer.take(finished_chunk(), 1.0)
+    assert "2 of 7 prompt tokens cached" in answer.summary()
+    cold = finished_chunk()
+    cold.finished.usage.cached_prompt_tokens = 0
+    answer.take(cold, 1.0)
+    assert "cached" not in answer.summary()
 
 
 def test_json_holds_usage_and_the_reason_it_ended() -> None:
@@ -78,4 +88,6 @@ def test_the_summary_is_one_line_for_people() -> None:
     answer.take(chunk("a", [1]), 0.035)
     answer.take(chunk("b", [2]), 0.045)
     answer.take(finished_chunk(), 0.05)
-    assert answer.summary() == "2 tokens · first after 35 ms · 100 tokens/s · length · r"
+    assert answer.summary() == (
+        "2 tokens · first after 35 ms · 100 tokens/s · 2 of 7 prompt tokens cached · length · r"
+    )

@@ -156,6 +156,8 @@ def test_the_cache_is_shown_with_cells_of_requests_and_of_prefixes_and_what_was_
             prefix_matched_tokens=12_345,
             prefix_sharing=scheduler_pb2.PREFIX_SHARING_WINDOW,
             prefix_sharing_reason="a window of 512",
+            host_tier=scheduler_pb2.TierUse(bytes=3 << 20, states=7, hits=11),
+            disk_tier=scheduler_pb2.TierUse(bytes=5 << 30, states=813, hits=29),
         )
     )
     status.scheduler.workers.extend([view, worker_view(0)])
@@ -164,6 +166,9 @@ def test_the_cache_is_shown_with_cells_of_requests_and_of_prefixes_and_what_was_
     assert "4,000 (25% empty)" in text
     for part in ("8,192", "1,234", "321", "4,567", "6,001", "17", "10 of 40 (25%)", "12,345", "0 of 0"):
         assert part in text
+    assert re.search(r"worker-0 +host memory +3 MiB +7 +11", text)
+    assert re.search(r"worker-0 +disk +5 GiB +813 +29", text)
+    assert max(map(len, text.splitlines())) <= 100
     assert "window" in text
     assert ": a window of 512" in text
     assert "unspecified" in text

@@ -144,11 +144,15 @@ async def test_heartbeats_say_what_was_found_in_the_cache_since_the_worker_began
     a, _ = worker.hosts
     await worker.ready()
     stats = engine_pb2.StepStats(prefix_queries=3, prefix_hits=2, prefix_matched_tokens=100)
+    stats.host.MergeFrom(engine_pb2.TierStats(bytes=500, states=3, hits=1))
+    stats.disk.MergeFrom(engine_pb2.TierStats(bytes=900, states=4, hits=2))
     await a.on_report(step(stats=stats))
     await a.on_engine_death("killed")
     await a.on_report(step(stats=stats))
     status = Heartbeat(worker.bus, WorkerState("w", "i"), a, interval_s=1.0).status(0.0)  # type: ignore[arg-type]
     assert (status.prefix_queries, status.prefix_hits, status.prefix_matched_tokens) == (6, 4, 200)
+    assert status.host_tier == scheduler_pb2.TierUse(bytes=500, states=3, hits=2)
+    assert status.disk_tier == scheduler_pb2.TierUse(bytes=900, states=4, hits=4)
 
 
 async def test_the_death_of_one_engine_takes_only_its_own_requests(worker: TwoModels) -> None:

@@ -180,6 +180,8 @@ def test_how_much_of_a_prompt_was_restored_is_reported() -> None:
     assert reported[0] == len(PROMPT) - 1
     (stats,) = [report.stats for report in world.reports]
     assert (stats.host.hits, len(stats.host.restore_us), stats.swap_ins) == (1, 1, 0)
+    found = (stats.prefix_queries, stats.prefix_hits, stats.prefix_partial_hits, stats.prefix_matched_tokens)
+    assert found == (1, 1, 0, len(PROMPT) - 1)
 
 
 def test_a_preempted_request_that_host_memory_has_no_room_for_goes_on_from_disk(tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from .events import EventKind, StackEvent
-from .options import StackOptions
+from .options import DISK_PATH, StackOptions
 from .supervisor import Stack, StartError
 
-__all__ = ["EventKind", "Stack", "StackEvent", "StackOptions", "StartError"]
+__all__ = ["DISK_PATH", "EventKind", "Stack", "StackEvent", "StackOptions", "StartError"]

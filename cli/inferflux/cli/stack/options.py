@@ -9,6 +9,7 @@ from pathlib import Path
 from inferflux.cli.errors import CommandError
 from inferflux.common.servers import NATS_SYNC_INTERVAL
 
+DISK_PATH = "INFERFLUX_WORKER_DISK_PATH"
 DEMO_MODEL = Path("models") / "inferflux-demo.gguf"
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from inferflux.common.servers import LOOPBACK, free_port, nats_command, valkey_command
 
-from .options import StackOptions
+from .options import DISK_PATH, StackOptions
 from .ports import Ports
 
 # Processes that end together, in this order: none loses a service that it needs to finish.
@@ -124,7 +124,7 @@ def _worker_env(options: StackOptions, model: Path, state_dir: Path, name: str) 
         "INFERFLUX_WORKER_SLOTS": options.slots,
         "INFERFLUX_WORKER_THREADS": options.threads,
         "INFERFLUX_WORKER_KV_CELLS": options.kv_cells,
-        "INFERFLUX_WORKER_DISK_PATH": state_dir / "kv" if options.has_disk_tier else "",
+        DISK_PATH: state_dir / "kv" if options.has_disk_tier else "",
     }
     return env | {variable: str(value) for variable, value in wanted.items() if value}
 

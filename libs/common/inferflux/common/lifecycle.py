@@ -22,6 +22,9 @@ _TIDY_UP_S = 5.0
 # The exit status for a variable whose value cannot be used: that of `settings.load`.
 _BAD_SETTING = 2
 
+IGNORES_VARIABLE = "ignores a variable that it does not know"
+"""Logged for each variable that is nearly one of the service's own."""
+
 log = logs.get()
 
 
@@ -48,7 +51,7 @@ def run(main: Callable[[Shutdown], Awaitable[None]], *, settings: ServiceSetting
     """
     logs.configure(service, settings.log_level, settings.log_format)
     for variable, nearest in misspelt(type(settings), os.environ).items():
-        log.warning("ignores a variable that it does not know", variable=variable, nearest=nearest)
+        log.warning(IGNORES_VARIABLE, variable=variable, nearest=nearest)
     if settings.parent_pid_check:
         exit_with_parent()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:

@@ -316,6 +316,8 @@ class WorkerStatus(_message.Message):
     KV_CELLS_HOLES_FIELD_NUMBER: _builtins.int
     PREFIX_SHARING_FIELD_NUMBER: _builtins.int
     PREFIX_SHARING_REASON_FIELD_NUMBER: _builtins.int
+    HOST_TIER_FIELD_NUMBER: _builtins.int
+    DISK_TIER_FIELD_NUMBER: _builtins.int
     worker_id: _builtins.str
     incarnation: _builtins.str
     """New at every start of the worker: tells a restarted worker from one that was only unreachable."""
@@ -367,6 +369,12 @@ class WorkerStatus(_message.Message):
     def finished(self) -> _containers.RepeatedCompositeFieldContainer[Global___RequestEpoch]:
         """Finished in the last half minute: heals a lost event."""
 
+    @_builtins.property
+    def host_tier(self) -> Global___TierUse:
+        """KV state outside the KV cache; absent from a worker that does not tell."""
+
+    @_builtins.property
+    def disk_tier(self) -> Global___TierUse: ...
     def __init__(
         self,
         *,
@@ -401,14 +409,45 @@ class WorkerStatus(_message.Message):
         kv_cells_holes: _builtins.int = ...,
         prefix_sharing: Global___PrefixSharing.ValueType = ...,
         prefix_sharing_reason: _builtins.str = ...,
+        host_tier: Global___TierUse | None = ...,
+        disk_tier: Global___TierUse | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["disk_tier", b"disk_tier", "host_tier", b"host_tier"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached_sequences", b"cached_sequences", "decode_tokens_per_s", b"decode_tokens_per_s", "finished", b"finished", "host", b"host", "incarnation", b"incarnation", "kv_bytes", b"kv_bytes", "kv_cells", b"kv_cells", "kv_cells_cached", b"kv_cells_cached", "kv_cells_high_water", b"kv_cells_high_water", "kv_cells_holes", b"kv_cells_holes", "kv_cells_reserved", b"kv_cells_reserved", "kv_cells_shared", b"kv_cells_shared", "kv_cells_used", b"kv_cells_used", "kv_cells_width", b"kv_cells_width", "kv_types", b"kv_types", "models", b"models", "pid", b"pid", "prefill_tokens_per_s", b"prefill_tokens_per_s", "prefix_hits", b"prefix_hits", "prefix_matched_tokens", b"prefix_matched_tokens", "prefix_queries", b"prefix_queries", "prefix_sharing", b"prefix_sharing", "prefix_sharing_reason", b"prefix_sharing_reason", "residents", b"residents", "slots", b"slots", "started_unix_ms", b"started_unix_ms", "state", b"state", "swap_bytes", b"swap_bytes", "swap_bytes_used", b"swap_bytes_used", "term", b"term", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached_sequences", b"cached_sequences", "decode_tokens_per_s", b"decode_tokens_per_s", "disk_tier", b"disk_tier", "finished", b"finished", "host", b"host", "host_tier", b"host_tier", "incarnation", b"incarnation", "kv_bytes", b"kv_bytes", "kv_cells", b"kv_cells", "kv_cells_cached", b"kv_cells_cached", "kv_cells_high_water", b"kv_cells_high_water", "kv_cells_holes", b"kv_cells_holes", "kv_cells_reserved", b"kv_cells_reserved", "kv_cells_shared", b"kv_cells_shared", "kv_cells_used", b"kv_cells_used", "kv_cells_width", b"kv_cells_width", "kv_types", b"kv_types", "models", b"models", "pid", b"pid", "prefill_tokens_per_s", b"prefill_tokens_per_s", "prefix_hits", b"prefix_hits", "prefix_matched_tokens", b"prefix_matched_tokens", "prefix_queries", b"prefix_queries", "prefix_sharing", b"prefix_sharing", "prefix_sharing_reason", b"prefix_sharing_reason", "residents", b"residents", "slots", b"slots", "started_unix_ms", b"started_unix_ms", "state", b"state", "swap_bytes", b"swap_bytes", "swap_bytes_used", b"swap_bytes_used", "term", b"term", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___WorkerStatus: _TypeAlias = WorkerStatus  # noqa: Y015
+
+@_typing.final
+class TierUse(_message.Message):
+    """What a tier below the KV cache holds."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    BYTES_FIELD_NUMBER: _builtins.int
+    STATES_FIELD_NUMBER: _builtins.int
+    HITS_FIELD_NUMBER: _builtins.int
+    bytes: _builtins.int
+    states: _builtins.int
+    """Preempted requests and cached prefixes."""
+    hits: _builtins.int
+    """Of this incarnation: prefixes that were restored from here."""
+    def __init__(
+        self,
+        *,
+        bytes: _builtins.int = ...,
+        states: _builtins.int = ...,
+        hits: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes", b"bytes", "hits", b"hits", "states", b"states"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TierUse: _TypeAlias = TierUse  # noqa: Y015
 
 @_typing.final
 class RequestFinished(_message.Message):

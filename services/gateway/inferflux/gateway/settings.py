@@ -5,6 +5,7 @@ from __future__ import annotations
 from pydantic_settings import SettingsConfigDict
 
 from inferflux.common.settings import (
+    ByteCount,
     ListenAddress,
     OptionalListenAddress,
     ServiceSettings,
@@ -60,13 +61,13 @@ class GatewaySettings(ServiceSettings):
         2.0, "longest wait for the scheduler to confirm a cancellation", gt=0, le=60, expert=True
     )
 
-    answer_cache_bytes: int = setting(
+    answer_cache_bytes: ByteCount = setting(
         0,
-        "Redis memory for the [answer cache](architecture.md#the-answer-cache), of all tenants; "
-        "0: no answer is kept",
+        "Redis memory for the [answer cache](architecture.md#the-answer-cache), of all tenants, such as "
+        "`256MB`; 0: no answer is kept",
         ge=0,
     )
-    answer_cache_tenant_bytes: int = setting(
+    answer_cache_tenant_bytes: ByteCount = setting(
         0, "the same for each tenant. 0: all of it; the tenant with most of it loses answers first", ge=0
     )
     answer_cache_lifetime_s: float = setting(

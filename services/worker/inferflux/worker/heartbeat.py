@@ -11,7 +11,7 @@ from inferflux.common import logs, subjects
 from inferflux.common.bus import Bus
 from inferflux.common.errors import Unavailable
 from inferflux.common.heartbeats import MAX_REQUESTS
-from inferflux.v1 import scheduler_pb2
+from inferflux.v1 import engine_pb2, scheduler_pb2
 
 from .model_host import ModelHost
 from .worker_state import WorkerState
@@ -62,6 +62,8 @@ class Heartbeat:
             prefix_matched_tokens=model.cache_counts.matched_tokens,
             prefix_sharing=model.prefix_sharing,
             prefix_sharing_reason=model.prefix_sharing_reason,
+            host_tier=_tier_use(stats.host, model.cache_counts.host_hits),
+            disk_tier=_tier_use(stats.disk, model.cache_counts.disk_hits),
         )
         status.residents.extend(resident.to_message() for resident in model.residents.all())
         status.finished.extend(r.identity() for r in model.residents.finished_lately(now)[-MAX_REQUESTS:])
@@ -80,3 +82,7 @@ class Heartbeat:
         while True:
             await self.beat()
             await asyncio.sleep(self._interval_s)
+
+
+def _tier_use(tier: engine_pb2.TierStats, hits: int) -> scheduler_pb2.TierUse:
+    return scheduler_pb2.TierUse(bytes=tier.bytes, states=tier.states, hits=hits)

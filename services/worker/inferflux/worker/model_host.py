@@ -86,17 +86,21 @@ class Shared:
 
 @dataclass(slots=True)
 class CacheCounts:
-    """Prompts looked up, those of which a prefix was cached, and the tokens of these prefixes."""
+    """Prompts looked up, those of which a prefix was cached, its tokens, and prefixes that tiers had."""
 
     queries: int = 0
     hits: int = 0
     matched_tokens: int = 0
+    host_hits: int = 0
+    disk_hits: int = 0
 
     def add(self, stats: engine_pb2.StepStats) -> None:
         """Those of one report."""
         self.queries += stats.prefix_queries
         self.hits += stats.prefix_hits
         self.matched_tokens += stats.prefix_matched_tokens
+        self.host_hits += stats.host.hits
+        self.disk_hits += stats.disk.hits
 
 
 class ModelHost:

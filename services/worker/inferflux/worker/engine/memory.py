@@ -213,9 +213,20 @@ class Memory:
         if self._saved.restore(sequence):
             self.ledger.use(sequence.seq_id, sequence.position)
             self._swap_ins += is_own
+            if not is_own:
+                self._note_restored(sequence)
             return True
         self._discard(sequence)
         return False
+
+    def _note_restored(self, sequence: Sequence) -> None:
+        """A tier had what the KV cache is not asked for any more."""
+        is_first = sequence.looked_up_at < 0
+        self.prefixes.note_restored(
+            sequence.n_tokens, sequence.position, is_first=is_first, had_hit=sequence.had_hit
+        )
+        sequence.looked_up_at = self.prefixes.version
+        sequence.had_hit = True
 
     def search(self, sequence: Sequence) -> None:
         """Have a request whose process has died looked for in what that left on disk."""

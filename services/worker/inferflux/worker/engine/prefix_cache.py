@@ -42,6 +42,12 @@ class _Counts:
     matched_tokens: int = 0
     evictions: int = 0
 
+    def hit(self, found: int, *, of: int) -> None:
+        """`found` tokens were there of a prompt of so many; its last one is computed in any case."""
+        self.hits += 1
+        self.partial_hits += found < of - 1
+        self.matched_tokens += found
+
 
 class PrefixCache:
     """The tree of prefixes, and the sequence ids that hold them.
@@ -129,11 +135,19 @@ class PrefixCache:
         # A piece that ends with the last token is used as well, though that token is computed again.
         self._tree.use(Match(match.matched_tokens + 1, match.holder))
         if not had_hit:
-            self._counts.hits += 1
-            self._counts.partial_hits += match.matched_tokens < tokens.shape[0] - 1
-            self._counts.matched_tokens += match.matched_tokens
+            self._counts.hit(match.matched_tokens, of=tokens.shape[0])
         self._rent.hit(match.matched_tokens)
         return match
+
+    def note_restored(self, n_tokens: int, restored: int, *, is_first: bool, had_hit: bool) -> None:
+        """Count a prompt of `n_tokens` whose first `restored` ones came from a tier below the KV cache.
+
+        Args:
+            is_first, had_hit: as for `find`.
+        """
+        self._counts.queries += is_first
+        if not had_hit:
+            self._counts.hit(restored, of=n_tokens)
 
     def known(self, scope: str, tokens: TokenArray) -> int:
         """How many of these tokens could be shared."""
