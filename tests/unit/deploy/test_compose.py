@@ -222,6 +222,9 @@ def test_the_operator_may_choose_the_key_the_model_and_the_slots() -> None:
         "INFERFLUX_POLICY_BOOTSTRAP_KEY": "ifx_" + "k" * 43,
         "INFERFLUX_MODEL_FILE": "other.gguf",
         "INFERFLUX_WORKER_SLOTS": "4",
+        "INFERFLUX_WORKER_PREFIX_CACHE": "false",
+        "INFERFLUX_WORKER_KV_TYPE_K": "q8_0",
+        "INFERFLUX_WORKER_KV_TYPE_V": "q4_0",
         "INFERFLUX_WORKER_MEMORY": "3g",
         "INFERFLUX_WORKER_HOST_BYTES": "1000",
         "INFERFLUX_WORKER_DISK_BYTES": "0",
@@ -234,10 +237,10 @@ def test_the_operator_may_choose_the_key_the_model_and_the_slots() -> None:
     assert services["gateway"]["environment"]["INFERFLUX_GATEWAY_ANSWER_CACHE_BYTES"] == "2000"
     assert services["policy"]["environment"]["INFERFLUX_POLICY_BOOTSTRAP_KEY"] == "ifx_" + "k" * 43
     for name in ("worker", "worker-gpu"):
-        assert services[name]["environment"]["INFERFLUX_WORKER_MODEL_PATH"] == "/models/other.gguf"
-        assert services[name]["environment"]["INFERFLUX_WORKER_SLOTS"] == "4"
-        assert services[name]["environment"]["INFERFLUX_WORKER_HOST_BYTES"] == "1000"
-        assert services[name]["environment"]["INFERFLUX_WORKER_DISK_BYTES"] == "0"
+        environment = services[name]["environment"]
+        assert environment["INFERFLUX_WORKER_MODEL_PATH"] == "/models/other.gguf"
+        for setting in ("SLOTS", "PREFIX_CACHE", "KV_TYPE_K", "KV_TYPE_V", "HOST_BYTES", "DISK_BYTES"):
+            assert environment[f"INFERFLUX_WORKER_{setting}"] == chosen[f"INFERFLUX_WORKER_{setting}"]
         assert services[name]["mem_limit"] == "3g"
     text = (ROOT / "docker-compose.yml").read_text()
     assert set(re.findall(r"\$\{([A-Z_]+)", text)) == set(chosen)

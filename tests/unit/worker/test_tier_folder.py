@@ -95,7 +95,7 @@ def test_pipes_links_and_folders_are_neither_waited_for_nor_followed(tmp_path: P
 
 def test_files_that_are_named_like_nothing_of_ours_stay(tmp_path: Path) -> None:
     (tmp_path / "0").mkdir()
-    (tmp_path / "0" / "notes.txt").write_text("somebody's")
+    (tmp_path / "0" / "notes.txt").write_text("of another program")
     folder = Folder(tmp_path)
     assert scanned(folder) == []
     assert names(folder) == ["notes.txt"]

@@ -148,7 +148,7 @@ class SchedulerSettings(ServiceSettings):
         2.0, "longest wait for a worker to answer a batch", gt=0, le=60, expert=True
     )
     prefix_lookup_limit_s: float = setting(
-        0.005,
+        0.05,
         "longest wait for the [prefix index](architecture.md#the-prefix-index); "
         "a request goes on without hints then",
         gt=0,

@@ -62,7 +62,8 @@ class WorkerSettings(ServiceSettings):
     prefix_cache: bool = setting(
         True,
         "keep what ended requests have computed, so that others of the same "
-        "cache scope that begin alike need not compute it",
+        "cache scope that begin alike need not compute it; host memory and disk are turned off by their "
+        "own sizes",
     )
     context_length: int = setting(0, "most tokens of one request; 0 takes the model's", ge=0, le=_MOST_INT32)
     threads: int = setting(
