@@ -76,7 +76,7 @@ class ComposeStack:
         self._directory = directory
         services = read_compose(environment)["services"]
         self.services = {name: s for name, s in services.items() if not s.get("profiles")}
-        self._environments: dict[str, Path] = {}
+        self._environments: dict[tuple[str, ...], Path] = {}
         self._ports: dict[tuple[str, str], int] = {}
         self.processes: dict[str, ImageProcess] = {}
 
@@ -163,15 +163,15 @@ class ComposeStack:
         return value
 
     def _venv(self, name: str) -> Path:
-        """A virtual environment with what the image's requirements file pins, and nothing else."""
-        ((sources, _),) = self._stages(name)[0].copies
-        requirements = sources[-1]
+        """A virtual environment with what the image's requirements files pin, and nothing else."""
+        requirements = tuple(source for sources, _ in self._stages(name)[0].copies for source in sources)
         if requirements not in self._environments:
-            path = self._directory / f"venv-{Path(requirements).stem}"
+            path = self._directory / "-".join(("venv", *(Path(file).stem for file in requirements)))
             venv.create(path, with_pip=False, symlinks=True)
             site = path / f"lib/python{sys.version_info[0]}.{sys.version_info[1]}/site-packages"
-            for pinned in _PINNED.findall((ROOT / requirements).read_text()):
-                _link(pinned, site)
+            for file in requirements:
+                for pinned in _PINNED.findall((ROOT / file).read_text()):
+                    _link(pinned, site)
             self._environments[requirements] = path
         return self._environments[requirements]
 
