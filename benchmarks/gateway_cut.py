@@ -81,6 +81,7 @@ async def another_gateway(stack: Stack) -> AsyncIterator[Gateway]:
     port = free_port()
     own = {
         "INFERFLUX_GATEWAY_LISTEN": f"127.0.0.1:{port}",
+        "INFERFLUX_GATEWAY_HTTP_LISTEN": "",
         "INFERFLUX_METRICS_LISTEN": f"127.0.0.1:{free_port()}",
     }
     env = {**os.environ, **stack.processes["gateway"].spec.env, **own}

@@ -57,6 +57,7 @@ async def other(stack: Stack) -> AsyncIterator[Client]:
     listen, metrics = free_port(), free_port()
     own = {
         "INFERFLUX_GATEWAY_LISTEN": f"127.0.0.1:{listen}",
+        "INFERFLUX_GATEWAY_HTTP_LISTEN": "",
         "INFERFLUX_METRICS_LISTEN": f"127.0.0.1:{metrics}",
     }
     env = {**os.environ, **stack.processes["gateway"].spec.env, **own}
