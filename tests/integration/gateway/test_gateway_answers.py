@@ -253,11 +253,11 @@ async def test_a_corrupt_answer_is_computed_again(cache: Cache) -> None:
     await until(is_mended)
 
 
-async def test_a_redis_of_other_types_is_left_alone(cache: Cache) -> None:
+async def test_accounts_of_other_types_are_begun_anew(cache: Cache) -> None:
     for name in ("entries", "used", "bytes"):
         await cache.redis.set(f"{PREFIX}{name}", "what is this")
-    await cache.compute(greedy())
-    await cache.compute(greedy())
+    await cache.keep(greedy())
+    await cache.hit(greedy())
 
 
 async def test_without_redis_everything_is_computed_and_it_is_used_again_once_it_is_back(

@@ -76,7 +76,7 @@ async def test_bad_temperatures_are_refused(client: Client, backend: Backend, te
 
 BAD_CHATS: list[tuple[dict[str, Any], str]] = [
     ({"messages": []}, "messages"),
-    ({"messages": [user(), user(role="tool")]}, "messages[1].role"),
+    ({"messages": [user(), user(role="robot")]}, "messages[1].role"),
     ({"messages": [user(role="")]}, "messages[0].role"),
     ({"messages": [user("x" * (5 << 20))]}, "messages"),
     ({"messages": [user("x " * 20_000)]}, "messages"),
