@@ -106,7 +106,7 @@ async def test_device_disk_and_index_are_empty_afterwards_and_what_runs_goes_on(
     assert freed.cells > 0
     assert freed.disk_states > 0
     assert freed.disk_bytes > 0
-    # What runs is found still, and nothing else.
+    # The running request is found still, and nothing else.
     assert await blocks() <= (len(PROMPT) + LONG) // 16
     await until(lambda: not list(tmp_path.glob("kv/0/*.kv")))
     chunks = [first, *await read_to_end(stream)]

@@ -11,34 +11,23 @@ from typing import Any
 import numpy as np
 import pytest
 from harness.model_kinds import recurrent_model, sliding_window_model
-from harness.serving import Served
-from harness.worker import DEMO_MODEL, batch_item
+from harness.serving import Served, load
+from harness.worker import batch_item
 
 from inferflux.common.llama.native import llama
 from inferflux.v1 import engine_pb2
 from inferflux.worker.engine.clock import Clock
 from inferflux.worker.engine.native import Backend
 
+SMALL: dict[str, Any] = {"slots": 2, "sequences": 8, "kv_cells": 512}
 ANSWER_TOKENS = 20
 PROMPT = [int(token) for token in np.random.default_rng(3).integers(300, 2000, 40)]
 OTHER = PROMPT[::-1]
 
 
-def load(path: object = DEMO_MODEL, **options: Any) -> Backend:
-    usual: dict[str, Any] = {
-        "slots": 2,
-        "sequences": 8,
-        "batch_tokens": 512,
-        "kv_cells": 512,
-        "threads": 1,
-        "flash_attention": True,
-    }
-    return Backend(engine_pb2.EngineConfig(model_path=str(path), **(usual | options)))
-
-
 @functools.cache
 def demo() -> Backend:
-    return load()
+    return load(**SMALL)
 
 
 @pytest.fixture
@@ -148,7 +137,7 @@ def test_cells_that_nobody_counted_are_freed(served: Served) -> None:
 
 @pytest.mark.parametrize("make", [sliding_window_model, recurrent_model])
 def test_models_that_keep_the_latest_positions_alone_lose_nothing(make: Any, tmp_path: Any) -> None:
-    backend = load(make().write(tmp_path / "other.gguf"), kv_cells=512, prefill_cells=0)
+    backend = load(make().write(tmp_path / "other.gguf"), **SMALL, prefill_cells=0)
     served = Served(backend)
     ids = [int(token) for token in np.random.default_rng(12).integers(0, 250, 50)]
     served.start_and_step(batch_item("a", prompt=ids, max_tokens=40), until_tokens=20)

@@ -269,7 +269,7 @@ async def serve_admin(
 
     Args:
         guarded: calls the core; Unavailable when it raises.
-        background: holds what waits for a worker.
+        background: holds the tasks that wait for a worker's answer.
 
     Raises:
         Unavailable, DeadlineExceeded: what was changed before cannot be read.

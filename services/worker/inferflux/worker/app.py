@@ -121,7 +121,7 @@ class Worker:
             await self._cache_reports.leave()
 
     async def _drain(self) -> None:
-        """Let what runs finish within the limit, tell the scheduler what is left, keep what was computed."""
+        """Let requests finish within the limit, tell the scheduler what is left, keep what was computed."""
         began_s = time.monotonic()
         self._state.leave()
         self._update_readiness()
