@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1dinferflux/v1/generation.proto\x12\x0cinferflux.v1\"\x91\x04\n\x0eSamplingParams\x12\x18\n\x0btemperature\x18\x01 \x01(\x02H\x00\x88\x01\x01\x12\x12\n\x05top_k\x18\x02 \x01(\x05H\x01\x88\x01\x01\x12\x12\n\x05top_p\x18\x03 \x01(\x02H\x02\x88\x01\x01\x12\x12\n\x05min_p\x18\x04 \x01(\x02H\x03\x88\x01\x01\x12\x1b\n\x0erepeat_penalty\x18\x05 \x01(\x02H\x04\x88\x01\x01\x12\x1e\n\x11\x66requency_penalty\x18\x06 \x01(\x02H\x05\x88\x01\x01\x12\x1d\n\x10presence_penalty\x18\x07 \x01(\x02H\x06\x88\x01\x01\x12\x1b\n\x0epenalty_last_n\x18\x08 \x01(\x05H\x07\x88\x01\x01\x12?\n\nlogit_bias\x18\t \x03(\x0b\x32+.inferflux.v1.SamplingParams.LogitBiasEntry\x12\x11\n\x04seed\x18\n \x01(\x04H\x08\x88\x01\x01\x12\x15\n\x08logprobs\x18\x0b \x01(\x05H\t\x88\x01\x01\x1a\x30\n\x0eLogitBiasEntry\x12\x0b\n\x03key\x18\x01 \x01(\x05\x12\r\n\x05value\x18\x02 \x01(\x02:\x02\x38\x01\x42\x0e\n\x0c_temperatureB\x08\n\x06_top_kB\x08\n\x06_top_pB\x08\n\x06_min_pB\x11\n\x0f_repeat_penaltyB\x14\n\x12_frequency_penaltyB\x13\n\x11_presence_penaltyB\x11\n\x0f_penalty_last_nB\x07\n\x05_seedB\x0b\n\t_logprobs\"!\n\x10\x43hoiceConstraint\x12\r\n\x05texts\x18\x01 \x03(\t\"\xb5\x01\n\x14StructuredConstraint\x12\x15\n\x0bjson_object\x18\x01 \x01(\x08H\x00\x12\x15\n\x0bjson_schema\x18\x02 \x01(\tH\x00\x12\x0e\n\x04gbnf\x18\x03 \x01(\tH\x00\x12\x0e\n\x04lark\x18\x04 \x01(\tH\x00\x12\x0f\n\x05regex\x18\x05 \x01(\tH\x00\x12\x30\n\x06\x63hoice\x18\x06 \x01(\x0b\x32\x1e.inferflux.v1.ChoiceConstraintH\x00\x42\x0c\n\nconstraint\"\xdc\x01\n\x10GenerationParams\x12.\n\x08sampling\x18\x01 \x01(\x0b\x32\x1c.inferflux.v1.SamplingParams\x12\x17\n\nmax_tokens\x18\x02 \x01(\x05H\x00\x88\x01\x01\x12\x0c\n\x04stop\x18\x03 \x03(\t\x12\x16\n\x0estop_token_ids\x18\x04 \x03(\x05\x12\x12\n\nignore_eos\x18\x05 \x01(\x08\x12\x36\n\nconstraint\x18\x14 \x01(\x0b\x32\".inferflux.v1.StructuredConstraintB\r\n\x0b_max_tokens\"y\n\x05Usage\x12\x15\n\rprompt_tokens\x18\x01 \x01(\r\x12\x1c\n\x14\x63\x61\x63hed_prompt_tokens\x18\x02 \x01(\r\x12\x19\n\x11\x63ompletion_tokens\x18\x03 \x01(\r\x12 \n\x18\x63\x61\x63hed_completion_tokens\x18\x04 \x01(\r\"B\n\x07Timings\x12\x10\n\x08queue_ms\x18\x01 \x01(\x01\x12\x12\n\nprefill_ms\x18\x02 \x01(\x01\x12\x11\n\tdecode_ms\x18\x03 \x01(\x01*|\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x12\x1b\n\x17\x46INISH_REASON_CANCELLED\x10\x03\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1dinferflux/v1/generation.proto\x12\x0cinferflux.v1\"!\n\x10SequenceBreakers\x12\r\n\x05texts\x18\x01 \x03(\t\"\xaa\x08\n\x0eSamplingParams\x12\x18\n\x0btemperature\x18\x01 \x01(\x02H\x00\x88\x01\x01\x12\x12\n\x05top_k\x18\x02 \x01(\x05H\x01\x88\x01\x01\x12\x12\n\x05top_p\x18\x03 \x01(\x02H\x02\x88\x01\x01\x12\x12\n\x05min_p\x18\x04 \x01(\x02H\x03\x88\x01\x01\x12\x1b\n\x0erepeat_penalty\x18\x05 \x01(\x02H\x04\x88\x01\x01\x12\x1e\n\x11\x66requency_penalty\x18\x06 \x01(\x02H\x05\x88\x01\x01\x12\x1d\n\x10presence_penalty\x18\x07 \x01(\x02H\x06\x88\x01\x01\x12\x1b\n\x0epenalty_last_n\x18\x08 \x01(\x05H\x07\x88\x01\x01\x12?\n\nlogit_bias\x18\t \x03(\x0b\x32+.inferflux.v1.SamplingParams.LogitBiasEntry\x12\x11\n\x04seed\x18\n \x01(\x04H\x08\x88\x01\x01\x12\x15\n\x08logprobs\x18\x0b \x01(\x05H\t\x88\x01\x01\x12\x16\n\ttypical_p\x18\x0c \x01(\x02H\n\x88\x01\x01\x12\x1c\n\x0fxtc_probability\x18\r \x01(\x02H\x0b\x88\x01\x01\x12\x1a\n\rxtc_threshold\x18\x0e \x01(\x02H\x0c\x88\x01\x01\x12\x1b\n\x0e\x64ry_multiplier\x18\x0f \x01(\x02H\r\x88\x01\x01\x12\x15\n\x08\x64ry_base\x18\x10 \x01(\x02H\x0e\x88\x01\x01\x12\x1f\n\x12\x64ry_allowed_length\x18\x11 \x01(\x05H\x0f\x88\x01\x01\x12\x1f\n\x12\x64ry_penalty_last_n\x18\x12 \x01(\x05H\x10\x88\x01\x01\x12=\n\x15\x64ry_sequence_breakers\x18\x13 \x01(\x0b\x32\x1e.inferflux.v1.SequenceBreakers\x12\x1b\n\x0e\x64ynatemp_range\x18\x14 \x01(\x02H\x11\x88\x01\x01\x12\x1e\n\x11\x64ynatemp_exponent\x18\x15 \x01(\x02H\x12\x88\x01\x01\x12\x18\n\x0btop_n_sigma\x18\x16 \x01(\x02H\x13\x88\x01\x01\x1a\x30\n\x0eLogitBiasEntry\x12\x0b\n\x03key\x18\x01 \x01(\x05\x12\r\n\x05value\x18\x02 \x01(\x02:\x02\x38\x01\x42\x0e\n\x0c_temperatureB\x08\n\x06_top_kB\x08\n\x06_top_pB\x08\n\x06_min_pB\x11\n\x0f_repeat_penaltyB\x14\n\x12_frequency_penaltyB\x13\n\x11_presence_penaltyB\x11\n\x0f_penalty_last_nB\x07\n\x05_seedB\x0b\n\t_logprobsB\x0c\n\n_typical_pB\x12\n\x10_xtc_probabilityB\x10\n\x0e_xtc_thresholdB\x11\n\x0f_dry_multiplierB\x0b\n\t_dry_baseB\x15\n\x13_dry_allowed_lengthB\x15\n\x13_dry_penalty_last_nB\x11\n\x0f_dynatemp_rangeB\x14\n\x12_dynatemp_exponentB\x0e\n\x0c_top_n_sigma\"!\n\x10\x43hoiceConstraint\x12\r\n\x05texts\x18\x01 \x03(\t\"\xb5\x01\n\x14StructuredConstraint\x12\x15\n\x0bjson_object\x18\x01 \x01(\x08H\x00\x12\x15\n\x0bjson_schema\x18\x02 \x01(\tH\x00\x12\x0e\n\x04gbnf\x18\x03 \x01(\tH\x00\x12\x0e\n\x04lark\x18\x04 \x01(\tH\x00\x12\x0f\n\x05regex\x18\x05 \x01(\tH\x00\x12\x30\n\x06\x63hoice\x18\x06 \x01(\x0b\x32\x1e.inferflux.v1.ChoiceConstraintH\x00\x42\x0c\n\nconstraint\"\xdc\x01\n\x10GenerationParams\x12.\n\x08sampling\x18\x01 \x01(\x0b\x32\x1c.inferflux.v1.SamplingParams\x12\x17\n\nmax_tokens\x18\x02 \x01(\x05H\x00\x88\x01\x01\x12\x0c\n\x04stop\x18\x03 \x03(\t\x12\x16\n\x0estop_token_ids\x18\x04 \x03(\x05\x12\x12\n\nignore_eos\x18\x05 \x01(\x08\x12\x36\n\nconstraint\x18\x14 \x01(\x0b\x32\".inferflux.v1.StructuredConstraintB\r\n\x0b_max_tokens\"y\n\x05Usage\x12\x15\n\rprompt_tokens\x18\x01 \x01(\r\x12\x1c\n\x14\x63\x61\x63hed_prompt_tokens\x18\x02 \x01(\r\x12\x19\n\x11\x63ompletion_tokens\x18\x03 \x01(\r\x12 \n\x18\x63\x61\x63hed_completion_tokens\x18\x04 \x01(\r\"B\n\x07Timings\x12\x10\n\x08queue_ms\x18\x01 \x01(\x01\x12\x12\n\nprefill_ms\x18\x02 \x01(\x01\x12\x11\n\tdecode_ms\x18\x03 \x01(\x01*|\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x12\x1b\n\x17\x46INISH_REASON_CANCELLED\x10\x03\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,20 +33,22 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._loaded_options = None
   _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._serialized_options = b'8\001'
-  _globals['_FINISHREASON']._serialized_start=1212
-  _globals['_FINISHREASON']._serialized_end=1336
-  _globals['_SAMPLINGPARAMS']._serialized_start=48
-  _globals['_SAMPLINGPARAMS']._serialized_end=577
-  _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._serialized_start=380
-  _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._serialized_end=428
-  _globals['_CHOICECONSTRAINT']._serialized_start=579
-  _globals['_CHOICECONSTRAINT']._serialized_end=612
-  _globals['_STRUCTUREDCONSTRAINT']._serialized_start=615
-  _globals['_STRUCTUREDCONSTRAINT']._serialized_end=796
-  _globals['_GENERATIONPARAMS']._serialized_start=799
-  _globals['_GENERATIONPARAMS']._serialized_end=1019
-  _globals['_USAGE']._serialized_start=1021
-  _globals['_USAGE']._serialized_end=1142
-  _globals['_TIMINGS']._serialized_start=1144
-  _globals['_TIMINGS']._serialized_end=1210
+  _globals['_FINISHREASON']._serialized_start=1784
+  _globals['_FINISHREASON']._serialized_end=1908
+  _globals['_SEQUENCEBREAKERS']._serialized_start=47
+  _globals['_SEQUENCEBREAKERS']._serialized_end=80
+  _globals['_SAMPLINGPARAMS']._serialized_start=83
+  _globals['_SAMPLINGPARAMS']._serialized_end=1149
+  _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._serialized_start=765
+  _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._serialized_end=813
+  _globals['_CHOICECONSTRAINT']._serialized_start=1151
+  _globals['_CHOICECONSTRAINT']._serialized_end=1184
+  _globals['_STRUCTUREDCONSTRAINT']._serialized_start=1187
+  _globals['_STRUCTUREDCONSTRAINT']._serialized_end=1368
+  _globals['_GENERATIONPARAMS']._serialized_start=1371
+  _globals['_GENERATIONPARAMS']._serialized_end=1591
+  _globals['_USAGE']._serialized_start=1593
+  _globals['_USAGE']._serialized_end=1714
+  _globals['_TIMINGS']._serialized_start=1716
+  _globals['_TIMINGS']._serialized_end=1782
 # @@protoc_insertion_point(module_scope)

@@ -46,6 +46,30 @@ FINISH_REASON_CANCELLED: FinishReason.ValueType  # 3
 Global___FinishReason: _TypeAlias = FinishReason  # noqa: Y015
 
 @_typing.final
+class SequenceBreakers(_message.Message):
+    """Texts that end what DRY counts as one repetition."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TEXTS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def texts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """At most 16, each of 1 to 40 bytes. None: repetitions go on over every text."""
+
+    def __init__(
+        self,
+        *,
+        texts: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["texts", b"texts"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SequenceBreakers: _TypeAlias = SequenceBreakers  # noqa: Y015
+
+@_typing.final
 class SamplingParams(_message.Message):
     """How the next token is chosen. Unset fields take the defaults in brackets (those of llama.cpp)."""
 
@@ -82,6 +106,17 @@ class SamplingParams(_message.Message):
     LOGIT_BIAS_FIELD_NUMBER: _builtins.int
     SEED_FIELD_NUMBER: _builtins.int
     LOGPROBS_FIELD_NUMBER: _builtins.int
+    TYPICAL_P_FIELD_NUMBER: _builtins.int
+    XTC_PROBABILITY_FIELD_NUMBER: _builtins.int
+    XTC_THRESHOLD_FIELD_NUMBER: _builtins.int
+    DRY_MULTIPLIER_FIELD_NUMBER: _builtins.int
+    DRY_BASE_FIELD_NUMBER: _builtins.int
+    DRY_ALLOWED_LENGTH_FIELD_NUMBER: _builtins.int
+    DRY_PENALTY_LAST_N_FIELD_NUMBER: _builtins.int
+    DRY_SEQUENCE_BREAKERS_FIELD_NUMBER: _builtins.int
+    DYNATEMP_RANGE_FIELD_NUMBER: _builtins.int
+    DYNATEMP_EXPONENT_FIELD_NUMBER: _builtins.int
+    TOP_N_SIGMA_FIELD_NUMBER: _builtins.int
     temperature: _builtins.float
     """0 is greedy. [0.8]"""
     top_k: _builtins.int
@@ -104,9 +139,37 @@ class SamplingParams(_message.Message):
     """How many alternatives to report per token with their log-probabilities; unset reports none,
     0 reports the chosen token's alone.
     """
+    typical_p: _builtins.float
+    """Keep the tokens whose information is nearest to the entropy, until their probability exceeds p; 1 keeps all. [1.0]"""
+    xtc_probability: _builtins.float
+    """How likely XTC is applied to a token: it drops all but the least likely of those that reach its threshold.
+    0 is off. [0.0]
+    """
+    xtc_threshold: _builtins.float
+    """Above 0.5 XTC is off. [0.1]"""
+    dry_multiplier: _builtins.float
+    """DRY subtracts multiplier * base ^ (length - allowed length) from the logit of a token that would prolong a
+    repetition of `length` tokens; 0 is off. [0.0]
+    """
+    dry_base: _builtins.float
+    """1 or more. [1.75]"""
+    dry_allowed_length: _builtins.int
+    """Shorter repetitions are not penalized. [2]"""
+    dry_penalty_last_n: _builtins.int
+    """How many recent tokens (prompt included) DRY looks at; -1 is the whole context. [64]"""
+    dynatemp_range: _builtins.float
+    """The temperature is within this of `temperature`: lower where the entropy is low. 0 is off. [0.0]"""
+    dynatemp_exponent: _builtins.float
+    """Of the entropy, as a part of the largest one; the temperature grows with this power of it. [1.0]"""
+    top_n_sigma: _builtins.float
+    """Keep tokens whose logits are within so many standard deviations of the largest one; 0 keeps all. [0.0]"""
     @_builtins.property
     def logit_bias(self) -> _containers.ScalarMap[_builtins.int, _builtins.float]:
         """Added to the logit of a token id before everything else."""
+
+    @_builtins.property
+    def dry_sequence_breakers(self) -> Global___SequenceBreakers:
+        """["\\n", ":", "\\"", "*"]"""
 
     def __init__(
         self,
@@ -122,11 +185,34 @@ class SamplingParams(_message.Message):
         logit_bias: _abc.Mapping[_builtins.int, _builtins.float] | None = ...,
         seed: _builtins.int | None = ...,
         logprobs: _builtins.int | None = ...,
+        typical_p: _builtins.float | None = ...,
+        xtc_probability: _builtins.float | None = ...,
+        xtc_threshold: _builtins.float | None = ...,
+        dry_multiplier: _builtins.float | None = ...,
+        dry_base: _builtins.float | None = ...,
+        dry_allowed_length: _builtins.int | None = ...,
+        dry_penalty_last_n: _builtins.int | None = ...,
+        dry_sequence_breakers: Global___SequenceBreakers | None = ...,
+        dynatemp_range: _builtins.float | None = ...,
+        dynatemp_exponent: _builtins.float | None = ...,
+        top_n_sigma: _builtins.float | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_frequency_penalty", b"_frequency_penalty", "_logprobs", b"_logprobs", "_min_p", b"_min_p", "_penalty_last_n", b"_penalty_last_n", "_presence_penalty", b"_presence_penalty", "_repeat_penalty", b"_repeat_penalty", "_seed", b"_seed", "_temperature", b"_temperature", "_top_k", b"_top_k", "_top_p", b"_top_p", "frequency_penalty", b"frequency_penalty", "logprobs", b"logprobs", "min_p", b"min_p", "penalty_last_n", b"penalty_last_n", "presence_penalty", b"presence_penalty", "repeat_penalty", b"repeat_penalty", "seed", b"seed", "temperature", b"temperature", "top_k", b"top_k", "top_p", b"top_p"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_dry_allowed_length", b"_dry_allowed_length", "_dry_base", b"_dry_base", "_dry_multiplier", b"_dry_multiplier", "_dry_penalty_last_n", b"_dry_penalty_last_n", "_dynatemp_exponent", b"_dynatemp_exponent", "_dynatemp_range", b"_dynatemp_range", "_frequency_penalty", b"_frequency_penalty", "_logprobs", b"_logprobs", "_min_p", b"_min_p", "_penalty_last_n", b"_penalty_last_n", "_presence_penalty", b"_presence_penalty", "_repeat_penalty", b"_repeat_penalty", "_seed", b"_seed", "_temperature", b"_temperature", "_top_k", b"_top_k", "_top_n_sigma", b"_top_n_sigma", "_top_p", b"_top_p", "_typical_p", b"_typical_p", "_xtc_probability", b"_xtc_probability", "_xtc_threshold", b"_xtc_threshold", "dry_allowed_length", b"dry_allowed_length", "dry_base", b"dry_base", "dry_multiplier", b"dry_multiplier", "dry_penalty_last_n", b"dry_penalty_last_n", "dry_sequence_breakers", b"dry_sequence_breakers", "dynatemp_exponent", b"dynatemp_exponent", "dynatemp_range", b"dynatemp_range", "frequency_penalty", b"frequency_penalty", "logprobs", b"logprobs", "min_p", b"min_p", "penalty_last_n", b"penalty_last_n", "presence_penalty", b"presence_penalty", "repeat_penalty", b"repeat_penalty", "seed", b"seed", "temperature", b"temperature", "top_k", b"top_k", "top_n_sigma", b"top_n_sigma", "top_p", b"top_p", "typical_p", b"typical_p", "xtc_probability", b"xtc_probability", "xtc_threshold", b"xtc_threshold"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_frequency_penalty", b"_frequency_penalty", "_logprobs", b"_logprobs", "_min_p", b"_min_p", "_penalty_last_n", b"_penalty_last_n", "_presence_penalty", b"_presence_penalty", "_repeat_penalty", b"_repeat_penalty", "_seed", b"_seed", "_temperature", b"_temperature", "_top_k", b"_top_k", "_top_p", b"_top_p", "frequency_penalty", b"frequency_penalty", "logit_bias", b"logit_bias", "logprobs", b"logprobs", "min_p", b"min_p", "penalty_last_n", b"penalty_last_n", "presence_penalty", b"presence_penalty", "repeat_penalty", b"repeat_penalty", "seed", b"seed", "temperature", b"temperature", "top_k", b"top_k", "top_p", b"top_p"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_dry_allowed_length", b"_dry_allowed_length", "_dry_base", b"_dry_base", "_dry_multiplier", b"_dry_multiplier", "_dry_penalty_last_n", b"_dry_penalty_last_n", "_dynatemp_exponent", b"_dynatemp_exponent", "_dynatemp_range", b"_dynatemp_range", "_frequency_penalty", b"_frequency_penalty", "_logprobs", b"_logprobs", "_min_p", b"_min_p", "_penalty_last_n", b"_penalty_last_n", "_presence_penalty", b"_presence_penalty", "_repeat_penalty", b"_repeat_penalty", "_seed", b"_seed", "_temperature", b"_temperature", "_top_k", b"_top_k", "_top_n_sigma", b"_top_n_sigma", "_top_p", b"_top_p", "_typical_p", b"_typical_p", "_xtc_probability", b"_xtc_probability", "_xtc_threshold", b"_xtc_threshold", "dry_allowed_length", b"dry_allowed_length", "dry_base", b"dry_base", "dry_multiplier", b"dry_multiplier", "dry_penalty_last_n", b"dry_penalty_last_n", "dry_sequence_breakers", b"dry_sequence_breakers", "dynatemp_exponent", b"dynatemp_exponent", "dynatemp_range", b"dynatemp_range", "frequency_penalty", b"frequency_penalty", "logit_bias", b"logit_bias", "logprobs", b"logprobs", "min_p", b"min_p", "penalty_last_n", b"penalty_last_n", "presence_penalty", b"presence_penalty", "repeat_penalty", b"repeat_penalty", "seed", b"seed", "temperature", b"temperature", "top_k", b"top_k", "top_n_sigma", b"top_n_sigma", "top_p", b"top_p", "typical_p", b"typical_p", "xtc_probability", b"xtc_probability", "xtc_threshold", b"xtc_threshold"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__dry_allowed_length: _TypeAlias = _typing.Literal["dry_allowed_length"]  # noqa: Y015
+    _WhichOneofArgType__dry_allowed_length: _TypeAlias = _typing.Literal["_dry_allowed_length", b"_dry_allowed_length"]  # noqa: Y015
+    _WhichOneofReturnType__dry_base: _TypeAlias = _typing.Literal["dry_base"]  # noqa: Y015
+    _WhichOneofArgType__dry_base: _TypeAlias = _typing.Literal["_dry_base", b"_dry_base"]  # noqa: Y015
+    _WhichOneofReturnType__dry_multiplier: _TypeAlias = _typing.Literal["dry_multiplier"]  # noqa: Y015
+    _WhichOneofArgType__dry_multiplier: _TypeAlias = _typing.Literal["_dry_multiplier", b"_dry_multiplier"]  # noqa: Y015
+    _WhichOneofReturnType__dry_penalty_last_n: _TypeAlias = _typing.Literal["dry_penalty_last_n"]  # noqa: Y015
+    _WhichOneofArgType__dry_penalty_last_n: _TypeAlias = _typing.Literal["_dry_penalty_last_n", b"_dry_penalty_last_n"]  # noqa: Y015
+    _WhichOneofReturnType__dynatemp_exponent: _TypeAlias = _typing.Literal["dynatemp_exponent"]  # noqa: Y015
+    _WhichOneofArgType__dynatemp_exponent: _TypeAlias = _typing.Literal["_dynatemp_exponent", b"_dynatemp_exponent"]  # noqa: Y015
+    _WhichOneofReturnType__dynatemp_range: _TypeAlias = _typing.Literal["dynatemp_range"]  # noqa: Y015
+    _WhichOneofArgType__dynatemp_range: _TypeAlias = _typing.Literal["_dynatemp_range", b"_dynatemp_range"]  # noqa: Y015
     _WhichOneofReturnType__frequency_penalty: _TypeAlias = _typing.Literal["frequency_penalty"]  # noqa: Y015
     _WhichOneofArgType__frequency_penalty: _TypeAlias = _typing.Literal["_frequency_penalty", b"_frequency_penalty"]  # noqa: Y015
     _WhichOneofReturnType__logprobs: _TypeAlias = _typing.Literal["logprobs"]  # noqa: Y015
@@ -145,8 +231,28 @@ class SamplingParams(_message.Message):
     _WhichOneofArgType__temperature: _TypeAlias = _typing.Literal["_temperature", b"_temperature"]  # noqa: Y015
     _WhichOneofReturnType__top_k: _TypeAlias = _typing.Literal["top_k"]  # noqa: Y015
     _WhichOneofArgType__top_k: _TypeAlias = _typing.Literal["_top_k", b"_top_k"]  # noqa: Y015
+    _WhichOneofReturnType__top_n_sigma: _TypeAlias = _typing.Literal["top_n_sigma"]  # noqa: Y015
+    _WhichOneofArgType__top_n_sigma: _TypeAlias = _typing.Literal["_top_n_sigma", b"_top_n_sigma"]  # noqa: Y015
     _WhichOneofReturnType__top_p: _TypeAlias = _typing.Literal["top_p"]  # noqa: Y015
     _WhichOneofArgType__top_p: _TypeAlias = _typing.Literal["_top_p", b"_top_p"]  # noqa: Y015
+    _WhichOneofReturnType__typical_p: _TypeAlias = _typing.Literal["typical_p"]  # noqa: Y015
+    _WhichOneofArgType__typical_p: _TypeAlias = _typing.Literal["_typical_p", b"_typical_p"]  # noqa: Y015
+    _WhichOneofReturnType__xtc_probability: _TypeAlias = _typing.Literal["xtc_probability"]  # noqa: Y015
+    _WhichOneofArgType__xtc_probability: _TypeAlias = _typing.Literal["_xtc_probability", b"_xtc_probability"]  # noqa: Y015
+    _WhichOneofReturnType__xtc_threshold: _TypeAlias = _typing.Literal["xtc_threshold"]  # noqa: Y015
+    _WhichOneofArgType__xtc_threshold: _TypeAlias = _typing.Literal["_xtc_threshold", b"_xtc_threshold"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__dry_allowed_length) -> _WhichOneofReturnType__dry_allowed_length | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__dry_base) -> _WhichOneofReturnType__dry_base | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__dry_multiplier) -> _WhichOneofReturnType__dry_multiplier | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__dry_penalty_last_n) -> _WhichOneofReturnType__dry_penalty_last_n | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__dynatemp_exponent) -> _WhichOneofReturnType__dynatemp_exponent | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__dynatemp_range) -> _WhichOneofReturnType__dynatemp_range | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__frequency_penalty) -> _WhichOneofReturnType__frequency_penalty | None: ...
     @_typing.overload
@@ -166,7 +272,15 @@ class SamplingParams(_message.Message):
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__top_k) -> _WhichOneofReturnType__top_k | None: ...
     @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__top_n_sigma) -> _WhichOneofReturnType__top_n_sigma | None: ...
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__top_p) -> _WhichOneofReturnType__top_p | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__typical_p) -> _WhichOneofReturnType__typical_p | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__xtc_probability) -> _WhichOneofReturnType__xtc_probability | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__xtc_threshold) -> _WhichOneofReturnType__xtc_threshold | None: ...
 
 Global___SamplingParams: _TypeAlias = SamplingParams  # noqa: Y015
 
