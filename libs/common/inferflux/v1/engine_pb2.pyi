@@ -10,6 +10,7 @@ from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from inferflux.v1 import generation_pb2 as _generation_pb2
 from inferflux.v1 import scheduler_pb2 as _scheduler_pb2
 from inferflux.v1 import worker_pb2 as _worker_pb2
 import builtins as _builtins
@@ -72,6 +73,8 @@ class EngineConfig(_message.Message):
     KV_BYTES_FIELD_NUMBER: _builtins.int
     KV_TYPE_K_FIELD_NUMBER: _builtins.int
     KV_TYPE_V_FIELD_NUMBER: _builtins.int
+    SPECULATION_FIELD_NUMBER: _builtins.int
+    DRAFT_MODEL_PATH_FIELD_NUMBER: _builtins.int
     model_path: _builtins.str
     worker_id: _builtins.str
     slots: _builtins.int
@@ -108,6 +111,10 @@ class EngineConfig(_message.Message):
     kv_type_k: _builtins.str
     """What keys and values are kept in, by llama.cpp's names; empty: f16."""
     kv_type_v: _builtins.str
+    speculation: _generation_pb2.Speculation.ValueType
+    """Of requests that leave it open."""
+    draft_model_path: _builtins.str
+    """GGUF file of the draft model; empty: there is none."""
     def __init__(
         self,
         *,
@@ -134,10 +141,12 @@ class EngineConfig(_message.Message):
         kv_bytes: _builtins.int = ...,
         kv_type_k: _builtins.str = ...,
         kv_type_v: _builtins.str = ...,
+        speculation: _generation_pb2.Speculation.ValueType = ...,
+        draft_model_path: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_prefill_cells", b"_prefill_cells", "prefill_cells", b"prefill_cells"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_prefill_cells", b"_prefill_cells", "batch_tokens", b"batch_tokens", "context_length", b"context_length", "disk_bytes", b"disk_bytes", "disk_path", b"disk_path", "disk_prompt_tokens", b"disk_prompt_tokens", "flash_attention", b"flash_attention", "gpu_layers", b"gpu_layers", "host_bytes", b"host_bytes", "host_eviction", b"host_eviction", "kv_bytes", b"kv_bytes", "kv_cells", b"kv_cells", "kv_type_k", b"kv_type_k", "kv_type_v", b"kv_type_v", "max_itl_factor", b"max_itl_factor", "model_digest", b"model_digest", "model_path", b"model_path", "prefill_cells", b"prefill_cells", "prefix_cache", b"prefix_cache", "sequences", b"sequences", "slots", b"slots", "step_limit_s", b"step_limit_s", "threads", b"threads", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_prefill_cells", b"_prefill_cells", "batch_tokens", b"batch_tokens", "context_length", b"context_length", "disk_bytes", b"disk_bytes", "disk_path", b"disk_path", "disk_prompt_tokens", b"disk_prompt_tokens", "draft_model_path", b"draft_model_path", "flash_attention", b"flash_attention", "gpu_layers", b"gpu_layers", "host_bytes", b"host_bytes", "host_eviction", b"host_eviction", "kv_bytes", b"kv_bytes", "kv_cells", b"kv_cells", "kv_type_k", b"kv_type_k", "kv_type_v", b"kv_type_v", "max_itl_factor", b"max_itl_factor", "model_digest", b"model_digest", "model_path", b"model_path", "prefill_cells", b"prefill_cells", "prefix_cache", b"prefix_cache", "sequences", b"sequences", "slots", b"slots", "speculation", b"speculation", "step_limit_s", b"step_limit_s", "threads", b"threads", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__prefill_cells: _TypeAlias = _typing.Literal["prefill_cells"]  # noqa: Y015
     _WhichOneofArgType__prefill_cells: _TypeAlias = _typing.Literal["_prefill_cells", b"_prefill_cells"]  # noqa: Y015
@@ -367,6 +376,7 @@ class EngineReady(_message.Message):
     DISK_ERROR_FIELD_NUMBER: _builtins.int
     KV_BYTES_FIELD_NUMBER: _builtins.int
     CONSTRAINT_ERROR_FIELD_NUMBER: _builtins.int
+    SPECULATION_ERROR_FIELD_NUMBER: _builtins.int
     kv_cells: _builtins.int
     context_length: _builtins.int
     vocabulary_size: _builtins.int
@@ -386,6 +396,8 @@ class EngineReady(_message.Message):
     """Memory that keys and values of the main context take; 0 where a sequence has a state instead of cells."""
     constraint_error: _builtins.str
     """Why answers cannot be constrained; empty if they can."""
+    speculation_error: _builtins.str
+    """Why nothing is drafted for any request; empty if drafts can be verified."""
     def __init__(
         self,
         *,
@@ -402,10 +414,11 @@ class EngineReady(_message.Message):
         disk_error: _builtins.str = ...,
         kv_bytes: _builtins.int = ...,
         constraint_error: _builtins.str = ...,
+        speculation_error: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["constraint_error", b"constraint_error", "context_length", b"context_length", "disk_error", b"disk_error", "has_chat_template", b"has_chat_template", "kv_bytes", b"kv_bytes", "kv_cells", b"kv_cells", "parameters", b"parameters", "prefill_cells", b"prefill_cells", "prefill_context_error", b"prefill_context_error", "prefix_sharing", b"prefix_sharing", "prefix_sharing_reason", b"prefix_sharing_reason", "slots", b"slots", "vocabulary_size", b"vocabulary_size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["constraint_error", b"constraint_error", "context_length", b"context_length", "disk_error", b"disk_error", "has_chat_template", b"has_chat_template", "kv_bytes", b"kv_bytes", "kv_cells", b"kv_cells", "parameters", b"parameters", "prefill_cells", b"prefill_cells", "prefill_context_error", b"prefill_context_error", "prefix_sharing", b"prefix_sharing", "prefix_sharing_reason", b"prefix_sharing_reason", "slots", b"slots", "speculation_error", b"speculation_error", "vocabulary_size", b"vocabulary_size"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -679,6 +692,9 @@ class StepStats(_message.Message):
     KV_CELLS_WIDTH_FIELD_NUMBER: _builtins.int
     KV_CELLS_HOLES_FIELD_NUMBER: _builtins.int
     KV_COMPACTIONS_FIELD_NUMBER: _builtins.int
+    DRAFTS_FIELD_NUMBER: _builtins.int
+    DRAFT_TOKENS_FIELD_NUMBER: _builtins.int
+    ACCEPTED_DRAFT_TOKENS_FIELD_NUMBER: _builtins.int
     prefill_tokens: _builtins.int
     decode_tokens: _builtins.int
     decode_us: _builtins.int
@@ -723,10 +739,17 @@ class StepStats(_message.Message):
     kv_cells_holes: _builtins.int
     kv_compactions: _builtins.int
     """Since the last report: how often the filled cells were moved together."""
+    drafts: _builtins.int
+    """Since the last report: times that tokens were drafted for a sequence, the tokens, and those accepted at each
+    position of a draft, the first one first.
+    """
+    draft_tokens: _builtins.int
     @_builtins.property
     def host(self) -> Global___TierStats: ...
     @_builtins.property
     def disk(self) -> Global___TierStats: ...
+    @_builtins.property
+    def accepted_draft_tokens(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     def __init__(
         self,
         *,
@@ -759,10 +782,13 @@ class StepStats(_message.Message):
         kv_cells_width: _builtins.int = ...,
         kv_cells_holes: _builtins.int = ...,
         kv_compactions: _builtins.int = ...,
+        drafts: _builtins.int = ...,
+        draft_tokens: _builtins.int = ...,
+        accepted_draft_tokens: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["disk", b"disk", "host", b"host"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached_sequences", b"cached_sequences", "decode_tokens", b"decode_tokens", "decode_us", b"decode_us", "disk", b"disk", "host", b"host", "kv_cells_cached", b"kv_cells_cached", "kv_cells_high_water", b"kv_cells_high_water", "kv_cells_holes", b"kv_cells_holes", "kv_cells_reserved", b"kv_cells_reserved", "kv_cells_shared", b"kv_cells_shared", "kv_cells_used", b"kv_cells_used", "kv_cells_width", b"kv_cells_width", "kv_compactions", b"kv_compactions", "parked", b"parked", "prefill_tokens", b"prefill_tokens", "prefix_evictions", b"prefix_evictions", "prefix_hits", b"prefix_hits", "prefix_matched_tokens", b"prefix_matched_tokens", "prefix_partial_hits", b"prefix_partial_hits", "prefix_queries", b"prefix_queries", "recomputes", b"recomputes", "retried_found_tokens", b"retried_found_tokens", "retried_tokens", b"retried_tokens", "sequences", b"sequences", "step_us", b"step_us", "swap_bytes_used", b"swap_bytes_used", "swap_ins", b"swap_ins", "swap_outs", b"swap_outs", "swapped", b"swapped"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted_draft_tokens", b"accepted_draft_tokens", "cached_sequences", b"cached_sequences", "decode_tokens", b"decode_tokens", "decode_us", b"decode_us", "disk", b"disk", "draft_tokens", b"draft_tokens", "drafts", b"drafts", "host", b"host", "kv_cells_cached", b"kv_cells_cached", "kv_cells_high_water", b"kv_cells_high_water", "kv_cells_holes", b"kv_cells_holes", "kv_cells_reserved", b"kv_cells_reserved", "kv_cells_shared", b"kv_cells_shared", "kv_cells_used", b"kv_cells_used", "kv_cells_width", b"kv_cells_width", "kv_compactions", b"kv_compactions", "parked", b"parked", "prefill_tokens", b"prefill_tokens", "prefix_evictions", b"prefix_evictions", "prefix_hits", b"prefix_hits", "prefix_matched_tokens", b"prefix_matched_tokens", "prefix_partial_hits", b"prefix_partial_hits", "prefix_queries", b"prefix_queries", "recomputes", b"recomputes", "retried_found_tokens", b"retried_found_tokens", "retried_tokens", b"retried_tokens", "sequences", b"sequences", "step_us", b"step_us", "swap_bytes_used", b"swap_bytes_used", "swap_ins", b"swap_ins", "swap_outs", b"swap_outs", "swapped", b"swapped"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

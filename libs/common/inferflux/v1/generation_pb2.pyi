@@ -19,6 +19,34 @@ else:
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class _Speculation:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _SpeculationEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Speculation.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    SPECULATION_UNSPECIFIED: _Speculation.ValueType  # 0
+    """As the worker is set."""
+    SPECULATION_OFF: _Speculation.ValueType  # 1
+    SPECULATION_NGRAM: _Speculation.ValueType  # 2
+    """What followed the latest tokens where they occurred before, in prompt or answer."""
+    SPECULATION_DRAFT: _Speculation.ValueType  # 3
+    """The worker's draft model; on a worker without one nothing is drafted."""
+
+class Speculation(_Speculation, metaclass=_SpeculationEnumTypeWrapper):
+    """Where drafts of the next tokens come from. The model verifies several of them in one step. A drafted token is kept
+    if the model's own draw is that token, so drafts decide how fast an answer comes, not what it is.
+    """
+
+SPECULATION_UNSPECIFIED: Speculation.ValueType  # 0
+"""As the worker is set."""
+SPECULATION_OFF: Speculation.ValueType  # 1
+SPECULATION_NGRAM: Speculation.ValueType  # 2
+"""What followed the latest tokens where they occurred before, in prompt or answer."""
+SPECULATION_DRAFT: Speculation.ValueType  # 3
+"""The worker's draft model; on a worker without one nothing is drafted."""
+Global___Speculation: _TypeAlias = Speculation  # noqa: Y015
+
 class _FinishReason:
     ValueType = _typing.NewType("ValueType", _builtins.int)
     V: _TypeAlias = ValueType  # noqa: Y015
@@ -362,10 +390,13 @@ class GenerationParams(_message.Message):
     STOP_TOKEN_IDS_FIELD_NUMBER: _builtins.int
     IGNORE_EOS_FIELD_NUMBER: _builtins.int
     CONSTRAINT_FIELD_NUMBER: _builtins.int
+    SPECULATION_FIELD_NUMBER: _builtins.int
     max_tokens: _builtins.int
     """At most this many new tokens; unset means up to the end of the context."""
     ignore_eos: _builtins.bool
     """Go on past the model's own end-of-generation tokens."""
+    speculation: Global___Speculation.ValueType
+    """Nothing is drafted for a constrained answer."""
     @_builtins.property
     def sampling(self) -> Global___SamplingParams: ...
     @_builtins.property
@@ -389,10 +420,11 @@ class GenerationParams(_message.Message):
         stop_token_ids: _abc.Iterable[_builtins.int] | None = ...,
         ignore_eos: _builtins.bool = ...,
         constraint: Global___StructuredConstraint | None = ...,
+        speculation: Global___Speculation.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_max_tokens", b"_max_tokens", "constraint", b"constraint", "max_tokens", b"max_tokens", "sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_tokens", b"_max_tokens", "constraint", b"constraint", "ignore_eos", b"ignore_eos", "max_tokens", b"max_tokens", "sampling", b"sampling", "stop", b"stop", "stop_token_ids", b"stop_token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_tokens", b"_max_tokens", "constraint", b"constraint", "ignore_eos", b"ignore_eos", "max_tokens", b"max_tokens", "sampling", b"sampling", "speculation", b"speculation", "stop", b"stop", "stop_token_ids", b"stop_token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__max_tokens: _TypeAlias = _typing.Literal["max_tokens"]  # noqa: Y015
     _WhichOneofArgType__max_tokens: _TypeAlias = _typing.Literal["_max_tokens", b"_max_tokens"]  # noqa: Y015
@@ -442,19 +474,26 @@ class Timings(_message.Message):
     QUEUE_MS_FIELD_NUMBER: _builtins.int
     PREFILL_MS_FIELD_NUMBER: _builtins.int
     DECODE_MS_FIELD_NUMBER: _builtins.int
+    DRAFT_N_FIELD_NUMBER: _builtins.int
+    DRAFT_N_ACCEPTED_FIELD_NUMBER: _builtins.int
     queue_ms: _builtins.float
     prefill_ms: _builtins.float
     decode_ms: _builtins.float
+    draft_n: _builtins.int
+    """Tokens that were drafted, and those of them that were accepted, on the worker that ended the generation."""
+    draft_n_accepted: _builtins.int
     def __init__(
         self,
         *,
         queue_ms: _builtins.float = ...,
         prefill_ms: _builtins.float = ...,
         decode_ms: _builtins.float = ...,
+        draft_n: _builtins.int = ...,
+        draft_n_accepted: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["decode_ms", b"decode_ms", "prefill_ms", b"prefill_ms", "queue_ms", b"queue_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["decode_ms", b"decode_ms", "draft_n", b"draft_n", "draft_n_accepted", b"draft_n_accepted", "prefill_ms", b"prefill_ms", "queue_ms", b"queue_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
