@@ -19,6 +19,56 @@ else:
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class _ToolCallFormat:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _ToolCallFormatEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ToolCallFormat.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    TOOL_CALL_FORMAT_UNSPECIFIED: _ToolCallFormat.ValueType  # 0
+    TOOL_CALL_FORMAT_HERMES: _ToolCallFormat.ValueType  # 1
+    """<tool_call>{"name": ..., "arguments": ...}</tool_call>, of Hermes and Qwen."""
+    TOOL_CALL_FORMAT_LLAMA3: _ToolCallFormat.ValueType  # 2
+    """{"name": ..., "parameters": ...}, of Llama 3."""
+    TOOL_CALL_FORMAT_MISTRAL: _ToolCallFormat.ValueType  # 3
+    """[TOOL_CALLS][{"name": ..., "arguments": ...}], of Mistral."""
+
+class ToolCallFormat(_ToolCallFormat, metaclass=_ToolCallFormatEnumTypeWrapper):
+    """How a model spells its tool calls."""
+
+TOOL_CALL_FORMAT_UNSPECIFIED: ToolCallFormat.ValueType  # 0
+TOOL_CALL_FORMAT_HERMES: ToolCallFormat.ValueType  # 1
+"""<tool_call>{"name": ..., "arguments": ...}</tool_call>, of Hermes and Qwen."""
+TOOL_CALL_FORMAT_LLAMA3: ToolCallFormat.ValueType  # 2
+"""{"name": ..., "parameters": ...}, of Llama 3."""
+TOOL_CALL_FORMAT_MISTRAL: ToolCallFormat.ValueType  # 3
+"""[TOOL_CALLS][{"name": ..., "arguments": ...}], of Mistral."""
+Global___ToolCallFormat: _TypeAlias = ToolCallFormat  # noqa: Y015
+
+class _ReasoningFormat:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _ReasoningFormatEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ReasoningFormat.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    REASONING_FORMAT_UNSPECIFIED: _ReasoningFormat.ValueType  # 0
+    """Nothing."""
+    REASONING_FORMAT_OPTIONAL: _ReasoningFormat.ValueType  # 1
+    """The answer may begin with it."""
+    REASONING_FORMAT_OPEN: _ReasoningFormat.ValueType  # 2
+    """The prompt has begun it."""
+
+class ReasoningFormat(_ReasoningFormat, metaclass=_ReasoningFormatEnumTypeWrapper):
+    """What of an answer is reasoning: text between <think> and </think>."""
+
+REASONING_FORMAT_UNSPECIFIED: ReasoningFormat.ValueType  # 0
+"""Nothing."""
+REASONING_FORMAT_OPTIONAL: ReasoningFormat.ValueType  # 1
+"""The answer may begin with it."""
+REASONING_FORMAT_OPEN: ReasoningFormat.ValueType  # 2
+"""The prompt has begun it."""
+Global___ReasoningFormat: _TypeAlias = ReasoningFormat  # noqa: Y015
+
 class _Speculation:
     ValueType = _typing.NewType("ValueType", _builtins.int)
     V: _TypeAlias = ValueType  # noqa: Y015
@@ -335,6 +385,65 @@ class ChoiceConstraint(_message.Message):
 Global___ChoiceConstraint: _TypeAlias = ChoiceConstraint  # noqa: Y015
 
 @_typing.final
+class FunctionSchema(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    PARAMETERS_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    parameters: _builtins.str
+    """A JSON schema, as JSON text."""
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        parameters: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["name", b"name", "parameters", b"parameters"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___FunctionSchema: _TypeAlias = FunctionSchema  # noqa: Y015
+
+@_typing.final
+class ToolCallsConstraint(_message.Message):
+    """Calls of functions, and text where none is required. The gateway makes it of a request's tools."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FORMAT_FIELD_NUMBER: _builtins.int
+    FUNCTIONS_FIELD_NUMBER: _builtins.int
+    IS_REQUIRED_FIELD_NUMBER: _builtins.int
+    IS_SINGLE_FIELD_NUMBER: _builtins.int
+    REASONING_FIELD_NUMBER: _builtins.int
+    format: Global___ToolCallFormat.ValueType
+    is_required: _builtins.bool
+    """There is at least one call, and no text beside the calls."""
+    is_single: _builtins.bool
+    """There is at most one call."""
+    reasoning: Global___ReasoningFormat.ValueType
+    @_builtins.property
+    def functions(self) -> _containers.RepeatedCompositeFieldContainer[Global___FunctionSchema]: ...
+    def __init__(
+        self,
+        *,
+        format: Global___ToolCallFormat.ValueType = ...,
+        functions: _abc.Iterable[Global___FunctionSchema] | None = ...,
+        is_required: _builtins.bool = ...,
+        is_single: _builtins.bool = ...,
+        reasoning: Global___ReasoningFormat.ValueType = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["format", b"format", "functions", b"functions", "is_required", b"is_required", "is_single", b"is_single", "reasoning", b"reasoning"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ToolCallsConstraint: _TypeAlias = ToolCallsConstraint  # noqa: Y015
+
+@_typing.final
 class StructuredConstraint(_message.Message):
     """What an answer has to look like. Only tokens that can still lead there are drawn. At most 16 KiB of text."""
 
@@ -346,6 +455,7 @@ class StructuredConstraint(_message.Message):
     LARK_FIELD_NUMBER: _builtins.int
     REGEX_FIELD_NUMBER: _builtins.int
     CHOICE_FIELD_NUMBER: _builtins.int
+    TOOL_CALLS_FIELD_NUMBER: _builtins.int
     json_object: _builtins.bool
     """Any JSON object; never false."""
     json_schema: _builtins.str
@@ -358,6 +468,10 @@ class StructuredConstraint(_message.Message):
     """A regular expression of the whole answer, in Rust's syntax."""
     @_builtins.property
     def choice(self) -> Global___ChoiceConstraint: ...
+    @_builtins.property
+    def tool_calls(self) -> Global___ToolCallsConstraint:
+        """Not a client's to set: ChatRequest.tools are."""
+
     def __init__(
         self,
         *,
@@ -367,12 +481,13 @@ class StructuredConstraint(_message.Message):
         lark: _builtins.str = ...,
         regex: _builtins.str = ...,
         choice: Global___ChoiceConstraint | None = ...,
+        tool_calls: Global___ToolCallsConstraint | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["choice", b"choice", "constraint", b"constraint", "gbnf", b"gbnf", "json_object", b"json_object", "json_schema", b"json_schema", "lark", b"lark", "regex", b"regex"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["choice", b"choice", "constraint", b"constraint", "gbnf", b"gbnf", "json_object", b"json_object", "json_schema", b"json_schema", "lark", b"lark", "regex", b"regex", "tool_calls", b"tool_calls"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["choice", b"choice", "constraint", b"constraint", "gbnf", b"gbnf", "json_object", b"json_object", "json_schema", b"json_schema", "lark", b"lark", "regex", b"regex"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["choice", b"choice", "constraint", b"constraint", "gbnf", b"gbnf", "json_object", b"json_object", "json_schema", b"json_schema", "lark", b"lark", "regex", b"regex", "tool_calls", b"tool_calls"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_constraint: _TypeAlias = _typing.Literal["json_object", "json_schema", "gbnf", "lark", "regex", "choice"]  # noqa: Y015
+    _WhichOneofReturnType_constraint: _TypeAlias = _typing.Literal["json_object", "json_schema", "gbnf", "lark", "regex", "choice", "tool_calls"]  # noqa: Y015
     _WhichOneofArgType_constraint: _TypeAlias = _typing.Literal["constraint", b"constraint"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_constraint) -> _WhichOneofReturnType_constraint | None: ...
 

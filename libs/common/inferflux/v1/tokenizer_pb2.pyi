@@ -41,6 +41,8 @@ class _TokenizerFaultEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Tokeni
     """More tokens than the context holds, or a text that cannot be tokenized safely."""
     TOKENIZER_FAULT_BAD_CONSTRAINT: _TokenizerFault.ValueType  # 20
     """The constraint cannot be compiled, or nothing satisfies it."""
+    TOKENIZER_FAULT_NO_TOOLS: _TokenizerFault.ValueType  # 21
+    """The template does not know tools, or spells calls in no known way."""
 
 class TokenizerFault(_TokenizerFault, metaclass=_TokenizerFaultEnumTypeWrapper): ...
 
@@ -58,6 +60,8 @@ TOKENIZER_FAULT_BAD_TEXT: TokenizerFault.ValueType  # 6
 """More tokens than the context holds, or a text that cannot be tokenized safely."""
 TOKENIZER_FAULT_BAD_CONSTRAINT: TokenizerFault.ValueType  # 20
 """The constraint cannot be compiled, or nothing satisfies it."""
+TOKENIZER_FAULT_NO_TOOLS: TokenizerFault.ValueType  # 21
+"""The template does not know tools, or spells calls in no known way."""
 Global___TokenizerFault: _TypeAlias = TokenizerFault  # noqa: Y015
 
 @_typing.final
@@ -88,16 +92,20 @@ class RenderChat(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     MESSAGES_FIELD_NUMBER: _builtins.int
+    TOOLS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def messages(self) -> _containers.RepeatedCompositeFieldContainer[_inference_pb2.ChatMessage]: ...
+    @_builtins.property
+    def tools(self) -> _containers.RepeatedCompositeFieldContainer[_inference_pb2.Tool]: ...
     def __init__(
         self,
         *,
         messages: _abc.Iterable[_inference_pb2.ChatMessage] | None = ...,
+        tools: _abc.Iterable[_inference_pb2.Tool] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["messages", b"messages"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["messages", b"messages", "tools", b"tools"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -237,6 +245,35 @@ class TokenizerLoaded(_message.Message):
 Global___TokenizerLoaded: _TypeAlias = TokenizerLoaded  # noqa: Y015
 
 @_typing.final
+class RenderedChat(_message.Message):
+    """A rendered conversation, and how its answer is to be read."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOKENS_FIELD_NUMBER: _builtins.int
+    TOOL_CALLS_FIELD_NUMBER: _builtins.int
+    REASONING_FIELD_NUMBER: _builtins.int
+    tool_calls: _generation_pb2.ToolCallFormat.ValueType
+    """Set where there are tools."""
+    reasoning: _generation_pb2.ReasoningFormat.ValueType
+    @_builtins.property
+    def tokens(self) -> _inference_pb2.TokenIds: ...
+    def __init__(
+        self,
+        *,
+        tokens: _inference_pb2.TokenIds | None = ...,
+        tool_calls: _generation_pb2.ToolCallFormat.ValueType = ...,
+        reasoning: _generation_pb2.ReasoningFormat.ValueType = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["tokens", b"tokens"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["reasoning", b"reasoning", "tokens", b"tokens", "tool_calls", b"tool_calls"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RenderedChat: _TypeAlias = RenderedChat  # noqa: Y015
+
+@_typing.final
 class ConstraintCompiled(_message.Message):
     """The constraint can be used."""
 
@@ -284,6 +321,7 @@ class TokenizerResponse(_message.Message):
     LOADED_FIELD_NUMBER: _builtins.int
     ERROR_FIELD_NUMBER: _builtins.int
     COMPILED_FIELD_NUMBER: _builtins.int
+    CHAT_FIELD_NUMBER: _builtins.int
     TEXT_FIELD_NUMBER: _builtins.int
     id: _builtins.int
     text: _builtins.str
@@ -295,6 +333,8 @@ class TokenizerResponse(_message.Message):
     def error(self) -> Global___TokenizerError: ...
     @_builtins.property
     def compiled(self) -> Global___ConstraintCompiled: ...
+    @_builtins.property
+    def chat(self) -> Global___RenderedChat: ...
     def __init__(
         self,
         *,
@@ -303,13 +343,14 @@ class TokenizerResponse(_message.Message):
         loaded: Global___TokenizerLoaded | None = ...,
         error: Global___TokenizerError | None = ...,
         compiled: Global___ConstraintCompiled | None = ...,
+        chat: Global___RenderedChat | None = ...,
         text: _builtins.str = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["compiled", b"compiled", "error", b"error", "loaded", b"loaded", "result", b"result", "text", b"text", "tokens", b"tokens"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["chat", b"chat", "compiled", b"compiled", "error", b"error", "loaded", b"loaded", "result", b"result", "text", b"text", "tokens", b"tokens"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["compiled", b"compiled", "error", b"error", "id", b"id", "loaded", b"loaded", "result", b"result", "text", b"text", "tokens", b"tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["chat", b"chat", "compiled", b"compiled", "error", b"error", "id", b"id", "loaded", b"loaded", "result", b"result", "text", b"text", "tokens", b"tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_result: _TypeAlias = _typing.Literal["tokens", "loaded", "error", "compiled", "text"]  # noqa: Y015
+    _WhichOneofReturnType_result: _TypeAlias = _typing.Literal["tokens", "loaded", "error", "compiled", "chat", "text"]  # noqa: Y015
     _WhichOneofArgType_result: _TypeAlias = _typing.Literal["result", b"result"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_result) -> _WhichOneofReturnType_result | None: ...
 

@@ -4,13 +4,17 @@
 |---|---|
 | any text, all choices together | 1 to 16,384 bytes |
 | params.constraint.choice.texts | 1 to 1,000, each 1 byte or more |
+| params.constraint.tool_calls.functions | 1 to 128; schemas of 65,536 bytes together |
+| a function's name | 1 to 64 of A-Z a-z 0-9 _ - |
 
-A constraint decides where the answer ends. So it excludes `stop`, `stop_token_ids` and `ignore_eos`.
+A constraint decides where the answer ends. So it excludes `stop`, `stop_token_ids` and `ignore_eos`. Tool
+calls that are not required leave the model its own text, which may end at `stop` and `stop_token_ids`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Iterable, Sequence
 
 from inferflux.common.errors import InvalidArgument
 from inferflux.v1 import generation_pb2
@@ -18,6 +22,11 @@ from inferflux.v1 import generation_pb2
 FIELD = "params.constraint"
 MAX_BYTES = 16 << 10
 MAX_CHOICES = 1000
+MAX_FUNCTIONS = 128
+MAX_FUNCTIONS_BYTES = 64 << 10
+
+_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
+_CALL_FORMATS = frozenset(generation_pb2.ToolCallFormat.values()) - {0}
 
 
 def check_constraint(params: generation_pb2.GenerationParams) -> None:
@@ -37,6 +46,8 @@ def check_constraint(params: generation_pb2.GenerationParams) -> None:
             raise InvalidArgument("json_object is true or not set", field=field)
     elif kind == "choice":
         _check_choices(params.constraint.choice.texts, f"{field}.texts")
+    elif kind == "tool_calls":
+        _check_tool_calls(params.constraint.tool_calls, field)
     else:
         _check_size(len(getattr(params.constraint, kind).encode()), field)
     _check_company(params)
@@ -46,6 +57,48 @@ def field_of(constraint: generation_pb2.StructuredConstraint) -> str:
     """The field of a request that errors about this constraint name."""
     kind = constraint.WhichOneof("constraint")
     return f"{FIELD}.{kind}" if kind else FIELD
+
+
+def check_function_names(names: Iterable[str], field: str) -> None:
+    """At most 128 names, which a call can spell, and none twice.
+
+    Args:
+        field: of the list of functions; a name is `field[i].name`.
+
+    Raises:
+        InvalidArgument: naming the field.
+    """
+    seen: set[str] = set()
+    for i, name in enumerate(names):
+        if i == MAX_FUNCTIONS:
+            message = f"more than {MAX_FUNCTIONS} functions"
+            raise InvalidArgument(message, field=field, reason="CONSTRAINT_TOO_LARGE")
+        place = f"{field}[{i}].name"
+        check_function_name(name, place)
+        if name in seen:
+            raise InvalidArgument(f"{place}: {name} is there twice", field=place)
+        seen.add(name)
+
+
+def check_function_name(name: str, field: str) -> None:
+    """Raises InvalidArgument unless a call can spell the name."""
+    if not _NAME.fullmatch(name):
+        message = f"{field}: a name is 1 to 64 of A-Z a-z 0-9 _ -, not {name[:64]!r}"
+        raise InvalidArgument(message, field=field)
+
+
+def _check_tool_calls(calls: generation_pb2.ToolCallsConstraint, field: str) -> None:
+    if calls.format not in _CALL_FORMATS:
+        raise InvalidArgument("an unknown format of tool calls", field=f"{field}.format")
+    if calls.reasoning not in generation_pb2.ReasoningFormat.values():
+        raise InvalidArgument("an unknown format of reasoning", field=f"{field}.reasoning")
+    if not calls.functions:
+        raise InvalidArgument("there is no function to call", field=f"{field}.functions")
+    check_function_names((function.name for function in calls.functions), f"{field}.functions")
+    size = sum(len(function.parameters.encode()) for function in calls.functions)
+    if size > MAX_FUNCTIONS_BYTES:
+        message = f"the schemas have at most {MAX_FUNCTIONS_BYTES} bytes together, not {size}"
+        raise InvalidArgument(message, field=f"{field}.functions", reason="CONSTRAINT_TOO_LARGE")
 
 
 def _check_size(size: int, field: str) -> None:
@@ -65,7 +118,8 @@ def _check_choices(choices: Sequence[str], field: str) -> None:
 
 
 def _check_company(params: generation_pb2.GenerationParams) -> None:
-    for name in ("stop", "stop_token_ids", "ignore_eos"):
+    has_own_text = params.constraint.HasField("tool_calls") and not params.constraint.tool_calls.is_required
+    for name in ("ignore_eos",) if has_own_text else ("stop", "stop_token_ids", "ignore_eos"):
         if getattr(params, name):
             message = f"{name} does not go together with a constraint, which decides where the answer ends"
             raise InvalidArgument(message, field=f"params.{name}")
