@@ -1,4 +1,4 @@
-"""Writes GGUF files of the llama architecture, with a byte-level BPE and a ChatML template."""
+"""Writes and reads GGUF files of the llama architecture, with a byte-level BPE and a ChatML template."""
 
 from __future__ import annotations
 
@@ -23,21 +23,55 @@ QUANTS: Final = ("F32", "F16", "BF16", "Q8_0", "Q5_1", "Q5_0", "Q4_1", "Q4_0")
 
 CHAT_TEMPLATE: Final = """\
 {%- for message in messages -%}
-{%- if message['role'] not in ['system', 'user', 'assistant'] -%}
-{{- raise_exception('Unknown role: ' ~ message['role']) -}}
+{%- set role = message['role'] -%}
+{%- set calls = message['tool_calls'] or [] -%}
+{%- if role not in ['system', 'user', 'assistant', 'tool'] -%}
+{{- raise_exception('Unknown role: ' ~ role) -}}
 {%- endif -%}
-{%- if message['role'] == 'system' and not loop.first -%}
+{%- if role == 'system' and not loop.first -%}
 {{- raise_exception('A system message must come first') -}}
 {%- endif -%}
-{%- if message['content'] is not string -%}
+{%- if message['content'] is not string and not calls -%}
 {{- raise_exception('The content of a message must be text') -}}
 {%- endif -%}
-{{- '<|im_start|>' ~ message['role'] ~ '\\n' ~ message['content'] ~ '<|im_end|>\\n' -}}
+{%- if loop.first and tools -%}
+{{- '<|im_start|>system\\n' -}}
+{%- if role == 'system' -%}
+{{- message['content'] ~ '\\n\\n' -}}
+{%- endif -%}
+{{- '# Tools\\n\\n<tools>\\n' -}}
+{%- for tool in tools -%}
+{{- (tool['function'] or tool) | tojson ~ '\\n' -}}
+{%- endfor -%}
+{{- '</tools><|im_end|>\\n' -}}
+{%- endif -%}
+{%- if role == 'tool' -%}
+{%- if loop.first or messages[loop.index0 - 1]['role'] != 'tool' -%}
+{{- '<|im_start|>user' -}}
+{%- endif -%}
+{{- '\\n<tool_response>\\n' ~ message['content'] ~ '\\n</tool_response>' -}}
+{%- if loop.last or messages[loop.index0 + 1]['role'] != 'tool' -%}
+{{- '<|im_end|>\\n' -}}
+{%- endif -%}
+{%- elif role != 'system' or not tools -%}
+{{- '<|im_start|>' ~ role -}}
+{%- if message['content'] or not calls -%}
+{{- '\\n' ~ message['content'] -}}
+{%- endif -%}
+{%- for call in calls -%}
+{%- set function = call['function'] or call -%}
+{%- set arguments = function['arguments'] -%}
+{{- '\\n<tool_call>\\n{"name": ' ~ function['name'] | tojson ~ ', "arguments": ' -}}
+{{- (arguments if arguments is string else arguments | tojson) ~ '}\\n</tool_call>' -}}
+{%- endfor -%}
+{{- '<|im_end|>\\n' -}}
+{%- endif -%}
 {%- endfor -%}
 {%- if add_generation_prompt -%}
 {{- '<|im_start|>assistant\\n' -}}
 {%- endif -%}
 """
+"""ChatML with tools as Qwen2.5 renders them: definitions in the system message, calls and results in tags."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,3 +219,20 @@ def write_llama(
             raise ValueError(f"{name} is {values.shape}, not {shape}")
         writer.write_tensor_data(values if len(shape) == 1 else gguf.quants.quantize(values, quant))
     writer.close()
+
+
+def read_llama(path: Path) -> tuple[Vocabulary, dict[str, Weights]]:
+    """The vocabulary of a file that `write_llama` wrote, and its tensors (rows, columns) in F32.
+
+    Raises:
+        ValueError: the file's vocabulary is not a byte-level BPE with the special tokens.
+    """
+    reader = gguf.GGUFReader(path)
+    tokens, merges = (reader.fields.get(f"tokenizer.ggml.{name}") for name in ("tokens", "merges"))
+    if tokens is None or merges is None:
+        raise ValueError(f"{path} has no byte-level BPE")
+    weights: dict[str, Weights] = {
+        tensor.name: gguf.quants.dequantize(tensor.data, tensor.tensor_type).astype(np.float32)
+        for tensor in reader.tensors
+    }
+    return Vocabulary(tokens.contents(), merges.contents()), weights

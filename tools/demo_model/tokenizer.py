@@ -39,9 +39,8 @@ def _texts(count: int) -> Iterator[str]:
         yield from (f"{message.role}\n{message.content}" for message in sample.messages)
 
 
-def train_tokenizer(samples: int = 60_000) -> Tokenizer:
-    """Learn the merges from the chat data; the special tokens come last, at the highest ids."""
-    tokenizer = Tokenizer(models.BPE())
+def _byte_level(model: models.BPE) -> Tokenizer:
+    tokenizer = Tokenizer(model)
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
             pre_tokenizers.Split(Regex(_QWEN2_SPLIT), behavior="isolated"),
@@ -49,6 +48,12 @@ def train_tokenizer(samples: int = 60_000) -> Tokenizer:
         ]
     )
     tokenizer.decoder = decoders.ByteLevel()
+    return tokenizer
+
+
+def train_tokenizer(samples: int = 60_000) -> Tokenizer:
+    """Learn the merges from the chat data; the special tokens come last, at the highest ids."""
+    tokenizer = _byte_level(models.BPE())
     trainer = trainers.BpeTrainer(
         vocab_size=VOCAB_SIZE - len(SPECIALS),
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
@@ -58,6 +63,15 @@ def train_tokenizer(samples: int = 60_000) -> Tokenizer:
     tokenizer.add_special_tokens(list(SPECIALS))
     if tokenizer.get_vocab_size() != VOCAB_SIZE:
         raise ValueError(f"the text gave {tokenizer.get_vocab_size()} tokens, not {VOCAB_SIZE}")
+    return tokenizer
+
+
+def from_vocabulary(known: Vocabulary) -> Tokenizer:
+    """The tokenizer of a GGUF file's vocabulary: the same ids for the same text."""
+    ids = {token: known.id(token) for token in known.tokens}
+    merges = [(left, right) for left, right in (merge.split(" ") for merge in known.merges)]
+    tokenizer = _byte_level(models.BPE(vocab=ids, merges=merges))
+    tokenizer.add_special_tokens(list(SPECIALS))
     return tokenizer
 
 

@@ -139,8 +139,9 @@ def train(name: str, out: Path, steps: int, rate: float, seed: int, threads: int
     if checkpoint.exists():
         state = torch.load(checkpoint)
         model.load_state_dict(state["model"])
-        for optim, saved in zip(optims, state["optimizers"], strict=True):
-            optim.load_state_dict(saved)
+        if state["optimizers"]:  # an imported model has none
+            for optim, saved in zip(optims, state["optimizers"], strict=True):
+                optim.load_state_dict(saved)
         spent, step = state["seconds"], state["step"]
     batches = Packer(load_tokenizer(out / "tokenizer.json"), seed + 1000 * step).batches()
 
