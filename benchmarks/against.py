@@ -117,7 +117,7 @@ async def _until_up(state_dir: StateDir, process: asyncio.subprocess.Process, ch
 def load(lab: Lab, stack: StackState, *words: Word, warmup: int) -> Run:
     """A run of serve.py on a stack, with the CPU time that its processes take."""
     where = ("--url", stack.endpoint, "--model", stack.model)
-    run = partial(lab.run, "serve", *where, *words, "--warmup", warmup, api_key=stack.api_key)
+    run = partial(lab.serve, *where, *words, "--warmup", warmup, api_key=stack.api_key)
     return with_cpu(run, stack.processes, also_sent=warmup)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import os
 import shlex
@@ -72,6 +73,11 @@ class Lab:
     def __init__(self, plan: Plan, console: Console) -> None:
         self.plan = plan
         self._console = console
+        self._takes = itertools.count(1)
+
+    async def serve(self, *arguments: str | float | Path, api_key: str = "") -> dict[str, Any]:
+        """Run `benchmarks.serve` with prompts that no run before had: a server caches those."""
+        return await self.run("serve", *arguments, "--take", next(self._takes), api_key=api_key)
 
     def say(self, text: str) -> None:
         self._console.print(text, style="dim", markup=False, highlight=False, soft_wrap=True)

@@ -66,7 +66,7 @@ async def fastest(lab: Lab, tries: Mapping[str, Run]) -> tuple[str, dict[str, fl
 def serve_ours(lab: Lab, stack: Stack, *arguments: Word) -> Run:
     """A run of serve.py on our stack."""
     words = ("--url", stack.endpoint, "--model", stack.model_name, *arguments)
-    return partial(lab.run, "serve", *words, api_key=stack.api_key)
+    return partial(lab.serve, *words, api_key=stack.api_key)
 
 
 def load_of(concurrency: int, waves: int) -> tuple[Word, ...]:

@@ -41,6 +41,8 @@ _UPDATES_PER_S = 2
 _WARMUP_FROM = 1_000_000_000
 # Random numbers of their own for each length, so that long prompts do not come with long answers.
 _PROMPT_LENGTHS, _ANSWER_LENGTHS = 1, 2
+# A seed is smaller than that, so no take of one seed is a take of another.
+_TAKE_BITS = 32
 
 
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
@@ -73,6 +75,12 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     )
     parser.add_argument("--rate", type=float, help="requests per second, at random moments (open loop)")
     parser.add_argument("--warmup", type=int, default=0, help="requests sent before, not measured")
+    parser.add_argument(
+        "--take",
+        type=target.positive,
+        default=0,
+        help="other prompts, of the same lengths at the same moments: a server caches those it has had",
+    )
     options = parser.parse_args(arguments)
     if options.rate is not None and options.rate <= 0:
         parser.error("--rate must be above 0")
@@ -98,10 +106,11 @@ async def measure(options: argparse.Namespace, *, is_bar_shown: bool) -> dict[st
 
 
 async def _prompts(options: argparse.Namespace, server: Target) -> PromptSource:
+    seed = options.seed + (options.take << _TAKE_BITS)
     if options.prompt_characters is None:
-        return Prompts(options.prompt_tokens, await target.token_range(options, server), options.seed)
+        return Prompts(options.prompt_tokens, await target.token_range(options, server), seed)
     low, high = options.prompt_characters
-    return TextPrompts(LogNormal(low, high, (options.seed, _PROMPT_LENGTHS)), options.seed)
+    return TextPrompts(LogNormal(low, high, (options.seed, _PROMPT_LENGTHS)), seed)
 
 
 def _answers(options: argparse.Namespace) -> int | LogNormal:
@@ -128,6 +137,7 @@ def _asked(options: argparse.Namespace) -> dict[str, Any]:
         "max_tokens",
         "answer_tokens",
         "seed",
+        "take",
     )
     how = ("temperature", "top_k", "top_p")
     return {name: getattr(options, name) for name in (*where, *load, *how)}

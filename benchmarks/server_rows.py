@@ -142,7 +142,7 @@ async def serve_peer(lab: Lab, peer: Peer, model: Path, policy: str, *arguments:
     It is started for each run: the threads of an idle server that waits actively would slow ours down.
     """
     async with llama_server(peer, model, policy) as url:
-        result = await lab.run("serve", *_target(url, model), *arguments)
+        result = await lab.serve(*_target(url, model), *arguments)
     return {**result, _SERVER: peer.name}
 
 
