@@ -13,8 +13,6 @@ from typing import Annotated
 import typer
 from rich.live import Live
 
-from inferflux.common.priority import HIGHEST, LOWEST
-
 from .admin import admin
 from .answer import Answer
 from .chat import ChatSession, one_shot
@@ -30,15 +28,12 @@ from .command import (
     state_path,
     with_client,
 )
-from .constraint import constraint_of
 from .errors import CommandError
-from .generation import Generation
+from .flags import GenerationFlags, with_flag_groups
 from .stream import show
 from .tables import cache_view, models_table, status_view
 
 _WATCH_INTERVAL_S = 1.0
-# What the messages' integers can hold; which values make sense is the gateway's to say.
-_INT32 = 2**31 - 1
 
 app = typer.Typer(
     name="inferctl",
@@ -51,51 +46,6 @@ app = typer.Typer(
 app.add_typer(admin, name="admin")
 
 ModelName = Annotated[str, typer.Option("--model", "-m", help="Else the first one served.")]
-MaxTokens = Annotated[int | None, typer.Option(min=-_INT32, max=_INT32, help="At most this many new tokens.")]
-Temperature = Annotated[float | None, typer.Option(help="0 always takes the likeliest token.")]
-TopP = Annotated[
-    float | None, typer.Option(help="Sample from the likeliest tokens that reach this probability.")
-]
-Seed = Annotated[int | None, typer.Option(min=0, max=2**64 - 1, help="The same seed gives the same answer.")]
-Priority = Annotated[
-    int,
-    typer.Option(
-        min=LOWEST,
-        max=HIGHEST,
-        help="Higher is more urgent; 0 is ordinary. What exceeds the key's ceiling is lowered to it.",
-    ),
-]
-IgnoreEos = Annotated[bool, typer.Option("--ignore-eos", help="Go on past the model's own end.")]
-ResumeWindow = Annotated[
-    int,
-    typer.Option(
-        min=0,
-        max=2**32 - 1,
-        metavar="SECONDS",
-        help="Resume a lost stream for so long, at most what the gateway allows (300 by default); "
-        "0 lets a lost connection cancel the request.",
-    ),
-]
-SkipAnswerCache = Annotated[
-    bool,
-    typer.Option("--skip-answer-cache", help="Have the answer computed, and do not keep it for others."),
-]
-Schema = Annotated[
-    Path | None, typer.Option("--schema", metavar="FILE", help="The answer is JSON of this JSON schema.")
-]
-JsonObject = Annotated[bool, typer.Option("--json-object", help="The answer is a JSON object.")]
-Grammar = Annotated[
-    Path | None,
-    typer.Option(
-        "--grammar", metavar="FILE", help="The answer is of this grammar: GBNF, or Lark in a .lark file."
-    ),
-]
-Regex = Annotated[
-    str | None, typer.Option("--regex", help="The whole answer matches this regular expression.")
-]
-Choice = Annotated[
-    list[str] | None, typer.Option("--choice", help="The answer is this, or that of another --choice.")
-]
 RequestId = Annotated[
     str, typer.Option(help="Your own id, for `inferctl cancel` and `resume`: 1-64 of A-Z a-z 0-9 _ -")
 ]
@@ -206,25 +156,15 @@ def status(
 
 
 @app.command()
+@with_flag_groups
 def chat(
     text: Annotated[
         str | None, typer.Argument(help="The question; - reads it from stdin. Without one: a conversation.")
     ] = None,
+    *,
     model: ModelName = "",
     system: Annotated[str, typer.Option(help="The system message.")] = "",
-    max_tokens: MaxTokens = None,
-    temperature: Temperature = None,
-    top_p: TopP = None,
-    seed: Seed = None,
-    priority: Priority = 0,
-    ignore_eos: IgnoreEos = False,
-    resume_window: ResumeWindow = 0,
-    skip_answer_cache: SkipAnswerCache = False,
-    schema: Schema = None,
-    json_object: JsonObject = False,
-    grammar: Grammar = None,
-    regex: Regex = None,
-    choice: Choice = None,
+    flags: GenerationFlags,
     request_id: RequestId = "",
     stats: Stats = False,
     as_json: AsJson = False,
@@ -233,20 +173,7 @@ def chat(
     state_dir: StateDirectory = None,
 ) -> None:
     """Ask the model; the answer streams as it is generated."""
-    constraint = constraint_of(
-        schema, is_json_object=json_object, grammar=grammar, regex=regex, choices=choice or []
-    )
-    generation = Generation(
-        max_tokens,
-        temperature,
-        top_p,
-        seed,
-        priority,
-        ignore_eos,
-        resume_window,
-        skip_answer_cache,
-        constraint,
-    )
+    generation = flags.generation()
     question = _text_or_stdin(text)
     if question is not None and not question.strip():
         raise typer.BadParameter("the question is empty")
@@ -274,24 +201,14 @@ def chat(
 
 
 @app.command()
+@with_flag_groups
 def complete(
     text: Annotated[
         str | None, typer.Argument(help="What to continue; - or none reads it from stdin.")
     ] = None,
+    *,
     model: ModelName = "",
-    max_tokens: MaxTokens = None,
-    temperature: Temperature = None,
-    top_p: TopP = None,
-    seed: Seed = None,
-    priority: Priority = 0,
-    ignore_eos: IgnoreEos = False,
-    resume_window: ResumeWindow = 0,
-    skip_answer_cache: SkipAnswerCache = False,
-    schema: Schema = None,
-    json_object: JsonObject = False,
-    grammar: Grammar = None,
-    regex: Regex = None,
-    choice: Choice = None,
+    flags: GenerationFlags,
     request_id: RequestId = "",
     stats: Stats = False,
     as_json: AsJson = False,
@@ -300,20 +217,7 @@ def complete(
     state_dir: StateDirectory = None,
 ) -> None:
     """Continue a text, without a chat template."""
-    constraint = constraint_of(
-        schema, is_json_object=json_object, grammar=grammar, regex=regex, choices=choice or []
-    )
-    generation = Generation(
-        max_tokens,
-        temperature,
-        top_p,
-        seed,
-        priority,
-        ignore_eos,
-        resume_window,
-        skip_answer_cache,
-        constraint,
-    )
+    generation = flags.generation()
     prompt = _text_or_stdin(text)
     if prompt is None:
         raise typer.BadParameter("give a text, or pipe one in")
@@ -325,10 +229,10 @@ def complete(
             prompt,
             model=name,
             params=generation.params(),
-            priority=priority,
+            priority=generation.priority,
             request_id=request_id,
-            resume_window_s=resume_window,
-            skip_answer_cache=skip_answer_cache,
+            resume_window_s=generation.resume_window_s,
+            skip_answer_cache=generation.skips_answer_cache,
             on_resumed=answer.on_resumed,
         )
         await show(chunks, answer, has_stats=stats, is_json=as_json)

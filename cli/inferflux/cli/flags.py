@@ -1,0 +1,131 @@
+"""Flags that several commands have: a dataclass for each group, a field for each flag."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass, fields, is_dataclass
+from functools import wraps
+from pathlib import Path
+from typing import Annotated, Any, get_type_hints
+
+import typer
+
+from inferflux.common.priority import HIGHEST, LOWEST
+
+from .constraint import constraint_of
+from .generation import Generation
+
+# What the messages' integers can hold; which values make sense is the gateway's to say.
+_INT32 = 2**31 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationFlags:
+    """Of commands that have an answer computed."""
+
+    max_tokens: Annotated[
+        int | None, typer.Option(min=-_INT32, max=_INT32, help="At most this many new tokens.")
+    ] = None
+    temperature: Annotated[float | None, typer.Option(help="0 always takes the likeliest token.")] = None
+    top_p: Annotated[
+        float | None, typer.Option(help="Sample from the likeliest tokens that reach this probability.")
+    ] = None
+    seed: Annotated[
+        int | None, typer.Option(min=0, max=2**64 - 1, help="The same seed gives the same answer.")
+    ] = None
+    priority: Annotated[
+        int,
+        typer.Option(
+            min=LOWEST,
+            max=HIGHEST,
+            help="Higher is more urgent; 0 is ordinary. What exceeds the key's ceiling is lowered to it.",
+        ),
+    ] = 0
+    ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Go on past the model's own end.")] = False
+    resume_window: Annotated[
+        int,
+        typer.Option(
+            min=0,
+            max=2**32 - 1,
+            metavar="SECONDS",
+            help="Resume a lost stream for so long, at most what the gateway allows (300 by default); "
+            "0 lets a lost connection cancel the request.",
+        ),
+    ] = 0
+    skip_answer_cache: Annotated[
+        bool,
+        typer.Option("--skip-answer-cache", help="Have the answer computed, and do not keep it for others."),
+    ] = False
+    schema: Annotated[
+        Path | None, typer.Option("--schema", metavar="FILE", help="The answer is JSON of this JSON schema.")
+    ] = None
+    json_object: Annotated[bool, typer.Option("--json-object", help="The answer is a JSON object.")] = False
+    grammar: Annotated[
+        Path | None,
+        typer.Option(
+            "--grammar", metavar="FILE", help="The answer is of this grammar: GBNF, or Lark in a .lark file."
+        ),
+    ] = None
+    regex: Annotated[
+        str | None, typer.Option("--regex", help="The whole answer matches this regular expression.")
+    ] = None
+    choice: Annotated[
+        list[str] | None, typer.Option("--choice", help="The answer is this, or that of another --choice.")
+    ] = None
+
+    def generation(self) -> Generation:
+        """What they ask of a generation. Raises typer.BadParameter where they contradict each other."""
+        constraint = constraint_of(
+            self.schema,
+            is_json_object=self.json_object,
+            grammar=self.grammar,
+            regex=self.regex,
+            choices=self.choice or [],
+        )
+        return Generation(
+            max_tokens=self.max_tokens,
+            temperature=self.temperature,
+            top_p=self.top_p,
+            seed=self.seed,
+            priority=self.priority,
+            ignores_eos=self.ignore_eos,
+            resume_window_s=self.resume_window,
+            skips_answer_cache=self.skip_answer_cache,
+            constraint=constraint,
+        )
+
+
+def with_flag_groups(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command the flags of its parameters' dataclasses in place of these parameters.
+
+    Args:
+        command: its group parameters are keyword-only; it is called with the groups made.
+    """
+    hints = get_type_hints(command, include_extras=True)
+    groups: dict[str, type[Any]] = {
+        name: kind for name, kind in hints.items() if isinstance(kind, type) and is_dataclass(kind)
+    }
+
+    @wraps(command)
+    def run(**given: Any) -> None:
+        made = {n: kind(**{f.name: given.pop(f.name) for f in fields(kind)}) for n, kind in groups.items()}
+        command(**given, **made)
+
+    parameters: list[inspect.Parameter] = []
+    for parameter in _parameters(command):
+        group = groups.get(parameter.name)
+        parameters += [parameter] if group is None else _parameters(group)
+    run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    return run
+
+
+def _parameters(of: Callable[..., object]) -> list[inspect.Parameter]:
+    """Its parameters as keywords, with their annotations evaluated."""
+    hints = get_type_hints(of, include_extras=True)
+    signature = inspect.signature(of)
+    return [
+        p.replace(kind=inspect.Parameter.KEYWORD_ONLY, annotation=hints[p.name])
+        for p in signature.parameters.values()
+    ]

@@ -1,0 +1,77 @@
+"""Groups of flags that commands share."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from inferflux.cli.flags import GenerationFlags, with_flag_groups
+
+
+@dataclass(frozen=True)
+class Size:
+    width: Annotated[int, typer.Option(min=0, help="In steps.")] = 1
+    is_tall: Annotated[bool, typer.Option("--tall")] = False
+
+
+def run(*words: str) -> tuple[int, str]:
+    """Exit status and output of a command with such flags."""
+    app = typer.Typer()
+
+    @app.command()
+    @with_flag_groups
+    def draw(
+        name: Annotated[str, typer.Argument()],
+        *,
+        size: Size,
+        colour: Annotated[str, typer.Option(help="By name.")] = "red",
+    ) -> None:
+        """Draw a thing."""
+        typer.echo(f"{name} {size.width} {size.is_tall} {colour}")
+
+    result = CliRunner().invoke(app, list(words))
+    return result.exit_code, result.output
+
+
+@pytest.mark.parametrize(
+    ("words", "drawn"),
+    [
+        (["box"], "box 1 False red"),
+        (["box", "--width", "3", "--tall"], "box 3 True red"),
+        (["--colour", "blue", "--width", "2", "box"], "box 2 False blue"),
+    ],
+)
+def test_a_field_of_a_group_is_a_flag_with_its_default(words: list[str], drawn: str) -> None:
+    assert run(*words) == (0, f"{drawn}\n")
+
+
+def test_a_value_that_a_field_refuses_is_named() -> None:
+    status, output = run("box", "--width", "-1")
+    assert status == 2
+    assert "--width" in output
+
+
+def test_help_shows_the_flags_of_a_group_in_the_place_of_the_group() -> None:
+    _, output = run("--help")
+    assert output.index("--width") < output.index("--tall") < output.index("--colour")
+    assert "Draw a thing." in output
+    assert "--size" not in output
+
+
+def test_flags_make_the_generation_that_they_ask_for() -> None:
+    flags = GenerationFlags(max_tokens=5, seed=3, priority=7, resume_window=9, ignore_eos=True, choice=["a"])
+    generation = flags.generation()
+    params = generation.params()
+    assert (params.max_tokens, params.sampling.seed, params.ignore_eos) == (5, 3, True)
+    assert list(params.constraint.choice.texts) == ["a"]
+    assert (generation.priority, generation.resume_window_s) == (7, 9)
+
+
+def test_flags_that_contradict_each_other_are_refused_by_name() -> None:
+    with pytest.raises(typer.BadParameter, match="--schema, --json-object"):
+        GenerationFlags(json_object=True, schema=Path("schema.json")).generation()
