@@ -5,9 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
-from google.protobuf.message import DecodeError
-
 from inferflux.common import logs, subjects
+from inferflux.common.ask import ask
 from inferflux.common.bus import Bus
 from inferflux.common.errors import DeadlineExceeded, InferFluxError, NotFound, Unavailable
 from inferflux.common.tasks import Background
@@ -72,8 +71,5 @@ class Canceller:
 
     async def _ask(self, notice: scheduler_pb2.CancelNotice) -> bool:
         subject = subjects.cancel(notice.tenant, notice.request_id)
-        reply = await self._bus.request(subject, notice.SerializeToString(), timeout_s=self._timeout_s)
-        try:
-            return scheduler_pb2.CancelReply.FromString(reply).was_found
-        except DecodeError:
-            raise Unavailable("the scheduler answered something else", reason="BAD_ANSWER") from None
+        kind = scheduler_pb2.CancelReply
+        return (await ask(self._bus, subject, notice, kind, timeout_s=self._timeout_s)).was_found

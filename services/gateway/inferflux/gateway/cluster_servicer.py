@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import grpc
 import grpc.aio
-from google.protobuf.message import DecodeError
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from inferflux.common import subjects
+from inferflux.common.ask import ask
 from inferflux.common.bus import Bus
 from inferflux.common.errors import DeadlineExceeded, InferFluxError, Unavailable
 from inferflux.common.probe import Probe
@@ -75,16 +75,14 @@ class ClusterServicer(cluster_pb2_grpc.ClusterServiceServicer):
     async def _ask_scheduler(
         self,
     ) -> tuple[cluster_pb2.ServiceStatus, scheduler_pb2.SchedulerStatus | None]:
-        request = scheduler_pb2.SchedulerStatusRequest().SerializeToString()
+        question, kind = scheduler_pb2.SchedulerStatusRequest(), scheduler_pb2.SchedulerStatus
         try:
-            reply = await self._bus.request(subjects.SCHEDULER_STATUS, request, timeout_s=_ASK_TIMEOUT_S)
-            status = scheduler_pb2.SchedulerStatus.FromString(reply)
-        except (DeadlineExceeded, Unavailable):
-            return _status("scheduler", False, "does not answer"), None
+            status = await ask(self._bus, subjects.SCHEDULER_STATUS, question, kind, timeout_s=_ASK_TIMEOUT_S)
+        except (DeadlineExceeded, Unavailable) as error:
+            detail = "answers something else" if error.reason == "BAD_ANSWER" else "does not answer"
+            return _status("scheduler", False, detail), None
         except InferFluxError as error:
             return _status("scheduler", False, error.message), None
-        except DecodeError:
-            return _status("scheduler", False, "answers something else"), None
         n = len(status.workers)
         workers = "1 worker" if n == 1 else f"{n} workers"
         detail = f"{workers}, {status.running} running, {status.queued} queued"

@@ -7,9 +7,8 @@ import secrets
 from collections.abc import Iterator
 from enum import Enum, auto
 
-from google.protobuf.message import DecodeError
-
 from inferflux.common import logs, subjects
+from inferflux.common.ask import ask
 from inferflux.common.bus import Bus
 from inferflux.common.errors import DeadlineExceeded, InferFluxError, Unavailable
 from inferflux.v1 import scheduler_pb2
@@ -131,13 +130,8 @@ class ReaderReports:
                 log.debug("readers were not reported", reason=error.reason)
 
     async def _ask(self, notice: scheduler_pb2.ReaderNotice) -> scheduler_pb2.ReaderReply:
-        reply = await self._bus.request(
-            subjects.SCHEDULER_READERS, notice.SerializeToString(), timeout_s=self._timeout_s
-        )
-        try:
-            return scheduler_pb2.ReaderReply.FromString(reply)
-        except DecodeError:
-            raise Unavailable("the scheduler answered something else", reason="BAD_ANSWER") from None
+        subject, kind = subjects.SCHEDULER_READERS, scheduler_pb2.ReaderReply
+        return await ask(self._bus, subject, notice, kind, timeout_s=self._timeout_s)
 
     def _notice(self) -> scheduler_pb2.ReaderNotice:
         return scheduler_pb2.ReaderNotice(gateway_id=self._gateway_id)

@@ -9,6 +9,7 @@ from typing import Protocol, TypeVar
 
 from inferflux.common import checks, logs, subjects
 from inferflux.common.admin_limits import check_fairness
+from inferflux.common.ask import ask
 from inferflux.common.bus import Bus, Message
 from inferflux.common.bus.serving import Subscription
 from inferflux.common.errors import DeadlineExceeded, InferFluxError, InvalidArgument, NotFound, Unavailable
@@ -323,15 +324,12 @@ def _is_for_a_worker(data: bytes) -> bool:
 async def _ask_worker(
     bus: Bus, worker_id: str, command: worker_pb2.WorkerCommand
 ) -> scheduler_pb2.ClearedWorker:
-    subject = subjects.worker_command(worker_id)
+    subject, kind = subjects.worker_command(worker_id), scheduler_pb2.ClearedWorker
     try:
-        data = await bus.request(subject, command.SerializeToString(), timeout_s=_WORKER_LIMIT_S)
-        return checks.decode(scheduler_pb2.ClearedWorker, data)
+        return await ask(bus, subject, command, kind, timeout_s=_WORKER_LIMIT_S)
     except DeadlineExceeded:
         message = f"it did not answer in {_WORKER_LIMIT_S:g} s; it may have acted all the same"
         raise Unavailable(message, reason="OUTCOME_UNKNOWN") from None
-    except InvalidArgument:
-        raise Unavailable("it answered something else", reason="BAD_ANSWER") from None
 
 
 def _decode(value: bytes) -> scheduler_pb2.SetFairness:
