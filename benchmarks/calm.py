@@ -18,7 +18,7 @@ STOLEN = "stolen"
 
 # A round is made once more if more than this was stolen in one of its runs, ...
 MOST_STOLEN = 0.02
-# ... until so many were made for each that is wanted.
+# ... until this many were made for each that is wanted.
 _TRIES = 3
 
 

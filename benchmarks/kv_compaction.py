@@ -134,7 +134,7 @@ class Traffic:
         self._n = 0
 
     def serve(self, requests: int) -> tuple[float, int, float, float, int]:
-        """Serve until so many have ended.
+        """Serve until this many have ended.
 
         Returns:
             CPU seconds, decoded tokens, mean width, mean part of it that is empty, moves.

@@ -2,7 +2,7 @@
 
     python -m benchmarks.kv_copies [--model-file FILE] [--tokens 1000] [--decodes 4] [--rounds 3]
 
-First the copies alone: a sequence of so many tokens out of the KV cache and in again.
+First the copies alone: a sequence of a given length out of the KV cache and in again.
 
 Then an engine in this process decodes some sequences while prompts arrive one after the other, each of so
 many tokens. The KV cache has room for three of them beside the decodes. So each new one evicts another, to

@@ -1,4 +1,4 @@
-"""Sending requests: so many at a time, or at random moments of a given rate."""
+"""Sending requests: some at a time, or at random moments of a given rate."""
 
 from __future__ import annotations
 

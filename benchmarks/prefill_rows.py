@@ -2,9 +2,9 @@
 
     python -m benchmarks.prefill_rows [--model-file FILE] [--rows 85 256 512] [--rounds 6]
 
-The same 512 tokens in steps of so many rows, in turn in one process. Prints the medians of wall and CPU time
-in milliseconds. Threads wait for each other some hundred times a step, however few rows it has: on busy cores
-that is most of a small step.
+The same 512 tokens in steps of as many rows as are given, in turn in one process. Prints the medians of
+wall and CPU time in milliseconds. Threads wait for each other some hundred times a step, however few rows it
+has: on busy cores that is most of a small step.
 """
 
 from __future__ import annotations

@@ -153,7 +153,7 @@ def share(backend: Backend) -> Figures:
 
 
 def closed_loop(backend: Backend, concurrency: int, requests: int) -> Figures:
-    """So many requests at a time; lengths vary, so that they do not begin and end together."""
+    """Requests at a time; lengths vary, so that they do not begin and end together."""
     rng = np.random.default_rng(1)
     prompts = rng.integers(64, 193, requests).tolist()
     answers = rng.integers(32, 97, requests).tolist()

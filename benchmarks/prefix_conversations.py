@@ -68,7 +68,7 @@ class Found:
         return self.computed / self.new
 
     def load_ratio(self, workers: int) -> float:
-        """The most over the least that one of so many workers computed; infinite where one had nothing."""
+        """The most over the least that one of the workers computed; infinite where one had nothing."""
         if len(self.by_worker) < workers:
             return math.inf
         return max(self.by_worker.values()) / min(self.by_worker.values())

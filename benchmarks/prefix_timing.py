@@ -2,9 +2,9 @@
 
     python -m benchmarks.prefix_timing [--prompts 150] [--prompt-tokens 400] [--json FILE]
 
-One tenant asks a prompt. Another one then times the first token of that prompt and of one that nobody asked,
-in random order, one request at a time, on an idle stack. It does so with keys of the default cache scope,
-the tenant's own, and as a control with keys that share a scope.
+One tenant asks a prompt. Another one then times the first token of that prompt and of one that was never
+asked, in random order, one request at a time, on an idle stack. It does so with keys of the default
+cache scope, the tenant's own, and as a control with keys that share a scope.
 
 Prints the area under the curve (AUC): how often an asked prompt is sooner than one that was not. 0.5 tells
 nothing, 1 tells all. Beside it the difference of the medians in milliseconds, each with its interval of 95 %

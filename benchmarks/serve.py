@@ -59,13 +59,13 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
         "--prompt-characters",
         type=_log_normal_span,
         metavar="LOW:HIGH",
-        help="prompts of words, of so many characters (log-normal), instead of --prompt-tokens",
+        help="prompts of words, of this many characters (log-normal), instead of --prompt-tokens",
     )
     parser.add_argument(
         "--answer-tokens",
         type=_log_normal_span,
         metavar="LOW:HIGH",
-        help="answers of so many tokens (log-normal), instead of --max-tokens",
+        help="answers of this many tokens (log-normal), instead of --max-tokens",
     )
     parser.add_argument(
         "--objective",

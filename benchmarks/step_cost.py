@@ -58,7 +58,7 @@ class Bench:
         return self._median_ms(self._tokens_of_decodes())
 
     def mixed_ms(self, prompt_tokens: int) -> float:
-        """The same with so many tokens of the growing sequence in a mixed batch."""
+        """The same with this many tokens of the growing sequence in a mixed batch."""
         return self._median_ms([*self._tokens_of_decodes(), (0, prompt_tokens, self._depth)])
 
     def _tokens_of_decodes(self) -> list[tuple[int, int, int]]:
@@ -104,7 +104,7 @@ class Bench:
 
 
 def sequence(seq_id: int, tokens: int, position: int, left: int) -> Sequence:
-    """A sequence with so many tokens for this step, and so many `left` after it; their ids do not matter."""
+    """A sequence with this many tokens for this step, and `left` after it; their ids do not matter."""
     from inferflux.v1 import generation_pb2
     from inferflux.worker.engine.sampling import Sampler
     from inferflux.worker.engine.sequence import Sequence

@@ -131,7 +131,7 @@ class Connection:
 
 
 async def calls(port: int, call: Callable[[], Call], *, connections: int, at_once: int) -> None:
-    """Keep so many calls open over so many connections."""
+    """Keep calls open over some connections."""
 
     async def keep() -> None:
         while True:
@@ -143,7 +143,7 @@ async def calls(port: int, call: Callable[[], Call], *, connections: int, at_onc
 
 
 async def connections(port: int, first: bytes, *, count: int) -> None:
-    """Keep so many connections open that say a few bytes and then nothing."""
+    """Keep connections open that say a few bytes and then nothing."""
 
     async def keep() -> None:
         while True:

@@ -205,7 +205,7 @@ async def until(condition: Callable[[], bool]) -> None:
 
 
 class Load:
-    """Keeps so many requests on the way: the next one is sent when one ends. An async context manager.
+    """Keeps this many requests under way: the next one is sent when one ends. An async context manager.
 
     Leaving it hangs up on those that are under way.
 

@@ -24,7 +24,7 @@ QUEUED = 32
 _CELLS = 16384
 _URGENT_MAX_TOKENS = 16
 _URGENT_EVERY = 10
-# Between arrivals of urgent requests: so long that they come at any moment of the load's life.
+# Between arrivals of urgent requests: long enough that they come at any moment of the load's life.
 _PAUSE_S = (0.1, 0.6)
 
 _OPTIONS = StackOptions(model=BENCH_MODEL, slots=SLOTS, kv_cells=_CELLS)

@@ -121,7 +121,7 @@ class ContractWorker(ABC):
 
     @abstractmethod
     def emit(self, sequence: Sequence, tokens: int) -> None:
-        """Publish so many tokens, the last of those that it has generated."""
+        """Publish this many tokens, the last of those that it has generated."""
 
     @abstractmethod
     def emit_end(self, sequence: Sequence, reason: generation_pb2.FinishReason.ValueType) -> None:
@@ -137,7 +137,7 @@ class ContractWorker(ABC):
 
     @abstractmethod
     def on_copy(self, cells: int) -> None:
-        """So many cells are copied to or from host memory."""
+        """These cells are copied to or from host memory."""
 
     # Messages
 
@@ -316,8 +316,8 @@ class ContractWorker(ABC):
         return sorted((s for s in self.residents.values() if s.is_running), key=lambda s: s.urgency_key)
 
     def fit(self, cells: int) -> None:
-        """Evict until so many cells are free: what is cached, parked sequences, then running ones, never the
-        most urgent."""
+        """Evict until this many cells are free: what is cached, parked sequences, then running ones, never
+        the most urgent."""
         missing = cells + self.cache.cells + self.cells_used - self.size.kv_cells
         self.cache.shrink(max(0, missing))
         while self.size.kv_cells - self.cells_used < cells:
@@ -327,7 +327,7 @@ class ContractWorker(ABC):
             self._evict(victims[-1])
 
     def generate(self, sequence: Sequence, tokens: int) -> None:
-        """A sequence has so many tokens more."""
+        """A sequence has this many more tokens."""
         sequence.generated += tokens
         self.emit(sequence, tokens)
         if sequence.generated >= sequence.output:

@@ -45,7 +45,7 @@ class PromptCache:
             self.cells += len(tokens)
 
     def shrink(self, cells: int) -> None:
-        """Free so many cells, or all there are."""
+        """Free this many cells, or all there are."""
         goal = max(0, self.cells - cells)
         while self.cells > goal:
             self._drop(next(iter(self._kept)))

@@ -160,7 +160,7 @@ def one_pass(setup: Setup, queued: int, random: Random) -> Pass:
 
 
 def costs(setup: Setup, lengths: Sequence[int], random: Random, *, rounds: int = _ROUNDS) -> list[Cost]:
-    """What decisions cost when all places are taken, so many requests wait, and some of each end and come.
+    """What decisions cost when all places are taken, this many requests wait, and some of each end and come.
 
     The rounds of all lengths alternate, so that a slow moment of the machine is no property of one length.
 

@@ -26,7 +26,7 @@ _EPSILON = 1e-6
 class WorkerModel(Size):
     """What one worker can hold, and how fast it is."""
 
-    # A step takes so long, and so much longer for every sequence that decodes in it.
+    # Seconds of a step, and those that every sequence adds that decodes in it.
     step_s: float = 0.020
     sequence_s: float = 0.0015
     prefill_tokens_per_s: float = 2000.0
@@ -211,7 +211,7 @@ class ModelledWorker(ContractWorker):
                 return
 
     def _apply(self, plan: EqualSteps, steps: int) -> None:
-        """Account for so many of its steps. What was parked meanwhile still gets its token."""
+        """Account for this many of its steps. What was parked meanwhile still gets its token."""
         if not steps:
             return
         self._now = plan.start_s + steps * plan.step_s

@@ -37,7 +37,7 @@ def children(pid: int) -> list[int]:
     return found
 
 
-def orphans(mark: str, managed: Iterable[int]) -> dict[int, str]:
+def left_behind(mark: str, managed: Iterable[int]) -> dict[int, str]:
     """What carries the mark and belongs to none of the managed processes."""
     known = set(managed)
     known.update(*(descendants(pid) for pid in list(known)))

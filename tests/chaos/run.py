@@ -217,7 +217,7 @@ class Chaos:
             for error in aftermath.tracebacks(process.log_file.read_text(errors="replace")):
                 self._report.breach(process.name, f"logged an unexpected error: {error}")
         managed = [process.pid for process in self._stack.processes.values()]
-        for pid, command in processes.orphans(self._mark, managed).items():
+        for pid, command in processes.left_behind(self._mark, managed).items():
             self._report.breach(f"process {pid}", f"has lost its parent and runs on: {command}")
         self._report.event(f"looked around: {self._published.chunks:,} published chunks were seen")
         self._report.event(f"{self._inflictor.torn} engines were killed while they wrote a file")

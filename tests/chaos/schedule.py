@@ -75,7 +75,7 @@ _DISK_S = 3.0
 
 
 def plan(seed: int, seconds: float, targets: Sequence[str]) -> list[Fault]:
-    """Faults for a load of so many seconds, by time. Each process is hit about equally often."""
+    """Faults for a load of `seconds`, by time. Each process is hit about equally often."""
     rng = random.Random(f"{seed}/faults")
     bag = _in_turns(rng, targets)
     faults: list[Fault] = []

@@ -112,7 +112,7 @@ class Transcript:
         ]
 
     def describe(self) -> str:
-        """The circumstances, for whoever looks into a breach."""
+        """The circumstances, for looking into a breach."""
         facts = [
             f"priority {self.order.priority}",
             f"{self.offset} tokens",

@@ -39,7 +39,7 @@ def env(stack: Stack, tmp_path: Path) -> dict[str, str]:
 
 
 class Load:
-    """So many clients at once, each asking again as soon as it is answered. Use as an async context manager.
+    """Clients at once, each asking again as soon as it is answered. Use as an async context manager.
 
     Leaving it waits for the answers that are under way; whatever fails, fails there.
     """
@@ -70,7 +70,7 @@ class Load:
                 await asyncio.sleep(0.02)
 
     async def goes_on(self, answers: int) -> list[Answer]:
-        """Return the next so many answers to requests that are sent from now on."""
+        """Return the next `n` answers to requests that are sent from now on."""
         begin = len(self.answers)
         async with asyncio.timeout(LIMIT_S):
             while len([a for a in self.answers[begin:] if a.terminal is not None]) < answers:

@@ -101,7 +101,7 @@ async def test_a_killed_engines_streams_go_on_elsewhere(stack: Stack, client: Cl
 async def test_without_any_worker_left_requests_end_unavailable_in_bounded_time(
     stack: Stack, client: Client
 ) -> None:
-    running = Running(client, endless(), prefix="orphan")
+    running = Running(client, endless(), prefix="unowned")
     await running.started()
     await stack.kill("worker-0")
     await stack.kill("worker-1")

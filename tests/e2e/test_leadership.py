@@ -66,7 +66,7 @@ class Load:
                 await answer.first_token.wait()
 
     async def serves(self, more: int) -> None:
-        """Return once so many short requests more were served."""
+        """Return once this many more short requests were served."""
         wanted = len(self.short) + more
         async with asyncio.timeout(30):
             while len(self.short) < wanted:

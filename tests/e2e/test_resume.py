@@ -152,7 +152,7 @@ async def test_a_resumed_stream_outlives_its_first_connection(
 async def test_requests_that_no_client_resumes_end_with_their_window_and_are_counted(
     stack: Stack, client: Client
 ) -> None:
-    """So many at once that none of them could be complete by then."""
+    """Too many at once for any of them to be complete by then."""
     key = await key_of(stack, "leaver")
     leaving, later = Client(stack.endpoint, key), Client(stack.endpoint, key)
     answers = [Answer() for _ in range(12)]

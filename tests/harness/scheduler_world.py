@@ -188,7 +188,7 @@ class World:
         self.holds = 0
         # What the prefix index says of a request that is read; None: it is not asked.
         self.cached_now: Callable[[scheduler_pb2.InferenceRequest], dict[str, int]] | None = None
-        # Whether a running request kills its engine in this step, with so many running.
+        # Whether a running request kills its engine in this step, given how many run.
         self.killers: dict[RequestKey, Callable[[Sequence, int], bool]] = {}
         self.restart_steps = 1
         # What ran on each engine that was killed so.

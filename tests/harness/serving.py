@@ -77,7 +77,7 @@ class Served:
         self.engine.resume(engine_pb2.EngineResume(key=key, epoch=1, slot=slot, run=1))
 
     def start_and_step(self, item: worker_pb2.BatchItem, *, until_tokens: int) -> None:
-        """Serve a request until it has so many tokens."""
+        """Serve a request until it has this many tokens."""
         self.engine.start(item)
         while len(self.tokens.get(item.request.request_id, [])) < until_tokens:
             self.step()

@@ -43,7 +43,7 @@ def fairness(
     timeslice: Annotated[
         int | None,
         typer.Option(
-            min=0, max=MAX_TIMESLICE_TOKENS, help="Others yield after so many tokens; 0 lets them finish."
+            min=0, max=MAX_TIMESLICE_TOKENS, help="Others yield after this many tokens; 0 lets them finish."
         ),
     ] = None,
     reset: Annotated[

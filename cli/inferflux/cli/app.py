@@ -262,7 +262,7 @@ def models(
 def resume(
     request_id: Annotated[str, typer.Argument(help="As `--stats` and `--json` show it.")],
     offset: Annotated[
-        int, typer.Option(min=0, max=2**32 - 1, metavar="TOKENS", help="Leave out so many tokens.")
+        int, typer.Option(min=0, max=2**32 - 1, metavar="TOKENS", help="Leave out this many tokens.")
     ] = 0,
     stats: Stats = False,
     as_json: AsJson = False,

@@ -74,7 +74,7 @@ class Client:
         """The answer to a conversation. Closing the generator early cancels the request.
 
         Args:
-            resume_window_s: with one, a stream whose connection is lost is resumed for so long.
+            resume_window_s: how long a stream whose connection is lost is resumed; 0: not at all.
             on_resumed: told each time.
         """
         request = inference_pb2.ChatRequest(

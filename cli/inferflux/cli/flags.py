@@ -49,7 +49,7 @@ class GenerationFlags:
             min=0,
             max=2**32 - 1,
             metavar="SECONDS",
-            help="Resume a lost stream for so long, at most what the gateway allows (300 by default); "
+            help="Resume a lost stream for this long, at most what the gateway allows (300 by default); "
             "0 lets a lost connection cancel the request.",
         ),
     ] = 0

@@ -76,7 +76,7 @@ async def read_resuming(
 
     Args:
         start: makes a call that sends the request, always under the same id.
-        resume: makes a call that goes on after so many tokens.
+        resume: makes a call that goes on after this many tokens.
         cancel: ends the request; NotFound while it is not known.
         window_s: how long a lost stream is tried for.
         on_resumed: told when a lost stream goes on.

@@ -77,7 +77,7 @@ async def test_what_it_started_ends_with_it(start: Starter) -> None:
     child = psutil.Process(int(await printed(process)))
     await process.end(10.0)
     async with asyncio.timeout(10):
-        # Where nothing reaps orphans, an ended one stays as a zombie.
+        # Where nothing reaps processes without a parent, an ended one stays as a zombie.
         with contextlib.suppress(psutil.NoSuchProcess):
             while child.is_running() and child.status() != psutil.STATUS_ZOMBIE:
                 await asyncio.sleep(0.01)

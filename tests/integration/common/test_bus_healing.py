@@ -26,7 +26,7 @@ from inferflux.common.servers import NATS_MAX_FILE_STORE, ServerProcess, free_po
 
 JOBS = subjects.jobs("m")
 WAIT_S = 20.0
-# So many acknowledgements do not fit into a page of memory that the disk has given out already.
+# This many acknowledgements do not fit into a page of memory that the disk has given out already.
 _JOBS_ON_A_PAGE = 300
 
 

@@ -61,7 +61,7 @@ class Draining:
         response = await asyncio.wait_for(self.call.read(), WAIT_S)
         return response.progress if isinstance(response, admin_pb2.DrainWorkerResponse) else None
 
-    async def until_on_board(self, n: int) -> scheduler_pb2.DrainProgress:
+    async def until_resident(self, n: int) -> scheduler_pb2.DrainProgress:
         while (progress := await self.next()) is not None:
             if progress.residents == n:
                 return progress
@@ -165,11 +165,11 @@ async def test_a_drain_is_followed_until_the_worker_may_be_stopped(
 ) -> None:
     scheduler.drains(2)
     draining = admin.drain("worker-1", hand_over_after_ms=1500)
-    assert (await draining.until_on_board(2)).state == scheduler_pb2.WORKER_STATE_DRAINING
+    assert (await draining.until_resident(2)).state == scheduler_pb2.WORKER_STATE_DRAINING
     scheduler.drains(1)
-    await draining.until_on_board(1)
+    await draining.until_resident(1)
     scheduler.drains(0, is_drained=True)
-    assert (await draining.until_on_board(0)).is_drained
+    assert (await draining.until_resident(0)).is_drained
     assert await draining.next() is None
     first, *others = scheduler.requests
     assert first.drain == scheduler_pb2.DrainRequest(worker_id="worker-1", hand_over_after_ms=1500)
@@ -206,7 +206,7 @@ async def test_a_drain_is_followed_from_one_scheduler_to_the_next(
     await until(lambda: len(scheduler.requests) > received)
     scheduler.error = None
     scheduler.drains(0, is_drained=True)
-    assert (await draining.until_on_board(0)).is_drained
+    assert (await draining.until_resident(0)).is_drained
 
 
 async def test_a_drain_that_is_undone_ends_undrained(admin: Admin, scheduler: ScriptedAdmin) -> None:

@@ -266,7 +266,7 @@ async def test_a_leaving_gateway_settles_what_it_saw_of_requests_that_run_unread
 async def test_unread_requests_hold_their_places(
     start_gateway: StartGateway, nats_url: str, backend: Backend, key: str, window_s: int
 ) -> None:
-    """Whoever opens streams and hangs up takes no more of a gateway than who stays."""
+    """A client that opens streams and hangs up takes no more of a gateway than one that stays."""
     small = await start_gateway(nats_url, INFERFLUX_GATEWAY_MAX_STREAMS="1")
     client = Client(small, key)
     request_id = f"place-{window_s}"

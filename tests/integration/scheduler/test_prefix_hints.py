@@ -152,7 +152,7 @@ async def test_a_redis_that_does_not_answer_costs_one_bounded_wait(
 
 async def test_only_prompts_that_would_be_looked_up_count_as_skipped(redis: Redis) -> None:
     asking = Asking(redis, worker_of("w1"))  # which has not met Redis
-    unwanted = request_of(PROMPT, tenant="nobody")
+    unwanted = request_of(PROMPT, tenant="unwanted")
     asking.is_wanted = lambda request: request is not unwanted
     await asking.hints.look_up([unwanted, request_of([1] * 15), request_of(PROMPT)])
     assert asking.count("skipped") == 1

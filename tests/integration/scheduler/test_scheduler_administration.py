@@ -76,7 +76,7 @@ async def test_a_worker_of_one_partition_is_drained_though_the_other_does_not_kn
         await theatre.add_scheduler(name, **partition)
     worker = await theatre.add_worker("w1")
     await theatre.status(lambda s: s.leader == "mine" and len(s.workers) == 1)
-    for _ in range(5):  # whoever is faster
+    for _ in range(5):  # whichever is faster
         reply = await ask(theatre, Request(drain=scheduler_pb2.DrainRequest(worker_id="w1")))
         assert reply.WhichOneof("reply") == "drain"
     async with asyncio.timeout(LIMIT_S):

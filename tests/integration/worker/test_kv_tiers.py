@@ -56,7 +56,7 @@ class Driven:
         self.restored = self.prefilled = 0
 
     def answer(self, request_id: str, prompt: list[int], *, until: int = ANSWER_TOKENS) -> list[int]:
-        """Its first tokens, `until` so many; it goes on after fewer than `TEXT_TOKENS`."""
+        """Its first `until` tokens; it goes on after fewer than `TEXT_TOKENS`."""
         self.prefilled = 0
         self.engine.start(batch_item(request_id, prompt=prompt, max_tokens=TEXT_TOKENS))
         tokens: list[int] = []

@@ -60,7 +60,7 @@ def compute(backend: Backend, one: Sequence, up_to: int, *, in_prefill_context: 
 
 
 def usual(backend: Backend, up_to: int) -> NDArray[np.float32]:
-    """The logits after so many tokens without the prefill context."""
+    """The logits after these tokens without the prefill context."""
     logits = compute(backend, sequence(7), up_to, in_prefill_context=False)
     backend.forget(7)
     return logits

@@ -333,7 +333,7 @@ async def test_past_the_drain_limit_the_rest_is_handed_over(
 
 
 async def stream_holds(bus: Bus, request_id: str, count: int) -> list[tokens_pb2.TokenChunk]:
-    """What can be replayed of a request, once it is so many tokens and an end."""
+    """What can be replayed of a request, once it is this many tokens and an end."""
     subject = subjects.tokens("t", request_id)
     async with asyncio.timeout(60):
         while True:

@@ -1,4 +1,4 @@
-"""What token subjects must not say, whoever reads them."""
+"""What token subjects must not say to any reader."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ def at(index: int) -> Kill:
 
 
 def after(steps: int) -> Kill:
-    """Kills after so many tokens of every attempt."""
+    """Kills after this many tokens of every attempt."""
     return lambda sequence, _n: sequence.generated - sequence.inherited >= steps
 
 

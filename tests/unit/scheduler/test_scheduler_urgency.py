@@ -137,7 +137,7 @@ def test_the_guaranteed_slots_leave_at_least_one_to_each_class(
 
 
 class Slots:
-    """A queue and the slots it fills; a request runs for so many steps."""
+    """A queue and the slots it fills; a request runs for `steps` steps."""
 
     def __init__(self, slots: int) -> None:
         self.slots = slots

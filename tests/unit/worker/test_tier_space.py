@@ -1,4 +1,4 @@
-"""A tier of so many bytes keeps what is worth most, and never more than it may."""
+"""A tier of limited size keeps what is worth most, and never more than it may."""
 
 from __future__ import annotations
 

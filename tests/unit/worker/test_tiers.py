@@ -40,7 +40,7 @@ class Waiting:
 def tiers_of(
     host_states: int, disk: Disk | None = None, *, disk_states: int = 0, rate: float = 1e-3
 ) -> Tiers[Waiting]:
-    """Tiers with room for so many states of 64 tokens; computing a token takes `rate` seconds."""
+    """Tiers with room for this many states of 64 tokens; computing a token takes `rate` seconds."""
     made: Tiers[Waiting] = Tiers(
         IDENTITY, host_bytes=host_states * SIZE, disk=disk, disk_bytes=disk_states * SIZE
     )

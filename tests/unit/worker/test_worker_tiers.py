@@ -262,7 +262,7 @@ def test_a_prompt_that_is_kept_but_for_its_end_is_not_copied_again() -> None:
 
 
 def have_copies_take(world: WorkerWorld, seconds: float) -> None:
-    """Have a copy of `PROMPT` out of the KV cache count as taking so long, and computing it as longer."""
+    """Have a copy of `PROMPT` out of the KV cache count as taking this long, and computing it as longer."""
     rates = world.engine._tiers.rates
     rates.copy_out.observe(len(PROMPT), seconds)
     rates.prefill.seconds_per_unit = 10.0

@@ -103,7 +103,7 @@ class EngineConfig(_message.Message):
     """Folder of the disk tier, and most bytes of its files; empty or 0: there is none."""
     disk_bytes: _builtins.int
     disk_prompt_tokens: _builtins.int
-    """Prompts of so many tokens and more are written to disk once they are computed; 0: none are."""
+    """Prompts of at least this many tokens are written to disk once they are computed; 0: none are."""
     host_eviction: _builtins.str
     """Which cold prefixes leave host memory first: `lru`, `clock`; empty: `lru`."""
     kv_bytes: _builtins.int

@@ -183,7 +183,7 @@ class Administration:
         try:
             request = checks.decode(scheduler_pb2.SchedulerAdminRequest, data, "request")
             check_admin(request)
-            if request.HasField("clear_cache"):  # changes nothing here: nobody has to wait for a worker
+            if request.HasField("clear_cache"):  # changes nothing here: no change has to wait for it
                 return await self._clear_cache(request.clear_cache) if self._is_lease_held() else None
             async with self._one_at_a_time:
                 return await self._answer(request) if self._is_lease_held() else None

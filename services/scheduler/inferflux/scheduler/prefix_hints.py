@@ -1,6 +1,6 @@
 """Which workers have cached how much of a prompt: asked of the fleet's index before a job enters the queue.
 
-It is asked here, by the leader, for three reasons. Redis is one hop away, whoever made the job. A job that is
+It is asked here, by the leader, for three reasons. Redis is one hop away from it. A job that is
 taken over by another leader is looked up again, and not placed by what was true long ago. And the gateway's
 job stays small: hashes of a long prompt would take as much room as its tokens.
 """

@@ -258,7 +258,7 @@ class ModelMetrics:
             self._step_time.observe(stats.step_us / 1e6)
 
     def cache_is(self, cells: int, n_bytes: int) -> None:
-        """The model's KV cache has so many cells, and their keys and values take so much."""
+        """Cells of the model's KV cache, and what their keys and values take."""
         self.kv_cells = cells
         self._kv_bytes.set(n_bytes)
 

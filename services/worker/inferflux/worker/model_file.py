@@ -31,7 +31,7 @@ from .model_checks import check_metadata, check_tokens
 
 PROBE_LIMIT_S = 60.0
 _SIZE = struct.Struct("<Q")
-# Of the weights, so many pages are part of the digest, at equal distances.
+# This many pages of the weights are part of the digest, at equal distances.
 _SAMPLED_PAGES = 256
 _PAGE_BYTES = 4096
 

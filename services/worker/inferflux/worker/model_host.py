@@ -27,7 +27,7 @@ from .spans import WorkerSpans
 from .watchdog import Watchdog
 
 _WATCH_INTERVAL_S = 0.5
-# The step that the engine makes when it is told to flush may take so long.
+# How long the step may take that the engine makes when it is told to flush.
 _FLUSH_STEP_S = 1.0
 
 log = logs.get("worker.model_host")

@@ -118,7 +118,7 @@ class WorkerSettings(ServiceSettings):
     )
     disk_prompt_tokens: int = setting(
         0,
-        "prompts of so many tokens and more are written to `DISK_PATH` once they are computed, so that a "
+        "prompts of at least this many tokens are written to `DISK_PATH` once they are computed, so that a "
         "worker that goes on with them after a crash on this machine finds them there; 0: none are",
         ge=0,
         le=_MOST_INT32,

@@ -23,7 +23,7 @@ _LOAD_TIMES = 16
 
 
 def memory_to_load(file_bytes: int) -> int:
-    """Most bytes that loading and trying a vocabulary file of so many bytes may take."""
+    """Most bytes that loading and trying a vocabulary file of this many bytes may take."""
     return _LOAD_BYTES + _LOAD_TIMES * file_bytes
 
 

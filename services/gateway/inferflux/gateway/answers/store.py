@@ -202,7 +202,7 @@ class AnswerStore:
         return answer if isinstance(answer, bytes) else None
 
     def has_room_for(self, n_bytes: int) -> bool:
-        """Whether an answer of so many bytes fits the budgets at all."""
+        """Whether an answer of this many bytes fits the budgets at all."""
         return n_bytes + OVERHEAD_BYTES <= min(self._limits.tenant_bytes, self._limits.max_bytes)
 
     async def keep(self, name: bytes, sealed: bytes, *, tenant: str, model: str = "") -> Kept:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 # Tenants that are written down: those that were served most.
 _MOST_TENANTS = 4096
-# No tenant is ever served so many tokens; a float still counts by one there.
+# More tokens than any tenant is ever served; a float still counts by one there.
 _HIGHEST = 2.0**53
 
 

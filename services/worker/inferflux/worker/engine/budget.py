@@ -31,7 +31,7 @@ _ALIKE = float(_SMALLEST_CHUNK**2)
 _SLACK = 2.0
 # Queue pressure begins where there is more than one waiting prefill for this many decodes.
 DECODES_PER_PREFILL = 4
-# A gap of so many seconds is not noticed.
+# The ITL floor: shorter gaps, in seconds, are not noticed.
 ITL_FLOOR_S = 0.015
 # A long prompt's steps aim at this part of the factor.
 LONG_PROMPT_PART = 1 / 2

@@ -18,7 +18,7 @@ class Occupancy:
     """Cells before a batch was placed.
 
     Attributes:
-        width: up to the highest one that is filled: every step goes through so many.
+        width: cells up to the highest filled one: every step goes through all of them.
         used: filled ones.
     """
 

@@ -22,7 +22,7 @@ class MoveCost:
     cell_s: float
 
     def of(self, cells: int) -> float:
-        """Seconds of a move of so many filled cells."""
+        """Seconds that a move of these filled cells takes."""
         return self.fixed_s + self.cell_s * cells
 
 
@@ -44,7 +44,7 @@ class Compaction:
         self._lost_s = 0.0
 
     def is_due(self, rows: int, occupancy: Occupancy) -> bool:
-        """Whether to move now, after a step in which so many tokens were decoded."""
+        """Whether to move now, after a step that decoded these tokens."""
         if self._cost is None:
             return False
         too_many = whole_cells(occupancy.width) - whole_cells(occupancy.used + rows)
@@ -53,7 +53,7 @@ class Compaction:
         return too_many > 0 and move_s <= min(self._lost_s, self._longest_s)
 
     def moved(self, cells: int, seconds: float) -> None:
-        """So many filled cells were moved, and there are no holes now."""
+        """The filled cells were moved, and there are no holes now."""
         expected_s = self._cost.of(cells) if self._cost else 0.0
         self._scale = seconds / expected_s if expected_s else 1.0
         self._lost_s = 0.0

@@ -40,7 +40,7 @@ _LONGEST_WAIT_S = 60.0
 _SCAN_POLL_S = 0.02
 # While all that runs is read from disk or waits for its constraint, commands are looked at this often.
 _POLL_S = 0.001
-# A running sequence that finds no KV cells for so long is descheduled: it may find some elsewhere.
+# A running sequence that finds no KV cells for this long is descheduled: it may find some elsewhere.
 _LONGEST_WAIT_FOR_ROOM_S = 1.0
 
 
@@ -323,7 +323,7 @@ class Engine:
         if plan.n_tokens <= self._memory.free:
             return plan
         fit = self._fit(plan, loaded)
-        if not fit.grants:  # nobody of this step is so urgent that another would make room; of the next is
+        if not fit.grants:  # no sequence of this step makes another give room; one of the next may
             plan = self._planner.next(decoding, prefilling, self._memory.prefill_room)
             fit = self._fit(plan, loaded)
         for victim in fit.victims:

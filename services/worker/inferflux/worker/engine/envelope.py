@@ -100,7 +100,7 @@ class Header:
     Attributes:
         scope: the cache scope of requests that may use it.
         tokens: ids of shape (n,).
-        n_past: positions in the payload, of the first so many tokens.
+        n_past: positions in the payload, those of the first tokens.
         payload_at: where the payload begins, in bytes.
     """
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-# llama.cpp makes caches of whole pieces of so many cells.
+# llama.cpp makes caches of whole pieces of this many cells.
 CELL_UNIT = 256
 # More cells than any message can say.
 _MOST_CELLS = (2**31 - 1) // CELL_UNIT * CELL_UNIT

@@ -70,8 +70,8 @@ class Memory:
         cache: the KV cache.
         saved: what is not in it; what has no room there is computed again.
         has_prefix_cache: whether computed prefixes are kept and shared.
-        disk_prompt_tokens: prompts of so many tokens are written to disk once they are computed; 0: none are.
-        longest_move_s: moving cells may hold up a step for so long; 0: none are moved.
+        disk_prompt_tokens: prompts of this many tokens or more go to disk once computed; 0: none do.
+        longest_move_s: moving cells may delay a step by this much; 0: none are moved.
 
     Attributes:
         prefixes: the cached prefixes.

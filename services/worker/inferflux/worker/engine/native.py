@@ -43,26 +43,26 @@ _AUTO_CELLS_PER_SLOT = 1024
 _PHYSICAL_BATCH = 512
 # Tokens of all parts of the vocabulary, decoded once before anything is served.
 _TRIAL_TOKENS = 64
-# Without flash attention the scores of all rows and cells are kept for a moment. So many rows at a time take
-# no more than so many bytes, but some rows are computed in any case.
+# Without flash attention the scores of all rows and cells are kept for a moment. Rows at a time are
+# limited so that these take no more than this many bytes, but some rows are computed in any case.
 _SCORES_BYTES = 128 << 20
 _SCORE_BYTES = 4
 _FEWEST_PREFILL_ROWS = 128
 _SUFFIX_PER_THREAD = 8
-# The prefill context has this part of the KV cache's cells, and not more than so many, unless something else
+# The prefill context has this part of the KV cache's cells, and at most this many, unless something else
 # is asked for: it takes memory of its own.
 _PREFILL_PART = 4
 _PREFILL_CELLS = 8192
 _CALIBRATION_PROMPTS = (16, 64, 16, 64)
 _CALIBRATION_STEPS = 3
-# What a used cell costs a decoded token is timed with so many tokens, among so many cells of others.
+# What a used cell costs a decoded token is timed with this many tokens, among this many cells of others.
 _CELL_TRIAL_ROWS = 8
 _CELL_TRIES = 15
 _CELL_TRIAL_S = 0.5
 _CELL_TRIAL_TOKENS = 64
 _CELL_TRIAL_CELLS = 2048
 _MOVE_TRIAL_COPIES = 8
-# llama.cpp overwrites the whole cache for a move: where that takes so long, there are none.
+# llama.cpp overwrites the whole cache for a move: where that takes this long, there are none.
 _LONGEST_MOVE_S = 0.2
 _SMALL_STEP_S = 0.002
 _SMALL_STEP_TRIES = 10
@@ -113,7 +113,7 @@ class Backend:
         self.parameters = int(llama.llama_model_n_params(self._model))
         self._is_thread_count_asked = config.threads > 0
         self._threads = config.threads or usable_cores()
-        # Steps of so many tokens are left to one thread.
+        # Steps of at most this many tokens are left to one thread.
         self._single_thread_tokens = 0
         self._main = self._new_main(config)
         if not self._main.has_memory:
@@ -320,7 +320,7 @@ class Backend:
         return None
 
     def _prefill_rows(self, cells: int) -> int:
-        """Rows that a prefill context of so many cells computes at a time: with more of them its threads wait
+        """Rows that a prefill context of `cells` cells computes at a time: with more of them its threads wait
         less for each other."""
         heads = max(int(llama.llama_model_n_head(self._model)), 1)
         fitting = _SCORES_BYTES // (heads * cells * _SCORE_BYTES)

@@ -37,7 +37,7 @@ class StepPlan:
     in_prefill_context: bool = False
     """Whether the step is computed in the prefill context."""
     is_long: bool = False
-    """Whether it may take longer than others, and is given up for what cannot wait so long."""
+    """Whether it may take longer than others, and is given up for what cannot wait for it."""
 
     @property
     def parts(self) -> list[ScheduledTokens]:
@@ -174,7 +174,7 @@ def plan_step(
 def plan_of(
     grants: Iterable[tuple[Sequence, int]], *, in_prefill_context: bool = False, is_long: bool = False
 ) -> StepPlan:
-    """The step that computes so many tokens of each sequence."""
+    """The step that computes the given number of tokens of each sequence."""
     plan = StepPlan([], [], in_prefill_context, is_long)
     for sequence, n in grants:
         part = plan.prefilling if sequence.is_prefilling else plan.decoding

@@ -43,7 +43,7 @@ class _Counts:
     evictions: int = 0
 
     def hit(self, found: int, *, of: int) -> None:
-        """`found` tokens were there of a prompt of so many; its last one is computed in any case."""
+        """`found` tokens of a prompt were there; its last one is computed in any case."""
         self.hits += 1
         self.partial_hits += found < of - 1
         self.matched_tokens += found
@@ -160,7 +160,7 @@ class PrefixCache:
             shared: of its first tokens, how many are shared.
 
         Returns:
-            So many of the first tokens; 0: they are not worth it.
+            The number of first tokens; 0: they are not worth it.
         """
         if not self.has_checkpoints:
             return 0
@@ -229,7 +229,7 @@ class PrefixCache:
         return True
 
     def make_room(self, *, cells: int = 0, ids: int = 0) -> None:
-        """Evict cached prefixes until so many cells and sequence ids are free, or none is left."""
+        """Evict cached prefixes until that many cells and sequence ids are free, or none is left."""
         while (self._seq_ids.ledger.free < cells or self._seq_ids.n_free < ids) and self._evict():
             pass
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Hashable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
-# A sequence comes in only if everyone can then go on for so many steps, ...
+# A sequence is loaded only if all others can then go on for this many steps, ...
 _HEADROOM_STEPS = 16
 # ... but no more than this part of the cache is kept free for that.
 _HEADROOM_PART = 8

@@ -247,8 +247,8 @@ class RadixPrefixCache:
 
     @staticmethod
     def _descend(root: _Node, tokens: bytes, least_live: int = 0) -> tuple[_Node, int]:
-        """(the node within which the longest match ends, its length in tokens), among nodes with so many
-        holders."""
+        """(the node within which the longest match ends, its length in tokens), among nodes with at
+        least this many holders."""
         node, at, n = root, 0, len(tokens)
         while at < n:
             below = node.below.get(tokens[at : at + _ID_BYTES])

@@ -42,7 +42,7 @@ class Rent:
         self._earn(_FREE_PART * seconds - rows * cached_cells * self._cell_s)
 
     def hit(self, tokens: int) -> None:
-        """So many tokens need no prefill."""
+        """These tokens need no prefill."""
         self._earn(tokens * self._token_s)
 
     def _earn(self, seconds: float) -> None:

@@ -22,7 +22,7 @@ _SHORTEST_READ_S = 0.5
 _LONGEST_READ_S = 5.0
 # A request whose process has died waits for what that left: this part of what computing takes, ...
 _SEARCH_PART = 1 / 4
-# ... or so many seconds, if they are more.
+# ... or this many seconds, if that is more.
 _SHORTEST_SEARCH_S = 0.1
 
 
@@ -72,7 +72,7 @@ class SavedStates:
         self._restore_s: list[tuple[Tier, float]] = []
 
     def begin_step(self, copying_s: float) -> None:
-        """The prefixes that leave the KV cache in this step may be copied for so long."""
+        """Limit how long the prefixes that leave the KV cache in this step are copied."""
         self._copying_left_s = copying_s
 
     def take_restore_s(self) -> list[tuple[Tier, float]]:

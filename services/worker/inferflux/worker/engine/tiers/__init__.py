@@ -1,7 +1,7 @@
 """Where computed prefixes and preempted sequences go when they leave the KV cache: host memory, then disk.
 
 tiers   what the engine's memory asks: keep, find, hold
-space   what stays in a tier of so many bytes, and what leaves it  (pure)
+space   what stays in a tier of limited size, and what leaves it  (pure)
 index   which kept tokens are the longest prefix of others         (pure)
 rates   whether restoring beats computing again                    (pure)
 disk    reads and writes of the disk tier, off the engine's thread

@@ -124,7 +124,7 @@ class Disk:
         return True
 
     def wait_for_writes(self, seconds: float) -> None:
-        """Return when all is written, or after so many `seconds`."""
+        """Return when all is written, or after `seconds`."""
         until_s = self._clock_s() + seconds
         while self._writes and self._wait_for_a_write(until_s):
             pass

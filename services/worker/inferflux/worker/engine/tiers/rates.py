@@ -55,7 +55,7 @@ class Rates:
         self.read = Rate()
 
     def restore_s(self, read_bytes: int, used_bytes: int) -> float:
-        """Seconds to read so many bytes from disk, and then to copy `used_bytes` in."""
+        """Seconds to read these bytes from disk, and then to copy `used_bytes` in."""
         return read_bytes * self.read.seconds_per_unit + used_bytes * self.copy_in.seconds_per_unit
 
     def copied_within(self, seconds: float, tokens: int, n_bytes: int) -> int:

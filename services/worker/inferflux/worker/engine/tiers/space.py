@@ -1,4 +1,4 @@
-"""What a tier of so many bytes keeps (pure).
+"""What a tier of limited size keeps (pure).
 
 Preempted sequences come before cold prefixes: a request waits for them. Among preempted ones urgency decides,
 among cold ones their use. Nothing leaves for what would not find room anyway.

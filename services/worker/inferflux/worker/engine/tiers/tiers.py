@@ -104,7 +104,7 @@ class Fetch(Generic[S]):
     Attributes:
         tier: where it was found.
         tokens: of the match.
-        is_late: whether it took so long that it was given up.
+        is_late: whether it was given up since it took too long.
     """
 
     match: Match[S]
@@ -354,7 +354,7 @@ class Tiers(Generic[S]):
         """Where `tokens` part from those of the states, if these are of no use for want of a shorter one.
 
         Returns:
-            So many of the first tokens; 0: hardly more than `known`, or a part of a state can be used.
+            The number of first tokens; 0: hardly more than `known`, or a part of a state can be used.
         """
         if self._is_divisible:
             return 0
@@ -398,7 +398,7 @@ class Tiers(Generic[S]):
         """Wait no longer for a fetch. What it brings later is kept, and tells how long it took.
 
         Args:
-            is_late: it took so long that the disk is not read until it is over.
+            is_late: it took too long: the disk is not read until it is over.
         """
         if fetch.reading is None:
             return
