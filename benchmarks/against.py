@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import sys
 import tempfile
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -31,12 +30,12 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.calm import Run
+from benchmarks.command_line import add_json, make_parser, positive, write_json
 from benchmarks.cpu_cost import CPU_MS, with_cpu
 from benchmarks.lab import DEMO_MODEL, FULL, SLOTS, Lab, LabError
 from benchmarks.pairs import SAMPLED, Word, in_turn, load_of, ratio
 from benchmarks.peers import ROOT
 from benchmarks.stats import median
-from benchmarks.target import positive
 from inferflux.cli.state_dir import StackState, StateDir
 
 _START_LIMIT_S = 90.0
@@ -51,9 +50,7 @@ Result = dict[str, Any]
 
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     """The command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = make_parser(__doc__)
     parser.add_argument("other", type=Path, help="another checkout, with its .venv")
     parser.add_argument("--pairs", type=positive, default=FULL.pairs, metavar="N")
     parser.add_argument("--model", type=Path, default=DEMO_MODEL, help="default: the demo model")
@@ -64,7 +61,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
         help="tokens/s of sampled answers (temperature 0.8, top-k 40, top-p 0.95); default: greedy",
     )
     parser.add_argument("--threads", type=int, default=0, help="of each engine; default: all cores")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write every figure there")
+    add_json(parser, "every figure")
     return parser.parse_args(arguments)
 
 
@@ -212,8 +209,7 @@ def main(arguments: list[str] | None = None) -> int:
     except KeyboardInterrupt:
         return 130
     console.print(table_of(figures))
-    if options.json:
-        options.json.write_text(json.dumps(figures, indent=2) + "\n")
+    write_json(options, figures)
     return 0
 
 

@@ -17,12 +17,10 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
-import json
 import random
 import statistics
 import time
 from dataclasses import dataclass
-from pathlib import Path
 
 import grpc.aio
 from rich.console import Console
@@ -32,7 +30,7 @@ from inferflux.cli.stack import Stack, StackOptions
 from inferflux.common import grpc_client
 from inferflux.v1 import generation_pb2, inference_pb2, inference_pb2_grpc
 
-from .target import positive
+from .command_line import add_json, make_parser, positive, write_json
 
 KINDS = ("computed", "missed", "cached")
 # Token ids that are ordinary text in the demo model.
@@ -148,14 +146,12 @@ def added_ms(times: dict[str, list[Timed]]) -> float:
 
 
 def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = make_parser(__doc__)
     parser.add_argument("--rounds", type=positive, default=100)
     parser.add_argument("--prompt-tokens", type=positive, default=256)
     parser.add_argument("--max-tokens", type=positive, default=64)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write all times there")
+    add_json(parser, "all times")
     return parser.parse_args()
 
 
@@ -165,9 +161,8 @@ def main() -> None:
     console = Console()
     console.print(show(times))
     console.print(f"a look-up adds {added_ms(times):.2f} ms to the first token")
-    if options.json:
-        seconds = {kind: [[t.first_s, t.whole_s] for t in each] for kind, each in times.items()}
-        options.json.write_text(json.dumps(seconds))
+    seconds = {kind: [[t.first_s, t.whole_s] for t in each] for kind, each in times.items()}
+    write_json(options, seconds)
 
 
 if __name__ == "__main__":

@@ -25,6 +25,7 @@ import grpc.aio
 import uvloop
 from rich.console import Console
 
+from benchmarks.command_line import add_json, make_parser, write_json
 from benchmarks.grpc_target import GrpcTarget
 from benchmarks.lean_grpc_target import LeanGrpcTarget
 from benchmarks.load import Target, closed_loop, sender
@@ -146,13 +147,11 @@ async def _cost_us(server: Target, requests: int) -> float:
 
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     """The command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = make_parser(__doc__)
     parser.add_argument("--requests", type=int, default=64)
     parser.add_argument("--pace-ms", type=float, default=5.0, help="between two tokens of a stream")
     parser.add_argument("--stand-in", action="store_true", help="be the server (used by the script itself)")
-    parser.add_argument("--json", type=Path, help="write the figures to this file")
+    add_json(parser)
     return parser.parse_args(arguments)
 
 
@@ -164,8 +163,7 @@ def main(arguments: list[str] | None = None) -> int:
         return 0
     result = uvloop.run(measure(options))
     Console().print_json(json.dumps(result))
-    if options.json:
-        options.json.write_text(json.dumps(result, indent=2) + "\n")
+    write_json(options, result)
     return 0
 
 

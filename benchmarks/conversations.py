@@ -24,9 +24,9 @@ from rich.progress import track
 
 from inferflux.worker.engine_host import SPIN_COUNT
 
+from .command_line import positive
 from .engine_loop import item_of
 from .stats import median
-from .target import positive
 
 if TYPE_CHECKING:
     from inferflux.v1 import engine_pb2

@@ -10,7 +10,6 @@ context where there is one. Prints for each way of sampling how many retries wen
 from __future__ import annotations
 
 import argparse
-import json
 from pathlib import Path
 
 from rich.console import Console
@@ -21,7 +20,7 @@ from inferflux.worker.engine.core import Engine
 from inferflux.worker.engine.native import Backend
 from inferflux.worker.engine.tiers.tiers import Tiers
 
-from .target import positive
+from .command_line import add_json, make_parser, positive, write_json
 
 SAMPLINGS: dict[str, dict[str, float]] = {
     "temperature 1, whole vocabulary, penalties": {
@@ -92,12 +91,10 @@ def changed_retries(requests: Requests, sampling: dict[str, float], seeds: int) 
 
 
 def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = make_parser(__doc__)
     parser.add_argument("--model-file", type=Path, default=Path("models/inferflux-demo.gguf"))
     parser.add_argument("--seeds", type=positive, default=40)
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there")
+    add_json(parser)
     return parser.parse_args()
 
 
@@ -114,8 +111,7 @@ def main() -> None:
     for name, changed in found.items():
         table.add_row(name, *(str(n) for n in changed.values()))
     Console().print(table)
-    if options.json:
-        options.json.write_text(json.dumps({"retries": retries, "changed": found}, indent=2) + "\n")
+    write_json(options, {"retries": retries, "changed": found})
 
 
 if __name__ == "__main__":

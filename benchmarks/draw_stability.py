@@ -11,7 +11,6 @@ is the least share that any way of drawing can have.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,8 +26,8 @@ from inferflux.worker.engine import noise
 from inferflux.worker.engine.context import Context
 from inferflux.worker.engine.planner import ScheduledTokens
 
+from .command_line import add_json, make_parser, positive, write_json
 from .step_cost import sequence
-from .target import positive
 
 Logits = NDArray[np.float32]
 
@@ -154,12 +153,10 @@ def compare(a: Logits, b: Logits, draws: int, temperature: float) -> dict[str, A
 
 
 def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = make_parser(__doc__)
     parser.add_argument("--model-file", type=Path, default=Path("models/inferflux-demo.gguf"))
     parser.add_argument("--draws", type=positive, default=10, help="of each position (default: %(default)s)")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there")
+    add_json(parser)
     return parser.parse_args()
 
 
@@ -191,8 +188,7 @@ def main() -> None:
                 *shares,
             )
         Console(width=200).print(table)
-    if options.json:
-        options.json.write_text(json.dumps(results, indent=2) + "\n")
+    write_json(options, results)
 
 
 if __name__ == "__main__":

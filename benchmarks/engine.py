@@ -8,7 +8,6 @@ Takes what serve.py takes, as far as it makes sense without a server, and gives 
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import sys
 from pathlib import Path
@@ -19,6 +18,7 @@ if not __package__:
 
 from rich.console import Console
 
+from benchmarks.command_line import add_json, make_parser, write_json
 from benchmarks.prompts import Prompts, middle_of
 from benchmarks.show import result_table
 from benchmarks.trace import totals
@@ -26,9 +26,7 @@ from benchmarks.trace import totals
 
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     """The command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = make_parser(__doc__)
     parser.add_argument("--model-file", type=Path, default=Path("models/bench.gguf"))
     parser.add_argument("--concurrency", type=int, default=8, help="sequences at a time")
     parser.add_argument("--requests", type=int, default=64)
@@ -44,7 +42,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
         default="passive",
         help="how llama.cpp's threads wait for each other: asleep, spinning, or first one, then the other",
     )
-    parser.add_argument("--json", type=Path, help="write the figures to this file")
+    add_json(parser)
     return parser.parse_args(arguments)
 
 
@@ -88,9 +86,7 @@ def main(arguments: list[str] | None = None) -> int:
         Console(stderr=True).print(str(error), style="red", markup=False)
         return 1
     Console().print(result_table(result))
-    if options.json:
-        options.json.parent.mkdir(parents=True, exist_ok=True)
-        options.json.write_text(json.dumps(result, indent=2) + "\n")
+    write_json(options, result)
     return 0
 
 

@@ -19,10 +19,10 @@ from rich.table import Table
 
 from inferflux.worker.engine_host import SPIN_COUNT
 
+from .command_line import make_parser, positive
 from .engine_loop import EngineLoop, item_of
 from .prompts import Prompts, middle_of
 from .stats import median
-from .target import positive
 from .trace import Trace, totals
 
 if TYPE_CHECKING:
@@ -47,9 +47,7 @@ def run_engine(
 
 
 def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = make_parser(__doc__)
     parser.add_argument("--model-file", type=Path, default=Path("models/bench.gguf"), help="GGUF to measure")
     parser.add_argument("--concurrency", type=positive, default=8, help="sequences at a time, at most 16")
     parser.add_argument("--requests", type=positive, default=32)

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import random
 import statistics
 import tempfile
@@ -31,12 +30,12 @@ from rich.table import Table
 from inferflux.cli.stack import StackOptions
 from inferflux.v1 import inference_pb2
 
+from .command_line import add_json, make_parser, positive, write_json
 from .grpc_target import generate_request
 from .lab import LabError
 from .scheduling.figures import Window, longest_gap_s
 from .scheduling.ground import Ground, ground, until
 from .scheduling.streams import ends, failures
-from .target import positive
 
 # Token ids that are ordinary text in the demo and the bench model.
 _IDS = range(300, 1800)
@@ -130,9 +129,7 @@ async def drain(on: Ground, worker_id: str) -> None:
 
 
 def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = make_parser(__doc__)
     parser.add_argument("--model-file", type=Path, default=Path("models/bench.gguf"))
     parser.add_argument("--prompt-tokens", type=positive, default=1000)
     parser.add_argument("--answer-tokens", type=positive, default=256)
@@ -140,7 +137,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--threads", type=positive, default=1, help="of each worker")
     parser.add_argument("--ways", nargs="+", choices=_WAYS, default=list(_WAYS))
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there")
+    add_json(parser)
     return parser.parse_args()
 
 
@@ -161,9 +158,8 @@ def main() -> None:
             f"{statistics.median(kill.on_again_s for kill in of):.2f}",
         )
     Console().print(table)
-    if options.json:
-        figures = {way: [asdict(kill) for kill in of] for way, of in kills.items()}
-        options.json.write_text(json.dumps(figures, indent=2) + "\n")
+    figures = {way: [asdict(kill) for kill in of] for way, of in kills.items()}
+    write_json(options, figures)
 
 
 if __name__ == "__main__":

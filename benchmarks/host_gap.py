@@ -11,12 +11,10 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import json
 import socket
 import subprocess
 import time
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -36,7 +34,7 @@ from inferflux.worker.engine.planner import StepPlan
 from inferflux.worker.engine.prefix_sharing import PrefixSharing, Sharing
 from inferflux.worker.engine.tiers.tiers import Tiers
 
-from .target import positive
+from .command_line import add_json, make_parser, positive, write_json
 
 BATCHES = (8, 32, 128)
 VOCABULARIES = (2048, 128_256)
@@ -172,14 +170,12 @@ def us_per_token(case: Case, backend: Any, steps: int, rounds: int) -> float:
 
 
 def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = make_parser(__doc__)
     names = [case.name for case in cases()]
     parser.add_argument("--only", nargs="+", choices=names, default=names, metavar="CASE")
     parser.add_argument("--rounds", type=positive, default=7)
     parser.add_argument("--steps", type=positive, default=100, help="of a round; fewer of large vocabularies")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there")
+    add_json(parser)
     return parser.parse_args()
 
 
@@ -196,8 +192,7 @@ def main() -> None:
         row = [found.get(Case(batch, kind, vocabulary).name) for kind in KINDS]
         table.add_row(str(batch), f"{vocabulary:,}", *("" if us is None else f"{us:.1f}" for us in row))
     Console().print(table)
-    if options.json:
-        options.json.write_text(json.dumps({"us_per_token": found}, indent=2) + "\n")
+    write_json(options, {"us_per_token": found})
 
 
 if __name__ == "__main__":

@@ -13,7 +13,6 @@ of a decode, in milliseconds. What the prompts cost decodes is in both.
 from __future__ import annotations
 
 import argparse
-import json
 import random
 import statistics
 import time
@@ -30,7 +29,7 @@ from inferflux.worker.engine.native import Backend
 from inferflux.worker.engine.sequence import Sequence
 from inferflux.worker.engine.tiers.tiers import Tiers
 
-from .target import positive
+from .command_line import add_json, make_parser, positive, write_json
 
 _HOST_BYTES = 4 << 30
 _IDS = range(300, 1800)
@@ -149,15 +148,13 @@ def load(options: argparse.Namespace) -> Backend:
 
 
 def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = make_parser(__doc__)
     parser.add_argument("--model-file", type=Path, default=Path("models/inferflux-demo.gguf"))
     parser.add_argument("--tokens", type=positive, default=1000)
     parser.add_argument("--decodes", type=positive, default=4)
     parser.add_argument("--prompts", type=positive, default=3, help="that evict another, in a round")
     parser.add_argument("--rounds", type=positive, default=3)
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there")
+    add_json(parser)
     return parser.parse_args()
 
 
@@ -178,8 +175,7 @@ def main() -> None:
         longest = ", ".join(f"{max(gap):.0f}" for gap in each)
         table.add_row(name, longest, f"{statistics.median(g for gap in each for g in gap):.1f}")
     console.print(table)
-    if options.json:
-        options.json.write_text(json.dumps({"copies": alone, "gaps": found}) + "\n")
+    write_json(options, {"copies": alone, "gaps": found})
 
 
 if __name__ == "__main__":

@@ -17,7 +17,6 @@ An asterisk says that the engine chose to recompute, having measured both.
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import tempfile
 import time
@@ -33,7 +32,7 @@ from inferflux.worker.engine.sequence import Sequence
 from inferflux.worker.engine.tiers.disk import Disk
 from inferflux.worker.engine.tiers.tiers import Tiers
 
-from .target import positive
+from .command_line import add_json, make_parser, positive, write_json
 
 _BYTES = 8 << 30
 _WAYS = ("device", "host", "disk", "recomputed")
@@ -156,13 +155,11 @@ def measure(path: Path, tokens: int, rounds: int) -> tuple[dict[str, list[float]
 
 
 def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = make_parser(__doc__)
     parser.add_argument("--model-file", type=Path, default=Path("models/inferflux-demo.gguf"))
     parser.add_argument("--tokens", type=positive, nargs="+", default=[1000, 3000])
     parser.add_argument("--rounds", type=positive, default=5)
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there")
+    add_json(parser)
     return parser.parse_args()
 
 
@@ -178,8 +175,7 @@ def main() -> None:
         ]
         table.add_row(str(tokens), *cells)
     Console().print(table)
-    if options.json:
-        options.json.write_text(json.dumps(figures, indent=2) + "\n")
+    write_json(options, figures)
 
 
 if __name__ == "__main__":

@@ -9,7 +9,6 @@ median milliseconds of a step with one row and with two, in turn, at growing dep
 
 from __future__ import annotations
 
-import argparse
 import os
 import time
 from pathlib import Path
@@ -20,6 +19,7 @@ from rich.table import Table
 
 from inferflux.worker.engine_host import SPIN_COUNT
 
+from .command_line import make_parser
 from .stats import median
 from .step_cost import sequence
 
@@ -32,9 +32,7 @@ _WARMUP_ROUNDS = 5
 
 def main() -> None:
     """Measure, and print the table."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = make_parser(__doc__)
     parser.add_argument("--model-file", type=Path, default=Path("models/bench.gguf"), help="GGUF to measure")
     parser.add_argument("--threads", type=int, default=0, help="0: every core this process may use")
     options = parser.parse_args()

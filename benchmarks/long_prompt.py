@@ -27,6 +27,7 @@ import uvloop
 from rich.console import Console
 
 from benchmarks import target
+from benchmarks.command_line import make_parser, positive, write_json
 from benchmarks.load import Send, sender
 from benchmarks.prompts import Prompts
 from benchmarks.stats import gaps, median
@@ -96,14 +97,12 @@ def figures(
 
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     """The command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = make_parser(__doc__)
     target.add_options(parser)
-    parser.add_argument("--streams", type=target.positive, default=4)
-    parser.add_argument("--stream-tokens", type=target.positive, default=2400, help="most tokens of a stream")
-    parser.add_argument("--prompt-tokens", type=target.positive, default=4000)
-    parser.add_argument("--repeats", type=target.positive, default=3)
+    parser.add_argument("--streams", type=positive, default=4)
+    parser.add_argument("--stream-tokens", type=positive, default=2400, help="most tokens of a stream")
+    parser.add_argument("--prompt-tokens", type=positive, default=4000)
+    parser.add_argument("--repeats", type=positive, default=3)
     return parser.parse_args(arguments)
 
 
@@ -201,9 +200,7 @@ def main(arguments: list[str] | None = None) -> int:
         Console(stderr=True).print(str(error), style="red", markup=False)
         return 1
     Console().print_json(json.dumps(result))
-    if options.json:
-        options.json.parent.mkdir(parents=True, exist_ok=True)
-        options.json.write_text(json.dumps(result, indent=2) + "\n")
+    write_json(options, result)
     return 0
 
 

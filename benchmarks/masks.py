@@ -12,7 +12,6 @@ Prints the tokens per second of the fastest constrained round divided by those o
 
 from __future__ import annotations
 
-import argparse
 import json
 import re
 import statistics
@@ -36,7 +35,7 @@ from inferflux.worker.engine.masks import MaskedRow, Masks
 from inferflux.worker.engine.native import Backend
 from inferflux.worker.engine.tiers.tiers import Tiers
 
-from .target import positive
+from .command_line import add_json, make_parser, positive, write_json
 
 VOCABULARIES = (2048, 32_000, 128_256)
 SEQUENCES = 8
@@ -249,14 +248,12 @@ def throughput(path: Path, tokens: int, rounds: int) -> dict[str, float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = make_parser(__doc__)
     parser.add_argument("--model-file", type=Path, default=Path("models/bench.gguf"))
     parser.add_argument("--tokens", type=positive, default=128, help="of each answer; default: %(default)s")
     parser.add_argument("--rounds", type=positive, default=5)
     parser.add_argument("--no-throughput", action="store_true", help="masks alone")
-    parser.add_argument("--json", type=Path, help="write the figures to this file")
+    add_json(parser)
     options = parser.parse_args()
     console = Console()
     pieces = common_pieces(max(VOCABULARIES))
@@ -272,8 +269,7 @@ def main() -> None:
         ratios = throughput(options.model_file, options.tokens, options.rounds)
         for name, ratio in ratios.items():
             console.print(f"{name}: {ratio:.3f}")
-    if options.json:
-        options.json.write_text(json.dumps({"masks": masks, "constrained_to_free": ratios}, indent=2))
+    write_json(options, {"masks": masks, "constrained_to_free": ratios})
 
 
 if __name__ == "__main__":

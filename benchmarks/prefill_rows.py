@@ -20,17 +20,15 @@ from rich.table import Table
 
 from inferflux.worker.engine_host import SPIN_COUNT
 
+from .command_line import make_parser, positive
 from .stats import median
-from .target import positive
 
 _TOKENS = 512
 _CELLS = 1024
 
 
 def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = make_parser(__doc__)
     parser.add_argument("--model-file", type=Path, default=Path("models/bench.gguf"), help="GGUF to measure")
     parser.add_argument("--rows", type=positive, nargs="+", default=[85, 256, 512])
     parser.add_argument("--rounds", type=positive, default=6)

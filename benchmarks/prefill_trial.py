@@ -18,7 +18,6 @@ With --ablation the engines are as a worker's, each without one of what bends th
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -34,11 +33,11 @@ from rich.table import Table
 
 from inferflux.worker.engine_host import SPIN_COUNT
 
+from .command_line import add_json, make_parser, positive, write_json
 from .engine_loop import EngineLoop, item_of
 from .long_prompt import figures
 from .prompts import Prompts, middle_of
 from .stats import median
-from .target import positive
 from .trace import Trace, totals
 
 if TYPE_CHECKING:
@@ -228,9 +227,7 @@ def rows(waves: int) -> dict[str, Callable[[Backend], Figures]]:
 
 
 def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = make_parser(__doc__)
     parser.add_argument("--model-file", type=Path, default=Path("models/bench.gguf"), help="GGUF to measure")
     parser.add_argument("--only", nargs="+", choices=sorted(rows(1)), default=list(rows(1)))
     parser.add_argument("--without", nargs="+", default=[], metavar="ENGINE", help="leave these out")
@@ -239,7 +236,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--threads", type=int, default=0, help="0: every core this process may use")
     parser.add_argument("--spin", default=SPIN_COUNT, help="GOMP_SPINCOUNT")
     parser.add_argument("--ablation", action="store_true", help="a worker without each of its constants")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write every figure there")
+    add_json(parser, "every figure")
     return parser.parse_args()
 
 
@@ -264,8 +261,7 @@ def main() -> None:
                     found[row][name].append(measure(backend))
                 Console(stderr=True).print(row, name, found[row][name][-1], style="dim")
         Console().print(table_of(row, found[row]))
-        if options.json:
-            options.json.write_text(json.dumps(found, indent=2) + "\n")
+        write_json(options, found)
 
 
 def table_of(row: str, found: dict[str, list[Figures]]) -> Table:

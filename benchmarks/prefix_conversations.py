@@ -27,8 +27,8 @@ from inferflux.cli.stack import Stack, StackOptions
 from inferflux.common import grpc_client
 from inferflux.v1 import inference_pb2_grpc
 
+from .command_line import positive
 from .grpc_target import generate_request
-from .target import positive
 
 # Token ids that are ordinary text in the demo and the bench model.
 _IDS = range(300, 1800)

@@ -18,12 +18,10 @@ A half-life of 1 request evicts what was not used for the longest time.
 from __future__ import annotations
 
 import argparse
-import json
 import random
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from unittest import mock
 
 import numpy as np
@@ -39,8 +37,8 @@ from inferflux.worker.engine.saved import SavedStates
 from inferflux.worker.engine.sequence import Sequence, sequence_of
 from inferflux.worker.engine.tiers.tiers import Tiers
 
+from .command_line import add_json, make_parser, positive, write_json
 from .engine_loop import item_of
-from .target import positive
 
 _VOCABULARY = 30_000
 _QUESTION_TOKENS = 24
@@ -248,9 +246,7 @@ def conversations(options: argparse.Namespace, seed: int) -> dict[str, float]:
 
 
 def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = make_parser(__doc__)
     parser.add_argument("--prefixes", type=positive, default=200)
     parser.add_argument("--places", type=positive, default=40, help="prefixes that there are cells for")
     parser.add_argument("--exponent", type=float, default=1.0, help="of Zipf's law")
@@ -261,7 +257,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--requests", type=positive, default=5000, help="the first fifth is not counted")
     parser.add_argument("--half-lives", type=positive, nargs="+", default=[1, radix.HALF_LIFE])
     parser.add_argument("--seeds", type=positive, default=3)
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there")
+    add_json(parser)
     return parser.parse_args()
 
 
@@ -279,8 +275,7 @@ def main() -> None:
         for half_life, figures in found[name].items():
             table.add_row(str(half_life), *(f"{value:.3f}" for value in figures.values()))
         Console().print(table)
-    if options.json:
-        options.json.write_text(json.dumps(found, indent=2) + "\n")
+    write_json(options, found)
 
 
 if __name__ == "__main__":

@@ -11,7 +11,6 @@ scheduler waits for: the round trip on one connection with nothing else under wa
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import tempfile
 import time
@@ -30,8 +29,8 @@ from inferflux.common.prefixes.hashes import PrefixHasher, packed
 from inferflux.common.prefixes.index import BLOCKS_AT_ONCE, CachedBlock, Change, Holder, PrefixIndex, Tier
 from inferflux.common.servers import ServerProcess
 
+from .command_line import add_json, make_parser, positive, write_json
 from .stats import Summary, summary
-from .target import positive
 
 if TYPE_CHECKING:
     from redis.asyncio import Redis
@@ -64,13 +63,11 @@ class Cost:
 
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     """The command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = make_parser(__doc__)
     parser.add_argument("--workers", type=positive, nargs="+", default=[1, 10, 100])
     parser.add_argument("--lookups", type=positive, default=2000)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--json", type=Path, metavar="FILE")
+    add_json(parser)
     return parser.parse_args(arguments)
 
 
@@ -205,8 +202,7 @@ def main(arguments: list[str] | None = None) -> int:
         finally:
             server.kill()
     Console().print(to_table(found))
-    if options.json is not None:
-        options.json.write_text(json.dumps([asdict(one) for one in found], indent=2) + "\n")
+    write_json(options, [asdict(one) for one in found])
     return 0
 
 

@@ -22,10 +22,10 @@ from rich.progress import track
 
 from inferflux.worker.engine_host import SPIN_COUNT
 
+from .command_line import add_json, make_parser, positive, write_json
 from .engine_loop import EngineLoop, item_of
 from .prompts import Prompts, middle_of
 from .stats import median
-from .target import positive
 from .trace import totals
 
 if TYPE_CHECKING:
@@ -92,9 +92,7 @@ def prefill_s(loop: EngineLoop, name: str, prompt: list[int]) -> float:
 
 
 def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = make_parser(__doc__)
     parser.add_argument("--model-file", type=Path, default=Path("models/bench.gguf"), help="GGUF to measure")
     parser.add_argument("--concurrency", type=positive, default=8, help="requests at a time, at most 16")
     parser.add_argument("--requests", type=positive, default=32, help="of each turn")
@@ -104,7 +102,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--hit-tokens", type=positive, default=3000)
     parser.add_argument("--suffix-tokens", type=positive, default=1000)
     parser.add_argument("--threads", type=int, default=0, help="0: every core this process may use")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there")
+    add_json(parser)
     return parser.parse_args()
 
 
@@ -135,8 +133,7 @@ def main() -> None:
         "no_repeats": no_repeats(loops, vocabulary, options),
     }
     Console().print_json(json.dumps(found))
-    if options.json:
-        options.json.write_text(json.dumps(found, indent=2) + "\n")
+    write_json(options, found)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import os
 import random
 import statistics
@@ -28,11 +27,11 @@ from rich.table import Table
 from inferflux.cli.stack import Stack, StackOptions
 
 from . import peers
+from .command_line import add_json, make_parser, positive, write_json
 from .grpc_target import GrpcTarget
 from .load import Target
 from .peer_build import built_server
 from .sse_target import SseTarget
-from .target import positive
 from .trace import Trace
 
 # Token ids that are ordinary text in the demo and the bench model.
@@ -116,9 +115,7 @@ def show(found: dict[str, Times]) -> Table:
 
 
 def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = make_parser(__doc__)
     parser.add_argument("--model-file", type=Path, default=Path("models/inferflux-demo.gguf"))
     parser.add_argument("--tenants", type=positive, default=12)
     parser.add_argument("--prefix-tokens", type=positive, default=1000)
@@ -128,7 +125,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--disk-bytes", type=int, default=0, help="of the disk tier")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--ours-alone", action="store_true")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write all times there")
+    add_json(parser, "all times")
     return parser.parse_args()
 
 
@@ -141,8 +138,7 @@ def main() -> None:
         except peers.PeerError as error:
             sys.exit(str(error))
     Console().print(show(found))
-    if options.json:
-        options.json.write_text(json.dumps(found))
+    write_json(options, found)
 
 
 if __name__ == "__main__":

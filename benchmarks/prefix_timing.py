@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import random
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -29,9 +28,9 @@ from inferflux.cli.stack import Stack, StackOptions
 from inferflux.common import grpc_client
 from inferflux.v1 import policy_pb2, policy_pb2_grpc
 
+from .command_line import add_json, make_parser, positive, write_json
 from .grpc_target import GrpcTarget
 from .prefix_tenants import ask
-from .target import positive
 
 # Token ids that are ordinary text in the demo and the bench model.
 _IDS = range(300, 1800)
@@ -146,14 +145,12 @@ def show(verdicts: dict[str, Verdict]) -> Table:
 
 
 def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = make_parser(__doc__)
     parser.add_argument("--model-file", type=Path, default=Path("models/inferflux-demo.gguf"))
     parser.add_argument("--prompts", type=positive, default=150, help="of each kind and scope")
     parser.add_argument("--prompt-tokens", type=positive, default=400)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write verdicts and times there")
+    add_json(parser, "verdicts and times")
     return parser.parse_args()
 
 
@@ -162,10 +159,9 @@ def main() -> None:
     pairs = asyncio.run(measure(options))
     verdicts = {name: verdict(np.array(p.asked_ms), np.array(p.fresh_ms)) for name, p in pairs.items()}
     Console().print(show(verdicts))
-    if options.json:
-        times = {name: {"asked_ms": p.asked_ms, "fresh_ms": p.fresh_ms} for name, p in pairs.items()}
-        found = {"verdicts": {name: asdict(v) for name, v in verdicts.items()}, "times": times}
-        options.json.write_text(json.dumps(found, indent=2) + "\n")
+    times = {name: {"asked_ms": p.asked_ms, "fresh_ms": p.fresh_ms} for name, p in pairs.items()}
+    found = {"verdicts": {name: asdict(v) for name, v in verdicts.items()}, "times": times}
+    write_json(options, found)
 
 
 if __name__ == "__main__":

@@ -9,20 +9,18 @@ and the bytes of the tree for each byte of token ids it holds.
 
 from __future__ import annotations
 
-import argparse
 import gc
 import json
 import time
 import tracemalloc
-from pathlib import Path
 
 import numpy as np
 from rich.console import Console
 
 from inferflux.worker.engine.radix import RadixPrefixCache, TokenArray
 
+from .command_line import add_json, make_parser, positive, write_json
 from .stats import percentile
-from .target import positive
 
 _VOCABULARY = 32_000
 _ID_BYTES = 4
@@ -66,13 +64,11 @@ def lookup_times(tree: RadixPrefixCache, prompts: list[TokenArray]) -> list[floa
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = make_parser(__doc__)
     parser.add_argument("--sequences", type=positive, default=10_000)
     parser.add_argument("--tokens", type=positive, default=8000, help="of a prompt that is looked up")
     parser.add_argument("--lookups", type=positive, default=2000)
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there")
+    add_json(parser)
     options = parser.parse_args()
     rng = np.random.default_rng(0)
     sequences = conversations(options.sequences, options.tokens, rng)
@@ -92,8 +88,7 @@ def main() -> None:
         "bytes_per_id_byte": bytes_ratio,
     }
     Console().print_json(json.dumps(found))
-    if options.json:
-        options.json.write_text(json.dumps(found, indent=2) + "\n")
+    write_json(options, found)
 
 
 if __name__ == "__main__":

@@ -17,6 +17,7 @@ if not __package__:
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
 from benchmarks import results
+from benchmarks.command_line import make_parser
 from benchmarks.plot import ratio_bars
 from benchmarks.show import target_text, value_text
 
@@ -120,9 +121,7 @@ def insert(document: str, results_text: str, *, begin: str = BEGIN, end: str = E
 
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     """The command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = make_parser(__doc__)
     parser.add_argument(
         "--of", choices=list(PARTS), default="bench", help="which table (default: %(default)s)"
     )

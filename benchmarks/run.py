@@ -27,12 +27,12 @@ if not __package__:
 from rich.console import Console
 
 from benchmarks import results
+from benchmarks.command_line import make_parser, positive
 from benchmarks.lab import BENCH_MODEL, FULL, QUICK, Lab, LabError, Plan
 from benchmarks.peers import ROOT, PeerError
 from benchmarks.rows import ROWS, Row
 from benchmarks.scenarios import SCENARIOS, Scenario, Setup
 from benchmarks.show import rows_table
-from benchmarks.target import positive
 from inferflux.cli.errors import CommandError
 from inferflux.cli.stack import StartError
 
@@ -41,9 +41,7 @@ _BUSY_LOAD = 0.5
 
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     """The command line."""
-    parser = argparse.ArgumentParser(
-        prog="make bench", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = make_parser(__doc__, prog="make bench")
     parser.add_argument("--only", nargs="+", metavar="ROW", choices=list(ROWS), help=", ".join(ROWS))
     parser.add_argument("--quick", action="store_true", help="one pair and few requests: a trial, no result")
     parser.add_argument(

@@ -13,7 +13,6 @@ machine.
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -26,6 +25,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from benchmarks.command_line import add_json, make_parser, write_json
 from benchmarks.report import ReportError, insert
 from benchmarks.sim import studies
 from benchmarks.sim.findings import Findings, Grid
@@ -42,9 +42,7 @@ Step = Callable[[str], None]
 
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     """The command line."""
-    parser = argparse.ArgumentParser(
-        prog="make sim", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = make_parser(__doc__, prog="make sim")
     parser.add_argument("--policy", choices=["all", *POLICIES], default="all")
     parser.add_argument("--arrivals", choices=["poisson", "bursty"], default="poisson")
     parser.add_argument("--seed", type=int, default=1)
@@ -53,7 +51,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
         "--queued", type=_within(100, 1_000_000), help="of the part about cost (default: 100000)"
     )
     parser.add_argument("--quick", action="store_true", help="a small trial; its figures are none to cite")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write every figure there")
+    add_json(parser, "every figure")
     parser.add_argument(
         "--write", type=Path, metavar="DOCUMENT", help="put the tables into it, and pictures beside it"
     )
@@ -172,8 +170,7 @@ def main(arguments: list[str] | None = None) -> int:
     for grid in found.grids():
         console.print(to_table(grid))
     try:
-        if options.json is not None:
-            options.json.write_text(json.dumps(found.to_json(), indent=2) + "\n")
+        write_json(options, found.to_json())
         if options.write is not None:
             write(found, options.write)
     except (ReportError, OSError) as error:

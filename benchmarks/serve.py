@@ -12,7 +12,6 @@ Exit code 1 if any request failed.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import sys
 import time
@@ -30,6 +29,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from benchmarks import target
+from benchmarks.command_line import make_parser, positive, write_json
 from benchmarks.http_stream import ProtocolError
 from benchmarks.load import Send, Target, closed_loop, open_loop, sender
 from benchmarks.prompts import LogNormal, Prompts, PromptSource, TextPrompts
@@ -47,14 +47,12 @@ _TAKE_BITS = 32
 
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     """The command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = make_parser(__doc__)
     target.add_options(parser)
-    parser.add_argument("--concurrency", type=target.positive, default=8, help="requests at a time")
-    parser.add_argument("--requests", type=target.positive, default=64)
-    parser.add_argument("--prompt-tokens", type=target.positive, default=128)
-    parser.add_argument("--max-tokens", type=target.positive, default=64)
+    parser.add_argument("--concurrency", type=positive, default=8, help="requests at a time")
+    parser.add_argument("--requests", type=positive, default=64)
+    parser.add_argument("--prompt-tokens", type=positive, default=128)
+    parser.add_argument("--max-tokens", type=positive, default=64)
     parser.add_argument(
         "--prompt-characters",
         type=_log_normal_span,
@@ -77,7 +75,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--warmup", type=int, default=0, help="requests sent before, not measured")
     parser.add_argument(
         "--take",
-        type=target.positive,
+        type=positive,
         default=0,
         help="other prompts, of the same lengths at the same moments: a server caches those it has had",
     )
@@ -187,9 +185,7 @@ def main(arguments: list[str] | None = None) -> int:
     Console().print(result_table(result))
     for message, count in result["errors"].items():
         console.print(f"{count} failed: {message}", style="red", markup=False)
-    if options.json:
-        options.json.parent.mkdir(parents=True, exist_ok=True)
-        options.json.write_text(json.dumps(result, indent=2) + "\n")
+    write_json(options, result)
     return 1 if result["failed"] else 0
 
 

@@ -12,7 +12,6 @@ threads it counts their waiting too.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import time
 from pathlib import Path
@@ -24,8 +23,8 @@ from rich.table import Table
 
 from inferflux.worker.engine_host import SPIN_COUNT
 
+from .command_line import add_json, make_parser, positive, write_json
 from .step_cost import sequence
-from .target import positive
 
 if TYPE_CHECKING:
     from inferflux.worker.engine.native import Backend
@@ -70,15 +69,13 @@ class Trial:
 
 
 def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = make_parser(__doc__)
     parser.add_argument("--model-file", type=Path, default=Path("models/bench.gguf"), help="GGUF to measure")
     parser.add_argument("--depths", type=positive, nargs="+", default=[256, 1000])
     parser.add_argument("--suffixes", type=positive, nargs="+", default=[4, 8, 16, 24, 48])
     parser.add_argument("--repeats", type=positive, default=3)
     parser.add_argument("--threads", type=int, default=1, help="0: every core this process may use")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there")
+    add_json(parser)
     return parser.parse_args()
 
 
@@ -115,8 +112,7 @@ def main() -> None:
                 cells = [f"{times[False]:.0f}", f"{times[True]:.0f}", f"{times[False] / times[True]:.2f}"]
                 table.add_row(width, str(depth), str(suffix), *cells)
     Console().print(table)
-    if options.json:
-        options.json.write_text(json.dumps(found, indent=2) + "\n")
+    write_json(options, found)
 
 
 if __name__ == "__main__":

@@ -11,7 +11,6 @@ first engine of the same round.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import random
 from pathlib import Path
@@ -24,9 +23,9 @@ from rich.table import Table
 
 from inferflux.worker.engine_host import SPIN_COUNT
 
+from .command_line import add_json, make_parser, positive, write_json
 from .engine_loop import EngineLoop, item_of
 from .stats import median
-from .target import positive
 from .trace import Trace, totals
 
 if TYPE_CHECKING:
@@ -57,16 +56,14 @@ def served(backend: Backend, common: int, requests: int, seed: int) -> dict[str,
 
 
 def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = make_parser(__doc__)
     parser.add_argument("--model-file", type=Path, default=Path("models/bench.gguf"), help="GGUF to measure")
     parser.add_argument("--shortest", type=positive, nargs="+", default=[16, 1, 64])
     parser.add_argument("--common", type=positive, nargs="+", default=[8, 32, 96])
     parser.add_argument("--requests", type=positive, default=32, help="of a round")
     parser.add_argument("--rounds", type=positive, default=5)
     parser.add_argument("--threads", type=int, default=0, help="0: every core this process may use")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write every figure there")
+    add_json(parser, "every figure")
     return parser.parse_args()
 
 
@@ -106,8 +103,7 @@ def main() -> None:
             ]
             table.add_row(str(common), str(shortest), *ratios)
     Console().print(table)
-    if options.json:
-        options.json.write_text(json.dumps(found, indent=2) + "\n")
+    write_json(options, found)
 
 
 if __name__ == "__main__":

@@ -20,6 +20,7 @@ from rich.table import Table
 
 from inferflux.worker.engine_host import SPIN_COUNT
 
+from .command_line import make_parser
 from .stats import median
 
 if TYPE_CHECKING:
@@ -133,9 +134,7 @@ def sequence(seq_id: int, tokens: int, position: int, left: int) -> Sequence:
 
 
 def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = make_parser(__doc__)
     parser.add_argument("--model-file", type=Path, default=Path("models/bench.gguf"), help="GGUF to measure")
     parser.add_argument("--decodes", type=int, default=4, help="sequences that decode (default: %(default)s)")
     parser.add_argument("--threads", type=int, default=0, help="0: every core this process may use")

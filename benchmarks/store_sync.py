@@ -9,7 +9,6 @@ whole stack at idle.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import secrets
 import statistics
@@ -26,6 +25,7 @@ import uvloop
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.command_line import make_parser
 from benchmarks.stats import percentile
 from inferflux.cli.client import Client
 from inferflux.cli.stack import Stack, StackOptions
@@ -125,9 +125,7 @@ async def _measure(directory: Path, values: list[str], rounds: int, requests: in
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = make_parser(__doc__)
     parser.add_argument("--dir", type=Path, default=Path("/var/tmp"), help="on the disk to measure")  # noqa: S108
     parser.add_argument("--values", nargs="+", default=list(_VALUES), help="as nats-server takes them")
     parser.add_argument("--rounds", type=int, default=3)

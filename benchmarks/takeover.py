@@ -21,10 +21,10 @@ from unittest import mock
 from rich.console import Console
 from rich.table import Table
 
+from .command_line import make_parser, positive
 from .engine_loop import item_of
 from .prompts import Prompts, middle_of
 from .stats import median
-from .target import positive
 
 if TYPE_CHECKING:
     from inferflux.worker.engine.native import Backend
@@ -92,9 +92,7 @@ def recompute(backend: Backend, prompt_tokens: int, generated: int) -> list[floa
 
 
 def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = make_parser(__doc__)
     parser.add_argument("--model-file", type=Path, default=Path("models/bench.gguf"), help="GGUF to measure")
     parser.add_argument("--prompt-tokens", type=positive, default=128)
     parser.add_argument("--generated", type=positive, default=64, help="tokens generated before")

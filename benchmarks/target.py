@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import argparse
 import os
-from pathlib import Path
 
+from .command_line import add_json
 from .grpc_target import GrpcTarget
 from .lean_grpc_target import LeanGrpcTarget
 from .load import Target
@@ -33,7 +33,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--top-p", type=float, default=GREEDY.top_p, help="default: %(default)s")
     parser.add_argument("--limit-s", type=float, default=300.0, help="longest time of one request")
     parser.add_argument("--pin", type=int, help="run on this core alone")
-    parser.add_argument("--json", type=Path, help="write the figures to this file")
+    add_json(parser)
 
 
 def open_target(options: argparse.Namespace) -> Target:
@@ -50,14 +50,6 @@ async def token_range(options: argparse.Namespace, target: Target) -> tuple[int,
         low, high = options.token_range
         return low, high
     return middle_of(await target.vocabulary_size())
-
-
-def positive(text: str) -> int:
-    """A whole number of at least 1, for argparse."""
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError("must be at least 1")
-    return value
 
 
 def _temperature(text: str) -> float:

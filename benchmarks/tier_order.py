@@ -14,18 +14,16 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import json
 import random
 from collections import OrderedDict
 from collections.abc import Iterator
-from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
 
 from inferflux.worker.engine.tiers.space import Eviction, Space
 
-from .target import positive
+from .command_line import add_json, make_parser, positive, write_json
 
 _PREFIXES = 200
 _SHIFT_EVERY = 1000
@@ -103,14 +101,12 @@ def belady(requests: list[int], room: int) -> int:
 
 
 def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = make_parser(__doc__)
     parser.add_argument("--requests", type=positive, default=20_000)
     parser.add_argument("--device", type=positive, default=10, help="prefixes in the KV cache")
     parser.add_argument("--host", type=positive, default=30, help="prefixes in host memory")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there")
+    add_json(parser)
     return parser.parse_args()
 
 
@@ -128,8 +124,7 @@ def main() -> None:
         parts = [f"{part:.3f}" for part in figures[name].values()]
         table.add_row(name, *parts, *[f"{of / best:.3f}" for of in found.values()])
     Console().print(table)
-    if options.json:
-        options.json.write_text(json.dumps(figures) + "\n")
+    write_json(options, figures)
 
 
 if __name__ == "__main__":

@@ -21,6 +21,7 @@ import psutil
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from benchmarks.command_line import make_parser
 from inferflux.cli.errors import CommandError
 from inferflux.cli.stack import Stack, StackOptions
 from inferflux.common import grpc_client
@@ -136,9 +137,7 @@ async def run(options: argparse.Namespace, console: Console) -> bool:
 
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     """The command line."""
-    parser = argparse.ArgumentParser(
-        prog="make fuzz", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = make_parser(__doc__, prog="make fuzz")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--calls", type=int, default=50_000)
     names = sorted({method.path.rpartition("/")[2] for method in methods()})

@@ -36,6 +36,7 @@ from rich.markup import escape
 from rich.progress import Progress
 from rich.table import Table
 
+from benchmarks.command_line import make_parser
 from inferflux.cli.errors import CommandError
 from inferflux.cli.stack import Stack, StackOptions
 from inferflux.common.address import split
@@ -255,9 +256,7 @@ def show(sent: Burst, console: Console) -> None:
 
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     """The command line."""
-    parser = argparse.ArgumentParser(
-        prog="make hostile", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = make_parser(__doc__, prog="make hostile")
     parser.add_argument("--only", nargs="+", metavar="ATTACK", choices=list(ATTACKS), help=", ".join(ATTACKS))
     parser.add_argument("--seconds", type=float, default=3.0, help="length of each window")
     parser.add_argument("--rounds", type=int, default=3, help="one calm and one attacked window each")

@@ -18,6 +18,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from benchmarks import results
+from benchmarks.command_line import make_parser
 from benchmarks.lab import LabError
 from benchmarks.run import chosen, conclude, measure, warn_if_busy, write_bench_model
 
@@ -28,11 +29,7 @@ from .scenarios import SCENARIOS
 
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     """The command line."""
-    parser = argparse.ArgumentParser(
-        prog="make bench-scheduling",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = make_parser(__doc__, prog="make bench-scheduling")
     parser.add_argument("--only", nargs="+", metavar="ROW", choices=list(ROWS), help=", ".join(ROWS))
     parser.add_argument("--quick", action="store_true", help="one of everything: a trial, no result")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there instead")
