@@ -93,7 +93,9 @@ async def test_beyond_the_budget_of_all_the_largest_tenant_loses_answers(redis: 
     assert (await bytes_of(redis))["total"] == 5 * SIZE
 
 
-async def test_an_answer_lives_for_so_long_after_its_last_use_and_then_counts_no_more(redis: Redis) -> None:
+async def test_an_answer_lives_for_its_lifetime_after_its_last_use_and_then_counts_no_more(
+    redis: Redis,
+) -> None:
     one, other = name(), name()
     await answers(redis, lifetime_s=3600).keep(one, DATA, tenant="acme")
     assert 3_500_000 < await redis.pttl(f"{PREFIX}answer:{one.hex()}") <= 3_600_000

@@ -123,7 +123,7 @@ def test_a_parked_request_that_lost_cells_is_computed_again(served: Served) -> N
     assert served.tokens["parked"] == expected
 
 
-def test_cells_that_nobody_counted_are_freed(served: Served) -> None:
+def test_cells_that_the_ledger_lacks_are_freed(served: Served) -> None:
     served.run(batch_item("a", prompt=PROMPT, max_tokens=3))
     free_id = served.engine._memory._seq_ids._free[-1]
     demo()._main.decode_tokens(np.array(OTHER, np.int32), seq_id=free_id, position=0)

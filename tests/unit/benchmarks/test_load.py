@@ -13,7 +13,7 @@ from benchmarks.load import closed_loop, open_loop, poisson_moments
 from benchmarks.trace import Trace
 
 
-async def test_a_closed_loop_keeps_exactly_so_many_on_the_way() -> None:
+async def test_a_closed_loop_keeps_exactly_this_many_on_the_way() -> None:
     on_the_way = 0
     most = 0
     sent: list[int] = []

@@ -70,7 +70,7 @@ def test_a_full_disk_refuses_long_writes(tmp_path: Path) -> None:
         pass
 
 
-def test_files_are_spoilt_and_what_was_added_counts_as_nobody_s(tmp_path: Path) -> None:
+def test_files_are_spoilt_and_what_was_added_counts_as_no_process_s(tmp_path: Path) -> None:
     for n in range(6):
         (tmp_path / f"{n}.kv").write_bytes(bytes(100))
     assert disk.spoil(tmp_path, random.Random(1)) == 8

@@ -41,7 +41,7 @@ def test_a_place_is_given_back_once() -> None:
 
 
 @given(st.lists(st.tuples(st.sampled_from("abcd"), st.booleans()), max_size=60))
-def test_whoever_has_less_than_its_share_finds_a_place_at_once(steps: list[tuple[str, bool]]) -> None:
+def test_an_owner_with_less_than_its_share_finds_a_place_at_once(steps: list[tuple[str, bool]]) -> None:
     places = FairPlaces[int](grace_s=GRACE_S)
     owners: dict[int, str] = {}
     for number, (owner, gives_back) in enumerate(steps):

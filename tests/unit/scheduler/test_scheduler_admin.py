@@ -281,7 +281,7 @@ async def test_a_worker_is_told_to_clear_its_cache_and_what_it_says_is_answered_
     assert desk.commands == [("worker-1", worker_pb2.WorkerCommand(clear_cache=CLEAR, term=7))]
 
 
-async def test_a_worker_that_does_not_answer_keeps_nobody_waiting() -> None:
+async def test_a_worker_that_does_not_answer_keeps_no_other_waiting() -> None:
     desk = Desk()
     desk.until_answered = asyncio.Event()
     slow = asyncio.create_task(desk.ask(clearing()))

@@ -398,7 +398,7 @@ def cleared(world: WorkerWorld, clear: scheduler_pb2.ClearCache = CLEAR) -> sche
     return answer.cleared
 
 
-def test_clearing_takes_what_nobody_holds_and_leaves_what_runs_waits_or_is_shared() -> None:
+def test_clearing_takes_what_no_request_holds_and_leaves_what_runs_waits_or_is_shared() -> None:
     world = world_of(slots=2, has_prefix_cache=True)
     for name, prompt in (("ended", PROMPT), ("other", PROMPT[::-1])):
         world.submit(item(name, prompt=prompt))
