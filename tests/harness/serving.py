@@ -7,7 +7,7 @@ from typing import Any
 
 from harness.worker import DEMO_MODEL
 
-from inferflux.v1 import engine_pb2, tokens_pb2, worker_pb2
+from inferflux.v1 import engine_pb2, generation_pb2, tokens_pb2, worker_pb2
 from inferflux.worker.engine.clock import Clock
 from inferflux.worker.engine.core import Engine
 from inferflux.worker.engine.ledger_check import difference
@@ -33,6 +33,8 @@ class Served:
 
     Attributes:
         tokens: by request id. cached: `cached_prompt_tokens` by request id.
+        chunks: all that have been emitted.
+        drafted, accepted: tokens of all requests.
     """
 
     def __init__(
@@ -42,8 +44,11 @@ class Served:
         has_prefix_cache: bool = True,
         host_bytes: int = 1 << 28,
         clock: Clock | None = None,
+        speculation: generation_pb2.Speculation.ValueType = generation_pb2.SPECULATION_OFF,
     ) -> None:
         self.backend = backend
+        self.chunks: list[tokens_pb2.TokenChunk] = []
+        self.drafted = self.accepted = 0
         self.tokens: dict[str, list[int]] = {}
         self.cached: dict[str, int] = {}
         self.stats = engine_pb2.StepStats()
@@ -57,6 +62,7 @@ class Served:
             tiers=Tiers(backend.identity, host_bytes=host_bytes, is_divisible=backend.cuts_states),
             has_prefix_cache=has_prefix_cache,
             clock=clock,
+            speculation=speculation,
         )
 
     def run(self, *items: worker_pb2.BatchItem, cancelled: str = "") -> None:
@@ -97,10 +103,13 @@ class Served:
         assert report is not None
         for emission in report.step.emissions:
             chunk = tokens_pb2.TokenChunk.FromString(emission.chunk)
+            self.chunks.append(chunk)
             self.tokens.setdefault(chunk.request_id, []).extend(chunk.token_ids)
             if chunk.HasField("finished"):
                 self.cached[chunk.request_id] = chunk.finished.usage.cached_prompt_tokens
         self.stats = report.step.stats
+        self.drafted += self.stats.draft_tokens
+        self.accepted += sum(self.stats.accepted_draft_tokens)
         self.queries += self.stats.prefix_queries
         self.hits += self.stats.prefix_hits
         self.evictions += self.stats.prefix_evictions

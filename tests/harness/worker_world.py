@@ -23,7 +23,7 @@ from prometheus_client import CollectorRegistry
 
 from inferflux.common import subjects
 from inferflux.common.tracing import OFF
-from inferflux.v1 import engine_pb2, scheduler_pb2, tokens_pb2, worker_pb2
+from inferflux.v1 import engine_pb2, generation_pb2, scheduler_pb2, tokens_pb2, worker_pb2
 from inferflux.worker.emit import Emitter
 from inferflux.worker.engine.cell_log import Occupancy
 from inferflux.worker.engine.clock import Clock
@@ -32,6 +32,7 @@ from inferflux.worker.engine.core import Engine
 from inferflux.worker.engine.native import Timing
 from inferflux.worker.engine.planner import ScheduledTokens, StepPlan
 from inferflux.worker.engine.prefix_sharing import FULL, PrefixSharing, Sharing
+from inferflux.worker.engine.speculation import Row
 from inferflux.worker.engine.tiers.disk import Disk
 from inferflux.worker.engine.tiers.tiers import Tiers
 from inferflux.worker.events import WorkerEvents
@@ -47,9 +48,17 @@ VOCABULARY = 40
 CONTEXT = 128
 
 
+NextToken = Callable[[list[int]], int]
+
+
 def next_token(tokens: list[int]) -> int:
     """What the model of `CheckingCache` says after `tokens`."""
     return zlib.crc32(bytes(tokens)) % VOCABULARY
+
+
+def repetitive(tokens: list[int]) -> int:
+    """What a model says that goes on after two tokens as it did before, most of the time."""
+    return zlib.crc32(bytes([*tokens[-2:], len(tokens) // 23])) % 3
 
 
 class CheckingCache:
@@ -67,8 +76,10 @@ class CheckingCache:
         prefill_cells: int,
         sharing: PrefixSharing = FULL,
         has_long_steps: bool = False,
+        next_token: NextToken = next_token,
     ) -> None:
         self.cells = cells
+        self._next_token = next_token
         self.prefill_cells = prefill_cells
         self.long_step_tokens = self.batch_tokens if has_long_steps else 0
         # Seconds of a token in the prefill context, by the warm-up: where there are long steps, the others
@@ -83,6 +94,8 @@ class CheckingCache:
         self.move_cost = None
         self.sharing_error = ""
         self.sharing = sharing
+        self.speculation_error = "" if sharing.is_divisible else "tokens cannot be removed"
+        self.verified_rows = 12
         self.cell_s = 0.0
         self.spare_id: int | None = sequences if sharing.is_divisible else None
         # Which cells each sequence has: an object stands for each.
@@ -120,11 +133,12 @@ class CheckingCache:
             held += sequence.tokens[sequence.position : sequence.position + part.n].tolist()
             self._cells.setdefault(sequence.seq_id, []).extend(object() for _ in range(part.n))
             self._check_prefill_context(part, in_prefill_context=plan.in_prefill_context)
-            assert part.n_logits <= 1
-            if part.n_logits:
+            assert part.n_logits in (0, 1 + part.n_drafted)
+            for unseen in reversed(range(part.n_logits)):
                 row = np.zeros(VOCABULARY, np.float32)
-                row[next_token(held)] = 1.0
+                row[self._next_token(held[: len(held) - unseen])] = 1.0
                 rows.append(row)
+        assert not any(p.n_drafted for p in plan.parts) or len(rows) <= self.verified_rows
         assert self.used <= self.cells, "the step did not fit"
         if self.sharing.kind is Sharing.WINDOW:
             self._reuse_stale_cells()
@@ -310,6 +324,13 @@ def model_host(
     return made, engine
 
 
+class EagerBudget:
+    """Every row is worth its time."""
+
+    def rows_worth(self, _n_decoding: int, rows: list[Row]) -> int:
+        return len(rows)
+
+
 class WorkerWorld:
     """The two halves of a worker, and what is under way between them."""
 
@@ -327,6 +348,8 @@ class WorkerWorld:
         disk_prompt_tokens: int = 0,
         sharing: PrefixSharing = FULL,
         has_long_steps: bool = False,
+        next_token: NextToken = next_token,
+        speculation: generation_pb2.Speculation.ValueType = generation_pb2.SPECULATION_OFF,
     ) -> None:
         # How far the engine's clocks are ahead.
         self.ahead_s = 0.0
@@ -336,6 +359,7 @@ class WorkerWorld:
             prefill_cells=prefill_cells,
             sharing=sharing,
             has_long_steps=has_long_steps,
+            next_token=next_token,
         )
         self.engine = Engine(
             self.cache,  # type: ignore[arg-type]
@@ -351,8 +375,11 @@ class WorkerWorld:
             ),
             has_prefix_cache=has_prefix_cache,
             disk_prompt_tokens=disk_prompt_tokens,
+            speculation=speculation,
             clock=Clock(lambda: time.monotonic() + self.ahead_s, lambda: time.time() + self.ahead_s),
         )
+        # How fast this machine is does not decide what is drafted.
+        self.engine._drafting._budget = EagerBudget()  # type: ignore[assignment]
         # The latest run of each request that was resumed.
         self.runs: RunCounter[str] = RunCounter()
         self.reports: deque[engine_pb2.StepReport] = deque()

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, fields, is_dataclass
 from functools import wraps
 from pathlib import Path
-from typing import Annotated, Any, get_type_hints
+from typing import Annotated, Any, Literal, get_type_hints
 
 import typer
 
@@ -73,6 +73,10 @@ class GenerationFlags:
     choice: Annotated[
         list[str] | None, typer.Option("--choice", help="The answer is this, or that of another --choice.")
     ] = None
+    speculate: Annotated[
+        Literal["off", "ngram", "draft"] | None,
+        typer.Option("--speculate", help="Where drafts of next tokens come from; else as the worker is set."),
+    ] = None
 
     def generation(self) -> Generation:
         """What they ask of a generation. Raises typer.BadParameter where they contradict each other."""
@@ -93,6 +97,7 @@ class GenerationFlags:
             resume_window_s=self.resume_window,
             skips_answer_cache=self.skip_answer_cache,
             constraint=constraint,
+            speculation=self.speculate,
         )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from inferflux.common.speculation import source_of
 from inferflux.v1 import generation_pb2, inference_pb2
 
 
@@ -20,6 +21,7 @@ class Generation:
     resume_window_s: int = 0
     skips_answer_cache: bool = False
     constraint: generation_pb2.StructuredConstraint | None = None
+    speculation: str | None = None
 
     def params(self) -> generation_pb2.GenerationParams:
         sampling = generation_pb2.SamplingParams(
@@ -30,6 +32,7 @@ class Generation:
             max_tokens=self.max_tokens,
             ignore_eos=self.ignores_eos,
             constraint=self.constraint,
+            speculation=source_of(self.speculation),
         )
 
 

@@ -18,6 +18,7 @@ Both ends are included:
 | params.stop | at most 16, each 1 to 256 bytes |
 | params.stop_token_ids | at most 64 ids of the vocabulary |
 | params.constraint | see `constraints.limits` |
+| params.speculation | a known value |
 
 A penalty below 0.01 could divide a logit beyond what a float32 holds. Pure; every error names its field.
 """
@@ -31,6 +32,7 @@ from inferflux.common.checks import MAX_TOKENS, check_range
 from inferflux.common.constraints.limits import check_constraint
 from inferflux.common.errors import InvalidArgument
 from inferflux.common.priority import HIGHEST, LOWEST
+from inferflux.common.speculation import check_speculation
 from inferflux.v1 import generation_pb2
 
 MAX_STOP_STRINGS = 16
@@ -85,6 +87,7 @@ def check_params(
     _check_sampling(params.sampling, context_length)
     _check_logit_bias(params.sampling, vocabulary_size)
     check_constraint(params)
+    check_speculation(params.speculation)
 
 
 def _check_stop(stop: Sequence[str]) -> None:

@@ -16,6 +16,7 @@ from inferflux.common.lifecycle import Shutdown
 from inferflux.common.prefixes.hashes import PrefixHasher
 from inferflux.common.prefixes.index import Holder
 from inferflux.common.probe import Probe
+from inferflux.common.speculation import SOURCES
 from inferflux.common.tasks import cancel_all
 from inferflux.common.tracing import OFF, Tracer, open_tracer
 from inferflux.v1 import engine_pb2
@@ -208,6 +209,7 @@ def _engine_config(settings: WorkerSettings, digest: str) -> engine_pb2.EngineCo
         max_itl_factor=settings.max_itl_factor,
         step_limit_s=settings.step_limit_s,
         prefix_cache=settings.prefix_cache,
+        speculation=SOURCES[settings.speculation],
     )
 
 

@@ -121,6 +121,16 @@ class WorkerMetrics:
         self.decode_tokens = counter(
             "engine_decode_tokens", "Tokens that were decoded, each request's first not counted."
         )
+        self.drafts = counter("spec_decode_num_drafts", "Drafts of next tokens that were verified.")
+        self.draft_tokens = counter("spec_decode_num_draft_tokens", "Tokens that were drafted.")
+        self.accepted_draft_tokens = counter(
+            "spec_decode_num_accepted_tokens", "Drafted tokens that were accepted."
+        )
+        self.accepted_per_position = counter(
+            "spec_decode_num_accepted_tokens_per_pos",
+            "Drafted tokens that were accepted, by their position in the draft: 0 is the first one.",
+            ("model", "position"),
+        )
         self.iteration_tokens = histogram(
             "iteration_tokens", "Tokens in one engine step, prefilled and decoded.", _TOKEN_BUCKETS
         )
@@ -214,6 +224,10 @@ class ModelMetrics:
         self._retried_found_tokens = worker.retried_found_tokens.labels(model)
         self._prefill_tokens = worker.prefill_tokens.labels(model)
         self._decode_tokens = worker.decode_tokens.labels(model)
+        self._drafts = worker.drafts.labels(model)
+        self._draft_tokens = worker.draft_tokens.labels(model)
+        self._accepted_draft_tokens = worker.accepted_draft_tokens.labels(model)
+        self._accepted_per_position = partial(worker.accepted_per_position.labels, model)
         self._iteration_tokens = worker.iteration_tokens.labels(model)
         self._step_time = worker.step_time.labels(model)
         self._deaths = worker.deaths.labels(model)
@@ -251,6 +265,12 @@ class ModelMetrics:
         if self.kv_cells:
             self._kv_usage.set(stats.kv_cells_used / self.kv_cells)
             self._kv_reserved.set(stats.kv_cells_reserved / self.kv_cells)
+        if stats.drafts:
+            self._drafts.inc(stats.drafts)
+            self._draft_tokens.inc(stats.draft_tokens)
+            self._accepted_draft_tokens.inc(sum(stats.accepted_draft_tokens))
+            for position, accepted in enumerate(stats.accepted_draft_tokens):
+                self._accepted_per_position(str(position)).inc(accepted)
         if stats.step_us:
             self._prefill_tokens.inc(stats.prefill_tokens)
             self._decode_tokens.inc(stats.decode_tokens)

@@ -12,7 +12,7 @@ from inferflux.common import logs
 from inferflux.common.errors import Unavailable
 from inferflux.common.prefixes.sharing import sharing_name
 from inferflux.common.tasks import cancel_all, is_set_within
-from inferflux.v1 import engine_pb2, model_pb2, scheduler_pb2, worker_pb2
+from inferflux.v1 import engine_pb2, generation_pb2, model_pb2, scheduler_pb2, worker_pb2
 
 from . import request_log
 from .cache_clearing import CacheClearing
@@ -393,6 +393,8 @@ class ModelHost:
         self._note_sharing(ready)
         if ready.constraint_error:
             log.warning("answers cannot be constrained", model=self.name, why=ready.constraint_error)
+        if ready.speculation_error and self._options.engine.speculation > generation_pb2.SPECULATION_OFF:
+            log.warning("no tokens are drafted", model=self.name, why=ready.speculation_error)
         log.info(
             "ready",
             model=self.name,

@@ -84,6 +84,11 @@ class WorkerSettings(ServiceSettings):
     kv_type_v: KvType = setting(
         "f16", "the same for values; quantized ones need `FLASH_ATTENTION`, and turn the prefill context off"
     )
+    speculation: Literal["off", "ngram"] = setting(
+        "off",
+        "where [drafts](speculation.md) of next tokens come from, for requests that leave it open: "
+        "`ngram`, what followed the latest tokens where they occurred before; `off`, there are none",
+    )
     max_itl_factor: float = setting(
         5.0,
         "prompts may lengthen the gap between a decode's tokens to this many times a step without any prompt",

@@ -45,7 +45,8 @@ def is_repeatable(params: generation_pb2.GenerationParams) -> bool:
 
 
 def key_of(job: scheduler_pb2.InferenceRequest, *, model_digest: str, is_seeded: bool) -> bytes:
-    """All that decides the answer but `max_tokens`, which only says how much of it is wanted.
+    """All that decides the answer but `max_tokens`, which only says how much of it is wanted. Drafts decide
+    how fast it comes.
 
     Args:
         job: with resolved params.
@@ -56,6 +57,7 @@ def key_of(job: scheduler_pb2.InferenceRequest, *, model_digest: str, is_seeded:
     for field in IRRELEVANT:
         decisive.ClearField(field)  # type: ignore[arg-type]
     decisive.params.ClearField("max_tokens")
+    decisive.params.ClearField("speculation")
     if not is_seeded:
         decisive.params.sampling.ClearField("seed")
     identity = (part.encode() for part in (_VERSION, cache_scope_of(job), model_digest))

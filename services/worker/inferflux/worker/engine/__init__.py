@@ -20,6 +20,10 @@ rent      how many cached cells are worth their cost      (pure)
 sampling  a row of logits to a token id                  (pure)
 sampling_rows  the same for the rows of a step together   (pure)
 logprobs  logarithms of probabilities                     (pure)
+speculation  how many tokens are drafted for whom        (pure)
+ngram     drafts by what occurred before                 (pure)
+drafting  adds drafts to steps
+verification  which drafted tokens are the model's own    (pure)
 acceptance  which sampled tokens are appended, what ends  (pure)
 text      token bytes to whole characters, stop strings   (pure)
 native    a loaded model: its main context, and on a CPU the prefill context

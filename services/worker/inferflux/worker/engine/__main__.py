@@ -26,6 +26,7 @@ from .core import Engine
 from .envelope import Identity
 from .native import Backend, LoadError
 from .prefix_sharing import Sharing
+from .speculation import OFF
 from .tiers.disk import Disk, DiskUnavailable
 from .tiers.space import Eviction
 from .tiers.tiers import Tiers
@@ -129,6 +130,7 @@ def _load(worker: _Worker, inbox: Inbox) -> Engine:
             constraints=None if constraints.why_not else constraints,
             has_prefix_cache=config.prefix_cache,
             disk_prompt_tokens=config.disk_prompt_tokens,
+            speculation=config.speculation or OFF,
             arrived=inbox.arrived,
         )
     except (LoadError, DecodeError) as error:
@@ -149,6 +151,7 @@ def _load(worker: _Worker, inbox: Inbox) -> Engine:
         disk_error=disk_error,
         kv_bytes=backend.kv_bytes,
         constraint_error=constraints.why_not,
+        speculation_error=backend.speculation_error,
     )
     worker.send(engine_pb2.EngineReport(ready=ready))
     return engine

@@ -13,6 +13,10 @@ gaps and decodes see the longest of them, so its steps aim lower. Nothing can be
 a step, so none should be long: where nothing decodes, `limit_s` alone cuts prefills. A step that the engine
 gives up for what cannot wait may be longer: the more rows, the less the threads wait for each other.
 
+A step that verifies drafts has rows beside those of its sequences, and gives more tokens. A cost line of such
+steps says how many rows are worth their time: as many as give the most tokens per second. Where many decode,
+a row adds nearly as much time as one of theirs, so only what is nearly certain is drafted.
+
 The fixed part of a step grows where cores are busy: the engine's threads wait for each other, however few
 tokens there are. It may then exceed `limit_s` alone, and no chunk keeps that limit. So `limit_s` never cuts a
 step to less than twice its fixed part: half of a step's time goes into tokens.
@@ -21,6 +25,9 @@ step to less than twice its fixed part: half of a step's time goes into tokens.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
+
+from .speculation import Row
 
 _SMOOTHING = 0.2
 _SMALLEST_CHUNK = 8
@@ -61,6 +68,7 @@ class StepBudget:
         self._decode_s: dict[int, float] = {}
         self._mixed = StepTime()
         self._prefill = StepTime()
+        self._verifying = StepTime()
 
     def mixed(self, n_decoding: int, n_waiting: int = 1, *, is_long: bool = False) -> int:
         """Prompt tokens of a mixed batch, which also holds a token of `n_decoding` sequences.
@@ -94,14 +102,51 @@ class StepBudget:
         wanted = self._prefill.tokens_within(LONG_STEP * self._target_s(0, 1, False, self._prefill.fixed_s))
         return min(wanted, self._long_step_tokens)
 
+    def rows_worth(self, n_decoding: int, rows: Iterable[Row]) -> int:
+        """With how many of these drafted rows a step of `n_decoding` sequences gives most tokens per second.
+
+        It takes no longer than prefill may have it take.
+
+        Args:
+            rows: the best first.
+        """
+        limit_s = self._target_s(n_decoding, 1, is_long=False, fixed_s=self._verifying.fixed_s)
+        worth, best = 0, n_decoding / self._decode_time(n_decoding)
+        tokens, drafting_s = float(n_decoding), 0.0
+        for n, row in enumerate(rows, 1):
+            tokens += row.gain
+            drafting_s += row.draft_s
+            seconds = self._verifying.seconds_of(n_decoding + n) + drafting_s
+            if seconds > limit_s:
+                break
+            if tokens / seconds > best:
+                worth, best = n, tokens / seconds
+        return worth
+
     @staticmethod
     def _within_bounds(wanted: int, room: int) -> int:
         return max(1, min(max(wanted, _SMALLEST_CHUNK), room))
 
     def observe(
-        self, n_prefill: int, n_decoding: int, seconds: float, *, in_prefill_context: bool = False
+        self,
+        n_prefill: int,
+        n_decoding: int,
+        seconds: float,
+        *,
+        in_prefill_context: bool = False,
+        n_drafted: int = 0,
     ) -> None:
-        """Learn from a finished step."""
+        """Learn from a finished step.
+
+        Args:
+            seconds: without those that drafting took.
+        """
+        if n_drafted:
+            self._verifying.observe(n_decoding + n_drafted, seconds)
+            return
+        # Prompts teach what a row takes until sequences decode: of those few rows have logits.
+        if (n_decoding > 1 and not n_prefill) or (not self._decode_s and not in_prefill_context):
+            self._verifying.observe(n_prefill + n_decoding, seconds)
         if in_prefill_context:
             self._prefill.observe(n_prefill, seconds)
         elif n_prefill + n_decoding > 1:  # a single token takes another path

@@ -56,6 +56,7 @@ class Context:
         sequences: ids that may be used, from 0 on; one more is used here if there is one.
         batch_tokens: most tokens of a call.
         physical_batch: tokens that are computed at a time.
+        rows: of logits that a call may want at least.
         is_unified: whether all sequences part the cells; otherwise each has an equal part of them.
         types: of keys and values.
         logs_cells: whether `occupancy` is wanted; of one context at most.
@@ -75,6 +76,7 @@ class Context:
         flash_attention: bool,
         threads: int,
         vocabulary: int,
+        rows: int = 0,
         is_unified: bool = True,
         types: KvTypes = USUAL,
         logs_cells: bool = False,
@@ -83,7 +85,8 @@ class Context:
         params.n_ctx = whole_cells(cells)
         params.n_batch = max(batch_tokens, sequences)
         params.n_ubatch = min(physical_batch, params.n_batch)
-        params.n_seq_max = params.n_outputs_max = min(sequences + 1, MAX_SEQUENCES)
+        params.n_seq_max = min(sequences + 1, MAX_SEQUENCES)
+        params.n_outputs_max = max(params.n_seq_max, min(rows, params.n_batch))
         params.kv_unified = is_unified
         params.flash_attn_type = _FLASH_ATTENTION[flash_attention]
         params.type_k, params.type_v = types.key_type.ggml_type, types.value_type.ggml_type
@@ -95,6 +98,8 @@ class Context:
             raise ContextError(f"no context of {params.n_ctx} KV cells: {first_log_error('out of memory?')}")
         self._memory = llama.llama_get_memory(self._context)
         self._vocabulary = vocabulary
+        # Of logits that a call may want at most.
+        self.rows = int(params.n_outputs_max)
         # No sequence uses this id, if there is one.
         self._spare = sequences
         self.spare_id = sequences if sequences < MAX_SEQUENCES else None

@@ -16,20 +16,23 @@ from .clock import Clock
 from .commands import Arrived, is_more_urgent, none_arrived
 from .constraints import CompiledConstraint, Constraints
 from .context import Interrupted
+from .drafting import Drafting
 from .ledger_check import CheckTimes
 from .logprobs import Logprobs, log_probabilities
 from .masks import MaskedRow, Masks
 from .memory import Memory
 from .native import Backend
 from .plain_chunk import PlainChunk
-from .planner import Planner, StepPlan, plan_of, split
+from .planner import Planner, ScheduledTokens, StepPlan, plan_of, split
 from .pressure import Fit, can_load, fit_step, make_room
 from .sampling_rows import BAD, choose_tokens
 from .saved import SavedStates
 from .sequence import Phase, Sequence, sequence_of
+from .speculation import OFF
 from .tier_stats import MOST_TOLD, cached_in, tell_tiers
 from .tiers.rates import Tier
 from .tiers.tiers import Tiers
+from .verification import drop_rejected, samplers_of
 
 _INVALID_ARGUMENT = 3
 _DEADLINE_EXCEEDED = 4
@@ -56,6 +59,7 @@ class Engine:
         has_prefix_cache: whether prefixes are kept and shared, where the model can.
         disk_prompt_tokens: see `Memory`.
         has_compaction: whether filled KV cells are moved together where that pays.
+        speculation: where drafts come from for requests that leave it open.
         clock: the system's if none is given.
         arrived: gives the commands that came since it was asked last; they are obeyed after the step. It is
             asked often while a long step is computed.
@@ -73,6 +77,7 @@ class Engine:
         has_prefix_cache: bool = True,
         disk_prompt_tokens: int = 0,
         has_compaction: bool = True,
+        speculation: generation_pb2.Speculation.ValueType = OFF,
         clock: Clock | None = None,
         arrived: Arrived = none_arrived,
     ) -> None:
@@ -90,6 +95,11 @@ class Engine:
             backend.batch_tokens, max_itl_factor, step_limit_s, long_step_tokens=backend.long_step_tokens
         )
         self._planner = Planner(self._budget, backend.shortest_suffix)
+        self._drafting = Drafting(
+            self._budget,
+            default=speculation,
+            most_rows=0 if backend.speculation_error else backend.verified_rows,
+        )
         for seen in backend.warm_up():
             tiers.rates.prefill.observe(seen.n_prefill, seen.seconds)
             self._budget.observe(
@@ -164,6 +174,8 @@ class Engine:
         self._schedule(sequence, item.slot)
         if item.request.params.HasField("constraint"):
             self._constrain(sequence, item.request)
+        else:
+            self._drafting.begin(sequence, item.request.params.speculation)
 
     def _constrain(self, sequence: Sequence, request: scheduler_pb2.InferenceRequest) -> None:
         """Hold a sequence until its constraint is compiled."""
@@ -236,6 +248,7 @@ class Engine:
             )
         stats.swap_bytes_used = self._tiers.preempted_bytes
         tell_tiers(stats, self._tiers, self._saved)
+        self._drafting.write_stats(stats)
         report.disk_error = self._tiers.take_error()
         report.cached.extend(self._memory.prefixes.take_news(MOST_TOLD))
         report.cached.extend(cached_in(self._tiers))
@@ -263,6 +276,7 @@ class Engine:
         plan = self._plan(began)
         if not plan.n_tokens:
             return  # all that runs is read from disk, or waits for its constraint
+        self._drafting.extend(plan, self._memory.empty)
         planned = clock.monotonic_s()
         self._make_room(plan)
         try:
@@ -277,13 +291,17 @@ class Engine:
         ended = clock.monotonic_s()
         self._observe_prefill(plan, ended - planned)
         self._budget.observe(
-            plan.n_prefill, len(plan.decoding), ended - planned, in_prefill_context=plan.in_prefill_context
+            plan.n_prefill,
+            len(plan.decoding),
+            ended - planned,
+            in_prefill_context=plan.in_prefill_context,
+            n_drafted=plan.n_drafted,
         )
         self._memory.prefixes.pay(ended - planned, plan)
         self._memory.close_holes(plan)
         stats = self._report.stats
         stats.prefill_tokens = plan.n_prefill
-        stats.decode_tokens = len(plan.decoding)
+        stats.decode_tokens = len(plan.decoding) + self._drafting.take_accepted()
         stats.decode_us = int((decoded - planned) * 1e6)
         stats.step_us = int((ended - began) * 1e6)
         self._check_times.stepped()
@@ -478,7 +496,7 @@ class Engine:
         for part in plan.parts:
             sequence = part.sequence
             self._count_retry(sequence)
-            sequence.position += part.n
+            sequence.position += part.n - part.n_drafted
             sequence.has_begun = True
             if part.n_logits:
                 if sequence.is_prefilling:
@@ -506,7 +524,7 @@ class Engine:
         ]
         if not rows:
             return
-        samplers = [sequence.sampler for sequence, _ in rows]
+        samplers = [sampler for part in plan.parts for sampler in samplers_of(part)]
         masked = [
             MaskedRow(row, sequence.constraint, is_read_after=sequence.sampler.n_logprobs is not None)
             for row, (sequence, _) in enumerate(rows)
@@ -514,20 +532,25 @@ class Engine:
         ]
         with self._masks.applied(logits, masked):
             tokens = choose_tokens(logits, samplers, [index for _, index in rows])
+        if plan.n_drafted:
+            drop_rejected(plan.parts, tokens)
         unix_s = self._clock.unix_s()
         logprobs = self._logprobs([sequence for sequence, _ in rows], tokens, logits)
         first = 0
         for part in plan.parts:
             end = first + part.n_logits
             if part.n_logits:
-                self._take_tokens(part.sequence, tokens[first:end], logprobs[first:end], unix_s)
+                self._take_tokens(part, tokens[first:end], logprobs[first:end], unix_s)
             first = end
 
     def _take_tokens(
-        self, sequence: Sequence, tokens: list[int], logprobs: list[Logprobs | None], unix_s: float
+        self, part: ScheduledTokens, tokens: list[int], logprobs: list[Logprobs | None], unix_s: float
     ) -> None:
         """Append what was sampled for a sequence, and report it."""
+        sequence = part.sequence
         if tokens[0] == BAD:
+            if part.n_drafted:
+                self._memory.trim(sequence)
             if sequence.constraint is not None and sequence.constraint.error:
                 message = f"the constraint: {sequence.constraint.error}"
                 self._fail(sequence, _INVALID_ARGUMENT, "CONSTRAINT_FAILED", message)
@@ -541,6 +564,8 @@ class Engine:
         sequence.phase = Phase.DECODE
         offset = sequence.generated
         accepted = accept(sequence, tokens, self._backend.vocab)
+        if part.n_drafted:
+            self._settle_draft(part, len(tokens) - 1)
         unix_us = int(unix_s * 1e6)
         held = sequence.text.held
         has_more = held or not sequence.is_announced or logprobs[0] is not None or len(accepted.tokens) > 1
@@ -556,6 +581,15 @@ class Engine:
             self._emit_serialized(sequence, plain)
         if accepted.is_timeslice_over:
             self._deschedule(sequence, scheduler_pb2.YIELD_REASON_TIMESLICE)
+
+    def _settle_draft(self, part: ScheduledTokens, accepted: int) -> None:
+        """Keep the cells of a draft's first `accepted` tokens, as far as its sequence took them."""
+        sequence = part.sequence
+        taken = sequence.n_tokens - 1 - sequence.position
+        sequence.position += taken
+        if taken < part.n_drafted:
+            self._memory.trim(sequence)
+        self._drafting.verified(part, accepted, taken)
 
     def _chunk_of(
         self,
@@ -667,6 +701,9 @@ class Engine:
         finished.timings.queue_ms = sequence.queue_ms
         finished.timings.prefill_ms = (first - sequence.started_s) * 1000
         finished.timings.decode_ms = (now - first) * 1000
+        if sequence.drafts is not None:
+            finished.timings.draft_n = sequence.drafts.drafted
+            finished.timings.draft_n_accepted = sequence.drafts.accepted
         outcome = generation_pb2.FinishReason.Name(finished.reason).removeprefix("FINISH_REASON_").lower()
         self._end(sequence, chunk, outcome)
 

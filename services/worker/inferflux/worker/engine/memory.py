@@ -151,6 +151,15 @@ class Memory:
         self.prefixes.make_room(cells=tokens)
         self.ledger.use(sequence.seq_id, tokens)
 
+    @property
+    def empty(self) -> int:
+        """Cells that nothing fills, cached prefixes neither."""
+        return self.ledger.free
+
+    def trim(self, sequence: Sequence) -> None:
+        """Free the cells of a loaded sequence from its position on: those of rejected tokens."""
+        self._seq_ids.cut(sequence.seq_id, sequence.position)
+
     def match(self, sequence: Sequence) -> None:
         """Have a loaded sequence of which nothing is computed begin with what others have of its prompt."""
         prefixes = self.prefixes

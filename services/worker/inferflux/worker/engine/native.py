@@ -37,6 +37,7 @@ from .planner import StepPlan
 from .prefill_context import PrefillContext
 from .prefix_sharing import PrefixSharing, Sharing
 from .sharing_trial import can_cut_states, find_sharing
+from .speculation import MOST_ROWS
 from .state import StateBytes, UnknownLayout, first_positions
 
 _AUTO_CELLS_PER_SLOT = 1024
@@ -163,6 +164,7 @@ class Backend:
                     cells=cells,
                     sequences=self.sequences,
                     batch_tokens=config.batch_tokens,
+                    rows=MOST_ROWS,
                     logs_cells=True,
                 )
         except (ContextError, DoesNotFitError) as error:
@@ -175,6 +177,7 @@ class Backend:
         cells: int,
         sequences: int,
         batch_tokens: int,
+        rows: int = 0,
         logs_cells: bool = False,
     ) -> Context:
         return Context(
@@ -186,6 +189,7 @@ class Backend:
             flash_attention=config.flash_attention,
             threads=self._threads,
             vocabulary=self.vocab.size,
+            rows=rows,
             is_unified=self._is_unified,
             types=self.kv_types,
             logs_cells=logs_cells,
@@ -396,6 +400,16 @@ class Backend:
         if self.sequences < 2:
             return "there is one sequence id, and none for cached prefixes"
         return self.sharing.reason if self.sharing.kind is Sharing.NONE else ""
+
+    @property
+    def verified_rows(self) -> int:
+        """Most rows of a step that verifies drafts."""
+        return min(MOST_ROWS, self._main.rows, self._main.batch_tokens)
+
+    @property
+    def speculation_error(self) -> str:
+        """Why drafts cannot be verified: rejected tokens have to be removed. Empty if they can."""
+        return "" if self.sharing.is_divisible else self.sharing.reason
 
     def occupancy(self) -> Occupancy:
         """Where the main context's cells were before its latest batch."""

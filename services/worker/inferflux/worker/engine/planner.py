@@ -22,12 +22,14 @@ _LONG_PREFIX = 256
 # Not frozen: a step makes one for each sequence, and a frozen one takes three times as long.
 @dataclass(slots=True)
 class ScheduledTokens:
-    """A sequence's part of a step: the first `n` of its pending tokens."""
+    """A sequence's part of a step: the first `n` of its pending tokens, drafted ones after them included."""
 
     sequence: Sequence
     n: int
     n_logits: int = 0
     """Of how many of its last tokens logits are wanted: none before the part ends the pending tokens."""
+    n_drafted: int = 0
+    """How many of its last tokens are drafted, and become the sequence's once they are accepted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +52,11 @@ class StepPlan:
 
     @property
     def n_tokens(self) -> int:
-        return len(self.decoding) + self.n_prefill
+        return len(self.decoding) + self.n_drafted + self.n_prefill
+
+    @property
+    def n_drafted(self) -> int:
+        return sum(part.n_drafted for part in self.decoding)
 
     @property
     def wanted(self) -> dict[Sequence, int]:

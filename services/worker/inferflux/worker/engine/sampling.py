@@ -7,9 +7,10 @@ tokens do not depend on what ran beside it, and a retry continues them.
 
 from __future__ import annotations
 
+import copy
 import math
 from collections import Counter, deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -113,6 +114,19 @@ class Sampler:
         if self._penalties:
             self._penalties.accept(token)
 
+    def after(self, token: int) -> Sampler:
+        """One that chooses what follows once `token` was emitted; this one does not change."""
+        if self._penalties is None:
+            return self
+        later = copy.copy(self)
+        later.part_histories()
+        later.accept(token)
+        return later
+
+    def part_histories(self) -> None:
+        """After a copy: what it is told changes none but itself."""
+        self._penalties = copy.copy(self._penalties)
+
     def _candidates(self, logits: Logits) -> Ids:
         """Ids that survive top-k, top-p and min-p, largest logit first (in id order when all survive)."""
         n = logits.shape[0]
@@ -180,14 +194,21 @@ class _Penalties:
     """Repeat, frequency and presence penalties over the last n tokens, as llama.cpp applies them."""
 
     def __init__(
-        self, recent: Sequence[int], last_n: int, repeat: float, frequency: float, presence: float
+        self,
+        recent: Iterable[int],
+        last_n: int,
+        repeat: float,
+        frequency: float,
+        presence: float,
+        *,
+        counts: Counter[int] | None = None,
     ) -> None:
         self._window = deque(recent)
         self._last_n = last_n
         self._repeat = np.float32(repeat)
         self._frequency = np.float32(frequency)
         self._presence = np.float32(presence)
-        self._counts = Counter(recent)
+        self._counts = Counter(self._window) if counts is None else counts.copy()
 
     @classmethod
     def of(cls, params: generation_pb2.SamplingParams, history: Sequence[int]) -> _Penalties | None:
@@ -197,6 +218,10 @@ class _Penalties:
             return None
         last_n = params.penalty_last_n
         return cls(history[-last_n:] if last_n > 0 else history, last_n, *strengths)
+
+    def __copy__(self) -> _Penalties:
+        strengths = self._last_n, float(self._repeat), float(self._frequency), float(self._presence)
+        return _Penalties(self._window, *strengths, counts=self._counts)
 
     def accept(self, token: int) -> None:
         self._window.append(token)

@@ -14,6 +14,7 @@ from inferflux.v1 import scheduler_pb2, tokens_pb2, worker_pb2
 from .constraints import Constraint
 from .envelope import Envelope, TokenArray
 from .sampling import Sampler
+from .speculation import Drafts
 from .text import TextAssembler
 from .tiers.rates import Tier
 from .tiers.tiers import Fetch
@@ -108,6 +109,8 @@ class Sequence:
     has_begun: bool = False
     # What its answer has to look like.
     constraint: Constraint | None = None
+    # Of its next tokens; None: none are made.
+    drafts: Drafts | None = None
     # Whether another process had it, and nothing of it was computed here yet; and whether that one is dead.
     is_retry: bool = False
     was_lost: bool = False
@@ -131,6 +134,12 @@ class Sequence:
     @property
     def n_pending(self) -> int:
         return self.prompt_tokens + self.generated - self.position
+
+    @property
+    def n_draftable(self) -> int:
+        """Tokens that may be drafted after its last one: it takes one more than that in a step."""
+        end = min(self.max_tokens, self.yields_at or self.max_tokens)
+        return end - self.generated - 1
 
     @property
     def n_computable(self) -> int:

@@ -82,6 +82,30 @@ class UsageSum:
         }
 
 
+class DraftSum:
+    """What was drafted for the choices of an answer, under llama.cpp's names."""
+
+    def __init__(self) -> None:
+        self._drafted = self._accepted = 0
+
+    def add(self, timings: generation_pb2.Timings) -> None:
+        self._drafted += timings.draft_n
+        self._accepted += timings.draft_n_accepted
+
+    def to_json(self) -> Json:
+        """What an answer has of it: nothing where nothing was drafted."""
+        if not self._drafted:
+            return {}
+        return {"timings": {"draft_n": self._drafted, "draft_n_accepted": self._accepted}}
+
+
+def drafts_of(finished: tokens_pb2.Finished) -> Json:
+    """What a chunk that ends a choice has of its drafts."""
+    drafts = DraftSum()
+    drafts.add(finished.timings)
+    return drafts.to_json()
+
+
 def spoken_logprobs(chunk: tokens_pb2.TokenChunk) -> list[tokens_pb2.TokenLogprobs]:
     """A chunk's log-probabilities, without that of the token that ended the text: it has no text itself."""
     given = list(chunk.logprobs)

@@ -76,6 +76,7 @@ class SamplingBody(Body):
     penalty_last_n: Int32 | None = None
     stop_token_ids: Items[Int32] | None = None
     ignore_eos: bool | None = None
+    speculation: str | None = None
     skip_answer_cache: bool | None = None
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None

@@ -10,7 +10,17 @@ from inferflux.gateway.http.errors import unsupported
 from inferflux.v1 import inference_pb2, tokens_pb2
 
 from . import constraints
-from .answers import FINISH_REASONS, Head, Json, UnnamedEvents, UsageSum, finite, spoken_logprobs
+from .answers import (
+    FINISH_REASONS,
+    DraftSum,
+    Head,
+    Json,
+    UnnamedEvents,
+    UsageSum,
+    drafts_of,
+    finite,
+    spoken_logprobs,
+)
 from .bodies import ChatBody
 from .messages import to_message
 from .params import priority_of, to_params
@@ -78,7 +88,7 @@ class ChatStream(UnnamedEvents):
         if is_end:
             self._usage.add(index, chunk.finished.usage)
             reason = FINISH_REASONS.get(chunk.finished.reason, "stop")
-            messages.append(self._message(index, {}, finish_reason=reason))
+            messages.append(self._message(index, {}, finish_reason=reason) | drafts_of(chunk.finished))
         return messages
 
     def last(self) -> list[Json]:
@@ -111,6 +121,7 @@ class ChatAnswer:
         self._head = head
         self._has_logprobs = has_logprobs
         self._usage = UsageSum(choices_per_prompt=n)
+        self._drafts = DraftSum()
         self._choices = [_Choice() for _ in range(n)]
 
     def add(self, index: int, chunk: tokens_pb2.TokenChunk) -> None:
@@ -121,10 +132,12 @@ class ChatAnswer:
         if chunk.HasField("finished"):
             choice.finish_reason = FINISH_REASONS.get(chunk.finished.reason, "stop")
             self._usage.add(index, chunk.finished.usage)
+            self._drafts.add(chunk.finished.timings)
 
     def to_json(self) -> Json:
         choices = [self._to_json(i, choice) for i, choice in enumerate(self._choices)]
-        return self._head.of("chat.completion", choices) | {"usage": self._usage.to_json()}
+        said = {"usage": self._usage.to_json()} | self._drafts.to_json()
+        return self._head.of("chat.completion", choices) | said
 
     def _to_json(self, index: int, choice: _Choice) -> Json:
         message = {"role": "assistant", "content": "".join(choice.texts), "refusal": None}

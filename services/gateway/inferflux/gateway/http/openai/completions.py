@@ -9,7 +9,17 @@ from inferflux.gateway.http.errors import unsupported
 from inferflux.v1 import inference_pb2, tokens_pb2
 
 from . import constraints
-from .answers import FINISH_REASONS, Head, Json, UnnamedEvents, UsageSum, finite, spoken_logprobs
+from .answers import (
+    FINISH_REASONS,
+    DraftSum,
+    Head,
+    Json,
+    UnnamedEvents,
+    UsageSum,
+    drafts_of,
+    finite,
+    spoken_logprobs,
+)
 from .bodies import CompletionBody
 from .params import priority_of, to_params
 
@@ -134,6 +144,8 @@ class CompletionStream(UnnamedEvents):
             return []
         reason = FINISH_REASONS.get(chunk.finished.reason, "stop") if is_end else None
         message = self._shape.head.of("text_completion", [self._shape.choice(index, text, logprobs, reason)])
+        if is_end:
+            message |= drafts_of(chunk.finished)
         return [message | {"usage": None} if self._includes_usage else message]
 
     def last(self) -> list[Json]:
@@ -152,6 +164,7 @@ class CompletionAnswer:
             shape.choice(i, shape.echo(i), shape.logprobs(i, tokens_pb2.TokenChunk()), None)
             for i in range(shape.n_choices)
         ]
+        self._drafts = DraftSum()
 
     def add(self, index: int, chunk: tokens_pb2.TokenChunk) -> None:
         choice = self._choices[index]
@@ -161,6 +174,8 @@ class CompletionAnswer:
         if chunk.HasField("finished"):
             choice["finish_reason"] = FINISH_REASONS.get(chunk.finished.reason, "stop")
             self._shape.usage.add(index, chunk.finished.usage)
+            self._drafts.add(chunk.finished.timings)
 
     def to_json(self) -> Json:
-        return self._shape.head.of("text_completion", self._choices) | {"usage": self._shape.usage.to_json()}
+        said = {"usage": self._shape.usage.to_json()} | self._drafts.to_json()
+        return self._shape.head.of("text_completion", self._choices) | said

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import TypeVar
 
 from inferflux.common.errors import InvalidArgument
+from inferflux.common.speculation import SOURCES, source_of
 from inferflux.gateway.http.errors import unsupported
 from inferflux.v1 import generation_pb2, inference_pb2
 
@@ -42,7 +43,8 @@ def to_params(
         logprobs: alternatives to report per token; None reports no log-probabilities.
 
     Raises:
-        InvalidArgument: a key of logit_bias is no token id, or its value no number.
+        InvalidArgument: a key of logit_bias is no token id, or its value no number; or drafts have no such
+            source.
     """
     sampling = generation_pb2.SamplingParams(
         **{name: value for name in _SAMPLING if (value := getattr(body, name)) is not None}
@@ -63,6 +65,7 @@ def to_params(
         stop=stop,
         stop_token_ids=body.stop_token_ids or [],
         ignore_eos=bool(body.ignore_eos),
+        speculation=_speculation(body.speculation),
     )
 
 
@@ -91,6 +94,12 @@ def of_choice(request: _Request, index: int) -> _Request:
     own.CopyFrom(request)
     own.params.sampling.seed = (request.params.sampling.seed + index) % 2**64
     return own
+
+
+def _speculation(name: str | None) -> generation_pb2.Speculation.ValueType:
+    if name is not None and name not in SOURCES:
+        raise unsupported("speculation", f"{name[:32]!r} is none of {', '.join(SOURCES)}")
+    return source_of(name)
 
 
 def _token_id(key: str) -> int:

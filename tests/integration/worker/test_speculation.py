@@ -1,0 +1,159 @@
+"""Drafts change no answer of llama.cpp.
+
+Answers are compared on one thread, of one request at a time: a row then has the same bits alone and beside 1 to
+62 others, and cells lie in the same order with drafts and without.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import pytest
+from harness.model_kinds import hybrid_model, recurrent_model, sliding_window_model
+from harness.serving import Served, load
+from harness.worker import batch_item
+from harness.worker_world import EagerBudget
+
+from inferflux.v1 import generation_pb2, tokens_pb2, worker_pb2
+from inferflux.worker.engine.native import Backend
+
+OFF, NGRAM = generation_pb2.SPECULATION_OFF, generation_pb2.SPECULATION_NGRAM
+TEXTS = (
+    "The fox ran to the river. The owl saw the fox. The fox ran to the river. The owl",
+    "one two three four five six seven eight nine ten one two three four",
+    '{"name": "Ann", "age": 7}, {"name": "Bob", "age": 9}, {"name": "Ann", "age":',
+    "Say it again: red blue green red blue green red blue green",
+)
+SURE_TOKENS = 30
+SAMPLED = {"temperature": 0.8, "top_k": 40, "top_p": 0.95}
+PENALIZED = {"repeat_penalty": 1.2, "frequency_penalty": 0.3, "presence_penalty": 0.2, "penalty_last_n": 20}
+
+
+@functools.cache
+def demo() -> Backend:
+    return load(prefill_cells=0)
+
+
+def served(speculation: generation_pb2.Speculation.ValueType, backend: Backend | None = None) -> Served:
+    """An engine without anything cached, for which every draft is worth its time."""
+    backend = backend or demo()
+    backend._main.clear()
+    made = Served(backend, speculation=speculation)
+    made.engine._drafting._budget = EagerBudget()  # type: ignore[assignment]
+    return made
+
+
+def item(text: str, name: str = "a", *, max_tokens: int = 90, **given: Any) -> worker_pb2.BatchItem:
+    tokens = demo().vocab.tokenize(text.encode(), add_special=False, parse_special=False)
+    return batch_item(name, prompt=tokens, max_tokens=max_tokens, **given)
+
+
+def said(world: Served, name: str = "a") -> tuple[list[int], str, list[tokens_pb2.TokenLogprobs], int]:
+    """Tokens, text, log-probabilities and why it ended."""
+    chunks = [chunk for chunk in world.chunks if chunk.request_id == name]
+    logprobs = [one for chunk in chunks for one in chunk.logprobs]
+    return world.tokens[name], "".join(c.text for c in chunks), logprobs, chunks[-1].finished.reason
+
+
+def alone(wanted: worker_pb2.BatchItem) -> Served:
+    world = served(OFF)
+    world.run(wanted)
+    return world
+
+
+@pytest.mark.parametrize("text", TEXTS)
+@pytest.mark.parametrize(
+    "sampling",
+    [{}, SAMPLED | {"seed": 1}, {"temperature": 1.5, "seed": 3}, PENALIZED],
+    ids=["greedy", "sampled", "hot", "penalties"],
+)
+def test_an_answer_is_the_same_with_drafts(text: str, sampling: dict[str, Any]) -> None:
+    wanted = item(text, **sampling, logprobs=3)
+    world = served(NGRAM)
+    world.run(wanted)
+    assert world.drafted
+    assert said(world) == said(alone(wanted))
+    world.check_cells()
+
+
+def test_repeated_text_takes_a_fraction_of_the_steps() -> None:
+    world = served(NGRAM)
+    world.run(item(TEXTS[1]))
+    assert world.accepted > 45
+    assert world.accepted < world.drafted
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_a_stop_string_ends_an_accepted_run_where_it_stands(text: str) -> None:
+    whole = said(alone(item(text)))[1]
+    stop = whole[len(whole) // 2 :][:6]
+    wanted = item(text, stop=[stop])
+    world = served(NGRAM)
+    world.run(wanted)
+    assert said(world) == said(alone(wanted))
+    world.check_cells()
+
+
+def test_sequences_beside_each_other_keep_to_their_own_drafts() -> None:
+    """Rejected cells are filled by others, so cells lie in another order than alone: the first tokens are
+    compared, of which the model is sure."""
+    names = "abcd"
+    wanted = [item(text, name, max_tokens=SURE_TOKENS) for text, name in zip(TEXTS, names, strict=True)]
+    world = served(NGRAM)
+    world.run(*wanted)
+    assert world.accepted
+    for one, name in zip(wanted, names, strict=True):
+        assert world.tokens[name] == alone(one).tokens[name]
+    world.check_cells()
+
+
+def test_a_preempted_answer_goes_on_with_drafts() -> None:
+    for text in TEXTS:
+        wanted = item(text)
+        world = served(NGRAM)
+        world.start_and_step(wanted, until_tokens=40)
+        world.swap_out("t.a")
+        world.resume("t.a", 0)
+        world.finish("a")
+        assert world.swap_ins == 1
+        assert said(world) == said(alone(wanted))
+        world.check_cells()
+
+
+@pytest.mark.parametrize("sampling", [{}, SAMPLED | PENALIZED], ids=["greedy", "sampled"])
+def test_an_answer_that_moves_to_another_worker_goes_on_with_drafts(sampling: dict[str, Any]) -> None:
+    for text in TEXTS:
+        whole = said(alone(item(text, **sampling)))[0]
+        for at in (1, 17, 64):
+            wanted = item(text, **sampling)
+            wanted.request.epoch = 2
+            wanted.request.generated_token_ids.extend(whole[:at])
+            world = served(NGRAM)
+            world.run(wanted)
+            assert said(world) == said(alone(wanted))
+
+
+def test_a_cached_prompt_and_answer_are_gone_on_from_with_drafts() -> None:
+    for text in TEXTS:
+        first = item(text, "first")
+        world = served(NGRAM)
+        world.run(first)
+        again = item(text, "again")
+        again.request.prompt_token_ids.extend(world.tokens["first"][:60])
+        world.run(again)
+        assert world.cached["again"] > 60
+        plain = served(OFF)
+        plain.run(first)
+        plain.run(again)
+        assert world.tokens["again"] == plain.tokens["again"]
+        world.check_cells()
+
+
+@pytest.mark.parametrize("make", [recurrent_model, hybrid_model, sliding_window_model])
+def test_a_model_of_which_no_tail_can_be_removed_answers_without_drafts(make: Any, tmp_path: Any) -> None:
+    backend = load(make().write(tmp_path / "m.gguf"), kv_cells=1024)
+    assert backend.speculation_error
+    world = served(NGRAM, backend)
+    world.run(batch_item("a", prompt=[5, 6, 7, 5, 6, 7, 5, 6], max_tokens=20))
+    assert (world.drafted, len(world.tokens["a"])) == (0, 20)

@@ -1,0 +1,155 @@
+"""Drafts in an engine: they come out as if each token had a step of its own, and leave nothing behind."""
+
+from __future__ import annotations
+
+from harness.worker import batch_item, resume_item
+from harness.worker_world import WorkerWorld, repetitive
+
+from inferflux.v1 import engine_pb2, generation_pb2, tokens_pb2, worker_pb2
+from inferflux.worker.engine.prefix_sharing import PrefixSharing, Sharing
+
+NGRAM, OFF = generation_pb2.SPECULATION_NGRAM, generation_pb2.SPECULATION_OFF
+UNSET = generation_pb2.SPECULATION_UNSPECIFIED
+PROMPT = [1, 2, 0, 1, 1, 2, 0]
+
+
+def world_of(
+    speculation: generation_pb2.Speculation.ValueType = NGRAM,
+    *,
+    cells: int = 200,
+    sharing: PrefixSharing | None = None,
+) -> WorkerWorld:
+    given = {} if sharing is None else {"sharing": sharing}
+    return WorkerWorld(
+        slots=3,
+        sequences=5,
+        cells=cells,
+        host_bytes=0,
+        next_token=repetitive,
+        speculation=speculation,
+        **given,  # type: ignore[arg-type]
+    )
+
+
+def item(
+    request_id: str = "a", *, slot: int = 0, max_tokens: int = 60, budget: int = 0
+) -> worker_pb2.BatchItem:
+    return batch_item(
+        request_id, model="m", slot=slot, prompt=PROMPT, max_tokens=max_tokens, token_budget=budget
+    )
+
+
+def expected(max_tokens: int) -> list[int]:
+    tokens = list(PROMPT)
+    while len(tokens) < len(PROMPT) + max_tokens:
+        tokens.append(repetitive(tokens))
+    return tokens[len(PROMPT) :]
+
+
+def run_out(world: WorkerWorld) -> list[engine_pb2.StepStats]:
+    """Let everything that runs end; returns what each step did."""
+    steps: list[engine_pb2.StepStats] = []
+    for _ in range(300):
+        if not world.table.has_running:
+            return steps
+        world.step()
+        steps.append(world.reports[-1].stats)
+        while world.reports:
+            world.take_report()
+    raise AssertionError("a sequence never ended")
+
+
+def tokens_of(chunks: list[tokens_pb2.TokenChunk]) -> list[int]:
+    tokens: list[int] = []
+    for chunk in chunks:
+        assert chunk.offset == len(tokens)
+        tokens += chunk.token_ids
+    return tokens
+
+
+def total(steps: list[engine_pb2.StepStats]) -> tuple[int, int]:
+    """(tokens drafted, tokens accepted)."""
+    return sum(s.draft_tokens for s in steps), sum(sum(s.accepted_draft_tokens) for s in steps)
+
+
+def test_drafts_give_the_same_tokens_in_fewer_steps() -> None:
+    world = world_of()
+    world.submit(item())
+    steps = run_out(world)
+    assert tokens_of(world.chunks("a")) == expected(60)
+    drafted, accepted = total(steps)
+    assert 0 < accepted < drafted, "both fates of a draft are to be seen"
+    assert len(steps) == 60 - accepted
+    assert sum(s.decode_tokens for s in steps) == 59
+
+
+def test_what_was_drafted_is_told_at_the_end() -> None:
+    world = world_of()
+    world.submit(item())
+    drafted, accepted = total(run_out(world))
+    timings = world.chunks("a")[-1].finished.timings
+    assert (timings.draft_n, timings.draft_n_accepted) == (drafted, accepted)
+
+
+def test_the_text_of_several_tokens_is_theirs() -> None:
+    world = world_of()
+    world.submit(item())
+    run_out(world)
+    chunks = world.chunks("a")
+    assert any(len(chunk.token_ids) > 1 for chunk in chunks)
+    assert "".join(chunk.text for chunk in chunks) == "".join(chr(65 + t) for t in expected(60))
+
+
+def test_a_stop_string_within_a_draft_ends_the_answer_there() -> None:
+    whole = "".join(chr(65 + t) for t in expected(60))
+    stop = whole[30:36]
+    wanted = item()
+    wanted.request.params.stop.append(stop)
+    world = world_of()
+    world.submit(wanted)
+    run_out(world)
+    chunks = world.chunks("a")
+    assert "".join(chunk.text for chunk in chunks) == whole[: whole.index(stop)]
+    assert chunks[-1].finished.usage.completion_tokens == whole.index(stop) + len(stop)
+
+
+def test_an_answer_ends_and_yields_at_the_token_where_it_should() -> None:
+    world = world_of()
+    world.submit(item(max_tokens=37, budget=20))
+    run_out(world)
+    assert tokens_of(world.chunks("a")) == expected(20)
+    again = resume_item("a", slot=1)
+    again.request.model, again.run = "m", 1
+    world.submit(again, phase=worker_pb2.PHASE_DECODE)
+    run_out(world)
+    assert tokens_of(world.chunks("a")) == expected(37)
+
+
+def test_a_request_chooses_for_itself() -> None:
+    for set_to, asked, is_drafted in ((NGRAM, OFF, False), (OFF, NGRAM, True), (OFF, UNSET, False)):
+        world = world_of(set_to)
+        wanted = item()
+        wanted.request.params.speculation = asked
+        world.submit(wanted)
+        drafted, _ = total(run_out(world))
+        assert bool(drafted) is is_drafted
+        assert tokens_of(world.chunks("a")) == expected(60)
+
+
+def test_memory_of_which_no_tail_can_be_removed_gets_no_drafts() -> None:
+    for kind in (PrefixSharing(Sharing.WINDOW, "a window", 5), PrefixSharing(Sharing.CHECKPOINTS, "a state")):
+        world = world_of(sharing=kind)
+        world.submit(item())
+        assert total(run_out(world)) == (0, 0)
+        assert tokens_of(world.chunks("a")) == expected(60)
+
+
+def test_a_draft_takes_no_cell_of_others() -> None:
+    world = world_of(cells=3 * len(PROMPT) + 60)
+    for slot, name in enumerate("abc"):
+        world.submit(item(name, slot=slot, max_tokens=20))
+    run_out(world)
+    evictions = [e for e in world.events() if e.HasField("request_yielded")]
+    assert not evictions
+    for name in "abc":
+        assert tokens_of(world.chunks(name)) == expected(20)
