@@ -1,7 +1,7 @@
 """Drafts change no answer of llama.cpp.
 
-Answers are compared on one thread, of one request at a time: a row then has the same bits alone and beside 1 to
-62 others, and cells lie in the same order with drafts and without.
+Answers are compared on one thread, of one request at a time: a row then has the same bits alone and beside 1
+to 62 others, and cells lie in the same order with drafts and without.
 """
 
 from __future__ import annotations

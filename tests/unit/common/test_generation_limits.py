@@ -68,3 +68,10 @@ def test_a_bias_out_of_range_is_refused_with_its_token(bias: float) -> None:
     with pytest.raises(InvalidArgument) as refused:
         check_params(generation_pb2.GenerationParams(sampling=sampling))
     assert refused.value.field == "params.sampling.logit_bias[7]"
+
+
+def test_an_unknown_source_of_drafts_is_refused() -> None:
+    params = generation_pb2.GenerationParams(speculation=9)  # type: ignore[arg-type]
+    with pytest.raises(InvalidArgument) as refused:
+        check_params(params)
+    assert refused.value.field == "params.speculation"

@@ -68,7 +68,7 @@ def change(message: Message, path: tuple[str, ...]) -> None:
 ALL = list(leaves(Job.DESCRIPTOR))
 # What a scope holds, so that it counts although the key has no such field.
 SCOPE = {("tenant",), ("cache_scope",)}
-SAME = {(name,) for name in IRRELEVANT} - SCOPE | {("params", "max_tokens")}
+SAME = {(name,) for name in IRRELEVANT} - SCOPE | {("params", "max_tokens"), ("params", "speculation")}
 
 
 def test_the_fields_that_do_not_count_are_fields() -> None:

@@ -71,6 +71,29 @@ def test_our_own_fields_have_grpcs_names() -> None:
     assert (made.skip_answer_cache, made.priority) == (True, 9)
 
 
+def test_the_source_of_drafts_has_a_name() -> None:
+    assert request(speculation="ngram").params.speculation == generation_pb2.SPECULATION_NGRAM
+    assert request(speculation="off").params.speculation == generation_pb2.SPECULATION_OFF
+    assert request().params.speculation == generation_pb2.SPECULATION_UNSPECIFIED
+    assert refusal(speculation="guess").field == "speculation"
+
+
+def test_what_was_drafted_is_in_the_last_chunk_and_in_the_answer() -> None:
+    stream = chat.ChatStream(HEAD, n=2, includes_usage=False, has_logprobs=False)
+    answer = chat.ChatAnswer(HEAD, n=2, has_logprobs=False)
+    finished = end()
+    finished.timings.draft_n, finished.timings.draft_n_accepted = 8, 5
+    for index in (0, 1):
+        chunk = tokens(1, text="a", finished=finished)
+        answer.add(index, chunk)
+        *_, last = stream.messages(index, chunk)
+        assert last["timings"] == {"draft_n": 8, "draft_n_accepted": 5}
+    assert answer.to_json()["timings"] == {"draft_n": 16, "draft_n_accepted": 10}
+    plain = chat.ChatAnswer(HEAD, n=1, has_logprobs=False)
+    plain.add(0, tokens(1, text="a", finished=end()))
+    assert "timings" not in plain.to_json()
+
+
 def test_a_negative_seed_is_a_seed() -> None:
     assert request(seed=-1).params.sampling.seed == 2**64 - 1
 

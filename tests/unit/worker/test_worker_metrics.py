@@ -128,3 +128,16 @@ def test_repairs_of_the_ledger_are_counted(shown: Shown) -> None:
     shown.a.ledger_was_repaired(2)
     shown.a.ledger_was_repaired(1)
     assert shown.value("kv_ledger_repairs_total") == 3
+
+
+def test_drafts_are_counted_by_position(shown: Shown) -> None:
+    stats = engine_pb2.StepStats(drafts=3, draft_tokens=12, accepted_draft_tokens=[3, 2, 1])
+    shown.a.observe(stats)
+    shown.a.observe(stats)
+    assert shown.value("spec_decode_num_drafts_total") == 6
+    assert shown.value("spec_decode_num_draft_tokens_total") == 24
+    assert shown.value("spec_decode_num_accepted_tokens_total") == 12
+    positions = [
+        shown.value("spec_decode_num_accepted_tokens_per_pos_total", position=str(i)) for i in range(3)
+    ]
+    assert positions == [6, 4, 2]
