@@ -1,6 +1,7 @@
 """What drafts of next tokens gain, and whether answers stay the same.
 
     python -m benchmarks.speculation [--model-file FILE] [--source ngram] [--rounds 5]
+    python -m benchmarks.speculation --source draft [--draft-file FILE] ...
     python -m benchmarks.speculation --same 500 [--model-file FILE] [--source ngram] [--threads 1]
 
 One engine in this process serves the same requests in turn without drafts and with them. Prints tokens per
@@ -19,6 +20,7 @@ import argparse
 import os
 import time
 from collections import Counter
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -35,6 +37,7 @@ from .target import positive
 if TYPE_CHECKING:
     from inferflux.v1 import worker_pb2
     from inferflux.worker.engine.core import Engine
+    from inferflux.worker.engine.draft_model import DraftModel
     from inferflux.worker.engine.native import Backend
 
 STREAMS = (1, 4, 16)
@@ -79,11 +82,20 @@ class Client:
         self.rate = (sum(map(len, self.tokens.values())) - counted) / self.seconds
 
 
-def engine_of(backend: Backend, source: str, *, has_prefix_cache: bool = False) -> Engine:
+@dataclass(frozen=True, slots=True)
+class Models:
+    """What engines are made of."""
+
+    backend: Backend
+    draft: DraftModel | None
+
+
+def engine_of(models: Models, source: str, *, has_prefix_cache: bool = False) -> Engine:
     """A new engine, over an empty cache."""
     from inferflux.worker.engine.core import Engine
     from inferflux.worker.engine.tiers.tiers import Tiers
 
+    backend = models.backend
     for seq_id in range(backend.sequences):
         backend.forget(seq_id)
         backend.forget_prefill(seq_id)
@@ -95,6 +107,7 @@ def engine_of(backend: Backend, source: str, *, has_prefix_cache: bool = False) 
         tiers=Tiers(backend.identity, host_bytes=1 << 28, is_divisible=backend.cuts_states),
         has_prefix_cache=has_prefix_cache,
         speculation=SOURCES[source],
+        draft_model=models.draft,
     )
 
 
@@ -131,14 +144,14 @@ def other_prompts(backend: Backend, n: int) -> list[list[int]]:
 
 
 def gain(
-    backend: Backend, source: str, prompts: list[list[int]], *, tokens: int, rounds: int
+    models: Models, source: str, prompts: list[list[int]], *, tokens: int, rounds: int
 ) -> tuple[float, float, float]:
     """(tokens/s without drafts, with ÷ without, accepted ÷ drafted), medians of the rounds."""
     rates: dict[str, list[float]] = {"off": [], source: []}
     drafted = accepted = 0
     for number in range(rounds + 1):
         for way, found in rates.items():
-            client = Client(engine_of(backend, way))
+            client = Client(engine_of(models, way))
             for slot, prompt in enumerate(prompts):
                 client.start(item_of(prompt, slot, tokens=tokens))
             client.run()
@@ -150,13 +163,13 @@ def gain(
     return median(rates["off"]), ratio, accepted / max(drafted, 1)
 
 
-def gains(backend: Backend, source: str, counts: list[int], tokens: int, rounds: int) -> Table:
+def gains(models: Models, source: str, counts: list[int], tokens: int, rounds: int) -> Table:
     """A row for each kind of prompt and number of streams."""
     table = Table("prompts", "streams", "tokens/s without", "with ÷ without", "accepted")
     for name, make in (("to copy", prompts_to_copy), ("other", other_prompts)):
         for streams in counts:
             rate, ratio, accepted = gain(
-                backend, source, make(backend, streams), tokens=tokens, rounds=rounds
+                models, source, make(models.backend, streams), tokens=tokens, rounds=rounds
             )
             table.add_row(name, str(streams), f"{rate:.0f}", f"{ratio:.2f}", f"{accepted:.0%}")
     return table
@@ -165,8 +178,8 @@ def gains(backend: Backend, source: str, counts: list[int], tokens: int, rounds:
 class Answers:
     """Answers of the same request in every way that it may come about."""
 
-    def __init__(self, backend: Backend, source: str) -> None:
-        self._backend = backend
+    def __init__(self, models: Models, source: str) -> None:
+        self._models = models
         self._source = source
 
     def all(self, prompt: list[int], seed: int | None) -> dict[str, list[int]]:
@@ -176,17 +189,17 @@ class Answers:
         }
 
     def _plain(self, prompt: list[int], seed: int | None) -> list[int]:
-        return self._answer(engine_of(self._backend, self._source), prompt, seed)
+        return self._answer(engine_of(self._models, self._source), prompt, seed)
 
     def _cached(self, prompt: list[int], seed: int | None) -> list[int]:
-        engine = engine_of(self._backend, self._source, has_prefix_cache=True)
+        engine = engine_of(self._models, self._source, has_prefix_cache=True)
         self._answer(engine, prompt, seed)
         return self._answer(engine, prompt, seed)
 
     def _preempted(self, prompt: list[int], seed: int | None) -> list[int]:
         from inferflux.v1 import engine_pb2
 
-        engine = engine_of(self._backend, self._source)
+        engine = engine_of(self._models, self._source)
         client = Client(engine)
         client.start(item_of(prompt, 0, tokens=_SAME_TOKENS, seed=seed))
         client.run(until=_SAME_TOKENS // 3)
@@ -197,14 +210,14 @@ class Answers:
         return client.tokens["r0"]
 
     def _moved(self, prompt: list[int], seed: int | None) -> list[int]:
-        client = Client(engine_of(self._backend, self._source))
+        client = Client(engine_of(self._models, self._source))
         client.start(item_of(prompt, 0, tokens=_SAME_TOKENS, seed=seed))
         client.run(until=_SAME_TOKENS // 3)
         item = item_of(prompt, 0, tokens=_SAME_TOKENS, seed=seed)
         item.request.epoch = 2
         # At the same token with drafts and without: how many rows a prompt has decides its bits.
         item.request.generated_token_ids.extend(client.tokens["r0"][: _SAME_TOKENS // 3])
-        other = Client(engine_of(self._backend, self._source))
+        other = Client(engine_of(self._models, self._source))
         other.start(item)
         other.run()
         return other.tokens["r0"]
@@ -232,12 +245,12 @@ def held_out_prompts(backend: Backend, n: int) -> list[list[int]]:
     ]
 
 
-def differences(backend: Backend, source: str, n: int) -> Table:
+def differences(models: Models, source: str, n: int) -> Table:
     """A row for each way: how many of the answers differ."""
-    without, with_drafts = Answers(backend, "off"), Answers(backend, source)
+    without, with_drafts = Answers(models, "off"), Answers(models, source)
     differ: Counter[str] = Counter()
     compared = 0
-    for prompt in track(held_out_prompts(backend, n), console=Console(stderr=True)):
+    for prompt in track(held_out_prompts(models.backend, n), console=Console(stderr=True)):
         for seed in (None, *_SEEDS):
             expected, found = without.all(prompt, seed), with_drafts.all(prompt, seed)
             compared += 1
@@ -255,6 +268,7 @@ def main() -> None:
     )
     parser.add_argument("--model-file", type=Path, default=Path("models/inferflux-demo.gguf"))
     parser.add_argument("--source", choices=[name for name in SOURCES if name != "off"], default="ngram")
+    parser.add_argument("--draft-file", type=Path, default=Path("models/inferflux-demo-draft.gguf"))
     parser.add_argument("--tokens", type=positive, default=160, help="of each answer; default: %(default)s")
     parser.add_argument("--rounds", type=positive, default=5)
     parser.add_argument("--streams", type=positive, nargs="+", default=list(STREAMS))
@@ -266,22 +280,23 @@ def main() -> None:
     from inferflux.v1 import engine_pb2
     from inferflux.worker.engine.native import Backend
 
-    backend = Backend(
-        engine_pb2.EngineConfig(
-            model_path=str(options.model_file),
-            slots=max(STREAMS),
-            sequences=2 * max(STREAMS),
-            batch_tokens=512,
-            kv_cells=8192,
-            threads=options.threads,
-            flash_attention=True,
-        )
+    config = engine_pb2.EngineConfig(
+        model_path=str(options.model_file),
+        draft_model_path=str(options.draft_file),
+        slots=max(STREAMS),
+        sequences=2 * max(STREAMS),
+        batch_tokens=512,
+        kv_cells=8192,
+        threads=options.threads,
+        flash_attention=True,
     )
+    backend = Backend(config)
+    models = Models(backend, backend.new_draft_model(config) if options.source == "draft" else None)
     console = Console(width=100)
     if options.same:
-        console.print(differences(backend, options.source, options.same))
+        console.print(differences(models, options.source, options.same))
         return
-    console.print(gains(backend, options.source, options.streams, options.tokens, options.rounds))
+    console.print(gains(models, options.source, options.streams, options.tokens, options.rounds))
 
 
 if __name__ == "__main__":

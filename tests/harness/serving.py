@@ -10,6 +10,7 @@ from harness.worker import DEMO_MODEL
 from inferflux.v1 import engine_pb2, generation_pb2, tokens_pb2, worker_pb2
 from inferflux.worker.engine.clock import Clock
 from inferflux.worker.engine.core import Engine
+from inferflux.worker.engine.draft_model import DraftModel
 from inferflux.worker.engine.ledger_check import difference
 from inferflux.worker.engine.native import Backend
 from inferflux.worker.engine.tiers.tiers import Tiers
@@ -45,6 +46,7 @@ class Served:
         host_bytes: int = 1 << 28,
         clock: Clock | None = None,
         speculation: generation_pb2.Speculation.ValueType = generation_pb2.SPECULATION_OFF,
+        draft_model: DraftModel | None = None,
     ) -> None:
         self.backend = backend
         self.chunks: list[tokens_pb2.TokenChunk] = []
@@ -63,6 +65,7 @@ class Served:
             has_prefix_cache=has_prefix_cache,
             clock=clock,
             speculation=speculation,
+            draft_model=draft_model,
         )
 
     def run(self, *items: worker_pb2.BatchItem, cancelled: str = "") -> None:

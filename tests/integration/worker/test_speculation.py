@@ -7,18 +7,24 @@ to 62 others, and cells lie in the same order with drafts and without.
 from __future__ import annotations
 
 import functools
+from pathlib import Path
 from typing import Any
 
 import pytest
+from harness.gguf_files import TOKENS, texts, tiny_model
 from harness.model_kinds import hybrid_model, recurrent_model, sliding_window_model
 from harness.serving import Served, load
-from harness.worker import batch_item
+from harness.worker import DEMO_MODEL, batch_item
 from harness.worker_world import EagerBudget
 
-from inferflux.v1 import generation_pb2, tokens_pb2, worker_pb2
-from inferflux.worker.engine.native import Backend
+from inferflux.v1 import engine_pb2, generation_pb2, tokens_pb2, worker_pb2
+from inferflux.worker.engine.draft_model import DraftModel
+from inferflux.worker.engine.native import Backend, LoadError
 
 OFF, NGRAM = generation_pb2.SPECULATION_OFF, generation_pb2.SPECULATION_NGRAM
+DRAFT = generation_pb2.SPECULATION_DRAFT
+SOURCES = pytest.mark.parametrize("source", [NGRAM, DRAFT], ids=["ngram", "draft"])
+DRAFT_MODEL = DEMO_MODEL.with_name("inferflux-demo-draft.gguf")
 TEXTS = (
     "The fox ran to the river. The owl saw the fox. The fox ran to the river. The owl",
     "one two three four five six seven eight nine ten one two three four",
@@ -35,11 +41,22 @@ def demo() -> Backend:
     return load(prefill_cells=0)
 
 
-def served(speculation: generation_pb2.Speculation.ValueType, backend: Backend | None = None) -> Served:
+@functools.cache
+def draft_model() -> DraftModel:
+    return demo().new_draft_model(config(str(DRAFT_MODEL)))
+
+
+def config(draft_model_path: str) -> engine_pb2.EngineConfig:
+    return engine_pb2.EngineConfig(
+        model_path=str(DEMO_MODEL), draft_model_path=draft_model_path, flash_attention=True
+    )
+
+
+def served(source: generation_pb2.Speculation.ValueType, backend: Backend | None = None) -> Served:
     """An engine without anything cached, for which every draft is worth its time."""
     backend = backend or demo()
     backend._main.clear()
-    made = Served(backend, speculation=speculation)
+    made = Served(backend, speculation=source, draft_model=draft_model() if source == DRAFT else None)
     made.engine._drafting._budget = EagerBudget()  # type: ignore[assignment]
     return made
 
@@ -62,19 +79,29 @@ def alone(wanted: worker_pb2.BatchItem) -> Served:
     return world
 
 
+@SOURCES
 @pytest.mark.parametrize("text", TEXTS)
 @pytest.mark.parametrize(
     "sampling",
     [{}, SAMPLED | {"seed": 1}, {"temperature": 1.5, "seed": 3}, PENALIZED],
     ids=["greedy", "sampled", "hot", "penalties"],
 )
-def test_an_answer_is_the_same_with_drafts(text: str, sampling: dict[str, Any]) -> None:
+def test_an_answer_is_the_same_with_drafts(
+    text: str, sampling: dict[str, Any], source: generation_pb2.Speculation.ValueType
+) -> None:
     wanted = item(text, **sampling, logprobs=3)
-    world = served(NGRAM)
+    world = served(source)
     world.run(wanted)
     assert world.drafted
     assert said(world) == said(alone(wanted))
     world.check_cells()
+
+
+def test_a_draft_model_draws_as_the_model_does() -> None:
+    """Sampled at temperature 1, two models of like probabilities seldom draw the same by chance."""
+    world = served(DRAFT)
+    world.run(item(TEXTS[1], temperature=1.0, seed=5))
+    assert world.accepted > 30
 
 
 def test_repeated_text_takes_a_fraction_of_the_steps() -> None:
@@ -95,12 +122,15 @@ def test_a_stop_string_ends_an_accepted_run_where_it_stands(text: str) -> None:
     world.check_cells()
 
 
-def test_sequences_beside_each_other_keep_to_their_own_drafts() -> None:
+@SOURCES
+def test_sequences_beside_each_other_keep_to_their_own_drafts(
+    source: generation_pb2.Speculation.ValueType,
+) -> None:
     """Rejected cells are filled by others, so cells lie in another order than alone: the first tokens are
     compared, of which the model is sure."""
     names = "abcd"
     wanted = [item(text, name, max_tokens=SURE_TOKENS) for text, name in zip(TEXTS, names, strict=True)]
-    world = served(NGRAM)
+    world = served(source)
     world.run(*wanted)
     assert world.accepted
     for one, name in zip(wanted, names, strict=True):
@@ -108,10 +138,11 @@ def test_sequences_beside_each_other_keep_to_their_own_drafts() -> None:
     world.check_cells()
 
 
-def test_a_preempted_answer_goes_on_with_drafts() -> None:
+@SOURCES
+def test_a_preempted_answer_goes_on_with_drafts(source: generation_pb2.Speculation.ValueType) -> None:
     for text in TEXTS:
         wanted = item(text)
-        world = served(NGRAM)
+        world = served(source)
         world.start_and_step(wanted, until_tokens=40)
         world.swap_out("t.a")
         world.resume("t.a", 0)
@@ -121,15 +152,18 @@ def test_a_preempted_answer_goes_on_with_drafts() -> None:
         world.check_cells()
 
 
+@SOURCES
 @pytest.mark.parametrize("sampling", [{}, SAMPLED | PENALIZED], ids=["greedy", "sampled"])
-def test_an_answer_that_moves_to_another_worker_goes_on_with_drafts(sampling: dict[str, Any]) -> None:
+def test_an_answer_that_moves_to_another_worker_goes_on_with_drafts(
+    sampling: dict[str, Any], source: generation_pb2.Speculation.ValueType
+) -> None:
     for text in TEXTS:
         whole = said(alone(item(text, **sampling)))[0]
-        for at in (1, 17, 64):
+        for at in (1, 40):
             wanted = item(text, **sampling)
             wanted.request.epoch = 2
             wanted.request.generated_token_ids.extend(whole[:at])
-            world = served(NGRAM)
+            world = served(source)
             world.run(wanted)
             assert said(world) == said(alone(wanted))
 
@@ -157,3 +191,35 @@ def test_a_model_of_which_no_tail_can_be_removed_answers_without_drafts(make: An
     world = served(NGRAM, backend)
     world.run(batch_item("a", prompt=[5, 6, 7, 5, 6, 7, 5, 6], max_tokens=20))
     assert (world.drafted, len(world.tokens["a"])) == (0, 20)
+
+
+def test_more_sequences_than_the_draft_model_has_room_for_answer_all_the_same() -> None:
+    made = demo().new_draft_model(config(str(DRAFT_MODEL)))
+    made._free = made._free[:2]
+    world = served(OFF)
+    world.engine._drafting._model, world.engine._drafting._sources = made, {DRAFT}
+    world.engine._drafting._default = DRAFT
+    names = "abcd"
+    wanted = [item(text, name, max_tokens=SURE_TOKENS) for text, name in zip(TEXTS, names, strict=True)]
+    world.run(*wanted)
+    assert world.accepted
+    for one, name in zip(wanted, names, strict=True):
+        assert world.tokens[name] == alone(one).tokens[name]
+    assert (made._places, len(made._free)) == ({}, 2)
+
+
+def test_a_draft_model_of_another_vocabulary_is_refused_by_name(tmp_path: Path) -> None:
+    path = tiny_model().write(tmp_path / "other.gguf")
+    with pytest.raises(LoadError, match=r"INFERFLUX_WORKER_DRAFT_MODEL is .*other\.gguf: its vocabulary has"):
+        demo().new_draft_model(config(str(path)))
+    with pytest.raises(LoadError, match=r"INFERFLUX_WORKER_DRAFT_MODEL is .*missing\.gguf"):
+        demo().new_draft_model(config(str(tmp_path / "missing.gguf")))
+
+
+def test_a_draft_model_of_other_tokens_is_refused_by_the_first_of_them(tmp_path: Path) -> None:
+    first = load(tiny_model().write(tmp_path / "first.gguf"), kv_cells=256)
+    swapped = list(TOKENS)
+    swapped[3], swapped[4] = swapped[4], swapped[3]
+    other = tiny_model().having({"tokenizer.ggml.tokens": texts(swapped)})
+    with pytest.raises(LoadError, match="its vocabulary is another one: token 3 is"):
+        first.new_draft_model(config(str(other.write(tmp_path / "other.gguf"))))

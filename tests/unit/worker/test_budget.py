@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from inferflux.worker.engine.budget import LONG_STEP, StepBudget, StepTime
+from inferflux.worker.engine.speculation import Candidate, rows_of
 
 # Seconds of a step by its tokens. A single token takes another path, as in llama.cpp.
 Cost = Callable[[int], float]
@@ -144,6 +145,8 @@ def test_whatever_was_measured_the_budget_is_between_one_and_the_batch(
         budget.observe(n, n % 9, seconds)
         budget.observe(n + 1, 0, seconds, in_prefill_context=True)
     assert 1 <= budget.mixed(n_decoding, n_waiting) <= 2048 - n_decoding
+    rows = rows_of([Candidate(0.9, 20)] * 3, 40)
+    assert 0 <= budget.rows_worth(n_decoding + 1, rows) <= len(rows)
     assert 1 <= budget.in_prefill_context(n_decoding, n_waiting) <= 2048
 
 

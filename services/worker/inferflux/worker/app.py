@@ -7,6 +7,7 @@ import contextlib
 import time
 import uuid
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from inferflux.common import logs, store
@@ -210,7 +211,16 @@ def _engine_config(settings: WorkerSettings, digest: str) -> engine_pb2.EngineCo
         step_limit_s=settings.step_limit_s,
         prefix_cache=settings.prefix_cache,
         speculation=SOURCES[settings.speculation],
+        draft_model_path="" if settings.draft_model is None else str(settings.draft_model),
     )
+
+
+async def _probed(path: Path, variable: str) -> ModelFile:
+    """Raises InvalidArgument where the file that `variable` names cannot be used."""
+    try:
+        return await probe_model_file(path)
+    except ModelFileError as error:
+        raise InvalidArgument(str(error), field=variable) from None
 
 
 async def serve(settings: WorkerSettings, shutdown: Shutdown) -> None:
@@ -219,10 +229,9 @@ async def serve(settings: WorkerSettings, shutdown: Shutdown) -> None:
     Raises:
         InferFluxError: the model, NATS or the metrics port cannot be used.
     """
-    try:
-        file = await probe_model_file(settings.model_path)
-    except ModelFileError as error:
-        raise InvalidArgument(str(error), field="INFERFLUX_WORKER_MODEL_PATH") from None
+    file = await _probed(settings.model_path, "INFERFLUX_WORKER_MODEL_PATH")
+    if settings.draft_model is not None:
+        await _probed(settings.draft_model, "INFERFLUX_WORKER_DRAFT_MODEL")
     probe = Probe(settings.metrics_listen)
     tracer = OFF
     try:

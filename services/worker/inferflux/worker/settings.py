@@ -84,10 +84,15 @@ class WorkerSettings(ServiceSettings):
     kv_type_v: KvType = setting(
         "f16", "the same for values; quantized ones need `FLASH_ATTENTION`, and turn the prefill context off"
     )
-    speculation: Literal["off", "ngram"] = setting(
+    draft_model: Path | None = setting(
+        None,
+        "a small GGUF model of the same vocabulary, which [drafts](speculation.md) next tokens in the "
+        "engine; unset: there is none",
+    )
+    speculation: Literal["off", "ngram", "draft"] = setting(
         "off",
-        "where [drafts](speculation.md) of next tokens come from, for requests that leave it open: "
-        "`ngram`, what followed the latest tokens where they occurred before; `off`, there are none",
+        "where drafts of next tokens come from, for requests that leave it open: `ngram`, what followed the "
+        "latest tokens where they occurred before; `draft`, `DRAFT_MODEL`; `off`, there are none",
     )
     max_itl_factor: float = setting(
         5.0,
@@ -166,6 +171,13 @@ class WorkerSettings(ServiceSettings):
             raise ValueError(
                 "must not be quantized where INFERFLUX_WORKER_FLASH_ATTENTION is false: nothing else reads it"
             )
+        return value
+
+    @field_validator("speculation")
+    @classmethod
+    def _a_draft_model_is_named(cls, value: str, info: ValidationInfo) -> str:
+        if value == "draft" and info.data.get("draft_model") is None:
+            raise ValueError("must not be draft where INFERFLUX_WORKER_DRAFT_MODEL is unset")
         return value
 
     @property

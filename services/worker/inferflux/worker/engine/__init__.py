@@ -22,6 +22,7 @@ sampling_rows  the same for the rows of a step together   (pure)
 logprobs  logarithms of probabilities                     (pure)
 speculation  how many tokens are drafted for whom        (pure)
 ngram     drafts by what occurred before                 (pure)
+draft_model  drafts by a smaller model
 drafting  adds drafts to steps
 verification  which drafted tokens are the model's own    (pure)
 acceptance  which sampled tokens are appended, what ends  (pure)

@@ -131,6 +131,7 @@ def _load(worker: _Worker, inbox: Inbox) -> Engine:
             has_prefix_cache=config.prefix_cache,
             disk_prompt_tokens=config.disk_prompt_tokens,
             speculation=config.speculation or OFF,
+            draft_model=backend.new_draft_model(config) if config.draft_model_path else None,
             arrived=inbox.arrived,
         )
     except (LoadError, DecodeError) as error:

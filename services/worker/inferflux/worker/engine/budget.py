@@ -144,8 +144,9 @@ class StepBudget:
         if n_drafted:
             self._verifying.observe(n_decoding + n_drafted, seconds)
             return
-        # Prompts teach what a row takes until sequences decode: of those few rows have logits.
-        if (n_decoding > 1 and not n_prefill) or (not self._decode_s and not in_prefill_context):
+        # Prompts teach what a row takes until sequences decode: few of their rows have logits.
+        teaches_rows = not n_prefill or not self._decode_s
+        if teaches_rows and not in_prefill_context and n_prefill + n_decoding > 1:
             self._verifying.observe(n_prefill + n_decoding, seconds)
         if in_prefill_context:
             self._prefill.observe(n_prefill, seconds)

@@ -48,6 +48,15 @@ class Interrupted(Exception):
 IsInterrupted = Callable[[], bool]
 
 
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Tokens of one sequence id, from a position on."""
+
+    tokens: NDArray[np.int32]
+    seq_id: int
+    position: int
+
+
 class Context:
     """A context of a loaded model.
 
@@ -158,6 +167,20 @@ class Context:
         self._batch.put(0, tokens, seq_id=seq_id, position=position)
         self._batch.logits[n - 1] = 1
         return self._compute(n, 1)
+
+    def decode_runs(self, runs: Iterable[Run]) -> NDArray[np.float32]:
+        """Compute these tokens; returns the logits after the last of each run, of shape (runs, vocabulary).
+
+        Raises:
+            DecodeError: as `decode`.
+        """
+        at = n_runs = 0
+        for run in runs:
+            self._batch.put(at, run.tokens, seq_id=run.seq_id, position=run.position)
+            at += run.tokens.shape[0]
+            self._batch.logits[at - 1] = 1
+            n_runs += 1
+        return self._compute(at, n_runs)
 
     def _compute(self, n_tokens: int, outputs: int) -> NDArray[np.float32]:
         result = llama.llama_decode(self._context, self._batch.struct(n_tokens))

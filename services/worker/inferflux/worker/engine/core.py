@@ -16,6 +16,7 @@ from .clock import Clock
 from .commands import Arrived, is_more_urgent, none_arrived
 from .constraints import CompiledConstraint, Constraints
 from .context import Interrupted
+from .draft_model import DraftModel
 from .drafting import Drafting
 from .ledger_check import CheckTimes
 from .logprobs import Logprobs, log_probabilities
@@ -60,6 +61,7 @@ class Engine:
         disk_prompt_tokens: see `Memory`.
         has_compaction: whether filled KV cells are moved together where that pays.
         speculation: where drafts come from for requests that leave it open.
+        draft_model: drafts for those that ask for one.
         clock: the system's if none is given.
         arrived: gives the commands that came since it was asked last; they are obeyed after the step. It is
             asked often while a long step is computed.
@@ -78,6 +80,7 @@ class Engine:
         disk_prompt_tokens: int = 0,
         has_compaction: bool = True,
         speculation: generation_pb2.Speculation.ValueType = OFF,
+        draft_model: DraftModel | None = None,
         clock: Clock | None = None,
         arrived: Arrived = none_arrived,
     ) -> None:
@@ -99,6 +102,7 @@ class Engine:
             self._budget,
             default=speculation,
             most_rows=0 if backend.speculation_error else backend.verified_rows,
+            model=draft_model,
         )
         for seen in backend.warm_up():
             tiers.rates.prefill.observe(seen.n_prefill, seen.seconds)
@@ -739,6 +743,7 @@ class Engine:
 
     def _leave(self, sequence: Sequence) -> None:
         self._memory.remove(sequence)
+        self._drafting.end(sequence)
         if sequence.constraint is not None:
             sequence.constraint.close()
             sequence.constraint = None

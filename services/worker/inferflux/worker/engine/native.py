@@ -30,6 +30,7 @@ from .cell_log import Occupancy
 from .compaction import MoveCost
 from .context import Context, ContextError, DecodeError, IsInterrupted
 from .cores import usable_cores
+from .draft_model import DraftModel, DraftModelError
 from .envelope import Identity
 from .fit import CellShape, DoesNotFitError, cells_in, fit_cells
 from .kv_types import NUMBER_TYPES, USUAL, KvType, KvTypes
@@ -400,6 +401,27 @@ class Backend:
         if self.sequences < 2:
             return "there is one sequence id, and none for cached prefixes"
         return self.sharing.reason if self.sharing.kind is Sharing.NONE else ""
+
+    def new_draft_model(self, config: engine_pb2.EngineConfig) -> DraftModel:
+        """The draft model that is asked for, with room for as many tokens as this model has.
+
+        Raises:
+            LoadError: it cannot draft for this model.
+        """
+        try:
+            return DraftModel(
+                config.draft_model_path,
+                self.vocab,
+                sequences=self.slots,
+                cells=self.cells,
+                batch_tokens=self.batch_tokens,
+                threads=self._threads,
+                gpu_layers=config.gpu_layers,
+                flash_attention=config.flash_attention,
+            )
+        except (DraftModelError, DecodeError) as error:
+            asked = f"INFERFLUX_WORKER_DRAFT_MODEL is {config.draft_model_path}"
+            raise LoadError(f"{config.model_path}: {asked}: {error}") from None
 
     @property
     def verified_rows(self) -> int:
