@@ -32,6 +32,8 @@ from .speculation import Row
 _SMOOTHING = 0.2
 _SMALLEST_CHUNK = 8
 _OUTLIER = 3.0
+# No step takes less.
+_SHORTEST_S = 1e-6
 # Sizes of steps are alike while their variance is below this, in tokens squared.
 _ALIKE = float(_SMALLEST_CHUNK**2)
 # A token costs at most this many times what the fastest recent step took per token, its fixed part included.
@@ -110,8 +112,10 @@ class StepBudget:
         Args:
             rows: the best first.
         """
+        if not self._verifying.is_known:
+            return 0
         limit_s = self._target_s(n_decoding, 1, is_long=False, fixed_s=self._verifying.fixed_s)
-        worth, best = 0, n_decoding / self._decode_time(n_decoding)
+        worth, best = 0, n_decoding / max(self._decode_time(n_decoding), _SHORTEST_S)
         tokens, drafting_s = float(n_decoding), 0.0
         for n, row in enumerate(rows, 1):
             tokens += row.gain
@@ -119,8 +123,9 @@ class StepBudget:
             seconds = self._verifying.seconds_of(n_decoding + n) + drafting_s
             if seconds > limit_s:
                 break
-            if tokens / seconds > best:
-                worth, best = n, tokens / seconds
+            rate = tokens / max(seconds, _SHORTEST_S)
+            if rate > best:
+                worth, best = n, rate
         return worth
 
     @staticmethod
