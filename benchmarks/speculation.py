@@ -31,8 +31,8 @@ from rich.table import Table
 from inferflux.common.speculation import SOURCES
 from inferflux.worker.engine_host import SPIN_COUNT
 
+from .command_line import positive
 from .stats import median
-from .target import positive
 
 if TYPE_CHECKING:
     from inferflux.v1 import worker_pb2

@@ -11,6 +11,7 @@ import typer
 from typer.testing import CliRunner
 
 from inferflux.cli.flags import GenerationFlags, with_flag_groups
+from inferflux.v1.generation_pb2 import SPECULATION_NGRAM, SPECULATION_UNSPECIFIED
 
 
 @dataclass(frozen=True)
@@ -75,3 +76,8 @@ def test_flags_make_the_generation_that_they_ask_for() -> None:
 def test_flags_that_contradict_each_other_are_refused_by_name() -> None:
     with pytest.raises(typer.BadParameter, match="--schema, --json-object"):
         GenerationFlags(json_object=True, schema=Path("schema.json")).generation()
+
+
+def test_the_source_of_drafts_is_a_flag() -> None:
+    assert GenerationFlags(speculate="ngram").generation().params().speculation == SPECULATION_NGRAM
+    assert GenerationFlags().generation().params().speculation == SPECULATION_UNSPECIFIED
