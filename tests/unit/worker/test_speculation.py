@@ -106,7 +106,15 @@ def test_tokens_after_a_rejected_one_are_dropped_in_each_part() -> None:
 
 def test_each_row_has_the_penalties_of_the_tokens_before_it() -> None:
     params = generation_pb2.SamplingParams(
-        temperature=0.0, repeat_penalty=1.5, frequency_penalty=0.5, presence_penalty=0.25, penalty_last_n=3
+        temperature=0.0,
+        repeat_penalty=1.5,
+        frequency_penalty=0.5,
+        presence_penalty=0.25,
+        penalty_last_n=3,
+        dry_multiplier=0.8,
+        dry_base=1.75,
+        dry_allowed_length=1,
+        dry_penalty_last_n=-1,
     )
     history, draft = [4, 2, 2], [1, 2, 3]
     part = drafted(history + draft, 3, Sampler(params, history))
