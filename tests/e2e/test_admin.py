@@ -10,10 +10,11 @@ from types import TracebackType
 from typing import Self
 
 import pytest
+from harness.breakable_stack import BreakableStack
 from harness.client import Answer, Client, prompt
 from harness.inferctl import Terminal, run
 
-from inferflux.cli.stack import Stack, StackOptions
+from inferflux.cli.stack import Stack
 from inferflux.v1 import admin_pb2, cluster_pb2, scheduler_pb2
 
 pytestmark = pytest.mark.e2e
@@ -22,11 +23,16 @@ WORKERS = {"worker-0", "worker-1"}
 LIMIT_S = 60.0
 
 
+@pytest.fixture(scope="module")
+async def breakable() -> AsyncIterator[BreakableStack]:
+    async with BreakableStack(slots=4) as stack:
+        yield stack
+
+
 @pytest.fixture
-async def stack() -> AsyncIterator[Stack]:
+async def stack(breakable: BreakableStack) -> Stack:
     """Two workers; what is stopped stays down unless the test starts it again."""
-    async with Stack(StackOptions(workers=2, slots=4, threads=1, restarts=False)) as running:
-        yield running
+    return await breakable.whole()
 
 
 @pytest.fixture

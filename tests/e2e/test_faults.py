@@ -12,10 +12,11 @@ import grpc
 import grpc.aio
 import nats
 import pytest
+from harness.breakable_stack import BreakableStack
 from harness.children import ENGINE, child_of
 from harness.client import Answer, Client, Request, countdown, prompt, undisturbed
 
-from inferflux.cli.stack import Stack, StackOptions
+from inferflux.cli.stack import Stack
 from inferflux.common.bus.jetstream import STREAMS
 from inferflux.v1 import inference_pb2
 
@@ -24,11 +25,16 @@ pytestmark = pytest.mark.e2e
 STARTS = (30, 29, 28, 27)
 
 
+@pytest.fixture(scope="module")
+async def breakable() -> AsyncIterator[BreakableStack]:
+    async with BreakableStack() as stack:
+        yield stack
+
+
 @pytest.fixture
-async def stack() -> AsyncIterator[Stack]:
+async def stack(breakable: BreakableStack) -> Stack:
     """Two workers; what is killed stays dead unless the test starts it again."""
-    async with Stack(StackOptions(workers=2, slots=8, threads=1, restarts=False)) as running:
-        yield running
+    return await breakable.whole()
 
 
 def countdowns() -> list[inference_pb2.ChatRequest]:

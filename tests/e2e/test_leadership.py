@@ -8,9 +8,10 @@ import signal
 from collections.abc import AsyncIterator, Sequence
 
 import pytest
+from harness.breakable_stack import BreakableStack
 from harness.client import Answer, Client, Request, countdown, prompt, undisturbed
 
-from inferflux.cli.stack import Stack, StackOptions
+from inferflux.cli.stack import Stack
 from inferflux.v1 import cluster_pb2, generation_pb2
 
 pytestmark = pytest.mark.e2e
@@ -23,11 +24,16 @@ COUNTDOWNS = [countdown(start, end) for start in (30, 29, 28, 27) for end in (1,
 STORIES = [prompt(f"Story number {i}:", max_tokens=1900) for i in range(4)]
 
 
+@pytest.fixture(scope="module")
+async def breakable() -> AsyncIterator[BreakableStack]:
+    async with BreakableStack(schedulers=2) as stack:
+        yield stack
+
+
 @pytest.fixture
-async def stack() -> AsyncIterator[Stack]:
+async def stack(breakable: BreakableStack) -> Stack:
     """What is killed stays dead unless the test starts it again."""
-    async with Stack(StackOptions(workers=2, schedulers=2, slots=8, threads=1, restarts=False)) as running:
-        yield running
+    return await breakable.whole()
 
 
 class Load:

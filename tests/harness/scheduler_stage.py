@@ -69,7 +69,11 @@ class Standby:
 
 @dataclass
 class Stage:
-    """NATS, one scheduler process, and a connection that plays gateway and workers."""
+    """NATS, one scheduler process, and a connection that plays gateway and workers.
+
+    Attributes:
+        tenant: whose requests it sends, reads and cancels, unless another one is named.
+    """
 
     nats: ServerProcess
     bus: Bus
@@ -77,6 +81,7 @@ class Stage:
     process: subprocess.Popen[bytes] | None = None
     workers: list[ScriptedWorker] = field(default_factory=list)
     standbys: dict[str, Standby] = field(default_factory=dict)
+    tenant: str = "acme"
 
     async def start_scheduler(self) -> None:
         self.process = subprocess.Popen([sys.executable, "-m", "inferflux.scheduler"], env=self.env)
@@ -102,11 +107,21 @@ class Stage:
         self.workers.append(worker)
         return worker
 
+    async def dismiss_workers(self) -> None:
+        """Have its workers die, and wait until the scheduler knows of none, and has nothing to do."""
+        for worker in self.workers:
+            await worker.vanish()
+            death = scheduler_pb2.WorkerEvent()
+            death.worker_died.SetInParent()
+            await worker.tell(death)
+        self.workers.clear()
+        await self.is_quiet(workers=0)
+
     async def submit(
         self,
         request_id: str,
         *,
-        tenant: str = "acme",
+        tenant: str = "",
         priority: int = 0,
         max_tokens: int = 8,
         model: str = MODEL,
@@ -118,7 +133,7 @@ class Stage:
         now_ms = round(time.time() * 1000)
         request = scheduler_pb2.InferenceRequest(
             request_id=request_id,
-            tenant=tenant,
+            tenant=tenant or self.tenant,
             model=model,
             prompt_token_ids=prompt,
             priority=priority,
@@ -132,16 +147,16 @@ class Stage:
         await self.enqueue(request_id, model, request.SerializeToString())
 
     async def enqueue(self, message_id: str, model: str, payload: bytes) -> None:
-        assert await self.bus.enqueue(subjects.jobs(model), payload, msg_id=f"acme.{message_id}")
+        assert await self.bus.enqueue(subjects.jobs(model), payload, msg_id=f"{self.tenant}.{message_id}")
 
     async def cancel(self, request_id: str) -> bool:
-        notice = scheduler_pb2.CancelNotice(tenant="acme", request_id=request_id)
-        subject = subjects.cancel("acme", request_id)
+        notice = scheduler_pb2.CancelNotice(tenant=self.tenant, request_id=request_id)
+        subject = subjects.cancel(self.tenant, request_id)
         data = await self.bus.request(subject, notice.SerializeToString(), timeout_s=2)
         return scheduler_pb2.CancelReply.FromString(data).was_found
 
     async def chunks(self, request_id: str) -> list[tokens_pb2.TokenChunk]:
-        payloads = await self.bus.replay(subjects.tokens("acme", request_id))
+        payloads = await self.bus.replay(subjects.tokens(self.tenant, request_id))
         return [tokens_pb2.TokenChunk.FromString(payload) for payload in payloads]
 
     async def read(self, request_id: str, timeout_s: float = 15.0) -> ReplayedTokens:

@@ -19,10 +19,11 @@ LIMIT_S = 15.0
 PREEMPTING = scheduler_pb2.Fairness(enable_preemption=True, high_priority_threshold=5, max_timeslice_tokens=7)
 
 
-@pytest.fixture(autouse=True)
-def slices(theatre: Stage) -> None:
-    """What the environment says, until an administrator changes it."""
+@pytest.fixture
+def theatre(theatre: Stage) -> Stage:
+    """What the environment says holds until an administrator changes it."""
     theatre.env["INFERFLUX_FAIRNESS_TIMESLICE"] = "7"
+    return theatre
 
 
 async def ask(stage: Stage, request: Request) -> Reply:
@@ -114,10 +115,8 @@ async def test_a_worker_is_drained_when_its_last_request_has_ended(theatre: Stag
         ),
     ],
 )
-async def test_what_cannot_be_done_is_refused(theatre: Stage, payload: bytes, code: int, said: str) -> None:
-    scheduler = await theatre.add_scheduler("s0")
-    await scheduler.until_ready("leads in term")
-    data = await theatre.bus.request(subjects.SCHEDULER_ADMIN, payload, timeout_s=2)
+async def test_what_cannot_be_done_is_refused(stage: Stage, payload: bytes, code: int, said: str) -> None:
+    data = await stage.bus.request(subjects.SCHEDULER_ADMIN, payload, timeout_s=2)
     refused = Reply.FromString(data).refused
     assert refused.code == code
     assert said in f"{refused.field} {refused.message}"

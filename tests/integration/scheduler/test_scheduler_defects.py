@@ -26,10 +26,10 @@ from inferflux.scheduler.settings import SchedulerSettings
 from inferflux.v1 import scheduler_pb2
 
 
-def job(request_id: str, *, enqueued_unix_ms: int, epoch: int = 1) -> bytes:
+def job(request_id: str, tenant: str, *, enqueued_unix_ms: int, epoch: int = 1) -> bytes:
     request = scheduler_pb2.InferenceRequest(
         request_id=request_id,
-        tenant="acme",
+        tenant=tenant,
         model=MODEL,
         prompt_token_ids=[1, 2, 3],
         enqueued_unix_ms=enqueued_unix_ms,
@@ -44,7 +44,7 @@ async def test_a_job_of_a_gateway_whose_clock_is_wrong_by_years_is_served(
     stage: Stage, enqueued_unix_ms: int
 ) -> None:
     worker = await stage.add_worker("w1")
-    await stage.enqueue("old", MODEL, job("old", enqueued_unix_ms=enqueued_unix_ms))
+    await stage.enqueue("old", MODEL, job("old", stage.tenant, enqueued_unix_ms=enqueued_unix_ms))
     item = await worker.has("old")
     # Since the work queue stored it.
     assert abs(item.request.enqueued_unix_ms - time.time() * 1000) < 60_000
@@ -54,7 +54,7 @@ async def test_a_job_of_a_gateway_whose_clock_is_wrong_by_years_is_served(
 
 
 async def test_a_job_out_of_range_ends_by_name(stage: Stage) -> None:
-    await stage.enqueue("odd", MODEL, job("odd", enqueued_unix_ms=0, epoch=2**32 - 1))
+    await stage.enqueue("odd", MODEL, job("odd", stage.tenant, enqueued_unix_ms=0, epoch=2**32 - 1))
     await stage.read("odd")
     (chunk,) = await stage.chunks("odd")
     assert (chunk.failed.code, "epoch" in chunk.failed.message) == (3, True)

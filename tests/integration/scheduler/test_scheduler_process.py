@@ -11,7 +11,7 @@ async def test_a_job_goes_to_a_worker_and_is_acknowledged_at_its_end(stage: Stag
     worker = await stage.add_worker("w1")
     await stage.submit("one")
     item = await worker.has("one")
-    assert (item.request.tenant, list(item.request.prompt_token_ids)) == ("acme", [1, 2, 3])
+    assert (item.request.tenant, list(item.request.prompt_token_ids)) == (stage.tenant, [1, 2, 3])
     running = await stage.status(lambda s: s.running == 1)
     assert [slot.request_id for slot in running.workers[0].slots if slot.state == "running"] == ["one"]
     await worker.emit("one", 3, is_last=True)
@@ -93,40 +93,40 @@ async def test_a_queued_request_is_cancelled_by_the_scheduler_a_running_one_by_i
         assert len(ends) == 1
 
 
-async def test_a_killed_schedulers_successor_adopts_what_runs_and_keeps_what_waits(stage: Stage) -> None:
-    worker = await stage.add_worker("w1", slots=1)
-    await stage.submit("running")
+async def test_a_killed_schedulers_successor_adopts_what_runs_and_keeps_what_waits(own_stage: Stage) -> None:
+    worker = await own_stage.add_worker("w1", slots=1)
+    await own_stage.submit("running")
     epoch = (await worker.has("running")).request.epoch
     await worker.emit("running", 2)
-    await stage.submit("waiting")
-    await stage.status(lambda s: s.queued == 1)
-    stage.kill_scheduler()
+    await own_stage.submit("waiting")
+    await own_stage.status(lambda s: s.queued == 1)
+    own_stage.kill_scheduler()
     await worker.emit("running", 1)
-    await stage.start_scheduler()
-    await stage.status(lambda s: s.running == 1 and s.queued == 1)
+    await own_stage.start_scheduler()
+    await own_stage.status(lambda s: s.running == 1 and s.queued == 1)
     assert worker.dropped == []
     assert worker.items["running"].request.epoch == epoch
     await worker.emit("running", 1, is_last=True)
     await worker.has("waiting")
     await worker.emit("waiting", 1, is_last=True)
-    assert (await stage.read("running")).token_ids == [0, 1, 2, 3]
-    assert (await stage.read("waiting")).token_ids == [0]
-    await stage.is_quiet(workers=1)
+    assert (await own_stage.read("running")).token_ids == [0, 1, 2, 3]
+    assert (await own_stage.read("waiting")).token_ids == [0]
+    await own_stage.is_quiet(workers=1)
 
 
-async def test_what_ended_while_no_scheduler_lived_is_not_run_again(stage: Stage) -> None:
-    worker = await stage.add_worker("w1", slots=1)
-    await stage.submit("done")
+async def test_what_ended_while_no_scheduler_lived_is_not_run_again(own_stage: Stage) -> None:
+    worker = await own_stage.add_worker("w1", slots=1)
+    await own_stage.submit("done")
     await worker.has("done")
-    stage.kill_scheduler()
+    own_stage.kill_scheduler()
     await worker.emit("done", 2, is_last=True)
-    await stage.start_scheduler()
-    await stage.submit("next")
+    await own_stage.start_scheduler()
+    await own_stage.submit("next")
     await worker.has("next")
     await worker.emit("next", 1, is_last=True)
-    await stage.is_quiet(workers=1)
+    await own_stage.is_quiet(workers=1)
     assert "done" not in worker.items
-    assert (await stage.read("done")).token_ids == [0, 1]
+    assert (await own_stage.read("done")).token_ids == [0, 1]
 
 
 async def test_a_lost_ending_is_healed_by_the_heartbeat(stage: Stage) -> None:
@@ -138,21 +138,21 @@ async def test_a_lost_ending_is_healed_by_the_heartbeat(stage: Stage) -> None:
     await stage.is_quiet(workers=1)
 
 
-async def test_a_restarted_nats_server_loses_no_job_and_stops_no_running_request(stage: Stage) -> None:
-    worker = await stage.add_worker("w1", slots=1)
-    await stage.submit("running")
+async def test_a_restarted_nats_server_loses_no_job_and_stops_no_running_request(own_stage: Stage) -> None:
+    worker = await own_stage.add_worker("w1", slots=1)
+    await own_stage.submit("running")
     await worker.has("running")
-    await stage.submit("waiting")
-    await stage.status(lambda s: s.queued == 1)
-    stage.nats.restart()
-    await stage.status(lambda s: s.running == 1 and s.queued == 1)
+    await own_stage.submit("waiting")
+    await own_stage.status(lambda s: s.queued == 1)
+    own_stage.nats.restart()
+    await own_stage.status(lambda s: s.running == 1 and s.queued == 1)
     assert worker.dropped == []
     await worker.emit("running", 2, is_last=True)
     item = await worker.has("waiting")
     assert item.request.request_id == "waiting"
     await worker.emit("waiting", 1, is_last=True)
-    assert (await stage.read("waiting")).outcome == "stop"
-    await stage.is_quiet(workers=1)
+    assert (await own_stage.read("waiting")).outcome == "stop"
+    await own_stage.is_quiet(workers=1)
 
 
 async def test_without_a_worker_a_request_ends_in_bounded_time(stage: Stage) -> None:
@@ -181,9 +181,9 @@ async def test_bad_jobs_and_messages_are_ignored(stage: Stage) -> None:
     await stage.enqueue("bad1", "demo", b"\xff\xff not a message")
     unnamed = scheduler_pb2.InferenceRequest(model="demo")
     await stage.enqueue("bad2", "demo", unnamed.SerializeToString())
-    empty = scheduler_pb2.InferenceRequest(request_id="empty", tenant="acme", model="demo")
+    empty = scheduler_pb2.InferenceRequest(request_id="empty", tenant=stage.tenant, model="demo")
     await stage.enqueue("bad3", "demo", empty.SerializeToString())
-    for subject in ("scheduler.events", "worker.w1.status", "cancel.acme.x"):
+    for subject in ("scheduler.events", "worker.w1.status", f"cancel.{stage.tenant}.x"):
         await stage.bus.publish(f"inferflux.v1.{subject}", b"\xff\xff")
     await stage.submit("good")
     await worker.has("good")

@@ -15,8 +15,8 @@ from inferflux.v1 import scheduler_pb2
 GATEWAY = "g1"
 
 
-def read(request_id: str, attempt_id: str = "") -> scheduler_pb2.ReadRequest:
-    return scheduler_pb2.ReadRequest(tenant="acme", request_id=request_id, attempt_id=attempt_id)
+def read(request_id: str, attempt_id: str = "", *, tenant: str = "acme") -> scheduler_pb2.ReadRequest:
+    return scheduler_pb2.ReadRequest(tenant=tenant, request_id=request_id, attempt_id=attempt_id)
 
 
 def joined(request: scheduler_pb2.ReadRequest) -> scheduler_pb2.ReaderNotice:
@@ -40,12 +40,12 @@ async def test_a_gateway_is_told_what_is_known_of_a_request(stage: Stage) -> Non
     worker = await stage.add_worker("w1")
     await stage.submit("windowed", attempt="a1", window_s=60)
     await worker.has("windowed")
-    reply = await ask(stage, joined(read("windowed")))
+    reply = await ask(stage, joined(read("windowed", tenant=stage.tenant)))
     assert (reply.was_found, reply.attempt_id, reply.resume_window_s) == (True, "a1", 60)
-    assert not (await ask(stage, joined(read("windowed", "a2")))).was_found
-    reply = await ask(stage, left(read("windowed", "a1")))
+    assert not (await ask(stage, joined(read("windowed", "a2", tenant=stage.tenant)))).was_found
+    reply = await ask(stage, left(read("windowed", "a1", tenant=stage.tenant)))
     assert (reply.was_found, reply.may_cancel) == (True, False)
-    assert not (await ask(stage, left(read("unknown")))).was_found
+    assert not (await ask(stage, left(read("unknown", tenant=stage.tenant)))).was_found
     await worker.emit("windowed", 1, is_last=True)
     await stage.is_quiet(workers=1)
 
@@ -60,7 +60,7 @@ async def test_bad_notices_about_readers_are_ignored(stage: Stage) -> None:
     ]
     for data in bad:
         await stage.bus.publish(subjects.SCHEDULER_READERS, data)
-    assert not (await ask(stage, joined(read("nothing")))).was_found
+    assert not (await ask(stage, joined(read("nothing", tenant=stage.tenant)))).was_found
 
 
 async def test_a_request_without_a_reader_is_cancelled_wherever_it_is(theatre: Stage) -> None:
