@@ -15,6 +15,7 @@ from inferflux.common.priority import HIGHEST, LOWEST
 
 from .constraint import constraint_of
 from .generation import Generation
+from .sampling import sampling_of
 
 # What the messages' integers can hold; which values make sense is the gateway's to say.
 _INT32 = 2**31 - 1
@@ -30,6 +31,14 @@ class GenerationFlags:
     temperature: Annotated[float | None, typer.Option(help="0 always takes the likeliest token.")] = None
     top_p: Annotated[
         float | None, typer.Option(help="Sample from the likeliest tokens that reach this probability.")
+    ] = None
+    sampling: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--sampling",
+            metavar="NAME=VALUE",
+            help="Set a parameter of sampling by its API name: top_k, min_p, dry_multiplier and so on.",
+        ),
     ] = None
     seed: Annotated[
         int | None, typer.Option(min=0, max=2**64 - 1, help="The same seed gives the same answer.")
@@ -91,6 +100,7 @@ class GenerationFlags:
             max_tokens=self.max_tokens,
             temperature=self.temperature,
             top_p=self.top_p,
+            sampling=sampling_of(self.sampling or []),
             seed=self.seed,
             priority=self.priority,
             ignores_eos=self.ignore_eos,

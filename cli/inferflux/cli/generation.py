@@ -22,11 +22,15 @@ class Generation:
     skips_answer_cache: bool = False
     constraint: generation_pb2.StructuredConstraint | None = None
     speculation: str | None = None
+    # What other flags say wins.
+    sampling: generation_pb2.SamplingParams | None = None
 
     def params(self) -> generation_pb2.GenerationParams:
-        sampling = generation_pb2.SamplingParams(
-            temperature=self.temperature, top_p=self.top_p, seed=self.seed
-        )
+        sampling = generation_pb2.SamplingParams()
+        if self.sampling is not None:
+            sampling.CopyFrom(self.sampling)
+        own = generation_pb2.SamplingParams(temperature=self.temperature, top_p=self.top_p, seed=self.seed)
+        sampling.MergeFrom(own)
         return generation_pb2.GenerationParams(
             sampling=sampling,
             max_tokens=self.max_tokens,
