@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from inferflux.gateway.submit import DEFAULT_SAMPLING, resolve
 from inferflux.v1 import generation_pb2
 
@@ -40,6 +42,18 @@ def test_max_tokens_never_passes_the_end_of_the_context() -> None:
 def test_the_whole_context_as_penalty_window_is_a_number() -> None:
     given = Params(sampling=Sampling(penalty_last_n=-1))
     assert resolve(given, prompt_tokens=1, context_length=4096).sampling.penalty_last_n == 4096
+
+
+def test_the_whole_context_as_dry_window_is_a_number() -> None:
+    given = Params(sampling=Sampling(dry_penalty_last_n=-1))
+    assert resolve(given, prompt_tokens=1, context_length=4096).sampling.dry_penalty_last_n == 4096
+
+
+@pytest.mark.parametrize("texts", [[], ["x"], ["\n"]])
+def test_given_breakers_take_the_place_of_the_default_ones(texts: list[str]) -> None:
+    given = Params(sampling=Sampling(dry_sequence_breakers=generation_pb2.SequenceBreakers(texts=texts)))
+    resolved = resolve(given, prompt_tokens=1, context_length=10)
+    assert list(resolved.sampling.dry_sequence_breakers.texts) == texts
 
 
 def test_the_callers_message_is_left_alone() -> None:

@@ -185,6 +185,86 @@ def test_logit_bias_moves_a_token_and_leaves_the_row_as_it_was() -> None:
     assert logits.tolist() == [1.0, 0.0]
 
 
+def test_typical_p_keeps_what_is_as_likely_as_expected() -> None:
+    logits = logits_of([0.6, 0.2, 0.1, 0.05, 0.05])  # the entropy is that of one token of 0.31
+    assert set(frequencies(sampler(typical_p=0.15), logits)) == {1}
+    assert set(frequencies(sampler(typical_p=0.3), logits)) == {0, 1}
+
+
+def test_xtc_drops_the_likely_tokens_but_the_last_of_them() -> None:
+    logits = logits_of([0.4, 0.3, 0.2, 0.1])
+    chosen = sampler(xtc_probability=1.0, xtc_threshold=0.15)
+    assert set(frequencies(chosen, logits)) == {2, 3}
+    alone = sampler(xtc_probability=1.0, xtc_threshold=0.35)
+    assert set(frequencies(alone, logits)) == {0, 1, 2, 3}
+
+
+def test_xtc_is_drawn_by_seed_and_index() -> None:
+    def chosen(seed: int) -> list[int]:
+        one = sampler(xtc_probability=0.5, xtc_threshold=0.05, temperature=0.0, seed=seed)
+        return [one.choose(logits, index) for index in range(400)]
+
+    logits = logits_of([0.9, 0.1])
+    assert chosen(1) == chosen(1)
+    assert chosen(1) != chosen(2)
+    assert sum(chosen(1)) / 400 == pytest.approx(0.5, abs=0.1)
+
+
+def test_xtc_drops_no_masked_token() -> None:
+    logits = np.array([2.0, 1.0, -math.inf, -math.inf], np.float32)
+    assert set(frequencies(sampler(xtc_probability=1.0, xtc_threshold=0.0), logits, 100)) == {1}
+
+
+def test_the_temperature_is_lower_where_the_model_is_certain() -> None:
+    dynamic: dict[str, Any] = {"temperature": 1.0, "dynatemp_range": 0.9}
+    certain = frequencies(sampler(**dynamic), logits_of([0.9, 0.05, 0.05]))
+    assert certain[0] > frequencies(sampler(temperature=1.0), logits_of([0.9, 0.05, 0.05]))[0]
+    even = frequencies(sampler(**dynamic), np.zeros(3, np.float32))
+    assert min(even.values()) > 1200
+
+
+def test_top_n_sigma_keeps_what_is_near_the_largest_logit() -> None:
+    logits = np.array([3.0, 2.5, 0.0, 0.0, 0.0, 0.0], np.float32)
+    assert set(frequencies(sampler(top_n_sigma=1.0), logits, 200)) == {0, 1}
+
+
+def test_equal_logits_at_temperature_zero_give_the_first_of_them_whatever_the_seed() -> None:
+    logits = np.array([0.0, 1.0, 1.0, -1.0], np.float32)
+    for seed in range(20):
+        assert sampler(temperature=0.0, typical_p=0.99, seed=seed).choose(logits, seed) == 1
+
+
+def test_dry_keeps_a_repetition_from_going_on() -> None:
+    dry = {"dry_multiplier": 2.0, "dry_base": 2.0, "dry_allowed_length": 2, "dry_penalty_last_n": 64}
+    logits = np.array([0.0, 0.0, 1.0, 0.5], np.float32)
+    assert sampler([0, 1, 2, 3, 0, 1], temperature=0.0, **dry).choose(logits, 0) == 3
+    assert sampler([0, 1, 2, 3, 1, 1], temperature=0.0, **dry).choose(logits, 0) == 2
+
+
+@given(st.lists(st.integers(0, 3), max_size=40), st.integers(0, 2**64 - 1))
+def test_a_retry_draws_what_the_first_try_would_have(prompt: list[int], seed: int) -> None:
+    asked: dict[str, Any] = {
+        "seed": seed,
+        "dry_multiplier": 0.8,
+        "dry_base": 1.75,
+        "dry_allowed_length": 1,
+        "dry_penalty_last_n": 16,
+        "xtc_probability": 0.5,
+        "xtc_threshold": 0.1,
+        "typical_p": 0.9,
+        "dynatemp_range": 0.3,
+        "dynatemp_exponent": 1.0,
+    }
+    rows = np.random.default_rng(1).standard_normal((12, 4)).astype(np.float32)
+    first, made = sampler(prompt, **asked), list[int]()
+    for index, row in enumerate(rows):
+        made.append(first.choose(row, index))
+        first.accept(made[-1])
+        retried = sampler(prompt + made, **asked)
+        following = rows[(index + 1) % 12]
+        assert retried.choose(following, index + 1) == first.choose(following, index + 1)
+
+
 @pytest.mark.parametrize("bad", [[math.nan, 1.0], [-math.inf, -math.inf], [math.inf, 0.0]])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_logits_that_are_not_finite_are_an_error_not_a_token(bad: list[float], temperature: float) -> None:

@@ -32,6 +32,16 @@ settings_of_a_row = st.fixed_dictionaries(
         "penalty_last_n": st.sampled_from([0, 3, -1]),
         "seed": st.integers(0, 2**64 - 1),
         "logit_bias": st.dictionaries(st.integers(0, 6), st.floats(-100, 100, width=32), max_size=3),
+        "typical_p": st.sampled_from([1.0, 1.0, 0.9, 0.3, 0.0]),
+        "xtc_probability": st.sampled_from([0.0, 0.0, 0.5, 1.0]),
+        "xtc_threshold": st.sampled_from([0.0, 0.1, 0.5, 0.7]),
+        "dry_multiplier": st.sampled_from([0.0, 0.0, 0.8]),
+        "dry_base": st.sampled_from([1.0, 1.75]),
+        "dry_allowed_length": st.sampled_from([0, 1, 2]),
+        "dry_penalty_last_n": st.sampled_from([0, 3, 64]),
+        "dynatemp_range": st.sampled_from([0.0, 0.0, 0.5, 2.0]),
+        "dynatemp_exponent": st.sampled_from([0.0, 1.0, 2.5]),
+        "top_n_sigma": st.sampled_from([-1.0, 0.0, 0.5, 1.5]),
     }
 )
 
@@ -78,7 +88,7 @@ def test_rows_together_get_the_tokens_of_each_by_itself(
         rows = [{**rows[0], "seed": row["seed"]} for row in rows]
     logits = logits_of(seed, len(rows), vocabulary, kind)
     before = logits.copy()
-    samplers = [sampler(row, [1, 5, 2, 2, 6]) for row in rows]
+    samplers = [sampler(row, [1, 5, 2, 2, 6, 1, 5]) for row in rows]
     indices = [seed + 7 * i for i in range(len(rows))]
     expected = [by_itself(*given) for given in zip(samplers, logits, indices, strict=True)]
     assert choose_tokens(logits, samplers, indices) == expected
@@ -92,6 +102,32 @@ def test_many_draws_together_are_those_one_by_one() -> None:
     for index in range(50):
         expected = [one.choose(row, index) for one, row in zip(samplers, logits, strict=True)]
         assert choose_tokens(logits, samplers, [index] * 64) == expected
+
+
+@pytest.mark.parametrize(
+    "filters",
+    [
+        {"typical_p": 0.7},
+        {"xtc_probability": 0.5, "xtc_threshold": 0.05},
+        {"dynatemp_range": 0.5},
+        {"top_n_sigma": 1.0},
+        {
+            "typical_p": 0.9,
+            "xtc_probability": 0.5,
+            "xtc_threshold": 0.02,
+            "dynatemp_range": 0.7,
+            "min_p": 0.01,
+        },
+    ],
+    ids=str,
+)
+def test_many_filtered_draws_together_are_those_one_by_one(filters: dict[str, float]) -> None:
+    settings = {"temperature": 0.8, "top_k": 40, "top_p": 0.95, **filters}
+    logits = logits_of(2, 32, 2048, "usual")
+    samplers = [sampler({**settings, "seed": seed}, []) for seed in range(32)]
+    for index in range(25):
+        expected = [one.choose(row, index) for one, row in zip(samplers, logits, strict=True)]
+        assert choose_tokens(logits, samplers, [index] * 32) == expected
 
 
 def test_a_draw_does_not_depend_on_the_other_rows() -> None:

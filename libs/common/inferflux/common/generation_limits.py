@@ -15,6 +15,14 @@ Both ends are included:
 | params.sampling.penalty_last_n | -1 (the whole context) to the context length |
 | params.sampling.logit_bias | at most 1024 ids of the vocabulary, each -100 to 100 |
 | params.sampling.logprobs | 0 to 20 |
+| params.sampling.typical_p, xtc_probability, xtc_threshold | 0 to 1 |
+| params.sampling.dry_multiplier | 0 to 100 |
+| params.sampling.dry_base | 1 to 100 |
+| params.sampling.dry_allowed_length | 0 or more |
+| params.sampling.dry_penalty_last_n | -1 (the whole context) to the context length |
+| params.sampling.dry_sequence_breakers | at most 16, each 1 to 40 bytes |
+| params.sampling.dynatemp_range, dynatemp_exponent | 0 to 100 |
+| params.sampling.top_n_sigma | -1 to 100; -1 is as good as 0 |
 | params.stop | at most 16, each 1 to 256 bytes |
 | params.stop_token_ids | at most 64 ids of the vocabulary |
 | params.constraint | see `constraints.limits` |
@@ -39,6 +47,8 @@ MAX_STOP_STRINGS = 16
 MAX_STOP_BYTES = 256
 MAX_STOP_TOKEN_IDS = 64
 MAX_LOGIT_BIAS = 1024
+MAX_BREAKERS = 16
+MAX_BREAKER_BYTES = 40
 MAX_LOGPROBS = 20
 # As a float32 field holds 0.01, which is a little less.
 MIN_REPEAT_PENALTY: float = struct.unpack("f", struct.pack("f", 0.01))[0]
@@ -79,26 +89,28 @@ def check_params(
     """
     if params.HasField("max_tokens"):
         check_range(params.max_tokens, 1, context_length, "params.max_tokens")
-    _check_stop(params.stop)
+    _check_texts(params.stop, MAX_STOP_STRINGS, MAX_STOP_BYTES, "stop string", "params.stop")
     if len(params.stop_token_ids) > MAX_STOP_TOKEN_IDS:
         message = f"{len(params.stop_token_ids)} stop token ids; at most {MAX_STOP_TOKEN_IDS} are taken"
         raise InvalidArgument(message, field="params.stop_token_ids")
     check_token_ids(params.stop_token_ids, vocabulary_size, field="params.stop_token_ids")
     _check_sampling(params.sampling, context_length)
+    breakers = params.sampling.dry_sequence_breakers.texts
+    field = "params.sampling.dry_sequence_breakers"
+    _check_texts(breakers, MAX_BREAKERS, MAX_BREAKER_BYTES, "sequence breaker", field)
     _check_logit_bias(params.sampling, vocabulary_size)
     check_constraint(params)
     check_speculation(params.speculation)
 
 
-def _check_stop(stop: Sequence[str]) -> None:
-    if len(stop) > MAX_STOP_STRINGS:
-        message = f"{len(stop)} stop strings; at most {MAX_STOP_STRINGS} are taken"
-        raise InvalidArgument(message, field="params.stop")
-    for i, text in enumerate(stop):
+def _check_texts(texts: Sequence[str], most: int, most_bytes: int, what: str, field: str) -> None:
+    if len(texts) > most:
+        raise InvalidArgument(f"{len(texts)} {what}s; at most {most} are taken", field=field)
+    for i, text in enumerate(texts):
         size = len(text.encode())
-        if not 1 <= size <= MAX_STOP_BYTES:
-            message = f"a stop string has 1 to {MAX_STOP_BYTES} bytes, not {size}"
-            raise InvalidArgument(message, field=f"params.stop[{i}]")
+        if not 1 <= size <= most_bytes:
+            message = f"a {what} has 1 to {most_bytes} bytes, not {size}"
+            raise InvalidArgument(message, field=f"{field}[{i}]")
 
 
 def _check_sampling(sampling: generation_pb2.SamplingParams, context_length: int) -> None:
@@ -112,6 +124,16 @@ def _check_sampling(sampling: generation_pb2.SamplingParams, context_length: int
         ("top_k", 0, MAX_TOKENS),
         ("penalty_last_n", -1, context_length),
         ("logprobs", 0, MAX_LOGPROBS),
+        ("typical_p", 0.0, 1.0),
+        ("xtc_probability", 0.0, 1.0),
+        ("xtc_threshold", 0.0, 1.0),
+        ("dry_multiplier", 0.0, 100.0),
+        ("dry_base", 1.0, 100.0),
+        ("dry_allowed_length", 0, MAX_TOKENS),
+        ("dry_penalty_last_n", -1, context_length),
+        ("dynatemp_range", 0.0, 100.0),
+        ("dynatemp_exponent", 0.0, 100.0),
+        ("top_n_sigma", -1.0, 100.0),
     ):
         if name in given:
             check_range(getattr(sampling, name), low, high, f"params.sampling.{name}")

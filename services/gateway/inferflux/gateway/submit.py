@@ -21,6 +21,17 @@ DEFAULT_SAMPLING = generation_pb2.SamplingParams(
     frequency_penalty=0.0,
     presence_penalty=0.0,
     penalty_last_n=64,
+    typical_p=1.0,
+    xtc_probability=0.0,
+    xtc_threshold=0.1,
+    dry_multiplier=0.0,
+    dry_base=1.75,
+    dry_allowed_length=2,
+    dry_penalty_last_n=64,
+    dry_sequence_breakers=generation_pb2.SequenceBreakers(texts=["\n", ":", '"', "*"]),
+    dynatemp_range=0.0,
+    dynatemp_exponent=1.0,
+    top_n_sigma=0.0,
 )
 
 # Of a NATS message, for headers and what the scheduler adds to a job on its way.
@@ -48,11 +59,14 @@ def resolve(
     resolved = generation_pb2.GenerationParams()
     resolved.CopyFrom(params)
     resolved.sampling.CopyFrom(DEFAULT_SAMPLING)
+    if params.sampling.HasField("dry_sequence_breakers"):  # else they were added to the default ones
+        resolved.sampling.ClearField("dry_sequence_breakers")
     resolved.sampling.MergeFrom(params.sampling)
     if not resolved.sampling.HasField("seed"):
         resolved.sampling.seed = secrets.randbits(63)
-    if resolved.sampling.penalty_last_n == -1:
-        resolved.sampling.penalty_last_n = context_length
+    for last_n in ("penalty_last_n", "dry_penalty_last_n"):
+        if getattr(resolved.sampling, last_n) == -1:
+            setattr(resolved.sampling, last_n, context_length)
     left = context_length - prompt_tokens
     resolved.max_tokens = min(params.max_tokens, left) if params.HasField("max_tokens") else left
     return resolved

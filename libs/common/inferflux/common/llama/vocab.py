@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Self
 
@@ -153,13 +154,36 @@ class Vocab:
             cached = self._piece_texts[token] = self.piece(token).decode("utf-8", "replace")
         return cached
 
+    def spelling(self, token: int) -> bytes:
+        """The bytes of `token` at the beginning of a text, control tokens spelled out.
+
+        Raises:
+            VocabError: no such token.
+        """
+        self._check(token)
+        return self._filled(
+            lambda buffer, room: llama.llama_detokenize(
+                self._vocab, ctypes.byref(ctypes.c_int32(token)), 1, buffer, room, False, True
+            )
+        )
+
     def _read_piece(self, token: int) -> bytes:
+        self._check(token)
+        return self._filled(
+            lambda buffer, room: llama.llama_token_to_piece(self._vocab, token, buffer, room, 0, False)
+        )
+
+    def _check(self, token: int) -> None:
         if not 0 <= token < self.size:
             raise VocabError(f"token id {token} is not in [0, {self.size})")
+
+    @staticmethod
+    def _filled(fill: Callable[[Any, int], int]) -> bytes:
+        """What `fill` writes into a buffer; it returns the bytes written, or minus those needed."""
         room = 64
         buffer = ctypes.create_string_buffer(room)
-        n = llama.llama_token_to_piece(self._vocab, token, buffer, room, 0, False)
+        n = fill(buffer, room)
         if n < 0:
             buffer = ctypes.create_string_buffer(-n)
-            n = llama.llama_token_to_piece(self._vocab, token, buffer, -n, 0, False)
+            n = fill(buffer, -n)
         return buffer.raw[:n]

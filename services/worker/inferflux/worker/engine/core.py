@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from inferflux.v1 import engine_pb2, generation_pb2, scheduler_pb2, tokens_pb2, worker_pb2
 
 from .acceptance import Accepted, accept
+from .breakers import BreakerFinder
 from .budget import StepBudget
 from .clock import Clock
 from .commands import Arrived, is_more_urgent, none_arrived
@@ -90,6 +91,7 @@ class Engine:
         self._tiers = tiers
         self._saved = SavedStates(backend, tiers, self._clock.monotonic_s, longest_copy_s=step_limit_s)
         self._constraints = constraints
+        self._breakers = BreakerFinder(backend.vocab)
         # Sequences whose constraints are not compiled yet.
         self._compiling: list[tuple[Sequence, CompiledConstraint]] = []
         self._masks = Masks()
@@ -138,6 +140,7 @@ class Engine:
     def close(self) -> None:
         """Leave the disk tier to the next process."""
         self._tiers.close()
+        self._breakers.close()
         if self._constraints is not None:
             self._constraints.close()
 
@@ -170,6 +173,7 @@ class Engine:
             now_s=self._clock.monotonic_s(),
             unix_s=self._clock.unix_s(),
             pieces=self._backend.vocab,
+            breakers=self._breakers,
         )
         if sequence.was_lost:
             self._memory.search(sequence)

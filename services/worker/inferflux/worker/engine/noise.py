@@ -38,14 +38,24 @@ def draw_states(seed_states: Sequence[int], indices: Sequence[int]) -> States:
 
 def gumbel(states: States, ids: NDArray[np.int64]) -> NDArray[np.float64]:
     """The noise of these token ids; the shapes of both are broadcast."""
-    bits = _splitmix(states + ids.astype(np.uint64) * _GAMMA) >> _DROPPED_BITS
-    noise = bits.astype(np.float64)
-    noise += 0.5  # neither 0 nor 1 once it is scaled
-    noise *= 2.0**-_BITS
+    noise = _uniform(states + ids.astype(np.uint64) * _GAMMA)
     np.log(noise, out=noise)
     np.negative(noise, out=noise)
     np.log(noise, out=noise)
     return np.negative(noise, out=noise)
+
+
+def uniform(states: States) -> NDArray[np.float64]:
+    """A number in (0, 1) for each of these states that the noise of no token is made of."""
+    return _uniform(states - _GAMMA)  # as if it were that of the token id -1
+
+
+def _uniform(states: States) -> NDArray[np.float64]:
+    bits = _splitmix(states) >> _DROPPED_BITS
+    numbers = bits.astype(np.float64)
+    numbers += 0.5  # neither 0 nor 1 once it is scaled
+    numbers *= 2.0**-_BITS
+    return numbers
 
 
 def _splitmix(states: States) -> States:

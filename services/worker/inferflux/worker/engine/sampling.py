@@ -1,6 +1,7 @@
 """From a row of logits to a token id: what a request asks for, and the reference for `sampling_rows`.
 
-The order of the steps is llama.cpp's: logit bias, penalties, top-k, top-p, min-p, temperature, draw.
+The order of the steps is llama.cpp's: logit bias, penalties, DRY, top-n-sigma, top-k, typical-p, top-p,
+min-p, XTC, temperature, draw.
 The draw of token i uses noise that is a function of (seed, i, token id) alone (`noise`). So a request's
 tokens do not depend on what ran beside it, and a retry continues them.
 """
@@ -11,6 +12,7 @@ import copy
 import math
 from collections import Counter, deque
 from collections.abc import Iterable, Sequence
+from concurrent.futures import Future
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +20,9 @@ from numpy.typing import NDArray
 from inferflux.v1 import generation_pb2
 
 from . import noise
+from .breakers import Breakers
+from .dry import Dry
+from .filters import Filters, dynamic_temperature, sigma_bound, typical, without_top_choices
 
 Logits = NDArray[np.float32]
 Ids = NDArray[np.int64]
@@ -61,9 +66,19 @@ class Sampler:
     Args:
         params: every optional field set.
         history: prompt and already generated token ids, for the penalties.
+        breakers: over which DRY counts no repetition.
+
+    Attributes:
+        filters: those that few requests ask for.
+        group: rows of one group are sampled together.
     """
 
-    def __init__(self, params: generation_pb2.SamplingParams, history: Sequence[int]) -> None:
+    def __init__(
+        self,
+        params: generation_pb2.SamplingParams,
+        history: Sequence[int],
+        breakers: Future[Breakers] | None = None,
+    ) -> None:
         self.temperature = params.temperature
         self.top_k = params.top_k
         self.top_p = params.top_p
@@ -71,22 +86,39 @@ class Sampler:
         self.seed = params.seed
         self.seed_state = noise.seed_state(params.seed)
         self._penalties = _Penalties.of(params, history)
+        self._dry = Dry(params, history, breakers or no_breakers()) if Dry.is_on(params) else None
         self._bias_ids = np.fromiter(params.logit_bias.keys(), np.int64)
         self._bias = np.fromiter(params.logit_bias.values(), np.float32)
         self.n_logprobs: int | None = params.logprobs if params.HasField("logprobs") else None
-        self.is_greedy = self.temperature <= 0.0
+        self.filters = Filters.of(params)
+        self.group = (self.top_k, self.filters is not None)
+        # Always the largest logit: other filters may drop that.
+        self.is_greedy = self.temperature <= 0.0 and self.filters is None
         # Whether it changes logits before a token is chosen.
-        self.adjusts_logits = self._penalties is not None or self._bias_ids.size > 0
+        self.adjusts_logits = bool(self._penalties or self._dry or self._bias_ids.size)
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether a token can be chosen."""
+        return self._dry is None or self._dry.is_ready
 
     def adjust(self, logits: Logits) -> None:
-        """Apply the logit bias and the penalties to a row of shape (vocabulary,), in place."""
+        """Apply the logit bias, the penalties and DRY to a row of shape (vocabulary,), in place."""
         logits[self._bias_ids] += self._bias
         if self._penalties:
             self._penalties.apply(logits)
+        if self._dry:
+            ids, amounts = self._dry.penalties()
+            logits[ids] -= amounts
 
     def adjusted_ids(self) -> Ids:
         """The ids whose logits `adjust` changes; some maybe twice."""
-        return np.concatenate((self._bias_ids, self._penalties.ids)) if self._penalties else self._bias_ids
+        ids = self._bias_ids
+        if self._penalties:
+            ids = np.concatenate((ids, self._penalties.ids))
+        if self._dry:
+            ids = np.concatenate((ids, self._dry.penalties().ids))
+        return ids
 
     def choose(self, logits: Logits, index: int) -> int:
         """The token id for generated position `index`; `logits` has shape (vocabulary,), left unchanged.
@@ -106,17 +138,23 @@ class Sampler:
             raise BadLogits("the model gave no finite logits")
         if self.is_greedy:
             return best
-        ids = self._candidates(logits)
-        return _draw(ids, logits[ids], self.temperature, noise.draw_states([self.seed_state], [index]))
+        state = noise.draw_states([self.seed_state], [index])
+        if self.filters is None:
+            ids, temperature = self._candidates(logits), self.temperature
+        else:
+            ids, temperature = self._filtered(logits, self.filters, state)
+        return _draw(ids, logits[ids], temperature, state)
 
     def accept(self, token: int) -> None:
         """Tell the penalties that `token` was emitted."""
         if self._penalties:
             self._penalties.accept(token)
+        if self._dry:
+            self._dry.accept(token)
 
     def after(self, token: int) -> Sampler:
         """One that chooses what follows once `token` was emitted; this one does not change."""
-        if self._penalties is None:
+        if self._penalties is None and self._dry is None:
             return self
         later = copy.copy(self)
         later.part_histories()
@@ -126,6 +164,7 @@ class Sampler:
     def part_histories(self) -> None:
         """After a copy: what it is told changes none but itself."""
         self._penalties = copy.copy(self._penalties)
+        self._dry = copy.copy(self._dry)
 
     def _candidates(self, logits: Logits) -> Ids:
         """Ids that survive top-k, top-p and min-p, largest logit first (in id order when all survive)."""
@@ -142,10 +181,36 @@ class Sampler:
             ids = ids[logits[ids] >= logits[ids].max() + self.log_min_p]
         return ids
 
+    def _filtered(self, logits: Logits, filters: Filters, state: noise.States) -> tuple[Ids, float]:
+        """(ids that survive every filter, their temperature)."""
+        n = logits.shape[0]
+        ids = top_ids(logits, self.top_k) if 0 < self.top_k < n else np.arange(n)
+        ids = ids[logits[ids] > -np.inf]
+        if filters.n_sigma:
+            ids = ids[logits[ids] >= sigma_bound(logits, filters.n_sigma)]
+        if filters.typical_p < 1.0:
+            ids = ids[typical(logits[ids], filters.typical_p)]
+        if self.top_p < 1.0:
+            ids = ids[_nucleus_of_all(logits[ids], self.top_p)]
+        if self.log_min_p > -math.inf:
+            ids = ids[logits[ids] >= logits[ids].max() + self.log_min_p]
+        if filters.xtc_probability and noise.uniform(state)[0] <= filters.xtc_probability:
+            ids = ids[without_top_choices(logits[ids], filters.xtc_threshold)]
+        return ids, dynamic_temperature(logits[ids], filters)
+
+
+def no_breakers() -> Future[Breakers]:
+    """None, known at once."""
+    known: Future[Breakers] = Future()
+    known.set_result({})
+    return known
+
 
 def _draw(ids: Ids, logits: Logits, temperature: float, state: noise.States) -> int:
-    """The id whose logit / temperature + noise is largest."""
+    """The id whose logit / temperature + noise is largest; of equal logits at temperature 0 the first."""
     best = logits.max()
+    if temperature <= 0.0:
+        return int(ids[logits == best].min())
     # What is further below the best cannot win.
     possible = np.flatnonzero(logits >= float(best) - temperature * noise.RANGE)
     ids, logits = ids[possible], logits[possible]

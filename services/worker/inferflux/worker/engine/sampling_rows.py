@@ -1,7 +1,8 @@
 """From a matrix of logits to a token id for each row.
 
 A call of numpy costs about a microsecond however few numbers it is for, so rows with the same top-k are
-sampled together. Every other row goes through `Sampler.choose_adjusted`. Either way gives the same token.
+sampled together, those with filters apart from those without. Every other row goes through
+`Sampler.choose_adjusted`. Either way gives the same token.
 """
 
 from __future__ import annotations
@@ -11,8 +12,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from . import noise
+from .filter_rows import survivors
+from .filters import sigma_bound
 from .sampling import BadLogits, Ids, Logits, Sampler, scaled, top_ids
 
 BAD = -1
@@ -23,6 +27,9 @@ _FEWEST_ROWS = 3
 # Smaller groups take longer than they save.
 _SMALLEST_GROUP = 16
 _LOWEST = np.finfo(np.float32).min
+
+# Rows by their top-k, and whether they have filters.
+_Groups = dict[tuple[int, bool], list[int]]
 
 
 def choose_tokens(logits: Logits, samplers: Sequence[Sampler], indices: Sequence[int]) -> list[int]:
@@ -37,9 +44,10 @@ def choose_tokens(logits: Logits, samplers: Sequence[Sampler], indices: Sequence
         if all(sampler.is_greedy for sampler in samplers):
             return _best(logits)
         tokens = [BAD] * len(samplers)
-        together, alone = _by_top_k(samplers, logits.shape[1])
-        for k, rows in together.items():
-            found = _choose_of_top_k(logits, rows, k, [samplers[r] for r in rows], [indices[r] for r in rows])
+        together, alone = _by_group(samplers, logits.shape[1])
+        for (k, has_filters), rows in together.items():
+            choose = _choose_filtered if has_filters else _choose_of_top_k
+            found = choose(logits, rows, k, [samplers[r] for r in rows], [indices[r] for r in rows])
             if found is None:
                 alone += rows
                 continue
@@ -50,17 +58,17 @@ def choose_tokens(logits: Logits, samplers: Sequence[Sampler], indices: Sequence
         return tokens
 
 
-def _by_top_k(samplers: Sequence[Sampler], vocabulary: int) -> tuple[dict[int, list[int]], list[int]]:
-    """(rows that are sampled together by their top-k, all other rows)."""
-    together: dict[int, list[int]] = {}
+def _by_group(samplers: Sequence[Sampler], vocabulary: int) -> tuple[_Groups, list[int]]:
+    """(rows that are sampled together by their group, all other rows)."""
+    together: _Groups = {}
     alone: list[int] = []
     for row, sampler in enumerate(samplers):
-        if sampler.is_greedy or not 0 < sampler.top_k <= vocabulary // 4:
+        if sampler.temperature <= 0.0 or not 0 < sampler.top_k <= vocabulary // 4:
             alone.append(row)
         else:
-            together.setdefault(sampler.top_k, []).append(row)
-    for k in [k for k, rows in together.items() if len(rows) < _FEWEST_ROWS]:
-        alone += together.pop(k)
+            together.setdefault(sampler.group, []).append(row)
+    for group in [group for group, rows in together.items() if len(rows) < _FEWEST_ROWS]:
+        alone += together.pop(group)
     return together, alone
 
 
@@ -108,10 +116,39 @@ def _choose_of_top_k(
     temperatures = np.array([s.temperature for s in samplers])
     states = noise.draw_states([s.seed_state for s in samplers], indices)
     scores = scaled(kept_logits, candidates.largest[at, 0], temperatures[at])
+    return _drawn(at, ids, scores, states)
+
+
+def _choose_filtered(
+    logits: Logits, rows: list[int], k: int, samplers: list[Sampler], indices: list[int]
+) -> list[int] | None:
+    """As `_choose_of_top_k`, of rows with filters."""
+    candidates = _candidates(logits, rows, k + 1)
+    if not np.isfinite(candidates.largest[:, 0]).all():
+        return None
+    states = noise.draw_states([s.seed_state for s in samplers], indices)
+    bounds = np.full(len(rows), -np.inf, np.float32)
+    for i, (row, sampler) in enumerate(zip(rows, samplers, strict=True)):
+        if sampler.filters and sampler.filters.n_sigma:
+            bounds[i] = sigma_bound(logits[row], sampler.filters.n_sigma)
+    left = survivors(candidates.largest, bounds, samplers, states)
+    if left is None:
+        return None
+    at, ids, kept_logits = candidates.that_reach(left.lowest, left.highest)
+    scores = scaled(kept_logits, left.highest[at], left.temperatures[at])
+    return _drawn(at, ids, scores, states)
+
+
+def _drawn(at: Ids, ids: Ids, scores: NDArray[np.float64], states: noise.States) -> list[int] | None:
+    """The id with the highest score in each row, once noise is added; None where two are equal.
+
+    Args:
+        at: the row of each id, ascending; every row has some.
+    """
     scores += noise.gumbel(states[at], ids)
-    highest = np.maximum.reduceat(scores, np.searchsorted(at, np.arange(len(rows))))
+    highest = np.maximum.reduceat(scores, np.searchsorted(at, np.arange(states.shape[0])))
     tokens: list[int] = ids[np.flatnonzero(scores == highest[at])].tolist()
-    return tokens if len(tokens) == len(rows) else None
+    return tokens if len(tokens) == states.shape[0] else None
 
 
 def _last_kept(largest: Logits, samplers: list[Sampler]) -> Logits | None:
@@ -160,10 +197,14 @@ class _Candidates:
     ids: Ids | None
     largest: Logits
 
-    def that_reach(self, bounds: Logits) -> tuple[Ids, Ids, Logits]:
-        """(row, id, logit) of each candidate that is not less than its row's bound, by row."""
+    def that_reach(self, bounds: Logits, highest: Logits | None = None) -> tuple[Ids, Ids, Logits]:
+        """(row, id, logit) of each candidate that is not less than its row's bound, and not more than its
+        highest, by row."""
         width = self.logits.shape[1]
-        places = np.flatnonzero(self.logits >= bounds[:, None])
+        is_in = self.logits >= bounds[:, None]
+        if highest is not None:
+            is_in &= self.logits <= highest[:, None]
+        places = np.flatnonzero(is_in)
         at = places // width
         ids = places - at * width if self.ids is None else self.ids.take(places)
         return at, ids, self.logits.take(places)

@@ -11,6 +11,7 @@ import numpy as np
 from inferflux.common.cache_scope import cache_scope_of
 from inferflux.v1 import scheduler_pb2, tokens_pb2, worker_pb2
 
+from .breakers import BreakerFinder
 from .constraints import Constraint
 from .envelope import Envelope, TokenArray
 from .sampling import Sampler
@@ -154,8 +155,8 @@ class Sequence:
 
     @property
     def is_held(self) -> bool:
-        """Whether no step may hold it yet: its constraint is not compiled."""
-        return self.constraint is not None and not self.constraint.is_ready
+        """Whether no step may hold it yet: what its sampling needs is being made in another thread."""
+        return (self.constraint is not None and not self.constraint.is_ready) or not self.sampler.is_ready
 
     @property
     def is_running(self) -> bool:
@@ -217,7 +218,13 @@ class Sequence:
 
 
 def sequence_of(
-    item: worker_pb2.BatchItem, *, arrival: int, now_s: float, unix_s: float, pieces: PieceSource
+    item: worker_pb2.BatchItem,
+    *,
+    arrival: int,
+    now_s: float,
+    unix_s: float,
+    pieces: PieceSource,
+    breakers: BreakerFinder | None = None,
 ) -> Sequence:
     """A sequence ready to prefill, its sampler and text brought up to the tokens already emitted.
 
@@ -225,6 +232,7 @@ def sequence_of(
         arrival: order among sequences of the same urgency key.
         now_s: monotonic clock. unix_s: wall clock.
         pieces: the vocabulary, for replaying text and for its end-of-generation tokens.
+        breakers: of the same vocabulary, for DRY; without one, it has none.
     """
     request = item.request
     params = request.params
@@ -251,7 +259,7 @@ def sequence_of(
         prompt_tokens=n_prompt,
         max_tokens=params.max_tokens,
         end_tokens=ends,
-        sampler=Sampler(params.sampling, history),
+        sampler=Sampler(params.sampling, history, breakers.of(params.sampling) if breakers else None),
         text=text,
         deadline_unix_s=request.deadline_unix_ms / 1000 if request.deadline_unix_ms else float("inf"),
         enqueued_unix_s=enqueued_unix_s,

@@ -55,7 +55,8 @@ class ResponseFormat(Body):
 
 
 class SamplingBody(Body):
-    """What all bodies that generate have in common. The last group is not OpenAI's: it has our own names."""
+    """What all bodies that generate have in common. The last group is not OpenAI's: it has our own names,
+    and llama.cpp's."""
 
     model: str
     stream: bool | None = None
@@ -74,6 +75,17 @@ class SamplingBody(Body):
     min_p: float | None = None
     repeat_penalty: float | None = None
     penalty_last_n: Int32 | None = None
+    typical_p: float | None = None
+    xtc_probability: float | None = None
+    xtc_threshold: float | None = None
+    dry_multiplier: float | None = None
+    dry_base: float | None = None
+    dry_allowed_length: Int32 | None = None
+    dry_penalty_last_n: Int32 | None = None
+    dry_sequence_breakers: Items[str] | None = None
+    dynatemp_range: float | None = None
+    dynatemp_exponent: float | None = None
+    top_n_sigma: float | None = None
     stop_token_ids: Items[Int32] | None = None
     ignore_eos: bool | None = None
     speculation: str | None = None

@@ -25,6 +25,16 @@ _SAMPLING = (
     "frequency_penalty",
     "presence_penalty",
     "penalty_last_n",
+    "typical_p",
+    "xtc_probability",
+    "xtc_threshold",
+    "dry_multiplier",
+    "dry_base",
+    "dry_allowed_length",
+    "dry_penalty_last_n",
+    "dynatemp_range",
+    "dynatemp_exponent",
+    "top_n_sigma",
 )
 
 # Above 0 is more urgent: a tier is a priority by name.
@@ -53,6 +63,9 @@ def to_params(
         sampling.seed = body.seed % 2**64
     if logprobs is not None:
         sampling.logprobs = logprobs
+    if body.dry_sequence_breakers is not None:
+        breakers = generation_pb2.SequenceBreakers(texts=body.dry_sequence_breakers)
+        sampling.dry_sequence_breakers.CopyFrom(breakers)
     for key, bias in (body.logit_bias or {}).items():
         if isinstance(bias, bool) or not isinstance(bias, int | float) or not abs(bias) <= _MOST_BIAS:
             raise InvalidArgument(f"logit_bias[{key[:32]}] is no number within its range", field="logit_bias")
