@@ -312,6 +312,7 @@ async def test_several_choices_share_a_prompt_and_draw_with_their_own_seeds(
     await backend.say(first, tokens(0))
     others = [await backend.job(f"http-n-{i}") for i in (1, 2)]
     assert [job.params.sampling.seed for job in (first, *others)] == [10, 11, 12]
+    assert [job.same_prompt_as for job in (first, *others)] == ["", "http-n", "http-n"]
     assert all(list(job.prompt_token_ids) == list(first.prompt_token_ids) for job in others)
     await backend.finish(first, n=1, offset=1)
     for n, job in enumerate(others, 2):

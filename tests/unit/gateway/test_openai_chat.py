@@ -94,6 +94,26 @@ def test_what_was_drafted_is_in_the_last_chunk_and_in_the_answer() -> None:
     assert "timings" not in plain.to_json()
 
 
+def test_samplers_have_the_names_of_llamas_server() -> None:
+    given: dict[str, Any] = {
+        "typical_p": 0.5,
+        "xtc_probability": 0.25,
+        "xtc_threshold": 0.125,
+        "dry_multiplier": 0.5,
+        "dry_base": 2.0,
+        "dry_allowed_length": 3,
+        "dry_penalty_last_n": 9,
+        "dynatemp_range": 0.75,
+        "dynatemp_exponent": 1.5,
+        "top_n_sigma": -1.0,
+    }
+    sampling = request(**given, dry_sequence_breakers=["\n", "x"]).params.sampling
+    assert {name: getattr(sampling, name) for name in given} == given
+    assert list(sampling.dry_sequence_breakers.texts) == ["\n", "x"]
+    assert not request().params.sampling.HasField("dry_sequence_breakers")
+    assert request(dry_sequence_breakers=[]).params.sampling.HasField("dry_sequence_breakers")
+
+
 def test_a_negative_seed_is_a_seed() -> None:
     assert request(seed=-1).params.sampling.seed == 2**64 - 1
 
@@ -262,10 +282,11 @@ def test_choices_draw_with_seeds_of_their_own() -> None:
 
 
 def test_choices_have_request_ids_of_their_own() -> None:
-    assert of_choice_context(CallContext("a"), 0).request_id == "a"
-    assert of_choice_context(CallContext("a"), 2).request_id == "a-2"
+    made = [of_choice_context(CallContext("a"), i, first=i - i % 2) for i in range(4)]
+    assert [each.request_id for each in made] == ["a", "a-1", "a-2", "a-3"]
+    assert [each.same_prompt_as for each in made] == ["", "a", "", "a-2"]
     with pytest.raises(InvalidArgument, match="at most 60"):
-        of_choice_context(CallContext("a" * 63), 1)
+        of_choice_context(CallContext("a" * 63), 1, first=0)
 
 
 @pytest.mark.parametrize(

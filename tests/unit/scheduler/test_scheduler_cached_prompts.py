@@ -161,3 +161,52 @@ def test_a_full_worker_is_not_waited_for_because_of_what_it_has_cached() -> None
     out = core.on_replay(reading.key, reading.read_id, ReplayedTokens([], epoch=1), START_S, {"w3": 496})
     (dispatch,) = [a for a in [*out, *core.plan(START_S)] if isinstance(a, actions.Dispatch)]
     assert dispatch.worker_id == "w2"
+
+
+def with_first_choice(sharing: scheduler_pb2.PrefixSharing.ValueType) -> tuple[SchedulerCore, str]:
+    """Two workers, and a request on one of them; returns that one's id."""
+    core = core_of("priority", "w1", "w2")
+    for worker_id in ("w1", "w2"):
+        heartbeat = status(worker_id)
+        heartbeat.prefix_sharing = sharing
+        core.on_heartbeat(heartbeat, START_S)
+    core.on_job(make_request("first", prompt=300, max_tokens=10), "handle", 1, START_S, {})
+    (dispatch,) = dispatches(core)
+    return core, dispatch.worker_id
+
+
+def other_choice(**fields: str) -> scheduler_pb2.InferenceRequest:
+    request = make_request("other", prompt=300, max_tokens=10)
+    request.same_prompt_as = "first"
+    for name, value in fields.items():
+        setattr(request, name, value)
+    return request
+
+
+def test_another_choice_goes_where_the_first_one_has_computed_the_prompt() -> None:
+    core, worker_id = with_first_choice(scheduler_pb2.PREFIX_SHARING_FULL)
+    core.on_job(other_choice(), "handle", 2, START_S, {})
+    (dispatch,) = dispatches(core)
+    assert dispatch.worker_id == worker_id
+
+
+@pytest.mark.parametrize(
+    "sharing", [scheduler_pb2.PREFIX_SHARING_NONE, scheduler_pb2.PREFIX_SHARING_UNSPECIFIED]
+)
+def test_choices_are_spread_over_workers_that_share_nothing(
+    sharing: scheduler_pb2.PrefixSharing.ValueType,
+) -> None:
+    core, worker_id = with_first_choice(sharing)
+    core.on_job(other_choice(), "handle", 2, START_S, {})
+    (dispatch,) = dispatches(core)
+    assert dispatch.worker_id != worker_id
+
+
+@pytest.mark.parametrize(
+    "fields", [{"cache_scope": "own"}, {"tenant": "globex"}, {"same_prompt_as": "unknown"}], ids=str
+)
+def test_nothing_is_shared_with_other_tenants_and_scopes(fields: dict[str, str]) -> None:
+    core, worker_id = with_first_choice(scheduler_pb2.PREFIX_SHARING_FULL)
+    core.on_job(other_choice(**fields), "handle", 2, START_S, {})
+    (dispatch,) = dispatches(core)
+    assert dispatch.worker_id != worker_id

@@ -51,6 +51,7 @@ def test_a_job_as_gateways_send_it_passes() -> None:
         ("deadline_unix_ms", {"deadline_unix_ms": -1}),
         ("epoch", {"epoch": MAX_EPOCH + 1}),
         ("epoch", {"epoch": 2**32 - 1}),
+        ("same_prompt_as", {"same_prompt_as": "a b"}),
         ("cache_scope", {"cache_scope": "a b"}),
         ("cache_scope", {"cache_scope": "x" * 65}),
         ("params.max_tokens", {"params": Params(max_tokens=0)}),

@@ -25,6 +25,7 @@ class CallContext:
         traceparent: of the client's span; "" without one.
         deadline_unix_ms: when the client gives up; 0 if it does not.
         started_at: when the call came, monotonic, in seconds.
+        same_prompt_as: the request id of another choice of the call, whose prompt is computed; "" for none.
     """
 
     request_id: str
@@ -33,6 +34,7 @@ class CallContext:
     traceparent: str = ""
     deadline_unix_ms: int = 0
     started_at: float = 0.0
+    same_prompt_as: str = ""
 
     def require_credential(self) -> str:
         """The API key.

@@ -145,6 +145,7 @@ class InferenceRequest(_message.Message):
     RESUME_WINDOW_S_FIELD_NUMBER: _builtins.int
     ATTEMPT_ID_FIELD_NUMBER: _builtins.int
     CACHE_SCOPE_FIELD_NUMBER: _builtins.int
+    SAME_PROMPT_AS_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     tenant: _builtins.str
     model: _builtins.str
@@ -167,6 +168,10 @@ class InferenceRequest(_message.Message):
     """
     cache_scope: _builtins.str
     """Requests of one scope and model share cached prefixes. Empty: those of this tenant alone do."""
+    same_prompt_as: _builtins.str
+    """The request id of the tenant's request that has computed the same prompt: another choice of one call. Where that
+    one runs, the prompt is not computed again. Empty: none.
+    """
     @_builtins.property
     def prompt_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property
@@ -194,10 +199,11 @@ class InferenceRequest(_message.Message):
         resume_window_s: _builtins.int = ...,
         attempt_id: _builtins.str = ...,
         cache_scope: _builtins.str = ...,
+        same_prompt_as: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["params", b"params"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt_id", b"attempt_id", "cache_scope", b"cache_scope", "deadline_unix_ms", b"deadline_unix_ms", "enqueued_unix_ms", b"enqueued_unix_ms", "epoch", b"epoch", "generated_token_ids", b"generated_token_ids", "model", b"model", "params", b"params", "priority", b"priority", "prompt_token_ids", b"prompt_token_ids", "request_id", b"request_id", "resume_window_s", b"resume_window_s", "tenant", b"tenant", "traceparent", b"traceparent"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt_id", b"attempt_id", "cache_scope", b"cache_scope", "deadline_unix_ms", b"deadline_unix_ms", "enqueued_unix_ms", b"enqueued_unix_ms", "epoch", b"epoch", "generated_token_ids", b"generated_token_ids", "model", b"model", "params", b"params", "priority", b"priority", "prompt_token_ids", b"prompt_token_ids", "request_id", b"request_id", "resume_window_s", b"resume_window_s", "same_prompt_as", b"same_prompt_as", "tenant", b"tenant", "traceparent", b"traceparent"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

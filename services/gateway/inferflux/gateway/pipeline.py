@@ -238,6 +238,7 @@ class Pipeline:
             resume_window_s=request.resume_window_s,
             attempt_id=new_attempt_id(),
             cache_scope=call.caller.cache_scope,
+            same_prompt_as=call.context.same_prompt_as,
         )
         note_job(call.span, call.method, job, asked_priority=request.priority)
         query = self._query(job, call, card, request)

@@ -26,6 +26,7 @@ IRRELEVANT: Final = frozenset(
         "traceparent",
         "resume_window_s",
         "attempt_id",
+        "same_prompt_as",
         # They are in the scope.
         "tenant",
         "cache_scope",
@@ -41,7 +42,8 @@ def is_repeatable(params: generation_pb2.GenerationParams) -> bool:
     """
     sampling = params.sampling
     is_greedy = sampling.HasField("temperature") and sampling.temperature == 0
-    return is_greedy or sampling.HasField("seed")
+    draws_all_the_same = sampling.xtc_probability > 0 or sampling.dynatemp_range > 0
+    return (is_greedy and not draws_all_the_same) or sampling.HasField("seed")
 
 
 def key_of(job: scheduler_pb2.InferenceRequest, *, model_digest: str, is_seeded: bool) -> bytes:

@@ -119,8 +119,8 @@ class Answering:
             raise InvalidArgument(message, field="n")
 
         def opener(index: int) -> AbstractAsyncContextManager[Generation]:
-            own_context = of_choice_context(context, index)
             prompt, choice = divmod(index, asked.n)
+            own_context = of_choice_context(context, index, first=prompt * asked.n)
             own = asked.prompts[prompt]
             if isinstance(own, inference_pb2.ChatRequest):
                 return self._pipeline.chat(own_context, caller, of_choice(own, choice))
@@ -129,16 +129,24 @@ class Answering:
         return chunks_of(opener, prompts=len(asked.prompts), n=asked.n, on_submit=on_submit)
 
 
-def of_choice_context(context: CallContext, index: int) -> CallContext:
+def of_choice_context(context: CallContext, index: int, *, first: int) -> CallContext:
     """The context of one of several choices: the first has the call's request id, others add their number.
+
+    Args:
+        first: the first choice of the same prompt.
 
     Raises:
         InvalidArgument: the client's request id leaves no room for a number.
     """
     if index == 0:
         return context
-    request_id = f"{context.request_id}-{index}"
+    request_id = _id_of(context, index)
     if len(request_id) > _MAX_ID:
         message = f"for several choices, a request id has at most {_MAX_ID - 4} characters"
         raise InvalidArgument(message, field="x-request-id")
-    return replace(context, request_id=request_id)
+    same_prompt_as = _id_of(context, first) if index != first else ""
+    return replace(context, request_id=request_id, same_prompt_as=same_prompt_as)
+
+
+def _id_of(context: CallContext, index: int) -> str:
+    return f"{context.request_id}-{index}" if index else context.request_id

@@ -105,7 +105,7 @@ class WebSocketEndpoint:
         number = 0
         while (message := await socket.next()) is not None:
             try:
-                await self._answer(socket, of_choice_context(context, number), caller, message)
+                await self._answer(socket, of_choice_context(context, number, first=number), caller, message)
             except InferFluxError as error:
                 await socket.send(to_http(error).body)
                 if error.reason == "GATEWAY_DRAINING":

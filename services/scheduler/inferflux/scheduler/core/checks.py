@@ -44,6 +44,8 @@ def check_job(request: scheduler_pb2.InferenceRequest) -> None:
     checks.check_range(request.epoch, 0, MAX_EPOCH, "epoch")
     if request.attempt_id:
         checks.check_token(request.attempt_id, "attempt_id")
+    if request.same_prompt_as:
+        checks.check_token(request.same_prompt_as, "same_prompt_as")
     check_cache_scope(request.cache_scope, "cache_scope")
     checks.check_range(request.resume_window_s, 0, _LONGEST_WINDOW_S, "resume_window_s")
 

@@ -44,6 +44,7 @@ _CANCELS_REMEMBERED = 65_536
 _OLDEST_S = 86_400.0
 # Jobs that have ended, among those that timers hold, before these are cleared of them.
 _ENDED_HELD = 64
+_NOT_SHARING = (scheduler_pb2.PREFIX_SHARING_UNSPECIFIED, scheduler_pb2.PREFIX_SHARING_NONE)
 
 
 class SchedulerCore:
@@ -231,7 +232,7 @@ class SchedulerCore:
         if held is not None or self._state.has_finished(key, sequence):
             return [actions.Ack(key, handle, request.model, "duplicate")]
         job = self._make_job(key, request, handle, sequence, now)
-        job.cached_on = cached_on or {}
+        job.cached_on = self._with_same_prompt(request, cached_on or {})
         self._state.add(job)
         spread = (job.arrival % 16 + 1) / 16  # jobs that come together are not held together for ever
         self._holds.add(now + self.limits.hold_interval_s * spread, job)
@@ -246,6 +247,19 @@ class SchedulerCore:
             job.is_cancelled = True
             return self._state.finish(job, outcomes.cancelled(job, now))
         return self._state.enqueue(job, now) if job.is_inherited else self._admit(job, now)
+
+    def _with_same_prompt(
+        self, request: scheduler_pb2.InferenceRequest, cached_on: Mapping[str, int]
+    ) -> Mapping[str, int]:
+        """What workers have cached of a prompt, with what the request that shares it has computed: the prefix
+        index may not have that yet."""
+        other = self.jobs.get(RequestKey(request.tenant, request.same_prompt_as))
+        worker = self._state.worker_of(other) if other is not None else None
+        if other is None or worker is None or worker.status.prefix_sharing in _NOT_SHARING:
+            return cached_on
+        if (other.model, other.request.cache_scope) != (request.model, request.cache_scope):
+            return cached_on
+        return {**cached_on, worker.worker_id: min(other.prompt_tokens, len(request.prompt_token_ids))}
 
     def _let_go_of_ended(self) -> None:
         """Deadlines may be far away: until then, jobs that have ended would stay in memory."""

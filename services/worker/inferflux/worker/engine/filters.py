@@ -68,9 +68,8 @@ class Filters:
 
 def sigma_bound(logits: Logits, n_sigma: float) -> np.float32:
     """Top-n-sigma's: the tokens of a whole row stay whose logits are not less."""
-    finite = logits[logits > -np.inf]
-    spread = finite.std(dtype=np.float64)
-    return np.float32(finite.max() - n_sigma * spread)
+    finite = logits if logits.min() > -np.inf else logits[logits > -np.inf]
+    return np.float32(finite.max() - n_sigma * finite.std())
 
 
 def typical(logits: Logits, p: float) -> Places:
