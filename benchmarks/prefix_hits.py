@@ -92,6 +92,9 @@ class Cells:
 class _NoPieces:
     eog = frozenset[int]()
 
+    def control_token(self, _text: str) -> int | None:
+        return None
+
     def piece(self, _token: int) -> bytes:
         return b""
 

@@ -130,7 +130,7 @@ async def test_log_probabilities_come_with_their_tokens(http: HttpClient, backen
         (chat_body(stop=["a"] * 17), 400, "stop", "invalid_argument"),
         (chat_body(service_tier="gold"), 400, "service_tier", "unsupported_value"),
         (chat_body(response_format={"type": "xml"}), 400, "response_format.type", "unsupported_value"),
-        (chat_body(tools=[{"type": "function"}]), 400, "tools", "unsupported_value"),
+        (chat_body(tools=[{"type": "custom"}]), 400, "tools[0].type", "unsupported_value"),
         (chat_body(modalities=["audio"]), 400, "modalities", "unsupported_value"),
         (chat_body(model="unknown"), 404, None, "model_not_found"),
         (chat_body(model=""), 400, "model", "invalid_argument"),

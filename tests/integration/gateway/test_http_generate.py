@@ -226,10 +226,10 @@ async def test_a_response_that_fails_ends_with_its_error(http: HttpClient, backe
     [
         ({"previous_response_id": "resp_1"}, "previous_response_id"),
         ({"input": []}, "input"),
-        ({"input": [{"type": "function_call"}]}, "input[0].type"),
+        ({"input": [{"type": "function_call"}]}, "input[0].call_id"),
         ({"max_output_tokens": 0}, "max_output_tokens"),
         ({"top_logprobs": 50}, "top_logprobs"),
-        ({"tools": [{}]}, "tools"),
+        ({"tools": [{"type": "mcp"}]}, "tools[0].type"),
         ({"text": {"format": {"type": "json_schema"}}}, "text.format.schema"),
         (
             {"text": {"format": {"type": "json_schema", "schema": {"not": {}}}}, "max_output_tokens": 1},

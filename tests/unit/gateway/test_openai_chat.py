@@ -136,10 +136,12 @@ def test_log_probabilities_are_asked_for_with_and_without_alternatives() -> None
     ("fields", "field"),
     [
         ({"response_format": {"type": "xml"}}, "response_format.type"),
-        ({"tools": [{}]}, "tools"),
-        ({"tool_choice": "required"}, "tool_choice"),
+        ({"tools": [{"type": "custom", "custom": {"name": "f"}}]}, "tools[0].type"),
+        ({"tool_choice": "always"}, "tool_choice"),
+        ({"tool_choice": {"type": "allowed_tools", "allowed_tools": {}}}, "tool_choice.type"),
         ({"functions": [{}]}, "functions"),
-        ({"messages": [{"role": "assistant", "tool_calls": [{}]}]}, "messages[0].tool_calls"),
+        ({"messages": [{"role": "assistant", "tool_calls": [{}]}]}, "messages[0].tool_calls[0].type"),
+        ({"messages": [{"role": "assistant", "function_call": {"name": "f"}}]}, "messages[0].function_call"),
         ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages[0].content[0].type"),
         ({"audio": {"voice": "x"}}, "audio"),
         ({"service_tier": "gold"}, "service_tier"),
@@ -387,3 +389,85 @@ def test_a_constraint_is_named_as_the_client_named_it(fields: dict[str, Any], in
     error = in_words_of(InvalidArgument("x", field=inner), chat.field_names(body(**fields)))
     assert isinstance(error, InvalidArgument)
     assert error.field == outer
+
+
+Delta, CallDelta = inference_pb2.ChatDelta, inference_pb2.ToolCallDelta
+
+
+def call_part(index: int, arguments: str, call_id: str = "", name: str = "") -> inference_pb2.ChatDelta:
+    return Delta(tool_calls=[CallDelta(index=index, id=call_id, name=name, arguments=arguments)])
+
+
+def test_reasoning_is_a_field_of_its_own() -> None:
+    parts = [Delta(reasoning_content="12"), Delta(reasoning_content=" + 7"), Delta(content="19")]
+    whole = chat.ChatAnswer(HEAD, n=1, has_logprobs=False)
+    stream = chat.ChatStream(HEAD, n=1, includes_usage=False, has_logprobs=False)
+    said = []
+    for part in parts:
+        whole.add(0, tokens(1, text="raw"), part)
+        said += stream.messages(0, tokens(1, text="raw"), part)
+    whole.add(0, tokens(finished=end()), Delta())
+    message = whole.to_json()["choices"][0]["message"]
+    assert message == {
+        "role": "assistant",
+        "content": "19",
+        "refusal": None,
+        "reasoning_content": "12 + 7",
+    }
+    assert [one["choices"][0]["delta"] for one in said] == [
+        {"role": "assistant", "content": None},
+        {"reasoning_content": "12"},
+        {"reasoning_content": " + 7"},
+        {"content": "19"},
+    ]
+
+
+def test_calls_come_name_first_and_end_with_their_own_reason() -> None:
+    parts = [call_part(0, "", "a", "f"), call_part(0, "{}"), call_part(1, "{", "b", "g"), call_part(1, "}")]
+    whole = chat.ChatAnswer(HEAD, n=1, has_logprobs=False)
+    stream = chat.ChatStream(HEAD, n=1, includes_usage=False, has_logprobs=False)
+    said = []
+    for part in parts:
+        whole.add(0, tokens(1, text="raw"), part)
+        said += stream.messages(0, tokens(1, text="raw"), part)
+    whole.add(0, tokens(finished=end()), Delta())
+    said += stream.messages(0, tokens(finished=end()), Delta())
+    (choice,) = whole.to_json()["choices"]
+    assert choice["finish_reason"] == "tool_calls"
+    assert choice["message"]["content"] is None
+    calls = [{"id": c["id"], **c["function"]} for c in choice["message"]["tool_calls"]]
+    assert calls == [{"id": "a", "name": "f", "arguments": "{}"}, {"id": "b", "name": "g", "arguments": "{}"}]
+    assert said[1]["choices"][0]["delta"]["tool_calls"] == [
+        {"index": 0, "id": "a", "type": "function", "function": {"name": "f", "arguments": ""}}
+    ]
+    assert said[2]["choices"][0]["delta"]["tool_calls"] == [{"index": 0, "function": {"arguments": "{}"}}]
+    assert said[-1]["choices"][0]["finish_reason"] == "tool_calls"
+
+
+def test_a_call_that_a_limit_cut_says_so() -> None:
+    whole = chat.ChatAnswer(HEAD, n=1, has_logprobs=False)
+    whole.add(0, tokens(1), call_part(0, '{"a', "a", "f"))
+    whole.add(0, tokens(finished=end(generation_pb2.FINISH_REASON_LENGTH)), Delta())
+    assert whole.to_json()["choices"][0]["finish_reason"] == "length"
+
+
+def test_tools_choices_and_calls_become_ours() -> None:
+    function = {"name": "f", "description": "d", "parameters": {"type": "object"}}
+    called = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    made = request(
+        tools=[{"type": "function", "function": function}],
+        tool_choice={"type": "function", "function": {"name": "f"}},
+        parallel_tool_calls=False,
+        messages=[
+            {"role": "user", "content": "a"},
+            {"role": "assistant", "content": None, "tool_calls": [called], "reasoning_content": "r"},
+            {"role": "tool", "tool_call_id": "c", "content": "1"},
+        ],
+    )
+    assert made.tools == [inference_pb2.Tool(name="f", description="d", parameters='{"type": "object"}')]
+    assert made.tool_choice.name == "f"
+    assert made.HasField("parallel_tool_calls")
+    assert not made.parallel_tool_calls
+    assert made.messages[1].tool_calls == [inference_pb2.ToolCall(id="c", name="f", arguments="{}")]
+    assert made.messages[1].reasoning_content == "r"
+    assert made.messages[2].tool_call_id == "c"

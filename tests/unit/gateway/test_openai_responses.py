@@ -65,7 +65,11 @@ def test_an_input_is_a_text_or_messages_after_the_instructions() -> None:
         ({"conversation": "c"}, "conversation"),
         ({"truncation": "auto"}, "truncation"),
         ({"text": {"format": {"type": "grammar"}}}, "text.format.type"),
-        ({"tool_choice": "required"}, "tool_choice"),
+        ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
+        ({"tools": [{"type": "function"}]}, "tools[0].name"),
+        ({"tool_choice": {"type": "function"}}, "tool_choice"),
+        ({"input": [{"type": "function_call", "name": "f"}]}, "input[0].call_id"),
+        ({"input": [{"type": "function_call_output", "call_id": "c"}]}, "input[0].output"),
     ],
 )
 def test_a_value_that_is_not_served_is_refused_by_name(fields: dict[str, Any], field: str) -> None:

@@ -32,7 +32,7 @@ from inferflux.gateway.readers import ReaderReports
 from inferflux.gateway.relay import RelayLimits
 from inferflux.gateway.streams import Streams
 from inferflux.gateway.submit import Submitter
-from inferflux.v1 import generation_pb2, inference_pb2, policy_pb2, scheduler_pb2
+from inferflux.v1 import generation_pb2, inference_pb2, policy_pb2, scheduler_pb2, tokenizer_pb2
 
 ACME = Caller("acme", "key_1", max_priority=5, cache_scope="catalogue")
 Message = inference_pb2.ChatMessage
@@ -64,10 +64,19 @@ class WordTokenizer:
         self.is_asked = asyncio.Event()
 
     async def render_chat(
-        self, digest: str, messages: Sequence[Message], context_length: int
-    ) -> Sequence[int]:
-        text = " ".join(message.content for message in messages)
-        return await self.tokenize(digest, text, context_length, field="messages")
+        self,
+        digest: str,
+        messages: Sequence[Message],
+        context_length: int,
+        *,
+        tools: Sequence[inference_pb2.Tool] = (),
+    ) -> tokenizer_pb2.RenderedChat:
+        text = " ".join([tool.name for tool in tools] + [message.content for message in messages])
+        ids = await self.tokenize(digest, text, context_length, field="messages")
+        chat = tokenizer_pb2.RenderedChat(tokens=inference_pb2.TokenIds(ids=ids))
+        if tools:
+            chat.tool_calls = generation_pb2.TOOL_CALL_FORMAT_HERMES
+        return chat
 
     async def compile(
         self, digest: str, constraint: generation_pb2.StructuredConstraint, *, field: str

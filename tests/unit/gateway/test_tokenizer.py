@@ -8,9 +8,9 @@ import pytest
 from harness.tokenizers import write_tokenizer
 
 from inferflux.gateway.tokenizer import MAX_RUN_CHARS, Tokenizer, TokenizerFaultError, check_runs
-from inferflux.gateway.tokenizer_process import template_message
 from inferflux.v1 import inference_pb2, tokenizer_pb2
 
+HI = inference_pb2.ChatMessage(role="user", content="hi")
 BOS, HE = 257, 256
 
 
@@ -49,14 +49,14 @@ def test_a_text_that_cannot_fit_is_refused_before_it_is_tokenized(tmp_path: Path
 
 
 def test_a_conversation_is_rendered_with_the_files_template(tmp_path: Path) -> None:
-    assert tokenizer(tmp_path).render([{"role": "user", "content": "hi"}]) == "hi"
+    assert tokenizer(tmp_path).render([HI]).text == "hi"
 
 
 def test_a_file_without_template_says_so(tmp_path: Path) -> None:
     loaded = tokenizer(tmp_path, template=None)
     assert not loaded.has_chat_template
     with pytest.raises(TokenizerFaultError) as caught:
-        loaded.render([{"role": "user", "content": "hi"}])
+        loaded.render([HI])
     assert caught.value.fault == tokenizer_pb2.TOKENIZER_FAULT_NO_TEMPLATE
 
 
@@ -75,15 +75,3 @@ def test_ids_become_the_text_that_gives_them_again(tmp_path: Path) -> None:
     assert loaded.detokenize(loaded.tokenize("é", 100)[1:2]) == "\ufffd"
     with pytest.raises(TokenizerFaultError, match="not in"):
         loaded.detokenize([100_000])
-
-
-def test_templates_get_the_newer_roles_and_names() -> None:
-    developer = inference_pb2.ChatMessage(role="developer", content="be brief")
-    assert template_message(developer) == {"role": "system", "content": "be brief"}
-    tool = inference_pb2.ChatMessage(role="tool", content="", name="weather", tool_call_id="call_1")
-    assert template_message(tool) == {
-        "role": "tool",
-        "content": "",
-        "name": "weather",
-        "tool_call_id": "call_1",
-    }

@@ -6,7 +6,7 @@ from collections import OrderedDict
 from hashlib import blake2b
 from typing import Protocol
 
-from inferflux.common.constraints.limits import field_of
+from inferflux.common.constraints.limits import check_constraint, field_of
 from inferflux.common.constraints.schema import normalised
 from inferflux.common.errors import InvalidArgument
 from inferflux.v1 import generation_pb2, model_pb2
@@ -41,6 +41,9 @@ class Constraints:
         """
         if not params.HasField("constraint"):
             return params
+        if params.constraint.HasField("tool_calls"):
+            message = "tool_calls is not set by clients: give a chat tools"
+            raise InvalidArgument(message, field=field_of(params.constraint))
         if not card.can_constrain:
             message = f"no worker of {card.name} can constrain answers"
             raise InvalidArgument(message, field=field_of(params.constraint), reason="CONSTRAINT_UNSUPPORTED")
@@ -48,17 +51,61 @@ class Constraints:
         usable.CopyFrom(params)
         if usable.constraint.WhichOneof("constraint") == "json_schema":
             usable.constraint.json_schema = normalised(usable.constraint.json_schema)
-        await self._try(usable.constraint, card.digest)
+        await self._try(usable.constraint, card.digest, field_of(usable.constraint))
         return usable
 
-    async def _try(self, constraint: generation_pb2.StructuredConstraint, model_digest: str) -> None:
+    async def with_tool_calls(
+        self,
+        params: generation_pb2.GenerationParams,
+        calls: generation_pb2.ToolCallsConstraint,
+        card: model_pb2.ModelCard,
+    ) -> generation_pb2.GenerationParams:
+        """`params` with an answer that is held to these calls.
+
+        Without a worker that constrains answers they stay as they are, unless a call is required.
+
+        Raises:
+            InvalidArgument: a call is required that cannot be had, or a tool's schema cannot be used.
+            ResourceExhausted, Unavailable, Internal: it could not be tried.
+        """
+        if not card.can_constrain and not calls.is_required:
+            return params
+        if not card.can_constrain:
+            message = f"tool_choice: no worker of {card.name} can constrain answers"
+            raise InvalidArgument(message, field="tool_choice", reason="CONSTRAINT_UNSUPPORTED")
+        constrained = generation_pb2.GenerationParams()
+        constrained.CopyFrom(params)
+        constrained.constraint.tool_calls.CopyFrom(calls)
+        check_constraint(constrained)
+        try:
+            await self._try(constrained.constraint, card.digest, "tools")
+        except InvalidArgument as error:
+            await self._blame(calls, card.digest)
+            raise error from None
+        return constrained
+
+    async def _blame(self, calls: generation_pb2.ToolCallsConstraint, model_digest: str) -> None:
+        """Try the functions one by one, so that the first bad one is named."""
+        for function in calls.functions:
+            alone = generation_pb2.StructuredConstraint(tool_calls=calls)
+            del alone.tool_calls.functions[:]
+            alone.tool_calls.functions.append(function)
+            try:
+                await self._try(alone, model_digest, "tools")
+            except InvalidArgument as error:
+                message = f"the tool {function.name}: {error.message}"
+                raise InvalidArgument(message, field="tools", reason=error.reason) from None
+
+    async def _try(
+        self, constraint: generation_pb2.StructuredConstraint, model_digest: str, field: str
+    ) -> None:
         digest = blake2b(
             model_digest.encode() + b"\0" + constraint.SerializeToString(deterministic=True)
         ).digest()
         if digest in self._usable:
             self._usable.move_to_end(digest)
             return
-        await self._compiler.compile(model_digest, constraint, field=field_of(constraint))
+        await self._compiler.compile(model_digest, constraint, field=field)
         self._usable[digest] = None
         if len(self._usable) > _MOST_REMEMBERED:
             self._usable.popitem(last=False)

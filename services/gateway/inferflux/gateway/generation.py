@@ -23,13 +23,14 @@ from inferflux.common.errors import (
 )
 from inferflux.common.tasks import Background
 from inferflux.common.tracing import Span, Tracer
-from inferflux.v1 import answers_pb2, generation_pb2, model_pb2, scheduler_pb2, tokens_pb2
+from inferflux.v1 import answers_pb2, generation_pb2, inference_pb2, model_pb2, scheduler_pb2, tokens_pb2
 
 from .answers.cache import AnswerCache, Query
 from .answers.record import stream_of
 from .answers.source import StoredChunks
 from .caller import Caller
 from .canceller import Canceller
+from .chat_reader import ChatReader
 from .departure import depart
 from .ledger import FinishedRequest, Ledger
 from .metrics import GatewayMetrics, ModelMetrics
@@ -121,6 +122,8 @@ class Generation:
         self._relay: Relay | None = None
         self._metrics: ModelMetrics | None = None
         self._failure: InferFluxError | None = None
+        # Tells calls and reasoning from content; None where all of the text is content.
+        self.reader: ChatReader | None = None
         # Whether there is, or may be, a job to settle; this gateway then has a reader of it.
         self._is_submitted = False
         # Whether only its chunks can tell that there is a job.
@@ -291,6 +294,10 @@ class Generation:
             if not chunk.token_ids:
                 raise self._failure
         return chunk
+
+    def read(self, chunk: tokens_pb2.TokenChunk) -> inference_pb2.ChatDelta | None:
+        """What the text of the next chunk is, in order; None where it is content."""
+        return None if self.reader is None else self.reader.read(chunk)
 
     async def __aexit__(
         self, _kind: type[BaseException] | None, error: BaseException | None, _tb: TracebackType | None

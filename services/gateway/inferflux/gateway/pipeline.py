@@ -15,15 +15,17 @@ from typing import Protocol
 from inferflux.common import checks, generation_limits, logs, subjects
 from inferflux.common.calls import CallContext
 from inferflux.common.errors import InvalidArgument
-from inferflux.v1 import generation_pb2, inference_pb2, model_pb2, scheduler_pb2
+from inferflux.v1 import generation_pb2, inference_pb2, model_pb2, scheduler_pb2, tokenizer_pb2
 
 from . import validation
 from .answers.cache import Query, query_of
 from .caller import Caller
+from .chat_reader import reader_of
 from .constraints import Compiles, Constraints
 from .generation import Call, Generation, Services
 from .spans import RequestSpan, note_caller, note_job
 from .submit import Prompt, new_attempt_id, resolve
+from .tools import functions_of, tool_use_of
 
 
 class Admits(Protocol):
@@ -42,8 +44,13 @@ class Tokenizes(Compiles, Protocol):
     """Renders, tokenizes and tries constraints; `inferflux.gateway.tokenizers.Tokenizers` does."""
 
     async def render_chat(
-        self, digest: str, messages: Sequence[inference_pb2.ChatMessage], context_length: int
-    ) -> Sequence[int]: ...
+        self,
+        digest: str,
+        messages: Sequence[inference_pb2.ChatMessage],
+        context_length: int,
+        *,
+        tools: Sequence[inference_pb2.Tool] = (),
+    ) -> tokenizer_pb2.RenderedChat: ...
 
     async def tokenize(self, digest: str, text: str, context_length: int, *, field: str) -> Sequence[int]: ...
 
@@ -96,9 +103,21 @@ class Pipeline:
         async with self._generation("Chat", context, caller, model=request.model) as (call, generation):
             card = await self._check(request)
             validation.check_messages(request.messages, max_text_bytes=self._max_text_bytes)
+            use = tool_use_of(request)
             params = await self._constraints.checked(request.params, card)
-            ids = await self._tokenizers.render_chat(card.digest, request.messages, card.context_length)
-            await self._submit(generation, call, card, Prompt(ids, "messages"), request, params)
+            chat = await self._tokenizers.render_chat(
+                card.digest, request.messages, card.context_length, tools=use.tools
+            )
+            has_constraint = params.HasField("constraint")
+            if use.functions:
+                params = await self._constraints.with_tool_calls(params, use.constraint(chat), card)
+            generation.reader = reader_of(
+                use,
+                chat,
+                is_constrained=params.constraint.HasField("tool_calls"),
+                has_other_constraint=has_constraint,
+            )
+            await self._submit(generation, call, card, Prompt(chat.tokens.ids, "messages"), request, params)
             yield generation
 
     @asynccontextmanager
@@ -155,7 +174,11 @@ class Pipeline:
         else:
             messages = request.conversation.messages
             validation.check_messages(messages, max_text_bytes=most)
-            ids = await self._tokenizers.render_chat(card.digest, messages, card.context_length)
+            functions_of(request.conversation.tools)
+            chat = await self._tokenizers.render_chat(
+                card.digest, messages, card.context_length, tools=request.conversation.tools
+            )
+            ids = chat.tokens.ids
         return inference_pb2.TokenizeResponse(token_ids=ids, context_length=card.context_length)
 
     async def detokenize(self, request: inference_pb2.DetokenizeRequest) -> inference_pb2.DetokenizeResponse:

@@ -30,7 +30,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         async with self._pipeline.chat(current_call().context, caller_as(Caller), request) as generation:
             _tell_priority(context, generation.priority, asked=request.priority)
             async for chunk in generation:
-                yield inference_pb2.ChatResponse(chunk=chunk)
+                yield inference_pb2.ChatResponse(chunk=chunk, delta=generation.read(chunk))
 
     async def Generate(
         self, request: inference_pb2.GenerateRequest, context: Context

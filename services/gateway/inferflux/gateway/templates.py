@@ -6,7 +6,7 @@ The sandbox does not limit time or memory: its caller does (see `tokenizer_proce
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any, NoReturn
 
@@ -67,11 +67,16 @@ class ChatTemplate:
             self._template = environment.from_string(source)
         except (jinja2.TemplateError, RecursionError, MemoryError) as error:
             raise TemplateError(f"the chat template does not parse: {_first_line(error)}") from None
+        self.source = source
         self._tokens = tokens
         self._max_rendered_bytes = max_rendered_bytes
 
-    def render(self, messages: Sequence[dict[str, str]]) -> str:
-        """The prompt for `messages` (keys `role` and `content`), ready for the assistant's answer.
+    def render(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()) -> str:
+        """The prompt for a conversation, ready for the assistant's answer.
+
+        Args:
+            messages, tools: as Hugging Face's templates expect them, nearly OpenAI's; arguments of calls are
+                objects.
 
         Raises:
             TemplateRefusedError: with the template's own words.
@@ -81,7 +86,10 @@ class ChatTemplate:
         room = self._max_rendered_bytes
         try:
             for piece in self._template.generate(
-                messages=list(messages), add_generation_prompt=True, **self._tokens
+                messages=list(messages),
+                tools=list(tools) or None,
+                add_generation_prompt=True,
+                **self._tokens,
             ):
                 room -= len(piece.encode())
                 if room < 0:

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from inferflux.common.free_memory import at_most
 from inferflux.common.llama.vocab import Vocab, VocabError, memory_to_load
-from inferflux.v1 import generation_pb2, tokenizer_pb2
+from inferflux.v1 import generation_pb2, inference_pb2, tokenizer_pb2
 
+from .template_messages import template_messages, template_tools
+from .template_probe import ToolSupport, reasoning_of, tool_support
 from .templates import ChatTemplate, TemplateError, TemplateRefusedError
 
 if TYPE_CHECKING:
@@ -32,6 +35,86 @@ class TokenizerFaultError(Exception):
         self.message = message
 
 
+@dataclass(frozen=True, slots=True)
+class Rendered:
+    """A prompt, and how its answer is to be read.
+
+    Attributes:
+        call_format: of a prompt with tools.
+    """
+
+    text: str
+    call_format: generation_pb2.ToolCallFormat.ValueType
+    reasoning: generation_pb2.ReasoningFormat.ValueType
+
+
+class _Templates:
+    """A model's chat template, and the one that it may have for tools.
+
+    Args:
+        max_rendered_bytes: a longer prompt is an error.
+    """
+
+    def __init__(self, vocab: Vocab, max_rendered_bytes: int) -> None:
+        self._tokens = {"bos_token": vocab.text(vocab.bos), "eos_token": vocab.text(vocab.eos)}
+        self._max_rendered_bytes = max_rendered_bytes
+        self._plain = self._parsed(vocab.chat_template)
+        self._of_tools = self._parsed(vocab.tool_template) or self._plain
+        self._support: ToolSupport | None = None
+
+    def render(
+        self, messages: Sequence[inference_pb2.ChatMessage], tools: Sequence[inference_pb2.Tool]
+    ) -> Rendered:
+        has_tools = bool(tools) or any(message.tool_calls or message.tool_call_id for message in messages)
+        template = self._usable(self._of_tools if has_tools else self._plain)
+        support = self._supported(template) if has_tools else None
+        if tools and support is not None:
+            _check_knows_tools(support)
+        form = generation_pb2.TOOL_CALL_FORMAT_UNSPECIFIED if support is None else support.call_format
+        try:
+            text = template.render(template_messages(messages, form), template_tools(tools))
+        except TemplateRefusedError as error:
+            message = f"the model's chat template refused the messages: {error}"
+            raise TokenizerFaultError(tokenizer_pb2.TOKENIZER_FAULT_REFUSED, message) from None
+        except TemplateError as error:
+            raise TokenizerFaultError(tokenizer_pb2.TOKENIZER_FAULT_BAD_TEMPLATE, str(error)) from None
+        return Rendered(text, form, reasoning_of(template, text))
+
+    def _parsed(self, source: str | None) -> ChatTemplate | str | None:
+        """The template, or why it cannot be used; None without one."""
+        if source is None:
+            return None
+        try:
+            return ChatTemplate(source, tokens=self._tokens, max_rendered_bytes=self._max_rendered_bytes)
+        except TemplateError as error:
+            return str(error)
+
+    def _usable(self, template: ChatTemplate | str | None) -> ChatTemplate:
+        if isinstance(template, str):
+            raise TokenizerFaultError(tokenizer_pb2.TOKENIZER_FAULT_BAD_TEMPLATE, template)
+        if template is None:
+            raise TokenizerFaultError(
+                tokenizer_pb2.TOKENIZER_FAULT_NO_TEMPLATE, "the model has no chat template"
+            )
+        return template
+
+    def _supported(self, template: ChatTemplate) -> ToolSupport:
+        """What the template does with tools: found when it is first asked for."""
+        if self._support is None:
+            self._support = tool_support(template)
+        return self._support
+
+
+def _check_knows_tools(support: ToolSupport) -> None:
+    if not support.shows_tools:
+        why = "the model's chat template does not know tools"
+    elif not support.call_format:
+        why = "the model's chat template spells tool calls in a way that is not known here"
+    else:
+        return
+    raise TokenizerFaultError(tokenizer_pb2.TOKENIZER_FAULT_NO_TOOLS, why)
+
+
 class Tokenizer:
     """One model's vocabulary and chat template. `tokenize` may be called from several threads.
 
@@ -48,17 +131,7 @@ class Tokenizer:
             raise TokenizerFaultError(tokenizer_pb2.TOKENIZER_FAULT_BAD_TOKENIZER, str(error)) from None
         self._compiler: Compiler | None = None
         self._longest = max(self._vocab.longest_token_bytes, 1)
-        self._template: ChatTemplate | None = None
-        self._template_error = ""
-        if self._vocab.chat_template is not None:
-            vocab = self._vocab
-            tokens = {"bos_token": vocab.text(vocab.bos), "eos_token": vocab.text(vocab.eos)}
-            try:
-                self._template = ChatTemplate(
-                    self._vocab.chat_template, tokens=tokens, max_rendered_bytes=max_rendered_bytes
-                )
-            except TemplateError as error:
-                self._template_error = str(error)
+        self._templates = _Templates(self._vocab, max_rendered_bytes)
 
     @property
     def has_chat_template(self) -> bool:
@@ -69,25 +142,16 @@ class Tokenizer:
         if vocab is not None:
             vocab.close()
 
-    def render(self, messages: Sequence[dict[str, str]]) -> str:
+    def render(
+        self, messages: Sequence[inference_pb2.ChatMessage], tools: Sequence[inference_pb2.Tool] = ()
+    ) -> Rendered:
         """The prompt for a conversation.
 
         Raises:
-            TokenizerFaultError: no template, a bad one, or one that refuses the messages.
+            TokenizerFaultError: no template, a bad one, one that refuses the messages, or one that does not
+                know the tools that there are.
         """
-        if self._template is None:
-            if self._template_error:
-                raise TokenizerFaultError(tokenizer_pb2.TOKENIZER_FAULT_BAD_TEMPLATE, self._template_error)
-            raise TokenizerFaultError(
-                tokenizer_pb2.TOKENIZER_FAULT_NO_TEMPLATE, "the model has no chat template"
-            )
-        try:
-            return self._template.render(messages)
-        except TemplateRefusedError as error:
-            message = f"the model's chat template refused the messages: {error}"
-            raise TokenizerFaultError(tokenizer_pb2.TOKENIZER_FAULT_REFUSED, message) from None
-        except TemplateError as error:
-            raise TokenizerFaultError(tokenizer_pb2.TOKENIZER_FAULT_BAD_TEMPLATE, str(error)) from None
+        return self._templates.render(messages, tools)
 
     def compile(self, constraint: generation_pb2.StructuredConstraint) -> None:
         """Do what a worker does with a constraint.

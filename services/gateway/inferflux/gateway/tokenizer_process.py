@@ -23,7 +23,7 @@ from pathlib import Path
 from inferflux.common.frames import ChildEnd
 from inferflux.common.parent_death import exit_with_parent
 from inferflux.common.process_limits import bound
-from inferflux.v1 import inference_pb2, tokenizer_pb2
+from inferflux.v1 import tokenizer_pb2
 
 from .tokenizer import Tokenizer, TokenizerFaultError
 
@@ -84,27 +84,18 @@ class TokenizerServer:
             response.text = tokenizer.detokenize(request.detokenize.tokens.ids)
             return
         if kind == "chat":
-            text = tokenizer.render([template_message(message) for message in request.chat.messages])
+            rendered = tokenizer.render(request.chat.messages, request.chat.tools)
+            response.chat.tool_calls = rendered.call_format
+            response.chat.reasoning = rendered.reasoning
+            response.chat.tokens.ids.extend(tokenizer.tokenize(rendered.text, request.context_length))
         else:
-            text = request.text.text
-        response.tokens.ids.extend(tokenizer.tokenize(text, request.context_length))
+            response.tokens.ids.extend(tokenizer.tokenize(request.text.text, request.context_length))
 
     def _load(self, path: Path) -> Tokenizer:
         with self._loading:
             if self._tokenizer is None:
                 self._tokenizer = Tokenizer(path, max_rendered_bytes=self._max_rendered_bytes)
             return self._tokenizer
-
-
-def template_message(message: inference_pb2.ChatMessage) -> dict[str, str]:
-    """A message as templates get it. Few of them know the role `developer`, which is the newer `system`."""
-    made = {
-        "role": "system" if message.role == "developer" else message.role,
-        "content": message.content,
-        "name": message.name,
-        "tool_call_id": message.tool_call_id,
-    }
-    return {key: value for key, value in made.items() if value or key in ("role", "content")}
 
 
 def main() -> None:

@@ -65,18 +65,24 @@ class Tokenizers:
         return next((model.start_error for model in refused), "")
 
     async def render_chat(
-        self, digest: str, messages: Sequence[inference_pb2.ChatMessage], context_length: int
-    ) -> Sequence[int]:
-        """Token ids of a conversation, rendered with the model's own template.
+        self,
+        digest: str,
+        messages: Sequence[inference_pb2.ChatMessage],
+        context_length: int,
+        *,
+        tools: Sequence[inference_pb2.Tool] = (),
+    ) -> tokenizer_pb2.RenderedChat:
+        """Token ids of a conversation, rendered with the model's own template, and how to read its answer.
 
         Raises:
-            InvalidArgument: the template or the messages are at fault; field `messages`.
+            InvalidArgument: the template or the messages are at fault; field `messages`. Field `tools` where
+                the template does not know tools.
             ResourceExhausted: too many texts wait, or every process is busy with other models.
             Unavailable, Internal: no usable tokenizer, or the process died over this text twice.
         """
-        chat = tokenizer_pb2.RenderChat(messages=messages)
+        chat = tokenizer_pb2.RenderChat(messages=messages, tools=tools)
         request = tokenizer_pb2.TokenizerRequest(digest=digest, context_length=context_length, chat=chat)
-        return (await self._model(digest).work(request, field="messages")).tokens.ids
+        return (await self._model(digest).work(request, field="messages")).chat
 
     async def tokenize(
         self, digest: str, text: str, context_length: int, *, field: str = "text"

@@ -6,11 +6,13 @@ A resume window is from 0 to INFERFLUX_GATEWAY_MAX_RESUME_WINDOW_S. The ranges o
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from inferflux.common.checks import check_range
 from inferflux.common.errors import InvalidArgument
 from inferflux.v1 import inference_pb2, model_pb2
+
+from .tools import check_calls
 
 ROLES = frozenset({"system", "developer", "user", "assistant", "tool"})
 MAX_MESSAGES = 10_000
@@ -33,8 +35,15 @@ def check_messages(messages: Sequence[inference_pb2.ChatMessage], *, max_text_by
             raise InvalidArgument(
                 f"unknown role {message.role[:32]!r}: use one of {known}", field=f"messages[{i}].role"
             )
-        total += sum(len(text.encode()) for text in (message.content, message.name, message.tool_call_id))
+        check_calls(message, f"messages[{i}]")
+        total += sum(len(text.encode()) for text in _texts_of(message))
     _check_text_size(total, max_text_bytes, "messages")
+
+
+def _texts_of(message: inference_pb2.ChatMessage) -> Iterator[str]:
+    yield from (message.content, message.name, message.tool_call_id, message.reasoning_content)
+    for call in message.tool_calls:
+        yield from (call.id, call.name, call.arguments)
 
 
 def check_text(text: str, *, max_text_bytes: int, field: str) -> None:

@@ -9,6 +9,7 @@ import json
 import math
 import sys
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,9 +17,11 @@ import jsonschema_rs
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 from llguidance.gbnf_to_lark import gbnf_to_lark
 
+from inferflux.common.answers.parser import calls_in
 from inferflux.common.llama.vocab import Vocab
 from inferflux.v1 import generation_pb2
 
+from .tool_calls import ControlToken, lark_of
 from .vocabulary import NoEndError, tokenizer_of
 
 # Whitespace is a blank, or a new line and its indentation: a model cannot go on with it for ever.
@@ -35,28 +38,25 @@ class ConstraintError(Exception):
     """The constraint cannot be used; says why."""
 
 
+# Why an answer is wrong; "" if it is not.
+Check = Callable[[str], str]
+
+
 @dataclass(frozen=True, slots=True)
 class Compiled:
     """A constraint that can be used.
 
     Attributes:
         matcher: at the beginning of an answer. Answers work on copies of it.
-        validator: of the schema that an answer has to match; None where none is given.
+        check: of JSON answers and tool calls, against their schemas; None of other answers.
     """
 
     matcher: LLMatcher
-    validator: jsonschema_rs.Draft202012Validator | None
+    check: Check | None
 
     def why_wrong(self, answer: str) -> str:
         """Why a complete answer is not what was asked for; "" if it is."""
-        if self.validator is None:
-            return ""
-        try:
-            value = json.loads(answer, parse_float=_number, parse_int=_number)
-            error = next(self.validator.iter_errors(value), None)
-        except (ValueError, RecursionError) as broken:
-            return f"it cannot be read: {broken}"
-        return "" if error is None else _readable(str(error.message))
+        return "" if self.check is None else self.check(answer)
 
 
 class Compiler:
@@ -92,7 +92,8 @@ class Compiler:
             ConstraintError: it does not parse, is too large, or no answer satisfies it.
         """
         tokenizer = self.read_vocabulary()
-        matcher = LLMatcher(tokenizer, grammar_of(constraint), log_level=0, limits=_limits())
+        grammar = grammar_of(constraint, self._vocab.control_token)
+        matcher = LLMatcher(tokenizer, grammar, log_level=0, limits=_limits())
         if warnings := matcher.get_grammar_warnings():
             raise ConstraintError(_readable(warnings[0]))
         mask = b"" if matcher.is_error() else matcher.compute_bitmask()
@@ -100,7 +101,7 @@ class Compiler:
             raise ConstraintError(why_failed(matcher))
         if not any(mask):
             raise ConstraintError("no answer satisfies it")
-        return Compiled(matcher, _validator_of(constraint))
+        return Compiled(matcher, _check_of(constraint))
 
 
 def _number(text: str) -> float:
@@ -111,26 +112,58 @@ def _number(text: str) -> float:
     return number if math.isfinite(number) else math.copysign(sys.float_info.max, number)
 
 
-def _validator_of(
-    constraint: generation_pb2.StructuredConstraint,
-) -> jsonschema_rs.Draft202012Validator | None:
+def _check_of(constraint: generation_pb2.StructuredConstraint) -> Check | None:
     match constraint.WhichOneof("constraint"):
         case "json_object":
-            schema: Any = {"type": "object"}
+            return _schema_check({"type": "object"})
         case "json_schema":
-            schema = json.loads(constraint.json_schema)
+            return _schema_check(json.loads(constraint.json_schema))
+        case "tool_calls":
+            return _calls_check(constraint.tool_calls)
         case _:
             return None
+
+
+def _schema_check(schema: Any) -> Check:
     try:
-        return jsonschema_rs.Draft202012Validator(
+        validator = jsonschema_rs.Draft202012Validator(
             schema, validate_formats=False, pattern_options=jsonschema_rs.RegexOptions()
         )
     except ValueError as error:
         raise ConstraintError(_readable(str(error))) from None
 
+    def check(answer: str) -> str:
+        try:
+            value = json.loads(answer, parse_float=_number, parse_int=_number)
+            error = next(validator.iter_errors(value), None)
+        except (ValueError, RecursionError) as broken:
+            return f"it cannot be read: {broken}"
+        return "" if error is None else _readable(str(error.message))
 
-def grammar_of(constraint: generation_pb2.StructuredConstraint) -> str:
+    return check
+
+
+def _calls_check(calls: generation_pb2.ToolCallsConstraint) -> Check:
+    """Every complete call is of a function's schema, and there is one where one is required."""
+    checks = {function.name: _schema_check(json.loads(function.parameters)) for function in calls.functions}
+
+    def check(answer: str) -> str:
+        made = calls_in(answer, calls.format, names=checks.keys(), reasoning=calls.reasoning)
+        if calls.is_required and not made:
+            return "it has no call"
+        wrong = ((name, checks[name](arguments)) for name, arguments in made)
+        return next((f"the call of {name}: {why}" for name, why in wrong if why), "")
+
+    return check
+
+
+def grammar_of(
+    constraint: generation_pb2.StructuredConstraint, control: ControlToken = lambda _text: None
+) -> str:
     """The constraint as llguidance reads it.
+
+    Args:
+        control: which markers of tool calls are control tokens.
 
     Raises:
         ConstraintError: it does not parse.
@@ -149,6 +182,9 @@ def grammar_of(constraint: generation_pb2.StructuredConstraint) -> str:
                 return LLMatcher.grammar_from_regex(constraint.regex)
             case "choice":
                 return LLMatcher.grammar_from_lark(_lark_of_choices(list(constraint.choice.texts)))
+            case "tool_calls":
+                lark = lark_of(constraint.tool_calls, _JSON_OPTIONS, control)
+                return LLMatcher.grammar_from_lark(lark)
             case _:
                 raise ConstraintError("it is empty")
     except ValueError as error:

@@ -47,8 +47,9 @@ class Vocab:
         self.bos: int = llama.llama_vocab_bos(self._vocab)
         self.eos: int = llama.llama_vocab_eos(self._vocab)
         self.adds_bos: bool = bool(llama.llama_vocab_get_add_bos(self._vocab))
-        template = llama.llama_model_chat_template(model, None)
-        self.chat_template: str | None = template.decode("utf-8", "replace") if template else None
+        self.chat_template = _template(model, None)
+        # Some models have another one for conversations with tools.
+        self.tool_template = _template(model, b"tool_use")
         self._pieces: dict[int, bytes] = {}
         self._piece_texts: dict[int, str] = {}
         self._eog = frozenset(i for i in range(self.size) if llama.llama_vocab_is_eog(self._vocab, i))
@@ -132,6 +133,17 @@ class Vocab:
             raise VocabError("the text could not be tokenized")
         return buffer[:n]
 
+    def control_token(self, text: str) -> int | None:
+        """The token that is spelled so and adds no text to an answer; None if there is none."""
+        if not text:
+            return None
+        try:
+            ids = self.tokenize(text.encode(), add_special=False, parse_special=True)
+        except VocabError:
+            return None
+        is_one = len(ids) == 1 and self.text(ids[0]) == text
+        return ids[0] if is_one and not self.piece(ids[0]) else None
+
     def piece(self, token: int) -> bytes:
         """The bytes `token` stands for; empty for control tokens.
 
@@ -187,3 +199,8 @@ class Vocab:
             buffer = ctypes.create_string_buffer(-n)
             n = fill(buffer, -n)
         return buffer.raw[:n]
+
+
+def _template(model: Any, name: bytes | None) -> str | None:
+    source: bytes | None = llama.llama_model_chat_template(model, name)
+    return source.decode("utf-8", "replace") if source else None

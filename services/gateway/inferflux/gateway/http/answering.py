@@ -33,7 +33,9 @@ GenerationRequest = inference_pb2.ChatRequest | inference_pb2.GenerateRequest
 class StreamShape(Events, Protocol):
     """Chunks to messages of a stream."""
 
-    def messages(self, index: int, chunk: tokens_pb2.TokenChunk) -> list[Json]: ...
+    def messages(
+        self, index: int, chunk: tokens_pb2.TokenChunk, delta: inference_pb2.ChatDelta | None, /
+    ) -> list[Json]: ...
 
     def last(self) -> list[Json]: ...
 
@@ -41,7 +43,9 @@ class StreamShape(Events, Protocol):
 class AnswerShape(Protocol):
     """Chunks to one object."""
 
-    def add(self, index: int, chunk: tokens_pb2.TokenChunk) -> None: ...
+    def add(
+        self, index: int, chunk: tokens_pb2.TokenChunk, delta: inference_pb2.ChatDelta | None, /
+    ) -> object: ...
 
     def to_json(self) -> Json: ...
 
@@ -75,8 +79,8 @@ class Answering:
                 request.exchange.cancelled_when_gone(idle_s=HOLD_S, on_idle=stream.on_idle),
                 aclosing(self._chunks(request, asked)) as chunks,
             ):
-                async for index, chunk in chunks:
-                    await stream.send(shape.messages(index, chunk))
+                async for index, chunk, delta in chunks:
+                    await stream.send(shape.messages(index, chunk, delta))
                 await stream.send(shape.last())
         except InferFluxError as error:
             raise in_words_of(error, asked.field_names) from None
@@ -89,8 +93,8 @@ class Answering:
                 request.exchange.cancelled_when_gone(),
                 aclosing(self._chunks(request, asked)) as chunks,
             ):
-                async for index, chunk in chunks:
-                    shape.add(index, chunk)
+                async for index, chunk, delta in chunks:
+                    shape.add(index, chunk, delta)
         except InferFluxError as error:
             raise in_words_of(error, asked.field_names) from None
         await request.exchange.answer_json(shape.to_json())

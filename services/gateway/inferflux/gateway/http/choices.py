@@ -9,14 +9,15 @@ from typing import TYPE_CHECKING
 
 from inferflux.common.errors import Cancelled
 from inferflux.common.tasks import cancel_all
-from inferflux.v1 import generation_pb2, tokens_pb2
+from inferflux.v1 import generation_pb2, inference_pb2, tokens_pb2
 
 if TYPE_CHECKING:
     from inferflux.gateway.generation import Generation
 
 OnSubmit = Callable[["Generation"], None]
 Opener = Callable[[int], "AbstractAsyncContextManager[Generation]"]
-Indexed = tuple[int, tokens_pb2.TokenChunk]
+# The number of a choice, a chunk of it, and what its text is where that is not all content.
+Indexed = tuple[int, tokens_pb2.TokenChunk, inference_pb2.ChatDelta | None]
 Chunks = AsyncGenerator[Indexed, None]
 
 # Chunks of several choices that wait for a slow client; then the generations are read no further.
@@ -45,7 +46,7 @@ async def _one(opener: Opener, index: int, on_submit: OnSubmit) -> Chunks:
         on_submit(generation)
         async for chunk in generation:
             _check_reason(chunk)
-            yield index, chunk
+            yield index, chunk, generation.read(chunk)
 
 
 async def _several(opener: Opener, prompts: int, n: int, on_submit: OnSubmit) -> Chunks:
@@ -65,7 +66,7 @@ async def _several(opener: Opener, prompts: int, n: int, on_submit: OnSubmit) ->
             item = await merged.get()
             if isinstance(item, Exception):
                 raise item
-            index, chunk = item
+            index, chunk, _ = item
             is_end = chunk.HasField("finished")
             left -= is_end
             if index in alone and (is_end or chunk.token_ids):

@@ -131,7 +131,7 @@ class WebSocketEndpoint:
                 socket.cancelled_on_message(),
                 aclosing(self._answering.chunks(context, caller, asked)) as chunks,
             ):
-                async for index, chunk in chunks:
+                async for index, chunk, _ in chunks:
                     for said in stream.messages(index, chunk):
                         await socket.send(said)
         except InferFluxError as error:

@@ -689,7 +689,7 @@ class Engine:
         constraint = sequence.constraint
         if constraint is not None and reason == generation_pb2.FINISH_REASON_STOP:
             answer = sequence.tokens[sequence.prompt_tokens : sequence.n_tokens].tolist()
-            pieces = (self._backend.vocab.piece(token) for token in answer)
+            pieces = (sequence.piece(token, self._backend.vocab) for token in answer)
             if why := constraint.why_wrong(b"".join(pieces).decode("utf-8", "replace")):
                 message = f"the answer is not what the constraint asks for: {why}"
                 self._fail(sequence, _INTERNAL, "CONSTRAINT_BROKEN", message, chunk)

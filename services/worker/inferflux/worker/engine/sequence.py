@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import Protocol
 
 import numpy as np
 
+from inferflux.common.answers.syntax import SYNTAXES
 from inferflux.common.cache_scope import cache_scope_of
-from inferflux.v1 import scheduler_pb2, tokens_pb2, worker_pb2
+from inferflux.v1 import generation_pb2, scheduler_pb2, tokens_pb2, worker_pb2
 
 from .breakers import BreakerFinder
 from .constraints import Constraint
@@ -30,6 +32,8 @@ class PieceSource(Protocol):
     def eog(self) -> frozenset[int]: ...
 
     def piece(self, token: int) -> bytes: ...
+
+    def control_token(self, text: str) -> int | None: ...
 
 
 class Phase(Enum):
@@ -112,6 +116,8 @@ class Sequence:
     constraint: Constraint | None = None
     # Of its next tokens; None: none are made.
     drafts: Drafts | None = None
+    # Control tokens that its text shows.
+    markers: Mapping[int, bytes] = field(default_factory=dict)
     # Whether another process had it, and nothing of it was computed here yet; and whether that one is dead.
     is_retry: bool = False
     was_lost: bool = False
@@ -208,6 +214,10 @@ class Sequence:
         if not self.has_begun:
             self.cached_prompt_tokens = min(position, self.cached_prompt_tokens)
 
+    def piece(self, token: int, pieces: PieceSource) -> bytes:
+        """The bytes that a token adds to the text."""
+        return pieces.piece(token) or self.markers.get(token, b"")
+
     def append(self, token: int) -> None:
         """The next token, sampled."""
         self.tokens[self.prompt_tokens + self.generated] = token
@@ -242,8 +252,9 @@ def sequence_of(
     tokens = np.zeros(n_prompt + params.max_tokens, np.int32)
     tokens[: len(history)] = history
     text = TextAssembler(params.stop)
+    markers = _shown_markers(params.constraint, pieces)
     for token in generated:
-        text.push(pieces.piece(token))
+        text.push(pieces.piece(token) or markers.get(token, b""))
     ends = frozenset(params.stop_token_ids)
     if not params.ignore_eos:
         ends |= pieces.eog
@@ -261,6 +272,7 @@ def sequence_of(
         end_tokens=ends,
         sampler=Sampler(params.sampling, history, breakers.of(params.sampling) if breakers else None),
         text=text,
+        markers=markers,
         deadline_unix_s=request.deadline_unix_ms / 1000 if request.deadline_unix_ms else float("inf"),
         enqueued_unix_s=enqueued_unix_s,
         queue_ms=max(unix_s - enqueued_unix_s, 0.0) * 1000,
@@ -275,3 +287,14 @@ def sequence_of(
         is_retry=request.epoch > 1,
         was_lost=item.was_lost,
     )
+
+
+def _shown_markers(
+    constraint: generation_pb2.StructuredConstraint, pieces: PieceSource
+) -> Mapping[int, bytes]:
+    """Control tokens that spell tool calls, each with its text: without them a reader sees no call."""
+    syntax = SYNTAXES.get(constraint.tool_calls.format)
+    if syntax is None:
+        return {}
+    found = ((marker, pieces.control_token(marker)) for marker in syntax.markers)
+    return {token: marker.encode() for marker, token in found if token is not None}

@@ -107,12 +107,47 @@ class Part(Body):
     text: str | None = None
 
 
+class CalledFunction(Body):
+    name: str
+    arguments: str | None = None
+
+
+class CalledTool(Body):
+    id: str | None = None
+    type: str | None = None
+    function: CalledFunction | None = None
+
+
+class FunctionBody(Body):
+    name: str | None = None
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+
+
+class ToolBody(FunctionBody):
+    """Of a chat, with a function in it; of a response, with the function's fields."""
+
+    type: str
+    function: FunctionBody | None = None
+
+
+class ChosenFunction(Body):
+    name: str
+
+
+class ToolChoiceBody(Body):
+    type: str
+    function: ChosenFunction | None = None
+    name: str | None = None
+
+
 class Message(Body):
     role: str
     content: str | Items[Part] | None = None
     name: str | None = None
     tool_call_id: str | None = None
-    tool_calls: list[Any] | None = None
+    tool_calls: Items[CalledTool] | None = None
+    reasoning_content: str | None = None
     function_call: Any = None
 
 
@@ -123,8 +158,9 @@ class ChatBody(GenerationBody):
     max_completion_tokens: Int32 | None = None
     logprobs: bool | None = None
     top_logprobs: Int32 | None = None
-    tools: list[Any] | None = None
-    tool_choice: Any = None
+    tools: Items[ToolBody] | None = None
+    tool_choice: str | ToolChoiceBody | None = None
+    parallel_tool_calls: bool | None = None
     functions: list[Any] | None = None
     function_call: Any = None
     modalities: Items[str] | None = None
@@ -148,6 +184,7 @@ class TokenizeBody(Body):
     model: str
     prompt: str | None = None
     messages: Items[Message] | None = None
+    tools: Items[ToolBody] | None = None
 
 
 class DetokenizeBody(Body):
@@ -173,9 +210,15 @@ class InputPart(Body):
 
 
 class InputItem(Body):
+    """A message, a call, a call's output, or reasoning."""
+
     type: str | None = None
     role: str | None = None
     content: str | Items[InputPart] | None = None
+    call_id: str | None = None
+    name: str | None = None
+    arguments: str | None = None
+    output: str | Items[InputPart] | None = None
 
 
 class TextFormat(Body):
@@ -202,6 +245,7 @@ class ResponsesBody(SamplingBody):
     conversation: Any = None
     background: bool | None = None
     prompt: Any = None
-    tools: list[Any] | None = None
-    tool_choice: Any = None
+    tools: Items[ToolBody] | None = None
+    tool_choice: str | ToolChoiceBody | None = None
+    parallel_tool_calls: bool | None = None
     truncation: str | None = None

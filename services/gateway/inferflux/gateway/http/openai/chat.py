@@ -9,7 +9,7 @@ from inferflux.common.errors import InvalidArgument
 from inferflux.gateway.http.errors import unsupported
 from inferflux.v1 import inference_pb2, tokens_pb2
 
-from . import constraints
+from . import constraints, tools
 from .answers import (
     FINISH_REASONS,
     DraftSum,
@@ -24,6 +24,7 @@ from .answers import (
 from .bodies import ChatBody
 from .messages import to_message
 from .params import priority_of, to_params
+from .tools import call_json, to_choice, to_tools
 
 
 def to_request(body: ChatBody) -> inference_pb2.ChatRequest:
@@ -42,21 +43,26 @@ def to_request(body: ChatBody) -> inference_pb2.ChatRequest:
         params=to_params(body, max_tokens=most, logprobs=(body.top_logprobs or 0) if body.logprobs else None),
         priority=priority_of(body),
         skip_answer_cache=bool(body.skip_answer_cache),
+        tools=to_tools(body.tools),
+        tool_choice=to_choice(body.tool_choice),
+        parallel_tool_calls=body.parallel_tool_calls,
     )
 
 
 def field_names(body: ChatBody) -> Mapping[str, str]:
     """What the client calls fields that have another name inside."""
-    names = {"logprobs": "top_logprobs", **constraints.field_names(body)}
+    names = {
+        "logprobs": "top_logprobs",
+        **constraints.field_names(body),
+        **tools.field_names(body.tools),
+    }
     if body.max_completion_tokens is not None:
         names["max_tokens"] = "max_completion_tokens"
     return names
 
 
 def _check_supported(body: ChatBody) -> None:
-    if body.tool_choice not in (None, "none", "auto"):
-        raise unsupported("tool_choice")
-    for name in ("tools", "functions", "audio", "web_search_options"):
+    for name in ("functions", "audio", "web_search_options"):
         if getattr(body, name):
             raise unsupported(name)
     if body.function_call not in (None, "none", "auto"):
@@ -74,20 +80,29 @@ class ChatStream(UnnamedEvents):
         self._has_logprobs = has_logprobs
         self._usage = UsageSum(choices_per_prompt=n)
         self._begun: set[int] = set()
+        # Choices with calls.
+        self._calling: set[int] = set()
 
-    def messages(self, index: int, chunk: tokens_pb2.TokenChunk) -> list[Json]:
+    def messages(
+        self, index: int, chunk: tokens_pb2.TokenChunk, delta: inference_pb2.ChatDelta | None = None
+    ) -> list[Json]:
         """What the client gets for one chunk of a choice."""
         messages: list[Json] = []
         is_end = chunk.HasField("finished")
         if index not in self._begun and (chunk.token_ids or is_end):
             self._begun.add(index)
-            messages.append(self._message(index, {"role": "assistant", "content": ""}))
+            # Of an answer that may be calls alone, it is not known yet whether it has content.
+            content = "" if delta is None else None
+            messages.append(self._message(index, {"role": "assistant", "content": content}))
         logprobs = logprobs_of(chunk) if self._has_logprobs else None
-        if chunk.text or (logprobs and logprobs["content"]):
-            messages.append(self._message(index, {"content": chunk.text}, logprobs))
+        said = _said(chunk, delta)
+        if said or (logprobs and logprobs["content"]):
+            messages.append(self._message(index, said or {"content": ""}, logprobs))
+        if delta is not None and delta.tool_calls:
+            self._calling.add(index)
         if is_end:
             self._usage.add(index, chunk.finished.usage)
-            reason = FINISH_REASONS.get(chunk.finished.reason, "stop")
+            reason = finish_reason(chunk.finished, has_calls=index in self._calling)
             messages.append(self._message(index, {}, finish_reason=reason) | drafts_of(chunk.finished))
         return messages
 
@@ -107,11 +122,53 @@ class ChatStream(UnnamedEvents):
         return message
 
 
+def _said(chunk: tokens_pb2.TokenChunk, delta: inference_pb2.ChatDelta | None) -> Json:
+    """What a chunk adds to the message."""
+    if delta is None:
+        return {"content": chunk.text} if chunk.text else {}
+    said: Json = {}
+    if delta.reasoning_content:
+        said["reasoning_content"] = delta.reasoning_content
+    if delta.content:
+        said["content"] = delta.content
+    if delta.tool_calls:
+        said["tool_calls"] = [call_json(call) for call in delta.tool_calls]
+    return said
+
+
+def finish_reason(finished: tokens_pb2.Finished, *, has_calls: bool) -> str:
+    """Calls that a limit cut are told as cut."""
+    reason = FINISH_REASONS.get(finished.reason, "stop")
+    return "tool_calls" if has_calls and reason == "stop" else reason
+
+
 class _Choice:
     def __init__(self) -> None:
         self.texts: list[str] = []
+        self.reasoning: list[str] = []
+        self.calls: list[Json] = []
         self.logprobs: list[Json] = []
         self.finish_reason: str | None = None
+
+    def add(self, said: Json) -> None:
+        self.texts.append(said.get("content", ""))
+        self.reasoning.append(said.get("reasoning_content", ""))
+        for call in said.get("tool_calls", ()):
+            index = call.pop("index")
+            if index == len(self.calls):
+                self.calls.append(call)
+            else:
+                self.calls[index]["function"]["arguments"] += call["function"]["arguments"]
+
+    def message(self) -> Json:
+        content = "".join(self.texts)
+        message: Json = {"role": "assistant", "content": content or ("" if not self.calls else None)}
+        message["refusal"] = None
+        if reasoning := "".join(self.reasoning):
+            message["reasoning_content"] = reasoning
+        if self.calls:
+            message["tool_calls"] = self.calls
+        return message
 
 
 class ChatAnswer:
@@ -124,13 +181,15 @@ class ChatAnswer:
         self._drafts = DraftSum()
         self._choices = [_Choice() for _ in range(n)]
 
-    def add(self, index: int, chunk: tokens_pb2.TokenChunk) -> None:
+    def add(
+        self, index: int, chunk: tokens_pb2.TokenChunk, delta: inference_pb2.ChatDelta | None = None
+    ) -> None:
         choice = self._choices[index]
-        choice.texts.append(chunk.text)
+        choice.add(_said(chunk, delta))
         if self._has_logprobs:
             choice.logprobs.extend(logprobs_of(chunk)["content"])
         if chunk.HasField("finished"):
-            choice.finish_reason = FINISH_REASONS.get(chunk.finished.reason, "stop")
+            choice.finish_reason = finish_reason(chunk.finished, has_calls=bool(choice.calls))
             self._usage.add(index, chunk.finished.usage)
             self._drafts.add(chunk.finished.timings)
 
@@ -140,11 +199,10 @@ class ChatAnswer:
         return self._head.of("chat.completion", choices) | said
 
     def _to_json(self, index: int, choice: _Choice) -> Json:
-        message = {"role": "assistant", "content": "".join(choice.texts), "refusal": None}
         logprobs = {"content": choice.logprobs, "refusal": None} if self._has_logprobs else None
         return {
             "index": index,
-            "message": message,
+            "message": choice.message(),
             "logprobs": logprobs,
             "finish_reason": choice.finish_reason,
         }

@@ -130,7 +130,9 @@ class CompletionStream(UnnamedEvents):
         self._includes_usage = includes_usage
         self._begun: set[int] = set()
 
-    def messages(self, index: int, chunk: tokens_pb2.TokenChunk) -> list[Json]:
+    def messages(
+        self, index: int, chunk: tokens_pb2.TokenChunk, _delta: inference_pb2.ChatDelta | None = None
+    ) -> list[Json]:
         """What the client gets for one chunk of a choice."""
         is_end = chunk.HasField("finished")
         text = chunk.text
@@ -166,7 +168,9 @@ class CompletionAnswer:
         ]
         self._drafts = DraftSum()
 
-    def add(self, index: int, chunk: tokens_pb2.TokenChunk) -> None:
+    def add(
+        self, index: int, chunk: tokens_pb2.TokenChunk, _delta: inference_pb2.ChatDelta | None = None
+    ) -> None:
         choice = self._choices[index]
         choice["text"] += chunk.text
         for name, values in (self._shape.logprobs(index, chunk) or {}).items():

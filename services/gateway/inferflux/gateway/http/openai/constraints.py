@@ -60,7 +60,7 @@ def _of_format(asked: ResponseFormat) -> Constraint | None:
                 field = "response_format.json_schema.schema"
                 raise InvalidArgument(f"{field} is missing", field=field)
             field = "response_format.json_schema.schema"
-            return Constraint(json_schema=_text(asked.json_schema.schema_, field))
+            return Constraint(json_schema=json_text(asked.json_schema.schema_, field))
     raise unsupported("response_format.type", f"{asked.type[:32]!r} is not supported")
 
 
@@ -74,11 +74,11 @@ def _of_outputs(asked: StructuredOutputs) -> Constraint:
     if kind == "choice":
         return Constraint(choice=generation_pb2.ChoiceConstraint(texts=value))
     if kind == "json_schema":
-        return Constraint(json_schema=_text(value, "structured_outputs.json"))
+        return Constraint(json_schema=json_text(value, "structured_outputs.json"))
     return Constraint(**{kind: value})
 
 
-def _text(schema: Any, field: str) -> str:
+def json_text(schema: Any, field: str) -> str:
     """A schema as JSON text."""
     if isinstance(schema, str):
         return schema

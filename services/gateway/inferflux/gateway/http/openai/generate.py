@@ -56,7 +56,9 @@ def field_names(body: GenerateBody) -> Mapping[str, str]:
 class ChunkStream(UnnamedEvents):
     """Token chunks as objects: an offset, token ids, a text; the last one has the reason and the usage."""
 
-    def messages(self, _index: int, chunk: tokens_pb2.TokenChunk) -> list[Json]:
+    def messages(
+        self, _index: int, chunk: tokens_pb2.TokenChunk, _delta: inference_pb2.ChatDelta | None = None
+    ) -> list[Json]:
         """The object of a chunk; none for a chunk that says nothing to a client."""
         message = chunk_json(chunk)
         return [message] if message else []
@@ -102,7 +104,9 @@ class ChunkAnswer:
     def __init__(self) -> None:
         self._made: Json = {"token_ids": [], "text": ""}
 
-    def add(self, _index: int, chunk: tokens_pb2.TokenChunk) -> None:
+    def add(
+        self, _index: int, chunk: tokens_pb2.TokenChunk, _delta: inference_pb2.ChatDelta | None = None
+    ) -> None:
         said = chunk_json(chunk)
         self._made["token_ids"].extend(said.pop("token_ids", []))
         self._made["text"] += said.pop("text", "")

@@ -7,24 +7,27 @@ from inferflux.gateway.http.errors import unsupported
 from inferflux.v1 import inference_pb2
 
 from .bodies import Message
+from .tools import to_calls
 
 
 def to_message(message: Message, index: int) -> inference_pb2.ChatMessage:
     """Message number `index` of a conversation.
 
     Raises:
-        InvalidArgument: it has no content, or a part that is no text.
+        InvalidArgument: it has neither content nor calls, or a part that is no text.
     """
     field = f"messages[{index}]"
-    if message.tool_calls or message.function_call:
-        raise unsupported(f"{field}.tool_calls")
-    if message.content is None:
+    if message.function_call:
+        raise unsupported(f"{field}.function_call")
+    if message.content is None and not message.tool_calls:
         raise InvalidArgument(f"{field}.content is missing", field=f"{field}.content")
     return inference_pb2.ChatMessage(
         role=message.role,
         content=_text(message, field),
         name=message.name or "",
         tool_call_id=message.tool_call_id or "",
+        tool_calls=to_calls(message.tool_calls, f"{field}.tool_calls"),
+        reasoning_content=message.reasoning_content or "",
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,12 +11,14 @@ from inferflux.gateway.http.errors import unsupported
 from inferflux.v1 import generation_pb2, inference_pb2, tokens_pb2
 
 from .answers import Json, spoken_logprobs
-from .bodies import InputItem, JsonSchema, ResponseFormat, ResponsesBody
+from .bodies import Body, InputItem, InputPart, JsonSchema, ResponseFormat, ResponsesBody, ToolBody
 from .chat import token_json
 from .params import priority_of, tier_of, to_params
+from .response_items import CallItem, Event, Item, MessageItem, ReasoningItem
+from .tools import to_choice, to_tools
 
 _LOGPROBS = "message.output_text.logprobs"
-_TEXT_PARTS = ("input_text", "output_text", "text")
+_TEXT_PARTS = ("input_text", "output_text", "text", "reasoning_text")
 _SCHEMA_FIELD = "text.format.schema"
 
 FIELD_NAMES: Mapping[str, str] = {
@@ -35,17 +37,15 @@ def to_request(body: ResponsesBody) -> inference_pb2.ChatRequest:
         InvalidArgument: a value that is not served: nothing is stored between calls.
     """
     _check_supported(body)
-    messages = [] if not body.instructions else [_message("developer", body.instructions)]
-    if isinstance(body.input, str):
-        messages.append(_message("user", body.input))
-    else:
-        messages += [_of_item(item, f"input[{i}]") for i, item in enumerate(body.input)]
     return inference_pb2.ChatRequest(
         model=body.model,
-        messages=messages,
+        messages=_messages(body),
         params=to_params(_with_format(body), max_tokens=body.max_output_tokens, logprobs=_alternatives(body)),
         priority=priority_of(body),
         skip_answer_cache=bool(body.skip_answer_cache),
+        tools=to_tools(body.tools),
+        tool_choice=to_choice(body.tool_choice),
+        parallel_tool_calls=body.parallel_tool_calls,
     )
 
 
@@ -75,11 +75,9 @@ def _with_format(body: ResponsesBody) -> ResponsesBody:
 
 
 def _check_supported(body: ResponsesBody) -> None:
-    for name in ("previous_response_id", "conversation", "background", "prompt", "tools"):
+    for name in ("previous_response_id", "conversation", "background", "prompt"):
         if getattr(body, name):
             raise unsupported(name)
-    if body.tool_choice not in (None, "none", "auto"):
-        raise unsupported("tool_choice")
     if body.truncation not in (None, "disabled"):
         raise unsupported("truncation", "only 'disabled' is")
 
@@ -88,22 +86,69 @@ def _message(role: str, content: str) -> inference_pb2.ChatMessage:
     return inference_pb2.ChatMessage(role=role, content=content)
 
 
-def _of_item(item: InputItem, field: str) -> inference_pb2.ChatMessage:
-    if item.type not in (None, "message"):
-        raise unsupported(f"{field}.type", f"{item.type[:32]!r} is not supported")
-    if item.role is None:
-        raise InvalidArgument(f"{field}.role is missing", field=f"{field}.role")
-    if item.content is None:
-        raise InvalidArgument(f"{field}.content is missing", field=f"{field}.content")
-    if isinstance(item.content, str):
-        return _message(item.role, item.content)
+def _messages(body: ResponsesBody) -> list[inference_pb2.ChatMessage]:
+    """The conversation: what the assistant said and called in a row is one message of it."""
+    messages = [] if not body.instructions else [_message("developer", body.instructions)]
+    if isinstance(body.input, str):
+        return [*messages, _message("user", body.input)]
+    for i, item in enumerate(body.input):
+        _add_item(messages, item, f"input[{i}]")
+    return messages
+
+
+def _add_item(messages: list[inference_pb2.ChatMessage], item: InputItem, field: str) -> None:
+    match item.type:
+        case None | "message":
+            role = _given(item.role, f"{field}.role")
+            message = _message(role, _text(item.content, f"{field}.content"))
+            last = messages[-1] if messages else None
+            if role == "assistant" and last is not None and last.role == role and last.reasoning_content:
+                last.content = message.content if not last.content else f"{last.content}\n{message.content}"
+            else:
+                messages.append(message)
+        case "function_call":
+            _assistant(messages).tool_calls.add(
+                id=_given(item.call_id, f"{field}.call_id"),
+                name=_given(item.name, f"{field}.name"),
+                arguments=item.arguments or "",
+            )
+        case "function_call_output":
+            message = _message("tool", _text(item.output, f"{field}.output"))
+            message.tool_call_id = _given(item.call_id, f"{field}.call_id")
+            messages.append(message)
+        case "reasoning":
+            if item.content:
+                _assistant(messages).reasoning_content += _text(item.content, f"{field}.content")
+        case _:
+            raise unsupported(f"{field}.type", f"{item.type[:32]!r} is not supported")
+
+
+def _assistant(messages: list[inference_pb2.ChatMessage]) -> inference_pb2.ChatMessage:
+    """The assistant's message that the conversation ends with, new if it does not."""
+    if not messages or messages[-1].role != "assistant":
+        messages.append(_message("assistant", ""))
+    return messages[-1]
+
+
+def _given(value: str | None, field: str) -> str:
+    if value is None:
+        raise InvalidArgument(f"{field} is missing", field=field)
+    return value
+
+
+def _text(content: str | Sequence[InputPart] | None, field: str) -> str:
+    """The text of a content: several parts are lines."""
+    if content is None:
+        raise InvalidArgument(f"{field} is missing", field=field)
+    if isinstance(content, str):
+        return content
     texts: list[str] = []
-    for i, part in enumerate(item.content):
-        where = f"{field}.content[{i}]"
+    for i, part in enumerate(content):
+        where = f"{field}[{i}]"
         if part.type not in _TEXT_PARTS or part.text is None:
             raise unsupported(f"{where}.type", f"{part.type[:32]!r} is not supported, only texts are")
         texts.append(part.text)
-    return _message(item.role, "\n".join(texts))
+    return "\n".join(texts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,10 +162,6 @@ class ResponseHead:
     request_id: str
     created: int
     body: ResponsesBody
-
-    @property
-    def item_id(self) -> str:
-        return f"msg_{self.request_id}"
 
     def to_json(self, status: str, output: list[Json], **fields: Any) -> Json:
         """A response in one of its states."""
@@ -139,7 +180,7 @@ class ResponseHead:
             "metadata": body.metadata or {},
             "model": body.model,
             "output": output,
-            "parallel_tool_calls": True,
+            "parallel_tool_calls": body.parallel_tool_calls is not False,
             "previous_response_id": None,
             "service_tier": tier_of(body),
             "store": False,
@@ -147,8 +188,8 @@ class ResponseHead:
             "text": {
                 "format": form.model_dump(by_alias=True, exclude_none=True) if form else {"type": "text"}
             },
-            "tool_choice": "auto",
-            "tools": [],
+            "tool_choice": _dumped(body.tool_choice) or "auto",
+            "tools": [_dumped(tool) for tool in body.tools or []],
             "top_p": body.top_p,
             "truncation": "disabled",
             "usage": None,
@@ -156,51 +197,46 @@ class ResponseHead:
 
 
 class Response:
-    """Chunks to one response."""
+    """Chunks to one response.
+
+    Every method that takes something returns the events that tell of it.
+    """
 
     def __init__(self, head: ResponseHead) -> None:
         self.head = head
-        self._texts: list[str] = []
-        self._logprobs: list[Json] = []
+        self._items: list[Item] = []
         self._finished = tokens_pb2.Finished()
 
-    def add(self, _index: int, chunk: tokens_pb2.TokenChunk) -> None:
-        self._texts.append(chunk.text)
-        self._logprobs += logprobs_of(chunk)
+    def add(
+        self, _index: int, chunk: tokens_pb2.TokenChunk, delta: inference_pb2.ChatDelta | None = None
+    ) -> list[Event]:
+        events: list[Event] = []
+        if delta is None:
+            if chunk.text:
+                events += self._say(chunk.text, logprobs_of(chunk))
+            elif chunk.token_ids and not self._items:
+                events += self._begin(MessageItem(self._id("msg")))
+        else:
+            events += self._add_delta(delta, logprobs_of(chunk))
         if chunk.HasField("finished"):
             self._finished.CopyFrom(chunk.finished)
-
-    @property
-    def text(self) -> str:
-        return "".join(self._texts)
-
-    @property
-    def logprobs(self) -> list[Json]:
-        return self._logprobs
+            if not self._items:
+                events += self._begin(MessageItem(self._id("msg")))
+            events += self._end_last()
+        return events
 
     @property
     def is_cut(self) -> bool:
         """Whether a limit ended it."""
         return self._finished.reason == generation_pb2.FINISH_REASON_LENGTH
 
-    def part(self) -> Json:
-        return {"type": "output_text", "text": self.text, "annotations": [], "logprobs": self._logprobs}
-
-    def item(self, status: str, content: list[Json]) -> Json:
-        return {
-            "id": self.head.item_id,
-            "type": "message",
-            "status": status,
-            "role": "assistant",
-            "content": content,
-        }
-
     def to_json(self) -> Json:
-        status = "incomplete" if self.is_cut else "completed"
+        status = self._status
         usage = self._finished.usage
+        done = [item.to_json("completed") for item in self._items[:-1]]
         return self.head.to_json(
             status,
-            [self.item(status, [self.part()])],
+            done + [item.to_json(status) for item in self._items[-1:]],
             incomplete_details={"reason": "max_output_tokens"} if self.is_cut else None,
             usage={
                 "input_tokens": usage.prompt_tokens,
@@ -210,6 +246,61 @@ class Response:
                 "total_tokens": usage.prompt_tokens + usage.completion_tokens,
             },
         )
+
+    @property
+    def _status(self) -> str:
+        return "incomplete" if self.is_cut else "completed"
+
+    def _add_delta(self, delta: inference_pb2.ChatDelta, logprobs: list[Json]) -> list[Event]:
+        events: list[Event] = []
+        if delta.reasoning_content:
+            events += self._think(delta.reasoning_content)
+        if delta.content:
+            events += self._say(delta.content, logprobs)
+        for call in delta.tool_calls:
+            events += self._call(call)
+        return events
+
+    def _think(self, text: str) -> list[Event]:
+        last = self._items[-1] if self._items else None
+        if isinstance(last, ReasoningItem):
+            return [self._told(last.add(text))]
+        item = ReasoningItem(self._id("rs"))
+        return [*self._begin(item), self._told(item.add(text))]
+
+    def _say(self, text: str, logprobs: list[Json]) -> list[Event]:
+        last = self._items[-1] if self._items else None
+        if isinstance(last, MessageItem):
+            return [self._told(last.add(text, logprobs))]
+        item = MessageItem(self._id("msg"))
+        return [*self._begin(item), self._told(item.add(text, logprobs))]
+
+    def _call(self, call: inference_pb2.ToolCallDelta) -> list[Event]:
+        events: list[Event] = []
+        if call.id:
+            events += self._begin(CallItem(self._id("fc"), call.id, call.name))
+        last = self._items[-1]
+        if call.arguments and isinstance(last, CallItem):
+            events.append(self._told(last.add(call.arguments)))
+        return events
+
+    def _begin(self, item: Item) -> list[Event]:
+        """An item begins, and the one before it ends."""
+        events = self._end_last("completed") if self._items else []
+        self._items.append(item)
+        return events + [self._told(event) for event in item.begin()]
+
+    def _end_last(self, status: str = "") -> list[Event]:
+        return [self._told(event) for event in self._items[-1].end(status or self._status)]
+
+    def _told(self, event: Event) -> Event:
+        """An event of the last item."""
+        kind, fields = event
+        return kind, {"output_index": len(self._items) - 1, **fields}
+
+    def _id(self, kind: str) -> str:
+        number = len(self._items)
+        return f"{kind}_{self.head.request_id}" + (f"_{number}" if number else "")
 
 
 class ResponseStream:
@@ -222,18 +313,19 @@ class ResponseStream:
         self._number = 0
         self._has_begun = False
 
-    def messages(self, index: int, chunk: tokens_pb2.TokenChunk) -> list[Json]:
+    def messages(
+        self, index: int, chunk: tokens_pb2.TokenChunk, delta: inference_pb2.ChatDelta | None = None
+    ) -> list[Json]:
         """The events of a chunk."""
         is_end = chunk.HasField("finished")
         made: list[Json] = []
         if not self._has_begun and (chunk.token_ids or is_end):
             made += self._begin()
-        self._response.add(index, chunk)
-        if chunk.text:
-            made.append(
-                self._event("response.output_text.delta", delta=chunk.text, logprobs=logprobs_of(chunk))
-            )
-        return made + (self._end() if is_end else [])
+        made += [self._event(kind, fields) for kind, fields in self._response.add(index, chunk, delta)]
+        if is_end:
+            whole = self._response.to_json()
+            made.append(self._event(f"response.{whole['status']}", {"response": whole}))
+        return made
 
     def last(self) -> list[Json]:
         return []
@@ -243,41 +335,24 @@ class ResponseStream:
         said = error.body["error"]
         failed = {"code": said["code"], "message": said["message"]}
         whole = self._response.head.to_json("failed", [], error=failed)
-        return [self._plain("response.failed", response=whole)]
+        return [self._event("response.failed", {"response": whole})]
 
     def _begin(self) -> list[Json]:
         self._has_begun = True
-        response = self._response
-        started = response.head.to_json("in_progress", [])
-        empty = {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
-        return [
-            self._plain("response.created", response=started),
-            self._plain("response.in_progress", response=started),
-            self._plain("response.output_item.added", output_index=0, item=response.item("in_progress", [])),
-            self._event("response.content_part.added", part=empty),
-        ]
+        started = self._response.head.to_json("in_progress", [])
+        kinds = ("response.created", "response.in_progress")
+        return [self._event(kind, {"response": started}) for kind in kinds]
 
-    def _end(self) -> list[Json]:
-        response = self._response
-        whole = response.to_json()
-        status = whole["status"]
-        done = {"text": response.text, "logprobs": response.logprobs}
-        return [
-            self._event("response.output_text.done", **done),
-            self._event("response.content_part.done", part=response.part()),
-            self._plain("response.output_item.done", output_index=0, item=whole["output"][0]),
-            self._plain(f"response.{status}", response=whole),
-        ]
-
-    def _event(self, kind: str, **fields: Any) -> Json:
-        """An event of the response's only part."""
-        return self._plain(
-            kind, item_id=self._response.head.item_id, output_index=0, content_index=0, **fields
-        )
-
-    def _plain(self, kind: str, **fields: Any) -> Json:
+    def _event(self, kind: str, fields: Json) -> Json:
         number, self._number = self._number, self._number + 1
         return {"type": kind, "sequence_number": number, **fields}
+
+
+def _dumped(value: Body | str | None) -> Any:
+    """What a client sent, as answers repeat it."""
+    if not isinstance(value, Body):
+        return value
+    return value.model_dump(exclude_none=True) | ({"strict": True} if isinstance(value, ToolBody) else {})
 
 
 def logprobs_of(chunk: tokens_pb2.TokenChunk) -> list[Json]:

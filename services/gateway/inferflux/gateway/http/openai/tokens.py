@@ -10,6 +10,7 @@ from inferflux.v1 import inference_pb2
 from .answers import Json
 from .bodies import DetokenizeBody, TokenizeBody
 from .messages import to_message
+from .tools import to_tools
 
 FIELD_NAMES: Mapping[str, str] = {"text": "prompt", "token_ids": "tokens"}
 
@@ -25,7 +26,9 @@ def to_tokenize(body: TokenizeBody) -> inference_pb2.TokenizeRequest:
         request.text = body.prompt
     else:
         messages = [to_message(message, i) for i, message in enumerate(body.messages or [])]
-        request.conversation.CopyFrom(inference_pb2.Conversation(messages=messages))
+        request.conversation.CopyFrom(
+            inference_pb2.Conversation(messages=messages, tools=to_tools(body.tools))
+        )
     return request
 
 

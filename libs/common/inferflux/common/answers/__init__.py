@@ -1,0 +1,1 @@
+"""How models spell tool calls and reasoning, and how their text is read. Pure."""

@@ -1,0 +1,95 @@
+"""Tools and tool choices of OpenAI's API to ours, and calls back (pure)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from inferflux.common.errors import InvalidArgument
+from inferflux.gateway.http.errors import unsupported
+from inferflux.v1 import inference_pb2
+
+from .answers import Json
+from .bodies import CalledTool, FunctionBody, ToolBody, ToolChoiceBody
+from .constraints import json_text
+
+_MODES: Mapping[str, inference_pb2.ToolChoiceMode.ValueType] = {
+    "auto": inference_pb2.TOOL_CHOICE_MODE_AUTO,
+    "none": inference_pb2.TOOL_CHOICE_MODE_NONE,
+    "required": inference_pb2.TOOL_CHOICE_MODE_REQUIRED,
+}
+
+
+def to_tools(tools: Sequence[ToolBody] | None) -> list[inference_pb2.Tool]:
+    """Tools of a chat or a response: the one has functions in them, the other are functions.
+
+    Raises:
+        InvalidArgument: a tool is no function.
+    """
+    return [_tool(tool, f"tools[{i}]") for i, tool in enumerate(tools or [])]
+
+
+def to_choice(choice: str | ToolChoiceBody | None) -> inference_pb2.ToolChoice | None:
+    """Raises:
+    InvalidArgument: it is none of auto, none, required and a function.
+    """
+    if choice is None:
+        return None
+    if isinstance(choice, str):
+        if choice not in _MODES:
+            raise unsupported("tool_choice", f"{choice[:32]!r} is none of {', '.join(_MODES)}")
+        return inference_pb2.ToolChoice(mode=_MODES[choice])
+    if choice.type != "function":
+        raise unsupported("tool_choice.type", f"{choice.type[:32]!r} is not supported, only 'function' is")
+    name = choice.function.name if choice.function else choice.name
+    if not name:
+        raise InvalidArgument("tool_choice: the function's name is missing", field="tool_choice")
+    return inference_pb2.ToolChoice(name=name)
+
+
+def to_calls(calls: Sequence[CalledTool] | None, field: str) -> list[inference_pb2.ToolCall]:
+    """Calls that a message has made.
+
+    Raises:
+        InvalidArgument: one is not of a function.
+    """
+    made: list[inference_pb2.ToolCall] = []
+    for i, call in enumerate(calls or []):
+        if call.type not in (None, "function") or call.function is None:
+            raise unsupported(f"{field}[{i}].type", "only 'function' is supported")
+        function = call.function
+        made.append(
+            inference_pb2.ToolCall(id=call.id or "", name=function.name, arguments=function.arguments or "")
+        )
+    return made
+
+
+def field_names(tools: Sequence[ToolBody] | None) -> Mapping[str, str]:
+    """What clients of chats call the fields of their tools."""
+    names: dict[str, str] = {}
+    for i, tool in enumerate(tools or []):
+        if tool.function is not None:
+            for name in ("name", "parameters"):
+                names[f"tools[{i}].{name}"] = f"tools[{i}].function.{name}"
+    return names
+
+
+def call_json(call: inference_pb2.ToolCallDelta) -> Json:
+    """A part of a call in a chat's stream; the first one has the id and the name."""
+    if not call.id:
+        return {"index": call.index, "function": {"arguments": call.arguments}}
+    function = {"name": call.name, "arguments": call.arguments}
+    return {"index": call.index, "id": call.id, "type": "function", "function": function}
+
+
+def _tool(tool: ToolBody, field: str) -> inference_pb2.Tool:
+    if tool.type != "function":
+        raise unsupported(f"{field}.type", f"{tool.type[:32]!r} is not supported, only 'function' is")
+    function: FunctionBody | ToolBody = tool.function or tool
+    where = f"{field}.function" if tool.function else field
+    if function.name is None:
+        raise InvalidArgument(f"{where}.name is missing", field=f"{where}.name")
+    return inference_pb2.Tool(
+        name=function.name,
+        description=function.description or "",
+        parameters=json_text(function.parameters, f"{where}.parameters") if function.parameters else "",
+    )

@@ -1,0 +1,146 @@
+"""Tools of a request: checked, and made into what renders, constrains and reads its answer (pure)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from inferflux.common.constraints import schema as schemas
+from inferflux.common.constraints.limits import (
+    MAX_FUNCTIONS_BYTES,
+    check_function_name,
+    check_function_names,
+)
+from inferflux.common.errors import InvalidArgument
+from inferflux.v1 import generation_pb2, inference_pb2, tokenizer_pb2
+
+_NO_ARGUMENTS = '{"type":"object","properties":{},"additionalProperties":false}'
+_MODES = frozenset(inference_pb2.ToolChoiceMode.values())
+
+
+@dataclass(frozen=True, slots=True)
+class ToolUse:
+    """What a chat may call.
+
+    Attributes:
+        tools: what the model is told of; none where it shall not call.
+        functions: those of them that it may call, with normalised schemas.
+        is_required: whether it has to call one.
+        is_single: whether it may make one call only.
+    """
+
+    tools: Sequence[inference_pb2.Tool] = ()
+    functions: Sequence[generation_pb2.FunctionSchema] = ()
+    is_required: bool = False
+    is_single: bool = False
+
+    @property
+    def names(self) -> frozenset[str]:
+        return frozenset(function.name for function in self.functions)
+
+    def constraint(self, chat: tokenizer_pb2.RenderedChat) -> generation_pb2.ToolCallsConstraint:
+        """What holds the answer to a rendered prompt to these tools."""
+        return generation_pb2.ToolCallsConstraint(
+            format=chat.tool_calls,
+            functions=self.functions,
+            is_required=self.is_required,
+            is_single=self.is_single,
+            reasoning=chat.reasoning,
+        )
+
+
+def tool_use_of(request: inference_pb2.ChatRequest) -> ToolUse:
+    """Check tools and tool choice.
+
+    Raises:
+        InvalidArgument: a name that calls cannot spell, a schema that cannot be enforced, too much of it, or
+            a choice that the tools do not have.
+    """
+    functions = functions_of(request.tools)
+    is_required = False
+    match request.tool_choice.WhichOneof("choice"):
+        case "name":
+            name = request.tool_choice.name
+            functions = [function for function in functions if function.name == name]
+            if not functions:
+                message = f"tool_choice: there is no tool {name[:64]!r}"
+                raise InvalidArgument(message, field="tool_choice")
+            is_required = True
+        case "mode":
+            mode = request.tool_choice.mode
+            if mode not in _MODES:
+                raise InvalidArgument(f"tool_choice: there is no mode {mode}", field="tool_choice")
+            if mode == inference_pb2.TOOL_CHOICE_MODE_NONE:
+                return ToolUse()
+            is_required = mode == inference_pb2.TOOL_CHOICE_MODE_REQUIRED
+            if is_required and not functions:
+                raise InvalidArgument("tool_choice: there are no tools", field="tool_choice")
+    if functions and request.params.HasField("constraint"):
+        message = "a constraint does not go together with tools, unless tool_choice is none"
+        raise InvalidArgument(message, field="params.constraint")
+    may_be_several = request.parallel_tool_calls or not request.HasField("parallel_tool_calls")
+    return ToolUse(request.tools if functions else (), functions, is_required, not may_be_several)
+
+
+def functions_of(tools: Sequence[inference_pb2.Tool]) -> list[generation_pb2.FunctionSchema]:
+    """The tools' functions, with the schemas of their arguments as they are enforced.
+
+    Raises:
+        InvalidArgument: naming the tool's field.
+    """
+    check_function_names((tool.name for tool in tools), "tools")
+    size = sum(len(tool.description.encode()) + len(tool.parameters.encode()) for tool in tools)
+    if size > MAX_FUNCTIONS_BYTES:
+        message = (
+            f"tools: descriptions and schemas have at most {MAX_FUNCTIONS_BYTES} bytes together, not {size}"
+        )
+        raise InvalidArgument(message, field="tools", reason="CONSTRAINT_TOO_LARGE")
+    return [
+        generation_pb2.FunctionSchema(
+            name=tool.name, parameters=_arguments_schema(tool.parameters, f"tools[{i}].parameters")
+        )
+        for i, tool in enumerate(tools)
+    ]
+
+
+def check_calls(message: inference_pb2.ChatMessage, field: str) -> None:
+    """Calls that a message of the conversation has made.
+
+    Raises:
+        InvalidArgument: naming what is wrong of `field`.
+    """
+    if not message.tool_calls:
+        return
+    if message.role != "assistant":
+        raise InvalidArgument(
+            f"{field}.tool_calls: only the assistant calls tools", field=f"{field}.tool_calls"
+        )
+    for i, call in enumerate(message.tool_calls):
+        check_function_name(call.name, f"{field}.tool_calls[{i}].name")
+        place = f"{field}.tool_calls[{i}].arguments"
+        if not isinstance(_parsed(call.arguments or "{}"), dict):
+            raise InvalidArgument(f"{place}: no JSON object", field=place)
+
+
+def _arguments_schema(text: str, field: str) -> str:
+    """The schema of a function's arguments, which are an object."""
+    if not text:
+        return _NO_ARGUMENTS
+    try:
+        schema = json.loads(schemas.normalised(text))
+    except InvalidArgument as error:
+        raise InvalidArgument(f"{field}: {error.message}", field=field, reason=error.reason) from None
+    if schema.setdefault("type", "object") != "object":
+        message = f"{field}: arguments are an object: its type is 'object'"
+        raise InvalidArgument(message, field=field, reason="BAD_SCHEMA")
+    return json.dumps(schema, separators=(",", ":"), ensure_ascii=False)
+
+
+def _parsed(text: str) -> Any:
+    """A JSON text's value; None if it is none."""
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return None

@@ -1,0 +1,276 @@
+"""What of an answer's text is content, reasoning and calls; however it is cut, the result is the same."""
+
+from __future__ import annotations
+
+import itertools
+import json
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from inferflux.common.answers.parser import AnswerParser, CallArguments, CallName, Content, Piece, Reasoning
+from inferflux.common.answers.syntax import SYNTAXES
+from inferflux.v1 import generation_pb2
+
+HERMES, LLAMA3, MISTRAL = (
+    generation_pb2.TOOL_CALL_FORMAT_HERMES,
+    generation_pb2.TOOL_CALL_FORMAT_LLAMA3,
+    generation_pb2.TOOL_CALL_FORMAT_MISTRAL,
+)
+FORMATS = (HERMES, LLAMA3, MISTRAL)
+OPTIONAL, OPEN = generation_pb2.REASONING_FORMAT_OPTIONAL, generation_pb2.REASONING_FORMAT_OPEN
+NAMES = frozenset({"add", "get_weather"})
+
+Read = tuple[str, str, list[tuple[str, str]]]
+
+
+def parser(
+    form: int = 0,
+    *,
+    reasoning: generation_pb2.ReasoningFormat.ValueType = generation_pb2.REASONING_FORMAT_UNSPECIFIED,
+    is_exact: bool = False,
+) -> AnswerParser:
+    return AnswerParser(syntax=SYNTAXES.get(form), names=NAMES, reasoning=reasoning, is_exact=is_exact)
+
+
+def joined(pieces: list[Piece]) -> Read:
+    """(content, reasoning, calls)."""
+    content = "".join(piece.text for piece in pieces if isinstance(piece, Content))
+    reasoning = "".join(piece.text for piece in pieces if isinstance(piece, Reasoning))
+    calls: list[tuple[str, str]] = []
+    for piece in pieces:
+        if isinstance(piece, CallName):
+            assert piece.index == len(calls)
+            calls.append((piece.name, ""))
+        elif isinstance(piece, CallArguments):
+            assert piece.index == len(calls) - 1
+            calls[-1] = (calls[-1][0], calls[-1][1] + piece.text)
+    return content, reasoning, calls
+
+
+def read(made: AnswerParser, *parts: str) -> Read:
+    pieces = [piece for part in parts for piece in made.push(part)]
+    return joined(pieces + made.finish())
+
+
+ADD = ("add", '{"a": 1, "b": 2}')
+WEATHER = ("get_weather", '{"city": "Br\\"}ssel {["}')
+
+
+def spelled(form: int, *calls: tuple[str, str]) -> str:
+    """Calls as a model of the family spells them."""
+    syntax = SYNTAXES[form]
+    objects = [f'{{"name": "{name}", "{syntax.key}": {arguments}}}' for name, arguments in calls]
+    between = syntax.between or syntax.separator
+    return syntax.opening + syntax.lead + between.join(objects) + syntax.tail + syntax.closing
+
+
+@pytest.mark.parametrize("is_exact", [False, True])
+@pytest.mark.parametrize("form", FORMATS)
+def test_calls_of_each_family_are_read(form: int, is_exact: bool) -> None:
+    assert read(parser(form, is_exact=is_exact), spelled(form, ADD)) == ("", "", [ADD])
+    assert read(parser(form, is_exact=is_exact), spelled(form, ADD, WEATHER)) == ("", "", [ADD, WEATHER])
+
+
+@pytest.mark.parametrize("form", [HERMES, MISTRAL])
+def test_content_before_a_call_stays_content_without_the_blanks_between(form: int) -> None:
+    text = "Let me see.\n\n" + spelled(form, ADD)
+    assert read(parser(form), text) == ("Let me see.", "", [ADD])
+
+
+def test_content_after_calls_stays_content() -> None:
+    assert read(parser(HERMES), spelled(HERMES, ADD) + "\nDone. ") == ("Done. ", "", [ADD])
+
+
+def test_a_python_tag_before_a_call_is_no_content() -> None:
+    assert read(parser(LLAMA3), "<|python_tag|>" + spelled(LLAMA3, ADD)) == ("", "", [ADD])
+
+
+@pytest.mark.parametrize("is_exact", [False, True])
+def test_an_answer_that_begins_with_another_object_is_content(is_exact: bool) -> None:
+    text = '{"city": "Paris"} is JSON'
+    assert read(parser(LLAMA3, is_exact=is_exact), text) == (text, "", [])
+
+
+def test_a_name_comes_before_its_arguments_and_those_come_in_fragments() -> None:
+    made = parser(HERMES, is_exact=True)
+    assert made.push('<tool_call>\n{"name": "add", ') == []
+    assert made.push('"arguments": {"a"') == [CallName(0, "add"), CallArguments(0, '{"a"')]
+    assert made.push(": 1") == [CallArguments(0, ": 1")]
+    assert made.push("}}\n</tool") == [CallArguments(0, "}")]
+    assert made.push("_call>") == []
+    assert made.finish() == []
+
+
+def test_without_a_constraint_a_call_is_told_when_it_is_complete() -> None:
+    made = parser(HERMES)
+    assert made.push('<tool_call>\n{"name": "add", "arguments": {"a": 1}') == []
+    assert made.push("}") == [CallName(0, "add"), CallArguments(0, '{"a": 1}')]
+
+
+@pytest.mark.parametrize(
+    ("spelling", "arguments"),
+    [
+        ('{"arguments": {"a": 1}, "name": "add"}', '{"a": 1}'),
+        ('{"name": "add", "arguments": "{\\"a\\": 1}"}', '{"a": 1}'),
+        ('{"name": "add", "parameters": {"a": "é"}}', '{"a": "é"}'),
+        ('{"name": "add"}', "{}"),
+    ],
+)
+def test_other_spellings_of_a_call_are_understood(spelling: str, arguments: str) -> None:
+    assert read(parser(HERMES), f"<tool_call>{spelling}</tool_call>") == ("", "", [("add", arguments)])
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "a <tool_call> is a tag",
+        '<tool_call>\n{"name": "add", "arguments": {"a": }}\n</tool_call>',
+        '<tool_call>\n{"name": "unknown", "arguments": {}}\n</tool_call>',
+        '<tool_call>\n{"name": "add", "arguments": [1]}\n</tool_call>',
+        '<tool_call>\n{"name": ["add"], "arguments": {}}\n</tool_call>',
+        '<tool_call>\n{"name": "add", "arguments": {"a": NaN}}\n</tool_call>',
+        '<tool_call>\n{"name": "add", "arguments": {"a": 1',
+        "<tool_call>[1]</tool_call>",
+        "<tool_call>",
+        "a <tool",
+        " \n",
+    ],
+)
+def test_a_broken_call_stays_content(text: str) -> None:
+    assert read(parser(HERMES), text) == (text, "", [])
+
+
+def test_a_call_after_a_broken_one_is_read() -> None:
+    text = "<tool_call>no\n" + spelled(HERMES, ADD)
+    assert read(parser(HERMES), text) == ("<tool_call>no", "", [ADD])
+
+
+def test_a_constrained_call_that_is_cut_keeps_what_was_told_of_it() -> None:
+    assert read(parser(HERMES, is_exact=True), '<tool_call>\n{"name": "add", "arguments": {"a"') == (
+        "",
+        "",
+        [("add", '{"a"')],
+    )
+    cut = '<tool_call>\n{"name": "ad'
+    assert read(parser(HERMES, is_exact=True), cut) == (cut, "", [])
+
+
+@pytest.mark.parametrize(
+    ("reasoning", "text", "expected"),
+    [
+        (OPTIONAL, "<think>\nA. B.\n</think>\n\nC.", ("C.", "A. B.", [])),
+        (OPTIONAL, "\n<think></think>C", ("C", "", [])),
+        (OPTIONAL, "C <think>A</think>", ("C <think>A</think>", "", [])),
+        (OPTIONAL, "<thi", ("<thi", "", [])),
+        (OPTIONAL, "<think>A </thin", ("", "A </thin", [])),
+        (OPEN, "A.\n</think>\n\nC.\n", ("C.\n", "A.", [])),
+        (OPEN, "A.", ("", "A.", [])),
+        (generation_pb2.REASONING_FORMAT_UNSPECIFIED, "<think>A</think>", ("<think>A</think>", "", [])),
+    ],
+)
+def test_reasoning_is_told_from_content(
+    reasoning: generation_pb2.ReasoningFormat.ValueType, text: str, expected: Read
+) -> None:
+    assert read(parser(reasoning=reasoning), text) == expected
+    assert read(parser(reasoning=reasoning), *text) == expected
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_calls_follow_reasoning(form: int) -> None:
+    text = "I have to add: <tool_call>?\n</think>\n\n" + spelled(form, ADD)
+    assert read(parser(form, reasoning=OPEN), text) == ("", "I have to add: <tool_call>?", [ADD])
+
+
+def test_without_tools_and_reasoning_text_passes_as_it_comes() -> None:
+    made = parser()
+    assert [made.push(part) for part in ("<tool", "_call> ", " ")] == [
+        [Content("<tool")],
+        [Content("_call> ")],
+        [Content(" ")],
+    ]
+    assert made.finish() == []
+
+
+_FRAGMENTS = st.sampled_from(
+    [
+        "<think>",
+        "</think>",
+        "<tool_call>",
+        "</tool_call>",
+        "[TOOL_CALLS]",
+        "<|python_tag|>",
+        "[",
+        "]",
+        "{",
+        "}",
+        '{"name": "add", "arguments": ',
+        '{"name": "add", "parameters": ',
+        '{"a": "}\\""}',
+        '"',
+        "\\",
+        ",",
+        ";",
+        " ",
+        "\n",
+        "text",
+        spelled(HERMES, ADD),
+        spelled(LLAMA3, ADD, WEATHER),
+        spelled(MISTRAL, WEATHER, ADD),
+    ]
+)
+_TEXTS = st.lists(_FRAGMENTS | st.text(max_size=3), max_size=8).map("".join)
+
+
+@settings(max_examples=400, deadline=None)
+@given(
+    text=_TEXTS,
+    form=st.sampled_from([0, *FORMATS]),
+    reasoning=st.sampled_from(generation_pb2.ReasoningFormat.values()),
+    is_exact=st.booleans(),
+    cuts=st.lists(st.integers(0, 200), max_size=6),
+)
+def test_the_result_does_not_depend_on_how_a_text_is_cut(
+    text: str,
+    form: int,
+    reasoning: generation_pb2.ReasoningFormat.ValueType,
+    is_exact: bool,
+    cuts: list[int],
+) -> None:
+    whole = read(parser(form, reasoning=reasoning, is_exact=is_exact), text)
+    assert read(parser(form, reasoning=reasoning, is_exact=is_exact), *text) == whole
+    places = [0, *sorted(min(cut, len(text)) for cut in cuts), len(text)]
+    parts = [text[a:b] for a, b in itertools.pairwise(places)]
+    assert read(parser(form, reasoning=reasoning, is_exact=is_exact), *parts) == whole
+
+
+@settings(max_examples=200, deadline=None)
+@given(text=_TEXTS, form=st.sampled_from(FORMATS), is_exact=st.booleans())
+def test_no_text_is_lost_but_blanks_and_the_spelling_of_calls(text: str, form: int, is_exact: bool) -> None:
+    content, reasoning, calls = read(parser(form, is_exact=is_exact), text)
+    assert not reasoning
+    if not calls:
+        assert content == text
+    if not is_exact:
+        assert all(isinstance(json.loads(arguments), dict) for _, arguments in calls)
+
+
+_VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    form=st.sampled_from(FORMATS),
+    arguments=st.lists(st.dictionaries(st.text(max_size=5), _VALUES, max_size=4), min_size=1, max_size=3),
+    is_exact=st.booleans(),
+)
+def test_any_arguments_are_read_as_they_are_spelled(
+    form: int, arguments: list[dict[str, object]], is_exact: bool
+) -> None:
+    calls = [("add", json.dumps(one, ensure_ascii=False)) for one in arguments]
+    assert read(parser(form, is_exact=is_exact), *spelled(form, *calls)) == ("", "", calls)

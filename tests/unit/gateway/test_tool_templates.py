@@ -1,0 +1,157 @@
+"""Tools and calls in the chat templates of families of models, and what is found out about a template."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from harness import chat_templates
+
+from inferflux.gateway.template_messages import template_messages, template_tools
+from inferflux.gateway.template_probe import reasoning_of, tool_support
+from inferflux.gateway.templates import ChatTemplate
+from inferflux.v1 import generation_pb2, inference_pb2
+
+HERMES, LLAMA3, MISTRAL = (
+    generation_pb2.TOOL_CALL_FORMAT_HERMES,
+    generation_pb2.TOOL_CALL_FORMAT_LLAMA3,
+    generation_pb2.TOOL_CALL_FORMAT_MISTRAL,
+)
+UNKNOWN = generation_pb2.TOOL_CALL_FORMAT_UNSPECIFIED
+Message = inference_pb2.ChatMessage
+SCHEMA = '{"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}'
+WEATHER = inference_pb2.Tool(name="get_weather", description="The weather of a city.", parameters=SCHEMA)
+CALL = inference_pb2.ToolCall(id="call_1234567890", name="get_weather", arguments='{"city": "Köln"}')
+CONVERSATION = [
+    Message(role="user", content="How is it in Köln?"),
+    Message(role="assistant", tool_calls=[CALL]),
+    Message(role="tool", tool_call_id=CALL.id, content="rain"),
+]
+
+
+def template(source: str) -> ChatTemplate:
+    return ChatTemplate(source, tokens={"bos_token": "<s>", "eos_token": "</s>"}, max_rendered_bytes=1 << 20)
+
+
+def render(source: str, form: generation_pb2.ToolCallFormat.ValueType, *tools: inference_pb2.Tool) -> str:
+    return template(source).render(template_messages(CONVERSATION, form), template_tools(tools))
+
+
+@pytest.mark.parametrize(
+    ("source", "form"),
+    [
+        (chat_templates.QWEN25, HERMES),
+        (chat_templates.HERMES, HERMES),
+        (chat_templates.LLAMA31, LLAMA3),
+        (chat_templates.MISTRAL, MISTRAL),
+        (chat_templates.QWEN3_CODER, UNKNOWN),
+    ],
+)
+def test_the_family_is_found_by_rendering_a_call(
+    source: str, form: generation_pb2.ToolCallFormat.ValueType
+) -> None:
+    found = tool_support(template(source))
+    assert found.shows_tools
+    assert found.call_format == form
+
+
+@pytest.mark.parametrize("source", [chat_templates.CHATML, "{{ messages[0].content }}", "{{ 1 / 0 }}"])
+def test_a_template_without_tools_is_known_as_such(source: str) -> None:
+    found = tool_support(template(source))
+    assert not found.shows_tools
+    assert found.call_format == UNKNOWN
+
+
+@pytest.mark.parametrize(
+    ("source", "form", "call", "result"),
+    [
+        (
+            chat_templates.QWEN25,
+            HERMES,
+            '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Köln"}}\n</tool_call><|im_end|>',
+            "<|im_start|>user\n<tool_response>\nrain\n</tool_response><|im_end|>",
+        ),
+        (
+            chat_templates.HERMES,
+            HERMES,
+            '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Köln"}}\n</tool_call><|im_end|>',
+            "<|im_start|>tool\n<tool_response>\nrain\n</tool_response><|im_end|>",
+        ),
+        (
+            chat_templates.LLAMA31,
+            LLAMA3,
+            '\n\n{"name": "get_weather", "parameters": {"city": "Köln"}}<|eot_id|>',
+            "<|start_header_id|>ipython<|end_header_id|>\n\nrain<|eot_id|>",
+        ),
+        (
+            chat_templates.MISTRAL,
+            MISTRAL,
+            '[TOOL_CALLS] [{"name": "get_weather", "arguments": {"city": "Köln"}, "id": "',
+            '[TOOL_RESULTS] {"content": rain, "call_id": "',
+        ),
+    ],
+)
+def test_calls_and_results_are_rendered_by_the_models_own_template(
+    source: str, form: generation_pb2.ToolCallFormat.ValueType, call: str, result: str
+) -> None:
+    text = render(source, form, WEATHER)
+    assert call in text
+    assert result in text[text.index(call) :]
+    assert "The weather of a city." in text[: text.index(call)] or form == LLAMA3
+    if form == MISTRAL:  # both have the same id, of 9 letters and digits
+        spelled = text.split('"id": "')[1][:10]
+        assert spelled.endswith('"')
+        assert f'"call_id": "{spelled}' in text
+
+
+def test_a_tool_is_one_line_of_json_as_its_caller_wrote_it() -> None:
+    text = render(chat_templates.QWEN25, HERMES, WEATHER)
+    (line,) = text.split("<tools>\n")[1].split("\n</tools>")[0].splitlines()
+    assert json.loads(line) == {
+        "type": "function",
+        "function": {
+            "name": "get_weather",
+            "description": "The weather of a city.",
+            "parameters": json.loads(SCHEMA),
+        },
+    }
+    assert line.index('"properties"') < line.index('"required"')
+    assert "<tools>" not in render(chat_templates.QWEN25, HERMES)
+
+
+def test_templates_get_the_newer_roles_names_and_reasoning() -> None:
+    def made(message: Message) -> object:
+        return template_messages([message], UNKNOWN)[0]
+
+    developer = Message(role="developer", content="be brief")
+    assert made(developer) == {"role": "system", "content": "be brief"}
+    tool = Message(role="tool", content="", name="weather", tool_call_id="call_1")
+    assert made(tool) == {"role": "tool", "content": "", "name": "weather", "tool_call_id": "call_1"}
+    thought = Message(role="assistant", content="19", reasoning_content="12 + 7")
+    assert made(thought) == {"role": "assistant", "content": "19", "reasoning_content": "12 + 7"}
+
+
+def test_a_result_gets_the_name_of_its_call() -> None:
+    _, _, result = template_messages(CONVERSATION, UNKNOWN)
+    assert result["name"] == "get_weather"
+
+
+@pytest.mark.parametrize(
+    ("source", "end", "expected"),
+    [
+        (chat_templates.CHATML, "assistant\n", generation_pb2.REASONING_FORMAT_UNSPECIFIED),
+        (chat_templates.QWEN3, "assistant\n", generation_pb2.REASONING_FORMAT_OPTIONAL),
+        (chat_templates.QWEN3, "assistant\n<think>\n", generation_pb2.REASONING_FORMAT_OPEN),
+        (chat_templates.QWEN3, "<think>\n\n</think>\n\n", generation_pb2.REASONING_FORMAT_UNSPECIFIED),
+    ],
+)
+def test_what_may_be_reasoning_is_seen_from_template_and_prompt(
+    source: str, end: str, expected: generation_pb2.ReasoningFormat.ValueType
+) -> None:
+    assert reasoning_of(template(source), "<think>old</think> " + end) == expected
+
+
+def test_a_template_that_opens_a_thought_is_known_by_its_prompt() -> None:
+    opens = template(chat_templates.DEEPSEEK_R1)
+    prompt = opens.render(template_messages(CONVERSATION[:1], UNKNOWN))
+    assert reasoning_of(opens, prompt) == generation_pb2.REASONING_FORMAT_OPEN
