@@ -19,6 +19,7 @@ from harness.worker_world import EagerBudget
 
 from inferflux.v1 import engine_pb2, generation_pb2, tokens_pb2, worker_pb2
 from inferflux.worker.engine.draft_model import DraftModel
+from inferflux.worker.engine.drafting import Drafting
 from inferflux.worker.engine.native import Backend, LoadError
 
 OFF, NGRAM = generation_pb2.SPECULATION_OFF, generation_pb2.SPECULATION_NGRAM
@@ -31,7 +32,13 @@ TEXTS = (
     '{"name": "Ann", "age": 7}, {"name": "Bob", "age": 9}, {"name": "Ann", "age":',
     "Say it again: red blue green red blue green red blue green",
 )
-SURE_TOKENS = 30
+# Of these answers the model is sure.
+QUESTIONS = (
+    "Repeat after me: red blue green red blue green",
+    "Count from 1 to 20.",
+    "Say: one two one two one two",
+    "Repeat after me: the cat and the dog and the cat",
+)
 SAMPLED = {"temperature": 0.8, "top_k": 40, "top_p": 0.95}
 PENALIZED = {"repeat_penalty": 1.2, "frequency_penalty": 0.3, "presence_penalty": 0.2, "penalty_last_n": 20}
 
@@ -61,9 +68,24 @@ def served(source: generation_pb2.Speculation.ValueType, backend: Backend | None
     return made
 
 
+def drafting_by(model: DraftModel) -> Drafting:
+    """Drafts of this model alone, every one of which is worth its time."""
+    budget: Any = EagerBudget()
+    return Drafting(budget, default=DRAFT, most_rows=63, model=model)
+
+
 def item(text: str, name: str = "a", *, max_tokens: int = 90, **given: Any) -> worker_pb2.BatchItem:
     tokens = demo().vocab.tokenize(text.encode(), add_special=False, parse_special=False)
     return batch_item(name, prompt=tokens, max_tokens=max_tokens, **given)
+
+
+def question(text: str, name: str) -> worker_pb2.BatchItem:
+    """A chat that ends where the model ends it."""
+    prompt = f"<|im_start|>user\n{text}<|im_end|>\n<|im_start|>assistant\n"
+    tokens = demo().vocab.tokenize(prompt.encode(), add_special=False, parse_special=True)
+    made = batch_item(name, prompt=tokens, max_tokens=60)
+    made.request.params.ignore_eos = False
+    return made
 
 
 def said(world: Served, name: str = "a") -> tuple[list[int], str, list[tokens_pb2.TokenLogprobs], int]:
@@ -97,11 +119,17 @@ def test_an_answer_is_the_same_with_drafts(
     world.check_cells()
 
 
-def test_a_draft_model_draws_as_the_model_does() -> None:
-    """Sampled at temperature 1, two models of like probabilities seldom draw the same by chance."""
-    world = served(DRAFT)
-    world.run(item(TEXTS[1], temperature=1.0, seed=5))
-    assert world.accepted > 30
+@pytest.mark.parametrize("sampling", [{"temperature": 1.2, "seed": 5}, SAMPLED | PENALIZED])
+def test_a_draft_model_draws_with_the_noise_and_the_penalties_of_the_request(
+    sampling: dict[str, Any],
+) -> None:
+    """The model drafts for itself: each of its draws is the one that is verified."""
+    itself = demo().new_draft_model(config(str(DEMO_MODEL)))
+    for text in TEXTS:
+        world = served(OFF)
+        world.engine._drafting = drafting_by(itself)
+        world.run(item(text, **sampling))
+        assert world.accepted == world.drafted > 60
 
 
 def test_repeated_text_takes_a_fraction_of_the_steps() -> None:
@@ -126,10 +154,9 @@ def test_a_stop_string_ends_an_accepted_run_where_it_stands(text: str) -> None:
 def test_sequences_beside_each_other_keep_to_their_own_drafts(
     source: generation_pb2.Speculation.ValueType,
 ) -> None:
-    """Rejected cells are filled by others, so cells lie in another order than alone: the first tokens are
-    compared, of which the model is sure."""
+    """Rejected cells are filled by others, so cells lie in another order than alone."""
     names = "abcd"
-    wanted = [item(text, name, max_tokens=SURE_TOKENS) for text, name in zip(TEXTS, names, strict=True)]
+    wanted = [question(text, name) for text, name in zip(QUESTIONS, names, strict=True)]
     world = served(source)
     world.run(*wanted)
     assert world.accepted
@@ -197,10 +224,9 @@ def test_more_sequences_than_the_draft_model_has_room_for_answer_all_the_same() 
     made = demo().new_draft_model(config(str(DRAFT_MODEL)))
     made._free = made._free[:2]
     world = served(OFF)
-    world.engine._drafting._model, world.engine._drafting._sources = made, {DRAFT}
-    world.engine._drafting._default = DRAFT
+    world.engine._drafting = drafting_by(made)
     names = "abcd"
-    wanted = [item(text, name, max_tokens=SURE_TOKENS) for text, name in zip(TEXTS, names, strict=True)]
+    wanted = [question(text, name) for text, name in zip(QUESTIONS, names, strict=True)]
     world.run(*wanted)
     assert world.accepted
     for one, name in zip(wanted, names, strict=True):

@@ -93,3 +93,14 @@ def test_types_of_keys_and_values_are_checked_by_name(
     assert "INFERFLUX_WORKER_FLASH_ATTENTION" in line
     settings = made(monkeypatch, KV_TYPE_K="q8_0", KV_TYPE_V="bf16", FLASH_ATTENTION="false")
     assert (settings.kv_type_k, settings.kv_type_v) == ("q8_0", "bf16")
+
+
+def test_drafts_of_a_model_that_is_not_named_stop_the_start_by_name(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert made(monkeypatch, SPECULATION="ngram").draft_model is None
+    assert made(monkeypatch, SPECULATION="draft", DRAFT_MODEL="d.gguf").speculation == "draft"
+    monkeypatch.delenv("INFERFLUX_WORKER_DRAFT_MODEL")
+    with pytest.raises(SystemExit):
+        made(monkeypatch, SPECULATION="draft")
+    assert "INFERFLUX_WORKER_SPECULATION" in capsys.readouterr().err
