@@ -60,7 +60,7 @@ class Client:
         self.tokens[item.request.request_id] = []
 
     def run(self, *, until: int = 0) -> None:
-        """Until all have ended, or the first has so many tokens. Timed from when each has a token."""
+        """Until all have ended, or the first has `until` tokens. Timed from when each has a token."""
         from inferflux.v1 import tokens_pb2
 
         began, counted = time.perf_counter(), 0

@@ -16,7 +16,7 @@ from inferflux.worker.engine.verification import agreed, drop_rejected, samplers
 
 
 def budget(fixed_s: float, token_s: float, *, n_decoding: int) -> StepBudget:
-    """One that has seen many steps which take so long."""
+    """One that has seen many steps of this cost."""
     made = StepBudget(2048, 5.0, 0.2)
     for n in (16, 64):
         made.observe(n, 0, fixed_s + token_s * n)

@@ -115,11 +115,11 @@ class DraftModel:
         return seconds
 
     def token_s(self, sequences: int) -> float:
-        """Seconds that a token of a draft takes while so many sequences draft."""
+        """Seconds that a token of a draft takes while this many sequences draft."""
         return self._time.seconds_of(sequences) / sequences
 
     def draft(self, wanted: Several[tuple[Sequence, int]]) -> list[list[int]]:
-        """Tokens that may follow each of these sequences: so many, or fewer.
+        """Tokens that may follow each of these sequences: as many as its number says, or fewer.
 
         Raises:
             DecodeError: the engine has to start again.

@@ -27,13 +27,13 @@ MOST_DRAFTED = 24
 
 # Before anything is known.
 _FIRST_RATE = 0.6
-# An estimate begins with so many tokens of what others had.
+# An estimate begins with what others had, as if it was of this many tokens.
 _PRIOR_TOKENS = 4.0
 # What was seen counts this much less with each draft.
 _MEMORY = 0.85
 _SHARED_MEMORY = 0.98
-# Of so many steps that could have drafts and for which none was worth its time, one has some all the same:
-# what is known may have become wrong.
+# Where no draft was worth its time in this many steps, one is tried all the same: what is known may have become
+# wrong.
 _TRY_EVERY = 64
 _TRY_TOKENS = 2
 
@@ -121,7 +121,7 @@ class Tries:
         return self._resting >= 0
 
     def none_found(self, n_decoding: int) -> None:
-        """A step of so many sequences found no draft, or none that is worth its time."""
+        """A step with `n_decoding` sequences found no draft, or none that is worth its time."""
         self._resting = n_decoding // self._SEQUENCES_PER_STEP
 
     def rows(self, worth: int, most: int) -> int:
