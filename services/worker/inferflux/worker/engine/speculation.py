@@ -32,8 +32,8 @@ _PRIOR_TOKENS = 4.0
 # What was seen counts this much less with each draft.
 _MEMORY = 0.85
 _SHARED_MEMORY = 0.98
-# Where no draft was worth its time in this many steps, one is tried all the same: what is known may have become
-# wrong.
+# Where no draft was worth its time in this many steps, one is tried all the same: what is known may have
+# become wrong.
 _TRY_EVERY = 64
 _TRY_TOKENS = 2
 
