@@ -44,6 +44,8 @@ def backend() -> Backend:
             kv_cells=8192,
             threads=1,
             flash_attention=True,
+            # Its arithmetic is another, and a busy machine spreads prompts over several steps.
+            prefill_cells=0,
         )
     )
 
