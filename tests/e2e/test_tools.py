@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import openai
 import pytest
 from harness.client import MODEL, Client
 from harness.http_client import openai_client
+from harness.inferctl import run
 from openai.types.chat import ChatCompletionMessageParam, ChatCompletionToolParam
 from openai.types.responses import FunctionToolParam, ResponseFunctionToolCall
 
@@ -242,3 +244,36 @@ async def test_tools_that_cannot_be_used_are_refused_by_name(
     with pytest.raises(openai.BadRequestError) as refused:
         await sdk.chat.completions.create(model=MODEL, messages=ASKED, **fields)
     assert refused.value.param == param
+
+
+async def test_inferctl_takes_tools_from_a_file_and_says_what_is_wrong_with_one(
+    stack: Stack, tmp_path: Path
+) -> None:
+    env = {
+        "INFERFLUX_ENDPOINT": stack.endpoint,
+        "INFERFLUX_API_KEY": stack.api_key,
+        "INFERFLUX_STATE_DIR": str(tmp_path),
+    }
+    path = tmp_path / "tools.json"
+    path.write_text(json.dumps(TOOLS))
+    asked = (
+        "chat",
+        "--tools",
+        str(path),
+        "--temperature",
+        "0",
+        "--max-tokens",
+        "60",
+        "--json",
+        "What is 12 + 7?",
+    )
+    result = await run(*asked, env=env)
+    assert result.returncode == 0, result.stderr
+    answer = json.loads(result.stdout)
+    assert "<tool_call>" not in answer["text"]
+    for call in answer.get("tool_calls", []):
+        assert call["name"] in ("calculator", "weather")
+    path.write_text(json.dumps([{"name": "f", "parameters": {"not": {}}}]))
+    refused = await run(*asked, env=env)
+    assert refused.returncode != 0
+    assert "tools[0].parameters" in refused.stderr

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import gguf
@@ -16,15 +17,15 @@ def byte_characters() -> list[str]:
     return [characters[byte] for byte in range(256)]
 
 
-def write_tokenizer(path: Path, *, template: str | None) -> bytes:
-    """A GGUF without tensors: one token per byte, BOS and EOS, and a chat template."""
-    tokens = [*byte_characters(), "he", "<s>", "</s>"]
+def write_tokenizer(path: Path, *, template: str | None, controls: Sequence[str] = ()) -> bytes:
+    """A GGUF without tensors: one token per byte, BOS, EOS, other control tokens, and a chat template."""
+    tokens = [*byte_characters(), "he", "<s>", "</s>", *controls]
     writer = gguf.GGUFWriter(path, "llama")
     writer.add_context_length(512)
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("gpt-2")
     writer.add_token_list(tokens)
-    writer.add_token_types([1] * 257 + [3, 3])
+    writer.add_token_types([1] * 257 + [3] * (2 + len(controls)))
     writer.add_token_merges(["h e"])
     writer.add_bos_token_id(257)
     writer.add_eos_token_id(258)

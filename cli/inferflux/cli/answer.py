@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from inferflux.v1 import generation_pb2, tokens_pb2
+from inferflux.v1 import generation_pb2, inference_pb2, tokens_pb2
+
+from .tools import to_json
 
 _PREFIX = "FINISH_REASON_"
 
@@ -24,6 +26,9 @@ class Answer:
     tokens: int = 0
     resumes: int = 0
     finished: tokens_pb2.Finished | None = None
+    calls: list[inference_pb2.ToolCall] = field(default_factory=list)
+    # What the text of the next chunk is, in a chat with tools.
+    _delta: inference_pb2.ChatDelta | None = None
     _first_at: float | None = None
     _first_tokens: int = 0
     _last_at: float = 0.0
@@ -39,8 +44,17 @@ class Answer:
                 self._first_tokens = len(chunk.token_ids)
         if chunk.HasField("finished"):
             self.finished = chunk.finished
-        self.parts.append(chunk.text)
-        return chunk.text
+        text = chunk.text if self._delta is None else self._delta.content
+        self.parts.append(text)
+        return text
+
+    def on_delta(self, delta: inference_pb2.ChatDelta) -> None:
+        """What the next chunk's text is."""
+        self._delta = delta
+        for part in delta.tool_calls:
+            if part.id:
+                self.calls.append(inference_pb2.ToolCall(id=part.id, name=part.name))
+            self.calls[-1].arguments += part.arguments
 
     def on_resumed(self) -> None:
         self.resumes += 1
@@ -63,16 +77,19 @@ class Answer:
 
     @property
     def finish_reason(self) -> str:
-        """stop, length or cancelled; empty for a stream that just ended."""
+        """stop, tool_calls, length or cancelled; empty for a stream that just ended."""
         if self.finished is None:
             return ""
+        if self.calls and self.finished.reason == generation_pb2.FINISH_REASON_STOP:
+            return "tool_calls"
         return generation_pb2.FinishReason.Name(self.finished.reason).removeprefix(_PREFIX).lower()
 
     def as_dict(self) -> dict[str, object]:
         """For --json: absent figures are null."""
         usage = self.finished.usage if self.finished else generation_pb2.Usage()
         ttft_s, rate = self.ttft_s, self.tokens_per_s
-        return {
+        calls = {"tool_calls": to_json(self.calls)} if self.calls else {}
+        return calls | {
             "request_id": self.request_id,
             "text": self.text,
             "finish_reason": self.finish_reason,

@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import sys
+from dataclasses import replace
 from importlib.metadata import version as installed_version
 from pathlib import Path
 from typing import Annotated
@@ -32,6 +33,7 @@ from .errors import CommandError
 from .flags import GenerationFlags, with_flag_groups
 from .stream import show
 from .tables import cache_view, models_table, status_view
+from .tools import tools_of
 
 _WATCH_INTERVAL_S = 1.0
 
@@ -165,6 +167,14 @@ def chat(
     model: ModelName = "",
     system: Annotated[str, typer.Option(help="The system message.")] = "",
     flags: GenerationFlags,
+    tools: Annotated[
+        Path | None,
+        typer.Option(
+            "--tools",
+            metavar="FILE",
+            help="A JSON list of functions that the model may call. Calls are shown; nothing is run.",
+        ),
+    ] = None,
     request_id: RequestId = "",
     stats: Stats = False,
     as_json: AsJson = False,
@@ -173,7 +183,9 @@ def chat(
     state_dir: StateDirectory = None,
 ) -> None:
     """Ask the model; the answer streams as it is generated."""
-    generation = flags.generation()
+    generation = replace(flags.generation(), tools=tools_of(tools))
+    if tools is not None and generation.resume_window_s:
+        raise typer.BadParameter("--tools does not go together with --resume-window")
     question = _text_or_stdin(text)
     if question is not None and not question.strip():
         raise typer.BadParameter("the question is empty")

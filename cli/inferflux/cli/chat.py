@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -19,7 +20,7 @@ from inferflux.v1 import inference_pb2
 from .answer import Answer
 from .client import Client
 from .command import on_ctrl_c
-from .generation import Generation, assistant_message, system_message, user_message
+from .generation import Generation, assistant_message, system_message, tool_message, user_message
 from .stream import show, stream_text
 
 HELP = """\
@@ -37,13 +38,13 @@ class Conversation:
     system: str = ""
     turns: list[inference_pb2.ChatMessage] = field(default_factory=list)
 
-    def ask(self, text: str) -> list[inference_pb2.ChatMessage]:
-        """The messages to send for a new question, which is not remembered before it is answered."""
+    def ask(self, turns: Sequence[inference_pb2.ChatMessage]) -> list[inference_pb2.ChatMessage]:
+        """The messages to send for a new question and what followed it. It is remembered once answered."""
         first = [system_message(self.system)] if self.system else []
-        return [*first, *self.turns, user_message(text)]
+        return [*first, *self.turns, *turns]
 
-    def remember(self, question: str, answer: str) -> None:
-        self.turns += [user_message(question), assistant_message(answer)]
+    def remember(self, turns: Sequence[inference_pb2.ChatMessage]) -> None:
+        self.turns += turns
 
     def reset(self) -> None:
         self.turns.clear()
@@ -64,13 +65,15 @@ async def one_shot(
     model = model or await client.only_model()
     answer = Answer(sent_at=time.monotonic(), request_id=request_id)
     chunks = client.chat(
-        Conversation(system).ask(text),
+        Conversation(system).ask([user_message(text)]),
         model=model,
         params=generation.params(),
         priority=generation.priority,
         request_id=request_id,
         resume_window_s=generation.resume_window_s,
         skip_answer_cache=generation.skips_answer_cache,
+        tools=generation.tools,
+        on_delta=answer.on_delta,
         on_resumed=answer.on_resumed,
     )
     await show(chunks, answer, has_stats=has_stats, is_json=is_json)
@@ -131,15 +134,38 @@ class ChatSession:
             self._say(HELP if name == "/help" else f"there is no {name}\n{HELP}")
 
     async def _answer(self, text: str) -> None:
-        """Stream one answer; Ctrl-C cancels it, an error is shown, and the conversation goes on."""
+        """Answer a question. The user says what the tools gave that the model calls."""
+        turns = [user_message(text)]
+        while True:
+            answer = await self._stream(turns)
+            if answer is None:
+                return
+            turns.append(assistant_message(answer.text, answer.calls))
+            if not answer.calls:
+                break
+            for call in answer.calls:
+                result = await self._result_of(call)
+                if result is None:
+                    self._say("the question is forgotten")
+                    return
+                turns.append(result)
+        self._conversation.remember(turns)
+
+    async def _stream(self, turns: Sequence[inference_pb2.ChatMessage]) -> Answer | None:
+        """Stream one answer; Ctrl-C cancels it, an error is shown, and the conversation goes on.
+
+        Returns None after an error.
+        """
         answer = Answer(sent_at=time.monotonic())
         chunks = self._client.chat(
-            self._conversation.ask(text),
+            self._conversation.ask(turns),
             model=self._model,
             params=self._generation.params(),
             priority=self._generation.priority,
             resume_window_s=self._generation.resume_window_s,
             skip_answer_cache=self._generation.skips_answer_cache,
+            tools=self._generation.tools,
+            on_delta=answer.on_delta,
             on_resumed=answer.on_resumed,
         )
         task = asyncio.create_task(stream_text(chunks, answer))
@@ -148,12 +174,21 @@ class ChatSession:
                 await task
             except asyncio.CancelledError:
                 self._say("cancelled")
+                answer.calls.clear()
             except InferFluxError as error:
                 self._console.print(f"[red]{escape(error.message)}[/]")
-                return
-        self._conversation.remember(text, answer.text)
+                return None
         if self._has_stats:
             self._say(answer.summary())
+        return answer
+
+    async def _result_of(self, call: inference_pb2.ToolCall) -> inference_pb2.ChatMessage | None:
+        """What the user says that a call gave; None if he leaves it."""
+        label = HTML("<ansiyellow>result of {}&gt; </ansiyellow>").format(call.name)
+        try:
+            return tool_message(call, (await self._prompt.prompt_async(label)).strip())
+        except (KeyboardInterrupt, EOFError):
+            return None
 
     def _say(self, text: str) -> None:
         self._console.print(f"[dim]{escape(text)}[/]")

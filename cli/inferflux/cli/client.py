@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import aclosing, contextmanager
 from types import TracebackType
-from typing import Self, TypeVar
+from typing import Any, Self, TypeVar
 
 import grpc
 import grpc.aio
@@ -34,6 +34,22 @@ from .target import Target
 
 _Reply = TypeVar("_Reply")
 _UNARY_LIMIT_S = 10.0
+
+
+class _Told:
+    """A chat of which is told what the text of each chunk is."""
+
+    def __init__(self, call: Any, on_delta: Callable[[inference_pb2.ChatDelta], None]) -> None:
+        self._call = call
+        self._on_delta = on_delta
+
+    async def __aiter__(self) -> AsyncIterator[inference_pb2.ChatResponse]:
+        async for response in self._call:
+            self._on_delta(response.delta)
+            yield response
+
+    def cancel(self) -> bool:
+        return bool(self._call.cancel())
 
 
 class Client:
@@ -69,11 +85,15 @@ class Client:
         request_id: str = "",
         resume_window_s: int = 0,
         skip_answer_cache: bool = False,
+        tools: Sequence[inference_pb2.Tool] = (),
+        on_delta: Callable[[inference_pb2.ChatDelta], None] = lambda _delta: None,
         on_resumed: Callable[[], None] = lambda: None,
     ) -> AsyncGenerator[tokens_pb2.TokenChunk, None]:
         """The answer to a conversation. Closing the generator early cancels the request.
 
         Args:
+            on_delta: with tools, told before each chunk what its text is. A stream that was resumed does not
+                tell.
             resume_window_s: how long a stream whose connection is lost is resumed; 0: not at all.
             on_resumed: told each time.
         """
@@ -84,8 +104,14 @@ class Client:
             priority=priority,
             resume_window_s=resume_window_s,
             skip_answer_cache=skip_answer_cache,
+            tools=tools,
         )
-        return self._chunks(self._inference.Chat, request, request_id, on_resumed)
+
+        def chat(request: inference_pb2.ChatRequest, **options: Any) -> Call:
+            call = self._inference.Chat(request, **options)
+            return _Told(call, on_delta) if tools else call
+
+        return self._chunks(chat, request, request_id, on_resumed)
 
     def generate(
         self,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from inferflux.common.speculation import source_of
@@ -22,6 +23,7 @@ class Generation:
     skips_answer_cache: bool = False
     constraint: generation_pb2.StructuredConstraint | None = None
     speculation: str | None = None
+    tools: Sequence[inference_pb2.Tool] = ()
     # What other flags say wins.
     sampling: generation_pb2.SamplingParams | None = None
 
@@ -48,5 +50,9 @@ def system_message(text: str) -> inference_pb2.ChatMessage:
     return inference_pb2.ChatMessage(role="system", content=text)
 
 
-def assistant_message(text: str) -> inference_pb2.ChatMessage:
-    return inference_pb2.ChatMessage(role="assistant", content=text)
+def assistant_message(text: str, calls: Sequence[inference_pb2.ToolCall] = ()) -> inference_pb2.ChatMessage:
+    return inference_pb2.ChatMessage(role="assistant", content=text, tool_calls=calls)
+
+
+def tool_message(call: inference_pb2.ToolCall, result: str) -> inference_pb2.ChatMessage:
+    return inference_pb2.ChatMessage(role="tool", content=result, name=call.name, tool_call_id=call.id)

@@ -11,6 +11,7 @@ from contextlib import aclosing
 from inferflux.v1 import tokens_pb2
 
 from .answer import Answer
+from .tools import spelled
 
 
 async def stream_text(
@@ -27,7 +28,9 @@ async def stream_text(
     finally:
         if is_shown and answer.text and not answer.text.endswith("\n"):
             sys.stdout.write("\n")
-            sys.stdout.flush()
+        for call in answer.calls if is_shown else ():
+            sys.stdout.write(spelled(call) + "\n")
+        sys.stdout.flush()
 
 
 async def show(

@@ -9,6 +9,7 @@ import pytest
 
 from inferflux.cli.chat import Conversation
 from inferflux.cli.errors import CommandError
+from inferflux.cli.generation import assistant_message, user_message
 from inferflux.cli.stack.backoff import FIRST_S, LONGEST_S, STABLE_S, Backoff
 from inferflux.cli.stack.follow import LogTail
 from inferflux.cli.stack.options import find_model
@@ -90,19 +91,19 @@ def test_a_log_is_followed_in_whole_lines(tmp_path: Path) -> None:
 
 def test_a_conversation_sends_all_that_was_said() -> None:
     conversation = Conversation("be kind")
-    conversation.remember("one?", "two!")
-    roles = [(message.role, message.content) for message in conversation.ask("three?")]
+    conversation.remember([user_message("one?"), assistant_message("two!")])
+    roles = [(message.role, message.content) for message in conversation.ask([user_message("three?")])]
     assert roles == [("system", "be kind"), ("user", "one?"), ("assistant", "two!"), ("user", "three?")]
 
 
 def test_a_question_is_not_remembered_before_it_is_answered() -> None:
     conversation = Conversation()
-    conversation.ask("lost?")
-    assert [message.content for message in conversation.ask("kept?")] == ["kept?"]
+    conversation.ask([user_message("lost?")])
+    assert [message.content for message in conversation.ask([user_message("kept?")])] == ["kept?"]
 
 
 def test_a_reset_keeps_the_system_message() -> None:
     conversation = Conversation("be kind")
-    conversation.remember("one?", "two!")
+    conversation.remember([user_message("one?"), assistant_message("two!")])
     conversation.reset()
-    assert [message.role for message in conversation.ask("new?")] == ["system", "user"]
+    assert [message.role for message in conversation.ask([user_message("new?")])] == ["system", "user"]

@@ -165,3 +165,62 @@ def test_the_documents_have_every_operation_and_resolve() -> None:
     names = set(made["components"]["schemas"])
     assert all(part.split('"')[0] in names for part in text.split("#/components/schemas/")[1:])
     assert all(operation.path in page() for operation in OPERATIONS)
+
+
+def test_calls_and_their_outputs_become_messages() -> None:
+    items = [
+        {"role": "user", "content": "a"},
+        {
+            "type": "reasoning",
+            "id": "r",
+            "summary": [],
+            "content": [{"type": "reasoning_text", "text": "hm"}],
+        },
+        {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "b"}]},
+        {"type": "function_call", "call_id": "1", "name": "f", "arguments": "{}"},
+        {"type": "function_call", "call_id": "2", "name": "g", "arguments": "{}"},
+        {"type": "function_call_output", "call_id": "1", "output": "x"},
+        {"type": "function_call_output", "call_id": "2", "output": [{"type": "input_text", "text": "y"}]},
+    ]
+    asked, said, first, second = request(input=items).messages
+    assert (asked.role, asked.content) == ("user", "a")
+    assert (said.role, said.content, said.reasoning_content) == ("assistant", "b", "hm")
+    assert [(call.id, call.name) for call in said.tool_calls] == [("1", "f"), ("2", "g")]
+    assert (first.role, first.tool_call_id, first.content) == ("tool", "1", "x")
+    assert (second.tool_call_id, second.content) == ("2", "y")
+
+
+def test_reasoning_text_and_calls_are_items_one_after_the_other() -> None:
+    call = inference_pb2.ToolCallDelta
+    deltas = [
+        inference_pb2.ChatDelta(reasoning_content="hm"),
+        inference_pb2.ChatDelta(content="b"),
+        inference_pb2.ChatDelta(tool_calls=[call(index=0, id="c1", name="f", arguments="{")]),
+        inference_pb2.ChatDelta(tool_calls=[call(index=0, arguments="}"), call(index=1, id="c2", name="g")]),
+        inference_pb2.ChatDelta(tool_calls=[call(index=1, arguments="{}")]),
+    ]
+    stream = responses.ResponseStream(head())
+    events = []
+    for delta in deltas:
+        events += stream.messages(0, chunk("raw"), delta)
+    events += stream.messages(0, chunk("", STOP), inference_pb2.ChatDelta())
+    assert [event["sequence_number"] for event in events] == list(range(len(events)))
+    done = [event["item"] for event in events if event["type"] == "response.output_item.done"]
+    whole = events[-1]["response"]
+    assert whole["output"] == done
+    assert [item["type"] for item in done] == ["reasoning", "message", "function_call", "function_call"]
+    assert done[0]["content"] == [{"type": "reasoning_text", "text": "hm"}]
+    assert done[1]["content"][0]["text"] == "b"
+    assert [(item["call_id"], item["name"], item["arguments"]) for item in done[2:]] == [
+        ("c1", "f", "{}"),
+        ("c2", "g", "{}"),
+    ]
+    assert len({item["id"] for item in done}) == 4
+    kinds = [event["type"] for event in events if event.get("output_index") == 2]
+    assert kinds == [
+        "response.output_item.added",
+        "response.function_call_arguments.delta",
+        "response.function_call_arguments.delta",
+        "response.function_call_arguments.done",
+        "response.output_item.done",
+    ]

@@ -32,6 +32,7 @@ from inferflux.gateway.readers import ReaderReports
 from inferflux.gateway.relay import RelayLimits
 from inferflux.gateway.streams import Streams
 from inferflux.gateway.submit import Submitter
+from inferflux.gateway.tools import check_calls, tool_use_of
 from inferflux.v1 import generation_pb2, inference_pb2, policy_pb2, scheduler_pb2, tokenizer_pb2
 
 ACME = Caller("acme", "key_1", max_priority=5, cache_scope="catalogue")
@@ -388,3 +389,89 @@ async def test_a_constraint_that_cannot_be_used_is_refused_before_anything_is_qu
         await stage.chat("r1", params=params)
     assert refused.value.field == field
     assert not stage.backend.jobs
+
+
+ADD = inference_pb2.Tool(
+    name="add", description="Adds.", parameters='{"properties": {"a": {"type": "integer"}}}'
+)
+
+
+REQUIRED = inference_pb2.ToolChoice(mode=inference_pb2.TOOL_CHOICE_MODE_REQUIRED)
+NO_CALLS = inference_pb2.ToolChoice(mode=inference_pb2.TOOL_CHOICE_MODE_NONE)
+UNKNOWN_MODE = inference_pb2.ToolChoice.FromString(b"\x08\x09")
+
+
+def asking(*tools: inference_pb2.Tool, **fields: object) -> inference_pb2.ChatRequest:
+    messages = [Message(role="user", content="hello")]
+    return inference_pb2.ChatRequest(model="demo", messages=messages, tools=tools, **fields)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("request_", "field"),
+    [
+        (asking(inference_pb2.Tool(name="a b")), "tools[0].name"),
+        (asking(inference_pb2.Tool(name="")), "tools[0].name"),
+        (asking(ADD, ADD), "tools[1].name"),
+        (asking(*(inference_pb2.Tool(name=f"f{i}") for i in range(129))), "tools"),
+        (asking(inference_pb2.Tool(name="f", description="x" * 65537)), "tools"),
+        (asking(inference_pb2.Tool(name="f", parameters="{")), "tools[0].parameters"),
+        (asking(inference_pb2.Tool(name="f", parameters='{"not": {}}')), "tools[0].parameters"),
+        (asking(inference_pb2.Tool(name="f", parameters='{"type": "array"}')), "tools[0].parameters"),
+        (asking(ADD, tool_choice=inference_pb2.ToolChoice(name="sub")), "tool_choice"),
+        (
+            asking(tool_choice=REQUIRED),
+            "tool_choice",
+        ),
+        (asking(ADD, tool_choice=UNKNOWN_MODE), "tool_choice"),
+        (asking(ADD, params=constrained(json_object=True)), "params.constraint"),
+    ],
+)
+def test_tools_that_cannot_be_used_are_refused_by_name(
+    request_: inference_pb2.ChatRequest, field: str
+) -> None:
+    with pytest.raises(InvalidArgument) as refused:
+        tool_use_of(request_)
+    assert refused.value.field == field
+
+
+def test_a_tool_choice_says_what_may_be_called() -> None:
+    sub = inference_pb2.Tool(name="sub")
+    none = tool_use_of(asking(ADD, tool_choice=NO_CALLS))
+    assert not none.tools
+    assert not none.functions
+    named = tool_use_of(asking(ADD, sub, tool_choice=inference_pb2.ToolChoice(name="sub")))
+    assert (len(named.tools), named.names, named.is_required) == (2, frozenset({"sub"}), True)
+    auto = tool_use_of(asking(ADD, sub, parallel_tool_calls=False))
+    assert (auto.names, auto.is_required, auto.is_single) == (frozenset({"add", "sub"}), False, True)
+    assert auto.functions[0].parameters == '{"properties":{"a":{"type":"integer"}},"type":"object"}'
+    assert auto.functions[1].parameters == '{"type":"object","properties":{},"additionalProperties":false}'
+
+
+@pytest.mark.parametrize(
+    ("message", "field"),
+    [
+        (Message(role="user", tool_calls=[inference_pb2.ToolCall(name="f")]), "m.tool_calls"),
+        (Message(role="assistant", tool_calls=[inference_pb2.ToolCall(name="a b")]), "m.tool_calls[0].name"),
+        (
+            Message(role="assistant", tool_calls=[inference_pb2.ToolCall(name="f", arguments="[1]")]),
+            "m.tool_calls[0].arguments",
+        ),
+        (
+            Message(role="assistant", tool_calls=[inference_pb2.ToolCall(name="f", arguments="{")]),
+            "m.tool_calls[0].arguments",
+        ),
+    ],
+)
+def test_a_call_of_the_conversation_that_is_none_is_refused(message: Message, field: str) -> None:
+    with pytest.raises(InvalidArgument) as refused:
+        check_calls(message, "m")
+    assert refused.value.field == field
+
+
+async def test_a_client_cannot_set_the_constraint_of_calls_itself(stage: Stage) -> None:
+    await can_constrain(stage)
+    calls = generation_pb2.ToolCallsConstraint(format=generation_pb2.TOOL_CALL_FORMAT_HERMES)
+    calls.functions.add(name="f")
+    with pytest.raises(InvalidArgument) as refused:
+        await stage.chat("r1", params=constrained(tool_calls=calls))
+    assert refused.value.field == "params.constraint.tool_calls"

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from harness.sequences import new_sequence
 
-from inferflux.v1 import generation_pb2
+from inferflux.v1 import generation_pb2, worker_pb2
 from inferflux.worker.engine.acceptance import accept
-from inferflux.worker.engine.sequence import Sequence
+from inferflux.worker.engine.sequence import Sequence, sequence_of
 from inferflux.worker.engine.text import TextAssembler
 
 PIECES = SimpleNamespace(eog=frozenset[int](), piece=lambda token: bytes([65 + token]))
@@ -60,3 +60,23 @@ def test_a_timeslice_ends_within_the_tokens_of_a_step(yields_at: int, taken: int
     assert len(accepted.tokens) == taken
     assert accepted.is_timeslice_over == bool(yields_at)
     assert accepted.finish_reason is None
+
+
+def test_control_tokens_that_spell_calls_are_text_of_answers_with_tools() -> None:
+    bracket = 7
+    pieces = SimpleNamespace(
+        eog=frozenset[int](),
+        piece=lambda token: b"" if token == bracket else bytes([65 + token]),
+        control_token=lambda text: bracket if text == "[TOOL_CALLS]" else None,
+    )
+    item = worker_pb2.BatchItem()
+    item.request.prompt_token_ids.append(1)
+    item.request.params.max_tokens = 4
+
+    def accepted() -> str:
+        sequence = sequence_of(item, arrival=0, now_s=0.0, unix_s=0.0, pieces=pieces)
+        return accept(sequence, [1, bracket, 2], pieces).text
+
+    assert accepted() == "BC"
+    item.request.params.constraint.tool_calls.format = generation_pb2.TOOL_CALL_FORMAT_MISTRAL
+    assert accepted() == "B[TOOL_CALLS]C"

@@ -64,7 +64,9 @@ class _Grammar:
 
     def _answer(self) -> list[str]:
         syntax = self._syntax
-        calls = f"{self._spelled(syntax.lead)} calls {self._spelled(syntax.tail + syntax.closing)}"
+        # Mistral's vocabularies have tokens that begin with the blank.
+        blank = '" "? ' if syntax.lead.startswith("[") else ""
+        calls = f"{blank}{self._spelled(syntax.lead)} calls {self._spelled(syntax.tail + syntax.closing)}"
         blanks = "BLANKS? " if self._calls.reasoning and syntax.opening else ""
         if self._calls.is_required:
             return [f"answer: {blanks}{self._spelled(syntax.opening)} {calls}"]
