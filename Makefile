@@ -20,7 +20,7 @@ export CMAKE_BUILD_PARALLEL_LEVEL := $(shell $(PYTHON) -c 'import os; print(os.c
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 PIP_INSTALL := $(BIN)/python -m pip install --require-hashes
 
-.PHONY: help up demo test compose-test peers bench bench-scheduling sim chaos fuzz hostile lint fmt protos docs clean
+.PHONY: help up demo test pytest compose-test peers bench bench-scheduling sim chaos fuzz hostile lint fmt protos docs clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## */  make \1\t/' | expand -t 26
@@ -31,9 +31,12 @@ up: .venv/.runtime  ## serve the demo model on this machine until Ctrl-C
 demo: .venv/.runtime  ## start everything aside, stream one answer, say how fast it was, end everything
 	@exec $(BIN)/inferctl demo $(ARGS)
 
-# Two files of tests at once: many tests wait for a process most of their time. docs/contributing.md says more.
-test: lint  ## everything that passes or fails the project; ARGS="-n 4" on a larger machine
-	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(ARGS)
+test: .venv/.dev  ## everything that passes or fails the project; ARGS="-n 8" on a larger machine
+	@$(MAKE) --no-print-directory -j2 lint pytest
+
+# Four files of tests at once: many tests wait for a process most of their time. docs/contributing.md says more.
+pytest: .venv/.dev
+	$(BIN)/python -m pytest -n 4 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 compose-test: .venv/.dev  ## build the images, run and break the containers under load, take them down: docs/deploy.md
 	@GRPC_ENABLE_FORK_SUPPORT=0 tools/containers/run.sh $(CURDIR)/$(BIN)/python $(BIN)/python -m pytest \

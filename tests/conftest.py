@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import uvloop
+from harness.order import interleaved, level_of
 
 from inferflux.common.bus import Bus
 from inferflux.common.servers import ServerProcess
@@ -26,6 +27,12 @@ def pytest_asyncio_loop_factories(
 ) -> dict[str, Callable[[], asyncio.AbstractEventLoop]]:
     """Tests run on the loop that services run on."""
     return {"uvloop": uvloop.new_event_loop}
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Where files run side by side: e2e tests, which compute, run beside integration tests, which wait."""
+    if hasattr(config, "workerinput"):
+        items[:] = interleaved(items, lambda item: (level_of(item.path), item.path))
 
 
 @pytest.fixture(scope="session")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import uuid
 from collections.abc import AsyncIterator, Sequence
 
 import pytest
@@ -45,6 +46,8 @@ class Load:
         self.stories = [Answer() for _ in STORIES]
         self.short: list[Answer] = []
         self._is_over = False
+        # The stack knows the ids of earlier loads.
+        self._mark = uuid.uuid4().hex[:8]
         self._tasks = [
             *self._ask(COUNTDOWNS, self.countdowns, "countdown"),
             *self._ask(STORIES, self.stories, "story"),
@@ -55,9 +58,14 @@ class Load:
         self, requests: Sequence[Request], answers: list[Answer], name: str
     ) -> list[asyncio.Task[Answer]]:
         return [
-            asyncio.create_task(self._client.ask(request, request_id=f"{name}-{i}", answer=answer))
+            asyncio.create_task(
+                self._client.ask(request, request_id=f"{name}-{self._mark}-{i}", answer=answer)
+            )
             for i, (request, answer) in enumerate(zip(requests, answers, strict=True))
         ]
+
+    def _id(self, name: str, number: int) -> str:
+        return f"{name}-{self._mark}-{number}"
 
     async def _come(self) -> Answer:
         while True:
@@ -95,7 +103,7 @@ class Load:
         async with asyncio.timeout(90):
             await self._stories_go_on()
             for i in range(len(STORIES)):
-                await self._client.cancel(f"story-{i}")
+                await self._client.cancel(self._id("story", i))
             await asyncio.gather(*self._tasks)
         assert_same(self.countdowns, expected)
         assert [a.terminal.reason for a in self.stories if a.terminal] == [CANCELLED] * len(STORIES)
