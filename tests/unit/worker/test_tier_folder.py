@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import os
 import resource
+import shutil
 import subprocess
 import sys
 import time
@@ -16,7 +17,7 @@ import pytest
 from harness.kv_states import IDENTITY, is_whole, state_of
 
 from inferflux.worker.engine.envelope import Refused
-from inferflux.worker.engine.tiers.disk import PAUSE_S, Disk, DiskUnavailable, Event
+from inferflux.worker.engine.tiers.disk import LEFT_S, PAUSE_S, Disk, DiskUnavailable, Event
 from inferflux.worker.engine.tiers.folder import Folder, name_of
 
 OTHER = dataclasses.replace(IDENTITY, model="other")
@@ -246,3 +247,41 @@ def test_a_folder_that_cannot_be_made_is_said(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(DiskUnavailable, match="file"):
         Disk(tmp_path / "file", IDENTITY)
+
+
+def test_a_folder_that_is_removed_meanwhile_is_taken_again(tmp_path: Path) -> None:
+    disk = Disk(tmp_path, IDENTITY)
+    disk.write(state_of(range(20)))
+    disk.flush()
+    shutil.rmtree(tmp_path / "0")
+    newcomer = Folder(tmp_path)  # another process has that part by now
+    assert newcomer.path == tmp_path / "0"
+    disk.write(state_of(range(1, 21)))
+    disk.flush()
+    assert [change.event for change in disk.changes()] == [Event.STORED] * 2
+    assert disk.take_error() == ""
+    assert len(list((tmp_path / "1").glob("*.kv"))) == 1
+    assert names(newcomer) == []
+    assert Folder(tmp_path).path == tmp_path / "2"
+    disk.close()
+
+
+def test_what_dead_processes_left_is_removed_once_it_is_old(tmp_path: Path) -> None:
+    living, dead, starts = Folder(tmp_path), Folder(tmp_path), Folder(tmp_path)
+    for folder in (living, dead, starts):
+        for days, n in ((8, 0), (6, 1)):
+            name = folder.write(state_of(range(n, n + 20)))
+            used_ns = time.time_ns() - days * 86_400 * 10**9
+            os.utime(folder.path / name, ns=(used_ns, used_ns))
+    (dead.path / "notes").touch()
+    os.utime(dead.path / "notes", ns=(0, 0))
+    dead.close()
+    starts.close()
+    disk = Disk(tmp_path, IDENTITY)
+    assert LEFT_S == 7 * 86_400
+    disk.flush()
+    disk.close()
+    assert len(names(living)) == 2
+    assert len(list((tmp_path / "1").glob("*.kv"))) == 2  # it is the new process's own
+    assert len(list((tmp_path / "2").glob("*.kv"))) == 1
+    assert (tmp_path / "1" / "notes").exists()

@@ -24,6 +24,8 @@ PAUSE_S = 60.0
 # How long what a dead process left is looked for, and how often.
 SEARCH_LIMIT_S = 0.5
 _SEARCH_INTERVAL_S = 0.02
+# Files of dead processes that nobody has used for so long are removed, at the start of another one.
+LEFT_S = 7 * 86_400
 # Writes that wait hold their state in memory.
 MOST_WAITING_BYTES = 256 << 20
 
@@ -74,6 +76,7 @@ class Disk:
     """
 
     def __init__(self, root: Path, identity: Identity, clock_s: Callable[[], float] = time.monotonic) -> None:
+        self._root = root
         try:
             self._folder = Folder(root)
         except (OSError, FolderInUse) as error:
@@ -248,21 +251,34 @@ class Disk:
             self._errors.append(f"the KV files could not be listed: {error}")
         finally:
             self._changes.append(None)
+        self._folder.clear_left(time.time_ns() - LEFT_S * 10**9)
 
     def _write(self, envelope: Envelope, used_unix_ns: int | None) -> None:
         name = name_of(envelope.header)
         try:
             if self._clock_s() < self._paused_until_s:
                 raise OSError
+            self._be_there()
             self._folder.write(envelope, used_unix_ns=used_unix_ns)
             self._changes.append(Change(Event.STORED, name, envelope.header))
-        except OSError as error:
+        except (OSError, FolderInUse) as error:
             self._changes.append(Change(Event.LOST, name, envelope.header))
             if self._clock_s() >= self._paused_until_s:
                 self._paused_until_s = self._clock_s() + PAUSE_S
                 self._errors.append(f"KV state could not be written, not tried for {PAUSE_S:g} s: {error}")
         finally:
             self._written.append(envelope.n_bytes)
+
+    def _be_there(self) -> None:
+        """Take a folder again if somebody has removed this one. What was in it is found to be gone when it is
+        read.
+
+        Raises:
+            OSError, FolderInUse: as for `Folder`.
+        """
+        if not self._folder.is_there:
+            before, self._folder = self._folder, Folder(self._root)
+            before.close()
 
     def _read(self, name: str) -> Read:
         began = time.perf_counter()

@@ -64,6 +64,25 @@ class Folder:
         """Let another process have the folder."""
         os.close(self._lock)
 
+    @property
+    def is_there(self) -> bool:
+        """Whether it is still this process's: somebody may have removed it, with the lock in it."""
+        try:
+            return os.path.samestat(os.fstat(self._lock), (self.path / _LOCK).stat())
+        except OSError:
+            return False
+
+    def clear_left(self, unused_since_ns: int) -> None:
+        """Remove files of processes that live no more, if they were last used before that time. A process
+        that starts again with as many others as before finds younger ones."""
+        for path in self.others():
+            with contextlib.suppress(OSError), _locked(path, fcntl.LOCK_EX):
+                for entry in path.iterdir():
+                    if entry.name.endswith((_SUFFIX, _SUFFIX + _UNFINISHED)):
+                        with contextlib.suppress(OSError):
+                            if entry.lstat().st_mtime_ns < unused_since_ns:
+                                entry.unlink()
+
     def scan(self, identity: Identity) -> Iterator[tuple[str, Header]]:
         """(name, header) of every envelope of this identity, the longest unused first. What is named like one
         and is none is removed.
@@ -101,7 +120,7 @@ class Folder:
         """
         taken = []
         try:
-            with _shared(path):
+            with _locked(path, fcntl.LOCK_SH):
                 for entry in path.iterdir():
                     with contextlib.suppress(OSError, Refused):
                         header = _header_of(entry)
@@ -226,15 +245,18 @@ def _header_in(file: BinaryIO, name: str) -> Header:
 
 
 @contextlib.contextmanager
-def _shared(path: Path) -> Iterator[None]:
-    """Look through a folder that no process has, as others may at the same time.
+def _locked(path: Path, kind: int) -> Iterator[None]:
+    """Have a folder that is no process's for a moment.
+
+    Args:
+        kind: `LOCK_SH` where others may look through it at the same time, else `LOCK_EX`.
 
     Raises:
         OSError: a process has it, or it is none of ours.
     """
     lock = os.open(path / _LOCK, os.O_RDWR | os.O_CLOEXEC)
     try:
-        fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        fcntl.flock(lock, kind | fcntl.LOCK_NB)
         yield
     finally:
         os.close(lock)
