@@ -123,6 +123,21 @@ def test_a_cached_prefix_that_leaves_the_kv_cache_serves_from_host_memory() -> N
     assert world.model.stats.host.hits == 0  # the KV cache has it
 
 
+def test_a_prefix_that_leaves_the_kv_cache_before_its_request_begins_is_restored() -> None:
+    """The KV cache had it when the request came, so the tiers below it were not needed then."""
+    world = world_of(has_prefix_cache=True, slots=2)
+    other, long = [[(k * i) % 40 for i in range(110)] for k in (11, 13)]
+    for name, prompt in (("a", [1, *PROMPT]), ("other", other)):
+        world.submit(item(name, prompt=prompt))
+        assert run_out(world) == len(prompt)
+    world.submit(item("long", prompt=long), item("again", prompt=[1, *PROMPT], slot=1))
+    assert run_out(world) == len(long) + 1
+    assert emitted(world, "long") == answer_to(long)
+    assert emitted(world, "again") == answer_to([1, *PROMPT])
+    (chunk,) = [c for c in world.chunks("again") if c.HasField("finished")]
+    assert chunk.finished.usage.cached_prompt_tokens == 60
+
+
 def test_a_prefix_that_is_found_and_cannot_be_restored_is_not_told_as_cached() -> None:
     world = world_of()
     leave_behind(world, "a")

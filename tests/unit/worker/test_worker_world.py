@@ -630,6 +630,20 @@ def test_a_prompt_whose_first_step_was_given_up_begins_with_what_others_computed
     assert world.cache.prefill == {}
 
 
+def test_a_prompt_that_begins_in_a_long_step_of_another_begins_with_what_is_cached() -> None:
+    world = small(prefill_cells=100, has_long_steps=True)
+    world.submit(item("first", prompt=30, shared=20, max_tokens=1))
+    run_out(world)
+    new = item("new", prompt=22, max_tokens=4, urgency_key=-1.0)
+    warm = item("warm", slot=1, prompt=40, shared=20, max_tokens=4)
+    world.submit(new, warm)
+    run_out(world)
+    finished = {c.request_id: c.finished for c in world.chunks("warm") if c.HasField("finished")}
+    assert finished["warm"].usage.cached_prompt_tokens == 20
+    assert emitted(world.chunks("new")) == expected(new)
+    assert emitted(world.chunks("warm")) == expected(warm)
+
+
 def test_a_prompt_whose_cells_are_taken_away_counts_as_one_hit() -> None:
     world = small(cells=100, host_bytes=0)
     first, second = item("first", prompt=20, max_tokens=2), item("second", prompt=40, shared=0, max_tokens=30)

@@ -72,6 +72,11 @@ class StepBudget:
         self._prefill = StepTime()
         self._verifying = StepTime()
 
+    @property
+    def most_tokens(self) -> int:
+        """Of any step."""
+        return max(self._batch_tokens, self._long_step_tokens)
+
     def mixed(self, n_decoding: int, n_waiting: int = 1, *, is_long: bool = False) -> int:
         """Prompt tokens of a mixed batch, which also holds a token of `n_decoding` sequences.
 

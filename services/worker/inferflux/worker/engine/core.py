@@ -344,7 +344,9 @@ class Engine:
             self._load_some(now_s)
             loaded = [s for s in self._running.values() if s.is_loaded]
         decoding, prefilling = split(s for s in loaded if not s.is_held)
-        self._match(decoding, prefilling)
+        self._match(prefilling)
+        loaded = [s for s in loaded if s.is_loaded]
+        prefilling = [s for s in prefilling if s.is_loaded]
         plan = self._planner.next(decoding, prefilling, self._memory.prefill_room)
         if plan.n_tokens <= self._memory.free:
             return plan
@@ -380,14 +382,15 @@ class Engine:
         if plan.n_prefill:
             self._tiers.rates.prefill.observe(plan.n_tokens, seconds)
 
-    def _match(self, decoding: list[Sequence], prefilling: list[Sequence]) -> None:
-        """Look up the prompts that this step may begin: later ones may find what these compute."""
-        left = self._budget.mixed(len(decoding), len(prefilling)) if prefilling else 0
+    def _match(self, prefilling: list[Sequence]) -> None:
+        """Look up the prompts that the next step may begin, whatever its kind: later ones may find what these
+        compute."""
+        left = self._budget.most_tokens
         for sequence in prefilling:
             if left <= 0:
                 return
             self._memory.match(sequence)
-            left -= sequence.n_pending
+            left -= sequence.n_computable
 
     def _release(self) -> Callable[[Sequence], int]:
         """Cells that would be free if one more sequence were evicted, after those asked for before."""

@@ -161,13 +161,22 @@ class Memory:
         self._seq_ids.cut(sequence.seq_id, sequence.position)
 
     def match(self, sequence: Sequence) -> None:
-        """Have a loaded sequence of which nothing is computed begin with what others have of its prompt."""
+        """Have a loaded sequence of which nothing is computed begin with what others have of its prompt.
+
+        It is not loaded any more if the KV cache has lost some of that since the tiers below were asked: they
+        may have it now, and are asked again.
+        """
         prefixes = self.prefixes
         if sequence.position or sequence.looked_up_at == prefixes.version:
             return
+        tokens = sequence.tokens[: sequence.n_tokens]
+        if sequence.known_tokens and prefixes.known(sequence.cache_scope, tokens) < sequence.known_tokens:
+            sequence.known_tokens = 0
+            sequence.is_looked_up = False
+            self._empty(sequence)
+            return
         is_first = sequence.looked_up_at < 0
         sequence.looked_up_at = prefixes.version
-        tokens = sequence.tokens[: sequence.n_tokens]
         matched, holder = prefixes.find(
             sequence.cache_scope, tokens, is_first=is_first, had_hit=sequence.had_hit
         )
@@ -250,9 +259,10 @@ class Memory:
         if sequence.fetch is None and (sequence.is_looked_up or sequence.position):
             return
         tokens = sequence.tokens[: sequence.n_tokens]
+        sequence.known_tokens = self.prefixes.known(sequence.cache_scope, tokens)
         self._saved.look_up(
             sequence,
-            known=self.prefixes.known(sequence.cache_scope, tokens),
+            known=sequence.known_tokens,
             has_checkpoints=self.prefixes.has_checkpoints,
         )
 

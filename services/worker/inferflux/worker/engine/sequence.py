@@ -92,6 +92,8 @@ class Sequence:
     fetch_began_s: float = 0.0
     restored_from: Tier | None = None
     is_looked_up: bool = False
+    # What the KV cache had of it when the tiers below were asked.
+    known_tokens: int = 0
     # Counts how often it was scheduled to run: its first run is 0.
     run: int = 0
     # Generated tokens at which it yields; 0: at none.
