@@ -17,6 +17,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, required=True)
     parser.add_argument("--slots", type=int, required=True)
     parser.add_argument("--cells", type=int, required=True, help="KV cells that all slots share")
+    parser.add_argument("--no-flash-attn", action="store_true")
     options = parser.parse_args()
 
     params = xllamacpp.CommonParams()
@@ -30,7 +31,8 @@ def main() -> None:
     params.n_ctx = options.cells
     params.n_batch = 2048
     params.n_ubatch = 512
-    params.flash_attn_type = xllamacpp.llama_flash_attn_type.LLAMA_FLASH_ATTN_TYPE_ENABLED
+    kind = "DISABLED" if options.no_flash_attn else "ENABLED"
+    params.flash_attn_type = getattr(xllamacpp.llama_flash_attn_type, f"LLAMA_FLASH_ATTN_TYPE_{kind}")
     params.fit_params = False
     # Every prompt is computed: no reuse within a slot, none from another slot, none kept in host memory.
     params.cache_prompt = False

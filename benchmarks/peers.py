@@ -37,6 +37,7 @@ class Served:
     Attributes:
         cells: KV cells all slots share.
         keeps_prompts: whether what is computed of prompts is kept for others, as the server does by default.
+        has_flash_attention: whether attention is one fused step.
     """
 
     model: Path
@@ -45,6 +46,7 @@ class Served:
     slots: int
     cells: int
     keeps_prompts: bool = False
+    has_flash_attention: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +92,7 @@ def _built_command(server: Path, served: Served) -> list[str]:
         **sizes,
         **threads,
         **reuse,
-        "--flash-attn": "on",
+        "--flash-attn": "on" if served.has_flash_attention else "off",
         "--fit": "off",
         "--verbosity": 1,
     }
@@ -108,7 +110,8 @@ def _wheel_command(python: Path, served: Served) -> list[str]:
         "--cells": served.cells,
     }
     script = ROOT / "benchmarks" / "peer_server.py"
-    return [str(python), str(script), *(str(word) for option in options.items() for word in option)]
+    words = [str(word) for option in options.items() for word in option]
+    return [str(python), str(script), *words, *(() if served.has_flash_attention else ("--no-flash-attn",))]
 
 
 def _install() -> Path:
@@ -141,20 +144,21 @@ async def llama_server(
     cells: int,
     omp: str,
     keeps_prompts: bool = False,
+    has_flash_attention: bool = True,
 ) -> AsyncIterator[str]:
     """Run llama.cpp's server; gives its http://host:port once it answers.
 
     Args:
         peer: what `find` returned.
         cells: KV cells all slots share.
-        keeps_prompts: see `Served`.
+        keeps_prompts, has_flash_attention: see `Served`.
         omp: how its threads wait for each other: passive, active, or default.
 
     Raises:
         PeerError: it ended, or did not answer in time.
     """
     port = free_port()
-    command = peer.command(Served(model, port, threads, slots, cells, keeps_prompts))
+    command = peer.command(Served(model, port, threads, slots, cells, keeps_prompts, has_flash_attention))
     env = {k: v for k, v in os.environ.items() if k != "OMP_WAIT_POLICY"}
     if omp != "default":
         env["OMP_WAIT_POLICY"] = omp

@@ -4,7 +4,8 @@
 
 Tenants ask in turn, one request at a time. The first request of each is cold: its prompt is computed. In the
 rounds after it the same beginning comes with another question, so that all but the question may be found. The
-same requests go to the server of llama.cpp, which keeps prompts as it does by default, unless --ours-alone.
+same requests go to the server of llama.cpp, with flash attention and without, unless --ours-alone. It keeps
+prompts as it does by default.
 
 `--cells` says how much both keep in their KV caches. Prints medians in milliseconds, and warm over cold.
 """
@@ -39,6 +40,7 @@ _IDS = range(300, 1800)
 _QUESTION_TOKENS = 24
 _ANSWER_TOKENS = 2
 _SLOTS = 8
+_OURS = "InferFlux"
 
 Times = list[list[float]]
 """Milliseconds to the first token, by round and tenant; the first round is cold."""
@@ -88,7 +90,7 @@ async def ours(options: argparse.Namespace) -> Times:
         return await ask_in_turn(target, options)
 
 
-async def llama_servers(options: argparse.Namespace) -> Times:
+async def llama_servers(options: argparse.Namespace, *, has_flash_attention: bool) -> Times:
     cores = len(os.sched_getaffinity(0))
     async with AsyncExitStack() as exits:
         url = await exits.enter_async_context(
@@ -100,6 +102,7 @@ async def llama_servers(options: argparse.Namespace) -> Times:
                 cells=options.cells,
                 omp="passive",
                 keeps_prompts=True,
+                has_flash_attention=has_flash_attention,
             )
         )
         target = SseTarget(url, model=options.model_file.stem, api_key="", keeps_prompts=True)
@@ -107,10 +110,13 @@ async def llama_servers(options: argparse.Namespace) -> Times:
 
 
 def show(found: dict[str, Times]) -> Table:
-    table = Table("", "cold, ms", "warm, ms", "warm ÷ cold", title="time to the first token, medians")
+    table = Table(
+        "", "cold, ms", "warm, ms", "warm ÷ cold", "our cold ÷ its", title="time to the first token, medians"
+    )
+    ours_cold = statistics.median(found[_OURS][0])
     for name, (first, *later) in found.items():
         cold, warm = statistics.median(first), statistics.median(ms for each in later for ms in each)
-        table.add_row(name, f"{cold:.1f}", f"{warm:.1f}", f"{warm / cold:.3f}")
+        table.add_row(name, f"{cold:.1f}", f"{warm:.1f}", f"{warm / cold:.3f}", f"{ours_cold / cold:.3f}")
     return table
 
 
@@ -131,10 +137,12 @@ def parse() -> argparse.Namespace:
 
 def main() -> None:
     options = parse()
-    found = {"InferFlux": asyncio.run(ours(options))}
+    found = {_OURS: asyncio.run(ours(options))}
     if not options.ours_alone:
         try:
-            found["llama.cpp's server"] = asyncio.run(llama_servers(options))
+            for word, is_on in (("with", True), ("without", False)):
+                name = f"llama.cpp's server {word} flash attention"
+                found[name] = asyncio.run(llama_servers(options, has_flash_attention=is_on))
         except peers.PeerError as error:
             sys.exit(str(error))
     Console().print(show(found))

@@ -1,6 +1,6 @@
 """Prompt tokens that conversations compute, with the prefix cache and without.
 
-    python -m benchmarks.conversations --model-file FILE [--json FILE]
+    python -m benchmarks.engine_conversations --model-file FILE [--json FILE]
 
 One process, one model. Conversations with one system prompt go on in turn, one request at a time. The prompt
 of a turn is all that was said before, and something new. Some conversations say their answers again as they
