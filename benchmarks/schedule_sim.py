@@ -114,9 +114,9 @@ def study(scope: Scope, on_step: Step = lambda _what: None) -> Findings:
         for share in studies.SHARES:
             on_step(f"lasting overload, {urgent:.0%} urgent, {share:.0%} guaranteed to others")
             found.overloads.append(studies.lasting_overload(urgent, share, scope))
-    for has_hints in (False, True):
-        on_step(f"conversations, hints {'on' if has_hints else 'off'}")
-        found.conversations.append(studies.conversations(scope, has_hints=has_hints))
+    for setup in studies.CONVERSATION_SETUPS:
+        on_step(f"conversations, {setup.slots} slots, waits of {setup.prefix_wait_s:g} s")
+        found.conversations.append(studies.conversations(setup, scope))
     for policy in scope.policies:
         on_step(f"cost of decisions, {policy}")
         found.scales.append(studies.scale(policy, scope))

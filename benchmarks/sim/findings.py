@@ -194,7 +194,9 @@ class Findings:
     def _conversations(self) -> Grid:
         rows = [
             (
-                one.hints,
+                str(one.setup.slots),
+                "on" if one.setup.has_hints else "off",
+                f"{one.setup.prefix_wait_s:g}",
                 f"{one.computed_ratio:.2f}",
                 f"{one.load_ratio:.2f}",
                 f"{one.first_token_s:.3f}",
@@ -202,7 +204,9 @@ class Findings:
             for one in self.conversations
         ]
         columns = (
+            "slots",
             "hints",
+            "longest wait s",
             "prompt tokens computed ÷ new",
             "busier ÷ other worker",
             "first token of later prompts s",

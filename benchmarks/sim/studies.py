@@ -367,30 +367,50 @@ CONVERSATIONS, TURNS = 40, 6
 
 
 @dataclass(frozen=True, slots=True)
+class ConversationSetup:
+    """Two workers, whether the scheduler learns what they have cached, and how long requests wait for it."""
+
+    slots: int
+    has_hints: bool
+    prefix_wait_s: float = 0.0
+
+
+CONVERSATION_SETUPS = (
+    ConversationSetup(slots=16, has_hints=False),
+    *(
+        ConversationSetup(slots=slots, has_hints=True, prefix_wait_s=wait_s)
+        for slots in (16, 8, 4)
+        for wait_s in (0.0, 5.0)
+    ),
+)
+
+
+@dataclass(frozen=True, slots=True)
 class Conversations:
     """40 conversations of 6 turns on two workers with memory for all of them.
 
     Attributes:
+        setup: slots of each worker, and the rest of it.
         computed_ratio: prompt tokens that were computed ÷ tokens that the turns added.
         load_ratio: what the worker with more to do has computed and generated ÷ the other.
         first_token_s: mean from arrival to the first token, of turns after the first.
     """
 
-    hints: str
+    setup: ConversationSetup
     computed_ratio: float
     load_ratio: float
     first_token_s: float
 
 
-def conversations(scope: Scope, *, has_hints: bool) -> Conversations:
+def conversations(setup: ConversationSetup, scope: Scope) -> Conversations:
     """Clients send a turn some seconds after the answer to the one before, with all that was said before."""
     random = scope.random("conversations")
-    model = WorkerModel(sequences=64, kv_cells=65_536, caches_prompts=True)
-    setup = Setup(workers=2, model=model, has_hints=has_hints)
+    model = WorkerModel(slots=setup.slots, sequences=64, kv_cells=65_536, caches_prompts=True)
+    made_of = Setup(workers=2, model=model, has_hints=setup.has_hints, prefix_wait_s=setup.prefix_wait_s)
     starts = sorted(random.uniform(0.0, scope.duration_s / 2) for _ in range(CONVERSATIONS))
     made = [Conversation(number, TURNS, random) for number in range(CONVERSATIONS)]
     first = [one.first(START_S + at_s) for one, at_s in zip(made, starts, strict=True)]
-    world = World(setup, first, next_of=lambda ended: made[int(ended.name.split("-")[0])].next(ended)).run()
+    world = World(made_of, first, next_of=lambda ended: made[int(ended.name.split("-")[0])].next(ended)).run()
     turns = list(world.requests.values())
     computed = sum(turn.prompt_tokens - turn.cached for turn in turns)
     loads = Counter(dict.fromkeys(world.workers, 0))
@@ -398,7 +418,7 @@ def conversations(scope: Scope, *, has_hints: bool) -> Conversations:
         loads[turn.worker_id] += turn.prompt_tokens - turn.cached + turn.generated
     waits_s = [turn.first_token_wait_s or 0.0 for turn in turns if not turn.name.endswith("-0")]
     return Conversations(
-        hints="on" if has_hints else "off",
+        setup=setup,
         computed_ratio=computed / sum(one.added for one in made),
         load_ratio=max(loads.values()) / max(1, min(loads.values())),
         first_token_s=statistics.mean(waits_s),

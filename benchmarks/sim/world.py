@@ -45,11 +45,13 @@ class Setup:
     ordinary_share: float = 0.25
     # Whether the scheduler learns what workers have cached.
     has_hints: bool = False
+    # Longest wait for the worker that has a prefix.
+    prefix_wait_s: float = 5.0
 
 
 def new_core(setup: Setup, *, now: float) -> SchedulerCore:
     """A core that dispatches at once, and takes no job for one that may have run before."""
-    limits = Limits(settle_s=0.0, clock_skew_s=-1e9)
+    limits = Limits(settle_s=0.0, clock_skew_s=-1e9, prefix_wait_s=setup.prefix_wait_s)
     return SchedulerCore(
         limits,
         now=now,

@@ -243,9 +243,23 @@ def test_preemption_brings_an_urgent_request_forward() -> None:
 @pytest.mark.parametrize("seed", range(3))
 def test_hints_bring_a_conversation_back_to_its_worker_and_keep_the_load_even(seed: int) -> None:
     scope = studies.Scope(seed=seed)
-    without, with_hints = (studies.conversations(scope, has_hints=has_hints) for has_hints in (False, True))
+    without, with_hints = (
+        studies.conversations(studies.ConversationSetup(slots=16, has_hints=has_hints), scope)
+        for has_hints in (False, True)
+    )
     assert with_hints.computed_ratio <= 1.15 < 1.5 < without.computed_ratio
     assert max(without.load_ratio, with_hints.load_ratio) <= 1.5
+
+
+@pytest.mark.parametrize("slots", [4, 8])
+def test_requests_that_wait_for_their_prefix_have_less_computed_and_are_served_sooner(slots: int) -> None:
+    without, waiting = (
+        studies.conversations(studies.ConversationSetup(slots, has_hints=True, prefix_wait_s=wait_s), QUICK)
+        for wait_s in (0.0, 5.0)
+    )
+    assert waiting.computed_ratio < 0.9 * without.computed_ratio
+    assert waiting.first_token_s < without.first_token_s
+    assert waiting.load_ratio <= 1.5
 
 
 def test_a_modelled_cache_keeps_what_was_used_last_and_frees_what_is_needed() -> None:

@@ -85,6 +85,12 @@ class SchedulerMetrics:
             "limit), `failed` or `skipped` (Redis was late or failed just before).",
             ("outcome",),
         )
+        self.prefix_waits = counter(
+            "scheduler_prefix_waits",
+            "Requests that waited for the worker that has their prefix: `met` if it took them, `over` if "
+            "another did.",
+            ("outcome",),
+        )
         self.retries = counter(
             "scheduler_retries",
             "Requests that their worker lost and that went back to the queue, by cause.",

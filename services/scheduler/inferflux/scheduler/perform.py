@@ -102,6 +102,8 @@ class Performer:
             case actions.Resumed():
                 self._metrics.resumes.labels(action.residence).inc()
                 self._metrics.resume_wait.observe(max(0.0, action.waited_s))
+            case actions.PrefixWaited():
+                self._metrics.prefix_waits.labels("met" if action.is_there else "over").inc()
             case actions.CountTokens():
                 self._metrics.tokens.labels(action.priority).inc(action.tokens)
             case actions.CountFirstToken():

@@ -130,6 +130,14 @@ class SchedulerSettings(ServiceSettings):
         le=3600,
         expert=True,
     )
+    prefix_wait_s: float = setting(
+        5.0,
+        "a request waits for [the worker that has its prefix](scheduling.md#placement), where waiting is "
+        "expected to be shorter than computing, for no longer than this; 0: never",
+        ge=0,
+        le=3600,
+        expert=True,
+    )
     unread_limit_s: float = setting(
         30.0,
         "a request outlives a gateway that stopped reporting a reader of it by this, "
@@ -200,6 +208,7 @@ class SchedulerSettings(ServiceSettings):
             stuck_s=self.stuck_s,
             unread_limit_s=self.unread_limit_s,
             move_after_s=self.move_after_s,
+            prefix_wait_s=self.prefix_wait_s,
             max_queued=self.max_queued,
             max_queued_per_tenant=self.max_queued_per_tenant,
             queue_limit=self.queue_limit,

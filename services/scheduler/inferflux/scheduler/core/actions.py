@@ -159,6 +159,19 @@ class Resumed:
 
 
 @dataclass(frozen=True, slots=True)
+class PrefixWaited:
+    """A request has its place that had waited for the worker with its prefix.
+
+    Attributes:
+        is_there: whether that worker has it now.
+    """
+
+    key: RequestKey
+    handle: object
+    is_there: bool
+
+
+@dataclass(frozen=True, slots=True)
 class CountTokens:
     """Tokens were generated."""
 
@@ -190,6 +203,7 @@ Action = (
     | Yielded
     | Preempted
     | Resumed
+    | PrefixWaited
     | CountTokens
     | CountFirstToken
 )

@@ -170,6 +170,10 @@ class Job:
     # By worker id: prompt tokens that it has cached, as the prefix index said when the job came. Hints: a
     # worker may have evicted them since.
     cached_on: Mapping[str, int] = field(default_factory=dict)
+    # The worker that it waited for, since that has its prefix; until when it may, 0 if it has not. See
+    # `prefix_waits`.
+    waited_for: str | None = None
+    waits_until_s: float = 0.0
 
     @property
     def attempt_id(self) -> str:

@@ -35,9 +35,10 @@ class Size(NamedTuple):
     can_constrain: bool = False
 
 
-# What a prompt token that is not computed again is worth, in tokens that running requests hold. The simulated
-# conversations compute 1.8 times what their turns add with 1, 1.3 times with 4, 1.1 times with 8.
-SAVED_WORTH = 8
+# What a prompt token that is not computed again is worth, in tokens that running requests hold. Simulated
+# conversations with room for all compute 1.8 times what their turns add with 1, 1.3 times with 4, 1.1 times
+# with 8, and less with 16, for which their first tokens come sooner: docs/decisions/prefix-waits.md.
+SAVED_WORTH = 16
 
 _LIVE = (scheduler_pb2.WORKER_STATE_READY, scheduler_pb2.WORKER_STATE_LOADING)
 
@@ -254,6 +255,25 @@ class Placement:
             if entry is not None:
                 best = min(best, (entry[0] - SAVED_WORTH * cached, *entry), key=lambda ranked: ranked[:3])
         return best[3]
+
+    def better_full(self, job: Job, chosen: WorkerSlots) -> WorkerSlots | None:
+        """A worker that would take a job before the `chosen` one, had it room: it has more of the prompt.
+
+        Returns:
+            None if no worker is better. One that takes nothing new, whatever room it has, is none.
+        """
+        live = self._of(job.model).live
+        most = job.cached_on.get(chosen.worker_id, 0)
+        best = chosen.load - SAVED_WORTH * most, chosen.worker_id
+        better: WorkerSlots | None = None
+        for worker_id, cached in job.cached_on.items():
+            worker = live.get(worker_id)
+            if worker is None or cached <= most or worker_id == job.avoids:
+                continue
+            rank = worker.load - SAVED_WORTH * cached, worker_id
+            if worker.admits(Start.NEW) and fits(job, worker) and rank < best:
+                best, better = rank, worker
+        return better
 
     def _open_entry(self, worker_id: str, job: Job, but: Collection[Size]) -> _Entry | None:
         """A worker as it is sorted in, if it could take the job now and nothing speaks against it."""

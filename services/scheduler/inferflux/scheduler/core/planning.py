@@ -14,6 +14,7 @@ from .assignments import Residence
 from .fairness import Preemption
 from .jobs import Job, JobState, RequeueReason
 from .placement import Size, cells_wanted_on, size_of
+from .prefix_waits import longest_wait_s
 from .quarantine import Quarantine
 from .queue import Lane, ModelQueue
 from .slots import Start, WorkerSlots
@@ -93,6 +94,7 @@ class Planner:
         """
         plan = Plan(self._state.queue.of(model), now)
         self._place_suspects(model, plan)
+        self._take_back(plan)
         self._offer_waiting(model, plan)
         self._look_through(model, plan)
         for worker in plan.reserving:
@@ -101,11 +103,12 @@ class Planner:
             plan.out += self._send(self._state.table.workers[worker_id], placed_there, now)
         return plan.out
 
-    @property
-    def models_with_suspects(self) -> set[str]:
-        """Models that want a plan though nothing may have happened: suspects wait, or workers for them."""
-        waiting = {model for model, queue in self._state.queue.models.items() if queue.has_suspects}
-        return waiting | self._quarantine.models
+    def due_models(self, now: float) -> set[str]:
+        """Models that want a plan though nothing may have happened: suspects wait, or workers for them, or a
+        request has waited for one worker for long enough."""
+        queues = self._state.queue.models.items()
+        due = {model for model, queue in queues if queue.has_suspects or self._is_wait_over(queue, now)}
+        return due | self._quarantine.models
 
     def _place_suspects(self, model: str, plan: Plan) -> None:
         """Suspects come first, each alone on a worker, so that none is a suspect for long."""
@@ -120,6 +123,28 @@ class Planner:
         if worker is not None and first is not None and worker.alone is None:
             jobs = [self._state.jobs[key] for key in worker.assignments]
             self._deschedule(worker, [job for job in jobs if job.state is JobState.RUNNING], first, plan)
+
+    def _take_back(self, plan: Plan) -> None:
+        """Have requests that waited for one worker wait for any again, where that is over."""
+        for worker_id in plan.queue.awaited:
+            if self._need_not_wait_for(worker_id):
+                plan.queue.take_back(worker_id, lambda _job: True)
+            else:
+                plan.queue.take_back(worker_id, lambda job: self._has_waited(job, plan.now))
+
+    def _need_not_wait_for(self, worker_id: str) -> bool:
+        """Whether nothing has to wait for a worker: it has a slot, or takes nothing new."""
+        worker = self._state.table.get(worker_id)
+        return worker is None or not worker.admits(Start.NEW) or worker.has_slot_for(Start.NEW)
+
+    def _has_waited(self, job: Job, now: float) -> bool:
+        """Whether a request has waited for one worker for as long as it may; it may have become urgent."""
+        return now >= job.waits_until_s or self._state.fairness.is_urgent(job)
+
+    def _is_wait_over(self, queue: ModelQueue, now: float) -> bool:
+        return any(map(self._need_not_wait_for, queue.awaited)) or any(
+            self._has_waited(job, now) for job in queue.set_aside_jobs
+        )
 
     def _offer_waiting(self, model: str, plan: Plan) -> None:
         """Let workers offer what waits there: those with a free slot, and where others have room, those whose
@@ -190,8 +215,37 @@ class Planner:
             worker = self._make_room(job, plan)
             if worker is None:
                 return False
+        elif (holder := self._worth_waiting_for(job, worker, plan)) is not None:
+            plan.queue.set_aside(job, holder.worker_id)
+            return True
         self._take(job, worker, plan)
         return True
+
+    def _worth_waiting_for(self, job: Job, chosen: WorkerSlots, plan: Plan) -> WorkerSlots | None:
+        """A worker without room that has more of the prompt than the chosen one, if the request had better
+        wait for it."""
+        if not job.cached_on or self._state.fairness.is_urgent(job):
+            return None
+        holder = self._state.placement.better_full(job, chosen)
+        if holder is None or size_of(holder, job.model) in plan.blocked:
+            return None
+        saved = job.cached_on[holder.worker_id] - job.cached_on.get(chosen.worker_id, 0)
+        if not job.waits_until_s:  # a wait that is over does not begin again
+            queue = plan.queue
+            wait_s = longest_wait_s(
+                job,
+                saved,
+                queue.service,
+                holder.status,
+                plan.now,
+                ahead=queue.n_awaiting(holder.worker_id),
+                delayed=chosen.n_running,
+            )
+            job.waits_until_s = plan.now + min(wait_s, self._state.limits.prefix_wait_s)
+        if job.waits_until_s <= plan.now:
+            return None
+        job.waited_for = holder.worker_id
+        return holder
 
     def _take(self, job: Job, worker: WorkerSlots, plan: Plan, *, is_alone: bool = False) -> None:
         """Bind a job to a worker, and dispatch it, or first read what it has replayed."""
@@ -199,6 +253,10 @@ class Planner:
         self._assign(job, worker, is_alone=is_alone)
         self._state.queue.take_place(job)
         self._charge_prompt(job, plan.queue)
+        if job.waited_for is not None:
+            is_there = job.waited_for == worker.worker_id
+            plan.out.append(actions.PrefixWaited(job.key, job.handle, is_there))
+            job.waited_for = None
         if job.needs_replay:
             plan.out.append(self._state.read(job))
         else:

@@ -446,7 +446,7 @@ class SchedulerCore:
         if self._is_connected:
             out += self._give_up(now)
             out += self._cancel_unread(now)
-        self._state.replan_models(self._planner.models_with_suspects)
+        self._state.replan_models(self._planner.due_models(now))
         while (early := self._early_cancels.oldest()) and now - early[1] >= self.limits.early_cancel_s:
             self._early_cancels.pop(early[0])
         return out

@@ -139,6 +139,11 @@ class WorkerReports:
         if owed > 0 and job.is_prompt_charged and queue is not None:
             queue.policy.charge(job.key.tenant, owed, 0)
 
+    def _note_service(self, job: Job, cached: int) -> None:
+        """Take in what a request took that has ended."""
+        if (queue := self._state.queue.models.get(job.model)) is not None:
+            queue.service.add(max(0, job.prompt_tokens - cached), job.known_tokens)
+
     def on_event(self, event: scheduler_pb2.WorkerEvent, now: float) -> list[Action]:
         worker = self._state.table.get(event.worker_id, event.incarnation)
         match event.WhichOneof("event"):
@@ -193,6 +198,7 @@ class WorkerReports:
             job.seen_tokens = max(job.seen_tokens, ended.usage.completion_tokens)
             out += self._charge(job)
             self._charge_evicted(job, ended.usage.cached_prompt_tokens)
+            self._note_service(job, ended.usage.cached_prompt_tokens)
             if ended.time_to_first_token_ms:
                 seconds = ended.time_to_first_token_ms / 1000
                 out.append(actions.CountFirstToken(job.model, job.priority, seconds))
