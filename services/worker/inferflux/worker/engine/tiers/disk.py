@@ -24,7 +24,7 @@ PAUSE_S = 60.0
 # How long what a dead process left is looked for, and how often.
 SEARCH_LIMIT_S = 0.5
 _SEARCH_INTERVAL_S = 0.02
-# Files of dead processes that nobody has used for so long are removed, at the start of another one.
+# Files of dead processes that were not used for so long are removed, at the start of another one.
 LEFT_S = 7 * 86_400
 # Writes that wait hold their state in memory.
 MOST_WAITING_BYTES = 256 << 20
@@ -270,7 +270,7 @@ class Disk:
             self._written.append(envelope.n_bytes)
 
     def _be_there(self) -> None:
-        """Take a folder again if somebody has removed this one. What was in it is found to be gone when it is
+        """Take a folder again if this one was removed. What was in it is found to be gone when it is
         read.
 
         Raises:
