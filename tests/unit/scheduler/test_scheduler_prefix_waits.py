@@ -208,7 +208,7 @@ def test_the_order_of_those_that_wait_is_kept() -> None:
     stage.ask("first", cached_on={"busy": 480})
     stage.ask("second", cached_on={"busy": 480})
     stage.ask("later but above", cached_on={"busy": 480}, priority=4)
-    order = []
+    order: list[str] = []
     for _ in range(3):
         stage.end("runs" if not order else order[-1])
         order += [name for name in stage.placed if name not in ("earlier", "runs", *order)]
