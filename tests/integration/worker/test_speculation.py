@@ -115,8 +115,8 @@ def test_an_answer_is_the_same_with_drafts(
     world = served(source)
     world.run(wanted)
     assert world.drafted
-    assert said(world) == said(alone(wanted))
     world.check_cells()
+    assert said(world) == said(alone(wanted))
 
 
 @pytest.mark.parametrize("sampling", [{"temperature": 1.2, "seed": 5}, SAMPLED | PENALIZED])
@@ -146,8 +146,8 @@ def test_a_stop_string_ends_an_accepted_run_where_it_stands(text: str) -> None:
     wanted = item(text, stop=[stop])
     world = served(NGRAM)
     world.run(wanted)
-    assert said(world) == said(alone(wanted))
     world.check_cells()
+    assert said(world) == said(alone(wanted))
 
 
 @SOURCES
@@ -159,10 +159,10 @@ def test_sequences_beside_each_other_keep_to_their_own_drafts(
     wanted = [question(text, name) for text, name in zip(QUESTIONS, names, strict=True)]
     world = served(source)
     world.run(*wanted)
+    world.check_cells()
     assert world.accepted
     for one, name in zip(wanted, names, strict=True):
         assert world.tokens[name] == alone(one).tokens[name]
-    world.check_cells()
 
 
 @SOURCES
@@ -175,8 +175,8 @@ def test_a_preempted_answer_goes_on_with_drafts(source: generation_pb2.Speculati
         world.resume("t.a", 0)
         world.finish("a")
         assert world.swap_ins == 1
-        assert said(world) == said(alone(wanted))
         world.check_cells()
+        assert said(world) == said(alone(wanted))
 
 
 @SOURCES
@@ -204,11 +204,11 @@ def test_a_cached_prompt_and_answer_are_gone_on_from_with_drafts() -> None:
         again.request.prompt_token_ids.extend(world.tokens["first"][:60])
         world.run(again)
         assert world.cached["again"] > 60
+        world.check_cells()
         plain = served(OFF)
         plain.run(first)
         plain.run(again)
         assert world.tokens["again"] == plain.tokens["again"]
-        world.check_cells()
 
 
 @pytest.mark.parametrize("make", [recurrent_model, hybrid_model, sliding_window_model])
