@@ -215,12 +215,12 @@ def _engine_config(settings: WorkerSettings, digest: str) -> engine_pb2.EngineCo
     )
 
 
-async def _probed(path: Path, variable: str) -> ModelFile:
+async def _probed(path: Path, variable: str, *, prefix: str = "") -> ModelFile:
     """Raises InvalidArgument where the file that `variable` names cannot be used."""
     try:
         return await probe_model_file(path)
     except ModelFileError as error:
-        raise InvalidArgument(str(error), field=variable) from None
+        raise InvalidArgument(f"{prefix}{error}", field=variable) from None
 
 
 async def serve(settings: WorkerSettings, shutdown: Shutdown) -> None:
@@ -231,7 +231,9 @@ async def serve(settings: WorkerSettings, shutdown: Shutdown) -> None:
     """
     file = await _probed(settings.model_path, "INFERFLUX_WORKER_MODEL_PATH")
     if settings.draft_model is not None:
-        await _probed(settings.draft_model, "INFERFLUX_WORKER_DRAFT_MODEL")
+        await _probed(
+            settings.draft_model, "INFERFLUX_WORKER_DRAFT_MODEL", prefix="INFERFLUX_WORKER_DRAFT_MODEL is "
+        )
     probe = Probe(settings.metrics_listen)
     tracer = OFF
     try:
