@@ -64,8 +64,6 @@ def build_app(
             route("POST", "/v1/completions", "inference", Completions(pipeline, answering)),
             route("POST", "/v1/responses", "inference", Responses(answering)),
             route("POST", "/generate", "inference", Generate(answering, models)),
-            route("POST", "/v1/responses", "inference", Responses(answering)),
-            route("POST", "/generate", "inference", Generate(answering, models)),
             WebSocketRoute("/generate", WebSocketEndpoint(edge, answering, models)),
             route("POST", "/v1/tokenize", "inference", Tokenize(pipeline)),
             route("POST", "/v1/detokenize", "inference", Detokenize(pipeline)),

@@ -15,6 +15,12 @@ _PARAMS = re.compile(r"^params\.(sampling\.)?")
 _SHOWN = 100
 
 
+class BodyTooLarge(InvalidArgument):
+    """The body has more bytes, values or names than the endpoint takes."""
+
+    http_status = 413
+
+
 def in_words_of(error: InferFluxError, names: Mapping[str, str]) -> InferFluxError:
     """The error with the field of an inner message named as the client named it.
 

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
 
+from pydantic_core import to_json as _encode
 from starlette.types import Receive, Scope, Send
 
 from inferflux.common.calls import CallContext, call_context
-from inferflux.common.errors import InferFluxError, InvalidArgument, to_http
+from inferflux.common.errors import InferFluxError, to_http
 from inferflux.common.grpc_metadata import PRIORITY, REQUEST_ID
 
-_encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
+from .errors import BodyTooLarge
+from .json_size import COUNTED_FROM_BYTES, JsonSize
 
 # A client that takes nothing for this long is cut off: its stream is cancelled.
 SEND_LIMIT_S = 30.0
@@ -22,15 +23,9 @@ SEND_LIMIT_S = 30.0
 Idle = Callable[[], Awaitable[None]]
 
 
-class BodyTooLarge(InvalidArgument):
-    """The body has more bytes than the endpoint takes."""
-
-    http_status = 413
-
-
 def to_json(value: object) -> bytes:
     """Compact JSON in UTF-8."""
-    return _encode(value).encode()
+    return _encode(value)
 
 
 class Exchange:
@@ -79,14 +74,15 @@ class Exchange:
         return ("connection", str(self._client))
 
     async def body(self, limit_bytes: int) -> bytes:
-        """The whole body.
+        """The whole body, which is JSON.
 
         Raises:
-            BodyTooLarge: it has more bytes than `limit_bytes`.
+            BodyTooLarge: it has more bytes than `limit_bytes`, or is too much work to parse.
             asyncio.CancelledError: the client left.
         """
         self._check_size(self._declared_bytes(), limit_bytes)
         body = bytearray()
+        size, n_counted = JsonSize(), 0
         while True:
             message = await self._receive()
             if message["type"] == "http.disconnect":
@@ -94,12 +90,22 @@ class Exchange:
                 raise asyncio.CancelledError("the client left")
             body += message.get("body", b"")
             self._check_size(len(body), limit_bytes)
+            if len(body) > COUNTED_FROM_BYTES:
+                self._count(size, body[n_counted:])
+                n_counted = len(body)
             if not message.get("more_body", False):
                 return bytes(body)
 
     def _declared_bytes(self) -> int:
         given = next((value for name, value in self._given if name == "content-length"), "0")
         return int(given) if given.isdigit() else 0
+
+    def _count(self, size: JsonSize, piece: bytearray) -> None:
+        try:
+            size.feed(bytes(piece))
+        except BodyTooLarge:
+            self.headers["connection"] = "close"
+            raise
 
     def _check_size(self, size: int, limit_bytes: int) -> None:
         if size > limit_bytes:
@@ -211,6 +217,9 @@ class Exchange:
         await self.answer_json(body, status)
 
     async def _put(self, message: dict[str, Any]) -> None:
+        if self._transport is not None and not self._transport.get_write_buffer_size():
+            await self._send(message)  # the client has taken all, so this waits for nothing
+            return
         self._is_sending = True
         try:
             async with asyncio.timeout(self._send_limit_s):

@@ -32,6 +32,7 @@ from .endpoint import Edge
 from .errors import in_words_of
 from .exchange import to_json
 from .generate import only_model
+from .json_size import check_json_size
 from .openai import generate
 from .openai.bodies import GenerateBody
 
@@ -120,6 +121,7 @@ class WebSocketEndpoint:
             number += 1
 
     async def _answer(self, socket: _Socket, context: CallContext, caller: Caller, message: bytes) -> None:
+        check_json_size(message)
         body = parse(GenerateBody, message)
         model = body.model or await only_model(self._models)
         names = generate.field_names(body)

@@ -239,7 +239,7 @@ class ResponsesBody(SamplingBody):
     max_output_tokens: Int32 | None = None
     top_logprobs: Int32 | None = None
     text: TextOptions | None = None
-    metadata: dict[str, Any] | None = None
+    metadata: dict[str, str] | None = None
     include: Items[str] | None = None
     previous_response_id: str | None = None
     conversation: Any = None

@@ -166,7 +166,6 @@ class ResponseHead:
     def to_json(self, status: str, output: list[Json], **fields: Any) -> Json:
         """A response in one of its states."""
         body = self.body
-        form = body.text.format if body.text else None
         return {
             "id": f"resp_{self.request_id}",
             "object": "response",
@@ -185,15 +184,20 @@ class ResponseHead:
             "service_tier": tier_of(body),
             "store": False,
             "temperature": body.temperature,
-            "text": {
-                "format": form.model_dump(by_alias=True, exclude_none=True) if form else {"type": "text"}
-            },
+            "text": {"format": self._format()},
             "tool_choice": _dumped(body.tool_choice) or "auto",
             "tools": [_dumped(tool) for tool in body.tools or []],
             "top_p": body.top_p,
             "truncation": "disabled",
             "usage": None,
         } | fields
+
+    def _format(self) -> Json:
+        """The format as it was asked for; a schema was checked only where it is one."""
+        form = self.body.text.format if self.body.text else None
+        if form is None or form.type != "json_schema":
+            return {"type": form.type if form else "text"}
+        return form.model_dump(by_alias=True, exclude_none=True)
 
 
 class Response:

@@ -1,0 +1,288 @@
+"""What a client with a key may send that is wrong, too much or endless: a clear error, and nothing left."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+from harness.gateway import Backend, GatewayProcess, StartGateway, started, tokens, until
+from harness.http_client import HttpClient, chat_body
+from harness.websocket_client import WebSocket
+
+from inferflux.gateway.http.json_size import MAX_NAMES, MAX_VALUES
+
+CHAT = "/v1/chat/completions"
+COMPLETION = "/v1/completions"
+IDS = b'{"model": "demo", "prompt": [' + b"1," * MAX_VALUES + b"1]}"
+OBJECTS = b'{"model": "demo", "messages": [' + b'{"role":"user"},' * (MAX_NAMES + 1) + b"{}]}"
+BIASES = b'{"model": "demo", "logit_bias": {' + b'"1": 1,' * (MAX_NAMES + 1) + b'"2": 1}}'
+IGNORED = b'{"model": "demo", "x": [' + b"[]," * MAX_VALUES + b"[]]}"
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [(COMPLETION, IDS), (CHAT, OBJECTS), (CHAT, BIASES), (CHAT, IGNORED), ("/v1/tokenize", OBJECTS)],
+    ids=["ids", "objects", "biases", "ignored", "tokenize"],
+)
+async def test_a_body_of_too_many_values_is_refused_before_it_is_parsed(
+    http: HttpClient, path: str, body: bytes
+) -> None:
+    answer = await http.post(path, body)
+    assert (answer.status, answer.error["code"]) == (413, "body_too_complex")
+    assert answer.headers["connection"] == "close"
+
+
+async def test_a_websocket_takes_no_message_of_too_many_values(
+    gateway: GatewayProcess, key: str, backend: Backend
+) -> None:
+    async with WebSocket(gateway.http_port, key=key) as socket:
+        socket.send('{"prompt": [' + "1," * MAX_VALUES + "1]}")
+        (message,) = await socket.until_end()
+    assert message["error"]["code"] == "body_too_complex"
+
+
+@pytest.mark.parametrize(
+    ("body", "code", "param"),
+    [
+        (b"", "invalid_json", None),
+        (b"null", "invalid_argument", None),
+        (b"[]", "invalid_argument", None),
+        (b"[" * 100_000, "invalid_json", None),
+        (b'{"model": "demo", "x": ' + b"[" * 5000 + b"]" * 5000 + b"}", "invalid_json", None),
+        (b'{"model": "demo", "messages": [{"role": "user", "content": "\\ud800"}]}', "invalid_json", None),
+        (b'{"model": "demo", "messages": [{"role": "user", "content": "\xff"}]}', "invalid_json", None),
+        (b'\xef\xbb\xbf{"model": "demo"}', "invalid_json", None),
+        (b'{"model": "demo", "messages": [], "temperature": NaN}', "invalid_argument", "temperature"),
+        (b'{"model": "demo", "messages": [], "temperature": Infinity}', "invalid_argument", "temperature"),
+        (b'{"model": "demo", "messages": [], "temperature": 1e999}', "invalid_argument", "temperature"),
+        (b'{"model": "demo", "messages": [], "max_tokens": NaN}', "invalid_argument", "max_tokens"),
+        (b'{"model": "demo", "messages": [], "max_tokens": 1.5}', "invalid_argument", "max_tokens"),
+        (b'{"model": "demo", "messages": [], "logit_bias": {"1": NaN}}', "invalid_argument", "logit_bias"),
+        (b'{"model": "demo", "messages": [], "logit_bias": {"1": 1e31}}', "invalid_argument", "logit_bias"),
+        (chat_body(seed=10**400), "invalid_argument", "seed"),
+        (b'{"model": "demo", "messages": [], "seed": ' + b"9" * 10_000 + b"}", "invalid_json", None),
+        (b'{"model": "demo", "messages": [], "n": ' + b"9" * 10_000 + b"}", "invalid_json", None),
+        (chat_body(messages=[{"role": "user", "content": "a"}] * 10_001), "invalid_argument", "messages"),
+        (chat_body(messages=[{"role": "user", "content": "a" * (15 << 20)}]), "text_too_large", "messages"),
+    ],
+)
+async def test_what_is_no_request_is_refused_by_name(
+    http: HttpClient, backend: Backend, body: object, code: str, param: str | None
+) -> None:
+    answer = await http.post(CHAT, body)
+    assert (answer.status, answer.error["code"], answer.error["param"]) == (400, code, param)
+    assert len(answer.body) < 1000
+
+
+REFUSED_FORMATS: Mapping[str, tuple[dict[str, Any], str]] = {
+    "recursion without an end": ({"$ref": "#"}, "response_format.json_schema.schema"),
+    "a contradiction": ({"type": "string", "enum": [1, 2]}, "response_format.json_schema.schema"),
+    "17 KB": ({"enum": ["a" * 17_000]}, "response_format.json_schema.schema"),
+    "a bomb": ({"type": "string", "pattern": "(((a{1,99}){1,99}){1,99}){1,99}"}, "response_format"),
+    "a deep one": (json.loads('{"items":' * 150 + "{}" + "}" * 150), "response_format.json_schema.schema"),
+    "a huge number": ({"minimum": 10**4000}, "response_format.json_schema.schema"),
+}
+REFUSED_OUTPUTS: Mapping[str, tuple[dict[str, Any], str]] = {
+    "10,000 choices": ({"choice": [str(i) for i in range(10_000)]}, "structured_outputs.choice"),
+    "an empty choice": ({"choice": []}, "structured_outputs.choice"),
+    "nested groups": ({"regex": "(" * 8000 + ")" * 8000}, "structured_outputs.regex"),
+    "a grammar of itself": ({"lark": "start: start"}, "structured_outputs.lark"),
+    "half a grammar": ({"grammar": "root ::= ("}, "structured_outputs.grammar"),
+    "two": ({"regex": "a", "choice": ["a"]}, "structured_outputs"),
+    "a text that is no schema": ({"json": "{"}, "structured_outputs.json"),
+}
+
+
+@pytest.mark.parametrize("name", [*REFUSED_FORMATS, *REFUSED_OUTPUTS])
+async def test_a_constraint_that_cannot_be_is_refused_by_the_clients_field(
+    http: HttpClient, constraining: Backend, name: str
+) -> None:
+    if name in REFUSED_FORMATS:
+        schema, field = REFUSED_FORMATS[name]
+        wanted: dict[str, Any] = {
+            "response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
+        }
+    else:
+        outputs, field = REFUSED_OUTPUTS[name]
+        wanted = {"structured_outputs": outputs}
+    answer = await http.chat(**wanted)
+    assert (answer.status, answer.error["type"]) == (400, "invalid_request_error")
+    assert answer.error["param"].startswith(field)
+    assert not [job for job in constraining.jobs.values() if job.params.HasField("constraint")]
+
+
+@pytest.fixture
+async def constraining(backend: Backend) -> Any:
+    """The backend, while its model can constrain answers; it forgets the jobs it had."""
+    backend.card.can_constrain = True
+    await backend.beat()
+    backend.jobs.clear()
+    yield backend
+    backend.card.can_constrain = False
+    await backend.beat()
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"model": "demo", "input": "a", "metadata": {"a": NaN}}',
+        b'{"model": "demo", "input": "a", "metadata": {"a": 1}}',
+    ],
+)
+async def test_metadata_is_texts(http: HttpClient, body: bytes) -> None:
+    answer = await http.post("/v1/responses", body)
+    assert (answer.status, answer.error["param"]) == (400, "metadata.a")
+
+
+async def test_a_schema_that_is_not_asked_for_is_not_repeated(http: HttpClient, backend: Backend) -> None:
+    body = b'{"model": "demo", "input": "a", "text": {"format": {"type": "text", "schema": {"a": NaN}}}}'
+    calling = asyncio.create_task(http.post("/v1/responses", body, **{"x-request-id": "bad-echo"}))
+    await backend.finish(await backend.job("bad-echo"), n=1)
+    assert (await calling).json()["text"] == {"format": {"type": "text"}}
+
+
+async def test_the_last_of_two_equal_names_counts(http: HttpClient, backend: Backend) -> None:
+    body = b'{"model": "no", "model": "demo", "messages": [{"role": "user", "content": "a"}]}'
+    calling = asyncio.create_task(http.post(CHAT, body, **{"x-request-id": "bad-twice"}))
+    await backend.finish(await backend.job("bad-twice"), n=1)
+    assert (await calling).status == 200
+
+
+@pytest.mark.parametrize("content_type", ["text/plain", "application/x-www-form-urlencoded", "image/png", ""])
+async def test_a_body_is_json_whatever_its_content_type_says(
+    http: HttpClient, backend: Backend, content_type: str
+) -> None:
+    request_id = f"bad-type-{abs(hash(content_type))}"
+    headers = {"content-type": content_type, "x-request-id": request_id}
+    calling = asyncio.create_task(http.post(CHAT, chat_body(), **headers))
+    await backend.finish(await backend.job(request_id), n=1)
+    assert (await calling).status == 200
+
+
+async def test_a_form_is_refused(http: HttpClient) -> None:
+    form = b'--x\r\ncontent-disposition: form-data; name="model"\r\n\r\ndemo\r\n--x--\r\n'
+    answer = await http.post(CHAT, form, **{"content-type": "multipart/form-data; boundary=x"})
+    assert (answer.status, answer.error["code"]) == (400, "invalid_json")
+
+
+async def test_a_client_that_waits_to_be_told_is_told_to_go_on(http: HttpClient, backend: Backend) -> None:
+    body = json.dumps(chat_body()).encode()
+    async with http.connection() as connection:
+        headers = {
+            "content-length": str(len(body)),
+            "expect": "100-continue",
+            "x-request-id": "bad-expect",
+        }
+        await connection.send(connection.head("POST", CHAT, headers))
+        assert (await connection.answer_head()).status == 100
+        await connection.send(body)
+        await backend.finish(await backend.job("bad-expect"), n=1)
+        assert (await connection.answer()).status == 200
+
+
+async def test_a_stranger_is_not_told_to_go_on(gateway: GatewayProcess) -> None:
+    async with HttpClient(gateway.http_port, "").connection() as connection:
+        headers = {"content-length": "1000000", "expect": "100-continue"}
+        await connection.send(connection.head("POST", CHAT, headers))
+        assert (await connection.answer()).status == 401
+
+
+async def test_a_client_of_http_1_0_gets_its_answer_and_the_end(http: HttpClient, backend: Backend) -> None:
+    body = json.dumps(chat_body()).encode()
+    async with http.connection() as connection:
+        head = connection.head("POST", CHAT, {"content-length": str(len(body)), "x-request-id": "bad-old"})
+        await connection.send(head.replace(b"HTTP/1.1", b"HTTP/1.0") + body)
+        await backend.finish(await backend.job("bad-old"), n=2)
+        answer = await connection.answer()
+        assert (answer.status, answer.headers["connection"]) == (200, "close")
+        assert await connection.closed() == b""
+
+
+@pytest.mark.parametrize("length", ["-1", "1e3", "abc", "99999999999999999999", "5, 6"])
+async def test_a_length_that_is_none_is_refused(http: HttpClient, length: str) -> None:
+    async with http.connection() as connection:
+        await connection.send(connection.head("POST", CHAT, {"content-length": length}) + b"{}")
+        answer = await connection.answer_head()
+    assert answer.status in (400, 413)
+
+
+async def test_a_body_of_two_lengths_is_refused(http: HttpClient) -> None:
+    """Two readers of such a request could see different ones."""
+    async with http.connection() as connection:
+        headers = {"content-length": "4", "transfer-encoding": "chunked"}
+        await connection.send(connection.head("POST", CHAT, headers) + b"0\r\n\r\n")
+        assert (await connection.answer_head()).status == 400
+
+
+async def test_a_flood_of_messages_on_a_websocket_ends_its_request_and_nothing_else(
+    gateway: GatewayProcess, http: HttpClient, key: str, backend: Backend
+) -> None:
+    async with WebSocket(gateway.http_port, key=key) as socket:
+        socket.send({"prompt": "hello"})
+        head = await socket.next()
+        await backend.job(head["request_id"])
+        backend.known.add(head["request_id"])
+        for _ in range(20_000):
+            socket.send({"cancel": 1})
+        errors = [(await socket.until_end())[-1]["error"] for _ in range(50)]
+        assert {error["code"] for error in errors} <= {"request_runs", "invalid_argument"}
+        await until(lambda: head["request_id"] in backend.cancelled)
+    await backend.done(head["request_id"])
+    assert (await http.get("/v1/models")).status == 200
+
+
+async def test_a_websocket_that_stops_reading_is_cut_off_and_cancelled(
+    start_gateway: StartGateway, nats_url: str, backend: Backend, key: str
+) -> None:
+    gateway = await start_gateway(nats_url, INFERFLUX_GATEWAY_HTTP_SEND_LIMIT_S="0.5")
+    async with WebSocket(gateway.http_port, key=key) as socket:
+        socket.send({"prompt": "hello", "model": "demo"})
+        request_id = (await socket.next())["request_id"]
+        job = await backend.job(request_id)
+        backend.known.add(request_id)
+        socket.writer.transport.pause_reading()  # type: ignore[attr-defined]
+        for first in range(200):
+            chunk = tokens(first)
+            chunk.text = "x" * 100_000
+            await backend.say(job, chunk)
+        await until(lambda: request_id in backend.cancelled)
+    await backend.done(request_id)
+
+
+@pytest.mark.parametrize("phase", ["queued", "prefill", "decode"])
+@pytest.mark.parametrize("path", ["/v1/responses", "/generate", COMPLETION, "websocket"])
+async def test_a_client_that_is_killed_in_any_phase_is_cancelled(
+    http: HttpClient, backend: Backend, path: str, phase: str
+) -> None:
+    """Of the other endpoints; those of chats are in test_http_chat."""
+    if path == "websocket":
+        async with WebSocket(http.port, key=http.key) as socket:
+            socket.send({"prompt": "hello", "model": "demo"})
+            request_id = (await socket.next())["request_id"]
+            await _reach(phase, backend, request_id)
+            if phase == "decode":
+                while "token_ids" not in await socket.next():
+                    pass
+    else:
+        request_id = f"bad-killed-{path.rpartition('/')[2]}-{phase}"
+        prompt = {"input": "hello"} if path == "/v1/responses" else {"prompt": "hello"}
+        async with http.connection() as connection:
+            body = {"model": "demo", "stream": True, "max_tokens": 50} | prompt
+            await connection.request("POST", path, body, {"x-request-id": request_id})
+            await _reach(phase, backend, request_id)
+            if phase == "decode":
+                await connection.answer_head()
+    await until(lambda: request_id in backend.cancelled)
+    await backend.done(request_id)
+
+
+async def _reach(phase: str, backend: Backend, request_id: str) -> None:
+    job = await backend.job(request_id)
+    backend.known.add(request_id)
+    if phase != "queued":
+        await backend.say(job, started())
+    if phase == "decode":
+        await backend.say(job, tokens(0))
