@@ -20,8 +20,9 @@ from .openai.bodies import (
     ResponsesBody,
     TokenizeBody,
 )
+from .openapi_answers import ANSWERS
 
-_JSON, _EVENTS = "application/json", "text/event-stream"
+_JSON, _EVENTS, _TEXT = "application/json", "text/event-stream", "text/plain"
 _COMPONENTS = "#/components/schemas/{model}"
 _REFUSALS = {
     "400": "A value is wrong or not supported.",
@@ -30,13 +31,14 @@ _REFUSALS = {
     "404": "There is no such model.",
     "405": "Another method is needed.",
     "409": "The request id is taken.",
-    "413": "The body is too large.",
+    "413": "The body has too many bytes, values or names.",
     "429": "A queue or a limit is full.",
     "499": "The request was cancelled.",
     "500": "A defect of the server.",
     "503": "Something that is needed is away.",
     "504": "Too late.",
 }
+_STRANGERS_REFUSALS = ("400", "405", "500")
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +46,7 @@ class Operation:
     """One path as the documents name it.
 
     Attributes:
+        answer: the schema of a JSON answer; "" for a plain text.
         body: None where there is none.
         streams: whether the answer can be a stream of events.
     """
@@ -51,23 +54,35 @@ class Operation:
     method: str
     path: str
     summary: str
+    answer: str = ""
     body: type[Body] | None = None
     streams: bool = False
     needs_key: bool = True
 
 
 OPERATIONS: Sequence[Operation] = (
-    Operation("post", "/v1/chat/completions", "Answer a conversation.", ChatBody, streams=True),
-    Operation("post", "/v1/completions", "Continue prompts.", CompletionBody, streams=True),
-    Operation("post", "/v1/responses", "Answer an input; nothing is stored.", ResponsesBody, streams=True),
-    Operation("post", "/generate", "Stream the token chunks of a prompt.", GenerateBody, streams=True),
-    Operation("post", "/v1/tokenize", "Count and list the tokens of a prompt.", TokenizeBody),
-    Operation("post", "/v1/detokenize", "Give the text of token ids.", DetokenizeBody),
-    Operation("get", "/v1/models", "List the models that are served."),
-    Operation("get", "/v1/models/{model}", "Describe one model."),
+    Operation(
+        "post", "/v1/chat/completions", "Answer a conversation.", "ChatCompletion", ChatBody, streams=True
+    ),
+    Operation("post", "/v1/completions", "Continue prompts.", "Completion", CompletionBody, streams=True),
+    Operation(
+        "post",
+        "/v1/responses",
+        "Answer an input; nothing is stored.",
+        "Response",
+        ResponsesBody,
+        streams=True,
+    ),
+    Operation(
+        "post", "/generate", "Stream the token chunks of a prompt.", "Generated", GenerateBody, streams=True
+    ),
+    Operation("post", "/v1/tokenize", "Count and list the tokens of a prompt.", "Tokenized", TokenizeBody),
+    Operation("post", "/v1/detokenize", "Give the text of token ids.", "Detokenized", DetokenizeBody),
+    Operation("get", "/v1/models", "List the models that are served.", "Models"),
+    Operation("get", "/v1/models/{model}", "Describe one model.", "Model"),
     Operation("get", "/healthz", "Whether the process answers.", needs_key=False),
     Operation("get", "/livez", "Whether the process answers.", needs_key=False),
-    Operation("get", "/readyz", "Whether it can serve.", needs_key=False),
+    Operation("get", "/readyz", "Whether it can serve.", "Readiness", needs_key=False),
 )
 
 
@@ -85,51 +100,37 @@ def document() -> dict[str, Any]:
         "paths": paths,
         "components": {
             "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
-            "schemas": schemas.get("$defs", {}) | {"Error": _ERROR},
+            "schemas": schemas.get("$defs", {}) | ANSWERS,
         },
     }
 
 
-_ERROR = {
-    "type": "object",
-    "required": ["error"],
-    "properties": {
-        "error": {
-            "type": "object",
-            "required": ["message", "type", "param", "code"],
-            "properties": {
-                "message": {"type": "string"},
-                "type": {"type": "string"},
-                "param": {"type": ["string", "null"]},
-                "code": {"type": "string"},
-            },
-        }
-    },
-}
-
-
 def _operation(operation: Operation) -> dict[str, Any]:
-    content: dict[str, Any] = {_JSON: {}} if operation.needs_key else {"text/plain": {}, _JSON: {}}
+    content = _json(operation.answer) if operation.answer else {_TEXT: {"schema": {"type": "string"}}}
     if operation.streams:
-        content[_EVENTS] = {}
-    made: dict[str, Any] = {
-        "summary": operation.summary,
-        "responses": {"200": {"description": "The answer.", "content": content}} | _refusals(),
-    }
+        content[_EVENTS] = {"schema": {"type": "string"}}
+    codes = _REFUSALS if operation.needs_key else _STRANGERS_REFUSALS
+    responses = {"200": {"description": "The answer.", "content": content}}
+    responses |= {code: _refusal(code) for code in codes}
+    if operation.path == "/readyz":
+        responses["503"] = {"description": "It cannot serve now.", "content": content}
+    made: dict[str, Any] = {"summary": operation.summary, "responses": responses}
     if not operation.needs_key:
         made["security"] = []
     if operation.body is not None:
-        schema = {"$ref": _COMPONENTS.format(model=operation.body.__name__)}
-        made["requestBody"] = {"required": True, "content": {_JSON: {"schema": schema}}}
+        made["requestBody"] = {"required": True, "content": _json(operation.body.__name__)}
     if "{model}" in operation.path:
         name = {"name": "model", "in": "path", "required": True, "schema": {"type": "string"}}
         made["parameters"] = [name]
     return made
 
 
-def _refusals() -> dict[str, Any]:
-    content = {_JSON: {"schema": {"$ref": _COMPONENTS.format(model="Error")}}}
-    return {code: {"description": what, "content": content} for code, what in _REFUSALS.items()}
+def _refusal(code: str) -> dict[str, Any]:
+    return {"description": _REFUSALS[code], "content": _json("Error")}
+
+
+def _json(schema: str) -> dict[str, Any]:
+    return {_JSON: {"schema": {"$ref": _COMPONENTS.format(model=schema)}}}
 
 
 def _version() -> str:

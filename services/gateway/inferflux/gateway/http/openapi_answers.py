@@ -1,0 +1,132 @@
+"""What the answers of the HTTP front look like, as JSON schemas for the OpenAPI document.
+
+Clients may rely on what is required here. Answers can have further fields.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+Schema = dict[str, Any]
+
+
+def _object(optional: Schema | None = None, /, **required: Schema) -> Schema:
+    """An object with these members, and those of `optional` where they are there."""
+    return {"type": "object", "required": list(required), "properties": {**required, **(optional or {})}}
+
+
+def _array(items: Schema) -> Schema:
+    return {"type": "array", "items": items}
+
+
+def _or_null(schema: Schema) -> Schema:
+    return {"anyOf": [schema, {"type": "null"}]}
+
+
+def _ref(name: str) -> Schema:
+    return {"$ref": f"#/components/schemas/{name}"}
+
+
+_TEXT: Schema = {"type": "string"}
+_BOOLEAN: Schema = {"type": "boolean"}
+_ANY_OBJECT: Schema = {"type": "object"}
+_COUNT: Schema = {"type": "integer", "minimum": 0}
+_LOGPROB: Schema = {"type": "number", "maximum": 0}
+_IDS = _array(_COUNT)
+
+_USAGE = _object(
+    prompt_tokens=_COUNT,
+    completion_tokens=_COUNT,
+    total_tokens=_COUNT,
+    prompt_tokens_details=_object(cached_tokens=_COUNT),
+)
+_SPOKEN = {"token": _TEXT, "logprob": _LOGPROB, "bytes": _or_null(_array({"type": "integer"}))}
+_CHAT_LOGPROBS = _object(content=_array(_object(**_SPOKEN, top_logprobs=_array(_object(**_SPOKEN)))))
+_COMPLETION_LOGPROBS = _object(
+    tokens=_array(_TEXT),
+    token_logprobs=_array(_LOGPROB),
+    top_logprobs=_array(_ANY_OBJECT),
+    text_offset=_IDS,
+)
+
+
+def _answer(kind: str, choice: Schema) -> Schema:
+    """What chats and completions have in common."""
+    return _object(
+        id=_TEXT,
+        object={"const": kind},
+        created=_COUNT,
+        model=_TEXT,
+        service_tier={"enum": ["default", "flex", "priority"]},
+        choices=_array(choice),
+        usage=_ref("Usage"),
+    )
+
+
+_CHAT = _answer(
+    "chat.completion",
+    _object(
+        index=_COUNT,
+        message=_object(role={"const": "assistant"}, content=_or_null(_TEXT)),
+        logprobs=_or_null(_CHAT_LOGPROBS),
+        finish_reason={"enum": ["stop", "length", "tool_calls"]},
+    ),
+)
+_COMPLETION = _answer(
+    "text_completion",
+    _object(
+        index=_COUNT,
+        text=_TEXT,
+        logprobs=_or_null(_COMPLETION_LOGPROBS),
+        finish_reason={"enum": ["stop", "length"]},
+    ),
+)
+_RESPONSE = _object(
+    id=_TEXT,
+    object={"const": "response"},
+    created_at=_COUNT,
+    status={"enum": ["completed", "incomplete"]},
+    model=_TEXT,
+    output=_array(_object(id=_TEXT, type=_TEXT, status=_TEXT)),
+    error={"type": "null"},
+    incomplete_details=_or_null(_object(reason=_TEXT)),
+    usage=_object(input_tokens=_COUNT, output_tokens=_COUNT, total_tokens=_COUNT),
+)
+_GENERATED = _object(
+    {"logprobs": _array(_object(token_id=_COUNT, token=_TEXT, logprob=_LOGPROB))},
+    token_ids=_IDS,
+    text=_TEXT,
+    finish_reason={"enum": ["stop", "length"]},
+    usage=_ref("Usage"),
+    timings=_ANY_OBJECT,
+)
+_MODEL = _object(
+    id=_TEXT,
+    object={"const": "model"},
+    created=_COUNT,
+    owned_by=_TEXT,
+    max_model_len=_COUNT,
+    workers=_COUNT,
+)
+_READINESS = _object(
+    ready=_BOOLEAN,
+    conditions={"type": "object", "additionalProperties": _object(ok=_BOOLEAN, detail=_TEXT)},
+)
+_ERROR = _object(
+    error=_object(message=_TEXT, type=_TEXT, param=_or_null(_TEXT), code=_TEXT),
+)
+
+# By the names that operations call them.
+ANSWERS: dict[str, Schema] = {
+    "ChatCompletion": _CHAT,
+    "Completion": _COMPLETION,
+    "Response": _RESPONSE,
+    "Generated": _GENERATED,
+    "Tokenized": _object(count=_COUNT, max_model_len=_COUNT, tokens=_IDS),
+    "Detokenized": _object(prompt=_TEXT),
+    "Models": _object(object={"const": "list"}, data=_array(_ref("Model"))),
+    "Model": _MODEL,
+    "Readiness": _READINESS,
+    "Usage": _USAGE,
+    "Error": _ERROR,
+}
