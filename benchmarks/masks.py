@@ -1,6 +1,6 @@
 """What constraints cost: the mask of a token, and constrained answers beside free ones.
 
-    python -m benchmarks.masks [--model-file FILE] [--rounds 5] [--json FILE]
+    python -m benchmarks.masks [--model-file FILE] [--rounds 3] [--json FILE]
 
 First masks alone, of vocabularies of several sizes. They are made up of all bytes and the commonest pieces of
 words in Python's own sources. Random answers to several schemas are walked through. For each token the mask
@@ -250,8 +250,8 @@ def throughput(path: Path, tokens: int, rounds: int) -> dict[str, float]:
 def main() -> None:
     parser = make_parser(__doc__)
     parser.add_argument("--model-file", type=Path, default=Path("models/bench.gguf"))
-    parser.add_argument("--tokens", type=positive, default=128, help="of each answer; default: %(default)s")
-    parser.add_argument("--rounds", type=positive, default=5)
+    parser.add_argument("--tokens", type=positive, default=96, help="of each answer; default: %(default)s")
+    parser.add_argument("--rounds", type=positive, default=3)
     parser.add_argument("--no-throughput", action="store_true", help="masks alone")
     add_json(parser)
     options = parser.parse_args()
