@@ -12,8 +12,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import itertools
-import json
 import sys
 from functools import partial
 from pathlib import Path
@@ -26,6 +24,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.calm import Run
+from benchmarks.command_line import add_json, make_parser, write_json
 from benchmarks.cpu_cost import CPU_MS, with_cpu
 from benchmarks.grpc_target import GrpcTarget
 from benchmarks.lab import DEMO_MODEL, FULL, QUICK, Lab, LabError
@@ -44,13 +43,11 @@ _IDLE_WARMUP = 8
 
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     """The command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = make_parser(__doc__)
     parser.add_argument("--model", type=Path, default=DEMO_MODEL, help="default: the demo model")
     parser.add_argument("--quick", action="store_true", help="one round of few requests")
     parser.add_argument("--no-peer", action="store_true", help="without llama.cpp's own server")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write every figure there")
+    add_json(parser, "every figure")
     return parser.parse_args(arguments)
 
 
@@ -61,8 +58,6 @@ class Fronts:
         self._lab = lab
         self._stack = stack
         self.token_range: tuple[Word, ...] = ("--token-range", f"{tokens[0]}:{tokens[1]}")
-        # No run may find prompts of another one cached.
-        self._seeds = itertools.count(1)
 
     def grpc(self, *words: Word, warmup: int) -> Run:
         return self._run("--url", self._stack.endpoint, "--client", "lean", *words, warmup=warmup)
@@ -73,12 +68,7 @@ class Fronts:
     def _run(self, *words: Word, warmup: int) -> Run:
         stack = self._stack
         all_words = ("--model", stack.model_name, *self.token_range, *words, "--warmup", warmup)
-
-        async def run() -> Result:
-            return await self._lab.run(
-                "serve", *all_words, "--seed", next(self._seeds), api_key=stack.api_key
-            )
-
+        run = partial(self._lab.serve, *all_words, api_key=stack.api_key)
         pids = {name: process.pid for name, process in stack.processes.items()}
         return with_cpu(run, pids, also_sent=warmup)
 
@@ -152,8 +142,7 @@ def main(arguments: list[str] | None = None) -> int:
     except KeyboardInterrupt:
         return 130
     console.print(table_of(result["figures"]))
-    if options.json:
-        options.json.write_text(json.dumps(result, indent=2) + "\n")
+    write_json(options, result)
     return 0
 
 

@@ -9,9 +9,7 @@ longest time that /healthz took meanwhile: the median over the rounds. "nothing"
 
 from __future__ import annotations
 
-import argparse
 import asyncio
-import json
 import os
 import statistics
 import sys
@@ -29,8 +27,8 @@ if not __package__:
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.command_line import add_json, make_parser, positive, write_json
 from benchmarks.lab import DEMO_MODEL, Layout, options_of
-from benchmarks.target import positive
 from inferflux.cli.stack import Stack
 
 _CHAT, _COMPLETIONS = "/v1/chat/completions", "/v1/completions"
@@ -134,13 +132,11 @@ async def _on_a_stack(rounds: int) -> list[dict[str, Any]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = make_parser(__doc__)
     parser.add_argument("--rounds", type=positive, default=5)
     parser.add_argument("--url", default="", help="of a gateway that runs; default: a stack of its own")
     parser.add_argument("--model", default="inferflux-demo")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there")
+    add_json(parser)
     options = parser.parse_args()
     if options.url:
         key = os.environ.get("INFERFLUX_API_KEY", "")
@@ -151,8 +147,7 @@ def main() -> None:
     for row in found:
         table.add_row(row["kind"], f"{row['mib']}", str(row["status"] or ""), f"{row['longest_ms']:.1f}")
     Console().print(table)
-    if options.json:
-        options.json.write_text(json.dumps(found, indent=2) + "\n")
+    write_json(options, found)
 
 
 if __name__ == "__main__":

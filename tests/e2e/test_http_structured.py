@@ -57,7 +57,7 @@ async def test_every_answer_matches_its_published_schema(http: HttpClient, clien
         assert choice["finish_reason"] == "stop"
         said = json.loads(choice["message"]["content"])
         assert jsonschema_rs.is_valid(ACCEPTED[name], said), (name, said)
-    assert n_complete >= len(asked) - 5
+    assert n_complete >= 0.8 * len(asked), "the others were cut by max_tokens"
     await client.until_idle()
 
 

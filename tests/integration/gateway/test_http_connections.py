@@ -1,0 +1,76 @@
+"""What strangers may do with connections before a request is there, on a server of the test's own bounds."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack
+
+import pytest
+from harness.gateway import until
+from harness.http_client import Connection, HttpClient
+from starlette.responses import PlainTextResponse
+
+from inferflux.gateway.http.protocol import Connections
+from inferflux.gateway.http.server import HttpServer
+
+StartServer = Callable[[Connections], Awaitable[HttpServer]]
+
+
+@pytest.fixture
+async def start_server() -> AsyncIterator[StartServer]:
+    """Start servers that answer "hello" and end with the test."""
+    started: list[HttpServer] = []
+
+    async def start(bounds: Connections) -> HttpServer:
+        server = HttpServer(PlainTextResponse("hello"), bounds)
+        started.append(server)
+        await server.start("127.0.0.1:0", variable="TEST")
+        return server
+
+    yield start
+    for server in started:
+        await server.stop(0.1)
+
+
+@pytest.mark.parametrize("is_second", [False, True])
+async def test_a_head_that_comes_byte_by_byte_is_cut_off(start_server: StartServer, is_second: bool) -> None:
+    server = await start_server(Connections(head_limit_s=0.3))
+    async with Connection(server.port) as connection:
+        if is_second:
+            await connection.request("GET", "/")
+            assert (await connection.answer()).body == b"hello"
+        trickling = asyncio.create_task(
+            _trickle(connection, connection.head("GET", "/", {"x-long": "a" * 500}))
+        )
+        assert b"hello" not in await connection.closed()
+        trickling.cancel()
+    await until(lambda: len(server.connections) == 0)
+
+
+async def _trickle(connection: Connection, data: bytes) -> None:
+    for i in range(len(data)):
+        connection.writer.write(data[i : i + 1])
+        await asyncio.sleep(0.02)
+
+
+async def test_an_idle_connection_is_kept_for_the_next_request(start_server: StartServer) -> None:
+    """The limit counts from the first byte of a head."""
+    server = await start_server(Connections(head_limit_s=0.2))
+    async with Connection(server.port) as connection:
+        await connection.request("GET", "/")
+        await connection.answer()
+        await asyncio.sleep(0.5)  # nothing is to happen in this time
+        await connection.request("GET", "/")
+        assert (await connection.answer()).body == b"hello"
+
+
+async def test_a_flood_of_connections_closes_those_that_wait_longest(start_server: StartServer) -> None:
+    server = await start_server(Connections(8))
+    async with AsyncExitStack() as stack:
+        flood = [await stack.enter_async_context(Connection(server.port)) for _ in range(40)]
+        answer = await HttpClient(server.port, "").get("/")
+        assert answer.body == b"hello"
+        await until(lambda: len(server.connections) <= 8)
+        assert await flood[0].closed() == b""
+    await until(lambda: len(server.connections) == 0)
