@@ -82,7 +82,7 @@ async def test_a_client_killed_in_any_phase_leaves_its_slot_free(is_stream: bool
             await _kill_in(phase, http, client, is_stream=is_stream)
             began = time.monotonic()
             await client.until_idle()
-            # An answer goes on for minutes if nobody ends it; a step takes milliseconds.
+            # An answer goes on for minutes if nothing ends it; a step takes milliseconds.
             assert time.monotonic() - began < 5
         answer = await http.post(CHAT, body("Hello", max_tokens=2))
         assert answer.status == 200
