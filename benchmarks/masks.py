@@ -91,6 +91,9 @@ class MadeUpVocabulary:
     def __call__(self, text: bytes) -> list[int]:
         return [1 + byte for byte in text]
 
+    def control_token(self, _text: str) -> int | None:
+        return None
+
 
 def common_pieces(n: int) -> list[bytes]:
     """The commonest beginnings and ends of words in Python's sources."""
