@@ -4,10 +4,11 @@
     python -m benchmarks.speculation --source draft [--draft-file FILE] ...
     python -m benchmarks.speculation --same 500 [--model-file FILE] [--source ngram] [--threads 1]
 
-One engine in this process serves the same requests in turn without drafts and with them. Prints tokens per
-second with ÷ without, the median of the rounds, for one stream and for several, and the share of drafted
-tokens that were accepted. Prompts to copy are a text of words drawn at random, twice, and its first words
-again. Prompts of the other kind are words drawn at random: nothing repeats.
+Two engines in this process serve the same requests in turn, one without drafts and one with them. Prints
+tokens per second of a stream, from its first token on, and with ÷ without, for one stream and for several:
+medians of the rounds. A round before them teaches what steps cost. Prompts to copy are held-out ones that ask
+the demo model to repeat eight words or more, up to the end of its answer. Prompts of the other kind are words
+drawn at random; their answers are cut.
 
 With `--same N`, N held-out prompts of the demo model are answered greedily and with three seeds, without
 drafts and with them: from the start, going on from a cached prefix, after a preemption to host memory, and
@@ -18,7 +19,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import time
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,9 +39,13 @@ if TYPE_CHECKING:
     from inferflux.worker.engine.core import Engine
     from inferflux.worker.engine.draft_model import DraftModel
     from inferflux.worker.engine.native import Backend
+    from tools.demo_model.sample import Sample
 
 STREAMS = (1, 4, 16)
 _CHARACTERS = (200, 400)
+_FEWEST_WORDS = 8
+_ASKED = 200
+_PROMPTS = 16
 _SAME_TOKENS = 64
 _SEEDS = (1, 2, 3)
 
@@ -52,7 +56,7 @@ class Client:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self.tokens: dict[str, list[int]] = {}
-        self.seconds = 0.0
+        self.decode_ms = 0.0
         self.drafted = self.accepted = 0
 
     def start(self, item: worker_pb2.BatchItem) -> None:
@@ -60,10 +64,9 @@ class Client:
         self.tokens[item.request.request_id] = []
 
     def run(self, *, until: int = 0) -> None:
-        """Until all have ended, or the first has `until` tokens. Timed from when each has a token."""
+        """Until all have ended, or the first has `until` tokens."""
         from inferflux.v1 import tokens_pb2
 
-        began, counted = time.perf_counter(), 0
         while self._engine._sequences:  # noqa: SLF001 - nothing else knows
             self._engine.step()
             report = self._engine.take_report()
@@ -72,14 +75,16 @@ class Client:
             for emission in report.step.emissions:
                 chunk = tokens_pb2.TokenChunk.FromString(emission.chunk)
                 self.tokens[chunk.request_id].extend(chunk.token_ids)
+                self.decode_ms += chunk.finished.timings.decode_ms
             self.drafted += report.step.stats.draft_tokens
             self.accepted += sum(report.step.stats.accepted_draft_tokens)
-            if not counted and all(self.tokens.values()):
-                began, counted = time.perf_counter(), sum(map(len, self.tokens.values()))
             if until and len(next(iter(self.tokens.values()))) >= until:
                 return
-        self.seconds = time.perf_counter() - began
-        self.rate = (sum(map(len, self.tokens.values())) - counted) / self.seconds
+
+    @property
+    def rate(self) -> float:
+        """Tokens per second of a stream, its first one not counted."""
+        return 1000 * sum(len(tokens) - 1 for tokens in self.tokens.values()) / self.decode_ms
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,8 +133,11 @@ def item_of(prompt: list[int], slot: int, *, tokens: int, seed: int | None = Non
 
 
 def prompts_to_copy(backend: Backend, n: int) -> list[list[int]]:
-    """Texts that go on with what they begin with."""
-    return [text * 2 + text[: len(text) // 4] for text in other_prompts(backend, n)]
+    """Chats that ask for some words again."""
+    from tools.demo_model.chat_data import held_out
+
+    asked = (sample for sample in held_out("repeat", _ASKED) if len(sample.answer.split()) >= _FEWEST_WORDS)
+    return [chat_tokens(backend, sample) for sample, _ in zip(asked, range(n), strict=False)]
 
 
 def other_prompts(backend: Backend, n: int) -> list[list[int]]:
@@ -143,20 +151,44 @@ def other_prompts(backend: Backend, n: int) -> list[list[int]]:
     ]
 
 
+def chat_tokens(backend: Backend, sample: Sample) -> list[int]:
+    """The prompt of a sample, as the demo model's template has it."""
+    text = "".join(f"<|im_start|>{m.role}\n{m.content}<|im_end|>\n" for m in sample.prompt)
+    return backend.vocab.tokenize(
+        f"{text}<|im_start|>assistant\n".encode(), add_special=False, parse_special=True
+    )
+
+
 def gain(
-    models: Models, source: str, prompts: list[list[int]], *, tokens: int, rounds: int
+    models: Models,
+    source: str,
+    prompts: list[list[int]],
+    *,
+    streams: int,
+    tokens: int,
+    rounds: int,
+    ends: bool,
 ) -> tuple[float, float, float]:
-    """(tokens/s without drafts, with ÷ without, accepted ÷ drafted), medians of the rounds."""
-    rates: dict[str, list[float]] = {"off": [], source: []}
+    """(tokens/s of a stream without drafts, with ÷ without, accepted ÷ drafted).
+
+    Args:
+        ends: whether the model ends its answers.
+    """
+    engines = {way: engine_of(models, way) for way in ("off", source)}
+    rates: dict[str, list[float]] = {way: [] for way in engines}
     drafted = accepted = 0
     for number in range(rounds + 1):
-        for way, found in rates.items():
-            client = Client(engine_of(models, way))
-            for slot, prompt in enumerate(prompts):
-                client.start(item_of(prompt, slot, tokens=tokens))
-            client.run()
-            if number:  # the first one warms up
-                found.append(client.rate)
+        for way, engine in engines.items():
+            client = Client(engine)
+            for first in range(0, len(prompts), streams):
+                for slot, prompt in enumerate(prompts[first : first + streams]):
+                    item = item_of(prompt, slot, tokens=tokens)
+                    item.request.request_id = f"r{first + slot}"
+                    item.request.params.ignore_eos = not ends
+                    client.start(item)
+                client.run()
+            if number:  # the first one teaches what steps cost
+                rates[way].append(client.rate)
                 drafted += client.drafted
                 accepted += client.accepted
     ratio = median(b / a for a, b in zip(rates["off"], rates[source], strict=True))
@@ -168,8 +200,10 @@ def gains(models: Models, source: str, counts: list[int], tokens: int, rounds: i
     table = Table("prompts", "streams", "tokens/s without", "with ÷ without", "accepted")
     for name, make in (("to copy", prompts_to_copy), ("other", other_prompts)):
         for streams in counts:
+            prompts = make(models.backend, max(streams, _PROMPTS))
+            is_copy = make is prompts_to_copy
             rate, ratio, accepted = gain(
-                models, source, make(models.backend, streams), tokens=tokens, rounds=rounds
+                models, source, prompts, streams=streams, tokens=tokens, rounds=rounds, ends=is_copy
             )
             table.add_row(name, str(streams), f"{rate:.0f}", f"{ratio:.2f}", f"{accepted:.0%}")
     return table
@@ -236,13 +270,7 @@ def held_out_prompts(backend: Backend, n: int) -> list[list[int]]:
     from tools.demo_model.kinds import WRITERS
 
     samples = [sample for kind in WRITERS for sample in held_out(kind, -(-n // len(WRITERS)))][:n]
-    texts = (
-        "".join(f"<|im_start|>{m.role}\n{m.content}<|im_end|>\n" for m in sample.prompt) for sample in samples
-    )
-    return [
-        backend.vocab.tokenize(f"{t}<|im_start|>assistant\n".encode(), add_special=False, parse_special=True)
-        for t in texts
-    ]
+    return [chat_tokens(backend, sample) for sample in samples]
 
 
 def differences(models: Models, source: str, n: int) -> Table:
