@@ -24,6 +24,8 @@ from .openapi_answers import ANSWERS
 
 _JSON, _EVENTS, _TEXT = "application/json", "text/event-stream", "text/plain"
 _COMPONENTS = "#/components/schemas/{model}"
+# Each event of a stream.
+_EVENT: dict[str, Any] = {"type": "object", "required": ["data"], "properties": {"data": {"type": "string"}}}
 _REFUSALS = {
     "400": "A value is wrong or not supported.",
     "401": "There is no key, or an unknown one.",
@@ -106,9 +108,11 @@ def document() -> dict[str, Any]:
 
 
 def _operation(operation: Operation) -> dict[str, Any]:
-    content = _json(operation.answer) if operation.answer else {_TEXT: {"schema": {"type": "string"}}}
+    content: dict[str, Any] = (
+        _json(operation.answer) if operation.answer else {_TEXT: {"schema": {"type": "string"}}}
+    )
     if operation.streams:
-        content[_EVENTS] = {"schema": {"type": "string"}}
+        content[_EVENTS] = {"schema": _EVENT}
     codes = _REFUSALS if operation.needs_key else _STRANGERS_REFUSALS
     responses = {"200": {"description": "The answer.", "content": content}}
     responses |= {code: _refusal(code) for code in codes}
