@@ -5,7 +5,7 @@ BIN := .venv/bin
 SEED ?= 1
 SECONDS ?= 120
 CALLS ?= 50000
-DISTRIBUTIONS := libs/common services/gateway services/scheduler services/worker services/policy cli
+DISTRIBUTIONS := libs/api libs/client libs/common services/gateway services/scheduler services/worker services/policy cli
 
 # llama-cpp-python has no wheels: it is built for this machine, once; pip keeps the result in its cache.
 # Two instruction sets are left out:
@@ -72,7 +72,7 @@ fmt: .venv/.dev  ## put the code into its format
 	$(BIN)/ruff check --fix-only .
 	$(BIN)/ruff format .
 
-protos: .venv/.dev  ## generate libs/common/inferflux/v1 from protos/
+protos: .venv/.dev  ## generate libs/api/inferflux/v1 from protos/
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python tools/codegen.py
 
 docs: .venv/.dev  ## write the tables of docs/operations.md that come from the code

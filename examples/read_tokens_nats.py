@@ -14,12 +14,12 @@ import asyncio
 import secrets
 import sys
 
-import grpc
 import nats
 from ask import ask
 from local_stack import setting
 from nats.aio.subscription import Subscription
 
+from inferflux.client import InferFluxError
 from inferflux.v1 import tokens_pb2
 
 
@@ -46,8 +46,8 @@ async def main() -> None:
             problem = await reading
     except TimeoutError:
         sys.exit(f"not at its end after {args.timeout:g} s")
-    except grpc.aio.AioRpcError as error:
-        sys.exit(f"{error.code().name}: {error.details()}")
+    except InferFluxError as error:
+        sys.exit(f"{error.reason}: {error.message}")
     finally:
         await client.close()
     sys.exit(problem)

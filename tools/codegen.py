@@ -1,6 +1,6 @@
-"""Generate `libs/common/inferflux/v1/` from `protos/`: message classes, gRPC stubs and their types.
+"""Generate `libs/api/inferflux/v1/` from `protos/`: message classes, gRPC stubs and their types.
 
-python tools/codegen.py            # writes into libs/common
+python tools/codegen.py            # writes into libs/api
 python tools/codegen.py --out DIR  # writes elsewhere, for the test that compares
 """
 
@@ -43,6 +43,6 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--out", type=Path, default=ROOT / "libs" / "common")
+    parser.add_argument("--out", type=Path, default=ROOT / "libs" / "api")
     generate(parser.parse_args().out)
     sys.exit(0)

@@ -12,15 +12,15 @@ from pathlib import Path
 
 import pytest
 import redis.asyncio
+from harness.another_gateway import another_gateway
 from harness.client import MODEL, Answer, Client, countdown, prompt, undisturbed
 from harness.cuttable import CuttableProxy
 from harness.inferctl import run
 from harness.keys import key_of
 
 from inferflux.cli.stack import Stack, StackOptions
-from inferflux.common.servers import free_port
 from inferflux.policy.store import PolicyStore
-from inferflux.v1 import cluster_pb2, generation_pb2, inference_pb2
+from inferflux.v1 import generation_pb2, inference_pb2
 
 pytestmark = pytest.mark.e2e
 
@@ -54,24 +54,10 @@ async def stack() -> AsyncIterator[Stack]:
 @pytest.fixture
 async def other(stack: Stack) -> AsyncIterator[Client]:
     """Speaks to a second gateway of the stack."""
-    listen, metrics = free_port(), free_port()
-    own = {
-        "INFERFLUX_GATEWAY_LISTEN": f"127.0.0.1:{listen}",
-        "INFERFLUX_GATEWAY_HTTP_LISTEN": "",
-        "INFERFLUX_METRICS_LISTEN": f"127.0.0.1:{metrics}",
-    }
-    env = {**os.environ, **stack.processes["gateway"].spec.env, **own}
-    process = subprocess.Popen(
-        [sys.executable, "-m", "inferflux.gateway"], env=env, stderr=subprocess.DEVNULL
-    )
-    made = Client(f"127.0.0.1:{listen}", stack.api_key)
-    await made.cluster.GetStatus(  # until it serves
-        cluster_pb2.GetStatusRequest(), metadata=made.metadata(), wait_for_ready=True, timeout=20
-    )
-    yield made
-    await made.close()
-    process.kill()
-    process.wait()
+    async with another_gateway(stack) as gateway:
+        made = Client(gateway.endpoint, stack.api_key)
+        yield made
+        await made.close()
 
 
 async def resumed(client: Client, request_id: str, answer: Answer) -> Answer:

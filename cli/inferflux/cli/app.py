@@ -252,6 +252,10 @@ def complete(
     with_client(run, endpoint, api_key, state_dir)
 
 
+# The same under the name that OpenAI's API has for it.
+app.command("completion", help="The same as `complete`.")(complete)
+
+
 @app.command()
 def models(
     endpoint: Endpoint = "", api_key: ApiKey = "", as_json: AsJson = False, state_dir: StateDirectory = None

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import uuid
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Sequence
-from contextlib import aclosing, contextmanager
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Self, TypeVar
 
-import grpc
 import grpc.aio
 from google.protobuf.message import Message
 
+from inferflux.client import AsyncClient, AsyncStream
+from inferflux.client.retrying import readable
 from inferflux.common import grpc_client
-from inferflux.common.errors import InferFluxError, Unavailable, from_rpc
+from inferflux.common.errors import from_rpc
 from inferflux.v1 import (
     admin_pb2,
     admin_pb2_grpc,
@@ -29,39 +29,24 @@ from inferflux.v1 import (
 )
 
 from .errors import CommandError
-from .resuming import Call, read, read_resuming
 from .target import Target
 
 _Reply = TypeVar("_Reply")
 _UNARY_LIMIT_S = 10.0
 
 
-class _Told:
-    """A chat of which is told what the text of each chunk is."""
-
-    def __init__(self, call: Any, on_delta: Callable[[inference_pb2.ChatDelta], None]) -> None:
-        self._call = call
-        self._on_delta = on_delta
-
-    async def __aiter__(self) -> AsyncIterator[inference_pb2.ChatResponse]:
-        async for response in self._call:
-            self._on_delta(response.delta)
-            yield response
-
-    def cancel(self) -> bool:
-        return bool(self._call.cancel())
-
-
 class Client:
-    """One connection to a gateway. Use as an async context manager.
+    """Calls a gateway, or several. Use as an async context manager.
 
     Every method raises InferFluxError, with a message for people, for whatever the call ended with.
     """
 
     def __init__(self, target: Target) -> None:
-        self._endpoint = target.endpoint
         self._api_key = target.api_key
-        self._channel = grpc_client.channel(target.endpoint)
+        self._streams = AsyncClient(target.endpoint, api_key=target.api_key, retries=0)
+        # Of several gateways, which an answer may move between, the first one says what else there is to say.
+        self._endpoint = target.endpoint.partition(",")[0].strip()
+        self._channel = grpc_client.channel(self._endpoint)
         self._inference = inference_pb2_grpc.InferenceServiceStub(self._channel)
         self._models = model_pb2_grpc.ModelServiceStub(self._channel)
         self._cluster = cluster_pb2_grpc.ClusterServiceStub(self._channel)
@@ -73,6 +58,7 @@ class Client:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        await self._streams.close()
         await self._channel.close()
 
     def chat(
@@ -97,21 +83,17 @@ class Client:
             resume_window_s: how long a stream whose connection is lost is resumed; 0: not at all.
             on_resumed: told each time.
         """
-        request = inference_pb2.ChatRequest(
+        stream = self._streams.chat(
+            messages,
             model=model,
-            messages=messages,
             params=params,
             priority=priority,
+            request_id=request_id,
             resume_window_s=resume_window_s,
             skip_answer_cache=skip_answer_cache,
             tools=tools,
         )
-
-        def chat(request: inference_pb2.ChatRequest, **options: Any) -> Call:
-            call = self._inference.Chat(request, **options)
-            return _Told(call, on_delta) if tools else call
-
-        return self._chunks(chat, request, request_id, on_resumed)
+        return self._chunks(stream, on_resumed, on_delta)
 
     def generate(
         self,
@@ -127,23 +109,23 @@ class Client:
     ) -> AsyncGenerator[tokens_pb2.TokenChunk, None]:
         """The continuation of a text; the last two arguments are as in `chat`. Closing the generator early
         cancels the request."""
-        request = inference_pb2.GenerateRequest(
+        stream = self._streams.generate(
+            prompt,
             model=model,
-            text=prompt,
             params=params,
             priority=priority,
+            request_id=request_id,
             resume_window_s=resume_window_s,
             skip_answer_cache=skip_answer_cache,
         )
-        return self._chunks(self._inference.Generate, request, request_id, on_resumed)
+        return self._chunks(stream, on_resumed)
 
     async def resume(self, request_id: str, *, offset: int) -> AsyncGenerator[tokens_pb2.TokenChunk, None]:
         """What a request has said and will say from a token on. Closing the generator early only ends this
         reading."""
-        with self._readable_errors():
-            async with aclosing(read(self._resume(request_id, offset))) as chunks:
-                async for chunk in chunks:
-                    yield chunk
+        async with self._streams.resume(request_id, offset=offset) as stream:
+            async for chunk in stream:
+                yield chunk
 
     async def cancel(self, request_id: str) -> None:
         """End a queued or running request of this key's tenant."""
@@ -208,35 +190,19 @@ class Client:
 
     async def _chunks(
         self,
-        rpc: Callable[..., Call],
-        request: inference_pb2.ChatRequest | inference_pb2.GenerateRequest,
-        request_id: str,
+        stream: AsyncStream,
         on_resumed: Callable[[], None],
+        on_delta: Callable[[inference_pb2.ChatDelta], None] = lambda _delta: None,
     ) -> AsyncGenerator[tokens_pb2.TokenChunk, None]:
-        # To be resumed, a request has an id that is known here.
-        window_s = request.resume_window_s
-        request_id = request_id or (uuid.uuid4().hex if window_s else "")
-        metadata = self._metadata(request_id)
-        chunks = (
-            read_resuming(
-                lambda: rpc(request, metadata=metadata),
-                lambda offset: self._resume(request_id, offset),
-                lambda: self.cancel(request_id),
-                window_s=window_s,
-                on_resumed=on_resumed,
-            )
-            if window_s
-            else read(rpc(request, metadata=metadata))
-        )
-        with self._readable_errors():
-            async with aclosing(chunks):
-                async for chunk in chunks:
-                    yield chunk
-
-    def _resume(self, request_id: str, offset: int) -> Call:
-        request = inference_pb2.ResumeRequest(request_id=request_id, offset=offset)
-        call: Call = self._inference.Resume(request, metadata=self._metadata())
-        return call
+        resumes = 0
+        async with stream:
+            async for chunk in stream:
+                if stream.resumes > resumes:
+                    resumes = stream.resumes
+                    on_resumed()
+                if stream.delta is not None:
+                    on_delta(stream.delta)
+                yield chunk
 
     def _metadata(self, request_id: str = "") -> tuple[tuple[str, str], ...]:
         return grpc_client.outgoing(api_key=self._api_key, request_id=request_id)
@@ -246,13 +212,4 @@ class Client:
         try:
             yield
         except grpc.aio.AioRpcError as error:
-            raise self._readable(error) from None
-
-    def _readable(self, error: grpc.aio.AioRpcError) -> InferFluxError:
-        """gRPC's own words for "nothing answers" are long and about sockets."""
-        details = error.details() or ""
-        if error.code() is grpc.StatusCode.UNAVAILABLE and "failed to connect" in details:
-            return Unavailable(f"nothing answers at {self._endpoint}")
-        if error.code() is grpc.StatusCode.UNAVAILABLE and "DNS resolution" in details:
-            return Unavailable(f"{self._endpoint}: no such host")
-        return from_rpc(error)
+            raise readable(from_rpc(error), self._endpoint) from None

@@ -9,7 +9,7 @@ import sys
 import pytest
 from typer.testing import CliRunner
 
-from inferflux.cli.app import app
+from inferflux.cli.app import app, complete
 
 # SIGINT arrives when the last of the imports has begun.
 _INTERRUPTED_WHILE_IMPORTING = """
@@ -36,11 +36,17 @@ def test_ctrl_c_while_it_starts_ends_it_quietly(name: str) -> None:
     assert (ended.returncode, ended.stdout, ended.stderr) == (130, "", "")
 
 
-@pytest.mark.parametrize("command", ["chat", "complete"])
+@pytest.mark.parametrize("command", ["chat", "complete", "completion"])
 def test_help_names_the_real_range_of_priorities(command: str) -> None:
     shown = CliRunner().invoke(app, [command, "--help"], env={"COLUMNS": "200", "NO_COLOR": "1"}).output
     assert re.search(r"--priority.*-100<=x<=100", shown)
     assert "ceiling" in shown
+
+
+def test_completion_is_another_name_of_complete() -> None:
+    assert [one.callback for one in app.registered_commands if one.name == "completion"] == [complete]
+    shown = CliRunner().invoke(app, ["completion", "--help"], env={"COLUMNS": "200", "NO_COLOR": "1"})
+    assert shown.exit_code == 0
 
 
 def test_an_empty_question_is_refused_before_anything_is_called() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import grpc
+import grpc.aio
 import pytest
 from google.rpc import error_details_pb2, status_pb2
 
@@ -34,8 +35,20 @@ def same(one: errors.InferFluxError, other: errors.InferFluxError) -> bool:
 
 @pytest.mark.parametrize("error", SAMPLES, ids=lambda error: f"{type(error).__name__} {error.reason}")
 def test_a_status_gives_the_same_error_back(error: errors.InferFluxError) -> None:
-    data = errors.to_status(error).SerializeToString()
-    assert same(errors.from_status(status_pb2.Status.FromString(data)), error)
+    assert same(errors.from_status(errors.to_status(error).SerializeToString()), error)
+
+
+def test_a_status_whose_details_are_damaged_keeps_its_code() -> None:
+    trailing = grpc.aio.Metadata(("grpc-status-details-bin", b"\xff"))
+    failed = grpc.aio.AioRpcError(grpc.StatusCode.NOT_FOUND, grpc.aio.Metadata(), trailing, details="gone")
+    assert same(errors.from_rpc(failed), errors.NotFound("gone"))
+
+
+def test_details_that_are_not_known_are_ignored() -> None:
+    status = status_pb2.Status(code=5, message="gone")
+    status.details.add().Pack(error_details_pb2.Help())
+    status.details.add().Pack(error_details_pb2.BadRequest())
+    assert same(errors.from_status(status.SerializeToString()), errors.NotFound("gone"))
 
 
 @pytest.mark.parametrize("kind", [*KINDS, errors.InvalidArgument])

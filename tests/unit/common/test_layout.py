@@ -13,8 +13,10 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[3]
-GENERATED = ROOT / "libs" / "common" / "inferflux" / "v1"
+GENERATED = ROOT / "libs" / "api" / "inferflux" / "v1"
 SUBJECTS = ROOT / "libs" / "common" / "inferflux" / "common" / "subjects.py"
+# Those that clients read.
+TOKEN_SUBJECTS = ROOT / "libs" / "api" / "inferflux" / "api" / "token_subjects.py"
 SERVICES = sorted(path.name for path in (ROOT / "services").iterdir() if path.is_dir())
 
 
@@ -78,7 +80,7 @@ def test_only_subjects_py_spells_a_subject() -> None:
     spelled = {
         str(path.relative_to(ROOT)): found
         for path in sources("libs", "services", "cli")
-        if path != SUBJECTS and (found := subjects_spelled_in(path))
+        if path not in (SUBJECTS, TOKEN_SUBJECTS) and (found := subjects_spelled_in(path))
     }
     assert spelled == {}
 
@@ -103,14 +105,32 @@ def test_no_service_imports_another() -> None:
 
 
 def test_common_imports_no_service() -> None:
-    packages = tuple(f"inferflux.{service}" for service in [*SERVICES, "cli"])
+    packages = tuple(f"inferflux.{service}." for service in [*SERVICES, "cli"])
     found = [
         f"{path.relative_to(ROOT)} imports {name}"
         for path in sources("libs")
         for name in imports_of(path)
-        if name.startswith(packages)
+        if f"{name}.".startswith(packages)
     ]
     assert found == []
+
+
+@pytest.mark.parametrize(
+    ("folder", "allowed"),
+    [
+        ("libs/api", {"inferflux.api", "inferflux.v1"}),
+        ("libs/client", {"inferflux.api", "inferflux.client", "inferflux.v1"}),
+    ],
+)
+def test_what_clients_install_needs_nothing_else_of_ours(folder: str, allowed: set[str]) -> None:
+    found = [
+        f"{path.relative_to(ROOT)} imports {name}"
+        for path in sources(folder)
+        for name in imports_of(path)
+        if name.startswith("inferflux.") and ".".join(name.split(".")[:2]) not in allowed
+    ]
+    assert found == []
+    assert list(sources(folder))
 
 
 def imports_of(path: Path) -> Iterator[str]:
@@ -165,7 +185,7 @@ def test_the_generated_code_is_that_of_the_protos(tmp_path: Path) -> None:
         env={**os.environ, "PATH": path},
     )
     fresh = {p.name: p.read_text() for p in (tmp_path / "inferflux" / "v1").iterdir() if p.is_file()}
-    committed = {p.name: p.read_text() for p in GENERATED.iterdir() if p.is_file()}
+    committed = {p.name: p.read_text() for p in GENERATED.iterdir() if p.is_file() and p.name != "py.typed"}
     assert sorted(fresh) == sorted(committed), "run tools/codegen.py"
     stale = [name for name in fresh if fresh[name] != committed[name]]
     assert stale == [], "run tools/codegen.py"

@@ -21,6 +21,8 @@ _FOLDERS = [
     ROOT,
     *(ROOT / "services" / name / "inferflux" for name in ("gateway", "policy", "scheduler", "worker")),
     ROOT / "services/worker/inferflux/worker",
+    ROOT / "libs/api/inferflux",
+    ROOT / "libs/client/inferflux",
     ROOT / "libs/common/inferflux",
     ROOT / "cli/inferflux",
 ]

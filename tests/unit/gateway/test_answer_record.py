@@ -10,6 +10,7 @@ from harness.gateway import finished, queued, started, tokens
 from hypothesis import given
 from hypothesis import strategies as st
 
+from inferflux.api.stream_state import StreamState, Verdict
 from inferflux.gateway.answers.record import (
     LENGTH,
     MAX_ANSWER_BYTES,
@@ -20,7 +21,6 @@ from inferflux.gateway.answers.record import (
     stream_of,
     unseal,
 )
-from inferflux.gateway.stream_state import StreamState, Verdict
 from inferflux.v1 import answers_pb2, generation_pb2, tokens_pb2
 from inferflux.worker.engine.text import TextAssembler
 

@@ -1,40 +1,24 @@
-"""Channel and server options that must agree with each other.
-
-A server ends a connection whose client pings more often than it allows (GOAWAY too_many_pings), so the
-two sides are written down together.
-"""
+"""Server options. What a client's channel has beside them is in `inferflux.api.channel_options`."""
 
 from __future__ import annotations
 
-# Large enough for every prompt a gateway may be told to take.
-MAX_RECEIVE_BYTES = 16 << 20
-
-_PING_EVERY_MS = 30_000
-_PING_TIMEOUT_MS = 10_000
-
-Option = tuple[str, int | str]
-
-CHANNEL_OPTIONS: tuple[Option, ...] = (
-    ("grpc.max_receive_message_length", MAX_RECEIVE_BYTES),
-    ("grpc.max_send_message_length", MAX_RECEIVE_BYTES),
-    ("grpc.keepalive_time_ms", _PING_EVERY_MS),
-    ("grpc.keepalive_timeout_ms", _PING_TIMEOUT_MS),
-    ("grpc.keepalive_permit_without_calls", 1),
-    ("grpc.http2.max_pings_without_data", 0),
-    # A restarted server is found again within a second, not after the default's two minutes.
-    ("grpc.initial_reconnect_backoff_ms", 200),
-    # In spite of its name also how long one attempt may take: a busy machine needs more than a moment.
-    ("grpc.min_reconnect_backoff_ms", 3000),
-    ("grpc.max_reconnect_backoff_ms", 1000),
+from inferflux.api.channel_options import (
+    CHANNEL_OPTIONS,
+    MAX_RECEIVE_BYTES,
+    PING_EVERY_MS,
+    PING_TIMEOUT_MS,
+    Option,
 )
+
+__all__ = ["CHANNEL_OPTIONS", "MAX_RECEIVE_BYTES", "SERVER_OPTIONS", "Option", "receive_limit"]
 
 SERVER_OPTIONS: tuple[Option, ...] = (
     ("grpc.max_receive_message_length", MAX_RECEIVE_BYTES),
     ("grpc.max_send_message_length", MAX_RECEIVE_BYTES),
-    ("grpc.keepalive_time_ms", _PING_EVERY_MS),
-    ("grpc.keepalive_timeout_ms", _PING_TIMEOUT_MS),
+    ("grpc.keepalive_time_ms", PING_EVERY_MS),
+    ("grpc.keepalive_timeout_ms", PING_TIMEOUT_MS),
     ("grpc.keepalive_permit_without_calls", 1),
-    ("grpc.http2.min_recv_ping_interval_without_data_ms", _PING_EVERY_MS // 3),
+    ("grpc.http2.min_recv_ping_interval_without_data_ms", PING_EVERY_MS // 3),
     ("grpc.http2.max_pings_without_data", 0),
     # Without this two processes could share a port without either noticing.
     ("grpc.so_reuseport", 0),

@@ -1,4 +1,5 @@
-"""Every NATS name InferFlux uses, in the order a request meets them. Nothing else spells one.
+"""Every NATS name InferFlux uses, in the order a request meets them. Nothing else spells one, but
+`inferflux.api.token_subjects` those that clients read.
 
 Subjects go from general to specific, so that a prefix can be granted to a reader:
 `inferflux.v1.tokens.acme.>` is every token stream of the tenant `acme`.
@@ -8,11 +9,13 @@ from __future__ import annotations
 
 import re
 
+from inferflux.api import token_subjects
+
 ROOT = "inferflux.v1"
 
 # JetStream streams and buckets.
 JOBS_STREAM = "INFERFLUX_JOBS"
-TOKENS_STREAM = "INFERFLUX_TOKENS"
+TOKENS_STREAM = token_subjects.TOKENS_STREAM
 TOKENIZERS_BUCKET = "inferflux-tokenizers"
 SCHEDULER_CONSUMER = "scheduler"
 # Who leads, and what was changed live.
@@ -28,8 +31,8 @@ JOBS_PROBE = f"{ROOT}.jobs.probe.writes"
 # 3. worker -> scheduler
 SCHEDULER_EVENTS = f"{ROOT}.scheduler.events"
 WORKER_STATUS_ALL = f"{ROOT}.worker.*.status"
-# 4. worker -> anyone with the right
-TOKENS_PREFIX = f"{ROOT}.tokens."
+# 4. worker -> anyone with the right: `tokens`
+TOKENS_PREFIX = token_subjects.TOKENS_PREFIX
 TOKENS_ALL = f"{TOKENS_PREFIX}>"
 # beside the request lifecycle
 CANCEL_ALL = f"{ROOT}.cancel.>"
@@ -38,12 +41,9 @@ SCHEDULER_STATUS = f"{ROOT}.scheduler.status"
 SCHEDULER_ADMIN = f"{ROOT}.scheduler.admin"
 SCHEDULER_LEADER = f"{ROOT}.scheduler.leader"
 
-_SAFE = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
-
-def is_safe_token(text: str) -> bool:
-    """Whether `text` can stand in a subject as it is: 1-64 of A-Z a-z 0-9 _ -."""
-    return _SAFE.fullmatch(text) is not None
+is_safe_token = token_subjects.is_safe_token
+tokens = token_subjects.tokens
 
 
 def escape(name: str) -> str:
@@ -54,10 +54,6 @@ def escape(name: str) -> str:
 
 def jobs(model: str) -> str:
     return f"{ROOT}.jobs.{escape(model)}"
-
-
-def tokens(tenant: str, request_id: str) -> str:
-    return f"{ROOT}.tokens.{tenant}.{request_id}"
 
 
 def cancel(tenant: str, request_id: str) -> str:

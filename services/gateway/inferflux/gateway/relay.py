@@ -8,12 +8,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
+from inferflux.api.stream_state import StreamState, Verdict, can_merge, merge
 from inferflux.common import logs
 from inferflux.common.chunks import parse_chunk
 from inferflux.common.errors import DeadlineExceeded, InvalidArgument, Unavailable
 from inferflux.v1 import tokens_pb2
-
-from .stream_state import StreamState, Verdict, can_merge, merge
 
 log = logs.get()
 

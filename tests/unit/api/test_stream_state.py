@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from inferflux.gateway.stream_state import StreamState, Verdict, can_merge, merge
+from inferflux.api.stream_state import StreamState, Verdict, can_merge, merge
 from inferflux.v1 import generation_pb2, tokens_pb2
 
 Chunk = tokens_pb2.TokenChunk
@@ -112,6 +112,23 @@ def test_text_is_left_out_where_it_cannot_be_told_whose_it_is() -> None:
     chunk = tokens(2, 3)
     assert state.offer(chunk) is A
     assert (chunk.offset, list(chunk.token_ids), chunk.text) == (3, [3, 4], "")
+
+
+def test_the_text_of_what_a_reader_has_is_known_from_repeats() -> None:
+    """A reader resumes at another gateway: what it has comes again first, then a chunk of a later attempt."""
+    state = StreamState(offset=4)
+    assert offer_all(state, tokens(0, 2), tokens(2, 2)) == [S, S]
+    chunk = tokens(2, 4, epoch=2)
+    assert state.offer(chunk) is A
+    assert (chunk.offset, list(chunk.token_ids), chunk.text) == (4, [4, 5], "4 5 ")
+
+
+def test_the_text_of_repeats_with_a_hole_is_not_taken_for_whole() -> None:
+    state = StreamState(offset=4)
+    assert offer_all(state, tokens(0), tokens(2)) == [S, S]
+    chunk = tokens(2, 4)
+    assert state.offer(chunk) is A
+    assert chunk.text == ""
 
 
 def test_an_overlapping_chunk_keeps_the_log_probabilities_of_what_is_new() -> None:

@@ -44,8 +44,9 @@ class StreamState:
         self.epoch = 0
         self.has_started = False
         self.is_ended = False
-        # Offset and text of the latest accepted chunks.
+        # Offset and text of the latest chunks that were seen, without holes, and where they end.
         self._recent: deque[tuple[int, str]] = deque(maxlen=_REMEMBERED_CHUNKS)
+        self._recent_end = 0
 
     def offer(self, chunk: tokens_pb2.TokenChunk) -> Verdict:
         """Judge a chunk; an accepted one may have been cut to what is new, and counts as seen.
@@ -66,6 +67,7 @@ class StreamState:
             if chunk.offset < self.next_offset:
                 self._cut(chunk, self.next_offset - chunk.offset)
         elif not is_terminal and not self._is_news(chunk, event):
+            self._remember(chunk)
             return Verdict.SKIP
         elif chunk.offset < self.next_offset:
             self._strip(chunk)
@@ -90,9 +92,18 @@ class StreamState:
             self.has_started = True
         if chunk.token_ids:
             self.has_started = True
-            self._recent.append((chunk.offset, chunk.text))
+            self._remember(chunk)
             self.next_offset = chunk.offset + len(chunk.token_ids)
         self.is_ended = is_terminal
+
+    def _remember(self, chunk: tokens_pb2.TokenChunk) -> None:
+        """Keep the text of a chunk, also of one that repeats: a later chunk may begin there."""
+        if not chunk.token_ids or chunk.offset < self._recent_end:
+            return
+        if chunk.offset > self._recent_end:
+            self._recent.clear()
+        self._recent.append((chunk.offset, chunk.text))
+        self._recent_end = chunk.offset + len(chunk.token_ids)
 
     def _cut(self, chunk: tokens_pb2.TokenChunk, n_seen: int) -> None:
         """Leave what comes after the first `n_seen` tokens.
@@ -108,6 +119,8 @@ class StreamState:
         chunk.offset = self.next_offset
 
     def _text_since(self, offset: int) -> str | None:
+        if self._recent_end != self.next_offset:
+            return None
         texts: list[str] = []
         for start, text in reversed(self._recent):
             texts.append(text)

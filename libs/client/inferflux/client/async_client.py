@@ -1,0 +1,129 @@
+"""The client for asyncio."""
+
+from __future__ import annotations
+
+import asyncio
+import weakref
+from collections.abc import Callable, Iterable, Sequence
+from types import TracebackType
+from typing import Self, TypeVar
+
+import grpc.aio
+
+from inferflux.api.channel_options import CHANNEL_OPTIONS
+from inferflux.api.errors import InferFluxError, NotFound, from_rpc
+from inferflux.v1 import inference_pb2, inference_pb2_grpc, model_pb2, model_pb2_grpc
+
+from .async_stream import AsyncStream
+from .base_client import BaseClient
+from .calling import RequestCalls, metadata
+from .ending import LIMIT_S, PAUSE_S, n_cancels
+from .following import Following
+from .requests import Messages, tokenize_request
+from .retrying import Retrying, readable
+
+_Q = TypeVar("_Q")
+_R = TypeVar("_R")
+
+
+class AsyncGateway:
+    """One gateway, with a channel that connects when it is used."""
+
+    def __init__(self, address: str) -> None:
+        self.address = address
+        self.channel = grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
+        self.inference = inference_pb2_grpc.InferenceServiceStub(self.channel)
+        self.models = model_pb2_grpc.ModelServiceStub(self.channel)
+
+
+class AsyncClient(BaseClient[AsyncGateway, AsyncStream]):
+    """As `Client`, for asyncio. It belongs to the event loop that runs when it is first used."""
+
+    def __init__(self, addresses: str | Sequence[str] = "", *, api_key: str = "", retries: int = 2) -> None:
+        super().__init__(AsyncGateway, addresses, api_key, retries)
+        self._streams: weakref.WeakSet[AsyncStream] = weakref.WeakSet()
+        self._endings: set[asyncio.Task[None]] = set()
+
+    async def cancel(self, request_id: str, *, timeout_s: float = 10.0) -> None:
+        """End a queued or running request of this key's tenant; NotFound if there is none."""
+        request = inference_pb2.CancelRequest(request_id=request_id)
+        await self._call(lambda to: to.inference.Cancel, request, timeout_s)
+
+    async def models(self, *, timeout_s: float = 10.0) -> list[model_pb2.Model]:
+        """What is served, or was: a model without workers is not served now."""
+        request = model_pb2.ListModelsRequest()
+        return list((await self._call(lambda to: to.models.ListModels, request, timeout_s)).models)
+
+    async def tokenize(self, prompt: Messages, *, model: str, timeout_s: float = 10.0) -> list[int]:
+        """The token ids of a text, as `generate` takes it, or of messages, as `chat` does."""
+        request = tokenize_request(prompt, model=model)
+        return list((await self._call(lambda to: to.inference.Tokenize, request, timeout_s)).token_ids)
+
+    async def detokenize(self, token_ids: Iterable[int], *, model: str, timeout_s: float = 10.0) -> str:
+        """The text of token ids."""
+        request = inference_pb2.DetokenizeRequest(model=model, token_ids=token_ids)
+        return (await self._call(lambda to: to.inference.Detokenize, request, timeout_s)).text
+
+    async def close(self) -> None:
+        """Close all streams, which cancels their requests, and the connections. Safe to call twice."""
+        await asyncio.sleep(0)  # streams that were garbage-collected end first
+        for stream in list(self._streams):
+            await stream.close()
+        if self._endings:
+            await asyncio.wait(list(self._endings), timeout=LIMIT_S)
+        for gateway in self._gateways.take_all():
+            await gateway.channel.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    def _open(self, calls: RequestCalls[AsyncGateway], following: Following) -> AsyncStream:
+        stream = AsyncStream(calls, following, end=self._end, end_later=self._end_later)
+        self._streams.add(stream)
+        return stream
+
+    async def _call(
+        self,
+        method: Callable[[AsyncGateway], grpc.aio.UnaryUnaryMultiCallable[_Q, _R]],
+        request: _Q,
+        timeout_s: float,
+        *,
+        retries: int | None = None,
+    ) -> _R:
+        retrying = Retrying(self._retries if retries is None else retries, len(self._gateways))
+        while True:
+            gateway = self._gateways.current
+            try:
+                return await method(gateway)(request, metadata=metadata(self._api_key), timeout=timeout_s)
+            except grpc.aio.AioRpcError as failed:
+                error = from_rpc(failed)
+            again = retrying.after(error)
+            if again is None:
+                raise readable(error, gateway.address)
+            if again.moves:
+                self._gateways.leave(gateway)
+            await asyncio.sleep(again.delay_s)
+
+    async def _end(self, request_id: str, *, is_known: bool) -> None:
+        """Cancel a request; again where it may not have come to the scheduler yet."""
+        request = inference_pb2.CancelRequest(request_id=request_id)
+        for _ in range(n_cancels(is_known=is_known)):
+            try:
+                await self._call(lambda to: to.inference.Cancel, request, LIMIT_S, retries=0)
+            except NotFound:
+                await asyncio.sleep(PAUSE_S)
+            except (InferFluxError, ValueError):  # gRPC: the channel was closed
+                return
+            else:
+                return
+
+    def _end_later(self, request_id: str, *, is_known: bool) -> None:
+        """The same, without waiting for it: a stream was garbage-collected."""
+        task = asyncio.get_running_loop().create_task(self._end(request_id, is_known=is_known))
+        self._endings.add(task)
+        task.add_done_callback(self._endings.discard)

@@ -1,0 +1,129 @@
+"""What both clients do alike: arguments become requests, and requests streams."""
+
+from __future__ import annotations
+
+import os
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from typing import Generic, TypeVar, Unpack
+
+from inferflux.v1 import inference_pb2
+
+from .calling import RequestCalls, WithInference
+from .following import Following, Patience
+from .gateways import Gateways
+from .requests import Messages, Options, Prompt, Request, chat_request, generate_request
+from .target import resolve
+
+_G = TypeVar("_G", bound=WithInference)
+_S = TypeVar("_S")
+
+
+class BaseClient(ABC, Generic[_G, _S]):
+    """Calls a company's gateways: `Client` and `AsyncClient` say how.
+
+    Args:
+        addresses: gateways as host:port, the preferred one first: a list, or a text with commas. By default
+            INFERFLUX_ENDPOINT.
+        api_key: by default INFERFLUX_API_KEY.
+        retries: how often a refused call waits for another try: as long as its error says.
+
+    Raises:
+        InvalidArgument: no address or no key, or one that cannot be.
+    """
+
+    def __init__(
+        self, connect: Callable[[str], _G], addresses: str | Sequence[str], api_key: str, retries: int
+    ) -> None:
+        target = resolve(addresses, api_key, os.environ)
+        self._api_key = target.api_key
+        self._retries = retries
+        self._gateways = Gateways(target.addresses, connect)
+
+    @abstractmethod
+    def _open(self, calls: RequestCalls[_G], following: Following) -> _S:
+        """A stream that makes these calls."""
+
+    def chat(
+        self,
+        messages: Messages,
+        *,
+        model: str,
+        request_id: str = "",
+        timeout_s: float | None = None,
+        resume_window_s: int = 30,
+        priority: int = 0,
+        skip_answer_cache: bool = False,
+        tools: Sequence[inference_pb2.Tool] = (),
+        tool_choice: inference_pb2.ToolChoice | None = None,
+        **options: Unpack[Options],
+    ) -> _S:
+        """Stream the answer to a conversation.
+
+        Args:
+            messages: a text of the user, or messages with `role` and `content`.
+            request_id: your own, 1 to 64 of A-Z a-z 0-9 _ -; a new one for each request.
+            timeout_s: for the whole answer. The deadline travels with the request.
+            resume_window_s: how long a lost stream is tried for, and how long the request goes on meanwhile.
+                0: a lost connection cancels the request.
+            priority: higher is more urgent.
+            skip_answer_cache: have the answer computed.
+            tools: functions that the model may call. The `delta` of the stream says what a chunk is. Such a chat
+                is never resumed: a lost connection cancels it.
+            tool_choice: whether it must call one, or which.
+            options: as `Options` lists them.
+        """
+        window_s = 0 if tools else resume_window_s
+        request = chat_request(
+            messages,
+            model=model,
+            priority=priority,
+            resume_window_s=window_s,
+            skip_answer_cache=skip_answer_cache,
+            options=options,
+            tools=tools,
+            tool_choice=tool_choice,
+        )
+        return self._stream(request, request_id, timeout_s, window_s)
+
+    def generate(
+        self,
+        prompt: Prompt,
+        *,
+        model: str,
+        request_id: str = "",
+        timeout_s: float | None = None,
+        resume_window_s: int = 30,
+        priority: int = 0,
+        skip_answer_cache: bool = False,
+        **options: Unpack[Options],
+    ) -> _S:
+        """Stream the continuation of a text or of token ids. Arguments are as in `chat`."""
+        request = generate_request(
+            prompt,
+            model=model,
+            priority=priority,
+            resume_window_s=resume_window_s,
+            skip_answer_cache=skip_answer_cache,
+            options=options,
+        )
+        return self._stream(request, request_id, timeout_s, resume_window_s)
+
+    def resume(self, request_id: str, *, offset: int = 0, timeout_s: float | None = None) -> _S:
+        """Stream a request's tokens from `offset` on, while it runs or shortly after.
+
+        Closing the stream cancels nothing.
+        """
+        patience = Patience(retries=self._retries, deadline_s=_deadline_s(timeout_s))
+        following = Following(patience, n_gateways=len(self._gateways), request_id=request_id, offset=offset)
+        return self._open(RequestCalls(self._gateways, self._api_key, None), following)
+
+    def _stream(self, request: Request, request_id: str, timeout_s: float | None, window_s: int) -> _S:
+        patience = Patience(window_s, self._retries, _deadline_s(timeout_s))
+        following = Following(patience, n_gateways=len(self._gateways), request_id=request_id)
+        return self._open(RequestCalls(self._gateways, self._api_key, request), following)
+
+
+def _deadline_s(timeout_s: float | None) -> float | None:
+    return None if timeout_s is None else time.monotonic() + timeout_s

@@ -1,0 +1,179 @@
+"""What a call's arguments become: messages of `inference.proto`. Pure."""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Iterable, Mapping
+from typing import Any, TypedDict, TypeVar
+
+from inferflux.api.errors import InvalidArgument
+from inferflux.v1 import generation_pb2, inference_pb2
+
+# A text is one message of the user. A mapping has the fields of ChatMessage.
+Messages = str | Iterable[inference_pb2.ChatMessage | Mapping[str, Any]]
+# A text, its UTF-8 bytes, or token ids.
+Prompt = str | bytes | Iterable[int]
+Request = inference_pb2.ChatRequest | inference_pb2.GenerateRequest
+
+_M = TypeVar("_M")
+_OF_PARAMS = frozenset({"max_tokens", "stop", "stop_token_ids", "ignore_eos"})
+
+
+class Options(TypedDict, total=False):
+    """What may be asked of a generation, under the names and with the ranges of `generation.proto`.
+
+    Whatever else that file has goes into `params`, a GenerationParams, which these options are added to.
+
+    Attributes:
+        json_schema: the answer is JSON of this schema, which is given as an object or as JSON text.
+        regex: the answer matches this expression as a whole.
+        choices: the answer is one of these texts.
+    """
+
+    params: generation_pb2.GenerationParams
+    max_tokens: int
+    stop: Iterable[str]
+    stop_token_ids: Iterable[int]
+    ignore_eos: bool
+    temperature: float
+    top_k: int
+    top_p: float
+    min_p: float
+    repeat_penalty: float
+    frequency_penalty: float
+    presence_penalty: float
+    penalty_last_n: int
+    logit_bias: Mapping[int, float]
+    seed: int
+    logprobs: int
+    json_schema: str | Mapping[str, Any]
+    regex: str
+    choices: Iterable[str]
+
+
+def chat_request(
+    messages: Messages,
+    *,
+    model: str,
+    priority: int,
+    resume_window_s: int,
+    skip_answer_cache: bool,
+    options: Options,
+    tools: Iterable[inference_pb2.Tool] = (),
+    tool_choice: inference_pb2.ToolChoice | None = None,
+) -> inference_pb2.ChatRequest:
+    """Raises InvalidArgument, which names the field, for what no message can hold."""
+    return _message(
+        inference_pb2.ChatRequest,
+        "",
+        model=model,
+        messages=_messages(messages),
+        tools=tools,
+        tool_choice=tool_choice,
+        params=generation_params(options),
+        priority=priority,
+        resume_window_s=resume_window_s,
+        skip_answer_cache=skip_answer_cache,
+    )
+
+
+def generate_request(
+    prompt: Prompt,
+    *,
+    model: str,
+    priority: int,
+    resume_window_s: int,
+    skip_answer_cache: bool,
+    options: Options,
+) -> inference_pb2.GenerateRequest:
+    """Raises InvalidArgument, which names the field, for what no message can hold."""
+    request = _message(
+        inference_pb2.GenerateRequest,
+        "",
+        model=model,
+        params=generation_params(options),
+        priority=priority,
+        resume_window_s=resume_window_s,
+        skip_answer_cache=skip_answer_cache,
+    )
+    if isinstance(prompt, str):
+        request.text = prompt
+    elif isinstance(prompt, bytes):
+        request.text_bytes = prompt
+    else:
+        request.token_ids.CopyFrom(_message(inference_pb2.TokenIds, "prompt", ids=list(prompt)))
+    return request
+
+
+def tokenize_request(prompt: Messages, *, model: str) -> inference_pb2.TokenizeRequest:
+    """A text is tokenized as Generate would, messages as Chat would."""
+    request = inference_pb2.TokenizeRequest(model=model)
+    if isinstance(prompt, str):
+        request.text = prompt
+    else:
+        request.conversation.messages.extend(_messages(prompt))
+    return request
+
+
+def generation_params(options: Options) -> generation_pb2.GenerationParams:
+    """Raises InvalidArgument for an option that there is not, or a value of another type."""
+    params = generation_pb2.GenerationParams()
+    params.CopyFrom(options.get("params", params))
+    given: dict[str, Any] = {k: v for k, v in options.items() if k != "params" and v is not None}
+    constraint = {name: given.pop(name) for name in ("json_schema", "regex", "choices") if name in given}
+    own = {name: given.pop(name) for name in _OF_PARAMS & given.keys()}
+    params.MergeFrom(_message(generation_pb2.GenerationParams, "params", **own))
+    params.sampling.MergeFrom(_message(generation_pb2.SamplingParams, "params.sampling", **given))
+    if len(constraint) > 1:
+        raise InvalidArgument(f"only one of {', '.join(constraint)} can be asked for", field="constraint")
+    for name, value in constraint.items():
+        _constrain(params.constraint, name, value)
+    return params
+
+
+def new_request_id() -> str:
+    return uuid.uuid4().hex
+
+
+def _constrain(constraint: generation_pb2.StructuredConstraint, name: str, value: Any) -> None:
+    try:
+        if name == "json_schema":
+            constraint.json_schema = (
+                value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+            )
+        elif name == "regex":
+            constraint.regex = value
+        else:
+            constraint.choice.texts.extend(value)
+    except (TypeError, ValueError) as error:
+        raise InvalidArgument(f"{name}: {error}", field=name) from None
+
+
+def _messages(messages: Messages) -> list[inference_pb2.ChatMessage]:
+    if isinstance(messages, str):
+        return [inference_pb2.ChatMessage(role="user", content=messages)]
+    return [
+        message
+        if isinstance(message, inference_pb2.ChatMessage)
+        else _message(inference_pb2.ChatMessage, f"messages[{i}]", **message)
+        for i, message in enumerate(messages)
+    ]
+
+
+def _message(kind: type[_M], where: str, **fields: Any) -> _M:
+    try:
+        return kind(**fields)
+    except (TypeError, ValueError) as error:
+        field = f"{where}.{_first_bad(kind, fields)}".strip(".")
+        raise InvalidArgument(f"{field}: {error}", field=field) from None
+
+
+def _first_bad(kind: type[_M], fields: Mapping[str, Any]) -> str:
+    """The field that a message of this kind cannot hold."""
+    for name, value in fields.items():
+        try:
+            kind(**{name: value})
+        except (TypeError, ValueError):
+            return name
+    return ""

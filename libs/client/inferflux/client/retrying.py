@@ -1,0 +1,72 @@
+"""Which calls are made again that were refused. No I/O, no clock."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from inferflux.api.errors import InferFluxError, Unavailable
+
+# What gRPC says when it could not send a call at all.
+_NEVER_CONNECTED = ("failed to connect", "DNS resolution")
+# The first wait where an error names none; each further one takes twice as long.
+_FIRST_DELAY_S = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Again:
+    """A call is worth another try.
+
+    Attributes:
+        delay_s: how long to wait before it.
+        moves: whether it goes to the next gateway.
+    """
+
+    delay_s: float
+    moves: bool
+
+
+class Retrying:
+    """Counts the tries of one call.
+
+    A gateway that cannot serve is left for the next one at once. When all were asked, the call waits: for as
+    long as the error says, else a little longer each time.
+
+    Args:
+        retries: how often the call may wait.
+        n_gateways: how many there are to ask.
+    """
+
+    def __init__(self, retries: int, n_gateways: int) -> None:
+        self._retries = retries
+        self._n_gateways = n_gateways
+        self._n_asked = 1
+        self._n_waits = 0
+
+    def after(self, error: InferFluxError) -> Again | None:
+        """What follows a refusal; None where it is final."""
+        is_away = isinstance(error, Unavailable)
+        if not is_away and error.retry_delay_s is None:
+            return None
+        if is_away and self._n_asked < self._n_gateways:
+            self._n_asked += 1
+            return Again(0.0, moves=True)
+        if self._n_waits >= self._retries:
+            return None
+        self._n_waits += 1
+        self._n_asked = 1
+        own_s = float(_FIRST_DELAY_S * 2 ** (self._n_waits - 1))
+        return Again(own_s if error.retry_delay_s is None else error.retry_delay_s, moves=is_away)
+
+
+def never_connected(error: InferFluxError) -> bool:
+    """Whether a call certainly did not arrive: nothing answers there."""
+    return isinstance(error, Unavailable) and error.message.startswith(_NEVER_CONNECTED)
+
+
+def readable(error: InferFluxError, address: str) -> InferFluxError:
+    """gRPC's own words for "nothing answers" are long and about sockets."""
+    if not never_connected(error):
+        return error
+    if error.message.startswith(_NEVER_CONNECTED[0]):
+        return Unavailable(f"nothing answers at {address}", retry_delay_s=None)
+    return Unavailable(f"{address}: no such host", retry_delay_s=None)

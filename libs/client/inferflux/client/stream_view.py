@@ -1,0 +1,70 @@
+"""What a stream of either client shows of its request."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from inferflux.v1 import generation_pb2, inference_pb2, tokens_pb2
+
+from .following import Following
+
+
+class Response(Protocol):
+    @property
+    def chunk(self) -> tokens_pb2.TokenChunk: ...
+
+
+class StreamView:
+    """The request behind a stream, and what has come of its answer.
+
+    Attributes:
+        token_ids: the tokens that have come.
+        delta: what the last chunk is, of a chat with tools or of a model that reasons: content, reasoning, calls.
+        finished: the end with reason, usage and timings; None until it has come.
+    """
+
+    def __init__(self, following: Following) -> None:
+        self._following = following
+        self._texts: list[str] = []
+        self.token_ids: list[int] = []
+        self.delta: inference_pb2.ChatDelta | None = None
+        self.finished: tokens_pb2.Finished | None = None
+
+    @property
+    def request_id(self) -> str:
+        """Of the request; a request that is sent anew has another one, unless the caller gave it."""
+        return self._following.request_id
+
+    @property
+    def resumes(self) -> int:
+        """How often the stream was lost and went on."""
+        return self._following.resumes
+
+    @property
+    def usage(self) -> generation_pb2.Usage | None:
+        """Tokens of prompt and answer; None until the end has come."""
+        return self.finished.usage if self.finished is not None else None
+
+    @property
+    def finish_reason(self) -> str:
+        """stop, length or cancelled; empty until the end has come."""
+        if self.finished is None:
+            return ""
+        name = generation_pb2.FinishReason.Name(self.finished.reason)
+        return name.removeprefix("FINISH_REASON_").lower()
+
+    def _chunk_of(self, response: Response) -> tokens_pb2.TokenChunk:
+        """The chunk of a response, beside which a chat's has a delta."""
+        is_chat = isinstance(response, inference_pb2.ChatResponse)
+        self.delta = response.delta if is_chat and response.HasField("delta") else None
+        return response.chunk
+
+    def _take(self, chunk: tokens_pb2.TokenChunk) -> bool:
+        """Whether a chunk is to be passed on; it is cut to what is new."""
+        if not self._following.take(chunk):
+            return False
+        self._texts.append(chunk.text)
+        self.token_ids.extend(chunk.token_ids)
+        if chunk.HasField("finished"):
+            self.finished = chunk.finished
+        return True

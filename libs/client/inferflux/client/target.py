@@ -1,0 +1,46 @@
+"""Which gateways a client calls, and with which key. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from inferflux.api.errors import InvalidArgument
+
+ENDPOINT = "INFERFLUX_ENDPOINT"
+API_KEY = "INFERFLUX_API_KEY"
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Gateways, the preferred one first, and the key for them."""
+
+    addresses: tuple[str, ...]
+    api_key: str
+
+
+def resolve(addresses: str | Sequence[str], api_key: str, env: Mapping[str, str]) -> Target:
+    """Arguments before INFERFLUX_ENDPOINT and INFERFLUX_API_KEY. A text may list addresses between commas.
+
+    Raises:
+        InvalidArgument: no address, one that is not host:port, or no key.
+    """
+    given = addresses or env.get(ENDPOINT, "")
+    listed = given.split(",") if isinstance(given, str) else given
+    cleaned = tuple(address.strip() for address in listed if address.strip())
+    if not cleaned:
+        raise InvalidArgument(f"no gateway is named: give addresses, or set {ENDPOINT}", field="addresses")
+    for address in cleaned:
+        _check(address)
+    key = api_key or env.get(API_KEY, "")
+    if not key:
+        raise InvalidArgument(f"no API key: give api_key, or set {API_KEY}", field="api_key")
+    if not key.isascii() or not key.isprintable():
+        raise InvalidArgument("an API key has printable ASCII characters alone", field="api_key")
+    return Target(cleaned, key)
+
+
+def _check(address: str) -> None:
+    host, _, port = address.rpartition(":")
+    if not host or not port.isascii() or not port.isdigit() or not 0 < int(port) <= 65535:
+        raise InvalidArgument(f"{address!r} is not host:port", field="addresses")

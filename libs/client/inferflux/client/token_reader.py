@@ -1,0 +1,164 @@
+"""Reads token streams straight from NATS, live and late.
+
+It needs nats-py: `pip install inferflux-client[nats]`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, Sequence
+from types import TracebackType
+from typing import Any, Self
+
+import nats
+import nats.errors
+import nats.js.errors
+from google.protobuf.message import DecodeError
+
+from inferflux.api.errors import InvalidArgument, Unavailable, from_failed
+from inferflux.api.token_subjects import TOKENS_STREAM, is_safe_token, tokens
+from inferflux.v1 import tokens_pb2
+
+from .ordering import InOrder
+
+# After so long without a message the replay stream is asked: what was lost with a connection is there.
+_SILENCE_S = 2.0
+_REPLAY_PAUSE_S = 0.5
+_REPLAY_LIMIT_S = 5.0
+
+
+class TokenReader:
+    """Reads along with any request whose token subject may be read. Use as an async context manager.
+
+    Args:
+        servers: NATS servers, as `nats.connect` takes them.
+        gap_limit_s: how long missing tokens may stay missing.
+        connect_options: further arguments of `nats.connect`, such as credentials.
+    """
+
+    def __init__(
+        self,
+        servers: str | Sequence[str] = "nats://127.0.0.1:4222",
+        *,
+        gap_limit_s: float = 30.0,
+        **connect_options: Any,
+    ) -> None:
+        self._servers = servers if isinstance(servers, str) else list(servers)
+        self._gap_limit_s = gap_limit_s
+        self._options = {"max_reconnect_attempts": -1, **connect_options}
+        self._nats = nats.NATS()
+
+    async def __aenter__(self) -> Self:
+        await self._nats.connect(self._servers, **self._options)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._nats.close()
+
+    async def read(
+        self, tenant: str, request_id: str, *, offset: int = 0
+    ) -> AsyncGenerator[tokens_pb2.TokenChunk, None]:
+        """A request's chunks from token `offset` on, up to the terminal chunk: each token once, in order.
+
+        A request that is not known yet is waited for. A request that has ended is read from the replay
+        stream, which keeps tokens for some minutes.
+
+        Raises:
+            InvalidArgument: a name that cannot be in a subject.
+            InferFluxError: the generation failed; TOKENS_LOST: some of its tokens are gone.
+        """
+        for name, value in (("tenant", tenant), ("request_id", request_id)):
+            if not is_safe_token(value):
+                raise InvalidArgument(f"{name} must be 1 to 64 of A-Z a-z 0-9 _ -", field=name)
+        subject = tokens(tenant, request_id)
+        live = await self._nats.subscribe(subject)
+        try:
+            await self._nats.flush()
+            merged, gap = InOrder(offset), _Gap(self._gap_limit_s)
+            chunks = await self._replayed(subject)
+            while True:
+                for chunk in chunks:
+                    for accepted in merged.offer(chunk):
+                        if accepted.HasField("failed"):
+                            raise from_failed(accepted.failed)
+                        yield accepted
+                if merged.is_ended:
+                    return
+                chunks = await self._next(live, subject, gap.wait_s(merged.missing_from, time.monotonic()))
+        finally:
+            await live.unsubscribe()
+
+    async def _next(self, live: Any, subject: str, wait_s: float) -> list[tokens_pb2.TokenChunk]:
+        """The next live chunk, or after `wait_s` seconds what the replay stream has."""
+        if wait_s <= 0:
+            return await self._replayed(subject)
+        try:
+            message = await live.next_msg(timeout=wait_s)
+        except nats.errors.TimeoutError:
+            return await self._replayed(subject)
+        return _decoded([message.data])
+
+    async def _replayed(self, subject: str) -> list[tokens_pb2.TokenChunk]:
+        """What the replay stream holds of a subject; nothing while it does not answer."""
+        jetstream = self._nats.jetstream()
+        data: list[bytes] = []
+        try:
+            last = await jetstream.get_last_msg(TOKENS_STREAM, subject, direct=True)
+            stored = await jetstream.subscribe(subject, stream=TOKENS_STREAM, ordered_consumer=True)
+        except (nats.js.errors.Error, nats.errors.Error):
+            return []
+        try:
+            async with asyncio.timeout(_REPLAY_LIMIT_S):
+                async for message in stored.messages:
+                    data.append(message.data)
+                    if message.metadata.sequence.stream >= last.seq:
+                        break
+        except TimeoutError:
+            pass
+        finally:
+            await stored.unsubscribe()
+        return _decoded(data)
+
+
+class _Gap:
+    """How long tokens have been missing."""
+
+    def __init__(self, limit_s: float) -> None:
+        self._limit_s = limit_s
+        self._missing_from: int | None = None
+        self._since_s = 0.0
+        self._replay_due_s = 0.0
+
+    def wait_s(self, missing_from: int | None, now_s: float) -> float:
+        """How long to wait for a live message before the replay stream is asked; 0: not at all.
+
+        Raises:
+            Unavailable: the same tokens have been missing for too long.
+        """
+        if missing_from is None:
+            self._missing_from = None
+            return _SILENCE_S
+        if missing_from != self._missing_from:
+            self._missing_from, self._since_s, self._replay_due_s = missing_from, now_s, now_s
+        elif now_s - self._since_s > self._limit_s:
+            raise Unavailable(
+                f"tokens from {missing_from} on were lost", reason="TOKENS_LOST", retry_delay_s=None
+            )
+        if now_s < self._replay_due_s:
+            return self._replay_due_s - now_s
+        self._replay_due_s = now_s + _REPLAY_PAUSE_S
+        return 0.0
+
+
+def _decoded(messages: Sequence[bytes]) -> list[tokens_pb2.TokenChunk]:
+    """Chunks; a message that is none is left out: any client may have published it."""
+    chunks = []
+    for data in messages:
+        try:
+            chunks.append(tokens_pb2.TokenChunk.FromString(data))
+        except DecodeError:
+            continue
+    return chunks

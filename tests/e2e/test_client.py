@@ -1,0 +1,196 @@
+"""`inferflux-client` against the whole stack: gateways that die, readers that leave, errors."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+from collections.abc import AsyncIterator
+from contextlib import aclosing
+
+import pytest
+from harness import client as harness
+from harness.another_gateway import AnotherGateway, another_gateway
+
+from inferflux.cli.stack import Stack, StackOptions
+from inferflux.client import (
+    AsyncClient,
+    Client,
+    DeadlineExceeded,
+    InvalidArgument,
+    NotFound,
+    Unauthenticated,
+    Unavailable,
+)
+from inferflux.client.token_reader import TokenReader
+from inferflux.common.servers import free_port
+
+pytestmark = pytest.mark.e2e
+
+MODEL = harness.MODEL
+SURE = "Count down from 30 to 1."
+LONG_TOKENS = 700
+
+
+@pytest.fixture(scope="module")
+async def stack() -> AsyncIterator[Stack]:
+    """One thread, so that streams are under way for a while."""
+    async with Stack(StackOptions(slots=4, threads=1)) as running:
+        yield running
+
+
+@pytest.fixture
+async def doomed(stack: Stack) -> AsyncIterator[AnotherGateway]:
+    """A gateway that the test kills."""
+    async with another_gateway(stack) as gateway:
+        yield gateway
+
+
+@pytest.fixture
+async def sdk(stack: Stack) -> AsyncIterator[AsyncClient]:
+    async with AsyncClient(stack.endpoint, api_key=stack.api_key) as made:
+        yield made
+
+
+async def test_a_stream_outlives_its_gateway_with_every_token_once(
+    stack: Stack, doomed: AnotherGateway, sdk: AsyncClient
+) -> None:
+    expected = await sdk.chat(SURE, model=MODEL, temperature=0, max_tokens=300).text()
+    async with AsyncClient([doomed.endpoint, stack.endpoint], api_key=stack.api_key) as client:
+        stream = client.chat(SURE, model=MODEL, temperature=0, max_tokens=300)
+        ids: list[int] = []
+        async for chunk in stream:
+            if chunk.token_ids:
+                assert chunk.offset == len(ids)
+                ids += chunk.token_ids
+                doomed.kill()
+        assert stream.resumes == 1
+        assert await stream.text() == expected
+        assert stream.usage is not None
+        assert stream.usage.completion_tokens == len(ids) == len(stream.token_ids)
+        # From then on the client calls the other gateway first.
+        again = client.chat("Hello", model=MODEL, max_tokens=4)
+        await again.text()
+        assert again.resumes == 0
+
+
+async def test_a_stream_of_the_blocking_client_outlives_its_gateway_too(
+    stack: Stack, doomed: AnotherGateway
+) -> None:
+    def read() -> tuple[int, list[int], str]:
+        with Client([doomed.endpoint, stack.endpoint], api_key=stack.api_key) as client:
+            stream = client.generate(
+                "Tell me a story", model=MODEL, max_tokens=LONG_TOKENS, ignore_eos=True, temperature=0
+            )
+            ids: list[int] = []
+            for chunk in stream:
+                if chunk.token_ids:
+                    assert chunk.offset == len(ids)
+                    ids += chunk.token_ids
+                    doomed.kill()
+            return stream.resumes, ids, stream.finish_reason
+
+    resumes, ids, reason = await asyncio.to_thread(read)
+    assert (resumes, len(ids), reason) == (1, LONG_TOKENS, "length")
+
+
+@pytest.mark.parametrize("leave", ["close", "context", "collected"])
+async def test_a_reader_that_leaves_frees_the_slot(
+    sdk: AsyncClient, client: harness.Client, leave: str
+) -> None:
+    stream = sdk.generate("Tell me a story", model=MODEL, ignore_eos=True, resume_window_s=300)
+    async for chunk in stream:
+        if chunk.token_ids:
+            break
+    if leave == "close":
+        await stream.close()
+    elif leave == "context":
+        async with stream:
+            pass
+    else:
+        del stream, chunk
+        gc.collect()
+    await client.until_idle()
+
+
+@pytest.mark.parametrize("leave", ["close", "context", "collected", "client"])
+async def test_a_blocking_reader_that_leaves_frees_the_slot(
+    stack: Stack, client: harness.Client, leave: str
+) -> None:
+    def read_a_little() -> None:
+        made = Client(stack.endpoint, api_key=stack.api_key)
+        stream = made.generate("Tell me a story", model=MODEL, ignore_eos=True, resume_window_s=300)
+        while not next(stream).token_ids:
+            pass
+        if leave == "close":
+            stream.close()
+            assert list(stream) == []
+        elif leave == "context":
+            with stream:
+                pass
+        elif leave == "collected":
+            del stream
+            gc.collect()
+        made.close()
+
+    await asyncio.to_thread(read_a_little)
+    await client.until_idle()
+
+
+async def test_a_reader_that_leaves_before_the_first_token_frees_the_slot(
+    sdk: AsyncClient, client: harness.Client
+) -> None:
+    for _ in range(5):
+        async with sdk.generate("Tell me", model=MODEL, ignore_eos=True, resume_window_s=300):
+            pass
+    await client.until_idle()
+
+
+async def test_errors_say_their_reason_and_their_field(stack: Stack, sdk: AsyncClient) -> None:
+    with pytest.raises(NotFound) as unknown:
+        await sdk.chat("Hello", model="nothing").text()
+    assert unknown.value.reason == "UNKNOWN_MODEL"
+    with pytest.raises(InvalidArgument) as bad:
+        await sdk.chat("Hello", model=MODEL, temperature=-1).text()
+    assert bad.value.field.endswith("temperature")
+    with pytest.raises(DeadlineExceeded):
+        await sdk.generate("Tell me", model=MODEL, ignore_eos=True, timeout_s=0.3).text()
+    with pytest.raises(NotFound):
+        await sdk.resume("never-sent").text()
+    async with AsyncClient(stack.endpoint, api_key="ifx_" + 43 * "x") as stranger:
+        with pytest.raises(Unauthenticated):
+            await stranger.models()
+    away = f"127.0.0.1:{free_port()}"
+    async with AsyncClient(away, api_key=stack.api_key, retries=0) as nowhere:
+        with pytest.raises(Unavailable) as gone:
+            await nowhere.chat("Hello", model=MODEL).text()
+        assert gone.value.message == f"nothing answers at {away}"
+
+
+async def test_a_gateway_that_is_away_is_passed_by(stack: Stack) -> None:
+    addresses = [f"127.0.0.1:{free_port()}", stack.endpoint]
+    async with AsyncClient(addresses, api_key=stack.api_key, retries=0) as client:
+        assert await client.chat("Hello", model=MODEL, max_tokens=4).text()
+    with Client(addresses, api_key=stack.api_key, retries=0) as blocking:
+        assert MODEL in [model.card.name for model in await asyncio.to_thread(blocking.models)]
+
+
+async def test_texts_and_tokens_are_those_of_the_model(sdk: AsyncClient) -> None:
+    ids = await sdk.tokenize("Hello there", model=MODEL)
+    assert "Hello there" in await sdk.detokenize(ids, model=MODEL)
+    assert len(await sdk.tokenize([{"role": "user", "content": "Hello there"}], model=MODEL)) > len(ids)
+
+
+async def test_tokens_are_read_from_nats_live_and_late(stack: Stack, sdk: AsyncClient) -> None:
+    async with TokenReader(stack.nats_url) as reader:
+
+        async def read() -> list[int]:
+            async with aclosing(reader.read("default", "read-along")) as chunks:
+                return [i async for chunk in chunks for i in chunk.token_ids]
+
+        live = asyncio.create_task(read())
+        stream = sdk.chat(SURE, model=MODEL, temperature=0, max_tokens=300, request_id="read-along")
+        await stream.text()
+        assert await live == stream.token_ids
+        assert await read() == stream.token_ids
+        late = [i async for c in reader.read("default", "read-along", offset=7) for i in c.token_ids]
+        assert late == stream.token_ids[7:]

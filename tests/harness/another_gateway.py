@@ -1,0 +1,54 @@
+"""One more gateway of a stack, which a test may kill."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+from harness.client import Client
+
+from inferflux.cli.stack import Stack
+from inferflux.common.servers import free_port
+from inferflux.v1 import cluster_pb2
+
+
+@dataclass(frozen=True)
+class AnotherGateway:
+    """A process of its own."""
+
+    endpoint: str
+    process: subprocess.Popen[bytes]
+
+    def kill(self) -> None:
+        """SIGKILL; returns when it is gone."""
+        self.process.kill()
+        self.process.wait()
+
+
+@asynccontextmanager
+async def another_gateway(stack: Stack) -> AsyncIterator[AnotherGateway]:
+    """A gateway that serves, on free ports and without HTTP, beside the stack's own."""
+    listen, metrics = free_port(), free_port()
+    own = {
+        "INFERFLUX_GATEWAY_LISTEN": f"127.0.0.1:{listen}",
+        "INFERFLUX_GATEWAY_HTTP_LISTEN": "",
+        "INFERFLUX_METRICS_LISTEN": f"127.0.0.1:{metrics}",
+    }
+    env = {**os.environ, **stack.processes["gateway"].spec.env, **own}
+    command = [sys.executable, "-m", "inferflux.gateway"]
+    gateway = AnotherGateway(
+        f"127.0.0.1:{listen}", subprocess.Popen(command, env=env, stderr=subprocess.DEVNULL)
+    )
+    try:
+        client = Client(gateway.endpoint, stack.api_key)
+        await client.cluster.GetStatus(
+            cluster_pb2.GetStatusRequest(), metadata=client.metadata(), wait_for_ready=True, timeout=20
+        )
+        await client.close()
+        yield gateway
+    finally:
+        gateway.kill()

@@ -1,0 +1,52 @@
+"""Which refused calls are made again, where, and after how long."""
+
+from __future__ import annotations
+
+import pytest
+
+from inferflux.client import InferFluxError, InvalidArgument, NotFound, ResourceExhausted, Unavailable
+from inferflux.client.retrying import Again, Retrying, never_connected, readable
+
+NO_SERVER = Unavailable("failed to connect to all addresses; last error: ...", retry_delay_s=None)
+DRAINING = Unavailable("shutting down", reason="DRAINING", retry_delay_s=4.0)
+FULL = ResourceExhausted("full", retry_delay_s=2.5)
+
+
+def all_after(retrying: Retrying, *errors: InferFluxError) -> list[Again | None]:
+    return [retrying.after(error) for error in errors]
+
+
+def test_each_gateway_is_asked_before_a_call_waits() -> None:
+    assert all_after(Retrying(1, 3), *[DRAINING] * 6) == [
+        Again(0.0, moves=True),
+        Again(0.0, moves=True),
+        Again(4.0, moves=True),
+        Again(0.0, moves=True),
+        Again(0.0, moves=True),
+        None,
+    ]
+
+
+def test_a_wait_that_no_error_names_grows() -> None:
+    delays = [again.delay_s for again in all_after(Retrying(3, 1), *[NO_SERVER] * 3) if again]
+    assert delays == [0.5, 1.0, 2.0]
+
+
+def test_a_full_queue_is_waited_for_where_it_is() -> None:
+    assert all_after(Retrying(1, 2), FULL, FULL) == [Again(2.5, moves=False), None]
+
+
+@pytest.mark.parametrize(
+    "error", [NotFound("no"), InvalidArgument("no"), ResourceExhausted("no", retry_delay_s=None)]
+)
+def test_what_waiting_does_not_help_is_final(error: InferFluxError) -> None:
+    assert Retrying(9, 9).after(error) is None
+
+
+def test_a_call_that_did_not_arrive_is_told_in_plain_words() -> None:
+    assert never_connected(NO_SERVER)
+    assert not never_connected(DRAINING)
+    assert readable(NO_SERVER, "a:1").message == "nothing answers at a:1"
+    unknown = Unavailable("DNS resolution failed for nowhere:1", retry_delay_s=None)
+    assert readable(unknown, "nowhere:1").message == "nowhere:1: no such host"
+    assert readable(FULL, "a:1") is FULL

@@ -1,0 +1,33 @@
+"""Which gateways a client calls, and with which key."""
+
+from __future__ import annotations
+
+import pytest
+
+from inferflux.client import InvalidArgument
+from inferflux.client.target import Target, resolve
+
+ENV = {"INFERFLUX_ENDPOINT": "one:1, two:2,", "INFERFLUX_API_KEY": "ifx_env"}
+
+
+def test_arguments_come_before_the_environment() -> None:
+    assert resolve("", "", ENV) == Target(("one:1", "two:2"), "ifx_env")
+    assert resolve("three:3", "ifx_own", ENV) == Target(("three:3",), "ifx_own")
+    assert resolve(["a:1", "[::1]:2"], "", ENV) == Target(("a:1", "[::1]:2"), "ifx_env")
+
+
+@pytest.mark.parametrize("address", ["host", "host:", ":1", "host:port", "host:70000", "host:0", "host:-1"])
+def test_an_address_that_cannot_be_is_refused_by_name(address: str) -> None:
+    with pytest.raises(InvalidArgument) as caught:
+        resolve(address, "ifx_own", {})
+    assert caught.value.field == "addresses"
+
+
+@pytest.mark.parametrize(
+    ("addresses", "key", "field"),
+    [("", "k", "addresses"), ([], "k", "addresses"), ("a:1", "", "api_key"), ("a:1", "k\n", "api_key")],
+)
+def test_what_is_missing_is_named(addresses: str | list[str], key: str, field: str) -> None:
+    with pytest.raises(InvalidArgument) as caught:
+        resolve(addresses, key, {})
+    assert caught.value.field == field
