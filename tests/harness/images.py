@@ -171,12 +171,12 @@ class ComposeStack:
             site = path / f"lib/python{sys.version_info[0]}.{sys.version_info[1]}/site-packages"
             for file in requirements:
                 for pinned in _PINNED.findall((ROOT / file).read_text()):
-                    _link(pinned, site)
+                    link(pinned, site)
             self._environments[requirements] = path
         return self._environments[requirements]
 
 
-def _link(distribution: str, site: Path) -> None:
+def link(distribution: str, site: Path) -> None:
     """Make what a distribution installed importable from `site`; one for other Pythons is not installed."""
     try:
         found = importlib.metadata.distribution(distribution)
