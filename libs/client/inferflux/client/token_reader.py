@@ -22,7 +22,7 @@ from inferflux.v1 import tokens_pb2
 
 from .ordering import InOrder
 
-# After so long without a message the replay stream is asked: what was lost with a connection is there.
+# After this silence the replay stream is asked: what was lost with a connection is there.
 _SILENCE_S = 2.0
 _REPLAY_PAUSE_S = 0.5
 _REPLAY_LIMIT_S = 5.0
