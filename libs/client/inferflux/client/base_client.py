@@ -69,8 +69,8 @@ class BaseClient(ABC, Generic[_G, _S]):
                 0: a lost connection cancels the request.
             priority: higher is more urgent.
             skip_answer_cache: have the answer computed.
-            tools: functions that the model may call. The `delta` of the stream says what a chunk is. Such a chat
-                is never resumed: a lost connection cancels it.
+            tools: functions that the model may call. The `delta` of the stream says what a chunk is.
+                Such a chat is never resumed: a lost connection cancels it.
             tool_choice: whether it must call one, or which.
             options: as `Options` lists them.
         """

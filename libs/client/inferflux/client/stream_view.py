@@ -19,7 +19,7 @@ class StreamView:
 
     Attributes:
         token_ids: the tokens that have come.
-        delta: what the last chunk is, of a chat with tools or of a model that reasons: content, reasoning, calls.
+        delta: content, reasoning and calls of the last chunk: in a chat with tools, of a model that reasons.
         finished: the end with reason, usage and timings; None until it has come.
     """
 
@@ -55,8 +55,9 @@ class StreamView:
 
     def _chunk_of(self, response: Response) -> tokens_pb2.TokenChunk:
         """The chunk of a response, beside which a chat's has a delta."""
-        is_chat = isinstance(response, inference_pb2.ChatResponse)
-        self.delta = response.delta if is_chat and response.HasField("delta") else None
+        self.delta = None
+        if isinstance(response, inference_pb2.ChatResponse) and response.HasField("delta"):
+            self.delta = response.delta
         return response.chunk
 
     def _take(self, chunk: tokens_pb2.TokenChunk) -> bool:
