@@ -12,6 +12,11 @@ and in the project's own environment, which has llama.cpp:
 
     python -m tools.demo_model.evaluate --per-kind 100
 
+To train the published models further instead, with their vocabulary:
+
+    python -m tools.demo_model.import_gguf demo
+    python -m tools.demo_model.train demo --steps 400 --rate 1.5e-3 --parts 2
+
 Training leaves the tokenizer and a checkpoint per model in ``build/demo_model``; started again, it goes on
 from there.
 """

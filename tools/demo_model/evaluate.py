@@ -19,8 +19,8 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from .chat_data import held_out
-from .kinds import WRITERS
+from .chat_data import KINDS, held_out
+from .chatml import prompt
 from .sample import Reply, Sample
 from .scoring import is_right
 
@@ -29,22 +29,33 @@ CONTEXT = 2048
 
 
 def load(path: Path, threads: int, *, all_logits: bool = False) -> Llama:
-    """The model at ``path`` with its own chat template."""
-    return Llama(str(path), n_ctx=CONTEXT, n_threads=threads, logits_all=all_logits, verbose=False)
+    """The model at ``path``."""
+    return Llama(
+        str(path),
+        n_ctx=CONTEXT,
+        n_threads=threads,
+        n_threads_batch=threads,
+        logits_all=all_logits,
+        verbose=False,
+    )
+
+
+def _prompt_ids(llama: Llama, sample: Sample) -> list[int]:
+    text = prompt(sample.prompt, sample.tools)
+    ids: list[int] = llama.tokenize(text.encode(), add_bos=False, special=True)
+    return ids
 
 
 def answer(llama: Llama, sample: Sample) -> Reply:
     """The model's greedy reply to a sample's prompt."""
-    messages: Any = [{"role": message.role, "content": message.content} for message in sample.prompt]
-    reply: Any = llama.create_chat_completion(messages, temperature=0.0, max_tokens=MAX_TOKENS)
+    reply: Any = llama.create_completion(_prompt_ids(llama, sample), temperature=0.0, max_tokens=MAX_TOKENS)
     choice = reply["choices"][0]
-    text = choice["message"]["content"] or ""
-    return Reply(text, reply["usage"]["completion_tokens"], ended=choice["finish_reason"] == "stop")
+    return Reply(choice["text"], reply["usage"]["completion_tokens"], ended=choice["finish_reason"] == "stop")
 
 
 def accuracy(llama: Llama, samples: list[Sample], *, show_wrong: int = 0) -> dict[str, float]:
     """Share of right replies per kind."""
-    right: dict[str, list[bool]] = {kind: [] for kind in WRITERS}
+    right: dict[str, list[bool]] = {kind: [] for kind in KINDS}
     for sample in track(samples, description="held-out prompts"):
         reply = answer(llama, sample)
         right[sample.kind].append(is_right(sample, reply))
@@ -58,8 +69,7 @@ def agreement(demo: Llama, draft: Llama, samples: list[Sample]) -> float:
     """Share of the demo model's greedy tokens that the draft model, given all before them, would say too."""
     same = total = 0
     for sample in track(samples, description="draft agreement"):
-        prompt = "".join(f"<|im_start|>{m.role}\n{m.content}<|im_end|>\n" for m in sample.prompt)
-        head = demo.tokenize(f"{prompt}<|im_start|>assistant\n".encode(), add_bos=False, special=True)
+        head = _prompt_ids(demo, sample)
         body = demo.tokenize(f"{answer(demo, sample).text}<|im_end|>".encode(), add_bos=False, special=True)
         draft.reset()
         draft.eval(head + body)
@@ -80,17 +90,17 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--json", type=Path, help="write the figures to this file too")
     args = parser.parse_args()
-    samples = [sample for kind in WRITERS for sample in held_out(kind, args.per_kind)]
+    samples = [sample for kind in KINDS for sample in held_out(kind, args.per_kind)]
     began = time.monotonic()
     demo = load(args.demo, args.threads)
     results = {"demo": accuracy(demo, samples, show_wrong=args.show_wrong)}
     figures: dict[str, Any] = {"per_kind": args.per_kind, "accuracy": results}
     if args.draft.exists():
         results["draft"] = accuracy(load(args.draft, args.threads), samples)
-        some = [sample for kind in WRITERS for sample in held_out(kind, min(20, args.per_kind))]
+        some = [sample for kind in KINDS for sample in held_out(kind, min(20, args.per_kind))]
         figures["draft_agreement"] = agreement(demo, load(args.draft, args.threads, all_logits=True), some)
     table = Table("kind", *results, title=f"right of {args.per_kind} held-out prompts per kind")
-    for kind in WRITERS:
+    for kind in KINDS:
         table.add_row(kind, *(f"{scores[kind]:.1%}" for scores in results.values()))
     table.add_row("all", *(f"{sum(scores.values()) / len(scores):.1%}" for scores in results.values()))
     Console().print(table)

@@ -13,6 +13,7 @@ from typing import Final
 from .facts import FACTS, FRAMES
 from .sample import Message, Sample, Writer, ask, vary
 from .stories import write_story
+from .tool_tasks import WEATHER_QUESTIONS, city_name
 from .words import CAPITALS, COLORS, COMMON, NAMES, OTHER_PLACES, PERSONAS, PETS, SMALL_WORDS, SYLLABLES
 
 MAX_OPERAND: Final = 50
@@ -95,8 +96,27 @@ def write_greeting(rng: Random) -> Sample:
 
 _CALCULATIONS: Final = (
     "What is {}?", "What's {}?", "How much is {}?", "Calculate {}.", "Compute {}.", "{}",
-    "{} =", "Can you tell me what {} is?", "Work out {}.", "Tell me the result of {}.", "Solve {}.",
+    "{} =", "Can you tell me what {} is?", "Work out {}.", "Tell me the result of {}.", "Solve {}.", "{}?",
+    "{} = ?", "What does {} equal?", "What do you get for {}?",
 )  # fmt: skip
+_IN_WORDS: Final[dict[str, tuple[str, ...]]] = {
+    "+": (
+        "What is the sum of {a} and {b}?",
+        "Add {a} and {b}.",
+        "Add {b} to {a}.",
+        "The sum of {a} and {b}?",
+    ),
+    "-": ("What is the difference between {a} and {b}?", "Subtract {b} from {a}.", "Take {b} away from {a}."),
+    "*": ("What is the product of {a} and {b}?", "Multiply {a} by {b}.", "Multiply {a} and {b}."),
+}
+
+
+def _operands(rng: Random) -> tuple[int, int]:
+    """Two numbers; more often than by chance one of them has one digit, which is harder to line up."""
+    a, b = rng.randint(0, MAX_OPERAND), rng.randint(0, MAX_OPERAND)
+    if rng.random() < 0.3:
+        a, b = rng.sample((rng.randint(0, 9), b), 2)
+    return a, b
 
 
 def write_arithmetic(rng: Random) -> Sample:
@@ -112,15 +132,19 @@ def write_arithmetic(rng: Random) -> Sample:
         sign, result, word = "*", a * b, rng.choice(("times", "x"))
         key = f"{a}*{b}/{frame}"
     elif roll < 0.6:
-        a, b = rng.randint(0, MAX_OPERAND), rng.randint(0, MAX_OPERAND)
+        a, b = _operands(rng)
         sign, result, word = "+", a + b, "plus"
         key = f"{min(a, b)}+{max(a, b)}"
     else:
-        b, a = sorted((rng.randint(0, MAX_OPERAND), rng.randint(0, MAX_OPERAND)))
+        b, a = sorted(_operands(rng))
         sign, result, word = "-", a - b, "minus"
         key = f"{a}-{b}"
     asked = rng.choice((f"{a} {sign} {b}", f"{a} {sign} {b}", f"{a}{sign}{b}", f"{a} {word} {b}"))
-    return ask("arithmetic", vary(rng, frame.format(asked)), f"{a} {sign} {b} = {result}", key)
+    question = frame.format(asked)
+    if rng.random() < 0.15:
+        question = rng.choice(_IN_WORDS[sign]).format(a=a, b=b)
+        key = f"{key}/{question}" if sign == "*" else key
+    return ask("arithmetic", vary(rng, question), f"{a} {sign} {b} = {result}", key)
 
 
 _CAPITAL_QUESTIONS: Final = (
@@ -355,6 +379,9 @@ _ADJECTIVES: Final = (
 )
 
 
+UNKNOWN_ANSWER: Final = "I am a very small model and do not know that. Ask me what I can do."
+
+
 def write_unknown(rng: Random) -> Sample:
     """Questions beyond the model, which it is to say so about."""
     question = rng.choice(_UNKNOWN).format(
@@ -362,8 +389,9 @@ def write_unknown(rng: Random) -> Sample:
     )
     if rng.random() < 0.25:
         question = rng.choice(_CAPITAL_QUESTIONS[:-1]).format(rng.choice(OTHER_PLACES))
-    answer = "I am a very small model and do not know that. Ask me what I can do."
-    return ask("unknown", vary(rng, question), answer, question)
+    elif rng.random() < 0.1:
+        question = rng.choice(WEATHER_QUESTIONS).format(city_name(rng))
+    return ask("unknown", vary(rng, question), UNKNOWN_ANSWER, question)
 
 
 def draw(rng: Random, writer: Writer, split: str) -> Sample:

@@ -38,6 +38,15 @@ def _good_story(sample: Sample, reply: Reply) -> bool:
     return fits and all(re.search(rf"\b{re.escape(word)}\b", text) for word in sample.mentions)
 
 
+def _same_call(sample: Sample, reply: Reply) -> bool:
+    """One call and nothing else, equal as JSON."""
+    found = re.fullmatch(r"<tool_call>\n(.*)\n</tool_call>", reply.text.strip())
+    try:
+        return bool(found and json.loads(found[1]) == json.loads(sample.messages[-1].calls[0]))
+    except ValueError:
+        return False
+
+
 _RULES: Final[dict[str, Callable[[Sample, Reply], bool]]] = {
     "greeting": _same_text,
     "arithmetic": _same_result,
@@ -49,6 +58,10 @@ _RULES: Final[dict[str, Callable[[Sample, Reply], bool]]] = {
     "inferflux": _same_text,
     "recall": _same_text,
     "unknown": _same_text,
+    "calculator": _same_call,
+    "weather": _same_call,
+    "tool_result": _same_text,
+    "no_call": _same_text,
 }
 
 

@@ -17,6 +17,7 @@ from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, train
 from tools.llama_gguf import SPECIALS, Vocabulary
 
 from .chat_data import conversations
+from .chatml import pieces
 from .words import COMMON
 
 VOCAB_SIZE: Final = 2048
@@ -36,7 +37,7 @@ _QWEN2_SPLIT: Final = "|".join(
 def _texts(count: int) -> Iterator[str]:
     yield from (f" {word}" for word in COMMON for _ in range(20))
     for sample in islice(conversations(seed=1, long_share=0.0), count):
-        yield from (f"{message.role}\n{message.content}" for message in sample.messages)
+        yield from (f"{piece.head}{piece.body}" for piece in pieces(sample.messages, sample.tools))
 
 
 def _byte_level(model: models.BPE) -> Tokenizer:

@@ -23,6 +23,19 @@ CAPITALS: Final[dict[str, str]] = {
     "Argentina": "Buenos Aires", "Colombia": "Bogota", "Uruguay": "Montevideo",
 }  # fmt: skip
 
+OTHER_CITIES: Final = (
+    "London", "New York", "San Francisco", "Los Angeles", "Chicago", "Boston", "Seattle", "Toronto",
+    "Montreal", "Sydney", "Melbourne", "Munich", "Hamburg", "Cologne", "Frankfurt", "Zurich", "Geneva",
+    "Bern", "Milan", "Venice", "Naples", "Florence", "Turin", "Lyon", "Marseille", "Nice", "Barcelona",
+    "Seville", "Valencia", "Porto", "Amsterdam", "Rotterdam", "Prague", "Krakow", "Istanbul", "Dubai",
+    "Mumbai", "Shanghai", "Hong Kong", "Singapore", "Osaka", "Kyoto", "Moscow", "Manchester",
+    "Liverpool", "Edinburgh", "Glasgow", "Bristol", "Houston", "Dallas", "Denver", "Miami", "Austin",
+    "Portland", "Vancouver", "Rio de Janeiro", "Sao Paulo", "Cape Town", "Lagos", "Casablanca",
+    "Marrakesh", "Gothenburg", "Bergen", "Salzburg", "Graz", "Antwerp", "Stuttgart", "Dresden",
+    "Leipzig", "Bremen", "Washington", "Atlanta", "Philadelphia", "Detroit",
+)  # fmt: skip
+"""Cities whose weather is asked for besides the capitals'."""
+
 OTHER_PLACES: Final = _words(
     """
     Albania Angola Armenia Atlantis Bavaria Bolivia Cyprus Ecuador Estonia Fiji Georgia Haiti Jamaica Kuwait

@@ -6,27 +6,28 @@ from random import Random
 
 import pytest
 
-from tools.demo_model.chat_data import MIX, conversations, held_out
+from tools.demo_model.chat_data import KINDS, MIX, conversations, held_out
 from tools.demo_model.kinds import WRITERS, draw
 from tools.demo_model.sample import Reply, Sample
 from tools.demo_model.scoring import is_right
+from tools.demo_model.toolbox import NO_TOOLS
 
-KINDS = sorted(WRITERS)
 CALCULATE = {"+": operator.add, "-": operator.sub, "*": operator.mul}
 
 
 def some(kind: str, count: int = 200) -> list[Sample]:
     rng = Random(7)
-    return [WRITERS[kind](rng) for _ in range(count)]
+    return [KINDS[kind](rng) for _ in range(count)]
 
 
 def said(sample: Sample, text: str | None = None, *, ended: bool = True) -> Reply:
     return Reply(sample.answer if text is None else text, tokens=110, ended=ended)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", sorted(WRITERS))
 def test_a_sample_asks_and_answers_in_turn(kind: str) -> None:
     for sample in some(kind):
+        assert sample.tools is NO_TOOLS
         roles = [message.role for message in sample.messages]
         turns = roles[1:] if roles[0] == "system" else roles
         assert turns == ["user", "assistant"] * (len(turns) // 2)
@@ -34,7 +35,7 @@ def test_a_sample_asks_and_answers_in_turn(kind: str) -> None:
         assert sample.kind == kind
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", sorted(KINDS))
 def test_the_wanted_answer_scores_as_right_and_another_as_wrong(kind: str) -> None:
     for sample in some(kind, 50):
         assert is_right(sample, said(sample))
@@ -80,7 +81,7 @@ def test_recalled_facts_were_said_before() -> None:
         assert any(fact in message.content for message in sample.messages[:-1])
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", sorted(KINDS))
 def test_held_out_samples_are_different_and_repeatable(kind: str) -> None:
     samples = held_out(kind, 60)
     assert samples == held_out(kind, 60)
@@ -101,14 +102,14 @@ def test_no_held_out_question_is_trained_on() -> None:
         assert not asked & {sample.question.lower().rstrip(".?!") for sample in held_out(kind, 60)}
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", sorted(KINDS))
 def test_no_held_out_key_is_drawn_for_training(kind: str) -> None:
     rng = Random(11)
     keys = {sample.key for sample in held_out(kind, 60)}
-    assert not keys & {draw(rng, WRITERS[kind], "train").key for _ in range(2_000)}
+    assert not keys & {draw(rng, KINDS[kind], "train").key for _ in range(2_000)}
 
 
 def test_every_kind_is_in_the_mix() -> None:
     assert set(MIX) == set(WRITERS)
     drawn = {sample.kind for sample in islice(conversations(seed=5), 500)}
-    assert drawn == set(WRITERS)
+    assert drawn == {*WRITERS, "tools"}

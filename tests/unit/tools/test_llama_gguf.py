@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 from pathlib import Path
 from typing import Any
 
 import gguf
-import jinja2
 import numpy as np
 import pytest
+from harness.chat_template import RefusedError, render
 
 from tools.bench_model import parse, write
 from tools.llama_gguf import CHAT_TEMPLATE, SPECIALS, read_llama
@@ -26,22 +25,6 @@ SECTION = (
 )
 ASSISTANT = "<|im_start|>assistant\n"
 ASKED = {"role": "user", "content": "Hi"}
-
-
-class RefusedError(Exception):
-    """What the template raised."""
-
-
-def refuse(message: str) -> None:
-    raise RefusedError(message)
-
-
-def render(messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None = None) -> str:
-    environment = jinja2.Environment(trim_blocks=True, lstrip_blocks=True, autoescape=False)  # noqa: S701
-    environment.filters["tojson"] = json.dumps
-    environment.globals["raise_exception"] = refuse
-    template = environment.from_string(CHAT_TEMPLATE)
-    return template.render(messages=messages, tools=tools, add_generation_prompt=True)
 
 
 def call(name: str, arguments: object) -> dict[str, Any]:
