@@ -107,6 +107,27 @@ def test_a_chunk_that_overlaps_is_cut_with_its_text() -> None:
     assert (chunk.offset, list(chunk.token_ids), chunk.text) == (4, [4, 5], "4 5 ")
 
 
+def test_a_chunk_is_cut_though_another_attempt_began_its_chunks_elsewhere() -> None:
+    state = StreamState()
+    offer_all(state, tokens(0, 2), tokens(2, 5))
+    assert offer_all(state, tokens(2, 2, epoch=2), tokens(4, epoch=2)) == [S, S]
+    chunk = tokens(5, 4, epoch=2)
+    assert state.offer(chunk) is A
+    assert (chunk.offset, list(chunk.token_ids), chunk.text) == (7, [7, 8], "7 8 ")
+
+
+def test_a_chunk_is_cut_after_a_start_whose_tokens_were_seen() -> None:
+    """The chunk that says who goes on has tokens as well."""
+    state = StreamState(offset=7)
+    assert offer_all(state, tokens(2, 5)) == [S]
+    first = tokens(2, 3, epoch=2)
+    first.started.worker_id = "w2"
+    chunk = tokens(5, 4, epoch=2)
+    assert offer_all(state, first, chunk) == [A, A]
+    assert (list(first.token_ids), first.text) == ([], "")
+    assert (chunk.offset, list(chunk.token_ids), chunk.text) == (7, [7, 8], "7 8 ")
+
+
 def test_text_is_left_out_where_it_cannot_be_told_whose_it_is() -> None:
     state = StreamState(offset=3)
     chunk = tokens(2, 3)

@@ -44,9 +44,9 @@ class StreamState:
         self.epoch = 0
         self.has_started = False
         self.is_ended = False
-        # Offset and text of the latest chunks that were seen, without holes, and where they end.
-        self._recent: deque[tuple[int, str]] = deque(maxlen=_REMEMBERED_CHUNKS)
-        self._recent_end = 0
+        self._seen = _Texts()
+        # What came again: another attempt may have put the same tokens into other chunks.
+        self._repeated = _Texts()
 
     def offer(self, chunk: tokens_pb2.TokenChunk) -> Verdict:
         """Judge a chunk; an accepted one may have been cut to what is new, and counts as seen.
@@ -66,11 +66,13 @@ class StreamState:
         if chunk.offset + n_tokens > self.next_offset:
             if chunk.offset < self.next_offset:
                 self._cut(chunk, self.next_offset - chunk.offset)
-        elif not is_terminal and not self._is_news(chunk, event):
-            self._remember(chunk)
-            return Verdict.SKIP
-        elif chunk.offset < self.next_offset:
-            self._strip(chunk)
+        else:
+            self._repeated.add(chunk)
+            if not is_terminal and not self._is_news(chunk, event):
+                self._remember(chunk)
+                return Verdict.SKIP
+            if chunk.offset < self.next_offset:
+                self._strip(chunk)
         self._note(chunk, event, is_terminal)
         return Verdict.ACCEPT
 
@@ -98,37 +100,31 @@ class StreamState:
 
     def _remember(self, chunk: tokens_pb2.TokenChunk) -> None:
         """Keep the text of a chunk, also of one that repeats: a later chunk may begin there."""
-        if not chunk.token_ids or chunk.offset < self._recent_end:
-            return
-        if chunk.offset > self._recent_end:
-            self._recent.clear()
-        self._recent.append((chunk.offset, chunk.text))
-        self._recent_end = chunk.offset + len(chunk.token_ids)
+        if chunk.offset >= self._seen.end:
+            self._seen.add(chunk)
 
     def _cut(self, chunk: tokens_pb2.TokenChunk, n_seen: int) -> None:
-        """Leave what comes after the first `n_seen` tokens.
-
-        Tokens do not say how much of the text is theirs, but the text that was passed on for them does, if
-        it began where this chunk begins.
-        """
-        seen = self._text_since(chunk.offset)
-        text = chunk.text[len(seen) :] if seen is not None and chunk.text.startswith(seen) else ""
+        """Leave what comes after the first `n_seen` tokens."""
+        chunk.text = self._unseen_text(chunk)
         del chunk.token_ids[:n_seen]
         del chunk.logprobs[:n_seen]
-        chunk.text = text
         chunk.offset = self.next_offset
 
-    def _text_since(self, offset: int) -> str | None:
-        if self._recent_end != self.next_offset:
-            return None
-        texts: list[str] = []
-        for start, text in reversed(self._recent):
-            texts.append(text)
-            if start == offset:
-                return "".join(reversed(texts))
-            if start < offset:
-                return None
-        return None
+    def _unseen_text(self, chunk: tokens_pb2.TokenChunk) -> str:
+        """What follows the text that was passed on; empty where that cannot be told.
+
+        Tokens do not say how much of the text is theirs. The text that was passed on for them does, if it began
+        where this chunk begins, or one of the repeated chunks right before it.
+        """
+        if self._seen.end != self.next_offset:
+            return ""
+        text = ""
+        for start, part in [(chunk.offset, chunk.text), *self._repeated.before(chunk.offset)]:
+            text = part + text
+            seen = self._seen.since(start)
+            if seen is not None:
+                return text[len(seen) :] if text.startswith(seen) else ""
+        return ""
 
     def _strip(self, chunk: tokens_pb2.TokenChunk) -> None:
         """Leave the event alone: all its tokens were seen."""
@@ -136,6 +132,39 @@ class StreamState:
         del chunk.logprobs[:]
         chunk.text = ""
         chunk.offset = self.next_offset
+
+
+class _Texts:
+    """The texts of the latest chunks that follow each other.
+
+    Attributes:
+        end: the token after them.
+    """
+
+    def __init__(self) -> None:
+        # Offset and text of each.
+        self._chunks: deque[tuple[int, str]] = deque(maxlen=_REMEMBERED_CHUNKS)
+        self.end = 0
+
+    def add(self, chunk: tokens_pb2.TokenChunk) -> None:
+        """Keep one that has tokens. Those before it are forgotten if it does not follow them."""
+        if not chunk.token_ids:
+            return
+        if chunk.offset != self.end:
+            self._chunks.clear()
+        self._chunks.append((chunk.offset, chunk.text))
+        self.end = chunk.offset + len(chunk.token_ids)
+
+    def before(self, offset: int) -> list[tuple[int, str]]:
+        """The chunks up to a token, the last one first; none if they do not end there."""
+        return list(reversed(self._chunks)) if self.end == offset else []
+
+    def since(self, offset: int) -> str | None:
+        """The text of the chunks from a token on; None where no chunk begins there."""
+        starts = [start for start, _ in self._chunks]
+        if offset not in starts:
+            return None
+        return "".join(text for start, text in self._chunks if start >= offset)
 
 
 def can_merge(first: tokens_pb2.TokenChunk, second: tokens_pb2.TokenChunk) -> bool:
