@@ -21,6 +21,7 @@ from inferflux.v1 import engine_pb2, generation_pb2, tokens_pb2, worker_pb2
 from inferflux.worker.engine.draft_model import DraftModel
 from inferflux.worker.engine.drafting import Drafting
 from inferflux.worker.engine.native import Backend, LoadError
+from inferflux.worker.engine.sequence import sequence_of
 
 OFF, NGRAM = generation_pb2.SPECULATION_OFF, generation_pb2.SPECULATION_NGRAM
 DRAFT = generation_pb2.SPECULATION_DRAFT
@@ -232,6 +233,36 @@ def test_more_sequences_than_the_draft_model_has_room_for_answer_all_the_same() 
     for one, name in zip(wanted, names, strict=True):
         assert world.tokens[name] == alone(one).tokens[name]
     assert (made._places, len(made._free)) == ({}, 2)
+
+
+def test_sequences_that_share_a_prompt_of_the_model_draft_only_as_the_draft_model_has_cells() -> None:
+    """The model has the shared prompt once, the draft model has it for each."""
+    small = DraftModel(
+        str(DRAFT_MODEL),
+        demo().vocab,
+        sequences=8,
+        cells=256,
+        batch_tokens=512,
+        threads=1,
+        gpu_layers=0,
+        flash_attention=True,
+    )
+    asking = [
+        sequence_of(
+            batch_item(name, prompt=list(range(5, 35)), max_tokens=60),
+            arrival=i,
+            now_s=0.0,
+            unix_s=0.0,
+            pieces=demo().vocab,
+        )
+        for i, name in enumerate("abcdefgh")
+    ]
+    drafts = small.draft([(sequence, 8) for sequence in asking])
+    assert [len(draft) for draft in drafts] == [8, 8, 8, 8, 0, 0, 0, 0]
+    for sequence in asking[:2]:
+        small.forget(sequence)
+    drafts = small.draft([(sequence, 8) for sequence in asking[2:]])
+    assert [len(draft) for draft in drafts] == [8, 8, 8, 8, 0, 0]
 
 
 def test_a_draft_model_of_another_vocabulary_is_refused_by_name(tmp_path: Path) -> None:

@@ -113,8 +113,8 @@ class StreamState:
     def _unseen_text(self, chunk: tokens_pb2.TokenChunk) -> str:
         """What follows the text that was passed on; empty where that cannot be told.
 
-        Tokens do not say how much of the text is theirs. The text that was passed on for them does, if it began
-        where this chunk begins, or one of the repeated chunks right before it.
+        Tokens do not say how much of the text is theirs. The text that was passed on for them does, if it
+        began where this chunk begins, or one of the repeated chunks right before it.
         """
         if self._seen.end != self.next_offset:
             return ""

@@ -22,6 +22,7 @@ from .context import Context, ContextError, Run
 from .sampling_rows import BAD, choose_tokens
 from .sequence import Sequence
 from .sharing_trial import find_sharing
+from .speculation import MOST_DRAFTED
 
 # Tokens of a sequence that are computed in one step without a draft, at most.
 _CATCH_UP = 256
@@ -187,20 +188,25 @@ class DraftModel:
         return ready
 
     def _place_of(self, sequence: Sequence, *, among: Several[Sequence]) -> _Place | None:
-        """Where a sequence is computed; None where there is no room for what it has and may draft."""
+        """Where a sequence is computed; None where there is no room for what it has and may draft.
+
+        A sequence without room gives up what it had: others need it.
+        """
         place = self._places.get(sequence)
         others = [other for other in self._places if other not in among]
         while others and not (self._has_room(sequence) and (place or self._free)):
             self.forget(others.pop(0))
         if not self._has_room(sequence):
+            self.forget(sequence)
             return None
         if place is None and self._free:
             place = self._places[sequence] = _Place(self._free.pop())
         return place
 
     def _has_room(self, sequence: Sequence) -> bool:
-        used = sum(place.held for other, place in self._places.items() if other is not sequence)
-        return used + len(sequence.tokens) <= self._context.cells
+        """Whether it fits beside the others, each with all its tokens and a draft."""
+        together = {*self._places, sequence}
+        return sum(one.n_tokens + MOST_DRAFTED for one in together) <= self._context.cells
 
 
 def _load(path: str, gpu_layers: int) -> Any:
