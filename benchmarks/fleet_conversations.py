@@ -42,7 +42,7 @@ _IDS = range(300, 1800)
 _FIRST_TOKENS = (100, 400)
 _QUESTION_TOKENS = (40, 120)
 _ANSWER_TOKENS = (16, 64)
-# Of what was said before, a turn may find so many tokens less: blocks, and the last token of an answer.
+# A turn may find up to this many tokens less than was said before: blocks, and the last token of an answer.
 _SPARE_TOKENS = 32
 # What the processes count, and what it is called in the figures.
 _COUNTERS = {

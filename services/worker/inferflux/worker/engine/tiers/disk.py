@@ -24,7 +24,7 @@ PAUSE_S = 60.0
 # How long what a dead process left is looked for, and how often.
 SEARCH_LIMIT_S = 0.5
 _SEARCH_INTERVAL_S = 0.02
-# Files of dead processes that were not used for so long are removed, at the start of another one.
+# A dead process's files are removed when another one starts and they were unused for this many seconds.
 LEFT_S = 7 * 86_400
 # Writes that wait hold their state in memory.
 MOST_WAITING_BYTES = 256 << 20
