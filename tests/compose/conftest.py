@@ -76,7 +76,7 @@ def checkout() -> Iterator[Path]:
 @pytest.fixture(scope="session")
 async def compose(checkout: Path) -> AsyncIterator[Compose]:
     """The project, built and not started; it is taken down with all of its data at the end."""
-    ports = {name: str(free_port()) for name in ("GATEWAY", "NATS", "POLICY")}
+    ports = {name: str(free_port()) for name in ("GATEWAY", "GATEWAY_HTTP", "NATS", "POLICY")}
     environment = {f"INFERFLUX_{name}_PORT": port for name, port in ports.items()}
     environment |= {"INFERFLUX_WORKER_SLOTS": _SLOTS, "INFERFLUX_POLICY_BOOTSTRAP_KEY": ""}
     project = Compose(PROJECT, checkout, extra=[ROOT / "tests/compose/override.yml"], environment=environment)

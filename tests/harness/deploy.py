@@ -14,7 +14,7 @@ import yaml
 
 ROOT = Path(__file__).resolve().parents[2]
 
-_VARIABLE = re.compile(r"\$\{([A-Z_]+)(?::-([^}]*))?\}")
+_VARIABLE = re.compile(r"\$\{([A-Z_]+)(?::([-+])([^}]*))?\}")
 
 
 @dataclass
@@ -96,11 +96,15 @@ def _options(rest: str) -> tuple[dict[str, str], str]:
 
 
 def read_compose(environment: Mapping[str, str], file: str = "docker-compose.yml") -> dict[str, Any]:
-    """A compose file with ${VARIABLE:-default} replaced as `docker compose` does it."""
+    """A compose file with ${NAME:-default} and ${NAME:+instead} replaced as `docker compose` does it."""
+
+    def chosen(found: re.Match[str]) -> str:
+        value, sign, text = environment.get(found[1], ""), found[2], found[3] or ""
+        return text if (sign == "+") == bool(value) else value
 
     def replaced(value: Any) -> Any:
         if isinstance(value, str):
-            return _VARIABLE.sub(lambda m: environment.get(m[1]) or m[2] or "", value)
+            return _VARIABLE.sub(chosen, value)
         if isinstance(value, dict):
             return {k: replaced(v) for k, v in value.items()}
         return [replaced(v) for v in value] if isinstance(value, list) else value

@@ -19,6 +19,7 @@ from harness.deploy import ROOT, Stage, is_in_build_context, read_compose, read_
 from inferflux.common import healthcheck
 from inferflux.common.servers import NATS_MAX_FILE_STORE, NATS_MAX_PAYLOAD, NATS_SYNC_INTERVAL, nats_command
 from inferflux.common.settings import load
+from inferflux.worker.settings import WorkerSettings
 from tools.reference.settings import SETTINGS, variables
 
 COMPOSE = read_compose({})
@@ -208,6 +209,13 @@ def test_the_model_that_is_served_by_default_is_in_the_folder_that_is_mounted() 
         assert (ROOT / "models" / Path(path).relative_to("/models")).is_file()
 
 
+def test_there_is_no_draft_model_unless_the_operator_names_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    for variable, value in ours("worker").environment.items():
+        monkeypatch.setenv(variable, value)
+    settings = load(WorkerSettings)
+    assert (settings.draft_model, settings.speculation) == (None, "off")
+
+
 def test_the_gpu_worker_is_off_by_default_and_reserves_a_gpu() -> None:
     assert [name for name, service in SERVICES.items() if service.get("profiles")] == ["worker-gpu"]
     (device,) = SERVICES["worker-gpu"]["deploy"]["resources"]["reservations"]["devices"]
@@ -225,6 +233,8 @@ def test_the_operator_may_choose_the_key_the_model_and_the_slots() -> None:
         "INFERFLUX_WORKER_PREFIX_CACHE": "false",
         "INFERFLUX_WORKER_KV_TYPE_K": "q8_0",
         "INFERFLUX_WORKER_KV_TYPE_V": "q4_0",
+        "INFERFLUX_WORKER_SPECULATION": "draft",
+        "INFERFLUX_DRAFT_MODEL_FILE": "small.gguf",
         "INFERFLUX_WORKER_MEMORY": "3g",
         "INFERFLUX_WORKER_HOST_BYTES": "1000",
         "INFERFLUX_WORKER_DISK_BYTES": "0",
@@ -239,8 +249,9 @@ def test_the_operator_may_choose_the_key_the_model_and_the_slots() -> None:
     for name in ("worker", "worker-gpu"):
         environment = services[name]["environment"]
         assert environment["INFERFLUX_WORKER_MODEL_PATH"] == "/models/other.gguf"
-        for setting in ("SLOTS", "PREFIX_CACHE", "KV_TYPE_K", "KV_TYPE_V", "HOST_BYTES", "DISK_BYTES"):
-            assert environment[f"INFERFLUX_WORKER_{setting}"] == chosen[f"INFERFLUX_WORKER_{setting}"]
+        assert environment["INFERFLUX_WORKER_DRAFT_MODEL"] == "/models/small.gguf"
+        same = {name for name in chosen if name.startswith("INFERFLUX_WORKER_")} - {"INFERFLUX_WORKER_MEMORY"}
+        assert {name: environment[name] for name in same} == {name: chosen[name] for name in same}
         assert services[name]["mem_limit"] == "3g"
     text = (ROOT / "docker-compose.yml").read_text()
     assert set(re.findall(r"\$\{([A-Z_]+)", text)) == set(chosen)

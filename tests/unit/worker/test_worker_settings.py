@@ -104,3 +104,15 @@ def test_drafts_of_a_model_that_is_not_named_stop_the_start_by_name(
     with pytest.raises(SystemExit):
         made(monkeypatch, SPECULATION="draft")
     assert "INFERFLUX_WORKER_SPECULATION" in capsys.readouterr().err
+
+
+def test_an_empty_path_is_none_and_not_the_working_directory(monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = made(monkeypatch, DISK_PATH="", DRAFT_MODEL="")
+    assert (settings.disk_path, settings.draft_model) == (None, None)
+
+
+def test_an_empty_draft_model_cannot_draft(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (line,) = refusal(monkeypatch, capsys, DRAFT_MODEL="", SPECULATION="draft")
+    assert line.startswith("INFERFLUX_WORKER_SPECULATION: must not be draft")

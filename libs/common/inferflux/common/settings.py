@@ -8,6 +8,7 @@ import socket
 import sys
 import uuid
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import (
@@ -84,6 +85,15 @@ def _check_byte_count(value: object) -> object:
 
 ByteCount = Annotated[ByteSize, BeforeValidator(_check_byte_count)]
 """Bytes, with a unit or without: `1024`, `512MB`, `2GiB`."""
+
+
+def _none_if_empty(value: object) -> object:
+    # A path of no characters is the working directory.
+    return None if value == "" else value
+
+
+OptionalPath = Annotated[Path | None, BeforeValidator(_none_if_empty)]
+"""A path; a variable that is empty is as good as one that is unset."""
 
 
 def unique_name() -> str:

@@ -9,7 +9,14 @@ from pydantic import Field, ValidationInfo, field_validator
 from pydantic_settings import SettingsConfigDict
 
 from inferflux.common.checks import MAX_SEQUENCES
-from inferflux.common.settings import ByteCount, ServiceSettings, SubjectToken, setting, unique_name
+from inferflux.common.settings import (
+    ByteCount,
+    OptionalPath,
+    ServiceSettings,
+    SubjectToken,
+    setting,
+    unique_name,
+)
 
 from .engine.kv_types import NUMBER_TYPES, KvType
 
@@ -84,10 +91,10 @@ class WorkerSettings(ServiceSettings):
     kv_type_v: KvType = setting(
         "f16", "the same for values; quantized ones need `FLASH_ATTENTION`, and turn the prefill context off"
     )
-    draft_model: Path | None = setting(
+    draft_model: OptionalPath = setting(
         None,
         "a small GGUF model of the same vocabulary, which [drafts](speculation.md) next tokens in the "
-        "engine; unset: there is none",
+        "engine; unset or empty: there is none",
     )
     speculation: Literal["off", "ngram", "draft"] = setting(
         "off",
@@ -118,9 +125,9 @@ class WorkerSettings(ServiceSettings):
         "`clock`, those that were seldom used, which finds somewhat more where some prefixes stay popular",
         expert=True,
     )
-    disk_path: Path | None = setting(
+    disk_path: OptionalPath = setting(
         None,
-        "folder for KV state that host memory has no room for; unset: there is none. "
+        "folder for KV state that host memory has no room for; unset or empty: there is none. "
         "Workers of one model may share it: each takes a numbered folder in it for itself",
     )
     disk_bytes: ByteCount = setting(
