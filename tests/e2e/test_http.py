@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
+import uuid
 from collections.abc import AsyncIterator
 
 import openai
 import pytest
+from harness import audit
 from harness.client import MODEL, Client
 from harness.http_client import HttpClient, openai_client
 from harness.websocket_client import WebSocket
@@ -129,14 +132,39 @@ async def test_models_and_errors_are_openais(sdk: openai.AsyncOpenAI) -> None:
     assert caught.value.param == "messages"
 
 
-async def test_a_stream_that_is_closed_frees_its_slot(sdk: openai.AsyncOpenAI, client: Client) -> None:
+async def test_a_stream_that_is_closed_frees_its_slot(
+    sdk: openai.AsyncOpenAI, client: Client, stack: Stack
+) -> None:
+    request_id = f"closed-{uuid.uuid4().hex}"
     stream = await sdk.chat.completions.create(
-        model=MODEL, messages=CAPITAL, stream=True, extra_body={"ignore_eos": True}
+        model=MODEL,
+        messages=CAPITAL,
+        stream=True,
+        extra_body={"ignore_eos": True},
+        extra_headers={"x-request-id": request_id},
     )
     async for _ in stream:
         break
     await stream.close()
     await client.until_idle()
+    assert await audit.outcome_of(stack, request_id) == "cancelled"
+
+
+async def test_an_answer_that_is_given_up_frees_its_slot(
+    sdk: openai.AsyncOpenAI, client: Client, stack: Stack
+) -> None:
+    request_id = f"given-up-{uuid.uuid4().hex}"
+    asked = sdk.chat.completions.create(
+        model=MODEL,
+        messages=CAPITAL,
+        extra_body={"ignore_eos": True},
+        extra_headers={"x-request-id": request_id},
+    )
+    waiting = asyncio.ensure_future(asked)
+    await client.until_status(lambda s: s.scheduler.running == 1)
+    waiting.cancel()
+    await client.until_idle()
+    assert await audit.outcome_of(stack, request_id) == "cancelled"
 
 
 async def test_an_unmodified_curl_line_works(http: HttpClient) -> None:
