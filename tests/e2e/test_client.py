@@ -73,6 +73,17 @@ async def test_a_stream_outlives_its_gateway_with_every_token_once(
         assert again.resumes == 0
 
 
+@pytest.mark.parametrize("n_read", [0, 5], ids=["before a chunk", "under way"])
+async def test_a_reader_that_stopped_waiting_for_a_chunk_reads_on(sdk: AsyncClient, n_read: int) -> None:
+    expected = await sdk.chat(SURE, model=MODEL, temperature=0, max_tokens=300).text()
+    async with sdk.chat(SURE, model=MODEL, temperature=0, max_tokens=300, skip_answer_cache=True) as stream:
+        for _ in range(n_read):
+            await anext(stream)
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(stream.text(), 0.001)
+        assert await stream.text() == expected
+
+
 async def test_a_stream_of_the_blocking_client_outlives_its_gateway_too(
     stack: Stack, doomed: AnotherGateway
 ) -> None:

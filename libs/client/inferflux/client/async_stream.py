@@ -11,7 +11,7 @@ from typing import Any, Protocol, Self
 
 import grpc.aio
 
-from inferflux.api.errors import InferFluxError, Unavailable, from_rpc
+from inferflux.api.errors import Cancelled, InferFluxError, Unavailable, from_rpc
 from inferflux.v1 import tokens_pb2
 
 from .following import Following, Step
@@ -101,6 +101,12 @@ class AsyncStream(StreamView):
     async def _receive(self) -> tokens_pb2.TokenChunk:
         try:
             response = await self._call.read()
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if task is None or task.cancelling():
+                raise
+            # An earlier read was cancelled: gRPC ended the call with it.
+            raise Cancelled("the reader stopped waiting") from None
         except grpc.aio.AioRpcError as error:
             raise from_rpc(error) from None
         if response is grpc.aio.EOF:
