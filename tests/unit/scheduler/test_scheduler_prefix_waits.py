@@ -242,7 +242,7 @@ def test_a_request_that_waits_can_be_cancelled() -> None:
     assert key not in stage.core.jobs
     stage.end("runs")
     assert len(stage.core.queue) == 0
-    assert stage.core.queue.of(MODEL).awaited == ()
+    assert stage.core.queue.of(MODEL).waited_for == ()
 
 
 def test_it_is_still_in_the_queue() -> None:

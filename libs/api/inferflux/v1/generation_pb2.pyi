@@ -240,7 +240,7 @@ class SamplingParams(_message.Message):
     dynatemp_exponent: _builtins.float
     """Of the entropy, as a part of the largest one; the temperature grows with this power of it. [1.0]"""
     top_n_sigma: _builtins.float
-    """Keep tokens whose logits are within so many standard deviations of the largest one; 0 keeps all. [0.0]"""
+    """Keep tokens whose logits are within this many standard deviations of the largest one; 0 keeps all. [0.0]"""
     @_builtins.property
     def logit_bias(self) -> _containers.ScalarMap[_builtins.int, _builtins.float]:
         """Added to the logit of a token id before everything else."""

@@ -126,7 +126,7 @@ class Planner:
 
     def _take_back(self, plan: Plan) -> None:
         """Have requests that waited for one worker wait for any again, where that is over."""
-        for worker_id in plan.queue.awaited:
+        for worker_id in plan.queue.waited_for:
             if self._need_not_wait_for(worker_id):
                 plan.queue.take_back(worker_id, lambda _job: True)
             else:
@@ -142,8 +142,8 @@ class Planner:
         return now >= job.waits_until_s or self._state.fairness.is_urgent(job)
 
     def _is_wait_over(self, queue: ModelQueue, now: float) -> bool:
-        return any(map(self._need_not_wait_for, queue.awaited)) or any(
-            self._has_waited(job, now) for job in queue.set_aside_jobs
+        return any(map(self._need_not_wait_for, queue.waited_for)) or any(
+            self._has_waited(job, now) for job in queue.waiting_for_one
         )
 
     def _offer_waiting(self, model: str, plan: Plan) -> None:
@@ -216,7 +216,7 @@ class Planner:
             if worker is None:
                 return False
         elif (holder := self._worth_waiting_for(job, worker, plan)) is not None:
-            plan.queue.set_aside(job, holder.worker_id)
+            plan.queue.wait_for(job, holder.worker_id)
             return True
         self._take(job, worker, plan)
         return True
@@ -238,7 +238,7 @@ class Planner:
                 queue.service,
                 holder.status,
                 plan.now,
-                ahead=queue.n_awaiting(holder.worker_id),
+                ahead=queue.n_waiting_for(holder.worker_id),
                 delayed=chosen.n_running,
             )
             job.waits_until_s = plan.now + min(wait_s, self._state.limits.prefix_wait_s)

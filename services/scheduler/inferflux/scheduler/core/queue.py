@@ -111,7 +111,7 @@ class ModelQueue:
         self.offers = Lane(frozenset(), new_policy())
         self._suspects = Lane(frozenset(), Fcfs())
         # By worker id: what waits for that worker alone.
-        self._set_aside: dict[str, Lane] = {}
+        self._waiting_for: dict[str, Lane] = {}
         # What requests of the model took.
         self.service = MeanService()
         self._waiting = Waiting() if waiting is None else waiting
@@ -184,38 +184,38 @@ class ModelQueue:
         return True
 
     @property
-    def awaited(self) -> Collection[str]:
-        """Workers for which requests are set aside, by id."""
-        return tuple(self._set_aside)
+    def waited_for(self) -> Collection[str]:
+        """Workers that requests wait for, by id."""
+        return tuple(self._waiting_for)
 
-    def n_awaiting(self, worker_id: str) -> int:
-        """How many requests are set aside for a worker."""
-        lane = self._set_aside.get(worker_id)
+    def n_waiting_for(self, worker_id: str) -> int:
+        """How many requests wait for this worker alone."""
+        lane = self._waiting_for.get(worker_id)
         return 0 if lane is None else len(lane.order)
 
-    def set_aside(self, job: Job, worker_id: str) -> None:
+    def wait_for(self, job: Job, worker_id: str) -> None:
         """Have it wait for one worker, out of the way of others. Raises KeyError if it does not wait here."""
         self._members[job].order.discard(job)
-        lane = self._set_aside.get(worker_id)
+        lane = self._waiting_for.get(worker_id)
         if lane is None:
-            lane = self._set_aside[worker_id] = Lane(frozenset(), self._new_policy())
+            lane = self._waiting_for[worker_id] = Lane(frozenset(), self._new_policy())
         lane.order.put_back(job)
         self._members[job] = lane
 
     def take_back(self, worker_id: str, is_due: Callable[[Job], bool]) -> None:
-        """Have those of the requests that are set aside for a worker wait for any again."""
-        lane = self._set_aside[worker_id]
+        """Have those of the requests that wait for one worker wait for any again."""
+        lane = self._waiting_for[worker_id]
         for job in [job for job in lane.order if is_due(job)]:
             lane.order.discard(job)
             back = self._members[job] = self._lane(self._misfits(job))
             back.order.put_back(job)
         if not len(lane.order):
-            del self._set_aside[worker_id]
+            del self._waiting_for[worker_id]
 
     @property
-    def set_aside_jobs(self) -> Iterator[Job]:
+    def waiting_for_one(self) -> Iterator[Job]:
         """Those that wait for one worker each."""
-        return (job for lane in self._set_aside.values() for job in lane.order)
+        return (job for lane in self._waiting_for.values() for job in lane.order)
 
     def depart(self, job: Job, now: float) -> None:
         """It is served. Raises KeyError if it does not wait here."""
@@ -231,19 +231,19 @@ class ModelQueue:
     def _forget(self, job: Job) -> None:
         del self._members[job]
         self._waiting.leave(job.key.tenant)
-        for worker_id in [worker_id for worker_id, lane in self._set_aside.items() if not len(lane.order)]:
-            del self._set_aside[worker_id]
+        for worker_id in [worker_id for worker_id, lane in self._waiting_for.items() if not len(lane.order)]:
+            del self._waiting_for[worker_id]
         if not self._members:
             self._pace.pause()
 
     def on_running(self, tenant: str) -> None:
         """As in `Policy.on_running`."""
-        for lane in (*self._lanes.values(), *self._set_aside.values(), self.offers):
+        for lane in (*self._lanes.values(), *self._waiting_for.values(), self.offers):
             lane.order.on_running(tenant)
 
     def sort(self) -> None:
         """Sort all in anew: which requests are urgent has changed."""
-        for lane in (*self._lanes.values(), *self._set_aside.values()):
+        for lane in (*self._lanes.values(), *self._waiting_for.values()):
             jobs = list(lane.order)
             for job in jobs:
                 lane.order.discard(job)
@@ -253,7 +253,7 @@ class ModelQueue:
     def position(self, job: Job) -> int:
         """How many are served before it, as if all lanes were one. Raises KeyError if it is not here."""
         lane = self._members[job]
-        others = (*self._lanes.values(), *self._set_aside.values())
+        others = (*self._lanes.values(), *self._waiting_for.values())
         lanes = [lane] if lane is self._suspects else others
         return sum(lane.order.position(job) for lane in lanes)
 
