@@ -27,7 +27,7 @@ class Answer:
     resumes: int = 0
     finished: tokens_pb2.Finished | None = None
     calls: list[inference_pb2.ToolCall] = field(default_factory=list)
-    # What the text of the next chunk is, in a chat with tools.
+    # What the text of the next chunk is, where that is told: a stream that was resumed does not.
     _delta: inference_pb2.ChatDelta | None = None
     _first_at: float | None = None
     _first_tokens: int = 0
@@ -44,7 +44,8 @@ class Answer:
                 self._first_tokens = len(chunk.token_ids)
         if chunk.HasField("finished"):
             self.finished = chunk.finished
-        text = chunk.text if self._delta is None else self._delta.content
+        delta, self._delta = self._delta, None
+        text = chunk.text if delta is None else delta.content
         self.parts.append(text)
         return text
 

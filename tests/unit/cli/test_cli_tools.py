@@ -50,3 +50,10 @@ def test_an_answer_shows_content_and_gathers_its_calls() -> None:
     assert answer.text == "Well."
     assert answer.finish_reason == "tool_calls"
     assert answer.as_dict()["tool_calls"] == [{"id": "c", "name": "f", "arguments": "{}"}]
+
+
+def test_a_resumed_stream_which_tells_no_deltas_is_shown_as_it_comes() -> None:
+    answer = Answer(sent_at=0.0)
+    answer.on_delta(inference_pb2.ChatDelta(content="one "))
+    shown = [answer.take(tokens_pb2.TokenChunk(text=text), now=1.0) for text in ("one ", "two ", "three")]
+    assert shown == ["one ", "two ", "three"]
