@@ -417,6 +417,7 @@ def asking(*tools: inference_pb2.Tool, **fields: object) -> inference_pb2.ChatRe
         (asking(inference_pb2.Tool(name="f", parameters="{")), "tools[0].parameters"),
         (asking(inference_pb2.Tool(name="f", parameters='{"not": {}}')), "tools[0].parameters"),
         (asking(inference_pb2.Tool(name="f", parameters='{"type": "array"}')), "tools[0].parameters"),
+        (asking(inference_pb2.Tool(name="f", parameters='{"title": "\\ud800"}')), "tools[0].parameters"),
         (asking(ADD, tool_choice=inference_pb2.ToolChoice(name="sub")), "tool_choice"),
         (
             asking(tool_choice=REQUIRED),
@@ -459,6 +460,19 @@ def test_a_tool_choice_says_what_may_be_called() -> None:
         (
             Message(role="assistant", tool_calls=[inference_pb2.ToolCall(name="f", arguments="{")]),
             "m.tool_calls[0].arguments",
+        ),
+        *(
+            (
+                Message(role="assistant", tool_calls=[inference_pb2.ToolCall(name="f", arguments=arguments)]),
+                "m.tool_calls[0].arguments",
+            )
+            for arguments in (
+                '{"a": NaN}',
+                '{"a": "\\ud800"}',
+                '{"\\ud800": 1}',
+                f'{{"a": {"[" * 500}{"]" * 500}}}',
+                f'{{"a": {"9" * 5000}}}',
+            )
         ),
     ],
 )

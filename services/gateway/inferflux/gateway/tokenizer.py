@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import re
+import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from inferflux.common.answers.syntax import END_THINK, THINK
 from inferflux.common.free_memory import at_most
 from inferflux.common.llama.vocab import Vocab, VocabError, memory_to_load
 from inferflux.v1 import generation_pb2, inference_pb2, tokenizer_pb2
 
+from .control_texts import ControlTexts
 from .template_messages import template_messages, template_tools
 from .template_probe import ToolSupport, reasoning_of, tool_support
 from .templates import ChatTemplate, TemplateError, TemplateRefusedError
@@ -40,12 +43,17 @@ class Rendered:
     """A prompt, and how its answer is to be read.
 
     Attributes:
+        parts: the prompt. A token is within one of them.
         call_format: of a prompt with tools.
     """
 
-    text: str
+    parts: Sequence[str]
     call_format: generation_pb2.ToolCallFormat.ValueType
     reasoning: generation_pb2.ReasoningFormat.ValueType
+
+    @property
+    def text(self) -> str:
+        return "".join(self.parts)
 
 
 class _Templates:
@@ -61,6 +69,9 @@ class _Templates:
         self._plain = self._parsed(vocab.chat_template)
         self._of_tools = self._parsed(vocab.tool_template) or self._plain
         self._support: ToolSupport | None = None
+        # Templates look for these two in messages, and they only say what of an answer is reasoning.
+        spellings = vocab.control_spellings - {THINK, END_THINK}
+        self._controls = ControlTexts(spellings, mark=secrets.token_hex(8))
 
     def render(
         self, messages: Sequence[inference_pb2.ChatMessage], tools: Sequence[inference_pb2.Tool]
@@ -72,13 +83,17 @@ class _Templates:
             _check_knows_tools(support)
         form = generation_pb2.TOOL_CALL_FORMAT_UNSPECIFIED if support is None else support.call_format
         try:
-            text = template.render(template_messages(messages, form), template_tools(tools))
+            text = template.render(
+                self._controls.marked(template_messages(messages, form)),
+                self._controls.marked(template_tools(tools)),
+            )
         except TemplateRefusedError as error:
-            message = f"the model's chat template refused the messages: {error}"
+            why = self._controls.unmarked(str(error))
+            message = f"the model's chat template refused the messages: {why}"
             raise TokenizerFaultError(tokenizer_pb2.TOKENIZER_FAULT_REFUSED, message) from None
         except TemplateError as error:
             raise TokenizerFaultError(tokenizer_pb2.TOKENIZER_FAULT_BAD_TEMPLATE, str(error)) from None
-        return Rendered(text, form, reasoning_of(template, text))
+        return Rendered(self._controls.parts(text), form, reasoning_of(template, text))
 
     def _parsed(self, source: str | None) -> ChatTemplate | str | None:
         """The template, or why it cannot be used; None without one."""
@@ -176,14 +191,26 @@ class Tokenizer:
             TokenizerFaultError: it cannot fit into `context_length` tokens (0: no limit), or llama.cpp
                 cannot tokenize it.
         """
-        data = text.encode()
-        at_least = -(-len(data) // self._longest)
+        return self._ids([text], context_length)
+
+    def tokenize_rendered(self, rendered: Rendered, context_length: int) -> list[int]:
+        """As `tokenize`; special tokens that messages or tools spell are text.
+
+        A vocabulary that puts a blank before a text's first word does so after each cut, too.
+        """
+        return self._ids(rendered.parts, context_length)
+
+    def _ids(self, parts: Sequence[str], context_length: int) -> list[int]:
+        pieces = [part.encode() for part in parts]
+        at_least = -(-sum(map(len, pieces)) // self._longest)
         if context_length and at_least > context_length:
             message = f"the prompt has at least {at_least} tokens; the context holds {context_length}"
             raise TokenizerFaultError(tokenizer_pb2.TOKENIZER_FAULT_BAD_TEXT, message)
-        check_runs(text)
+        ids: list[int] = []
         try:
-            ids = self._vocab.tokenize(data, add_special=False, parse_special=True)
+            for part, data in zip(parts, pieces, strict=True):
+                check_runs(part)
+                ids += self._vocab.tokenize(data, add_special=False, parse_special=True)
         except VocabError as error:
             raise TokenizerFaultError(tokenizer_pb2.TOKENIZER_FAULT_BAD_TEXT, str(error)) from None
         if self._vocab.adds_bos and self._vocab.bos >= 0 and (not ids or ids[0] != self._vocab.bos):

@@ -87,7 +87,7 @@ class TokenizerServer:
             rendered = tokenizer.render(request.chat.messages, request.chat.tools)
             response.chat.tool_calls = rendered.call_format
             response.chat.reasoning = rendered.reasoning
-            response.chat.tokens.ids.extend(tokenizer.tokenize(rendered.text, request.context_length))
+            response.chat.tokens.ids.extend(tokenizer.tokenize_rendered(rendered, request.context_length))
         else:
             response.tokens.ids.extend(tokenizer.tokenize(request.text.text, request.context_length))
 

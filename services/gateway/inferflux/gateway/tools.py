@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from pydantic_core import from_json
+
 from inferflux.common.constraints import schema as schemas
 from inferflux.common.constraints.limits import (
     MAX_FUNCTIONS_BYTES,
@@ -132,6 +134,9 @@ def _arguments_schema(text: str, field: str) -> str:
         schema = json.loads(schemas.normalised(text))
     except InvalidArgument as error:
         raise InvalidArgument(f"{field}: {error.message}", field=field, reason=error.reason) from None
+    if _parsed(text) is None:
+        message = f"{field}: the schema is no JSON, or nested too deeply"
+        raise InvalidArgument(message, field=field, reason="BAD_SCHEMA")
     if schema.setdefault("type", "object") != "object":
         message = f"{field}: arguments are an object: its type is 'object'"
         raise InvalidArgument(message, field=field, reason="BAD_SCHEMA")
@@ -139,8 +144,11 @@ def _arguments_schema(text: str, field: str) -> str:
 
 
 def _parsed(text: str) -> Any:
-    """A JSON text's value; None if it is none."""
+    """A JSON text's value; None if it is none, or is nested 200 deep.
+
+    Python's own parser also takes NaN, and halves of surrogate pairs, of which no prompt can be made.
+    """
     try:
-        return json.loads(text)
-    except (ValueError, RecursionError):
+        return from_json(text, allow_inf_nan=False)
+    except ValueError:
         return None

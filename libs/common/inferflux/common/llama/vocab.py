@@ -10,6 +10,8 @@ from typing import Any, Self
 from .native import first_log_error, llama, log_errors
 
 _MAX_SPECIAL_EXTRA = 16
+# Of the tokens that llama.cpp reads in a text only where it is told to: unknown and control.
+_SPECIAL_ATTRIBUTES = 1 << 0 | 1 << 3
 
 # Letters of several scripts, digits, signs, blanks, an emoji, and every ASCII character.
 _TRIAL_TEXT = (
@@ -102,6 +104,14 @@ class Vocab:
         """Length of the longest token as the file spells it: no token stands for more bytes of text."""
         spellings = (llama.llama_vocab_get_text(self._vocab, i) for i in range(self.size))
         return max((len(spelling or b"") for spelling in spellings), default=0)
+
+    @property
+    def control_spellings(self) -> frozenset[str]:
+        """How the file spells the tokens that only a prompt's structure should have."""
+        attributes = llama.llama_vocab_get_attr
+        return frozenset(
+            self.text(i) for i in range(self.size) if attributes(self._vocab, i) & _SPECIAL_ATTRIBUTES
+        )
 
     def text(self, token: int) -> str:
         """A token as the file spells it, control tokens too; "" for no such id (-1: no such role)."""
