@@ -226,10 +226,13 @@ async def test_a_response_that_fails_ends_with_its_error(http: HttpClient, backe
     [
         ({"previous_response_id": "resp_1"}, "previous_response_id"),
         ({"input": []}, "input"),
+        ({"input": 5}, "input"),
+        ({"input": [{"type": "function_call_output", "call_id": "c", "output": 5}]}, "input[0].output"),
         ({"input": [{"type": "function_call"}]}, "input[0].call_id"),
         ({"max_output_tokens": 0}, "max_output_tokens"),
         ({"top_logprobs": 50}, "top_logprobs"),
         ({"tools": [{"type": "mcp"}]}, "tools[0].type"),
+        ({"tool_choice": {"name": "f"}}, "tool_choice.type"),
         ({"text": {"format": {"type": "json_schema"}}}, "text.format.schema"),
         (
             {"text": {"format": {"type": "json_schema", "schema": {"not": {}}}}, "max_output_tokens": 1},

@@ -177,7 +177,10 @@ def test_a_message_needs_content() -> None:
         (b"[]", ""),
         (b"\xff", ""),
         (b'{"model": "a", "messages": "b"}', "messages"),
-        (b'{"model": "a", "messages": [{"role": "user", "content": [{"type": 1}]}]}', "messages[0].content"),
+        (
+            b'{"model": "a", "messages": [{"role": "user", "content": [{"type": 1}]}]}',
+            "messages[0].content[0].type",
+        ),
         (b'{"model": "a", "messages": [], "temperature": NaN}', "temperature"),
         (b'{"model": "a", "messages": [], "n": 129}', "n"),
         (b'{"model": "a", "messages": [], "stream_options": 1}', "stream_options"),

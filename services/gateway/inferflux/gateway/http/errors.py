@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping
 
 from pydantic import ValidationError
+from pydantic_core import ErrorDetails
 
 from inferflux.common.errors import InferFluxError, InvalidArgument
 
@@ -40,7 +41,7 @@ def in_words_of(error: InferFluxError, names: Mapping[str, str]) -> InferFluxErr
 
 def of_validation(error: ValidationError) -> InvalidArgument:
     """The first thing that is wrong about a body, with its field."""
-    problem = error.errors(include_url=False, include_context=True)[0]
+    problem = _innermost(error.errors(include_url=False, include_context=True))
     if problem["type"] == "json_invalid":
         why = str(problem.get("ctx", {}).get("error", "it does not parse"))
         return InvalidArgument(f"the body is not JSON: {why}", reason="INVALID_JSON")
@@ -51,6 +52,13 @@ def of_validation(error: ValidationError) -> InvalidArgument:
     if problem["type"] == "missing":
         return InvalidArgument(f"{field} is missing", field=field)
     return InvalidArgument(f"{field or 'the body'}: {said[:1].lower()}{said[1:]}", field=field)
+
+
+def _innermost(problems: list[ErrorDetails]) -> ErrorDetails:
+    """The first problem, or one inside its value: of alternatives the one that got further was meant."""
+    outer = path_of(problems[0]["loc"])
+    inner = [each for each in problems if _is_part(outer, path_of(each["loc"]))]
+    return max(inner, key=lambda each: len(path_of(each["loc"])), default=problems[0])
 
 
 def unsupported(field: str, what: str = "") -> InvalidArgument:
@@ -71,8 +79,9 @@ def path_of(location: tuple[int | str, ...]) -> str:
 
 
 def _is_field(part: str) -> bool:
-    """Alternatives of a union are named by their types: `list[int]`, `str`, `function-wrap[...]`."""
-    return part.isidentifier() and part not in _TYPE_NAMES and len(part) <= _SHOWN
+    """Alternatives of a union are named by their types: `list[int]`, `str`, `ToolChoiceBody`."""
+    is_type = part in _TYPE_NAMES or part[:1].isupper()
+    return part.isidentifier() and not is_type and len(part) <= _SHOWN
 
 
 _TYPE_NAMES = frozenset({"str", "int", "float", "bool", "list", "dict", "constrained-str", "none"})
