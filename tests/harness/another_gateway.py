@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import subprocess
 import sys
@@ -13,7 +14,7 @@ from harness.client import Client
 
 from inferflux.cli.stack import Stack
 from inferflux.common.servers import free_port
-from inferflux.v1 import cluster_pb2
+from inferflux.v1 import cluster_pb2, model_pb2
 
 
 @dataclass(frozen=True)
@@ -44,10 +45,15 @@ async def another_gateway(stack: Stack) -> AsyncIterator[AnotherGateway]:
         f"127.0.0.1:{listen}", subprocess.Popen(command, env=env, stderr=subprocess.DEVNULL)
     )
     try:
+        asked = model_pb2.ListModelsRequest()
         client = Client(gateway.endpoint, stack.api_key)
         await client.cluster.GetStatus(
             cluster_pb2.GetStatusRequest(), metadata=client.metadata(), wait_for_ready=True, timeout=20
         )
+        # It knows the models once it has read a worker's heartbeat.
+        async with asyncio.timeout(20):
+            while not (await client.models.ListModels(asked, metadata=client.metadata())).models:
+                await asyncio.sleep(0.02)
         await client.close()
         yield gateway
     finally:
