@@ -13,9 +13,14 @@ from pathlib import Path
 import pytest
 import uvloop
 from harness.order import interleaved, level_of
+from hypothesis import HealthCheck, settings
 
 from inferflux.common.bus import Bus
 from inferflux.common.servers import ServerProcess
+
+# How long an example takes says how busy the machine is.
+settings.register_profile("tests", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("tests")
 
 # Tests share the cores with each other: a thread of llama.cpp that spins at a barrier takes the time of the
 # thread it waits for. Set before llama.cpp is loaded, here and in every child.

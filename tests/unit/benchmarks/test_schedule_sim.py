@@ -64,7 +64,7 @@ def test_every_request_ends_with_all_its_tokens(policy: PolicyName, mode: studie
     assert all(not worker.residents for worker in world.workers.values())
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=12)
 @given(
     st.integers(0, 2**32),
     st.integers(1, 8),

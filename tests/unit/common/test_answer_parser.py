@@ -223,7 +223,7 @@ _FRAGMENTS = st.sampled_from(
 _TEXTS = st.lists(_FRAGMENTS | st.text(max_size=3), max_size=8).map("".join)
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 @given(
     text=_TEXTS,
     form=st.sampled_from([0, *FORMATS]),
@@ -245,7 +245,7 @@ def test_the_result_does_not_depend_on_how_a_text_is_cut(
     assert read(parser(form, reasoning=reasoning, is_exact=is_exact), *parts) == whole
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(text=_TEXTS, form=st.sampled_from(FORMATS), is_exact=st.booleans())
 def test_no_text_is_lost_but_blanks_and_the_spelling_of_calls(text: str, form: int, is_exact: bool) -> None:
     content, reasoning, calls = read(parser(form, is_exact=is_exact), text)
@@ -263,7 +263,7 @@ _VALUES = st.recursive(
 )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(
     form=st.sampled_from(FORMATS),
     arguments=st.lists(st.dictionaries(st.text(max_size=5), _VALUES, max_size=4), min_size=1, max_size=3),

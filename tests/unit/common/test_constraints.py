@@ -190,7 +190,7 @@ def _schemas() -> st.SearchStrategy[Any]:
     return st.recursive(leaf, deeper, max_leaves=8)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(_schemas(), st.integers(0, 2**32))
 def test_a_model_of_no_sense_gives_answers_that_match(schema: Any, seed: int) -> None:
     """Or the schema is refused, because nothing matches it."""
@@ -204,7 +204,7 @@ def test_a_model_of_no_sense_gives_answers_that_match(schema: Any, seed: int) ->
         assert matches(schema, walked.answer), walked.answer
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(
     st.recursive(
         st.none() | st.booleans() | st.integers(-5, 5) | st.floats(allow_nan=False) | st.text(max_size=3),

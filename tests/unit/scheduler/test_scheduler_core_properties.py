@@ -190,9 +190,7 @@ def _source(delivery: object) -> str:
     return " ".join(names)
 
 
-LIMITS = settings(
-    max_examples=40, stateful_step_count=60, deadline=None, suppress_health_check=[HealthCheck.too_slow]
-)
+LIMITS = settings(max_examples=40, stateful_step_count=60, suppress_health_check=[HealthCheck.too_slow])
 TestChaos = Chaos.TestCase
 TestChaos.settings = LIMITS
 TestLossyChaos = LossyChaos.TestCase

@@ -270,7 +270,7 @@ def receive(world: World, message: object) -> None:
             world.pass_time(message)
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=150, suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(MESSAGES, max_size=25))
 def test_no_sequence_of_messages_makes_the_core_raise_or_lose_count_of_slots(messages: list[object]) -> None:
     world = world_of_today()

@@ -103,7 +103,7 @@ def make_fair(weights: Mapping[str, float] | None = None) -> Fair:
     return Fair(AGING_S, TenantShares(weights))
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 @given(st.lists(st.tuples(st.integers(1, 60), st.integers(1, 60)), min_size=1, max_size=30))
 def test_two_backlogged_tenants_are_served_alike_though_one_sends_ten_times_as_much(
     sizes: list[tuple[int, int]],

@@ -351,7 +351,7 @@ KINDS = ["join", "leave", "hand_over", "die", "cut_off", "mend", "restart", "rec
 EVENTS = st.tuples(st.sampled_from(KINDS), st.sampled_from(["g1", "g2"]), st.integers(1, 20))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(window_s=st.sampled_from([0, 4, 15]), events=st.lists(EVENTS, min_size=2, max_size=20))
 def test_whatever_gateways_do_what_is_read_lives_and_what_is_not_ends(
     window_s: int, events: list[tuple[str, str, int]]

@@ -212,7 +212,7 @@ def test_deaths_of_engines_are_no_retries() -> None:
     assert RequeueReason.WORKER_DEAD.counts
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=40, suppress_health_check=[HealthCheck.too_slow])
 @given(
     workers=st.integers(1, 4),
     slots=st.integers(1, 4),

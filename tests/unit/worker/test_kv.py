@@ -67,7 +67,7 @@ class NaiveLedger:
 
 
 @given(_STEPS)
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_it_says_the_same_as_an_account_of_each_cell(steps: list[_Step]) -> None:
     ledger, naive = CellLedger(CELLS), NaiveLedger()
     high_water = 0
@@ -85,7 +85,7 @@ def test_it_says_the_same_as_an_account_of_each_cell(steps: list[_Step]) -> None
 
 
 @given(_STEPS, st.permutations(range(IDS)))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_a_trial_says_what_evicting_requests_would_free(steps: list[_Step], order: list[int]) -> None:
     ledger, naive = CellLedger(CELLS), NaiveLedger()
     for step in steps:

@@ -169,7 +169,6 @@ def test_a_sequence_id_is_taken_from_the_least_urgent_parked_sequence() -> None:
 
 
 @given(st.lists(st.tuples(st.integers(1, 60), st.integers(1, 60), st.integers(0, 2)), min_size=1, max_size=8))
-@settings(deadline=None)
 def test_every_request_ends_whatever_comes(requests: list[tuple[int, int, int]]) -> None:
     """Prompts of 1 to 60 tokens and answers of as many, over a cache of 120 cells; swapped ones come back."""
     cells = 120

@@ -265,7 +265,7 @@ class NaiveTree:
 
 
 @given(_STEPS, st.booleans())
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=500)
 def test_it_says_the_same_as_a_list_of_sequences(steps: list[_Step], is_divisible: bool) -> None:
     naive = NaiveTree(is_divisible=is_divisible)
     for kind, holder, scope, tokens in steps:

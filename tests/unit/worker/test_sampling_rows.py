@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
@@ -73,7 +73,6 @@ def by_itself(one: Sampler, row: Logits, index: int) -> int:
         return BAD
 
 
-@settings(deadline=None)
 @given(
     st.lists(settings_of_a_row, min_size=1, max_size=12),
     st.sampled_from(VOCABULARIES),
@@ -140,7 +139,6 @@ def test_a_draw_does_not_depend_on_the_other_rows() -> None:
     assert others == [together[i] for i in order]
 
 
-@settings(deadline=None)
 @given(
     st.sampled_from(VOCABULARIES),
     st.sampled_from(["usual", "ties", "flat", "few"]),

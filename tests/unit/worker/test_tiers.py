@@ -569,7 +569,7 @@ _STEPS = st.lists(
 
 
 @given(_STEPS, st.integers(0, 4), st.integers(0, 4))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_what_is_found_was_kept_and_is_whole_and_budgets_hold(
     steps: list[tuple[str, list[int], str, int]], host_states: int, disk_states: int
 ) -> None:

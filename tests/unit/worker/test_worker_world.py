@@ -538,7 +538,7 @@ def do(
     has_long_steps=False,
     drafts=True,
 )
-@settings(max_examples=500, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=500, suppress_health_check=[HealthCheck.too_slow])
 def test_whatever_is_asked_in_whatever_order(
     actions: list[tuple[object, ...]],
     sizes: list[tuple[int, int]],
