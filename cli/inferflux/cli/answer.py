@@ -77,6 +77,16 @@ class Answer:
         return (self.tokens - self._first_tokens) / (self._last_at - self._first_at)
 
     @property
+    def drafted(self) -> int:
+        """Tokens that were drafted for it."""
+        return 0 if self.finished is None else self.finished.timings.draft_n
+
+    @property
+    def accepted(self) -> int:
+        """Those of the drafted tokens that the model drew itself."""
+        return 0 if self.finished is None else self.finished.timings.draft_n_accepted
+
+    @property
     def finish_reason(self) -> str:
         """stop, tool_calls, length or cancelled; empty for a stream that just ended."""
         if self.finished is None:
@@ -90,17 +100,22 @@ class Answer:
         usage = self.finished.usage if self.finished else generation_pb2.Usage()
         ttft_s, rate = self.ttft_s, self.tokens_per_s
         calls = {"tool_calls": to_json(self.calls)} if self.calls else {}
-        return calls | {
-            "request_id": self.request_id,
-            "text": self.text,
-            "finish_reason": self.finish_reason,
-            "prompt_tokens": usage.prompt_tokens,
-            "cached_prompt_tokens": usage.cached_prompt_tokens,
-            "completion_tokens": usage.completion_tokens,
-            "cached_completion_tokens": usage.cached_completion_tokens,
-            "ttft_ms": None if ttft_s is None else round(ttft_s * 1000, 1),
-            "tokens_per_s": None if rate is None else round(rate, 1),
-        }
+        drafts = {"draft_n": self.drafted, "draft_n_accepted": self.accepted} if self.drafted else {}
+        return (
+            calls
+            | drafts
+            | {
+                "request_id": self.request_id,
+                "text": self.text,
+                "finish_reason": self.finish_reason,
+                "prompt_tokens": usage.prompt_tokens,
+                "cached_prompt_tokens": usage.cached_prompt_tokens,
+                "completion_tokens": usage.completion_tokens,
+                "cached_completion_tokens": usage.cached_completion_tokens,
+                "ttft_ms": None if ttft_s is None else round(ttft_s * 1000, 1),
+                "tokens_per_s": None if rate is None else round(rate, 1),
+            }
+        )
 
     def summary(self) -> str:
         """One line: `61 tokens · first after 35 ms · 210 tokens/s · stop · 6f1c...`."""
@@ -114,6 +129,8 @@ class Answer:
             parts.append("from the answer cache")
         elif usage.cached_prompt_tokens:
             parts.append(f"{usage.cached_prompt_tokens:,} of {usage.prompt_tokens:,} prompt tokens cached")
+        if self.drafted:
+            parts.append(f"{self.accepted:,} of {self.drafted:,} drafted tokens accepted")
         if self.resumes:
             parts.append("resumed" if self.resumes == 1 else f"resumed {self.resumes} times")
         parts += [part for part in (self.finish_reason, self.request_id) if part]

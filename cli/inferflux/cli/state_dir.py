@@ -59,6 +59,11 @@ def default_path(env: Mapping[str, str]) -> Path:
     """$INFERFLUX_STATE_DIR, else $XDG_STATE_HOME/inferflux, else ~/.local/state/inferflux."""
     if given := env.get("INFERFLUX_STATE_DIR"):
         return Path(given).expanduser().absolute()
+    return home_path(env)
+
+
+def home_path(env: Mapping[str, str]) -> Path:
+    """Where commands look that were told nothing: $XDG_STATE_HOME/inferflux or ~/.local/state/inferflux."""
     base = env.get("XDG_STATE_HOME")
     return (Path(base) if base else Path.home() / ".local" / "state") / "inferflux"
 

@@ -36,7 +36,7 @@ def resolve(
         if stack is None:
             raise CommandError(
                 "no InferFlux runs here: start one with `inferctl up`, "
-                "or name one with --endpoint or INFERFLUX_ENDPOINT"
+                "or name one with --endpoint, INFERFLUX_ENDPOINT or, where it has its own, --state-dir"
             )
         return Target(stack.endpoint, api_key or stack.api_key)
     if stack is not None and stack.endpoint == endpoint:

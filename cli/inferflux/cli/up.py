@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
+import shlex
 import shutil
 import sys
+from collections.abc import Mapping
 from itertools import chain
 from pathlib import Path
 
@@ -15,6 +18,7 @@ from rich.markup import escape
 from .stack import Stack
 from .stack.follow import LogTail
 from .stack.ignored import ignored_variables
+from .state_dir import home_path
 
 
 async def serve(stack: Stack, console: Console) -> None:
@@ -42,10 +46,11 @@ def welcome(stack: Stack, program: str) -> list[str]:
         "NATS": stack.nats_url,
         "logs": _short(stack.state_dir.path / "logs"),
     }
+    where = state_dir_flag(stack.state_dir.path, os.environ)
     tries = [
-        f'{program} chat "What is the capital of France?"',
-        f"{program} chat",
-        f"{program} status --watch",
+        f'{program} chat{where} "What is the capital of France?"',
+        f"{program} chat{where}",
+        f"{program} status{where} --watch",
     ]
     return [
         "",
@@ -56,6 +61,11 @@ def welcome(stack: Stack, program: str) -> list[str]:
         "",
         "[dim]Ctrl-C ends it.[/]",
     ]
+
+
+def state_dir_flag(path: Path, env: Mapping[str, str]) -> str:
+    """What a command in another terminal, with none of our variables, needs to find a stack's state."""
+    return "" if path == home_path(env) else f" --state-dir {shlex.quote(str(path))}"
 
 
 def _program() -> str:

@@ -32,8 +32,9 @@ async def test_health_answers_strangers(gateway: GatewayProcess) -> None:
 
 
 async def test_unknown_paths_and_methods_are_refused_in_the_same_shape(http: HttpClient) -> None:
-    missing = await http.get("/v1/nothing")
-    assert (missing.status, missing.error["code"]) == (404, "unknown_path")
+    for method in ("GET", "POST", "DELETE"):
+        missing = await http.call(method, "/v1/nothing")
+        assert (missing.status, missing.error["code"]) == (404, "unknown_path")
     for method, path, allowed in (
         ("GET", CHAT, "POST"),
         ("DELETE", "/v1/models", "GET"),

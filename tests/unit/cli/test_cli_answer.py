@@ -66,6 +66,18 @@ def test_the_summary_says_how_much_of_the_prompt_was_cached() -> None:
     assert "cached" not in answer.summary()
 
 
+def test_the_summary_says_how_many_drafted_tokens_were_accepted() -> None:
+    answer = Answer(sent_at=0.0)
+    answer.take(finished_chunk(), 1.0)
+    assert "draft" not in answer.summary()
+    assert "draft_n" not in answer.as_dict()
+    drafted = finished_chunk()
+    drafted.finished.timings.draft_n, drafted.finished.timings.draft_n_accepted = 9, 6
+    answer.take(drafted, 1.0)
+    assert "6 of 9 drafted tokens accepted" in answer.summary()
+    assert (answer.as_dict()["draft_n"], answer.as_dict()["draft_n_accepted"]) == (9, 6)
+
+
 def test_json_holds_usage_and_the_reason_it_ended() -> None:
     answer = Answer(sent_at=0.0)
     answer.take(chunk("hé", [1]), 0.25)

@@ -11,6 +11,7 @@ import pytest
 
 from inferflux.cli.errors import CommandError
 from inferflux.cli.state_dir import StackState, StateDir, default_path
+from inferflux.cli.up import state_dir_flag
 
 STATE = StackState(
     pid=1,
@@ -96,3 +97,9 @@ def test_the_default_place_follows_the_environment(tmp_path: Path) -> None:
     assert default_path({"INFERFLUX_STATE_DIR": str(tmp_path)}) == tmp_path
     assert default_path({"XDG_STATE_HOME": "/state"}) == Path("/state/inferflux")
     assert default_path({}) == Path.home() / ".local" / "state" / "inferflux"
+
+
+def test_commands_to_try_name_a_state_directory_that_another_terminal_would_not_find() -> None:
+    env = {"XDG_STATE_HOME": "/var/state", "INFERFLUX_STATE_DIR": "/my own"}
+    assert state_dir_flag(Path("/var/state/inferflux"), env) == ""
+    assert state_dir_flag(Path("/my own"), env) == " --state-dir '/my own'"

@@ -51,5 +51,5 @@ def test_the_local_key_is_never_sent_elsewhere() -> None:
 
 
 def test_without_any_stack_the_message_says_what_to_do() -> None:
-    with pytest.raises(CommandError, match=r"inferctl up.*--endpoint or INFERFLUX_ENDPOINT"):
+    with pytest.raises(CommandError, match=r"inferctl up.*--endpoint, INFERFLUX_ENDPOINT .*--state-dir"):
         resolve(endpoint="", api_key="", env={}, local=lambda: None)

@@ -54,6 +54,11 @@ def test_options_are_added_to_params() -> None:
     assert base.max_tokens == 5
 
 
+def test_the_source_of_drafts_has_the_name_that_http_gives_it() -> None:
+    assert generation_params({"speculation": "ngram"}).speculation == generation_pb2.SPECULATION_NGRAM
+    assert generation_params({}).speculation == generation_pb2.SPECULATION_UNSPECIFIED
+
+
 def test_every_option_is_a_field_of_the_messages() -> None:
     known = {
         *generation_pb2.SamplingParams.DESCRIPTOR.fields_by_name,
@@ -83,7 +88,9 @@ def test_a_constraint_is_one_of_its_kinds(options: Options, kind: str, value: ob
         ({"temperature": "warm"}, "params.sampling.temperature"),
         ({"seed": -1}, "params.sampling.seed"),
         ({"max_tokens": 2**40}, "params.max_tokens"),
-        ({"temprature": 0.1}, "params.sampling.temprature"),
+        ({"temprature": 0.1}, "temprature"),
+        ({"speculation": "fast"}, "speculation"),
+        ({"speculation": 2}, "speculation"),
         ({"regex": "a", "choices": ["b"]}, "constraint"),
         ({"json_schema": {"enum": [object()]}}, "json_schema"),
         ({"choices": [1]}, "choices"),

@@ -83,8 +83,8 @@ class WordTokenizer:
         self, digest: str, constraint: generation_pb2.StructuredConstraint, *, field: str
     ) -> None:
         del digest
-        if constraint.regex == "(":
-            raise InvalidArgument("unclosed", field=field)
+        if constraint.regex == "(" or constraint.gbnf == "root":
+            raise InvalidArgument("unclosed", field=field, reason="BAD_CONSTRAINT")
         self.compiled.append(constraint)
 
     async def tokenize(self, digest: str, text: str, context_length: int, *, field: str) -> Sequence[int]:
@@ -375,17 +375,18 @@ async def test_a_schema_reaches_the_workers_normalised_and_is_tried_once(stage: 
 
 
 @pytest.mark.parametrize(
-    ("params", "field"),
+    ("params", "field", "words"),
     [
-        (constrained(json_schema='{"not": {}}'), "params.constraint.json_schema"),
-        (constrained(regex="("), "params.constraint.regex"),
+        (constrained(json_schema='{"not": {}}'), "params.constraint.json_schema", "the schema cannot be"),
+        (constrained(regex="("), "params.constraint.regex", "the regular expression cannot be used"),
+        (constrained(gbnf="root"), "params.constraint.gbnf", "the grammar cannot be used"),
     ],
 )
 async def test_a_constraint_that_cannot_be_used_is_refused_before_anything_is_queued(
-    stage: Stage, params: Params, field: str
+    stage: Stage, params: Params, field: str, words: str
 ) -> None:
     await can_constrain(stage)
-    with pytest.raises(InvalidArgument) as refused:
+    with pytest.raises(InvalidArgument, match=words) as refused:
         await stage.chat("r1", params=params)
     assert refused.value.field == field
     assert not stage.backend.jobs

@@ -18,6 +18,11 @@ Request = inference_pb2.ChatRequest | inference_pb2.GenerateRequest
 
 _M = TypeVar("_M")
 _OF_PARAMS = frozenset({"max_tokens", "stop", "stop_token_ids", "ignore_eos"})
+_SOURCES: Mapping[str, generation_pb2.Speculation.ValueType] = {
+    "off": generation_pb2.SPECULATION_OFF,
+    "ngram": generation_pb2.SPECULATION_NGRAM,
+    "draft": generation_pb2.SPECULATION_DRAFT,
+}
 
 
 class Options(TypedDict, total=False):
@@ -26,6 +31,7 @@ class Options(TypedDict, total=False):
     Whatever else that file has goes into `params`, a GenerationParams, which these options are added to.
 
     Attributes:
+        speculation: where drafts of next tokens come from: off, ngram or draft.
         json_schema: the answer is JSON of this schema, which is given as an object or as JSON text.
         regex: the answer matches this expression as a whole.
         choices: the answer is one of these texts.
@@ -47,6 +53,7 @@ class Options(TypedDict, total=False):
     logit_bias: Mapping[int, float]
     seed: int
     logprobs: int
+    speculation: str
     json_schema: str | Mapping[str, Any]
     regex: str
     choices: Iterable[str]
@@ -123,6 +130,10 @@ def generation_params(options: Options) -> generation_pb2.GenerationParams:
     given: dict[str, Any] = {k: v for k, v in options.items() if k != "params" and v is not None}
     constraint = {name: given.pop(name) for name in ("json_schema", "regex", "choices") if name in given}
     own = {name: given.pop(name) for name in _OF_PARAMS & given.keys()}
+    if "speculation" in given:
+        own["speculation"] = _source(given.pop("speculation"))
+    if unknown := sorted(given.keys() - generation_pb2.SamplingParams.DESCRIPTOR.fields_by_name.keys()):
+        raise InvalidArgument(f"there is no option {unknown[0]}", field=unknown[0])
     params.MergeFrom(_message(generation_pb2.GenerationParams, "params", **own))
     params.sampling.MergeFrom(_message(generation_pb2.SamplingParams, "params.sampling", **given))
     if len(constraint) > 1:
@@ -130,6 +141,12 @@ def generation_params(options: Options) -> generation_pb2.GenerationParams:
     for name, value in constraint.items():
         _constrain(params.constraint, name, value)
     return params
+
+
+def _source(name: object) -> generation_pb2.Speculation.ValueType:
+    if not isinstance(name, str) or name not in _SOURCES:
+        raise InvalidArgument(f"speculation: {name!r} is none of {', '.join(_SOURCES)}", field="speculation")
+    return _SOURCES[name]
 
 
 def new_request_id() -> str:

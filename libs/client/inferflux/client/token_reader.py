@@ -6,6 +6,7 @@ It needs nats-py: `pip install inferflux-client[nats]`.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import AsyncGenerator, Sequence
 from types import TracebackType
@@ -89,7 +90,9 @@ class TokenReader:
                     return
                 chunks = await self._next(live, subject, gap.wait_s(merged.missing_from, time.monotonic()))
         finally:
-            await live.unsubscribe()
+            # A loop that was left early ends its generator late, after the connection.
+            with contextlib.suppress(nats.errors.ConnectionClosedError):
+                await live.unsubscribe()
 
     async def _next(self, live: Any, subject: str, wait_s: float) -> list[tokens_pb2.TokenChunk]:
         """The next live chunk, or after `wait_s` seconds what the replay stream has."""

@@ -23,6 +23,19 @@ class Compiles(Protocol):
     ) -> None: ...
 
 
+def _named(constraint: generation_pb2.StructuredConstraint) -> str:
+    """What people call it."""
+    match constraint.WhichOneof("constraint"):
+        case "json_schema":
+            return "the schema"
+        case "gbnf" | "lark":
+            return "the grammar"
+        case "regex":
+            return "the regular expression"
+        case _:
+            return "the constraint"
+
+
 class Constraints:
     """What a worker would refuse is refused here, by the name of its field."""
 
@@ -51,7 +64,13 @@ class Constraints:
         usable.CopyFrom(params)
         if usable.constraint.WhichOneof("constraint") == "json_schema":
             usable.constraint.json_schema = normalised(usable.constraint.json_schema)
-        await self._try(usable.constraint, card.digest, field_of(usable.constraint))
+        try:
+            await self._try(usable.constraint, card.digest, field_of(usable.constraint))
+        except InvalidArgument as error:
+            if error.reason != "BAD_CONSTRAINT":
+                raise
+            message = f"{_named(usable.constraint)} cannot be used: {error.message}"
+            raise InvalidArgument(message, field=error.field, reason=error.reason) from None
         return usable
 
     async def with_tool_calls(

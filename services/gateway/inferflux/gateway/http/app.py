@@ -19,7 +19,7 @@ from inferflux.gateway.pipeline import Pipeline
 from .answering import Answering
 from .chat import ChatCompletions
 from .completions import Completions
-from .endpoint import Edge, Endpoint, Handler, OpenEndpoint, OpenHandler
+from .endpoint import Edge, Endpoint, Handler, OpenEndpoint, OpenHandler, guarded
 from .exchange import Exchange
 from .generate import Generate
 from .models import GetModel, ListModels
@@ -106,15 +106,14 @@ class _Readiness:
 class _Default:
     """What answers on paths that are not there."""
 
-    def __init__(self) -> None:
-        self._http = OpenEndpoint(_no_such_path)
-
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "websocket":
             await send({"type": "websocket.close"})
-        else:
-            await self._http(scope, receive, send)
+            return
+        exchange = Exchange(scope, receive, send)
+        await guarded(exchange, scope["path"], _no_such_path(exchange))
 
 
-async def _no_such_path(_exchange: Exchange) -> None:
+async def _no_such_path(exchange: Exchange) -> None:
+    exchange.begin()
     raise NotFound("there is no such path", reason="UNKNOWN_PATH")
