@@ -31,12 +31,12 @@ up: .venv/.runtime  ## serve the demo model on this machine until Ctrl-C
 demo: .venv/.runtime  ## start everything aside, stream one answer, say how fast it was, end everything
 	@exec $(BIN)/inferctl demo $(ARGS)
 
-test: .venv/.dev  ## everything that passes or fails the project; ARGS="-n 8" on a larger machine
+test: .venv/.dev  ## everything that passes or fails the project; ARGS="-n 4" on a larger machine
 	@$(MAKE) --no-print-directory -j2 lint pytest
 
-# Four files of tests at once: many tests wait for a process most of their time. docs/contributing.md says more.
+# Two files of tests at once: with four, on two cores, some wait in vain for a process. docs/contributing.md says more.
 pytest: .venv/.dev
-	$(BIN)/python -m pytest -n 4 --dist loadfile --no-loadscope-reorder $(ARGS)
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 compose-test: .venv/.dev  ## build the images, run and break the containers under load, take them down: docs/deploy.md
 	@GRPC_ENABLE_FORK_SUPPORT=0 tools/containers/run.sh $(CURDIR)/$(BIN)/python $(BIN)/python -m pytest \
