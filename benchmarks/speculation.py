@@ -28,7 +28,7 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from inferflux.common.speculation import SOURCES
+from inferflux.api.speculation import SOURCES
 from inferflux.worker.engine_host import SPIN_COUNT
 
 from .command_line import positive

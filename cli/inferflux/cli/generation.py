@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from inferflux.common.speculation import source_of
+from inferflux.api.speculation import source_of
 from inferflux.v1 import generation_pb2, inference_pb2
 
 

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, TypedDict, TypeVar
 
 from inferflux.api.errors import InvalidArgument
+from inferflux.api.speculation import SOURCES
 from inferflux.v1 import generation_pb2, inference_pb2
 
 # A text is one message of the user. A mapping has the fields of ChatMessage.
@@ -18,11 +19,6 @@ Request = inference_pb2.ChatRequest | inference_pb2.GenerateRequest
 
 _M = TypeVar("_M")
 _OF_PARAMS = frozenset({"max_tokens", "stop", "stop_token_ids", "ignore_eos"})
-_SOURCES: Mapping[str, generation_pb2.Speculation.ValueType] = {
-    "off": generation_pb2.SPECULATION_OFF,
-    "ngram": generation_pb2.SPECULATION_NGRAM,
-    "draft": generation_pb2.SPECULATION_DRAFT,
-}
 
 
 class Options(TypedDict, total=False):
@@ -144,9 +140,9 @@ def generation_params(options: Options) -> generation_pb2.GenerationParams:
 
 
 def _source(name: object) -> generation_pb2.Speculation.ValueType:
-    if not isinstance(name, str) or name not in _SOURCES:
-        raise InvalidArgument(f"speculation: {name!r} is none of {', '.join(_SOURCES)}", field="speculation")
-    return _SOURCES[name]
+    if not isinstance(name, str) or name not in SOURCES:
+        raise InvalidArgument(f"speculation: {name!r} is none of {', '.join(SOURCES)}", field="speculation")
+    return SOURCES[name]
 
 
 def new_request_id() -> str:

@@ -36,11 +36,11 @@ from __future__ import annotations
 import struct
 from collections.abc import Sequence
 
+from inferflux.api.speculation import check_speculation
 from inferflux.common.checks import MAX_TOKENS, check_range
 from inferflux.common.constraints.limits import check_constraint
 from inferflux.common.errors import InvalidArgument
 from inferflux.common.priority import HIGHEST, LOWEST
-from inferflux.common.speculation import check_speculation
 from inferflux.v1 import generation_pb2
 
 MAX_STOP_STRINGS = 16

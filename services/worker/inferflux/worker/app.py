@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from inferflux.api.speculation import SOURCES
 from inferflux.common import logs, store
 from inferflux.common.bus import Bus
 from inferflux.common.errors import Internal, InvalidArgument
@@ -17,7 +18,6 @@ from inferflux.common.lifecycle import Shutdown
 from inferflux.common.prefixes.hashes import PrefixHasher
 from inferflux.common.prefixes.index import Holder
 from inferflux.common.probe import Probe
-from inferflux.common.speculation import SOURCES
 from inferflux.common.tasks import cancel_all
 from inferflux.common.tracing import OFF, Tracer, open_tracer
 from inferflux.v1 import engine_pb2

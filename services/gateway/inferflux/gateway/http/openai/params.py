@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TypeVar
 
+from inferflux.api.speculation import SOURCES, source_of
 from inferflux.common.errors import InvalidArgument
-from inferflux.common.speculation import SOURCES, source_of
 from inferflux.gateway.http.errors import unsupported
 from inferflux.v1 import generation_pb2, inference_pb2
 

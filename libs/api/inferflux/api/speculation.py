@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from inferflux.common.errors import InvalidArgument
+from inferflux.api.errors import InvalidArgument
 from inferflux.v1 import generation_pb2
 
 SOURCES: Mapping[str, generation_pb2.Speculation.ValueType] = {
