@@ -22,39 +22,94 @@ _runtime_version.ValidateProtobufRuntimeVersion(
 _sym_db = _symbol_database.Default()
 
 
+from google.protobuf import field_mask_pb2 as google_dot_protobuf_dot_field__mask__pb2
 from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__pb2
 from inferflux.v1 import generation_pb2 as inferflux_dot_v1_dot_generation__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19inferflux/v1/policy.proto\x12\x0cinferflux.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x1dinferflux/v1/generation.proto\"f\n\x0c\x41\x64mitRequest\x12\x12\n\ncredential\x18\x01 \x01(\t\x12\r\n\x05scope\x18\x02 \x01(\t\x12\x12\n\nrequest_id\x18\x03 \x01(\t\x12\r\n\x05model\x18\x04 \x01(\t\x12\x10\n\x08priority\x18\x05 \x01(\x05\"\x9b\x01\n\rAdmitResponse\x12\x0e\n\x06tenant\x18\x01 \x01(\t\x12\x0e\n\x06key_id\x18\x02 \x01(\t\x12\x0e\n\x06scopes\x18\x03 \x03(\t\x12\x19\n\x0cmax_priority\x18\x04 \x01(\x05H\x00\x88\x01\x01\x12\x13\n\x0b\x63\x61\x63he_scope\x18\x05 \x01(\t\x12\x19\n\x11skip_answer_cache\x18\x06 \x01(\x08\x42\x0f\n\r_max_priority\"\x9b\x01\n\rSettleRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0e\n\x06tenant\x18\x02 \x01(\t\x12\x0e\n\x06key_id\x18\x03 \x01(\t\x12\r\n\x05model\x18\x04 \x01(\t\x12\"\n\x05usage\x18\x05 \x01(\x0b\x32\x13.inferflux.v1.Usage\x12\x0f\n\x07outcome\x18\x06 \x01(\t\x12\x12\n\nattempt_id\x18\x07 \x01(\t\"\x10\n\x0eSettleResponse\"\xbc\x01\n\x06\x41piKey\x12\x0e\n\x06key_id\x18\x01 \x01(\t\x12\x0e\n\x06tenant\x18\x02 \x01(\t\x12\x0c\n\x04name\x18\x03 \x01(\t\x12\x0e\n\x06scopes\x18\x04 \x03(\t\x12.\n\ncreated_at\x18\x05 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x14\n\x0cmax_priority\x18\x06 \x01(\x05\x12\x13\n\x0b\x63\x61\x63he_scope\x18\x07 \x01(\t\x12\x19\n\x11skip_answer_cache\x18\x08 \x01(\x08\"\x9f\x01\n\x13\x43reateApiKeyRequest\x12\x0e\n\x06tenant\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x0e\n\x06scopes\x18\x03 \x03(\t\x12\x19\n\x0cmax_priority\x18\x04 \x01(\x05H\x00\x88\x01\x01\x12\x13\n\x0b\x63\x61\x63he_scope\x18\x05 \x01(\t\x12\x19\n\x11skip_answer_cache\x18\x06 \x01(\x08\x42\x0f\n\r_max_priority\"M\n\x14\x43reateApiKeyResponse\x12%\n\x07\x61pi_key\x18\x01 \x01(\x0b\x32\x14.inferflux.v1.ApiKey\x12\x0e\n\x06secret\x18\x02 \x01(\t\"$\n\x12ListApiKeysRequest\x12\x0e\n\x06tenant\x18\x01 \x01(\t\"=\n\x13ListApiKeysResponse\x12&\n\x08\x61pi_keys\x18\x01 \x03(\x0b\x32\x14.inferflux.v1.ApiKey\"%\n\x13RevokeApiKeyRequest\x12\x0e\n\x06key_id\x18\x01 \x01(\t\"\x16\n\x14RevokeApiKeyResponse2\x98\x03\n\rPolicyService\x12@\n\x05\x41\x64mit\x12\x1a.inferflux.v1.AdmitRequest\x1a\x1b.inferflux.v1.AdmitResponse\x12\x43\n\x06Settle\x12\x1b.inferflux.v1.SettleRequest\x1a\x1c.inferflux.v1.SettleResponse\x12U\n\x0c\x43reateApiKey\x12!.inferflux.v1.CreateApiKeyRequest\x1a\".inferflux.v1.CreateApiKeyResponse\x12R\n\x0bListApiKeys\x12 .inferflux.v1.ListApiKeysRequest\x1a!.inferflux.v1.ListApiKeysResponse\x12U\n\x0cRevokeApiKey\x12!.inferflux.v1.RevokeApiKeyRequest\x1a\".inferflux.v1.RevokeApiKeyResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19inferflux/v1/policy.proto\x12\x0cinferflux.v1\x1a google/protobuf/field_mask.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x1dinferflux/v1/generation.proto\"z\n\x0c\x41\x64mitRequest\x12\x12\n\ncredential\x18\x01 \x01(\t\x12\r\n\x05scope\x18\x02 \x01(\t\x12\x12\n\nrequest_id\x18\x03 \x01(\t\x12\r\n\x05model\x18\x04 \x01(\t\x12\x10\n\x08priority\x18\x05 \x01(\x05\x12\x12\n\nis_counted\x18\x06 \x01(\x08\"\xed\x01\n\rAdmitResponse\x12\x0e\n\x06tenant\x18\x01 \x01(\t\x12\x0e\n\x06key_id\x18\x02 \x01(\t\x12\x0e\n\x06scopes\x18\x03 \x03(\t\x12\x19\n\x0cmax_priority\x18\x04 \x01(\x05H\x00\x88\x01\x01\x12\x13\n\x0b\x63\x61\x63he_scope\x18\x05 \x01(\t\x12\x19\n\x11skip_answer_cache\x18\x06 \x01(\x08\x12\x0e\n\x06models\x18\x07 \x03(\t\x12,\n\x06limits\x18\x08 \x03(\x0b\x32\x1c.inferflux.v1.RateLimitState\x12\x12\n\nwants_text\x18\t \x01(\x08\x42\x0f\n\r_max_priority\"R\n\x0eRateLimitState\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05limit\x18\x02 \x01(\x04\x12\x11\n\tremaining\x18\x03 \x01(\x04\x12\x10\n\x08reset_ms\x18\x04 \x01(\x04\"\xa0\x01\n\x0eReserveRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x12\n\nattempt_id\x18\x02 \x01(\t\x12\x0e\n\x06tenant\x18\x03 \x01(\t\x12\x0e\n\x06key_id\x18\x04 \x01(\t\x12\r\n\x05model\x18\x05 \x01(\t\x12\x15\n\rprompt_tokens\x18\x06 \x01(\r\x12\x12\n\nmax_tokens\x18\x07 \x01(\r\x12\x0c\n\x04text\x18\x08 \x01(\t\"Q\n\x0fReserveResponse\x12,\n\x06limits\x18\x01 \x03(\x0b\x32\x1c.inferflux.v1.RateLimitState\x12\x10\n\x08lease_ms\x18\x02 \x01(\r\"?\n\x0cRenewRequest\x12/\n\x08requests\x18\x01 \x03(\x0b\x32\x1d.inferflux.v1.ReservedRequest\"I\n\x0fReservedRequest\x12\x0e\n\x06tenant\x18\x01 \x01(\t\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12\x12\n\nattempt_id\x18\x03 \x01(\t\"\x0f\n\rRenewResponse\"\xac\x01\n\rSettleRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0e\n\x06tenant\x18\x02 \x01(\t\x12\x0e\n\x06key_id\x18\x03 \x01(\t\x12\r\n\x05model\x18\x04 \x01(\t\x12\"\n\x05usage\x18\x05 \x01(\x0b\x32\x13.inferflux.v1.Usage\x12\x0f\n\x07outcome\x18\x06 \x01(\t\x12\x12\n\nattempt_id\x18\x07 \x01(\t\x12\x0f\n\x07is_void\x18\x08 \x01(\x08\"\x10\n\x0eSettleResponse\"\x9f\x03\n\x06\x41piKey\x12\x0e\n\x06key_id\x18\x01 \x01(\t\x12\x0e\n\x06tenant\x18\x02 \x01(\t\x12\x0c\n\x04name\x18\x03 \x01(\t\x12\x0e\n\x06scopes\x18\x04 \x03(\t\x12.\n\ncreated_at\x18\x05 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x19\n\x0cmax_priority\x18\x06 \x01(\x05H\x00\x88\x01\x01\x12\x13\n\x0b\x63\x61\x63he_scope\x18\x07 \x01(\t\x12\x19\n\x11skip_answer_cache\x18\x08 \x01(\x08\x12\r\n\x05roles\x18\t \x03(\t\x12.\n\nexpires_at\x18\n \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x0e\n\x06models\x18\x0b \x03(\t\x12\x30\n\x0clast_used_at\x18\x0c \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x0f\n\x07version\x18\r \x01(\x04\x12\x39\n\x15previous_secret_until\x18\x0e \x01(\x0b\x32\x1a.google.protobuf.TimestampB\x0f\n\r_max_priority\"\xee\x01\n\x13\x43reateApiKeyRequest\x12\x0e\n\x06tenant\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x0e\n\x06scopes\x18\x03 \x03(\t\x12\x19\n\x0cmax_priority\x18\x04 \x01(\x05H\x00\x88\x01\x01\x12\x13\n\x0b\x63\x61\x63he_scope\x18\x05 \x01(\t\x12\x19\n\x11skip_answer_cache\x18\x06 \x01(\x08\x12\r\n\x05roles\x18\x07 \x03(\t\x12.\n\nexpires_at\x18\x08 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x0e\n\x06models\x18\t \x03(\tB\x0f\n\r_max_priority\"M\n\x14\x43reateApiKeyResponse\x12%\n\x07\x61pi_key\x18\x01 \x01(\x0b\x32\x14.inferflux.v1.ApiKey\x12\x0e\n\x06secret\x18\x02 \x01(\t\"K\n\x12ListApiKeysRequest\x12\x0e\n\x06tenant\x18\x01 \x01(\t\x12\x11\n\tpage_size\x18\x02 \x01(\r\x12\x12\n\npage_token\x18\x03 \x01(\t\"V\n\x13ListApiKeysResponse\x12&\n\x08\x61pi_keys\x18\x01 \x03(\x0b\x32\x14.inferflux.v1.ApiKey\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"%\n\x13RevokeApiKeyRequest\x12\x0e\n\x06key_id\x18\x01 \x01(\t\"\x16\n\x14RevokeApiKeyResponse\"m\n\x13UpdateApiKeyRequest\x12%\n\x07\x61pi_key\x18\x01 \x01(\x0b\x32\x14.inferflux.v1.ApiKey\x12/\n\x0bupdate_mask\x18\x02 \x01(\x0b\x32\x1a.google.protobuf.FieldMask\"=\n\x14UpdateApiKeyResponse\x12%\n\x07\x61pi_key\x18\x01 \x01(\x0b\x32\x14.inferflux.v1.ApiKey\"8\n\x13RotateApiKeyRequest\x12\x0e\n\x06key_id\x18\x01 \x01(\t\x12\x11\n\toverlap_s\x18\x02 \x01(\r\"M\n\x14RotateApiKeyResponse\x12%\n\x07\x61pi_key\x18\x01 \x01(\x0b\x32\x14.inferflux.v1.ApiKey\x12\x0e\n\x06secret\x18\x02 \x01(\t\"n\n\x04Role\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06scopes\x18\x02 \x03(\t\x12\x0e\n\x06models\x18\x03 \x03(\t\x12\x13\n\x0b\x64\x65scription\x18\x04 \x01(\t\x12\x12\n\nis_builtin\x18\x05 \x01(\x08\x12\x0f\n\x07version\x18\x06 \x01(\x04\"\x12\n\x10ListRolesRequest\"6\n\x11ListRolesResponse\x12!\n\x05roles\x18\x01 \x03(\x0b\x32\x12.inferflux.v1.Role\"2\n\x0eSetRoleRequest\x12 \n\x04role\x18\x01 \x01(\x0b\x32\x12.inferflux.v1.Role\"3\n\x0fSetRoleResponse\x12 \n\x04role\x18\x01 \x01(\x0b\x32\x12.inferflux.v1.Role\"!\n\x11\x44\x65leteRoleRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"\x14\n\x12\x44\x65leteRoleResponse\"\xb4\x01\n\tRateLimit\x12\x0f\n\x07subject\x18\x01 \x01(\t\x12\x1b\n\x13requests_per_minute\x18\x02 \x01(\x04\x12\x19\n\x11tokens_per_minute\x18\x03 \x01(\x04\x12\x18\n\x10requests_per_day\x18\x04 \x01(\x04\x12\x16\n\x0etokens_per_day\x18\x05 \x01(\x04\x12\x1b\n\x13\x63oncurrent_requests\x18\x06 \x01(\x04\x12\x0f\n\x07version\x18\x07 \x01(\x04\"M\n\x0eRateLimitUsage\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05limit\x18\x02 \x01(\x04\x12\x0c\n\x04used\x18\x03 \x01(\x04\x12\x10\n\x08reset_ms\x18\x04 \x01(\x04\"\x17\n\x15ListRateLimitsRequest\"F\n\x16ListRateLimitsResponse\x12,\n\x0brate_limits\x18\x01 \x03(\x0b\x32\x17.inferflux.v1.RateLimit\"&\n\x13GetRateLimitRequest\x12\x0f\n\x07subject\x18\x01 \x01(\t\"p\n\x14GetRateLimitResponse\x12+\n\nrate_limit\x18\x01 \x01(\x0b\x32\x17.inferflux.v1.RateLimit\x12+\n\x05usage\x18\x02 \x03(\x0b\x32\x1c.inferflux.v1.RateLimitUsage\"B\n\x13SetRateLimitRequest\x12+\n\nrate_limit\x18\x01 \x01(\x0b\x32\x17.inferflux.v1.RateLimit\"C\n\x14SetRateLimitResponse\x12+\n\nrate_limit\x18\x01 \x01(\x0b\x32\x17.inferflux.v1.RateLimit\")\n\x16\x44\x65leteRateLimitRequest\x12\x0f\n\x07subject\x18\x01 \x01(\t\"\x19\n\x17\x44\x65leteRateLimitResponse2\x98\x03\n\rPolicyService\x12@\n\x05\x41\x64mit\x12\x1a.inferflux.v1.AdmitRequest\x1a\x1b.inferflux.v1.AdmitResponse\x12\x43\n\x06Settle\x12\x1b.inferflux.v1.SettleRequest\x1a\x1c.inferflux.v1.SettleResponse\x12U\n\x0c\x43reateApiKey\x12!.inferflux.v1.CreateApiKeyRequest\x1a\".inferflux.v1.CreateApiKeyResponse\x12R\n\x0bListApiKeys\x12 .inferflux.v1.ListApiKeysRequest\x1a!.inferflux.v1.ListApiKeysResponse\x12U\n\x0cRevokeApiKey\x12!.inferflux.v1.RevokeApiKeyRequest\x1a\".inferflux.v1.RevokeApiKeyResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'inferflux.v1.policy_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_ADMITREQUEST']._serialized_start=107
-  _globals['_ADMITREQUEST']._serialized_end=209
-  _globals['_ADMITRESPONSE']._serialized_start=212
-  _globals['_ADMITRESPONSE']._serialized_end=367
-  _globals['_SETTLEREQUEST']._serialized_start=370
-  _globals['_SETTLEREQUEST']._serialized_end=525
-  _globals['_SETTLERESPONSE']._serialized_start=527
-  _globals['_SETTLERESPONSE']._serialized_end=543
-  _globals['_APIKEY']._serialized_start=546
-  _globals['_APIKEY']._serialized_end=734
-  _globals['_CREATEAPIKEYREQUEST']._serialized_start=737
-  _globals['_CREATEAPIKEYREQUEST']._serialized_end=896
-  _globals['_CREATEAPIKEYRESPONSE']._serialized_start=898
-  _globals['_CREATEAPIKEYRESPONSE']._serialized_end=975
-  _globals['_LISTAPIKEYSREQUEST']._serialized_start=977
-  _globals['_LISTAPIKEYSREQUEST']._serialized_end=1013
-  _globals['_LISTAPIKEYSRESPONSE']._serialized_start=1015
-  _globals['_LISTAPIKEYSRESPONSE']._serialized_end=1076
-  _globals['_REVOKEAPIKEYREQUEST']._serialized_start=1078
-  _globals['_REVOKEAPIKEYREQUEST']._serialized_end=1115
-  _globals['_REVOKEAPIKEYRESPONSE']._serialized_start=1117
-  _globals['_REVOKEAPIKEYRESPONSE']._serialized_end=1139
-  _globals['_POLICYSERVICE']._serialized_start=1142
-  _globals['_POLICYSERVICE']._serialized_end=1550
+  _globals['_ADMITREQUEST']._serialized_start=141
+  _globals['_ADMITREQUEST']._serialized_end=263
+  _globals['_ADMITRESPONSE']._serialized_start=266
+  _globals['_ADMITRESPONSE']._serialized_end=503
+  _globals['_RATELIMITSTATE']._serialized_start=505
+  _globals['_RATELIMITSTATE']._serialized_end=587
+  _globals['_RESERVEREQUEST']._serialized_start=590
+  _globals['_RESERVEREQUEST']._serialized_end=750
+  _globals['_RESERVERESPONSE']._serialized_start=752
+  _globals['_RESERVERESPONSE']._serialized_end=833
+  _globals['_RENEWREQUEST']._serialized_start=835
+  _globals['_RENEWREQUEST']._serialized_end=898
+  _globals['_RESERVEDREQUEST']._serialized_start=900
+  _globals['_RESERVEDREQUEST']._serialized_end=973
+  _globals['_RENEWRESPONSE']._serialized_start=975
+  _globals['_RENEWRESPONSE']._serialized_end=990
+  _globals['_SETTLEREQUEST']._serialized_start=993
+  _globals['_SETTLEREQUEST']._serialized_end=1165
+  _globals['_SETTLERESPONSE']._serialized_start=1167
+  _globals['_SETTLERESPONSE']._serialized_end=1183
+  _globals['_APIKEY']._serialized_start=1186
+  _globals['_APIKEY']._serialized_end=1601
+  _globals['_CREATEAPIKEYREQUEST']._serialized_start=1604
+  _globals['_CREATEAPIKEYREQUEST']._serialized_end=1842
+  _globals['_CREATEAPIKEYRESPONSE']._serialized_start=1844
+  _globals['_CREATEAPIKEYRESPONSE']._serialized_end=1921
+  _globals['_LISTAPIKEYSREQUEST']._serialized_start=1923
+  _globals['_LISTAPIKEYSREQUEST']._serialized_end=1998
+  _globals['_LISTAPIKEYSRESPONSE']._serialized_start=2000
+  _globals['_LISTAPIKEYSRESPONSE']._serialized_end=2086
+  _globals['_REVOKEAPIKEYREQUEST']._serialized_start=2088
+  _globals['_REVOKEAPIKEYREQUEST']._serialized_end=2125
+  _globals['_REVOKEAPIKEYRESPONSE']._serialized_start=2127
+  _globals['_REVOKEAPIKEYRESPONSE']._serialized_end=2149
+  _globals['_UPDATEAPIKEYREQUEST']._serialized_start=2151
+  _globals['_UPDATEAPIKEYREQUEST']._serialized_end=2260
+  _globals['_UPDATEAPIKEYRESPONSE']._serialized_start=2262
+  _globals['_UPDATEAPIKEYRESPONSE']._serialized_end=2323
+  _globals['_ROTATEAPIKEYREQUEST']._serialized_start=2325
+  _globals['_ROTATEAPIKEYREQUEST']._serialized_end=2381
+  _globals['_ROTATEAPIKEYRESPONSE']._serialized_start=2383
+  _globals['_ROTATEAPIKEYRESPONSE']._serialized_end=2460
+  _globals['_ROLE']._serialized_start=2462
+  _globals['_ROLE']._serialized_end=2572
+  _globals['_LISTROLESREQUEST']._serialized_start=2574
+  _globals['_LISTROLESREQUEST']._serialized_end=2592
+  _globals['_LISTROLESRESPONSE']._serialized_start=2594
+  _globals['_LISTROLESRESPONSE']._serialized_end=2648
+  _globals['_SETROLEREQUEST']._serialized_start=2650
+  _globals['_SETROLEREQUEST']._serialized_end=2700
+  _globals['_SETROLERESPONSE']._serialized_start=2702
+  _globals['_SETROLERESPONSE']._serialized_end=2753
+  _globals['_DELETEROLEREQUEST']._serialized_start=2755
+  _globals['_DELETEROLEREQUEST']._serialized_end=2788
+  _globals['_DELETEROLERESPONSE']._serialized_start=2790
+  _globals['_DELETEROLERESPONSE']._serialized_end=2810
+  _globals['_RATELIMIT']._serialized_start=2813
+  _globals['_RATELIMIT']._serialized_end=2993
+  _globals['_RATELIMITUSAGE']._serialized_start=2995
+  _globals['_RATELIMITUSAGE']._serialized_end=3072
+  _globals['_LISTRATELIMITSREQUEST']._serialized_start=3074
+  _globals['_LISTRATELIMITSREQUEST']._serialized_end=3097
+  _globals['_LISTRATELIMITSRESPONSE']._serialized_start=3099
+  _globals['_LISTRATELIMITSRESPONSE']._serialized_end=3169
+  _globals['_GETRATELIMITREQUEST']._serialized_start=3171
+  _globals['_GETRATELIMITREQUEST']._serialized_end=3209
+  _globals['_GETRATELIMITRESPONSE']._serialized_start=3211
+  _globals['_GETRATELIMITRESPONSE']._serialized_end=3323
+  _globals['_SETRATELIMITREQUEST']._serialized_start=3325
+  _globals['_SETRATELIMITREQUEST']._serialized_end=3391
+  _globals['_SETRATELIMITRESPONSE']._serialized_start=3393
+  _globals['_SETRATELIMITRESPONSE']._serialized_end=3460
+  _globals['_DELETERATELIMITREQUEST']._serialized_start=3462
+  _globals['_DELETERATELIMITREQUEST']._serialized_end=3503
+  _globals['_DELETERATELIMITRESPONSE']._serialized_start=3505
+  _globals['_DELETERATELIMITRESPONSE']._serialized_end=3530
+  _globals['_POLICYSERVICE']._serialized_start=3533
+  _globals['_POLICYSERVICE']._serialized_end=3941
 # @@protoc_insertion_point(module_scope)

@@ -5,6 +5,7 @@ The policy service: who may do what."""
 
 from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
+from google.protobuf import field_mask_pb2 as _field_mask_pb2
 from google.protobuf import message as _message
 from google.protobuf import timestamp_pb2 as _timestamp_pb2
 from google.protobuf.internal import containers as _containers
@@ -29,14 +30,17 @@ class AdmitRequest(_message.Message):
     REQUEST_ID_FIELD_NUMBER: _builtins.int
     MODEL_FIELD_NUMBER: _builtins.int
     PRIORITY_FIELD_NUMBER: _builtins.int
+    IS_COUNTED_FIELD_NUMBER: _builtins.int
     credential: _builtins.str
     """The API key as the client sent it."""
     scope: _builtins.str
-    """The scope the call needs: `inference`, `models` or `admin`."""
+    """The scope the call needs."""
     request_id: _builtins.str
     model: _builtins.str
     """Empty when the call names no model."""
     priority: _builtins.int
+    is_counted: _builtins.bool
+    """It counts against the request limits of its key and tenant, and is refused while their other limits are used up."""
     def __init__(
         self,
         *,
@@ -45,10 +49,11 @@ class AdmitRequest(_message.Message):
         request_id: _builtins.str = ...,
         model: _builtins.str = ...,
         priority: _builtins.int = ...,
+        is_counted: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["credential", b"credential", "model", b"model", "priority", b"priority", "request_id", b"request_id", "scope", b"scope"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["credential", b"credential", "is_counted", b"is_counted", "model", b"model", "priority", b"priority", "request_id", b"request_id", "scope", b"scope"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -64,6 +69,9 @@ class AdmitResponse(_message.Message):
     MAX_PRIORITY_FIELD_NUMBER: _builtins.int
     CACHE_SCOPE_FIELD_NUMBER: _builtins.int
     SKIP_ANSWER_CACHE_FIELD_NUMBER: _builtins.int
+    MODELS_FIELD_NUMBER: _builtins.int
+    LIMITS_FIELD_NUMBER: _builtins.int
+    WANTS_TEXT_FIELD_NUMBER: _builtins.int
     tenant: _builtins.str
     key_id: _builtins.str
     max_priority: _builtins.int
@@ -72,8 +80,18 @@ class AdmitResponse(_message.Message):
     """InferenceRequest.cache_scope of its requests."""
     skip_answer_cache: _builtins.bool
     """Its requests neither take answers from the answer cache nor keep theirs there."""
+    wants_text: _builtins.bool
+    """Reserve needs the text of the prompts of its requests."""
     @_builtins.property
     def scopes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    @_builtins.property
+    def models(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Models it may use: names, and beginnings of names followed by `*`. Empty: every model."""
+
+    @_builtins.property
+    def limits(self) -> _containers.RepeatedCompositeFieldContainer[Global___RateLimitState]:
+        """What is left of its limits: for each name the limit with least of it."""
+
     def __init__(
         self,
         *,
@@ -83,16 +101,178 @@ class AdmitResponse(_message.Message):
         max_priority: _builtins.int | None = ...,
         cache_scope: _builtins.str = ...,
         skip_answer_cache: _builtins.bool = ...,
+        models: _abc.Iterable[_builtins.str] | None = ...,
+        limits: _abc.Iterable[Global___RateLimitState] | None = ...,
+        wants_text: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_max_priority", b"_max_priority", "max_priority", b"max_priority"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_priority", b"_max_priority", "cache_scope", b"cache_scope", "key_id", b"key_id", "max_priority", b"max_priority", "scopes", b"scopes", "skip_answer_cache", b"skip_answer_cache", "tenant", b"tenant"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_priority", b"_max_priority", "cache_scope", b"cache_scope", "key_id", b"key_id", "limits", b"limits", "max_priority", b"max_priority", "models", b"models", "scopes", b"scopes", "skip_answer_cache", b"skip_answer_cache", "tenant", b"tenant", "wants_text", b"wants_text"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__max_priority: _TypeAlias = _typing.Literal["max_priority"]  # noqa: Y015
     _WhichOneofArgType__max_priority: _TypeAlias = _typing.Literal["_max_priority", b"_max_priority"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType__max_priority) -> _WhichOneofReturnType__max_priority | None: ...
 
 Global___AdmitResponse: _TypeAlias = AdmitResponse  # noqa: Y015
+
+@_typing.final
+class RateLimitState(_message.Message):
+    """How much is left of a limit."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    LIMIT_FIELD_NUMBER: _builtins.int
+    REMAINING_FIELD_NUMBER: _builtins.int
+    RESET_MS_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """`requests` or `tokens`."""
+    limit: _builtins.int
+    remaining: _builtins.int
+    reset_ms: _builtins.int
+    """Until all of it is there again, if nothing more is used."""
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        limit: _builtins.int = ...,
+        remaining: _builtins.int = ...,
+        reset_ms: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["limit", b"limit", "name", b"name", "remaining", b"remaining", "reset_ms", b"reset_ms"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RateLimitState: _TypeAlias = RateLimitState  # noqa: Y015
+
+@_typing.final
+class ReserveRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    ATTEMPT_ID_FIELD_NUMBER: _builtins.int
+    TENANT_FIELD_NUMBER: _builtins.int
+    KEY_ID_FIELD_NUMBER: _builtins.int
+    MODEL_FIELD_NUMBER: _builtins.int
+    PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
+    MAX_TOKENS_FIELD_NUMBER: _builtins.int
+    TEXT_FIELD_NUMBER: _builtins.int
+    request_id: _builtins.str
+    attempt_id: _builtins.str
+    """InferenceRequest.attempt_id."""
+    tenant: _builtins.str
+    key_id: _builtins.str
+    model: _builtins.str
+    prompt_tokens: _builtins.int
+    max_tokens: _builtins.int
+    """The most that it may generate."""
+    text: _builtins.str
+    """Of the prompt, as the model gets it. Empty unless AdmitResponse.wants_text."""
+    def __init__(
+        self,
+        *,
+        request_id: _builtins.str = ...,
+        attempt_id: _builtins.str = ...,
+        tenant: _builtins.str = ...,
+        key_id: _builtins.str = ...,
+        model: _builtins.str = ...,
+        prompt_tokens: _builtins.int = ...,
+        max_tokens: _builtins.int = ...,
+        text: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt_id", b"attempt_id", "key_id", b"key_id", "max_tokens", b"max_tokens", "model", b"model", "prompt_tokens", b"prompt_tokens", "request_id", b"request_id", "tenant", b"tenant", "text", b"text"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReserveRequest: _TypeAlias = ReserveRequest  # noqa: Y015
+
+@_typing.final
+class ReserveResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LIMITS_FIELD_NUMBER: _builtins.int
+    LEASE_MS_FIELD_NUMBER: _builtins.int
+    lease_ms: _builtins.int
+    """Renew it before this time is over; 0: it need not be renewed."""
+    @_builtins.property
+    def limits(self) -> _containers.RepeatedCompositeFieldContainer[Global___RateLimitState]: ...
+    def __init__(
+        self,
+        *,
+        limits: _abc.Iterable[Global___RateLimitState] | None = ...,
+        lease_ms: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["lease_ms", b"lease_ms", "limits", b"limits"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReserveResponse: _TypeAlias = ReserveResponse  # noqa: Y015
+
+@_typing.final
+class RenewRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REQUESTS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def requests(self) -> _containers.RepeatedCompositeFieldContainer[Global___ReservedRequest]: ...
+    def __init__(
+        self,
+        *,
+        requests: _abc.Iterable[Global___ReservedRequest] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["requests", b"requests"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RenewRequest: _TypeAlias = RenewRequest  # noqa: Y015
+
+@_typing.final
+class ReservedRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TENANT_FIELD_NUMBER: _builtins.int
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    ATTEMPT_ID_FIELD_NUMBER: _builtins.int
+    tenant: _builtins.str
+    request_id: _builtins.str
+    attempt_id: _builtins.str
+    def __init__(
+        self,
+        *,
+        tenant: _builtins.str = ...,
+        request_id: _builtins.str = ...,
+        attempt_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt_id", b"attempt_id", "request_id", b"request_id", "tenant", b"tenant"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReservedRequest: _TypeAlias = ReservedRequest  # noqa: Y015
+
+@_typing.final
+class RenewResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RenewResponse: _TypeAlias = RenewResponse  # noqa: Y015
 
 @_typing.final
 class SettleRequest(_message.Message):
@@ -105,6 +285,7 @@ class SettleRequest(_message.Message):
     USAGE_FIELD_NUMBER: _builtins.int
     OUTCOME_FIELD_NUMBER: _builtins.int
     ATTEMPT_ID_FIELD_NUMBER: _builtins.int
+    IS_VOID_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     tenant: _builtins.str
     key_id: _builtins.str
@@ -115,6 +296,8 @@ class SettleRequest(_message.Message):
     """InferenceRequest.attempt_id: with the request id it names the job. What is settled for one job again counts
     as far as it is more than before. "": the request id alone names it.
     """
+    is_void: _builtins.bool
+    """No job came of it: what was reserved is given back, and nothing is counted."""
     @_builtins.property
     def usage(self) -> _generation_pb2.Usage: ...
     def __init__(
@@ -127,10 +310,11 @@ class SettleRequest(_message.Message):
         usage: _generation_pb2.Usage | None = ...,
         outcome: _builtins.str = ...,
         attempt_id: _builtins.str = ...,
+        is_void: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["usage", b"usage"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt_id", b"attempt_id", "key_id", b"key_id", "model", b"model", "outcome", b"outcome", "request_id", b"request_id", "tenant", b"tenant", "usage", b"usage"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt_id", b"attempt_id", "is_void", b"is_void", "key_id", b"key_id", "model", b"model", "outcome", b"outcome", "request_id", b"request_id", "tenant", b"tenant", "usage", b"usage"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -163,6 +347,12 @@ class ApiKey(_message.Message):
     MAX_PRIORITY_FIELD_NUMBER: _builtins.int
     CACHE_SCOPE_FIELD_NUMBER: _builtins.int
     SKIP_ANSWER_CACHE_FIELD_NUMBER: _builtins.int
+    ROLES_FIELD_NUMBER: _builtins.int
+    EXPIRES_AT_FIELD_NUMBER: _builtins.int
+    MODELS_FIELD_NUMBER: _builtins.int
+    LAST_USED_AT_FIELD_NUMBER: _builtins.int
+    VERSION_FIELD_NUMBER: _builtins.int
+    PREVIOUS_SECRET_UNTIL_FIELD_NUMBER: _builtins.int
     key_id: _builtins.str
     tenant: _builtins.str
     name: _builtins.str
@@ -171,10 +361,32 @@ class ApiKey(_message.Message):
     cache_scope: _builtins.str
     """As CreateApiKeyRequest has it; where the key has none of its own, the one that policy's settings give it now."""
     skip_answer_cache: _builtins.bool
+    version: _builtins.int
+    """Rises with each change."""
     @_builtins.property
     def scopes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     @_builtins.property
     def created_at(self) -> _timestamp_pb2.Timestamp: ...
+    @_builtins.property
+    def roles(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Names of roles. Their scopes are added to the key's own."""
+
+    @_builtins.property
+    def expires_at(self) -> _timestamp_pb2.Timestamp:
+        """From then on it is refused; absent: never."""
+
+    @_builtins.property
+    def models(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Models it may use: names, and beginnings of names followed by `*`. Empty: every model."""
+
+    @_builtins.property
+    def last_used_at(self) -> _timestamp_pb2.Timestamp:
+        """About when it was last admitted, to a minute; absent: not yet, or not since this is recorded."""
+
+    @_builtins.property
+    def previous_secret_until(self) -> _timestamp_pb2.Timestamp:
+        """Until then the secret before the last rotation is valid too; absent: it is not."""
+
     def __init__(
         self,
         *,
@@ -183,15 +395,23 @@ class ApiKey(_message.Message):
         name: _builtins.str = ...,
         scopes: _abc.Iterable[_builtins.str] | None = ...,
         created_at: _timestamp_pb2.Timestamp | None = ...,
-        max_priority: _builtins.int = ...,
+        max_priority: _builtins.int | None = ...,
         cache_scope: _builtins.str = ...,
         skip_answer_cache: _builtins.bool = ...,
+        roles: _abc.Iterable[_builtins.str] | None = ...,
+        expires_at: _timestamp_pb2.Timestamp | None = ...,
+        models: _abc.Iterable[_builtins.str] | None = ...,
+        last_used_at: _timestamp_pb2.Timestamp | None = ...,
+        version: _builtins.int = ...,
+        previous_secret_until: _timestamp_pb2.Timestamp | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["created_at", b"created_at"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_max_priority", b"_max_priority", "created_at", b"created_at", "expires_at", b"expires_at", "last_used_at", b"last_used_at", "max_priority", b"max_priority", "previous_secret_until", b"previous_secret_until"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache_scope", b"cache_scope", "created_at", b"created_at", "key_id", b"key_id", "max_priority", b"max_priority", "name", b"name", "scopes", b"scopes", "skip_answer_cache", b"skip_answer_cache", "tenant", b"tenant"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_priority", b"_max_priority", "cache_scope", b"cache_scope", "created_at", b"created_at", "expires_at", b"expires_at", "key_id", b"key_id", "last_used_at", b"last_used_at", "max_priority", b"max_priority", "models", b"models", "name", b"name", "previous_secret_until", b"previous_secret_until", "roles", b"roles", "scopes", b"scopes", "skip_answer_cache", b"skip_answer_cache", "tenant", b"tenant", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__max_priority: _TypeAlias = _typing.Literal["max_priority"]  # noqa: Y015
+    _WhichOneofArgType__max_priority: _TypeAlias = _typing.Literal["_max_priority", b"_max_priority"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__max_priority) -> _WhichOneofReturnType__max_priority | None: ...
 
 Global___ApiKey: _TypeAlias = ApiKey  # noqa: Y015
 
@@ -205,6 +425,9 @@ class CreateApiKeyRequest(_message.Message):
     MAX_PRIORITY_FIELD_NUMBER: _builtins.int
     CACHE_SCOPE_FIELD_NUMBER: _builtins.int
     SKIP_ANSWER_CACHE_FIELD_NUMBER: _builtins.int
+    ROLES_FIELD_NUMBER: _builtins.int
+    EXPIRES_AT_FIELD_NUMBER: _builtins.int
+    MODELS_FIELD_NUMBER: _builtins.int
     tenant: _builtins.str
     name: _builtins.str
     max_priority: _builtins.int
@@ -217,8 +440,16 @@ class CreateApiKeyRequest(_message.Message):
     """Its requests neither take answers from the answer cache nor keep theirs there."""
     @_builtins.property
     def scopes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """`inference`, `models`, `admin`."""
+        """At least one scope or one role."""
 
+    @_builtins.property
+    def roles(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    @_builtins.property
+    def expires_at(self) -> _timestamp_pb2.Timestamp:
+        """As in ApiKey, as are the models."""
+
+    @_builtins.property
+    def models(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     def __init__(
         self,
         *,
@@ -228,10 +459,13 @@ class CreateApiKeyRequest(_message.Message):
         max_priority: _builtins.int | None = ...,
         cache_scope: _builtins.str = ...,
         skip_answer_cache: _builtins.bool = ...,
+        roles: _abc.Iterable[_builtins.str] | None = ...,
+        expires_at: _timestamp_pb2.Timestamp | None = ...,
+        models: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_max_priority", b"_max_priority", "max_priority", b"max_priority"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_max_priority", b"_max_priority", "expires_at", b"expires_at", "max_priority", b"max_priority"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_priority", b"_max_priority", "cache_scope", b"cache_scope", "max_priority", b"max_priority", "name", b"name", "scopes", b"scopes", "skip_answer_cache", b"skip_answer_cache", "tenant", b"tenant"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_priority", b"_max_priority", "cache_scope", b"cache_scope", "expires_at", b"expires_at", "max_priority", b"max_priority", "models", b"models", "name", b"name", "roles", b"roles", "scopes", b"scopes", "skip_answer_cache", b"skip_answer_cache", "tenant", b"tenant"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__max_priority: _TypeAlias = _typing.Literal["max_priority"]  # noqa: Y015
     _WhichOneofArgType__max_priority: _TypeAlias = _typing.Literal["_max_priority", b"_max_priority"]  # noqa: Y015
@@ -268,16 +502,24 @@ class ListApiKeysRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     TENANT_FIELD_NUMBER: _builtins.int
+    PAGE_SIZE_FIELD_NUMBER: _builtins.int
+    PAGE_TOKEN_FIELD_NUMBER: _builtins.int
     tenant: _builtins.str
     """Empty lists every tenant's."""
+    page_size: _builtins.int
+    """At most this many; 0: all."""
+    page_token: _builtins.str
+    """ListApiKeysResponse.next_page_token of the page before; empty: the first page."""
     def __init__(
         self,
         *,
         tenant: _builtins.str = ...,
+        page_size: _builtins.int = ...,
+        page_token: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["tenant", b"tenant"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["page_size", b"page_size", "page_token", b"page_token", "tenant", b"tenant"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -288,16 +530,20 @@ class ListApiKeysResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     API_KEYS_FIELD_NUMBER: _builtins.int
+    NEXT_PAGE_TOKEN_FIELD_NUMBER: _builtins.int
+    next_page_token: _builtins.str
+    """Empty after the last page."""
     @_builtins.property
     def api_keys(self) -> _containers.RepeatedCompositeFieldContainer[Global___ApiKey]: ...
     def __init__(
         self,
         *,
         api_keys: _abc.Iterable[Global___ApiKey] | None = ...,
+        next_page_token: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["api_keys", b"api_keys"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["api_keys", b"api_keys", "next_page_token", b"next_page_token"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -336,3 +582,487 @@ class RevokeApiKeyResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___RevokeApiKeyResponse: _TypeAlias = RevokeApiKeyResponse  # noqa: Y015
+
+@_typing.final
+class UpdateApiKeyRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    API_KEY_FIELD_NUMBER: _builtins.int
+    UPDATE_MASK_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def api_key(self) -> Global___ApiKey:
+        """`key_id` says which key. Where `version` is set, the change is refused unless the key has that version."""
+
+    @_builtins.property
+    def update_mask(self) -> _field_mask_pb2.FieldMask:
+        """The fields to change: name, scopes, roles, expires_at, models, max_priority, cache_scope, skip_answer_cache.
+        A field that is named here and absent above goes back to its default.
+        """
+
+    def __init__(
+        self,
+        *,
+        api_key: Global___ApiKey | None = ...,
+        update_mask: _field_mask_pb2.FieldMask | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["api_key", b"api_key", "update_mask", b"update_mask"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["api_key", b"api_key", "update_mask", b"update_mask"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___UpdateApiKeyRequest: _TypeAlias = UpdateApiKeyRequest  # noqa: Y015
+
+@_typing.final
+class UpdateApiKeyResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    API_KEY_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def api_key(self) -> Global___ApiKey: ...
+    def __init__(
+        self,
+        *,
+        api_key: Global___ApiKey | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["api_key", b"api_key"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["api_key", b"api_key"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___UpdateApiKeyResponse: _TypeAlias = UpdateApiKeyResponse  # noqa: Y015
+
+@_typing.final
+class RotateApiKeyRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    KEY_ID_FIELD_NUMBER: _builtins.int
+    OVERLAP_S_FIELD_NUMBER: _builtins.int
+    key_id: _builtins.str
+    overlap_s: _builtins.int
+    """How long the secret of now stays valid, in seconds; 0: not at all."""
+    def __init__(
+        self,
+        *,
+        key_id: _builtins.str = ...,
+        overlap_s: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["key_id", b"key_id", "overlap_s", b"overlap_s"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RotateApiKeyRequest: _TypeAlias = RotateApiKeyRequest  # noqa: Y015
+
+@_typing.final
+class RotateApiKeyResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    API_KEY_FIELD_NUMBER: _builtins.int
+    SECRET_FIELD_NUMBER: _builtins.int
+    secret: _builtins.str
+    """The new key itself: shown this once."""
+    @_builtins.property
+    def api_key(self) -> Global___ApiKey: ...
+    def __init__(
+        self,
+        *,
+        api_key: Global___ApiKey | None = ...,
+        secret: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["api_key", b"api_key"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["api_key", b"api_key", "secret", b"secret"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RotateApiKeyResponse: _TypeAlias = RotateApiKeyResponse  # noqa: Y015
+
+@_typing.final
+class Role(_message.Message):
+    """A named set of scopes."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    SCOPES_FIELD_NUMBER: _builtins.int
+    MODELS_FIELD_NUMBER: _builtins.int
+    DESCRIPTION_FIELD_NUMBER: _builtins.int
+    IS_BUILTIN_FIELD_NUMBER: _builtins.int
+    VERSION_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    description: _builtins.str
+    is_builtin: _builtins.bool
+    """Every InferFlux has it; it cannot be changed."""
+    version: _builtins.int
+    """Rises with each change."""
+    @_builtins.property
+    def scopes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    @_builtins.property
+    def models(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Models for which it gives `inference`: names, and beginnings of names followed by `*`. Empty: every model."""
+
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        scopes: _abc.Iterable[_builtins.str] | None = ...,
+        models: _abc.Iterable[_builtins.str] | None = ...,
+        description: _builtins.str = ...,
+        is_builtin: _builtins.bool = ...,
+        version: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["description", b"description", "is_builtin", b"is_builtin", "models", b"models", "name", b"name", "scopes", b"scopes", "version", b"version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Role: _TypeAlias = Role  # noqa: Y015
+
+@_typing.final
+class ListRolesRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListRolesRequest: _TypeAlias = ListRolesRequest  # noqa: Y015
+
+@_typing.final
+class ListRolesResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ROLES_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def roles(self) -> _containers.RepeatedCompositeFieldContainer[Global___Role]: ...
+    def __init__(
+        self,
+        *,
+        roles: _abc.Iterable[Global___Role] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["roles", b"roles"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListRolesResponse: _TypeAlias = ListRolesResponse  # noqa: Y015
+
+@_typing.final
+class SetRoleRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ROLE_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def role(self) -> Global___Role:
+        """Where `version` is set, the change is refused unless the role has that version."""
+
+    def __init__(
+        self,
+        *,
+        role: Global___Role | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["role", b"role"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["role", b"role"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SetRoleRequest: _TypeAlias = SetRoleRequest  # noqa: Y015
+
+@_typing.final
+class SetRoleResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ROLE_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def role(self) -> Global___Role: ...
+    def __init__(
+        self,
+        *,
+        role: Global___Role | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["role", b"role"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["role", b"role"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SetRoleResponse: _TypeAlias = SetRoleResponse  # noqa: Y015
+
+@_typing.final
+class DeleteRoleRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["name", b"name"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DeleteRoleRequest: _TypeAlias = DeleteRoleRequest  # noqa: Y015
+
+@_typing.final
+class DeleteRoleResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DeleteRoleResponse: _TypeAlias = DeleteRoleResponse  # noqa: Y015
+
+@_typing.final
+class RateLimit(_message.Message):
+    """The limits of a subject; 0 is no limit."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SUBJECT_FIELD_NUMBER: _builtins.int
+    REQUESTS_PER_MINUTE_FIELD_NUMBER: _builtins.int
+    TOKENS_PER_MINUTE_FIELD_NUMBER: _builtins.int
+    REQUESTS_PER_DAY_FIELD_NUMBER: _builtins.int
+    TOKENS_PER_DAY_FIELD_NUMBER: _builtins.int
+    CONCURRENT_REQUESTS_FIELD_NUMBER: _builtins.int
+    VERSION_FIELD_NUMBER: _builtins.int
+    subject: _builtins.str
+    """`key:KEY_ID`, `tenant:TENANT` or `model:MODEL`. `key:*`, `tenant:*` and `model:*` are for each one without limits
+    of its own.
+    """
+    requests_per_minute: _builtins.int
+    """In any 60 seconds."""
+    tokens_per_minute: _builtins.int
+    requests_per_day: _builtins.int
+    """From midnight to midnight, UTC."""
+    tokens_per_day: _builtins.int
+    concurrent_requests: _builtins.int
+    """Requests that run or wait at the same time."""
+    version: _builtins.int
+    """Rises with each change."""
+    def __init__(
+        self,
+        *,
+        subject: _builtins.str = ...,
+        requests_per_minute: _builtins.int = ...,
+        tokens_per_minute: _builtins.int = ...,
+        requests_per_day: _builtins.int = ...,
+        tokens_per_day: _builtins.int = ...,
+        concurrent_requests: _builtins.int = ...,
+        version: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["concurrent_requests", b"concurrent_requests", "requests_per_day", b"requests_per_day", "requests_per_minute", b"requests_per_minute", "subject", b"subject", "tokens_per_day", b"tokens_per_day", "tokens_per_minute", b"tokens_per_minute", "version", b"version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RateLimit: _TypeAlias = RateLimit  # noqa: Y015
+
+@_typing.final
+class RateLimitUsage(_message.Message):
+    """What a subject has used of one limit."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    LIMIT_FIELD_NUMBER: _builtins.int
+    USED_FIELD_NUMBER: _builtins.int
+    RESET_MS_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """The field of RateLimit."""
+    limit: _builtins.int
+    used: _builtins.int
+    reset_ms: _builtins.int
+    """Until all of it is there again, if nothing more is used."""
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        limit: _builtins.int = ...,
+        used: _builtins.int = ...,
+        reset_ms: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["limit", b"limit", "name", b"name", "reset_ms", b"reset_ms", "used", b"used"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RateLimitUsage: _TypeAlias = RateLimitUsage  # noqa: Y015
+
+@_typing.final
+class ListRateLimitsRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListRateLimitsRequest: _TypeAlias = ListRateLimitsRequest  # noqa: Y015
+
+@_typing.final
+class ListRateLimitsResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RATE_LIMITS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def rate_limits(self) -> _containers.RepeatedCompositeFieldContainer[Global___RateLimit]: ...
+    def __init__(
+        self,
+        *,
+        rate_limits: _abc.Iterable[Global___RateLimit] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["rate_limits", b"rate_limits"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListRateLimitsResponse: _TypeAlias = ListRateLimitsResponse  # noqa: Y015
+
+@_typing.final
+class GetRateLimitRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SUBJECT_FIELD_NUMBER: _builtins.int
+    subject: _builtins.str
+    def __init__(
+        self,
+        *,
+        subject: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["subject", b"subject"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetRateLimitRequest: _TypeAlias = GetRateLimitRequest  # noqa: Y015
+
+@_typing.final
+class GetRateLimitResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RATE_LIMIT_FIELD_NUMBER: _builtins.int
+    USAGE_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def rate_limit(self) -> Global___RateLimit:
+        """What holds for the subject: its own, or those of the subject with `*`."""
+
+    @_builtins.property
+    def usage(self) -> _containers.RepeatedCompositeFieldContainer[Global___RateLimitUsage]: ...
+    def __init__(
+        self,
+        *,
+        rate_limit: Global___RateLimit | None = ...,
+        usage: _abc.Iterable[Global___RateLimitUsage] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["rate_limit", b"rate_limit"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["rate_limit", b"rate_limit", "usage", b"usage"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetRateLimitResponse: _TypeAlias = GetRateLimitResponse  # noqa: Y015
+
+@_typing.final
+class SetRateLimitRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RATE_LIMIT_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def rate_limit(self) -> Global___RateLimit:
+        """Where `version` is set, the change is refused unless the limits have that version."""
+
+    def __init__(
+        self,
+        *,
+        rate_limit: Global___RateLimit | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["rate_limit", b"rate_limit"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["rate_limit", b"rate_limit"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SetRateLimitRequest: _TypeAlias = SetRateLimitRequest  # noqa: Y015
+
+@_typing.final
+class SetRateLimitResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RATE_LIMIT_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def rate_limit(self) -> Global___RateLimit: ...
+    def __init__(
+        self,
+        *,
+        rate_limit: Global___RateLimit | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["rate_limit", b"rate_limit"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["rate_limit", b"rate_limit"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SetRateLimitResponse: _TypeAlias = SetRateLimitResponse  # noqa: Y015
+
+@_typing.final
+class DeleteRateLimitRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SUBJECT_FIELD_NUMBER: _builtins.int
+    subject: _builtins.str
+    def __init__(
+        self,
+        *,
+        subject: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["subject", b"subject"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DeleteRateLimitRequest: _TypeAlias = DeleteRateLimitRequest  # noqa: Y015
+
+@_typing.final
+class DeleteRateLimitResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DeleteRateLimitResponse: _TypeAlias = DeleteRateLimitResponse  # noqa: Y015

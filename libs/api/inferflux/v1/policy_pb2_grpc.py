@@ -65,14 +65,14 @@ class PolicyServiceServicer:
     """Missing associated documentation comment in .proto file."""
 
     def Admit(self, request, context):
-        """May this credential do this? Everything the gateway must know before it publishes a request.
+        """May this credential do this? Everything the gateway must know before it receives the request.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Settle(self, request, context):
-        """What an admitted request used in the end, or so far.
+        """What an admitted request used in the end, or so far. What it had reserved beyond that is given back.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -32,9 +32,9 @@ class PolicyServiceStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> PolicyServiceAsyncStub: ...
     Admit: _grpc.UnaryUnaryMultiCallable[_policy_pb2.AdmitRequest, _policy_pb2.AdmitResponse]
-    """May this credential do this? Everything the gateway must know before it publishes a request."""
+    """May this credential do this? Everything the gateway must know before it receives the request."""
     Settle: _grpc.UnaryUnaryMultiCallable[_policy_pb2.SettleRequest, _policy_pb2.SettleResponse]
-    """What an admitted request used in the end, or so far."""
+    """What an admitted request used in the end, or so far. What it had reserved beyond that is given back."""
     CreateApiKey: _grpc.UnaryUnaryMultiCallable[_policy_pb2.CreateApiKeyRequest, _policy_pb2.CreateApiKeyResponse]
     """Needs the scope `admin`, as do the two below."""
     ListApiKeys: _grpc.UnaryUnaryMultiCallable[_policy_pb2.ListApiKeysRequest, _policy_pb2.ListApiKeysResponse]
@@ -44,9 +44,9 @@ class PolicyServiceStub:
 class PolicyServiceAsyncStub(PolicyServiceStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     Admit: _aio.UnaryUnaryMultiCallable[_policy_pb2.AdmitRequest, _policy_pb2.AdmitResponse]  # type: ignore[assignment]
-    """May this credential do this? Everything the gateway must know before it publishes a request."""
+    """May this credential do this? Everything the gateway must know before it receives the request."""
     Settle: _aio.UnaryUnaryMultiCallable[_policy_pb2.SettleRequest, _policy_pb2.SettleResponse]  # type: ignore[assignment]
-    """What an admitted request used in the end, or so far."""
+    """What an admitted request used in the end, or so far. What it had reserved beyond that is given back."""
     CreateApiKey: _aio.UnaryUnaryMultiCallable[_policy_pb2.CreateApiKeyRequest, _policy_pb2.CreateApiKeyResponse]  # type: ignore[assignment]
     """Needs the scope `admin`, as do the two below."""
     ListApiKeys: _aio.UnaryUnaryMultiCallable[_policy_pb2.ListApiKeysRequest, _policy_pb2.ListApiKeysResponse]  # type: ignore[assignment]
@@ -59,7 +59,7 @@ class PolicyServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _policy_pb2.AdmitRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_policy_pb2.AdmitResponse, _abc.Awaitable[_policy_pb2.AdmitResponse]]:
-        """May this credential do this? Everything the gateway must know before it publishes a request."""
+        """May this credential do this? Everything the gateway must know before it receives the request."""
 
     @_abc_1.abstractmethod
     def Settle(
@@ -67,7 +67,7 @@ class PolicyServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _policy_pb2.SettleRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_policy_pb2.SettleResponse, _abc.Awaitable[_policy_pb2.SettleResponse]]:
-        """What an admitted request used in the end, or so far."""
+        """What an admitted request used in the end, or so far. What it had reserved beyond that is given back."""
 
     @_abc_1.abstractmethod
     def CreateApiKey(

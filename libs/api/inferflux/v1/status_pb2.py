@@ -26,21 +26,25 @@ from google.protobuf import any_pb2 as google_dot_protobuf_dot_any__pb2
 from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19inferflux/v1/status.proto\x12\x0cinferflux.v1\x1a\x19google/protobuf/any.proto\x1a\x1egoogle/protobuf/duration.proto\"S\n\x0b\x45rrorStatus\x12\x0c\n\x04\x63ode\x18\x01 \x01(\x05\x12\x0f\n\x07message\x18\x02 \x01(\t\x12%\n\x07\x64\x65tails\x18\x03 \x03(\x0b\x32\x14.google.protobuf.Any\"+\n\tErrorInfo\x12\x0e\n\x06reason\x18\x01 \x01(\t\x12\x0e\n\x06\x64omain\x18\x02 \x01(\t\"\x85\x01\n\nBadRequest\x12\x41\n\x10\x66ield_violations\x18\x01 \x03(\x0b\x32\'.inferflux.v1.BadRequest.FieldViolation\x1a\x34\n\x0e\x46ieldViolation\x12\r\n\x05\x66ield\x18\x01 \x01(\t\x12\x13\n\x0b\x64\x65scription\x18\x02 \x01(\t\";\n\tRetryInfo\x12.\n\x0bretry_delay\x18\x01 \x01(\x0b\x32\x19.google.protobuf.Durationb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19inferflux/v1/status.proto\x12\x0cinferflux.v1\x1a\x19google/protobuf/any.proto\x1a\x1egoogle/protobuf/duration.proto\"S\n\x0b\x45rrorStatus\x12\x0c\n\x04\x63ode\x18\x01 \x01(\x05\x12\x0f\n\x07message\x18\x02 \x01(\t\x12%\n\x07\x64\x65tails\x18\x03 \x03(\x0b\x32\x14.google.protobuf.Any\"\x95\x01\n\tErrorInfo\x12\x0e\n\x06reason\x18\x01 \x01(\t\x12\x0e\n\x06\x64omain\x18\x02 \x01(\t\x12\x37\n\x08metadata\x18\x03 \x03(\x0b\x32%.inferflux.v1.ErrorInfo.MetadataEntry\x1a/\n\rMetadataEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\x85\x01\n\nBadRequest\x12\x41\n\x10\x66ield_violations\x18\x01 \x03(\x0b\x32\'.inferflux.v1.BadRequest.FieldViolation\x1a\x34\n\x0e\x46ieldViolation\x12\r\n\x05\x66ield\x18\x01 \x01(\t\x12\x13\n\x0b\x64\x65scription\x18\x02 \x01(\t\";\n\tRetryInfo\x12.\n\x0bretry_delay\x18\x01 \x01(\x0b\x32\x19.google.protobuf.Durationb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'inferflux.v1.status_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
+  _globals['_ERRORINFO_METADATAENTRY']._loaded_options = None
+  _globals['_ERRORINFO_METADATAENTRY']._serialized_options = b'8\001'
   _globals['_ERRORSTATUS']._serialized_start=102
   _globals['_ERRORSTATUS']._serialized_end=185
-  _globals['_ERRORINFO']._serialized_start=187
-  _globals['_ERRORINFO']._serialized_end=230
-  _globals['_BADREQUEST']._serialized_start=233
-  _globals['_BADREQUEST']._serialized_end=366
-  _globals['_BADREQUEST_FIELDVIOLATION']._serialized_start=314
-  _globals['_BADREQUEST_FIELDVIOLATION']._serialized_end=366
-  _globals['_RETRYINFO']._serialized_start=368
-  _globals['_RETRYINFO']._serialized_end=427
+  _globals['_ERRORINFO']._serialized_start=188
+  _globals['_ERRORINFO']._serialized_end=337
+  _globals['_ERRORINFO_METADATAENTRY']._serialized_start=290
+  _globals['_ERRORINFO_METADATAENTRY']._serialized_end=337
+  _globals['_BADREQUEST']._serialized_start=340
+  _globals['_BADREQUEST']._serialized_end=473
+  _globals['_BADREQUEST_FIELDVIOLATION']._serialized_start=421
+  _globals['_BADREQUEST_FIELDVIOLATION']._serialized_end=473
+  _globals['_RETRYINFO']._serialized_start=475
+  _globals['_RETRYINFO']._serialized_end=534
 # @@protoc_insertion_point(module_scope)
