@@ -48,5 +48,7 @@ async def test_a_prompt_that_was_computed_is_told_as_cached_to_its_tenant_alone(
     assert first.terminal is not None
     assert (cached(first), cached(others)) == (0, 0)
     assert cached(again) == first.terminal.usage.prompt_tokens - 1
+    assert again.terminal is not None
+    assert again.terminal.usage.cached_prompt_tier == generation_pb2.CACHE_TIER_DEVICE
     assert again.token_ids[:8] == first.token_ids
     assert others.token_ids[:9] == again.token_ids

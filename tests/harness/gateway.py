@@ -415,7 +415,10 @@ def finished(
     reason: generation_pb2.FinishReason.ValueType = generation_pb2.FINISH_REASON_STOP,
     attempt: str = "",
 ) -> Chunk:
-    usage = generation_pb2.Usage(prompt_tokens=5, completion_tokens=n)
+    found = generation_pb2.CACHE_TIER_HOST
+    usage = generation_pb2.Usage(
+        prompt_tokens=5, cached_prompt_tokens=2, cached_prompt_tier=found, completion_tokens=n
+    )
     event = tokens_pb2.Finished(reason=reason, usage=usage)
     return Chunk(epoch=epoch, offset=n, finished=event, attempt_id=attempt)
 

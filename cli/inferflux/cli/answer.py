@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from inferflux.common.prefixes.tiers import tier_name
 from inferflux.v1 import generation_pb2, inference_pb2, tokens_pb2
 
 from .tools import to_json
@@ -110,6 +111,7 @@ class Answer:
                 "finish_reason": self.finish_reason,
                 "prompt_tokens": usage.prompt_tokens,
                 "cached_prompt_tokens": usage.cached_prompt_tokens,
+                "cached_prompt_tier": tier_name(usage.cached_prompt_tier),
                 "completion_tokens": usage.completion_tokens,
                 "cached_completion_tokens": usage.cached_completion_tokens,
                 "ttft_ms": None if ttft_s is None else round(ttft_s * 1000, 1),
@@ -128,7 +130,10 @@ class Answer:
         if usage.cached_completion_tokens:
             parts.append("from the answer cache")
         elif usage.cached_prompt_tokens:
-            parts.append(f"{usage.cached_prompt_tokens:,} of {usage.prompt_tokens:,} prompt tokens cached")
+            tier = tier_name(usage.cached_prompt_tier)
+            where = f" ({tier})" if tier in ("host", "disk") else ""
+            cached, of = usage.cached_prompt_tokens, usage.prompt_tokens
+            parts.append(f"{cached:,} of {of:,} prompt tokens cached{where}")
         if self.drafted:
             parts.append(f"{self.accepted:,} of {self.drafted:,} drafted tokens accepted")
         if self.resumes:

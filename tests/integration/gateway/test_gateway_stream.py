@@ -167,6 +167,7 @@ async def test_an_ended_request_leaves_an_audit_line_and_metrics(
         "stop",
     )
     assert (line["prompt_tokens"], line["completion_tokens"]) == (5, 3)
+    assert (line["cached_prompt_tokens"], line["cached_prompt_tier"]) == (2, "host")
     _, metrics = await gateway.get("/metrics")
     for name in (
         'inferflux_time_to_first_token_seconds_count{model="demo"}',

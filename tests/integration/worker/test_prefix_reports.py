@@ -18,7 +18,7 @@ from inferflux.common.prefixes.hashes import PrefixHasher, packed
 from inferflux.common.prefixes.index import Holder, PrefixIndex
 from inferflux.common.prefixes.salt import SharedSalt
 from inferflux.common.servers import ServerProcess
-from inferflux.v1 import engine_pb2
+from inferflux.v1 import engine_pb2, generation_pb2
 from inferflux.worker.metrics import WorkerMetrics
 from inferflux.worker.prefix_reports import PrefixReports
 
@@ -59,7 +59,7 @@ class Writer:
         )
 
     def report(self, entry: int, tokens: Sequence[int]) -> None:
-        tier = engine_pb2.CACHE_TIER_DEVICE
+        tier = generation_pb2.CACHE_TIER_DEVICE
         ids = packed(tokens)
         self.cached[entry] = engine_pb2.CachedPrefix(entry=entry, token_ids=ids, cache_scope=SCOPE, tier=tier)
         self.reports.take_in([self.cached[entry]])

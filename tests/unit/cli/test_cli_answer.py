@@ -13,7 +13,10 @@ def chunk(text: str, ids: list[int], offset: int = 0) -> tokens_pb2.TokenChunk:
 
 
 def finished_chunk() -> tokens_pb2.TokenChunk:
-    usage = generation_pb2.Usage(prompt_tokens=7, cached_prompt_tokens=2, completion_tokens=5)
+    tier = generation_pb2.CACHE_TIER_DEVICE
+    usage = generation_pb2.Usage(
+        prompt_tokens=7, cached_prompt_tokens=2, cached_prompt_tier=tier, completion_tokens=5
+    )
     finished = tokens_pb2.Finished(reason=generation_pb2.FINISH_REASON_LENGTH, usage=usage)
     return tokens_pb2.TokenChunk(request_id="r", finished=finished)
 
@@ -59,7 +62,11 @@ def test_an_answer_from_the_cache_says_so() -> None:
 def test_the_summary_says_how_much_of_the_prompt_was_cached() -> None:
     answer = Answer(sent_at=0.0)
     answer.take(finished_chunk(), 1.0)
-    assert "2 of 7 prompt tokens cached" in answer.summary()
+    assert "2 of 7 prompt tokens cached ·" in answer.summary()
+    restored = finished_chunk()
+    restored.finished.usage.cached_prompt_tier = generation_pb2.CACHE_TIER_DISK
+    answer.take(restored, 1.0)
+    assert "2 of 7 prompt tokens cached (disk)" in answer.summary()
     cold = finished_chunk()
     cold.finished.usage.cached_prompt_tokens = 0
     answer.take(cold, 1.0)
@@ -88,6 +95,7 @@ def test_json_holds_usage_and_the_reason_it_ended() -> None:
         "finish_reason": "length",
         "prompt_tokens": 7,
         "cached_prompt_tokens": 2,
+        "cached_prompt_tier": "device",
         "completion_tokens": 5,
         "cached_completion_tokens": 0,
         "ttft_ms": 250.0,

@@ -144,6 +144,12 @@ def test_a_chunk_says_its_tokens_and_its_event() -> None:
     queued = tokens_pb2.TokenChunk(queued=tokens_pb2.Queued(position=2, expected_wait_ms=5))
     assert generate.chunk_json(queued) == {"queued": {"position": 2, "expected_wait_ms": 5.0}}
     assert generate.chunk_json(tokens_pb2.TokenChunk()) == {}
+    found = tokens_pb2.Started(
+        worker_id="w", cached_prompt_tokens=3, cached_prompt_tier=generation_pb2.CACHE_TIER_HOST
+    )
+    assert generate.chunk_json(tokens_pb2.TokenChunk(started=found)) == {
+        "started": {"cached_prompt_tokens": 3, "cached_prompt_tier": "host"}
+    }
     last = generate.chunk_json(chunk("a", LENGTH, logprob="a"))
     assert (last["finish_reason"], last["usage"]["total_tokens"]) == ("length", 7)
     assert last["logprobs"][0]["token"] == "a"

@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 
 from inferflux.common.prefixes.hashes import PrefixHasher, packed
 from inferflux.common.prefixes.index import BLOCKS_AT_ONCE, Change, Tier
-from inferflux.v1 import engine_pb2
+from inferflux.v1 import engine_pb2, generation_pb2
 from inferflux.worker.cached_prefixes import CachedPrefixes
 
 HASHER = PrefixHasher(bytes(32), model_digest="digest", block_tokens=2)
-DEVICE, HOST = engine_pb2.CACHE_TIER_DEVICE, engine_pb2.CACHE_TIER_HOST
+DEVICE, HOST = generation_pb2.CACHE_TIER_DEVICE, generation_pb2.CACHE_TIER_HOST
 
 
 class Index:
@@ -42,7 +42,7 @@ class Index:
 
 
 def cached(
-    entry: int, tokens: Iterable[int], tier: engine_pb2.CacheTier.ValueType = DEVICE
+    entry: int, tokens: Iterable[int], tier: generation_pb2.CacheTier.ValueType = DEVICE
 ) -> engine_pb2.CachedPrefix:
     ids = packed(list(tokens))
     return engine_pb2.CachedPrefix(entry=entry, token_ids=ids, cache_scope="tenant/acme", tier=tier)
@@ -83,7 +83,7 @@ def test_a_shared_block_is_where_it_is_nearest() -> None:
 def test_a_tier_that_this_version_does_not_know_counts_as_the_farthest() -> None:
     made, index = prefixes(), Index()
     message = cached(1, [1, 2])
-    message.tier = cast("engine_pb2.CacheTier.ValueType", 77)
+    message.tier = cast("generation_pb2.CacheTier.ValueType", 77)
     made.report(message, 10)
     index.write(made.take_changes())
     assert index.blocks[hashes([1, 2])[0]][0] is Tier.DISK

@@ -12,7 +12,7 @@ from harness.kv_states import IDENTITY, state_of
 from harness.worker import batch_item, resume_item
 from harness.worker_world import WorkerWorld, next_token
 
-from inferflux.v1 import engine_pb2, scheduler_pb2, worker_pb2
+from inferflux.v1 import engine_pb2, generation_pb2, scheduler_pb2, worker_pb2
 from inferflux.worker.engine import saved
 from inferflux.worker.engine.envelope import Envelope, Identity
 from inferflux.worker.engine.tiers.disk import Disk
@@ -57,6 +57,16 @@ def answer_to(prompt: list[int]) -> list[int]:
 
 def emitted(world: WorkerWorld, request_id: str) -> list[int]:
     return [token for chunk in world.chunks(request_id) for token in chunk.token_ids]
+
+
+def found_of(world: WorkerWorld, request_id: str) -> tuple[int, generation_pb2.CacheTier.ValueType]:
+    """(prompt tokens that were not computed, where they were), as both its first and its last chunk say."""
+    chunks = world.chunks(request_id)
+    (usage,) = [chunk.finished.usage for chunk in chunks if chunk.HasField("finished")]
+    (started,) = [chunk.started for chunk in chunks if chunk.HasField("started")]
+    found = usage.cached_prompt_tokens, usage.cached_prompt_tier
+    assert found == (started.cached_prompt_tokens, started.cached_prompt_tier)
+    return found
 
 
 def preempt(world: WorkerWorld, request_id: str, *items: worker_pb2.BatchItem) -> None:
@@ -116,11 +126,11 @@ def test_a_cached_prefix_that_leaves_the_kv_cache_serves_from_host_memory() -> N
     world.submit(item("again", prompt=[1, *PROMPT]))
     assert run_out(world) == 1
     assert emitted(world, "again") == answer_to([1, *PROMPT])
-    (chunk,) = [c for c in world.chunks("again") if c.HasField("finished")]
-    assert chunk.finished.usage.cached_prompt_tokens == 60
+    assert found_of(world, "again") == (60, generation_pb2.CACHE_TIER_HOST)
     world.submit(item("once-more", prompt=[1, *PROMPT]))
     assert run_out(world) == 1
     assert world.model.stats.host.hits == 0  # the KV cache has it
+    assert found_of(world, "once-more") == (60, generation_pb2.CACHE_TIER_DEVICE)
 
 
 def test_a_prefix_that_leaves_the_kv_cache_before_its_request_begins_is_restored() -> None:
@@ -145,8 +155,7 @@ def test_a_prefix_that_is_found_and_cannot_be_restored_is_not_told_as_cached() -
     world.submit(item("b", prompt=[*PROMPT, 5, 6]))
     assert run_out(world) == 62
     assert emitted(world, "b") == answer_to([*PROMPT, 5, 6])
-    (chunk,) = [c for c in world.chunks("b") if c.HasField("finished")]
-    assert chunk.finished.usage.cached_prompt_tokens == 0
+    assert found_of(world, "b") == (0, generation_pb2.CACHE_TIER_UNSPECIFIED)
 
 
 def test_what_host_memory_has_is_reported_for_the_prefix_index() -> None:
@@ -159,7 +168,7 @@ def test_what_host_memory_has_is_reported_for_the_prefix_index() -> None:
             reported.update((cached.entry, cached) for report in world.reports for cached in report.cached)
             while world.reports:
                 world.take_report()
-    (kept,) = [cached for cached in reported.values() if cached.tier == engine_pb2.CACHE_TIER_HOST]
+    (kept,) = [cached for cached in reported.values() if cached.tier == generation_pb2.CACHE_TIER_HOST]
     assert kept.entry >= 1 << 32
     assert np.frombuffer(kept.token_ids, "<i4")[:61].tolist() == [1, *PROMPT]
     assert kept.cache_scope == "tenant/t"
@@ -498,7 +507,7 @@ def test_an_idle_engine_tells_what_it_finds_on_its_disk(tmp_path: Path) -> None:
     world = world_of(disk=disk, has_prefix_cache=True)
     settle_disk(world)
     assert len(world.cached.entries) == 40
-    assert {entry.tier for entry in world.cached.entries.values()} == {engine_pb2.CACHE_TIER_DISK}
+    assert {entry.tier for entry in world.cached.entries.values()} == {generation_pb2.CACHE_TIER_DISK}
     world.engine.close()
 
 

@@ -8,6 +8,7 @@ from typing import Protocol
 
 from inferflux.common import logs
 from inferflux.common.errors import InferFluxError, InvalidArgument
+from inferflux.common.prefixes.tiers import tier_name
 from inferflux.common.tasks import Background
 from inferflux.v1 import generation_pb2, policy_pb2
 
@@ -64,6 +65,7 @@ class Ledger:
             outcome=finished.outcome,
             prompt_tokens=usage.prompt_tokens,
             cached_prompt_tokens=usage.cached_prompt_tokens,
+            cached_prompt_tier=tier_name(usage.cached_prompt_tier),
             completion_tokens=usage.completion_tokens,
             cached_completion_tokens=usage.cached_completion_tokens,
             duration_ms=round(finished.duration_s * 1000, 1),

@@ -7,6 +7,7 @@ from typing import Final
 
 from inferflux.common import logs
 from inferflux.common.errors import InferFluxError
+from inferflux.common.prefixes.tiers import tier_name
 from inferflux.common.tracing import Kind, Span, Tracer, names, parse
 from inferflux.v1 import generation_pb2, scheduler_pb2
 
@@ -70,9 +71,11 @@ def note_job(span: Span, method: str, job: scheduler_pb2.InferenceRequest, *, as
 
 def note_end(span: Span, outcome: str, usage: generation_pb2.Usage) -> None:
     """It has ended, with this finish or error reason."""
+    tier = tier_name(usage.cached_prompt_tier)
     span.set(
         {
             names.OUTCOME: outcome,
+            **({names.CACHED_TIER: tier} if tier else {}),
             **({names.FINISH_REASONS: [outcome]} if outcome in _FINISH_REASONS else {}),
             names.INPUT_TOKENS: usage.prompt_tokens,
             names.CACHED_TOKENS: usage.cached_prompt_tokens,

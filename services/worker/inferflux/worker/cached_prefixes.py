@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 
 from inferflux.common.prefixes.index import BLOCKS_AT_ONCE, CachedBlock, Change, Tier
-from inferflux.v1 import engine_pb2
+from inferflux.v1 import engine_pb2, generation_pb2
 
 # Hashes of blocks, given token ids and a cache scope: `PrefixHasher.of`.
 HashOf = Callable[[bytes, str], Sequence[bytes]]
@@ -19,7 +19,7 @@ HashOf = Callable[[bytes, str], Sequence[bytes]]
 # Blocks that each renewal writes again.
 _RENEWED = 512
 # By what the engine reports; a tier that is not known counts as the farthest.
-_TIERS = {engine_pb2.CACHE_TIER_DEVICE: Tier.DEVICE, engine_pb2.CACHE_TIER_HOST: Tier.HOST}
+_TIERS = {generation_pb2.CACHE_TIER_DEVICE: Tier.DEVICE, generation_pb2.CACHE_TIER_HOST: Tier.HOST}
 
 
 class CachedPrefixes:

@@ -32,6 +32,7 @@ class WorkerEvents:
         report.outcome = ended.outcome
         report.usage.prompt_tokens = ended.prompt_tokens
         report.usage.cached_prompt_tokens = ended.cached_prompt_tokens
+        report.usage.cached_prompt_tier = ended.cached_prompt_tier
         report.usage.completion_tokens = ended.completion_tokens
         report.time_to_first_token_ms = ended.time_to_first_token_ms
         await self._publish(event)

@@ -38,6 +38,8 @@ OUTCOME: Final = "inferflux.outcome"
 EPOCH: Final = "inferflux.epoch"
 WORKER_ID: Final = "inferflux.worker_id"
 SLOT: Final = "inferflux.slot"
+# Where the cached input tokens were: `device`, `host` or `disk`.
+CACHED_TIER: Final = "inferflux.cached_tier"
 # Of the output tokens, those that came from the answer cache.
 CACHED_OUTPUT_TOKENS: Final = "inferflux.cached_output_tokens"
 COMPUTED_TOKENS: Final = "inferflux.computed_tokens"

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from inferflux.v1 import engine_pb2, generation_pb2, scheduler_pb2, tokens_pb2, worker_pb2
 
+from . import chunks
 from .acceptance import Accepted, accept
 from .breakers import BreakerFinder
 from .budget import StepBudget
@@ -205,7 +206,7 @@ class Engine:
         if is_silent:
             self._leave(sequence)
         else:
-            self._finish(sequence, self._chunk(sequence), generation_pb2.FINISH_REASON_CANCELLED)
+            self._finish(sequence, chunks.empty(sequence), generation_pb2.FINISH_REASON_CANCELLED)
 
     def deschedule(self, command: engine_pb2.EngineDeschedule) -> None:
         """End a run, and report that it is over; nothing if this epoch of the request is not resident."""
@@ -374,7 +375,7 @@ class Engine:
         if constraint.error:
             self._fail(sequence, _INVALID_ARGUMENT, "BAD_CONSTRAINT", f"the constraint: {constraint.error}")
         elif constraint.is_over:  # all of it was generated elsewhere
-            self._complete(sequence, self._chunk(sequence), generation_pb2.FINISH_REASON_STOP)
+            self._complete(sequence, chunks.empty(sequence), generation_pb2.FINISH_REASON_STOP)
         return True
 
     def _observe_prefill(self, plan: StepPlan, seconds: float) -> None:
@@ -519,7 +520,7 @@ class Engine:
                 key=sequence.key, epoch=sequence.epoch, computed_tokens=sequence.position
             )
             if not sequence.is_announced:
-                self._emit(sequence, self._announced(sequence, self._chunk(sequence)))
+                self._emit(sequence, chunks.announce(sequence, chunks.empty(sequence), self._worker_id))
 
     def _count_retry(self, sequence: Sequence) -> None:
         """Before its first step here: what was found of a request that another process had."""
@@ -610,15 +611,10 @@ class Engine:
         logprobs: list[Logprobs | None],
         unix_us: int,
     ) -> tokens_pb2.TokenChunk:
-        chunk = self._chunk(sequence, offset)
+        chunk = chunks.empty(sequence, offset)
         if not sequence.is_announced:
-            self._announced(sequence, chunk)
-        chunk.token_ids.extend(accepted.tokens)
-        chunk.text = accepted.text
-        chunk.sampled_unix_us = unix_us
-        for token, of_token in zip(accepted.tokens, logprobs, strict=False):
-            if of_token is not None:
-                self._add_logprobs(chunk, token, of_token)
+            chunks.announce(sequence, chunk, self._worker_id)
+        chunks.add_tokens(chunk, accepted, logprobs, unix_us, self._backend.vocab.piece_text)
         return chunk
 
     def _note_first_token(self, sequence: Sequence, unix_s: float) -> None:
@@ -643,16 +639,6 @@ class Engine:
                 found[row] = logprobs
         return found
 
-    def _add_logprobs(self, chunk: tokens_pb2.TokenChunk, token: int, logprobs: Logprobs) -> None:
-        # Filled in place: messages that are made first and copied in take almost twice as long.
-        piece_text = self._backend.vocab.piece_text
-        entry = chunk.logprobs.add()
-        chosen = entry.chosen
-        chosen.token_id, chosen.text, chosen.logprob = token, piece_text(token), logprobs.chosen
-        for other, logprob in logprobs.top:
-            one = entry.top.add()  # not with keywords, as in `_emit_serialized`
-            one.token_id, one.text, one.logprob = other, piece_text(other), logprob
-
     def _expire(self, unix_s: float) -> None:
         if unix_s < self._next_deadline_unix_s:
             return
@@ -662,19 +648,6 @@ class Engine:
             self._fail(sequence, _DEADLINE_EXCEEDED, "DEADLINE_EXCEEDED", message)
         deadlines = (s.deadline_unix_s for s in self._sequences.values())
         self._next_deadline_unix_s = min(deadlines, default=math.inf)
-
-    @staticmethod
-    def _chunk(sequence: Sequence, offset: int | None = None) -> tokens_pb2.TokenChunk:
-        """What follows a sequence's `chunk_head`; without an offset after all that it generated."""
-        return tokens_pb2.TokenChunk(offset=sequence.generated if offset is None else offset)
-
-    def _announced(self, sequence: Sequence, chunk: tokens_pb2.TokenChunk) -> tokens_pb2.TokenChunk:
-        """`chunk` with the `started` event: its own message when the prompt takes several steps, else with
-        the first token."""
-        chunk.started.worker_id = self._worker_id
-        chunk.started.cached_prompt_tokens = sequence.cached_prompt_tokens
-        sequence.is_announced = True
-        return chunk
 
     def _emit(self, sequence: Sequence, chunk: tokens_pb2.TokenChunk) -> None:
         self._emit_serialized(sequence, chunk.SerializeToString())
@@ -687,7 +660,12 @@ class Engine:
         emission.generated_tokens = sequence.generated
         emission.epoch = sequence.epoch
 
-    def _complete(self, sequence: Sequence, chunk: tokens_pb2.TokenChunk, reason: int) -> None:
+    def _complete(
+        self,
+        sequence: Sequence,
+        chunk: tokens_pb2.TokenChunk,
+        reason: generation_pb2.FinishReason.ValueType,
+    ) -> None:
         """Finish a sequence; a constrained answer that is not what was asked for fails instead."""
         constraint = sequence.constraint
         if constraint is not None and reason == generation_pb2.FINISH_REASON_STOP:
@@ -699,24 +677,14 @@ class Engine:
                 return
         self._finish(sequence, chunk, reason)
 
-    def _finish(self, sequence: Sequence, chunk: tokens_pb2.TokenChunk, reason: int) -> None:
+    def _finish(
+        self,
+        sequence: Sequence,
+        chunk: tokens_pb2.TokenChunk,
+        reason: generation_pb2.FinishReason.ValueType,
+    ) -> None:
         """The terminal chunk of a generation that ended as it should; `chunk` may carry its last token."""
-        now = self._clock.monotonic_s()
-        chunk.text += sequence.text.finish()
-        finished = chunk.finished
-        finished.reason = generation_pb2.FinishReason.ValueType(reason)
-        finished.usage.prompt_tokens = sequence.prompt_tokens
-        finished.usage.cached_prompt_tokens = sequence.cached_prompt_tokens
-        finished.usage.completion_tokens = sequence.generated
-        first = now if sequence.first_token_s is None else sequence.first_token_s
-        finished.timings.queue_ms = sequence.queue_ms
-        finished.timings.prefill_ms = (first - sequence.started_s) * 1000
-        finished.timings.decode_ms = (now - first) * 1000
-        if sequence.drafts is not None:
-            finished.timings.draft_n = sequence.drafts.drafted
-            finished.timings.draft_n_accepted = sequence.drafts.accepted
-        outcome = generation_pb2.FinishReason.Name(finished.reason).removeprefix("FINISH_REASON_").lower()
-        self._end(sequence, chunk, outcome)
+        self._end(sequence, chunk, chunks.finish(sequence, chunk, reason, self._clock.monotonic_s()))
 
     def _fail(
         self,
@@ -727,25 +695,13 @@ class Engine:
         chunk: tokens_pb2.TokenChunk | None = None,
     ) -> None:
         """The terminal chunk of a generation that failed; `chunk` may carry its last token."""
-        chunk = chunk or self._chunk(sequence)
-        chunk.failed.code = code
-        chunk.failed.reason = reason
-        chunk.failed.message = message
-        self._end(sequence, chunk, reason.lower())
+        chunk = chunk or chunks.empty(sequence)
+        self._end(sequence, chunk, chunks.fail(chunk, code, reason, message))
 
     def _end(self, sequence: Sequence, chunk: tokens_pb2.TokenChunk, outcome: str) -> None:
-        chunk.attempt_id = sequence.attempt_id
-        chunk.model = sequence.model
+        chunks.close(sequence, chunk)
         self._emit(sequence, chunk)
-        self._report.finished.add(
-            key=sequence.key,
-            epoch=sequence.epoch,
-            outcome=outcome,
-            prompt_tokens=sequence.prompt_tokens,
-            cached_prompt_tokens=sequence.cached_prompt_tokens,
-            completion_tokens=sequence.generated,
-            time_to_first_token_ms=sequence.time_to_first_token_ms,
-        )
+        self._report.finished.append(chunks.ended(sequence, outcome))
         self._leave(sequence)
 
     def _leave(self, sequence: Sequence) -> None:

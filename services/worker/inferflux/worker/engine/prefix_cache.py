@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 
-from inferflux.v1 import engine_pb2
+from inferflux.v1 import engine_pb2, generation_pb2
 
 from .planner import StepPlan
 from .prefix_sharing import PrefixSharing, Sharing
@@ -290,7 +290,7 @@ class PrefixCache:
             entry=seq_id,
             token_ids=tokens.astype("<i4", copy=False).tobytes(),
             cache_scope=scope,
-            tier=engine_pb2.CACHE_TIER_DEVICE,
+            tier=generation_pb2.CACHE_TIER_DEVICE,
         )
 
     def _tell_gone(self, seq_id: int) -> None:

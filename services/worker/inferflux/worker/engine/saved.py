@@ -244,7 +244,7 @@ class SavedStates:
             envelope = self._tiers.fetched(fetch)
             if envelope is not None:
                 sequence.state = envelope
-                sequence.begin_at(fetch.tokens)
+                sequence.begin_at(fetch.tokens, fetch.tier)
                 sequence.restored_from = fetch.tier
         elif waited_s < min(max(fetch.match.prefill_s, _SHORTEST_READ_S), _LONGEST_READ_S):
             return

@@ -23,6 +23,12 @@ from .tiers.rates import Tier
 from .tiers.tiers import Fetch
 
 NO_SEQ_ID = -1
+# Where a prefix is, in messages; None: in the KV cache.
+CACHE_TIERS: Mapping[Tier | None, generation_pb2.CacheTier.ValueType] = {
+    None: generation_pb2.CACHE_TIER_DEVICE,
+    Tier.HOST: generation_pb2.CACHE_TIER_HOST,
+    Tier.DISK: generation_pb2.CACHE_TIER_DISK,
+}
 
 
 class PieceSource(Protocol):
@@ -113,6 +119,8 @@ class Sequence:
     checkpoint_at: int = 0
     # Of the prompt, what was found computed when it first ran. What is found later may be its own.
     cached_prompt_tokens: int = 0
+    # In which tier; None: in the KV cache.
+    cached_in: Tier | None = None
     has_begun: bool = False
     # What its answer has to look like.
     constraint: Constraint | None = None
@@ -192,11 +200,21 @@ class Sequence:
         self.urgency_key = urgency_key
         self.yields_at = self.generated + token_budget if token_budget else 0
 
-    def begin_at(self, position: int) -> None:
-        """Others have computed the tokens before `position`."""
+    def begin_at(self, position: int, tier: Tier | None = None) -> None:
+        """Others have computed the tokens before `position`: their state is in this tier, or the KV cache."""
         self.position = position
         if not self.has_begun:
             self.cached_prompt_tokens = min(position, self.prompt_tokens)
+            self.cached_in = tier
+
+    @property
+    def cached_prompt_tier(self) -> generation_pb2.CacheTier.ValueType:
+        """Where the cached tokens of its prompt were; unspecified if there were none."""
+        return (
+            CACHE_TIERS[self.cached_in]
+            if self.cached_prompt_tokens
+            else generation_pb2.CACHE_TIER_UNSPECIFIED
+        )
 
     def note_checkpoint(self, position: int) -> None:
         """Others may begin at `position`, or at what was noted before if that is farther."""

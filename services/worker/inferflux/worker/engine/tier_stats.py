@@ -5,7 +5,7 @@ from __future__ import annotations
 from inferflux.v1 import engine_pb2
 
 from .saved import SavedStates
-from .sequence import Sequence
+from .sequence import CACHE_TIERS, Sequence
 from .tiers.rates import Tier
 from .tiers.tiers import Tiers
 
@@ -13,7 +13,6 @@ from .tiers.tiers import Tiers
 MOST_TOLD = 16
 # Sequence ids name what the KV cache has; these numbers are others.
 _FIRST_ENTRY = 1 << 32
-_TIERS = {Tier.HOST: engine_pb2.CACHE_TIER_HOST, Tier.DISK: engine_pb2.CACHE_TIER_DISK}
 
 
 def cached_in(tiers: Tiers[Sequence]) -> list[engine_pb2.CachedPrefix]:
@@ -23,7 +22,7 @@ def cached_in(tiers: Tiers[Sequence]) -> list[engine_pb2.CachedPrefix]:
         cached = engine_pb2.CachedPrefix(entry=_FIRST_ENTRY + kept.number, cache_scope=kept.header.scope)
         if kept.is_kept:
             cached.token_ids = kept.tokens.astype("<i4", copy=False).tobytes()
-            cached.tier = _TIERS[kept.tier]
+            cached.tier = CACHE_TIERS[kept.tier]
         told.append(cached)
     return told
 

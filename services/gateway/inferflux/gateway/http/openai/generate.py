@@ -8,6 +8,7 @@ from typing import Any
 from google.protobuf import json_format
 
 from inferflux.common.errors import HttpError, InvalidArgument
+from inferflux.common.prefixes.tiers import tier_name
 from inferflux.v1 import inference_pb2, tokens_pb2
 
 from . import constraints
@@ -86,7 +87,11 @@ def chunk_json(chunk: tokens_pb2.TokenChunk) -> Json:
                 "expected_wait_ms": chunk.queued.expected_wait_ms,
             }
         case "started":
-            made["started"] = {"cached_prompt_tokens": chunk.started.cached_prompt_tokens}
+            started = chunk.started
+            made["started"] = {
+                "cached_prompt_tokens": started.cached_prompt_tokens,
+                "cached_prompt_tier": tier_name(started.cached_prompt_tier),
+            }
         case "finished":
             usage = UsageSum()
             usage.add(0, chunk.finished.usage)

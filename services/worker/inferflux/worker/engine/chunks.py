@@ -1,0 +1,130 @@
+"""The chunks of a sequence's token stream, and what the worker learns of its end (pure).
+
+Nothing in them says whose they are: a sequence's `chunk_head` does, which is serialized once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from collections.abc import Sequence as Several
+
+from inferflux.v1 import engine_pb2, generation_pb2, tokens_pb2
+
+from .acceptance import Accepted
+from .logprobs import Logprobs
+from .sequence import Sequence
+
+_REASON_PREFIX = "FINISH_REASON_"
+
+
+def empty(sequence: Sequence, offset: int | None = None) -> tokens_pb2.TokenChunk:
+    """A chunk from token `offset` on; without an offset after all that was generated."""
+    return tokens_pb2.TokenChunk(offset=sequence.generated if offset is None else offset)
+
+
+def announce(sequence: Sequence, chunk: tokens_pb2.TokenChunk, worker_id: str) -> tokens_pb2.TokenChunk:
+    """`chunk` with the `started` event: its own message when the prompt takes several steps, else with the
+    first token."""
+    chunk.started.worker_id = worker_id
+    chunk.started.cached_prompt_tokens = sequence.cached_prompt_tokens
+    chunk.started.cached_prompt_tier = sequence.cached_prompt_tier
+    sequence.is_announced = True
+    return chunk
+
+
+def add_tokens(
+    chunk: tokens_pb2.TokenChunk,
+    accepted: Accepted,
+    logprobs: Several[Logprobs | None],
+    sampled_unix_us: int,
+    piece_text: Callable[[int], str],
+) -> None:
+    """Put the tokens of a step into a chunk.
+
+    Args:
+        logprobs: of each token; None where none are wanted.
+    """
+    chunk.token_ids.extend(accepted.tokens)
+    chunk.text = accepted.text
+    chunk.sampled_unix_us = sampled_unix_us
+    for token, of_token in zip(accepted.tokens, logprobs, strict=False):
+        if of_token is not None:
+            _add_logprobs(chunk, token, of_token, piece_text)
+
+
+def _add_logprobs(
+    chunk: tokens_pb2.TokenChunk, token: int, logprobs: Logprobs, piece_text: Callable[[int], str]
+) -> None:
+    # Filled in place: messages that are made first and copied in take almost twice as long.
+    entry = chunk.logprobs.add()
+    chosen = entry.chosen
+    chosen.token_id, chosen.text, chosen.logprob = token, piece_text(token), logprobs.chosen
+    for other, logprob in logprobs.top:
+        one = entry.top.add()  # keywords take almost twice as long
+        one.token_id, one.text, one.logprob = other, piece_text(other), logprob
+
+
+def finish(
+    sequence: Sequence,
+    chunk: tokens_pb2.TokenChunk,
+    reason: generation_pb2.FinishReason.ValueType,
+    now_s: float,
+) -> str:
+    """Make `chunk`, which may carry the last tokens, the terminal one of a generation that went well.
+
+    Args:
+        now_s: by the monotonic clock.
+
+    Returns:
+        The outcome.
+    """
+    chunk.text += sequence.text.finish()
+    finished = chunk.finished
+    finished.reason = reason
+    finished.usage.prompt_tokens = sequence.prompt_tokens
+    finished.usage.cached_prompt_tokens = sequence.cached_prompt_tokens
+    finished.usage.cached_prompt_tier = sequence.cached_prompt_tier
+    finished.usage.completion_tokens = sequence.generated
+    first_s = now_s if sequence.first_token_s is None else sequence.first_token_s
+    finished.timings.queue_ms = sequence.queue_ms
+    finished.timings.prefill_ms = (first_s - sequence.started_s) * 1000
+    finished.timings.decode_ms = (now_s - first_s) * 1000
+    if sequence.drafts is not None:
+        finished.timings.draft_n = sequence.drafts.drafted
+        finished.timings.draft_n_accepted = sequence.drafts.accepted
+    return generation_pb2.FinishReason.Name(reason).removeprefix(_REASON_PREFIX).lower()
+
+
+def fail(chunk: tokens_pb2.TokenChunk, code: int, reason: str, message: str) -> str:
+    """Make `chunk`, which may carry the last tokens, the terminal one of a generation that failed.
+
+    Args:
+        code: a google.rpc.Code.
+
+    Returns:
+        The outcome.
+    """
+    chunk.failed.code = code
+    chunk.failed.reason = reason
+    chunk.failed.message = message
+    return reason.lower()
+
+
+def close(sequence: Sequence, chunk: tokens_pb2.TokenChunk) -> None:
+    """Say in a terminal chunk which attempt it ends, and of which model."""
+    chunk.attempt_id = sequence.attempt_id
+    chunk.model = sequence.model
+
+
+def ended(sequence: Sequence, outcome: str) -> engine_pb2.EngineFinished:
+    """What the worker learns of a sequence that has had its terminal chunk."""
+    return engine_pb2.EngineFinished(
+        key=sequence.key,
+        epoch=sequence.epoch,
+        outcome=outcome,
+        prompt_tokens=sequence.prompt_tokens,
+        cached_prompt_tokens=sequence.cached_prompt_tokens,
+        cached_prompt_tier=sequence.cached_prompt_tier,
+        completion_tokens=sequence.generated,
+        time_to_first_token_ms=sequence.time_to_first_token_ms,
+    )
