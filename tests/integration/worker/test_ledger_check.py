@@ -135,6 +135,17 @@ def test_cells_that_the_ledger_lacks_are_freed(served: Served) -> None:
     assert served.stats.cached_sequences == 1
 
 
+def test_cells_that_are_counted_for_no_sequence_are_free_again(served: Served) -> None:
+    served.run(batch_item("a", prompt=PROMPT, max_tokens=3))
+    memory = served.engine._memory
+    free_id, used = memory._seq_ids._free[-1], memory.ledger.used
+    memory.ledger.use(free_id, 7)
+    (found,) = check(served)
+    assert found == f"7 cells were counted for seq_id {free_id}, llama.cpp has none (not in use)"
+    assert memory.ledger.used == used
+    served.check_cells()
+
+
 @pytest.mark.parametrize("make", [sliding_window_model, recurrent_model])
 def test_models_that_keep_the_latest_positions_alone_lose_nothing(make: Any, tmp_path: Any) -> None:
     backend = load(make().write(tmp_path / "other.gguf"), **SMALL, prefill_cells=0)

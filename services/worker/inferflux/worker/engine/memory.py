@@ -338,6 +338,7 @@ class Memory:
         if self.prefixes.discard(seq_id):
             return "cached prefix"
         self._cache.forget(seq_id)
+        self.ledger.release(seq_id)
         return "not in use"
 
     def _save(self, sequence: Sequence) -> list[Sequence]:
