@@ -19,7 +19,8 @@ from inferflux.worker.engine.envelope import Envelope, Identity
 from inferflux.worker.engine.tiers.disk import Disk
 from inferflux.worker.engine.tiers.index import BLOCK
 from inferflux.worker.engine.tiers.rates import Tier
-from inferflux.worker.engine.tiers.tiers import Fetch, Tiers
+from inferflux.worker.engine.tiers.reads import Fetch
+from inferflux.worker.engine.tiers.tiers import Tiers
 
 # What a state of 64 tokens and 1,000 bytes of payload takes with its header.
 SIZE = state_of(range(64)).n_bytes
@@ -365,6 +366,27 @@ def test_a_read_that_is_late_keeps_others_from_the_disk_and_tells_its_time(tmp_p
     assert found is not None
     assert found.tier is Tier.HOST  # what it brought is not lost
     assert tiers.find("s", np.array([*prompt(2), 7], np.int32)) is not None
+    tiers.close()
+
+
+def test_a_read_that_all_gave_up_before_it_began_is_no_fault(tmp_path: Path) -> None:
+    disk = Disk(tmp_path, IDENTITY)
+    tiers = tiers_of(0, disk, disk_states=2)
+    for kind in (1, 2):
+        tiers.keep(state_of(prompt(kind)))
+    settle(tiers, disk)
+    go_on = threading.Event()
+    slow_down(disk, until=go_on)
+    wanted = [np.array([*prompt(kind), 7], np.int32) for kind in (1, 2, 2)]
+    matches = [tiers.find("s", tokens) for tokens in wanted]
+    first, *others = [tiers.fetch(match) for match in matches if match is not None]
+    assert len(others) == 2
+    for fetch in others:
+        tiers.abandon(fetch, is_late=True)
+    tiers.poll()
+    go_on.set()
+    assert brought(tiers, first) is not None
+    assert look_up(tiers, [*prompt(2), 7]) is not None
     tiers.close()
 
 

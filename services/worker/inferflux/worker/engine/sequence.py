@@ -20,7 +20,7 @@ from .sampling import Sampler
 from .speculation import Drafts
 from .text import TextAssembler
 from .tiers.rates import Tier
-from .tiers.tiers import Fetch
+from .tiers.reads import Fetch
 
 NO_SEQ_ID = -1
 # Where a prefix is, in messages; None: in the KV cache.

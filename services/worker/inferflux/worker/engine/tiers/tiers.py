@@ -8,17 +8,18 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from concurrent.futures import Future
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import Generic, Protocol, TypeVar
+from typing import Generic
 
 from inferflux.worker.engine.envelope import Envelope, Header, Identity, TokenArray, blank
 
 from .disk import Disk, Event, Read
 from .folder import name_of
 from .index import BLOCK, Found, TokenIndex
+from .kept import Kept, Moves, S
 from .rates import Rates, Tier
+from .reads import Fetch, Match, Reads
 from .space import Eviction, Order, Space
 
 # What is stored in one go differs by this much in when it was last used, as files tell.
@@ -29,101 +30,12 @@ _LEAST_NEW = 1 / 8
 _CANDIDATES = 8
 
 
-class Preempted(Protocol):
-    """A sequence whose state is kept until it resumes."""
-
-    @property
-    def order(self) -> Order:
-        """Lower is more urgent; no two are equal."""
-
-
-S = TypeVar("S", bound=Preempted)
-
-
-@dataclass(slots=True, eq=False)
-class Kept(Generic[S]):
-    """A state that is kept.
-
-    Attributes:
-        envelope: while it is in host memory, or waits to be written.
-        name: of its file; empty while there is none.
-        owner: the preempted sequence that it belongs to; None: it is a cold prefix.
-        number: tells it from others; -1: not given yet.
-    """
-
-    header: Header
-    envelope: Envelope | None = None
-    name: str = ""
-    owner: S | None = None
-    number: int = -1
-
-    @property
-    def n_bytes(self) -> int:
-        return self.header.n_bytes
-
-    @property
-    def tokens(self) -> TokenArray:
-        """Those that its payload holds."""
-        return self.header.tokens[: self.header.n_past]
-
-    @property
-    def is_kept(self) -> bool:
-        """Whether it is in any tier still."""
-        return self.envelope is not None or bool(self.name)
-
-    @property
-    def tier(self) -> Tier:
-        return Tier.HOST if self.envelope is not None else Tier.DISK
-
-
-@dataclass(frozen=True, slots=True)
-class Match(Generic[S]):
-    """A kept state of which the first `tokens` are worth restoring; computing them would take `prefill_s`."""
-
-    kept: Kept[S]
-    tokens: int
-    prefill_s: float
-
-    @property
-    def tier(self) -> Tier:
-        return self.kept.tier
-
-
 @dataclass(slots=True)
 class Counts:
     """What happened since the last look, by tier."""
 
     hits: dict[Tier, int] = field(default_factory=lambda: dict.fromkeys(Tier, 0))
     evictions: dict[Tier, int] = field(default_factory=lambda: dict.fromkeys(Tier, 0))
-
-
-@dataclass(slots=True, eq=False)
-class Fetch(Generic[S]):
-    """A match on its way to host memory.
-
-    Attributes:
-        tier: where it was found.
-        tokens: of the match.
-        is_late: whether it was given up since it took too long.
-    """
-
-    match: Match[S]
-    tier: Tier
-    tokens: int
-    reading: Future[Read] | None = None
-    is_late: bool = False
-
-    @property
-    def is_done(self) -> bool:
-        return self.reading is None or self.reading.done()
-
-
-@dataclass(slots=True)
-class _Reading:
-    """A file that is read for some fetches."""
-
-    future: Future[Read]
-    fetches: int = 0
 
 
 class Tiers(Generic[S]):
@@ -161,19 +73,14 @@ class Tiers(Generic[S]):
         self._by_name: dict[str, Kept[S]] = {}
         self._by_owner: dict[S, Kept[S]] = {}
         self._counts = Counts()
-        # What is read for fetches that are waited for, and how many of them there are.
-        self._readings: dict[Kept[S], _Reading] = {}
-        # No request waits for these any more, but they are under way.
-        self._abandoned: list[Fetch[S]] = []
+        self._reads: Reads[S] = Reads()
+        self._moves: Moves[S] = Moves()
         # What `store` has written and what of that is known to be on disk: names, with bytes.
         self._storing: dict[str, int] = {}
         self._stored: dict[str, int] = {}
         self._used_unix_ns = 0
-        self._moved: dict[Kept[S], None] = {}
-        self._gone: list[Kept[S]] = []
         # Scopes that were cleared before all files were known.
         self._cleared_early: set[str] = set()
-        self._number = 0
         self.preempted_bytes = 0
         self.rates = Rates()
 
@@ -223,11 +130,7 @@ class Tiers(Generic[S]):
     def take_moved(self, most: int) -> list[Kept[S]]:
         """Those that went since the last call, and up to `most` of those that came or moved since they were
         last told."""
-        moved = list(islice(self._moved, most))
-        for kept in moved:
-            del self._moved[kept]
-        gone, self._gone = self._gone, []
-        return [*gone, *moved]
+        return self._moves.take(most)
 
     @property
     def is_scanning(self) -> bool:
@@ -237,12 +140,11 @@ class Tiers(Generic[S]):
     @property
     def has_moved(self) -> bool:
         """Whether `take_moved` would give any."""
-        return bool(self._moved or self._gone)
+        return self._moves.are_any
 
     def report_all(self) -> None:
         """All that is kept counts as if it had just come."""
-        for kept in (*self._host.held(), *self._files.held()):
-            self._moved[kept] = None
+        self._moves.all_moved((*self._host.held(), *self._files.held()))
 
     def take_error(self) -> str:
         """Why the disk is not written to for a while; empty otherwise."""
@@ -330,13 +232,13 @@ class Tiers(Generic[S]):
         """
         best: tuple[float, Found[Kept[S]], tuple[int, int, int]] | None = None
         queued = self._disk.bytes_to_read if self._disk is not None else 0
-        is_stalled = any(fetch.is_late for fetch in self._abandoned)
+        is_stalled = self._reads.is_stalled
         for found in self._candidates(scope, tokens[:-1]):
             kept = found.value
             gained = found.matched - known
             if gained < BLOCK or (is_stalled and kept.tier is Tier.DISK):
                 continue
-            own_bytes = 0 if kept in self._readings else kept.n_bytes
+            own_bytes = 0 if kept in self._reads else kept.n_bytes
             read_bytes = queued + own_bytes if kept.tier is Tier.DISK else 0
             cost = read_bytes, kept.n_bytes * found.matched // kept.header.n_past, gained
             gain_s = self.rates.gain_s(*cost)
@@ -369,27 +271,14 @@ class Tiers(Generic[S]):
         self._files.use(kept)
         fetch = Fetch(match, match.tier, match.tokens)
         if kept.envelope is None and self._disk is not None:
-            if kept not in self._readings:
-                self._readings[kept] = _Reading(self._disk.read(kept.name, kept.n_bytes))
-            self._readings[kept].fetches += 1
-            fetch.reading = self._readings[kept].future
+            self._reads.begin(fetch, self._disk)
         return fetch
-
-    def _leave_reading(self, kept: Kept[S]) -> bool:
-        """A fetch is not waited for any more; whether it was the last one of that state."""
-        reading = self._readings[kept]
-        reading.fetches -= 1
-        if reading.fetches == 0:
-            del self._readings[kept]
-        return reading.fetches == 0
 
     def fetched(self, fetch: Fetch[S]) -> Envelope | None:
         """The state that a fetch brought, which is done; None if its file is damaged or gone."""
         kept = fetch.match.kept
-        envelope = kept.envelope
-        if fetch.reading is not None:
-            self._leave_reading(kept)
-            envelope = self._take_read(kept, fetch.reading.result())
+        read = self._reads.finish(fetch)
+        envelope = kept.envelope if read is None else self._take_read(kept, read)
         if envelope is not None:
             self._counts.hits[fetch.tier] += 1
         return envelope
@@ -400,14 +289,7 @@ class Tiers(Generic[S]):
         Args:
             is_late: it took too long: the disk is not read until it is over.
         """
-        if fetch.reading is None:
-            return
-        is_last = self._leave_reading(fetch.match.kept)
-        if is_last and fetch.reading.cancel():
-            return
-        if is_last or is_late:
-            fetch.is_late = is_late
-            self._abandoned.append(fetch)
+        self._reads.abandon(fetch, is_late=is_late)
 
     def _take_read(self, kept: Kept[S], read: Read) -> Envelope | None:
         """What a read gave of a state; None if its file is damaged or gone."""
@@ -422,10 +304,8 @@ class Tiers(Generic[S]):
         """Take over what the disk did meanwhile."""
         if self._disk is None:
             return
-        for fetch in [f for f in self._abandoned if f.is_done]:
-            self._abandoned.remove(fetch)
-            if fetch.reading is not None:
-                self._take_read(fetch.match.kept, fetch.reading.result())
+        for abandoned, read in self._reads.take_abandoned():
+            self._take_read(abandoned, read)
         for change in self._disk.changes():
             kept = self._by_name.get(change.name)
             if change.event is Event.FOUND:
@@ -445,7 +325,7 @@ class Tiers(Generic[S]):
             self._stored[name] = self._storing[name]
         if kept not in self._host:
             kept.envelope = None
-            self._moved[kept] = None
+            self._moves.moved(kept)
 
     def search(self, scope: str, tokens: TokenArray) -> None:
         """Look for a prefix of these tokens in what dead processes left on disk. `poll` finds it before
@@ -529,13 +409,11 @@ class Tiers(Generic[S]):
 
     def _add(self, kept: Kept[S]) -> None:
         self._index.add(kept.header.scope, kept.tokens, kept)
-        kept.number = self._number = self._number + 1
-        self._moved[kept] = None
+        self._moves.came(kept)
 
     def _remove(self, kept: Kept[S]) -> None:
         self._index.remove(kept.header.scope, kept.tokens, kept)
-        self._moved.pop(kept, None)
-        self._gone.append(kept)
+        self._moves.went(kept)
 
     def _disowned(self, owner: S) -> Kept[S] | None:
         """The state of a preempted sequence, which is a cold prefix from now on."""
@@ -557,7 +435,7 @@ class Tiers(Generic[S]):
     def _drop_from_host(self, kept: Kept[S]) -> None:
         self._host.release(kept)
         kept.envelope = None
-        self._moved[kept] = None
+        self._moves.moved(kept)
         if not kept.name:
             self._remove(kept)
 
@@ -573,7 +451,7 @@ class Tiers(Generic[S]):
 
     def _move_to_disk(self, kept: Kept[S]) -> None:
         """Have a state that is not in host memory any more written; it is dropped if it cannot be."""
-        self._moved[kept] = None
+        self._moves.moved(kept)
         if kept.name:
             kept.envelope = None
             return
@@ -619,7 +497,7 @@ class Tiers(Generic[S]):
             self._evict(losers)
             kept.envelope = envelope
             self._host.hold(kept, kept.n_bytes)
-            self._moved[kept] = None
+            self._moves.moved(kept)
 
     def _found(self, name: str, header: Header) -> None:
         """Take over a file of an earlier process, unless its scope was cleared or it finds no room."""
