@@ -97,7 +97,8 @@ class Fleet:
             cached = hashes if at < first + whole else hashes[:rest]
             for start in range(0, len(cached), BLOCKS_AT_ONCE):
                 blocks = [
-                    CachedBlock(each, Tier.DEVICE, 1) for each in cached[start : start + BLOCKS_AT_ONCE]
+                    CachedBlock(each, Tier.DEVICE, 1, usable)
+                    for usable, each in enumerate(cached[start : start + BLOCKS_AT_ONCE], start + 1)
                 ]
                 yield Change(version or None, version + 1, added=blocks)
                 version += 1

@@ -35,6 +35,7 @@ class Served:
     Attributes:
         tokens: by request id. cached: `cached_prompt_tokens` by request id.
         chunks: all that have been emitted.
+        reported: what is cached, as the worker learns it, by entry.
         drafted, accepted: tokens of all requests.
     """
 
@@ -50,6 +51,7 @@ class Served:
     ) -> None:
         self.backend = backend
         self.chunks: list[tokens_pb2.TokenChunk] = []
+        self.reported: dict[int, engine_pb2.CachedPrefix] = {}
         self.drafted = self.accepted = 0
         self.tokens: dict[str, list[int]] = {}
         self.cached: dict[str, int] = {}
@@ -110,6 +112,7 @@ class Served:
             self.tokens.setdefault(chunk.request_id, []).extend(chunk.token_ids)
             if chunk.HasField("finished"):
                 self.cached[chunk.request_id] = chunk.finished.usage.cached_prompt_tokens
+        self.reported |= {each.entry: each for each in report.step.cached}
         self.stats = report.step.stats
         self.drafted += self.stats.draft_tokens
         self.accepted += sum(self.stats.accepted_draft_tokens)

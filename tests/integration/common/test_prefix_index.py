@@ -37,7 +37,8 @@ def hashes_of(tokens: Sequence[int]) -> list[bytes]:
 
 
 def all_new(hashes: Sequence[bytes], tier: Tier = Tier.DEVICE) -> Change:
-    return Change(None, 1, added=[CachedBlock(each, tier, 1000) for each in hashes])
+    blocks = [CachedBlock(each, tier, 1000, usable) for usable, each in enumerate(hashes, 1)]
+    return Change(None, 1, added=blocks)
 
 
 @pytest.fixture
@@ -62,7 +63,7 @@ async def test_each_worker_has_its_own_longest_match(index: PrefixIndex) -> None
     await index.write(some, [all_new(hashes[:3], Tier.HOST)])
     await index.write(most, [all_new(hashes[:9])])
     found = await index.longest([([none, some, most], hashes)])
-    assert found == [{some: Match(3, Tier.HOST, 1000), most: Match(9, Tier.DEVICE, 1000)}]
+    assert found == [{some: Match(3, Tier.HOST, 1000, 3), most: Match(9, Tier.DEVICE, 1000, 9)}]
 
 
 async def test_any_prompt_gets_what_a_plain_search_finds(index: PrefixIndex) -> None:
@@ -99,7 +100,7 @@ async def test_a_worker_that_starts_again_has_nothing(index: PrefixIndex) -> Non
 
 async def test_a_part_of_another_version_is_left_alone_and_begun_anew(index: PrefixIndex) -> None:
     hashes, worker = hashes_of(range(20)), holder()
-    assert not await index.write(worker, [Change(3, 4, added=[CachedBlock(hashes[0], Tier.DEVICE, 1)])])
+    assert not await index.write(worker, [Change(3, 4, added=[CachedBlock(hashes[0], Tier.DEVICE, 1, 1)])])
     assert await index.longest([([worker], hashes)]) == [{}]
     await index.write(worker, [all_new(hashes)])
     assert not await index.write(worker, [Change(7, 8, removed=hashes)])
@@ -151,7 +152,7 @@ async def test_a_damaged_part_counts_as_none_and_is_begun_anew(
     for worker in (bad, good):
         await index.write(worker, [all_new(hashes)])
     await damage(redis, bad, hashes[-1])  # type: ignore[misc]
-    assert await index.longest([([bad, good], hashes)]) == [{good: Match(10, Tier.DEVICE, 1000)}]
+    assert await index.longest([([bad, good], hashes)]) == [{good: Match(10, Tier.DEVICE, 1000, 10)}]
     await index.write(bad, [all_new(hashes)])
     assert (await index.longest([([bad], hashes)]))[0][bad].blocks == 10
 
@@ -161,7 +162,7 @@ async def test_the_index_outlives_a_restart_that_forgets_all(private_valkey: Ser
     client = store.connect(private_valkey.url)
     index, worker, hashes = PrefixIndex(client), holder(), hashes_of(range(20))
     await index.write(worker, [all_new(hashes)])
-    assert await index.longest([([worker], hashes)]) == [{worker: Match(10, Tier.DEVICE, 1000)}]
+    assert await index.longest([([worker], hashes)]) == [{worker: Match(10, Tier.DEVICE, 1000, 10)}]
     await client.flushall()
     await client.script_flush()
     assert await index.longest([([worker], hashes)]) == [{}]

@@ -49,13 +49,19 @@ def worker_of(worker_id: str, digest: str = DIGEST) -> WorkerSlots:
 
 
 async def cache(
-    redis: Redis, holder: Holder, prompt: list[int], *, scope: str = "tenant/acme", digest: str = DIGEST
+    redis: Redis,
+    holder: Holder,
+    prompt: list[int],
+    *,
+    scope: str = "tenant/acme",
+    digest: str = DIGEST,
+    usable: int = 1000,
 ) -> None:
-    """A worker has cached a prompt."""
+    """A worker has cached a prompt, of which requests can begin with `usable` blocks at most."""
     salt = SharedSalt(redis)
     await salt.refresh()
     hashes = PrefixHasher(salt.value, model_digest=digest, block_tokens=16).of(packed(prompt), scope)
-    blocks = [CachedBlock(each, Tier.DEVICE, 1) for each in hashes]
+    blocks = [CachedBlock(each, Tier.DEVICE, 1, min(n, usable)) for n, each in enumerate(hashes, 1)]
     await PrefixIndex(redis).write(holder, [Change(None, 1, added=blocks)])
 
 
@@ -107,6 +113,16 @@ async def test_hints_say_how_much_each_worker_has_cached(redis: Redis) -> None:
         assert await asking.of(PROMPT[:50] + [7] * 50, [7] * 100, [1]) == [{"w1": 48, "w2": 32}, {}, {}]
     assert asking.count("hit") == 2
     assert asking.count("miss") == 1  # one token has no block to look up
+
+
+async def test_hints_say_what_a_request_can_begin_with(redis: Redis) -> None:
+    await cache(redis, Holder("w1", "w1-1"), PROMPT, usable=2)
+    await cache(redis, Holder("w2", "w2-1"), PROMPT, usable=0)
+    await cache(redis, Holder("w3", "w3-1"), PROMPT[:64])
+    asking = Asking(redis, *map(worker_of, ("w1", "w2", "w3")))
+    with asking.keeping_up():
+        await asking.until_found({"w1": 32, "w3": 64})
+        assert await asking.of(PROMPT[:20]) == [{"w1": 16, "w3": 16}]
 
 
 async def test_a_tenant_gets_no_hint_of_anothers_prompts_unless_they_share_a_scope(redis: Redis) -> None:

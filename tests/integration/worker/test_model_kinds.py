@@ -17,7 +17,9 @@ from harness.serving import Served, load
 from harness.worker import WorkerProcess, batch_item, read_to_end, token_ids
 
 from inferflux.common.bus import Bus
+from inferflux.common.prefixes.hashes import PrefixHasher, packed
 from inferflux.v1 import scheduler_pb2, worker_pb2
+from inferflux.worker.cached_prefixes import CachedPrefixes
 from inferflux.worker.engine.native import Backend
 from inferflux.worker.engine.prefix_sharing import Sharing
 
@@ -28,6 +30,8 @@ KINDS = {
 }
 BATCH_TOKENS = 48
 ANSWER = 20
+# Tokens of a block of the prefix index.
+BLOCK = 4
 # Logits that differ by less than this part of their spread tie.
 TIE = 0.005
 each_kind = pytest.mark.parametrize("kind", KINDS)
@@ -177,6 +181,31 @@ def test_a_beginning_that_many_have_is_kept_from_the_second_time_on(backends: Ba
     assert served.cached == {"r0": 0, "r1": 0, "r2": 60, "r3": 60}
     assert served.tokens == without(backends, kind, *asked)
     served.check_cells()
+
+
+def told(served: Served, ids: list[int]) -> int:
+    """With how many tokens a request could begin here, as schedulers learn it from the prefix index."""
+    hasher = PrefixHasher(bytes(32), model_digest="digest", block_tokens=BLOCK)
+    prefixes = CachedPrefixes(hasher.of)
+    for each in served.reported.values():
+        prefixes.report(each, 1)
+    usable = {block.hash: block.usable for change in prefixes.take_changes() for block in change.added}
+    known = [usable[each] for each in hasher.of(packed(ids), "tenant/t") if each in usable]
+    return known[-1] * BLOCK if known else 0
+
+
+@each_kind
+def test_the_index_says_what_a_request_finds_and_no_more(backends: Backends, kind: str) -> None:
+    draw = np.random.default_rng(4)
+    served = serve(backends, kind)
+    beginning = prompt(draw, 62)
+    found = []
+    for i in range(4):
+        ids = [*beginning, i, *prompt(draw, 20)]
+        found.append(told(served, ids))
+        served.run(ask(f"r{i}", ids))
+        assert 0 <= served.cached[f"r{i}"] - found[i] < BLOCK
+    assert found == ([0, 60, 60, 60] if kind == "window" else [0, 0, 60, 60])
 
 
 @each_with_states

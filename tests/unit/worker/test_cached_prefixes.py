@@ -23,6 +23,7 @@ class Index:
     def __init__(self) -> None:
         self.version: int | None = None
         self.blocks: dict[bytes, tuple[Tier, int]] = {}
+        self.usable: dict[bytes, int] = {}
 
     def write(self, changes: Iterable[Change]) -> bool:
         written = [self._write(change) for change in changes]
@@ -32,20 +33,32 @@ class Index:
         assert len(change.removed) + len(change.added) <= BLOCKS_AT_ONCE
         if change.version is None:
             self.blocks.clear()
+            self.usable.clear()
         elif change.version != self.version:
             return False
         self.version = change.new_version
         for gone in change.removed:
             self.blocks.pop(gone, None)
+            self.usable.pop(gone, None)
         self.blocks |= {block.hash: (block.tier, block.last_used_s) for block in change.added}
+        self.usable |= {block.hash: block.usable for block in change.added}
         return True
 
 
 def cached(
-    entry: int, tokens: Iterable[int], tier: generation_pb2.CacheTier.ValueType = DEVICE
+    entry: int,
+    tokens: Iterable[int],
+    tier: generation_pb2.CacheTier.ValueType = DEVICE,
+    *,
+    is_indivisible: bool = False,
 ) -> engine_pb2.CachedPrefix:
-    ids = packed(list(tokens))
-    return engine_pb2.CachedPrefix(entry=entry, token_ids=ids, cache_scope="tenant/acme", tier=tier)
+    return engine_pb2.CachedPrefix(
+        entry=entry,
+        token_ids=packed(list(tokens)),
+        cache_scope="tenant/acme",
+        tier=tier,
+        is_indivisible=is_indivisible,
+    )
 
 
 def hashes(tokens: Iterable[int]) -> list[bytes]:
@@ -146,8 +159,38 @@ def test_what_comes_while_changes_are_written_is_not_lost() -> None:
     assert set(index.blocks) == set(hashes([7, 8]))
 
 
+def test_of_a_state_that_serves_as_a_whole_its_end_alone_is_usable() -> None:
+    made, index = prefixes(), Index()
+    made.report(cached(1, [1, 2, 3, 4, 5, 6, 7], is_indivisible=True), 10)
+    index.write(made.take_changes())
+    first, second, third = hashes([1, 2, 3, 4, 5, 6])
+    assert index.usable == {first: 0, second: 0, third: 3}
+    made.report(cached(2, [1, 2, 3, 4, 9, 9], is_indivisible=True), 11)
+    made.report(cached(3, [1, 2, 3, 4], is_indivisible=True), 11)
+    assert {each for change in made.take_changes() for each in (b.hash for b in change.added)} >= {second}
+    made.begin_anew()
+    index.write(made.take_changes())
+    assert [index.usable[each] for each in (first, second, third)] == [0, 2, 3]
+    assert index.usable[hashes([1, 2, 3, 4, 9, 9])[-1]] == 3
+
+
+def test_what_lies_between_two_ends_is_told_again_when_the_first_goes() -> None:
+    made, index = prefixes(), Index()
+    made.report(cached(1, range(10), is_indivisible=True), 10)
+    made.report(cached(2, range(4), is_indivisible=True), 10)
+    index.write(made.take_changes())
+    chain = hashes(range(10))
+    assert [index.usable[each] for each in chain] == [0, 2, 2, 2, 5]
+    made.report(cached(2, []), 11)
+    index.write(made.take_changes())
+    assert [index.usable[each] for each in chain] == [0, 0, 0, 0, 5]
+
+
 EVENT = st.tuples(
-    st.integers(0, 3), st.lists(st.integers(0, 1), max_size=12), st.sampled_from([DEVICE, HOST])
+    st.integers(0, 3),
+    st.lists(st.integers(0, 1), max_size=12),
+    st.sampled_from([DEVICE, HOST]),
+    st.booleans(),
 )
 STEP = st.one_of(EVENT, st.sampled_from(["write", "lost answer", "server emptied", "engine died"]))
 
@@ -155,14 +198,15 @@ STEP = st.one_of(EVENT, st.sampled_from(["write", "lost answer", "server emptied
 @given(st.lists(STEP, max_size=40))
 def test_the_index_comes_to_hold_what_is_cached_whatever_happens(steps: list[object]) -> None:
     made, index = prefixes(), Index()
-    entries: dict[int, tuple[list[bytes], Tier]] = {}
+    entries: dict[int, tuple[list[bytes], Tier, bool]] = {}
     for step in steps:
         match step:
-            case (int(entry), list(tokens), int(tier)):
-                made.report(cached(entry, tokens, DEVICE if tier == DEVICE else HOST), 10)
+            case (int(entry), list(tokens), int(tier), bool(is_whole)):
+                where = DEVICE if tier == DEVICE else HOST
+                made.report(cached(entry, tokens, where, is_indivisible=is_whole), 10)
                 entries.pop(entry, None)
                 if len(tokens) >= 2:
-                    entries[entry] = hashes(tokens), Tier.DEVICE if tier == DEVICE else Tier.HOST
+                    entries[entry] = hashes(tokens), Tier.DEVICE if tier == DEVICE else Tier.HOST, is_whole
             case "write":
                 if not index.write(made.take_changes()):
                     made.begin_anew()
@@ -177,9 +221,21 @@ def test_the_index_comes_to_hold_what_is_cached_whatever_happens(steps: list[obj
     if made.is_written and not index.write([made.renewal()]):
         made.begin_anew()
     assert index.write(made.take_changes() if made.has_changes else [])
+    check(index, entries)
+    assert len(made) == len(index.blocks)
+
+
+def check(index: Index, entries: dict[int, tuple[list[bytes], Tier, bool]]) -> None:
+    """The index holds what the cached sequences have, and with what of it a request can begin."""
     expected: dict[bytes, Tier] = {}
-    for held, tier in entries.values():
+    begins: set[bytes] = set()
+    for held, tier, is_whole in entries.values():
+        begins.update(held[-1:] if is_whole else held)
         for each in held:
             expected[each] = min(tier, expected.get(each, tier))
     assert {each: tier for each, (tier, _) in index.blocks.items()} == expected
-    assert len(made) == len(expected)
+    assert index.usable.keys() == expected.keys()
+    for held, _, _ in entries.values():
+        for depth, each in enumerate(held, 1):
+            usable = [n for n, above in enumerate(held[:depth], 1) if above in begins]
+            assert index.usable[each] == max(usable, default=0)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from inferflux.common import logs, store
 from inferflux.common.cache_scope import cache_scope_of
 from inferflux.common.prefixes.hashes import PrefixHasher, packed
-from inferflux.common.prefixes.index import Holder, Match, PrefixIndex
+from inferflux.common.prefixes.index import Holder, PrefixIndex
 from inferflux.common.prefixes.salt import SharedSalt
 from inferflux.v1 import scheduler_pb2
 
@@ -26,7 +26,7 @@ from .metrics import SchedulerMetrics
 if TYPE_CHECKING:
     from redis.asyncio import Redis
 
-# By worker id: prompt tokens that it has cached.
+# By worker id: prompt tokens that it has cached, and that a request can begin with there.
 Hints = Mapping[str, int]
 
 _NONE: Hints = {}
@@ -134,7 +134,11 @@ class PrefixHints:
                 asked_for.append(at)
         hints: list[dict[str, int]] = [{} for _ in requests]
         for at, matches in zip(asked_for, await self._index.longest(asked), strict=True):
-            hints[at] |= {holder.worker_id: self._tokens(match) for holder, match in matches.items()}
+            hints[at] |= {
+                holder.worker_id: match.usable * self._block_tokens
+                for holder, match in matches.items()
+                if match.usable
+            }
         return list(hints)
 
     def _holders(self, model: str) -> Mapping[str, list[Holder]]:
@@ -152,9 +156,6 @@ class PrefixHints:
             hasher = PrefixHasher(self._salt.value, model_digest=digest, block_tokens=self._block_tokens)
             self._hashers[digest] = hasher
         return hasher
-
-    def _tokens(self, match: Match) -> int:
-        return match.blocks * self._block_tokens
 
     def _note(self, *, is_up: bool, why: str = "") -> None:
         if is_up != self._is_up:

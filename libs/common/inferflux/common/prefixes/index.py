@@ -1,12 +1,16 @@
 """Which workers have cached which prefixes, in Redis.
 
-    inferflux:{prefixes}:blocks:<worker id>:<incarnation>   hash that expires: block's hash -> tier, last used
+    inferflux:{prefixes}:blocks:<worker id>:<incarnation>   hash that expires: block's hash -> tier, last use,
+                                                            usable blocks
 
 Each worker writes its own key and no other's. A worker that starts again has another key, so what it had
 before is never found again. A key whose worker stops renewing it expires as a whole.
 
 Prefixes are chained: a worker that has a block has all before it. So the longest match on a worker is found
 by a binary search over the blocks, and mostly by one or two probes: workers often have the same prefix.
+
+Not every model's memory can share any part of a sequence. So a block says how much of a prompt that matches
+this far can be used.
 """
 
 from __future__ import annotations
@@ -31,8 +35,8 @@ LIFETIME_S = 30
 BLOCKS_AT_ONCE = 1000
 
 _PREFIX = "inferflux:{prefixes}:blocks:"
-# The tier, and seconds since the Unix epoch.
-_VALUE = Struct("<BI")
+# The tier, seconds since the Unix epoch, and usable blocks.
+_VALUE = Struct("<BII")
 
 # KEYS: blocks of one worker each. ARGV: the hashes of a prompt, in one string; bytes of a hash.
 # Returns for each worker how many blocks it has from the first on, and the value of the last of them.
@@ -104,20 +108,27 @@ class Match:
         blocks: how many, from the first on.
         tier: where the last of them is.
         last_used_s: when that was last used, in seconds since the Unix epoch.
+        usable: with how many of them a request can begin there.
     """
 
     blocks: int
     tier: Tier
     last_used_s: int
+    usable: int
 
 
 @dataclass(frozen=True, slots=True)
 class CachedBlock:
-    """A block that a worker has, for the index."""
+    """A block that a worker has, for the index.
+
+    Attributes:
+        usable: with how many blocks a request can begin whose prompt matches up to this one.
+    """
 
     hash: bytes
     tier: Tier
     last_used_s: int
+    usable: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,7 +209,9 @@ def _key(holder: Holder) -> str:
 
 
 def _arguments(change: Change) -> list[str | bytes | int]:
-    added = b"".join(block.hash + _VALUE.pack(block.tier, block.last_used_s) for block in change.added)
+    added = b"".join(
+        block.hash + _VALUE.pack(block.tier, block.last_used_s, block.usable) for block in change.added
+    )
     expected = "" if change.version is None else str(change.version)
     lifetime_ms = LIFETIME_S * 1000
     sizes = [HASH_BYTES, _VALUE.size]
@@ -210,6 +223,6 @@ def _matches(holders: Sequence[Holder], answer: list[object]) -> Iterable[tuple[
     """What is not as this version writes it counts as no match."""
     for holder, blocks, value in zip(holders, answer[::2], answer[1::2], strict=True):
         if isinstance(blocks, int) and isinstance(value, bytes) and blocks and len(value) == _VALUE.size:
-            tier, last_used_s = _VALUE.unpack(value)
+            tier, last_used_s, usable = _VALUE.unpack(value)
             if tier <= max(Tier):
-                yield holder, Match(blocks, Tier(tier), last_used_s)
+                yield holder, Match(blocks, Tier(tier), last_used_s, min(usable, blocks))

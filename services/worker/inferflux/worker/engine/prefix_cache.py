@@ -291,6 +291,7 @@ class PrefixCache:
             token_ids=tokens.astype("<i4", copy=False).tobytes(),
             cache_scope=scope,
             tier=generation_pb2.CACHE_TIER_DEVICE,
+            is_indivisible=self._sharing.kind is Sharing.CHECKPOINTS,
         )
 
     def _tell_gone(self, seq_id: int) -> None:

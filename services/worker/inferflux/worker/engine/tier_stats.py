@@ -23,6 +23,7 @@ def cached_in(tiers: Tiers[Sequence]) -> list[engine_pb2.CachedPrefix]:
         if kept.is_kept:
             cached.token_ids = kept.tokens.astype("<i4", copy=False).tobytes()
             cached.tier = CACHE_TIERS[kept.tier]
+            cached.is_indivisible = not tiers.is_divisible
         told.append(cached)
     return told
 

@@ -50,6 +50,7 @@ class Tiers(Generic[S]):
         is_divisible: whether the first tokens of a state can be restored without the rest.
 
     Attributes:
+        is_divisible: as above.
         preempted_bytes: host memory that holds the state of preempted sequences.
         rates: what restoring and computing take; the caller observes what it does itself.
     """
@@ -65,7 +66,7 @@ class Tiers(Generic[S]):
         is_divisible: bool = True,
     ) -> None:
         self._identity = identity
-        self._is_divisible = is_divisible
+        self.is_divisible = is_divisible
         self._disk = disk
         self._host: Space[Kept[S]] = Space(host_bytes, host_eviction)
         self._files: Space[Kept[S]] = Space(disk_bytes)
@@ -258,7 +259,7 @@ class Tiers(Generic[S]):
         Returns:
             The number of first tokens; 0: hardly more than `known`, or a part of a state can be used.
         """
-        if self._is_divisible:
+        if self.is_divisible:
             return 0
         longest = next(self._index.find(scope, tokens[:-1], tokens.shape[0]), None)
         return longest.matched if longest is not None and longest.matched >= known + BLOCK else 0
@@ -400,7 +401,7 @@ class Tiers(Generic[S]):
     def _candidates(self, scope: str, tokens: TokenArray) -> Iterator[Found[Kept[S]]]:
         """States that have a prefix of `tokens`, the longest first."""
         found = self._index.find(scope, tokens, tokens.shape[0])
-        usable = (f for f in found if self._is_divisible or f.matched == f.value.header.n_past)
+        usable = (f for f in found if self.is_divisible or f.matched == f.value.header.n_past)
         return islice(usable, _CANDIDATES)
 
     def _has_disk_room(self, n_bytes: int) -> bool:
@@ -441,7 +442,7 @@ class Tiers(Generic[S]):
 
     def _drop_what_it_contains(self, kept: Kept[S]) -> None:
         """Free the host memory of cold prefixes that `kept` begins with."""
-        if not self._is_divisible:
+        if not self.is_divisible:
             return
         for found in list(self._candidates(kept.header.scope, kept.tokens)):
             other = found.value
