@@ -9,7 +9,6 @@ from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
-from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from inferflux.v1 import generation_pb2 as _generation_pb2
 from inferflux.v1 import scheduler_pb2 as _scheduler_pb2
 from inferflux.v1 import worker_pb2 as _worker_pb2
@@ -23,28 +22,6 @@ else:
     from typing_extensions import TypeAlias as _TypeAlias, Never as _Never
 
 DESCRIPTOR: _descriptor.FileDescriptor
-
-class _CacheTier:
-    ValueType = _typing.NewType("ValueType", _builtins.int)
-    V: _TypeAlias = ValueType  # noqa: Y015
-
-class _CacheTierEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_CacheTier.ValueType], _builtins.type):
-    DESCRIPTOR: _descriptor.EnumDescriptor
-    CACHE_TIER_UNSPECIFIED: _CacheTier.ValueType  # 0
-    CACHE_TIER_DEVICE: _CacheTier.ValueType  # 1
-    """In the KV cache."""
-    CACHE_TIER_HOST: _CacheTier.ValueType  # 2
-    CACHE_TIER_DISK: _CacheTier.ValueType  # 3
-
-class CacheTier(_CacheTier, metaclass=_CacheTierEnumTypeWrapper):
-    """Where the KV state of a cached prefix is."""
-
-CACHE_TIER_UNSPECIFIED: CacheTier.ValueType  # 0
-CACHE_TIER_DEVICE: CacheTier.ValueType  # 1
-"""In the KV cache."""
-CACHE_TIER_HOST: CacheTier.ValueType  # 2
-CACHE_TIER_DISK: CacheTier.ValueType  # 3
-Global___CacheTier: _TypeAlias = CacheTier  # noqa: Y015
 
 @_typing.final
 class EngineConfig(_message.Message):
@@ -465,6 +442,7 @@ class EngineFinished(_message.Message):
     COMPLETION_TOKENS_FIELD_NUMBER: _builtins.int
     TIME_TO_FIRST_TOKEN_MS_FIELD_NUMBER: _builtins.int
     CACHED_PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
+    CACHED_PROMPT_TIER_FIELD_NUMBER: _builtins.int
     key: _builtins.str
     epoch: _builtins.int
     outcome: _builtins.str
@@ -473,6 +451,7 @@ class EngineFinished(_message.Message):
     time_to_first_token_ms: _builtins.float
     cached_prompt_tokens: _builtins.int
     """See Usage."""
+    cached_prompt_tier: _generation_pb2.CacheTier.ValueType
     def __init__(
         self,
         *,
@@ -483,10 +462,11 @@ class EngineFinished(_message.Message):
         completion_tokens: _builtins.int = ...,
         time_to_first_token_ms: _builtins.float = ...,
         cached_prompt_tokens: _builtins.int = ...,
+        cached_prompt_tier: _generation_pb2.CacheTier.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached_prompt_tokens", b"cached_prompt_tokens", "completion_tokens", b"completion_tokens", "epoch", b"epoch", "key", b"key", "outcome", b"outcome", "prompt_tokens", b"prompt_tokens", "time_to_first_token_ms", b"time_to_first_token_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached_prompt_tier", b"cached_prompt_tier", "cached_prompt_tokens", b"cached_prompt_tokens", "completion_tokens", b"completion_tokens", "epoch", b"epoch", "key", b"key", "outcome", b"outcome", "prompt_tokens", b"prompt_tokens", "time_to_first_token_ms", b"time_to_first_token_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -571,6 +551,7 @@ class CachedPrefix(_message.Message):
     TOKEN_IDS_FIELD_NUMBER: _builtins.int
     CACHE_SCOPE_FIELD_NUMBER: _builtins.int
     TIER_FIELD_NUMBER: _builtins.int
+    IS_INDIVISIBLE_FIELD_NUMBER: _builtins.int
     entry: _builtins.int
     """Names the sequence among those of this engine process, running or cached, until it is evicted. A state in
     host memory or on disk has a name of its own, of 2^32 or more.
@@ -579,18 +560,21 @@ class CachedPrefix(_message.Message):
     """Its tokens whose state is kept, from the first on: int32, little-endian, one after the other. Empty: evicted."""
     cache_scope: _builtins.str
     """As `cache_scope_of` names it."""
-    tier: Global___CacheTier.ValueType
+    tier: _generation_pb2.CacheTier.ValueType
+    is_indivisible: _builtins.bool
+    """Whether a request can begin with all of these tokens alone, and not with the first of them."""
     def __init__(
         self,
         *,
         entry: _builtins.int = ...,
         token_ids: _builtins.bytes = ...,
         cache_scope: _builtins.str = ...,
-        tier: Global___CacheTier.ValueType = ...,
+        tier: _generation_pb2.CacheTier.ValueType = ...,
+        is_indivisible: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache_scope", b"cache_scope", "entry", b"entry", "tier", b"tier", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache_scope", b"cache_scope", "entry", b"entry", "is_indivisible", b"is_indivisible", "tier", b"tier", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

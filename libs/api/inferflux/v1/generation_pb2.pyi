@@ -123,6 +123,28 @@ FINISH_REASON_CANCELLED: FinishReason.ValueType  # 3
 """The client cancelled or went away."""
 Global___FinishReason: _TypeAlias = FinishReason  # noqa: Y015
 
+class _CacheTier:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _CacheTierEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_CacheTier.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    CACHE_TIER_UNSPECIFIED: _CacheTier.ValueType  # 0
+    CACHE_TIER_DEVICE: _CacheTier.ValueType  # 1
+    """In the KV cache."""
+    CACHE_TIER_HOST: _CacheTier.ValueType  # 2
+    CACHE_TIER_DISK: _CacheTier.ValueType  # 3
+
+class CacheTier(_CacheTier, metaclass=_CacheTierEnumTypeWrapper):
+    """Where the KV state of a cached prefix is."""
+
+CACHE_TIER_UNSPECIFIED: CacheTier.ValueType  # 0
+CACHE_TIER_DEVICE: CacheTier.ValueType  # 1
+"""In the KV cache."""
+CACHE_TIER_HOST: CacheTier.ValueType  # 2
+CACHE_TIER_DISK: CacheTier.ValueType  # 3
+Global___CacheTier: _TypeAlias = CacheTier  # noqa: Y015
+
 @_typing.final
 class SequenceBreakers(_message.Message):
     """Texts that end what DRY counts as one repetition."""
@@ -555,15 +577,18 @@ class Usage(_message.Message):
     CACHED_PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
     COMPLETION_TOKENS_FIELD_NUMBER: _builtins.int
     CACHED_COMPLETION_TOKENS_FIELD_NUMBER: _builtins.int
+    CACHED_PROMPT_TIER_FIELD_NUMBER: _builtins.int
     prompt_tokens: _builtins.int
     cached_prompt_tokens: _builtins.int
-    """Of prompt_tokens, those whose KV cells were already there."""
+    """Of prompt_tokens, those that were not computed: their KV state was in the KV cache, or in a tier below it."""
     completion_tokens: _builtins.int
     """Every sampled token counts, an end-of-generation token included."""
     cached_completion_tokens: _builtins.int
     """Of completion_tokens, those that no worker computed: all of them when the answer comes from the answer cache,
     else none.
     """
+    cached_prompt_tier: Global___CacheTier.ValueType
+    """Where the cached_prompt_tokens were; unspecified if there were none."""
     def __init__(
         self,
         *,
@@ -571,10 +596,11 @@ class Usage(_message.Message):
         cached_prompt_tokens: _builtins.int = ...,
         completion_tokens: _builtins.int = ...,
         cached_completion_tokens: _builtins.int = ...,
+        cached_prompt_tier: Global___CacheTier.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached_completion_tokens", b"cached_completion_tokens", "cached_prompt_tokens", b"cached_prompt_tokens", "completion_tokens", b"completion_tokens", "prompt_tokens", b"prompt_tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached_completion_tokens", b"cached_completion_tokens", "cached_prompt_tier", b"cached_prompt_tier", "cached_prompt_tokens", b"cached_prompt_tokens", "completion_tokens", b"completion_tokens", "prompt_tokens", b"prompt_tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -105,17 +105,21 @@ class Started(_message.Message):
 
     WORKER_ID_FIELD_NUMBER: _builtins.int
     CACHED_PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
+    CACHED_PROMPT_TIER_FIELD_NUMBER: _builtins.int
     worker_id: _builtins.str
     cached_prompt_tokens: _builtins.int
+    cached_prompt_tier: _generation_pb2.CacheTier.ValueType
+    """See Usage."""
     def __init__(
         self,
         *,
         worker_id: _builtins.str = ...,
         cached_prompt_tokens: _builtins.int = ...,
+        cached_prompt_tier: _generation_pb2.CacheTier.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached_prompt_tokens", b"cached_prompt_tokens", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached_prompt_tier", b"cached_prompt_tier", "cached_prompt_tokens", b"cached_prompt_tokens", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
