@@ -97,7 +97,7 @@ def test_only_steps_count_as_steps(shown: Shown) -> None:
 
 def test_a_dead_engine_holds_nothing(shown: Shown) -> None:
     shown.a.observe(engine_pb2.StepStats(kv_cells_used=50, sequences=6, parked=5, swap_bytes_used=9))
-    shown.a.engine_was_stuck()
+    shown.a.stuck.inc()
     shown.a.engine_died()
     for name in ("kv_cache_usage_ratio", "worker_requests", "worker_parked_requests", "worker_swap_bytes"):
         assert shown.value(name) == 0
@@ -125,8 +125,8 @@ def test_the_caches_memory_its_width_and_its_fragmentation_are_shown(shown: Show
 
 
 def test_repairs_of_the_ledger_are_counted(shown: Shown) -> None:
-    shown.a.ledger_was_repaired(2)
-    shown.a.ledger_was_repaired(1)
+    shown.a.ledger_repairs.inc(2)
+    shown.a.ledger_repairs.inc(1)
     assert shown.value("kv_ledger_repairs_total") == 3
 
 

@@ -7,9 +7,9 @@ needs one edit. Labels are bounded: never a request id or a string of the caller
 
 from __future__ import annotations
 
-from prometheus_client import Counter
+from collections.abc import Sequence
 
-PREFIX = "inferflux"
+from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram
 
 TIME_TO_FIRST_TOKEN_BUCKETS_S = (
     0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0,
@@ -18,22 +18,49 @@ PER_TOKEN_BUCKETS_S = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 
 # .01 doubling to 81.92
 REQUEST_BUCKETS_S = tuple(0.01 * 2**i for i in range(14))
 
-RPCS = Counter("inferflux_rpcs", "gRPC calls that ended, by method and status code.", ["method", "code"])
-BAD_HEADERS = Counter("inferflux_grpc_bad_headers", "Header values of gRPC calls that are not UTF-8.")
-UNEXPECTED_ERRORS = Counter(
-    "inferflux_unexpected_errors",
-    "Errors that no code expected, by the part that caught them: each is a defect.",
-    ["where"],
+
+class Declare:
+    """Makes metrics: their names begin with `inferflux_`, and all go to one registry.
+
+    A name is given without that prefix, and a counter's without `_total`. What it counts or measures is a
+    sentence of Markdown, for docs/operations.md and for `/metrics`.
+    """
+
+    def __init__(self, registry: CollectorRegistry = REGISTRY) -> None:
+        self._registry = registry
+
+    def counter(self, name: str, what: str, labels: Sequence[str] = ()) -> Counter:
+        return Counter(f"inferflux_{name}", what, labels, registry=self._registry)
+
+    def gauge(self, name: str, what: str, labels: Sequence[str] = ()) -> Gauge:
+        return Gauge(f"inferflux_{name}", what, labels, registry=self._registry)
+
+    def histogram(
+        self, name: str, what: str, buckets: Sequence[float], labels: Sequence[str] = ()
+    ) -> Histogram:
+        return Histogram(f"inferflux_{name}", what, labels, buckets=buckets, registry=self._registry)
+
+
+_of_every_service = Declare()
+
+RPCS = _of_every_service.counter(
+    "rpcs", "gRPC calls that ended, by method and status code.", ("method", "code")
 )
-BUS_RECONNECTS = Counter("inferflux_bus_reconnects", "Reconnects to NATS.")
-BUS_BAD_MESSAGES = Counter(
-    "inferflux_bus_bad_messages",
+BAD_HEADERS = _of_every_service.counter("grpc_bad_headers", "Header values of gRPC calls that are not UTF-8.")
+UNEXPECTED_ERRORS = _of_every_service.counter(
+    "unexpected_errors",
+    "Errors that no code expected, by the part that caught them: each is a defect.",
+    ("where",),
+)
+BUS_RECONNECTS = _of_every_service.counter("bus_reconnects", "Reconnects to NATS.")
+BUS_BAD_MESSAGES = _of_every_service.counter(
+    "bus_bad_messages",
     "Messages that were ignored: their reply subject cannot be answered (`reply_subject`), or they are no "
     "delivery of the work queue (`delivery`).",
-    ["kind"],
+    ("kind",),
 )
-BUS_MESSAGES_LOST = Counter(
-    "inferflux_bus_messages_lost",
+BUS_MESSAGES_LOST = _of_every_service.counter(
+    "bus_messages_lost",
     "Messages that were dropped because this process read them too slowly, by kind of subscription.",
-    ["subscription"],
+    ("subscription",),
 )

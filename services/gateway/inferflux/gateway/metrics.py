@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client import REGISTRY, CollectorRegistry
 
 from inferflux.common.bad_messages import BadMessages
 from inferflux.common.metrics import (
     PER_TOKEN_BUCKETS_S,
-    PREFIX,
     REQUEST_BUCKETS_S,
     TIME_TO_FIRST_TOKEN_BUCKETS_S,
+    Declare,
 )
 
 from .answers.metrics import AnswerMetrics
@@ -36,63 +36,45 @@ class GatewayMetrics:
 
     def __init__(self, registry: CollectorRegistry = REGISTRY) -> None:
         self._by_model: dict[str, ModelMetrics] = {}
-        model = ["model"]
-        self.time_to_first_token = Histogram(
-            f"{PREFIX}_time_to_first_token_seconds",
+        declare, model = Declare(registry), ("model",)
+        self.time_to_first_token = declare.histogram(
+            "time_to_first_token_seconds",
             "Seconds from the call to its first token at the gateway.",
+            TIME_TO_FIRST_TOKEN_BUCKETS_S,
             model,
-            buckets=TIME_TO_FIRST_TOKEN_BUCKETS_S,
-            registry=registry,
         )
-        self.inter_token_latency = Histogram(
-            f"{PREFIX}_inter_token_latency_seconds",
+        self.inter_token_latency = declare.histogram(
+            "inter_token_latency_seconds",
             "Seconds between two messages with tokens, divided by the tokens of the second.",
+            PER_TOKEN_BUCKETS_S,
             model,
-            buckets=PER_TOKEN_BUCKETS_S,
-            registry=registry,
         )
-        self.duration = Histogram(
-            f"{PREFIX}_e2e_request_latency_seconds",
-            "Seconds from the call to its end.",
-            model,
-            buckets=REQUEST_BUCKETS_S,
-            registry=registry,
+        self.duration = declare.histogram(
+            "e2e_request_latency_seconds", "Seconds from the call to its end.", REQUEST_BUCKETS_S, model
         )
-        self.success = Counter(
-            f"{PREFIX}_request_success",
-            "Requests that ended with `stop` or `length`.",
-            ["model", "finished_reason"],
-            registry=registry,
+        self.success = declare.counter(
+            "request_success", "Requests that ended with `stop` or `length`.", ("model", "finished_reason")
         )
-        self.prompt_tokens = Counter(
-            f"{PREFIX}_prompt_tokens", "Prompt tokens of requests that ended.", model, registry=registry
-        )
-        self.generation_tokens = Counter(
-            f"{PREFIX}_generation_tokens",
-            "Generated tokens that were relayed to clients.",
-            model,
-            registry=registry,
+        self.prompt_tokens = declare.counter("prompt_tokens", "Prompt tokens of requests that ended.", model)
+        self.generation_tokens = declare.counter(
+            "generation_tokens", "Generated tokens that were relayed to clients.", model
         )
         self.bad = BadMessages(
-            Counter(
-                f"{PREFIX}_gateway_bad_messages",
+            declare.counter(
+                "gateway_bad_messages",
                 "Messages over NATS that failed their checks and were ignored: `chunk` or `heartbeat`.",
-                ["kind"],
-                registry=registry,
+                ("kind",),
             )
         )
-        self.streams = Gauge(
-            f"{PREFIX}_gateway_streams",
-            "Token streams that are open, those whose client has left included.",
-            registry=registry,
+        self.streams = declare.gauge(
+            "gateway_streams", "Token streams that are open, those whose client has left included."
         )
-        self.http_requests = Counter(
-            f"{PREFIX}_http_requests",
+        self.http_requests = declare.counter(
+            "http_requests",
             "HTTP calls with a key that ended, by path and status; 499: the client left.",
-            ["path", "status"],
-            registry=registry,
+            ("path", "status"),
         )
-        self.answers = AnswerMetrics(registry)
+        self.answers = AnswerMetrics(declare)
 
     def of(self, model: str) -> ModelMetrics:
         """Of one model, whose name must be that of a served one: labels have to stay bounded."""

@@ -6,9 +6,10 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
-from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client import REGISTRY, CollectorRegistry
 
 from inferflux.common.errors import InferFluxError
+from inferflux.common.metrics import Declare
 
 _SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0)
 
@@ -17,32 +18,24 @@ class PolicyMetrics:
     """Admissions by outcome and time, settled tokens, and whether the store answers."""
 
     def __init__(self, registry: CollectorRegistry = REGISTRY) -> None:
-        self._admissions = Counter(
-            "inferflux_policy_admissions_total",
+        declare = Declare(registry)
+        self._admissions = declare.counter(
+            "policy_admissions",
             "Admit calls: `admitted`, `aborted`, or the reason of the refusal in lower case.",
-            ["outcome"],
-            registry=registry,
+            ("outcome",),
         )
-        self._seconds = Histogram(
-            "inferflux_policy_admit_seconds",
-            "Seconds that one Admit call took.",
-            buckets=_SECONDS,
-            registry=registry,
+        self._seconds = declare.histogram(
+            "policy_admit_seconds", "Seconds that one Admit call took.", _SECONDS
         )
-        self._settled = Counter(
-            "inferflux_policy_settled_requests_total",
-            "Requests that were added to usage counters, each once.",
-            registry=registry,
+        self._settled = declare.counter(
+            "policy_settled_requests", "Requests that were added to usage counters, each once."
         )
-        self._tokens = Counter(
-            "inferflux_policy_settled_tokens_total",
+        self._tokens = declare.counter(
+            "policy_settled_tokens",
             "Tokens that were added to usage counters: `prompt` or `completion`.",
-            ["kind"],
-            registry=registry,
+            ("kind",),
         )
-        self.store_up = Gauge(
-            "inferflux_policy_store_up", "1 while Redis answers, else 0.", registry=registry
-        )
+        self.store_up = declare.gauge("policy_store_up", "1 while Redis answers, else 0.")
 
     @contextmanager
     def admission(self) -> Iterator[None]:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
-from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client import REGISTRY, CollectorRegistry
 
 from inferflux.common.bad_messages import BadMessages
-from inferflux.common.metrics import PREFIX, REQUEST_BUCKETS_S, TIME_TO_FIRST_TOKEN_BUCKETS_S
+from inferflux.common.metrics import REQUEST_BUCKETS_S, TIME_TO_FIRST_TOKEN_BUCKETS_S, Declare
 
 from .core.jobs import JobState
 from .core.scheduler import SchedulerCore
@@ -24,19 +22,8 @@ class SchedulerMetrics:
     """Gauges follow the core by `observe`; counters and histograms follow its actions."""
 
     def __init__(self, registry: CollectorRegistry = REGISTRY) -> None:
-        def gauge(name: str, what: str, labels: Iterable[str] = ()) -> Gauge:
-            return Gauge(f"{PREFIX}_{name}", what, list(labels), registry=registry)
-
-        def counter(name: str, what: str, labels: Iterable[str]) -> Counter:
-            return Counter(f"{PREFIX}_{name}", what, list(labels), registry=registry)
-
-        def histogram(
-            name: str, what: str, buckets: Iterable[float], labels: Iterable[str] = ()
-        ) -> Histogram:
-            return Histogram(
-                f"{PREFIX}_{name}", what, list(labels), buckets=tuple(buckets), registry=registry
-            )
-
+        declare = Declare(registry)
+        gauge, counter, histogram = declare.gauge, declare.counter, declare.histogram
         model = ("model",)
         self.depth = gauge(
             "scheduler_queue_depth",
@@ -96,11 +83,7 @@ class SchedulerMetrics:
             "Requests that their worker lost and that went back to the queue, by cause.",
             ("cause",),
         )
-        self.unread = Counter(
-            f"{PREFIX}_scheduler_unread",
-            "Requests that were cancelled because they had no reader.",
-            registry=registry,
-        )
+        self.unread = counter("scheduler_unread", "Requests that were cancelled because they had no reader.")
         self.refusals = counter(
             "scheduler_refusals", "Requests of a batch that their worker refused, by reason.", ("reason",)
         )
@@ -110,7 +93,7 @@ class SchedulerMetrics:
             ("reason",),
         )
         self.preemptions = counter(
-            "fairness_preemptions", "Requests that were preempted by a more urgent one.", ()
+            "fairness_preemptions", "Requests that were preempted by a more urgent one."
         )
         self.resumes = counter(
             "fairness_resumes",
@@ -134,19 +117,20 @@ class SchedulerMetrics:
             "Acknowledged jobs: `stop`, `length`, `cancelled`, `finished`, `duplicate` or `failed`.",
             ("outcome",),
         )
-        self.bad_messages = counter(
-            "scheduler_bad_messages",
-            "Messages over NATS that failed their checks and were ignored: `job`, `heartbeat`, `event`, "
-            "`readers` or `cancel`.",
-            ("kind",),
+        self.bad = BadMessages(
+            counter(
+                "scheduler_bad_messages",
+                "Messages over NATS that failed their checks and were ignored: `job`, `heartbeat`, `event`, "
+                "`readers` or `cancel`.",
+                ("kind",),
+            )
         )
-        self.bad = BadMessages(self.bad_messages)
         self.is_leader = gauge("scheduler_is_leader", "1 while this scheduler leads, 0 while it stands by.")
         self.term = gauge(
             "scheduler_term",
             "Term of the lease: the current one of a leader, the last one of a former leader.",
         )
-        self.takeovers = counter("scheduler_takeovers", "Times that this scheduler became the leader.", ())
+        self.takeovers = counter("scheduler_takeovers", "Times that this scheduler became the leader.")
         self._models: set[str] = set()
 
     def lead(self, term: int) -> None:

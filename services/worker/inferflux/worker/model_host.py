@@ -347,7 +347,7 @@ class ModelHost:
         if step.disk_error:
             log.warning("the disk tier takes nothing for a while", model=self.name, why=step.disk_error)
         if step.ledger_repairs:
-            self._metrics.ledger_was_repaired(len(step.ledger_repairs))
+            self._metrics.ledger_repairs.inc(len(step.ledger_repairs))
             log.error(
                 "KV cells were not as counted, and were dropped",
                 model=self.name,
@@ -440,5 +440,5 @@ class ModelHost:
         while not await is_set_within(self._stopping, _WATCH_INTERVAL_S):
             if self._watchdog.is_stuck(has_running=self.residents.has_running):
                 self._watchdog.progressed()
-                self._metrics.engine_was_stuck()
+                self._metrics.stuck.inc()
                 self._engine.kill(f"the engine made no step for {self._options.stuck_s:g} s and was killed")

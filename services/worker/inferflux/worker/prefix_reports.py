@@ -123,7 +123,7 @@ class PrefixReports:
             self._holder, [self._prefixes.renewal()]
         ):
             self._prefixes.begin_anew()
-            self._metrics.index_was_lost()
+            self._metrics.index_losses.inc()
         if not self._was_up:
             self._was_up = True
             log.info("the prefix index is written again")
@@ -142,13 +142,13 @@ class PrefixReports:
             while some := list(islice(changes, _CHANGES_AT_ONCE)):
                 if not await self._index.write(self._holder, some):
                     self._prefixes.begin_anew()
-                    self._metrics.index_was_lost()
+                    self._metrics.index_losses.inc()
                     break
-            self._metrics.index_written(len(self._prefixes))
+            self._metrics.index_blocks.set(len(self._prefixes))
 
     def _fail(self, error: Exception) -> None:
         self._prefixes.begin_anew()
-        self._metrics.index_failed()
+        self._metrics.index_failures.inc()
         if self._was_up:
             self._was_up = False
             log.warning("the prefix index cannot be written: no hints meanwhile", why=str(error))
