@@ -31,7 +31,6 @@ from inferflux.cli.stack import Stack, StackOptions
 from inferflux.common import grpc_client
 from inferflux.common.address import split
 from inferflux.v1 import inference_pb2_grpc
-from inferflux.worker.engine.cores import usable_cores
 
 from .command_line import positive
 from .grpc_target import generate_request
@@ -182,7 +181,7 @@ async def measure(options: argparse.Namespace) -> tuple[Found, dict[str, float]]
         model=options.model_file,
         workers=options.workers,
         slots=options.slots,
-        threads=options.threads or max(1, usable_cores() // options.workers),
+        threads=options.threads,
         kv_cells=options.cells,
         service_env={"scheduler": scheduler},
     )

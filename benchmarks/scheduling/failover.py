@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from benchmarks.lab import BENCH_MODEL, DEMO_MODEL, LabError
 from benchmarks.rows import Reading
 from inferflux.cli.stack import StackOptions
+from inferflux.common.cores import usable_cores
 from inferflux.v1 import scheduler_pb2
 
 from .figures import Window, changed, first_admission_s, longest_gap_s, lost_or_doubled, median_gap_s
@@ -90,6 +91,8 @@ async def _kill_workers(bench: Bench, description: str, *, is_demo: bool = True)
         model=DEMO_MODEL if is_demo else BENCH_MODEL,
         workers=2,
         slots=STREAMS,
+        # One computes at a time: each has what a worker has on a machine of its own.
+        threads=usable_cores(),
         kv_cells=_CELLS,
         restarts=False,
     )

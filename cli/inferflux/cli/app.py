@@ -81,7 +81,9 @@ def up(
         int, typer.Option(min=1, max=16, help="Schedulers: one leads, the others take over when it dies.")
     ] = 1,
     slots: Annotated[int, typer.Option(min=0, help="Requests at once per worker; 0: its default.")] = 0,
-    threads: Annotated[int, typer.Option(min=0, help="CPU threads per worker; 0: all.")] = 0,
+    threads: Annotated[
+        int, typer.Option(min=0, help="CPU threads per worker; 0: the cores divided by the workers.")
+    ] = 0,
     kv_cells: Annotated[
         int, typer.Option(min=0, help="Tokens each worker's KV cache holds; 0: fits the slots.")
     ] = 0,
@@ -96,7 +98,7 @@ def up(
 ) -> None:
     """Serve a model on this machine until Ctrl-C."""
     from .foreground import in_foreground
-    from .stack import DISK_PATH, StackOptions
+    from .stack import DISK_PATH, THREADS, StackOptions
     from .up import serve
 
     options = StackOptions(
@@ -112,6 +114,7 @@ def up(
         schedulers=schedulers,
         slots=slots,
         threads=threads,
+        divides_cores=THREADS not in os.environ,
         kv_cells=kv_cells,
         drain_limit_s=drain_limit,
         has_disk_tier=DISK_PATH not in os.environ,

@@ -6,15 +6,22 @@ from pathlib import Path
 
 import pytest
 
-from inferflux.cli.stack.options import StackOptions
+from inferflux.cli.stack.options import THREADS, StackOptions
 from inferflux.cli.stack.plan import END_ORDER, ProcessSpec, plan
 from inferflux.cli.stack.ports import Ports
 
 PORTS = Ports(nats=1001, redis=1002, policy=1003, gateway=1004, http=1005)
 
 
-def made(tmp_path: Path, options: StackOptions) -> list[list[ProcessSpec]]:
-    return plan(options, model=Path("/m/demo.gguf"), ports=PORTS, state_dir=tmp_path, api_key="ifx_key")
+def made(tmp_path: Path, options: StackOptions, cores: int = 8) -> list[list[ProcessSpec]]:
+    model = Path("/m/demo.gguf")
+    return plan(options, model=model, ports=PORTS, state_dir=tmp_path, api_key="ifx_key", cores=cores)
+
+
+def threads(tmp_path: Path, options: StackOptions, cores: int) -> list[str | None]:
+    """What each worker is told of its engine's threads."""
+    stages = made(tmp_path, options, cores)
+    return [spec.env.get(THREADS) for spec in by_name(stages).values() if spec.kind == "worker"]
 
 
 def by_name(stages: list[list[ProcessSpec]]) -> dict[str, ProcessSpec]:
@@ -95,6 +102,29 @@ def test_what_is_asked_for_reaches_every_worker(tmp_path: Path) -> None:
         assert env["INFERFLUX_WORKER_THREADS"] == "1"
         assert env["INFERFLUX_WORKER_KV_CELLS"] == "2048"
         assert env["INFERFLUX_WORKER_MODEL_NAME"] == "mine"
+
+
+@pytest.mark.parametrize(
+    ("workers", "cores", "expected"), [(2, 2, "1"), (2, 8, "4"), (3, 8, "2"), (4, 2, "1"), (1, 8, None)]
+)
+def test_workers_of_one_machine_divide_its_cores(
+    tmp_path: Path, workers: int, cores: int, expected: str | None
+) -> None:
+    assert threads(tmp_path, StackOptions(workers=workers), cores) == [expected] * workers
+
+
+def test_a_number_of_threads_that_is_asked_for_is_not_divided(tmp_path: Path) -> None:
+    assert threads(tmp_path, StackOptions(workers=2, threads=8), 8) == ["8", "8"]
+    assert threads(tmp_path, StackOptions(workers=2, divides_cores=False), 8) == [None, None]
+    of_one = StackOptions(workers=2, service_env={"worker-1": {THREADS: "3"}})
+    assert threads(tmp_path, of_one, 8) == ["4", "3"]
+
+
+def test_workers_divide_the_cpus_that_are_theirs(tmp_path: Path) -> None:
+    of_all = StackOptions(workers=2, cpus={"worker": frozenset(range(4))})
+    assert threads(tmp_path, of_all, 8) == ["2", "2"]
+    of_one = StackOptions(workers=2, cpus={"worker": frozenset({1}), "worker-0": frozenset({0})})
+    assert threads(tmp_path, of_one, 8) == [None, "1"]
 
 
 def test_settings_of_one_process_come_before_those_of_its_kind(tmp_path: Path) -> None:

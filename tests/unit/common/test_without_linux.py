@@ -15,9 +15,9 @@ from inferflux.cli.stack.plan import ProcessSpec
 from inferflux.cli.stack.process import ManagedProcess
 from inferflux.common import free_memory
 from inferflux.common.captured import Captured
+from inferflux.common.cores import usable_cores
 from inferflux.common.memory_file import path_of
 from inferflux.common.process_limits import bound
-from inferflux.worker.engine.cores import usable_cores
 
 ROOT = Path(__file__).parents[3]
 LINUX_ONLY = ("sched_getaffinity", "sched_setaffinity", "memfd_create", "pidfd_open", "prctl", "RLIMIT_AS")

@@ -10,6 +10,7 @@ from inferflux.cli.errors import CommandError
 from inferflux.common.servers import NATS_SYNC_INTERVAL
 
 DISK_PATH = "INFERFLUX_WORKER_DISK_PATH"
+THREADS = "INFERFLUX_WORKER_THREADS"
 DEMO_MODEL = Path("models") / "inferflux-demo.gguf"
 
 
@@ -21,6 +22,8 @@ class StackOptions:
         model: the GGUF file to serve; None is the demo model.
         http_port: None is 8080, or any free port where that is taken.
         schedulers: one of them leads.
+        threads: of each worker's engine; 0: see `divides_cores`.
+        divides_cores: whether workers that are told no number of threads divide the cores among themselves.
         state_dir: keys, data and logs; None is a temporary directory, removed at the end.
         env: set for every service.
         service_env: set for one process (`worker-0`) or every process of a kind (`worker`).
@@ -45,6 +48,7 @@ class StackOptions:
     schedulers: int = 1
     slots: int = 0
     threads: int = 0
+    divides_cores: bool = True
     kv_cells: int = 0
     env: Mapping[str, str] = field(default_factory=dict)
     service_env: Mapping[str, Mapping[str, str]] = field(default_factory=dict)

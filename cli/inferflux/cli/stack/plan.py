@@ -9,7 +9,7 @@ from pathlib import Path
 
 from inferflux.common.servers import LOOPBACK, free_port, nats_command, valkey_command
 
-from .options import DISK_PATH, StackOptions
+from .options import DISK_PATH, THREADS, StackOptions
 from .ports import Ports
 
 # Processes that end together, in this order: none loses a service that it needs to finish.
@@ -44,11 +44,14 @@ class ProcessSpec:
 
 
 def plan(
-    options: StackOptions, *, model: Path, ports: Ports, state_dir: Path, api_key: str
+    options: StackOptions, *, model: Path, ports: Ports, state_dir: Path, api_key: str, cores: int
 ) -> list[list[ProcessSpec]]:
     """The stages of a start: all of a stage start together, when the stage before is ready.
 
     Services wait for each other by themselves, so they are one stage: most of a start is imports.
+
+    Args:
+        cores: those of this machine that its workers may keep busy.
     """
     common = {
         "INFERFLUX_NATS_URL": f"nats://{LOOPBACK}:{ports.nats}",
@@ -99,8 +102,8 @@ def plan(
         "INFERFLUX_GATEWAY_HTTP_LISTEN": f"{LOOPBACK}:{ports.http}",
     }
     workers = [
-        service("worker", _worker_env(options, model, state_dir, f"worker-{index}"), f"worker-{index}")
-        for index in range(options.workers)
+        service("worker", _worker_env(options, model, state_dir, name, cores), name)
+        for name in (f"worker-{index}" for index in range(options.workers))
     ]
     schedulers = [
         service("scheduler", {"INFERFLUX_SCHEDULER_ID": name}, name)
@@ -117,16 +120,28 @@ def scheduler_names(count: int) -> list[str]:
     return ["scheduler"] if count == 1 else [f"scheduler-{index}" for index in range(count)]
 
 
-def _worker_env(options: StackOptions, model: Path, state_dir: Path, name: str) -> dict[str, str]:
+def _worker_env(options: StackOptions, model: Path, state_dir: Path, name: str, cores: int) -> dict[str, str]:
     env = {"INFERFLUX_WORKER_ID": name, "INFERFLUX_WORKER_MODEL_PATH": str(model)}
     wanted = {
         "INFERFLUX_WORKER_MODEL_NAME": options.model_name,
         "INFERFLUX_WORKER_SLOTS": options.slots,
-        "INFERFLUX_WORKER_THREADS": options.threads,
+        THREADS: options.threads or _share_of_cores(options, name, cores),
         "INFERFLUX_WORKER_KV_CELLS": options.kv_cells,
         DISK_PATH: state_dir / "kv" if options.has_disk_tier else "",
     }
     return env | {variable: str(value) for variable, value in wanted.items() if value}
+
+
+def _share_of_cores(options: StackOptions, name: str, cores: int) -> int:
+    """Threads of a worker beside others of this machine; 0 leaves them to the worker, which takes every core.
+
+    An engine's threads wait for each other many times in a step: those that share cores with another engine's
+    hold each other up.
+    """
+    is_alone = options.workers == 1 or name in options.cpus
+    if is_alone or not options.divides_cores:
+        return 0
+    return max(1, len(options.cpus.get("worker", range(cores))) // options.workers)
 
 
 def _of(cpus: Mapping[str, frozenset[int]], name: str, kind: str) -> frozenset[int] | None:

@@ -18,6 +18,7 @@ from inferflux.cli.errors import CommandError
 from inferflux.cli.state_dir import StackState, StateDir
 from inferflux.cli.target import Target
 from inferflux.common.children import describe_end
+from inferflux.common.cores import usable_cores
 from inferflux.common.errors import InferFluxError
 from inferflux.common.servers import LOOPBACK
 
@@ -165,7 +166,12 @@ class Stack:
         self.api_key = self.state_dir.api_key()
         self._ports = await port_choice.choose(self._options, wait_for_leftovers=has_leftovers)
         stages = plan(
-            self._options, model=model, ports=self._ports, state_dir=self.state_dir.path, api_key=self.api_key
+            self._options,
+            model=model,
+            ports=self._ports,
+            state_dir=self.state_dir.path,
+            api_key=self.api_key,
+            cores=usable_cores(),
         )
         managed = [[ManagedProcess(spec, self._fresh_log(spec.name)) for spec in stage] for stage in stages]
         self.processes = {process.name: process for stage in managed for process in stage}

@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from inferflux.common.checks import MAX_SEQUENCES
+from inferflux.common.cores import usable_cores
 from inferflux.common.free_memory import at_most, free_bytes
 from inferflux.common.llama.native import first_log_error, has_gpu, llama, log_errors
 from inferflux.common.llama.vocab import Vocab
@@ -29,7 +30,6 @@ from inferflux.v1 import engine_pb2
 from .cell_log import Occupancy
 from .compaction import MoveCost
 from .context import Context, ContextError, DecodeError, IsInterrupted
-from .cores import usable_cores
 from .draft_model import DraftModel, DraftModelError
 from .envelope import Identity
 from .fit import CellShape, DoesNotFitError, cells_in, fit_cells
