@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from urllib.parse import urlsplit
 
 import nats.errors
 
 from inferflux.common import logs, metrics, subjects
 from inferflux.common.bus import jetstream, queueing
+from inferflux.common.bus.addresses import parse_servers, without_password
 from inferflux.common.bus.client import Client
+from inferflux.common.bus.healing import Healer
 from inferflux.common.bus.jobs import JobConsumer
 from inferflux.common.bus.key_value import KeyValueBucket
-from inferflux.common.bus.link import STORE_UNAVAILABLE, Link, Reply
+from inferflux.common.bus.link import Link, Reply
 from inferflux.common.bus.nats_client import NatsClient
 from inferflux.common.bus.objects import ObjectBucket
 from inferflux.common.bus.serving import (
@@ -26,21 +26,10 @@ from inferflux.common.bus.serving import (
     Subscription,
 )
 from inferflux.common.bus.token_stream import TokenSubscription
-from inferflux.common.errors import (
-    DeadlineExceeded,
-    InferFluxError,
-    InvalidArgument,
-    Unavailable,
-    from_code,
-)
+from inferflux.common.errors import InferFluxError, Unavailable, from_code
 from inferflux.common.stream_limits import StreamLimits
-from inferflux.common.tasks import cancel_all
 
 log = logs.get()
-
-_HEAL_RETRY_S = 0.2
-# Between two questions to JetStream whether it writes.
-_PROBE_INTERVAL_S = 1.0
 
 
 class Bus:
@@ -57,20 +46,14 @@ class Bus:
     """
 
     def __init__(self, client: Client, *, watches_writes: bool = False) -> None:
-        self._watches_writes = watches_writes
         self._client = client
         self._link = Link(self._client)
+        self._healer = Healer(self._link, watches_writes=watches_writes)
         self._bucket = ObjectBucket(self._link, subjects.TOKENIZERS_BUCKET)
-        self._limits: StreamLimits | None = None
-        self._write_problem = ""
-        self._callbacks: list[Callable[[], Awaitable[None]]] = []
         self._on_loss: list[Callable[[], None]] = []
         self._token_streams: dict[TokenSubscription, int] = {}
         self._served: dict[Subscription, int] = {}
-        self._consumers: list[JobConsumer] = []
         self._connected = asyncio.Event()
-        self._must_heal = asyncio.Event()
-        self._healer: asyncio.Task[None] | None = None
         self._is_closing = False
         self._last_error: Exception | None = None
         # The servers, until the log said that they are away.
@@ -89,10 +72,10 @@ class Bus:
             Unavailable: none could be connected to in `connect_timeout_s` seconds.
             InvalidArgument: `url` is not one.
         """
-        servers = _servers(url)
+        servers = parse_servers(url)
         client = NatsClient()
         bus = cls(client, watches_writes=watches_writes)
-        bus._awaited = _without_password(url)
+        bus._awaited = without_password(url)
         try:
             async with asyncio.timeout(connect_timeout_s):
                 await client.open(
@@ -104,7 +87,7 @@ class Bus:
                 )
         except TimeoutError:
             await bus._abandon()
-            message = f"cannot connect to NATS at {_without_password(url)} (INFERFLUX_NATS_URL)"
+            message = f"cannot connect to NATS at {without_password(url)} (INFERFLUX_NATS_URL)"
             reason = f": {bus._last_error}" if bus._last_error is not None else ""
             raise Unavailable(message + reason, reason="NATS_UNAVAILABLE") from None
         bus.begin()
@@ -113,9 +96,8 @@ class Bus:
     def begin(self) -> None:
         """The client is connected: use it. The client tells what becomes of it by `on_client_...`."""
         self._link.listen()
-        self._client.tap(jetstream.ANY_STREAM_DELETED, self._on_deleted)
         self._connected.set()
-        self._healer = asyncio.get_running_loop().create_task(self._heal_for_ever(), name="bus healer")
+        self._healer.begin()
 
     @property
     def is_connected(self) -> bool:
@@ -127,7 +109,7 @@ class Bus:
 
         Who does not watch it learns of it only when a lost stream cannot be made again.
         """
-        return self._write_problem
+        return self._healer.write_problem
 
     @property
     def max_payload(self) -> int:
@@ -138,7 +120,7 @@ class Bus:
         """Have `callback` awaited after every reconnect and every loss of a stream, once the streams are
         there again; once more with all that comes before it when it raises Unavailable or
         DeadlineExceeded."""
-        self._callbacks.append(callback)
+        self._healer.add_callback(callback)
 
     def on_disconnect(self, callback: Callable[[], None]) -> None:
         """Have `callback` called whenever the connection is lost."""
@@ -227,7 +209,7 @@ class Bus:
             Internal: a stream of this name exists and cannot be changed to ours.
         """
         await jetstream.ensure_streams(self._link, limits)
-        self._limits = limits
+        self._healer.limits = limits
 
     async def enqueue(
         self, subject: str, payload: bytes, *, msg_id: str, headers: Mapping[str, str] | None = None
@@ -236,7 +218,7 @@ class Bus:
         return await queueing.enqueue(
             self._link,
             self._until_connected,
-            lambda: self._write_problem,
+            lambda: self.write_problem,
             subject,
             payload,
             msg_id=msg_id,
@@ -249,7 +231,7 @@ class Bus:
         Raises:
             Unavailable: JetStream does not write at present (STORE_UNAVAILABLE).
         """
-        if self._write_problem:
+        if self.write_problem:
             raise queueing.not_writing()
 
     async def consume_jobs(
@@ -281,7 +263,7 @@ class Bus:
             ack_wait_s=ack_wait_s,
         )
         await consumer.start()
-        self._consumers = [*(other for other in self._consumers if not other.is_closed), consumer]
+        self._healer.add_consumer(consumer)
         return consumer
 
     async def replay(self, subject: str) -> list[bytes]:
@@ -309,10 +291,7 @@ class Bus:
         if self._is_closing:
             return
         self._is_closing = True
-        if self._healer is not None:
-            await cancel_all([self._healer])
-        for consumer in self._consumers:
-            await consumer.close()
+        await self._healer.close()
         for served in list(self._served):
             await served.close()
         try:
@@ -343,13 +322,13 @@ class Bus:
 
     def on_client_error(self, error: Exception) -> None:
         self._last_error = error
-        if self._awaited and self._healer is None:
+        if self._awaited and not self._healer.has_begun:
             log.warning("cannot connect to NATS yet", url=self._awaited, error=str(error))
             self._awaited = ""
         log.debug("NATS error", error=str(error))
 
     def on_client_disconnect(self) -> None:
-        if self._is_closing or self._healer is None:  # closing, or never connected
+        if self._is_closing or not self._healer.has_begun:
             return
         self._connected.clear()
         self._mark_dropped()
@@ -362,88 +341,12 @@ class Bus:
         metrics.BUS_RECONNECTS.inc()
         self._mark_dropped()
         self._connected.set()
-        self._must_heal.set()
+        self._healer.heal()
         log.info("connected to NATS again")
 
     def _mark_dropped(self) -> None:
         for stream in self._token_streams:
             stream.mark_dropped()
-
-    async def _heal_for_ever(self) -> None:
-        said = ""
-        while True:
-            try:
-                await self._until_ill()
-                self._must_heal.clear()
-                await self._heal()
-                said = ""
-            except InferFluxError as error:
-                if error.reason != said:
-                    log.warning("not recovered yet", reason=error.reason, error=error.message)
-                said = error.reason
-                if self.is_connected:
-                    await asyncio.sleep(_HEAL_RETRY_S)
-                    self._must_heal.set()
-            except Exception:
-                # A process that heals no more would not be seen to be ill.
-                metrics.UNEXPECTED_ERRORS.labels(where="bus healer").inc()
-                log.exception("healing the bus failed")
-                await asyncio.sleep(_PROBE_INTERVAL_S)
-                self._must_heal.set()
-
-    async def _until_ill(self) -> None:
-        """Return after a reconnect, or when a stream of ours was deleted."""
-        while not self._must_heal.is_set():
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(_PROBE_INTERVAL_S if self._watches_writes else None):
-                    await self._must_heal.wait()
-                    return
-            if self._limits is not None and self.is_connected:
-                await self._probe_writes()
-
-    async def _probe_writes(self) -> None:
-        try:
-            self._note_write_problem(await jetstream.write_problem(self._link))
-        except InferFluxError as error:
-            log.debug("could not ask whether JetStream writes", reason=error.reason)
-
-    def _on_deleted(self, subject: bytes, *_: object) -> None:
-        if self._limits is not None and jetstream.is_ours(name := subject.decode()):
-            log.warning("a stream was deleted", advisory=name)
-            self._must_heal.set()
-
-    def _note_write_problem(self, problem: str) -> None:
-        if problem and not self._write_problem:
-            log.error("JetStream does not write any more", problem=problem)
-        elif self._write_problem and not problem:
-            log.info("JetStream writes again")
-        self._write_problem = problem
-
-    async def _make_streams_again(self, limits: StreamLimits) -> None:
-        problem = await jetstream.write_problem(self._link) if self._watches_writes else ""
-        try:
-            await jetstream.ensure_streams(self._link, limits)
-        except InferFluxError as error:
-            if error.reason == STORE_UNAVAILABLE:
-                problem = problem or error.message
-            if problem:
-                self._note_write_problem(problem)
-            raise
-        self._note_write_problem(problem)
-
-    async def _heal(self) -> None:
-        if self._limits is not None:
-            await self._make_streams_again(self._limits)
-        for consumer in self._consumers:
-            await consumer.recover()
-        for callback in self._callbacks:
-            try:
-                await callback()
-            except (Unavailable, DeadlineExceeded):
-                raise
-            except Exception:
-                metrics.UNEXPECTED_ERRORS.labels(where="reconnect").inc()
-                log.exception("a reconnect callback failed")
 
 
 def _refusal(reply: Reply) -> InferFluxError:
@@ -453,23 +356,3 @@ def _refusal(reply: Reply) -> InferFluxError:
         reply.headers.get(ERROR_HEADER, ""),
         reason=reply.headers.get(ERROR_REASON_HEADER, ""),
     )
-
-
-def _servers(url: str) -> list[str]:
-    """The servers of a comma-separated list, each `nats://host:port` or `tls://...`, the scheme optional."""
-    servers = [part.strip() for part in url.split(",") if part.strip()]
-    for server in servers or [""]:
-        try:
-            parts = urlsplit(server if "://" in server else f"nats://{server}")
-            is_address = parts.scheme in ("nats", "tls") and bool(parts.hostname) and parts.port != 0
-        except ValueError:
-            is_address = False
-        if not is_address or any(character.isspace() for character in server):
-            shown = _without_password(server)
-            message = f"INFERFLUX_NATS_URL: {shown!r} is not an address like nats://127.0.0.1:4222"
-            raise InvalidArgument(message, field="INFERFLUX_NATS_URL")
-    return servers
-
-
-def _without_password(url: str) -> str:
-    return re.sub(r"(^|//|,)[^/@,]*@", r"\1", url)

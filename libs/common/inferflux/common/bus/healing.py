@@ -1,0 +1,150 @@
+"""What a lost connection or a deleted stream took away is made again."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable
+
+from inferflux.common import logs, metrics
+from inferflux.common.bus import jetstream
+from inferflux.common.bus.jobs import JobConsumer
+from inferflux.common.bus.link import STORE_UNAVAILABLE, Link
+from inferflux.common.errors import DeadlineExceeded, InferFluxError, Unavailable
+from inferflux.common.stream_limits import StreamLimits
+from inferflux.common.tasks import cancel_all
+
+log = logs.get()
+
+_RETRY_S = 0.2
+# Between two questions to JetStream whether it writes.
+_PROBE_INTERVAL_S = 1.0
+
+
+class Healer:
+    """Heals a bus when `heal` asks for it, or when JetStream tells that a stream of ours was deleted.
+
+    It makes the streams again, has job consumers start afresh, and awaits the callbacks, in this order. After
+    a failure it does all of it once more.
+
+    Args:
+        watches_writes: whether to find out once a second if JetStream writes, for `write_problem`.
+
+    Attributes:
+        limits: of the streams; None until they were made.
+        write_problem: why JetStream takes no jobs or leases, as far as is known; "" while it does.
+    """
+
+    def __init__(self, link: Link, *, watches_writes: bool) -> None:
+        self.limits: StreamLimits | None = None
+        self.write_problem = ""
+        self._link = link
+        self._watches_writes = watches_writes
+        self._callbacks: list[Callable[[], Awaitable[None]]] = []
+        self._consumers: list[JobConsumer] = []
+        self._is_ill = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+
+    def begin(self) -> None:
+        """The connection is there."""
+        self._link.client.tap(jetstream.ANY_STREAM_DELETED, self._on_deleted)
+        self._task = asyncio.get_running_loop().create_task(self._run(), name="bus healer")
+
+    @property
+    def has_begun(self) -> bool:
+        return self._task is not None
+
+    def heal(self) -> None:
+        """Something may be gone."""
+        self._is_ill.set()
+
+    def add_callback(self, callback: Callable[[], Awaitable[None]]) -> None:
+        """Have `callback` awaited last of all."""
+        self._callbacks.append(callback)
+
+    def add_consumer(self, consumer: JobConsumer) -> None:
+        """Have this consumer recover, until it is closed."""
+        self._consumers = [*(other for other in self._consumers if not other.is_closed), consumer]
+
+    async def close(self) -> None:
+        """Heal no more, and close the consumers."""
+        if self._task is not None:
+            await cancel_all([self._task])
+        for consumer in self._consumers:
+            await consumer.close()
+
+    async def _run(self) -> None:
+        said = ""
+        while True:
+            try:
+                await self._until_ill()
+                self._is_ill.clear()
+                await self._heal()
+                said = ""
+            except InferFluxError as error:
+                if error.reason != said:
+                    log.warning("not recovered yet", reason=error.reason, error=error.message)
+                said = error.reason
+                if self._link.is_connected:
+                    await asyncio.sleep(_RETRY_S)
+                    self._is_ill.set()
+            except Exception:
+                # A process that heals no more would not be seen to be ill.
+                metrics.UNEXPECTED_ERRORS.labels(where="bus healer").inc()
+                log.exception("healing the bus failed")
+                await asyncio.sleep(_PROBE_INTERVAL_S)
+                self._is_ill.set()
+
+    async def _until_ill(self) -> None:
+        """Return after a reconnect, or when a stream of ours was deleted."""
+        while not self._is_ill.is_set():
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_PROBE_INTERVAL_S if self._watches_writes else None):
+                    await self._is_ill.wait()
+                    return
+            if self.limits is not None and self._link.is_connected:
+                await self._probe_writes()
+
+    async def _heal(self) -> None:
+        if self.limits is not None:
+            await self._make_streams_again(self.limits)
+        for consumer in self._consumers:
+            await consumer.recover()
+        for callback in self._callbacks:
+            try:
+                await callback()
+            except (Unavailable, DeadlineExceeded):
+                raise
+            except Exception:
+                metrics.UNEXPECTED_ERRORS.labels(where="reconnect").inc()
+                log.exception("a reconnect callback failed")
+
+    async def _make_streams_again(self, limits: StreamLimits) -> None:
+        problem = await jetstream.write_problem(self._link) if self._watches_writes else ""
+        try:
+            await jetstream.ensure_streams(self._link, limits)
+        except InferFluxError as error:
+            if error.reason == STORE_UNAVAILABLE:
+                problem = problem or error.message
+            if problem:
+                self._note_write_problem(problem)
+            raise
+        self._note_write_problem(problem)
+
+    async def _probe_writes(self) -> None:
+        try:
+            self._note_write_problem(await jetstream.write_problem(self._link))
+        except InferFluxError as error:
+            log.debug("could not ask whether JetStream writes", reason=error.reason)
+
+    def _note_write_problem(self, problem: str) -> None:
+        if problem and not self.write_problem:
+            log.error("JetStream does not write any more", problem=problem)
+        elif self.write_problem and not problem:
+            log.info("JetStream writes again")
+        self.write_problem = problem
+
+    def _on_deleted(self, subject: bytes, *_: object) -> None:
+        if self.limits is not None and jetstream.is_ours(name := subject.decode()):
+            log.warning("a stream was deleted", advisory=name)
+            self._is_ill.set()
