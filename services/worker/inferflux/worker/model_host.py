@@ -12,9 +12,9 @@ from inferflux.common import logs
 from inferflux.common.errors import Unavailable
 from inferflux.common.prefixes.sharing import sharing_name
 from inferflux.common.tasks import cancel_all, is_set_within
-from inferflux.v1 import engine_pb2, generation_pb2, model_pb2, scheduler_pb2, worker_pb2
+from inferflux.v1 import engine_pb2, model_pb2, scheduler_pb2, worker_pb2
 
-from . import request_log
+from . import engine_log, request_log
 from .cache_clearing import CacheClearing
 from .emit import Emitter
 from .engine_host import DeathHandler, EngineHost, ReportHandler
@@ -273,15 +273,7 @@ class ModelHost:
             raise Unavailable(f"the engine is not ready: {self.why_not_ready}", reason="NOT_READY")
         cleared = await self._clearing.clear(clear)
         await self._cache_reports.rewrite()
-        log.info(
-            "the cache was cleared",
-            model=self.name,
-            cache_scope=clear.cache_scope,
-            sequences=cleared.sequences,
-            cells=cleared.cells,
-            host_bytes=cleared.host_bytes,
-            disk_bytes=cleared.disk_bytes,
-        )
+        engine_log.cleared(self.name, clear.cache_scope, cleared)
         return cleared
 
     def report_cache(self) -> None:
@@ -319,8 +311,7 @@ class ModelHost:
         elif report.HasField("ready"):
             await self._on_ready(report.ready)
         elif report.HasField("flushed"):
-            flushed = report.flushed
-            log.info("KV state is on disk", model=self.name, states=flushed.states, bytes=flushed.bytes)
+            engine_log.flushed(self.name, report.flushed)
             self._flushed.set()
 
     async def _on_step(self, step: engine_pb2.StepReport) -> None:
@@ -344,15 +335,8 @@ class ModelHost:
         self._cache_reports.take_in(step.cached)
         for cleared in step.cleared:
             self._clearing.on_cleared(cleared)
-        if step.disk_error:
-            log.warning("the disk tier takes nothing for a while", model=self.name, why=step.disk_error)
-        if step.ledger_repairs:
-            self._metrics.ledger_repairs.inc(len(step.ledger_repairs))
-            log.error(
-                "KV cells were not as counted, and were dropped",
-                model=self.name,
-                found=list(step.ledger_repairs),
-            )
+        engine_log.stepped(self.name, step)
+        self._metrics.ledger_repairs.inc(len(step.ledger_repairs))
         self.stats = step.stats
         self.cache_counts.add(step.stats)
         self.rates.observe(step.stats)
@@ -375,49 +359,16 @@ class ModelHost:
         self._metrics.cache_is(ready.kv_cells, ready.kv_bytes)
         self.card.can_constrain = not ready.constraint_error
         self.why_not_ready = ""
-        if ready.context_length < self._file.context_length and not self._options.engine.context_length:
-            log.warning(
-                "the context is shorter than the model's: the KV cache holds no more",
-                model=self.name,
-                context_length=ready.context_length,
-                model_context_length=self._file.context_length,
-            )
-        if ready.prefill_context_error:
-            log.warning(
-                "the prefill context is off: long prompts are chunked in mixed batches",
-                model=self.name,
-                why=ready.prefill_context_error,
-            )
-        if ready.disk_error:
-            log.warning("the disk tier is off", model=self.name, why=ready.disk_error)
-        self._note_sharing(ready)
-        if ready.constraint_error:
-            log.warning("answers cannot be constrained", model=self.name, why=ready.constraint_error)
-        if ready.speculation_error and self._options.engine.speculation > generation_pb2.SPECULATION_OFF:
-            log.warning("no tokens are drafted", model=self.name, why=ready.speculation_error)
-        log.info(
-            "ready",
-            model=self.name,
-            slots=ready.slots,
-            kv_cells=ready.kv_cells,
-            kv_bytes=ready.kv_bytes,
-            kv_types=self.kv_types,
-            prefill_cells=ready.prefill_cells,
-            context_length=ready.context_length,
-            prefix_sharing=sharing_name(ready.prefix_sharing),
-        )
-        await self._shared.on_change()
-
-    def _note_sharing(self, ready: engine_pb2.EngineReady) -> None:
-        """Keep how prefixes are shared, and say why if not any part of them can be."""
         self.prefix_sharing, self.prefix_sharing_reason = ready.prefix_sharing, ready.prefix_sharing_reason
         self._metrics.shares(sharing_name(ready.prefix_sharing))
-        if not self._options.engine.prefix_cache or not ready.prefix_sharing_reason:
-            return
-        if ready.prefix_sharing == scheduler_pb2.PREFIX_SHARING_NONE:
-            log.warning("prefixes are not cached", model=self.name, why=ready.prefix_sharing_reason)
-        else:
-            log.info("not every part of a prefix is shared", model=self.name, why=ready.prefix_sharing_reason)
+        engine_log.ready(
+            self.name,
+            ready,
+            self._options.engine,
+            kv_types=self.kv_types,
+            model_context_length=self._file.context_length,
+        )
+        await self._shared.on_change()
 
     async def on_engine_death(self, why: str) -> None:
         """Tell the scheduler which requests are gone with the engine."""

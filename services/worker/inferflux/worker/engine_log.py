@@ -1,0 +1,85 @@
+"""What a worker logs of a model's engine process. Each line has the model's name."""
+
+from __future__ import annotations
+
+from inferflux.common import logs
+from inferflux.common.prefixes.sharing import sharing_name
+from inferflux.v1 import engine_pb2, generation_pb2, scheduler_pb2
+
+log = logs.get("worker.engine")
+
+
+def ready(
+    model: str,
+    report: engine_pb2.EngineReady,
+    config: engine_pb2.EngineConfig,
+    *,
+    kv_types: str,
+    model_context_length: int,
+) -> None:
+    """It can run requests; and what of its configuration it has to do without.
+
+    Args:
+        kv_types: what keys and values are kept in.
+        model_context_length: in tokens, as the model file says.
+    """
+    if report.context_length < model_context_length and not config.context_length:
+        log.warning(
+            "the context is shorter than the model's: the KV cache holds no more",
+            model=model,
+            context_length=report.context_length,
+            model_context_length=model_context_length,
+        )
+    without = {
+        "the prefill context is off: long prompts are chunked in mixed batches": report.prefill_context_error,
+        "the disk tier is off": report.disk_error,
+        "answers cannot be constrained": report.constraint_error,
+    }
+    if config.speculation > generation_pb2.SPECULATION_OFF:
+        without["no tokens are drafted"] = report.speculation_error
+    why_not_shared = report.prefix_sharing_reason if config.prefix_cache else ""
+    if report.prefix_sharing == scheduler_pb2.PREFIX_SHARING_NONE:
+        without["prefixes are not cached"] = why_not_shared
+    elif why_not_shared:
+        log.info("not every part of a prefix is shared", model=model, why=why_not_shared)
+    for what, why in without.items():
+        if why:
+            log.warning(what, model=model, why=why)
+    log.info(
+        "ready",
+        model=model,
+        slots=report.slots,
+        kv_cells=report.kv_cells,
+        kv_bytes=report.kv_bytes,
+        kv_types=kv_types,
+        prefill_cells=report.prefill_cells,
+        context_length=report.context_length,
+        prefix_sharing=sharing_name(report.prefix_sharing),
+    )
+
+
+def stepped(model: str, report: engine_pb2.StepReport) -> None:
+    """What a step found to be wrong, if anything."""
+    if report.disk_error:
+        log.warning("the disk tier takes nothing for a while", model=model, why=report.disk_error)
+    if report.ledger_repairs:
+        found = list(report.ledger_repairs)
+        log.error("KV cells were not as counted, and were dropped", model=model, found=found)
+
+
+def flushed(model: str, report: engine_pb2.EngineFlushed) -> None:
+    """It has put KV state on disk."""
+    log.info("KV state is on disk", model=model, states=report.states, bytes=report.bytes)
+
+
+def cleared(model: str, cache_scope: str, report: scheduler_pb2.CacheCleared) -> None:
+    """It has given cached prefixes up."""
+    log.info(
+        "the cache was cleared",
+        model=model,
+        cache_scope=cache_scope,
+        sequences=report.sequences,
+        cells=report.cells,
+        host_bytes=report.host_bytes,
+        disk_bytes=report.disk_bytes,
+    )
