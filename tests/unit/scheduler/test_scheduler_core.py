@@ -437,8 +437,8 @@ def test_models_that_no_worker_serves_are_forgotten_with_their_requests() -> Non
         world.pass_time(0.5)
     assert not world.core.jobs
     assert not world.core.queue.models
-    assert not world.core._unserved_since
-    assert not world.core._look_again_s
+    assert not world.core._unserved._since_s
+    assert not world.core._unserved._look_again_s
 
 
 def test_while_nothing_can_be_sent_jobs_are_not_said_to_be_held() -> None:

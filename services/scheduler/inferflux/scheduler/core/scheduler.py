@@ -9,14 +9,14 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from weakref import WeakKeyDictionary
 
-from inferflux.common.epochs import MAX_EPOCH
 from inferflux.common.errors import NotFound
 from inferflux.v1 import generation_pb2, scheduler_pb2, worker_pb2
 
-from . import actions, bounds, outcomes
+from . import actions, outcomes
 from .actions import Action
 from .announcements import Outlook
-from .bounds import Bounds
+from .arrivals import Arrivals
+from .batch_answers import BatchAnswers
 from .drains import DrainProgress, progress_of
 from .fairness import FairnessController, FairnessSettings
 from .jobs import Attempt, Job, JobState, RequestKey, RequeueReason
@@ -35,16 +35,13 @@ from .slot_table import SlotTable
 from .slots import WorkerSlots
 from .state import SchedulerState
 from .timers import Timers
+from .unserved import UnservedModels
 from .worker_reports import WorkerReports
 
 _STALL_S = 1.0
-_LOOK_AGAIN_S = 0.5
 _CANCELS_REMEMBERED = 65_536
-# A job that claims to be older counts as this old: its age makes its epochs and its priority.
-_OLDEST_S = 86_400.0
 # Jobs that have ended, among those that timers hold, before these are cleared of them.
 _ENDED_HELD = 64
-_NOT_SHARING = (scheduler_pb2.PREFIX_SHARING_UNSPECIFIED, scheduler_pb2.PREFIX_SHARING_NONE)
 
 
 class SchedulerCore:
@@ -99,15 +96,14 @@ class SchedulerCore:
         self._state = SchedulerState(limits, queue, controller, term=term)
         self._planner = Planner(self._state, name=name)
         self._reports = WorkerReports(self._state)
-        self._bounds = Bounds(limits.max_queued, limits.max_queued_per_tenant, limits.queue_limit)
+        self._answers = BatchAnswers(self._state, self._planner, self._reports)
+        self._arrivals = Arrivals(self._state, self._planner, self._reports.rates, now)
+        self._unserved = UnservedModels(self._state)
         self._started_s = now
         self._ticked_s = now
         self._is_connected = True
-        self._arrivals = 0
         self._deadlines: Timers[Job] = Timers()
         self._holds: Timers[Job] = Timers()
-        self._unserved_since: dict[str, float] = {}
-        self._look_again_s: dict[str, float] = {}
         # When the notices came.
         self._early_cancels: Recent[Attempt, float] = Recent(_CANCELS_REMEMBERED)
         self._reader_watch = ReaderWatch(limits.unread_limit_s, now)
@@ -231,8 +227,7 @@ class SchedulerCore:
             return []
         if held is not None or self._state.has_finished(key, sequence):
             return [actions.Ack(key, handle, request.model, "duplicate")]
-        job = self._make_job(key, request, handle, sequence, now)
-        job.cached_on = self._with_same_prompt(request, cached_on or {})
+        job = self._arrivals.make_job(request, handle, sequence, now, cached_on or {})
         self._state.add(job)
         spread = (job.arrival % 16 + 1) / 16  # jobs that come together are not held together for ever
         self._holds.add(now + self.limits.hold_interval_s * spread, job)
@@ -246,20 +241,7 @@ class SchedulerCore:
         if job.attempt_id and self._early_cancels.pop(Attempt(key, job.attempt_id)) is not None:
             job.is_cancelled = True
             return self._state.finish(job, outcomes.cancelled(job, now))
-        return self._state.enqueue(job, now) if job.is_inherited else self._admit(job, now)
-
-    def _with_same_prompt(
-        self, request: scheduler_pb2.InferenceRequest, cached_on: Mapping[str, int]
-    ) -> Mapping[str, int]:
-        """What workers have cached of a prompt, with what the request that shares it has computed: the prefix
-        index may not have that yet."""
-        other = self.jobs.get(RequestKey(request.tenant, request.same_prompt_as))
-        worker = self._state.worker_of(other) if other is not None else None
-        if other is None or worker is None or worker.status.prefix_sharing in _NOT_SHARING:
-            return cached_on
-        if (other.model, other.request.cache_scope) != (request.model, request.cache_scope):
-            return cached_on
-        return {**cached_on, worker.worker_id: min(other.prompt_tokens, len(request.prompt_token_ids))}
+        return self._state.enqueue(job, now) if job.is_inherited else self._arrivals.admit(job, now)
 
     def _let_go_of_ended(self) -> None:
         """Deadlines may be far away: until then, jobs that have ended would stay in memory."""
@@ -358,27 +340,7 @@ class SchedulerCore:
         return self._reports.on_event(event, now)
 
     def on_batch_answer(self, answer: worker_pb2.BatchAccepted, now: float) -> list[Action]:
-        """A worker's answer to a Dispatch."""
-        batch = self._planner.take(answer.batch_id)
-        if batch is None:
-            return []
-        accepted = set(answer.accepted_request_ids)
-        refused = {refusal.request_id: refusal for refusal in answer.refused}
-        out: list[Action] = []
-        for job, epoch in batch.jobs:
-            request_id = job.key.request_id
-            if not job.is_at(batch.worker_id, epoch):
-                if request_id in accepted and job.state is not JobState.FINISHED:
-                    out.append(self._state.drop(batch.worker_id, job.key, epoch))
-            elif job.state is not JobState.DISPATCHING:
-                continue
-            elif request_id in accepted:
-                out += self._state.accept(job, now)
-            elif request_id in refused:
-                out += self._on_refused(job, batch.worker_id, refused[request_id], now)
-            else:
-                out += self._state.requeue(job, RequeueReason.NO_ANSWER, now, must_drop=True)
-        return out
+        return self._answers.on_answer(answer, now)
 
     def on_batch_unanswered(
         self, batch_id: str, *, is_delivered: bool, now: float, is_gone: bool = False
@@ -389,38 +351,18 @@ class SchedulerCore:
             is_delivered: it may have been: the worker may run it. False when it certainly was not.
             is_gone: no process subscribes to the subject of the worker.
         """
-        batch = self._planner.take(batch_id)
-        if batch is None:
-            return []
-        out: list[Action] = []
-        for job, epoch in batch.jobs:
-            if job.state is not JobState.DISPATCHING or not job.is_at(batch.worker_id, epoch):
-                continue
-            worker = self._state.worker_of(job)
-            if worker is not None and job.is_resuming:
-                self._state.wait_to_resume(worker, job)
-            elif is_delivered:
-                out += self._state.requeue(job, RequeueReason.NO_ANSWER, now, must_drop=True)
-            else:
-                out += self._state.put_back(job, now)
-        return out + self.on_probe_unanswered(batch.worker_id, batch.incarnation, is_gone=is_gone, now=now)
+        return self._answers.on_unanswered(batch_id, is_delivered=is_delivered, now=now, is_gone=is_gone)
 
     def on_probe_unanswered(
         self, worker_id: str, incarnation: str, *, is_gone: bool, now: float
     ) -> list[Action]:
-        """A worker did not answer a probe, or a batch.
+        """A worker did not answer a probe.
 
         Args:
             is_gone: no process subscribes to the subject of the worker. With its heartbeat overdue as well,
                 it is dead.
         """
-        worker = self.table.get(worker_id, incarnation)
-        if worker is None:
-            return []
-        worker.hold()
-        if is_gone and now - worker.last_seen_s > self.limits.probe_after_s:
-            return self._reports.forget(worker, RequeueReason.WORKER_DEAD, now)
-        return []
+        return self._answers.on_probe_unanswered(worker_id, incarnation, is_gone=is_gone, now=now)
 
     # What time brings
 
@@ -465,7 +407,10 @@ class SchedulerCore:
             elif not worker.was_probed:
                 worker.was_probed = True
                 out.append(actions.Probe(worker.worker_id, worker.incarnation))
-        return out + self._fail_unserved(now) if self.is_settled else out
+        if self.is_settled:
+            for job in self._unserved.overdue(now):
+                out += self._state.finish(job, outcomes.no_worker(job, limits.no_worker_timeout_s))
+        return out
 
     def _cancel_unread(self, now: float) -> list[Action]:
         out: list[Action] = []
@@ -529,89 +474,3 @@ class SchedulerCore:
     def _publish_queued(self, job: Job, outlook: Outlook) -> Action:
         chunk = outcomes.queued_chunk(job, outlook.position, outlook.expected_wait_s)
         return actions.PublishChunk(job.key, chunk)
-
-    # Admission
-
-    def _make_job(
-        self,
-        key: RequestKey,
-        request: scheduler_pb2.InferenceRequest,
-        handle: object,
-        sequence: int,
-        now: float,
-    ) -> Job:
-        self._arrivals += 1
-        enqueued_s = min(max(request.enqueued_unix_ms / 1000 or now, now - _OLDEST_S), now)
-        is_inherited = enqueued_s < self._started_s + self.limits.clock_skew_s
-        return Job(
-            key=key,
-            request=request,
-            handle=handle,
-            sequence=sequence,
-            arrival=self._arrivals,
-            enqueued_s=enqueued_s,
-            deadline_s=request.deadline_unix_ms / 1000 or None,
-            queued_s=now,
-            since_s=enqueued_s,
-            epoch=min(max(1, request.epoch), MAX_EPOCH),
-            is_inherited=is_inherited,
-            needs_replay=is_inherited,
-        )
-
-    def _admit(self, job: Job, now: float) -> list[Action]:
-        """A new job waits, unless too many do already, or it could not be served in time."""
-        waiting = self.queue.waiting
-        if why := self._bounds.why_not(waiting, job.key.tenant, len(self.jobs) - 1):
-            queue = self.queue.models.get(job.model)
-            pace_s = queue.departure_interval_s if queue is not None else 0.0
-            return self._state.finish(job, bounds.full(why, job.key.tenant, waiting, pace_s))
-        out = self._state.enqueue(job, now)
-        if job.is_queued and job.deadline_s is not None:
-            wait_s = 0.0 if self._planner.has_room(job) else self.queue.models[job.model].certain_wait_s(job)
-            if self._reports.rates.is_hopeless(job, now, wait_s):
-                out += self._state.finish(job, self._reports.rates.unreachable(job, now, wait_s))
-        return out
-
-    def _on_refused(self, job: Job, worker_id: str, refusal: worker_pb2.Refusal, now: float) -> list[Action]:
-        reason = actions.reason_of(worker_pb2.RefusalReason.Name, refusal.reason, prefix="REFUSAL_REASON_")
-        out: list[Action] = [actions.CountRefusal(job.key, job.handle, worker_id, reason)]
-        match refusal.reason:
-            case worker_pb2.REFUSAL_REASON_CANCELLED:
-                return out + self._state.finish(job, outcomes.cancelled(job, now))
-            case worker_pb2.REFUSAL_REASON_INVALID:
-                return out + self._state.finish(job, outcomes.invalid(refusal.message))
-            case worker_pb2.REFUSAL_REASON_NOT_RESIDENT:
-                return out + self._state.requeue(job, RequeueReason.NOT_RESIDENT, now)
-        worker = self._state.worker_of(job)
-        if worker is not None:
-            worker.hold()
-        if worker is not None and job.is_resuming:
-            self._state.wait_to_resume(worker, job)
-            return out
-        job.refusals += 1
-        if job.refusals > self.limits.max_refusals:
-            return out + self._state.finish(job, outcomes.refusals_exhausted(refusal.message))
-        return out + self._state.put_back(job, now)
-
-    # What heartbeats and events lead to
-
-    def _fail_unserved(self, now: float) -> list[Action]:
-        """End what has waited too long for a worker that has its model."""
-        out: list[Action] = []
-        timeout_s = self.limits.no_worker_timeout_s
-        for model, queue in self.queue.models.items():
-            if not queue or self._state.placement.is_served(model):
-                self._unserved_since.pop(model, None)
-                self._look_again_s.pop(model, None)
-                continue
-            since_s = self._unserved_since.setdefault(model, now)
-            if now - since_s < timeout_s or now < self._look_again_s.get(model, 0):
-                continue
-            self._look_again_s[model] = now + _LOOK_AGAIN_S
-            for job in [j for j in queue if j.is_queued and now - j.queued_s >= timeout_s]:
-                out += self._state.finish(job, outcomes.no_worker(job, timeout_s))
-        self.queue.forget_empty(self._state.placement.is_served)
-        for model in self._unserved_since.keys() - self.queue.models.keys():
-            del self._unserved_since[model]
-            self._look_again_s.pop(model, None)
-        return out
