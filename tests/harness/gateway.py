@@ -136,9 +136,17 @@ class GatewayProcess:
 
 
 class StartGateway(Protocol):
-    """Starts a gateway that ends with the test."""
+    """Starts a gateway that ends with the test.
 
-    async def __call__(self, nats_url: str, *, wait: bool = True, **variables: str) -> GatewayProcess: ...
+    Args:
+        wait: until it is ready.
+        knows: and until it knows this model: it may be ready before it has read a heartbeat, and a request
+            that comes then fails where the next heartbeat is late. "": no worker is there.
+    """
+
+    async def __call__(
+        self, nats_url: str, *, wait: bool = True, knows: str = "demo", **variables: str
+    ) -> GatewayProcess: ...
 
 
 class Client:

@@ -78,6 +78,7 @@ async def gateway(
     valkey_url: str,
     policy: PolicyProcess,
     backend: Backend,
+    key: str,
 ) -> AsyncIterator[GatewayProcess]:
     """A gateway for the whole session."""
     process = GatewayProcess(
@@ -90,6 +91,7 @@ async def gateway(
     process.start()
     try:
         await process.wait_ready()
+        await Client(process, key).sees(backend.card.name)
         yield process
     finally:
         await process.close()
@@ -107,16 +109,20 @@ def http(gateway: GatewayProcess, key: str) -> HttpClient:
 
 
 @pytest.fixture
-async def start_gateway(tmp_path: Path, policy: PolicyProcess) -> AsyncIterator[StartGateway]:
+async def start_gateway(tmp_path: Path, policy: PolicyProcess, key: str) -> AsyncIterator[StartGateway]:
     """Start gateways that end with the test."""
     started: list[GatewayProcess] = []
 
-    async def start(nats_url: str, *, wait: bool = True, **variables: str) -> GatewayProcess:
+    async def start(
+        nats_url: str, *, wait: bool = True, knows: str = "demo", **variables: str
+    ) -> GatewayProcess:
         process = GatewayProcess(tmp_path, nats_url, f"127.0.0.1:{policy.port}", **variables)
         started.append(process)
         process.start()
         if wait:
             await process.wait_ready()
+        if wait and knows:
+            await Client(process, key).sees(knows)
         return process
 
     yield start
@@ -140,6 +146,4 @@ async def private_client(
     start_gateway: StartGateway, private_nats: ServerProcess, private_backend: Backend, key: str
 ) -> Client:
     """Calls a gateway of the test's own, on a NATS that the test may kill and restart."""
-    client = Client(await start_gateway(private_nats.url), key)
-    await client.sees(private_backend.card.name)
-    return client
+    return Client(await start_gateway(private_nats.url, knows=private_backend.card.name), key)

@@ -126,7 +126,6 @@ async def cache(
         INFERFLUX_GATEWAY_ANSWER_CACHE_WAIT_S="1",
     )
     client = Client(gateway, key)
-    await client.sees(backend.card.name)
     redis = store.connect(private_valkey.url)
     made = Cache(gateway, client, backend, redis)
     await made.is_up()
@@ -301,7 +300,6 @@ async def test_a_gateway_without_redis_from_its_start_on_serves(
         nats_url, INFERFLUX_REDIS_URL="redis://127.0.0.1:1/0", INFERFLUX_GATEWAY_ANSWER_CACHE_BYTES="1000000"
     )
     client = Client(gateway, key)
-    await client.sees(backend.card.name)
     redis = store.connect("redis://127.0.0.1:1/0")
     await Cache(gateway, client, backend, redis).compute(greedy())
     await redis.aclose()

@@ -102,7 +102,7 @@ async def test_lost_tokens_end_the_stream_in_bounded_time_and_cancel_the_request
 async def test_a_full_queue_refuses_with_a_retry_delay(
     start_gateway: StartGateway, private_nats: ServerProcess, demo_tokenizer: bytes, key: str
 ) -> None:
-    gateway = await start_gateway(private_nats.url, INFERFLUX_QUEUE_LIMIT="3")
+    gateway = await start_gateway(private_nats.url, knows="", INFERFLUX_QUEUE_LIMIT="3")
     bus = await Bus.connect(private_nats.url, name="backend")
     behind = Backend(bus, demo_tokenizer)
     try:
@@ -189,7 +189,7 @@ async def test_no_caller_is_admitted_while_policy_is_away(
 async def test_cancel_without_a_scheduler_is_unavailable(
     start_gateway: StartGateway, private_nats: ServerProcess, key: str
 ) -> None:
-    gateway = await start_gateway(private_nats.url)
+    gateway = await start_gateway(private_nats.url, knows="")
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await Client(gateway, key).cancel("any")
     error = errors.from_rpc(caught.value)

@@ -39,7 +39,6 @@ async def test_a_gateway_goes_on_whatever_is_published_where_it_listens(
     rng = Random(12)
     gateway = await start_gateway(private_nats.url)
     client = Client(gateway, key)
-    await client.sees("demo")
     assert gateway.process is not None
     held = client.generate("held")
     await private_backend.job("held")

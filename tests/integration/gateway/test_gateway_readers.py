@@ -222,11 +222,9 @@ async def test_a_leaving_gateway_says_so_and_settles_what_it_saw(
     backend: Backend,
     payer: Client,
     usage: Usage,
-    key: str,
 ) -> None:
     leaving = await start_gateway(nats_url, INFERFLUX_DRAIN_LIMIT_S="0.3")
     backend.reader_replies["hand-1"] = KEPT
-    await Client(leaving, key).sees("demo")
     stream = Client(leaving, payer.key).generate("hand-1", resume_window_s=60)
     job = await backend.job("hand-1")
     await backend.say(job, tokens(0))
@@ -244,11 +242,10 @@ async def test_a_leaving_gateway_says_so_and_settles_what_it_saw(
 
 
 async def test_a_leaving_gateway_settles_what_it_saw_of_requests_that_run_unread(
-    start_gateway: StartGateway, nats_url: str, backend: Backend, payer: Client, usage: Usage, key: str
+    start_gateway: StartGateway, nats_url: str, backend: Backend, payer: Client, usage: Usage
 ) -> None:
     leaving = await start_gateway(nats_url, INFERFLUX_DRAIN_LIMIT_S="0.3")
     backend.reader_replies["hand-2"] = KEPT
-    await Client(leaving, key).sees("demo")
     stream = Client(leaving, payer.key).generate("hand-2", resume_window_s=60)
     job = await backend.job("hand-2")
     await backend.say(job, tokens(0))

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from harness.gateway import Backend, Client, GatewayProcess, StartGateway, Stream, finished, tokens
+from harness.gateway import Backend, GatewayProcess, StartGateway, Stream, finished, tokens
 from harness.traces import Caller, events, trace
 
 from inferflux.common import grpc_client
@@ -35,7 +35,6 @@ def generate(gateway: GatewayProcess, key: str, request_id: str, traceparent: st
 async def test_a_request_has_a_span_in_its_clients_trace_and_its_job_goes_on_from_there(
     traced: GatewayProcess, backend: Backend, key: str, path: Path
 ) -> None:
-    await Client(traced, key).sees("demo")
     caller = Caller()
     stream = generate(traced, key, "traced-1", caller.traceparent, priority=7)
     job = await backend.job("traced-1")
@@ -64,7 +63,6 @@ async def test_a_request_has_a_span_in_its_clients_trace_and_its_job_goes_on_fro
 async def test_a_refused_request_has_a_span_that_says_why(
     traced: GatewayProcess, key: str, path: Path
 ) -> None:
-    await Client(traced, key).sees("demo")
     caller, stranger = Caller(), Caller()
     await generate(traced, key, "traced-2", caller.traceparent, priority=999).error()
     await generate(traced, "ifx_unknown", "traced-3", stranger.traceparent).error()
@@ -80,7 +78,6 @@ async def test_a_refused_request_has_a_span_that_says_why(
 async def test_a_client_that_leaves_ends_its_span(
     traced: GatewayProcess, backend: Backend, key: str, path: Path
 ) -> None:
-    await Client(traced, key).sees("demo")
     caller = Caller()
     stream = generate(traced, key, "traced-4", caller.traceparent)
     job = await backend.job("traced-4")
@@ -115,7 +112,6 @@ async def test_a_collector_that_is_away_costs_a_log_line(
     gateway = await start_gateway(
         nats_url, OTEL_EXPORTER_OTLP_ENDPOINT="http://127.0.0.1:9", OTEL_BSP_SCHEDULE_DELAY="10"
     )
-    await Client(gateway, key).sees("demo")
     for request_id in ("traced-7", "traced-8"):
         stream = generate(gateway, key, request_id, Caller().traceparent)
         await backend.finish(await backend.job(request_id), n=2)

@@ -31,9 +31,8 @@ def env(gateway: GatewayProcess, client: Client, tmp_path: Path) -> dict[str, st
 
 
 async def test_a_connection_that_is_lost_before_the_first_token_costs_nothing(
-    env: dict[str, str], client: Client, backend: Backend
+    env: dict[str, str], backend: Backend
 ) -> None:
-    await client.sees("demo")
     backend.reader_replies["early-1"] = KEPT
     async with CuttableProxy(env["INFERFLUX_ENDPOINT"]) as proxy:
         through = env | {"INFERFLUX_ENDPOINT": proxy.endpoint}
@@ -49,10 +48,7 @@ async def test_a_connection_that_is_lost_before_the_first_token_costs_nothing(
     assert "resumed" in result.stderr
 
 
-async def test_the_example_outlives_such_a_loss_too(
-    env: dict[str, str], client: Client, backend: Backend
-) -> None:
-    await client.sees("demo")
+async def test_the_example_outlives_such_a_loss_too(env: dict[str, str], backend: Backend) -> None:
     before = set(backend.jobs)
     async with CuttableProxy(env["INFERFLUX_ENDPOINT"]) as proxy:
         with example(env | {"INFERFLUX_ENDPOINT": proxy.endpoint}, "--resume-window", "60") as process:
@@ -79,9 +75,8 @@ async def test_the_example_refuses_a_negative_window_by_name(env: dict[str, str]
 
 
 async def test_ctrl_c_before_the_first_token_cancels_a_request_with_a_window(
-    env: dict[str, str], client: Client, backend: Backend
+    env: dict[str, str], backend: Backend
 ) -> None:
-    await client.sees("demo")
     backend.known.add("early-2")
     backend.reader_replies["early-2"] = KEPT
     async with Terminal(*COMPLETE, "--request-id", "early-2", "hello", env=env) as terminal:
