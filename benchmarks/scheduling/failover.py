@@ -94,6 +94,7 @@ async def _kill_workers(bench: Bench, description: str, *, is_demo: bool = True)
         # One computes at a time: each has what a worker has on a machine of its own.
         threads=usable_cores(),
         kv_cells=_CELLS,
+        has_disk_tier=True,  # as `inferctl up` has one
         restarts=False,
     )
     kills: list[Kill] = []

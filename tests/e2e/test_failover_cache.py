@@ -9,7 +9,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
+from harness.children import ENGINE, child_of, has_ended
 from harness.client import MODEL, Answer, Client
 
 from inferflux.cli.stack import Stack, StackOptions
@@ -145,6 +147,26 @@ async def test_a_worker_that_starts_again_goes_on_with_what_it_had_put_on_disk(t
         await stack.restart("worker-0")
         await underway.end()
         assert await found_part(stack, "worker-0") > 0.5
+        await client.close()
+
+
+async def test_a_killed_worker_that_starts_again_goes_on_where_its_requests_were(tmp_path: Path) -> None:
+    """Its engine put prompts and generated tokens on disk when the worker was gone."""
+    made = options(tmp_path, workers=1, DISK_PATH=str(tmp_path / "kv"))
+    async with Stack(made) as stack:
+        client = Client(stack.endpoint, stack.api_key)
+        underway = Underway(client, prompts(0))
+        await underway.have_begun()
+        engine_pid = child_of(stack.processes["worker-0"].pid, ENGINE)
+        assert engine_pid is not None
+        engine = psutil.Process(engine_pid)
+        await stack.kill("worker-0")
+        async with asyncio.timeout(LIMIT_S):
+            while not has_ended(engine):
+                await asyncio.sleep(0.02)
+        await stack.restart("worker-0")
+        await underway.end()
+        assert await found_part(stack, "worker-0") > 0.9
         await client.close()
 
 

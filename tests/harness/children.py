@@ -14,3 +14,8 @@ def child_of(pid: int, module: str) -> int | None:
         if module in child.cmdline():
             return child.pid
     return None
+
+
+def has_ended(process: psutil.Process) -> bool:
+    """Whether it is gone, or waits for someone to take its exit status."""
+    return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE

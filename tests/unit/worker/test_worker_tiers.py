@@ -540,6 +540,39 @@ def test_a_worker_goes_on_with_what_a_dead_one_had_put_on_disk(tmp_path: Path) -
     world.engine.close()
 
 
+def test_what_requests_have_computed_outlives_their_worker(tmp_path: Path) -> None:
+    """Of one that runs, and of one whose state is in host memory."""
+    dead = world_of(disk=Disk(tmp_path, IDENTITY))
+    prompts = {"waits": PROMPT, "runs": PROMPT[::-1]}
+    dead.submit(item("waits", prompt=prompts["waits"]))
+    while not emitted(dead, "waits"):
+        dead.settle()
+    preempt(dead, "waits", item("runs", prompt=prompts["runs"]))
+    while len(emitted(dead, "runs")) < 3:
+        dead.settle()
+    dead.engine.rescue(10.0)
+    dead.engine.close()
+    world = world_of(host_bytes=0, disk=Disk(tmp_path, IDENTITY), has_prefix_cache=True)
+    settle_disk(world)
+    for request_id, prompt in prompts.items():
+        generated = emitted(dead, request_id)
+        world.submit(retried(request_id, prompt, generated))
+        assert run_out(world) == 1
+        assert emitted(world, request_id) == answer_to(prompt)[len(generated) :]
+    world.engine.close()
+
+
+@pytest.mark.parametrize("has_disk", [False, True])
+def test_without_a_disk_or_time_nothing_outlives_a_worker(tmp_path: Path, has_disk: bool) -> None:
+    world = world_of(disk=Disk(tmp_path, IDENTITY) if has_disk else None)
+    world.submit(item("a", prompt=PROMPT))
+    while not emitted(world, "a"):
+        world.settle()
+    world.engine.rescue(0.0 if has_disk else 10.0)
+    world.engine.close()
+    assert not list(tmp_path.glob("*/*.kv"))
+
+
 def test_what_a_living_worker_has_on_disk_is_left_to_it(tmp_path: Path) -> None:
     living_disk = Disk(tmp_path, IDENTITY)
     living = world_of(host_bytes=0, disk=living_disk, has_prefix_cache=True, disk_prompt_tokens=32)

@@ -8,19 +8,22 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
+import time
 
 
-def exit_at_end_of(fd: int) -> None:
-    """Have a thread end this process, without cleaning up, as soon as the pipe `fd` is at its end.
+def exit_at_end_of(fd: int, *, grace_s: float = 0.0) -> None:
+    """Have a thread end this process, without cleaning up, when the pipe `fd` is at its end.
 
     Args:
         fd: the read end. This process owns it from now on.
+        grace_s: how long this process has then to end by itself.
     """
 
     def wait() -> None:
         with contextlib.suppress(OSError):
             while os.read(fd, 1):
                 pass
+        time.sleep(grace_s)
         os._exit(0)
 
     threading.Thread(target=wait, name="lifeline", daemon=True).start()

@@ -3,6 +3,9 @@
 Nothing but llama.cpp, numpy and what constraints need is imported here. One thread computes: llama.cpp's
 thread team belongs to the thread that calls it. Another waits for the lifeline's end, a third compiles
 constraints.
+
+When the worker is gone, the engine puts what its requests have computed on disk, if there is a disk tier, and
+ends: the worker that goes on with them need not compute it again.
 """
 
 from __future__ import annotations
@@ -17,7 +20,6 @@ from pathlib import Path
 
 from inferflux.common.frames import ChildEnd
 from inferflux.common.lifeline import exit_at_end_of
-from inferflux.common.parent_death import exit_with_parent
 from inferflux.v1 import engine_pb2, scheduler_pb2
 
 from .constraints import Constraints
@@ -40,6 +42,9 @@ _SHARING = {
 }
 # While a long step is computed, commands are looked at this often.
 _LOOK_EVERY_S = 0.002
+# After the worker is gone: for what its requests have computed, and until this process ends in any case.
+_RESCUE_S = 0.3
+_GRACE_S = 1.0
 
 
 class Inbox:
@@ -86,6 +91,8 @@ def run(worker: _Worker) -> None:
     try:
         while True:
             serve_step(engine, worker, inbox)
+    except (EOFError, ConnectionError):
+        engine.rescue(_RESCUE_S)
     finally:
         engine.close()
 
@@ -198,8 +205,7 @@ def _obey(engine: Engine, command: engine_pb2.EngineCommand) -> None:
 if __name__ == "__main__":
     # The worker decides when the engine ends; a Ctrl-C in the terminal reaches the whole group.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    exit_with_parent(signal.SIGKILL)  # it has nothing to put away
-    exit_at_end_of(int(sys.argv[2]))
+    exit_at_end_of(int(sys.argv[2]), grace_s=_GRACE_S)
     try:
         run(ChildEnd(socket.socket(fileno=int(sys.argv[1])), engine_pb2.EngineCommand.FromString))
     except (EOFError, ConnectionError):

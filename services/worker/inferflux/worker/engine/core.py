@@ -138,6 +138,10 @@ class Engine:
         states, n_bytes = self._memory.store(limit_s)
         return engine_pb2.EngineReport(flushed=engine_pb2.EngineFlushed(states=states, bytes=n_bytes))
 
+    def rescue(self, limit_s: float) -> None:
+        """Put what is computed of the requests on disk, within `limit_s`: their worker is gone."""
+        self._memory.rescue(sorted(self._sequences.values(), key=lambda s: s.order), limit_s)
+
     def close(self) -> None:
         """Leave the disk tier to the next process."""
         self._tiers.close()

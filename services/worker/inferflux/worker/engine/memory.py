@@ -297,6 +297,11 @@ class Memory:
         """
         return self._saved.store(self.prefixes.cached(), limit_s)
 
+    def rescue(self, sequences: Iterable[Sequence], limit_s: float) -> None:
+        """Put what is computed of these on disk, in order, as far as `limit_s` goes. What the prefill context
+        computes is lost."""
+        self._saved.rescue((s for s in sequences if not s.in_prefill_context), limit_s)
+
     def close_holes(self, plan: StepPlan) -> None:
         """After a step: move the filled cells together, if what holes between them cost has reached that.
 

@@ -22,8 +22,8 @@ _SHORTEST_READ_S = 0.5
 _LONGEST_READ_S = 5.0
 # A request whose process has died waits for what that left: this part of what computing takes, ...
 _SEARCH_PART = 1 / 4
-# ... or this many seconds, if that is more.
-_SHORTEST_SEARCH_S = 0.1
+# ... or this many seconds, if that is more: an engine that has lost its worker writes for as long.
+_SHORTEST_SEARCH_S = 0.3
 
 
 class StateCache(Protocol):
@@ -211,16 +211,36 @@ class SavedStates:
         Returns:
             (states, bytes) that are on disk now, and were not.
         """
-        until_s = self._clock_s() + limit_s
-
-        def left_s() -> float:
-            return max(until_s - self._clock_s(), 0.0)
-
-        tiers = self._tiers
+        left_s, tiers = self._countdown(limit_s), self._tiers
         in_cache = all(self._store_cached(*each, left_s()) for each in cached)
         if in_cache:
             all(tiers.store(kept, left_s()) for kept in tiers.cold_in_host())
         return tiers.stored(left_s())
+
+    def rescue(self, sequences: Iterable[Sequence], limit_s: float) -> None:
+        """Put what is computed of requests on disk, in order.
+
+        Args:
+            limit_s: what is not written by then is lost.
+        """
+        left_s, tiers = self._countdown(limit_s), self._tiers
+        for sequence in sequences if tiers.has_disk else ():
+            held = tiers.held_for(sequence)
+            if held is not None:
+                has_room = tiers.store(held, left_s())
+            elif sequence.is_loaded and sequence.position >= BLOCK:
+                tokens = sequence.tokens[: sequence.position]
+                has_room = self._store_cached(sequence.seq_id, sequence.cache_scope, tokens, left_s())
+            else:
+                continue
+            if not has_room:
+                break
+        tiers.stored(left_s())
+
+    def _countdown(self, limit_s: float) -> Callable[[], float]:
+        """Tells how many of these seconds are left."""
+        until_s = self._clock_s() + limit_s
+        return lambda: max(until_s - self._clock_s(), 0.0)
 
     def _store_cached(self, seq_id: int, scope: str, tokens: TokenArray, seconds: float) -> bool:
         """Whether there is time and room for more, now that this is stored, if it is worth it."""

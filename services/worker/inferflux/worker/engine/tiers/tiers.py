@@ -134,6 +134,11 @@ class Tiers(Generic[S]):
         return self._moves.take(most)
 
     @property
+    def has_disk(self) -> bool:
+        """Whether there is a disk tier."""
+        return self._disk is not None
+
+    @property
     def is_scanning(self) -> bool:
         """Whether files of an earlier process may be found still, at the next `poll`."""
         return self._disk is not None and self._disk.is_scanning
@@ -355,6 +360,10 @@ class Tiers(Generic[S]):
             if found.matched == tokens.shape[0]:
                 return found.value
         return None
+
+    def held_for(self, owner: S) -> Kept[S] | None:
+        """The state of a preempted sequence; None if none is held."""
+        return self._by_owner.get(owner)
 
     def cold_in_host(self) -> list[Kept[S]]:
         """The cold prefixes in host memory, the last used first."""
