@@ -2,10 +2,11 @@
 
     python -m benchmarks.failover_cache [--model-file FILE] [--prompt-tokens 1000] [--rounds 3]
 
-Two workers of one machine, 8 streams on one of them, kill -9. The streams go on at the other. Four ways:
+Two workers of one machine, 8 streams on one of them, kill -9. The streams go on at the other. Five ways:
 
-- `computed`: nothing of them is cached there.
-- `disk`: the dead worker had put every prompt on disk as soon as it was computed.
+- `computed`: nothing of them is cached there, and there is no disk tier.
+- `left`: there is one. The dead worker's engine puts on disk what it had of them.
+- `disk`: the dead worker had also put every prompt on disk as soon as it was computed.
 - `shared`: all prompts begin with the same three quarters, which the other worker has in its KV cache.
 - `both`: the same, and the disk.
 
@@ -43,7 +44,7 @@ _STREAMS = 8
 _KILLED_AT = 24
 _FOR_EVER_S = 1e9
 _LIMIT_S = 240.0
-_WAYS = ("computed", "disk", "shared", "both")
+_WAYS = ("computed", "left", "disk", "shared", "both")
 _FOUND = "inferflux_retried_found_tokens_total"
 _TOKENS = "inferflux_retried_tokens_total"
 
@@ -66,12 +67,9 @@ class Kill:
 async def kill_once(options: argparse.Namespace, way: str, rng: random.Random) -> Kill:
     """Start a stack, have all streams run on one worker, and kill it."""
     with tempfile.TemporaryDirectory() as folder:
-        worker = {}
+        worker = {"INFERFLUX_WORKER_DISK_PATH": folder} if way in ("left", "disk", "both") else {}
         if way in ("disk", "both"):
-            worker = {
-                "INFERFLUX_WORKER_DISK_PATH": folder,
-                "INFERFLUX_WORKER_DISK_PROMPT_TOKENS": str(options.prompt_tokens // 2),
-            }
+            worker["INFERFLUX_WORKER_DISK_PROMPT_TOKENS"] = str(options.prompt_tokens // 2)
         made = StackOptions(
             model=options.model_file,
             workers=2,
