@@ -20,10 +20,6 @@ class TraceContext:
     flags: int = _SAMPLED
 
     @property
-    def is_sampled(self) -> bool:
-        return bool(self.flags & _SAMPLED)
-
-    @property
     def traceparent(self) -> str:
         return f"00-{self.trace_id}-{self.span_id}-{self.flags:02x}"
 

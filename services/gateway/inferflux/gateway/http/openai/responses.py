@@ -49,10 +49,6 @@ def to_request(body: ResponsesBody) -> inference_pb2.ChatRequest:
     )
 
 
-def wants_logprobs(body: ResponsesBody) -> bool:
-    return _alternatives(body) is not None
-
-
 def _alternatives(body: ResponsesBody) -> int | None:
     if body.top_logprobs is None and _LOGPROBS not in (body.include or []):
         return None
