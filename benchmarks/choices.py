@@ -16,7 +16,6 @@ import contextlib
 import http.client
 import json
 import random
-import re
 import statistics
 import time
 from dataclasses import asdict, dataclass
@@ -27,6 +26,7 @@ from rich.console import Console
 from rich.table import Table
 
 from inferflux.cli.stack import Stack, StackOptions
+from inferflux.common.audit.reading import LineReader
 
 from .command_line import add_json, make_parser, positive, write_json
 
@@ -34,7 +34,6 @@ from .command_line import add_json, make_parser, positive, write_json
 _IDS = range(300, 1800)
 _WARM_UP_ROUNDS = 3
 _AUDIT_WAIT_S = 10.0
-_COLOR = re.compile("\x1b\\[[0-9;]*m")
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,13 +101,12 @@ class Caller:
 
     def _computed(self) -> dict[str, int]:
         """Prompt tokens that each request computed, by its id."""
-        found: dict[str, int] = {}
-        log = self._stack.state_dir.path / "logs" / "gateway.log"
-        for line in _COLOR.sub("", log.read_text()).splitlines():
-            told = dict(re.findall(r"\b(request_id|prompt_tokens|cached_prompt_tokens)=(\S+)", line))
-            if len(told) == 3:
-                found[told["request_id"]] = int(told["prompt_tokens"]) - int(told["cached_prompt_tokens"])
-        return found
+        lines = LineReader([self._stack.state_dir.path / "audit"]).new_lines()
+        return {
+            line["request_id"]: line["prompt_tokens"] - line["cached_prompt_tokens"]
+            for line in lines
+            if "prompt_tokens" in line
+        }
 
 
 async def measure(options: argparse.Namespace) -> list[Figures]:

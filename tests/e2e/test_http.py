@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import re
 import uuid
 from collections.abc import AsyncIterator
 
@@ -81,10 +80,8 @@ async def test_choices_find_the_prompt_of_the_first_one_cached(http: HttpClient,
     body["ignore_eos"] = True
     answer = await http.post("/v1/chat/completions", body, **{"x-request-id": "shared-prompt"})
     assert answer.status == 200
-    log = (stack.state_dir.path / "logs" / "gateway.log").read_text()
-    audit = [re.sub("\x1b\\[[0-9;]*m", "", line) for line in log.splitlines() if "shared-prompt-1" in line]
-    cached = [int(found[1]) for line in audit if (found := re.search(r"cached_prompt_tokens=(\d+)", line))]
-    assert cached[0] >= answer.json()["usage"]["prompt_tokens"] - 16
+    line = await audit.line_of(stack, "shared-prompt-1")
+    assert line["cached_prompt_tokens"] >= answer.json()["usage"]["prompt_tokens"] - 16
 
 
 async def test_a_text_is_continued_and_echoed(sdk: openai.AsyncOpenAI) -> None:

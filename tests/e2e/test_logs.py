@@ -25,7 +25,7 @@ WAIT_S = 20.0
 # What each service does with a request that is served without trouble, in its own words and order.
 STEPS = {
     "policy": ["admits a request", "settles a request"],
-    "gateway": ["audit"],
+    "gateway": ["served an RPC"],
     "scheduler": ["queues a request", "dispatches a request", "a request has finished"],
     "worker-0": ["takes a request up", "a request has finished"],
 }

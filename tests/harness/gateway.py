@@ -19,6 +19,7 @@ from typing import Any, Protocol
 
 import grpc.aio
 import pytest
+from harness.audit import AUDIT_KEY, lines_in
 
 from inferflux.common import errors, grpc_client, subjects
 from inferflux.common.bus import Bus, Job, JobConsumer, Message, Subscription
@@ -67,8 +68,11 @@ class GatewayProcess:
             "INFERFLUX_NATS_URL": nats_url,
             "INFERFLUX_POLICY_ADDRESS": policy_address,
             "INFERFLUX_LOG_FORMAT": "json",
+            "INFERFLUX_AUDIT_DIR": str(directory / "audit"),
+            "INFERFLUX_AUDIT_KEY": AUDIT_KEY,
             "INFERFLUX_EXIT_WITH_PARENT": "true",
         } | variables
+        self.audit_dir = directory / "audit"
         self.process: subprocess.Popen[bytes] | None = None
         self.channel = grpc_client.channel(f"127.0.0.1:{self.port}")
         self.inference = inference_pb2_grpc.InferenceServiceStub(self.channel)
@@ -131,8 +135,7 @@ class GatewayProcess:
 
     def audit(self, request_id: str = "") -> list[dict[str, Any]]:
         """The audit lines, of a request if one is named."""
-        lines = [line for line in self.log_lines() if line["event"] == "audit"]
-        return [line for line in lines if request_id in ("", line["request_id"])]
+        return lines_in(self.audit_dir, request_id)
 
 
 class StartGateway(Protocol):

@@ -17,6 +17,7 @@ from typing import Any
 
 import grpc.aio
 import pytest
+from harness.audit import AUDIT_KEY
 
 from inferflux.common import grpc_client
 from inferflux.common.servers import free_port
@@ -42,6 +43,8 @@ class PolicyProcess:
             "INFERFLUX_METRICS_LISTEN": f"127.0.0.1:{self.metrics_port}",
             "INFERFLUX_REDIS_URL": redis_url,
             "INFERFLUX_LOG_FORMAT": "json",
+            "INFERFLUX_AUDIT_DIR": str(directory / "audit"),
+            "INFERFLUX_AUDIT_KEY": AUDIT_KEY,
             "INFERFLUX_EXIT_WITH_PARENT": "true",
             "INFERFLUX_POLICY_STORE_CHECK_INTERVAL_S": "0.1",
         } | variables

@@ -12,6 +12,7 @@ import typer
 from inferflux.common.admin_limits import MAX_HAND_OVER_MS, MAX_THRESHOLD, MAX_TIMESLICE_TOKENS
 from inferflux.v1 import scheduler_pb2
 
+from .audit_admin import audit
 from .cache_admin import cache
 from .client import Client
 from .command import ApiKey, AsJson, Endpoint, StateDirectory, make_console, print_json, with_client
@@ -19,9 +20,11 @@ from .draining import begin, follow, goes_on
 from .tables import fairness_view
 
 admin = typer.Typer(
-    help="Change fairness, drain workers, and clear caches, while requests run.", no_args_is_help=True
+    help="Change fairness, drain workers, clear caches, while requests run; and read the audit trail.",
+    no_args_is_help=True,
 )
 admin.add_typer(cache, name="cache")
+admin.add_typer(audit, name="audit")
 
 Worker = Annotated[str, typer.Argument(metavar="WORKER", help="As `inferctl status` names it.")]
 

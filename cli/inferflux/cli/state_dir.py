@@ -5,6 +5,7 @@ stack.json      where the running stack is reached; there only while one runs
 stack.lock      held by the running stack; holds its pid
 chat_history    what was typed into `inferctl chat`
 logs/NAME.log   one per process; the previous run's is NAME.log.1
+audit/          the audit trail, a folder for each process, and the key of its hashes
 nats/ valkey/   the servers' data
 kv/             computed prompts, in a numbered folder for each worker; can be deleted at any time
 """

@@ -58,6 +58,7 @@ class Inference(inference_pb2_grpc.InferenceServiceServicer):
 class Caller:
     tenant: str
     scope: str
+    key_id: str = ""
 
 
 async def admit(scope: str, context: CallContext) -> Caller:

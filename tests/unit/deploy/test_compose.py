@@ -241,11 +241,14 @@ def test_the_operator_may_choose_the_key_the_model_and_the_slots() -> None:
         "INFERFLUX_GATEWAY_PORT": "50061",
         "INFERFLUX_GATEWAY_HTTP_PORT": "8081",
         "INFERFLUX_GATEWAY_ANSWER_CACHE_BYTES": "2000",
+        "INFERFLUX_AUDIT_KEY": "an-audit-key-of-compose",
     }
     services = read_compose(chosen)["services"]
     assert services["gateway"]["ports"] == ["127.0.0.1:50061:50051", "127.0.0.1:8081:8080"]
     assert services["gateway"]["environment"]["INFERFLUX_GATEWAY_ANSWER_CACHE_BYTES"] == "2000"
     assert services["policy"]["environment"]["INFERFLUX_POLICY_BOOTSTRAP_KEY"] == "ifx_" + "k" * 43
+    for name in ("gateway", "policy"):
+        assert services[name]["environment"]["INFERFLUX_AUDIT_KEY"] == chosen["INFERFLUX_AUDIT_KEY"]
     for name in ("worker", "worker-gpu"):
         environment = services[name]["environment"]
         assert environment["INFERFLUX_WORKER_MODEL_PATH"] == "/models/other.gguf"

@@ -9,6 +9,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from inferflux.common import subjects
+from inferflux.common.audit.writer import NO_AUDIT
 from inferflux.common.bus import Bus
 from inferflux.common.calls import CallContext
 from inferflux.common.errors import InferFluxError, ResourceExhausted, Unavailable
@@ -102,12 +103,13 @@ class Stage:
             submitter=Submitter(bus),
             canceller=Canceller(bus, background, timeout_s=1),
             reader_reports=self.reports,
-            ledger=Ledger(self, background),
+            ledger=Ledger(self, background, NO_AUDIT),
             metrics=GatewayMetrics(CollectorRegistry()),
             background=background,
             streams=self.streams,
             relay_limits=RelayLimits(drop_check_s=0.01),
             tracer=OFF,
+            trail=NO_AUDIT,
         )
 
     async def settle(self, request: policy_pb2.SettleRequest) -> None:

@@ -9,6 +9,7 @@ import pytest
 from harness.gateway import Backend, finished, tokens, until
 from prometheus_client import CollectorRegistry
 
+from inferflux.common.audit.writer import NO_AUDIT
 from inferflux.common.bus import Bus
 from inferflux.common.bus.memory import MemoryNats
 from inferflux.common.calls import CallContext
@@ -113,12 +114,13 @@ class Stage:
             submitter=Submitter(bus),
             canceller=Canceller(bus, self.background, timeout_s=1),
             reader_reports=ReaderReports(bus, timeout_s=1),
-            ledger=Ledger(self.policy, self.background),
+            ledger=Ledger(self.policy, self.background, NO_AUDIT),
             metrics=metrics,
             background=self.background,
             streams=self.streams,
             relay_limits=RelayLimits(drop_check_s=0.01),
             tracer=OFF,
+            trail=NO_AUDIT,
         )
         self.pipeline = Pipeline(
             self.policy,

@@ -57,6 +57,7 @@ def plan(
         "INFERFLUX_NATS_URL": f"nats://{LOOPBACK}:{ports.nats}",
         "INFERFLUX_REDIS_URL": f"redis://{LOOPBACK}:{ports.redis}/0",
         "INFERFLUX_POLICY_ADDRESS": f"{LOOPBACK}:{ports.policy}",
+        "INFERFLUX_AUDIT_DIR": str(state_dir / "audit"),
         "INFERFLUX_EXIT_WITH_PARENT": "true",
         "INFERFLUX_DRAIN_LIMIT_S": f"{options.drain_limit_s:g}",
         "PYTHONUNBUFFERED": "1",

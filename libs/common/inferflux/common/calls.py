@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from inferflux.common import grpc_metadata
+from inferflux.common.audit.entry import CallRecord
 from inferflux.common.errors import Unauthenticated
 
 # Further away than this is no deadline.
@@ -26,6 +27,7 @@ class CallContext:
         deadline_unix_ms: when the client gives up; 0 if it does not.
         started_at: when the call came, monotonic, in seconds.
         same_prompt_as: the request id of another choice of the call, whose prompt is computed; "" for none.
+        record: what the call's audit line is to say; choices of one call share it.
     """
 
     request_id: str
@@ -35,6 +37,7 @@ class CallContext:
     deadline_unix_ms: int = 0
     started_at: float = 0.0
     same_prompt_as: str = ""
+    record: CallRecord = field(default_factory=CallRecord, compare=False, repr=False)
 
     def require_credential(self) -> str:
         """The API key.

@@ -24,6 +24,8 @@ import grpc.aio
 from grpc_status import rpc_status
 
 from inferflux.common import grpc_metadata, logs, metrics, wire
+from inferflux.common.audit.calls import write_call
+from inferflux.common.audit.writer import NO_AUDIT, AuditTrail
 from inferflux.common.calls import CallContext, call_context
 from inferflux.common.errors import InferFluxError, Internal, InvalidArgument, ResourceExhausted, to_status
 from inferflux.common.grpc_options import MAX_RECEIVE_BYTES
@@ -45,6 +47,8 @@ class Admitted(Protocol):
 
     @property
     def tenant(self) -> str: ...
+    @property
+    def key_id(self) -> str: ...
 
 
 Admit = Callable[[str, CallContext], Awaitable[Admitted]]
@@ -102,6 +106,11 @@ def caller_as(kind: type[_Caller]) -> _Caller:
     return caller
 
 
+def note_for_audit(**about: object) -> None:
+    """Add fields to the audit line of the RPC that this task serves."""
+    current_call().context.record.about |= about
+
+
 class RequestInterceptor(grpc.aio.ServerInterceptor):
     """Wraps the handlers of all four kinds of RPC.
 
@@ -109,6 +118,7 @@ class RequestInterceptor(grpc.aio.ServerInterceptor):
         rules: of the server's methods; one that has none is UNIMPLEMENTED. None: every caller may call every
             method, with messages of any size that gRPC takes.
         admit: admits the callers of methods whose rule has a scope.
+        trail: gets a line for each call of a method whose rule has a scope.
         max_calls: calls at the same time; health and reflection have bounds of their own. One more ends
             one that waits to send its body, of the tenant with most of those. If none waits, it is refused.
     """
@@ -117,11 +127,13 @@ class RequestInterceptor(grpc.aio.ServerInterceptor):
         self,
         rules: Mapping[str, MethodRule] | None = None,
         admit: Admit | None = None,
+        trail: AuditTrail = NO_AUDIT,
         *,
         max_calls: int = 8192,
     ) -> None:
         self._rules = rules
         self._admit = admit
+        self._trail = trail
         self._max_calls = max_calls
         self._n_calls = 0
         # The calls of open methods: what ends them, the oldest first.
@@ -160,7 +172,8 @@ class RequestInterceptor(grpc.aio.ServerInterceptor):
         # Always a coroutine, never a generator: a cancelled RPC then raises CancelledError inside
         # this frame, and the method's generator is closed at once instead of when it is garbage-collected.
         async def handle(_: object, context: Context) -> Any:
-            called = _Call(details.method, details.invocation_metadata, context)
+            trail = self._trail if rule.scope else NO_AUDIT
+            called = _Call(details.method, details.invocation_metadata, context, trail)
             async with called as call, self._bounded(details.method, rule):
                 await self._admit_call(call, rule)
                 return await reply(inner(await self._request(context, rule, handler), context), context)
@@ -173,7 +186,10 @@ class RequestInterceptor(grpc.aio.ServerInterceptor):
         if rule.scope:
             if self._admit is None:
                 raise RuntimeError("a method has a scope, and nothing admits callers")
-            caller = await self._admit(rule.scope, current_call().context)
+            self._trail.check()
+            called = current_call().context
+            caller = await self._admit(rule.scope, called)
+            called.record.tenant, called.record.key_id = caller.tenant, caller.key_id
         await call.begin(caller)
 
     async def _request(self, context: Context, rule: MethodRule, handler: Any) -> Any:
@@ -266,11 +282,14 @@ async def _messages(
 class _Call:
     """One RPC from the first byte to its status. Cancellation always passes through."""
 
-    def __init__(self, method: str, metadata: grpc_metadata.Metadata | None, context: Context) -> None:
+    def __init__(
+        self, method: str, metadata: grpc_metadata.Metadata | None, context: Context, trail: AuditTrail
+    ) -> None:
         self._method = method
         self._context = context
         self._metadata = metadata
-        self._request_id = ""
+        self._trail = trail
+        self._called = CallContext(request_id="")
 
     async def __aenter__(self) -> Self:
         logs.clear_request()
@@ -278,7 +297,7 @@ class _Call:
             context = call_context(self._metadata, remaining_s=self._context.time_remaining())
         except InvalidArgument as error:
             await self._abort(error)
-        self._request_id = context.request_id
+        self._called = context
         _call.set(CallInfo(context, None))
         trace_id = trace_id_of(context.traceparent)
         logs.bind_request(**logs.of_request(context.request_id, trace_id=trace_id))
@@ -287,7 +306,7 @@ class _Call:
     async def begin(self, caller: Admitted | None) -> None:
         """The caller may call: tell it the request id before its first message."""
         _call.set(CallInfo(current_call().context, caller))
-        await self._context.send_initial_metadata(((grpc_metadata.REQUEST_ID, self._request_id),))
+        await self._context.send_initial_metadata(((grpc_metadata.REQUEST_ID, self._called.request_id),))
 
     async def __aexit__(self, _kind: object, error: BaseException | None, _traceback: object) -> None:
         if error is None:
@@ -295,9 +314,9 @@ class _Call:
         elif isinstance(error, InferFluxError):
             await self._abort(error)
         elif isinstance(error, grpc.aio.AbortError):
-            self._end(str(self._context.code()))  # the handler chose its own status
+            self._end(str(self._context.code()), error)  # the handler chose its own status
         elif isinstance(error, grpc.aio.BaseError) or not isinstance(error, Exception):
-            self._end("CANCELLED")  # the caller is gone, or the server is stopping
+            self._end("CANCELLED", asyncio.CancelledError())  # the caller is gone, or the server is stopping
             if isinstance(error, grpc.aio.BaseError):
                 raise _gone() from error
         else:
@@ -314,13 +333,13 @@ class _Call:
     async def _abort(self, error: InferFluxError) -> NoReturn:
         status: Any = rpc_status.to_status(to_status(error))
         code = _CODE_NAMES.get(error.code, "UNKNOWN")
-        self._end(code)
+        self._end(code, error)
         if code != "INTERNAL":
             log.debug(
                 "refused an RPC", rpc=self._method, code=code, reason=error.reason, message=error.message
             )
-        if self._request_id:
-            mine = (grpc_metadata.REQUEST_ID, self._request_id)
+        if self._called.request_id:
+            mine = (grpc_metadata.REQUEST_ID, self._called.request_id)
             status = status._replace(trailing_metadata=(*status.trailing_metadata, mine))
         try:
             await self._context.abort_with_status(status)
@@ -330,7 +349,8 @@ class _Call:
             raise _gone() from gone
         raise AssertionError("abort_with_status returned")
 
-    def _end(self, code: str) -> None:
+    def _end(self, code: str, error: BaseException | None = None) -> None:
+        write_call(self._trail, self._called, self._method.rpartition("/")[2], error=error)
         metrics.RPCS.labels(method=self._method, code=code.removeprefix("StatusCode.")).inc()
         log.debug("served an RPC", rpc=self._method, code=code)
 

@@ -9,6 +9,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from inferflux.common import grpc_noise
+from inferflux.common.audit.writer import NO_AUDIT, AuditTrail
 from inferflux.common.errors import Unavailable
 from inferflux.common.grpc_aio import AioServer
 from inferflux.common.grpc_interceptor import Admit, RequestInterceptor
@@ -92,14 +93,15 @@ class GrpcServer:
 def build_server(
     rules: Mapping[str, MethodRule] | None = None,
     admit: Admit | None = None,
+    trail: AuditTrail = NO_AUDIT,
     *,
     options: Sequence[Option] = (),
 ) -> GrpcServer:
     """A server that admits callers before it receives their messages: see `RequestInterceptor`.
 
-    It also knows request ids, maps errors to google.rpc.Status, counts and logs calls. `options` come after
-    the defaults and win over them.
+    It also knows request ids, maps errors to google.rpc.Status, counts, logs and audits calls. `options` come
+    after the defaults and win over them.
     """
     grpc_noise.silence()
-    interceptor = RequestInterceptor(rules, admit)
+    interceptor = RequestInterceptor(rules, admit, trail)
     return GrpcServer(AioServer([interceptor], [*SERVER_OPTIONS, *options]))

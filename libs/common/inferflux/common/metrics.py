@@ -64,3 +64,8 @@ BUS_MESSAGES_LOST = _of_every_service.counter(
     "Messages that were dropped because this process read them too slowly, by kind of subscription.",
     ("subscription",),
 )
+AUDIT_LINES = Counter("inferflux_audit_lines", "Lines of the audit trail that were written.")
+AUDIT_LINES_LOST = Counter(
+    "inferflux_audit_lines_lost", "Lines of the audit trail that were lost: too many waited to be written."
+)
+AUDIT_WRITE_ERRORS = Counter("inferflux_audit_write_errors", "Writes of the audit trail that failed.")

@@ -2,48 +2,52 @@
 
 from __future__ import annotations
 
-import asyncio
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from inferflux.common import logs
-from inferflux.common.errors import InferFluxError
-from inferflux.common.grpc_interceptor import caller_as, current_call
-
-from .caller import Caller
-
-audit = logs.get("audit")
+from inferflux.common.audit.calls import CHANGE, decision_of, duration_ms, outcome_of, reason_of
+from inferflux.common.audit.writer import AuditTrail
+from inferflux.common.grpc_interceptor import current_call
+from inferflux.common.tracing import trace_id_of
 
 
-@contextmanager
-def audited(method: str, **about: object) -> Iterator[dict[str, object]]:
-    """Write the line when the call ends: which key did what, and how it ended.
+class ChangeAudit:
+    """Writes the line of a change when it has been made or refused: which key did what."""
 
-    Yields:
-        What else the line is to have.
-    """
-    caller, began_s = caller_as(Caller), time.monotonic()
-    more: dict[str, object] = {}
-    outcome = "internal"
-    try:
-        yield more
-        outcome = "done"
-    except InferFluxError as error:
-        outcome = error.reason.lower()
-        raise
-    except (asyncio.CancelledError, GeneratorExit):
-        outcome = "left"
-        raise
-    finally:
-        audit.info(
-            "audit",
+    def __init__(self, trail: AuditTrail) -> None:
+        self._trail = trail
+
+    @contextmanager
+    def change(self, method: str, **about: object) -> Iterator[dict[str, object]]:
+        """Around the change itself.
+
+        Yields:
+            What else the line is to have.
+        """
+        more: dict[str, object] = {}
+        ended_by: BaseException | None = None
+        try:
+            yield more
+        except BaseException as error:
+            ended_by = error
+            raise
+        finally:
+            self._write(method, ended_by, about | more)
+
+    def _write(self, method: str, error: BaseException | None, about: dict[str, object]) -> None:
+        context = current_call().context
+        record = context.record
+        record.is_written = True
+        self._trail.write(
+            CHANGE,
             method=method,
-            tenant=caller.tenant,
-            key_id=caller.key_id,
-            request_id=current_call().context.request_id,
-            outcome=outcome,
-            duration_ms=round((time.monotonic() - began_s) * 1000, 1),
+            tenant=record.tenant,
+            key_id=record.key_id,
+            request_id=context.request_id,
+            trace_id=trace_id_of(context.traceparent),
+            decision=decision_of(error),
+            reason=reason_of(error),
+            outcome=outcome_of(error),
+            duration_ms=duration_ms(context),
             **about,
-            **more,
         )

@@ -10,7 +10,7 @@ from inferflux.common import admin_limits
 from inferflux.common.errors import NotFound, Unavailable
 from inferflux.v1 import admin_pb2, admin_pb2_grpc, scheduler_pb2
 
-from .admin_audit import audited
+from .admin_audit import ChangeAudit
 from .cache_clearing import CacheClearing
 from .drain_watch import DrainWatch
 from .scheduler_admin import SchedulerAdmin
@@ -28,9 +28,10 @@ _PATIENCE_S = 10.0
 class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
     """Checks what is asked for and passes it on to the scheduler. What changes something is audited."""
 
-    def __init__(self, scheduler: SchedulerAdmin, clearing: CacheClearing) -> None:
+    def __init__(self, scheduler: SchedulerAdmin, clearing: CacheClearing, audit: ChangeAudit) -> None:
         self._scheduler = scheduler
         self._clearing = clearing
+        self._audit = audit
 
     async def GetFairness(
         self, request: admin_pb2.GetFairnessRequest, context: Context
@@ -42,7 +43,7 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
     ) -> admin_pb2.SetFairnessResponse:
         admin_limits.check_fairness(request.change)
         change = {field.name: value for field, value in request.change.ListFields()}
-        with audited("SetFairness", **change):
+        with self._audit.change("SetFairness", **change):
             return admin_pb2.SetFairnessResponse(fairness=await self._scheduler.set_fairness(request.change))
 
     async def DrainWorker(
@@ -51,7 +52,7 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
         after_ms = request.hand_over_after_ms if request.HasField("hand_over_after_ms") else None
         admin_limits.check_worker_id(request.worker_id)
         admin_limits.check_hand_over(after_ms)
-        with audited("DrainWorker", worker_id=request.worker_id, hand_over_after_ms=after_ms):
+        with self._audit.change("DrainWorker", worker_id=request.worker_id, hand_over_after_ms=after_ms):
             progress = await self._scheduler.drain(request.worker_id, hand_over_after_ms=after_ms)
         clock = asyncio.get_running_loop().time
         watch = DrainWatch()
@@ -67,7 +68,7 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
         self, request: admin_pb2.UndrainWorkerRequest, context: Context
     ) -> admin_pb2.UndrainWorkerResponse:
         admin_limits.check_worker_id(request.worker_id)
-        with audited("UndrainWorker", worker_id=request.worker_id):
+        with self._audit.change("UndrainWorker", worker_id=request.worker_id):
             progress = await self._scheduler.drain(request.worker_id, undo=True)
         return admin_pb2.UndrainWorkerResponse(progress=progress)
 
@@ -76,7 +77,7 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
     ) -> admin_pb2.ClearCacheResponse:
         admin_limits.check_clear(request)
         asked = {field.name: value for field, value in request.ListFields() if field.name != "tenant"}
-        with audited("ClearCache", of_tenant=request.tenant, **asked) as line:
+        with self._audit.change("ClearCache", of_tenant=request.tenant, **asked) as line:
             response = await self._clearing.clear(request)
             workers = [worker.cleared for worker in response.workers]
             line["cleared_cells"] = sum(cleared.cells for cleared in workers)

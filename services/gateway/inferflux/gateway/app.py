@@ -12,6 +12,7 @@ import grpc.aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from inferflux.common import grpc_client, logs, store
+from inferflux.common.audit.opening import running_trail
 from inferflux.common.bus import Bus
 from inferflux.common.grpc_options import receive_limit
 from inferflux.common.grpc_server import GrpcServer, build_server
@@ -26,6 +27,7 @@ from inferflux.v1 import (
     model_pb2_grpc,
 )
 
+from .admin_audit import ChangeAudit
 from .admin_servicer import AdminServicer
 from .admission import Admission
 from .answers.cache import AnswerCache
@@ -104,6 +106,7 @@ class _Gateway:
 
 async def _open(settings: GatewaySettings, stack: AsyncExitStack, tracer: Tracer) -> _Gateway:
     """Connect, and start the tasks beside the servicers; `stack` ends all of it, the last one first."""
+    trail = await stack.enter_async_context(running_trail(settings, "gateway"))
     bus = await Bus.connect(settings.nats_url, name="gateway", watches_writes=True)
     stack.push_async_callback(bus.close)
     await bus.ensure_streams(settings.stream_limits)
@@ -137,12 +140,13 @@ async def _open(settings: GatewaySettings, stack: AsyncExitStack, tracer: Tracer
         submitter=Submitter(bus),
         canceller=Canceller(bus, background, timeout_s=settings.cancel_timeout_s),
         reader_reports=reports,
-        ledger=Ledger(admission, background),
+        ledger=Ledger(admission, background, trail),
         metrics=metrics,
         background=background,
         streams=Streams(settings.max_streams, settings.max_streams_per_tenant),
         relay_limits=settings.relay_limits,
         tracer=tracer,
+        trail=trail,
         answers=answers,
     )
     pipeline = Pipeline(
@@ -161,6 +165,7 @@ def _build_server(settings: GatewaySettings, gateway: _Gateway, probe: Probe) ->
     server = build_server(
         rules(settings.max_text_bytes),
         gateway.pipeline.admit,
+        gateway.services.trail,
         options=[receive_limit(body_limit(settings.max_text_bytes))],
     )
     cluster = ClusterServicer(
@@ -172,7 +177,11 @@ def _build_server(settings: GatewaySettings, gateway: _Gateway, probe: Probe) ->
         policy_address=settings.policy_address,
     )
     scheduler = SchedulerAdmin(gateway.services.bus, timeout_s=_ADMIN_TIMEOUT_S)
-    admin = AdminServicer(scheduler, CacheClearing(scheduler, gateway.models, gateway.redis))
+    admin = AdminServicer(
+        scheduler,
+        CacheClearing(scheduler, gateway.models, gateway.redis),
+        ChangeAudit(gateway.services.trail),
+    )
     inference_pb2_grpc.add_InferenceServiceServicer_to_server(
         InferenceServicer(gateway.pipeline), server.server
     )
@@ -191,6 +200,7 @@ def _http_server(settings: GatewaySettings, gateway: _Gateway, probe: Probe) -> 
         gateway.models,
         gateway.services.metrics,
         probe,
+        gateway.services.trail,
         cors_origins=settings.cors_origins,
         send_limit_s=settings.http_send_limit_s,
     )
@@ -208,6 +218,8 @@ async def _watch(gateway: _Gateway, probe: Probe, server: GrpcServer, shutdown: 
         probe.set_ready("queue", ok=not bus.write_problem, detail=bus.write_problem)
         why_not = await _ask_policy(policy_health)
         probe.set_ready("policy", ok=not why_not, detail=why_not)
+        trail = gateway.services.trail
+        probe.set_ready("audit", ok=trail.takes_calls, detail=trail.problem)
         no_tokenizers = gateway.tokenizers.revive()
         probe.set_ready("tokenizers", ok=not no_tokenizers, detail=no_tokenizers)
         if probe.is_ready != was_ready:

@@ -10,6 +10,8 @@ from types import TracebackType
 from typing import Self
 
 from inferflux.common import logs, subjects
+from inferflux.common.audit.calls import ALLOWED, decision_of, reason_of
+from inferflux.common.audit.writer import AuditTrail
 from inferflux.common.bus import Bus, TokenSubscription
 from inferflux.common.calls import CallContext
 from inferflux.common.errors import (
@@ -22,7 +24,7 @@ from inferflux.common.errors import (
     from_failed,
 )
 from inferflux.common.tasks import Background
-from inferflux.common.tracing import Span, Tracer
+from inferflux.common.tracing import Span, Tracer, trace_id_of
 from inferflux.v1 import answers_pb2, generation_pb2, inference_pb2, model_pb2, scheduler_pb2, tokens_pb2
 
 from .answers.cache import AnswerCache, Query
@@ -80,6 +82,7 @@ class Services:
     streams: Streams
     relay_limits: RelayLimits
     tracer: Tracer
+    trail: AuditTrail
     answers: AnswerCache | None = None
 
 
@@ -141,6 +144,9 @@ class Generation:
         # Whether a terminal chunk has said it.
         self._is_usage_final = False
         self._outcome = ""
+        self._decision, self._reason = ALLOWED, ""
+        self._prompt, self._answer = services.trail.text(), services.trail.text()
+        self._timings: dict[str, object] = {}
         # Of a stream that was resumed, empty until it is known.
         self._model = call.model
         self._has_tokens = False
@@ -148,7 +154,12 @@ class Generation:
 
     async def __aenter__(self) -> Self:
         self._services.metrics.streams.inc()
+        self._call.context.record.is_written = True
         return self
+
+    def note_prompt(self, text: str) -> None:
+        """What the request is to answer, for its audit line."""
+        self._prompt.add(text)
 
     async def submit(
         self,
@@ -285,6 +296,7 @@ class Generation:
             raise StopAsyncIteration
         if chunk.token_ids:
             self._note_tokens(len(chunk.token_ids))
+        self._answer.add(chunk.text)
         self._note_end(chunk)
         if chunk.HasField("finished"):
             self._check_offset(chunk.finished)
@@ -307,6 +319,9 @@ class Generation:
         has_ended = self._relay is not None and self._relay.state.is_ended
         is_handed_over = services.streams.is_over and _is_gone(error) and not has_ended
         self._outcome = self._outcome_of(error, is_handed_over=is_handed_over)
+        self._reason = reason_of(error)
+        if not (self._is_submitted or self._is_answered):
+            self._decision = decision_of(error)
         finished = self._finished()
         is_last = self._is_submitted and services.reader_reports.local.leave(self._read)
         if is_last and not has_ended:
@@ -384,6 +399,7 @@ class Generation:
             case "finished":
                 self._usage.CopyFrom(chunk.finished.usage)
                 self._is_usage_final = True
+                self._timings.update(_timings_of(chunk.finished.timings))
                 self._outcome = _OUTCOMES.get(chunk.finished.reason, "unknown")
                 if self._query is not None and self._services.answers is not None:
                     self._services.answers.keep(self._query)
@@ -439,7 +455,9 @@ class Generation:
         if self._last_tokens_at:
             metrics.inter_token_latency.observe((now - self._last_tokens_at) / n)
         else:
-            metrics.time_to_first_token.observe(now - self._call.context.started_at)
+            first_token_s = now - self._call.context.started_at
+            metrics.time_to_first_token.observe(first_token_s)
+            self._timings["time_to_first_token_ms"] = round(first_token_s * 1000, 1)
         self._last_tokens_at = now
         metrics.generation_tokens.inc(n)
 
@@ -477,7 +495,14 @@ class Generation:
         if self._source is not None:
             self._source.close()
         self._count_seen()
-        finished = replace(finished, model=self._model)
+        record = self._call.context.record
+        about = {
+            **record.about,
+            **self._timings,
+            **self._prompt.fields("prompt"),
+            **self._answer.fields("answer"),
+        }
+        finished = replace(finished, model=self._model, about=about)
         self._services.ledger.write(finished)
         self._settle(finished)
 
@@ -512,7 +537,19 @@ class Generation:
             outcome=self._outcome,
             usage=self._usage,
             duration_s=duration_s,
+            trace_id=trace_id_of(call.span.traceparent),
+            decision=self._decision,
+            reason=self._reason,
         )
+
+
+def _timings_of(timings: generation_pb2.Timings) -> dict[str, object]:
+    """Where its time went on the worker and before it, in milliseconds."""
+    return {
+        name: round(getattr(timings, name), 1)
+        for name in ("queue_ms", "prefill_ms", "decode_ms")
+        if getattr(timings, name)
+    }
 
 
 def _is_gone(error: BaseException | None) -> bool:

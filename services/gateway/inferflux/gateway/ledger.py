@@ -1,19 +1,21 @@
-"""What is recorded of a finished request: one audit line, and its usage with policy."""
+"""What is recorded of a finished request: one line of the audit trail, and its usage with policy."""
 
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from inferflux.common import logs
+from inferflux.common.audit.calls import ALLOWED, CALL
+from inferflux.common.audit.writer import AuditTrail
 from inferflux.common.errors import InferFluxError, InvalidArgument
 from inferflux.common.prefixes.tiers import tier_name
 from inferflux.common.tasks import Background
 from inferflux.v1 import generation_pb2, policy_pb2
 
 log = logs.get()
-audit = logs.get("audit")
 
 # Seconds before each further attempt to settle.
 _RETRIES_S = (0.2, 1.0, 5.0)
@@ -26,6 +28,9 @@ class FinishedRequest:
     Attributes:
         outcome: finish reason or error reason, lower case.
         duration_s: from the call to its end.
+        decision: whether it was refused before it was queued.
+        reason: of the error that ended it; "" without one.
+        about: more fields of its audit line: timings, and keyed hashes of prompt and answer.
     """
 
     method: str
@@ -37,6 +42,10 @@ class FinishedRequest:
     usage: generation_pb2.Usage
     duration_s: float
     attempt_id: str = ""
+    trace_id: str = ""
+    decision: str = ALLOWED
+    reason: str = ""
+    about: Mapping[str, object] = field(default_factory=dict)
 
 
 class Settles(Protocol):
@@ -48,20 +57,24 @@ class Settles(Protocol):
 class Ledger:
     """Records finished requests without delaying any other."""
 
-    def __init__(self, policy: Settles, background: Background) -> None:
+    def __init__(self, policy: Settles, background: Background, trail: AuditTrail) -> None:
         self._policy = policy
         self._background = background
+        self._trail = trail
 
     def write(self, finished: FinishedRequest) -> None:
-        """Write the audit line: which key did what. It holds no prompt and no answer."""
+        """Write the audit line: which key did what."""
         usage = finished.usage
-        audit.info(
-            "audit",
+        self._trail.write(
+            CALL,
             method=finished.method,
             tenant=finished.tenant,
             key_id=finished.key_id,
             request_id=finished.request_id,
+            trace_id=finished.trace_id,
             model=finished.model,
+            decision=finished.decision,
+            reason=finished.reason,
             outcome=finished.outcome,
             prompt_tokens=usage.prompt_tokens,
             cached_prompt_tokens=usage.cached_prompt_tokens,
@@ -69,6 +82,7 @@ class Ledger:
             completion_tokens=usage.completion_tokens,
             cached_completion_tokens=usage.cached_completion_tokens,
             duration_ms=round(finished.duration_s * 1000, 1),
+            **finished.about,
         )
 
     def settle(self, finished: FinishedRequest) -> None:

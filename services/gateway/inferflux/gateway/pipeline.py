@@ -103,6 +103,7 @@ class Pipeline:
         async with self._generation("Chat", context, caller, model=request.model) as (call, generation):
             card = await self._check(request)
             validation.check_messages(request.messages, max_text_bytes=self._max_text_bytes)
+            generation.note_prompt(chat_text(request.messages))
             use = tool_use_of(request)
             params = await self._constraints.checked(request.params, card)
             chat = await self._tokenizers.render_chat(
@@ -128,7 +129,9 @@ class Pipeline:
         async with self._generation("Generate", context, caller, model=request.model) as (call, generation):
             card = await self._check(request)
             params = await self._constraints.checked(request.params, card)
-            prompt = await self._prompt(request, card)
+            text = validation.prompt_of(request, max_text_bytes=self._max_text_bytes)
+            generation.note_prompt(text if isinstance(text, str) else " ".join(map(str, text)))
+            prompt = await self._prompt(text, request.WhichOneof("prompt") or "prompt", card)
             await self._submit(generation, call, card, prompt, request, params)
             yield generation
 
@@ -227,9 +230,7 @@ class Pipeline:
         )
         return card
 
-    async def _prompt(self, request: inference_pb2.GenerateRequest, card: model_pb2.ModelCard) -> Prompt:
-        prompt = validation.prompt_of(request, max_text_bytes=self._max_text_bytes)
-        field = request.WhichOneof("prompt") or "prompt"
+    async def _prompt(self, prompt: str | Sequence[int], field: str, card: model_pb2.ModelCard) -> Prompt:
         if isinstance(prompt, str):
             ids = await self._tokenizers.tokenize(card.digest, prompt, card.context_length, field=field)
             return Prompt(ids, field)
@@ -282,6 +283,11 @@ class Pipeline:
         if self._answers is None or call.caller.skips_answer_cache or request.skip_answer_cache:
             return None
         return query_of(job, request.params, model_digest=card.digest)
+
+
+def chat_text(messages: Sequence[inference_pb2.ChatMessage]) -> str:
+    """All texts of a conversation in order, a line each."""
+    return "\n".join(text for message in messages for text in validation.texts_of(message) if text)
 
 
 def _check_request_id(request_id: str) -> None:

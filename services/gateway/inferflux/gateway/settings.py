@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from pydantic_settings import SettingsConfigDict
 
+from inferflux.common.audit.settings import AuditSettings
 from inferflux.common.settings import (
     ByteCount,
     ListenAddress,
     OptionalListenAddress,
-    ServiceSettings,
     TargetAddress,
     setting,
 )
@@ -18,7 +18,7 @@ from .model_tokenizer import TokenizerLimits
 from .relay import RelayLimits
 
 
-class GatewaySettings(ServiceSettings):
+class GatewaySettings(AuditSettings):
     """Settings of one gateway process."""
 
     model_config = SettingsConfigDict(env_prefix="INFERFLUX_GATEWAY_")

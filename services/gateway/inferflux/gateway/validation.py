@@ -36,11 +36,12 @@ def check_messages(messages: Sequence[inference_pb2.ChatMessage], *, max_text_by
                 f"unknown role {message.role[:32]!r}: use one of {known}", field=f"messages[{i}].role"
             )
         check_calls(message, f"messages[{i}]")
-        total += sum(len(text.encode()) for text in _texts_of(message))
+        total += sum(len(text.encode()) for text in texts_of(message))
     _check_text_size(total, max_text_bytes, "messages")
 
 
-def _texts_of(message: inference_pb2.ChatMessage) -> Iterator[str]:
+def texts_of(message: inference_pb2.ChatMessage) -> Iterator[str]:
+    """Every text of a message, empty ones too."""
     yield from (message.content, message.name, message.tool_call_id, message.reasoning_content)
     for call in message.tool_calls:
         yield from (call.id, call.name, call.arguments)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from inferflux.common import logs, store
+from inferflux.common.audit.opening import running_trail
+from inferflux.common.audit.writer import AuditTrail
 from inferflux.common.errors import Unavailable
 from inferflux.common.grpc_options import receive_limit
 from inferflux.common.grpc_server import GrpcServer, build_server
@@ -23,6 +25,11 @@ log = logs.get()
 
 async def serve(settings: PolicySettings, shutdown: Shutdown) -> None:
     """Serve until `shutdown` is asked for; calls in flight then get `drain_limit_s` to end."""
+    async with running_trail(settings, "policy") as trail:
+        await _serve(settings, shutdown, trail)
+
+
+async def _serve(settings: PolicySettings, shutdown: Shutdown, trail: AuditTrail) -> None:
     redis = store.connect(settings.redis_url)
     policy_store = PolicyStore(redis, timeout_s=settings.store_timeout_s)
     metrics = PolicyMetrics()
@@ -35,7 +42,7 @@ async def serve(settings: PolicySettings, shutdown: Shutdown) -> None:
         default_max_priority=settings.default_max_priority,
         default_cache_scope=settings.cache_scope,
     )
-    server = build_server(RULES, servicer.admit_call, options=[receive_limit(MAX_BODY_BYTES)])
+    server = build_server(RULES, servicer.admit_call, trail, options=[receive_limit(MAX_BODY_BYTES)])
     policy_pb2_grpc.add_PolicyServiceServicer_to_server(servicer, server.server)
     server.add(SERVICE_NAME)
     try:

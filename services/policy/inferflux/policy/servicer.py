@@ -10,7 +10,7 @@ from inferflux.common import logs
 from inferflux.common.api_key import is_well_formed
 from inferflux.common.calls import CallContext
 from inferflux.common.errors import NotFound
-from inferflux.common.grpc_interceptor import caller_as
+from inferflux.common.grpc_interceptor import caller_as, note_for_audit
 from inferflux.v1 import policy_pb2, policy_pb2_grpc
 
 from . import keys
@@ -75,6 +75,7 @@ class PolicyServicer(policy_pb2_grpc.PolicyServiceServicer):
         self, request: policy_pb2.CreateApiKeyRequest, context: Context
     ) -> policy_pb2.CreateApiKeyResponse:
         admin = caller_as(ApiKeyRecord)
+        note_for_audit(of_tenant=request.tenant, name=request.name, scopes=list(request.scopes))
         secret = keys.generate()
         record = ApiKeyRecord(
             digest=keys.digest_of(secret),
@@ -89,6 +90,7 @@ class PolicyServicer(policy_pb2_grpc.PolicyServiceServicer):
             skips_answer_cache=request.skip_answer_cache,
         )
         await self._store.add(record)
+        note_for_audit(changed_key_id=record.key_id)
         log.info("API key created", key_id=record.key_id, tenant=record.tenant, by=admin.key_id)
         return policy_pb2.CreateApiKeyResponse(api_key=self._message(record), secret=secret)
 
@@ -104,6 +106,7 @@ class PolicyServicer(policy_pb2_grpc.PolicyServiceServicer):
     ) -> policy_pb2.RevokeApiKeyResponse:
         admin = caller_as(ApiKeyRecord)
         key_id = keys.parse_key_id(request.key_id)
+        note_for_audit(changed_key_id=key_id)
         if not await self._store.revoke(key_id):
             raise NotFound(f"there is no key {key_id}", reason="UNKNOWN_KEY_ID")
         log.info("API key revoked", key_id=key_id, by=admin.key_id)

@@ -8,8 +8,9 @@ from pydantic import AfterValidator, SecretStr
 from pydantic_settings import SettingsConfigDict
 
 from inferflux.common.api_key import is_well_formed
+from inferflux.common.audit.settings import AuditSettings
 from inferflux.common.priority import HIGHEST, LOWEST
-from inferflux.common.settings import ListenAddress, ServiceSettings, SubjectToken, setting
+from inferflux.common.settings import ListenAddress, SubjectToken, setting
 
 from .keys import OWN_TENANT
 
@@ -20,7 +21,7 @@ def _well_formed(secret: SecretStr) -> SecretStr:
     return secret
 
 
-class PolicySettings(ServiceSettings):
+class PolicySettings(AuditSettings):
     """Settings of one policy process."""
 
     model_config = SettingsConfigDict(env_prefix="INFERFLUX_POLICY_")

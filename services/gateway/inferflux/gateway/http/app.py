@@ -9,6 +9,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.routing import Route, Router, WebSocketRoute
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from inferflux.common.audit.writer import AuditTrail
 from inferflux.common.errors import NotFound
 from inferflux.common.grpc_metadata import PRIORITY, REQUEST_ID
 from inferflux.common.probe import Probe
@@ -37,6 +38,7 @@ def build_app(
     models: ModelRegistry,
     metrics: GatewayMetrics,
     probe: Probe,
+    trail: AuditTrail,
     *,
     cors_origins: Sequence[str],
     send_limit_s: float,
@@ -47,7 +49,7 @@ def build_app(
         cors_origins: whose pages may call from a browser; `*` is any.
         send_limit_s: how long a client may take nothing.
     """
-    edge = Edge(pipeline.admit, metrics, send_limit_s=send_limit_s)
+    edge = Edge(pipeline.admit, metrics, trail, send_limit_s=send_limit_s)
     created = int(time.time())
     answering = Answering(pipeline)
     documents = Documents()

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from starlette.types import Receive, Scope, Send
 
 from inferflux.common import logs, metrics
+from inferflux.common.audit.calls import write_call
+from inferflux.common.audit.writer import AuditTrail
 from inferflux.common.calls import CallContext
 from inferflux.common.errors import InferFluxError, Internal, InvalidArgument
 from inferflux.common.grpc_receiving import Receiving
@@ -57,14 +59,30 @@ class Edge:
 
     Args:
         admit: lets the holder of a key pass, by the scope that an endpoint needs.
+        trail: gets a line for each call that needs a key.
         send_limit_s: how long a client may take nothing.
     """
 
-    def __init__(self, admit: Admit, counts: GatewayMetrics, *, send_limit_s: float) -> None:
-        self.admit = admit
+    def __init__(
+        self, admit: Admit, counts: GatewayMetrics, trail: AuditTrail, *, send_limit_s: float
+    ) -> None:
+        self._admit = admit
+        self.trail = trail
         self.counts = counts
         self.send_limit_s = send_limit_s
         self.receiving = Receiving(_BODIES, grace_s=_BODY_GRACE_S, time_limit_s=_BODY_LIMIT_S)
+
+    async def admit(self, scope: str, context: CallContext) -> Caller:
+        """Let a call pass, and note for its audit line whose it is.
+
+        Raises:
+            InferFluxError: it may not pass.
+        """
+        self.trail.check()
+        context.record.about["protocol"] = "http"
+        caller = await self._admit(scope, context)
+        context.record.tenant, context.record.key_id = caller.tenant, caller.key_id
+        return caller
 
 
 class Endpoint:
@@ -85,7 +103,8 @@ class Endpoint:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         exchange = Exchange(scope, receive, send, send_limit_s=self._edge.send_limit_s)
         logs.clear_request()
-        await guarded(exchange, self._path, self._serve(exchange, scope["method"]))
+        error = await guarded(exchange, self._path, self._serve(exchange, scope["method"]))
+        write_call(self._edge.trail, exchange.context, f"{scope['method']} {self._path}", error=error)
         status = _GONE if exchange.is_gone else exchange.status
         self._edge.counts.http_requests.labels(self._path, str(status)).inc()
         log.debug("served an HTTP call", path=self._path, status=status)
@@ -123,18 +142,29 @@ class OpenEndpoint:
         await self._handle(exchange)
 
 
-async def guarded(exchange: Exchange, path: str, work: Awaitable[None]) -> None:
-    """Whatever ends the work, the client gets an answer in OpenAI's shape, or is gone."""
+async def guarded(exchange: Exchange, path: str, work: Awaitable[None]) -> BaseException | None:
+    """Whatever ends the work, the client gets an answer in OpenAI's shape, or is gone.
+
+    Returns:
+        What ended it, if anything did.
+    """
+    ended_by: BaseException | None = None
     try:
         try:
             await work
         except InferFluxError as error:
+            ended_by = error
             log.debug("refused an HTTP call", path=path, reason=error.reason, message=error.message)
             await exchange.fail(error)
         except Exception as error:
+            ended_by = error
             correlation_id = secrets.token_hex(6)
             metrics.UNEXPECTED_ERRORS.labels(where="http").inc()
             log.error("unexpected error in an HTTP call", correlation_id=correlation_id, exc_info=error)
             await exchange.fail(Internal(f"internal error, correlation id {correlation_id}"))
-    except asyncio.CancelledError:  # the client is gone, or the server ends: the call's task ends here
+    except (
+        asyncio.CancelledError
+    ) as error:  # the client is gone, or the server ends: the call's task ends here
         await exchange.leave()
+        ended_by = ended_by or error
+    return ended_by

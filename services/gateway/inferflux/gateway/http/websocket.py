@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import aclosing, contextmanager
+from dataclasses import replace
 from typing import Any
 
 from starlette.types import Receive, Scope, Send
 
 from inferflux.common import logs, metrics
+from inferflux.common.audit.calls import write_call
+from inferflux.common.audit.entry import CallRecord
 from inferflux.common.calls import CallContext, call_context
 from inferflux.common.errors import (
     Cancelled,
@@ -39,6 +43,8 @@ from .openai.bodies import GenerateBody
 log = logs.get()
 
 MAX_MESSAGE_BYTES = 1 << 20
+# In audit lines.
+_METHOD = "WEBSOCKET /generate"
 _MOST_SOCKETS = 1024
 _PROTOCOL = "inferflux"
 # How a browser says its key: it cannot set a header, but name subprotocols.
@@ -89,6 +95,7 @@ class WebSocketEndpoint:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         logs.clear_request()
         socket = _Socket(receive, send, send_limit_s=self._edge.send_limit_s)
+        context = CallContext(request_id="")
         try:
             await receive()  # the handshake
             context = call_context(_headers(scope), remaining_s=None)
@@ -97,6 +104,7 @@ class WebSocketEndpoint:
                 await socket.accept(scope, context)
                 await self._serve(socket, context, caller)
         except InferFluxError as error:
+            write_call(self._edge.trail, context, _METHOD, error=error)
             await socket.deny(error)
         except asyncio.CancelledError:
             return
@@ -105,14 +113,18 @@ class WebSocketEndpoint:
         """Answer requests until the client leaves, each under an id of its own."""
         number = 0
         while (message := await socket.next()) is not None:
+            own = replace(context, record=_record_of(context), started_at=time.monotonic())
             try:
-                await self._answer(socket, of_choice_context(context, number, first=number), caller, message)
+                own = of_choice_context(own, number, first=number)
+                await self._answer(socket, own, caller, message)
             except InferFluxError as error:
+                write_call(self._edge.trail, own, _METHOD, error=error)
                 await socket.send(to_http(error).body)
                 if error.reason == "GATEWAY_DRAINING":
                     await socket.close(_RESTARTS)
                     return
             except Exception as error:
+                write_call(self._edge.trail, own, _METHOD, error=error)
                 correlation_id = secrets.token_hex(6)
                 metrics.UNEXPECTED_ERRORS.labels(where="http").inc()
                 log.error("unexpected error in a websocket", correlation_id=correlation_id, exc_info=error)
@@ -138,6 +150,12 @@ class WebSocketEndpoint:
                         await socket.send(said)
         except InferFluxError as error:
             raise in_words_of(error, names) from None
+
+
+def _record_of(context: CallContext) -> CallRecord:
+    """Of one request of a websocket: the caller is the handshake's."""
+    record = context.record
+    return CallRecord(record.tenant, record.key_id, dict(record.about))
 
 
 class _Socket:
