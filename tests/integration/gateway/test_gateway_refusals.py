@@ -173,11 +173,11 @@ CALLS: list[Callable[[Client], Any]] = [
 
 
 @pytest.mark.parametrize("call", CALLS, ids=["Chat", "Generate", "Resume"])
-@pytest.mark.parametrize("key", ["", "nonsense", "ifx_" + "A" * 43], ids=["none", "malformed", "unknown"])
+@pytest.mark.parametrize("secret", ["", "nonsense", "ifx_" + "A" * 43], ids=["none", "malformed", "unknown"])
 async def test_no_key_and_wrong_keys_are_refused(
-    gateway: GatewayProcess, backend: Backend, call: Callable[[Client], Any], key: str
+    gateway: GatewayProcess, backend: Backend, call: Callable[[Client], Any], secret: str
 ) -> None:
-    assert isinstance(await refused(backend, call(Client(gateway, key))), Unauthenticated)
+    assert isinstance(await refused(backend, call(Client(gateway, secret))), Unauthenticated)
 
 
 async def test_an_unauthenticated_caller_learns_nothing_else(
