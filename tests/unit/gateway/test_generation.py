@@ -41,6 +41,7 @@ class ScriptedBus:
         self.enqueued: bool | InferFluxError = True
         self.live: list[bytes] = []
         self.stored: list[bytes] = []
+        self.looks_before_stored = 0
         self.published: list[bytes] = []
         self.refused_publishes = 0
         self.reply = scheduler_pb2.ReaderReply()
@@ -60,6 +61,9 @@ class ScriptedBus:
         return self
 
     async def replay(self, _subject: str) -> list[bytes]:
+        if self.looks_before_stored:
+            self.looks_before_stored -= 1
+            return []
         return self.stored
 
     async def request(self, subject: str, *_args: object, **_named: object) -> bytes:
@@ -204,6 +208,18 @@ async def test_the_terminal_chunk_names_the_attempt_whatever_the_scheduler_answe
             assert [chunk async for chunk in generation] == []
         await stage.end()
         assert [request.attempt_id for request in stage.settled] == ["a1"]
+
+
+async def test_chunks_that_are_stored_after_the_first_look_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No scheduler knows an answer from the cache, and its chunks may be resumed before they are stored."""
+    monkeypatch.setattr("inferflux.gateway.generation._RESUME_WAIT_S", 0.01)
+    stage = Stage()
+    stage.bus.stored, stage.bus.looks_before_stored = [finished("a1")], 1
+    async with stage.generation("Resume") as generation:
+        await generation.resume(0)
+        chunks = [chunk async for chunk in generation]
+    assert [chunk.WhichOneof("event") for chunk in chunks] == ["finished"]
+    await stage.end()
 
 
 async def test_the_model_of_a_resumed_stream_is_recorded_by_its_terminal_chunk_or_by_its_scheduler() -> None:

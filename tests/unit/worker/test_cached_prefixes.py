@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import cast
 
+from harness.long_lists import long_lists
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -195,7 +196,7 @@ EVENT = st.tuples(
 STEP = st.one_of(EVENT, st.sampled_from(["write", "lost answer", "server emptied", "engine died"]))
 
 
-@given(st.lists(STEP, max_size=40))
+@given(long_lists(STEP, max_size=40))
 def test_the_index_comes_to_hold_what_is_cached_whatever_happens(steps: list[object]) -> None:
     made, index = prefixes(), Index()
     entries: dict[int, tuple[list[bytes], Tier, bool]] = {}

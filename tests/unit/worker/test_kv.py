@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from harness.long_lists import long_lists
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -11,7 +12,7 @@ from inferflux.worker.engine.kv import CellLedger, OutOfCells
 CELLS = 100
 IDS = 6
 _Step = tuple[str, int, int, int]
-_STEPS = st.lists(
+_STEPS = long_lists(
     st.tuples(
         st.sampled_from(["use", "share", "keep", "cut", "release"]),
         st.integers(0, IDS - 1),
@@ -67,7 +68,7 @@ class NaiveLedger:
 
 
 @given(_STEPS)
-@settings(max_examples=300)
+@settings(max_examples=100)
 def test_it_says_the_same_as_an_account_of_each_cell(steps: list[_Step]) -> None:
     ledger, naive = CellLedger(CELLS), NaiveLedger()
     high_water = 0
@@ -85,7 +86,7 @@ def test_it_says_the_same_as_an_account_of_each_cell(steps: list[_Step]) -> None
 
 
 @given(_STEPS, st.permutations(range(IDS)))
-@settings(max_examples=200)
+@settings(max_examples=70)
 def test_a_trial_says_what_evicting_requests_would_free(steps: list[_Step], order: list[int]) -> None:
     ledger, naive = CellLedger(CELLS), NaiveLedger()
     for step in steps:

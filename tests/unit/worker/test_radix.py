@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from harness.long_lists import long_lists
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -158,7 +159,7 @@ def test_what_is_remembered_has_a_bound_and_the_least_used_is_forgotten(
 
 _TOKENS = st.lists(st.integers(0, 2), min_size=1, max_size=8)
 _Step = tuple[str, int, str, list[int]]
-_STEPS = st.lists(
+_STEPS = long_lists(
     st.tuples(
         st.sampled_from(["hold", "hold", "unpin", "drop", "evict", "lookup", "clear"]),
         st.integers(0, 7),
@@ -265,7 +266,7 @@ class NaiveTree:
 
 
 @given(_STEPS, st.booleans())
-@settings(max_examples=500)
+@settings(max_examples=150)
 def test_it_says_the_same_as_a_list_of_sequences(steps: list[_Step], is_divisible: bool) -> None:
     naive = NaiveTree(is_divisible=is_divisible)
     for kind, holder, scope, tokens in steps:

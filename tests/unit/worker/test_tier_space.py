@@ -6,6 +6,7 @@ from collections import deque
 from dataclasses import dataclass
 
 import pytest
+from harness.long_lists import long_lists
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -80,7 +81,7 @@ class Clock:
         return gone
 
 
-@given(st.lists(st.tuples(st.booleans(), st.integers(1, 30), st.integers(0, 9)), max_size=60))
+@given(long_lists(st.tuples(st.booleans(), st.integers(1, 30), st.integers(0, 9)), max_size=60))
 def test_by_clock_a_hand_takes_a_life_of_each_that_it_passes(
     steps: list[tuple[bool, int, int]],
 ) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from harness.kv_states import IDENTITY, is_whole, state_of
+from harness.long_lists import long_lists
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -154,6 +155,17 @@ def test_a_longer_prefix_takes_the_place_of_those_it_begins_with() -> None:
     tiers.keep(state_of(prompt(1)))
     assert tiers.used(Tier.HOST) == (SIZE, 1)
     assert look_up(tiers, prompt(1, 40)) is not None
+
+
+def test_what_a_preempted_sequence_waits_for_stays_though_a_longer_prefix_has_it_too() -> None:
+    tiers = tiers_of(3)
+    owner = Waiting(1.0)
+    tiers.hold(state_of(prompt(1, 32)), owner)
+    tiers.keep(state_of(prompt(1)))
+    assert tiers.used(Tier.HOST)[1] == 2
+    assert tiers.preempted_bytes == state_of(prompt(1, 32)).n_bytes
+    tiers.resumed(owner)
+    assert (tiers.used(Tier.HOST)[1], tiers.preempted_bytes) == (1, 0)
 
 
 def test_preempted_sequences_come_before_cold_prefixes_and_urgent_ones_first() -> None:
@@ -579,7 +591,7 @@ def test_what_waits_to_be_written_is_found_in_memory(tmp_path: Path) -> None:
     tiers.close()
 
 
-_STEPS = st.lists(
+_STEPS = long_lists(
     st.tuples(
         st.sampled_from(["keep", "hold", "resumed", "release", "find", "settle", "restart"]),
         st.lists(st.integers(0, 1), min_size=1, max_size=4),
@@ -635,6 +647,8 @@ def test_what_is_found_was_kept_and_is_whole_and_budgets_hold(
             assert tiers.used(Tier.HOST)[0] <= host_states * SIZE
             assert tiers.used(Tier.DISK)[0] <= disk_states * SIZE
             assert tiers.used(Tier.HOST)[1] >= len(waiting)
+            assert tiers.preempted_bytes == sum(tiers._by_owner[w].n_bytes for w in waiting)
+            assert all(tiers._by_owner[w] in tiers._host for w in waiting)
         settle(tiers, disk)
         on_disk = sum(path.stat().st_size for path in Path(folder).glob("*/*.kv"))
         assert on_disk == tiers.used(Tier.DISK)[0]

@@ -7,6 +7,7 @@ import asyncio
 import itertools
 import time
 
+from harness.long_lists import long_lists
 from harness.worker import batch_item, resume_item
 from harness.worker_world import NextToken, WorkerWorld, next_token, repetitive
 from hypothesis import HealthCheck, example, given, settings
@@ -511,7 +512,7 @@ def do(
 
 
 @given(
-    st.lists(_ACTIONS, max_size=60),
+    long_lists(_ACTIONS, max_size=60),
     st.lists(st.tuples(st.integers(1, 30), st.integers(1, 20)), min_size=6, max_size=6),
     st.sampled_from([0, 1000, 1 << 20]),
     st.booleans(),
@@ -538,7 +539,7 @@ def do(
     has_long_steps=False,
     drafts=True,
 )
-@settings(max_examples=500, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=150, suppress_health_check=[HealthCheck.too_slow])
 def test_whatever_is_asked_in_whatever_order(
     actions: list[tuple[object, ...]],
     sizes: list[tuple[int, int]],

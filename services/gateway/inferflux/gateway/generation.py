@@ -272,7 +272,11 @@ class Generation:
         try:
             await relay.replay()
             if not relay.has_received and not await relay.receives_within(_RESUME_WAIT_S):
-                self._check_known(await asyncio.shield(asked))
+                known = await asyncio.shield(asked)
+                # Chunks that came before the stream was read may have been stored after that look.
+                await relay.replay()
+                if not relay.has_received:
+                    self._check_known(known)
         except BaseException:  # what could not be resumed here is not ended here
             if self._withdraw():
                 self._services.background.start(self._take_back(asked))
