@@ -304,6 +304,7 @@ async def test_a_nats_that_stands_still_is_named_as_the_cause(
         assert "nats: connection lost" in row.detail
     finally:
         private_nats.resume()
+    await private_client.gateway.wait_ready()
     await private_client.sees("demo")
 
 
