@@ -19,6 +19,7 @@ from .words import CAPITALS, COLORS, COMMON, NAMES, OTHER_PLACES, PERSONAS, PETS
 MAX_OPERAND: Final = 50
 MAX_FACTOR: Final = 10
 MAX_WORDS: Final = 10
+MAX_WORDS_AT_TIMES: Final = 40
 MAX_COUNT: Final = 30
 MAX_COUNT_LENGTH: Final = 16
 
@@ -213,8 +214,9 @@ def _word(rng: Random) -> str:
 
 
 def write_repeat(rng: Random) -> Sample:
-    """Repeating one to ten words, made-up words among them."""
-    text = " ".join(_word(rng) for _ in range(rng.randint(1, MAX_WORDS)))
+    """Repeating one to ten words, at times up to forty, made-up words among them."""
+    most = MAX_WORDS_AT_TIMES if rng.random() < 0.25 else MAX_WORDS
+    text = " ".join(_word(rng) for _ in range(rng.randint(1, most)))
     if rng.random() < 0.25:
         text = text[0].upper() + text[1:] + rng.choice(".!")
     frame = rng.choice(
