@@ -129,8 +129,9 @@ def main() -> None:
     vocabulary = backend.vocab.size
     found = {
         "cell_s": loops[True].backend.cell_s,
-        "long_suffix": long_suffix(loops[True], vocabulary, options),
+        # First: what hits save later pays for cached prefixes that the decodes then look at.
         "no_repeats": no_repeats(loops, vocabulary, options),
+        "long_suffix": long_suffix(loops[True], vocabulary, options),
     }
     Console().print_json(json.dumps(found))
     write_json(options, found)
