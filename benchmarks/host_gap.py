@@ -27,7 +27,6 @@ from inferflux.common.frames import ChildEnd
 from inferflux.v1 import engine_pb2, worker_pb2
 from inferflux.worker.engine.__main__ import Inbox, serve_step
 from inferflux.worker.engine.batch import Batch
-from inferflux.worker.engine.cell_log import Occupancy
 from inferflux.worker.engine.core import Engine
 from inferflux.worker.engine.native import Timing
 from inferflux.worker.engine.planner import StepPlan
@@ -101,9 +100,6 @@ class SilentBackend:
         n_tokens, n_rows = self._batch.fill(plan.parts)
         self._batch.struct(n_tokens)
         return next(self._logits)[:n_rows]
-
-    def occupancy(self) -> Occupancy:
-        return Occupancy()
 
     def positions(self, seq_id: int) -> tuple[int, int]:
         """What the latest step's sequences should have."""

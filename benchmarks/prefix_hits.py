@@ -30,7 +30,6 @@ from rich.console import Console
 from rich.table import Table
 
 from inferflux.worker.engine import radix
-from inferflux.worker.engine.cell_log import Occupancy
 from inferflux.worker.engine.memory import Memory
 from inferflux.worker.engine.prefix_sharing import FULL
 from inferflux.worker.engine.saved import SavedStates
@@ -63,9 +62,6 @@ class Cells:
 
     def positions(self, _seq_id: int) -> tuple[int, int]:
         return -1, -1
-
-    def occupancy(self) -> Occupancy:
-        return Occupancy()
 
     def compact(self) -> float:
         return 0.0

@@ -25,7 +25,6 @@ from inferflux.common import subjects
 from inferflux.common.tracing import OFF
 from inferflux.v1 import engine_pb2, generation_pb2, scheduler_pb2, tokens_pb2, worker_pb2
 from inferflux.worker.emit import Emitter
-from inferflux.worker.engine.cell_log import Occupancy
 from inferflux.worker.engine.clock import Clock
 from inferflux.worker.engine.context import Interrupted, IsInterrupted
 from inferflux.worker.engine.core import Engine
@@ -180,9 +179,6 @@ class CheckingCache:
 
     def compact(self) -> float:
         raise AssertionError("nothing is lost to holes")
-
-    def occupancy(self) -> Occupancy:
-        return Occupancy(width=self.cells, used=self.used)
 
     def forget_prefill(self, seq_id: int) -> None:
         del self.prefill[seq_id]

@@ -170,7 +170,7 @@ def _kv_memory(worker: scheduler_pb2.WorkerStatus) -> str:
 
 
 def _width(worker: scheduler_pb2.WorkerStatus) -> str:
-    """Cells that a step goes through, and the part of them that is empty."""
+    """Most cells that a step goes through, and the part of them that is empty."""
     if not worker.kv_cells_width:
         return "[dim]-[/]"
     empty = worker.kv_cells_holes / worker.kv_cells_width

@@ -6,17 +6,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inferflux.worker.engine.cell_log import Occupancy
 from inferflux.worker.engine.compaction import Compaction, MoveCost
 
 CELL_S = 1e-6
-HOLES = Occupancy(width=10_240, used=512)
+HOLES = 10_240, 512
 # What a token loses to them: the step goes through 9,472 cells more than it needs to.
 LOST_S = (10_240 - 768) * CELL_S
 
 
-def steps_until_due(made: Compaction, occupancy: Occupancy, rows: int = 1, most: int = 10_000) -> int | None:
-    return next((n for n in range(1, most) if made.is_due(rows, occupancy)), None)
+def steps_until_due(
+    made: Compaction, cells: tuple[int, int], rows: int = 1, most: int = 10_000
+) -> int | None:
+    """Of cells of this width, and so many of them filled."""
+    width, used = cells
+    return next((n for n in range(1, most) if made.is_due(rows, width=width, used=used)), None)
 
 
 def test_cells_are_moved_once_the_holes_have_cost_as_much_as_a_move() -> None:
@@ -28,18 +31,17 @@ def test_cells_are_moved_once_the_holes_have_cost_as_much_as_a_move() -> None:
     assert steps_until_due(made, HOLES, rows=3) == 2
 
 
-def test_what_llama_cpp_rounds_up_to_is_no_hole() -> None:
+def test_holes_count_where_they_may_be_more_than_half_of_what_a_step_goes_through() -> None:
     made = Compaction(CELL_S, MoveCost(1e-9, 0.0), longest_s=1.0)
-    assert steps_until_due(made, Occupancy(width=768, used=512), most=100) is None
-    assert steps_until_due(made, Occupancy(width=769, used=512), most=100) == 1
+    assert steps_until_due(made, (2 * 768, 512), most=100) is None
+    assert steps_until_due(made, (2 * 768 + 1, 512), most=100) == 1
 
 
 def test_cells_without_holes_stay_though_holes_have_cost_much_before() -> None:
     made = Compaction(CELL_S, MoveCost(2 * LOST_S, 0.0), longest_s=1.0)
-    assert not made.is_due(1, HOLES)
-    for _ in range(10):
-        assert not made.is_due(16, Occupancy(width=512, used=512))
-    assert made.is_due(1, HOLES)
+    assert steps_until_due(made, HOLES, most=2) is None
+    assert steps_until_due(made, (512, 512), rows=16, most=10) is None
+    assert steps_until_due(made, HOLES, most=2) == 1
 
 
 @pytest.mark.parametrize(
@@ -65,7 +67,7 @@ def test_moves_take_no_longer_than_holes_have_cost(steps: list[tuple[int, int, i
     lost_s = moved_s = 0.0
     for rows, width, used in steps:
         lost_s += width * rows * CELL_S
-        if made.is_due(rows, Occupancy(max(width, used), used)):
+        if made.is_due(rows, width=max(width, used), used=used):
             moved_s += cost.of(used)
             made.moved(used, cost.of(used))
     assert moved_s <= lost_s

@@ -717,9 +717,7 @@ class StepStats(_message.Message):
     """
     retried_found_tokens: _builtins.int
     kv_cells_width: _builtins.int
-    """Cells up to the highest one that is filled, which every step goes through, and how many of them are empty;
-    as of before the latest step, by llama.cpp's own view. 0 where it does not say.
-    """
+    """Cells up to the highest one that may be filled: no step goes through more. And how many of them are empty."""
     kv_cells_holes: _builtins.int
     kv_compactions: _builtins.int
     """Since the last report: how often the filled cells were moved together."""

@@ -362,7 +362,7 @@ class WorkerStatus(_message.Message):
     """Memory that keys and values of all KV cells take, and their types by llama.cpp's names: one, or `keys, values`."""
     kv_types: _builtins.str
     kv_cells_width: _builtins.int
-    """KV cells up to the highest filled one, and how many of them are empty; 0 where that is not known."""
+    """KV cells up to the highest that may be filled, and how many of them are empty."""
     kv_cells_holes: _builtins.int
     prefix_sharing: Global___PrefixSharing.ValueType
     """What its model's memory allows, and why not all of it; the reason is empty where it allows all."""

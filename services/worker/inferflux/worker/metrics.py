@@ -27,7 +27,7 @@ _GAUGES = {
     "kv_cells_high_water": ("kv_cache_high_water_cells", "Most KV cells that were filled at once."),
     "kv_cells_width": (
         "kv_cache_width_cells",
-        "KV cells up to the highest filled one, empty ones among them: a step goes through all of them.",
+        "KV cells up to the highest that may be filled, empty ones among them: a step goes through no more.",
     ),
     "cached_sequences": ("prefix_cache_sequences", "Sequences that are kept as cached prefixes."),
 }

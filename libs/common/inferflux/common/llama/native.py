@@ -21,7 +21,6 @@ from inferflux.common.captured import ABORTED, one_line
 # Read when the library is loaded: no stack traces, for which it would start a debugger where there is one.
 os.environ.setdefault("GGML_NO_BACKTRACE", "1")
 
-_GGML_LOG_LEVEL_DEBUG = 1
 _GGML_LOG_LEVEL_WARN = 3
 _GGML_LOG_LEVEL_ERROR = 4
 # enum ggml_backend_dev_type
@@ -30,9 +29,6 @@ _DEVICE_INTEGRATED_GPU = 2
 
 log_errors: deque[tuple[int, str]] = deque(maxlen=20)
 """The latest warnings and errors llama.cpp logged, for error messages: their level and text."""
-
-log_details: deque[bytes] = deque(maxlen=16)
-"""The latest lines that llama.cpp logged for debugging."""
 
 _keep_alive: list[Any] = []
 
@@ -52,9 +48,7 @@ def _import_bindings() -> ModuleType:
 def _capture_log(bindings: Any) -> None:
     @bindings.llama_log_callback  # type: ignore[untyped-decorator]
     def on_log(level: int, text: bytes, _user_data: object) -> None:
-        if level == _GGML_LOG_LEVEL_DEBUG:
-            log_details.append(text)
-        elif level in (_GGML_LOG_LEVEL_WARN, _GGML_LOG_LEVEL_ERROR):
+        if level in (_GGML_LOG_LEVEL_WARN, _GGML_LOG_LEVEL_ERROR):
             log_errors.append((level, one_line(text.decode("utf-8", "replace"))))
 
     _keep_alive.append(on_log)

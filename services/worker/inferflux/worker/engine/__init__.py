@@ -12,7 +12,6 @@ kv_types  in what types keys and values are kept          (pure)
 fit       how many KV cells fit into memory               (pure)
 ledger_check  whether llama.cpp has what was counted       (pure)
 compaction  when filled cells are moved together           (pure)
-cell_log  where llama.cpp has its cells, by its log        (pure)
 seq_ids   sequence ids and their cells
 radix     who holds the longest prefix of a prompt        (pure)
 prefix_cache  cached prefixes, and what is evicted of them

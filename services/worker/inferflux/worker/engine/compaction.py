@@ -4,13 +4,15 @@ A step goes through all cells up to the highest filled one. So holes below it co
 move costs time once. What holes have cost since the last move is added up. When the sum reaches what a move
 takes, the cells are moved. So at most twice the time is lost that would be lost if the future was known: the
 ski-rental rule.
+
+How wide the filled cells lie is not known, only the most that it can be. So holes count only where they may
+be more than half of the width: as use rises and falls a little, the highest cells empty by themselves.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from .cell_log import Occupancy
 from .fit import whole_cells
 
 
@@ -43,14 +45,19 @@ class Compaction:
         self._scale = 1.0
         self._lost_s = 0.0
 
-    def is_due(self, rows: int, occupancy: Occupancy) -> bool:
-        """Whether to move now, after a step that decoded these tokens."""
-        if self._cost is None:
+    def is_due(self, rows: int, *, width: int, used: int) -> bool:
+        """Whether to move now, after a step that decoded `rows` tokens.
+
+        Args:
+            width: cells up to the highest that may be filled.
+            used: filled cells.
+        """
+        needed = whole_cells(used + rows)
+        too_many = whole_cells(width) - needed
+        if self._cost is None or too_many <= needed:
             return False
-        too_many = whole_cells(occupancy.width) - whole_cells(occupancy.used + rows)
-        self._lost_s += max(too_many, 0) * rows * self._cell_s
-        move_s = self._scale * self._cost.of(occupancy.used)
-        return too_many > 0 and move_s <= min(self._lost_s, self._longest_s)
+        self._lost_s += too_many * rows * self._cell_s
+        return self._scale * self._cost.of(used) <= min(self._lost_s, self._longest_s)
 
     def moved(self, cells: int, seconds: float) -> None:
         """The filled cells were moved, and there are no holes now."""

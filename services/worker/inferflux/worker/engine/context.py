@@ -6,10 +6,9 @@ every call here is made only with what `core` has checked.
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,9 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from inferflux.common.checks import MAX_SEQUENCES
-from inferflux.common.llama.native import first_log_error, llama, log_details
+from inferflux.common.llama.native import first_log_error, llama
 
-from . import cell_log
 from .batch import Batch
 from .fit import whole_cells
 from .kv_types import USUAL, KvTypes
@@ -68,7 +66,6 @@ class Context:
         rows: of logits that a call may want at least.
         is_unified: whether all sequences part the cells; otherwise each has an equal part of them.
         types: of keys and values.
-        logs_cells: whether `occupancy` is wanted; of one context at most.
 
     Raises:
         ContextError: llama.cpp gave none.
@@ -88,7 +85,6 @@ class Context:
         rows: int = 0,
         is_unified: bool = True,
         types: KvTypes = USUAL,
-        logs_cells: bool = False,
     ) -> None:
         params = llama.llama_context_default_params()
         params.n_ctx = whole_cells(cells)
@@ -101,8 +97,7 @@ class Context:
         params.type_k, params.type_v = types.key_type.ggml_type, types.value_type.ggml_type
         params.n_threads = params.n_threads_batch = threads
         self.settings = _settings_of(model, params, types)
-        with _logged_cells() if logs_cells else contextlib.nullcontext():
-            self._context = llama.llama_init_from_model(model, params)
+        self._context = llama.llama_init_from_model(model, params)
         if not self._context:
             raise ContextError(f"no context of {params.n_ctx} KV cells: {first_log_error('out of memory?')}")
         self._memory = llama.llama_get_memory(self._context)
@@ -224,10 +219,6 @@ class Context:
         first = llama.llama_memory_seq_pos_min(self._memory, seq_id)
         return int(first), int(llama.llama_memory_seq_pos_max(self._memory, seq_id))
 
-    def occupancy(self) -> cell_log.Occupancy:
-        """Where the cells were before the latest batch."""
-        return cell_log.latest(log_details)
-
     def cell_bytes(self) -> int:
         """What keys and values of a cell take, of all layers together; 0 where a sequence has a state instead
         of cells. Must be empty, and is again."""
@@ -313,18 +304,6 @@ def _settings_of(model: Any, params: Any, types: KvTypes) -> StateSettings:
     is_rotated = types.is_quantized and os.environ.get(_ROTATION_OFF, "0").strip() in ("", "0")
     rope = " ".join(map(str, own + asked))
     return StateSettings(params.type_k, params.type_v, is_flash, rope, is_rotated)
-
-
-@contextlib.contextmanager
-def _logged_cells() -> Iterator[None]:
-    """Have the contexts that are made meanwhile log where their cells are."""
-    before = os.environ.get(cell_log.SWITCH)
-    os.environ[cell_log.SWITCH] = before or "1"
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ[cell_log.SWITCH]
 
 
 def _bytes_pointer(array: StateBytes) -> Any:

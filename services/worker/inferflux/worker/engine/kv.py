@@ -50,11 +50,13 @@ class CellLedger:
         held: cells that a request holds; the other used ones are cached.
         shared: cells that several sequences hold.
         high_water: most cells that were used at once.
+        width: cells up to the highest that may be filled: the most that were used at once since all were
+            empty or were moved together. llama.cpp fills the lowest empty cells first.
     """
 
     def __init__(self, cells: int) -> None:
         self.cells = cells
-        self.used = self.held = self.shared = self.high_water = 0
+        self.used = self.held = self.shared = self.high_water = self.width = 0
         # The last run of each sequence that holds cells.
         self._last: dict[int, _Run] = {}
         self._cached: set[int] = set()
@@ -92,6 +94,11 @@ class CellLedger:
         self.used += cells
         self.held += cells
         self.high_water = max(self.high_water, self.used)
+        self.width = max(self.width, self.used)
+
+    def move_together(self) -> None:
+        """The filled cells lie without a hole now."""
+        self.width = self.used
 
     def share(self, source: int, seq_id: int, cells: int) -> None:
         """Have the request with `seq_id`, which holds nothing, hold the first `cells` of `source` as well.
@@ -152,6 +159,7 @@ class CellLedger:
             self.shared -= run.cells
         elif run.owners == 0:
             self.used -= run.cells
+            self.width = self.width if self.used else 0
         if seq_id not in self._cached:
             self._discount_resident(run)
 

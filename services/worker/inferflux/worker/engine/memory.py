@@ -13,7 +13,6 @@ from typing import Protocol
 
 from inferflux.v1 import engine_pb2
 
-from .cell_log import UNKNOWN, Occupancy
 from .compaction import Compaction, MoveCost
 from .kv import CellLedger, Release
 from .ledger_check import Difference, difference
@@ -36,8 +35,6 @@ class Cache(CellCache, StateCache, Protocol):
 
     @property
     def move_cost(self) -> MoveCost | None: ...
-
-    def occupancy(self) -> Occupancy: ...
 
     def compact(self) -> float: ...
 
@@ -101,7 +98,6 @@ class Memory:
         )
         self._prefill = CellLedger(cache.prefill_cells)
         self._compaction = Compaction(cache.cell_s, cache.move_cost, longest_move_s)
-        self._occupancy = UNKNOWN
         self._moves = 0
         self._swap_outs = self._swap_ins = self._recomputes = 0
 
@@ -135,7 +131,7 @@ class Memory:
         stats.kv_cells_cached = ledger.cached
         stats.kv_cells_shared = ledger.shared
         stats.kv_cells_high_water = ledger.high_water
-        stats.kv_cells_width, stats.kv_cells_holes = self._occupancy.width, self._occupancy.holes
+        stats.kv_cells_width, stats.kv_cells_holes = ledger.width, ledger.width - ledger.used
         stats.kv_compactions, self._moves = self._moves, 0
         stats.swap_outs, stats.swap_ins = self._swap_outs, self._swap_ins
         stats.recomputes = self._recomputes
@@ -303,14 +299,15 @@ class Memory:
         self._saved.rescue((s for s in sequences if not s.in_prefill_context), limit_s)
 
     def close_holes(self, plan: StepPlan) -> None:
-        """After a step: move the filled cells together, if what holes between them cost has reached that.
+        """After a step: move the filled cells together, if what holes between them may cost has reached that.
 
         Raises:
             DecodeError: the engine has to start again.
         """
-        self._occupancy = self._cache.occupancy()
-        if self._compaction.is_due(len(plan.decoding), self._occupancy):
-            self._compaction.moved(self.ledger.used, self._cache.compact())
+        ledger = self.ledger
+        if self._compaction.is_due(len(plan.decoding), width=ledger.width, used=ledger.used):
+            self._compaction.moved(ledger.used, self._cache.compact())
+            ledger.move_together()
             self._moves += 1
 
     def repair(self, requests: Iterable[Sequence]) -> list[Repair]:

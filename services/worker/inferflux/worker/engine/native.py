@@ -27,7 +27,6 @@ from inferflux.common.llama.native import first_log_error, has_gpu, llama, log_e
 from inferflux.common.llama.vocab import Vocab
 from inferflux.v1 import engine_pb2
 
-from .cell_log import Occupancy
 from .compaction import MoveCost
 from .context import Context, ContextError, DecodeError, IsInterrupted
 from .draft_model import DraftModel, DraftModelError
@@ -166,7 +165,6 @@ class Backend:
                     sequences=self.sequences,
                     batch_tokens=config.batch_tokens,
                     rows=MOST_ROWS,
-                    logs_cells=True,
                 )
         except (ContextError, DoesNotFitError) as error:
             raise LoadError(f"{config.model_path}: {self._blamed(config, str(error))}: {error}") from None
@@ -179,7 +177,6 @@ class Backend:
         sequences: int,
         batch_tokens: int,
         rows: int = 0,
-        logs_cells: bool = False,
     ) -> Context:
         return Context(
             self._model,
@@ -193,7 +190,6 @@ class Backend:
             rows=rows,
             is_unified=self._is_unified,
             types=self.kv_types,
-            logs_cells=logs_cells,
         )
 
     def _asked_cells(self, config: engine_pb2.EngineConfig) -> tuple[int, int, int]:
@@ -432,10 +428,6 @@ class Backend:
     def speculation_error(self) -> str:
         """Why drafts cannot be verified: rejected tokens have to be removed. Empty if they can."""
         return "" if self.sharing.is_divisible else self.sharing.reason
-
-    def occupancy(self) -> Occupancy:
-        """Where the main context's cells were before its latest batch."""
-        return self._main.occupancy()
 
     def share(self, source: int, seq_id: int, cells: int) -> None:
         """Have `seq_id` hold the first `cells` of `source` as well: all, where no part can be shared."""
