@@ -80,6 +80,7 @@ class SilentBackend:
     sharing_error = "it computes nothing"
     speculation_error = sharing_error
     sharing = PrefixSharing(Sharing.NONE, sharing_error)
+    speculation_error = sharing_error
     cell_s = 0.0
     move_cost = None
 

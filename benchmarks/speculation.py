@@ -2,13 +2,17 @@
 
     python -m benchmarks.speculation [--model-file FILE] [--source ngram] [--rounds 5]
     python -m benchmarks.speculation --source draft [--draft-file FILE] ...
+    python -m benchmarks.speculation --fixed 1 3 7 15 [--streams 1] ...
     python -m benchmarks.speculation --same 500 [--model-file FILE] [--source ngram] [--threads 1]
 
-Two engines in this process serve the same requests in turn, one without drafts and one with them. Prints
-tokens per second of a stream, from its first token on, and with ÷ without, for one stream and for several:
-medians of the rounds. A round before them teaches what steps cost. Prompts to copy are held-out ones that ask
-the demo model to repeat eight words or more, up to the end of its answer. Prompts of the other kind are words
-drawn at random; their answers are cut.
+Engines in this process serve the same requests in turn, one without drafts and one with them. Prints tokens
+per second of a stream, from its first token on, and with ÷ without, for one stream and for several: medians
+of the rounds. A round before them teaches what steps cost and what is accepted. Prompts to copy are held-out
+ones that ask the demo model to repeat ten words or more, up to the end of its answer. Prompts of the other
+kind are words drawn at random; their answers are cut.
+
+With `--fixed`, further engines draft that number of tokens in every step, as far as there are any: is the
+number that the engine finds by itself the best one? With `--ablation`, further engines have one rule less.
 
 With `--same N`, N held-out prompts of the demo model are answered greedily and with three seeds, without
 drafts and with them: from the start, going on from a cached prefix, after a preemption to host memory, and
@@ -18,9 +22,11 @@ as a retry elsewhere. Prints how many answers differ. On one thread none should.
 from __future__ import annotations
 
 import argparse
+import math
 import os
 from collections import Counter
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -32,19 +38,22 @@ from inferflux.api.speculation import SOURCES
 from inferflux.worker.engine_host import SPIN_COUNT
 
 from .command_line import positive
+from .speculation_rules import EXACTLY, RULES, Rule, without
 from .stats import median
 
 if TYPE_CHECKING:
     from inferflux.v1 import worker_pb2
+    from inferflux.worker.engine.budget import Worth
     from inferflux.worker.engine.core import Engine
     from inferflux.worker.engine.draft_model import DraftModel
     from inferflux.worker.engine.native import Backend
+    from inferflux.worker.engine.speculation import Row
     from tools.demo_model.sample import Sample
 
 STREAMS = (1, 4, 16)
 _CHARACTERS = (200, 400)
-_FEWEST_WORDS = 8
-_ASKED = 200
+_FEWEST_WORDS = 10
+_ASKED = 400
 _PROMPTS = 16
 _SAME_TOKENS = 64
 _SEEDS = (1, 2, 3)
@@ -57,7 +66,7 @@ class Client:
         self._engine = engine
         self.tokens: dict[str, list[int]] = {}
         self.decode_ms = 0.0
-        self.drafted = self.accepted = 0
+        self.drafted = self.accepted = self.steps = 0
 
     def start(self, item: worker_pb2.BatchItem) -> None:
         self._engine.start(item)
@@ -76,6 +85,7 @@ class Client:
                 chunk = tokens_pb2.TokenChunk.FromString(emission.chunk)
                 self.tokens[chunk.request_id].extend(chunk.token_ids)
                 self.decode_ms += chunk.finished.timings.decode_ms
+            self.steps += 1
             self.drafted += report.step.stats.draft_tokens
             self.accepted += sum(report.step.stats.accepted_draft_tokens)
             if until and len(next(iter(self.tokens.values()))) >= until:
@@ -159,53 +169,127 @@ def chat_tokens(backend: Backend, sample: Sample) -> list[int]:
     )
 
 
-def gain(
-    models: Models,
-    source: str,
-    prompts: list[list[int]],
-    *,
-    streams: int,
-    tokens: int,
-    rounds: int,
-    ends: bool,
-) -> tuple[float, float, float]:
-    """(tokens/s of a stream without drafts, with ÷ without, accepted ÷ drafted).
+class FixedBudget:
+    """A fixed number of tokens is drafted for each sequence, whatever they cost."""
 
-    Args:
-        ends: whether the model ends its answers.
-    """
-    engines = {way: engine_of(models, way) for way in ("off", source)}
-    rates: dict[str, list[float]] = {way: [] for way in engines}
-    drafted = accepted = 0
+    def __init__(self, most: int) -> None:
+        self._most = most
+
+    def rows_worth(self, _n_decoding: int, rows: Iterable[Row], most: int) -> Worth:
+        """The first `most` rows of those."""
+        from inferflux.worker.engine.budget import Worth
+
+        drafted: Counter[int] = Counter()
+        chosen = []
+        for row in rows:
+            drafted[row.of] += 1
+            if drafted[row.of] <= self._most:
+                chosen.append(row)
+        return Worth(chosen[:most], gain=math.inf, tokens_s=0.0, least=0.0)
+
+    def least_gain(self, _n_decoding: int) -> float:
+        """Whatever it gives."""
+        return 0.0
+
+    def copying_s(self, _n_decoding: int) -> float:
+        """Computing a prompt may take any time."""
+        return math.inf
+
+    def token_s(self, _n_decoding: int) -> float:
+        """No prompt is too long."""
+        return math.inf
+
+
+@dataclass(slots=True)
+class Way:
+    """An engine that serves all prompts, and its rates by round."""
+
+    name: str
+    engine: Engine
+    left_out: Rule | None = None
+    rates: list[float] = field(default_factory=list)
+    drafted: int = 0
+    accepted: int = 0
+    steps: int = 0
+
+    def serve(self, prompts: list[tuple[int, list[int]]], client: Client, *, tokens: int, ends: bool) -> None:
+        """These prompts, each with its number, at once; `ends`: the model ends its answers."""
+        with without(self.left_out):
+            for slot, (number, prompt) in enumerate(prompts):
+                item = item_of(prompt, slot, tokens=tokens)
+                item.request.request_id = f"r{number}"
+                item.request.params.ignore_eos = not ends
+                client.start(item)
+            client.run()
+
+    def count(self, client: Client) -> None:
+        """A round is over."""
+        self.rates.append(client.rate)
+        self.drafted += client.drafted
+        self.accepted += client.accepted
+        self.steps += client.steps
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """`streams` prompts at a time, each for `tokens` tokens, or fewer where the model `ends` its answers."""
+
+    prompts: list[list[int]]
+    streams: int
+    tokens: int
+    ends: bool
+
+
+def ways_of(models: Models, source: str, *, fixed: list[int], is_ablation: bool) -> list[Way]:
+    """Without drafts, with those that seem worth it, with fixed numbers of them, and without each rule."""
+    ways = [Way(name, engine_of(models, name)) for name in ("off", source)]
+    for most in fixed:
+        ways.append(Way(f"{source}, {most}", engine_of(models, source), EXACTLY))
+        ways[-1].engine._drafting._budget = FixedBudget(most)  # type: ignore[assignment]  # noqa: SLF001
+    for name, rule in RULES.items():
+        if is_ablation and source in rule.sources:
+            with without(rule):
+                ways.append(Way(f"without: {name}", engine_of(models, source), rule))
+    return ways
+
+
+def gain(ways: list[Way], load: Load, rounds: int) -> None:
+    """Have each way serve the same requests."""
+    numbered = list(enumerate(load.prompts))
     for number in range(rounds + 1):
-        for way, engine in engines.items():
-            client = Client(engine)
-            for first in range(0, len(prompts), streams):
-                for slot, prompt in enumerate(prompts[first : first + streams]):
-                    item = item_of(prompt, slot, tokens=tokens)
-                    item.request.request_id = f"r{first + slot}"
-                    item.request.params.ignore_eos = not ends
-                    client.start(item)
-                client.run()
-            if number:  # the first one teaches what steps cost
-                rates[way].append(client.rate)
-                drafted += client.drafted
-                accepted += client.accepted
-    ratio = median(b / a for a, b in zip(rates["off"], rates[source], strict=True))
-    return median(rates["off"]), ratio, accepted / max(drafted, 1)
+        clients = [Client(way.engine) for way in ways]
+        in_turn = list(zip(ways, clients, strict=True))
+        for first in range(0, len(numbered), load.streams):
+            in_turn.reverse()  # whatever comes first gains nothing by it
+            for way, client in in_turn:
+                way.serve(numbered[first : first + load.streams], client, tokens=load.tokens, ends=load.ends)
+        if number:  # the first one teaches
+            for way, client in zip(ways, clients, strict=True):
+                way.count(client)
 
 
-def gains(models: Models, source: str, counts: list[int], tokens: int, rounds: int) -> Table:
-    """A row for each kind of prompt and number of streams."""
-    table = Table("prompts", "streams", "tokens/s without", "with ÷ without", "accepted")
+def gains(models: Models, options: argparse.Namespace) -> Table:
+    """Rows for each kind of prompt and number of streams."""
+    table = Table("prompts", "streams", "drafts", "tokens/s", "÷ off", "lowest", "accepted", "drafted a step")
     for name, make in (("to copy", prompts_to_copy), ("other", other_prompts)):
-        for streams in counts:
+        for streams in options.streams:
             prompts = make(models.backend, max(streams, _PROMPTS))
-            is_copy = make is prompts_to_copy
-            rate, ratio, accepted = gain(
-                models, source, prompts, streams=streams, tokens=tokens, rounds=rounds, ends=is_copy
-            )
-            table.add_row(name, str(streams), f"{rate:.0f}", f"{ratio:.2f}", f"{accepted:.0%}")
+            load = Load(prompts, streams, options.tokens, ends=make is prompts_to_copy)
+            ways = ways_of(models, options.source, fixed=options.fixed, is_ablation=options.ablation)
+            gain(ways, load, options.rounds)
+            off, *others = ways
+            for way in others:
+                ratios = [b / a for a, b in zip(off.rates, way.rates, strict=True)]
+                table.add_row(
+                    name,
+                    str(streams),
+                    way.name,
+                    f"{median(way.rates):.0f}",
+                    f"{median(ratios):.2f}",
+                    f"{min(ratios):.2f}",
+                    f"{way.accepted / max(way.drafted, 1):.0%}",
+                    f"{way.drafted / max(way.steps, 1):.1f}",
+                )
     return table
 
 
@@ -301,6 +385,8 @@ def main() -> None:
     parser.add_argument("--rounds", type=positive, default=5)
     parser.add_argument("--streams", type=positive, nargs="+", default=list(STREAMS))
     parser.add_argument("--threads", type=int, default=0, help="0: every core this process may use")
+    parser.add_argument("--fixed", type=positive, nargs="+", default=[], help="tokens drafted in every step")
+    parser.add_argument("--ablation", action="store_true", help="leave each rule out once")
     parser.add_argument("--same", type=int, default=0, metavar="N", help="compare answers to N prompts")
     options = parser.parse_args()
     os.environ.setdefault("GOMP_SPINCOUNT", SPIN_COUNT)
@@ -320,11 +406,11 @@ def main() -> None:
     )
     backend = Backend(config)
     models = Models(backend, backend.new_draft_model(config) if options.source == "draft" else None)
-    console = Console(width=100)
+    console = Console(width=110)
     if options.same:
         console.print(differences(models, options.source, options.same))
         return
-    console.print(gains(models, options.source, options.streams, options.tokens, options.rounds))
+    console.print(gains(models, options))
 
 
 if __name__ == "__main__":

@@ -6,6 +6,8 @@ cross in any way.
 
 from __future__ import annotations
 
+import itertools
+import math
 import time
 import zlib
 from collections import Counter as RunCounter
@@ -25,6 +27,7 @@ from inferflux.common import subjects
 from inferflux.common.tracing import OFF
 from inferflux.v1 import engine_pb2, generation_pb2, scheduler_pb2, tokens_pb2, worker_pb2
 from inferflux.worker.emit import Emitter
+from inferflux.worker.engine.budget import Worth
 from inferflux.worker.engine.clock import Clock
 from inferflux.worker.engine.context import Interrupted, IsInterrupted
 from inferflux.worker.engine.core import Engine
@@ -115,6 +118,9 @@ class CheckingCache:
     def warm_up(self) -> list[Timing]:
         timings = [Timing(16, 0, 0.01), Timing(32, 0, 0.02), Timing(0, 1, 0.005)]
         return timings + [Timing(n, 0, self._prefill_token_s * n, in_prefill_context=True) for n in (16, 32)]
+
+    def row_times(self) -> dict[int, float]:
+        return {1: 0.005, self.verified_rows: 0.02}
 
     def decode(self, plan: StepPlan, _is_interrupted: IsInterrupted) -> NDArray[np.float32]:
         assert plan.parts, "an empty step"
@@ -323,8 +329,17 @@ def model_host(
 class EagerBudget:
     """Every row is worth its time."""
 
-    def rows_worth(self, _n_decoding: int, rows: list[Row]) -> int:
-        return len(rows)
+    def rows_worth(self, _n_decoding: int, rows: Iterable[Row], most: int) -> Worth:
+        return Worth(list(itertools.islice(rows, most)), gain=math.inf, tokens_s=0.0, least=0.0)
+
+    def least_gain(self, _n_decoding: int) -> float:
+        return 0.0
+
+    def copying_s(self, _n_decoding: int) -> float:
+        return math.inf
+
+    def token_s(self, _n_decoding: int) -> float:
+        return math.inf
 
 
 class WorkerWorld:

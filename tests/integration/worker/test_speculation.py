@@ -7,6 +7,8 @@ to 62 others, and cells lie in the same order with drafts and without.
 from __future__ import annotations
 
 import functools
+import math
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +20,11 @@ from harness.worker import DEMO_MODEL, batch_item
 from harness.worker_world import EagerBudget
 
 from inferflux.v1 import engine_pb2, generation_pb2, tokens_pb2, worker_pb2
-from inferflux.worker.engine.draft_model import DraftModel
+from inferflux.worker.engine.draft_model import DraftModel, Wanted
 from inferflux.worker.engine.drafting import Drafting
 from inferflux.worker.engine.native import Backend, LoadError
-from inferflux.worker.engine.sequence import sequence_of
+from inferflux.worker.engine.sequence import Sequence, sequence_of
+from inferflux.worker.engine.speculation import Course
 
 OFF, NGRAM = generation_pb2.SPECULATION_OFF, generation_pb2.SPECULATION_NGRAM
 DRAFT = generation_pb2.SPECULATION_DRAFT
@@ -247,22 +250,57 @@ def test_sequences_that_share_a_prompt_of_the_model_draft_only_as_the_draft_mode
         gpu_layers=0,
         flash_attention=True,
     )
-    asking = [
-        sequence_of(
-            batch_item(name, prompt=list(range(5, 35)), max_tokens=60),
-            arrival=i,
-            now_s=0.0,
-            unix_s=0.0,
-            pieces=demo().vocab,
-        )
-        for i, name in enumerate("abcdefgh")
-    ]
-    drafts = small.draft([(sequence, 8) for sequence in asking])
-    assert [len(draft) for draft in drafts] == [8, 8, 8, 8, 0, 0, 0, 0]
-    for sequence in asking[:2]:
-        small.forget(sequence)
-    drafts = small.draft([(sequence, 8) for sequence in asking[2:]])
-    assert [len(draft) for draft in drafts] == [8, 8, 8, 8, 0, 0]
+    asking = [sequence(range(5, 35), name) for name in "abcdefgh"]
+    assert lengths(drafts_of(small, *asking)) == [8, 8, 8, 8, 0, 0, 0, 0]
+    for one in asking[:2]:
+        small.forget(one)
+    assert lengths(drafts_of(small, *asking[2:])) == [8, 8, 8, 8, 0, 0]
+
+
+def sequence(prompt: Iterable[int], name: str = "a") -> Sequence:
+    """A request whose draft model has seen nothing of it."""
+    wanted = batch_item(name, prompt=list(prompt), max_tokens=60)
+    return sequence_of(wanted, arrival=0, now_s=0.0, unix_s=0.0, pieces=demo().vocab)
+
+
+def drafts_of(
+    model: DraftModel, *asking: Sequence, n: int = 8, within_s: float = math.inf
+) -> list[list[int] | None]:
+    """What the model drafts, however unsure it is; None where it is not ready."""
+    course = Course([1.0] * 6, 1.0, least=0.0, draft=0.0)
+    drafts = model.draft([Wanted(one, n, course) for one in asking], within_s)
+    return [None if draft is None else draft.tokens[: draft.n_worth] for draft in drafts]
+
+
+def lengths(drafts: list[list[int] | None]) -> list[int | None]:
+    """How many tokens each draft has."""
+    return [None if draft is None else len(draft) for draft in drafts]
+
+
+def test_a_long_prompt_is_computed_in_as_many_parts_as_steps_have_time_for() -> None:
+    model = demo().new_draft_model(config(str(DRAFT_MODEL)))
+    # In steps of fewer than 64 rows, so with the same bits.
+    prompts = [[(7 * n) % 900 + 5 for n in range(size)] for size in (34, 24)]
+    at_once = drafts_of(model, *map(sequence, prompts), n=5)
+    assert lengths(at_once) == [5, 5]
+    long, short = (sequence(prompt) for prompt in prompts)
+    ready: list[list[int] | None] = [None, None]
+    calls = 0
+    while None in ready:
+        ready = drafts_of(model, long, short, n=5, within_s=0.0)
+        calls += 1
+    assert 3 <= calls <= 5, "sixteen tokens a step"
+    assert ready == at_once
+
+
+def test_a_draft_ends_before_the_end_of_the_answer() -> None:
+    model = demo().new_draft_model(config(str(DRAFT_MODEL)))
+    whole = drafts_of(model, sequence(range(5, 35)))[0]
+    assert whole is not None
+    end = next(token for token in whole if token != whole[0])
+    wanted = sequence(range(5, 35))
+    wanted.end_tokens = frozenset({end})
+    assert drafts_of(model, wanted)[0] == whole[: whole.index(end)]
 
 
 def test_a_draft_model_of_another_vocabulary_is_refused_by_name(tmp_path: Path) -> None:

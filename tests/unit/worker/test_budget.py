@@ -141,12 +141,13 @@ def test_whatever_was_measured_the_budget_is_between_one_and_the_batch(
     steps: list[tuple[int, float]], n_decoding: int, n_waiting: int
 ) -> None:
     budget = StepBudget(2048, 2.5, 0.2)
+    budget.know_rows({1: 0.01, 8: 0.02})
     for n, seconds in steps:
         budget.observe(n, n % 9, seconds)
         budget.observe(n + 1, 0, seconds, in_prefill_context=True)
     assert 1 <= budget.mixed(n_decoding, n_waiting) <= 2048 - n_decoding
-    rows = rows_of([Candidate(0.9, 20)] * 3, 40)
-    assert 0 <= budget.rows_worth(n_decoding + 1, rows) <= len(rows)
+    rows = rows_of([Candidate([0.9], 20)] * 3)
+    assert 0 <= len(budget.rows_worth(n_decoding + 1, rows, 40).rows) <= 40
     assert 1 <= budget.in_prefill_context(n_decoding, n_waiting) <= 2048
 
 

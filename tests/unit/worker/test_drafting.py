@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+import random
+
+import numpy as np
+from harness.sequences import new_sequence
 from harness.worker import batch_item, resume_item
-from harness.worker_world import WorkerWorld, repetitive
+from harness.worker_world import EagerBudget, WorkerWorld, repetitive
 
 from inferflux.v1 import engine_pb2, generation_pb2, tokens_pb2, worker_pb2
+from inferflux.worker.engine.budget import StepBudget
+from inferflux.worker.engine.drafting import Drafting
+from inferflux.worker.engine.planner import ScheduledTokens, plan_step
 from inferflux.worker.engine.prefix_sharing import PrefixSharing, Sharing
+from inferflux.worker.engine.sequence import Phase, Sequence
+from inferflux.worker.engine.verification import drafted_tokens
 
 NGRAM, OFF = generation_pb2.SPECULATION_NGRAM, generation_pb2.SPECULATION_OFF
 UNSET = generation_pb2.SPECULATION_UNSPECIFIED
@@ -70,6 +79,68 @@ def tokens_of(chunks: list[tokens_pb2.TokenChunk]) -> list[int]:
 def total(steps: list[engine_pb2.StepStats]) -> tuple[int, int]:
     """(tokens drafted, tokens accepted)."""
     return sum(s.draft_tokens for s in steps), sum(sum(s.accepted_draft_tokens) for s in steps)
+
+
+def plan_with_drafts(drafting: Drafting, sequence: Sequence) -> ScheduledTokens:
+    """The sequence's part of a step."""
+    plan = plan_step([sequence], [], 0)
+    drafting.extend(plan, 1000)
+    return plan.decoding[0]
+
+
+def decoding(tokens: list[int], *, room: int = 200) -> Sequence:
+    """A sequence that has these tokens as its prompt and is computed but for the last."""
+    made = new_sequence(0, np.array(tokens + [0] * room, np.int32), prompt_tokens=len(tokens))
+    made.max_tokens, made.position, made.phase = room, len(tokens) - 1, Phase.DECODE
+    return made
+
+
+def test_nothing_is_drafted_from_the_end_of_an_answer_on() -> None:
+    drafting = Drafting(EagerBudget(), default=NGRAM, most_rows=63)  # type: ignore[arg-type]
+    sequence = decoding([5, 1, 2, 3, 9, 7, 5, 1])
+    sequence.end_tokens = frozenset({9})
+    drafting.begin(sequence, UNSET)
+    part = plan_with_drafts(drafting, sequence)
+    assert drafted_tokens(part) == [2, 3]
+    sequence.append(2)
+    sequence.append(3)
+    part = plan_with_drafts(drafting, sequence)
+    assert (part.n, part.n_logits, part.n_drafted) == (1, 1, 0)
+
+
+def learning() -> Drafting:
+    """Drafts for steps in which four rows more take twice the time."""
+    budget = StepBudget(2048, 5.0, 0.2)
+    budget.know_rows({1: 0.004, 63: 0.066})
+    return Drafting(budget, default=NGRAM, most_rows=63)
+
+
+def test_drafts_begin_once_what_is_followed_comes_and_end_when_it_does_not() -> None:
+    rng = random.Random(1)
+    drafting = learning()
+    text = rng.sample(range(100), 60)
+    sequence = decoding(text)
+    drafting.begin(sequence, UNSET)
+    drafted = []
+    for token in [*text[:40], *(rng.randrange(100) for _ in range(80))]:
+        drafted.append(plan_with_drafts(drafting, sequence).n_drafted)
+        sequence.append(token)
+    assert drafted[0] == 0
+    assert all(drafted[8:40]), "the prompt is copied"
+    assert sum(map(bool, drafted[60:])) <= 2, "nothing is"
+
+
+def test_text_that_never_goes_on_as_before_is_not_drafted_for_new_requests_either() -> None:
+    rng = random.Random(2)
+    drafting = learning()
+    for _ in range(3):
+        sequence = decoding([rng.randrange(20) for _ in range(40)])
+        drafting.begin(sequence, UNSET)
+        drafted = []
+        for _ in range(100):
+            drafted.append(plan_with_drafts(drafting, sequence).n_drafted)
+            sequence.append(rng.randrange(20))
+    assert sum(map(bool, drafted)) <= 2
 
 
 def test_drafts_give_the_same_tokens_in_fewer_steps() -> None:

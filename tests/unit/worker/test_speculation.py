@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
+import pytest
 from harness.sequences import new_sequence
 
 from inferflux.v1 import generation_pb2
@@ -11,76 +14,165 @@ from inferflux.worker.engine.planner import ScheduledTokens
 from inferflux.worker.engine.sampling import Sampler
 from inferflux.worker.engine.sampling_rows import BAD
 from inferflux.worker.engine.sequence import Sequence
-from inferflux.worker.engine.speculation import Acceptance, Candidate, Tries, rows_of
+from inferflux.worker.engine.speculation import (
+    DRAFT,
+    NGRAM,
+    Candidate,
+    Course,
+    Drafts,
+    Learned,
+    Tries,
+    rows_of,
+)
 from inferflux.worker.engine.verification import agreed, drop_rejected, samplers_of
 
 
-def budget(fixed_s: float, token_s: float, *, n_decoding: int) -> StepBudget:
-    """One that has seen many steps of this cost."""
+def budget(fixed_s: float, row_s: float, *, alone_s: float = 0.0) -> StepBudget:
+    """One that knows the cost of steps.
+
+    Args:
+        alone_s: of a step of one row, if that is another.
+    """
     made = StepBudget(2048, 5.0, 0.2)
-    for n in (16, 64):
-        made.observe(n, 0, fixed_s + token_s * n)
-    for _ in range(100):
-        made.observe(0, n_decoding, fixed_s + token_s * n_decoding)
-        for n_drafted in (4, 20):
-            seconds = fixed_s + token_s * (n_decoding + n_drafted)
-            made.observe(0, n_decoding, seconds, n_drafted=n_drafted)
+    made.know_rows({n: fixed_s + row_s * n for n in (2, 63)} | {1: alone_s or fixed_s + row_s})
     return made
 
 
-def worth(rate: float, *, fixed_s: float, token_s: float, n_decoding: int = 1) -> int:
-    rows = rows_of([Candidate(rate, 24)] * n_decoding, 63 - n_decoding)
-    return budget(fixed_s, token_s, n_decoding=n_decoding).rows_worth(n_decoding, rows)
+def worth(rate: float, *, fixed_s: float, row_s: float, n_decoding: int = 1, alone_s: float = 0.0) -> int:
+    candidates = [Candidate([rate], 24)] * n_decoding
+    made = budget(fixed_s, row_s, alone_s=alone_s)
+    return len(made.rows_worth(n_decoding, rows_of(candidates), 63 - n_decoding).rows)
 
 
 def test_more_is_drafted_the_more_is_accepted() -> None:
-    found = [worth(rate, fixed_s=0.004, token_s=0.0005) for rate in (0.1, 0.5, 0.8, 0.95)]
+    found = [worth(rate, fixed_s=0.004, row_s=0.0005) for rate in (0.1, 0.5, 0.8, 0.95)]
     assert found == sorted(found)
     assert found[0] <= 1 < found[-1]
 
 
 def test_nothing_is_drafted_where_a_row_costs_as_much_as_a_step() -> None:
-    assert worth(0.9, fixed_s=0.0, token_s=0.002) == 0
-    assert worth(0.9, fixed_s=0.002, token_s=0.00002) > 8
+    assert worth(0.9, fixed_s=0.0, row_s=0.002) == 0
+    assert worth(0.9, fixed_s=0.002, row_s=0.00002) > 8
+
+
+def test_where_a_second_row_is_dear_some_are_drafted_or_none() -> None:
+    """A row alone takes another path: one draft loses, and several win if they are accepted."""
+    assert worth(0.95, fixed_s=0.009, row_s=0.0005, alone_s=0.004) > 4
+    assert worth(0.6, fixed_s=0.009, row_s=0.0005, alone_s=0.004) == 0
 
 
 def test_with_many_sequences_only_what_is_nearly_certain_is_drafted() -> None:
-    assert worth(0.6, fixed_s=0.002, token_s=0.001, n_decoding=16) == 0
-    assert worth(0.97, fixed_s=0.002, token_s=0.001, n_decoding=16) > 0
+    assert worth(0.6, fixed_s=0.006, row_s=0.001, n_decoding=16) == 0
+    assert worth(0.97, fixed_s=0.006, row_s=0.001, n_decoding=16) > 0
 
 
 def test_a_step_with_drafts_takes_no_longer_than_prefill_may_have_it_take() -> None:
-    assert 0 < worth(0.99, fixed_s=0.1, token_s=0.01) <= 10
+    assert 0 < worth(0.99, fixed_s=0.1, row_s=0.01) <= 10
+
+
+def test_numbers_of_rows_that_fill_a_tile_are_drafted() -> None:
+    made = StepBudget(2048, 5.0, 0.2)
+    made.know_rows({n: 0.004 + 0.002 * -(-n // 4) for n in range(1, 64)})
+    for rate in (0.7, 0.8, 0.9):
+        assert (1 + len(made.rows_worth(1, rows_of([Candidate([rate], 24)]), 62).rows)) % 4 == 0
+
+
+def test_what_the_draft_model_takes_is_counted() -> None:
+    made = budget(0.004, 0.0005)
+    free, dear = ([Candidate([0.8], 24, draft_s=s)] for s in (0.0, 0.002))
+    assert (
+        0 < len(made.rows_worth(1, rows_of(dear), 62).rows) < len(made.rows_worth(1, rows_of(free), 62).rows)
+    )
+    slow = [Candidate([0.8], 24, draft_s=0.004)]
+    assert made.rows_worth(1, rows_of(slow), 62).rows == []
+
+
+@pytest.mark.parametrize("n_decoding", [1, 4, 16])
+@pytest.mark.parametrize("alone_s", [0.002, 0.0045, 0.006])
+def test_less_than_the_least_gain_is_never_worth_its_time(n_decoding: int, alone_s: float) -> None:
+    made = budget(0.004, 0.0005, alone_s=alone_s)
+    least = made.least_gain(n_decoding)
+    assert 0.0 <= least < 1.0
+    for rate in np.arange(0.01, 1.0, 0.01):
+        rows = rows_of([Candidate([float(rate)], 24)] * n_decoding)
+        assert rate >= least or not made.rows_worth(n_decoding, rows, 63 - n_decoding).rows
 
 
 def test_rows_come_in_the_order_of_what_they_give() -> None:
-    rows = rows_of([Candidate(0.5, 3), Candidate(0.9, 2)], 4)
-    assert [row.of for row in rows] == [1, 1, 0, 0]
-    assert [round(row.gain, 2) for row in rows] == [0.9, 0.81, 0.5, 0.25]
+    rows = list(rows_of([Candidate([0.5], 3), Candidate([0.9, 0.5], 3)]))
+    assert [row.of for row in rows] == [1, 0, 1, 0, 1, 0]
+    assert [round(row.gain, 3) for row in rows] == [0.9, 0.5, 0.45, 0.25, 0.225, 0.125]
 
 
-def test_what_follows_a_rejected_token_was_not_tested() -> None:
-    of_one, of_all = Acceptance(), Acceptance()
-    for _ in range(100):
-        of_one.observe(8, 1)
-        of_all.observe(8, 8)
-    assert abs(of_one.rate(0.6) - 0.5) < 0.05
-    assert 0.9 < of_all.rate(0.6) < 1.0
-    assert Acceptance().rate(0.6) == 0.6
+def test_a_sequence_begins_with_what_others_had_and_finds_its_own() -> None:
+    learned, first = Learned(), Drafts(DRAFT)
+    before = learned.of_model(first)
+    for _ in range(200):
+        learned.said(first, 1.0, is_accepted=True)
+    assert learned.of_model(first) > 0.95
+    another = Drafts(DRAFT)
+    assert before < learned.of_model(another) < 1.0
+    for _ in range(20):
+        learned.said(another, 1.0, is_accepted=False)
+    assert learned.of_model(another) < 0.3 < learned.of_model(Drafts(DRAFT))
 
 
-def test_of_many_fruitless_steps_one_tries_all_the_same() -> None:
+def test_evidence_against_a_draft_model_fades() -> None:
+    learned, drafts = Learned(), Drafts(DRAFT)
+    for _ in range(4):
+        learned.said(drafts, 1.0, is_accepted=False)
+    after = learned.of_model(drafts)
+    for _ in range(300):
+        drafts.rates.fade()
+    assert learned.of_model(drafts) > 1.5 * after
+
+
+def test_the_longer_a_run_agrees_the_surer_it_is() -> None:
+    """Each length has a rate of its own."""
+    learned, drafts = Learned(), Drafts(NGRAM)
+    drafts.index.extend(np.array([1, 2, 1], np.int32), 3)
+    for _ in range(50):
+        learned.looked_up(drafts, 1, is_accepted=False)
+        learned.looked_up(drafts, 2, is_accepted=True)
+    rates = learned.of_lookup(drafts)
+    assert len(rates) == 8
+    assert learned.next_of_lookup(drafts) == rates[0] < 0.1 < 0.9 < rates[1]
+
+
+def test_a_draft_goes_on_while_its_model_is_sure() -> None:
+    learned, drafts = Learned(), Drafts(DRAFT)
+    for _ in range(60):
+        learned.said(drafts, 0.1, is_accepted=False)
+        learned.said(drafts, 9.0, is_accepted=True)
+
+    def course() -> Course:
+        return Course(learned.by_margin(drafts), 0.6, least=0.3, draft=0.1)
+
+    sure = course()
+    assert all(sure.is_worth_a_row(9.0) and sure.goes_on for _ in range(10))
+    assert not sure.is_worth_a_row(0.1)
+    assert not course().is_worth_a_row(-3.0), "it was drawn, but another is likelier"
+    unsure = course()
+    assert unsure.is_worth_a_row(2.5)
+    assert not (unsure.is_worth_a_row(2.5) and unsure.goes_on)
+
+
+def test_tries_are_the_rarer_the_more_of_them_changed_nothing() -> None:
     tries = Tries()
-    found = [tries.rows(0, 10) for _ in range(128)]
-    assert sum(map(bool, found)) == 2
-    assert tries.rows(5, 10) == 5
+    due = [n for n in range(3000) if tries.is_due()]
+    gaps = [later - earlier for earlier, later in itertools.pairwise(due)]
+    assert gaps == sorted(gaps)
+    assert gaps[-1] == 1024
+    tries.paid()
+    assert [tries.is_due() for _ in range(16)].index(True) == 15
 
 
-def test_the_more_sequences_the_longer_none_are_looked_for_after_none_were_found() -> None:
-    for n_decoding, resting in ((1, 0), (4, 1), (16, 4)):
-        tries = Tries()
-        tries.none_found(n_decoding)
-        assert [tries.is_resting() for _ in range(6)] == [True] * resting + [False] * (6 - resting)
+def test_a_try_that_is_not_ready_goes_on_in_the_next_step() -> None:
+    tries = Tries()
+    while not tries.is_due():
+        pass
+    tries.go_on()
+    assert tries.is_due()
 
 
 def test_a_draft_is_accepted_up_to_the_first_other_token() -> None:

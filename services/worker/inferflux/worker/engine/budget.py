@@ -13,9 +13,9 @@ gaps and decodes see the longest of them, so its steps aim lower. Nothing can be
 a step, so none should be long: where nothing decodes, `limit_s` alone cuts prefills. A step that the engine
 gives up for what cannot wait may be longer: the more rows, the less the threads wait for each other.
 
-A step that verifies drafts has rows beside those of its sequences, and gives more tokens. A cost line of such
-steps says how many rows are worth their time: as many as give the most tokens per second. Where many decode,
-a row adds nearly as much time as one of theirs, so only what is nearly certain is drafted.
+A step that verifies drafts has rows beside those of its sequences, and gives more tokens. What steps take by
+their rows (`RowTimes`) says how many are worth their time: as many as give the most tokens per second. Where
+many decode, a row adds nearly as much time as one of theirs, so only what is nearly certain is drafted.
 
 The fixed part of a step grows where cores are busy: the engine's threads wait for each other, however few
 tokens there are. It may then exceed `limit_s` alone, and no chunk keeps that limit. So `limit_s` never cuts a
@@ -24,10 +24,13 @@ step to less than twice its fixed part: half of a step's time goes into tokens.
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 
-from .speculation import Row
+from .row_times import RowTimes
+from .speculation import MOST_DRAFTED, MOST_ROWS, Row
 
 _SMOOTHING = 0.2
 _SMALLEST_CHUNK = 8
@@ -46,8 +49,32 @@ ITL_FLOOR_S = 0.015
 LONG_PROMPT_PART = 1 / 2
 # `limit_s` cuts no step to less than this many times its fixed part.
 FIXED_PARTS = 2
+# The best number of drafted rows is not looked for beyond this many that make a step no better: times of rows
+# go up in stairs.
+_ROWS_LOOKED_AHEAD = 4
+# Drafts are to give this many times the tokens per second of a step without: finding them takes time as well.
+_DRAFTS_WORTH = 1.05
 # A step that can be given up aims at this many times `limit_s`.
 LONG_STEP = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Worth:
+    """Drafted rows that are worth their time.
+
+    Attributes:
+        gain: tokens per second of a step with them, divided by those of one without any.
+        tokens_s: those tokens per second.
+        least: tokens that a row has to give.
+    """
+
+    rows: list[Row]
+    gain: float
+    tokens_s: float
+    least: float
+
+
+NOTHING = Worth([], 1.0, 0.0, 0.0)
 
 
 class StepBudget:
@@ -70,7 +97,7 @@ class StepBudget:
         self._decode_s: dict[int, float] = {}
         self._mixed = StepTime()
         self._prefill = StepTime()
-        self._verifying = StepTime()
+        self._rows = RowTimes(MOST_ROWS)
 
     @property
     def most_tokens(self) -> int:
@@ -109,29 +136,61 @@ class StepBudget:
         wanted = self._prefill.tokens_within(LONG_STEP * self._target_s(0, 1, False, self._prefill.fixed_s))
         return min(wanted, self._long_step_tokens)
 
-    def rows_worth(self, n_decoding: int, rows: Iterable[Row]) -> int:
-        """With how many of these drafted rows a step of `n_decoding` sequences gives most tokens per second.
+    def know_rows(self, measured: Mapping[int, float]) -> None:
+        """Seconds that steps of some numbers of rows take, as measured at the start."""
+        self._rows.know(measured)
+
+    def rows_worth(self, n_decoding: int, rows: Iterable[Row], most: int) -> Worth:
+        """The first of these drafted rows, as many as make a step of `n_decoding` sequences give the most
+        tokens per second; none, unless that is more than a step without drafts gives.
 
         It takes no longer than prefill may have it take.
 
         Args:
             rows: the best first.
+            most: of them.
         """
-        if not self._verifying.is_known:
-            return 0
-        limit_s = self._target_s(n_decoding, 1, is_long=False, fixed_s=self._verifying.fixed_s)
-        worth, best = 0, n_decoding / max(self._decode_time(n_decoding), _SHORTEST_S)
+        times = self._rows
+        if not times.is_known:
+            return NOTHING
+        limit_s = self._target_s(n_decoding, 1, is_long=False, fixed_s=0.0)
+        chosen: list[Row] = []
+        n_best, best = 0, 0.0
         tokens, drafting_s = float(n_decoding), 0.0
-        for n, row in enumerate(rows, 1):
+        for row in itertools.islice(rows, most):
+            chosen.append(row)
+            n = len(chosen)
             tokens += row.gain
             drafting_s += row.draft_s
-            seconds = self._verifying.seconds_of(n_decoding + n) + drafting_s
+            seconds = times.seconds_of(n_decoding + n) + drafting_s
             if seconds > limit_s:
                 break
             rate = tokens / max(seconds, _SHORTEST_S)
             if rate > best:
-                worth, best = n, rate
-        return worth
+                n_best, best = n, rate
+            elif n - n_best >= _ROWS_LOOKED_AHEAD:
+                break
+        without = n_decoding / max(times.seconds_of(n_decoding), _SHORTEST_S)
+        if best <= _DRAFTS_WORTH * without:
+            return NOTHING
+        ahead = n_best + _ROWS_LOOKED_AHEAD
+        row_s = (times.seconds_of(n_decoding + ahead) - times.seconds_of(n_decoding + 1)) / (ahead - 1)
+        return Worth(chosen[:n_best], best / without, best, best * row_s)
+
+    def least_gain(self, n_decoding: int) -> float:
+        """Tokens that a drafted row has to be expected to give: with fewer, no number of such rows is worth
+        its time."""
+        times = self._rows
+        if not times.is_known:
+            return 1.0
+        without_s = max(times.seconds_of(n_decoding), _SHORTEST_S)
+        ahead = range(1, MOST_DRAFTED + 1)
+        row_s = min((times.seconds_of(n_decoding + n) - without_s) / n for n in ahead)
+        return max(row_s, 0.0) * n_decoding / without_s
+
+    def token_s(self, n_decoding: int) -> float:
+        """Seconds of a step of `n_decoding` sequences for each of its tokens."""
+        return self._decode_time(n_decoding) / n_decoding
 
     @staticmethod
     def _within_bounds(wanted: int, room: int) -> int:
@@ -151,13 +210,10 @@ class StepBudget:
         Args:
             seconds: without those that drafting took.
         """
+        if not n_prefill:
+            self._rows.observe(n_decoding + n_drafted, seconds)
         if n_drafted:
-            self._verifying.observe(n_decoding + n_drafted, seconds)
             return
-        # Prompts teach what a row takes until sequences decode: few of their rows have logits.
-        teaches_rows = not n_prefill or not self._decode_s
-        if teaches_rows and not in_prefill_context and n_prefill + n_decoding > 1:
-            self._verifying.observe(n_prefill + n_decoding, seconds)
         if in_prefill_context:
             self._prefill.observe(n_prefill, seconds)
         elif n_prefill + n_decoding > 1:  # a single token takes another path

@@ -152,16 +152,19 @@ class Context:
         finally:
             llama.llama_set_abort_callback(self._context, llama.ggml_abort_callback(), None)
 
-    def decode_tokens(self, tokens: NDArray[np.int32], *, seq_id: int, position: int) -> NDArray[np.float32]:
-        """Compute `tokens` of one sequence; returns the logits after the last, of shape (1, vocabulary).
+    def decode_tokens(
+        self, tokens: NDArray[np.int32], *, seq_id: int, position: int, rows: int = 1
+    ) -> NDArray[np.float32]:
+        """Compute `tokens` of one sequence; returns the logits after the last `rows` of them, of shape (rows,
+        vocabulary).
 
         Raises:
             DecodeError: as `decode`.
         """
         n = tokens.shape[0]
         self._batch.put(0, tokens, seq_id=seq_id, position=position)
-        self._batch.logits[n - 1] = 1
-        return self._compute(n, 1)
+        self._batch.logits[n - rows : n] = 1
+        return self._compute(n, rows)
 
     def decode_runs(self, runs: Iterable[Run]) -> NDArray[np.float32]:
         """Compute these tokens; returns the logits after the last of each run, of shape (runs, vocabulary).

@@ -112,6 +112,8 @@ class Engine:
             self._budget.observe(
                 seen.n_prefill, seen.n_decoding, seen.seconds, in_prefill_context=seen.in_prefill_context
             )
+        if not backend.speculation_error:
+            self._budget.know_rows(backend.row_times())
         # Once the backend knows what a cell costs.
         self._memory = Memory(
             backend,
@@ -581,7 +583,7 @@ class Engine:
         offset = sequence.generated
         accepted = accept(sequence, tokens, self._backend.vocab)
         if part.n_drafted:
-            self._settle_draft(part, len(tokens) - 1)
+            self._settle_draft(part)
         unix_us = int(unix_s * 1e6)
         held = sequence.text.held
         has_more = held or not sequence.is_announced or logprobs[0] is not None or len(accepted.tokens) > 1
@@ -598,14 +600,14 @@ class Engine:
         if accepted.is_timeslice_over:
             self._deschedule(sequence, scheduler_pb2.YIELD_REASON_TIMESLICE)
 
-    def _settle_draft(self, part: ScheduledTokens, accepted: int) -> None:
-        """Keep the cells of a draft's first `accepted` tokens, as far as its sequence took them."""
+    def _settle_draft(self, part: ScheduledTokens) -> None:
+        """Keep the cells of a draft's tokens that its sequence took."""
         sequence = part.sequence
         taken = sequence.n_tokens - 1 - sequence.position
         sequence.position += taken
         if taken < part.n_drafted:
             self._memory.trim(sequence)
-        self._drafting.verified(part, accepted, taken)
+        self._drafting.verified(part, taken)
 
     def _chunk_of(
         self,

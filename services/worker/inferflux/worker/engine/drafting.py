@@ -2,6 +2,10 @@
 
 Drafts are added to steps of decodes alone, after they are planned: a step that holds tokens of a prompt is as
 long as it should be already. They take cells that are empty. So nothing is evicted for a guess.
+
+What followed the same tokens before is compared with what comes in every step, with a draft or without. So
+such drafts begin when they are worth their time, and end when they are not. What a draft model says is known
+only when it is asked, so it is asked now and then.
 """
 
 from __future__ import annotations
@@ -11,13 +15,25 @@ from collections.abc import Sequence as Several
 
 from inferflux.v1 import engine_pb2, generation_pb2
 
-from .budget import StepBudget
-from .draft_model import DraftModel
-from .envelope import TokenArray
-from .ngram import continuation
+from .budget import StepBudget, Worth
+from .draft_model import DraftModel, Wanted
 from .planner import ScheduledTokens, StepPlan
 from .sequence import Sequence
-from .speculation import DRAFT, MOST_DRAFTED, NGRAM, Candidate, Drafts, SharedRates, Tries, rows_of
+from .speculation import DRAFT, MOST_DRAFTED, NGRAM, Candidate, Course, Drafts, Learned, Tries, rows_of
+
+# Computing what a draft model lacks of a sequence may take this part of what drafts save if the answer is as
+# long as it may be: most are shorter.
+_CATCHING_UP_PART = 0.5
+_FIRST_GAIN = 1.3
+# Where the draft model is sure, a draft has this many times the tokens that are worth it on average, at most.
+_MORE_OF_SURE = 2
+# A draft that is tried goes on however unsure the draft model is: by margin.
+_SURE = (1.0,) * 6
+# Steps between two looks at what rows cost.
+_COSTS_EVERY = 32
+# What is looked up is tried if it is more likely than this: how often it comes is known without a try, and
+# what its rows cost may be found out by what is likely.
+_LIKELY = 0.5
 
 
 class Drafting:
@@ -43,8 +59,13 @@ class Drafting:
         self._most_rows = most_rows
         self._model = model
         self._sources = {NGRAM} if model is None else {NGRAM, DRAFT}
-        self._rates = SharedRates()
+        self._learned = Learned()
         self._tries = Tries()
+        # Tokens per second with the draft model's latest drafts, divided by those without.
+        self._gain = _FIRST_GAIN
+        # What a row has to give to be looked at, in a step of this many sequences.
+        self._least_gain, self._least_gain_of = 0.0, 0
+        self._steps = 0
         # Since the last report. By position in a draft: accepted tokens.
         self._drafts = self._drafted = 0
         self._accepted_at: list[int] = []
@@ -61,70 +82,147 @@ class Drafting:
         """Add the drafts to `plan` that are worth their time, written after their sequences' tokens."""
         n_decoding = len(plan.decoding)
         most = min(self._most_rows, empty_cells) - n_decoding
-        if plan.prefilling or most <= 0 or self._tries.is_resting():
+        if plan.prefilling or most <= 0:
             return
-        found = [each for part in plan.decoding if (each := self._find(part, n_decoding)) is not None]
-        rows = rows_of([candidate for _, _, candidate in found], most)
-        worth = self._tries.rows(self._budget.rows_worth(n_decoding, rows), len(rows)) if rows else 0
-        if not worth:
-            self._tries.none_found(n_decoding)
+        asking = [part for part in plan.decoding if part.sequence.drafts is not None]
+        if not asking:
             return
-        by_model: list[tuple[ScheduledTokens, int]] = []
-        for of, n in Counter(row.of for row in rows[:worth]).items():
-            part, end, _ = found[of]
-            if end is None:
-                by_model.append((part, n))
+        self._look_at_costs(n_decoding)
+        found = [(part, candidate) for part in asking if (candidate := self._find(part.sequence, n_decoding))]
+        if not found:
+            return
+        parts, candidates = zip(*found, strict=True)
+        numbers, worth = self._numbers(candidates, n_decoding, most)
+        by_model: dict[int, ScheduledTokens] = {}
+        for i, n in numbers.items():
+            part, tokens = parts[i], candidates[i].tokens
+            if tokens:
+                _add(part, tokens[:n])
+                most -= n
             else:
-                _add(part, continuation(part.sequence.tokens[: part.sequence.n_tokens], end, n))
-        if by_model and self._model is not None:
-            drafts = self._model.draft([(part.sequence, n) for part, n in by_model])
-            for (part, _), tokens in zip(by_model, drafts, strict=True):
-                _add(part, tokens)
+                by_model[i] = part
+        if by_model:
+            asked = [
+                self._wanted(part, candidates[i], numbers[i], worth, most // len(by_model))
+                for i, part in by_model.items()
+            ]
+            self._add_of_model(list(by_model.values()), asked, n_decoding)
 
-    def _find(
-        self, part: ScheduledTokens, n_decoding: int
-    ) -> tuple[ScheduledTokens, int | None, Candidate] | None:
-        """(the sequence's part, position from which on it may go on alike, what that may give). A draft model
-        needs no position."""
+    def _wanted(self, part: ScheduledTokens, candidate: Candidate, n: int, worth: Worth, most: int) -> Wanted:
+        """A draft of `n` tokens: fewer where the model is not sure, and more, up to `most`, where it is."""
         sequence, drafts = part.sequence, part.sequence.drafts
+        if drafts is None or not worth.rows:
+            return Wanted(sequence, n, Course(_SURE, 1.0, least=0.0, draft=0.0))
+        course = Course(
+            self._learned.by_margin(drafts),
+            candidate.rates[0],
+            least=worth.least,
+            draft=worth.tokens_s * candidate.draft_s,
+        )
+        return Wanted(sequence, max(min(_MORE_OF_SURE * n, candidate.most, most), 1), course)
+
+    def _look_at_costs(self, n_decoding: int) -> None:
+        """Find out what a draft has to give at least, from time to time and when the step is another one."""
+        self._steps += 1
+        if n_decoding != self._least_gain_of or self._steps % _COSTS_EVERY == 0:
+            self._least_gain_of, self._least_gain = n_decoding, self._budget.least_gain(n_decoding)
+
+    def _add_of_model(self, parts: list[ScheduledTokens], wanted: list[Wanted], n_decoding: int) -> None:
+        """Have the draft model draft for these."""
+        if self._model is None:
+            return
+        said = self._model.draft(wanted, self._budget.copying_s(n_decoding))
+        for part, draft in zip(parts, said, strict=True):
+            drafts = part.sequence.drafts
+            if draft is None or drafts is None:
+                self._tries.go_on()
+            else:
+                drafts.said, drafts.said_at = draft, part.sequence.n_tokens
+                _add(part, draft.tokens[: draft.n_worth])
+
+    def _numbers(
+        self, candidates: Several[Candidate], n_decoding: int, most: int
+    ) -> tuple[dict[int, int], Worth]:
+        """(how many tokens to draft, by the candidate's index; what they are worth, if they are no try)."""
+        worth = self._budget.rows_worth(n_decoding, rows_of(candidates), most)
+        numbers = Counter(row.of for row in worth.rows)
+        if numbers:
+            self._tries.paid()
+            if any(not candidates[i].tokens for i in numbers):
+                self._gain = worth.gain
+        elif self._tries.is_due():
+            best = max(range(len(candidates)), key=lambda i: candidates[i].rates[0])
+            tried = candidates[best]
+            if not tried.tokens or tried.rates[0] > _LIKELY:
+                numbers[best] = min(Tries.TOKENS, tried.most, most)
+        return numbers, worth
+
+    def _find(self, sequence: Sequence, n_decoding: int) -> Candidate | None:
+        """What a sequence may draft, if anything."""
+        drafts = sequence.drafts
         if drafts is None:
             return None
-        most = min(sequence.n_draftable, MOST_DRAFTED)
-        end, draft_s = None, 0.0
-        if drafts.source == DRAFT and self._model is not None:
-            most = min(most, self._model.context_length - sequence.n_tokens)
-            draft_s = self._model.token_s(n_decoding)
-        elif most > 0:
-            match = drafts.index.find(sequence.tokens[: sequence.n_tokens])
-            if match is None:
+        if drafts.source == NGRAM:
+            self._follow(sequence, drafts)
+            most = min(sequence.n_draftable, MOST_DRAFTED)
+            if most <= 0 or not drafts.index.length:
                 return None
-            drafts.kind, end = match
+            if self._learned.next_of_lookup(drafts) < self._least_gain:
+                return None
+            tokens = _before_end(drafts.index.draft(most), sequence.end_tokens)
+            return Candidate(self._learned.of_lookup(drafts), len(tokens), tokens=tokens) if tokens else None
+        model = self._model
+        if model is None:
+            return None
+        most_left = sequence.n_draftable
+        most = min(most_left, MOST_DRAFTED, model.context_length - sequence.n_tokens)
+        self._compare(sequence, drafts)
+        drafts.rates.fade()
         if most <= 0:
             return None
-        rate = drafts.acceptance(drafts.kind).rate(self._rates.rate(drafts.kind))
-        return part, end, Candidate(rate, most, draft_s)
+        saved_s = most_left * self._budget.token_s(n_decoding) * (1.0 - 1.0 / self._gain)
+        if model.catch_up_s(sequence) > _CATCHING_UP_PART * saved_s:
+            return None  # a short answer after a long prompt
+        return Candidate([self._learned.of_model(drafts)], most, draft_s=model.token_s(n_decoding))
+
+    def _follow(self, sequence: Sequence, drafts: Drafts) -> None:
+        """Take up what a sequence got since the last time."""
+        for length, is_same in drafts.index.extend(sequence.tokens, sequence.n_tokens):
+            self._learned.looked_up(drafts, length, is_accepted=is_same)
+
+    def _compare(self, sequence: Sequence, drafts: Drafts) -> None:
+        """Find out what became of what the draft model said: of what got no row, too."""
+        if drafts.said is None:
+            return
+        came = sequence.tokens[drafts.said_at : sequence.n_tokens].tolist()
+        for token, margin, other in zip(drafts.said.tokens, drafts.said.margins, came, strict=False):
+            self._learned.said(drafts, margin, is_accepted=token == other)
+            if token != other:
+                break
+        drafts.said = None
 
     def end(self, sequence: Sequence) -> None:
         """A sequence leaves."""
         if self._model is not None:
             self._model.forget(sequence)
 
-    def verified(self, part: ScheduledTokens, accepted: int, taken: int) -> None:
+    def verified(self, part: ScheduledTokens, taken: int) -> None:
         """A step has computed the draft of a sequence.
 
         Args:
-            accepted: how many of its first tokens are the model's own.
-            taken: how many of them the sequence took: it may have ended.
+            taken: how many of its first tokens are the model's own, as far as the sequence took them.
         """
-        drafts, n = part.sequence.drafts, part.n_drafted
+        sequence, drafts, n = part.sequence, part.sequence.drafts, part.n_drafted
         if drafts is None:
             return
-        if self._model is not None:
-            self._model.verified(part.sequence)
+        if drafts.source == NGRAM:
+            self._follow(sequence, drafts)
+        else:
+            self._compare(sequence, drafts)
+            if self._model is not None:
+                self._model.verified(sequence)
         drafts.drafted += n
         drafts.accepted += taken
-        drafts.acceptance(drafts.kind).observe(n, accepted)
-        self._rates.observe(drafts.kind, n, accepted)
         self._drafts += 1
         self._drafted += n
         self._accepted_at += [0] * (taken - len(self._accepted_at))
@@ -145,7 +243,17 @@ class Drafting:
         self._accepted_at = []
 
 
-def _add(part: ScheduledTokens, tokens: Several[int] | TokenArray) -> None:
+def _before_end(tokens: list[int], ends: frozenset[int]) -> list[int]:
+    """The tokens before the first that ends an answer: nothing comes after that one, and it needs no row: the
+    row before it says that it comes."""
+    if ends:
+        for i, token in enumerate(tokens):
+            if token in ends:
+                return tokens[:i]
+    return tokens
+
+
+def _add(part: ScheduledTokens, tokens: Several[int]) -> None:
     """Have a part compute these tokens as well, which are written after those of its sequence."""
     n, known = len(tokens), part.sequence.n_tokens
     part.sequence.tokens[known : known + n] = tokens

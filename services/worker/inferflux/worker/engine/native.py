@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import math
 import re
 import time
 from dataclasses import dataclass
@@ -65,6 +66,11 @@ _CELL_TRIAL_CELLS = 2048
 _MOVE_TRIAL_COPIES = 8
 # llama.cpp overwrites the whole cache for a move: where that takes this long, there are none.
 _LONGEST_MOVE_S = 0.2
+# Steps of these numbers of rows are timed before drafts are verified, again and again for this long at most.
+_ROW_TRIALS = (1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 24, 32, 63)
+_ROW_TRIALS_S = 0.5
+_ROW_TRIES = 5
+_FEWEST_ROW_TRIALS = 3
 _SMALL_STEP_S = 0.002
 _SMALL_STEP_TRIES = 10
 # Other threads are woken for a small step if it then takes less than this part of the time of one thread.
@@ -344,6 +350,30 @@ class Backend:
             timings += self._prefill_timings(self._prefill.context, in_prefill_context=True)
         return timings + [Timing(0, 1, _time_tokens(self._main, 1)) for _ in range(_CALIBRATION_STEPS)]
 
+    def row_times(self) -> dict[int, float]:
+        """Seconds of steps that verify drafts, by their rows: of few for a large model. After `warm_up`.
+
+        The main context must be empty, and is again.
+        """
+        sizes = [n for n in _ROW_TRIALS if n <= min(self.verified_rows, self._main.cells)]
+        fastest: dict[int, float] = {}
+        began = time.perf_counter()
+        for _ in range(_ROW_TRIES):
+            for n in sizes:
+                if len(fastest) >= _FEWEST_ROW_TRIALS and time.perf_counter() - began > _ROW_TRIALS_S:
+                    return fastest
+                fastest[n] = min(self._time_verifying(n), fastest.get(n, math.inf))
+        return fastest
+
+    def _time_verifying(self, rows: int) -> float:
+        """Seconds of a step of these rows, all with logits."""
+        self._choose_threads(rows)
+        began = time.perf_counter()
+        self._main.decode_tokens(np.zeros(rows, np.int32), seq_id=0, position=0, rows=rows)
+        seconds = time.perf_counter() - began
+        self._main.clear()
+        return seconds
+
     def _prefill_timings(self, context: Context, *, in_prefill_context: bool) -> list[Timing]:
         sizes = [n for n in _CALIBRATION_PROMPTS if n <= min(context.batch_tokens, context.cells)]
         return [Timing(n, 0, _time_tokens(context, n), in_prefill_context) for n in sizes]
@@ -379,9 +409,13 @@ class Backend:
         """
         if plan.in_prefill_context and self._prefill:
             return self._prefill.decode(plan.parts, is_interrupted if plan.is_long else None)
-        if self._single_thread_tokens:
-            self._main.use_threads(1 if plan.n_tokens <= self._single_thread_tokens else self._threads)
+        self._choose_threads(plan.n_tokens)
         return self._main.decode(plan.parts)
+
+    def _choose_threads(self, tokens: int) -> None:
+        """For a step of this many tokens in the main context."""
+        if self._single_thread_tokens:
+            self._main.use_threads(1 if tokens <= self._single_thread_tokens else self._threads)
 
     def _find_sharing(self) -> PrefixSharing:
         """What of a sequence another one can begin with."""

@@ -1,64 +1,106 @@
 """What may come next, by what followed the same tokens before in prompt and answer (pure).
 
 Prompt lookup (Saxena, 2023): an answer that quotes, corrects or goes on with its prompt repeats runs of it.
+Once a run is found it is followed, token by token, until another token comes. So how often what it has comes
+next is known without a draft, and for each length of what has agreed so far.
 """
 
 from __future__ import annotations
 
-import numpy as np
+from typing import NamedTuple
 
 from .envelope import TokenArray
 
 # Tokens of a run that has to occur again. Longer runs are asked for first: they mislead less.
-SIZES = (4, 2)
-# More new tokens are indexed by numpy.
-_FEW = 16
+SIZES = (4, 2, 1)
+# Of a longer prompt, what is further from its end is not looked up: indexing it takes a step's time.
+MOST_INDEXED = 16384
+
+
+class Followed(NamedTuple):
+    """What became of a token that was expected.
+
+    Attributes:
+        length: how many tokens before it agreed with what was followed.
+        is_same: whether it came.
+    """
+
+    length: int
+    is_same: bool
 
 
 class NgramIndex:
-    """Where the runs of one sequence's tokens ended last.
+    """Where the runs of one sequence's tokens ended last, and the run that the sequence follows.
 
-    Tokens are indexed when a draft is asked for, so a sequence for which none is asked costs nothing.
+    Attributes:
+        length: how many of the last tokens agree with the run that is followed; 0: none is.
     """
 
     def __init__(self) -> None:
-        # By the bytes of a run: the position after it.
-        self._ends: dict[int, dict[bytes, int]] = {size: {} for size in SIZES}
-        # Runs that end before this position are indexed.
-        self._indexed = 0
+        self._tokens: list[int] = []
+        # Of a long prompt, tokens before those.
+        self._skipped = 0
+        # By the tokens of a run: the position after it. All have a token there.
+        self._ends: dict[int, dict[tuple[int, ...], int]] = {size: {} for size in SIZES}
+        # The position of the token that is expected next.
+        self._at = 0
+        self.length = 0
 
-    def find(self, tokens: TokenArray) -> tuple[int, int] | None:
-        """Where the last tokens occurred before.
+    def extend(self, tokens: TokenArray, n: int) -> list[Followed]:
+        """Take up new tokens.
 
         Args:
-            tokens: all that the sequence has; only more of them than at the last call.
+            tokens: the first `n` are all that the sequence has, no fewer than at the last call.
 
         Returns:
-            (how many of the last tokens occurred there, the position after them); None if they are new.
+            What became of those that were expected.
         """
-        self._catch_up(tokens)
-        n = tokens.shape[0]
-        for size in SIZES:
-            end = self._ends[size].get(tokens[n - size :].tobytes()) if n > size else None
-            if end is not None:
-                return size, end
-        return None
+        if not self._tokens:
+            self._skipped = max(n - MOST_INDEXED, 0)
+            self._index_all(tokens[self._skipped : n].tolist())
+            self._look_up()
+            return []
+        known = self._tokens
+        followed = []
+        for token in tokens[self._skipped + len(known) : n].tolist():
+            length = self.length
+            if length:
+                is_same = known[self._at] == token
+                followed.append(Followed(length, is_same))
+                self._at += 1
+                self.length = length + 1 if is_same else 0
+            self._index(token)
+            if not self.length:
+                self._look_up()
+        return followed
 
-    def _catch_up(self, tokens: TokenArray) -> None:
-        """Index the runs that have a token after them."""
-        last = tokens.shape[0] - 1
+    def draft(self, n: int) -> list[int]:
+        """The `n` tokens that come next if the run goes on; where fewer follow it, they repeat."""
+        found = self._tokens[self._at : self._at + n]
+        while len(found) < n:
+            found += found[: n - len(found)]
+        return found
+
+    def _index_all(self, tokens: list[int]) -> None:
+        self._tokens = tokens
         for size, ends in self._ends.items():
-            first = max(self._indexed, size)
-            if last - first < _FEW:
-                for end in range(first, last + 1):
-                    ends[tokens[end - size : end].tobytes()] = end
-            else:
-                runs = np.lib.stride_tricks.sliding_window_view(tokens[first - size : last], size)
-                keys = np.ascontiguousarray(runs).view(f"V{size * tokens.itemsize}")[:, 0].tolist()
-                ends.update(zip(keys, range(first, last + 1), strict=True))
-        self._indexed = last + 1
+            runs = zip(*(tokens[first:-1] for first in range(size)), strict=False)
+            ends.update(zip(runs, range(size, len(tokens)), strict=False))
 
+    def _index(self, token: int) -> None:
+        """Append a token. The runs that end before it have one after them now."""
+        known = self._tokens
+        n = len(known)
+        for size, ends in self._ends.items():
+            if n >= size:
+                ends[tuple(known[n - size :])] = n
+        known.append(token)
 
-def continuation(tokens: TokenArray, end: int, n: int) -> TokenArray:
-    """The `n` tokens that followed position `end`; where they are fewer, they are taken to repeat."""
-    return np.resize(tokens[end:], n)
+    def _look_up(self) -> None:
+        """Follow what the last tokens were followed by before, if they occurred before."""
+        known = self._tokens
+        for size, ends in self._ends.items():
+            at = ends.get(tuple(known[-size:]))
+            if at is not None:
+                self._at, self.length = at, size
+                return

@@ -8,8 +8,12 @@ each sequence. It begins with what others of the same source had.
 
 from __future__ import annotations
 
+import heapq
+from bisect import bisect_right
+from collections.abc import Iterator
 from collections.abc import Sequence as Several
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from inferflux.v1 import generation_pb2
 
@@ -25,38 +29,69 @@ up in another order there."""
 MOST_DRAFTED = 24
 """Tokens of one draft."""
 
-# Before anything is known.
-_FIRST_RATE = 0.6
+# Kinds of drafted tokens. Of what is looked up: how many tokens before it agreed; more are as good.
+_LONGEST = 8
+# Of a draft model: any that it may say next, and those that it has said, by how far their logit is above all
+# others.
+_OF_MODEL = 0
+_MARGINS = (0.5, 1.0, 2.0, 4.0, 8.0)
+_FIRST_MARGIN = _LONGEST + 1
+_KINDS = _FIRST_MARGIN + len(_MARGINS) + 1
+# Before anything is known, by kind.
+_FIRST_RATES = (0.7, 0.3, 0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.9, 0.4, 0.5, 0.6, 0.8, 0.9, 0.95)
 # An estimate begins with what others had, as if it was of this many tokens.
 _PRIOR_TOKENS = 4.0
-# What was seen counts this much less with each draft.
-_MEMORY = 0.85
-_SHARED_MEMORY = 0.98
-# Where no draft was worth its time in this many steps, one is tried all the same: what is known may have
-# become wrong.
-_TRY_EVERY = 64
-_TRY_TOKENS = 2
+# What was seen counts this much less with each token.
+_MEMORY = 0.95
+_SHARED_MEMORY = 0.99
+# Evidence against a model's drafts fades by this with each step that has none.
+_FADING = 0.99
 
 
-@dataclass(slots=True)
-class Acceptance:
-    """How often a drafted token was accepted, if those before it were."""
+class Rates:
+    """How often a drafted token was accepted, if those before it were, by kind."""
 
-    tested: float = 0.0
-    accepted: float = 0.0
+    def __init__(self, memory: float) -> None:
+        self._memory = memory
+        self._tested = [0.0] * _KINDS
+        self._accepted = [0.0] * _KINDS
 
-    def rate(self, prior: float) -> float:
-        """In (0, 1).
+    def of_kind(self, kind: int, prior: float) -> float:
+        """As `of_kinds`, of one."""
+        return (self._accepted[kind] + _PRIOR_TOKENS * prior) / (self._tested[kind] + _PRIOR_TOKENS)
+
+    def of_kinds(self, first: int, end: int, priors: Several[float]) -> list[float]:
+        """Of the kinds from `first` up to `end`, each in (0, 1).
 
         Args:
-            prior: the rate while little is known.
+            priors: of every kind, the rate while little is known.
         """
-        return (self.accepted + _PRIOR_TOKENS * prior) / (self.tested + _PRIOR_TOKENS)
+        seen = zip(self._accepted[first:end], self._tested[first:end], priors[first:end], strict=True)
+        return [(hits + _PRIOR_TOKENS * prior) / (n + _PRIOR_TOKENS) for hits, n, prior in seen]
 
-    def observe(self, drafted: int, accepted: int, memory: float = _MEMORY) -> None:
-        """A draft is verified. What follows the first rejected token was not tested."""
-        self.tested = self.tested * memory + min(accepted + 1, drafted)
-        self.accepted = self.accepted * memory + accepted
+    def observe(self, kind: int, is_accepted: bool) -> None:
+        """What became of one token is known."""
+        self._tested[kind] = self._tested[kind] * self._memory + 1.0
+        self._accepted[kind] = self._accepted[kind] * self._memory + is_accepted
+
+    def fade(self) -> None:
+        """Let what was seen of a draft model count a little less."""
+        self._tested[_OF_MODEL] *= _FADING
+        self._accepted[_OF_MODEL] *= _FADING
+
+
+class ModelDraft(NamedTuple):
+    """What a draft model said next.
+
+    Attributes:
+        tokens: one after the other.
+        margins: how far the logit of each was above all others; below 0 if it was drawn all the same.
+        n_worth: how many of them are worth a row: all, or all but the last.
+    """
+
+    tokens: list[int]
+    margins: list[float]
+    n_worth: int
 
 
 @dataclass(slots=True)
@@ -65,90 +100,139 @@ class Drafts:
 
     Attributes:
         source: of its drafts: `NGRAM` or `DRAFT`.
-        kind: of its latest draft: drafts of different kinds are not equally good. For `NGRAM`, how many of
-            the last tokens had occurred before.
         drafted, accepted: tokens since it came here.
+        said: by the draft model from position `said_at` on, as far as it is not known what became of it.
     """
 
     source: generation_pb2.Speculation.ValueType
     index: NgramIndex = field(default_factory=NgramIndex)
-    kind: int = 0
     drafted: int = 0
     accepted: int = 0
-    # By kind.
-    seen: dict[int, Acceptance] = field(default_factory=dict)
-
-    def acceptance(self, kind: int) -> Acceptance:
-        """Of drafts of one kind."""
-        found = self.seen.get(kind)
-        if found is None:
-            found = self.seen[kind] = Acceptance()
-        return found
+    rates: Rates = field(default_factory=lambda: Rates(_MEMORY))
+    said: ModelDraft | None = None
+    said_at: int = 0
 
 
-class SharedRates:
-    """What drafts of each kind had over all sequences: what a new one begins with."""
+class Learned:
+    """What drafts of all sequences had: what those of one are taken to have while little is known of it."""
 
     def __init__(self) -> None:
-        self._seen: dict[int, Acceptance] = {}
+        self._shared = Rates(_SHARED_MEMORY)
+        self._priors = list(_FIRST_RATES)
 
-    def rate(self, kind: int) -> float:
-        """In (0, 1)."""
-        seen = self._seen.get(kind)
-        return seen.rate(_FIRST_RATE) if seen else _FIRST_RATE
+    def next_of_lookup(self, drafts: Drafts) -> float:
+        """At which the next token that its run has may come."""
+        kind = min(drafts.index.length, _LONGEST)
+        return drafts.rates.of_kind(kind, self._priors[kind])
 
-    def observe(self, kind: int, drafted: int, accepted: int) -> None:
-        """A draft of this kind is verified."""
-        self._seen.setdefault(kind, Acceptance()).observe(drafted, accepted, _SHARED_MEMORY)
+    def of_lookup(self, drafts: Drafts) -> list[float]:
+        """At which the next tokens that its run has may come, one after the other."""
+        return drafts.rates.of_kinds(min(drafts.index.length, _LONGEST), _LONGEST + 1, self._priors)
+
+    def of_model(self, drafts: Drafts) -> float:
+        """At which any token that a draft model may say next comes."""
+        return drafts.rates.of_kind(_OF_MODEL, self._priors[_OF_MODEL])
+
+    def by_margin(self, drafts: Drafts) -> list[float]:
+        """At which tokens that a draft model has said come, by their margin."""
+        return drafts.rates.of_kinds(_FIRST_MARGIN, _KINDS, self._priors)
+
+    def looked_up(self, drafts: Drafts, length: int, *, is_accepted: bool) -> None:
+        """What became of a token that was looked up is known.
+
+        Args:
+            length: how many tokens before it agreed with what was followed.
+        """
+        self._observe(drafts, min(length, _LONGEST), is_accepted)
+
+    def said(self, drafts: Drafts, margin: float, *, is_accepted: bool) -> None:
+        """What became of a draft model's token is known."""
+        self._observe(drafts, _OF_MODEL, is_accepted)
+        self._observe(drafts, _FIRST_MARGIN + bisect_right(_MARGINS, margin), is_accepted)
+
+    def _observe(self, drafts: Drafts, kind: int, is_accepted: bool) -> None:
+        drafts.rates.observe(kind, is_accepted)
+        self._shared.observe(kind, is_accepted)
+        self._priors[kind] = self._shared.of_kind(kind, _FIRST_RATES[kind])
+
+
+class Course:
+    """What a draft model's draft is expected to give, token by token.
+
+    Args:
+        rates: by margin. next_rate: of any token.
+        least: tokens that a row has to give. draft: those that have to come for drafting one.
+    """
+
+    def __init__(self, rates: Several[float], next_rate: float, *, least: float, draft: float) -> None:
+        self._rates = rates
+        self._next_rate = next_rate
+        self._least = least
+        self._draft = draft
+        self._gain = 1.0
+
+    def is_worth_a_row(self, margin: float) -> bool:
+        """Of the next token, which has this margin."""
+        self._gain *= self._rates[bisect_right(_MARGINS, margin)]
+        return self._gain >= self._least
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether another token is worth drafting."""
+        return self._gain * self._next_rate >= self._least + self._draft
 
 
 class Tries:
-    """When drafts are tried that do not seem worth their time, and when none are looked for.
+    """When a draft is tried that does not seem worth its time.
 
-    Looking for drafts takes time as well, for each sequence. After a step that found none the engine looks
-    again the later, the more sequences decode.
+    What is known may have become wrong. Tries are the rarer, the more of them changed nothing.
     """
 
-    _SEQUENCES_PER_STEP = 4
+    TOKENS = 3
+    _SOONEST = 16
+    _LATEST = 1024
 
     def __init__(self) -> None:
-        self._fruitless = 0
-        self._resting = 0
+        self._every = self._SOONEST
+        self._steps = 0
 
-    def is_resting(self) -> bool:
-        """Whether this step looks for none."""
-        self._resting = max(self._resting - 1, -1)
-        return self._resting >= 0
+    def is_due(self) -> bool:
+        """A step has no draft that seems worth its time: whether it tries one all the same."""
+        self._steps += 1
+        if self._steps < self._every:
+            return False
+        self._steps = 0
+        self._every = min(2 * self._every, self._LATEST)
+        return True
 
-    def none_found(self, n_decoding: int) -> None:
-        """A step with `n_decoding` sequences found no draft, or none that is worth its time."""
-        self._resting = n_decoding // self._SEQUENCES_PER_STEP
+    def go_on(self) -> None:
+        """A try takes another step: what drafts was not ready."""
+        self._steps = self._every
 
-    def rows(self, worth: int, most: int) -> int:
-        """How many rows to draft, where `worth` of `most` seem worth their time."""
-        self._fruitless = 0 if worth else self._fruitless + 1
-        if self._fruitless < _TRY_EVERY:
-            return worth
-        self._fruitless = 0
-        return min(_TRY_TOKENS, most)
+    def paid(self) -> None:
+        """A draft is worth its time."""
+        self._steps, self._every = 0, self._SOONEST
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Candidate:
     """A sequence that may draft.
 
     Attributes:
-        rate: at which its drafted tokens are expected to be accepted, in (0, 1).
+        rates: at which its drafted tokens are expected to be accepted, one after the other, each in (0, 1);
+            the last one holds for all after it.
         most: tokens that it may draft.
         draft_s: seconds that drafting a token takes.
+        tokens: that it would draft; empty if they are still to be asked for.
     """
 
-    rate: float
+    rates: Several[float]
     most: int
     draft_s: float = 0.0
+    tokens: Several[int] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Row:
     """A token that may be drafted.
 
@@ -162,16 +246,18 @@ class Row:
     of: int
 
 
-def rows_of(candidates: Several[Candidate], most: int) -> list[Row]:
-    """The `most` rows that give most, the best first.
+def rows_of(candidates: Several[Candidate]) -> Iterator[Row]:
+    """Rows, the one that gives most first.
 
     A row of a sequence never comes before the one that it follows: it gives less.
     """
-    rows = []
-    for i, candidate in enumerate(candidates):
-        gain = 1.0
-        for _ in range(candidate.most):
-            gain *= candidate.rate
-            rows.append(Row(gain, candidate.draft_s, i))
-    rows.sort(key=lambda row: -row.gain)
-    return rows[:most]
+    heap = [(-candidate.rates[0], i, 1) for i, candidate in enumerate(candidates)]
+    heapq.heapify(heap)
+    while heap:
+        loss, i, n = heap[0]
+        candidate = candidates[i]
+        yield Row(-loss, candidate.draft_s, i)
+        if n < candidate.most:
+            heapq.heapreplace(heap, (loss * candidate.rates[min(n, len(candidate.rates) - 1)], i, n + 1))
+        else:
+            heapq.heappop(heap)
