@@ -78,7 +78,6 @@ class SilentBackend:
     cells = 1 << 30
     sequences = 256
     sharing_error = "it computes nothing"
-    speculation_error = sharing_error
     sharing = PrefixSharing(Sharing.NONE, sharing_error)
     speculation_error = sharing_error
     cell_s = 0.0

@@ -37,6 +37,7 @@ class Served:
         chunks: all that have been emitted.
         reported: what is cached, as the worker learns it, by entry.
         drafted, accepted: tokens of all requests.
+        draft_model_errors: why it drafts no more.
     """
 
     def __init__(
@@ -53,6 +54,7 @@ class Served:
         self.chunks: list[tokens_pb2.TokenChunk] = []
         self.reported: dict[int, engine_pb2.CachedPrefix] = {}
         self.drafted = self.accepted = 0
+        self.draft_model_errors: list[str] = []
         self.tokens: dict[str, list[int]] = {}
         self.cached: dict[str, int] = {}
         self.stats = engine_pb2.StepStats()
@@ -112,6 +114,8 @@ class Served:
             self.tokens.setdefault(chunk.request_id, []).extend(chunk.token_ids)
             if chunk.HasField("finished"):
                 self.cached[chunk.request_id] = chunk.finished.usage.cached_prompt_tokens
+        if report.step.draft_model_error:
+            self.draft_model_errors.append(report.step.draft_model_error)
         self.reported |= {each.entry: each for each in report.step.cached}
         self.stats = report.step.stats
         self.drafted += self.stats.draft_tokens

@@ -7,19 +7,23 @@ to 62 others, and cells lie in the same order with drafts and without.
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from harness.gguf_files import TOKENS, texts, tiny_model
 from harness.model_kinds import hybrid_model, recurrent_model, sliding_window_model
 from harness.serving import Served, load
 from harness.worker import DEMO_MODEL, batch_item
 from harness.worker_world import EagerBudget
+from numpy.typing import NDArray
 
 from inferflux.v1 import engine_pb2, generation_pb2, tokens_pb2, worker_pb2
+from inferflux.worker.engine.context import DecodeError, Run
 from inferflux.worker.engine.draft_model import DraftModel, Wanted
 from inferflux.worker.engine.drafting import Drafting
 from inferflux.worker.engine.native import Backend, LoadError
@@ -222,6 +226,38 @@ def test_a_model_of_which_no_tail_can_be_removed_answers_without_drafts(make: An
     world = served(NGRAM, backend)
     world.run(batch_item("a", prompt=[5, 6, 7, 5, 6, 7, 5, 6], max_tokens=20))
     assert (world.drafted, len(world.tokens["a"])) == (0, 20)
+
+
+def test_steps_are_timed_by_their_rows_and_leave_nothing_behind() -> None:
+    backend = demo()
+    backend._main.clear()
+    times = backend.row_times()
+    assert {1, 2, 3} <= times.keys()
+    assert max(times) <= backend.verified_rows
+    assert min(times.values()) > 0.0
+    assert backend.positions(0) == (-1, -1)
+
+
+def test_an_answer_goes_on_without_a_draft_model_that_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    failing = demo().new_draft_model(config(str(DRAFT_MODEL)))
+    decode, calls = failing._context.decode_runs, itertools.count()
+
+    def fails_later(runs: Iterable[Run]) -> NDArray[np.float32]:
+        if next(calls) < 30:
+            return decode(runs)
+        raise DecodeError("out of memory")
+
+    monkeypatch.setattr(failing._context, "decode_runs", fails_later)
+    world = served(OFF)
+    world.engine._drafting = drafting_by(failing)
+    names = "ab"
+    wanted = [question(text, name) for text, name in zip(QUESTIONS, names, strict=False)]
+    world.run(*wanted)
+    world.check_cells()
+    assert world.accepted
+    assert world.draft_model_errors == ["out of memory"]
+    for one, name in zip(wanted, names, strict=True):
+        assert world.tokens[name] == alone(one).tokens[name]
 
 
 def test_more_sequences_than_the_draft_model_has_room_for_answer_all_the_same() -> None:

@@ -158,8 +158,11 @@ def test_a_draft_goes_on_while_its_model_is_sure() -> None:
 
 
 def test_tries_are_the_rarer_the_more_of_them_changed_nothing() -> None:
-    tries = Tries()
-    due = [n for n in range(3000) if tries.is_due()]
+    tries, due = Tries(), []
+    for n in range(3000):
+        if tries.is_due():
+            tries.made()
+            due.append(n)
     gaps = [later - earlier for earlier, later in itertools.pairwise(due)]
     assert gaps == sorted(gaps)
     assert gaps[-1] == 1024
@@ -167,12 +170,11 @@ def test_tries_are_the_rarer_the_more_of_them_changed_nothing() -> None:
     assert [tries.is_due() for _ in range(16)].index(True) == 15
 
 
-def test_a_try_that_is_not_ready_goes_on_in_the_next_step() -> None:
+def test_a_try_that_no_draft_was_ready_for_is_due_in_the_next_step_and_makes_no_later_one_rarer() -> None:
     tries = Tries()
-    while not tries.is_due():
-        pass
-    tries.go_on()
-    assert tries.is_due()
+    assert [tries.is_due() for _ in range(40)] == [False] * 15 + [True] * 25
+    tries.made()
+    assert [tries.is_due() for _ in range(32)].index(True) == 31
 
 
 def test_a_draft_is_accepted_up_to_the_first_other_token() -> None:

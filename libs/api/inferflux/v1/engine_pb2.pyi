@@ -786,11 +786,14 @@ class StepReport(_message.Message):
     RESIDENCES_FIELD_NUMBER: _builtins.int
     PREFILLED_FIELD_NUMBER: _builtins.int
     DISK_ERROR_FIELD_NUMBER: _builtins.int
+    DRAFT_MODEL_ERROR_FIELD_NUMBER: _builtins.int
     CACHED_FIELD_NUMBER: _builtins.int
     LEDGER_REPAIRS_FIELD_NUMBER: _builtins.int
     CLEARED_FIELD_NUMBER: _builtins.int
     disk_error: _builtins.str
     """Why the disk tier is not written to for a while; empty otherwise."""
+    draft_model_error: _builtins.str
+    """Why the draft model drafts no more; empty otherwise."""
     @_builtins.property
     def emissions(self) -> _containers.RepeatedCompositeFieldContainer[Global___Emission]: ...
     @_builtins.property
@@ -818,13 +821,14 @@ class StepReport(_message.Message):
         residences: _abc.Iterable[Global___EngineResidence] | None = ...,
         prefilled: _abc.Iterable[Global___Prefilled] | None = ...,
         disk_error: _builtins.str = ...,
+        draft_model_error: _builtins.str = ...,
         cached: _abc.Iterable[Global___CachedPrefix] | None = ...,
         ledger_repairs: _abc.Iterable[_builtins.str] | None = ...,
         cleared: _abc.Iterable[Global___EngineCacheCleared] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["stats", b"stats"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached", b"cached", "cleared", b"cleared", "disk_error", b"disk_error", "emissions", b"emissions", "finished", b"finished", "ledger_repairs", b"ledger_repairs", "prefilled", b"prefilled", "residences", b"residences", "stats", b"stats"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached", b"cached", "cleared", b"cleared", "disk_error", b"disk_error", "draft_model_error", b"draft_model_error", "emissions", b"emissions", "finished", b"finished", "ledger_repairs", b"ledger_repairs", "prefilled", b"prefilled", "residences", b"residences", "stats", b"stats"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

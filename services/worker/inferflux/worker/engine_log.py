@@ -62,6 +62,8 @@ def stepped(model: str, report: engine_pb2.StepReport) -> None:
     """What a step found to be wrong, if anything."""
     if report.disk_error:
         log.warning("the disk tier takes nothing for a while", model=model, why=report.disk_error)
+    if report.draft_model_error:
+        log.error("the draft model drafts no more", model=model, why=report.draft_model_error)
     if report.ledger_repairs:
         found = list(report.ledger_repairs)
         log.error("KV cells were not as counted, and were dropped", model=model, found=found)

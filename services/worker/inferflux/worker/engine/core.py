@@ -265,6 +265,7 @@ class Engine:
         tell_tiers(stats, self._tiers, self._saved)
         self._drafting.write_stats(stats)
         report.disk_error = self._tiers.take_error()
+        report.draft_model_error = self._drafting.take_error()
         report.cached.extend(self._memory.prefixes.take_news(MOST_TOLD))
         report.cached.extend(cached_in(self._tiers))
         told = self._told

@@ -165,7 +165,7 @@ class DraftModel:
             None for those of which it still lacks some.
 
         Raises:
-            DecodeError: the engine has to start again.
+            DecodeError: it cannot draft any more.
         """
         drafts: list[ModelDraft | None] = [ModelDraft([], [], 0) for _ in wanted]
         places = self._places_of([one.sequence for one in wanted])

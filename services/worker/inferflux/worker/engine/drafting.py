@@ -16,6 +16,7 @@ from collections.abc import Sequence as Several
 from inferflux.v1 import engine_pb2, generation_pb2
 
 from .budget import StepBudget, Worth
+from .context import DecodeError
 from .draft_model import DraftModel, Wanted
 from .planner import ScheduledTokens, StepPlan
 from .sequence import Sequence
@@ -58,7 +59,6 @@ class Drafting:
         self._default = default
         self._most_rows = most_rows
         self._model = model
-        self._sources = {NGRAM} if model is None else {NGRAM, DRAFT}
         self._learned = Learned()
         self._tries = Tries()
         # Tokens per second with the draft model's latest drafts, divided by those without.
@@ -71,11 +71,13 @@ class Drafting:
         self._accepted_at: list[int] = []
         # In the latest step.
         self._taken = 0
+        self._error = ""
 
     def begin(self, sequence: Sequence, asked: generation_pb2.Speculation.ValueType) -> None:
         """Have tokens drafted for a new sequence, if its request asks for it and it is possible."""
         source = asked or self._default
-        if self._most_rows and source in self._sources and sequence.constraint is None:
+        is_possible = source == NGRAM or (source == DRAFT and self._model is not None)
+        if self._most_rows and is_possible and sequence.constraint is None:
             sequence.drafts = Drafts(source)
 
     def extend(self, plan: StepPlan, empty_cells: int) -> None:
@@ -101,12 +103,15 @@ class Drafting:
                 most -= n
             else:
                 by_model[i] = part
+        is_ready = True
         if by_model:
             asked = [
                 self._wanted(part, candidates[i], numbers[i], worth, most // len(by_model))
                 for i, part in by_model.items()
             ]
-            self._add_of_model(list(by_model.values()), asked, n_decoding)
+            is_ready = self._add_of_model(list(by_model.values()), asked, n_decoding)
+        if numbers and not worth.rows and is_ready:
+            self._tries.made()
 
     def _wanted(self, part: ScheduledTokens, candidate: Candidate, n: int, worth: Worth, most: int) -> Wanted:
         """A draft of `n` tokens: fewer where the model is not sure, and more, up to `most`, where it is."""
@@ -127,18 +132,24 @@ class Drafting:
         if n_decoding != self._least_gain_of or self._steps % _COSTS_EVERY == 0:
             self._least_gain_of, self._least_gain = n_decoding, self._budget.least_gain(n_decoding)
 
-    def _add_of_model(self, parts: list[ScheduledTokens], wanted: list[Wanted], n_decoding: int) -> None:
-        """Have the draft model draft for these."""
+    def _add_of_model(self, parts: list[ScheduledTokens], wanted: list[Wanted], n_decoding: int) -> bool:
+        """Have the draft model draft for these; returns whether it was ready for all.
+
+        One that fails drafts no more: answers need it for nothing.
+        """
         if self._model is None:
-            return
-        said = self._model.draft(wanted, self._budget.copying_s(n_decoding))
+            return False
+        try:
+            said = self._model.draft(wanted, self._budget.copying_s(n_decoding))
+        except DecodeError as error:
+            self._model, self._error = None, str(error)
+            return False
         for part, draft in zip(parts, said, strict=True):
             drafts = part.sequence.drafts
-            if draft is None or drafts is None:
-                self._tries.go_on()
-            else:
+            if draft is not None and drafts is not None:
                 drafts.said, drafts.said_at = draft, part.sequence.n_tokens
                 _add(part, draft.tokens[: draft.n_worth])
+        return None not in said
 
     def _numbers(
         self, candidates: Several[Candidate], n_decoding: int, most: int
@@ -234,6 +245,11 @@ class Drafting:
         """Accepted tokens of the latest step."""
         taken, self._taken = self._taken, 0
         return taken
+
+    def take_error(self) -> str:
+        """Why the draft model drafts no more, once; empty otherwise."""
+        error, self._error = self._error, ""
+        return error
 
     def write_stats(self, stats: engine_pb2.StepStats) -> None:
         """Write what happened since the last call."""

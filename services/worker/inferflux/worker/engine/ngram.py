@@ -40,8 +40,10 @@ class NgramIndex:
         self._tokens: list[int] = []
         # Of a long prompt, tokens before those.
         self._skipped = 0
-        # By the tokens of a run: the position after it. All have a token there.
-        self._ends: dict[int, dict[tuple[int, ...], int]] = {size: {} for size in SIZES}
+        # By the tokens of a run: the position after it, where there is a token.
+        self._after: dict[tuple[int, ...], int] = {}
+        # The runs that the tokens end with, the longest first.
+        self._last: list[tuple[int, ...]] = []
         # The position of the token that is expected next.
         self._at = 0
         self.length = 0
@@ -69,7 +71,7 @@ class NgramIndex:
                 followed.append(Followed(length, is_same))
                 self._at += 1
                 self.length = length + 1 if is_same else 0
-            self._index(token)
+            self._append(token)
             if not self.length:
                 self._look_up()
         return followed
@@ -83,24 +85,28 @@ class NgramIndex:
 
     def _index_all(self, tokens: list[int]) -> None:
         self._tokens = tokens
-        for size, ends in self._ends.items():
+        for size in SIZES:
             runs = zip(*(tokens[first:-1] for first in range(size)), strict=False)
-            ends.update(zip(runs, range(size, len(tokens)), strict=False))
+            self._after.update(zip(runs, range(size, len(tokens)), strict=False))
+        self._last = _ends_of(tokens)
 
-    def _index(self, token: int) -> None:
-        """Append a token. The runs that end before it have one after them now."""
+    def _append(self, token: int) -> None:
+        """The runs that ended last have a token after them now."""
         known = self._tokens
-        n = len(known)
-        for size, ends in self._ends.items():
-            if n >= size:
-                ends[tuple(known[n - size :])] = n
+        for run in self._last:
+            self._after[run] = len(known)
         known.append(token)
+        self._last = _ends_of(known)
 
     def _look_up(self) -> None:
         """Follow what the last tokens were followed by before, if they occurred before."""
-        known = self._tokens
-        for size, ends in self._ends.items():
-            at = ends.get(tuple(known[-size:]))
+        for run in self._last:
+            at = self._after.get(run)
             if at is not None:
-                self._at, self.length = at, size
+                self._at, self.length = at, len(run)
                 return
+
+
+def _ends_of(tokens: list[int]) -> list[tuple[int, ...]]:
+    """The runs at the end of these tokens, the longest first; of few tokens, some of them shorter."""
+    return [tuple(tokens[-size:]) for size in SIZES]

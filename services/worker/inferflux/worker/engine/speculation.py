@@ -197,17 +197,17 @@ class Tries:
         self._steps = 0
 
     def is_due(self) -> bool:
-        """A step has no draft that seems worth its time: whether it tries one all the same."""
+        """A step has no draft that seems worth its time: whether it tries one all the same.
+
+        It stays due until it was `made`: what drafts may not be ready.
+        """
         self._steps += 1
-        if self._steps < self._every:
-            return False
+        return self._steps >= self._every
+
+    def made(self) -> None:
+        """A draft was tried."""
         self._steps = 0
         self._every = min(2 * self._every, self._LATEST)
-        return True
-
-    def go_on(self) -> None:
-        """A try takes another step: what drafts was not ready."""
-        self._steps = self._every
 
     def paid(self) -> None:
         """A draft is worth its time."""
