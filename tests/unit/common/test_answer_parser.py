@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import itertools
 import json
+import sys
+from collections.abc import Callable
+from types import FrameType
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from inferflux.common.answers.json_scanner import ObjectScanner
 from inferflux.common.answers.parser import AnswerParser, CallArguments, CallName, Content, Piece, Reasoning
 from inferflux.common.answers.syntax import SYNTAXES
+from inferflux.common.answers.tape import Tape
 from inferflux.v1 import generation_pb2
 
 HERMES, LLAMA3, MISTRAL = (
@@ -23,6 +28,7 @@ OPTIONAL, OPEN = generation_pb2.REASONING_FORMAT_OPTIONAL, generation_pb2.REASON
 NAMES = frozenset({"add", "get_weather"})
 
 Read = tuple[str, str, list[tuple[str, str]]]
+Format = generation_pb2.ReasoningFormat.ValueType
 
 
 def parser(
@@ -238,11 +244,108 @@ def test_the_result_does_not_depend_on_how_a_text_is_cut(
     is_exact: bool,
     cuts: list[int],
 ) -> None:
-    whole = read(parser(form, reasoning=reasoning, is_exact=is_exact), text)
-    assert read(parser(form, reasoning=reasoning, is_exact=is_exact), *text) == whole
+    def made() -> AnswerParser:
+        return parser(form, reasoning=reasoning, is_exact=is_exact)
+
+    whole = read(made(), text)
+    assert read(made(), *text) == whole
     places = [0, *sorted(min(cut, len(text)) for cut in cuts), len(text)]
     parts = [text[a:b] for a, b in itertools.pairwise(places)]
-    assert read(parser(form, reasoning=reasoning, is_exact=is_exact), *parts) == whole
+    assert read(made(), *parts) == whole
+    # Also after each part: who takes a stream up again within an answer relies on it.
+    in_parts, said = made(), list[Piece]()
+    for part, end in zip(parts, places[1:], strict=True):
+        said += in_parts.push(part)
+        assert joined(said) == joined(made().push(text[:end]))
+
+
+class CountingTape(Tape):
+    """Counts the characters that are looked at or copied."""
+
+    n = 0
+
+    def feed(self, part: str) -> None:
+        super().feed(part)
+        type(self).n += len(self._text)
+
+    def rewind(self) -> None:
+        has_kept = bool(self._kept)
+        super().rewind()
+        type(self).n += len(self._text) if has_kept else 0
+
+    def take_until(self, marker: str, *, is_final: bool) -> tuple[str, bool]:
+        text, was_found = super().take_until(marker, is_final=is_final)
+        type(self).n += len(text) + len(marker)
+        return text, was_found
+
+    def take_object(self, scanner: ObjectScanner) -> str:
+        text = super().take_object(scanner)
+        type(self).n += 2 * len(text)  # the scanner's work, and the copy
+        return text
+
+    def skip_blanks(self) -> None:
+        before = self._at
+        super().skip_blanks()
+        type(self).n += self._at - before
+
+
+def work(monkeypatch: pytest.MonkeyPatch, made: Callable[[], AnswerParser], *parts: str) -> int:
+    """What the parser does for a text: steps of its states, and characters that they look at or copy."""
+    n_steps = 0
+
+    def on_event(_frame: FrameType, event: str, _argument: object) -> None:
+        nonlocal n_steps
+        n_steps += event in ("call", "c_call")
+
+    monkeypatch.setattr("inferflux.common.answers.parser.Tape", CountingTape)
+    CountingTape.n = 0
+    one = made()
+    sys.setprofile(on_event)
+    try:
+        for part in parts:
+            one.push(part)
+        one.finish()
+    finally:
+        sys.setprofile(None)
+    return n_steps + CountingTape.n
+
+
+_HOSTILE = {
+    "calls that do not end": "<tool_call>{",
+    "calls in arrays": '<tool_call>{"a": [',
+    "calls in strings": '<tool_call>{"',
+    "calls in strings of each other": '<tool_call>{":"a,',
+    "calls whose strings end in a backslash": '<tool_call>{"\\',
+    "calls that are none": "<tool_call>[",
+    "Mistral's": "[TOOL_CALLS][{",
+    "Mistral's in strings": '[TOOL_CALLS][{"',
+    "blanks": " ",
+    "an object without an end": '{"a": ',
+    "closings": "</tool_call>",
+    "half markers": "<tool_cal",
+    "reasoning": "<think>",
+    "ends of reasoning": "</thin",
+    "quotes": '"',
+}
+# Steps and characters for one character of a text. A text that is read again for each call takes more.
+MOST = 60
+_BEFORE = ("", "<tool_call>{", '<tool_call>{"name": "', "[TOOL_CALLS]")
+
+
+@pytest.mark.parametrize("form", FORMATS)
+@pytest.mark.parametrize("hostile", _HOSTILE.values(), ids=_HOSTILE)
+def test_the_work_grows_with_the_text_whatever_it_is(
+    monkeypatch: pytest.MonkeyPatch, hostile: str, form: int
+) -> None:
+    """In one part, and character by character: per character at most some dozens of steps."""
+    for before, is_exact in itertools.product(_BEFORE, (False, True)):
+
+        def made(is_exact: bool = is_exact) -> AnswerParser:
+            return parser(form, reasoning=OPTIONAL, is_exact=is_exact)
+
+        text = before + hostile * (1000 // len(hostile))
+        assert work(monkeypatch, made, text) < MOST * len(text)
+        assert work(monkeypatch, made, *text) < MOST * len(text)
 
 
 @settings(max_examples=200)

@@ -1,13 +1,12 @@
 """What of an answer is content, what reasoning, and what calls of tools, told while the text comes (pure).
 
-However a text is cut into parts, the pieces of a kind together are the same. Blanks beside calls and around
-reasoning belong to neither.
+However a text is cut into parts, what was told after each of them is the same. Blanks beside calls and around
+reasoning belong to neither. The work grows with the length of the text, whatever the text is.
 """
 
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
@@ -17,10 +16,11 @@ from inferflux.v1 import generation_pb2
 
 from .json_scanner import ObjectScanner
 from .syntax import END_THINK, SYNTAXES, THINK, CallSyntax
+from .tape import Tape
 
-_HEADER = re.compile(r'\s*\{\s*"name"\s*:\s*"([^"\\]*)"\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{)')
-_HEADER_BEGIN = '{"name":"'
-_BLANKS = re.compile(r"\s+")
+# What a call has before its arguments: parts, each with its spellings. Those of the name the parser knows.
+_HEAD = (("{",), ('"name"',), (":",), (), (",",), ('"arguments"', '"parameters"'), (":",))
+_NAME_PART, _N_HEAD = 3, len(_HEAD)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +61,10 @@ class AnswerParser:
         reasoning: what of it may be reasoning.
         is_exact: whether a constraint holds calls to their syntax. Their parts are told at once then. Without
             one a call is told when it is complete, since a broken one is content.
+
+    Attributes:
+        n_calls: calls that have begun.
+        has_reasoned: whether reasoning has begun.
     """
 
     def __init__(
@@ -73,30 +77,41 @@ class AnswerParser:
     ) -> None:
         self._syntax = syntax
         self._names = names
+        self._names_as_spelled = tuple(f'"{name}"' for name in names)
         self._reasoning = reasoning
         self._is_exact = is_exact
         self._state: Callable[[], bool] = self._begin
         self._pieces: list[Piece] = []
-        # What is not read yet.
-        self._buffer = ""
         self._is_final = False
+        # What is not read yet. It is marked where reading goes back to if what seemed to be a call is none.
+        self._tape = Tape()
+        self._tape.mark()
+        # What was read right before the mark, and is content if there is no call after it.
+        self._lead = ""
         # Blanks that are dropped if a call, or the end of reasoning, follows.
-        self._blanks = ""
+        self._blanks: list[str] = []
         self._drops_blanks = False
-        # What of a call was read before it is known to be one.
-        self._spelled = ""
-        self._collected = ""
+        # Of the call that is read: how many parts of its head were, and its object.
+        self._n_head = 0
+        self._name = ""
+        self._object: list[str] = []
         self._scanner = ObjectScanner()
         self.n_calls = 0
+        self.has_reasoned = False
 
     @property
     def is_cut(self) -> bool:
         """Whether the arguments of the last call are not complete."""
         return self._state == self._read_arguments
 
+    @property
+    def may_reason(self) -> bool:
+        """Whether what comes next may be reasoning. `has_reasoned` says whether it has begun."""
+        return self._state in (self._begin, self._think)
+
     def push(self, text: str) -> list[Piece]:
         """What is certain with this part of the text."""
-        self._buffer += text
+        self._tape.feed(text)
         return self._read()
 
     def finish(self) -> list[Piece]:
@@ -104,8 +119,8 @@ class AnswerParser:
         self._is_final = True
         pieces = self._read()
         if self._blanks and not self._drops_blanks and self._state != self._think:
-            pieces.append(Content(self._blanks))
-            self._blanks = ""
+            pieces.append(Content("".join(self._blanks)))
+            self._blanks = []
         return pieces
 
     def _read(self) -> list[Piece]:
@@ -114,96 +129,86 @@ class AnswerParser:
             pass
         return self._pieces
 
-    # Each state reads from the buffer. It returns False where it needs more text.
+    # Each state reads from the tape. It returns False where it needs more text. It decides as soon as it can:
+    # what is told after a text must not depend on its parts.
 
     def _begin(self) -> bool:
         if self._reasoning == generation_pb2.REASONING_FORMAT_OPEN:
-            return self._go_on(self._think, drops_blanks=True)
+            return self._begin_to_think()
         if self._reasoning == generation_pb2.REASONING_FORMAT_OPTIONAL:
-            text = self._buffer.lstrip()
-            if self._may_become(text, THINK):
+            self._tape.skip_blanks()
+            if self._awaits(THINK):
                 return False
-            if text.startswith(THINK):
-                self._buffer = text.removeprefix(THINK)
-                return self._go_on(self._think, drops_blanks=True)
-        return self._go_on(self._open)
+            if self._has_taken(THINK):
+                return self._begin_to_think()
+            self._tape.rewind()
+        return self._begin_answer()
+
+    def _begin_to_think(self) -> bool:
+        self._tape.unmark()
+        self.has_reasoned = True
+        return self._go_on(self._think, drops_blanks=True)
 
     def _think(self) -> bool:
-        at = self._buffer.find(END_THINK)
-        if at < 0:
-            self._say(self._certain(END_THINK), Reasoning)
+        text, has_ended = self._tape.take_until(END_THINK, is_final=self._is_final)
+        self._say(text, Reasoning)
+        if not has_ended:
             return False
-        self._say(self._buffer[:at], Reasoning)
-        self._buffer = self._buffer[at + len(END_THINK) :]
-        self._blanks = ""
-        return self._go_on(self._open, drops_blanks=True)
+        self._blanks = []
+        self._drops_blanks = True
+        return self._begin_answer()
+
+    def _begin_answer(self) -> bool:
+        """Content begins, or a call that is the whole answer."""
+        if self._syntax is None or self._syntax.opening:
+            self._tape.unmark()
+            return self._go_on(self._read_content)
+        self._tape.mark()
+        self._lead = ""
+        return self._go_on(self._open)
 
     def _open(self) -> bool:
-        """Content begins, or a call that is the whole answer."""
-        syntax = self._syntax
-        if syntax is None or syntax.opening:
-            return self._go_on(self._read_content)
-        text = self._buffer.lstrip()
-        if self._may_become(text, syntax.optional_opening):
+        """What may come before a call that is the whole answer."""
+        self._tape.skip_blanks()
+        opening = self._syntax.optional_opening if self._syntax else ""
+        if self._awaits(opening):
             return False
-        text = text.removeprefix(syntax.optional_opening).lstrip()
-        if not text and not self._is_final:
-            return False
-        if not text.startswith("{"):
-            return self._go_on(self._read_content)
-        self._spelled = self._buffer[: len(self._buffer) - len(text)]
-        self._buffer = text
-        return self._go_on(self._read_call)
+        self._has_taken(opening)
+        return self._go_on(self._begin_object)
 
     def _read_content(self) -> bool:
         syntax = self._syntax
         if syntax is None or not syntax.opening:
-            self._say(self._buffer, Content)
-            self._buffer = ""
+            self._say(self._tape.take_all(), Content)
             return False
-        at = self._buffer.find(syntax.opening)
-        if at < 0:
-            self._say(self._certain(syntax.opening), Content)
-            return False
-        self._say(self._buffer[:at], Content)
-        self._buffer = self._buffer[at + len(syntax.opening) :]
-        self._spelled = syntax.opening
-        return self._go_on(self._read_lead)
+        text, is_opened = self._tape.take_until(syntax.opening, is_final=self._is_final)
+        self._say(text, Content)
+        return is_opened and self._may_call(self._read_lead, after=syntax.opening)
 
     def _read_lead(self) -> bool:
         """What is between the opening and the first call."""
         lead = self._syntax.lead.strip() if self._syntax else ""
-        text = self._buffer.lstrip()
-        if not text and not self._is_final:
+        self._tape.skip_blanks()
+        if self._awaits(lead):
             return False
-        if not text.startswith(lead):
-            return self._give_up()
-        text = text.removeprefix(lead)
-        self._spelled += self._buffer[: len(self._buffer) - len(text)]
-        self._buffer = text
-        return self._go_on(self._read_call)
+        return self._go_on(self._begin_object) if self._has_taken(lead) else self._give_up()
 
-    def _read_call(self) -> bool:
-        if self._is_exact:
-            return self._read_header()
-        text = self._buffer.lstrip()
-        if not text and not self._is_final:
+    def _begin_object(self) -> bool:
+        self._tape.skip_blanks()
+        if not self._tape and not self._is_final:
             return False
-        if not text.startswith("{"):
+        if self._tape.next != "{":
             return self._give_up()
-        self._collected, self._scanner = "", ObjectScanner()
-        self._spelled += self._buffer[: len(self._buffer) - len(text)]
-        self._buffer = text
-        return self._go_on(self._collect)
+        self._n_head, self._object = 0, []
+        self._scanner = ObjectScanner(is_strict=not self._is_exact)
+        return self._go_on(self._read_head if self._is_exact else self._collect)
 
     def _collect(self) -> bool:
         """A whole call, which may be broken."""
-        n = self._scanner.take(self._buffer)
-        self._collected += self._buffer[:n]
-        self._buffer = self._buffer[n:]
+        self._object.append(self._tape.take_object(self._scanner))
         if not self._scanner.is_done:
-            return self._give_up() if self._is_final else False
-        call = _call_of(self._collected, self._names)
+            return self._give_up() if self._is_final or self._scanner.is_broken else False
+        call = _call_of("".join(self._object), self._names)
         if call is None:
             return self._give_up()
         name, arguments = call
@@ -211,59 +216,72 @@ class AnswerParser:
         self._pieces.append(CallArguments(self.n_calls - 1, arguments))
         return self._go_on(self._end_call)
 
-    def _read_header(self) -> bool:
-        header = _HEADER.match(self._buffer)
-        if header is None:
-            begin = _BLANKS.sub("", self._buffer)[: len(_HEADER_BEGIN)]
-            return self._give_up() if self._is_final or not _HEADER_BEGIN.startswith(begin) else False
-        if header[1] not in self._names:
+    def _read_head(self) -> bool:
+        """What comes before the arguments, part by part."""
+        self._tape.skip_blanks()
+        if self._n_head == _N_HEAD:
+            return self._begin_arguments()
+        parts = self._names_as_spelled if self._n_head == _NAME_PART else _HEAD[self._n_head]
+        found = next((part for part in parts if self._has_taken(part)), None)
+        if found is None:
+            return False if any(map(self._awaits, parts)) else self._give_up()
+        if self._n_head == _NAME_PART:
+            self._name = found.strip('"')
+        self._n_head += 1
+        return True
+
+    def _begin_arguments(self) -> bool:
+        if not self._tape and not self._is_final:
+            return False
+        if self._tape.next != "{":
             return self._give_up()
-        self._begin_call(header[1])
-        self._buffer = self._buffer[header.end() :]
-        self._scanner = ObjectScanner()
+        self._begin_call(self._name)
         return self._go_on(self._read_arguments)
 
     def _read_arguments(self) -> bool:
-        n = self._scanner.take(self._buffer)
-        if n:
-            self._pieces.append(CallArguments(self.n_calls - 1, self._buffer[:n]))
-        self._buffer = self._buffer[n:]
+        text = self._tape.take_object(self._scanner)
+        if text:
+            self._pieces.append(CallArguments(self.n_calls - 1, text))
         return self._go_on(self._end_object) if self._scanner.is_done else False
 
     def _end_object(self) -> bool:
-        text = self._buffer.lstrip()
-        if not text and not self._is_final:
+        self._tape.skip_blanks()
+        if self._awaits("}"):
             return False
-        self._buffer = text.removeprefix("}")
+        self._has_taken("}")
         return self._go_on(self._end_call)
 
     def _end_call(self) -> bool:
         """Another call follows, or the closing, or content."""
         syntax = self._syntax
-        text = self._buffer.lstrip()
-        if syntax is None or (not text and not self._is_final):
+        self._tape.skip_blanks()
+        if syntax is None or (not self._tape and not self._is_final):
             return False
-        if syntax.separator and text.startswith(syntax.separator):
-            self._buffer = text.removeprefix(syntax.separator)
-            self._spelled = syntax.separator
-            return self._go_on(self._read_call)
-        if self._may_become(text, syntax.closing):
+        if syntax.separator and self._has_taken(syntax.separator):
+            return self._may_call(self._begin_object, after=syntax.separator)
+        if self._awaits(syntax.closing):
             return False
-        is_cut = self._is_final and syntax.closing.startswith(text)
-        self._buffer = "" if is_cut else text.removeprefix(syntax.closing)
+        if not self._has_taken(syntax.closing) and self._tape.may_become(syntax.closing):
+            self._tape.take_all()  # cut
         return self._go_on(self._read_content)
+
+    def _may_call(self, state: Callable[[], bool], *, after: str) -> bool:
+        """A call may follow what was read; without one that is content."""
+        self._tape.mark()
+        self._lead = after
+        return self._go_on(state)
 
     def _give_up(self) -> bool:
         """It is no call: what it began with is content, and the rest is read again."""
-        self._say(self._spelled, Content)
-        self._buffer = self._collected + self._buffer
-        self._spelled = self._collected = ""
+        self._tape.rewind()
+        self._say(self._lead, Content)
         return self._go_on(self._read_content)
 
     def _begin_call(self, name: str) -> None:
+        self._tape.unmark()
         self._pieces.append(CallName(self.n_calls, name))
         self.n_calls += 1
-        self._blanks = self._spelled = self._collected = ""
+        self._blanks = []
         self._drops_blanks = True
 
     def _go_on(self, state: Callable[[], bool], *, drops_blanks: bool = False) -> bool:
@@ -271,16 +289,16 @@ class AnswerParser:
         self._drops_blanks |= drops_blanks
         return True
 
-    def _may_become(self, text: str, marker: str) -> bool:
-        """Whether `text` may be the beginning of `marker`, and more is to come."""
-        return not self._is_final and len(text) < len(marker) and marker.startswith(text)
+    def _awaits(self, marker: str) -> bool:
+        """Whether what is left may be the beginning of `marker`, and more is to come."""
+        return not self._is_final and self._tape.may_become(marker)
 
-    def _certain(self, marker: str) -> str:
-        """Take from the buffer what cannot belong to a marker that is not complete yet."""
-        keep = 0 if self._is_final else _overlap(self._buffer, marker)
-        cut = len(self._buffer) - keep
-        text, self._buffer = self._buffer[:cut], self._buffer[cut:]
-        return text
+    def _has_taken(self, marker: str) -> bool:
+        """Whether `marker` comes next; it is read then."""
+        is_next = self._tape.starts_with(marker)
+        if is_next:
+            self._tape.skip(len(marker))
+        return is_next
 
     def _say(self, text: str, kind: type[Content | Reasoning]) -> None:
         """Tell a text, but for blanks at its end, which wait for what follows."""
@@ -289,11 +307,12 @@ class AnswerParser:
             if not text:
                 return
             self._drops_blanks = False
-        text = self._blanks + text
         told = text if self._syntax is None and kind is Content else text.rstrip()
-        self._blanks = text[len(told) :]
         if told:
-            self._pieces.append(kind(told))
+            self._pieces.append(kind("".join([*self._blanks, told])))
+            self._blanks = []
+        if len(told) < len(text):
+            self._blanks.append(text[len(told) :])
 
 
 def calls_in(
@@ -312,12 +331,6 @@ def calls_in(
         elif isinstance(piece, CallArguments):
             calls[-1] = (calls[-1][0], calls[-1][1] + piece.text)
     return calls[:-1] if parser.is_cut else calls
-
-
-def _overlap(text: str, marker: str) -> int:
-    """Length of the longest end of `text` with which `marker` begins."""
-    longest = min(len(text), len(marker) - 1)
-    return next((n for n in range(longest, 0, -1) if text.endswith(marker[:n])), 0)
 
 
 def _call_of(text: str, names: AbstractSet[str]) -> tuple[str, str] | None:
