@@ -18,10 +18,9 @@ import nats.js.errors
 from google.protobuf.message import DecodeError
 
 from inferflux.api.errors import InvalidArgument, Unavailable, from_failed
+from inferflux.api.ordering import InOrder
 from inferflux.api.token_subjects import TOKENS_STREAM, is_safe_token, tokens
 from inferflux.v1 import tokens_pb2
-
-from .ordering import InOrder
 
 # After this silence the replay stream is asked: what was lost with a connection is there.
 _SILENCE_S = 2.0
@@ -86,9 +85,9 @@ class TokenReader:
                         if accepted.HasField("failed"):
                             raise from_failed(accepted.failed)
                         yield accepted
-                if merged.is_ended:
+                if merged.state.is_ended:
                     return
-                chunks = await self._next(live, subject, gap.wait_s(merged.missing_from, time.monotonic()))
+                chunks = await self._next(live, subject, gap.wait_s(merged.missing, time.monotonic()))
         finally:
             # A loop that was left early ends its generator late, after the connection.
             with contextlib.suppress(nats.errors.ConnectionClosedError):
@@ -131,25 +130,24 @@ class _Gap:
 
     def __init__(self, limit_s: float) -> None:
         self._limit_s = limit_s
-        self._missing_from: int | None = None
+        self._first: int | None = None
         self._since_s = 0.0
         self._replay_due_s = 0.0
 
-    def wait_s(self, missing_from: int | None, now_s: float) -> float:
+    def wait_s(self, missing: range | None, now_s: float) -> float:
         """How long to wait for a live message before the replay stream is asked; 0: not at all.
 
         Raises:
             Unavailable: the same tokens have been missing for too long.
         """
-        if missing_from is None:
-            self._missing_from = None
+        if missing is None:
+            self._first = None
             return _SILENCE_S
-        if missing_from != self._missing_from:
-            self._missing_from, self._since_s, self._replay_due_s = missing_from, now_s, now_s
+        if missing.start != self._first:
+            self._first, self._since_s, self._replay_due_s = missing.start, now_s, now_s
         elif now_s - self._since_s > self._limit_s:
-            raise Unavailable(
-                f"tokens from {missing_from} on were lost", reason="TOKENS_LOST", retry_delay_s=None
-            )
+            message = f"tokens {missing.start} to {missing.stop - 1} were lost"
+            raise Unavailable(message, reason="TOKENS_LOST", retry_delay_s=None)
         if now_s < self._replay_due_s:
             return self._replay_due_s - now_s
         self._replay_due_s = now_s + _REPLAY_PAUSE_S

@@ -8,15 +8,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from inferflux.api.stream_state import StreamState, Verdict, can_merge, merge
+from inferflux.api.ordering import InOrder
+from inferflux.api.stream_state import StreamState, can_merge, merge
 from inferflux.common import logs
 from inferflux.common.chunks import parse_chunk
 from inferflux.common.errors import DeadlineExceeded, InvalidArgument, Unavailable
 from inferflux.v1 import tokens_pb2
 
 log = logs.get()
-
-_MAX_HELD = 4096
 
 
 class TokenSource(Protocol):
@@ -91,8 +90,8 @@ class Relay:
         on_accept: Callable[[tokens_pb2.TokenChunk], None] = lambda _chunk: None,
         on_bad: Callable[[InvalidArgument], None] = lambda _error: None,
     ) -> None:
-        self.state = StreamState(offset)
         self.has_received = False
+        self._order = InOrder(offset)
         self._source = source
         self._buffer = buffer
         self._subject = subject
@@ -101,8 +100,6 @@ class Relay:
         self._on_accept = on_accept
         self._on_bad = on_bad
         self._ready: deque[tokens_pb2.TokenChunk] = deque()
-        # Chunks beyond a gap.
-        self._held: list[tokens_pb2.TokenChunk] = []
         # Since when tokens are missing, and from which one on.
         self._gap_since, self._gap_offset = 0.0, -1
         self._silent_since = clock()
@@ -110,6 +107,11 @@ class Relay:
         self._replay_due_at = self._silent_since + limits.silence_s
         self._must_replay = False
         self._replay_not_before = 0.0
+
+    @property
+    def state(self) -> StreamState:
+        """What is known of the stream."""
+        return self._order.state
 
     async def next(self) -> tokens_pb2.TokenChunk | None:
         """The next chunk, or None after the terminal one.
@@ -131,7 +133,6 @@ class Relay:
         """
         for data in await replayed(self._buffer, self._subject):
             self._take(data)
-        self._retry_held()
 
     async def receives_within(self, limit_s: float) -> bool:
         """Whether a chunk of the request has come, or comes within `limit_s` seconds."""
@@ -157,11 +158,9 @@ class Relay:
         while data is not None:
             self._take(data)
             data = self._source.next_nowait()
-        if self._held:
-            self._retry_held()
         if self._source.dropped:
             self._must_replay = True
-        if self._held or self._must_replay:
+        if self._order.missing or self._must_replay:
             await self._recover()
 
     def _take(self, data: bytes) -> None:
@@ -171,39 +170,24 @@ class Relay:
             self._on_bad(error)
             return
         self.has_received = True
-        self._offer(chunk)
+        for accepted in self._order.offer(chunk):
+            self._on_accept(accepted)
+            self._add(accepted)
+        missing = self._order.missing
+        first = missing.start if missing else -1
+        if first != self._gap_offset:  # what comes beyond it may be false, and far away
+            self._gap_offset, self._gap_since = first, self._clock()
 
-    def _offer(self, chunk: tokens_pb2.TokenChunk) -> bool:
-        """Judge a chunk; False if it has to wait behind a gap."""
-        verdict = self.state.offer(chunk)
-        if verdict is Verdict.ACCEPT:
-            self._on_accept(chunk)
-            chunk.ClearField("held_text")
-            ready = self._ready
-            if ready and can_merge(ready[-1], chunk):
-                merge(ready[-1], chunk)
-            else:
-                ready.append(chunk)
-        elif verdict is Verdict.GAP:
-            if self._gap_offset != self.state.next_offset:  # what comes beyond it may be false, and far away
-                self._gap_offset, self._gap_since = self.state.next_offset, self._clock()
-            if len(self._held) < _MAX_HELD:
-                self._held.append(chunk)
-            return False
-        return True
-
-    def _retry_held(self) -> None:
-        if not self._held:
-            return
-        waiting = sorted(self._held, key=lambda chunk: (chunk.offset, -chunk.epoch))
-        self._held = []
-        for chunk in waiting:
-            self._offer(chunk)
-        if not self._held:
-            self._gap_offset = -1
+    def _add(self, chunk: tokens_pb2.TokenChunk) -> None:
+        """Have a chunk passed on, without what is not for clients."""
+        chunk.ClearField("held_text")
+        if self._ready and can_merge(self._ready[-1], chunk):
+            merge(self._ready[-1], chunk)
+        else:
+            self._ready.append(chunk)
 
     def _wait_s(self) -> float:
-        if self._held or self._must_replay:
+        if self._order.missing or self._must_replay:
             return max(0.01, self._replay_not_before - self._clock())
         return min(self._limits.drop_check_s, self._replay_due_at - self._clock())
 
@@ -221,7 +205,7 @@ class Relay:
             self._must_replay = True
             self._patience_s = min(self._patience_s * 2, self._limits.silence_s * 4)
             self._replay_due_at = now + self._patience_s
-        if self._held or self._must_replay:
+        if self._order.missing or self._must_replay:
             await self._recover()
 
     async def _recover(self) -> None:
@@ -238,7 +222,7 @@ class Relay:
             self._gap_since = self._clock()  # the buffer has not had its say yet
             return
         self._must_replay = False
-        if self._held and self._clock() - self._gap_since > self._limits.gap_limit_s:
-            first = min(chunk.offset for chunk in self._held)
-            message = f"tokens {self.state.next_offset} to {first - 1} of the answer were lost"
+        missing = self._order.missing
+        if missing and self._clock() - self._gap_since > self._limits.gap_limit_s:
+            message = f"tokens {missing.start} to {missing.stop - 1} of the answer were lost"
             raise Unavailable(message, reason="TOKENS_LOST")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from inferflux.client.ordering import InOrder
+from inferflux.api.ordering import InOrder
 from inferflux.v1 import generation_pb2, tokens_pb2
 
 Chunk = tokens_pb2.TokenChunk
@@ -28,12 +28,22 @@ def given_of(merged: InOrder, *chunks: Chunk) -> list[int]:
 def test_what_comes_beyond_a_gap_waits_for_it() -> None:
     merged = InOrder()
     assert given_of(merged, tokens(0), tokens(2), tokens(3)) == [0]
-    assert merged.missing_from == 1
+    assert merged.missing == range(1, 2)
     assert given_of(merged, tokens(1)) == [1, 2, 3]
-    assert merged.missing_from is None
-    assert not merged.is_ended
+    assert merged.missing is None
+    assert not merged.state.is_ended
     assert merged.offer(finished(4))
-    assert merged.is_ended
+    assert merged.state.is_ended
+
+
+def test_what_an_older_attempt_said_beyond_a_gap_is_not_waited_for() -> None:
+    merged = InOrder()
+    assert given_of(merged, tokens(0), tokens(5)) == [0]
+    assert given_of(merged, tokens(1, epoch=2)) == [1]
+    assert merged.missing is None
+    assert given_of(merged, tokens(3, epoch=2)) == []
+    assert merged.offer(finished(2, epoch=2))
+    assert merged.missing is None
 
 
 def test_a_reader_that_has_some_tokens_gets_the_others() -> None:
@@ -79,4 +89,4 @@ def test_each_token_is_given_once_and_in_order_whatever_the_network_does(
         accepted += merged.offer(copy)
     assert [i for chunk in accepted for i in chunk.token_ids] == list(range(n_tokens))
     assert sum(chunk.HasField("finished") for chunk in accepted) == 1
-    assert merged.is_ended
+    assert merged.state.is_ended
