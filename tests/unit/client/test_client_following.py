@@ -12,10 +12,12 @@ from hypothesis import strategies as st
 from inferflux.client import (
     AlreadyExists,
     Cancelled,
+    DeadlineExceeded,
     InferFluxError,
     Internal,
     InvalidArgument,
     NotFound,
+    PermissionDenied,
     ResourceExhausted,
     Unavailable,
 )
@@ -172,6 +174,44 @@ def test_only_a_request_that_would_go_on_must_be_cancelled() -> None:
     one = following()
     one.take(finished(0))
     assert not one.must_be_cancelled
+
+
+@pytest.mark.parametrize(
+    ("error", "goes_on"),
+    [
+        (Unavailable("tokens are gone", reason="TOKENS_LOST"), True),
+        (Unavailable("nothing comes", reason="SILENT"), True),
+        (PermissionDenied("not any more"), True),
+        (Internal("a defect"), True),
+        (NO_WORKER, False),
+        (UNKNOWN, False),
+        (DeadlineExceeded("too late"), False),
+    ],
+)
+def test_a_request_whose_stream_is_given_up_must_be_cancelled_where_it_may_go_on(
+    error: InferFluxError, goes_on: bool
+) -> None:
+    one = following(Patience(5))
+    one.take(token(0))
+    one.after(LOST, 0.0)
+    with pytest.raises(InferFluxError):
+        one.after(error, 100.0)
+    assert one.is_over
+    assert one.must_be_cancelled is goes_on
+    one.end()
+    assert not one.must_be_cancelled
+
+
+def test_what_was_refused_or_has_no_window_needs_no_cancel() -> None:
+    refused = following()
+    with pytest.raises(InvalidArgument):
+        refused.after(InvalidArgument("no", field="x"), 0.0)
+    assert not refused.must_be_cancelled
+    without_window = following(Patience(0))
+    without_window.take(token(0))
+    with pytest.raises(Unavailable):
+        without_window.after(LOST, 0.0)
+    assert not without_window.must_be_cancelled
 
 
 class Server:

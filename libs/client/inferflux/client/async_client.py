@@ -42,7 +42,7 @@ class AsyncClient(BaseClient[AsyncGateway, AsyncStream]):
     def __init__(self, addresses: str | Sequence[str] = "", *, api_key: str = "", retries: int = 2) -> None:
         super().__init__(AsyncGateway, addresses, api_key, retries)
         self._streams: weakref.WeakSet[AsyncStream] = weakref.WeakSet()
-        self._endings: set[asyncio.Task[None]] = set()
+        self._endings: set[asyncio.Task[bool]] = set()
 
     async def cancel(self, request_id: str, *, timeout_s: float = 10.0) -> None:
         """End a queued or running request of this key's tenant; NotFound if there is none."""
@@ -109,8 +109,8 @@ class AsyncClient(BaseClient[AsyncGateway, AsyncStream]):
                 self._gateways.leave(gateway)
             await asyncio.sleep(again.delay_s)
 
-    async def _end(self, request_id: str, *, is_known: bool) -> None:
-        """Cancel a request; again where it may not have come to the scheduler yet."""
+    async def _end(self, request_id: str, *, is_known: bool) -> bool:
+        """Cancel a request; again where it may not have come to the scheduler yet. False if that failed."""
         request = inference_pb2.CancelRequest(request_id=request_id)
         for _ in range(n_cancels(is_known=is_known)):
             try:
@@ -118,9 +118,10 @@ class AsyncClient(BaseClient[AsyncGateway, AsyncStream]):
             except NotFound:
                 await asyncio.sleep(PAUSE_S)
             except (InferFluxError, ValueError):  # gRPC: the channel was closed
-                return
+                return False
             else:
-                return
+                return True
+        return True
 
     def _end_later(self, request_id: str, *, is_known: bool) -> None:
         """The same, without waiting for it: a stream was garbage-collected."""

@@ -44,7 +44,7 @@ class AsyncStream(StreamView):
         calls: Calls,
         following: Following,
         *,
-        end: Callable[..., Awaitable[None]],
+        end: Callable[..., Awaitable[bool]],
         end_later: Callable[..., None],
     ) -> None:
         super().__init__(following)
@@ -81,8 +81,11 @@ class AsyncStream(StreamView):
 
     async def close(self) -> None:
         """Cancel the request if it has not ended. Safe to call twice."""
-        if self._leave():
-            await self._end(self.request_id, is_known=self._following.is_known)
+        await self._has_ended()
+
+    async def _has_ended(self) -> bool:
+        """End call and request; False where the request may go on, because it could not be cancelled."""
+        return not self._leave() or await self._end(self.request_id, is_known=self._following.is_known)
 
     async def __aenter__(self) -> Self:
         return self
@@ -122,8 +125,8 @@ class AsyncStream(StreamView):
         try:
             step = self._following.after(error, time.monotonic())
         except InferFluxError as final:
-            await self.close()
-            raise readable(final, self._calls.address) from None
+            said = readable(final, self._calls.address)
+            raise (said if await self._has_ended() else self._noted(said)) from None
         self._call.cancel()
         await asyncio.sleep(step.delay_s)
         self._call = self._calls.open(step, self._following)

@@ -114,8 +114,8 @@ class Client(BaseClient[Gateway, Stream]):
                 self._gateways.leave(gateway)
             time.sleep(again.delay_s)
 
-    def _end(self, request_id: str, *, is_known: bool) -> None:
-        """Cancel a request; again where it may not have come to the scheduler yet."""
+    def _end(self, request_id: str, *, is_known: bool) -> bool:
+        """Cancel a request; again where it may not have come to the scheduler yet. False if that failed."""
         request = inference_pb2.CancelRequest(request_id=request_id)
         for _ in range(n_cancels(is_known=is_known)):
             try:
@@ -123,9 +123,10 @@ class Client(BaseClient[Gateway, Stream]):
             except NotFound:
                 time.sleep(PAUSE_S)
             except (InferFluxError, ValueError):  # gRPC: the channel was closed
-                return
+                return False
             else:
-                return
+                return True
+        return True
 
     def _end_later(self, request_id: str, *, is_known: bool) -> None:
         """The same, without waiting for it: a stream was garbage-collected."""

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from inferflux.api.errors import (
     AlreadyExists,
     Cancelled,
+    DeadlineExceeded,
     InferFluxError,
     NotFound,
     Unavailable,
@@ -26,8 +27,10 @@ from .retrying import Retrying, never_connected
 
 # Between two calls that try to take a stream up again.
 RESUME_PAUSE_S = 0.3
-# UNAVAILABLE that is the end of the request, not of the connection.
-_FINAL = frozenset({"NO_WORKER", "RETRIES_EXHAUSTED", "REFUSED", "SILENT", "TOKENS_LOST"})
+# UNAVAILABLE that is the end of the request.
+_ENDED = frozenset({"NO_WORKER", "RETRIES_EXHAUSTED", "REFUSED"})
+# UNAVAILABLE that no other call can help against.
+_FINAL = _ENDED | {"SILENT", "TOKENS_LOST"}
 # UNAVAILABLE after which the request may run all the same; the first is what gRPC's own errors have.
 _UNKNOWN = frozenset({"UNAVAILABLE", "OUTCOME_UNKNOWN", "GATEWAY_DRAINING"})
 
@@ -93,6 +96,8 @@ class Following:
         self._state = StreamState(offset or 0)
         self._has_begun = False
         self._lost_s: float | None = None
+        # Whether it was given up, and may go on.
+        self._is_given_up = False
 
     @property
     def first(self) -> Step:
@@ -107,7 +112,13 @@ class Following:
     @property
     def must_be_cancelled(self) -> bool:
         """Whether the request goes on when its connection ends."""
-        return self.is_own and not self.is_over and self._patience.window_s > 0
+        may_run = not self.is_over or self._is_given_up
+        return self.is_own and may_run and self._patience.window_s > 0
+
+    @property
+    def window_s(self) -> int:
+        """How long the request goes on without a reader."""
+        return self._patience.window_s
 
     def take(self, chunk: tokens_pb2.TokenChunk) -> bool:
         """Whether a chunk says something new; it is cut to that.
@@ -132,12 +143,15 @@ class Following:
         """The call that follows one that ended with this error.
 
         Raises:
-            InferFluxError: the error itself, where no call can help. Then the request is over.
+            InferFluxError: the error itself, where no call can help. Nothing more comes then; the request may
+                have to be cancelled.
         """
         step = self._step(error, now_s)
         deadline_s = self._patience.deadline_s
-        if step is None or (deadline_s is not None and now_s + step.delay_s >= deadline_s):
+        is_late = deadline_s is not None and step is not None and now_s + step.delay_s >= deadline_s
+        if step is None or is_late:
             self.is_over = True
+            self._is_given_up = not is_late and self._may_go_on(error)
             raise error
         return step
 
@@ -149,6 +163,14 @@ class Following:
     def end(self) -> None:
         """The reader leaves."""
         self.is_over = True
+        self._is_given_up = False
+
+    def _may_go_on(self, error: InferFluxError) -> bool:
+        """Whether the request may run after an error that ends its stream. Its deadline ends it anyway."""
+        is_ended = self._state.is_ended or error.reason in _ENDED
+        if is_ended or isinstance(error, DeadlineExceeded | NotFound):
+            return False
+        return self._has_begun or self._lost_s is not None
 
     def _step(self, error: InferFluxError, now_s: float) -> Step | None:
         if self._state.is_ended or error.reason in _FINAL:

@@ -44,7 +44,7 @@ class Stream(StreamView):
     _is_closed = True
 
     def __init__(
-        self, calls: Calls, following: Following, *, end: Callable[..., None], end_later: Callable[..., None]
+        self, calls: Calls, following: Following, *, end: Callable[..., bool], end_later: Callable[..., None]
     ) -> None:
         super().__init__(following)
         self._calls = calls
@@ -79,8 +79,11 @@ class Stream(StreamView):
 
     def close(self) -> None:
         """Cancel the request if it has not ended. Safe to call twice."""
-        if self._leave():
-            self._end(self.request_id, is_known=self._following.is_known)
+        self._has_ended()
+
+    def _has_ended(self) -> bool:
+        """End call and request; False where the request may go on, because it could not be cancelled."""
+        return not self._leave() or self._end(self.request_id, is_known=self._following.is_known)
 
     def __enter__(self) -> Self:
         return self
@@ -111,8 +114,8 @@ class Stream(StreamView):
         try:
             step = self._following.after(error, time.monotonic())
         except InferFluxError as final:
-            self.close()
-            raise readable(final, self._calls.address) from None
+            said = readable(final, self._calls.address)
+            raise (said if self._has_ended() else self._noted(said)) from None
         self._call.cancel()
         time.sleep(step.delay_s)
         self._call = self._calls.open(step, self._following)

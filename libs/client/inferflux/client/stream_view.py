@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
+from inferflux.api.errors import InferFluxError
 from inferflux.v1 import generation_pb2, inference_pb2, tokens_pb2
 
 from .following import Following
@@ -59,6 +60,14 @@ class StreamView:
         if isinstance(response, inference_pb2.ChatResponse) and response.HasField("delta"):
             self.delta = response.delta
         return response.chunk
+
+    def _noted(self, error: InferFluxError) -> InferFluxError:
+        """An error that ends a stream whose request could not be cancelled: it says so."""
+        error.add_note(
+            f"the request {self.request_id} could not be cancelled: it may go on for"
+            f" {self._following.window_s} s"
+        )
+        return error
 
     def _take(self, chunk: tokens_pb2.TokenChunk) -> bool:
         """Whether a chunk is to be passed on; it is cut to what is new."""
