@@ -201,6 +201,25 @@ async def test_a_client_of_http_1_0_gets_its_answer_and_the_end(http: HttpClient
         assert await connection.closed() == b""
 
 
+async def test_a_stream_to_a_client_of_http_1_0_has_no_chunks_and_ends_with_the_connection(
+    http: HttpClient, backend: Backend
+) -> None:
+    body = json.dumps(chat_body(stream=True)).encode()
+    async with http.connection() as connection:
+        length = {"content-length": str(len(body)), "x-request-id": "bad-old-stream"}
+        head = connection.head("POST", CHAT, length | {"connection": "keep-alive"})
+        await connection.send(head.replace(b"HTTP/1.1", b"HTTP/1.0") + body)
+        await backend.finish(await backend.job("bad-old-stream"), n=2)
+        answer = await connection.answer_head()
+        assert (answer.status, answer.headers["connection"]) == (200, "close")
+        assert not {"transfer-encoding", "content-length"} & answer.headers.keys()
+        events = (await connection.closed()).decode().split("\n\n")
+    assert all(event.startswith("data: ") for event in events[:-1])
+    assert events[-2:] == ["data: [DONE]", ""]
+    deltas = [json.loads(event.removeprefix("data: "))["choices"][0]["delta"] for event in events[:-2]]
+    assert "".join(delta.get("content", "") for delta in deltas) == "0 1 "
+
+
 @pytest.mark.parametrize("length", ["-1", "1e3", "abc", "99999999999999999999", "5, 6"])
 async def test_a_length_that_is_none_is_refused(http: HttpClient, length: str) -> None:
     async with http.connection() as connection:

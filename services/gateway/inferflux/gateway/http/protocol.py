@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from contextlib import suppress
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+
+if TYPE_CHECKING:
+    from uvicorn._types import ASGISendEvent
 
 # Of a request line, a head or a trailer together.
 MAX_HEAD_BYTES = 32 << 10
@@ -137,6 +140,8 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._stop_head_timer()
         self._bounds.work(self)
         super().on_headers_complete()
+        if self.scope["http_version"] != "1.1":
+            self.cycle.send = _close_delimited(self.cycle)  # type: ignore[method-assign, assignment]
 
     def on_body(self, body: bytes) -> None:
         self._held_bytes = 0
@@ -193,6 +198,27 @@ def protocol_factory(bounds: Connections) -> Callable[..., asyncio.Protocol]:
         return BoundedHttpProtocol(bounds, **arguments)
 
     return make
+
+
+def _close_delimited(
+    cycle: RequestResponseCycle,
+) -> Callable[[ASGISendEvent], Coroutine[Any, Any, None]]:
+    """How an answer is sent to a client of HTTP/1.0, which knows no chunks.
+
+    A body whose length is not said ends with the connection. uvicorn would send chunks.
+    """
+    send, has_length = cycle.send, False
+
+    async def sends(message: ASGISendEvent) -> None:
+        nonlocal has_length
+        if message["type"] == "http.response.start":
+            has_length = any(name.lower() == b"content-length" for name, _ in message.get("headers", ()))
+            cycle.chunked_encoding = None if has_length else False
+        elif message["type"] == "http.response.body" and not has_length:
+            cycle.expected_content_length = len(message.get("body", b""))
+        await send(message)
+
+    return sends
 
 
 def _probe_when_silent(transport: asyncio.Transport) -> None:
