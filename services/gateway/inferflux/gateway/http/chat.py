@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from .answering import Answering, Asked
-from .bodies import parse
+from .bodies import off_loop_if_large, parse
 from .endpoint import Request
 from .openai import chat
 from .openai.answers import Head, wants_usage
 from .openai.bodies import ChatBody
 from .openai.params import tier_of
+
+if TYPE_CHECKING:
+    from inferflux.v1 import inference_pb2
 
 
 class ChatCompletions:
@@ -22,9 +26,9 @@ class ChatCompletions:
         self._clock = clock
 
     async def __call__(self, request: Request) -> None:
-        body = parse(ChatBody, request.body)
+        body, prompt = await off_loop_if_large(request.body, lambda: _read(request.body))
         n = body.n or 1
-        asked = Asked([chat.to_request(body)], n, chat.field_names(body))
+        asked = Asked([prompt], n, chat.field_names(body))
         head = Head(f"chatcmpl-{request.request_id}", body.model, int(self._clock()), tier_of(body))
         has_logprobs = bool(body.logprobs)
         if body.stream:
@@ -32,3 +36,8 @@ class ChatCompletions:
             await self._answering.stream(request, asked, shape)
         else:
             await self._answering.whole(request, asked, chat.ChatAnswer(head, n=n, has_logprobs=has_logprobs))
+
+
+def _read(data: bytes) -> tuple[ChatBody, inference_pb2.ChatRequest]:
+    body = parse(ChatBody, data)
+    return body, chat.to_request(body)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from inferflux.gateway.pipeline import Pipeline
 from inferflux.v1 import inference_pb2
 
 from .answering import Answering, Asked
-from .bodies import parse
+from .bodies import off_loop_if_large, parse
 from .endpoint import Request
 from .openai import completions
 from .openai.answers import Head, wants_usage
@@ -28,9 +28,8 @@ class Completions:
         self._clock = clock
 
     async def __call__(self, request: Request) -> None:
-        body = parse(CompletionBody, request.body)
+        body, prompts = await off_loop_if_large(request.body, lambda: _read(request.body))
         n = body.n or 1
-        prompts = completions.to_requests(body)
         asked = Asked(prompts, n, completions.field_names(body))
         head = Head(f"cmpl-{request.request_id}", body.model, int(self._clock()), tier_of(body))
         echoes = [await self._text(prompt) for prompt in prompts] if body.echo else [""] * len(prompts)
@@ -47,3 +46,8 @@ class Completions:
             return prompt.text
         given = inference_pb2.DetokenizeRequest(model=prompt.model, token_ids=prompt.token_ids.ids)
         return (await self._pipeline.detokenize(given)).text
+
+
+def _read(data: bytes) -> tuple[CompletionBody, Sequence[inference_pb2.GenerateRequest]]:
+    body = parse(CompletionBody, data)
+    return body, completions.to_requests(body)

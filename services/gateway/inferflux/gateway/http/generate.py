@@ -6,7 +6,7 @@ from inferflux.common.errors import InvalidArgument
 from inferflux.gateway.models import ModelRegistry
 
 from .answering import Answering, Asked
-from .bodies import parse
+from .bodies import off_loop_if_large, parse
 from .endpoint import Request
 from .openai import generate
 from .openai.bodies import GenerateBody
@@ -20,9 +20,10 @@ class Generate:
         self._models = models
 
     async def __call__(self, request: Request) -> None:
-        body = parse(GenerateBody, request.body)
+        body = await off_loop_if_large(request.body, lambda: parse(GenerateBody, request.body))
         model = body.model or await only_model(self._models)
-        asked = Asked([generate.to_request(body, default_model=model)], 1, generate.field_names(body))
+        prompt = await off_loop_if_large(request.body, lambda: generate.to_request(body, default_model=model))
+        asked = Asked([prompt], 1, generate.field_names(body))
         if body.stream is False:
             await self._answering.whole(request, asked, generate.ChunkAnswer())
         else:

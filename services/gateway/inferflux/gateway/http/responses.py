@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from .answering import Answering, Asked
-from .bodies import parse
+from .bodies import off_loop_if_large, parse
 from .endpoint import Request
 from .openai import responses
 from .openai.bodies import ResponsesBody
+
+if TYPE_CHECKING:
+    from inferflux.v1 import inference_pb2
 
 
 class Responses:
@@ -20,10 +24,15 @@ class Responses:
         self._clock = clock
 
     async def __call__(self, request: Request) -> None:
-        body = parse(ResponsesBody, request.body)
-        asked = Asked([responses.to_request(body)], 1, responses.FIELD_NAMES)
+        body, prompt = await off_loop_if_large(request.body, lambda: _read(request.body))
+        asked = Asked([prompt], 1, responses.FIELD_NAMES)
         head = responses.ResponseHead(request.request_id, int(self._clock()), body)
         if body.stream:
             await self._answering.stream(request, asked, responses.ResponseStream(head))
         else:
             await self._answering.whole(request, asked, responses.Response(head))
+
+
+def _read(data: bytes) -> tuple[ResponsesBody, inference_pb2.ChatRequest]:
+    body = parse(ResponsesBody, data)
+    return body, responses.to_request(body)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from inferflux.common.errors import InferFluxError
 from inferflux.gateway.pipeline import Pipeline
 
-from .bodies import parse
+from .bodies import off_loop_if_large, parse
 from .endpoint import Request
 from .errors import in_words_of
 from .openai import tokens
@@ -19,7 +19,9 @@ class Tokenize:
         self._pipeline = pipeline
 
     async def __call__(self, request: Request) -> None:
-        asked = tokens.to_tokenize(parse(TokenizeBody, request.body))
+        asked = await off_loop_if_large(
+            request.body, lambda: tokens.to_tokenize(parse(TokenizeBody, request.body))
+        )
         try:
             answer = await self._pipeline.tokenize(asked)
         except InferFluxError as error:
@@ -34,7 +36,9 @@ class Detokenize:
         self._pipeline = pipeline
 
     async def __call__(self, request: Request) -> None:
-        asked = tokens.to_detokenize(parse(DetokenizeBody, request.body))
+        asked = await off_loop_if_large(
+            request.body, lambda: tokens.to_detokenize(parse(DetokenizeBody, request.body))
+        )
         try:
             answer = await self._pipeline.detokenize(asked)
         except InferFluxError as error:
