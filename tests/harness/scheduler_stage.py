@@ -18,7 +18,7 @@ from inferflux.common.bus import Bus
 from inferflux.common.errors import InferFluxError
 from inferflux.common.servers import ServerProcess, free_port
 from inferflux.scheduler.core.replayed import ReplayedTokens, assemble
-from inferflux.v1 import scheduler_pb2, tokens_pb2
+from inferflux.v1 import generation_pb2, scheduler_pb2, tokens_pb2
 
 
 def _get(port: int, path: str) -> tuple[int, str]:
@@ -129,6 +129,7 @@ class Stage:
         attempt: str = "",
         window_s: int = 0,
         prompt: Sequence[int] = (1, 2, 3),
+        answer_format: generation_pb2.AnswerFormat | None = None,
     ) -> None:
         now_ms = round(time.time() * 1000)
         request = scheduler_pb2.InferenceRequest(
@@ -142,6 +143,7 @@ class Stage:
             epoch=1,
             attempt_id=attempt,
             resume_window_s=window_s,
+            answer_format=answer_format,
         )
         request.params.max_tokens = max_tokens
         await self.enqueue(request_id, model, request.SerializeToString())

@@ -28,7 +28,7 @@ class Answer:
     resumes: int = 0
     finished: tokens_pb2.Finished | None = None
     calls: list[inference_pb2.ToolCall] = field(default_factory=list)
-    # What the text of the next chunk is, where that is told: a stream that was resumed does not.
+    # What the text of the next chunk is, where that is told: of chats with tools, and of models that reason.
     _delta: inference_pb2.ChatDelta | None = None
     _first_at: float | None = None
     _first_tokens: int = 0
@@ -54,7 +54,7 @@ class Answer:
         """What the next chunk's text is."""
         self._delta = delta
         for part in delta.tool_calls:
-            if part.id:
+            if part.id or not self.calls:  # the answer may be resumed within a call
                 self.calls.append(inference_pb2.ToolCall(id=part.id, name=part.name))
             self.calls[-1].arguments += part.arguments
 

@@ -187,8 +187,6 @@ def chat(
 ) -> None:
     """Ask the model; the answer streams as it is generated."""
     generation = replace(flags.generation(), tools=tools_of(tools))
-    if tools is not None and generation.resume_window_s:
-        raise typer.BadParameter("--tools does not go together with --resume-window")
     question = _text_or_stdin(text)
     if question is not None and not question.strip():
         raise typer.BadParameter("the question is empty")
@@ -293,7 +291,8 @@ def resume(
 
     async def run(client: Client) -> None:
         answer = Answer(sent_at=asyncio.get_running_loop().time(), request_id=request_id)
-        await show(client.resume(request_id, offset=offset), answer, has_stats=stats, is_json=as_json)
+        chunks = client.resume(request_id, offset=offset, on_delta=answer.on_delta)
+        await show(chunks, answer, has_stats=stats, is_json=as_json)
 
     with_client(run, endpoint, api_key, state_dir)
 

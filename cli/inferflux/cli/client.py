@@ -32,6 +32,7 @@ from .errors import CommandError
 from .target import Target
 
 _Reply = TypeVar("_Reply")
+OnDelta = Callable[[inference_pb2.ChatDelta], None]
 _UNARY_LIMIT_S = 10.0
 
 
@@ -72,14 +73,13 @@ class Client:
         resume_window_s: int = 0,
         skip_answer_cache: bool = False,
         tools: Sequence[inference_pb2.Tool] = (),
-        on_delta: Callable[[inference_pb2.ChatDelta], None] = lambda _delta: None,
+        on_delta: OnDelta = lambda _delta: None,
         on_resumed: Callable[[], None] = lambda: None,
     ) -> AsyncGenerator[tokens_pb2.TokenChunk, None]:
         """The answer to a conversation. Closing the generator early cancels the request.
 
         Args:
-            on_delta: with tools, told before each chunk what its text is. A stream that was resumed does not
-                tell.
+            on_delta: with tools, told before each chunk what its text is.
             resume_window_s: how long a stream whose connection is lost is resumed; 0: not at all.
             on_resumed: told each time.
         """
@@ -120,12 +120,14 @@ class Client:
         )
         return self._chunks(stream, on_resumed)
 
-    async def resume(self, request_id: str, *, offset: int) -> AsyncGenerator[tokens_pb2.TokenChunk, None]:
-        """What a request has said and will say from a token on. Closing the generator early only ends this
-        reading."""
-        async with self._streams.resume(request_id, offset=offset) as stream:
-            async for chunk in stream:
-                yield chunk
+    def resume(
+        self, request_id: str, *, offset: int, on_delta: OnDelta = lambda _delta: None
+    ) -> AsyncGenerator[tokens_pb2.TokenChunk, None]:
+        """What a request has said and will say from a token on; `on_delta` is as in `chat`.
+
+        Closing the generator early only ends this reading.
+        """
+        return self._chunks(self._streams.resume(request_id, offset=offset), on_delta=on_delta)
 
     async def cancel(self, request_id: str) -> None:
         """End a queued or running request of this key's tenant."""
@@ -191,8 +193,8 @@ class Client:
     async def _chunks(
         self,
         stream: AsyncStream,
-        on_resumed: Callable[[], None],
-        on_delta: Callable[[inference_pb2.ChatDelta], None] = lambda _delta: None,
+        on_resumed: Callable[[], None] = lambda: None,
+        on_delta: OnDelta = lambda _delta: None,
     ) -> AsyncGenerator[tokens_pb2.TokenChunk, None]:
         resumes = 0
         async with stream:

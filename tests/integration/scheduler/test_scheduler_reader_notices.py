@@ -10,7 +10,7 @@ from harness.scheduler_stage import Stage
 from inferflux.common import subjects
 from inferflux.common.errors import DeadlineExceeded
 from inferflux.scheduler.core.replayed import assemble
-from inferflux.v1 import scheduler_pb2
+from inferflux.v1 import generation_pb2, scheduler_pb2
 
 GATEWAY = "g1"
 
@@ -42,11 +42,17 @@ async def test_a_gateway_is_told_what_is_known_of_a_request(stage: Stage) -> Non
     await worker.has("windowed")
     reply = await ask(stage, joined(read("windowed", tenant=stage.tenant)))
     assert (reply.was_found, reply.attempt_id, reply.resume_window_s) == (True, "a1", 60)
+    assert not reply.has_answer_format
+    form = generation_pb2.AnswerFormat(reasoning=generation_pb2.REASONING_FORMAT_OPEN)
+    await stage.submit("chat", attempt="a1", window_s=60, answer_format=form)
+    await worker.has("chat")
+    assert (await ask(stage, joined(read("chat", tenant=stage.tenant)))).has_answer_format
     assert not (await ask(stage, joined(read("windowed", "a2", tenant=stage.tenant)))).was_found
     reply = await ask(stage, left(read("windowed", "a1", tenant=stage.tenant)))
     assert (reply.was_found, reply.may_cancel) == (True, False)
     assert not (await ask(stage, left(read("unknown", tenant=stage.tenant)))).was_found
     await worker.emit("windowed", 1, is_last=True)
+    await worker.emit("chat", 1, is_last=True)
     await stage.is_quiet(workers=1)
 
 

@@ -52,6 +52,17 @@ def test_an_answer_shows_content_and_gathers_its_calls() -> None:
     assert answer.as_dict()["tool_calls"] == [{"id": "c", "name": "f", "arguments": "{}"}]
 
 
+def test_an_answer_that_is_resumed_within_a_call_shows_what_it_gets_of_it() -> None:
+    answer = Answer(sent_at=0.0)
+    part = inference_pb2.ToolCallDelta
+    answer.on_delta(inference_pb2.ChatDelta(tool_calls=[part(index=1, arguments=": 2}")]))
+    answer.on_delta(inference_pb2.ChatDelta(tool_calls=[part(index=2, id="d", name="g", arguments="{}")]))
+    assert answer.as_dict()["tool_calls"] == [
+        {"id": "", "name": "", "arguments": ": 2}"},
+        {"id": "d", "name": "g", "arguments": "{}"},
+    ]
+
+
 def test_a_resumed_stream_which_tells_no_deltas_is_shown_as_it_comes() -> None:
     answer = Answer(sent_at=0.0)
     answer.on_delta(inference_pb2.ChatDelta(content="one "))

@@ -1,4 +1,4 @@
-"""Streams over calls that a test plays: requests whose stream is given up."""
+"""Streams over calls that a test plays: requests whose stream is given up, and deltas."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 from inferflux.client import AsyncStream, InferFluxError, Stream
 from inferflux.client.following import Following, Patience, Step
-from inferflux.v1 import inference_pb2, tokens_pb2
+from inferflux.v1 import generation_pb2, inference_pb2, tokens_pb2
 
 Delta = inference_pb2.ChatDelta
 UNAVAILABLE = grpc.StatusCode.UNAVAILABLE
@@ -57,6 +57,15 @@ def chat(i: int) -> inference_pb2.ChatResponse:
     return inference_pb2.ChatResponse(chunk=chunk(i), delta=Delta(content=str(i)))
 
 
+def taken_up(i: int) -> inference_pb2.ResumeResponse:
+    return inference_pb2.ResumeResponse(chunk=chunk(i), delta=Delta(content=str(i)))
+
+
+def end(i: int) -> inference_pb2.ResumeResponse:
+    finished = tokens_pb2.Finished(reason=generation_pb2.FINISH_REASON_STOP)
+    return inference_pb2.ResumeResponse(chunk=tokens_pb2.TokenChunk(epoch=1, offset=i, finished=finished))
+
+
 def refused_when_resumed() -> Calls:
     return Calls(Call([chat(0)], UNAVAILABLE), Call([], grpc.StatusCode.PERMISSION_DENIED))
 
@@ -100,3 +109,15 @@ async def test_for_asyncio_too(could_cancel: bool) -> None:
         await stream.text()
     assert ended == [("r1", True)]
     assert bool(getattr(given_up.value, "__notes__", [])) is not could_cancel
+
+
+def test_deltas_go_on_when_a_stream_is_resumed() -> None:
+    calls = Calls(
+        Call([chat(0), chat(1)], UNAVAILABLE),
+        # The first one repeats what has come.
+        Call([taken_up(1), taken_up(2), end(3)], UNAVAILABLE),
+    )
+    stream = Stream(calls, following(), end=never, end_later=never)
+    said = [stream.delta.content if stream.delta else None for _ in stream]
+    assert said == ["0", "1", "2", None]
+    assert stream.resumes == 1

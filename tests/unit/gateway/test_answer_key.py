@@ -8,7 +8,7 @@ import pytest
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from google.protobuf.message import Message
 
-from inferflux.gateway.answers.key import IRRELEVANT, is_repeatable, key_of, name_of
+from inferflux.gateway.answers.key import IRRELEVANT, IRRELEVANT_OF_FORMAT, is_repeatable, key_of, name_of
 from inferflux.gateway.submit import resolve
 from inferflux.v1 import generation_pb2, scheduler_pb2
 
@@ -68,7 +68,11 @@ def change(message: Message, path: tuple[str, ...]) -> None:
 ALL = list(leaves(Job.DESCRIPTOR))
 # What a scope holds, so that it counts although the key has no such field.
 SCOPE = {("tenant",), ("cache_scope",)}
-SAME = {(name,) for name in IRRELEVANT} - SCOPE | {("params", "max_tokens"), ("params", "speculation")}
+SAME = (
+    {(name,) for name in IRRELEVANT} - SCOPE
+    | {("params", "max_tokens"), ("params", "speculation")}
+    | {("answer_format", name) for name in IRRELEVANT_OF_FORMAT}
+)
 
 
 def test_the_fields_that_do_not_count_are_fields() -> None:

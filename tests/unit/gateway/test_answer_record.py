@@ -114,6 +114,21 @@ def test_an_answer_of_several_tokens_a_chunk_is_served_right_or_not_at_all(
         assert said(streamed(wanted)) == said(generate(pieces, stop, wanted_tokens))
 
 
+def test_reasoning_is_told_and_counted_as_it_was() -> None:
+    last = finished(4)
+    last.finished.usage.reasoning_tokens = 3
+    answer = recorded([started(), *(tokens(i) for i in range(4)), last])
+    form = generation_pb2.AnswerFormat(reasoning=generation_pb2.REASONING_FORMAT_OPEN)
+    for n_tokens, expected in ((4, 3), (3, 3), (2, 2)):
+        wanted = cut(answer, n_tokens)
+        assert wanted is not None
+        chunks = stream_of(
+            wanted, request_id="r", attempt_id="a", model="m", prompt_tokens=5, answer_format=form
+        )
+        assert chunks[0].answer_format == chunks[-1].answer_format == form
+        assert chunks[-1].finished.usage.reasoning_tokens == expected
+
+
 def test_an_answer_that_was_ended_by_its_length_is_no_longer_one() -> None:
     answer = recorded(generate([b"a", b"b", b"c", b""], [], 2))
     assert answer.reason == LENGTH

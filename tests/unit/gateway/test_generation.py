@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import cast
+from typing import Any, cast
 
 import pytest
 from prometheus_client import CollectorRegistry
@@ -94,7 +94,7 @@ class ScriptedBus:
 class Stage:
     """A gateway's services around the scripted bus."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, gap_limit_s: float = 30.0) -> None:
         self.bus = ScriptedBus()
         self.settled: list[policy_pb2.SettleRequest] = []
         bus = cast("Bus", self.bus)
@@ -111,7 +111,7 @@ class Stage:
             metrics=GatewayMetrics(CollectorRegistry()),
             background=background,
             streams=self.streams,
-            relay_limits=RelayLimits(drop_check_s=0.01),
+            relay_limits=RelayLimits(drop_check_s=0.01, gap_retry_s=0.01, gap_limit_s=gap_limit_s),
             tracer=OFF,
             trail=NO_AUDIT,
         )
@@ -242,6 +242,80 @@ async def test_the_model_of_a_resumed_stream_is_recorded_by_its_terminal_chunk_o
     assert [(request.model, request.attempt_id) for request in stage.settled] == [("demo", "a1")]
 
 
+FORM = generation_pb2.AnswerFormat(reasoning=generation_pb2.REASONING_FORMAT_OPEN)
+
+
+def thought(i: int, text: str, **fields: Any) -> bytes:
+    return tokens_pb2.TokenChunk(epoch=1, offset=i, token_ids=[7], text=text, **fields).SerializeToString()
+
+
+async def resumed(stage: Stage, offset: int) -> list[tuple[str, ...]]:
+    """Text, and reasoning and content where they are told, of each chunk with tokens."""
+    said: list[tuple[str, ...]] = []
+    try:
+        async with stage.generation("Resume") as generation:
+            await generation.resume(offset)
+            async for chunk in generation:
+                assert not chunk.HasField("answer_format")
+                delta = generation.read(chunk)
+                told = () if delta is None else (delta.reasoning_content, delta.content)
+                if chunk.token_ids:
+                    said.append((chunk.text, *told))
+    finally:
+        await stage.end()
+    return said
+
+
+async def test_a_chat_that_is_resumed_goes_on_being_read_where_its_client_was() -> None:
+    stage = Stage()
+    start = {"started": tokens_pb2.Started(), "answer_format": FORM}
+    stage.bus.stored = [thought(0, "I s", **start), thought(1, "ee.</th"), thought(2, "ink> A")]
+    stage.bus.live = [finished("a1", offset=3)]
+    assert await resumed(stage, 2) == [("ink> A", "", "A"), ("", "", "")]
+
+
+async def test_a_chat_is_read_also_when_nothing_of_it_was_stored_yet() -> None:
+    stage = Stage()
+    stage.bus.reply = scheduler_pb2.ReaderReply(was_found=True, has_answer_format=True)
+    start = {"started": tokens_pb2.Started(), "answer_format": FORM}
+    stage.bus.live = [thought(0, "a", **start), thought(1, "</think>b"), finished("a1", offset=2)]
+    assert await resumed(stage, 1) == [("</think>b", "", "b")]
+
+
+async def test_a_chat_whose_first_tokens_are_not_stored_any_more_is_not_told_as_plain_text() -> None:
+    """Its scheduler knows that it is no plain text; without one, the terminal chunk may tell."""
+    for stored, reply in (
+        ([thought(5, "x")], scheduler_pb2.ReaderReply(was_found=True, has_answer_format=True)),
+        ([thought(5, "x"), finished("a1", offset=6, answer_format=FORM)], scheduler_pb2.ReaderReply()),
+    ):
+        stage = Stage(gap_limit_s=0.0)
+        stage.bus.stored, stage.bus.reply = stored, reply
+        with pytest.raises(Unavailable) as lost:
+            await resumed(stage, 5)
+        assert lost.value.reason == "TOKENS_LOST"
+
+
+async def test_a_chat_is_read_whole_whose_chunks_are_stored_after_the_first_look() -> None:
+    """It is answered from the cache: no scheduler knows it."""
+    stage = Stage()
+    start = {"started": tokens_pb2.Started(), "answer_format": FORM}
+    stage.bus.stored = [thought(0, "a", **start), thought(1, "</think>b")]
+    stage.bus.stored += [finished("a1", offset=2, answer_format=FORM)]
+    stage.bus.looks_before_stored = 1
+    assert await resumed(stage, 1) == [("</think>b", "", "b"), ("", "", "")]
+
+
+async def test_a_plain_stream_is_resumed_without_its_first_tokens() -> None:
+    stage = Stage()
+    stage.bus.stored, stage.bus.live = [thought(5, "x")], [finished("a1", offset=6)]
+    stage.bus.reply = scheduler_pb2.ReaderReply(was_found=True)
+    assert await resumed(stage, 5) == [("x",), ("",)]
+
+    stage = Stage()  # it has ended: its scheduler does not know it any more
+    stage.bus.stored = [thought(5, "x"), finished("a1", offset=6)]
+    assert await resumed(stage, 5) == [("x",)]
+
+
 ANSWER = answers_pb2.CachedAnswer(
     chunks=[tokens_pb2.TokenChunk(offset=i, token_ids=[7], text="x") for i in range(3)], reason=STOP
 )
@@ -273,7 +347,15 @@ async def test_an_answer_that_cannot_be_resumed_is_not_published_again() -> None
     assert stage.bus.published == []
 
 
-def finished(attempt_id: str, *, model: str = "") -> bytes:
+def finished(attempt_id: str, *, model: str = "", offset: int = 0, **fields: Any) -> bytes:
     end = tokens_pb2.Finished(reason=STOP, usage=generation_pb2.Usage(prompt_tokens=2, completion_tokens=1))
-    chunk = tokens_pb2.TokenChunk(epoch=1, token_ids=[7], finished=end, attempt_id=attempt_id, model=model)
+    chunk = tokens_pb2.TokenChunk(
+        epoch=1,
+        offset=offset,
+        token_ids=[7],
+        finished=end,
+        attempt_id=attempt_id,
+        model=model,
+        **fields,
+    )
     return chunk.SerializeToString()

@@ -42,7 +42,9 @@ def tokens(*ids: int, text: str = "", **fields: Any) -> tokens_pb2.TokenChunk:
 
 
 def end(reason: generation_pb2.FinishReason.ValueType = generation_pb2.FINISH_REASON_STOP) -> Any:
-    usage = generation_pb2.Usage(prompt_tokens=10, cached_prompt_tokens=4, completion_tokens=3)
+    usage = generation_pb2.Usage(
+        prompt_tokens=10, cached_prompt_tokens=4, completion_tokens=3, reasoning_tokens=1
+    )
     return tokens_pb2.Finished(reason=reason, usage=usage)
 
 
@@ -255,6 +257,7 @@ def test_cached_tokens_are_in_the_usage() -> None:
         "completion_tokens": 6,
         "total_tokens": 16,
         "prompt_tokens_details": {"cached_tokens": 4},
+        "completion_tokens_details": {"reasoning_tokens": 2},
     }
 
 

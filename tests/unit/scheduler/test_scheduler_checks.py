@@ -14,6 +14,7 @@ from inferflux.scheduler.recovery import decode
 from inferflux.v1 import generation_pb2, scheduler_pb2, tokens_pb2, worker_pb2
 
 DAY_MS = 86_400_000
+AnswerFormat = generation_pb2.AnswerFormat
 Params = generation_pb2.GenerationParams
 Sampling = generation_pb2.SamplingParams
 
@@ -54,6 +55,7 @@ def test_a_job_as_gateways_send_it_passes() -> None:
         ("same_prompt_as", {"same_prompt_as": "a b"}),
         ("cache_scope", {"cache_scope": "a b"}),
         ("cache_scope", {"cache_scope": "x" * 65}),
+        ("answer_format.functions", {"answer_format": AnswerFormat(functions=["f"] * 129)}),
         ("params.max_tokens", {"params": Params(max_tokens=0)}),
         ("params.max_tokens", {"params": Params(max_tokens=-7)}),
         ("params.stop[0]", {"params": Params(stop=[""])}),

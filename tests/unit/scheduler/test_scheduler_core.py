@@ -250,6 +250,19 @@ def test_a_request_whose_tokens_are_all_out_is_finished_without_a_worker(world: 
     world.check_quiet()
 
 
+def test_a_chunk_that_ends_a_chat_has_the_format_of_its_answer(world: World) -> None:
+    chat = make_request("r1", at=world.now, attempt="a1")
+    chat.answer_format.reasoning = generation_pb2.REASONING_FORMAT_OPEN
+    keys = world.submit(chat), submit(world, "r2", attempt="a1")
+    world.settle()
+    for key in keys:
+        world.cancel(key, "a1")
+    world.settle()
+    with_format, without = (world.clients[key][-1] for key in keys)
+    assert with_format.answer_format == chat.answer_format
+    assert not without.HasField("answer_format")
+
+
 def test_a_cancel_that_overtakes_its_job_still_cancels_it(world: World) -> None:
     worker = world.add_worker("w1")
     world.settle()

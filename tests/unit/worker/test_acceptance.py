@@ -80,3 +80,29 @@ def test_control_tokens_that_spell_calls_are_text_of_answers_with_tools() -> Non
     assert accepted() == "BC"
     item.request.params.constraint.tool_calls.format = generation_pb2.TOOL_CALL_FORMAT_MISTRAL
     assert accepted() == "B[TOOL_CALLS]C"
+    item.request.params.ClearField("constraint")
+    item.request.answer_format.tool_calls = generation_pb2.TOOL_CALL_FORMAT_MISTRAL
+    assert accepted() == "B[TOOL_CALLS]C"
+
+
+def test_control_tokens_that_spell_reasoning_are_text_of_answers_that_may_reason() -> None:
+    ids = {"<think>": 7, "</think>": 8}
+    pieces = SimpleNamespace(
+        eog=frozenset[int](),
+        piece=lambda token: b"" if token in ids.values() else bytes([65 + token]),
+        control_token=ids.get,
+    )
+    item = worker_pb2.BatchItem()
+    item.request.prompt_token_ids.append(1)
+    item.request.params.max_tokens = 9
+    item.request.answer_format.reasoning = generation_pb2.REASONING_FORMAT_OPTIONAL
+    sequence = sequence_of(item, arrival=0, now_s=0.0, unix_s=0.0, pieces=pieces)
+    assert accept(sequence, [7, 1, 2, 8, 3], pieces).text == "<think>BC</think>D"
+    assert sequence.reasoning is not None
+    assert sequence.reasoning.n_tokens == 4
+    # A retry counts what was generated before, too.
+    item.request.generated_token_ids.extend([7, 1])
+    again = sequence_of(item, arrival=0, now_s=0.0, unix_s=0.0, pieces=pieces)
+    assert accept(again, [2, 8, 3], pieces).text == "C</think>D"
+    assert again.reasoning is not None
+    assert again.reasoning.n_tokens == 4

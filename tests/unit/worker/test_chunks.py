@@ -100,6 +100,19 @@ def test_without_a_token_all_the_time_went_into_the_prompt() -> None:
     )
 
 
+def test_the_first_and_the_last_chunk_have_the_format_of_the_answer() -> None:
+    for form in (generation_pb2.AnswerFormat(reasoning=generation_pb2.REASONING_FORMAT_OPEN), None):
+        sequence = sequence_of_five()
+        sequence.answer_format = form
+        first = chunks.announce(sequence, chunks.empty(sequence), "w-1")
+        last = chunks.empty(sequence)
+        chunks.finish(sequence, last, generation_pb2.FINISH_REASON_STOP, 10.0)
+        chunks.close(sequence, last)
+        for chunk in (first, last):
+            assert chunk.HasField("answer_format") is (form is not None)
+            assert form is None or chunk.answer_format == form
+
+
 def test_a_failed_chunk_says_why() -> None:
     chunk = chunks.empty(sequence_of_five())
     assert chunks.fail(chunk, 13, "BAD_LOGITS", "the model gave no finite logits") == "bad_logits"

@@ -28,7 +28,10 @@ class CachedAnswer(_message.Message):
 
     CHUNKS_FIELD_NUMBER: _builtins.int
     REASON_FIELD_NUMBER: _builtins.int
+    REASONING_TOKENS_FIELD_NUMBER: _builtins.int
     reason: _generation_pb2.FinishReason.ValueType
+    reasoning_tokens: _builtins.int
+    """Its first tokens, as Usage counts them."""
     @_builtins.property
     def chunks(self) -> _containers.RepeatedCompositeFieldContainer[_tokens_pb2.TokenChunk]:
         """As the worker published them, in order: offset, token_ids, text, logprobs and held_text alone."""
@@ -38,10 +41,11 @@ class CachedAnswer(_message.Message):
         *,
         chunks: _abc.Iterable[_tokens_pb2.TokenChunk] | None = ...,
         reason: _generation_pb2.FinishReason.ValueType = ...,
+        reasoning_tokens: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["chunks", b"chunks", "reason", b"reason"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["chunks", b"chunks", "reason", b"reason", "reasoning_tokens", b"reasoning_tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

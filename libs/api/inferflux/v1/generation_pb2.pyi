@@ -407,6 +407,44 @@ class ChoiceConstraint(_message.Message):
 Global___ChoiceConstraint: _TypeAlias = ChoiceConstraint  # noqa: Y015
 
 @_typing.final
+class AnswerFormat(_message.Message):
+    """How the text of a chat's answer is told apart into content, reasoning and calls."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOOL_CALLS_FIELD_NUMBER: _builtins.int
+    FUNCTIONS_FIELD_NUMBER: _builtins.int
+    REASONING_FIELD_NUMBER: _builtins.int
+    IS_EXACT_FIELD_NUMBER: _builtins.int
+    CALL_ID_PREFIX_FIELD_NUMBER: _builtins.int
+    tool_calls: Global___ToolCallFormat.ValueType
+    reasoning: Global___ReasoningFormat.ValueType
+    is_exact: _builtins.bool
+    """A constraint holds calls to their syntax."""
+    call_id_prefix: _builtins.str
+    """What the ids of its calls begin with: every reader gives a call the same id."""
+    @_builtins.property
+    def functions(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Names of the functions that it may call. What else it seems to call is content."""
+
+    def __init__(
+        self,
+        *,
+        tool_calls: Global___ToolCallFormat.ValueType = ...,
+        functions: _abc.Iterable[_builtins.str] | None = ...,
+        reasoning: Global___ReasoningFormat.ValueType = ...,
+        is_exact: _builtins.bool = ...,
+        call_id_prefix: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["call_id_prefix", b"call_id_prefix", "functions", b"functions", "is_exact", b"is_exact", "reasoning", b"reasoning", "tool_calls", b"tool_calls"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AnswerFormat: _TypeAlias = AnswerFormat  # noqa: Y015
+
+@_typing.final
 class FunctionSchema(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -578,6 +616,7 @@ class Usage(_message.Message):
     COMPLETION_TOKENS_FIELD_NUMBER: _builtins.int
     CACHED_COMPLETION_TOKENS_FIELD_NUMBER: _builtins.int
     CACHED_PROMPT_TIER_FIELD_NUMBER: _builtins.int
+    REASONING_TOKENS_FIELD_NUMBER: _builtins.int
     prompt_tokens: _builtins.int
     cached_prompt_tokens: _builtins.int
     """Of prompt_tokens, those that were not computed: their KV state was in the KV cache, or in a tier below it."""
@@ -589,6 +628,8 @@ class Usage(_message.Message):
     """
     cached_prompt_tier: Global___CacheTier.ValueType
     """Where the cached_prompt_tokens were; unspecified if there were none."""
+    reasoning_tokens: _builtins.int
+    """Of completion_tokens, those of the reasoning, its markers among them."""
     def __init__(
         self,
         *,
@@ -597,10 +638,11 @@ class Usage(_message.Message):
         completion_tokens: _builtins.int = ...,
         cached_completion_tokens: _builtins.int = ...,
         cached_prompt_tier: Global___CacheTier.ValueType = ...,
+        reasoning_tokens: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached_completion_tokens", b"cached_completion_tokens", "cached_prompt_tier", b"cached_prompt_tier", "cached_prompt_tokens", b"cached_prompt_tokens", "completion_tokens", b"completion_tokens", "prompt_tokens", b"prompt_tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached_completion_tokens", b"cached_completion_tokens", "cached_prompt_tier", b"cached_prompt_tier", "cached_prompt_tokens", b"cached_prompt_tokens", "completion_tokens", b"completion_tokens", "prompt_tokens", b"prompt_tokens", "reasoning_tokens", b"reasoning_tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

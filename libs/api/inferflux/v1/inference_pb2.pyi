@@ -320,9 +320,7 @@ class ChatResponse(_message.Message):
     def chunk(self) -> _tokens_pb2.TokenChunk: ...
     @_builtins.property
     def delta(self) -> Global___ChatDelta:
-        """Set in every response of a chat with tools, and of a model that reasons: read it instead of the chunk's text.
-        Resume does not have it.
-        """
+        """Set in every response of a chat with tools, and of a model that reasons: read it instead of the chunk's text."""
 
     def __init__(
         self,
@@ -454,16 +452,22 @@ class ResumeResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     CHUNK_FIELD_NUMBER: _builtins.int
+    DELTA_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def chunk(self) -> _tokens_pb2.TokenChunk: ...
+    @_builtins.property
+    def delta(self) -> Global___ChatDelta:
+        """As in ChatResponse: what the client would have got from here on, had its stream not been lost."""
+
     def __init__(
         self,
         *,
         chunk: _tokens_pb2.TokenChunk | None = ...,
+        delta: Global___ChatDelta | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["chunk", b"chunk"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["chunk", b"chunk", "delta", b"delta"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["chunk", b"chunk"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["chunk", b"chunk", "delta", b"delta"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

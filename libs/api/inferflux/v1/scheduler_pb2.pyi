@@ -146,6 +146,7 @@ class InferenceRequest(_message.Message):
     ATTEMPT_ID_FIELD_NUMBER: _builtins.int
     CACHE_SCOPE_FIELD_NUMBER: _builtins.int
     SAME_PROMPT_AS_FIELD_NUMBER: _builtins.int
+    ANSWER_FORMAT_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     tenant: _builtins.str
     model: _builtins.str
@@ -182,6 +183,10 @@ class InferenceRequest(_message.Message):
     def generated_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """On a retry: the tokens already generated, to be replayed and not published again."""
 
+    @_builtins.property
+    def answer_format(self) -> _generation_pb2.AnswerFormat:
+        """Of a chat whose text is not all content."""
+
     def __init__(
         self,
         *,
@@ -200,10 +205,11 @@ class InferenceRequest(_message.Message):
         attempt_id: _builtins.str = ...,
         cache_scope: _builtins.str = ...,
         same_prompt_as: _builtins.str = ...,
+        answer_format: _generation_pb2.AnswerFormat | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["params", b"params"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["answer_format", b"answer_format", "params", b"params"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt_id", b"attempt_id", "cache_scope", b"cache_scope", "deadline_unix_ms", b"deadline_unix_ms", "enqueued_unix_ms", b"enqueued_unix_ms", "epoch", b"epoch", "generated_token_ids", b"generated_token_ids", "model", b"model", "params", b"params", "priority", b"priority", "prompt_token_ids", b"prompt_token_ids", "request_id", b"request_id", "resume_window_s", b"resume_window_s", "same_prompt_as", b"same_prompt_as", "tenant", b"tenant", "traceparent", b"traceparent"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["answer_format", b"answer_format", "attempt_id", b"attempt_id", "cache_scope", b"cache_scope", "deadline_unix_ms", b"deadline_unix_ms", "enqueued_unix_ms", b"enqueued_unix_ms", "epoch", b"epoch", "generated_token_ids", b"generated_token_ids", "model", b"model", "params", b"params", "priority", b"priority", "prompt_token_ids", b"prompt_token_ids", "request_id", b"request_id", "resume_window_s", b"resume_window_s", "same_prompt_as", b"same_prompt_as", "tenant", b"tenant", "traceparent", b"traceparent"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -834,6 +840,7 @@ class ReaderReply(_message.Message):
     ATTEMPT_ID_FIELD_NUMBER: _builtins.int
     RESUME_WINDOW_S_FIELD_NUMBER: _builtins.int
     MODEL_FIELD_NUMBER: _builtins.int
+    HAS_ANSWER_FORMAT_FIELD_NUMBER: _builtins.int
     was_found: _builtins.bool
     """The scheduler has the job."""
     may_cancel: _builtins.bool
@@ -842,6 +849,8 @@ class ReaderReply(_message.Message):
     """Of the job that was found."""
     resume_window_s: _builtins.int
     model: _builtins.str
+    has_answer_format: _builtins.bool
+    """Its text is not all content."""
     def __init__(
         self,
         *,
@@ -850,10 +859,11 @@ class ReaderReply(_message.Message):
         attempt_id: _builtins.str = ...,
         resume_window_s: _builtins.int = ...,
         model: _builtins.str = ...,
+        has_answer_format: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt_id", b"attempt_id", "may_cancel", b"may_cancel", "model", b"model", "resume_window_s", b"resume_window_s", "was_found", b"was_found"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt_id", b"attempt_id", "has_answer_format", b"has_answer_format", "may_cancel", b"may_cancel", "model", b"model", "resume_window_s", b"resume_window_s", "was_found", b"was_found"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -207,6 +207,7 @@ class TokenChunk(_message.Message):
     ATTEMPT_ID_FIELD_NUMBER: _builtins.int
     HELD_TEXT_FIELD_NUMBER: _builtins.int
     MODEL_FIELD_NUMBER: _builtins.int
+    ANSWER_FORMAT_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     epoch: _builtins.int
     """Rises with every retry; a reader ignores chunks of an older epoch than it has seen."""
@@ -240,6 +241,10 @@ class TokenChunk(_message.Message):
     def finished(self) -> Global___Finished: ...
     @_builtins.property
     def failed(self) -> Global___Failed: ...
+    @_builtins.property
+    def answer_format(self) -> _generation_pb2.AnswerFormat:
+        """Of a chunk that has started or is terminal: InferenceRequest.answer_format. Gateways do not pass it on."""
+
     def __init__(
         self,
         *,
@@ -257,10 +262,11 @@ class TokenChunk(_message.Message):
         attempt_id: _builtins.str = ...,
         held_text: _builtins.str = ...,
         model: _builtins.str = ...,
+        answer_format: _generation_pb2.AnswerFormat | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["event", b"event", "failed", b"failed", "finished", b"finished", "queued", b"queued", "started", b"started"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["answer_format", b"answer_format", "event", b"event", "failed", b"failed", "finished", b"finished", "queued", b"queued", "started", b"started"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt_id", b"attempt_id", "epoch", b"epoch", "event", b"event", "failed", b"failed", "finished", b"finished", "held_text", b"held_text", "logprobs", b"logprobs", "model", b"model", "offset", b"offset", "queued", b"queued", "request_id", b"request_id", "sampled_unix_us", b"sampled_unix_us", "started", b"started", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["answer_format", b"answer_format", "attempt_id", b"attempt_id", "epoch", b"epoch", "event", b"event", "failed", b"failed", "finished", b"finished", "held_text", b"held_text", "logprobs", b"logprobs", "model", b"model", "offset", b"offset", "queued", b"queued", "request_id", b"request_id", "sampled_unix_us", b"sampled_unix_us", "started", b"started", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["queued", "started", "finished", "failed"]  # noqa: Y015
     _WhichOneofArgType_event: _TypeAlias = _typing.Literal["event", b"event"]  # noqa: Y015

@@ -70,22 +70,20 @@ class BaseClient(ABC, Generic[_G, _S]):
             priority: higher is more urgent.
             skip_answer_cache: have the answer computed.
             tools: functions that the model may call. The `delta` of the stream says what a chunk is.
-                Such a chat is never resumed: a lost connection cancels it.
             tool_choice: whether it must call one, or which.
             options: as `Options` lists them.
         """
-        window_s = 0 if tools else resume_window_s
         request = chat_request(
             messages,
             model=model,
             priority=priority,
-            resume_window_s=window_s,
+            resume_window_s=resume_window_s,
             skip_answer_cache=skip_answer_cache,
             options=options,
             tools=tools,
             tool_choice=tool_choice,
         )
-        return self._stream(request, request_id, timeout_s, window_s)
+        return self._stream(request, request_id, timeout_s, resume_window_s)
 
     def generate(
         self,

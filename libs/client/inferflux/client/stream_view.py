@@ -57,8 +57,8 @@ class StreamView:
     def _chunk_of(self, response: Response) -> tokens_pb2.TokenChunk:
         """The chunk of a response, beside which a chat's has a delta."""
         self.delta = None
-        if isinstance(response, inference_pb2.ChatResponse) and response.HasField("delta"):
-            self.delta = response.delta
+        if isinstance(response, inference_pb2.ChatResponse | inference_pb2.ResumeResponse):
+            self.delta = response.delta if response.HasField("delta") else None
         return response.chunk
 
     def _noted(self, error: InferFluxError) -> InferFluxError:

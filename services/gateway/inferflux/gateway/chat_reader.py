@@ -1,27 +1,30 @@
-"""Token chunks of a chat to what a client reads: content, reasoning, calls (pure but for the calls' ids)."""
+"""Token chunks of a chat to what a client reads: content, reasoning, calls (pure)."""
 
 from __future__ import annotations
 
-import secrets
-from collections.abc import Callable
+from collections.abc import Iterable
 
+from inferflux.api.stream_state import StreamState, Verdict
 from inferflux.common.answers.parser import AnswerParser, CallArguments, CallName, Content, Piece, Reasoning
 from inferflux.common.answers.syntax import SYNTAXES
-from inferflux.v1 import inference_pb2, tokenizer_pb2, tokens_pb2
+from inferflux.common.chunks import parse_chunk
+from inferflux.common.errors import InvalidArgument
+from inferflux.v1 import generation_pb2, inference_pb2, tokenizer_pb2, tokens_pb2
 
 from .tools import ToolUse
-
-
-def _new_call_id() -> str:
-    return f"call_{secrets.token_hex(12)}"
 
 
 class ChatReader:
     """Reads the chunks of one answer, in order."""
 
-    def __init__(self, parser: AnswerParser, new_call_id: Callable[[], str] = _new_call_id) -> None:
-        self._parser = parser
-        self._new_call_id = new_call_id
+    def __init__(self, form: generation_pb2.AnswerFormat) -> None:
+        self._parser = AnswerParser(
+            syntax=SYNTAXES.get(form.tool_calls),
+            names=frozenset(form.functions),
+            reasoning=form.reasoning,
+            is_exact=form.is_exact,
+        )
+        self._call_id_prefix = form.call_id_prefix
 
     def read(self, chunk: tokens_pb2.TokenChunk) -> inference_pb2.ChatDelta:
         """What is certain with a chunk; all of it with the terminal one."""
@@ -33,6 +36,10 @@ class ChatReader:
             self._add(delta, piece)
         return delta
 
+    def skip(self, text: str) -> None:
+        """Read on over what the client has."""
+        self._parser.push(text)
+
     def _add(self, delta: inference_pb2.ChatDelta, piece: Piece) -> None:
         match piece:
             case Content():
@@ -40,7 +47,8 @@ class ChatReader:
             case Reasoning():
                 delta.reasoning_content += piece.text
             case CallName():
-                delta.tool_calls.add(index=piece.index, id=self._new_call_id(), name=piece.name)
+                call_id = f"{self._call_id_prefix}{piece.index:04x}"
+                delta.tool_calls.add(index=piece.index, id=call_id, name=piece.name)
             case CallArguments():
                 calls = delta.tool_calls
                 if not calls or calls[-1].index != piece.index:
@@ -48,10 +56,53 @@ class ChatReader:
                 calls[-1].arguments += piece.text
 
 
-def reader_of(
-    use: ToolUse, chat: tokenizer_pb2.RenderedChat, *, is_constrained: bool, has_other_constraint: bool
-) -> ChatReader | None:
-    """Who reads the answer to a rendered prompt; None where all of its text is content.
+class Rest:
+    """What a client lacks that has the first `offset` tokens of an answer.
+
+    An answer that has a format needs all its chunks, from the first one on. The reader skips what the client
+    has, so it reads the rest as if the client's stream had not been lost.
+    """
+
+    def __init__(self, offset: int) -> None:
+        self._state = StreamState(offset)
+        # Set by the first chunk that has a format.
+        self.reader: ChatReader | None = None
+
+    def take(self, chunk: tokens_pb2.TokenChunk) -> bool:
+        """Whether the client lacks something of a chunk, which is cut to that."""
+        if self.reader is None and chunk.HasField("answer_format"):
+            self.reader = ChatReader(chunk.answer_format)
+        text = chunk.text
+        is_lacking = self._state.offer(chunk) is Verdict.ACCEPT
+        if self.reader is not None:
+            self.reader.skip(text.removesuffix(chunk.text) if is_lacking else text)
+        return is_lacking
+
+
+def has_format(messages: Iterable[bytes]) -> bool | None:
+    """Whether an answer has a format; None where neither its first chunk nor its last one is there."""
+    for data in messages:
+        try:
+            chunk = parse_chunk(data)
+        except InvalidArgument:
+            continue
+        if chunk.HasField("answer_format"):
+            return True
+        is_first = chunk.HasField("started") or (chunk.token_ids and not chunk.offset)
+        if is_first or chunk.HasField("finished"):
+            return False
+    return None
+
+
+def format_of(
+    use: ToolUse,
+    chat: tokenizer_pb2.RenderedChat,
+    *,
+    is_constrained: bool,
+    has_other_constraint: bool,
+    call_id_prefix: str,
+) -> generation_pb2.AnswerFormat | None:
+    """How the answer to a rendered prompt is read; None where all of its text is content.
 
     Args:
         is_constrained: whether calls are held to their syntax.
@@ -59,7 +110,10 @@ def reader_of(
     """
     if has_other_constraint or not (use.functions or chat.reasoning):
         return None
-    syntax = SYNTAXES.get(chat.tool_calls) if use.functions else None
-    return ChatReader(
-        AnswerParser(syntax=syntax, names=use.names, reasoning=chat.reasoning, is_exact=is_constrained)
-    )
+    form = generation_pb2.AnswerFormat(reasoning=chat.reasoning)
+    if use.functions:
+        form.tool_calls = chat.tool_calls
+        form.functions.extend(sorted(use.names))
+        form.is_exact = is_constrained
+        form.call_id_prefix = call_id_prefix
+    return form

@@ -32,7 +32,7 @@ from .answers.record import stream_of
 from .answers.source import StoredChunks
 from .caller import Caller
 from .canceller import Canceller
-from .chat_reader import ChatReader
+from .chat_reader import ChatReader, Rest, has_format
 from .departure import depart
 from .ledger import FinishedRequest, Ledger
 from .metrics import GatewayMetrics, ModelMetrics
@@ -126,7 +126,9 @@ class Generation:
         self._metrics: ModelMetrics | None = None
         self._failure: InferFluxError | None = None
         # Tells calls and reasoning from content; None where all of the text is content.
-        self.reader: ChatReader | None = None
+        self._reader: ChatReader | None = None
+        # Of a stream that was resumed.
+        self._rest: Rest | None = None
         # Whether there is, or may be, a job to settle; this gateway then has a reader of it.
         self._is_submitted = False
         # Whether only its chunks can tell that there is a job.
@@ -185,7 +187,7 @@ class Generation:
         self._services.submitter.check_size(payload, prompt_field)
         await self._check_id(request.request_id)
         self._query = query
-        await self._open(offset=0)
+        await self._open()
         self._begin(card, request)
         has_job = True
         self._is_unconfirmed = True
@@ -220,6 +222,7 @@ class Generation:
             attempt_id=request.attempt_id,
             model=request.model,
             prompt_tokens=len(request.prompt_token_ids),
+            answer_format=request.answer_format if request.HasField("answer_format") else None,
         )
         messages = [chunk.SerializeToString() for chunk in chunks]
         self._services.background.start(self._publish(messages, window_s=request.resume_window_s))
@@ -257,6 +260,8 @@ class Generation:
         self._usage.prompt_tokens = len(request.prompt_token_ids)
         self._read.attempt_id = request.attempt_id
         self._window_s = request.resume_window_s
+        if request.HasField("answer_format"):
+            self._reader = ChatReader(request.answer_format)
 
     async def resume(self, offset: int) -> None:
         """Take up a stream that was begun elsewhere.
@@ -266,11 +271,15 @@ class Generation:
             Unavailable: NATS, or the request's scheduler, does not answer.
         """
         self._offset = offset
-        relay = await self._open(offset=offset)
+        self._rest = Rest(offset)
+        self._source = await self._services.bus.open_stream(self._call.subject)
         self._join()
         asked = self._services.background.start(self._announce())
         try:
-            await relay.replay()
+            stored = await replayed(self._services.bus, self._call.subject)
+            is_read_whole = offset > 0 and await self._is_read_whole(stored, asked)
+            relay = self._relay = self._relay_of(self._source, offset=0 if is_read_whole else offset)
+            relay.take_all(stored)
             if not relay.has_received and not await relay.receives_within(_RESUME_WAIT_S):
                 known = await asyncio.shield(asked)
                 # Chunks that came before the stream was read may have been stored after that look.
@@ -281,6 +290,27 @@ class Generation:
             if self._withdraw():
                 self._services.background.start(self._take_back(asked))
             raise
+
+    async def _is_read_whole(
+        self, stored: list[bytes], asked: asyncio.Task[scheduler_pb2.ReaderReply | None]
+    ) -> bool:
+        """Whether what comes next can be read only after all that came before.
+
+        The answer's first or last chunk decides where it is stored, and the scheduler otherwise. A request
+        without any chunk that the scheduler does not know may be answered from the cache: all is yet to come.
+
+        Raises:
+            Unavailable: only some chunks in between are stored, and no scheduler answers.
+        """
+        decided = has_format(stored)
+        if decided is not None:
+            return decided
+        reply = await asyncio.shield(asked)
+        if reply is not None and reply.was_found:
+            return reply.has_answer_format
+        if stored and reply is None:
+            self._check_known(reply)
+        return not stored
 
     def __aiter__(self) -> Self:
         return self
@@ -313,7 +343,8 @@ class Generation:
 
     def read(self, chunk: tokens_pb2.TokenChunk) -> inference_pb2.ChatDelta | None:
         """What the text of the next chunk is, in order; None where it is content."""
-        return None if self.reader is None else self.reader.read(chunk)
+        reader = self._reader if self._rest is None else self._rest.reader
+        return None if reader is None else reader.read(chunk)
 
     async def __aexit__(
         self, _kind: type[BaseException] | None, error: BaseException | None, _tb: TracebackType | None
@@ -425,10 +456,9 @@ class Generation:
             message = f"the answer has {end} tokens; it cannot be resumed at {self._offset}"
             raise InvalidArgument(message, field="offset", reason="OFFSET_BEYOND_END")
 
-    async def _open(self, *, offset: int) -> Relay:
+    async def _open(self) -> None:
         self._source = await self._services.bus.open_stream(self._call.subject)
-        self._relay = self._relay_of(self._source, offset=offset)
-        return self._relay
+        self._relay = self._relay_of(self._source, offset=0)
 
     def _relay_of(self, source: TokenSource, *, offset: int) -> Relay:
         return Relay(
@@ -441,9 +471,10 @@ class Generation:
             on_bad=self._note_bad,
         )
 
-    def _note_accepted(self, chunk: tokens_pb2.TokenChunk) -> None:
+    def _note_accepted(self, chunk: tokens_pb2.TokenChunk) -> bool:
         if self._query is not None:
             self._query.recorder.take(chunk)
+        return self._rest is None or self._rest.take(chunk)
 
     def _note_bad(self, error: InvalidArgument) -> None:
         self._services.metrics.bad.note("chunk", error, subject=self._call.subject)

@@ -20,11 +20,11 @@ from inferflux.v1 import generation_pb2, inference_pb2, model_pb2, scheduler_pb2
 from . import validation
 from .answers.cache import Query, query_of
 from .caller import Caller
-from .chat_reader import reader_of
+from .chat_reader import format_of
 from .constraints import Compiles, Constraints
 from .generation import Call, Generation, Services
 from .spans import RequestSpan, note_caller, note_job
-from .submit import Prompt, new_attempt_id, resolve
+from .submit import Prompt, new_attempt_id, new_call_id_prefix, resolve
 from .tools import functions_of, tool_use_of
 
 
@@ -112,13 +112,15 @@ class Pipeline:
             has_constraint = params.HasField("constraint")
             if use.functions:
                 params = await self._constraints.with_tool_calls(params, use.constraint(chat), card)
-            generation.reader = reader_of(
+            form = format_of(
                 use,
                 chat,
                 is_constrained=params.constraint.HasField("tool_calls"),
                 has_other_constraint=has_constraint,
+                call_id_prefix=new_call_id_prefix(),
             )
-            await self._submit(generation, call, card, Prompt(chat.tokens.ids, "messages"), request, params)
+            prompt = Prompt(chat.tokens.ids, "messages")
+            await self._submit(generation, call, card, prompt, request, params, form)
             yield generation
 
     @asynccontextmanager
@@ -246,6 +248,7 @@ class Pipeline:
         prompt: Prompt,
         request: inference_pb2.ChatRequest | inference_pb2.GenerateRequest,
         params: generation_pb2.GenerationParams,
+        answer_format: generation_pb2.AnswerFormat | None = None,
     ) -> None:
         n_tokens = len(prompt.token_ids)
         validation.check_prompt_length(n_tokens, card, field=prompt.field)
@@ -263,6 +266,7 @@ class Pipeline:
             attempt_id=new_attempt_id(),
             cache_scope=call.caller.cache_scope,
             same_prompt_as=call.context.same_prompt_as,
+            answer_format=answer_format,
         )
         note_job(call.span, call.method, job, asked_priority=request.priority)
         query = self._query(job, call, card, request)

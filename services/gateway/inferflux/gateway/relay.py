@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -74,7 +74,8 @@ class Relay:
     Chunks that wait already are merged into one, so a slow client or a busy machine costs fewer messages.
 
     Args:
-        on_accept: given each chunk that is new, before it is merged with others.
+        on_accept: given each chunk that is new, before it is merged with others. It may cut it, and returns
+            whether the client gets it.
         on_bad: told why a message was ignored.
     """
 
@@ -87,7 +88,7 @@ class Relay:
         offset: int = 0,
         limits: RelayLimits,
         clock: Callable[[], float] = time.monotonic,
-        on_accept: Callable[[tokens_pb2.TokenChunk], None] = lambda _chunk: None,
+        on_accept: Callable[[tokens_pb2.TokenChunk], bool] = lambda _chunk: True,
         on_bad: Callable[[InvalidArgument], None] = lambda _error: None,
     ) -> None:
         self.has_received = False
@@ -131,7 +132,11 @@ class Relay:
         Raises:
             Unavailable: it does not answer.
         """
-        for data in await replayed(self._buffer, self._subject):
+        self.take_all(await replayed(self._buffer, self._subject))
+
+    def take_all(self, messages: Iterable[bytes]) -> None:
+        """Take in what the replay buffer held."""
+        for data in messages:
             self._take(data)
 
     async def receives_within(self, limit_s: float) -> bool:
@@ -171,8 +176,8 @@ class Relay:
             return
         self.has_received = True
         for accepted in self._order.offer(chunk):
-            self._on_accept(accepted)
-            self._add(accepted)
+            if self._on_accept(accepted):
+                self._add(accepted)
         missing = self._order.missing
         first = missing.start if missing else -1
         if first != self._gap_offset:  # what comes beyond it may be false, and far away
@@ -181,6 +186,7 @@ class Relay:
     def _add(self, chunk: tokens_pb2.TokenChunk) -> None:
         """Have a chunk passed on, without what is not for clients."""
         chunk.ClearField("held_text")
+        chunk.ClearField("answer_format")
         if self._ready and can_merge(self._ready[-1], chunk):
             merge(self._ready[-1], chunk)
         else:

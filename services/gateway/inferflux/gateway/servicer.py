@@ -45,7 +45,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
     ) -> AsyncIterator[inference_pb2.ResumeResponse]:
         async with self._pipeline.resume(current_call().context, caller_as(Caller), request) as generation:
             async for chunk in generation:
-                yield inference_pb2.ResumeResponse(chunk=chunk)
+                yield inference_pb2.ResumeResponse(chunk=chunk, delta=generation.read(chunk))
 
     async def Cancel(
         self, request: inference_pb2.CancelRequest, context: Context

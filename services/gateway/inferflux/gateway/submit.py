@@ -77,6 +77,11 @@ def new_attempt_id() -> str:
     return secrets.token_hex(8)
 
 
+def new_call_id_prefix() -> str:
+    """What the ids of an answer's tool calls begin with."""
+    return f"call_{secrets.token_hex(10)}"
+
+
 def is_refused(error: InferFluxError) -> bool:
     """Whether a submission that ended with this error has certainly put no job into the queue."""
     return error.reason in _REFUSED

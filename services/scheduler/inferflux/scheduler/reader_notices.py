@@ -55,6 +55,7 @@ def _tell(core: SchedulerCore, notice: scheduler_pb2.ReaderNotice, now: float) -
                 reply.attempt_id = job.attempt_id
                 reply.resume_window_s = job.request.resume_window_s
                 reply.model = job.model
+                reply.has_answer_format = job.request.HasField("answer_format")
         case "left":
             attempt = _attempt(notice.left.request)
             reply.was_found, reply.may_cancel = core.on_reader_left(

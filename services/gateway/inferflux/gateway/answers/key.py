@@ -33,6 +33,9 @@ IRRELEVANT: Final = frozenset(
     }
 )
 
+# The same of its answer format.
+IRRELEVANT_OF_FORMAT: Final = frozenset({"functions", "is_exact", "call_id_prefix"})
+
 
 def is_repeatable(params: generation_pb2.GenerationParams) -> bool:
     """Whether the caller asks for one certain answer: a greedy one, or the one of a seed.
@@ -58,12 +61,22 @@ def key_of(job: scheduler_pb2.InferenceRequest, *, model_digest: str, is_seeded:
     decisive.CopyFrom(job)
     for field in IRRELEVANT:
         decisive.ClearField(field)  # type: ignore[arg-type]
+    _clear_reading(decisive)
     decisive.params.ClearField("max_tokens")
     decisive.params.ClearField("speculation")
     if not is_seeded:
         decisive.params.sampling.ClearField("seed")
     identity = (part.encode() for part in (_VERSION, cache_scope_of(job), model_digest))
     return joined([*identity, decisive.SerializeToString(deterministic=True)])
+
+
+def _clear_reading(decisive: scheduler_pb2.InferenceRequest) -> None:
+    """Leave of the format what decides text and usage: markers are shown, and reasoning is counted."""
+    if decisive.HasField("answer_format"):
+        for field in IRRELEVANT_OF_FORMAT:
+            decisive.answer_format.ClearField(field)  # type: ignore[arg-type]
+        if not decisive.answer_format.ByteSize():
+            decisive.ClearField("answer_format")
 
 
 def name_of(key: bytes, salt: bytes) -> bytes:

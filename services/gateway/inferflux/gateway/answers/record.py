@@ -34,6 +34,7 @@ class Recorder:
         self._n_tokens = 0
         self._is_whole = True
         self._reason: generation_pb2.FinishReason.ValueType | None = None
+        self._reasoning_tokens = 0
 
     def take(self, chunk: tokens_pb2.TokenChunk) -> None:
         """Add a chunk, as it was published."""
@@ -55,6 +56,7 @@ class Recorder:
             self._data += answers_pb2.CachedAnswer(chunks=[kept]).SerializeToString()
         if chunk.HasField("finished"):
             self._reason = chunk.finished.reason
+            self._reasoning_tokens = chunk.finished.usage.reasoning_tokens
             self._is_whole = chunk.finished.usage.completion_tokens == self._n_tokens
         if len(self._data) > MAX_ANSWER_BYTES:
             self._is_whole = False
@@ -63,7 +65,8 @@ class Recorder:
         """The serialized CachedAnswer; None unless the answer is whole and ended as it should."""
         if not self._is_whole or not self._n_tokens or self._reason not in (STOP, LENGTH):
             return None
-        return bytes(self._data) + answers_pb2.CachedAnswer(reason=self._reason).SerializeToString()
+        rest = answers_pb2.CachedAnswer(reason=self._reason, reasoning_tokens=self._reasoning_tokens)
+        return bytes(self._data) + rest.SerializeToString()
 
 
 def cut(answer: answers_pb2.CachedAnswer, max_tokens: int) -> answers_pb2.CachedAnswer | None:
@@ -77,21 +80,34 @@ def cut(answer: answers_pb2.CachedAnswer, max_tokens: int) -> answers_pb2.Cached
     ends = [chunk.offset + len(chunk.token_ids) for chunk in answer.chunks]
     if max_tokens not in ends:
         return None
-    shorter = answers_pb2.CachedAnswer(chunks=answer.chunks[: ends.index(max_tokens) + 1], reason=LENGTH)
+    shorter = answers_pb2.CachedAnswer(
+        chunks=answer.chunks[: ends.index(max_tokens) + 1],
+        reason=LENGTH,
+        reasoning_tokens=answer.reasoning_tokens,
+    )
     shorter.chunks[-1].text += shorter.chunks[-1].held_text
     return shorter
 
 
 def stream_of(
-    answer: answers_pb2.CachedAnswer, *, request_id: str, attempt_id: str, model: str, prompt_tokens: int
+    answer: answers_pb2.CachedAnswer,
+    *,
+    request_id: str,
+    attempt_id: str,
+    model: str,
+    prompt_tokens: int,
+    answer_format: generation_pb2.AnswerFormat | None = None,
 ) -> list[tokens_pb2.TokenChunk]:
     """The chunks that a worker would have published: the first has started, the last has finished.
 
     They are as small as they were: who resumes a stream within a chunk misses the rest of its text.
     """
-    chunks = [_chunk(request_id)]
-    chunks[0].started.SetInParent()
-    last = _chunk(request_id)
+    first, last = _chunk(request_id), _chunk(request_id)
+    first.started.SetInParent()
+    if answer_format is not None:
+        first.answer_format.CopyFrom(answer_format)
+        last.answer_format.CopyFrom(answer_format)
+    chunks = [first]
     for kept in answer.chunks:
         if not kept.token_ids:  # all it has is the end of the text
             last.text += kept.text
@@ -106,6 +122,7 @@ def stream_of(
     usage = last.finished.usage
     usage.prompt_tokens = prompt_tokens
     usage.completion_tokens = usage.cached_completion_tokens = last.offset
+    usage.reasoning_tokens = min(answer.reasoning_tokens, last.offset)
     return [*chunks, last]
 
 

@@ -39,6 +39,7 @@ _USAGE = _object(
     completion_tokens=_COUNT,
     total_tokens=_COUNT,
     prompt_tokens_details=_object(cached_tokens=_COUNT),
+    completion_tokens_details=_object(reasoning_tokens=_COUNT),
 )
 _SPOKEN = {"token": _TEXT, "logprob": _LOGPROB, "bytes": _or_null(_array({"type": "integer"}))}
 _CHAT_LOGPROBS = _object(content=_array(_object(**_SPOKEN, top_logprobs=_array(_object(**_SPOKEN)))))

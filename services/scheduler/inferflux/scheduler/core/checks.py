@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 from inferflux.common import admin_limits, checks
 from inferflux.common.cache_scope import check_cache_scope
+from inferflux.common.constraints.limits import MAX_FUNCTIONS
 from inferflux.common.epochs import MAX_EPOCH
 from inferflux.common.errors import InvalidArgument
 from inferflux.common.generation_limits import check_params, check_priority, check_token_ids
@@ -48,6 +49,7 @@ def check_job(request: scheduler_pb2.InferenceRequest) -> None:
         checks.check_token(request.same_prompt_as, "same_prompt_as")
     check_cache_scope(request.cache_scope, "cache_scope")
     checks.check_range(request.resume_window_s, 0, _LONGEST_WINDOW_S, "resume_window_s")
+    checks.check_count(request.answer_format.functions, MAX_FUNCTIONS, "answer_format.functions")
 
 
 def _check_not_negative(ids: Sequence[int], field: str) -> None:

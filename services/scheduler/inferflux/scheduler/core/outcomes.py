@@ -75,6 +75,8 @@ def terminal_chunk(job: Job, terminal_event: TerminalEvent) -> tokens_pb2.TokenC
         chunk.finished.CopyFrom(terminal_event)
     chunk.attempt_id = job.attempt_id
     chunk.model = job.model
+    if job.request.HasField("answer_format"):
+        chunk.answer_format.CopyFrom(job.request.answer_format)
     return chunk
 
 

@@ -38,7 +38,7 @@ def accept(sequence: Sequence, sampled: Several[int], pieces: PieceSource) -> Ac
     for token in sampled:
         sequence.append(token)
         tokens.append(token)
-        text += sequence.text.push(sequence.piece(token, pieces))
+        text += sequence.take_text(token, pieces)
         reason = _finish_reason(sequence, token)
         is_timeslice_over = reason is None and sequence.generated == sequence.yields_at
         if reason is not None or is_timeslice_over:

@@ -28,6 +28,7 @@ def announce(sequence: Sequence, chunk: tokens_pb2.TokenChunk, worker_id: str) -
     chunk.started.worker_id = worker_id
     chunk.started.cached_prompt_tokens = sequence.cached_prompt_tokens
     chunk.started.cached_prompt_tier = sequence.cached_prompt_tier
+    _add_format(sequence, chunk)
     sequence.is_announced = True
     return chunk
 
@@ -85,6 +86,8 @@ def finish(
     finished.usage.cached_prompt_tokens = sequence.cached_prompt_tokens
     finished.usage.cached_prompt_tier = sequence.cached_prompt_tier
     finished.usage.completion_tokens = sequence.generated
+    if sequence.reasoning is not None:
+        finished.usage.reasoning_tokens = sequence.reasoning.n_tokens
     first_s = now_s if sequence.first_token_s is None else sequence.first_token_s
     finished.timings.queue_ms = sequence.queue_ms
     finished.timings.prefill_ms = (first_s - sequence.started_s) * 1000
@@ -111,9 +114,15 @@ def fail(chunk: tokens_pb2.TokenChunk, code: int, reason: str, message: str) -> 
 
 
 def close(sequence: Sequence, chunk: tokens_pb2.TokenChunk) -> None:
-    """Say in a terminal chunk which attempt it ends, and of which model."""
+    """Say in a terminal chunk which attempt it ends, of which model, and how its answer is read."""
     chunk.attempt_id = sequence.attempt_id
     chunk.model = sequence.model
+    _add_format(sequence, chunk)
+
+
+def _add_format(sequence: Sequence, chunk: tokens_pb2.TokenChunk) -> None:
+    if sequence.answer_format is not None:
+        chunk.answer_format.CopyFrom(sequence.answer_format)
 
 
 def ended(sequence: Sequence, outcome: str) -> engine_pb2.EngineFinished:

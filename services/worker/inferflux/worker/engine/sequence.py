@@ -9,13 +9,14 @@ from typing import Protocol
 
 import numpy as np
 
-from inferflux.common.answers.syntax import SYNTAXES
+from inferflux.common.answers.syntax import END_THINK, SYNTAXES, THINK
 from inferflux.common.cache_scope import cache_scope_of
 from inferflux.v1 import generation_pb2, scheduler_pb2, tokens_pb2, worker_pb2
 
 from .breakers import BreakerFinder
 from .constraints import Constraint
 from .envelope import Envelope, TokenArray
+from .reasoning import ReasoningCount
 from .sampling import Sampler
 from .speculation import Drafts
 from .text import TextAssembler
@@ -128,6 +129,10 @@ class Sequence:
     drafts: Drafts | None = None
     # Control tokens that its text shows.
     markers: Mapping[int, bytes] = field(default_factory=dict)
+    # How its text is told apart, which its chunks say; None: all of it is content.
+    answer_format: generation_pb2.AnswerFormat | None = None
+    # Of an answer that may begin with reasoning.
+    reasoning: ReasoningCount | None = None
     # Whether another process had it, and nothing of it was computed here yet; and whether that one is dead.
     is_retry: bool = False
     was_lost: bool = False
@@ -238,6 +243,13 @@ class Sequence:
         """The bytes that a token adds to the text."""
         return pieces.piece(token) or self.markers.get(token, b"")
 
+    def take_text(self, token: int, pieces: PieceSource) -> str:
+        """The text that the next token releases."""
+        piece = self.piece(token, pieces)
+        if self.reasoning is not None:
+            self.reasoning.push(piece)
+        return self.text.push(piece)
+
     def append(self, token: int) -> None:
         """The next token, sampled."""
         self.tokens[self.prompt_tokens + self.generated] = token
@@ -271,15 +283,12 @@ def sequence_of(
     n_prompt = len(request.prompt_token_ids)
     tokens = np.zeros(n_prompt + params.max_tokens, np.int32)
     tokens[: len(history)] = history
-    text = TextAssembler(params.stop)
-    markers = _shown_markers(params.constraint, pieces)
-    for token in generated:
-        text.push(pieces.piece(token) or markers.get(token, b""))
     ends = frozenset(params.stop_token_ids)
     if not params.ignore_eos:
         ends |= pieces.eog
     enqueued_unix_s = request.enqueued_unix_ms / 1000
-    return Sequence(
+    form = request.answer_format if request.HasField("answer_format") else None
+    sequence = Sequence(
         key=f"{request.tenant}.{request.request_id}",
         request_id=request.request_id,
         epoch=request.epoch,
@@ -291,8 +300,10 @@ def sequence_of(
         max_tokens=params.max_tokens,
         end_tokens=ends,
         sampler=Sampler(params.sampling, history, breakers.of(params.sampling) if breakers else None),
-        text=text,
-        markers=markers,
+        text=TextAssembler(params.stop),
+        markers=_shown_markers(request, pieces),
+        answer_format=form,
+        reasoning=ReasoningCount(form.reasoning) if form is not None and form.reasoning else None,
         deadline_unix_s=request.deadline_unix_ms / 1000 if request.deadline_unix_ms else float("inf"),
         enqueued_unix_s=enqueued_unix_s,
         queue_ms=max(unix_s - enqueued_unix_s, 0.0) * 1000,
@@ -307,14 +318,20 @@ def sequence_of(
         is_retry=request.epoch > 1,
         was_lost=item.was_lost,
     )
+    for token in generated:
+        sequence.take_text(token, pieces)
+    return sequence
 
 
-def _shown_markers(
-    constraint: generation_pb2.StructuredConstraint, pieces: PieceSource
-) -> Mapping[int, bytes]:
-    """Control tokens that spell tool calls, each with its text: without them a reader sees no call."""
-    syntax = SYNTAXES.get(constraint.tool_calls.format)
-    if syntax is None:
+def _shown_markers(request: scheduler_pb2.InferenceRequest, pieces: PieceSource) -> Mapping[int, bytes]:
+    """Control tokens that spell tool calls and reasoning, each with its text: a reader needs to see them."""
+    form, calls = request.answer_format, request.params.constraint.tool_calls
+    syntax = SYNTAXES.get(form.tool_calls or calls.format)
+    if syntax is not None:
+        markers = syntax.markers
+    elif form.reasoning:
+        markers = (THINK, END_THINK)
+    else:
         return {}
-    found = ((marker, pieces.control_token(marker)) for marker in syntax.markers)
+    found = ((marker, pieces.control_token(marker)) for marker in markers)
     return {token: marker.encode() for marker, token in found if token is not None}

@@ -65,10 +65,11 @@ class UsageSum:
 
     def __init__(self, choices_per_prompt: int = 1) -> None:
         self._per_prompt = choices_per_prompt
-        self._prompt = self._cached = self._completion = 0
+        self._prompt = self._cached = self._completion = self._reasoning = 0
 
     def add(self, index: int, usage: generation_pb2.Usage) -> None:
         self._completion += usage.completion_tokens
+        self._reasoning += usage.reasoning_tokens
         if index % self._per_prompt == 0:
             self._prompt += usage.prompt_tokens
             self._cached += usage.cached_prompt_tokens
@@ -79,6 +80,7 @@ class UsageSum:
             "completion_tokens": self._completion,
             "total_tokens": self._prompt + self._completion,
             "prompt_tokens_details": {"cached_tokens": self._cached},
+            "completion_tokens_details": {"reasoning_tokens": self._reasoning},
         }
 
 
