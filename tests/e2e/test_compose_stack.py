@@ -26,7 +26,9 @@ def admin_key() -> str:
 
 @pytest.fixture
 def stack(tmp_path: Path, admin_key: str) -> Iterator[ComposeStack]:
-    composed = ComposeStack(tmp_path, {"INFERFLUX_POLICY_BOOTSTRAP_KEY": admin_key})
+    composed = ComposeStack(
+        tmp_path, {"INFERFLUX_POLICY_BOOTSTRAP_KEY": admin_key, "INFERFLUX_SERVICE_KEY": "s" * 32}
+    )
     yield composed
     composed.kill()
 

@@ -20,6 +20,7 @@ from typing import Any, Protocol
 import grpc.aio
 import pytest
 from harness.audit import AUDIT_KEY, lines_in
+from harness.policy import SERVICE_KEY
 
 from inferflux.common import errors, grpc_client, subjects
 from inferflux.common.bus import Bus, Job, JobConsumer, Message, Subscription
@@ -67,6 +68,7 @@ class GatewayProcess:
             "INFERFLUX_GATEWAY_HTTP_LISTEN": f"127.0.0.1:{self.http_port}",
             "INFERFLUX_NATS_URL": nats_url,
             "INFERFLUX_POLICY_ADDRESS": policy_address,
+            "INFERFLUX_SERVICE_KEY": SERVICE_KEY,
             "INFERFLUX_LOG_FORMAT": "json",
             "INFERFLUX_AUDIT_DIR": str(directory / "audit"),
             "INFERFLUX_AUDIT_KEY": AUDIT_KEY,

@@ -23,6 +23,8 @@ from inferflux.common import grpc_client
 from inferflux.common.servers import free_port
 from inferflux.v1 import policy_pb2, policy_pb2_grpc
 
+SERVICE_KEY = "a-service-key-of-tests"
+
 
 async def until(condition: Callable[[], Awaitable[bool]], *, timeout_s: float = 15.0) -> None:
     """Return once the condition holds; fail when it does not in time."""
@@ -32,8 +34,29 @@ async def until(condition: Callable[[], Awaitable[bool]], *, timeout_s: float = 
         await asyncio.sleep(0.02)
 
 
+class AsService:
+    """A stub whose calls prove that a service makes them."""
+
+    def __init__(self, stub: object, service_key: str = SERVICE_KEY) -> None:
+        self._stub = stub
+        self._own = grpc_client.outgoing(service_key=service_key)
+
+    def __getattr__(self, name: str) -> Any:
+        method = getattr(self._stub, name)
+
+        def call(request: object, *, metadata: tuple[tuple[str, str], ...] = (), **more: Any) -> Any:
+            return method(request, metadata=(*metadata, *self._own), **more)
+
+        return call
+
+
 class PolicyProcess:
-    """`python -m inferflux.policy`, with a channel to it."""
+    """`python -m inferflux.policy`, with a channel to it.
+
+    Attributes:
+        stub: its calls have the service key.
+        stranger: its calls have none.
+    """
 
     def __init__(self, directory: Path, redis_url: str, **variables: str) -> None:
         self.port, self.metrics_port = free_port(), free_port()
@@ -47,10 +70,12 @@ class PolicyProcess:
             "INFERFLUX_AUDIT_KEY": AUDIT_KEY,
             "INFERFLUX_EXIT_WITH_PARENT": "true",
             "INFERFLUX_POLICY_STORE_CHECK_INTERVAL_S": "0.1",
+            "INFERFLUX_SERVICE_KEY": SERVICE_KEY,
         } | variables
         self.process: subprocess.Popen[bytes] | None = None
         self.channel = grpc_client.channel(f"127.0.0.1:{self.port}")
-        self.stub = policy_pb2_grpc.PolicyServiceStub(self.channel)
+        self.stranger = policy_pb2_grpc.PolicyServiceStub(self.channel)
+        self.stub = AsService(self.stranger)
 
     def start(self) -> None:
         inherited = {k: v for k, v in os.environ.items() if not k.startswith("INFERFLUX_")}
@@ -111,7 +136,7 @@ class PolicyProcess:
 
     async def admit(self, credential: str, scope: str = "inference") -> policy_pb2.AdmitResponse:
         request = policy_pb2.AdmitRequest(credential=credential, scope=scope, request_id="r-1", model="demo")
-        return await self.stub.Admit(request, timeout=10)
+        return await self.stub.Admit(request, timeout=10)  # type: ignore[no-any-return]
 
     async def create_key(
         self,
@@ -122,6 +147,7 @@ class PolicyProcess:
         max_priority: int | None = None,
         cache_scope: str = "",
         skip_answer_cache: bool = False,
+        **more: Any,
     ) -> policy_pb2.CreateApiKeyResponse:
         request = policy_pb2.CreateApiKeyRequest(
             tenant=tenant,
@@ -130,16 +156,29 @@ class PolicyProcess:
             max_priority=max_priority,
             cache_scope=cache_scope,
             skip_answer_cache=skip_answer_cache,
+            **more,
         )
-        return await self.stub.CreateApiKey(request, metadata=bearer(admin), timeout=10)
+        return await self.stranger.CreateApiKey(request, metadata=bearer(admin), timeout=10)
 
     async def list_keys(self, admin: str, *, tenant: str = "") -> list[policy_pb2.ApiKey]:
         request = policy_pb2.ListApiKeysRequest(tenant=tenant)
-        return list((await self.stub.ListApiKeys(request, metadata=bearer(admin), timeout=10)).api_keys)
+        return list((await self.stranger.ListApiKeys(request, metadata=bearer(admin), timeout=10)).api_keys)
 
     async def revoke(self, admin: str, key_id: str) -> None:
         request = policy_pb2.RevokeApiKeyRequest(key_id=key_id)
-        await self.stub.RevokeApiKey(request, metadata=bearer(admin), timeout=10)
+        await self.stranger.RevokeApiKey(request, metadata=bearer(admin), timeout=10)
+
+    async def limit(self, admin: str, subject: str, **limits: int) -> policy_pb2.RateLimit:
+        """Set the limits of a subject."""
+        request = policy_pb2.SetRateLimitRequest(rate_limit=policy_pb2.RateLimit(subject=subject, **limits))
+        answer = await self.stranger.SetRateLimit(request, metadata=bearer(admin), timeout=10)
+        return answer.rate_limit
+
+    async def used(self, admin: str, subject: str) -> dict[str, int]:
+        """What a subject has used of each of its limits."""
+        request = policy_pb2.GetRateLimitRequest(subject=subject)
+        answer = await self.stranger.GetRateLimit(request, metadata=bearer(admin), timeout=10)
+        return {usage.name: usage.used for usage in answer.usage}
 
 
 def bearer(secret: str) -> tuple[tuple[str, str], ...]:

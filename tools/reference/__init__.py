@@ -1,1 +1,1 @@
-"""Writes the tables of docs/operations.md that come from the code: settings, metrics, options."""
+"""Writes the tables of docs/ that come from the code: settings, metrics, options, access."""

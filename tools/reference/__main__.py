@@ -1,13 +1,15 @@
-"""Write the tables of docs/operations.md that come from the code: `make docs`."""
+"""Write the tables of docs/ that come from the code: `make docs`."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from . import commands, metrics, settings
+from . import access, commands, metrics, settings
 from .markdown import fill
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "operations.md"
+_DOCS = Path(__file__).resolve().parents[2] / "docs"
+PAGE = _DOCS / "operations.md"
+POLICY_PAGE = _DOCS / "policy.md"
 
 
 def written(page: str) -> str:
@@ -19,5 +21,15 @@ def written(page: str) -> str:
     return fill(page, settings.blocks() | metrics.blocks() | commands.blocks())
 
 
+def written_policy(page: str) -> str:
+    """The page about policy as it should be.
+
+    Raises:
+        ReportError: it lacks the place of a table.
+    """
+    return fill(page, access.blocks())
+
+
 if __name__ == "__main__":
     PAGE.write_text(written(PAGE.read_text()))
+    POLICY_PAGE.write_text(written_policy(POLICY_PAGE.read_text()))

@@ -17,13 +17,19 @@ from .cache_admin import cache
 from .client import Client
 from .command import ApiKey, AsJson, Endpoint, StateDirectory, make_console, print_json, with_client
 from .draining import begin, follow, goes_on
+from .key_admin import api_keys
+from .limit_admin import rate_limit
+from .role_admin import roles
 from .tables import fairness_view
 
 admin = typer.Typer(
-    help="Change fairness, drain workers, clear caches, while requests run; and read the audit trail.",
+    help="Change fairness, drain workers, clear caches, manage keys, and read the audit trail.",
     no_args_is_help=True,
 )
 admin.add_typer(cache, name="cache")
+admin.add_typer(api_keys, name="api-keys")
+admin.add_typer(roles, name="roles")
+admin.add_typer(rate_limit, name="rate-limit")
 admin.add_typer(audit, name="audit")
 
 Worker = Annotated[str, typer.Argument(metavar="WORKER", help="As `inferctl status` names it.")]

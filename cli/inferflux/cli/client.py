@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from types import TracebackType
-from typing import Self, TypeVar
+from typing import Any, Self, TypeVar
 
 import grpc.aio
 from google.protobuf.message import Message
@@ -24,6 +24,7 @@ from inferflux.v1 import (
     inference_pb2_grpc,
     model_pb2,
     model_pb2_grpc,
+    policy_pb2_grpc,
     scheduler_pb2,
     tokens_pb2,
 )
@@ -52,6 +53,7 @@ class Client:
         self._models = model_pb2_grpc.ModelServiceStub(self._channel)
         self._cluster = cluster_pb2_grpc.ClusterServiceStub(self._channel)
         self._admin = admin_pb2_grpc.AdminServiceStub(self._channel)
+        self._policy = policy_pb2_grpc.PolicyServiceStub(self._channel)
 
     async def __aenter__(self) -> Self:
         return self
@@ -185,6 +187,10 @@ class Client:
     async def clear_cache(self, request: admin_pb2.ClearCacheRequest) -> admin_pb2.ClearCacheResponse:
         """Clear caches of workers, and the answer cache; says of each what was cleared, or why not."""
         return await self._call(self._admin.ClearCache, request)
+
+    async def policy(self, method: str, request: Message) -> Any:
+        """Call a method of PolicyService, which the gateway passes on; returns its response."""
+        return await self._call(getattr(self._policy, method), request)
 
     async def _call(self, rpc: Callable[..., Awaitable[_Reply]], request: Message) -> _Reply:
         with self._readable_errors():

@@ -1,6 +1,7 @@
 """What the stack of this machine leaves on disk: its key, its data, its logs, and where it is to be reached.
 
 bootstrap.key   the admin key, made once, so that clients keep working over restarts
+service.key     what the services prove themselves to policy with
 stack.json      where the running stack is reached; there only while one runs
 stack.lock      held by the running stack; holds its pid
 chat_history    what was typed into `inferctl chat`
@@ -18,7 +19,7 @@ import json
 import os
 import secrets
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -98,11 +99,18 @@ class StateDir:
 
     def api_key(self) -> str:
         """The bootstrap key: the one kept here, or a new one, kept from now on."""
-        path = self.path / "bootstrap.key"
+        return self._kept("bootstrap.key", lambda: f"ifx_{secrets.token_urlsafe(32)}")
+
+    def service_key(self) -> str:
+        """The secret that services share: the one kept here, or a new one, kept from now on."""
+        return self._kept("service.key", lambda: secrets.token_urlsafe(32))
+
+    def _kept(self, name: str, draw: Callable[[], str]) -> str:
+        path = self.path / name
         with contextlib.suppress(FileNotFoundError):
             if key := path.read_text().strip():
                 return key
-        key = f"ifx_{secrets.token_urlsafe(32)}"
+        key = draw()
         _write_private(path, key + "\n")
         return key
 

@@ -23,7 +23,7 @@ _STATES = {
 
 def models_table(models: Sequence[model_pb2.Model]) -> Table:
     """A row per model."""
-    table = _table("model", "arch", ">params", ">size", ">context", ">vocab", ">workers", "digest")
+    table = make_table("model", "arch", ">params", ">size", ">context", ">vocab", ">workers", "digest")
     for model in models:
         card = model.card
         table.add_row(
@@ -41,7 +41,7 @@ def models_table(models: Sequence[model_pb2.Model]) -> Table:
 
 def fairness_view(fairness: scheduler_pb2.Fairness) -> Table:
     """A row per setting, in words."""
-    table = _table("fairness", "", "")
+    table = make_table("fairness", "", "")
     slice_ = fairness.max_timeslice_tokens
     table.add_row("preemption", "[green]on[/]" if fairness.enable_preemption else "off", "[dim]--preempt[/]")
     table.add_row("high priority", f"{fairness.high_priority_threshold} and above", "[dim]--high-priority[/]")
@@ -51,7 +51,7 @@ def fairness_view(fairness: scheduler_pb2.Fairness) -> Table:
 
 def status_view(status: cluster_pb2.GetStatusResponse) -> RenderableType:
     """Services, the queue, and a row per worker."""
-    services = _table("service", "", "")
+    services = make_table("service", "", "")
     for service in status.services:
         mark = "[green]ready[/]" if service.is_ready else "[red]not ready[/]"
         services.add_row(service.name, mark, f"[dim]{escape(service.detail)}[/]")
@@ -84,7 +84,9 @@ def _fairness_words(fairness: scheduler_pb2.Fairness) -> str:
 def _workers(workers: Sequence[scheduler_pb2.WorkerView]) -> RenderableType:
     if not workers:
         return "[yellow]no worker has announced itself[/]"
-    table = _table("worker", "", "models", "slots", ">parked", ">KV used", ">decode", ">last seen", "process")
+    table = make_table(
+        "worker", "", "models", "slots", ">parked", ">KV used", ">decode", ">last seen", "process"
+    )
     for view in workers:
         status = view.status
         table.add_row(
@@ -118,7 +120,7 @@ def cache_view(status: cluster_pb2.GetStatusResponse) -> RenderableType:
 
 def _cells(workers: Sequence[scheduler_pb2.WorkerStatus]) -> RenderableType:
     """What fills the KV cache."""
-    table = _table(
+    table = make_table(
         "worker", ">KV cells", ">memory", ">of requests", ">cached", ">shared", ">most filled", "width"
     )
     for worker in workers:
@@ -137,7 +139,7 @@ def _cells(workers: Sequence[scheduler_pb2.WorkerStatus]) -> RenderableType:
 
 def _found(workers: Sequence[scheduler_pb2.WorkerStatus]) -> RenderableType:
     """What is cached of prompts, and how often one finds a prefix."""
-    table = _table("worker", ">cached sequences", ">prompts found", ">tokens found", "shares")
+    table = make_table("worker", ">cached sequences", ">prompts found", ">tokens found", "shares")
     for worker in workers:
         part = f" ({worker.prefix_hits / worker.prefix_queries:.0%})" if worker.prefix_queries else ""
         table.add_row(
@@ -152,7 +154,7 @@ def _found(workers: Sequence[scheduler_pb2.WorkerStatus]) -> RenderableType:
 
 def _tiers(workers: Sequence[scheduler_pb2.WorkerStatus]) -> RenderableType:
     """What of the KV state is outside the KV cache, and how often a prompt's prefix came from there."""
-    table = _table("worker", "tier", ">in use", ">states", "prefixes restored")
+    table = make_table("worker", "tier", ">in use", ">states", "prefixes restored")
     for worker in workers:
         for name, tier in (("host memory", worker.host_tier), ("disk", worker.disk_tier)):
             table.add_row(
@@ -181,7 +183,7 @@ def cleared_view(response: admin_pb2.ClearCacheResponse) -> RenderableType:
     """A row per worker, and what went of the answer cache."""
     parts: list[RenderableType] = []
     if response.workers:
-        table = _table("worker", ">sequences", ">KV cells", ">in host memory", ">on disk", "")
+        table = make_table("worker", ">sequences", ">KV cells", ">in host memory", ">on disk", "")
         for worker in response.workers:
             freed = worker.cleared
             table.add_row(
@@ -238,7 +240,7 @@ def _scaled(value: int, step: int, units: Sequence[str]) -> str:
     return f"{scaled:.3g}{units[-1]}"
 
 
-def _table(*columns: str) -> Table:
+def make_table(*columns: str) -> Table:
     """Columns by their headings; a leading > aligns to the right. What is too wide wraps in the last."""
     table = Table(box=None, header_style="dim", padding=(0, 2, 0, 0))
     for index, heading in enumerate(columns, start=1):

@@ -11,18 +11,19 @@ import grpc
 import grpc.aio
 import pytest
 from harness.gateway import GatewayProcess
+from harness.policy import SERVICE_KEY
 
 from inferflux.common import grpc_client
 from inferflux.common.calls import CallContext
 from inferflux.common.errors import ResourceExhausted, Unauthenticated
 from inferflux.gateway.admission import Admission
-from inferflux.v1 import model_pb2, policy_pb2, policy_pb2_grpc
+from inferflux.v1 import model_pb2, policy_pb2
 
 CALL = CallContext("r1", credential="ifx_" + "A" * 43)
 
 
-class SlowPolicy(policy_pb2_grpc.PolicyServiceServicer):
-    """Answers one question after the other, each after `answer_s`."""
+class SlowPolicy:
+    """Answers one question after the other, each after `answer_s`. It serves Admit alone."""
 
     answer_s = 0.02
 
@@ -40,18 +41,6 @@ class SlowPolicy(policy_pb2_grpc.PolicyServiceServicer):
         self.n_at_once -= 1
         return policy_pb2.AdmitResponse(tenant="acme", key_id="key_0123456789abcdef")
 
-    async def Settle(self, request: Any, context: Any) -> Any:  # noqa: N802
-        raise NotImplementedError
-
-    async def CreateApiKey(self, request: Any, context: Any) -> Any:  # noqa: N802
-        raise NotImplementedError
-
-    async def ListApiKeys(self, request: Any, context: Any) -> Any:  # noqa: N802
-        raise NotImplementedError
-
-    async def RevokeApiKey(self, request: Any, context: Any) -> Any:  # noqa: N802
-        raise NotImplementedError
-
 
 @dataclass(frozen=True)
 class Slow:
@@ -63,7 +52,14 @@ class Slow:
 async def slow() -> AsyncIterator[Slow]:
     server = grpc.aio.server()
     policy = SlowPolicy()
-    policy_pb2_grpc.add_PolicyServiceServicer_to_server(policy, server)
+    server.add_registered_method_handlers(
+        "inferflux.v1.PolicyService",
+        {
+            "Admit": grpc.unary_unary_rpc_method_handler(
+                policy.Admit, policy_pb2.AdmitRequest.FromString, policy_pb2.AdmitResponse.SerializeToString
+            )
+        },
+    )
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     channel = grpc_client.channel(f"127.0.0.1:{port}")
@@ -73,14 +69,14 @@ async def slow() -> AsyncIterator[Slow]:
 
 
 async def test_calls_wait_for_a_slow_policy_longer_than_one_answer_may_take(slow: Slow) -> None:
-    admission = Admission(slow.channel, timeout_s=1.0, at_once=4)
+    admission = Admission(slow.channel, service_key=SERVICE_KEY, timeout_s=1.0, at_once=4)
     callers = await asyncio.gather(*(admission.admit("inference", CALL) for _ in range(150)))
     assert {caller.tenant for caller in callers} == {"acme"}
     assert slow.policy.most_at_once <= 4
 
 
 async def test_a_full_queue_refuses_one_more(slow: Slow) -> None:
-    admission = Admission(slow.channel, timeout_s=5.0, at_once=1, waiting=3)
+    admission = Admission(slow.channel, service_key=SERVICE_KEY, timeout_s=5.0, at_once=1, waiting=3)
     answers = await asyncio.gather(
         *(admission.admit("inference", CALL) for _ in range(10)), return_exceptions=True
     )
@@ -89,7 +85,7 @@ async def test_a_full_queue_refuses_one_more(slow: Slow) -> None:
 
 
 async def test_a_caller_that_leaves_gives_its_place_back(slow: Slow) -> None:
-    admission = Admission(slow.channel, timeout_s=5.0, at_once=1, waiting=3)
+    admission = Admission(slow.channel, service_key=SERVICE_KEY, timeout_s=5.0, at_once=1, waiting=3)
     leaving = [asyncio.create_task(admission.admit("inference", CALL)) for _ in range(4)]
     await asyncio.sleep(0)
     for task in leaving:
@@ -101,7 +97,7 @@ async def test_a_caller_that_leaves_gives_its_place_back(slow: Slow) -> None:
 
 @pytest.mark.parametrize("key", ["", "hunter2", "ifx_" + "a" * 42, "ifx_" + "ä" * 43])
 async def test_policy_is_not_asked_for_what_cannot_be_a_key(slow: Slow, key: str) -> None:
-    admission = Admission(slow.channel, timeout_s=5.0)
+    admission = Admission(slow.channel, service_key=SERVICE_KEY, timeout_s=5.0)
     with pytest.raises(Unauthenticated):
         await admission.admit("inference", CallContext("r1", credential=key))
     assert slow.policy.asked == 0

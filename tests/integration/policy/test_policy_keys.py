@@ -9,8 +9,9 @@ import pytest
 from harness.policy import bearer, refusal
 
 from inferflux.common.errors import InvalidArgument, from_rpc
+from inferflux.common.scopes import Scope
 from inferflux.policy import keys
-from inferflux.policy.keys import ApiKeyRecord, Scope
+from inferflux.policy.keys import ApiKeyRecord
 from inferflux.policy.store import PolicyStore
 from inferflux.v1 import policy_pb2
 

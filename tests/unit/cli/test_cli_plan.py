@@ -14,8 +14,15 @@ PORTS = Ports(nats=1001, redis=1002, policy=1003, gateway=1004, http=1005)
 
 
 def made(tmp_path: Path, options: StackOptions, cores: int = 8) -> list[list[ProcessSpec]]:
-    model = Path("/m/demo.gguf")
-    return plan(options, model=model, ports=PORTS, state_dir=tmp_path, api_key="ifx_key", cores=cores)
+    return plan(
+        options,
+        model=Path("/m/demo.gguf"),
+        ports=PORTS,
+        state_dir=tmp_path,
+        api_key="ifx_key",
+        service_key="between-services",
+        cores=cores,
+    )
 
 
 def threads(tmp_path: Path, options: StackOptions, cores: int) -> list[str | None]:
@@ -69,6 +76,14 @@ def test_the_gateway_calls_policy_where_policy_listens(tmp_path: Path) -> None:
     assert specs["gateway"].env["INFERFLUX_POLICY_ADDRESS"] == "127.0.0.1:1003"
     assert specs["gateway"].env["INFERFLUX_GATEWAY_LISTEN"] == "127.0.0.1:1004"
     assert specs["gateway"].env["INFERFLUX_GATEWAY_HTTP_LISTEN"] == "127.0.0.1:1005"
+
+
+def test_the_service_key_goes_to_policy_and_to_those_that_call_it(tmp_path: Path) -> None:
+    specs = by_name(made(tmp_path, StackOptions()))
+    holders = {name for name, spec in specs.items() if "between-services" in str(spec)}
+    assert holders == {"policy", "gateway"}
+    assert all(specs[name].env["INFERFLUX_SERVICE_KEY"] == "between-services" for name in holders)
+    assert not any("between-services" in " ".join(spec.command) for spec in specs.values())
 
 
 def test_the_bootstrap_key_goes_to_policy_alone(tmp_path: Path) -> None:

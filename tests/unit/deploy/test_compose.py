@@ -228,6 +228,7 @@ def test_the_gpu_worker_is_off_by_default_and_reserves_a_gpu() -> None:
 def test_the_operator_may_choose_the_key_the_model_and_the_slots() -> None:
     chosen = {
         "INFERFLUX_POLICY_BOOTSTRAP_KEY": "ifx_" + "k" * 43,
+        "INFERFLUX_SERVICE_KEY": "s" * 32,
         "INFERFLUX_MODEL_FILE": "other.gguf",
         "INFERFLUX_WORKER_SLOTS": "4",
         "INFERFLUX_WORKER_PREFIX_CACHE": "false",
@@ -249,6 +250,10 @@ def test_the_operator_may_choose_the_key_the_model_and_the_slots() -> None:
     assert services["policy"]["environment"]["INFERFLUX_POLICY_BOOTSTRAP_KEY"] == "ifx_" + "k" * 43
     for name in ("gateway", "policy"):
         assert services[name]["environment"]["INFERFLUX_AUDIT_KEY"] == chosen["INFERFLUX_AUDIT_KEY"]
+    assert {n for n in OURS if services[n]["environment"].get("INFERFLUX_SERVICE_KEY") == "s" * 32} == {
+        "policy",
+        "gateway",
+    }
     for name in ("worker", "worker-gpu"):
         environment = services[name]["environment"]
         assert environment["INFERFLUX_WORKER_MODEL_PATH"] == "/models/other.gguf"

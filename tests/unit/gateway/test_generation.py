@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from typing import Any, cast
 
 import pytest
@@ -22,6 +23,7 @@ from inferflux.gateway.ledger import Ledger
 from inferflux.gateway.metrics import GatewayMetrics
 from inferflux.gateway.readers import ReaderReports
 from inferflux.gateway.relay import RelayLimits
+from inferflux.gateway.reservations import Reservations
 from inferflux.gateway.streams import Streams
 from inferflux.gateway.submit import Submitter
 from inferflux.v1 import answers_pb2, generation_pb2, model_pb2, policy_pb2, scheduler_pb2, tokens_pb2
@@ -107,6 +109,7 @@ class Stage:
             submitter=Submitter(bus),
             canceller=Canceller(bus, background, timeout_s=1),
             reader_reports=self.reports,
+            reservations=Reservations(self),
             ledger=Ledger(self, background, NO_AUDIT),
             metrics=GatewayMetrics(CollectorRegistry()),
             background=background,
@@ -115,6 +118,12 @@ class Stage:
             tracer=OFF,
             trail=NO_AUDIT,
         )
+
+    async def reserve(self, request: policy_pb2.ReserveRequest) -> policy_pb2.ReserveResponse:
+        raise NotImplementedError
+
+    async def renew(self, requests: Sequence[policy_pb2.ReservedRequest]) -> None:
+        raise NotImplementedError
 
     async def settle(self, request: policy_pb2.SettleRequest) -> None:
         self.settled.append(request)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
 
 import pytest
 from harness.gateway import Backend, finished, tokens, until
@@ -17,6 +18,8 @@ from inferflux.common.errors import (
     InferFluxError,
     InvalidArgument,
     NotFound,
+    PermissionDenied,
+    ResourceExhausted,
     Unauthenticated,
     Unavailable,
 )
@@ -31,6 +34,7 @@ from inferflux.gateway.models import ModelRegistry
 from inferflux.gateway.pipeline import Pipeline
 from inferflux.gateway.readers import ReaderReports
 from inferflux.gateway.relay import RelayLimits
+from inferflux.gateway.reservations import Reservations
 from inferflux.gateway.streams import Streams
 from inferflux.gateway.submit import Submitter
 from inferflux.gateway.tools import check_calls, tool_use_of
@@ -45,12 +49,28 @@ class Policy:
     """Knows one key."""
 
     def __init__(self) -> None:
+        self.reserved: list[policy_pb2.ReserveRequest] = []
+        self.renewed: list[policy_pb2.ReservedRequest] = []
         self.settled: list[policy_pb2.SettleRequest] = []
+        # What a reservation is answered with.
+        self.answer: policy_pb2.ReserveResponse | InferFluxError = policy_pb2.ReserveResponse(lease_ms=60_000)
+        self.may_reserve = asyncio.Event()
+        self.may_reserve.set()
 
     async def admit(self, scope: str, context: CallContext) -> Caller:
         if (scope, context.require_credential()) != ("inference", "good"):
             raise Unauthenticated("unknown key", reason="UNKNOWN_API_KEY")
         return ACME
+
+    async def reserve(self, request: policy_pb2.ReserveRequest) -> policy_pb2.ReserveResponse:
+        self.reserved.append(request)
+        await self.may_reserve.wait()
+        if isinstance(self.answer, InferFluxError):
+            raise self.answer
+        return self.answer
+
+    async def renew(self, requests: Sequence[policy_pb2.ReservedRequest]) -> None:
+        self.renewed += requests
 
     async def settle(self, request: policy_pb2.SettleRequest) -> None:
         self.settled.append(request)
@@ -114,6 +134,7 @@ class Stage:
             submitter=Submitter(bus),
             canceller=Canceller(bus, self.background, timeout_s=1),
             reader_reports=ReaderReports(bus, timeout_s=1),
+            reservations=Reservations(self.policy),
             ledger=Ledger(self.policy, self.background, NO_AUDIT),
             metrics=metrics,
             background=self.background,
@@ -221,6 +242,97 @@ async def test_a_call_without_a_good_key_is_not_admitted(stage: Stage, key: str,
         await stage.pipeline.admit("inference", CallContext("r1", credential=key))
     assert caught.value.reason == reason
     assert await stage.pipeline.admit("inference", CallContext("r1", credential="good")) == ACME
+
+
+async def test_a_request_is_reserved_once_its_tokens_are_known_and_settled_when_it_has_ended(
+    stage: Stage,
+) -> None:
+    answer = asyncio.create_task(stage.chat("r1", params=Params(max_tokens=7)))
+    job = await stage.backend.job("r1")
+    (reserved,) = stage.policy.reserved
+    assert (reserved.tenant, reserved.key_id, reserved.model) == ("acme", "key_1", "demo")
+    assert (reserved.prompt_tokens, reserved.max_tokens, reserved.text) == (2, 7, "")
+    assert (reserved.request_id, reserved.attempt_id) == ("r1", job.attempt_id)
+    await stage.backend.finish(job, n=3)
+    await answer
+    await stage.background.finish(2)
+    assert [(s.attempt_id, s.is_void) for s in stage.policy.settled] == [(job.attempt_id, False)]
+
+
+async def test_what_policy_refuses_is_not_queued_and_leaves_nothing_to_settle(stage: Stage) -> None:
+    stage.policy.answer = ResourceExhausted("too many", reason="RATE_LIMITED")
+    with pytest.raises(ResourceExhausted, match="too many"):
+        await stage.chat("r1")
+    await stage.background.finish(2)
+    assert (stage.backend.jobs, stage.policy.settled, len(stage.streams)) == ({}, [], 0)
+
+
+async def test_without_an_answer_of_policy_nothing_is_queued_and_what_it_may_have_reserved_is_given_back(
+    stage: Stage,
+) -> None:
+    stage.policy.answer = Unavailable("away", reason="POLICY_UNAVAILABLE")
+    with pytest.raises(Unavailable, match="away"):
+        await stage.chat("r1")
+    await stage.background.finish(2)
+    (settled,) = stage.policy.settled
+    assert (settled.is_void, settled.attempt_id) == (True, stage.policy.reserved[0].attempt_id)
+    assert stage.backend.jobs == {}
+
+
+async def test_a_client_that_leaves_while_policy_is_asked_leaves_nothing_reserved(stage: Stage) -> None:
+    stage.policy.may_reserve.clear()
+    call = asyncio.create_task(stage.chat("r1"))
+    await until(lambda: bool(stage.policy.reserved))
+    call.cancel()
+    await asyncio.gather(call, return_exceptions=True)
+    await stage.background.finish(2)
+    assert [s.is_void for s in stage.policy.settled] == [True]
+    assert stage.backend.jobs == {}
+
+
+async def test_a_request_that_is_not_queued_gives_back_what_was_reserved(stage: Stage) -> None:
+    answer = asyncio.create_task(stage.chat("r1"))
+    job = await stage.backend.job("r1")
+    with pytest.raises(InferFluxError, match="used already"):
+        await stage.chat("r1")
+    await stage.background.finish(2)
+    (settled,) = stage.policy.settled
+    assert (settled.is_void, settled.attempt_id) == (True, stage.policy.reserved[1].attempt_id)
+    await stage.backend.finish(job, n=1)
+    await answer
+
+
+async def test_without_limits_nothing_is_given_back(stage: Stage) -> None:
+    stage.policy.answer = policy_pb2.ReserveResponse()
+    stage.nats.stop()
+    with pytest.raises(InferFluxError):
+        await stage.chat("r1")
+    await stage.background.finish(2)
+    assert stage.policy.settled == []
+
+
+async def test_policy_gets_the_text_of_a_prompt_where_it_wants_it(stage: Stage) -> None:
+    watched = replace(ACME, wants_text=True)
+    ids = inference_pb2.GenerateRequest(model="demo", token_ids=inference_pb2.TokenIds(ids=[2, 3]))
+    async with stage.pipeline.generate(CallContext("r1"), watched, ids):
+        pass
+    assert stage.policy.reserved[0].text == "xx xxx"
+
+
+async def test_a_model_that_the_key_may_not_use_is_refused_before_any_work(stage: Stage) -> None:
+    held = replace(ACME, models=("other*",))
+    request = inference_pb2.GenerateRequest(model="demo", text="hi")
+    with pytest.raises(PermissionDenied) as caught:
+        async with stage.pipeline.generate(CallContext("r1"), held, request):
+            raise AssertionError("was submitted")
+    assert caught.value.reason == "MODEL_NOT_ALLOWED"
+    assert not stage.tokenizer.is_asked.is_set()
+    for call in (
+        stage.pipeline.tokenize(held, inference_pb2.TokenizeRequest(model="demo", text="hi")),
+        stage.pipeline.detokenize(held, inference_pb2.DetokenizeRequest(model="demo", token_ids=[1])),
+    ):
+        with pytest.raises(PermissionDenied):
+            await call
 
 
 @pytest.mark.parametrize("phase", ["tokenizing", "queued", "streaming"])

@@ -44,13 +44,22 @@ class ProcessSpec:
 
 
 def plan(
-    options: StackOptions, *, model: Path, ports: Ports, state_dir: Path, api_key: str, cores: int
+    options: StackOptions,
+    *,
+    model: Path,
+    ports: Ports,
+    state_dir: Path,
+    api_key: str,
+    service_key: str,
+    cores: int,
 ) -> list[list[ProcessSpec]]:
     """The stages of a start: all of a stage start together, when the stage before is ready.
 
     Services wait for each other by themselves, so they are one stage: most of a start is imports.
 
     Args:
+        api_key: the first admin key, for policy alone.
+        service_key: for those that call policy, and policy.
         cores: those of this machine that its workers may keep busy.
     """
     common = {
@@ -97,10 +106,12 @@ def plan(
     policy = {
         "INFERFLUX_POLICY_LISTEN": f"{LOOPBACK}:{ports.policy}",
         "INFERFLUX_POLICY_BOOTSTRAP_KEY": api_key,
+        "INFERFLUX_SERVICE_KEY": service_key,
     }
     gateway = {
         "INFERFLUX_GATEWAY_LISTEN": f"{LOOPBACK}:{ports.gateway}",
         "INFERFLUX_GATEWAY_HTTP_LISTEN": f"{LOOPBACK}:{ports.http}",
+        "INFERFLUX_SERVICE_KEY": service_key,
     }
     workers = [
         service("worker", _worker_env(options, model, state_dir, name, cores), name)

@@ -172,6 +172,7 @@ class Stack:
             state_dir=self.state_dir.path,
             api_key=self.api_key,
             cores=usable_cores(),
+            service_key=self.state_dir.service_key(),
         )
         managed = [[ManagedProcess(spec, self._fresh_log(spec.name)) for spec in stage] for stage in stages]
         self.processes = {process.name: process for stage in managed for process in stage}

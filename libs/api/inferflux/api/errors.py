@@ -6,6 +6,7 @@
     ├── PermissionDenied     7   403  a key, but not for this
     ├── NotFound             5   404  no such model, request, object
     ├── AlreadyExists        6   409  the request id is taken
+    ├── Aborted             10   409  it was changed meanwhile; read it again
     ├── ResourceExhausted    8   429  a limit or a full queue; try again after retry_delay_s
     ├── Unavailable         14   503  something needed is away; try again after retry_delay_s
     ├── DeadlineExceeded     4   504  too late
@@ -18,6 +19,7 @@ failed, `from_failed` out of a token stream.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 if TYPE_CHECKING:
@@ -48,6 +50,8 @@ class InferFluxError(Exception):
         self.message = message
         self.reason = reason or self.default_reason
         self.retry_delay_s = retry_delay_s
+        # What else the caller is told, as trailing metadata or HTTP headers: names are in lower case.
+        self.headers: Mapping[str, str] = {}
 
 
 class InvalidArgument(InferFluxError):
@@ -85,6 +89,13 @@ class NotFound(InferFluxError):
 class AlreadyExists(InferFluxError):
     code = 6
     default_reason = "ALREADY_EXISTS"
+    http_status = 409
+    http_type = "invalid_request_error"
+
+
+class Aborted(InferFluxError):
+    code = 10
+    default_reason = "ABORTED"
     http_status = 409
     http_type = "invalid_request_error"
 
@@ -133,6 +144,7 @@ _BY_CODE: dict[int, type[InferFluxError]] = {
         PermissionDenied,
         NotFound,
         AlreadyExists,
+        Aborted,
         ResourceExhausted,
         Unavailable,
         DeadlineExceeded,
@@ -157,17 +169,21 @@ def from_status(data: bytes) -> InferFluxError:
 
     status = status_pb2.ErrorStatus.FromString(data)
     reason, field, retry_delay_s = "", "", None
+    headers: Mapping[str, str] = {}
     for detail in status.details:
         kind = detail.TypeName()
         if kind == "google.rpc.ErrorInfo":
-            reason = status_pb2.ErrorInfo.FromString(detail.value).reason
+            info = status_pb2.ErrorInfo.FromString(detail.value)
+            reason, headers = info.reason, dict(info.metadata)
         elif kind == "google.rpc.BadRequest":
             violations = status_pb2.BadRequest.FromString(detail.value).field_violations
             field = violations[0].field if violations else ""
         elif kind == "google.rpc.RetryInfo":
             delay = status_pb2.RetryInfo.FromString(detail.value).retry_delay
             retry_delay_s = delay.ToNanoseconds() / 1e9
-    return from_code(status.code, status.message, reason=reason, field=field, retry_delay_s=retry_delay_s)
+    error = from_code(status.code, status.message, reason=reason, field=field, retry_delay_s=retry_delay_s)
+    error.headers = headers
+    return error
 
 
 def from_rpc(error: FailedCall) -> InferFluxError:

@@ -83,7 +83,9 @@ class AdmitResponse(_message.Message):
     wants_text: _builtins.bool
     """Reserve needs the text of the prompts of its requests."""
     @_builtins.property
-    def scopes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    def scopes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Those of the key and its roles, with those that they include."""
+
     @_builtins.property
     def models(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Models it may use: names, and beginnings of names followed by `*`. Empty: every model."""

@@ -26,7 +26,9 @@ if _version_not_supported:
 
 
 class PolicyServiceStub:
-    """Missing associated documentation comment in .proto file."""
+    """Admit, Reserve, Renew and Settle are for services alone: they send the service key in the metadata
+    `x-inferflux-service-key`. The others need a key with the scope `policy` or `admin`; a gateway passes them on.
+    """
 
     def __init__(self, channel):
         """Constructor.
@@ -38,6 +40,16 @@ class PolicyServiceStub:
                 '/inferflux.v1.PolicyService/Admit',
                 request_serializer=inferflux_dot_v1_dot_policy__pb2.AdmitRequest.SerializeToString,
                 response_deserializer=inferflux_dot_v1_dot_policy__pb2.AdmitResponse.FromString,
+                _registered_method=True)
+        self.Reserve = channel.unary_unary(
+                '/inferflux.v1.PolicyService/Reserve',
+                request_serializer=inferflux_dot_v1_dot_policy__pb2.ReserveRequest.SerializeToString,
+                response_deserializer=inferflux_dot_v1_dot_policy__pb2.ReserveResponse.FromString,
+                _registered_method=True)
+        self.Renew = channel.unary_unary(
+                '/inferflux.v1.PolicyService/Renew',
+                request_serializer=inferflux_dot_v1_dot_policy__pb2.RenewRequest.SerializeToString,
+                response_deserializer=inferflux_dot_v1_dot_policy__pb2.RenewResponse.FromString,
                 _registered_method=True)
         self.Settle = channel.unary_unary(
                 '/inferflux.v1.PolicyService/Settle',
@@ -59,13 +71,75 @@ class PolicyServiceStub:
                 request_serializer=inferflux_dot_v1_dot_policy__pb2.RevokeApiKeyRequest.SerializeToString,
                 response_deserializer=inferflux_dot_v1_dot_policy__pb2.RevokeApiKeyResponse.FromString,
                 _registered_method=True)
+        self.UpdateApiKey = channel.unary_unary(
+                '/inferflux.v1.PolicyService/UpdateApiKey',
+                request_serializer=inferflux_dot_v1_dot_policy__pb2.UpdateApiKeyRequest.SerializeToString,
+                response_deserializer=inferflux_dot_v1_dot_policy__pb2.UpdateApiKeyResponse.FromString,
+                _registered_method=True)
+        self.RotateApiKey = channel.unary_unary(
+                '/inferflux.v1.PolicyService/RotateApiKey',
+                request_serializer=inferflux_dot_v1_dot_policy__pb2.RotateApiKeyRequest.SerializeToString,
+                response_deserializer=inferflux_dot_v1_dot_policy__pb2.RotateApiKeyResponse.FromString,
+                _registered_method=True)
+        self.ListRoles = channel.unary_unary(
+                '/inferflux.v1.PolicyService/ListRoles',
+                request_serializer=inferflux_dot_v1_dot_policy__pb2.ListRolesRequest.SerializeToString,
+                response_deserializer=inferflux_dot_v1_dot_policy__pb2.ListRolesResponse.FromString,
+                _registered_method=True)
+        self.SetRole = channel.unary_unary(
+                '/inferflux.v1.PolicyService/SetRole',
+                request_serializer=inferflux_dot_v1_dot_policy__pb2.SetRoleRequest.SerializeToString,
+                response_deserializer=inferflux_dot_v1_dot_policy__pb2.SetRoleResponse.FromString,
+                _registered_method=True)
+        self.DeleteRole = channel.unary_unary(
+                '/inferflux.v1.PolicyService/DeleteRole',
+                request_serializer=inferflux_dot_v1_dot_policy__pb2.DeleteRoleRequest.SerializeToString,
+                response_deserializer=inferflux_dot_v1_dot_policy__pb2.DeleteRoleResponse.FromString,
+                _registered_method=True)
+        self.ListRateLimits = channel.unary_unary(
+                '/inferflux.v1.PolicyService/ListRateLimits',
+                request_serializer=inferflux_dot_v1_dot_policy__pb2.ListRateLimitsRequest.SerializeToString,
+                response_deserializer=inferflux_dot_v1_dot_policy__pb2.ListRateLimitsResponse.FromString,
+                _registered_method=True)
+        self.GetRateLimit = channel.unary_unary(
+                '/inferflux.v1.PolicyService/GetRateLimit',
+                request_serializer=inferflux_dot_v1_dot_policy__pb2.GetRateLimitRequest.SerializeToString,
+                response_deserializer=inferflux_dot_v1_dot_policy__pb2.GetRateLimitResponse.FromString,
+                _registered_method=True)
+        self.SetRateLimit = channel.unary_unary(
+                '/inferflux.v1.PolicyService/SetRateLimit',
+                request_serializer=inferflux_dot_v1_dot_policy__pb2.SetRateLimitRequest.SerializeToString,
+                response_deserializer=inferflux_dot_v1_dot_policy__pb2.SetRateLimitResponse.FromString,
+                _registered_method=True)
+        self.DeleteRateLimit = channel.unary_unary(
+                '/inferflux.v1.PolicyService/DeleteRateLimit',
+                request_serializer=inferflux_dot_v1_dot_policy__pb2.DeleteRateLimitRequest.SerializeToString,
+                response_deserializer=inferflux_dot_v1_dot_policy__pb2.DeleteRateLimitResponse.FromString,
+                _registered_method=True)
 
 
 class PolicyServiceServicer:
-    """Missing associated documentation comment in .proto file."""
+    """Admit, Reserve, Renew and Settle are for services alone: they send the service key in the metadata
+    `x-inferflux-service-key`. The others need a key with the scope `policy` or `admin`; a gateway passes them on.
+    """
 
     def Admit(self, request, context):
         """May this credential do this? Everything the gateway must know before it receives the request.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Reserve(self, request, context):
+        """May this request be run? Asked when its prompt's tokens are known, before it is queued. Its tokens are reserved,
+        and it counts as running until it is settled. Reserving again under the same ids reserves nothing more.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Renew(self, request, context):
+        """These reserved requests still run. One that is not renewed in time is given back.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -79,8 +153,7 @@ class PolicyServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def CreateApiKey(self, request, context):
-        """Needs the scope `admin`, as do the two below.
-        """
+        """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -97,6 +170,63 @@ class PolicyServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def UpdateApiKey(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def RotateApiKey(self, request, context):
+        """Gives a key a new secret. The one before may stay valid for a while.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListRoles(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def SetRole(self, request, context):
+        """Makes a role, or replaces it. Keys that have it follow with their next call.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def DeleteRole(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListRateLimits(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetRateLimit(self, request, context):
+        """The limits of one subject, and how much of them is used now.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def SetRateLimit(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def DeleteRateLimit(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_PolicyServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -104,6 +234,16 @@ def add_PolicyServiceServicer_to_server(servicer, server):
                     servicer.Admit,
                     request_deserializer=inferflux_dot_v1_dot_policy__pb2.AdmitRequest.FromString,
                     response_serializer=inferflux_dot_v1_dot_policy__pb2.AdmitResponse.SerializeToString,
+            ),
+            'Reserve': grpc.unary_unary_rpc_method_handler(
+                    servicer.Reserve,
+                    request_deserializer=inferflux_dot_v1_dot_policy__pb2.ReserveRequest.FromString,
+                    response_serializer=inferflux_dot_v1_dot_policy__pb2.ReserveResponse.SerializeToString,
+            ),
+            'Renew': grpc.unary_unary_rpc_method_handler(
+                    servicer.Renew,
+                    request_deserializer=inferflux_dot_v1_dot_policy__pb2.RenewRequest.FromString,
+                    response_serializer=inferflux_dot_v1_dot_policy__pb2.RenewResponse.SerializeToString,
             ),
             'Settle': grpc.unary_unary_rpc_method_handler(
                     servicer.Settle,
@@ -125,6 +265,51 @@ def add_PolicyServiceServicer_to_server(servicer, server):
                     request_deserializer=inferflux_dot_v1_dot_policy__pb2.RevokeApiKeyRequest.FromString,
                     response_serializer=inferflux_dot_v1_dot_policy__pb2.RevokeApiKeyResponse.SerializeToString,
             ),
+            'UpdateApiKey': grpc.unary_unary_rpc_method_handler(
+                    servicer.UpdateApiKey,
+                    request_deserializer=inferflux_dot_v1_dot_policy__pb2.UpdateApiKeyRequest.FromString,
+                    response_serializer=inferflux_dot_v1_dot_policy__pb2.UpdateApiKeyResponse.SerializeToString,
+            ),
+            'RotateApiKey': grpc.unary_unary_rpc_method_handler(
+                    servicer.RotateApiKey,
+                    request_deserializer=inferflux_dot_v1_dot_policy__pb2.RotateApiKeyRequest.FromString,
+                    response_serializer=inferflux_dot_v1_dot_policy__pb2.RotateApiKeyResponse.SerializeToString,
+            ),
+            'ListRoles': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListRoles,
+                    request_deserializer=inferflux_dot_v1_dot_policy__pb2.ListRolesRequest.FromString,
+                    response_serializer=inferflux_dot_v1_dot_policy__pb2.ListRolesResponse.SerializeToString,
+            ),
+            'SetRole': grpc.unary_unary_rpc_method_handler(
+                    servicer.SetRole,
+                    request_deserializer=inferflux_dot_v1_dot_policy__pb2.SetRoleRequest.FromString,
+                    response_serializer=inferflux_dot_v1_dot_policy__pb2.SetRoleResponse.SerializeToString,
+            ),
+            'DeleteRole': grpc.unary_unary_rpc_method_handler(
+                    servicer.DeleteRole,
+                    request_deserializer=inferflux_dot_v1_dot_policy__pb2.DeleteRoleRequest.FromString,
+                    response_serializer=inferflux_dot_v1_dot_policy__pb2.DeleteRoleResponse.SerializeToString,
+            ),
+            'ListRateLimits': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListRateLimits,
+                    request_deserializer=inferflux_dot_v1_dot_policy__pb2.ListRateLimitsRequest.FromString,
+                    response_serializer=inferflux_dot_v1_dot_policy__pb2.ListRateLimitsResponse.SerializeToString,
+            ),
+            'GetRateLimit': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetRateLimit,
+                    request_deserializer=inferflux_dot_v1_dot_policy__pb2.GetRateLimitRequest.FromString,
+                    response_serializer=inferflux_dot_v1_dot_policy__pb2.GetRateLimitResponse.SerializeToString,
+            ),
+            'SetRateLimit': grpc.unary_unary_rpc_method_handler(
+                    servicer.SetRateLimit,
+                    request_deserializer=inferflux_dot_v1_dot_policy__pb2.SetRateLimitRequest.FromString,
+                    response_serializer=inferflux_dot_v1_dot_policy__pb2.SetRateLimitResponse.SerializeToString,
+            ),
+            'DeleteRateLimit': grpc.unary_unary_rpc_method_handler(
+                    servicer.DeleteRateLimit,
+                    request_deserializer=inferflux_dot_v1_dot_policy__pb2.DeleteRateLimitRequest.FromString,
+                    response_serializer=inferflux_dot_v1_dot_policy__pb2.DeleteRateLimitResponse.SerializeToString,
+            ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
             'inferflux.v1.PolicyService', rpc_method_handlers)
@@ -134,7 +319,9 @@ def add_PolicyServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class PolicyService:
-    """Missing associated documentation comment in .proto file."""
+    """Admit, Reserve, Renew and Settle are for services alone: they send the service key in the metadata
+    `x-inferflux-service-key`. The others need a key with the scope `policy` or `admin`; a gateway passes them on.
+    """
 
     @staticmethod
     def Admit(request,
@@ -153,6 +340,60 @@ class PolicyService:
             '/inferflux.v1.PolicyService/Admit',
             inferflux_dot_v1_dot_policy__pb2.AdmitRequest.SerializeToString,
             inferflux_dot_v1_dot_policy__pb2.AdmitResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Reserve(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/inferflux.v1.PolicyService/Reserve',
+            inferflux_dot_v1_dot_policy__pb2.ReserveRequest.SerializeToString,
+            inferflux_dot_v1_dot_policy__pb2.ReserveResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Renew(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/inferflux.v1.PolicyService/Renew',
+            inferflux_dot_v1_dot_policy__pb2.RenewRequest.SerializeToString,
+            inferflux_dot_v1_dot_policy__pb2.RenewResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -261,6 +502,249 @@ class PolicyService:
             '/inferflux.v1.PolicyService/RevokeApiKey',
             inferflux_dot_v1_dot_policy__pb2.RevokeApiKeyRequest.SerializeToString,
             inferflux_dot_v1_dot_policy__pb2.RevokeApiKeyResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def UpdateApiKey(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/inferflux.v1.PolicyService/UpdateApiKey',
+            inferflux_dot_v1_dot_policy__pb2.UpdateApiKeyRequest.SerializeToString,
+            inferflux_dot_v1_dot_policy__pb2.UpdateApiKeyResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RotateApiKey(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/inferflux.v1.PolicyService/RotateApiKey',
+            inferflux_dot_v1_dot_policy__pb2.RotateApiKeyRequest.SerializeToString,
+            inferflux_dot_v1_dot_policy__pb2.RotateApiKeyResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListRoles(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/inferflux.v1.PolicyService/ListRoles',
+            inferflux_dot_v1_dot_policy__pb2.ListRolesRequest.SerializeToString,
+            inferflux_dot_v1_dot_policy__pb2.ListRolesResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SetRole(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/inferflux.v1.PolicyService/SetRole',
+            inferflux_dot_v1_dot_policy__pb2.SetRoleRequest.SerializeToString,
+            inferflux_dot_v1_dot_policy__pb2.SetRoleResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DeleteRole(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/inferflux.v1.PolicyService/DeleteRole',
+            inferflux_dot_v1_dot_policy__pb2.DeleteRoleRequest.SerializeToString,
+            inferflux_dot_v1_dot_policy__pb2.DeleteRoleResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListRateLimits(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/inferflux.v1.PolicyService/ListRateLimits',
+            inferflux_dot_v1_dot_policy__pb2.ListRateLimitsRequest.SerializeToString,
+            inferflux_dot_v1_dot_policy__pb2.ListRateLimitsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetRateLimit(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/inferflux.v1.PolicyService/GetRateLimit',
+            inferflux_dot_v1_dot_policy__pb2.GetRateLimitRequest.SerializeToString,
+            inferflux_dot_v1_dot_policy__pb2.GetRateLimitResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SetRateLimit(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/inferflux.v1.PolicyService/SetRateLimit',
+            inferflux_dot_v1_dot_policy__pb2.SetRateLimitRequest.SerializeToString,
+            inferflux_dot_v1_dot_policy__pb2.SetRateLimitResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DeleteRateLimit(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/inferflux.v1.PolicyService/DeleteRateLimit',
+            inferflux_dot_v1_dot_policy__pb2.DeleteRateLimitRequest.SerializeToString,
+            inferflux_dot_v1_dot_policy__pb2.DeleteRateLimitResponse.FromString,
             options,
             channel_credentials,
             insecure,

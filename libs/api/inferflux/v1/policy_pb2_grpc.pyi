@@ -27,32 +27,78 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class PolicyServiceStub:
+    """Admit, Reserve, Renew and Settle are for services alone: they send the service key in the metadata
+    `x-inferflux-service-key`. The others need a key with the scope `policy` or `admin`; a gateway passes them on.
+    """
+
     @_typing.overload
     def __new__(cls, channel: _grpc.Channel) -> _Self: ...
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> PolicyServiceAsyncStub: ...
     Admit: _grpc.UnaryUnaryMultiCallable[_policy_pb2.AdmitRequest, _policy_pb2.AdmitResponse]
     """May this credential do this? Everything the gateway must know before it receives the request."""
+    Reserve: _grpc.UnaryUnaryMultiCallable[_policy_pb2.ReserveRequest, _policy_pb2.ReserveResponse]
+    """May this request be run? Asked when its prompt's tokens are known, before it is queued. Its tokens are reserved,
+    and it counts as running until it is settled. Reserving again under the same ids reserves nothing more.
+    """
+    Renew: _grpc.UnaryUnaryMultiCallable[_policy_pb2.RenewRequest, _policy_pb2.RenewResponse]
+    """These reserved requests still run. One that is not renewed in time is given back."""
     Settle: _grpc.UnaryUnaryMultiCallable[_policy_pb2.SettleRequest, _policy_pb2.SettleResponse]
     """What an admitted request used in the end, or so far. What it had reserved beyond that is given back."""
     CreateApiKey: _grpc.UnaryUnaryMultiCallable[_policy_pb2.CreateApiKeyRequest, _policy_pb2.CreateApiKeyResponse]
-    """Needs the scope `admin`, as do the two below."""
     ListApiKeys: _grpc.UnaryUnaryMultiCallable[_policy_pb2.ListApiKeysRequest, _policy_pb2.ListApiKeysResponse]
     RevokeApiKey: _grpc.UnaryUnaryMultiCallable[_policy_pb2.RevokeApiKeyRequest, _policy_pb2.RevokeApiKeyResponse]
+    UpdateApiKey: _grpc.UnaryUnaryMultiCallable[_policy_pb2.UpdateApiKeyRequest, _policy_pb2.UpdateApiKeyResponse]
+    RotateApiKey: _grpc.UnaryUnaryMultiCallable[_policy_pb2.RotateApiKeyRequest, _policy_pb2.RotateApiKeyResponse]
+    """Gives a key a new secret. The one before may stay valid for a while."""
+    ListRoles: _grpc.UnaryUnaryMultiCallable[_policy_pb2.ListRolesRequest, _policy_pb2.ListRolesResponse]
+    SetRole: _grpc.UnaryUnaryMultiCallable[_policy_pb2.SetRoleRequest, _policy_pb2.SetRoleResponse]
+    """Makes a role, or replaces it. Keys that have it follow with their next call."""
+    DeleteRole: _grpc.UnaryUnaryMultiCallable[_policy_pb2.DeleteRoleRequest, _policy_pb2.DeleteRoleResponse]
+    ListRateLimits: _grpc.UnaryUnaryMultiCallable[_policy_pb2.ListRateLimitsRequest, _policy_pb2.ListRateLimitsResponse]
+    GetRateLimit: _grpc.UnaryUnaryMultiCallable[_policy_pb2.GetRateLimitRequest, _policy_pb2.GetRateLimitResponse]
+    """The limits of one subject, and how much of them is used now."""
+    SetRateLimit: _grpc.UnaryUnaryMultiCallable[_policy_pb2.SetRateLimitRequest, _policy_pb2.SetRateLimitResponse]
+    DeleteRateLimit: _grpc.UnaryUnaryMultiCallable[_policy_pb2.DeleteRateLimitRequest, _policy_pb2.DeleteRateLimitResponse]
 
 @_typing.type_check_only
 class PolicyServiceAsyncStub(PolicyServiceStub):
+    """Admit, Reserve, Renew and Settle are for services alone: they send the service key in the metadata
+    `x-inferflux-service-key`. The others need a key with the scope `policy` or `admin`; a gateway passes them on.
+    """
+
     def __init__(self, channel: _aio.Channel) -> None: ...
     Admit: _aio.UnaryUnaryMultiCallable[_policy_pb2.AdmitRequest, _policy_pb2.AdmitResponse]  # type: ignore[assignment]
     """May this credential do this? Everything the gateway must know before it receives the request."""
+    Reserve: _aio.UnaryUnaryMultiCallable[_policy_pb2.ReserveRequest, _policy_pb2.ReserveResponse]  # type: ignore[assignment]
+    """May this request be run? Asked when its prompt's tokens are known, before it is queued. Its tokens are reserved,
+    and it counts as running until it is settled. Reserving again under the same ids reserves nothing more.
+    """
+    Renew: _aio.UnaryUnaryMultiCallable[_policy_pb2.RenewRequest, _policy_pb2.RenewResponse]  # type: ignore[assignment]
+    """These reserved requests still run. One that is not renewed in time is given back."""
     Settle: _aio.UnaryUnaryMultiCallable[_policy_pb2.SettleRequest, _policy_pb2.SettleResponse]  # type: ignore[assignment]
     """What an admitted request used in the end, or so far. What it had reserved beyond that is given back."""
     CreateApiKey: _aio.UnaryUnaryMultiCallable[_policy_pb2.CreateApiKeyRequest, _policy_pb2.CreateApiKeyResponse]  # type: ignore[assignment]
-    """Needs the scope `admin`, as do the two below."""
     ListApiKeys: _aio.UnaryUnaryMultiCallable[_policy_pb2.ListApiKeysRequest, _policy_pb2.ListApiKeysResponse]  # type: ignore[assignment]
     RevokeApiKey: _aio.UnaryUnaryMultiCallable[_policy_pb2.RevokeApiKeyRequest, _policy_pb2.RevokeApiKeyResponse]  # type: ignore[assignment]
+    UpdateApiKey: _aio.UnaryUnaryMultiCallable[_policy_pb2.UpdateApiKeyRequest, _policy_pb2.UpdateApiKeyResponse]  # type: ignore[assignment]
+    RotateApiKey: _aio.UnaryUnaryMultiCallable[_policy_pb2.RotateApiKeyRequest, _policy_pb2.RotateApiKeyResponse]  # type: ignore[assignment]
+    """Gives a key a new secret. The one before may stay valid for a while."""
+    ListRoles: _aio.UnaryUnaryMultiCallable[_policy_pb2.ListRolesRequest, _policy_pb2.ListRolesResponse]  # type: ignore[assignment]
+    SetRole: _aio.UnaryUnaryMultiCallable[_policy_pb2.SetRoleRequest, _policy_pb2.SetRoleResponse]  # type: ignore[assignment]
+    """Makes a role, or replaces it. Keys that have it follow with their next call."""
+    DeleteRole: _aio.UnaryUnaryMultiCallable[_policy_pb2.DeleteRoleRequest, _policy_pb2.DeleteRoleResponse]  # type: ignore[assignment]
+    ListRateLimits: _aio.UnaryUnaryMultiCallable[_policy_pb2.ListRateLimitsRequest, _policy_pb2.ListRateLimitsResponse]  # type: ignore[assignment]
+    GetRateLimit: _aio.UnaryUnaryMultiCallable[_policy_pb2.GetRateLimitRequest, _policy_pb2.GetRateLimitResponse]  # type: ignore[assignment]
+    """The limits of one subject, and how much of them is used now."""
+    SetRateLimit: _aio.UnaryUnaryMultiCallable[_policy_pb2.SetRateLimitRequest, _policy_pb2.SetRateLimitResponse]  # type: ignore[assignment]
+    DeleteRateLimit: _aio.UnaryUnaryMultiCallable[_policy_pb2.DeleteRateLimitRequest, _policy_pb2.DeleteRateLimitResponse]  # type: ignore[assignment]
 
 class PolicyServiceServicer(metaclass=_abc_1.ABCMeta):
+    """Admit, Reserve, Renew and Settle are for services alone: they send the service key in the metadata
+    `x-inferflux-service-key`. The others need a key with the scope `policy` or `admin`; a gateway passes them on.
+    """
+
     @_abc_1.abstractmethod
     def Admit(
         self,
@@ -60,6 +106,24 @@ class PolicyServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_policy_pb2.AdmitResponse, _abc.Awaitable[_policy_pb2.AdmitResponse]]:
         """May this credential do this? Everything the gateway must know before it receives the request."""
+
+    @_abc_1.abstractmethod
+    def Reserve(
+        self,
+        request: _policy_pb2.ReserveRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_policy_pb2.ReserveResponse, _abc.Awaitable[_policy_pb2.ReserveResponse]]:
+        """May this request be run? Asked when its prompt's tokens are known, before it is queued. Its tokens are reserved,
+        and it counts as running until it is settled. Reserving again under the same ids reserves nothing more.
+        """
+
+    @_abc_1.abstractmethod
+    def Renew(
+        self,
+        request: _policy_pb2.RenewRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_policy_pb2.RenewResponse, _abc.Awaitable[_policy_pb2.RenewResponse]]:
+        """These reserved requests still run. One that is not renewed in time is given back."""
 
     @_abc_1.abstractmethod
     def Settle(
@@ -74,8 +138,7 @@ class PolicyServiceServicer(metaclass=_abc_1.ABCMeta):
         self,
         request: _policy_pb2.CreateApiKeyRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_policy_pb2.CreateApiKeyResponse, _abc.Awaitable[_policy_pb2.CreateApiKeyResponse]]:
-        """Needs the scope `admin`, as do the two below."""
+    ) -> _typing.Union[_policy_pb2.CreateApiKeyResponse, _abc.Awaitable[_policy_pb2.CreateApiKeyResponse]]: ...
 
     @_abc_1.abstractmethod
     def ListApiKeys(
@@ -90,5 +153,71 @@ class PolicyServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _policy_pb2.RevokeApiKeyRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_policy_pb2.RevokeApiKeyResponse, _abc.Awaitable[_policy_pb2.RevokeApiKeyResponse]]: ...
+
+    @_abc_1.abstractmethod
+    def UpdateApiKey(
+        self,
+        request: _policy_pb2.UpdateApiKeyRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_policy_pb2.UpdateApiKeyResponse, _abc.Awaitable[_policy_pb2.UpdateApiKeyResponse]]: ...
+
+    @_abc_1.abstractmethod
+    def RotateApiKey(
+        self,
+        request: _policy_pb2.RotateApiKeyRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_policy_pb2.RotateApiKeyResponse, _abc.Awaitable[_policy_pb2.RotateApiKeyResponse]]:
+        """Gives a key a new secret. The one before may stay valid for a while."""
+
+    @_abc_1.abstractmethod
+    def ListRoles(
+        self,
+        request: _policy_pb2.ListRolesRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_policy_pb2.ListRolesResponse, _abc.Awaitable[_policy_pb2.ListRolesResponse]]: ...
+
+    @_abc_1.abstractmethod
+    def SetRole(
+        self,
+        request: _policy_pb2.SetRoleRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_policy_pb2.SetRoleResponse, _abc.Awaitable[_policy_pb2.SetRoleResponse]]:
+        """Makes a role, or replaces it. Keys that have it follow with their next call."""
+
+    @_abc_1.abstractmethod
+    def DeleteRole(
+        self,
+        request: _policy_pb2.DeleteRoleRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_policy_pb2.DeleteRoleResponse, _abc.Awaitable[_policy_pb2.DeleteRoleResponse]]: ...
+
+    @_abc_1.abstractmethod
+    def ListRateLimits(
+        self,
+        request: _policy_pb2.ListRateLimitsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_policy_pb2.ListRateLimitsResponse, _abc.Awaitable[_policy_pb2.ListRateLimitsResponse]]: ...
+
+    @_abc_1.abstractmethod
+    def GetRateLimit(
+        self,
+        request: _policy_pb2.GetRateLimitRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_policy_pb2.GetRateLimitResponse, _abc.Awaitable[_policy_pb2.GetRateLimitResponse]]:
+        """The limits of one subject, and how much of them is used now."""
+
+    @_abc_1.abstractmethod
+    def SetRateLimit(
+        self,
+        request: _policy_pb2.SetRateLimitRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_policy_pb2.SetRateLimitResponse, _abc.Awaitable[_policy_pb2.SetRateLimitResponse]]: ...
+
+    @_abc_1.abstractmethod
+    def DeleteRateLimit(
+        self,
+        request: _policy_pb2.DeleteRateLimitRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_policy_pb2.DeleteRateLimitResponse, _abc.Awaitable[_policy_pb2.DeleteRateLimitResponse]]: ...
 
 def add_PolicyServiceServicer_to_server(servicer: PolicyServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -23,21 +23,25 @@ class CallContext:
         request_id: the client's, or a drawn one.
         is_id_chosen: the request id is the client's, who may choose the same one twice.
         credential: the API key as it was given; "" without one.
+        service_key: what a service proves itself with; "" without one.
         traceparent: of the client's span; "" without one.
         deadline_unix_ms: when the client gives up; 0 if it does not.
         started_at: when the call came, monotonic, in seconds.
         same_prompt_as: the request id of another choice of the call, whose prompt is computed; "" for none.
         record: what the call's audit line is to say; choices of one call share it.
+        is_counted: its method counts against request limits.
     """
 
     request_id: str
     is_id_chosen: bool = False
-    credential: str = ""
+    credential: str = field(default="", repr=False)
+    service_key: str = field(default="", repr=False)
     traceparent: str = ""
     deadline_unix_ms: int = 0
     started_at: float = 0.0
     same_prompt_as: str = ""
     record: CallRecord = field(default_factory=CallRecord, compare=False, repr=False)
+    is_counted: bool = False
 
     def require_credential(self) -> str:
         """The API key.
@@ -65,6 +69,7 @@ def call_context(metadata: grpc_metadata.Metadata | None, *, remaining_s: float 
         request_id=grpc_metadata.request_id(pairs),
         is_id_chosen=bool(grpc_metadata.get(pairs, grpc_metadata.REQUEST_ID)),
         credential=grpc_metadata.credential(pairs),
+        service_key=grpc_metadata.get(pairs, grpc_metadata.SERVICE_KEY),
         traceparent=grpc_metadata.get(pairs, grpc_metadata.TRACEPARENT),
         deadline_unix_ms=_deadline_unix_ms(remaining_s),
         started_at=time.monotonic(),

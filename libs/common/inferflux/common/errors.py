@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from inferflux.api.errors import (
+    Aborted,
     AlreadyExists,
     Cancelled,
     DeadlineExceeded,
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "DOMAIN",
+    "Aborted",
     "AlreadyExists",
     "Cancelled",
     "DeadlineExceeded",
@@ -66,7 +68,8 @@ def to_status(error: InferFluxError) -> status_pb2.Status:
     from google.rpc import error_details_pb2, status_pb2
 
     status = status_pb2.Status(code=error.code, message=error.message)
-    status.details.add().Pack(error_details_pb2.ErrorInfo(reason=error.reason, domain=DOMAIN))
+    info = error_details_pb2.ErrorInfo(reason=error.reason, domain=DOMAIN, metadata=error.headers)
+    status.details.add().Pack(info)
     if isinstance(error, InvalidArgument) and error.field:
         violation = error_details_pb2.BadRequest.FieldViolation(field=error.field, description=error.message)
         status.details.add().Pack(error_details_pb2.BadRequest(field_violations=[violation]))
@@ -104,12 +107,14 @@ _OPENAI_CODES = {
     "UNKNOWN_MODEL": "model_not_found",
     "PROMPT_TOO_LONG": "context_length_exceeded",
     "RESOURCE_EXHAUSTED": "rate_limit_exceeded",
+    "RATE_LIMITED": "rate_limit_exceeded",
+    "QUOTA_USED_UP": "insufficient_quota",
 }
 
 
 def to_http(error: InferFluxError) -> HttpError:
     """The status, the headers and the body in the shape of OpenAI's API."""
-    headers: dict[str, str] = {}
+    headers = dict(error.headers)
     if error.retry_delay_s is not None:
         headers["retry-after"] = str(max(1, math.ceil(error.retry_delay_s)))
     if isinstance(error, Unauthenticated):

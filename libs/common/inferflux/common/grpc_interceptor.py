@@ -16,7 +16,7 @@ from collections import defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import aclosing, asynccontextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NoReturn, Protocol, Self, TypeVar
 
 import grpc
@@ -31,6 +31,7 @@ from inferflux.common.errors import InferFluxError, Internal, InvalidArgument, R
 from inferflux.common.grpc_options import MAX_RECEIVE_BYTES
 from inferflux.common.grpc_receiving import Receiving
 from inferflux.common.grpc_rules import OPEN_RULES, MethodRule
+from inferflux.common.service_key import SERVICE
 from inferflux.common.tracing import trace_id_of
 
 log = logs.get()
@@ -43,7 +44,7 @@ _Reply = Callable[[Any, Context], Awaitable[Any]]
 
 
 class Admitted(Protocol):
-    """Who was admitted."""
+    """Who was admitted: the key of a tenant, or a service, which has none."""
 
     @property
     def tenant(self) -> str: ...
@@ -186,9 +187,13 @@ class RequestInterceptor(grpc.aio.ServerInterceptor):
         if rule.scope:
             if self._admit is None:
                 raise RuntimeError("a method has a scope, and nothing admits callers")
-            self._trail.check()
-            called = current_call().context
+            called = replace(current_call().context, is_counted=rule.is_counted)
+            # What services call is not audited, but where it is refused.
+            is_service = rule.scope == SERVICE
+            if not is_service:
+                self._trail.check()
             caller = await self._admit(rule.scope, called)
+            called.record.is_written = is_service
             called.record.tenant, called.record.key_id = caller.tenant, caller.key_id
         await call.begin(caller)
 
@@ -258,9 +263,11 @@ async def _write_all(responses: Any, context: Context) -> None:
 
 
 def _owner(context: Context) -> tuple[str, str]:
-    """With whom a call shares its place: its tenant's calls, or those of a stranger's connection."""
+    """With whom a call shares its place: its tenant's calls, or those of a connection without a tenant."""
     caller = current_call().caller
-    return ("connection", context.peer()) if caller is None else ("tenant", caller.tenant)
+    if caller is not None and caller.tenant:
+        return ("tenant", caller.tenant)
+    return ("connection", context.peer())
 
 
 async def _receive(
@@ -339,8 +346,8 @@ class _Call:
                 "refused an RPC", rpc=self._method, code=code, reason=error.reason, message=error.message
             )
         if self._called.request_id:
-            mine = (grpc_metadata.REQUEST_ID, self._called.request_id)
-            status = status._replace(trailing_metadata=(*status.trailing_metadata, mine))
+            mine = ((grpc_metadata.REQUEST_ID, self._called.request_id), *error.headers.items())
+            status = status._replace(trailing_metadata=(*status.trailing_metadata, *mine))
         try:
             await self._context.abort_with_status(status)
         except grpc.aio.AbortError:

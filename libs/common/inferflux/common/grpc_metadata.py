@@ -12,6 +12,7 @@ REQUEST_ID = "x-request-id"
 AUTHORIZATION = "authorization"
 API_KEY = "x-api-key"
 TRACEPARENT = "traceparent"
+SERVICE_KEY = "x-inferflux-service-key"
 # Trailing: the priority that a request got, where it asked for more than its key may have.
 PRIORITY = "x-inferflux-priority"
 
@@ -56,12 +57,13 @@ def credential(metadata: Metadata | None) -> str:
 
 
 def outgoing(
-    *, api_key: str = "", request_id: str = "", traceparent: str = ""
+    *, api_key: str = "", request_id: str = "", traceparent: str = "", service_key: str = ""
 ) -> tuple[tuple[str, str], ...]:
     """Metadata for a call; empty values are left out."""
     pairs = (
         (AUTHORIZATION, f"Bearer {api_key}" if api_key else ""),
         (REQUEST_ID, request_id),
         (TRACEPARENT, traceparent),
+        (SERVICE_KEY, service_key),
     )
     return tuple((key, value) for key, value in pairs if value)

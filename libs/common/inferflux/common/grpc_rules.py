@@ -18,13 +18,15 @@ class MethodRule:
     """What one method takes.
 
     Attributes:
-        scope: the scope that the caller's key needs; "" admits every caller.
+        scope: the scope that the caller's key needs, or `SERVICE`; "" admits every caller.
         max_body_bytes: the largest message it decodes.
+        is_counted: it counts against request limits.
         is_open: strangers call it by design. Its calls and their messages have bounds of their own.
     """
 
     scope: str = ""
     max_body_bytes: int = SMALL_BODY_BYTES
+    is_counted: bool = False
     is_open: bool = False
 
 

@@ -171,6 +171,13 @@ class ServiceSettings(BaseSettings):
         le=1024,
         expert=True,
     )
+    service_key: SecretStr = setting(
+        SecretStr(""),
+        "a secret of 16 to 256 characters that all services share: with it gateways "
+        "[prove themselves](policy.md#services) to policy. Several, comma-separated: the first is sent, "
+        "each is accepted. Gateway and policy do not start without one; schedulers and workers need none",
+        variable="INFERFLUX_SERVICE_KEY",
+    )
     metrics_listen: ListenAddress = setting(
         "127.0.0.1:0",
         "host:port of `/metrics`, `/livez` and `/readyz`; port 0 takes a free one and logs it",

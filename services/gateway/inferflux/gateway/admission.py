@@ -1,10 +1,11 @@
-"""The gateway's side of policy: may this caller, and what did the request use in the end."""
+"""The gateway's side of policy: may this caller, may this request, and what did it use in the end."""
 
 from __future__ import annotations
 
 import asyncio
 import hashlib
 from collections import OrderedDict
+from collections.abc import Sequence
 
 import grpc
 import grpc.aio
@@ -30,6 +31,7 @@ class Admission:
     that was admitted before are asked for first: a flood of invented keys cannot keep them out.
 
     Args:
+        service_key: proves to policy that this is a gateway.
         timeout_s: for one answer of policy, in seconds.
         at_once: admissions that policy is asked for at a time.
         waiting: calls that may wait to be asked for, with a key that was admitted before and with another;
@@ -37,11 +39,19 @@ class Admission:
     """
 
     def __init__(
-        self, channel: grpc.aio.Channel, *, timeout_s: float, at_once: int = 16, waiting: int = 1024
+        self,
+        channel: grpc.aio.Channel,
+        *,
+        service_key: str,
+        timeout_s: float,
+        at_once: int = 16,
+        waiting: int = 1024,
     ) -> None:
+        self._service_key = service_key
         self._stub = policy_pb2_grpc.PolicyServiceStub(channel)
         self._timeout_s = timeout_s
         self._admits = Gate(at_once=at_once, waiting=waiting)
+        self._reserves = asyncio.Semaphore(at_once)
         self._settles = asyncio.Semaphore(at_once)
         # Digests of keys that were admitted, the latest last.
         self._admitted: OrderedDict[bytes, None] = OrderedDict()
@@ -52,27 +62,31 @@ class Admission:
         Raises:
             Unauthenticated: no credential, or an unknown one.
             PermissionDenied: policy says no.
-            ResourceExhausted: too many calls wait for policy.
+            ResourceExhausted: too many calls wait for policy, or a limit of the caller is used up.
             Unavailable: policy, or its store, does not answer.
         """
         credential = context.require_credential()
         if not is_well_formed(credential):
             raise Unauthenticated("this API key is unknown or was revoked", reason="UNKNOWN_API_KEY")
-        ask = policy_pb2.AdmitRequest(credential=credential, scope=scope, request_id=context.request_id)
+        ask = policy_pb2.AdmitRequest(
+            credential=credential,
+            scope=scope,
+            request_id=context.request_id,
+            is_counted=context.is_counted,
+        )
         key = hashlib.sha256(credential.encode()).digest()
         async with self._admits.place(is_preferred=key in self._admitted):
             try:
                 answer = await self._stub.Admit(
                     ask,
                     timeout=self._timeout_s,
-                    metadata=grpc_metadata.outgoing(
-                        request_id=context.request_id, traceparent=context.traceparent
-                    ),
+                    metadata=self._metadata(context.request_id, context.traceparent),
                 )
             except grpc.aio.AioRpcError as error:
-                if error.code() is grpc.StatusCode.UNAUTHENTICATED:
+                refusal = to_error(error)
+                if isinstance(refusal, Unauthenticated):
                     self._admitted.pop(key, None)
-                raise _to_error(error) from None
+                raise refusal from None
         self._remember(key)
         return Caller(
             tenant=answer.tenant,
@@ -80,7 +94,40 @@ class Admission:
             max_priority=answer.max_priority if answer.HasField("max_priority") else None,
             cache_scope=answer.cache_scope,
             skips_answer_cache=answer.skip_answer_cache,
+            models=tuple(answer.models),
+            limits=tuple(answer.limits),
+            wants_text=answer.wants_text,
         )
+
+    async def reserve(self, request: policy_pb2.ReserveRequest) -> policy_pb2.ReserveResponse:
+        """Let a request be queued.
+
+        Raises:
+            ResourceExhausted: it would be over a limit.
+            InferFluxError: policy says no, or does not answer.
+        """
+        async with self._reserves:
+            try:
+                return await self._stub.Reserve(
+                    request, timeout=self._timeout_s, metadata=self._metadata(request.request_id)
+                )
+            except grpc.aio.AioRpcError as error:
+                raise to_error(error) from None
+
+    async def renew(self, requests: Sequence[policy_pb2.ReservedRequest]) -> None:
+        """Say that requests still run.
+
+        Raises:
+            InferFluxError: policy does not answer, or does not take it.
+        """
+        try:
+            await self._stub.Renew(
+                policy_pb2.RenewRequest(requests=requests),
+                timeout=self._timeout_s,
+                metadata=self._metadata(),
+            )
+        except grpc.aio.AioRpcError as error:
+            raise to_error(error) from None
 
     async def settle(self, request: policy_pb2.SettleRequest) -> None:
         """Say what a request used. Saying it twice counts once.
@@ -91,12 +138,15 @@ class Admission:
         async with self._settles:
             try:
                 await self._stub.Settle(
-                    request,
-                    timeout=self._timeout_s,
-                    metadata=grpc_metadata.outgoing(request_id=request.request_id),
+                    request, timeout=self._timeout_s, metadata=self._metadata(request.request_id)
                 )
             except grpc.aio.AioRpcError as error:
-                raise _to_error(error) from None
+                raise to_error(error) from None
+
+    def _metadata(self, request_id: str = "", traceparent: str = "") -> tuple[tuple[str, str], ...]:
+        return grpc_metadata.outgoing(
+            request_id=request_id, traceparent=traceparent, service_key=self._service_key
+        )
 
     def _remember(self, key: bytes) -> None:
         self._admitted[key] = None
@@ -105,12 +155,18 @@ class Admission:
             self._admitted.popitem(last=False)
 
 
+# Of errors about this gateway, which its callers cannot help.
+_OWN_REASONS = frozenset({"NO_SERVICE_KEY", "WRONG_SERVICE_KEY"})
 _TRANSPORT_CODES = frozenset({grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED})
 
 
-def _to_error(error: grpc.aio.AioRpcError) -> InferFluxError:
-    """Policy's own error as it is; a connection's as what it means to the caller."""
+def to_error(error: grpc.aio.AioRpcError) -> InferFluxError:
+    """Policy's own error as it is; one of the connection or of this gateway as what it means to callers."""
     was_policy = any(key == "grpc-status-details-bin" for key, _ in error.trailing_metadata() or ())
     if error.code() in _TRANSPORT_CODES and not was_policy:
         return Unavailable("the policy service does not answer", reason="POLICY_UNAVAILABLE")
-    return from_rpc(error)
+    own = from_rpc(error)
+    if own.reason in _OWN_REASONS:
+        message = "policy does not take this gateway's service key (INFERFLUX_SERVICE_KEY)"
+        return Unavailable(message, reason="POLICY_REFUSES_GATEWAY")
+    return own

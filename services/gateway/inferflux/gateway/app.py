@@ -18,6 +18,7 @@ from inferflux.common.grpc_options import receive_limit
 from inferflux.common.grpc_server import GrpcServer, build_server
 from inferflux.common.lifecycle import Shutdown
 from inferflux.common.probe import Probe
+from inferflux.common.service_key import parse_service_keys
 from inferflux.common.tasks import Background, is_set_within
 from inferflux.common.tracing import Tracer, open_tracer
 from inferflux.v1 import (
@@ -27,6 +28,7 @@ from inferflux.v1 import (
     model_pb2_grpc,
 )
 
+from . import policy_servicer
 from .admin_audit import ChangeAudit
 from .admin_servicer import AdminServicer
 from .admission import Admission
@@ -43,6 +45,7 @@ from .model_servicer import ModelServicer
 from .models import ModelRegistry
 from .pipeline import Pipeline
 from .readers import ReaderReports
+from .reservations import Reservations
 from .rules import SERVICE_NAMES, body_limit, rules
 from .scheduler_admin import SchedulerAdmin
 from .servicer import InferenceServicer
@@ -107,6 +110,7 @@ class _Gateway:
 async def _open(settings: GatewaySettings, stack: AsyncExitStack, tracer: Tracer) -> _Gateway:
     """Connect, and start the tasks beside the servicers; `stack` ends all of it, the last one first."""
     trail = await stack.enter_async_context(running_trail(settings, "gateway"))
+    service_key, *_ = parse_service_keys(settings.service_key.get_secret_value())
     bus = await Bus.connect(settings.nats_url, name="gateway", watches_writes=True)
     stack.push_async_callback(bus.close)
     await bus.ensure_streams(settings.stream_limits)
@@ -134,12 +138,15 @@ async def _open(settings: GatewaySettings, stack: AsyncExitStack, tracer: Tracer
         wait_s = settings.answer_cache_wait_s
         answers = AnswerCache(redis, settings.answer_limits, background, metrics.answers, wait_s=wait_s)
         reporting.start(answers.run())
-    admission = Admission(policy_channel, timeout_s=settings.policy_timeout_s)
+    admission = Admission(policy_channel, service_key=service_key, timeout_s=settings.policy_timeout_s)
+    reservations = Reservations(admission)
+    reporting.start(reservations.run())
     services = Services(
         bus=bus,
         submitter=Submitter(bus),
         canceller=Canceller(bus, background, timeout_s=settings.cancel_timeout_s),
         reader_reports=reports,
+        reservations=reservations,
         ledger=Ledger(admission, background, trail),
         metrics=metrics,
         background=background,
@@ -188,6 +195,7 @@ def _build_server(settings: GatewaySettings, gateway: _Gateway, probe: Probe) ->
     model_pb2_grpc.add_ModelServiceServicer_to_server(ModelServicer(gateway.models), server.server)
     cluster_pb2_grpc.add_ClusterServiceServicer_to_server(cluster, server.server)
     admin_pb2_grpc.add_AdminServiceServicer_to_server(admin, server.server)
+    policy_servicer.add_to(server.server, gateway.policy_channel)
     for name in SERVICE_NAMES:
         server.add(name)
     return server

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+
+from inferflux.common.errors import PermissionDenied
+from inferflux.common.model_names import allows
+from inferflux.v1 import policy_pb2
 
 
 @dataclass(frozen=True, slots=True)
@@ -13,6 +18,9 @@ class Caller:
         max_priority: the most urgent priority of the caller's requests; None where policy sets no ceiling.
         cache_scope: the name of the scope of cached prefixes that they share with other tenants; "" for none.
         skips_answer_cache: whether their answers are neither taken from the answer cache nor kept there.
+        models: patterns of the models that the caller may use; empty: every model.
+        limits: what was left of the caller's limits when the call was admitted.
+        wants_text: whether policy wants to see the prompts.
     """
 
     tenant: str
@@ -20,6 +28,17 @@ class Caller:
     max_priority: int | None = None
     cache_scope: str = ""
     skips_answer_cache: bool = False
+    models: Sequence[str] = ()
+    limits: Sequence[policy_pb2.RateLimitState] = ()
+    wants_text: bool = False
+
+    def check_model(self, model: str) -> None:
+        """Raises:
+        PermissionDenied: the caller may not use it.
+        """
+        if not allows(self.models, model):
+            message = f"key {self.key_id} may not use the model {model}"
+            raise PermissionDenied(message, reason="MODEL_NOT_ALLOWED")
 
     def capped(self, priority: int) -> int:
         """The priority a request gets that asks for this one."""

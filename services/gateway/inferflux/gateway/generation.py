@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Self
 
-from inferflux.common import logs, subjects
+from inferflux.common import logs, rate_limits, subjects
 from inferflux.common.audit.calls import ALLOWED, decision_of, reason_of
 from inferflux.common.audit.writer import AuditTrail
 from inferflux.common.bus import Bus, TokenSubscription
@@ -25,7 +25,15 @@ from inferflux.common.errors import (
 )
 from inferflux.common.tasks import Background
 from inferflux.common.tracing import Span, Tracer, trace_id_of
-from inferflux.v1 import answers_pb2, generation_pb2, inference_pb2, model_pb2, scheduler_pb2, tokens_pb2
+from inferflux.v1 import (
+    answers_pb2,
+    generation_pb2,
+    inference_pb2,
+    model_pb2,
+    policy_pb2,
+    scheduler_pb2,
+    tokens_pb2,
+)
 
 from .answers.cache import AnswerCache, Query
 from .answers.record import stream_of
@@ -38,6 +46,7 @@ from .ledger import FinishedRequest, Ledger
 from .metrics import GatewayMetrics, ModelMetrics
 from .readers import ReaderReports
 from .relay import Relay, RelayLimits, TokenSource, replayed
+from .reservations import Reservations
 from .spans import note_end
 from .streams import Streams
 from .submit import Submitter, is_refused
@@ -76,6 +85,7 @@ class Services:
     submitter: Submitter
     canceller: Canceller
     reader_reports: ReaderReports
+    reservations: Reservations
     ledger: Ledger
     metrics: GatewayMetrics
     background: Background
@@ -120,6 +130,10 @@ class Generation:
         self._call = call
         # Of the job, which is not always what the client asked for; 0 for one that was resumed.
         self.priority = 0
+        # What is left of the caller's limits.
+        self.limits: Sequence[policy_pb2.RateLimitState] = call.caller.limits
+        # The attempt that something is, or may be, reserved for; "" for none.
+        self._reserved = ""
         self._services = services
         self._source: TokenSubscription | None = None
         self._relay: Relay | None = None
@@ -162,6 +176,39 @@ class Generation:
     def note_prompt(self, text: str) -> None:
         """What the request is to answer, for its audit line."""
         self._prompt.add(text)
+
+    async def reserve(self, request: scheduler_pb2.InferenceRequest, *, text: str = "") -> None:
+        """Have policy let the request be queued. What is reserved is settled with the generation's end.
+
+        Args:
+            text: of the prompt, where policy wants it.
+
+        Raises:
+            ResourceExhausted: it would be over a limit.
+            InferFluxError: policy says no, or does not answer: then nothing is queued.
+        """
+        self._reserved = request.attempt_id
+        try:
+            answer = await self._services.reservations.reserve(
+                policy_pb2.ReserveRequest(
+                    request_id=request.request_id,
+                    attempt_id=request.attempt_id,
+                    tenant=request.tenant,
+                    key_id=self._call.caller.key_id,
+                    model=request.model,
+                    prompt_tokens=len(request.prompt_token_ids),
+                    max_tokens=request.params.max_tokens,
+                    text=text,
+                )
+            )
+        except InferFluxError as error:
+            if not isinstance(error, Unavailable):  # policy has decided, and reserved nothing
+                self._reserved = ""
+            raise
+        if not answer.lease_ms:
+            self._reserved = ""
+        self.limits = rate_limits.tightest([*self.limits, *answer.limits])
+        self._call.span.event("reserved")
 
     async def submit(
         self,
@@ -549,9 +596,22 @@ class Generation:
     def _settle(self, finished: FinishedRequest) -> None:
         has_received = self._relay is not None and self._relay.has_received
         has_job = self._is_submitted and (has_received or not self._is_unconfirmed)
+        has_settled = False
         if (has_job or self._is_answered) and self._read.attempt_id:
             settled = replace(finished, attempt_id=self._read.attempt_id, outcome=self._outcome)
             self._services.ledger.settle(settled)
+            has_settled = settled.attempt_id == self._reserved
+        if self._reserved:
+            self._give_back(finished, is_settled=has_settled)
+
+    def _give_back(self, finished: FinishedRequest, *, is_settled: bool) -> None:
+        """End what was reserved, where nothing was settled that ends it."""
+        services, attempt_id = self._services, self._reserved
+        services.reservations.drop(finished.tenant, finished.request_id, attempt_id)
+        if not is_settled:
+            services.ledger.settle(
+                replace(finished, attempt_id=attempt_id, usage=generation_pb2.Usage(), is_void=True)
+            )
 
     def _finished(self) -> FinishedRequest:
         call = self._call

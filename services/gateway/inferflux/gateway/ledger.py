@@ -31,6 +31,7 @@ class FinishedRequest:
         decision: whether it was refused before it was queued.
         reason: of the error that ended it; "" without one.
         about: more fields of its audit line: timings, and keyed hashes of prompt and answer.
+        is_void: no job came of what was reserved for it.
     """
 
     method: str
@@ -46,6 +47,7 @@ class FinishedRequest:
     decision: str = ALLOWED
     reason: str = ""
     about: Mapping[str, object] = field(default_factory=dict)
+    is_void: bool = False
 
 
 class Settles(Protocol):
@@ -86,7 +88,9 @@ class Ledger:
         )
 
     def settle(self, finished: FinishedRequest) -> None:
-        """Settle what a job used, or used so far, in the background. Policy counts each job once."""
+        """Settle what a job used, or used so far, in the background, and give back what else was reserved for
+        it. Policy counts each job once.
+        """
         self._background.start(self._settle(finished))
 
     async def _settle(self, finished: FinishedRequest) -> None:
@@ -98,6 +102,7 @@ class Ledger:
             usage=finished.usage,
             outcome=finished.outcome,
             attempt_id=finished.attempt_id,
+            is_void=finished.is_void,
         )
         for delay_s in (*_RETRIES_S, None):
             try:

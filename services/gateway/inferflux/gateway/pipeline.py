@@ -90,7 +90,7 @@ class Pipeline:
         Raises:
             Unauthenticated: no credential, or an unknown one.
             PermissionDenied: policy says no.
-            ResourceExhausted: too many calls wait for policy.
+            ResourceExhausted: too many calls wait for policy, or a limit of the caller is used up.
             Unavailable: policy, or its store, does not answer.
         """
         return await self._policy.admit(scope, context)
@@ -101,7 +101,7 @@ class Pipeline:
     ) -> AsyncIterator[Generation]:
         """The generation of a conversation's next message, submitted."""
         async with self._generation("Chat", context, caller, model=request.model) as (call, generation):
-            card = await self._check(request)
+            card = await self._check(call.caller, request)
             validation.check_messages(request.messages, max_text_bytes=self._max_text_bytes)
             generation.note_prompt(chat_text(request.messages))
             use = tool_use_of(request)
@@ -129,7 +129,7 @@ class Pipeline:
     ) -> AsyncIterator[Generation]:
         """The generation that continues a prompt, submitted."""
         async with self._generation("Generate", context, caller, model=request.model) as (call, generation):
-            card = await self._check(request)
+            card = await self._check(call.caller, request)
             params = await self._constraints.checked(request.params, card)
             text = validation.prompt_of(request, max_text_bytes=self._max_text_bytes)
             generation.note_prompt(text if isinstance(text, str) else " ".join(map(str, text)))
@@ -159,13 +159,17 @@ class Pipeline:
         logs.bind_request(**logs.of_request(request_id, caller.tenant))
         await self._services.canceller.cancel(caller.tenant, request_id)
 
-    async def tokenize(self, request: inference_pb2.TokenizeRequest) -> inference_pb2.TokenizeResponse:
+    async def tokenize(
+        self, caller: Caller, request: inference_pb2.TokenizeRequest
+    ) -> inference_pb2.TokenizeResponse:
         """Token ids of a text or a conversation, as a generation would use them.
 
         Raises:
             InvalidArgument: the prompt cannot be rendered or tokenized, or cannot fit into the context.
+            PermissionDenied: the caller may not use the model.
         """
         checks.check_model_name(request.model)
+        caller.check_model(request.model)
         kind = request.WhichOneof("prompt")
         if kind is None:
             raise InvalidArgument("one of text and conversation is needed", field="prompt")
@@ -186,13 +190,17 @@ class Pipeline:
             ids = chat.tokens.ids
         return inference_pb2.TokenizeResponse(token_ids=ids, context_length=card.context_length)
 
-    async def detokenize(self, request: inference_pb2.DetokenizeRequest) -> inference_pb2.DetokenizeResponse:
+    async def detokenize(
+        self, caller: Caller, request: inference_pb2.DetokenizeRequest
+    ) -> inference_pb2.DetokenizeResponse:
         """The text of token ids.
 
         Raises:
             InvalidArgument: there are more than the context holds, or one is not in the vocabulary.
+            PermissionDenied: the caller may not use the model.
         """
         checks.check_model_name(request.model)
+        caller.check_model(request.model)
         card = await self._models.card(request.model)
         checks.check_count(request.token_ids, card.context_length, "token_ids")
         generation_limits.check_token_ids(request.token_ids, card.vocabulary_size, field="token_ids")
@@ -221,9 +229,10 @@ class Pipeline:
                 yield call, generation
 
     async def _check(
-        self, request: inference_pb2.ChatRequest | inference_pb2.GenerateRequest
+        self, caller: Caller, request: inference_pb2.ChatRequest | inference_pb2.GenerateRequest
     ) -> model_pb2.ModelCard:
         checks.check_model_name(request.model)
+        caller.check_model(request.model)
         generation_limits.check_priority(request.priority)
         validation.check_resume_window(request.resume_window_s, most_s=self._max_resume_window_s)
         card = await self._models.card(request.model)
@@ -269,12 +278,19 @@ class Pipeline:
             answer_format=answer_format,
         )
         note_job(call.span, call.method, job, asked_priority=request.priority)
+        await generation.reserve(
+            job, text=await self._text_of(prompt, card) if call.caller.wants_text else ""
+        )
         query = self._query(job, call, card, request)
         cached = await self._answers.find(query) if self._answers and query else None
         if cached is not None:
             await generation.answer(card, job, cached)
         else:
             await generation.submit(card, job, prompt_field=prompt.field, query=query)
+
+    async def _text_of(self, prompt: Prompt, card: model_pb2.ModelCard) -> str:
+        """The prompt as the model gets it, whichever way it was given."""
+        return await self._tokenizers.detokenize(card.digest, prompt.token_ids)
 
     def _query(
         self,

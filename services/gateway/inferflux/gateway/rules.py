@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from inferflux.common.grpc_rules import MethodRule, rules_of
+from inferflux.common.scopes import Scope
 from inferflux.v1 import admin_pb2, cluster_pb2, inference_pb2, model_pb2
+
+from . import policy_servicer
 
 _INFERENCE = inference_pb2.DESCRIPTOR.services_by_name["InferenceService"]
 _MODELS = model_pb2.DESCRIPTOR.services_by_name["ModelService"]
@@ -26,12 +29,14 @@ def body_limit(max_text_bytes: int) -> int:
 
 def rules(max_text_bytes: int) -> Mapping[str, MethodRule]:
     """A rule for every method, by full name."""
-    inference = dict(rules_of(_INFERENCE, MethodRule("inference")))
-    with_prompt = MethodRule("inference", max_body_bytes=body_limit(max_text_bytes))
+    inference = dict(rules_of(_INFERENCE, MethodRule(Scope.INFERENCE)))
+    with_prompt = MethodRule(Scope.INFERENCE, max_body_bytes=body_limit(max_text_bytes), is_counted=True)
     return {
         **inference,
         **{f"/{_INFERENCE.full_name}/{name}": with_prompt for name in _WITH_PROMPTS},
-        **dict(rules_of(_MODELS, MethodRule("models"))),
-        **dict(rules_of(_CLUSTER, MethodRule("admin"))),
-        **dict(rules_of(_ADMIN, MethodRule("admin"))),
+        **dict(rules_of(_MODELS, MethodRule(Scope.MODELS))),
+        **dict(rules_of(_CLUSTER, MethodRule(Scope.STATUS))),
+        **dict(rules_of(_ADMIN, MethodRule(Scope.CLUSTER))),
+        f"/{_ADMIN.full_name}/GetFairness": MethodRule(Scope.STATUS),
+        **policy_servicer.rules(),
     }

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING, Any
 
-from inferflux.common import grpc_metadata
+from inferflux.common import grpc_metadata, rate_limits
 from inferflux.common.grpc_interceptor import caller_as, current_call
 from inferflux.v1 import inference_pb2, inference_pb2_grpc
 
 from .caller import Caller
+from .generation import Generation
 from .pipeline import Pipeline
 
 if TYPE_CHECKING:
@@ -28,7 +29,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         self, request: inference_pb2.ChatRequest, context: Context
     ) -> AsyncIterator[inference_pb2.ChatResponse]:
         async with self._pipeline.chat(current_call().context, caller_as(Caller), request) as generation:
-            _tell_priority(context, generation.priority, asked=request.priority)
+            _tell(context, generation, asked_priority=request.priority)
             async for chunk in generation:
                 yield inference_pb2.ChatResponse(chunk=chunk, delta=generation.read(chunk))
 
@@ -36,7 +37,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         self, request: inference_pb2.GenerateRequest, context: Context
     ) -> AsyncIterator[inference_pb2.GenerateResponse]:
         async with self._pipeline.generate(current_call().context, caller_as(Caller), request) as generation:
-            _tell_priority(context, generation.priority, asked=request.priority)
+            _tell(context, generation, asked_priority=request.priority)
             async for chunk in generation:
                 yield inference_pb2.GenerateResponse(chunk=chunk)
 
@@ -56,15 +57,23 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
     async def Tokenize(
         self, request: inference_pb2.TokenizeRequest, context: Context
     ) -> inference_pb2.TokenizeResponse:
-        return await self._pipeline.tokenize(request)
+        caller = caller_as(Caller)
+        context.set_trailing_metadata(tuple(rate_limits.headers_of(caller.limits).items()))
+        return await self._pipeline.tokenize(caller, request)
 
     async def Detokenize(
         self, request: inference_pb2.DetokenizeRequest, context: Context
     ) -> inference_pb2.DetokenizeResponse:
-        return await self._pipeline.detokenize(request)
+        caller = caller_as(Caller)
+        context.set_trailing_metadata(tuple(rate_limits.headers_of(caller.limits).items()))
+        return await self._pipeline.detokenize(caller, request)
 
 
-def _tell_priority(context: Context, given: int, *, asked: int) -> None:
-    """Say in the trailing metadata which priority a request got that asked for too much."""
-    if given != asked:
-        context.set_trailing_metadata(((grpc_metadata.PRIORITY, str(given)),))
+def _tell(context: Context, generation: Generation, *, asked_priority: int) -> None:
+    """Say in the trailing metadata what is left of the limits, and the priority of a request that asked for
+    too much.
+    """
+    said = dict(rate_limits.headers_of(generation.limits))
+    if generation.priority != asked_priority:
+        said[grpc_metadata.PRIORITY] = str(generation.priority)
+    context.set_trailing_metadata(tuple(said.items()))

@@ -2,37 +2,70 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from inferflux.common.errors import PermissionDenied, Unauthenticated
+from inferflux.common.model_names import allows
+from inferflux.common.scopes import Scope
 
-from .keys import ApiKeyRecord, Scope
+from .keys import ApiKeyRecord
+from .roles import Access, Role, access_of
 
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """What a caller wants to do."""
+    """What a caller wants to do.
+
+    Attributes:
+        model: "" where it is not known yet.
+    """
 
     scope: Scope
     model: str = ""
-    priority: int = 0
 
 
-def decide(credential: str, key: ApiKeyRecord | None, ask: Ask) -> ApiKeyRecord:
-    """Let the call pass, as the holder of the returned key, or raise what it is told.
+@dataclass(frozen=True, slots=True)
+class Holder:
+    """The holder of a key that was admitted, and what it may do."""
 
-    `key` is the record of `credential`, None when there is no such key.
+    key: ApiKeyRecord
+    access: Access
+
+    @property
+    def tenant(self) -> str:
+        return self.key.tenant
+
+    @property
+    def key_id(self) -> str:
+        return self.key.key_id
+
+
+def decide(
+    credential: str, key: ApiKeyRecord | None, ask: Ask, *, roles: Sequence[Role] = (), now_unix_ms: int
+) -> Holder:
+    """Let the call pass, as the holder of the key, or raise what it is told.
+
+    Args:
+        key: the record of `credential`; None when there is no such key.
+        roles: those of the key that there are.
 
     Raises:
-        Unauthenticated: there is no credential, or it is unknown or revoked.
-        PermissionDenied: the key lacks the scope.
+        Unauthenticated: there is no credential, or it is unknown, revoked or expired.
+        PermissionDenied: the key lacks the scope, or has it for other models.
     """
     if not credential:
         raise Unauthenticated("an API key is needed", reason="NO_CREDENTIAL")
     if key is None:
         raise Unauthenticated("this API key is unknown or was revoked", reason="UNKNOWN_API_KEY")
-    if ask.scope not in key.scopes:
+    if key.is_expired(now_unix_ms):
+        raise Unauthenticated(f"key {key.key_id} has expired", reason="API_KEY_EXPIRED")
+    access = access_of(key, roles)
+    if ask.scope not in access.scopes:
         raise PermissionDenied(
             f"key {key.key_id} lacks the scope {ask.scope.value!r}", reason="MISSING_SCOPE"
         )
-    return key
+    if ask.model and ask.scope is Scope.INFERENCE and not allows(access.models, ask.model):
+        message = f"key {key.key_id} may not use the model {ask.model}"
+        raise PermissionDenied(message, reason="MODEL_NOT_ALLOWED")
+    return Holder(key, access)

@@ -1,6 +1,9 @@
-"""The policy process put together: store, servicer, gRPC server, probe, and the watch over the store."""
+"""The policy process put together: store, limiter, servicer, gRPC server, probe, and tasks beside them."""
 
 from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
 
 from inferflux.common import logs, store
 from inferflux.common.audit.opening import running_trail
@@ -9,16 +12,32 @@ from inferflux.common.errors import Unavailable
 from inferflux.common.grpc_options import receive_limit
 from inferflux.common.grpc_server import GrpcServer, build_server
 from inferflux.common.lifecycle import Shutdown
+from inferflux.common.policy_methods import SERVICE_NAME
 from inferflux.common.probe import Probe
-from inferflux.common.tasks import is_set_within
+from inferflux.common.service_key import ServiceKeys, parse_service_keys
+from inferflux.common.tasks import Background, is_set_within
 from inferflux.v1 import policy_pb2_grpc
 
 from .bootstrap import Bootstrap
+from .guarded import StoreGuard
+from .key_admin import KeyAdmin
+from .last_used import LastUsed
+from .limits.admin import LimitAdmin
+from .limits.limiter import Limiter
 from .metrics import PolicyMetrics
-from .rules import MAX_BODY_BYTES, RULES, SERVICE_NAME
-from .servicer import PolicyServicer
+from .role_admin import RoleAdmin
+from .rules import MAX_MESSAGE_BYTES, RULES
+from .servicer import Parts, PolicyServicer
 from .settings import PolicySettings
 from .store import PolicyStore
+
+if TYPE_CHECKING:
+    from redis.asyncio import Redis
+
+# Between two writings of when keys were last used.
+_LAST_USED_EVERY_S = 5.0
+# A lease that ran out is noticed within this part of a lease.
+_SWEEPS_PER_LEASE = 5
 
 log = logs.get()
 
@@ -30,32 +49,82 @@ async def serve(settings: PolicySettings, shutdown: Shutdown) -> None:
 
 
 async def _serve(settings: PolicySettings, shutdown: Shutdown, trail: AuditTrail) -> None:
+    service_keys = ServiceKeys(parse_service_keys(settings.service_key.get_secret_value()))
     redis = store.connect(settings.redis_url)
-    policy_store = PolicyStore(redis, timeout_s=settings.store_timeout_s)
     metrics = PolicyMetrics()
+    parts = _parts(settings, redis, service_keys, metrics)
     probe = Probe(settings.metrics_listen)
     probe.set_ready("store", ok=False, detail="not asked yet")
     servicer = PolicyServicer(
-        policy_store,
-        metrics,
+        parts,
         settled_memory_s=settings.settled_memory_s,
         default_max_priority=settings.default_max_priority,
         default_cache_scope=settings.cache_scope,
     )
-    server = build_server(RULES, servicer.admit_call, trail, options=[receive_limit(MAX_BODY_BYTES)])
+    server = build_server(RULES, servicer.admit_call, trail, options=[receive_limit(MAX_MESSAGE_BYTES)])
     policy_pb2_grpc.add_PolicyServiceServicer_to_server(servicer, server.server)
     server.add(SERVICE_NAME)
+    background = Background()
     try:
         port = await server.start(settings.listen, variable="INFERFLUX_POLICY_LISTEN")
         log.info("serving", port=port, metrics_port=probe.port)
-        bootstrap = Bootstrap(policy_store, settings.bootstrap_key.get_secret_value())
+        background.start(
+            _sweep(parts.limiter, metrics, shutdown, every_s=settings.lease_s / _SWEEPS_PER_LEASE)
+        )
+        background.start(_write_last_used(parts.last_used, shutdown))
+        bootstrap = Bootstrap(parts.usage, settings.bootstrap_key.get_secret_value())
         watch = StoreWatch(bootstrap, server, probe, metrics)
         await watch.run_until(shutdown, interval_s=settings.store_check_interval_s)
         probe.set_ready("running", ok=False, detail="shutting down")
         await server.stop(settings.drain_limit_s)
+        await parts.last_used.write()
     finally:
+        await background.close()
         probe.close()
         await redis.aclose()
+
+
+def _parts(
+    settings: PolicySettings, redis: Redis, service_keys: ServiceKeys, metrics: PolicyMetrics
+) -> Parts:
+    guard = StoreGuard(timeout_s=settings.store_timeout_s)
+    policy_store = PolicyStore(redis, timeout_s=settings.store_timeout_s, guard=guard)
+    limiter = Limiter(redis, guard, lease_s=settings.lease_s, remember_s=settings.settled_memory_s)
+    key_admin = KeyAdmin(
+        policy_store,
+        default_max_priority=settings.default_max_priority,
+        default_cache_scope=settings.cache_scope,
+        now_ms=lambda: int(time.time() * 1000),
+    )
+    return Parts(
+        keys=policy_store,
+        usage=policy_store,
+        limiter=limiter,
+        last_used=LastUsed(policy_store),
+        service_keys=service_keys,
+        key_admin=key_admin,
+        role_admin=RoleAdmin(policy_store),
+        limit_admin=LimitAdmin(limiter),
+        metrics=metrics,
+    )
+
+
+async def _sweep(limiter: Limiter, metrics: PolicyMetrics, shutdown: Shutdown, *, every_s: float) -> None:
+    """Give back, again and again, what gateways that are gone had reserved."""
+    while not await is_set_within(shutdown.requested, every_s):
+        try:
+            expired = await limiter.sweep()
+        except Unavailable as error:
+            log.debug("leases are not looked after", why=error.message)
+            continue
+        if expired:
+            metrics.expired.inc(expired)
+            log.info("reservations of a gateway that is gone were given back", count=expired)
+
+
+async def _write_last_used(last_used: LastUsed, shutdown: Shutdown) -> None:
+    while not await is_set_within(shutdown.requested, _LAST_USED_EVERY_S):
+        await last_used.write()
 
 
 class StoreWatch:

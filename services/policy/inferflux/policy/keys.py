@@ -9,17 +9,18 @@ speed. It also lets a key be found by its hash, in one lookup.
 from __future__ import annotations
 
 import hashlib
+import json
 import re
 import secrets
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-from enum import StrEnum
+from dataclasses import dataclass, replace
 
 from inferflux.common.api_key import PREFIX
 from inferflux.common.cache_scope import check_cache_scope
 from inferflux.common.checks import check_range
 from inferflux.common.errors import InvalidArgument
 from inferflux.common.priority import HIGHEST, LOWEST
+from inferflux.common.scopes import Scope
 
 MAX_NAME_LENGTH = 128
 
@@ -30,15 +31,8 @@ _TENANT = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}")
 _KEY_ID = re.compile(r"key_[0-9a-f]{16}")
 
 
-class Scope(StrEnum):
-    """What a key may be used for. None of them implies another."""
-
-    INFERENCE = "inference"
-    MODELS = "models"
-    ADMIN = "admin"
-
-
-ALL_SCOPES = tuple(Scope)
+ALL_SCOPES = (Scope.INFERENCE, Scope.MODELS, Scope.ADMIN)
+"""Those that include all others: what the first key has."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,21 +43,35 @@ class ApiKeyRecord:
         max_priority: the most urgent priority of its requests; None leaves the ceiling to the settings.
         cache_scope: `OWN_TENANT`, or the name of a scope that tenants share; "" leaves it to the settings.
         skips_answer_cache: whether its requests leave the answer cache aside.
+        scopes: as they are stored; one of a later version grants nothing here, and is kept.
+        roles: names.
+        expires_unix_ms: from then on it is refused; None: never.
+        models: patterns of the models it may use; empty: every model.
+        version: rises with each change.
+        previous_digest: of the secret before the last rotation, valid until `previous_until_unix_ms`.
+        own_key_id: of a key that was rotated: it keeps its name; "" for one named after its digest.
     """
 
     digest: str
     tenant: str
     name: str
-    scopes: tuple[Scope, ...]
+    scopes: tuple[str, ...]
     created_unix_ms: int
     max_priority: int | None = None
     cache_scope: str = ""
     skips_answer_cache: bool = False
+    roles: tuple[str, ...] = ()
+    expires_unix_ms: int | None = None
+    models: tuple[str, ...] = ()
+    version: int = 1
+    previous_digest: str = ""
+    previous_until_unix_ms: int = 0
+    own_key_id: str = ""
 
     @property
     def key_id(self) -> str:
-        """The key's public name. Taken from its digest, so that writing a key twice makes one key."""
-        return key_id_of(self.digest)
+        """The key's public name. Taken from its first digest, so that writing a key twice makes one key."""
+        return self.own_key_id or key_id_of(self.digest)
 
     def fields(self) -> dict[str, str]:
         """The record as the fields of a Redis hash; `from_fields` reads it back."""
@@ -80,22 +88,40 @@ class ApiKeyRecord:
             fields["cache_scope"] = self.cache_scope
         if self.skips_answer_cache:
             fields["skip_answer_cache"] = "1"
+        if self.roles:
+            fields["roles"] = " ".join(self.roles)
+        if self.expires_unix_ms is not None:
+            fields["expires_at"] = str(self.expires_unix_ms)
+        if self.models:
+            fields["models"] = json.dumps(self.models)
+        if self.version != 1:
+            fields["version"] = str(self.version)
+        if self.previous_digest:
+            fields["previous_digest"] = self.previous_digest
+            fields["previous_until"] = str(self.previous_until_unix_ms)
         return fields
 
     @classmethod
     def from_fields(cls, digest: str, fields: Mapping[bytes, bytes]) -> ApiKeyRecord:
-        """Read a Redis hash. A scope this version does not know grants nothing, and is left out. Keys of
-        earlier versions have no ceiling and no cache scope of their own."""
-        ceiling = fields.get(b"max_priority")
+        """Read a Redis hash. Keys of earlier versions lack most fields."""
+        ceiling, expires = fields.get(b"max_priority"), fields.get(b"expires_at")
+        key_id = fields.get(b"key_id", b"").decode()
         return cls(
             digest=digest,
             tenant=fields[b"tenant"].decode(),
             name=fields[b"name"].decode(),
-            scopes=tuple(s for s in Scope if s in fields[b"scopes"].decode().split()),
+            scopes=tuple(fields[b"scopes"].decode().split()),
             created_unix_ms=int(fields[b"created_at"]),
             max_priority=None if ceiling is None else int(ceiling),
             cache_scope=fields.get(b"cache_scope", b"").decode(),
             skips_answer_cache=b"skip_answer_cache" in fields,
+            roles=tuple(fields.get(b"roles", b"").decode().split()),
+            expires_unix_ms=None if expires is None else int(expires),
+            models=tuple(json.loads(fields.get(b"models", b"[]"))),
+            version=int(fields.get(b"version", b"1")),
+            previous_digest=fields.get(b"previous_digest", b"").decode(),
+            previous_until_unix_ms=int(fields.get(b"previous_until", b"0")),
+            own_key_id="" if key_id == key_id_of(digest) else key_id,
         )
 
     def shared_scope(self, default: str) -> str:
@@ -107,7 +133,7 @@ class ApiKeyRecord:
         scope = self.cache_scope or default
         return "" if scope == OWN_TENANT else scope
 
-    def priority_ceiling(self, default: int) -> int:
+    def priority_ceiling(self, default: int, *, is_admin: bool) -> int:
         """The most urgent priority of its requests.
 
         Args:
@@ -115,7 +141,25 @@ class ApiKeyRecord:
         """
         if self.max_priority is not None:
             return self.max_priority
-        return HIGHEST if Scope.ADMIN in self.scopes else default
+        return HIGHEST if is_admin else default
+
+    def is_expired(self, now_unix_ms: int) -> bool:
+        return self.expires_unix_ms is not None and now_unix_ms >= self.expires_unix_ms
+
+    def rotated(self, digest: str, *, previous_until_unix_ms: int) -> ApiKeyRecord:
+        """The key with a new secret.
+
+        Args:
+            previous_until_unix_ms: until when the secret of now stays valid; 0: it does not.
+        """
+        return replace(
+            self,
+            digest=digest,
+            own_key_id=self.key_id,
+            version=self.version + 1,
+            previous_digest=self.digest if previous_until_unix_ms else "",
+            previous_until_unix_ms=previous_until_unix_ms,
+        )
 
 
 def generate() -> str:
@@ -166,13 +210,11 @@ def parse_scope(text: str, *, field: str = "scope") -> Scope:
     try:
         return Scope(text)
     except ValueError:
-        known = ", ".join(ALL_SCOPES)
+        known = ", ".join(Scope)
         raise InvalidArgument(f"unknown scope {text[:64]!r}: use one of {known}", field=field) from None
 
 
 def parse_scopes(texts: Iterable[str], *, field: str = "scopes") -> tuple[Scope, ...]:
-    """The scopes named, once each, in the order of `Scope`; at least one."""
+    """The scopes named, once each, in the order of `Scope`."""
     asked = {parse_scope(text, field=f"{field}[{i}]") for i, text in enumerate(texts)}
-    if not asked:
-        raise InvalidArgument("a key needs at least one scope", field=field)
     return tuple(scope for scope in Scope if scope in asked)

@@ -35,6 +35,15 @@ class PolicyMetrics:
             "Tokens that were added to usage counters: `prompt` or `completion`.",
             ("kind",),
         )
+        self._reservations = declare.counter(
+            "policy_reservations",
+            "Reserve calls: `reserved`, `aborted`, or the reason of the refusal in lower case.",
+            ("outcome",),
+        )
+        self.expired = declare.counter(
+            "policy_expired_reservations",
+            "Reservations that were given back because their gateway did not renew them.",
+        )
         self.store_up = declare.gauge("policy_store_up", "1 while Redis answers, else 0.")
 
     @contextmanager
@@ -51,6 +60,19 @@ class PolicyMetrics:
         finally:
             self._admissions.labels(outcome).inc()
             self._seconds.observe(time.perf_counter() - started)
+
+    @contextmanager
+    def reservation(self) -> Iterator[None]:
+        """Count one Reserve; the outcome is `reserved` or the error's reason, lower case."""
+        outcome = "aborted"
+        try:
+            yield
+            outcome = "reserved"
+        except InferFluxError as error:
+            outcome = error.reason.lower()
+            raise
+        finally:
+            self._reservations.labels(outcome).inc()
 
     def count_settled(self, added: Mapping[str, int]) -> None:
         """Follow what was added to a tenant's counters."""

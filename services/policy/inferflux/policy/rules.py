@@ -4,19 +4,29 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from inferflux.common.grpc_rules import MethodRule, rules_of
-from inferflux.v1 import policy_pb2
+from inferflux.common.grpc_rules import MethodRule
+from inferflux.common.policy_methods import ADMIN_METHODS, FOR_SERVICES, SERVICE_NAME, scope_of
+from inferflux.common.service_key import SERVICE
 
-_POLICY = policy_pb2.DESCRIPTOR.services_by_name["PolicyService"]
-
-SERVICE_NAME = _POLICY.full_name
-# Every message of policy is small: gRPC refuses a larger one before it has arrived.
 MAX_BODY_BYTES = 16 << 10
-
-# Gateways call these, without a key of their own.
-_FOR_SERVICES = ("Admit", "Settle")
+_LARGER_BODIES = {
+    # 512 requests, each with three names of at most 64 characters.
+    "Renew": 128 << 10,
+    # With the text of a prompt: gateways take texts of at most 15 MiB.
+    "Reserve": (15 << 20) + MAX_BODY_BYTES,
+}
+# gRPC refuses a larger message before it has arrived.
+MAX_MESSAGE_BYTES = 16 << 20
 
 RULES: Mapping[str, MethodRule] = {
-    **dict(rules_of(_POLICY, MethodRule("admin", max_body_bytes=MAX_BODY_BYTES))),
-    **{f"/{SERVICE_NAME}/{name}": MethodRule(max_body_bytes=MAX_BODY_BYTES) for name in _FOR_SERVICES},
+    **{
+        f"/{SERVICE_NAME}/{name}": MethodRule(
+            SERVICE, max_body_bytes=_LARGER_BODIES.get(name, MAX_BODY_BYTES)
+        )
+        for name in FOR_SERVICES
+    },
+    **{
+        f"/{SERVICE_NAME}/{method.name}": MethodRule(scope_of(method.name), max_body_bytes=MAX_BODY_BYTES)
+        for method in ADMIN_METHODS
+    },
 }

@@ -3,134 +3,265 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from inferflux.common import logs
 from inferflux.common.api_key import is_well_formed
 from inferflux.common.calls import CallContext
-from inferflux.common.errors import NotFound
+from inferflux.common.checks import MAX_TOKENS, check_count, check_model_name, check_range
+from inferflux.common.errors import Unavailable
 from inferflux.common.grpc_interceptor import caller_as, note_for_audit
+from inferflux.common.model_names import EVERY
+from inferflux.common.scopes import Scope
+from inferflux.common.service_key import SERVICE, ServiceKeys
 from inferflux.v1 import policy_pb2, policy_pb2_grpc
 
 from . import keys
-from .admission import Ask, decide
-from .keys import ApiKeyRecord, Scope
-from .usage import SettledRequest, parse_model, parse_request_id
+from .admission import Ask, Holder, decide
+from .limits.limiter import Job
+from .limits.rules import NAMES, key_subject, model_subject, tenant_subject
+from .usage import SettledRequest, parse_attempt_id, parse_model, parse_request_id
 
 if TYPE_CHECKING:
     import grpc
 
+    from .key_admin import KeyAdmin
+    from .key_store import KeyStore
+    from .last_used import LastUsed
+    from .limits.admin import LimitAdmin
+    from .limits.limiter import Limiter
     from .metrics import PolicyMetrics
+    from .role_admin import RoleAdmin
     from .store import PolicyStore
 
     Context = grpc.aio.ServicerContext[Any, Any]
 
+MAX_RENEWED = 512
+
 log = logs.get()
 
 
+@dataclass(frozen=True, slots=True)
+class Service:
+    """A service that proved itself. It has no tenant: calls of one connection share their places."""
+
+    tenant: str = ""
+    key_id: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What the servicer works with."""
+
+    keys: KeyStore
+    usage: PolicyStore
+    limiter: Limiter
+    last_used: LastUsed
+    service_keys: ServiceKeys
+    key_admin: KeyAdmin
+    role_admin: RoleAdmin
+    limit_admin: LimitAdmin
+    metrics: PolicyMetrics
+
+
 class PolicyServicer(policy_pb2_grpc.PolicyServiceServicer):
-    """Who may do what. Errors leave as InferFluxError; the server's interceptor gives them their status."""
+    """Who may do what, and how much. Errors leave as InferFluxErrors; the server's interceptor gives them
+    their status.
+    """
 
     def __init__(
         self,
-        store: PolicyStore,
-        metrics: PolicyMetrics,
+        parts: Parts,
         *,
         settled_memory_s: int,
         default_max_priority: int,
         default_cache_scope: str,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        self._store = store
-        self._metrics = metrics
+        self._parts = parts
         self._settled_memory_s = settled_memory_s
         self._default_max_priority = default_max_priority
         self._default_cache_scope = default_cache_scope
         self._clock = clock
 
     async def Admit(self, request: policy_pb2.AdmitRequest, context: Context) -> policy_pb2.AdmitResponse:
-        with self._metrics.admission():
-            ask = Ask(keys.parse_scope(request.scope), parse_model(request.model), request.priority)
+        with self._parts.metrics.admission():
+            ask = Ask(keys.parse_scope(request.scope), parse_model(request.model))
             parse_request_id(request.request_id)
-            key = await self._admit(request.credential, ask)
+            holder = await self._admit(request.credential, ask)
+            key = holder.key
+            limits = await self._count(holder) if request.is_counted else ()
         log.debug("admits a request", tenant=key.tenant, key_id=key.key_id, scope=request.scope)
+        access = holder.access
         return policy_pb2.AdmitResponse(
             tenant=key.tenant,
             key_id=key.key_id,
-            scopes=key.scopes,
-            max_priority=key.priority_ceiling(self._default_max_priority),
+            scopes=[scope for scope in Scope if scope in access.scopes],
+            max_priority=key.priority_ceiling(
+                self._default_max_priority, is_admin=Scope.ADMIN in access.scopes
+            ),
             cache_scope=key.shared_scope(self._default_cache_scope),
             skip_answer_cache=key.skips_answer_cache,
+            models=() if EVERY in (access.models or key.models) else access.models or key.models,
+            limits=limits,
         )
+
+    async def Reserve(
+        self, request: policy_pb2.ReserveRequest, context: Context
+    ) -> policy_pb2.ReserveResponse:
+        job = Job(
+            keys.parse_tenant(request.tenant),
+            parse_request_id(request.request_id),
+            parse_attempt_id(request.attempt_id),
+        )
+        keys.parse_key_id(request.key_id)
+        check_model_name(request.model)
+        check_range(request.prompt_tokens, 0, MAX_TOKENS, "prompt_tokens")
+        check_range(request.max_tokens, 0, MAX_TOKENS, "max_tokens")
+        model = model_subject(request.model)
+        with self._parts.metrics.reservation():
+            reserved = await self._parts.limiter.reserve(
+                job,
+                [key_subject(request.key_id), tenant_subject(request.tenant), model],
+                model=model,
+                tokens=request.prompt_tokens + request.max_tokens,
+            )
+        return policy_pb2.ReserveResponse(limits=reserved.states, lease_ms=reserved.lease_ms)
+
+    async def Renew(self, request: policy_pb2.RenewRequest, context: Context) -> policy_pb2.RenewResponse:
+        check_count(request.requests, MAX_RENEWED, "requests")
+        jobs = [
+            Job(
+                keys.parse_tenant(each.tenant, field=f"requests[{i}].tenant"),
+                parse_request_id(each.request_id, field=f"requests[{i}].request_id"),
+                parse_attempt_id(each.attempt_id, field=f"requests[{i}].attempt_id"),
+            )
+            for i, each in enumerate(request.requests)
+        ]
+        await self._parts.limiter.renew(jobs)
+        return policy_pb2.RenewResponse()
 
     async def Settle(self, request: policy_pb2.SettleRequest, context: Context) -> policy_pb2.SettleResponse:
         settled = SettledRequest.parse(request)
-        added = await self._store.settle(settled, remember_s=self._settled_memory_s)
-        self._metrics.count_settled(added)
-        log.debug("settles a request", tenant=settled.tenant, tokens=added["completion_tokens"])
+        if not request.is_void:
+            added = await self._parts.usage.settle(settled, remember_s=self._settled_memory_s)
+            self._parts.metrics.count_settled(added)
+            log.debug("settles a request", tenant=settled.tenant, tokens=added["completion_tokens"])
+        subjects = [key_subject(settled.key_id), tenant_subject(settled.tenant)]
+        await self._parts.limiter.settle(
+            Job(settled.tenant, settled.request_id, settled.attempt_id),
+            [*subjects, model_subject(settled.model)] if settled.model else subjects,
+            tokens=settled.tokens,
+            is_void=request.is_void,
+        )
         return policy_pb2.SettleResponse()
 
     async def CreateApiKey(
         self, request: policy_pb2.CreateApiKeyRequest, context: Context
     ) -> policy_pb2.CreateApiKeyResponse:
-        admin = caller_as(ApiKeyRecord)
-        note_for_audit(of_tenant=request.tenant, name=request.name, scopes=list(request.scopes))
-        secret = keys.generate()
-        record = ApiKeyRecord(
-            digest=keys.digest_of(secret),
-            tenant=keys.parse_tenant(request.tenant),
-            name=keys.parse_name(request.name),
-            scopes=keys.parse_scopes(request.scopes),
-            created_unix_ms=int(self._clock() * 1000),
-            max_priority=(
-                keys.parse_max_priority(request.max_priority) if request.HasField("max_priority") else None
-            ),
-            cache_scope=keys.parse_cache_scope(request.cache_scope),
-            skips_answer_cache=request.skip_answer_cache,
+        note_for_audit(
+            of_tenant=request.tenant,
+            name=request.name,
+            scopes=list(request.scopes),
+            roles=list(request.roles),
+            models=list(request.models),
         )
-        await self._store.add(record)
-        note_for_audit(changed_key_id=record.key_id)
-        log.info("API key created", key_id=record.key_id, tenant=record.tenant, by=admin.key_id)
-        return policy_pb2.CreateApiKeyResponse(api_key=self._message(record), secret=secret)
+        made = await self._parts.key_admin.create(caller_as(Holder), request)
+        note_for_audit(changed_key_id=made.api_key.key_id)
+        return made
 
     async def ListApiKeys(
         self, request: policy_pb2.ListApiKeysRequest, context: Context
     ) -> policy_pb2.ListApiKeysResponse:
-        tenant = keys.parse_tenant(request.tenant) if request.tenant else ""
-        records = await self._store.all_keys(tenant=tenant)
-        return policy_pb2.ListApiKeysResponse(api_keys=[self._message(r) for r in records])
+        await self._parts.last_used.write()
+        return await self._parts.key_admin.list(request)
+
+    async def UpdateApiKey(
+        self, request: policy_pb2.UpdateApiKeyRequest, context: Context
+    ) -> policy_pb2.UpdateApiKeyResponse:
+        note_for_audit(changed_key_id=request.api_key.key_id, fields=list(request.update_mask.paths))
+        return await self._parts.key_admin.update(caller_as(Holder), request)
+
+    async def RotateApiKey(
+        self, request: policy_pb2.RotateApiKeyRequest, context: Context
+    ) -> policy_pb2.RotateApiKeyResponse:
+        note_for_audit(changed_key_id=request.key_id, overlap_s=request.overlap_s)
+        return await self._parts.key_admin.rotate(caller_as(Holder), request)
 
     async def RevokeApiKey(
         self, request: policy_pb2.RevokeApiKeyRequest, context: Context
     ) -> policy_pb2.RevokeApiKeyResponse:
-        admin = caller_as(ApiKeyRecord)
-        key_id = keys.parse_key_id(request.key_id)
-        note_for_audit(changed_key_id=key_id)
-        if not await self._store.revoke(key_id):
-            raise NotFound(f"there is no key {key_id}", reason="UNKNOWN_KEY_ID")
-        log.info("API key revoked", key_id=key_id, by=admin.key_id)
+        note_for_audit(changed_key_id=request.key_id)
+        key_id = await self._parts.key_admin.revoke(caller_as(Holder), request)
+        try:
+            await self._parts.limiter.delete_rule(key_subject(key_id))
+        except Unavailable as error:  # the key is gone, which is what was asked for
+            log.warning("limits of a revoked key stay", key_id=key_id, why=error.message)
         return policy_pb2.RevokeApiKeyResponse()
 
-    async def admit_call(self, scope: str, context: CallContext) -> ApiKeyRecord:
+    async def ListRoles(
+        self, request: policy_pb2.ListRolesRequest, context: Context
+    ) -> policy_pb2.ListRolesResponse:
+        return await self._parts.role_admin.list()
+
+    async def SetRole(
+        self, request: policy_pb2.SetRoleRequest, context: Context
+    ) -> policy_pb2.SetRoleResponse:
+        note_for_audit(
+            role=request.role.name, scopes=list(request.role.scopes), models=list(request.role.models)
+        )
+        return await self._parts.role_admin.set(caller_as(Holder), request)
+
+    async def DeleteRole(
+        self, request: policy_pb2.DeleteRoleRequest, context: Context
+    ) -> policy_pb2.DeleteRoleResponse:
+        note_for_audit(role=request.name)
+        await self._parts.role_admin.delete(caller_as(Holder), request)
+        return policy_pb2.DeleteRoleResponse()
+
+    async def ListRateLimits(
+        self, request: policy_pb2.ListRateLimitsRequest, context: Context
+    ) -> policy_pb2.ListRateLimitsResponse:
+        return await self._parts.limit_admin.list()
+
+    async def GetRateLimit(
+        self, request: policy_pb2.GetRateLimitRequest, context: Context
+    ) -> policy_pb2.GetRateLimitResponse:
+        return await self._parts.limit_admin.get(request)
+
+    async def SetRateLimit(
+        self, request: policy_pb2.SetRateLimitRequest, context: Context
+    ) -> policy_pb2.SetRateLimitResponse:
+        limits = {name: n for name in NAMES if (n := getattr(request.rate_limit, name))}
+        note_for_audit(subject=request.rate_limit.subject, limits=limits)
+        return await self._parts.limit_admin.set(caller_as(Holder), request)
+
+    async def DeleteRateLimit(
+        self, request: policy_pb2.DeleteRateLimitRequest, context: Context
+    ) -> policy_pb2.DeleteRateLimitResponse:
+        note_for_audit(subject=request.subject)
+        await self._parts.limit_admin.delete(caller_as(Holder), request)
+        return policy_pb2.DeleteRateLimitResponse()
+
+    async def admit_call(self, scope: str, context: CallContext) -> Holder | Service:
         """Let a call of policy's own pass, by its context alone: as an `Admit` of the interceptor."""
+        if scope == SERVICE:
+            self._parts.service_keys.check(context.service_key)
+            return Service()
         return await self._admit(context.require_credential(), Ask(Scope(scope)))
 
-    async def _admit(self, credential: str, ask: Ask) -> ApiKeyRecord:
+    async def _admit(self, credential: str, ask: Ask) -> Holder:
         """Find the key and decide. What could not be a key is refused without asking the store."""
         could_be = is_well_formed(credential)
-        key = await self._store.find(keys.digest_of(credential)) if could_be else None
-        return decide(credential, key, ask)
+        key = await self._parts.keys.find(keys.digest_of(credential)) if could_be else None
+        roles = await self._parts.keys.find_roles(key.roles) if key is not None and key.roles else ()
+        holder = decide(credential, key, ask, roles=roles, now_unix_ms=int(self._clock() * 1000))
+        self._parts.last_used.note(holder.key_id)
+        return holder
 
-    def _message(self, record: ApiKeyRecord) -> policy_pb2.ApiKey:
-        message = policy_pb2.ApiKey(
-            key_id=record.key_id,
-            tenant=record.tenant,
-            name=record.name,
-            scopes=record.scopes,
-            max_priority=record.priority_ceiling(self._default_max_priority),
-            cache_scope=record.cache_scope or self._default_cache_scope,
-            skip_answer_cache=record.skips_answer_cache,
-        )
-        message.created_at.FromMilliseconds(record.created_unix_ms)
-        return message
+    async def _count(self, holder: Holder) -> Sequence[policy_pb2.RateLimitState]:
+        """Count a request of the key and its tenant; returns what is left of their limits."""
+        subjects = [key_subject(holder.key_id), tenant_subject(holder.tenant)]
+        return await self._parts.limiter.admit(subjects)

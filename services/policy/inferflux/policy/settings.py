@@ -47,6 +47,13 @@ class PolicySettings(AuditSettings):
         le=86400,
         expert=True,
     )
+    lease_s: float = setting(
+        15.0,
+        "what a gateway reserved is given back when the gateway has not said for this long that it is there",
+        ge=1,
+        le=3600,
+        expert=True,
+    )
     # Below what the scheduler calls urgent (INFERFLUX_FAIRNESS_HIGH_PRI), so that urgency is granted and not
     # taken.
     default_max_priority: int = setting(

@@ -1,27 +1,29 @@
 """What policy keeps in Redis, and nothing but that.
 
-    inferflux:{keys}:key:<sha256>   hash    one API key
-    inferflux:{keys}:index          hash    key id -> sha256
+    inferflux:{keys}:key:<sha256>   hash    one API key; for the secret before a rotation, `moved_to` alone,
+                                            which expires
+    inferflux:{keys}:index          hash    key id -> sha256 of its present secret
+    inferflux:{keys}:last_used      hash    key id -> ms since 1970
+    inferflux:{keys}:roles          hash    name -> role, as JSON
     inferflux:{keys}:bootstrapped   set     digests (or GENERATED) ever written at a start
     inferflux:{<tenant>}:usage      hash    counters of settled requests
     inferflux:{<tenant>}:settled:<request_id>:<attempt_id>   hash that expires: what was counted for this job
 
-The braces keep together, in a Redis cluster, what one script touches. Every call but `all_keys` is one round
-trip (a script's first use after a server start is three) and ends within `timeout_s`: what cannot be read
-is refused, never assumed.
+What is kept of limits is in `limits/limiter.lua`.
+
+The braces keep together, in a Redis cluster, what one script touches. Calls are one round trip, but for
+`all_keys`, `find_by_id`, `find` of a secret before a rotation, and a script's first use after a server start.
+Each round trip ends within `timeout_s`: what cannot be read is refused, never assumed.
 """
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, cast
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, TypeVar, cast
 
-from inferflux.common.errors import Unavailable
-from inferflux.common.store import POOL_SIZE, store_errors
-
+from .guarded import StoreGuard
 from .keys import ApiKeyRecord
+from .roles import BUILTIN, Role
 from .usage import SettledRequest
 
 if TYPE_CHECKING:
@@ -29,9 +31,13 @@ if TYPE_CHECKING:
 
 GENERATED = "generated"
 
+_Item = TypeVar("_Item")
+
 _KEY = "inferflux:{keys}:key:"
 _INDEX = "inferflux:{keys}:index"
 _BOOTSTRAPPED = "inferflux:{keys}:bootstrapped"
+_LAST_USED = "inferflux:{keys}:last_used"
+_ROLES = "inferflux:{keys}:roles"
 _LIST_BATCH = 256
 
 # KEYS: index, record. ARGV: key id, digest, field, value, ...
@@ -40,12 +46,51 @@ redis.call('HSET', KEYS[1], ARGV[1], ARGV[2])
 redis.call('HSET', KEYS[2], unpack(ARGV, 3))
 """
 
-# KEYS: index. ARGV: record prefix, key id. Returns 1 when there was such a key.
+# KEYS: index, last used. ARGV: record prefix, key id. Returns 1 when there was such a key.
 _REVOKE = """
 local digest = redis.call('HGET', KEYS[1], ARGV[2])
 if not digest then return 0 end
+local previous = redis.call('HGET', ARGV[1] .. digest, 'previous_digest')
+if previous then redis.call('DEL', ARGV[1] .. previous) end
 redis.call('DEL', ARGV[1] .. digest)
 redis.call('HDEL', KEYS[1], ARGV[2])
+redis.call('HDEL', KEYS[2], ARGV[2])
+return 1
+"""
+
+# KEYS: index. ARGV: record prefix, key id, version before, old digest, new digest, until when the old one is
+# valid (ms, 0: not), field, value, ... of the new record. Returns 1 when the key had that version and digest.
+_REPLACE = """
+local prefix, id, old, new = ARGV[1], ARGV[2], ARGV[4], ARGV[5]
+if redis.call('HGET', KEYS[1], id) ~= old then return 0 end
+local was = redis.call('HMGET', prefix .. old, 'version', 'previous_digest')
+if (was[1] or '1') ~= ARGV[3] then return 0 end
+redis.call('DEL', prefix .. old)
+redis.call('HSET', prefix .. new, unpack(ARGV, 7))
+if old ~= new then
+  if was[2] then redis.call('DEL', prefix .. was[2]) end
+  redis.call('HSET', KEYS[1], id, new)
+  if ARGV[6] ~= '0' then
+    redis.call('HSET', prefix .. old, 'moved_to', new)
+    redis.call('PEXPIREAT', prefix .. old, ARGV[6])
+  end
+end
+return 1
+"""
+
+# KEYS: index, last used. ARGV: key id, ms, ...
+_NOTE_USED = """
+for i = 1, #ARGV, 2 do
+  if redis.call('HEXISTS', KEYS[1], ARGV[i]) == 1 then redis.call('HSET', KEYS[2], ARGV[i], ARGV[i + 1]) end
+end
+"""
+
+# KEYS: roles. ARGV: name, version before (0: none), role. Returns 1 when the role was of that version.
+_PUT_ROLE = """
+local was = redis.call('HGET', KEYS[1], ARGV[1])
+local version = was and cjson.decode(was)['version'] or 0
+if version ~= tonumber(ARGV[2]) then return 0 end
+redis.call('HSET', KEYS[1], ARGV[1], ARGV[3])
 return 1
 """
 
@@ -81,28 +126,41 @@ return added
 class PolicyStore:
     """API keys and usage counters. Every method raises Unavailable when Redis does not answer in time."""
 
-    def __init__(self, redis: Redis, *, timeout_s: float) -> None:
+    def __init__(self, redis: Redis, *, timeout_s: float, guard: StoreGuard | None = None) -> None:
         self._redis = redis
-        self._timeout_s = timeout_s
-        self._places = asyncio.Semaphore(POOL_SIZE)
+        self._guard = guard or StoreGuard(timeout_s=timeout_s)
         self._add = redis.register_script(_ADD)
         self._revoke = redis.register_script(_REVOKE)
         self._bootstrap = redis.register_script(_BOOTSTRAP)
         self._settle = redis.register_script(_SETTLE)
+        self._replace = redis.register_script(_REPLACE)
+        self._note_used = redis.register_script(_NOTE_USED)
+        self._put_role = redis.register_script(_PUT_ROLE)
 
     async def find(self, digest: str) -> ApiKeyRecord | None:
-        """The key with this digest: the gateway's hot path."""
-        async with self._limit():
-            fields = await self._redis.hgetall(_KEY + digest)
-        return ApiKeyRecord.from_fields(digest, cast("dict[bytes, bytes]", fields)) if fields else None
+        """The key that has a secret of this digest: the gateway's hot path."""
+        fields = await self._fields(digest)
+        if (moved_to := fields.get(b"moved_to")) is not None:
+            digest = moved_to.decode()
+            fields = await self._fields(digest)
+        return ApiKeyRecord.from_fields(digest, fields) if fields else None
+
+    async def find_by_id(self, key_id: str) -> ApiKeyRecord | None:
+        async with self._guard.limit():
+            digest = cast("bytes | None", await self._redis.hget(_INDEX, key_id))
+        return None if digest is None else await self.find(digest.decode())
+
+    async def _fields(self, digest: str) -> dict[bytes, bytes]:
+        async with self._guard.limit():
+            return cast("dict[bytes, bytes]", await self._redis.hgetall(_KEY + digest))
 
     async def add(self, record: ApiKeyRecord) -> None:
-        async with self._limit():
+        async with self._guard.limit():
             await self._add([_INDEX, _KEY + record.digest], _written(record))
 
     async def all_keys(self, *, tenant: str = "") -> list[ApiKeyRecord]:
         """Every key, or every key of a tenant, oldest first."""
-        async with self._limit():
+        async with self._guard.limit():
             index = cast("dict[bytes, bytes]", await self._redis.hgetall(_INDEX))
         records: list[ApiKeyRecord] = []
         for digests in _batched([d.decode() for d in index.values()], _LIST_BATCH):
@@ -115,24 +173,77 @@ class PolicyStore:
         pipeline = self._redis.pipeline(transaction=False)
         for digest in digests:
             pipeline.hgetall(_KEY + digest)
-        async with self._limit():
+        async with self._guard.limit():
             rows = await pipeline.execute()
         return [ApiKeyRecord.from_fields(d, row) for d, row in zip(digests, rows, strict=True) if row]
 
     async def revoke(self, key_id: str) -> bool:
         """Remove a key; False if there is none of that id."""
-        async with self._limit():
-            return bool(await self._revoke([_INDEX], [_KEY, key_id]))
+        async with self._guard.limit():
+            return bool(await self._revoke([_INDEX, _LAST_USED], [_KEY, key_id]))
+
+    async def replace(self, record: ApiKeyRecord) -> bool:
+        """Write a changed key; False unless the stored one is of the version before."""
+        return await self.rotate(record, old=record)
+
+    async def rotate(self, record: ApiKeyRecord, *, old: ApiKeyRecord) -> bool:
+        """Write a key with a new digest; False unless the stored one has the old one and version before."""
+        flat = [x for pair in record.fields().items() for x in pair]
+        until = record.previous_until_unix_ms
+        head: list[str | int] = [_KEY, record.key_id, record.version - 1, old.digest, record.digest, until]
+        async with self._guard.limit():
+            return bool(await self._replace([_INDEX], [*head, *flat]))
+
+    async def note_used(self, used_unix_ms: Mapping[str, int]) -> None:
+        """Say when keys were last used, by key id; those that are gone are left out."""
+        for pairs in _batched(list(used_unix_ms.items()), _LIST_BATCH):
+            flat: list[str | int] = []
+            for key_id, unix_ms in pairs:
+                flat += [key_id, unix_ms]
+            async with self._guard.limit():
+                await self._note_used([_INDEX, _LAST_USED], flat)
+
+    async def last_used(self) -> dict[str, int]:
+        """When keys were last used, by key id, in ms since 1970."""
+        async with self._guard.limit():
+            fields = cast("dict[bytes, bytes]", await self._redis.hgetall(_LAST_USED))
+        return {key_id.decode(): int(ms) for key_id, ms in fields.items()}
+
+    async def find_roles(self, names: Collection[str]) -> list[Role]:
+        """Those of the roles that there are."""
+        found = {name: BUILTIN[name] for name in names if name in BUILTIN}
+        if own := [name for name in names if name not in BUILTIN]:
+            async with self._guard.limit():
+                rows = cast("list[bytes | None]", await self._redis.hmget(_ROLES, own))
+            found |= {n: Role.from_json(n, row) for n, row in zip(own, rows, strict=True) if row}
+        return [found[name] for name in names if name in found]
+
+    async def all_roles(self) -> list[Role]:
+        """Those that every InferFlux has, then the others by name."""
+        async with self._guard.limit():
+            rows = cast("dict[bytes, bytes]", await self._redis.hgetall(_ROLES))
+        own = [Role.from_json(name.decode(), text) for name, text in rows.items()]
+        return [*BUILTIN.values(), *sorted(own, key=lambda role: role.name)]
+
+    async def put_role(self, role: Role) -> bool:
+        """Write a new or changed role; False unless the stored one is of the version before."""
+        async with self._guard.limit():
+            return bool(await self._put_role([_ROLES], [role.name, role.version - 1, role.to_json()]))
+
+    async def delete_role(self, name: str) -> bool:
+        """Remove a role; False if there is none of that name."""
+        async with self._guard.limit():
+            return bool(await self._redis.hdel(_ROLES, name))
 
     async def is_bootstrapped(self, mark: str) -> bool:
         """Whether `bootstrap` was ever called with this mark on the store as it is now."""
-        async with self._limit():
+        async with self._guard.limit():
             return bool(await self._redis.sismember(_BOOTSTRAPPED, mark))
 
     async def bootstrap(self, record: ApiKeyRecord, *, mark: str, only_if_empty: bool) -> bool:
         """Write a key unless its mark was seen before; False if it was not written."""
         keys = [_INDEX, _KEY + record.digest, _BOOTSTRAPPED]
-        async with self._limit():
+        async with self._guard.limit():
             return bool(await self._bootstrap(keys, [mark, int(only_if_empty), *_written(record)]))
 
     async def settle(self, settled: SettledRequest, *, remember_s: int) -> dict[str, int]:
@@ -144,31 +255,20 @@ class PolicyStore:
         keys = [f"{prefix}:settled:{settled.request_id}:{settled.attempt_id}", f"{prefix}:usage"]
         counters = settled.counters()
         flat = [x for pair in counters.items() for x in pair]
-        async with self._limit():
+        async with self._guard.limit():
             added = cast("list[int]", await self._settle(keys, [remember_s, *flat]))
         return dict(zip(counters, added, strict=True))
 
     async def usage(self, tenant: str) -> dict[str, int]:
         """The counters of a tenant: see `SettledRequest.counters`."""
-        async with self._limit():
+        async with self._guard.limit():
             fields = await self._redis.hgetall(f"inferflux:{{{tenant}}}:usage")
         return {k.decode(): int(v) for k, v in cast("dict[bytes, bytes]", fields).items()}
-
-    @asynccontextmanager
-    async def _limit(self) -> AsyncIterator[None]:
-        """Wait for a place, then give Redis its time: a burst waits, and only a slow store is refused."""
-        try:
-            async with self._places, asyncio.timeout(self._timeout_s):
-                with store_errors():
-                    yield
-        except TimeoutError:
-            message = f"the policy store did not answer within {self._timeout_s:g} s"
-            raise Unavailable(message, reason="STORE_TIMEOUT") from None
 
 
 def _written(record: ApiKeyRecord) -> list[str]:
     return [record.key_id, record.digest, *(x for pair in record.fields().items() for x in pair)]
 
 
-def _batched(items: Sequence[str], size: int) -> Iterator[Sequence[str]]:
+def _batched(items: Sequence[_Item], size: int) -> Iterator[Sequence[_Item]]:
     return (items[i : i + size] for i in range(0, len(items), size))

@@ -27,12 +27,12 @@ class SettledRequest:
     cached_prompt_tokens: int
     completion_tokens: int
     cached_completion_tokens: int
+    key_id: str = ""
+    model: str = ""
 
     @classmethod
     def parse(cls, request: policy_pb2.SettleRequest) -> SettledRequest:
         """Check every field; raises InvalidArgument naming the first that is wrong."""
-        parse_key_id(request.key_id)
-        parse_model(request.model)
         if _OUTCOME.fullmatch(request.outcome) is None:
             raise InvalidArgument("an outcome is 1-64 of a-z 0-9 _", field="outcome")
         usage = request.usage
@@ -52,7 +52,14 @@ class SettledRequest:
             cached_prompt_tokens=usage.cached_prompt_tokens,
             completion_tokens=usage.completion_tokens,
             cached_completion_tokens=usage.cached_completion_tokens,
+            key_id=parse_key_id(request.key_id),
+            model=parse_model(request.model),
         )
+
+    @property
+    def tokens(self) -> int:
+        """What it is charged in tokens."""
+        return self.prompt_tokens + self.completion_tokens
 
     def counters(self) -> dict[str, int]:
         """What is added to the tenant's counters, by name."""

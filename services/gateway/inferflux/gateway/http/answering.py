@@ -7,6 +7,7 @@ from contextlib import AbstractAsyncContextManager, aclosing
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol
 
+from inferflux.common import rate_limits
 from inferflux.common.calls import CallContext
 from inferflux.common.errors import InferFluxError, InvalidArgument
 from inferflux.gateway.caller import Caller
@@ -102,6 +103,7 @@ class Answering:
     def _chunks(self, request: Request, asked: Asked) -> Chunks:
         def on_submit(generation: Generation) -> None:
             request.exchange.note_priority(generation.priority, asked=asked.prompts[0].priority)
+            request.exchange.headers.update(rate_limits.headers_of(generation.limits))
 
         return self.chunks(request.exchange.context, request.caller, asked, on_submit=on_submit)
 

@@ -13,10 +13,12 @@ from inferflux.common.audit.writer import AuditTrail
 from inferflux.common.errors import NotFound
 from inferflux.common.grpc_metadata import PRIORITY, REQUEST_ID
 from inferflux.common.probe import Probe
+from inferflux.common.rate_limits import HEADERS
 from inferflux.gateway.metrics import GatewayMetrics
 from inferflux.gateway.models import ModelRegistry
 from inferflux.gateway.pipeline import Pipeline
 
+from . import routes
 from .answering import Answering
 from .chat import ChatCompletions
 from .completions import Completions
@@ -26,6 +28,7 @@ from .generate import Generate
 from .models import GetModel, ListModels
 from .openapi import Documents
 from .responses import Responses
+from .routes import RouteRule
 from .tokens import Detokenize, Tokenize
 from .websocket import WebSocketEndpoint
 
@@ -54,28 +57,28 @@ def build_app(
     answering = Answering(pipeline)
     documents = Documents()
 
-    def route(method: str, path: str, scope: str, handle: Handler) -> Route:
-        return Route(path, Endpoint(edge, path, method, scope, handle))
+    def route(rule: RouteRule, handle: Handler) -> Route:
+        return Route(rule.path, Endpoint(edge, rule, handle))
 
-    def open_route(path: str, handle: OpenHandler) -> Route:
-        return Route(path, OpenEndpoint(handle))
+    def open_route(rule: RouteRule, handle: OpenHandler) -> Route:
+        return Route(rule.path, OpenEndpoint(handle))
 
     router = Router(
         [
-            route("POST", "/v1/chat/completions", "inference", ChatCompletions(answering)),
-            route("POST", "/v1/completions", "inference", Completions(pipeline, answering)),
-            route("POST", "/v1/responses", "inference", Responses(answering)),
-            route("POST", "/generate", "inference", Generate(answering, models)),
-            WebSocketRoute("/generate", WebSocketEndpoint(edge, answering, models)),
-            route("POST", "/v1/tokenize", "inference", Tokenize(pipeline)),
-            route("POST", "/v1/detokenize", "inference", Detokenize(pipeline)),
-            route("GET", "/v1/models", "models", ListModels(models, created)),
-            route("GET", "/v1/models/{model:path}", "models", GetModel(models, created)),
-            open_route("/openapi.json", documents.openapi),
-            open_route("/docs", documents.docs),
-            open_route("/healthz", _is_alive),
-            open_route("/livez", _is_alive),
-            open_route("/readyz", _Readiness(probe)),
+            route(routes.CHAT, ChatCompletions(answering)),
+            route(routes.COMPLETIONS, Completions(pipeline, answering)),
+            route(routes.RESPONSES, Responses(answering)),
+            route(routes.GENERATE, Generate(answering, models)),
+            WebSocketRoute(routes.GENERATE_SOCKET.path, WebSocketEndpoint(edge, answering, models)),
+            route(routes.TOKENIZE, Tokenize(pipeline)),
+            route(routes.DETOKENIZE, Detokenize(pipeline)),
+            route(routes.LIST_MODELS, ListModels(models, created)),
+            route(routes.GET_MODEL, GetModel(models, created)),
+            open_route(routes.OPENAPI, documents.openapi),
+            open_route(routes.DOCS, documents.docs),
+            open_route(routes.HEALTHZ, _is_alive),
+            open_route(routes.LIVEZ, _is_alive),
+            open_route(routes.READYZ, _Readiness(probe)),
         ],
         redirect_slashes=False,
         default=_Default(),
@@ -85,7 +88,7 @@ def build_app(
         allow_origins=cors_origins,
         allow_methods=("GET", "POST"),
         allow_headers=("*",),
-        expose_headers=(REQUEST_ID, PRIORITY, "retry-after"),
+        expose_headers=(REQUEST_ID, PRIORITY, "retry-after", *HEADERS),
         max_age=_PREFLIGHT_S,
     )
 

@@ -32,7 +32,9 @@ class Completions:
         n = body.n or 1
         asked = Asked(prompts, n, completions.field_names(body))
         head = Head(f"cmpl-{request.request_id}", body.model, int(self._clock()), tier_of(body))
-        echoes = [await self._text(prompt) for prompt in prompts] if body.echo else [""] * len(prompts)
+        echoes = (
+            [await self._text(request, prompt) for prompt in prompts] if body.echo else [""] * len(prompts)
+        )
         shape = completions.Shape(head, echoes=echoes, n=n, has_logprobs=body.logprobs is not None)
         if body.stream:
             stream = completions.CompletionStream(shape, includes_usage=wants_usage(body))
@@ -40,12 +42,12 @@ class Completions:
         else:
             await self._answering.whole(request, asked, completions.CompletionAnswer(shape))
 
-    async def _text(self, prompt: inference_pb2.GenerateRequest) -> str:
+    async def _text(self, request: Request, prompt: inference_pb2.GenerateRequest) -> str:
         """What `echo` repeats of a prompt."""
         if prompt.WhichOneof("prompt") == "text":
             return prompt.text
         given = inference_pb2.DetokenizeRequest(model=prompt.model, token_ids=prompt.token_ids.ids)
-        return (await self._pipeline.detokenize(given)).text
+        return (await self._pipeline.detokenize(request.caller, given)).text
 
 
 def _read(data: bytes) -> tuple[CompletionBody, Sequence[inference_pb2.GenerateRequest]]:

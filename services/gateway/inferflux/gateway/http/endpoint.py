@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from starlette.types import Receive, Scope, Send
 
-from inferflux.common import logs, metrics
+from inferflux.common import logs, metrics, rate_limits
 from inferflux.common.audit.calls import write_call
 from inferflux.common.audit.writer import AuditTrail
 from inferflux.common.calls import CallContext
@@ -20,6 +20,7 @@ from inferflux.gateway.caller import Caller
 from inferflux.gateway.metrics import GatewayMetrics
 
 from .exchange import Exchange
+from .routes import RouteRule
 
 log = logs.get()
 
@@ -89,15 +90,14 @@ class Endpoint:
     """One path and method, as an ASGI application. Admission comes before the body is received.
 
     Args:
-        path: as metrics and logs name it.
-        scope: the scope that a key needs.
+        rule: its path, as metrics and logs name it, its method, and the scope that a key needs.
     """
 
-    def __init__(self, edge: Edge, path: str, method: str, scope: str, handle: Handler) -> None:
+    def __init__(self, edge: Edge, rule: RouteRule, handle: Handler) -> None:
         self._edge = edge
-        self._path = path
-        self._method = method
-        self._scope = scope
+        self._path = rule.path
+        self._method = rule.method
+        self._rule = rule
         self._handle = handle
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -116,7 +116,10 @@ class Endpoint:
         if method != self._method:
             exchange.headers["allow"] = self._method
             raise MethodNotAllowed(f"use {self._method}", reason="METHOD_NOT_ALLOWED")
-        caller = await self._edge.admit(self._scope, context)
+        if self._rule.scope is None:
+            raise RuntimeError("an endpoint has a scope")
+        caller = await self._edge.admit(self._rule.scope, replace(context, is_counted=self._rule.is_counted))
+        exchange.headers.update(rate_limits.headers_of(caller.limits))
         body = b""
         if method == "POST":
             async with self._edge.receiving.place(("tenant", caller.tenant)):

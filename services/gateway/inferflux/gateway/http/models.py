@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from inferflux.common import checks
+from inferflux.common.model_names import allows
 from inferflux.gateway.models import ModelRegistry
 from inferflux.v1 import model_pb2
 
@@ -20,7 +21,9 @@ class ListModels:
 
     async def __call__(self, request: Request) -> None:
         await self._models.settled()
-        served = [model for model in await self._models.all_models() if model.workers]
+        allowed = request.caller.models
+        known = [model for model in await self._models.all_models() if allows(allowed, model.card.name)]
+        served = [model for model in known if model.workers]
         data = [to_json(model, self._created) for model in served]
         await request.exchange.answer_json({"object": "list", "data": data})
 
@@ -35,6 +38,7 @@ class GetModel:
     async def __call__(self, request: Request) -> None:
         name = str(request.exchange.path_params["model"])
         checks.check_model_name(name)
+        request.caller.check_model(name)
         await self._models.settled()
         await request.exchange.answer_json(to_json(await self._models.get(name), self._created))
 

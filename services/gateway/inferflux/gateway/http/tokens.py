@@ -23,7 +23,7 @@ class Tokenize:
             request.body, lambda: tokens.to_tokenize(parse(TokenizeBody, request.body))
         )
         try:
-            answer = await self._pipeline.tokenize(asked)
+            answer = await self._pipeline.tokenize(request.caller, asked)
         except InferFluxError as error:
             raise in_words_of(error, tokens.FIELD_NAMES) from None
         await request.exchange.answer_json(tokens.of_tokenize(answer))
@@ -40,7 +40,7 @@ class Detokenize:
             request.body, lambda: tokens.to_detokenize(parse(DetokenizeBody, request.body))
         )
         try:
-            answer = await self._pipeline.detokenize(asked)
+            answer = await self._pipeline.detokenize(request.caller, asked)
         except InferFluxError as error:
             raise in_words_of(error, tokens.FIELD_NAMES) from None
         await request.exchange.answer_json({"prompt": answer.text})

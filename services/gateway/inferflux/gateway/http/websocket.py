@@ -23,6 +23,7 @@ from inferflux.common.errors import (
     Internal,
     InvalidArgument,
     ResourceExhausted,
+    Unauthenticated,
     to_http,
 )
 from inferflux.common.grpc_metadata import REQUEST_ID
@@ -102,24 +103,29 @@ class WebSocketEndpoint:
             caller = await self._edge.admit("inference", context)
             with self._sockets.place(caller.tenant):
                 await socket.accept(scope, context)
-                await self._serve(socket, context, caller)
+                await self._serve(socket, context)
         except InferFluxError as error:
             write_call(self._edge.trail, context, _METHOD, error=error)
             await socket.deny(error)
         except asyncio.CancelledError:
             return
 
-    async def _serve(self, socket: _Socket, context: CallContext, caller: Caller) -> None:
-        """Answer requests until the client leaves, each under an id of its own."""
+    async def _serve(self, socket: _Socket, context: CallContext) -> None:
+        """Answer requests until the client leaves, each under an id of its own, and each admitted by itself:
+        the key may have been revoked meanwhile."""
         number = 0
         while (message := await socket.next()) is not None:
             own = replace(context, record=_record_of(context), started_at=time.monotonic())
             try:
                 own = of_choice_context(own, number, first=number)
+                caller = await self._edge.admit("inference", replace(own, is_counted=True))
                 await self._answer(socket, own, caller, message)
             except InferFluxError as error:
                 write_call(self._edge.trail, own, _METHOD, error=error)
                 await socket.send(to_http(error).body)
+                if isinstance(error, Unauthenticated):
+                    await socket.close(_POLICY_VIOLATION)
+                    return
                 if error.reason == "GATEWAY_DRAINING":
                     await socket.close(_RESTARTS)
                     return

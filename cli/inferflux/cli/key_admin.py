@@ -1,0 +1,200 @@
+"""`inferctl admin api-keys`: who may call."""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import Annotated, Any
+
+import typer
+from google.protobuf.field_mask_pb2 import FieldMask
+from google.protobuf.timestamp_pb2 import Timestamp
+
+from inferflux.common.priority import HIGHEST, LOWEST
+from inferflux.v1 import policy_pb2
+
+from .client import Client
+from .command import ApiKey, AsJson, Endpoint, StateDirectory, make_console, print_json, with_client
+from .durations import seconds_of
+from .policy_tables import keys_table
+
+api_keys = typer.Typer(help="Who may call, and what for.", no_args_is_help=True)
+
+_PAGE = 500
+
+KeyId = Annotated[str, typer.Argument(metavar="KEY_ID", help="As `inferctl admin api-keys list` shows it.")]
+Scopes = Annotated[
+    list[str] | None, typer.Option("--scope", help="What for, such as inference; may be given several times.")
+]
+Roles = Annotated[
+    list[str] | None, typer.Option("--role", help="As `inferctl admin roles list` shows it; several times.")
+]
+Models = Annotated[
+    list[str] | None,
+    typer.Option("--model", "-m", help="A model it may use, or the beginning of names and *; several times."),
+]
+MaxPriority = Annotated[
+    int | None,
+    typer.Option(min=LOWEST, max=HIGHEST, help="The most urgent priority of its requests."),
+]
+Expires = Annotated[str, typer.Option("--expires", metavar="DURATION", help="Refused after that, e.g. 90d.")]
+
+
+@api_keys.command("list")
+def list_keys(
+    tenant: Annotated[str, typer.Option(help="Only of this one.")] = "",
+    as_json: AsJson = False,
+    endpoint: Endpoint = "",
+    api_key: ApiKey = "",
+    state_dir: StateDirectory = None,
+) -> None:
+    """List keys: whose they are and what for, but not the keys themselves."""
+
+    async def run(client: Client) -> None:
+        everything, token = policy_pb2.ListApiKeysResponse(), ""
+        while True:
+            request = policy_pb2.ListApiKeysRequest(tenant=tenant, page_size=_PAGE, page_token=token)
+            page = await client.policy("ListApiKeys", request)
+            everything.api_keys.extend(page.api_keys)
+            if not (token := page.next_page_token):
+                break
+        show = print_json if as_json else lambda found: make_console().print(keys_table(found.api_keys))
+        show(everything)
+
+    with_client(run, endpoint, api_key, state_dir)
+
+
+@api_keys.command()
+def create(
+    tenant: Annotated[str, typer.Argument(help="Whose it is; it is there as soon as a key names it.")],
+    name: Annotated[str, typer.Argument(help="What it is for, in your words.")],
+    scope: Scopes = None,
+    role: Roles = None,
+    model: Models = None,
+    max_priority: MaxPriority = None,
+    expires: Expires = "",
+    cache_scope: Annotated[
+        str, typer.Option(help="Whose cached prefixes its requests share, beyond its tenant's.")
+    ] = "",
+    skip_answer_cache: Annotated[
+        bool, typer.Option("--skip-answer-cache", help="Its requests leave the answer cache aside.")
+    ] = False,
+    as_json: AsJson = False,
+    endpoint: Endpoint = "",
+    api_key: ApiKey = "",
+    state_dir: StateDirectory = None,
+) -> None:
+    """Make a key and show it, this once."""
+    request = policy_pb2.CreateApiKeyRequest(
+        tenant=tenant,
+        name=name,
+        scopes=scope if scope or role else ["inference", "models"],
+        roles=role,
+        models=model,
+        max_priority=max_priority,
+        cache_scope=cache_scope,
+        skip_answer_cache=skip_answer_cache,
+        expires_at=_in(expires),
+    )
+
+    async def run(client: Client) -> None:
+        _show_secret(await client.policy("CreateApiKey", request), as_json=as_json)
+
+    with_client(run, endpoint, api_key, state_dir)
+
+
+@api_keys.command()
+def update(
+    key_id: KeyId,
+    name: Annotated[str | None, typer.Option(help="What it is for.")] = None,
+    scope: Scopes = None,
+    role: Roles = None,
+    model: Models = None,
+    max_priority: MaxPriority = None,
+    expires: Annotated[
+        str | None, typer.Option("--expires", metavar="DURATION", help="From now; never: it does not expire.")
+    ] = None,
+    reset: Annotated[
+        list[str] | None,
+        typer.Option("--reset", metavar="FIELD", help="Back to its default, such as models; several times."),
+    ] = None,
+    version: Annotated[int, typer.Option(min=0, help="Only if it still has this version.")] = 0,
+    as_json: AsJson = False,
+    endpoint: Endpoint = "",
+    api_key: ApiKey = "",
+    state_dir: StateDirectory = None,
+) -> None:
+    """Change a key; its next call follows. What is not named stays."""
+    never = expires == "never"
+    given: dict[str, Any] = {
+        "name": name,
+        "scopes": scope,
+        "roles": role,
+        "models": model,
+        "max_priority": max_priority,
+        "expires_at": _in(expires) if expires and not never else None,
+    }
+    changed = {field: value for field, value in given.items() if value is not None}
+    paths = [*changed, *(["expires_at"] if never else []), *(reset or [])]
+    request = policy_pb2.UpdateApiKeyRequest(
+        api_key=policy_pb2.ApiKey(key_id=key_id, version=version, **changed),
+        update_mask=FieldMask(paths=paths),
+    )
+
+    async def run(client: Client) -> None:
+        response = await client.policy("UpdateApiKey", request)
+        print_json(response) if as_json else make_console().print(keys_table([response.api_key]))
+
+    with_client(run, endpoint, api_key, state_dir)
+
+
+@api_keys.command()
+def rotate(
+    key_id: KeyId,
+    overlap: Annotated[
+        str, typer.Option(metavar="DURATION", help="How long the key of now stays valid too.")
+    ] = "24h",
+    as_json: AsJson = False,
+    endpoint: Endpoint = "",
+    api_key: ApiKey = "",
+    state_dir: StateDirectory = None,
+) -> None:
+    """Give a key a new secret, and show it, this once."""
+    request = policy_pb2.RotateApiKeyRequest(key_id=key_id, overlap_s=seconds_of(overlap, "--overlap"))
+
+    async def run(client: Client) -> None:
+        _show_secret(await client.policy("RotateApiKey", request), as_json=as_json)
+
+    with_client(run, endpoint, api_key, state_dir)
+
+
+@api_keys.command()
+def revoke(
+    key_id: KeyId, endpoint: Endpoint = "", api_key: ApiKey = "", state_dir: StateDirectory = None
+) -> None:
+    """Refuse a key from now on, everywhere."""
+
+    async def run(client: Client) -> None:
+        await client.policy("RevokeApiKey", policy_pb2.RevokeApiKeyRequest(key_id=key_id))
+        sys.stdout.write(f"{key_id} is refused from now on\n")
+
+    with_client(run, endpoint, api_key, state_dir)
+
+
+def _in(duration: str) -> Timestamp | None:
+    """The time after a duration from now; None without one."""
+    if not duration:
+        return None
+    at = Timestamp()
+    at.FromSeconds(int(time.time()) + seconds_of(duration, "--expires"))
+    return at
+
+
+def _show_secret(
+    response: policy_pb2.CreateApiKeyResponse | policy_pb2.RotateApiKeyResponse, *, as_json: bool
+) -> None:
+    if as_json:
+        print_json(response)
+        return
+    make_console().print(keys_table([response.api_key]))
+    sys.stdout.write(f"\n{response.secret}\n\nThis is the key itself. It is shown this once.\n")

@@ -1,0 +1,99 @@
+"""`inferctl admin rate-limit`: how much keys, tenants and models may have."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+
+from inferflux.v1 import policy_pb2
+
+from .client import Client
+from .command import ApiKey, AsJson, Endpoint, StateDirectory, make_console, print_json, with_client
+from .policy_tables import limits_table, usage_table
+
+rate_limit = typer.Typer(help="How much keys, tenants and models may have.", no_args_is_help=True)
+
+Subject = Annotated[
+    str,
+    typer.Argument(
+        metavar="SUBJECT",
+        help="key:KEY_ID, tenant:NAME or model:NAME; tenant:* is for each tenant without limits of its own.",
+    ),
+]
+
+
+@rate_limit.command("list")
+def list_limits(
+    as_json: AsJson = False, endpoint: Endpoint = "", api_key: ApiKey = "", state_dir: StateDirectory = None
+) -> None:
+    """List the limits of all subjects that have some."""
+
+    async def run(client: Client) -> None:
+        found = await client.policy("ListRateLimits", policy_pb2.ListRateLimitsRequest())
+        print_json(found) if as_json else make_console().print(limits_table(found.rate_limits))
+
+    with_client(run, endpoint, api_key, state_dir)
+
+
+@rate_limit.command()
+def get(
+    subject: Subject,
+    as_json: AsJson = False,
+    endpoint: Endpoint = "",
+    api_key: ApiKey = "",
+    state_dir: StateDirectory = None,
+) -> None:
+    """Show the limits that hold for a subject, and how much of them is used now."""
+
+    async def run(client: Client) -> None:
+        found = await client.policy("GetRateLimit", policy_pb2.GetRateLimitRequest(subject=subject))
+        print_json(found) if as_json else make_console().print(usage_table(found))
+
+    with_client(run, endpoint, api_key, state_dir)
+
+
+@rate_limit.command("set")
+def set_limits(
+    subject: Subject,
+    requests_per_minute: Annotated[int, typer.Option(min=0, help="In any 60 seconds; 0: no limit.")] = 0,
+    tokens_per_minute: Annotated[int, typer.Option(min=0, help="Of prompts and answers; as above.")] = 0,
+    requests_per_day: Annotated[int, typer.Option(min=0, help="From midnight to midnight, UTC.")] = 0,
+    tokens_per_day: Annotated[int, typer.Option(min=0, help="As above.")] = 0,
+    concurrent: Annotated[int, typer.Option(min=0, help="Requests that run or wait at a time.")] = 0,
+    version: Annotated[int, typer.Option(min=0, help="Only if they still have this version.")] = 0,
+    as_json: AsJson = False,
+    endpoint: Endpoint = "",
+    api_key: ApiKey = "",
+    state_dir: StateDirectory = None,
+) -> None:
+    """Set all limits of a subject; what is not named has none. The next call is held to them."""
+    limits = policy_pb2.RateLimit(
+        subject=subject,
+        requests_per_minute=requests_per_minute,
+        tokens_per_minute=tokens_per_minute,
+        requests_per_day=requests_per_day,
+        tokens_per_day=tokens_per_day,
+        concurrent_requests=concurrent,
+        version=version,
+    )
+
+    async def run(client: Client) -> None:
+        response = await client.policy("SetRateLimit", policy_pb2.SetRateLimitRequest(rate_limit=limits))
+        print_json(response) if as_json else make_console().print(limits_table([response.rate_limit]))
+
+    with_client(run, endpoint, api_key, state_dir)
+
+
+@rate_limit.command()
+def delete(
+    subject: Subject, endpoint: Endpoint = "", api_key: ApiKey = "", state_dir: StateDirectory = None
+) -> None:
+    """Remove the limits of a subject: those of its kind hold, if there are any."""
+
+    async def run(client: Client) -> None:
+        await client.policy("DeleteRateLimit", policy_pb2.DeleteRateLimitRequest(subject=subject))
+        sys.stdout.write(f"{subject} has no limits of its own any more\n")
+
+    with_client(run, endpoint, api_key, state_dir)

@@ -1,0 +1,96 @@
+"""Keys, roles and limits as tables."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import UTC
+
+from google.protobuf.timestamp_pb2 import Timestamp
+from rich.console import Group, RenderableType
+from rich.markup import escape
+from rich.table import Table
+
+from inferflux.common.rate_limits import duration
+from inferflux.v1 import policy_pb2
+
+from .tables import make_table
+
+_NONE = "[dim]-[/]"
+
+
+def keys_table(keys: Sequence[policy_pb2.ApiKey]) -> Table:
+    """A row per key."""
+    table = make_table(
+        "key", "tenant", "name", ">priority", "expires", "last used", ">version", "scopes, roles, models"
+    )
+    for key in keys:
+        may = " ".join([*key.scopes, *(f"role:{role}" for role in key.roles)])
+        models = f" on {', '.join(key.models)}" if key.models else ""
+        rotating = " [yellow]two secrets[/]" if key.HasField("previous_secret_until") else ""
+        table.add_row(
+            f"[bold]{key.key_id}[/]{rotating}",
+            escape(key.tenant),
+            escape(key.name),
+            str(key.max_priority),
+            _time(key.expires_at) if key.HasField("expires_at") else "never",
+            _time(key.last_used_at) if key.HasField("last_used_at") else _NONE,
+            str(key.version),
+            escape(may + models),
+        )
+    return table
+
+
+def roles_table(roles: Sequence[policy_pb2.Role]) -> Table:
+    """A row per role."""
+    table = make_table("role", "", ">version", "scopes", "models", "description")
+    for role in roles:
+        table.add_row(
+            f"[bold]{escape(role.name)}[/]",
+            "[dim]built in[/]" if role.is_builtin else "",
+            str(role.version) if role.version else _NONE,
+            escape(" ".join(role.scopes)),
+            escape(", ".join(role.models)) or _NONE,
+            escape(role.description),
+        )
+    return table
+
+
+def limits_table(limits: Sequence[policy_pb2.RateLimit]) -> Table:
+    """A row per subject."""
+    table = make_table(
+        "subject", ">requests/min", ">tokens/min", ">requests/day", ">tokens/day", ">at a time", ">version"
+    )
+    for limit in limits:
+        table.add_row(
+            f"[bold]{escape(limit.subject)}[/]",
+            _limit(limit.requests_per_minute),
+            _limit(limit.tokens_per_minute),
+            _limit(limit.requests_per_day),
+            _limit(limit.tokens_per_day),
+            _limit(limit.concurrent_requests),
+            str(limit.version) if limit.version else _NONE,
+        )
+    return table
+
+
+def usage_table(found: policy_pb2.GetRateLimitResponse) -> RenderableType:
+    """A row per limit of one subject."""
+    if not found.usage:
+        return f"{escape(found.rate_limit.subject)} has no limits"
+    table = make_table("limit", ">used", ">of", ">all of it again in")
+    for usage in found.usage:
+        table.add_row(
+            usage.name.replace("_", " "),
+            f"{usage.used:,}",
+            f"{usage.limit:,}",
+            duration(usage.reset_ms) if usage.reset_ms else _NONE,
+        )
+    return Group(f"limits of [bold]{escape(found.rate_limit.subject)}[/]", "", table)
+
+
+def _limit(value: int) -> str:
+    return f"{value:,}" if value else _NONE
+
+
+def _time(at: Timestamp) -> str:
+    return at.ToDatetime(UTC).strftime("%Y-%m-%d %H:%M UTC")

@@ -1,0 +1,21 @@
+"""Who may call which method of PolicyService: one definition for policy and for gateways."""
+
+from __future__ import annotations
+
+from inferflux.common.scopes import Scope
+from inferflux.v1 import policy_pb2
+
+_POLICY = policy_pb2.DESCRIPTOR.services_by_name["PolicyService"]
+
+SERVICE_NAME = _POLICY.full_name
+
+FOR_SERVICES = ("Admit", "Reserve", "Renew", "Settle")
+"""Methods that services call, with the service key."""
+
+ADMIN_METHODS = tuple(method for method in _POLICY.methods if method.name not in FOR_SERVICES)
+"""Those that administrators call."""
+
+
+def scope_of(method: str) -> Scope:
+    """The scope that a method of administrators needs."""
+    return Scope.POLICY_READ if method.startswith(("List", "Get")) else Scope.POLICY

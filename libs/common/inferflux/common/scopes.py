@@ -1,0 +1,45 @@
+"""What a key may be used for: the one list of scopes. No I/O."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from enum import StrEnum
+
+
+class Scope(StrEnum):
+    """`SCOPES` says what each is for, `expanded` which others it includes."""
+
+    INFERENCE = "inference"
+    MODELS = "models"
+    ADMIN = "admin"
+    STATUS = "status"
+    CLUSTER = "cluster"
+    POLICY = "policy"
+    POLICY_READ = "policy:read"
+
+
+SCOPES: Mapping[Scope, str] = {
+    Scope.INFERENCE: "have answers computed, resume and cancel them; tokenize",
+    Scope.MODELS: "see which models are served",
+    Scope.ADMIN: "everything an operator does; includes all that follow",
+    Scope.STATUS: "see services, workers, the queue and fairness",
+    Scope.CLUSTER: "change fairness, drain workers, clear caches; includes `status`",
+    Scope.POLICY: "manage keys, roles and limits; includes `policy:read`",
+    Scope.POLICY_READ: "see keys, roles and limits, but no secret",
+}
+"""What each scope is for."""
+
+_INCLUDED: Mapping[Scope, frozenset[Scope]] = {
+    Scope.ADMIN: frozenset({Scope.STATUS, Scope.CLUSTER, Scope.POLICY, Scope.POLICY_READ}),
+    Scope.CLUSTER: frozenset({Scope.STATUS}),
+    Scope.POLICY: frozenset({Scope.POLICY_READ}),
+}
+
+
+def expanded(scopes: Iterable[str]) -> frozenset[Scope]:
+    """These scopes and those that they include. One of another version grants nothing."""
+    known = {Scope(name) for name in scopes if name in _KNOWN}
+    return frozenset(known.union(*(_INCLUDED.get(scope, frozenset()) for scope in known)))
+
+
+_KNOWN = frozenset(Scope)

@@ -1,0 +1,64 @@
+"""How services prove to policy that they are services: a secret that all of them share. No I/O."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import re
+from collections.abc import Sequence
+
+from inferflux.common.errors import InvalidArgument, Unauthenticated
+
+SERVICE = "service"
+"""Stands in a method's rule where a scope does: services alone call it."""
+
+VARIABLE = "INFERFLUX_SERVICE_KEY"
+MIN_LENGTH = 16
+
+# What gRPC metadata can carry, without the comma that separates keys.
+_KEY = re.compile(r"[!-+\--~]{16,256}")
+
+
+def parse_service_keys(text: str) -> tuple[str, ...]:
+    """The keys of a setting, comma-separated: the first is sent, each is accepted, so that keys can be
+    changed one service after another.
+
+    Raises:
+        InvalidArgument: there is none, or one that cannot be used.
+    """
+    keys = tuple(part.strip() for part in text.split(",") if part.strip())
+    if not keys:
+        message = (
+            f"{VARIABLE} must be set: a secret of {MIN_LENGTH} characters or more, the same for all services"
+        )
+        raise InvalidArgument(message, field=VARIABLE)
+    if any(_KEY.fullmatch(key) is None for key in keys):
+        message = f"{VARIABLE}: a key is {MIN_LENGTH} to 256 printable ASCII characters without blanks"
+        raise InvalidArgument(message, field=VARIABLE)
+    return keys
+
+
+class ServiceKeys:
+    """Recognises services.
+
+    Args:
+        keys: those that are accepted.
+    """
+
+    def __init__(self, keys: Sequence[str]) -> None:
+        self._digests = [_digest(key) for key in keys]
+
+    def check(self, given: str) -> None:
+        """Raises:
+        Unauthenticated: it is none of the keys. How long that takes tells nothing about them.
+        """
+        if not given:
+            raise Unauthenticated("services alone may call this", reason="NO_SERVICE_KEY")
+        digest = _digest(given)
+        matches = [hmac.compare_digest(digest, known) for known in self._digests]
+        if not any(matches):
+            raise Unauthenticated("this service key is wrong", reason="WRONG_SERVICE_KEY")
+
+
+def _digest(key: str) -> bytes:
+    return hashlib.sha256(key.encode()).digest()

@@ -1,0 +1,59 @@
+"""The paths of the HTTP front, and what each asks of its callers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from inferflux.common.scopes import Scope
+
+
+@dataclass(frozen=True, slots=True)
+class RouteRule:
+    """One path and method.
+
+    Attributes:
+        scope: the scope that the caller's key needs; None answers strangers.
+    """
+
+    method: str
+    path: str
+    scope: Scope | None = None
+
+    @property
+    def is_counted(self) -> bool:
+        """Whether it counts against request limits."""
+        return self.scope is Scope.INFERENCE
+
+
+CHAT = RouteRule("POST", "/v1/chat/completions", Scope.INFERENCE)
+COMPLETIONS = RouteRule("POST", "/v1/completions", Scope.INFERENCE)
+RESPONSES = RouteRule("POST", "/v1/responses", Scope.INFERENCE)
+GENERATE = RouteRule("POST", "/generate", Scope.INFERENCE)
+# A websocket; each of its messages is a request.
+GENERATE_SOCKET = RouteRule("WEBSOCKET", "/generate", Scope.INFERENCE)
+TOKENIZE = RouteRule("POST", "/v1/tokenize", Scope.INFERENCE)
+DETOKENIZE = RouteRule("POST", "/v1/detokenize", Scope.INFERENCE)
+LIST_MODELS = RouteRule("GET", "/v1/models", Scope.MODELS)
+GET_MODEL = RouteRule("GET", "/v1/models/{model:path}", Scope.MODELS)
+OPENAPI = RouteRule("GET", "/openapi.json")
+DOCS = RouteRule("GET", "/docs")
+HEALTHZ = RouteRule("GET", "/healthz")
+LIVEZ = RouteRule("GET", "/livez")
+READYZ = RouteRule("GET", "/readyz")
+
+ROUTES = (
+    CHAT,
+    COMPLETIONS,
+    RESPONSES,
+    GENERATE,
+    GENERATE_SOCKET,
+    TOKENIZE,
+    DETOKENIZE,
+    LIST_MODELS,
+    GET_MODEL,
+    OPENAPI,
+    DOCS,
+    HEALTHZ,
+    LIVEZ,
+    READYZ,
+)

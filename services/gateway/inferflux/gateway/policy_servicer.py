@@ -1,0 +1,60 @@
+"""PolicyService, as far as administrators call it: passed on to policy, with the caller's own key.
+
+Policy admits the key again and decides by itself. So an administrator needs the gateway's address alone, and
+whatever policy serves for administrators, the gateway does.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import grpc
+import grpc.aio
+from google.protobuf.descriptor import MethodDescriptor
+from google.protobuf.message_factory import GetMessageClass
+
+from inferflux.common import grpc_metadata
+from inferflux.common.grpc_interceptor import current_call
+from inferflux.common.grpc_rules import MethodRule
+from inferflux.common.policy_methods import ADMIN_METHODS, SERVICE_NAME, scope_of
+
+from .admission import to_error
+
+# Checks, a few round trips to Redis, and a list of many keys.
+_TIMEOUT_S = 10.0
+
+
+def rules() -> dict[str, MethodRule]:
+    """A rule for each method that is passed on, by full name."""
+    return {f"/{SERVICE_NAME}/{m.name}": MethodRule(scope_of(m.name)) for m in ADMIN_METHODS}
+
+
+def add_to(server: grpc.aio.Server, policy: grpc.aio.Channel) -> None:
+    """Have a server serve them."""
+    handlers = {method.name: _handler(policy, method) for method in ADMIN_METHODS}
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE_NAME, handlers),))
+    server.add_registered_method_handlers(SERVICE_NAME, handlers)
+
+
+def _handler(policy: grpc.aio.Channel, method: MethodDescriptor) -> grpc.RpcMethodHandler[Any, Any]:
+    asked: Any = GetMessageClass(method.input_type)
+    answer: Any = GetMessageClass(method.output_type)
+    call: Any = policy.unary_unary(
+        f"/{SERVICE_NAME}/{method.name}",
+        request_serializer=asked.SerializeToString,
+        response_deserializer=answer.FromString,
+    )
+
+    async def handle(request: Any, _context: object) -> Any:
+        context = current_call().context
+        metadata = grpc_metadata.outgoing(
+            api_key=context.credential, request_id=context.request_id, traceparent=context.traceparent
+        )
+        try:
+            return await call(request, timeout=_TIMEOUT_S, metadata=metadata)
+        except grpc.aio.AioRpcError as error:
+            raise to_error(error) from None
+
+    return grpc.unary_unary_rpc_method_handler(
+        handle, request_deserializer=asked.FromString, response_serializer=answer.SerializeToString
+    )

@@ -1,0 +1,190 @@
+"""The limiter, as policy calls it: one script in Redis."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+from inferflux.common import rate_limits
+from inferflux.common.errors import ResourceExhausted
+from inferflux.policy.guarded import StoreGuard
+from inferflux.v1 import policy_pb2
+
+from .rules import NAMES, RateLimit, kind_subject, over_limit
+
+if TYPE_CHECKING:
+    from redis.asyncio import Redis
+
+_SCRIPT = (Path(__file__).parent / "limiter.lua").read_text()
+_PREFIX = "inferflux:{limits}:"
+_RULES = f"{_PREFIX}rules"
+
+State = policy_pb2.RateLimitState
+ClockMs = Callable[[], int]
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A request that reserves, by what names it."""
+
+    tenant: str
+    request_id: str
+    attempt_id: str
+
+    @property
+    def name(self) -> str:
+        return f"{self.tenant}:{self.request_id}:{self.attempt_id}"
+
+
+@dataclass(frozen=True, slots=True)
+class Reserved:
+    """A reservation.
+
+    Attributes:
+        states: what is left of the limits it was reserved from.
+        lease_ms: it is given back unless it is renewed within this time; 0: nothing was reserved.
+    """
+
+    states: Sequence[State]
+    lease_ms: int
+
+
+class Limiter:
+    """Counts requests and tokens of subjects, and what runs at the same time.
+
+    Every method is one round trip, atomic, and raises Unavailable when Redis does not answer in time.
+
+    Args:
+        lease_s: how long a reservation lasts that is not renewed.
+        remember_s: how long it is remembered what a job was charged.
+        clock_ms: the time in ms since 1970; None: that of Redis, which all policy processes share.
+    """
+
+    def __init__(
+        self,
+        redis: Redis,
+        guard: StoreGuard,
+        *,
+        lease_s: float,
+        remember_s: int,
+        clock_ms: ClockMs | None = None,
+    ) -> None:
+        self._redis = redis
+        self._guard = guard
+        self._script = redis.register_script(_SCRIPT)
+        self._lease_ms = round(lease_s * 1000)
+        self._remember_s = remember_s
+        self._clock_ms = clock_ms
+
+    async def admit(self, subjects: Sequence[str]) -> Sequence[State]:
+        """Count a request of each subject; returns what is left of their limits.
+
+        Raises:
+            ResourceExhausted: one of them has used up a limit: then nothing is counted.
+        """
+        answer = await self._run("admit", subjects=subjects)
+        return _states(answer, asked_tokens=0)
+
+    async def reserve(self, job: Job, subjects: Sequence[str], *, model: str, tokens: int) -> Reserved:
+        """Reserve tokens of each subject, and a place among its running requests. Doing it again changes
+        nothing.
+
+        Args:
+            model: the one of the subjects whose requests are counted here.
+
+        Raises:
+            ResourceExhausted: it would be over a limit: then nothing is reserved.
+        """
+        answer = await self._run(
+            "reserve", job=job.name, subjects=subjects, model=model, tokens=tokens, lease_ms=self._lease_ms
+        )
+        return Reserved(_states(answer, asked_tokens=tokens), int(answer["lease_ms"]))
+
+    async def renew(self, jobs: Sequence[Job]) -> None:
+        """Have reservations last longer; those that are not there are left out."""
+        await self._run("renew", jobs=[job.name for job in jobs], lease_ms=self._lease_ms)
+
+    async def settle(self, job: Job, subjects: Sequence[str], *, tokens: int, is_void: bool = False) -> None:
+        """Charge the tokens that a job used in the end, or so far, and end its reservation. What was charged
+        before counts.
+
+        Args:
+            subjects: whose limits are charged where there is no reservation any more.
+            is_void: there was no job: only end the reservation.
+        """
+        await self._run(
+            "settle",
+            job=job.name,
+            subjects=subjects,
+            tokens=tokens,
+            is_void=is_void,
+            remember_s=self._remember_s,
+        )
+
+    async def sweep(self) -> int:
+        """Give back what was not renewed in time; how many reservations that were."""
+        return int((await self._run("sweep", lease_ms=self._lease_ms))["expired"])
+
+    async def usage(self, subject: str) -> list[policy_pb2.RateLimitUsage]:
+        """What a subject has used of each of its limits."""
+        rows = (await self._run("usage", subject=subject))["usage"]
+        return [policy_pb2.RateLimitUsage(**row) for row in rows]
+
+    async def set_rule(self, rule: RateLimit) -> RateLimit | None:
+        """Write the limits of a subject, and return them with their new version.
+
+        Args:
+            rule: with version 0, whatever is stored is replaced. Else nothing is written, and None returned,
+                unless the stored ones have this version.
+        """
+        checked = {"version": rule.version} if rule.version else {}
+        answer = await self._run("set_rule", subject=rule.subject, limits=dict(rule.limits), **checked)
+        return RateLimit(rule.subject, rule.limits, int(answer["version"])) if answer["is_set"] else None
+
+    async def delete_rule(self, subject: str) -> bool:
+        """Remove the limits of a subject; False if it has none of its own."""
+        async with self._guard.limit():
+            return bool(await self._redis.hdel(_RULES, subject))
+
+    async def rules(self) -> list[RateLimit]:
+        """Those of all subjects, by name."""
+        async with self._guard.limit():
+            rows = cast("dict[bytes, bytes]", await self._redis.hgetall(_RULES))
+        return sorted((_rule(s.decode(), row) for s, row in rows.items()), key=lambda rule: rule.subject)
+
+    async def rule_of(self, subject: str) -> RateLimit:
+        """The limits that hold for a subject: its own, those of its kind, or none."""
+        names = [subject, kind_subject(subject)]
+        async with self._guard.limit():
+            rows = cast("list[bytes | None]", await self._redis.hmget(_RULES, names))
+        found = (_rule(name, row) for name, row in zip(names, rows, strict=True) if row)
+        return next(found, RateLimit(subject))
+
+    async def _run(self, operation: str, **given: object) -> dict[str, Any]:
+        now = "" if self._clock_ms is None else self._clock_ms()
+        async with self._guard.limit():
+            answer = await self._script([_PREFIX], [operation, now, json.dumps(given)])
+        return cast("dict[str, Any]", json.loads(answer))
+
+
+def _rule(subject: str, row: bytes) -> RateLimit:
+    stored = json.loads(row)
+    limits = {name: int(stored["limits"][name]) for name in NAMES if name in stored["limits"]}
+    return RateLimit(subject, limits, int(stored["version"]))
+
+
+def _states(answer: Mapping[str, Any], *, asked_tokens: int) -> Sequence[State]:
+    """What is left, where nothing was refused.
+
+    Raises:
+        ResourceExhausted: something was.
+    """
+    states = rate_limits.tightest(State(**row) for row in answer["states"])
+    if refused := answer.get("refused"):
+        error: ResourceExhausted = over_limit(refused, asked_tokens=asked_tokens)
+        error.headers = rate_limits.headers_of(states)
+        raise error
+    return states

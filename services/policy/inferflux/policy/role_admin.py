@@ -1,0 +1,99 @@
+"""What administrators do with roles."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from inferflux.common import logs
+from inferflux.common.errors import Aborted, InvalidArgument, NotFound
+from inferflux.common.model_names import parse_patterns
+from inferflux.common.scopes import expanded
+from inferflux.v1 import policy_pb2
+
+from . import keys
+from .admission import Holder
+from .roles import BUILTIN, Access, Role, check_may_manage, parse_description, parse_role_name
+
+if TYPE_CHECKING:
+    from .key_store import KeyStore
+
+log = logs.get()
+
+
+class RoleAdmin:
+    """Roles, as administrators see them."""
+
+    def __init__(self, store: KeyStore) -> None:
+        self._store = store
+
+    async def list(self) -> policy_pb2.ListRolesResponse:
+        roles = await self._store.all_roles()
+        return policy_pb2.ListRolesResponse(roles=[_message(role) for role in roles])
+
+    async def set(self, actor: Holder, request: policy_pb2.SetRoleRequest) -> policy_pb2.SetRoleResponse:
+        """Raises:
+        InvalidArgument: a field is wrong, or every InferFlux has this role.
+        PermissionDenied: it reaches further than who changes it, or would.
+        Aborted: it was changed meanwhile.
+        """
+        given = request.role
+        name = _own_name(given.name, field="role.name")
+        scopes = keys.parse_scopes(given.scopes, field="role.scopes")
+        if not scopes:
+            raise InvalidArgument("a role needs at least one scope", field="role.scopes")
+        old = next(iter(await self._store.find_roles([name])), None)
+        version = old.version if old else 0
+        role = Role(
+            name,
+            scopes,
+            models=parse_patterns(given.models, field="role.models"),
+            description=parse_description(given.description, field="role.description"),
+            version=version + 1,
+        )
+        if given.version and given.version != version:
+            raise _changed(name)
+        check_may_manage(actor.access, _access(role), *([_access(old)] if old else []))
+        if not await self._store.put_role(role):
+            raise _changed(name)
+        log.info("role set", role=name, by=actor.key_id)
+        return policy_pb2.SetRoleResponse(role=_message(role))
+
+    async def delete(self, actor: Holder, request: policy_pb2.DeleteRoleRequest) -> None:
+        """Raises:
+        InvalidArgument: every InferFlux has this role.
+        NotFound: there is none of this name.
+        PermissionDenied: it reaches further than who takes it away.
+        """
+        name = _own_name(request.name, field="name")
+        old = next(iter(await self._store.find_roles([name])), None)
+        if old is not None:
+            check_may_manage(actor.access, _access(old))
+        if old is None or not await self._store.delete_role(name):
+            raise NotFound(f"there is no role {name}", reason="UNKNOWN_ROLE")
+        log.info("role deleted", role=name, by=actor.key_id)
+
+
+def _own_name(text: str, *, field: str) -> str:
+    name = parse_role_name(text, field=field)
+    if name in BUILTIN:
+        raise InvalidArgument(f"the role {name} is one that every InferFlux has", field=field)
+    return name
+
+
+def _access(role: Role) -> Access:
+    return Access(expanded(role.scopes), role.models)
+
+
+def _changed(name: str) -> Aborted:
+    return Aborted(f"role {name} was changed meanwhile: read it again", reason="VERSION_MISMATCH")
+
+
+def _message(role: Role) -> policy_pb2.Role:
+    return policy_pb2.Role(
+        name=role.name,
+        scopes=role.scopes,
+        models=role.models,
+        description=role.description,
+        is_builtin=role.is_builtin,
+        version=role.version,
+    )

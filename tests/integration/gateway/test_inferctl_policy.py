@@ -1,0 +1,118 @@
+"""`inferctl admin api-keys`, `roles` and `rate-limit`: through a gateway, to policy."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import grpc.aio
+import pytest
+from harness.gateway import GatewayProcess
+from harness.inferctl import run
+from harness.policy import PolicyProcess
+
+KEY_ID = re.compile(r"key_[0-9a-f]{16}")
+SECRET = re.compile(r"^ifx_[A-Za-z0-9_-]{43}$", re.MULTILINE)
+
+
+@pytest.fixture
+def env(gateway: GatewayProcess, admin_key: str, tmp_path: Path) -> dict[str, str]:
+    return {
+        "INFERFLUX_ENDPOINT": f"127.0.0.1:{gateway.port}",
+        "INFERFLUX_API_KEY": admin_key,
+        "INFERFLUX_STATE_DIR": str(tmp_path),
+    }
+
+
+async def done(env: dict[str, str], *arguments: str) -> str:
+    result = await run("admin", *arguments, env=env)
+    assert result.returncode == 0, result.stderr
+    return result.stdout
+
+
+async def test_a_keys_life(env: dict[str, str], policy: PolicyProcess) -> None:
+    made = await done(
+        env,
+        "api-keys",
+        "create",
+        "cli",
+        "nightly",
+        "--scope",
+        "inference",
+        "--model",
+        "demo*",
+        "--expires",
+        "2h",
+    )
+    (secret,), (key_id,) = SECRET.findall(made), set(KEY_ID.findall(made))
+    assert list((await policy.admit(secret)).models) == ["demo*"]
+    listed = await done(env, "api-keys", "list", "--tenant", "cli")
+    assert key_id in listed
+    assert "nightly" in listed
+    assert secret not in listed
+
+    changed = await done(
+        env, "api-keys", "update", key_id, "--max-priority", "7", "--reset", "models", "--expires", "never"
+    )
+    assert "never" in changed
+    admitted = await policy.admit(secret)
+    assert (admitted.max_priority, list(admitted.models)) == (7, [])
+
+    rotated = json.loads(await done(env, "api-keys", "rotate", key_id, "--overlap", "1h", "--json"))
+    assert rotated["api_key"]["key_id"] == key_id
+    for each in (secret, rotated["secret"]):
+        await policy.admit(each)
+    await done(env, "api-keys", "revoke", key_id)
+    with pytest.raises(grpc.aio.AioRpcError):
+        await policy.admit(rotated["secret"])
+
+
+async def test_roles_and_keys_that_have_them(env: dict[str, str], policy: PolicyProcess) -> None:
+    await done(env, "roles", "set", "cli-role", "--scope", "models", "--description", "sees models")
+    listed = json.loads(await done(env, "roles", "list", "--json"))["roles"]
+    assert {"name": "cli-role", "description": "sees models"}.items() <= listed[-1].items()
+    made = json.loads(await done(env, "api-keys", "create", "cli", "x", "--role", "cli-role", "--json"))
+    assert (await policy.admit(made["secret"], "models")).tenant == "cli"
+    await done(env, "roles", "delete", "cli-role")
+    assert "cli-role" not in await done(env, "roles", "list")
+
+
+async def test_limits_are_set_shown_and_deleted(env: dict[str, str]) -> None:
+    flags = ("--requests-per-minute", "1200", "--concurrent", "3")
+    assert "1,200" in await done(env, "rate-limit", "set", "tenant:cli-limits", *flags)
+    shown = await done(env, "rate-limit", "get", "tenant:cli-limits")
+    assert re.search(r"requests per minute +0 +1,200", shown)
+    assert re.search(r"concurrent requests +0 +3", shown)
+    assert "tenant:cli-limits" in await done(env, "rate-limit", "list")
+    await done(env, "rate-limit", "delete", "tenant:cli-limits")
+    assert "has no limits" in await done(env, "rate-limit", "get", "tenant:cli-limits")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("api-keys", "create", "A", "x"), "a tenant is"),
+        (("api-keys", "create", "a", "x", "--scope", "root"), "unknown scope 'root'"),
+        (("api-keys", "create", "a", "x", "--role", "no-such"), "there is no role no-such"),
+        (("api-keys", "update", "key_0123456789abcdef", "--name", "x"), "there is no key"),
+        (("api-keys", "update", "key_0123456789abcdef"), "no field to change is named"),
+        (("api-keys", "revoke", "mine"), "a key id is"),
+        (("roles", "set", "admin", "--scope", "models"), "every InferFlux has"),
+        (("rate-limit", "set", "acme"), "a subject is"),
+    ],
+)
+async def test_what_cannot_be_done_is_said_in_a_line(
+    env: dict[str, str], arguments: tuple[str, ...], said: str
+) -> None:
+    result = await run("admin", *arguments, env=env)
+    assert result.returncode == 1
+    assert said in result.stderr
+    assert result.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("text", ["90", "d", "1.5h", "2w"])
+async def test_a_duration_that_is_none_is_a_matter_of_usage(env: dict[str, str], text: str) -> None:
+    result = await run("admin", "api-keys", "create", "a", "x", "--expires", text, env=env)
+    assert result.returncode == 2
+    assert "--expires" in result.stderr

@@ -1,0 +1,283 @@
+"""The limiter in Redis does what a naive model does, in whatever order; and it is exact under concurrency."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import pytest
+import redis.asyncio
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from inferflux.common.errors import ResourceExhausted
+from inferflux.common.servers import ServerProcess
+from inferflux.policy.guarded import StoreGuard
+from inferflux.policy.limits.limiter import Job, Limiter
+from inferflux.policy.limits.rules import NAMES, RateLimit
+
+from .naive_limiter import WINDOWS, NaiveLimiter
+
+LEASE_S = 15
+START_MS = 1_760_000_000_123
+KEYS = ("key:key_0000000000000001", "key:key_0000000000000002")
+TENANT, MODELS = "tenant:acme", ("model:demo", "model:other")
+SUBJECTS = (*KEYS, TENANT, *MODELS)
+
+
+@pytest.fixture(scope="module")
+def limits_valkey(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    """A valkey-server that is emptied between examples."""
+    server = ServerProcess.valkey(tmp_path_factory.mktemp("limits-valkey"))
+    server.start()
+    server.wait_ready()
+    yield server
+    server.stop()
+
+
+def limiter_of(
+    client: redis.asyncio.Redis, clock: Clock | None = None, *, lease_s: float = LEASE_S
+) -> Limiter:
+    return Limiter(client, StoreGuard(timeout_s=10), lease_s=lease_s, remember_s=3600, clock_ms=clock)
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now_ms = START_MS
+
+    def __call__(self) -> int:
+        return self.now_ms
+
+
+limits = st.dictionaries(st.sampled_from(NAMES), st.integers(1, 30), min_size=1)
+subjects_of_a_call = st.tuples(st.sampled_from(KEYS), st.just(TENANT), st.sampled_from(MODELS))
+jobs = st.integers(0, 5).map(lambda i: Job("acme", f"r{i}", "a"))
+steps = st.one_of(
+    st.tuples(st.just("rule"), st.sampled_from((*SUBJECTS, "key:*", "tenant:*", "model:*")), limits),
+    st.tuples(st.just("no rule"), st.sampled_from((*SUBJECTS, "tenant:*"))),
+    st.tuples(st.just("admit"), subjects_of_a_call),
+    st.tuples(st.just("reserve"), jobs, subjects_of_a_call, st.integers(0, 20)),
+    st.tuples(st.just("settle"), jobs, subjects_of_a_call, st.integers(0, 25), st.booleans()),
+    st.tuples(st.just("renew"), st.lists(jobs, max_size=3)),
+    st.tuples(st.just("sweep")),
+    st.tuples(
+        st.just("wait"), st.sampled_from((1, 400, 1000, 7000, 15_000, 59_000, 61_000, 3_600_000, 86_400_000))
+    ),
+)
+
+
+class Both:
+    """The limiter and the model, told the same."""
+
+    def __init__(self, limiter: Limiter, clock: Clock) -> None:
+        self.limiter, self.clock = limiter, clock
+        self.model = NaiveLimiter(LEASE_S * 1000)
+
+    async def do(self, step: tuple[object, ...]) -> None:
+        await getattr(self, f"_{str(step[0]).replace(' ', '_')}")(*step[1:])
+        for subject in SUBJECTS:
+            await self._compare_usage(subject)
+
+    async def _compare_usage(self, subject: str) -> None:
+        told = {u.name: u.used for u in await self.limiter.usage(subject)}
+        for name, used in told.items():
+            if name in WINDOWS:
+                assert used == self.model.used(subject, name, self.clock.now_ms), (subject, name)
+            else:
+                assert used == self.model.running(subject), subject
+
+    async def _rule(self, subject: str, limits: dict[str, int]) -> None:
+        await self.limiter.set_rule(RateLimit(subject, limits))
+        self.model.rules[subject] = limits
+
+    async def _no_rule(self, subject: str) -> None:
+        assert await self.limiter.delete_rule(subject) == (self.model.rules.pop(subject, None) is not None)
+
+    async def _admit(self, subjects: tuple[str, ...]) -> None:
+        refused = await wait_of(self.limiter.admit(subjects[:2]))
+        assert refused == self.model.admit(subjects[:2], self.clock.now_ms)
+
+    async def _reserve(self, job: Job, subjects: tuple[str, ...], tokens: int) -> None:
+        refused = await wait_of(self.limiter.reserve(job, subjects, model=subjects[2], tokens=tokens))
+        assert refused == self.model.reserve(job.name, subjects, subjects[2], tokens, self.clock.now_ms)
+
+    async def _settle(self, job: Job, subjects: tuple[str, ...], tokens: int, is_void: bool) -> None:
+        await self.limiter.settle(job, subjects, tokens=tokens, is_void=is_void)
+        self.model.settle(job.name, subjects, tokens, is_void, self.clock.now_ms)
+
+    async def _renew(self, jobs: list[Job]) -> None:
+        await self.limiter.renew(jobs)
+        self.model.renew([job.name for job in jobs], self.clock.now_ms)
+
+    async def _sweep(self) -> None:
+        assert await self.limiter.sweep() == self.model.sweep(self.clock.now_ms)
+
+    async def _wait(self, ms: int) -> None:
+        self.clock.now_ms += ms
+
+
+async def wait_of(call: object) -> int | None:
+    """The wait in ms that a refusal asks for, -1 for ever; None if it was none."""
+    try:
+        await call  # type: ignore[misc]
+    except ResourceExhausted as error:
+        return -1 if error.retry_delay_s is None else round(error.retry_delay_s * 1000)
+    return None
+
+
+@settings(max_examples=60, deadline=None)
+@given(steps=st.lists(steps, max_size=25))
+def test_it_does_what_the_naive_model_does(
+    limits_valkey: ServerProcess, steps: list[tuple[object, ...]]
+) -> None:
+    async def play() -> None:
+        async with redis.asyncio.Redis.from_url(limits_valkey.url) as client:
+            await client.flushdb()
+            clock = Clock()
+            both = Both(limiter_of(client, clock), clock)
+            await both.do(("rule", TENANT, {"tokens_per_minute": 30, "concurrent_requests": 3}))
+            for step in steps:
+                await both.do(step)
+
+    asyncio.run(play())
+
+
+async def test_no_interval_of_a_minute_has_more_than_the_limit(limits_valkey: ServerProcess) -> None:
+    async with redis.asyncio.Redis.from_url(limits_valkey.url) as client:
+        await client.flushdb()
+        clock = Clock()
+        limiter = limiter_of(client, clock)
+        await limiter.set_rule(RateLimit(TENANT, {"requests_per_minute": 5}))
+        admitted: list[int] = []
+        for _ in range(600):
+            clock.now_ms += 317
+            if await wait_of(limiter.admit([TENANT])) is None:
+                admitted.append(clock.now_ms)
+    assert len(admitted) >= 5 * (600 * 317 // 61_000)
+    for start in admitted:
+        assert sum(start <= at < start + 60_000 for at in admitted) <= 5
+
+
+async def test_waiting_as_long_as_told_is_enough_and_not_too_long(limits_valkey: ServerProcess) -> None:
+    async with redis.asyncio.Redis.from_url(limits_valkey.url) as client:
+        await client.flushdb()
+        clock = Clock()
+        limiter = limiter_of(client, clock)
+        await limiter.set_rule(RateLimit(TENANT, {"requests_per_minute": 3}))
+        for _ in range(3):
+            await limiter.admit([TENANT])
+            clock.now_ms += 5000
+        wait = await wait_of(limiter.admit([TENANT]))
+        assert wait is not None
+        clock.now_ms += wait - 1
+        assert await wait_of(limiter.admit([TENANT])) == 1
+        clock.now_ms += 1
+        assert await wait_of(limiter.admit([TENANT])) is None
+
+
+async def test_a_clock_that_is_set_back_frees_nothing(limits_valkey: ServerProcess) -> None:
+    async with redis.asyncio.Redis.from_url(limits_valkey.url) as client:
+        await client.flushdb()
+        clock = Clock()
+        limiter = limiter_of(client, clock)
+        await limiter.set_rule(RateLimit(TENANT, {"requests_per_minute": 2}))
+        await limiter.admit([TENANT])
+        clock.now_ms -= 3_600_000
+        await limiter.admit([TENANT])
+        assert await wait_of(limiter.admit([TENANT])) is not None
+        clock.now_ms += 3_600_000 + 61_000
+        assert await wait_of(limiter.admit([TENANT])) is None
+
+
+async def test_what_is_left_is_told_with_a_refusal_too(limits_valkey: ServerProcess) -> None:
+    async with redis.asyncio.Redis.from_url(limits_valkey.url) as client:
+        await client.flushdb()
+        limiter = limiter_of(client, Clock())
+        await limiter.set_rule(RateLimit(TENANT, {"requests_per_minute": 1, "tokens_per_minute": 9}))
+        (requests, tokens) = await limiter.admit([TENANT])
+        assert (requests.name, requests.limit, requests.remaining) == ("requests", 1, 0)
+        assert (tokens.name, tokens.limit, tokens.remaining) == ("tokens", 9, 9)
+        with pytest.raises(ResourceExhausted) as caught:
+            await limiter.admit([TENANT])
+        assert caught.value.headers["x-ratelimit-remaining-requests"] == "0"
+        assert caught.value.headers["x-ratelimit-limit-tokens"] == "9"
+
+
+async def test_fifty_at_once_never_get_over_a_limit_and_leave_nothing(limits_valkey: ServerProcess) -> None:
+    """Each of them reserves, runs and settles, again and again; some never settle, as their gateway dies."""
+    limit = {"concurrent_requests": 7, "tokens_per_minute": 5000, "requests_per_minute": 1000}
+    async with redis.asyncio.Redis.from_url(limits_valkey.url, max_connections=80) as client:
+        await client.flushdb()
+        limiters = [limiter_of(client, lease_s=1) for _ in range(5)]
+        await limiters[0].set_rule(RateLimit(TENANT, limit))
+        now = asyncio.get_running_loop().time
+        end, seen = now() + 3, Seen()
+        sweeping = asyncio.create_task(sweep_on(limiters[0]))
+        callers = (call_until(end, limiters[i % 5], seen, limit, name=f"c{i}") for i in range(50))
+        await asyncio.gather(*callers)
+        assert 0 < seen.most_running <= limit["concurrent_requests"]
+        assert seen.dead > 3
+        await until_all_given_back(limiters[0])
+        sweeping.cancel()
+        used = {usage.name: usage.used for usage in await limiters[0].usage(TENANT)}
+        assert used["tokens_per_minute"] == seen.used
+        assert used["requests_per_minute"] == seen.admitted
+        assert [name async for name in client.scan_iter("inferflux:{limits}:running:*")] == []
+        assert await client.zcard("inferflux:{limits}:leases") == 0
+
+
+@dataclass
+class Seen:
+    """What the callers see together."""
+
+    admitted: int = 0
+    used: int = 0
+    reserved: int = 0
+    running: int = 0
+    most_running: int = 0
+    dead: int = 0
+
+
+async def call_until(
+    end: float, limiter: Limiter, seen: Seen, limit: Mapping[str, int], *, name: str
+) -> None:
+    now = asyncio.get_running_loop().time
+    for i in itertools.count():
+        if now() >= end:
+            return
+        job = Job("acme", f"{name}-{i}", "a")
+        try:
+            await limiter.admit([TENANT])
+            seen.admitted += 1
+            await limiter.reserve(job, [TENANT], model="model:demo", tokens=50)
+        except ResourceExhausted:
+            await asyncio.sleep(0.02)
+            continue
+        seen.running += 1
+        seen.reserved += 50
+        seen.most_running = max(seen.most_running, seen.running)
+        assert seen.used + seen.reserved <= limit["tokens_per_minute"]
+        assert seen.admitted <= limit["requests_per_minute"]
+        await asyncio.sleep(0.002)
+        seen.running -= 1
+        seen.reserved -= 50
+        if i % 5 == 0 and name.endswith("0"):
+            seen.dead += 1
+            continue
+        seen.used += 9
+        await limiter.settle(job, [TENANT], tokens=9)
+
+
+async def sweep_on(limiter: Limiter) -> None:
+    """As a policy process does it."""
+    while True:
+        await limiter.sweep()
+        await asyncio.sleep(0.2)
+
+
+async def until_all_given_back(limiter: Limiter) -> None:
+    async with asyncio.timeout(20):
+        while {usage.name: usage.used for usage in await limiter.usage(TENANT)}["concurrent_requests"]:
+            await asyncio.sleep(0.05)

@@ -1,0 +1,101 @@
+"""Services prove themselves to policy: others cannot admit, reserve, renew or settle."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from harness.audit import lines_in
+from harness.policy import SERVICE_KEY, AsService, bearer, refusal
+
+from inferflux.common.errors import from_rpc
+from inferflux.common.policy_methods import FOR_SERVICES
+from inferflux.policy.store import PolicyStore
+from inferflux.v1 import policy_pb2
+
+from .conftest import Running, StartPolicy
+
+KEY_ID = "key_" + "0" * 16
+
+
+def requests(credential: str) -> dict[str, Any]:
+    names: dict[str, Any] = {
+        "request_id": "r-services",
+        "attempt_id": "a",
+        "tenant": "strangers",
+        "key_id": KEY_ID,
+    }
+    return {
+        "Admit": policy_pb2.AdmitRequest(credential=credential, scope="inference", request_id="r"),
+        "Reserve": policy_pb2.ReserveRequest(**names, model="demo", prompt_tokens=1, max_tokens=1),
+        "Renew": policy_pb2.RenewRequest(),
+        "Settle": policy_pb2.SettleRequest(**names, outcome="stop"),
+    }
+
+
+@pytest.mark.parametrize("method", sorted(FOR_SERVICES))
+async def test_what_services_call_strangers_and_administrators_cannot(running: Running, method: str) -> None:
+    request = requests(running.admin)[method]
+    call = getattr(running.policy.stranger, method)
+    for metadata, reason in (
+        ((), "NO_SERVICE_KEY"),
+        (bearer(running.admin), "NO_SERVICE_KEY"),
+        ((("x-inferflux-service-key", "a-service-key-of-others"),), "WRONG_SERVICE_KEY"),
+        ((("x-inferflux-service-key", SERVICE_KEY[:-1]),), "WRONG_SERVICE_KEY"),
+    ):
+        error = await refusal(call(request, metadata=metadata, timeout=10))
+        assert error.code() is grpc.StatusCode.UNAUTHENTICATED
+        assert from_rpc(error).reason == reason
+    assert await PolicyStore(running.redis, timeout_s=5).usage("strangers") == {}
+    await getattr(running.policy.stub, method)(request, timeout=10)
+
+
+async def test_what_services_call_is_audited_where_it_is_refused(
+    running: Running, start_policy: StartPolicy, tmp_path: Path
+) -> None:
+    """Gateways write a line for each request: policy's would say the same again."""
+    policy = await start_policy(running.policy.environment["INFERFLUX_REDIS_URL"])
+    await policy.stub.Renew(policy_pb2.RenewRequest(), metadata=(("x-request-id", "of-a-service"),))
+    await refusal(
+        policy.stranger.Renew(policy_pb2.RenewRequest(), metadata=(("x-request-id", "of-a-stranger"),))
+    )
+    assert policy.stop() == 0
+    lines = lines_in(tmp_path / "audit")
+    found = {line["request_id"]: (line["decision"], line["reason"]) for line in lines}
+    assert found == {"of-a-stranger": ("refused", "NO_SERVICE_KEY")}
+
+
+@pytest.mark.parametrize("credential", [b"\xff", b"a" * 1_000_000])
+async def test_odd_service_keys_are_refused(running: Running, credential: bytes) -> None:
+    metadata = (("x-inferflux-service-key-bin", credential), ("x-inferflux-service-key", "b" * 300))
+    with pytest.raises(grpc.RpcError):
+        await running.policy.stranger.Admit(requests(running.admin)["Admit"], metadata=metadata, timeout=10)
+    await running.policy.admit(running.admin)
+
+
+async def test_a_service_key_opens_nothing_of_administrators(running: Running) -> None:
+    request = policy_pb2.ListApiKeysRequest()
+    error = await refusal(running.policy.stub.ListApiKeys(request, timeout=10))
+    assert from_rpc(error).reason == "NO_CREDENTIAL"
+
+
+async def test_keys_are_changed_one_service_after_another(
+    running: Running, start_policy: StartPolicy
+) -> None:
+    url = running.policy.environment["INFERFLUX_REDIS_URL"]
+    policy = await start_policy(url, INFERFLUX_SERVICE_KEY=f"the-key-that-is-new, {SERVICE_KEY}")
+    await policy.admit(running.admin)
+    await AsService(policy.stranger, "the-key-that-is-new").Renew(policy_pb2.RenewRequest(), timeout=10)
+
+
+@pytest.mark.parametrize("key", ["", "short"])
+async def test_policy_does_not_start_without_a_service_key(
+    running: Running, start_policy: StartPolicy, key: str
+) -> None:
+    url = running.policy.environment["INFERFLUX_REDIS_URL"]
+    policy = await start_policy(url, wait=False, INFERFLUX_SERVICE_KEY=key)
+    assert policy.process is not None
+    assert policy.process.wait(15) == 2
+    assert "INFERFLUX_SERVICE_KEY" in policy.log_path.read_text().splitlines()[-1]

@@ -1,0 +1,71 @@
+"""Keys, roles and limits as tables."""
+
+from __future__ import annotations
+
+import pytest
+import typer
+from rich.console import Console, RenderableType
+
+from inferflux.cli.durations import seconds_of
+from inferflux.cli.policy_tables import keys_table, limits_table, roles_table, usage_table
+from inferflux.v1 import policy_pb2
+
+
+def shown(view: RenderableType) -> str:
+    console = Console(width=200, force_terminal=False, color_system=None)
+    with console.capture() as capture:
+        console.print(view)
+    return capture.get()
+
+
+def test_a_key_is_a_row() -> None:
+    key = policy_pb2.ApiKey(
+        key_id="key_1",
+        tenant="acme",
+        name="[ci]",
+        scopes=["inference"],
+        roles=["user"],
+        models=["a*"],
+        version=3,
+    )
+    key.expires_at.FromJsonString("2031-02-03T04:05:06Z")
+    text = shown(keys_table([key]))
+    for part in ("key_1", "acme", "[ci]", "inference role:user on a*", "2031-02-03 04:05 UTC", "3"):
+        assert part in text
+    assert "two secrets" not in text
+    key.previous_secret_until.FromSeconds(1)
+    assert "two secrets" in shown(keys_table([key]))
+
+
+def test_a_role_is_a_row() -> None:
+    text = shown(roles_table([policy_pb2.Role(name="user", scopes=["inference", "models"], is_builtin=True)]))
+    assert "inference models" in text
+    assert "built in" in text
+
+
+def test_limits_are_a_row_and_none_is_a_dash() -> None:
+    text = shown(limits_table([policy_pb2.RateLimit(subject="tenant:a", tokens_per_day=12345)]))
+    assert "12,345" in text
+    assert text.count(" -") == 5
+
+
+def test_usage_says_how_much_of_what() -> None:
+    found = policy_pb2.GetRateLimitResponse(rate_limit=policy_pb2.RateLimit(subject="tenant:*"))
+    assert "tenant:* has no limits" in shown(usage_table(found))
+    found.usage.add(name="tokens_per_minute", limit=1000, used=999, reset_ms=1500)
+    text = shown(usage_table(found))
+    for part in ("tokens per minute", "999", "1,000", "1.5s"):
+        assert part in text
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"), [("30s", 30), ("15m", 900), ("24h", 86_400), ("90d", 7_776_000)]
+)
+def test_a_duration_is_a_number_and_a_unit(text: str, seconds: int) -> None:
+    assert seconds_of(text, "--overlap") == seconds
+
+
+@pytest.mark.parametrize("text", ["", "1", "h", "1.5h", "-1h", "1w", "\u0661h"])
+def test_anything_else_is_no_duration(text: str) -> None:
+    with pytest.raises(typer.BadParameter, match="--overlap"):
+        seconds_of(text, "--overlap")
