@@ -72,7 +72,9 @@ async def fuzz(stack: Stack, options: argparse.Namespace, chosen: list[Method], 
     channels = {"gateway": grpc_client.channel(stack.endpoint), "policy": grpc_client.channel(address)}
     ports = [split(where, "address")[1] for where in (stack.endpoint, address)]
     paths = [method.path for method in chosen]
-    fuzzer = Fuzzer(options.seed, channels, keys, (stack.model_name,))
+    texts = (stack.model_name, "fuzz", "tenant:fuzz", stack.api_key)
+    service_key = str(stack.processes["gateway"].spec.env["INFERFLUX_SERVICE_KEY"])
+    fuzzer = Fuzzer(options.seed, channels, keys, texts, service_key)
     raw = RawFuzzer(options.seed)
     bar = progress.add_task("calls", total=options.calls)
     numbers = iter(range(options.calls))

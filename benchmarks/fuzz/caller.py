@@ -14,6 +14,8 @@ from typing import Any
 import grpc
 import grpc.aio
 
+from inferflux.common.grpc_metadata import SERVICE_KEY
+
 from .messages import Messages
 from .methods import Method
 
@@ -49,6 +51,8 @@ class Fuzzer:
     Args:
         channels: by server; several each, as a connection that is cut must not end the others' calls.
         keys: what a call's credential is drawn from; "" is none.
+        service_key: what half of the calls prove with that a service makes them.
+        texts: what texts of messages are drawn from, beside odd ones.
     """
 
     def __init__(
@@ -57,10 +61,12 @@ class Fuzzer:
         channels: Mapping[str, grpc.aio.Channel],
         keys: tuple[str, ...],
         texts: tuple[str, ...],
+        service_key: str,
     ) -> None:
         self._random = random.Random(seed)
         self._channels = channels
         self._keys = keys
+        self._service_key = service_key
         self._messages = Messages(self._random, texts)
         self.findings = Findings()
 
@@ -121,6 +127,8 @@ class Fuzzer:
         if key := self._random.choice(self._keys):
             name, value = self._random.choice((("authorization", f"Bearer {key}"), ("x-api-key", key)))
             pairs.append((name, value))
+        if self._random.random() < 0.5:
+            pairs.append((SERVICE_KEY, self._service_key))
         if self._random.random() < 0.15:
             pairs.append(self._random.choice(_ODD_METADATA))
         elif self._random.random() < 0.3:

@@ -10,13 +10,24 @@ from pathlib import Path
 
 import grpc.aio
 import pytest
-from harness.gateway import Backend, Client, GatewayProcess, StartGateway, Stream, tokens, until
+import redis.asyncio
+from harness.gateway import (
+    Backend,
+    Client,
+    GatewayProcess,
+    StartGateway,
+    Stream,
+    finished,
+    tokens,
+    until,
+)
 from harness.http_client import HttpClient
 from harness.policy import PolicyProcess
 from harness.websocket_client import WebSocket
 
 from inferflux.common.errors import PermissionDenied, ResourceExhausted, Unauthenticated, Unavailable
 from inferflux.common.servers import ServerProcess
+from inferflux.policy.store import PolicyStore
 from inferflux.v1 import generation_pb2, policy_pb2_grpc, scheduler_pb2
 
 
@@ -68,6 +79,15 @@ async def tenant(policy: PolicyProcess, admin_key: str, gateway: GatewayProcess,
 async def finish(backend: Backend, stream: Stream, request_id: str, *, n: int = 3) -> None:
     await backend.finish(await backend.job(request_id), n=n)
     await stream.rest()
+
+
+async def confirm_cancel(backend: Backend, request_id: str) -> None:
+    """Once it is cancelled, say so in its last chunk, as a worker does."""
+    await until(lambda: request_id in backend.cancelled)
+    job = await backend.job(request_id)
+    cancelled = finished(0, reason=generation_pb2.FINISH_REASON_CANCELLED, attempt=job.attempt_id)
+    await backend.say(job, cancelled)
+    await backend.done(request_id)
 
 
 async def limits_of(stream: Stream) -> dict[str, str]:
@@ -151,6 +171,7 @@ async def test_a_client_that_leaves_gives_its_place_back(tenant: Tenant, backend
     assert isinstance(error, ResourceExhausted)
     assert "1 requests at a time" in error.message
     stream.cancel()
+    await confirm_cancel(backend, "leaves-1")
     await tenant.until_used(concurrent_requests=0)
     stream = tenant.client.generate("leaves-3")
     await finish(backend, stream, "leaves-3")
@@ -178,7 +199,38 @@ async def test_choices_of_one_call_are_one_request_and_each_reserves(
     assert answer.status == 429
     assert "requests at a time" in answer.error["message"]
     assert (await tenant.used())["requests_per_minute"] == 1
+    await confirm_cancel(backend, "choices-1")
     await tenant.until_used(concurrent_requests=0)
+
+
+async def test_a_reader_that_leaves_a_running_request_frees_nothing(
+    tenant: Tenant, backend: Backend, valkey_url: str
+) -> None:
+    await tenant.limit(tokens_per_day=1000, concurrent_requests=1)
+    client, params = tenant.client, {"max_tokens": 60}
+    stream, job = await client.begin(backend, "read-twice", token_ids={"ids": [1, 2, 3]}, params=params)
+    backend.reader_replies["read-twice"] = scheduler_pb2.ReaderReply(
+        was_found=True, attempt_id=job.attempt_id
+    )
+    resumed = client.resume("read-twice", 0)
+    await resumed.until_tokens()
+    # The scheduler's answer, which says which attempt it is, comes before the next token.
+    await until(lambda: any(n.joined.request.request_id == "read-twice" for n in backend.reader_notices))
+    await backend.say(job, tokens(1))
+    await resumed.until_tokens()
+    resumed.cancel()
+    async with redis.asyncio.Redis.from_url(valkey_url) as connection:
+        store = PolicyStore(connection, timeout_s=5)
+
+        async def is_settled() -> bool:
+            return (await store.usage(tenant.name)).get("requests") == 1
+
+        await until(is_settled)
+    assert await tenant.used() == {"tokens_per_day": 63, "concurrent_requests": 1}
+    assert (await client.generate("one-more").error()).reason == "RATE_LIMITED"
+    await backend.finish(job, offset=2, n=4)
+    await stream.rest()
+    await tenant.until_used(tokens_per_day=9, concurrent_requests=0)
 
 
 async def test_a_key_is_held_to_its_models(
@@ -222,7 +274,7 @@ async def test_a_revoked_key_is_refused_at_once_by_every_gateway_and_on_open_web
 async def test_a_gateway_with_a_wrong_service_key_tells_its_clients_that_it_cannot_serve(
     tenant: Tenant, start_gateway: StartGateway, nats_url: str
 ) -> None:
-    gateway = await start_gateway(nats_url, INFERFLUX_SERVICE_KEY="another-service-key")
+    gateway = await start_gateway(nats_url, knows="", INFERFLUX_SERVICE_KEY="another-service-key")
     error = await Client(gateway, tenant.secret).generate("wrong-service-key").error()
     assert isinstance(error, Unavailable)
     assert error.reason == "POLICY_REFUSES_GATEWAY"
@@ -299,15 +351,52 @@ async def test_a_dead_gateway_leaks_nothing_and_a_living_one_keeps_what_it_has(
         await tenant.until_used(tokens_per_day=10, concurrent_requests=1)
         # The other has lasted longer than a lease by now, and is still counted.
         job = await backend.job("lease-lost-0")
-        backend.reader_replies[job.request_id] = scheduler_pb2.ReaderReply(
-            was_found=True, attempt_id=job.attempt_id
-        )
         resumed = tenant.client.resume(job.request_id, 0)
-        await backend.finish(job, n=4)
+        await backend.say(job, tokens(0, 3), finished(4, attempt=job.attempt_id))
+        await backend.done(job.request_id)
         await resumed.rest()
         await tenant.until_used(tokens_per_day=19, concurrent_requests=1)
         await finish(backend, kept, "lease-kept", n=1)
         await tenant.until_used(tokens_per_day=15, concurrent_requests=0)
+    finally:
+        await dying.close()
+        await living.close()
+
+
+async def test_a_request_that_is_resumed_in_time_still_counts_when_its_gateway_is_gone(
+    tmp_path: Path, nats_url: str, short_lease: PolicyProcess, admin_key: str, backend: Backend
+) -> None:
+    address = f"127.0.0.1:{short_lease.port}"
+    dying, living = (GatewayProcess(tmp_path, nats_url, address) for _ in range(2))
+    for gateway in (dying, living):
+        gateway.start()
+    try:
+        for gateway in (dying, living):
+            await gateway.wait_ready()
+        tenant = await tenant_of(short_lease, admin_key, living)
+        await tenant.limit(tokens_per_day=1000, concurrent_requests=4)
+        names = ("resumed-in-time", "not-resumed")
+        prompt, params = {"ids": [1, 2, 3]}, {"max_tokens": 7}
+        client = Client(dying, tenant.secret)
+        streams = [client.generate(name, token_ids=prompt, params=params) for name in names]
+        for name in names:
+            job = await backend.job(name)
+            backend.reader_replies[name] = scheduler_pb2.ReaderReply(
+                was_found=True, attempt_id=job.attempt_id
+            )
+        assert await tenant.used() == {"tokens_per_day": 20, "concurrent_requests": 2}
+        assert dying.process is not None
+        dying.process.kill()
+        resumed = tenant.client.resume("resumed-in-time", 0)
+        for stream in streams:
+            with pytest.raises(grpc.aio.AioRpcError):
+                await stream.rest()
+        await tenant.until_used(tokens_per_day=10, concurrent_requests=1)
+        job = await backend.job("resumed-in-time")
+        await backend.say(job, tokens(0, 1), finished(2, attempt=job.attempt_id))
+        await backend.done(job.request_id)
+        await resumed.rest()
+        await tenant.until_used(tokens_per_day=7, concurrent_requests=0)
     finally:
         await dying.close()
         await living.close()

@@ -36,6 +36,7 @@ class Held:
     subjects: list[str]
     events: list[Event]
     until_ms: int
+    used: int = 0
 
 
 @dataclass
@@ -75,12 +76,16 @@ class NaiveLimiter:
             self.held[job] = Held([subject for subject, _ in rules], events, now + self.lease_ms)
         return refused
 
-    def settle(self, job: str, subjects: Sequence[str], tokens: int, is_void: bool, now: int) -> None:
+    def settle(self, job: str, subjects: Sequence[str], tokens: int, kind: str, now: int) -> None:
         if job in self.held:
-            self._release(job, 0 if is_void else tokens, now, gives_requests_back=is_void)
-            if not is_void:
-                self.charged[job] = tokens
-        elif not is_void and (rules := self._rules_of(subjects)):
+            used = max(tokens, self.held[job].used)
+            if kind == "partial":
+                self.held[job].used = used
+            else:
+                self._release(job, 0 if kind == "void" else used, now, gives_requests_back=kind == "void")
+            if kind == "final":
+                self.charged[job] = used
+        elif kind != "void" and (rules := self._rules_of(subjects)):
             before = self.charged.get(job, 0)
             self.charged[job] = max(before, tokens)
             self._add(rules, {s: {"tokens": max(0, tokens - before)} for s, _ in rules}, now)
@@ -97,7 +102,9 @@ class NaiveLimiter:
             return 0
         expired = [job for job, held in self.held.items() if held.until_ms <= now]
         for job in expired:
-            self._release(job, 0, now, gives_requests_back=False)
+            if used := self.held[job].used:
+                self.charged[job] = used
+            self._release(job, used, now, gives_requests_back=False)
         return len(expired)
 
     def _release(self, job: str, tokens: int, now: int, *, gives_requests_back: bool) -> None:

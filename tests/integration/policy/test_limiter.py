@@ -59,7 +59,13 @@ steps = st.one_of(
     st.tuples(st.just("no rule"), st.sampled_from((*SUBJECTS, "tenant:*"))),
     st.tuples(st.just("admit"), subjects_of_a_call),
     st.tuples(st.just("reserve"), jobs, subjects_of_a_call, st.integers(0, 20)),
-    st.tuples(st.just("settle"), jobs, subjects_of_a_call, st.integers(0, 25), st.booleans()),
+    st.tuples(
+        st.just("settle"),
+        jobs,
+        subjects_of_a_call,
+        st.integers(0, 25),
+        st.sampled_from(("final", "partial", "void")),
+    ),
     st.tuples(st.just("renew"), st.lists(jobs, max_size=3)),
     st.tuples(st.just("sweep")),
     st.tuples(
@@ -103,9 +109,10 @@ class Both:
         refused = await wait_of(self.limiter.reserve(job, subjects, model=subjects[2], tokens=tokens))
         assert refused == self.model.reserve(job.name, subjects, subjects[2], tokens, self.clock.now_ms)
 
-    async def _settle(self, job: Job, subjects: tuple[str, ...], tokens: int, is_void: bool) -> None:
-        await self.limiter.settle(job, subjects, tokens=tokens, is_void=is_void)
-        self.model.settle(job.name, subjects, tokens, is_void, self.clock.now_ms)
+    async def _settle(self, job: Job, subjects: tuple[str, ...], tokens: int, kind: str) -> None:
+        is_void, is_partial = kind == "void", kind == "partial"
+        await self.limiter.settle(job, subjects, tokens=tokens, is_void=is_void, is_partial=is_partial)
+        self.model.settle(job.name, subjects, tokens, kind, self.clock.now_ms)
 
     async def _renew(self, jobs: list[Job]) -> None:
         await self.limiter.renew(jobs)
@@ -175,6 +182,34 @@ async def test_waiting_as_long_as_told_is_enough_and_not_too_long(limits_valkey:
         assert await wait_of(limiter.admit([TENANT])) == 1
         clock.now_ms += 1
         assert await wait_of(limiter.admit([TENANT])) is None
+
+
+async def test_what_is_settled_while_a_job_may_run_is_kept_when_its_lease_ends(
+    limits_valkey: ServerProcess,
+) -> None:
+    async with redis.asyncio.Redis.from_url(limits_valkey.url) as client:
+        await client.flushdb()
+        clock = Clock()
+        limiter = limiter_of(client, clock)
+        await limiter.set_rule(RateLimit(TENANT, {"tokens_per_day": 100, "concurrent_requests": 1}))
+        job = Job("acme", "r1", "a")
+        await limiter.sweep()
+        await limiter.reserve(job, [TENANT], model="model:demo", tokens=50)
+        await limiter.settle(job, [TENANT], tokens=9, is_partial=True)
+        assert await used_by(limiter) == {"tokens_per_day": 50, "concurrent_requests": 1}
+        clock.now_ms += LEASE_S * 1000 // 3
+        await limiter.sweep()
+        clock.now_ms += LEASE_S * 1000 // 3
+        await limiter.sweep()
+        clock.now_ms += LEASE_S * 1000 // 3
+        assert await limiter.sweep() == 1
+        assert await used_by(limiter) == {"tokens_per_day": 9, "concurrent_requests": 0}
+        await limiter.settle(job, [TENANT], tokens=12)
+        assert await used_by(limiter) == {"tokens_per_day": 12, "concurrent_requests": 0}
+
+
+async def used_by(limiter: Limiter) -> dict[str, int]:
+    return {usage.name: usage.used for usage in await limiter.usage(TENANT)}
 
 
 async def test_a_clock_that_is_set_back_frees_nothing(limits_valkey: ServerProcess) -> None:

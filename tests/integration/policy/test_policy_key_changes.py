@@ -273,9 +273,27 @@ async def test_who_manages_keys_cannot_get_beyond_its_own_scopes(running: Runnin
         stranger.RotateApiKey(rotation, metadata=metadata, timeout=10),
         running.policy.revoke(manager, admins.api_key.key_id),
         stranger.SetRole(role, metadata=metadata, timeout=10),
+        running.policy.create_key(manager, scopes=("inference",), max_priority=5),
     ):
         assert await reason_of(call) == "BEYOND_OWN_SCOPES"
     await running.policy.admit(admins.secret, "admin")
+
+
+async def test_who_is_held_to_models_cannot_give_others(running: Running) -> None:
+    made = await running.policy.create_key(running.admin, scopes=("policy", "inference"), models=["demo*"])
+    manager, metadata = made.secret, bearer(made.secret)
+    ours = await running.policy.create_key(manager, scopes=("inference",), models=["demo-2"])
+    role = policy_pb2.Role(name="every-model", scopes=["inference"])
+    set_role = running.policy.stranger.SetRole(
+        policy_pb2.SetRoleRequest(role=role), metadata=metadata, timeout=10
+    )
+    for call in (
+        running.policy.create_key(manager, scopes=("inference",)),
+        update(running, ours.api_key.key_id, "models", secret=manager),
+        update(running, made.api_key.key_id, "models", secret=manager),
+        set_role,
+    ):
+        assert await reason_of(call) == "BEYOND_OWN_SCOPES"
 
 
 async def test_a_key_of_an_earlier_version_goes_on_working(running: Running) -> None:

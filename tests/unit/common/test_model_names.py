@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from inferflux.common.errors import InvalidArgument
-from inferflux.common.model_names import MAX_PATTERNS, allows, intersection, parse_patterns
+from inferflux.common.model_names import MAX_PATTERNS, allows, covers, intersection, parse_patterns
 
 names = st.text(alphabet="ab", max_size=4)
 patterns = st.lists(names.filter(bool) | names.map(lambda name: f"{name}*"), min_size=1, max_size=4)
@@ -31,6 +31,17 @@ def test_without_patterns_every_model_is_allowed() -> None:
 )
 def test_a_pattern_is_a_name_or_the_beginning_of_one(pattern: str, model: str, is_allowed: bool) -> None:
     assert allows((pattern,), model) is is_allowed
+
+
+@given(patterns, patterns, names)
+def test_what_is_covered_is_allowed(some: list[str], others: list[str], name: str) -> None:
+    assert covers([*some, *others], others)
+    if covers(some, others) and allows(others, name):
+        assert allows(some, name)
+
+
+def test_a_beginning_is_not_covered_by_names_that_have_it() -> None:
+    assert not covers(["a", "ab*"], ["a*"])
 
 
 @given(patterns, patterns, names)

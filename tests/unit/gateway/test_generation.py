@@ -122,7 +122,7 @@ class Stage:
     async def reserve(self, request: policy_pb2.ReserveRequest) -> policy_pb2.ReserveResponse:
         raise NotImplementedError
 
-    async def renew(self, requests: Sequence[policy_pb2.ReservedRequest]) -> None:
+    async def renew(self, requests: Sequence[policy_pb2.ReservedRequest]) -> policy_pb2.RenewResponse:
         raise NotImplementedError
 
     async def settle(self, request: policy_pb2.SettleRequest) -> None:

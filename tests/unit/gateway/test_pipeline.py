@@ -69,8 +69,9 @@ class Policy:
             raise self.answer
         return self.answer
 
-    async def renew(self, requests: Sequence[policy_pb2.ReservedRequest]) -> None:
+    async def renew(self, requests: Sequence[policy_pb2.ReservedRequest]) -> policy_pb2.RenewResponse:
         self.renewed += requests
+        return policy_pb2.RenewResponse()
 
     async def settle(self, request: policy_pb2.SettleRequest) -> None:
         self.settled.append(request)

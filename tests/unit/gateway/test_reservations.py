@@ -25,10 +25,11 @@ class Policy:
         del request
         return policy_pb2.ReserveResponse(lease_ms=self.lease_ms)
 
-    async def renew(self, requests: Sequence[policy_pb2.ReservedRequest]) -> None:
+    async def renew(self, requests: Sequence[policy_pb2.ReservedRequest]) -> policy_pb2.RenewResponse:
         self.renewals.append([request.request_id for request in requests])
         if self.is_away:
             raise Unavailable("away")
+        return policy_pb2.RenewResponse(lease_ms=self.lease_ms)
 
 
 @asynccontextmanager
@@ -64,6 +65,36 @@ async def test_what_was_not_reserved_is_not_renewed() -> None:
         await reserve(reservations, "limited")
         await until(lambda: bool(policy.renewals))
     assert policy.renewals[0] == ["limited"]
+
+
+async def test_what_is_taken_over_is_renewed_at_once_and_alone() -> None:
+    policy = Policy()
+    policy.lease_ms = 3_600_000
+    async with running(policy) as reservations:
+        await reserve(reservations, "r1")
+        reservations.take_over("acme", "r2", "a")
+        await until(lambda: bool(policy.renewals))
+        reservations.take_over("acme", "r3", "a")
+        await until(lambda: len(policy.renewals) == 2)
+    assert policy.renewals == [["r2"], ["r3"]]
+
+
+async def test_a_gateway_that_reserved_nothing_yet_renews_what_it_takes_over() -> None:
+    policy = Policy()
+    async with running(policy) as reservations:
+        reservations.take_over("acme", "r1", "a")
+        await until(lambda: len(policy.renewals) >= 3)
+
+
+async def test_what_two_hold_is_renewed_until_both_have_dropped_it() -> None:
+    policy = Policy()
+    async with running(policy) as reservations:
+        await reserve(reservations, "r1", "r2")
+        reservations.take_over("acme", "r1", "a")
+        reservations.drop("acme", "r1", "a")
+        await until(lambda: policy.renewals.count(["r1", "r2"]) >= 2)
+        reservations.drop("acme", "r1", "a")
+        await until(lambda: ["r2"] in policy.renewals)
 
 
 async def test_a_policy_that_is_away_is_asked_again() -> None:

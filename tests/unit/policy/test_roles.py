@@ -8,7 +8,14 @@ from inferflux.common.errors import InvalidArgument, PermissionDenied
 from inferflux.common.scopes import SCOPES, Scope, expanded
 from inferflux.policy import roles
 from inferflux.policy.keys import ApiKeyRecord
-from inferflux.policy.roles import BUILTIN, Access, Role, access_of, check_may_manage
+from inferflux.policy.roles import (
+    BUILTIN,
+    Access,
+    Role,
+    access_of,
+    check_may_give_priority,
+    check_may_manage,
+)
 
 
 def key(*scopes: str, models: tuple[str, ...] = ()) -> ApiKeyRecord:
@@ -70,6 +77,32 @@ def test_others_manage_what_they_have_themselves() -> None:
         with pytest.raises(PermissionDenied, match=beyond) as caught:
             check_may_manage(actor, Access(expanded(["inference"]), ()), Access(expanded([beyond]), ()))
         assert caught.value.reason == "BEYOND_OWN_SCOPES"
+
+
+@pytest.mark.parametrize(
+    ("own", "given"),
+    [
+        (("demo",), ("*",)),
+        (("demo",), ("demo*",)),
+        (("demo*",), ("demo-2", "other")),
+        (("a", "b"), ("a", "c")),
+    ],
+)
+def test_others_give_no_models_that_they_may_not_use(own: tuple[str, ...], given: tuple[str, ...]) -> None:
+    actor = Access(expanded(["policy", "inference"]), own)
+    with pytest.raises(PermissionDenied, match="may only use") as caught:
+        check_may_manage(actor, Access(expanded(["inference"]), given))
+    assert caught.value.reason == "BEYOND_OWN_SCOPES"
+    check_may_manage(actor, Access(expanded(["inference"]), own), Access(expanded(["policy"]), ("*",)))
+
+
+def test_others_give_no_higher_priority_than_they_have() -> None:
+    actor = Access(expanded(["policy", "inference"]), ("*",))
+    check_may_give_priority(actor, own=4, given=4)
+    with pytest.raises(PermissionDenied, match="max_priority 4") as caught:
+        check_may_give_priority(actor, own=4, given=5)
+    assert caught.value.reason == "BEYOND_OWN_SCOPES"
+    check_may_give_priority(Access(expanded(["admin"]), ()), own=4, given=100)
 
 
 @pytest.mark.parametrize("name", ["", "A", "a b", "-a", "a" * 64, "a*"])

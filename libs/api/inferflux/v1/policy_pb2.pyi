@@ -265,12 +265,17 @@ Global___ReservedRequest: _TypeAlias = ReservedRequest  # noqa: Y015
 class RenewResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
+    LEASE_MS_FIELD_NUMBER: _builtins.int
+    lease_ms: _builtins.int
+    """Renew them again before this time is over."""
     def __init__(
         self,
+        *,
+        lease_ms: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["lease_ms", b"lease_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -288,6 +293,7 @@ class SettleRequest(_message.Message):
     OUTCOME_FIELD_NUMBER: _builtins.int
     ATTEMPT_ID_FIELD_NUMBER: _builtins.int
     IS_VOID_FIELD_NUMBER: _builtins.int
+    IS_PARTIAL_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     tenant: _builtins.str
     key_id: _builtins.str
@@ -300,6 +306,8 @@ class SettleRequest(_message.Message):
     """
     is_void: _builtins.bool
     """No job came of it: what was reserved is given back, and nothing is counted."""
+    is_partial: _builtins.bool
+    """It may still run: what is reserved stays reserved."""
     @_builtins.property
     def usage(self) -> _generation_pb2.Usage: ...
     def __init__(
@@ -313,10 +321,11 @@ class SettleRequest(_message.Message):
         outcome: _builtins.str = ...,
         attempt_id: _builtins.str = ...,
         is_void: _builtins.bool = ...,
+        is_partial: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["usage", b"usage"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt_id", b"attempt_id", "is_void", b"is_void", "key_id", b"key_id", "model", b"model", "outcome", b"outcome", "request_id", b"request_id", "tenant", b"tenant", "usage", b"usage"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt_id", b"attempt_id", "is_partial", b"is_partial", "is_void", b"is_void", "key_id", b"key_id", "model", b"model", "outcome", b"outcome", "request_id", b"request_id", "tenant", b"tenant", "usage", b"usage"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -28,6 +28,11 @@ def intersection(some: Sequence[str], others: Sequence[str]) -> tuple[str, ...]:
     return tuple(found)
 
 
+def covers(some: Sequence[str], others: Sequence[str]) -> bool:
+    """Whether all models that `others` stand for are among those of `some`. Neither is empty."""
+    return all(any(_covers(one, other) for one in some) for other in others)
+
+
 def parse_patterns(texts: Iterable[str], *, field: str = "models") -> tuple[str, ...]:
     """The patterns, once each.
 

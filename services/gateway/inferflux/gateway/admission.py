@@ -114,14 +114,14 @@ class Admission:
             except grpc.aio.AioRpcError as error:
                 raise to_error(error) from None
 
-    async def renew(self, requests: Sequence[policy_pb2.ReservedRequest]) -> None:
+    async def renew(self, requests: Sequence[policy_pb2.ReservedRequest]) -> policy_pb2.RenewResponse:
         """Say that requests still run.
 
         Raises:
             InferFluxError: policy does not answer, or does not take it.
         """
         try:
-            await self._stub.Renew(
+            return await self._stub.Renew(
                 policy_pb2.RenewRequest(requests=requests),
                 timeout=self._timeout_s,
                 metadata=self._metadata(),

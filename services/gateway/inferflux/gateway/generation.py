@@ -134,6 +134,10 @@ class Generation:
         self.limits: Sequence[policy_pb2.RateLimitState] = call.caller.limits
         # The attempt that something is, or may be, reserved for; "" for none.
         self._reserved = ""
+        # The attempt whose reservation by another call is renewed here; "" for none.
+        self._taken_over = ""
+        # Whether nothing is to be renewed here any more.
+        self._is_settled = False
         self._services = services
         self._source: TokenSubscription | None = None
         self._relay: Relay | None = None
@@ -473,7 +477,16 @@ class Generation:
             self._read.attempt_id = self._read.attempt_id or reply.attempt_id
             self._window_s = reply.resume_window_s
             self._model = self._model or reply.model
+            self._take_over(reply.attempt_id)
         return reply
+
+    def _take_over(self, attempt_id: str) -> None:
+        """Have what the first call reserved renewed here too: it still counts where that call's gateway is
+        gone.
+        """
+        if attempt_id and not self._taken_over and not self._is_settled:
+            self._taken_over = attempt_id
+            self._services.reservations.take_over(self._read.tenant, self._read.request_id, attempt_id)
 
     def _note_end(self, chunk: tokens_pb2.TokenChunk) -> None:
         """Take note of a terminal chunk, before anything else is done about it."""
@@ -595,12 +608,21 @@ class Generation:
 
     def _settle(self, finished: FinishedRequest) -> None:
         has_received = self._relay is not None and self._relay.has_received
+        has_ended = self._relay is not None and self._relay.state.is_ended
         has_job = self._is_submitted and (has_received or not self._is_unconfirmed)
         has_settled = False
         if (has_job or self._is_answered) and self._read.attempt_id:
-            settled = replace(finished, attempt_id=self._read.attempt_id, outcome=self._outcome)
+            settled = replace(
+                finished,
+                attempt_id=self._read.attempt_id,
+                outcome=self._outcome,
+                is_partial=not (self._is_answered or has_ended),
+            )
             self._services.ledger.settle(settled)
             has_settled = settled.attempt_id == self._reserved
+        self._is_settled = True
+        if self._taken_over:
+            self._services.reservations.drop(finished.tenant, finished.request_id, self._taken_over)
         if self._reserved:
             self._give_back(finished, is_settled=has_settled)
 

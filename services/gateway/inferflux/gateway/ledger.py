@@ -32,6 +32,7 @@ class FinishedRequest:
         reason: of the error that ended it; "" without one.
         about: more fields of its audit line: timings, and keyed hashes of prompt and answer.
         is_void: no job came of what was reserved for it.
+        is_partial: its job may still run.
     """
 
     method: str
@@ -48,6 +49,7 @@ class FinishedRequest:
     reason: str = ""
     about: Mapping[str, object] = field(default_factory=dict)
     is_void: bool = False
+    is_partial: bool = False
 
 
 class Settles(Protocol):
@@ -103,6 +105,7 @@ class Ledger:
             outcome=finished.outcome,
             attempt_id=finished.attempt_id,
             is_void=finished.is_void,
+            is_partial=finished.is_partial,
         )
         for delay_s in (*_RETRIES_S, None):
             try:

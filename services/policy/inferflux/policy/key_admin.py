@@ -17,7 +17,7 @@ from inferflux.v1 import policy_pb2
 from . import keys
 from .admission import Holder
 from .keys import ApiKeyRecord
-from .roles import Access, access_of, check_may_manage, parse_role_names
+from .roles import Access, access_of, check_may_give_priority, check_may_manage, parse_role_names
 
 if TYPE_CHECKING:
     from google.protobuf.timestamp_pb2 import Timestamp
@@ -76,7 +76,7 @@ class KeyAdmin:
             models=parse_patterns(request.models),
         )
         access = await self._checked(record)
-        check_may_manage(actor.access, access)
+        self._check_may_manage(actor, record, access)
         await self._store.add(record)
         log.info("API key created", key_id=record.key_id, tenant=record.tenant, by=actor.key_id)
         return policy_pb2.CreateApiKeyResponse(api_key=self._message(record, access), secret=secret)
@@ -117,7 +117,8 @@ class KeyAdmin:
         old = await self._found(key_id, version=given.version)
         new = replace(old, version=old.version + 1, **self._changes(given, list(request.update_mask.paths)))
         access = await self._checked(new, field="api_key.")
-        check_may_manage(actor.access, access, await self._access(old))
+        self._check_may_manage(actor, old, await self._access(old))
+        self._check_may_manage(actor, new, access)
         if not await self._store.replace(new):
             raise _changed(key_id)
         log.info("API key changed", key_id=key_id, tenant=new.tenant, by=actor.key_id)
@@ -136,7 +137,7 @@ class KeyAdmin:
         check_range(request.overlap_s, 0, MAX_OVERLAP_S, "overlap_s")
         old = await self._found(key_id)
         access = await self._access(old)
-        check_may_manage(actor.access, access)
+        self._check_may_manage(actor, old, access)
         secret = keys.generate()
         until = self._now_ms() + request.overlap_s * 1000 if request.overlap_s else 0
         new = old.rotated(keys.digest_of(secret), previous_until_unix_ms=until)
@@ -154,11 +155,23 @@ class KeyAdmin:
             PermissionDenied: it reaches further than who revokes it.
         """
         key_id = keys.parse_key_id(request.key_id)
-        check_may_manage(actor.access, await self._access(await self._found(key_id)))
+        record = await self._found(key_id)
+        self._check_may_manage(actor, record, await self._access(record))
         if not await self._store.revoke(key_id):
             raise _unknown(key_id)
         log.info("API key revoked", key_id=key_id, by=actor.key_id)
         return key_id
+
+    def _check_may_manage(self, actor: Holder, record: ApiKeyRecord, access: Access) -> None:
+        """Raises:
+        PermissionDenied: the key reaches further than the actor's own.
+        """
+        check_may_manage(actor.access, access)
+        own, given = self._ceiling(actor.key, actor.access), self._ceiling(record, access)
+        check_may_give_priority(actor.access, own=own, given=given)
+
+    def _ceiling(self, record: ApiKeyRecord, access: Access) -> int:
+        return record.priority_ceiling(self._default_max_priority, is_admin=Scope.ADMIN in access.scopes)
 
     async def _found(self, key_id: str, *, version: int = 0) -> ApiKeyRecord:
         record = await self._store.find_by_id(key_id)
@@ -227,13 +240,12 @@ class KeyAdmin:
         return changes
 
     def _message(self, record: ApiKeyRecord, access: Access, *, last_used_ms: int = 0) -> policy_pb2.ApiKey:
-        is_admin = Scope.ADMIN in access.scopes
         message = policy_pb2.ApiKey(
             key_id=record.key_id,
             tenant=record.tenant,
             name=record.name,
             scopes=record.scopes,
-            max_priority=record.priority_ceiling(self._default_max_priority, is_admin=is_admin),
+            max_priority=self._ceiling(record, access),
             cache_scope=record.cache_scope or self._default_cache_scope,
             skip_answer_cache=record.skips_answer_cache,
             roles=record.roles,

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from inferflux.common import logs
 from inferflux.common.errors import Aborted, InvalidArgument, NotFound
-from inferflux.common.model_names import parse_patterns
+from inferflux.common.model_names import EVERY, parse_patterns
 from inferflux.common.scopes import expanded
 from inferflux.v1 import policy_pb2
 
@@ -81,7 +81,7 @@ def _own_name(text: str, *, field: str) -> str:
 
 
 def _access(role: Role) -> Access:
-    return Access(expanded(role.scopes), role.models)
+    return Access(expanded(role.scopes), role.models or (EVERY,))
 
 
 def _changed(name: str) -> Aborted:

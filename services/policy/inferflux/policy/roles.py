@@ -10,7 +10,7 @@ from typing import Any
 
 from inferflux.common.checks import check_count
 from inferflux.common.errors import InvalidArgument, PermissionDenied
-from inferflux.common.model_names import EVERY, intersection
+from inferflux.common.model_names import EVERY, covers, intersection
 from inferflux.common.scopes import Scope, expanded
 
 from .keys import ApiKeyRecord
@@ -97,14 +97,27 @@ def check_may_manage(actor: Access, *others: Access) -> None:
     """Who is no administrator gives, changes and takes away only what it has itself.
 
     Raises:
-        PermissionDenied: it would reach further than its own scopes.
+        PermissionDenied: it would reach further than its own scopes and models.
     """
     if Scope.ADMIN in actor.scopes:
         return
-    beyond = sorted(frozenset().union(*(other.scopes for other in others)) - actor.scopes)
-    if beyond:
-        message = f"this needs `admin`: your key lacks {', '.join(beyond)}"
-        raise PermissionDenied(message, reason="BEYOND_OWN_SCOPES")
+    for other in others:
+        if beyond := sorted(other.scopes - actor.scopes):
+            raise _beyond_own(f"lacks {', '.join(beyond)}")
+        if Scope.INFERENCE in other.scopes and not covers(actor.models, other.models):
+            raise _beyond_own(f"may only use {', '.join(actor.models)}")
+
+
+def check_may_give_priority(actor: Access, *, own: int, given: int) -> None:
+    """Raises:
+    PermissionDenied: the ceiling that is given is above that of who gives it, who is no administrator.
+    """
+    if Scope.ADMIN not in actor.scopes and given > own:
+        raise _beyond_own(f"has max_priority {own}, and this is {given}")
+
+
+def _beyond_own(why: str) -> PermissionDenied:
+    return PermissionDenied(f"this needs `admin`: your key {why}", reason="BEYOND_OWN_SCOPES")
 
 
 def parse_role_name(text: str, *, field: str) -> str:

@@ -140,8 +140,7 @@ class PolicyServicer(policy_pb2_grpc.PolicyServiceServicer):
             )
             for i, each in enumerate(request.requests)
         ]
-        await self._parts.limiter.renew(jobs)
-        return policy_pb2.RenewResponse()
+        return policy_pb2.RenewResponse(lease_ms=await self._parts.limiter.renew(jobs))
 
     async def Settle(self, request: policy_pb2.SettleRequest, context: Context) -> policy_pb2.SettleResponse:
         settled = SettledRequest.parse(request)
@@ -155,6 +154,7 @@ class PolicyServicer(policy_pb2_grpc.PolicyServiceServicer):
             [*subjects, model_subject(settled.model)] if settled.model else subjects,
             tokens=settled.tokens,
             is_void=request.is_void,
+            is_partial=request.is_partial,
         )
         return policy_pb2.SettleResponse()
 

@@ -9,7 +9,8 @@
 --   <prefix>rules               hash    subject -> limits, as JSON: {limits: {NAME: n}, version: n}
 --   <prefix>window:<subject>    hash    for each limit that counts: its buckets, their sum, the first, the last
 --   <prefix>running:<subject>   set     jobs that have reserved and are not settled
---   <prefix>job:<job>           hash    what a job has reserved, or was charged
+--   <prefix>job:<job>           hash    what a job has reserved, and the tokens it has used so far; or what it
+--                                       was charged, which expires
 --   <prefix>leases              zset    jobs that have reserved, by when they are given back
 --   <prefix>swept               string  when leases were last looked after
 --
@@ -199,6 +200,11 @@ local function release(job, row, tokens, is_void)
   redis.call('DEL', prefix .. 'job:' .. job)
 end
 
+local function remember(job, charged, seconds)
+  redis.call('HSET', prefix .. 'job:' .. job, 'charged', charged)
+  redis.call('EXPIRE', prefix .. 'job:' .. job, seconds)
+end
+
 local function charge(rules, tokens)
   for _, rule in ipairs(rules) do
     for _, limit in ipairs(LIMITS) do
@@ -265,30 +271,31 @@ function operations.renew(given)
   return {}
 end
 
--- {subjects, job, tokens, is_void, remember_s}: the tokens that a job used in the end, or so far.
+-- {subjects, job, tokens, is_void, is_partial, remember_s}: the tokens that a job used in the end, or so far.
+-- A partial one leaves the reservation as it is.
 function operations.settle(given)
   local key = prefix .. 'job:' .. given.job
-  local row = redis.call('HMGET', key, 'held', 'charged')
-  local charged = given.tokens
-  if row[1] then
-    release(given.job, row[1], given.is_void and 0 or given.tokens, given.is_void)
-  elseif given.is_void then
-    return {}
-  else
+  local row = redis.call('HMGET', key, 'held', 'used', 'charged')
+  local tokens = math.max(given.tokens, tonumber(row[2] or 0) or 0)
+  if row[1] and given.is_partial then
+    redis.call('HSET', key, 'used', tokens)
+  elseif row[1] and given.is_void then
+    release(given.job, row[1], 0, true)
+  elseif row[1] then
+    release(given.job, row[1], tokens, false)
+    remember(given.job, tokens, given.remember_s)
+  elseif not given.is_void then
     local rules = rules_of(given.subjects)
     if #rules == 0 then return {} end
-    local before = tonumber(row[2] or 0) or 0
-    charged = math.max(before, given.tokens)
-    if charged > before then charge(rules, charged - before) end
-  end
-  if not given.is_void then
-    redis.call('HSET', key, 'charged', charged)
-    redis.call('EXPIRE', key, given.remember_s)
+    local before = tonumber(row[3] or 0) or 0
+    if tokens > before then charge(rules, tokens - before) end
+    remember(given.job, math.max(before, tokens), given.remember_s)
   end
   return {}
 end
 
--- {lease_ms}: gives back what was not renewed. Time in which gateways could not renew is no time.
+-- {lease_ms, remember_s}: gives back what was not renewed, but for what is known to be used. Time in which
+-- gateways could not renew is no time.
 function operations.sweep(given)
   local leases, swept = prefix .. 'leases', prefix .. 'swept'
   local last = tonumber(redis.call('GET', swept) or nil)
@@ -301,8 +308,10 @@ function operations.sweep(given)
   end
   local expired = redis.call('ZRANGE', leases, '-inf', now, 'BYSCORE', 'LIMIT', 0, MOST_AT_ONCE)
   for _, job in ipairs(expired) do
-    release(job, redis.call('HGET', prefix .. 'job:' .. job, 'held') or '[]', 0, false)
-    redis.call('ZREM', leases, job)
+    local row = redis.call('HMGET', prefix .. 'job:' .. job, 'held', 'used')
+    local used = tonumber(row[2] or 0) or 0
+    release(job, row[1] or '[]', used, false)
+    if used > 0 then remember(job, used, given.remember_s) end
   end
   return {expired = #expired}
 end

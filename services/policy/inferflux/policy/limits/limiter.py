@@ -103,17 +103,27 @@ class Limiter:
         )
         return Reserved(_states(answer, asked_tokens=tokens), int(answer["lease_ms"]))
 
-    async def renew(self, jobs: Sequence[Job]) -> None:
-        """Have reservations last longer; those that are not there are left out."""
+    async def renew(self, jobs: Sequence[Job]) -> int:
+        """Have reservations last longer; those that are not there are left out. Returns by how many ms."""
         await self._run("renew", jobs=[job.name for job in jobs], lease_ms=self._lease_ms)
+        return self._lease_ms
 
-    async def settle(self, job: Job, subjects: Sequence[str], *, tokens: int, is_void: bool = False) -> None:
+    async def settle(
+        self,
+        job: Job,
+        subjects: Sequence[str],
+        *,
+        tokens: int,
+        is_void: bool = False,
+        is_partial: bool = False,
+    ) -> None:
         """Charge the tokens that a job used in the end, or so far, and end its reservation. What was charged
         before counts.
 
         Args:
             subjects: whose limits are charged where there is no reservation any more.
             is_void: there was no job: only end the reservation.
+            is_partial: it may still run: leave the reservation, which covers the tokens.
         """
         await self._run(
             "settle",
@@ -121,12 +131,14 @@ class Limiter:
             subjects=subjects,
             tokens=tokens,
             is_void=is_void,
+            is_partial=is_partial,
             remember_s=self._remember_s,
         )
 
     async def sweep(self) -> int:
         """Give back what was not renewed in time; how many reservations that were."""
-        return int((await self._run("sweep", lease_ms=self._lease_ms))["expired"])
+        answer = await self._run("sweep", lease_ms=self._lease_ms, remember_s=self._remember_s)
+        return int(answer["expired"])
 
     async def usage(self, subject: str) -> list[policy_pb2.RateLimitUsage]:
         """What a subject has used of each of its limits."""
