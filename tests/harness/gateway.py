@@ -291,6 +291,7 @@ class Backend:
         self.reader_replies: dict[str, scheduler_pb2.ReaderReply] = {}
         self.reader_notices: list[scheduler_pb2.ReaderNotice] = []
         self.readers: Subscription | None = None
+        self._cancels: Subscription | None = None
         self._tokenizer = tokenizer
         self._held: dict[str, Job] = {}
         self._consumer: JobConsumer | None = None
@@ -299,7 +300,7 @@ class Backend:
     async def start(self, *, takes_jobs: bool = True, beats: bool = True) -> None:
         await self.bus.ensure_streams(StreamLimits())
         await self.bus.put_object(self.digest, self._tokenizer)
-        await self.bus.serve(subjects.CANCEL_ALL, self._on_cancel)
+        self._cancels = await self.bus.serve(subjects.CANCEL_ALL, self._on_cancel)
         self.readers = await self.bus.serve(subjects.SCHEDULER_READERS, self._on_readers)
         if takes_jobs:
             self._consumer = await self.bus.consume_jobs(max_outstanding=10_000)
@@ -311,6 +312,9 @@ class Backend:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        for served in (self.readers, self._cancels):
+            if served is not None:
+                await served.close()
         if self._consumer is not None:
             await self._consumer.close()
 
