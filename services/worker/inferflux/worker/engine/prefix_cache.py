@@ -262,7 +262,7 @@ class PrefixCache:
         rows = 0 if plan.in_prefill_context else plan.n_tokens
         n_prefill = 0 if plan.decoding else plan.n_prefill
         self._rent.step(seconds, rows=rows, n_prefill=n_prefill, cached_cells=ledger.cached)
-        most = self._rent.affordable_cells(seconds, rows)
+        most = self._rent.affordable_cells()
         for _ in range(_EVICTIONS_A_STEP):
             if most is None or ledger.cached <= most or not self._evict():
                 return

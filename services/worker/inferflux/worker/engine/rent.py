@@ -13,6 +13,8 @@ _FREE_PART = 0.01
 # No more than this is saved up, in seconds: what repeats no more must not be paid for long.
 _MOST_SAVED_S = 30.0
 _SMOOTHING = 0.2
+# Half of what is known of steps is older than this many seconds of them: prompts and decodes lie within it.
+_HALF_LIFE_S = 1.0
 # What a new engine begins with: it has seen no traffic yet.
 _FIRST_BALANCE_S = 0.1
 
@@ -28,6 +30,8 @@ class Rent:
         self._cell_s = cell_s
         self._balance_s = _FIRST_BALANCE_S
         self._token_s = 0.0
+        # Of late, older steps counting less.
+        self._seconds = self._rows = 0.0
 
     def step(self, seconds: float, *, rows: int, n_prefill: int, cached_cells: int) -> None:
         """A step is over that took `seconds`, while `cached_cells` held nothing but cached prefixes.
@@ -39,6 +43,9 @@ class Rent:
         if n_prefill:
             token_s = seconds / n_prefill
             self._token_s += _SMOOTHING * (token_s - self._token_s) if self._token_s else token_s
+        fading = 0.5 ** (seconds / _HALF_LIFE_S)
+        self._seconds = fading * self._seconds + seconds
+        self._rows = fading * self._rows + rows
         self._earn(_FREE_PART * seconds - rows * cached_cells * self._cell_s)
 
     def hit(self, tokens: int) -> None:
@@ -50,8 +57,9 @@ class Rent:
         # Debts are not saved up either: what leaves now costs nothing from now on.
         self._balance_s = max(self._balance_s, -_FIRST_BALANCE_S)
 
-    def affordable_cells(self, seconds: float, rows: int) -> int | None:
-        """Most cached cells for the next steps, if they are like the last: None for no bound."""
-        if self._balance_s >= 0 or not self._cell_s or not rows:
+    def affordable_cells(self) -> int | None:
+        """Most cached cells for the next steps, if they are like those of late: None for no bound."""
+        rows_s = self._rows * self._cell_s
+        if self._balance_s >= 0 or not rows_s:
             return None
-        return int(_FREE_PART * seconds / (rows * self._cell_s))
+        return int(_FREE_PART * self._seconds / rows_s)
