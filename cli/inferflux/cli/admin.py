@@ -17,6 +17,7 @@ from .cache_admin import cache
 from .client import Client
 from .command import ApiKey, AsJson, Endpoint, StateDirectory, make_console, print_json, with_client
 from .draining import begin, follow, goes_on
+from .guardrail_admin import guardrails
 from .key_admin import api_keys
 from .limit_admin import rate_limit
 from .role_admin import roles
@@ -30,6 +31,7 @@ admin.add_typer(cache, name="cache")
 admin.add_typer(api_keys, name="api-keys")
 admin.add_typer(roles, name="roles")
 admin.add_typer(rate_limit, name="rate-limit")
+admin.add_typer(guardrails, name="guardrails")
 admin.add_typer(audit, name="audit")
 
 Worker = Annotated[str, typer.Argument(metavar="WORKER", help="As `inferctl status` names it.")]

@@ -89,7 +89,7 @@ class Answer:
 
     @property
     def finish_reason(self) -> str:
-        """stop, tool_calls, length or cancelled; empty for a stream that just ended."""
+        """stop, tool_calls, length, cancelled or content_filter; empty for a stream that just ended."""
         if self.finished is None:
             return ""
         if self.calls and self.finished.reason == generation_pb2.FINISH_REASON_STOP:

@@ -1,4 +1,4 @@
-"""Keys, roles and limits as tables."""
+"""Keys, roles, limits and guardrails as tables."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ from rich.markup import escape
 from rich.table import Table
 
 from inferflux.common.rate_limits import duration
-from inferflux.v1 import policy_pb2
+from inferflux.v1 import guardrails_pb2, policy_pb2
 
 from .tables import make_table
 
 _NONE = "[dim]-[/]"
+_EVERY = "[dim]every[/]"
 
 
 def keys_table(keys: Sequence[policy_pb2.ApiKey]) -> Table:
@@ -86,6 +87,52 @@ def usage_table(found: policy_pb2.GetRateLimitResponse) -> RenderableType:
             duration(usage.reset_ms) if usage.reset_ms else _NONE,
         )
     return Group(f"limits of [bold]{escape(found.rate_limit.subject)}[/]", "", table)
+
+
+def guardrails_table(sets: Sequence[guardrails_pb2.GuardrailsSummary]) -> Table:
+    """A row per set."""
+    table = make_table(
+        "tenant",
+        "model",
+        ">blocked",
+        ">patterns",
+        ">characters",
+        ">tokens",
+        "answers",
+        ">version",
+        "changed by",
+        "changed",
+    )
+    for each in sets:
+        table.add_row(
+            escape(each.tenant) or _EVERY,
+            escape(each.model) or _EVERY,
+            _limit(each.n_blocked),
+            _limit(each.n_patterns),
+            _limit(each.max_characters),
+            _limit(each.max_tokens),
+            "held" if each.guards_stream else _NONE,
+            str(each.version),
+            escape(each.changed_by),
+            _time(each.changed_at),
+        )
+    return table
+
+
+def guardrails_view(found: guardrails_pb2.Guardrails) -> RenderableType:
+    """One set: a row per rule, by the name that audit lines give it."""
+    rules = found.rules
+    table = make_table("rule", "", "text")
+    for i, blocked in enumerate(rules.blocked):
+        table.add_row(f"blocked[{i}]", "word" if blocked.is_word else "", escape(blocked.text))
+    for i, pattern in enumerate(rules.patterns):
+        table.add_row(f"pattern[{i}]", "", escape(pattern))
+    for name in ("max_characters", "max_tokens"):
+        if getattr(rules, name):
+            table.add_row(name, "", f"{getattr(rules, name):,}")
+    whose = f"tenant {escape(found.tenant) or _EVERY}, model {escape(found.model) or _EVERY}"
+    answers = "answers are held to them too" if rules.guards_stream else "for prompts alone"
+    return Group(f"guardrails of {whose}, version {found.version}: {answers}", "", table)
 
 
 def _limit(value: int) -> str:

@@ -15,6 +15,7 @@ from harness.websocket_client import WebSocket
 
 from inferflux.common.errors import from_rpc
 from inferflux.common.grpc_rules import OPEN_RULES
+from inferflux.common.policy_methods import FOR_SERVICES
 from inferflux.common.scopes import Scope, expanded
 from inferflux.common.service_key import SERVICE
 from inferflux.gateway.http.routes import ROUTES, RouteRule
@@ -70,7 +71,7 @@ def test_every_method_has_a_rule(server: str) -> None:
     own = {"gateway": GATEWAY_RULES, "policy": POLICY_RULES}[server]
     served = {"policy": ["inferflux.v1.PolicyService"]}.get(server, sorted(SERVICES))
     paths = {f"/{name}/{method.name}" for name in served for method in SERVICES[name].methods}
-    passed_on_by_none = {f"/inferflux.v1.PolicyService/{n}" for n in ("Admit", "Reserve", "Renew", "Settle")}
+    passed_on_by_none = {f"/inferflux.v1.PolicyService/{n}" for n in FOR_SERVICES}
     assert set(own) == (paths if server == "policy" else paths - passed_on_by_none)
     assert all(rule.scope in {*Scope, SERVICE} for rule in own.values())
 

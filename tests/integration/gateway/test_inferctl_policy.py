@@ -1,4 +1,4 @@
-"""`inferctl admin api-keys`, `roles` and `rate-limit`: through a gateway, to policy."""
+"""`inferctl admin api-keys`, `roles`, `rate-limit` and `guardrails`: through a gateway, to policy."""
 
 from __future__ import annotations
 
@@ -89,9 +89,44 @@ async def test_limits_are_set_shown_and_deleted(env: dict[str, str]) -> None:
     assert "has no limits" in await done(env, "rate-limit", "get", "tenant:cli-limits")
 
 
+async def test_guardrails_are_set_shown_checked_and_deleted(env: dict[str, str], tmp_path: Path) -> None:
+    listed = tmp_path / "blocked.txt"
+    listed.write_text("first\n\n  Second text \n")
+    own = ("--tenant", "cli-guard", "--model", "demo")
+    flags = ("--blocklist", str(listed), "--block-word", "ass", "--pattern", "x{3}", "--stream")
+    made = json.loads(await done(env, "guardrails", "set", *own, *flags, "--max-tokens", "9", "--json"))
+    assert {"n_blocked": 3, "n_patterns": 1, "max_tokens": 9, "guards_stream": True}.items() <= (
+        made["guardrails"].items()
+    )
+    assert "cli-guard" in await done(env, "guardrails", "list")
+    shown = await done(env, "guardrails", "get", *own)
+    assert re.search(r"blocked\[1\] +Second text", shown)
+    assert re.search(r"blocked\[2\] +word +ass", shown)
+    assert "it passes" in await done(env, "guardrails", "check", "a class", *own)
+    refused = await run("admin", "guardrails", "check", "a SECOND text", *own, env=env)
+    assert (refused.returncode, refused.stdout) == (3, "it is refused: cli-guard/demo blocked[1]\n")
+
+    kept = tmp_path / "rules.json"
+    kept.write_text(await done(env, "guardrails", "get", *own, "--json"))
+    copied = ("--tenant", "cli-copy", "--rules", str(kept))
+    await done(env, "guardrails", "set", *copied)
+    copy = json.loads(await done(env, "guardrails", "get", "--tenant", "cli-copy", "--json"))
+    assert copy["rules"] == json.loads(kept.read_text())["rules"]
+
+    version = made["guardrails"]["version"]
+    stale = await run("admin", "guardrails", "delete", *own, "--version", str(int(version) - 1), env=env)
+    assert "changed meanwhile" in stale.stderr
+    await done(env, "guardrails", "delete", *own, "--version", version)
+    await done(env, "guardrails", "delete", "--tenant", "cli-copy")
+    assert "cli-guard" not in await done(env, "guardrails", "list")
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
+        (("guardrails", "set"), "there is no rule"),
+        (("guardrails", "set", "--pattern", "("), "no regular expression"),
+        (("guardrails", "get", "--tenant", "unknown"), "there are no guardrails unknown/"),
         (("api-keys", "create", "A", "x"), "a tenant is"),
         (("api-keys", "create", "a", "x", "--scope", "root"), "unknown scope 'root'"),
         (("api-keys", "create", "a", "x", "--role", "no-such"), "there is no role no-such"),

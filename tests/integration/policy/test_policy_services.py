@@ -13,7 +13,7 @@ from harness.policy import SERVICE_KEY, AsService, bearer, refusal
 from inferflux.common.errors import from_rpc
 from inferflux.common.policy_methods import FOR_SERVICES
 from inferflux.policy.store import PolicyStore
-from inferflux.v1 import policy_pb2
+from inferflux.v1 import guardrails_pb2, policy_pb2
 
 from .conftest import Running, StartPolicy
 
@@ -32,6 +32,7 @@ def requests(credential: str) -> dict[str, Any]:
         "Reserve": policy_pb2.ReserveRequest(**names, model="demo", prompt_tokens=1, max_tokens=1),
         "Renew": policy_pb2.RenewRequest(),
         "Settle": policy_pb2.SettleRequest(**names, outcome="stop"),
+        "GetStreamGuards": guardrails_pb2.GetStreamGuardsRequest(tenant="strangers"),
     }
 
 

@@ -1,4 +1,4 @@
-"""Keys, roles and limits as tables."""
+"""Keys, roles, limits and guardrails as tables."""
 
 from __future__ import annotations
 
@@ -7,8 +7,15 @@ import typer
 from rich.console import Console, RenderableType
 
 from inferflux.cli.durations import seconds_of
-from inferflux.cli.policy_tables import keys_table, limits_table, roles_table, usage_table
-from inferflux.v1 import policy_pb2
+from inferflux.cli.policy_tables import (
+    guardrails_table,
+    guardrails_view,
+    keys_table,
+    limits_table,
+    roles_table,
+    usage_table,
+)
+from inferflux.v1 import guardrails_pb2, policy_pb2
 
 
 def shown(view: RenderableType) -> str:
@@ -69,3 +76,25 @@ def test_a_duration_is_a_number_and_a_unit(text: str, seconds: int) -> None:
 def test_anything_else_is_no_duration(text: str) -> None:
     with pytest.raises(typer.BadParameter, match="--overlap"):
         seconds_of(text, "--overlap")
+
+
+def test_guardrails_are_a_row_and_their_rules_have_the_names_of_audit_lines() -> None:
+    summary = guardrails_pb2.GuardrailsSummary(model="demo", n_blocked=12_000, version=7, guards_stream=True)
+    text = shown(guardrails_table([summary]))
+    for part in ("every", "demo", "12,000", "held", "7"):
+        assert part in text
+    rules = guardrails_pb2.GuardrailRules(
+        blocked=[guardrails_pb2.BlockedText(text="[b]old", is_word=True)], patterns=["a[bc]+"], max_tokens=9
+    )
+    text = shown(guardrails_view(guardrails_pb2.Guardrails(tenant="acme", rules=rules)))
+    for part in (
+        "acme",
+        "blocked[0]",
+        "word",
+        "[b]old",
+        "pattern[0]",
+        "a[bc]+",
+        "max_tokens",
+        "prompts alone",
+    ):
+        assert part in text

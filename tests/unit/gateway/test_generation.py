@@ -24,9 +24,18 @@ from inferflux.gateway.metrics import GatewayMetrics
 from inferflux.gateway.readers import ReaderReports
 from inferflux.gateway.relay import RelayLimits
 from inferflux.gateway.reservations import Reservations
+from inferflux.gateway.stream_guards import StreamGuards
 from inferflux.gateway.streams import Streams
 from inferflux.gateway.submit import Submitter
-from inferflux.v1 import answers_pb2, generation_pb2, model_pb2, policy_pb2, scheduler_pb2, tokens_pb2
+from inferflux.v1 import (
+    answers_pb2,
+    generation_pb2,
+    guardrails_pb2,
+    model_pb2,
+    policy_pb2,
+    scheduler_pb2,
+    tokens_pb2,
+)
 
 CARD = model_pb2.ModelCard(name="demo")
 STOP = generation_pb2.FINISH_REASON_STOP
@@ -99,6 +108,9 @@ class Stage:
     def __init__(self, *, gap_limit_s: float = 30.0) -> None:
         self.bus = ScriptedBus()
         self.settled: list[policy_pb2.SettleRequest] = []
+        # What answers are held to, and the models that it was asked for.
+        self.rules: guardrails_pb2.GuardrailRules | None = None
+        self.models_asked: list[str] = []
         bus = cast("Bus", self.bus)
         background = Background()
         self.streams = Streams(10)
@@ -110,6 +122,7 @@ class Stage:
             canceller=Canceller(bus, background, timeout_s=1),
             reader_reports=self.reports,
             reservations=Reservations(self),
+            guards=StreamGuards(self),
             ledger=Ledger(self, background, NO_AUDIT),
             metrics=GatewayMetrics(CollectorRegistry()),
             background=background,
@@ -120,7 +133,17 @@ class Stage:
         )
 
     async def reserve(self, request: policy_pb2.ReserveRequest) -> policy_pb2.ReserveResponse:
-        raise NotImplementedError
+        del request
+        return policy_pb2.ReserveResponse(
+            stream_guards=[guardrails_pb2.GuardrailsVersion(version=1)] if self.rules else []
+        )
+
+    async def stream_guards(
+        self, request: guardrails_pb2.GetStreamGuardsRequest
+    ) -> guardrails_pb2.GetStreamGuardsResponse:
+        self.models_asked.append(request.model)
+        sets = [guardrails_pb2.Guardrails(version=1, rules=self.rules)] if self.rules else []
+        return guardrails_pb2.GetStreamGuardsResponse(guardrails=sets)
 
     async def renew(self, requests: Sequence[policy_pb2.ReservedRequest]) -> policy_pb2.RenewResponse:
         raise NotImplementedError
@@ -130,7 +153,8 @@ class Stage:
 
     def generation(self, method: str = "Generate") -> Generation:
         model = "" if method == "Resume" else "demo"
-        call = Call(method, model, "r1", Caller("acme", "key"), OFF.start("test"), CallContext("r1"))
+        caller = Caller("acme", "key", guards_stream=self.rules is not None)
+        call = Call(method, model, "r1", caller, OFF.start("test"), CallContext("r1"))
         return Generation(call, self._services)
 
     async def submit(self, attempt_id: str) -> None:
@@ -354,6 +378,119 @@ async def test_an_answer_that_cannot_be_resumed_is_not_published_again() -> None
     stage.bus.refused_publishes = 1
     await answer(stage, window_s=0)
     assert stage.bus.published == []
+
+
+def held_to(*texts: str) -> guardrails_pb2.GuardrailRules:
+    blocked = [guardrails_pb2.BlockedText(text=text) for text in texts]
+    return guardrails_pb2.GuardrailRules(blocked=blocked, guards_stream=True)
+
+
+async def guarded(stage: Stage, *, window_s: int = 0) -> list[tokens_pb2.TokenChunk]:
+    """What the client of a guarded request gets."""
+    job = scheduler_pb2.InferenceRequest(
+        request_id="r1",
+        tenant="acme",
+        model="demo",
+        prompt_token_ids=[1, 2],
+        attempt_id="a1",
+        resume_window_s=window_s,
+    )
+    async with stage.generation() as generation:
+        await generation.reserve(job)
+        await generation.submit(CARD, job, prompt_field="prompt")
+        return [chunk async for chunk in generation]
+
+
+def told(chunks: list[tokens_pb2.TokenChunk]) -> tuple[str, int, generation_pb2.FinishReason.ValueType]:
+    """Text, tokens and finish reason."""
+    text = "".join(chunk.text for chunk in chunks)
+    return text, sum(len(chunk.token_ids) for chunk in chunks), chunks[-1].finished.reason
+
+
+def cancels(stage: Stage) -> list[str]:
+    """The attempts that were cancelled."""
+    return [scheduler_pb2.CancelNotice.FromString(data).attempt_id for data in stage.bus.published]
+
+
+@pytest.mark.parametrize("window_s", [0, 30])
+async def test_an_answer_with_a_blocked_text_ends_there_and_its_job_is_cancelled(window_s: int) -> None:
+    stage = Stage()
+    stage.rules = held_to("bad")
+    stage.bus.live = [thought(i, text) for i, text in enumerate(("so ", "far ", "b", "ad", " on"))]
+    chunks = await guarded(stage, window_s=window_s)
+    assert told(chunks) == ("so far ", 1, generation_pb2.FINISH_REASON_CONTENT_FILTER)
+    assert chunks[-1].finished.usage.prompt_tokens == 2
+    assert chunks[-1].finished.usage.completion_tokens == 5
+    stage.bus.live = [finished("a1", offset=5)]
+    await stage.end()
+    assert cancels(stage) == ["a1"]
+    (settled,) = stage.settled
+    assert (settled.outcome, settled.usage.completion_tokens) == ("content_filter", 1)
+
+
+async def test_an_answer_that_ends_with_a_blocked_text_is_settled_as_its_job_ended() -> None:
+    stage = Stage()
+    stage.rules = held_to("bad")
+    stage.bus.live = [thought(0, "so ba"), thought(1, "d"), finished("a1", offset=2)]
+    assert told(await guarded(stage)) == ("so ", 0, generation_pb2.FINISH_REASON_CONTENT_FILTER)
+    await stage.end()
+    assert cancels(stage) == []
+    (settled,) = stage.settled
+    assert (settled.outcome, settled.usage.completion_tokens) == ("content_filter", 1)
+
+
+async def test_an_answer_with_nothing_blocked_is_what_it_is_without_guardrails() -> None:
+    said = []
+    for rules in (None, held_to("bad", "far from")):
+        stage = Stage()
+        stage.rules = rules
+        stage.bus.live = [thought(i, text) for i, text in enumerate(("so ", "far ", "fr", "ee"))]
+        stage.bus.live.append(finished("a1", offset=4))
+        chunks = await guarded(stage)
+        said.append((*told(chunks), chunks[-1].finished.usage))
+        await stage.end()
+    assert said[0] == said[1]
+    assert said[0][0] == "so far free"
+
+
+@pytest.mark.parametrize("offset", [0, 1, 3])
+async def test_a_resumed_answer_is_held_to_guardrails_from_its_first_token(offset: int) -> None:
+    stage = Stage()
+    stage.rules = held_to("far bad")
+    stage.bus.reply = scheduler_pb2.ReaderReply(was_found=True, attempt_id="a1", model="demo")
+    stage.bus.stored = [thought(i, text) for i, text in enumerate(("so ", "far ", "b", "ad", " on"))]
+    async with stage.generation("Resume") as generation:
+        await generation.resume(offset)
+        chunks = [chunk async for chunk in generation]
+    await stage.end()
+    assert told(chunks)[2] == generation_pb2.FINISH_REASON_CONTENT_FILTER
+    assert told(chunks)[0] == ("so " if offset == 0 else "")
+    assert stage.models_asked == ["demo"]
+
+
+async def test_a_resumed_answer_with_nothing_blocked_goes_on_where_its_client_was() -> None:
+    stage = Stage()
+    stage.rules = held_to("bad")
+    stage.bus.stored = [thought(i, f"{i} ") for i in range(4)] + [finished("a1", offset=4, model="demo")]
+    async with stage.generation("Resume") as generation:
+        await generation.resume(2)
+        chunks = [chunk async for chunk in generation]
+    await stage.end()
+    assert told(chunks)[0] == "2 3 "
+    assert chunks[0].offset == 2
+    assert stage.models_asked == ["demo"]
+
+
+async def test_an_answer_from_the_cache_is_held_to_guardrails_too() -> None:
+    stage = Stage()
+    stage.rules = held_to("xxx")
+    job = scheduler_pb2.InferenceRequest(request_id="r1", tenant="acme", model="demo", attempt_id="a1")
+    async with stage.generation() as generation:
+        await generation.reserve(job)
+        await generation.answer(CARD, job, ANSWER)
+        chunks = [chunk async for chunk in generation]
+    await stage.end()
+    assert told(chunks) == ("", 0, generation_pb2.FINISH_REASON_CONTENT_FILTER)
 
 
 def finished(attempt_id: str, *, model: str = "", offset: int = 0, **fields: Any) -> bytes:

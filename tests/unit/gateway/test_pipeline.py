@@ -15,6 +15,7 @@ from inferflux.common.bus import Bus
 from inferflux.common.bus.memory import MemoryNats
 from inferflux.common.calls import CallContext
 from inferflux.common.errors import (
+    Aborted,
     InferFluxError,
     InvalidArgument,
     NotFound,
@@ -35,10 +36,18 @@ from inferflux.gateway.pipeline import Pipeline
 from inferflux.gateway.readers import ReaderReports
 from inferflux.gateway.relay import RelayLimits
 from inferflux.gateway.reservations import Reservations
+from inferflux.gateway.stream_guards import StreamGuards
 from inferflux.gateway.streams import Streams
 from inferflux.gateway.submit import Submitter
 from inferflux.gateway.tools import check_calls, tool_use_of
-from inferflux.v1 import generation_pb2, inference_pb2, policy_pb2, scheduler_pb2, tokenizer_pb2
+from inferflux.v1 import (
+    generation_pb2,
+    guardrails_pb2,
+    inference_pb2,
+    policy_pb2,
+    scheduler_pb2,
+    tokenizer_pb2,
+)
 
 ACME = Caller("acme", "key_1", max_priority=5, cache_scope="catalogue")
 Message = inference_pb2.ChatMessage
@@ -54,6 +63,7 @@ class Policy:
         self.settled: list[policy_pb2.SettleRequest] = []
         # What a reservation is answered with.
         self.answer: policy_pb2.ReserveResponse | InferFluxError = policy_pb2.ReserveResponse(lease_ms=60_000)
+        self.needs_text = False
         self.may_reserve = asyncio.Event()
         self.may_reserve.set()
 
@@ -65,9 +75,16 @@ class Policy:
     async def reserve(self, request: policy_pb2.ReserveRequest) -> policy_pb2.ReserveResponse:
         self.reserved.append(request)
         await self.may_reserve.wait()
+        if self.needs_text and not request.HasField("text"):
+            raise Aborted("with its text", reason="GUARDRAILS_NEED_TEXT")
         if isinstance(self.answer, InferFluxError):
             raise self.answer
         return self.answer
+
+    async def stream_guards(
+        self, request: guardrails_pb2.GetStreamGuardsRequest
+    ) -> guardrails_pb2.GetStreamGuardsResponse:
+        raise NotImplementedError
 
     async def renew(self, requests: Sequence[policy_pb2.ReservedRequest]) -> policy_pb2.RenewResponse:
         self.renewed += requests
@@ -136,6 +153,7 @@ class Stage:
             canceller=Canceller(bus, self.background, timeout_s=1),
             reader_reports=ReaderReports(bus, timeout_s=1),
             reservations=Reservations(self.policy),
+            guards=StreamGuards(self.policy),
             ledger=Ledger(self.policy, self.background, NO_AUDIT),
             metrics=metrics,
             background=self.background,
@@ -318,6 +336,29 @@ async def test_policy_gets_the_text_of_a_prompt_where_it_wants_it(stage: Stage) 
     async with stage.pipeline.generate(CallContext("r1"), watched, ids):
         pass
     assert stage.policy.reserved[0].text == "xx xxx"
+
+
+async def test_policy_gets_the_text_also_where_guardrails_came_after_the_call_was_admitted(
+    stage: Stage,
+) -> None:
+    stage.policy.needs_text = True
+    request = inference_pb2.GenerateRequest(model="demo", text="to be")
+    async with stage.pipeline.generate(CallContext("r1"), ACME, request):
+        pass
+    asked, again = stage.policy.reserved
+    assert (asked.HasField("text"), again.text) == (False, "xx xx")
+    assert again.attempt_id == asked.attempt_id
+
+
+async def test_a_prompt_that_guardrails_refuse_is_not_queued_and_not_settled(stage: Stage) -> None:
+    stage.policy.answer = PermissionDenied("no", reason="CONTENT_FILTER")
+    request = inference_pb2.GenerateRequest(model="demo", text="hi")
+    with pytest.raises(PermissionDenied):
+        async with stage.pipeline.generate(CallContext("r1"), ACME, request):
+            raise AssertionError("was submitted")
+    await stage.background.finish(2)
+    assert stage.backend.jobs == {}
+    assert stage.policy.settled == []
 
 
 async def test_a_model_that_the_key_may_not_use_is_refused_before_any_work(stage: Stage) -> None:

@@ -110,6 +110,8 @@ class _FinishReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_FinishRe
     """max_tokens or the context length was reached."""
     FINISH_REASON_CANCELLED: _FinishReason.ValueType  # 3
     """The client cancelled or went away."""
+    FINISH_REASON_CONTENT_FILTER: _FinishReason.ValueType  # 4
+    """A guardrail ended it. The text before what was found is all there is."""
 
 class FinishReason(_FinishReason, metaclass=_FinishReasonEnumTypeWrapper):
     """Why a generation ended."""
@@ -121,6 +123,8 @@ FINISH_REASON_LENGTH: FinishReason.ValueType  # 2
 """max_tokens or the context length was reached."""
 FINISH_REASON_CANCELLED: FinishReason.ValueType  # 3
 """The client cancelled or went away."""
+FINISH_REASON_CONTENT_FILTER: FinishReason.ValueType  # 4
+"""A guardrail ended it. The text before what was found is all there is."""
 Global___FinishReason: _TypeAlias = FinishReason  # noqa: Y015
 
 class _CacheTier:

@@ -10,6 +10,7 @@ from google.protobuf import message as _message
 from google.protobuf import timestamp_pb2 as _timestamp_pb2
 from google.protobuf.internal import containers as _containers
 from inferflux.v1 import generation_pb2 as _generation_pb2
+from inferflux.v1 import guardrails_pb2 as _guardrails_pb2
 import builtins as _builtins
 import sys
 import typing as _typing
@@ -72,6 +73,7 @@ class AdmitResponse(_message.Message):
     MODELS_FIELD_NUMBER: _builtins.int
     LIMITS_FIELD_NUMBER: _builtins.int
     WANTS_TEXT_FIELD_NUMBER: _builtins.int
+    GUARDS_STREAM_FIELD_NUMBER: _builtins.int
     tenant: _builtins.str
     key_id: _builtins.str
     max_priority: _builtins.int
@@ -82,6 +84,8 @@ class AdmitResponse(_message.Message):
     """Its requests neither take answers from the answer cache nor keep theirs there."""
     wants_text: _builtins.bool
     """Reserve needs the text of the prompts of its requests."""
+    guards_stream: _builtins.bool
+    """Its answers may be held to guardrails: GetStreamGuards says to which."""
     @_builtins.property
     def scopes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Those of the key and its roles, with those that they include."""
@@ -106,10 +110,11 @@ class AdmitResponse(_message.Message):
         models: _abc.Iterable[_builtins.str] | None = ...,
         limits: _abc.Iterable[Global___RateLimitState] | None = ...,
         wants_text: _builtins.bool = ...,
+        guards_stream: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_max_priority", b"_max_priority", "max_priority", b"max_priority"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_priority", b"_max_priority", "cache_scope", b"cache_scope", "key_id", b"key_id", "limits", b"limits", "max_priority", b"max_priority", "models", b"models", "scopes", b"scopes", "skip_answer_cache", b"skip_answer_cache", "tenant", b"tenant", "wants_text", b"wants_text"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_priority", b"_max_priority", "cache_scope", b"cache_scope", "guards_stream", b"guards_stream", "key_id", b"key_id", "limits", b"limits", "max_priority", b"max_priority", "models", b"models", "scopes", b"scopes", "skip_answer_cache", b"skip_answer_cache", "tenant", b"tenant", "wants_text", b"wants_text"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__max_priority: _TypeAlias = _typing.Literal["max_priority"]  # noqa: Y015
     _WhichOneofArgType__max_priority: _TypeAlias = _typing.Literal["_max_priority", b"_max_priority"]  # noqa: Y015
@@ -171,7 +176,9 @@ class ReserveRequest(_message.Message):
     max_tokens: _builtins.int
     """The most that it may generate."""
     text: _builtins.str
-    """Of the prompt, as the model gets it. Empty unless AdmitResponse.wants_text."""
+    """Of the prompt, as the model gets it. Unset unless AdmitResponse.wants_text, or the error GUARDRAILS_NEED_TEXT asks
+    for it.
+    """
     def __init__(
         self,
         *,
@@ -182,13 +189,15 @@ class ReserveRequest(_message.Message):
         model: _builtins.str = ...,
         prompt_tokens: _builtins.int = ...,
         max_tokens: _builtins.int = ...,
-        text: _builtins.str = ...,
+        text: _builtins.str | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_text", b"_text", "text", b"text"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt_id", b"attempt_id", "key_id", b"key_id", "max_tokens", b"max_tokens", "model", b"model", "prompt_tokens", b"prompt_tokens", "request_id", b"request_id", "tenant", b"tenant", "text", b"text"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_text", b"_text", "attempt_id", b"attempt_id", "key_id", b"key_id", "max_tokens", b"max_tokens", "model", b"model", "prompt_tokens", b"prompt_tokens", "request_id", b"request_id", "tenant", b"tenant", "text", b"text"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__text: _TypeAlias = _typing.Literal["text"]  # noqa: Y015
+    _WhichOneofArgType__text: _TypeAlias = _typing.Literal["_text", b"_text"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__text) -> _WhichOneofReturnType__text | None: ...
 
 Global___ReserveRequest: _TypeAlias = ReserveRequest  # noqa: Y015
 
@@ -198,19 +207,25 @@ class ReserveResponse(_message.Message):
 
     LIMITS_FIELD_NUMBER: _builtins.int
     LEASE_MS_FIELD_NUMBER: _builtins.int
+    STREAM_GUARDS_FIELD_NUMBER: _builtins.int
     lease_ms: _builtins.int
     """Renew it before this time is over; 0: it need not be renewed."""
     @_builtins.property
     def limits(self) -> _containers.RepeatedCompositeFieldContainer[Global___RateLimitState]: ...
+    @_builtins.property
+    def stream_guards(self) -> _containers.RepeatedCompositeFieldContainer[_guardrails_pb2.GuardrailsVersion]:
+        """The guardrails that its answer is held to."""
+
     def __init__(
         self,
         *,
         limits: _abc.Iterable[Global___RateLimitState] | None = ...,
         lease_ms: _builtins.int = ...,
+        stream_guards: _abc.Iterable[_guardrails_pb2.GuardrailsVersion] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["lease_ms", b"lease_ms", "limits", b"limits"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["lease_ms", b"lease_ms", "limits", b"limits", "stream_guards", b"stream_guards"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -3,6 +3,7 @@
 import grpc
 import warnings
 
+from inferflux.v1 import guardrails_pb2 as inferflux_dot_v1_dot_guardrails__pb2
 from inferflux.v1 import policy_pb2 as inferflux_dot_v1_dot_policy__pb2
 
 GRPC_GENERATED_VERSION = '1.85.1'
@@ -26,7 +27,7 @@ if _version_not_supported:
 
 
 class PolicyServiceStub:
-    """Admit, Reserve, Renew and Settle are for services alone: they send the service key in the metadata
+    """Admit, Reserve, Renew, Settle and GetStreamGuards are for services alone: they send the service key in the metadata
     `x-inferflux-service-key`. The others need a key with the scope `policy` or `admin`; a gateway passes them on.
     """
 
@@ -116,10 +117,40 @@ class PolicyServiceStub:
                 request_serializer=inferflux_dot_v1_dot_policy__pb2.DeleteRateLimitRequest.SerializeToString,
                 response_deserializer=inferflux_dot_v1_dot_policy__pb2.DeleteRateLimitResponse.FromString,
                 _registered_method=True)
+        self.GetStreamGuards = channel.unary_unary(
+                '/inferflux.v1.PolicyService/GetStreamGuards',
+                request_serializer=inferflux_dot_v1_dot_guardrails__pb2.GetStreamGuardsRequest.SerializeToString,
+                response_deserializer=inferflux_dot_v1_dot_guardrails__pb2.GetStreamGuardsResponse.FromString,
+                _registered_method=True)
+        self.ListGuardrails = channel.unary_unary(
+                '/inferflux.v1.PolicyService/ListGuardrails',
+                request_serializer=inferflux_dot_v1_dot_guardrails__pb2.ListGuardrailsRequest.SerializeToString,
+                response_deserializer=inferflux_dot_v1_dot_guardrails__pb2.ListGuardrailsResponse.FromString,
+                _registered_method=True)
+        self.GetGuardrails = channel.unary_unary(
+                '/inferflux.v1.PolicyService/GetGuardrails',
+                request_serializer=inferflux_dot_v1_dot_guardrails__pb2.GetGuardrailsRequest.SerializeToString,
+                response_deserializer=inferflux_dot_v1_dot_guardrails__pb2.GetGuardrailsResponse.FromString,
+                _registered_method=True)
+        self.SetGuardrails = channel.unary_unary(
+                '/inferflux.v1.PolicyService/SetGuardrails',
+                request_serializer=inferflux_dot_v1_dot_guardrails__pb2.SetGuardrailsRequest.SerializeToString,
+                response_deserializer=inferflux_dot_v1_dot_guardrails__pb2.SetGuardrailsResponse.FromString,
+                _registered_method=True)
+        self.DeleteGuardrails = channel.unary_unary(
+                '/inferflux.v1.PolicyService/DeleteGuardrails',
+                request_serializer=inferflux_dot_v1_dot_guardrails__pb2.DeleteGuardrailsRequest.SerializeToString,
+                response_deserializer=inferflux_dot_v1_dot_guardrails__pb2.DeleteGuardrailsResponse.FromString,
+                _registered_method=True)
+        self.CheckGuardrails = channel.unary_unary(
+                '/inferflux.v1.PolicyService/CheckGuardrails',
+                request_serializer=inferflux_dot_v1_dot_guardrails__pb2.CheckGuardrailsRequest.SerializeToString,
+                response_deserializer=inferflux_dot_v1_dot_guardrails__pb2.CheckGuardrailsResponse.FromString,
+                _registered_method=True)
 
 
 class PolicyServiceServicer:
-    """Admit, Reserve, Renew and Settle are for services alone: they send the service key in the metadata
+    """Admit, Reserve, Renew, Settle and GetStreamGuards are for services alone: they send the service key in the metadata
     `x-inferflux-service-key`. The others need a key with the scope `policy` or `admin`; a gateway passes them on.
     """
 
@@ -227,6 +258,45 @@ class PolicyServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def GetStreamGuards(self, request, context):
+        """The rules that answers are held to.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListGuardrails(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetGuardrails(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def SetGuardrails(self, request, context):
+        """Makes a set of rules, or replaces it.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def DeleteGuardrails(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def CheckGuardrails(self, request, context):
+        """What the guardrails say of a prompt.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_PolicyServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -310,6 +380,36 @@ def add_PolicyServiceServicer_to_server(servicer, server):
                     request_deserializer=inferflux_dot_v1_dot_policy__pb2.DeleteRateLimitRequest.FromString,
                     response_serializer=inferflux_dot_v1_dot_policy__pb2.DeleteRateLimitResponse.SerializeToString,
             ),
+            'GetStreamGuards': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetStreamGuards,
+                    request_deserializer=inferflux_dot_v1_dot_guardrails__pb2.GetStreamGuardsRequest.FromString,
+                    response_serializer=inferflux_dot_v1_dot_guardrails__pb2.GetStreamGuardsResponse.SerializeToString,
+            ),
+            'ListGuardrails': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListGuardrails,
+                    request_deserializer=inferflux_dot_v1_dot_guardrails__pb2.ListGuardrailsRequest.FromString,
+                    response_serializer=inferflux_dot_v1_dot_guardrails__pb2.ListGuardrailsResponse.SerializeToString,
+            ),
+            'GetGuardrails': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetGuardrails,
+                    request_deserializer=inferflux_dot_v1_dot_guardrails__pb2.GetGuardrailsRequest.FromString,
+                    response_serializer=inferflux_dot_v1_dot_guardrails__pb2.GetGuardrailsResponse.SerializeToString,
+            ),
+            'SetGuardrails': grpc.unary_unary_rpc_method_handler(
+                    servicer.SetGuardrails,
+                    request_deserializer=inferflux_dot_v1_dot_guardrails__pb2.SetGuardrailsRequest.FromString,
+                    response_serializer=inferflux_dot_v1_dot_guardrails__pb2.SetGuardrailsResponse.SerializeToString,
+            ),
+            'DeleteGuardrails': grpc.unary_unary_rpc_method_handler(
+                    servicer.DeleteGuardrails,
+                    request_deserializer=inferflux_dot_v1_dot_guardrails__pb2.DeleteGuardrailsRequest.FromString,
+                    response_serializer=inferflux_dot_v1_dot_guardrails__pb2.DeleteGuardrailsResponse.SerializeToString,
+            ),
+            'CheckGuardrails': grpc.unary_unary_rpc_method_handler(
+                    servicer.CheckGuardrails,
+                    request_deserializer=inferflux_dot_v1_dot_guardrails__pb2.CheckGuardrailsRequest.FromString,
+                    response_serializer=inferflux_dot_v1_dot_guardrails__pb2.CheckGuardrailsResponse.SerializeToString,
+            ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
             'inferflux.v1.PolicyService', rpc_method_handlers)
@@ -319,7 +419,7 @@ def add_PolicyServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class PolicyService:
-    """Admit, Reserve, Renew and Settle are for services alone: they send the service key in the metadata
+    """Admit, Reserve, Renew, Settle and GetStreamGuards are for services alone: they send the service key in the metadata
     `x-inferflux-service-key`. The others need a key with the scope `policy` or `admin`; a gateway passes them on.
     """
 
@@ -745,6 +845,168 @@ class PolicyService:
             '/inferflux.v1.PolicyService/DeleteRateLimit',
             inferflux_dot_v1_dot_policy__pb2.DeleteRateLimitRequest.SerializeToString,
             inferflux_dot_v1_dot_policy__pb2.DeleteRateLimitResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetStreamGuards(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/inferflux.v1.PolicyService/GetStreamGuards',
+            inferflux_dot_v1_dot_guardrails__pb2.GetStreamGuardsRequest.SerializeToString,
+            inferflux_dot_v1_dot_guardrails__pb2.GetStreamGuardsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListGuardrails(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/inferflux.v1.PolicyService/ListGuardrails',
+            inferflux_dot_v1_dot_guardrails__pb2.ListGuardrailsRequest.SerializeToString,
+            inferflux_dot_v1_dot_guardrails__pb2.ListGuardrailsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetGuardrails(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/inferflux.v1.PolicyService/GetGuardrails',
+            inferflux_dot_v1_dot_guardrails__pb2.GetGuardrailsRequest.SerializeToString,
+            inferflux_dot_v1_dot_guardrails__pb2.GetGuardrailsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SetGuardrails(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/inferflux.v1.PolicyService/SetGuardrails',
+            inferflux_dot_v1_dot_guardrails__pb2.SetGuardrailsRequest.SerializeToString,
+            inferflux_dot_v1_dot_guardrails__pb2.SetGuardrailsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DeleteGuardrails(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/inferflux.v1.PolicyService/DeleteGuardrails',
+            inferflux_dot_v1_dot_guardrails__pb2.DeleteGuardrailsRequest.SerializeToString,
+            inferflux_dot_v1_dot_guardrails__pb2.DeleteGuardrailsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def CheckGuardrails(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/inferflux.v1.PolicyService/CheckGuardrails',
+            inferflux_dot_v1_dot_guardrails__pb2.CheckGuardrailsRequest.SerializeToString,
+            inferflux_dot_v1_dot_guardrails__pb2.CheckGuardrailsResponse.FromString,
             options,
             channel_credentials,
             insecure,

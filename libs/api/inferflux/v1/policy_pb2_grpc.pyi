@@ -5,6 +5,7 @@ The policy service: who may do what."""
 
 from collections import abc as _abc
 from grpc import aio as _aio
+from inferflux.v1 import guardrails_pb2 as _guardrails_pb2
 from inferflux.v1 import policy_pb2 as _policy_pb2
 import abc as _abc_1
 import grpc as _grpc
@@ -27,7 +28,7 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class PolicyServiceStub:
-    """Admit, Reserve, Renew and Settle are for services alone: they send the service key in the metadata
+    """Admit, Reserve, Renew, Settle and GetStreamGuards are for services alone: they send the service key in the metadata
     `x-inferflux-service-key`. The others need a key with the scope `policy` or `admin`; a gateway passes them on.
     """
 
@@ -60,10 +61,19 @@ class PolicyServiceStub:
     """The limits of one subject, and how much of them is used now."""
     SetRateLimit: _grpc.UnaryUnaryMultiCallable[_policy_pb2.SetRateLimitRequest, _policy_pb2.SetRateLimitResponse]
     DeleteRateLimit: _grpc.UnaryUnaryMultiCallable[_policy_pb2.DeleteRateLimitRequest, _policy_pb2.DeleteRateLimitResponse]
+    GetStreamGuards: _grpc.UnaryUnaryMultiCallable[_guardrails_pb2.GetStreamGuardsRequest, _guardrails_pb2.GetStreamGuardsResponse]
+    """The rules that answers are held to."""
+    ListGuardrails: _grpc.UnaryUnaryMultiCallable[_guardrails_pb2.ListGuardrailsRequest, _guardrails_pb2.ListGuardrailsResponse]
+    GetGuardrails: _grpc.UnaryUnaryMultiCallable[_guardrails_pb2.GetGuardrailsRequest, _guardrails_pb2.GetGuardrailsResponse]
+    SetGuardrails: _grpc.UnaryUnaryMultiCallable[_guardrails_pb2.SetGuardrailsRequest, _guardrails_pb2.SetGuardrailsResponse]
+    """Makes a set of rules, or replaces it."""
+    DeleteGuardrails: _grpc.UnaryUnaryMultiCallable[_guardrails_pb2.DeleteGuardrailsRequest, _guardrails_pb2.DeleteGuardrailsResponse]
+    CheckGuardrails: _grpc.UnaryUnaryMultiCallable[_guardrails_pb2.CheckGuardrailsRequest, _guardrails_pb2.CheckGuardrailsResponse]
+    """What the guardrails say of a prompt."""
 
 @_typing.type_check_only
 class PolicyServiceAsyncStub(PolicyServiceStub):
-    """Admit, Reserve, Renew and Settle are for services alone: they send the service key in the metadata
+    """Admit, Reserve, Renew, Settle and GetStreamGuards are for services alone: they send the service key in the metadata
     `x-inferflux-service-key`. The others need a key with the scope `policy` or `admin`; a gateway passes them on.
     """
 
@@ -93,9 +103,18 @@ class PolicyServiceAsyncStub(PolicyServiceStub):
     """The limits of one subject, and how much of them is used now."""
     SetRateLimit: _aio.UnaryUnaryMultiCallable[_policy_pb2.SetRateLimitRequest, _policy_pb2.SetRateLimitResponse]  # type: ignore[assignment]
     DeleteRateLimit: _aio.UnaryUnaryMultiCallable[_policy_pb2.DeleteRateLimitRequest, _policy_pb2.DeleteRateLimitResponse]  # type: ignore[assignment]
+    GetStreamGuards: _aio.UnaryUnaryMultiCallable[_guardrails_pb2.GetStreamGuardsRequest, _guardrails_pb2.GetStreamGuardsResponse]  # type: ignore[assignment]
+    """The rules that answers are held to."""
+    ListGuardrails: _aio.UnaryUnaryMultiCallable[_guardrails_pb2.ListGuardrailsRequest, _guardrails_pb2.ListGuardrailsResponse]  # type: ignore[assignment]
+    GetGuardrails: _aio.UnaryUnaryMultiCallable[_guardrails_pb2.GetGuardrailsRequest, _guardrails_pb2.GetGuardrailsResponse]  # type: ignore[assignment]
+    SetGuardrails: _aio.UnaryUnaryMultiCallable[_guardrails_pb2.SetGuardrailsRequest, _guardrails_pb2.SetGuardrailsResponse]  # type: ignore[assignment]
+    """Makes a set of rules, or replaces it."""
+    DeleteGuardrails: _aio.UnaryUnaryMultiCallable[_guardrails_pb2.DeleteGuardrailsRequest, _guardrails_pb2.DeleteGuardrailsResponse]  # type: ignore[assignment]
+    CheckGuardrails: _aio.UnaryUnaryMultiCallable[_guardrails_pb2.CheckGuardrailsRequest, _guardrails_pb2.CheckGuardrailsResponse]  # type: ignore[assignment]
+    """What the guardrails say of a prompt."""
 
 class PolicyServiceServicer(metaclass=_abc_1.ABCMeta):
-    """Admit, Reserve, Renew and Settle are for services alone: they send the service key in the metadata
+    """Admit, Reserve, Renew, Settle and GetStreamGuards are for services alone: they send the service key in the metadata
     `x-inferflux-service-key`. The others need a key with the scope `policy` or `admin`; a gateway passes them on.
     """
 
@@ -219,5 +238,50 @@ class PolicyServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _policy_pb2.DeleteRateLimitRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_policy_pb2.DeleteRateLimitResponse, _abc.Awaitable[_policy_pb2.DeleteRateLimitResponse]]: ...
+
+    @_abc_1.abstractmethod
+    def GetStreamGuards(
+        self,
+        request: _guardrails_pb2.GetStreamGuardsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_guardrails_pb2.GetStreamGuardsResponse, _abc.Awaitable[_guardrails_pb2.GetStreamGuardsResponse]]:
+        """The rules that answers are held to."""
+
+    @_abc_1.abstractmethod
+    def ListGuardrails(
+        self,
+        request: _guardrails_pb2.ListGuardrailsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_guardrails_pb2.ListGuardrailsResponse, _abc.Awaitable[_guardrails_pb2.ListGuardrailsResponse]]: ...
+
+    @_abc_1.abstractmethod
+    def GetGuardrails(
+        self,
+        request: _guardrails_pb2.GetGuardrailsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_guardrails_pb2.GetGuardrailsResponse, _abc.Awaitable[_guardrails_pb2.GetGuardrailsResponse]]: ...
+
+    @_abc_1.abstractmethod
+    def SetGuardrails(
+        self,
+        request: _guardrails_pb2.SetGuardrailsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_guardrails_pb2.SetGuardrailsResponse, _abc.Awaitable[_guardrails_pb2.SetGuardrailsResponse]]:
+        """Makes a set of rules, or replaces it."""
+
+    @_abc_1.abstractmethod
+    def DeleteGuardrails(
+        self,
+        request: _guardrails_pb2.DeleteGuardrailsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_guardrails_pb2.DeleteGuardrailsResponse, _abc.Awaitable[_guardrails_pb2.DeleteGuardrailsResponse]]: ...
+
+    @_abc_1.abstractmethod
+    def CheckGuardrails(
+        self,
+        request: _guardrails_pb2.CheckGuardrailsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_guardrails_pb2.CheckGuardrailsResponse, _abc.Awaitable[_guardrails_pb2.CheckGuardrailsResponse]]:
+        """What the guardrails say of a prompt."""
 
 def add_PolicyServiceServicer_to_server(servicer: PolicyServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -15,6 +15,8 @@ TRACEPARENT = "traceparent"
 SERVICE_KEY = "x-inferflux-service-key"
 # Trailing: the priority that a request got, where it asked for more than its key may have.
 PRIORITY = "x-inferflux-priority"
+# Of a refusal: the rule that the prompt has broken.
+GUARDRAIL = "x-inferflux-guardrail"
 
 Metadata = Iterable[tuple[str, str | bytes]]
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from inferflux.common.scopes import Scope
 from inferflux.v1 import policy_pb2
 
@@ -9,7 +11,7 @@ _POLICY = policy_pb2.DESCRIPTOR.services_by_name["PolicyService"]
 
 SERVICE_NAME = _POLICY.full_name
 
-FOR_SERVICES = ("Admit", "Reserve", "Renew", "Settle")
+FOR_SERVICES = ("Admit", "Reserve", "Renew", "Settle", "GetStreamGuards")
 """Methods that services call, with the service key."""
 
 ADMIN_METHODS = tuple(method for method in _POLICY.methods if method.name not in FOR_SERVICES)
@@ -18,4 +20,13 @@ ADMIN_METHODS = tuple(method for method in _POLICY.methods if method.name not in
 
 def scope_of(method: str) -> Scope:
     """The scope that a method of administrators needs."""
-    return Scope.POLICY_READ if method.startswith(("List", "Get")) else Scope.POLICY
+    return Scope.POLICY_READ if method.startswith(("List", "Get", "Check")) else Scope.POLICY
+
+
+LARGER_BODIES: Mapping[str, int] = {
+    # Rules of 1 MiB, and what is beside them.
+    "SetGuardrails": (1 << 20) + (16 << 10),
+    # A text of 256 KiB.
+    "CheckGuardrails": 272 << 10,
+}
+"""The largest messages of methods of administrators that take more than others."""

@@ -24,8 +24,8 @@ SCOPES: Mapping[Scope, str] = {
     Scope.ADMIN: "everything an operator does; includes all that follow",
     Scope.STATUS: "see services, workers, the queue and fairness",
     Scope.CLUSTER: "change fairness, drain workers, clear caches; includes `status`",
-    Scope.POLICY: "manage keys, roles and limits; includes `policy:read`",
-    Scope.POLICY_READ: "see keys, roles and limits, but no secret",
+    Scope.POLICY: "manage keys, roles, limits and guardrails; includes `policy:read`",
+    Scope.POLICY_READ: "see keys, roles, limits and guardrails, but no secret",
 }
 """What each scope is for."""
 

@@ -14,7 +14,7 @@ from inferflux.common import grpc_metadata
 from inferflux.common.api_key import is_well_formed
 from inferflux.common.calls import CallContext
 from inferflux.common.errors import InferFluxError, Unauthenticated, Unavailable, from_rpc
-from inferflux.v1 import policy_pb2, policy_pb2_grpc
+from inferflux.v1 import guardrails_pb2, policy_pb2, policy_pb2_grpc
 
 from .caller import Caller
 from .gate import Gate
@@ -97,6 +97,7 @@ class Admission:
             models=tuple(answer.models),
             limits=tuple(answer.limits),
             wants_text=answer.wants_text,
+            guards_stream=answer.guards_stream,
         )
 
     async def reserve(self, request: policy_pb2.ReserveRequest) -> policy_pb2.ReserveResponse:
@@ -113,6 +114,21 @@ class Admission:
                 )
             except grpc.aio.AioRpcError as error:
                 raise to_error(error) from None
+
+    async def stream_guards(
+        self, request: guardrails_pb2.GetStreamGuardsRequest
+    ) -> guardrails_pb2.GetStreamGuardsResponse:
+        """The rules that answers are held to.
+
+        Raises:
+            InferFluxError: policy does not answer.
+        """
+        try:
+            return await self._stub.GetStreamGuards(
+                request, timeout=self._timeout_s, metadata=self._metadata()
+            )
+        except grpc.aio.AioRpcError as error:
+            raise to_error(error) from None
 
     async def renew(self, requests: Sequence[policy_pb2.ReservedRequest]) -> policy_pb2.RenewResponse:
         """Say that requests still run.

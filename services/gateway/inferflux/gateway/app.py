@@ -50,6 +50,7 @@ from .rules import SERVICE_NAMES, body_limit, rules
 from .scheduler_admin import SchedulerAdmin
 from .servicer import InferenceServicer
 from .settings import GatewaySettings
+from .stream_guards import StreamGuards
 from .streams import Streams
 from .submit import Submitter
 from .tokenizer_files import TokenizerFiles
@@ -147,6 +148,7 @@ async def _open(settings: GatewaySettings, stack: AsyncExitStack, tracer: Tracer
         canceller=Canceller(bus, background, timeout_s=settings.cancel_timeout_s),
         reader_reports=reports,
         reservations=reservations,
+        guards=StreamGuards(admission),
         ledger=Ledger(admission, background, trail),
         metrics=metrics,
         background=background,

@@ -21,6 +21,7 @@ class Caller:
         models: patterns of the models that the caller may use; empty: every model.
         limits: what was left of the caller's limits when the call was admitted.
         wants_text: whether policy wants to see the prompts.
+        guards_stream: whether answers may be held to guardrails.
     """
 
     tenant: str
@@ -31,6 +32,7 @@ class Caller:
     models: Sequence[str] = ()
     limits: Sequence[policy_pb2.RateLimitState] = ()
     wants_text: bool = False
+    guards_stream: bool = False
 
     def check_model(self, model: str) -> None:
         """Raises:

@@ -23,6 +23,7 @@ from inferflux.common.errors import (
     Unavailable,
     from_failed,
 )
+from inferflux.common.guardrails.refusals import rule_of
 from inferflux.common.tasks import Background
 from inferflux.common.tracing import Span, Tracer, trace_id_of
 from inferflux.v1 import (
@@ -41,6 +42,7 @@ from .answers.source import StoredChunks
 from .caller import Caller
 from .canceller import Canceller
 from .chat_reader import ChatReader, Rest, has_format
+from .chunk_guard import ChunkGuard
 from .departure import depart
 from .ledger import FinishedRequest, Ledger
 from .metrics import GatewayMetrics, ModelMetrics
@@ -48,15 +50,18 @@ from .readers import ReaderReports
 from .relay import Relay, RelayLimits, TokenSource, replayed
 from .reservations import Reservations
 from .spans import note_end
+from .stream_guards import StreamGuards, model_told_by
 from .streams import Streams
 from .submit import Submitter, is_refused
 
 log = logs.get()
 
+_FILTERED = "content_filter"
 _OUTCOMES = {
     generation_pb2.FINISH_REASON_STOP: "stop",
     generation_pb2.FINISH_REASON_LENGTH: "length",
     generation_pb2.FINISH_REASON_CANCELLED: "cancelled",
+    generation_pb2.FINISH_REASON_CONTENT_FILTER: _FILTERED,
 }
 
 _COMPLETE = frozenset({generation_pb2.FINISH_REASON_STOP, generation_pb2.FINISH_REASON_LENGTH})
@@ -86,6 +91,7 @@ class Services:
     canceller: Canceller
     reader_reports: ReaderReports
     reservations: Reservations
+    guards: StreamGuards
     ledger: Ledger
     metrics: GatewayMetrics
     background: Background
@@ -147,6 +153,12 @@ class Generation:
         self._reader: ChatReader | None = None
         # Of a stream that was resumed.
         self._rest: Rest | None = None
+        # None where the answer is held to no guardrails.
+        self._guard: ChunkGuard | None = None
+        # Whether the client has been given the end of its stream.
+        self._is_told_end = False
+        # The rule that the prompt has broken, as the audit line names it.
+        self._broken_rule = ""
         # Whether there is, or may be, a job to settle; this gateway then has a reader of it.
         self._is_submitted = False
         # Whether only its chunks can tell that there is a job.
@@ -181,7 +193,7 @@ class Generation:
         """What the request is to answer, for its audit line."""
         self._prompt.add(text)
 
-    async def reserve(self, request: scheduler_pb2.InferenceRequest, *, text: str = "") -> None:
+    async def reserve(self, request: scheduler_pb2.InferenceRequest, *, text: str | None = None) -> None:
         """Have policy let the request be queued. What is reserved is settled with the generation's end.
 
         Args:
@@ -189,6 +201,8 @@ class Generation:
 
         Raises:
             ResourceExhausted: it would be over a limit.
+            PermissionDenied: guardrails do not let the prompt pass.
+            Aborted: GUARDRAILS_NEED_TEXT: ask again with the text.
             InferFluxError: policy says no, or does not answer: then nothing is queued.
         """
         self._reserved = request.attempt_id
@@ -208,11 +222,15 @@ class Generation:
         except InferFluxError as error:
             if not isinstance(error, Unavailable):  # policy has decided, and reserved nothing
                 self._reserved = ""
+            self._broken_rule = rule_of(error)
             raise
         if not answer.lease_ms:
             self._reserved = ""
         self.limits = rate_limits.tightest([*self.limits, *answer.limits])
         self._call.span.event("reserved")
+        self._guard = await self._services.guards.of_reservation(
+            request.tenant, request.model, answer.stream_guards
+        )
 
     async def submit(
         self,
@@ -328,6 +346,7 @@ class Generation:
         asked = self._services.background.start(self._announce())
         try:
             stored = await replayed(self._services.bus, self._call.subject)
+            self._guard = await self._guard_of(stored, asked)
             is_read_whole = offset > 0 and await self._is_read_whole(stored, asked)
             relay = self._relay = self._relay_of(self._source, offset=0 if is_read_whole else offset)
             relay.take_all(stored)
@@ -353,7 +372,7 @@ class Generation:
         Raises:
             Unavailable: only some chunks in between are stored, and no scheduler answers.
         """
-        decided = has_format(stored)
+        decided = True if self._guard is not None else has_format(stored)
         if decided is not None:
             return decided
         reply = await asyncio.shield(asked)
@@ -362,6 +381,24 @@ class Generation:
         if stored and reply is None:
             self._check_known(reply)
         return not stored
+
+    async def _guard_of(
+        self, stored: list[bytes], asked: asyncio.Task[scheduler_pb2.ReaderReply | None]
+    ) -> ChunkGuard | None:
+        """What a resumed answer is held to. It sees the answer from its first token on.
+
+        The last chunk names the model where it is stored, and the scheduler otherwise. Where neither does,
+        the guardrails of every model hold.
+
+        Raises:
+            Unavailable: policy does not answer.
+        """
+        if not self._call.caller.guards_stream:
+            return None
+        model = model_told_by(stored)
+        if not model and (reply := await asyncio.shield(asked)) is not None:
+            model = reply.model
+        return await self._services.guards.of(self._call.caller.tenant, model)
 
     def __aiter__(self) -> Self:
         return self
@@ -376,7 +413,7 @@ class Generation:
             raise self._failure
         if self._relay is None:
             raise RuntimeError("neither submitted, answered nor resumed")
-        chunk = await self._relay.next()
+        chunk = None if self._is_told_end else await self._relay.next()
         if chunk is None:
             raise StopAsyncIteration
         if chunk.token_ids:
@@ -384,6 +421,7 @@ class Generation:
         self._answer.add(chunk.text)
         self._note_end(chunk)
         if chunk.HasField("finished"):
+            self._is_told_end = True
             self._check_offset(chunk.finished)
         elif chunk.HasField("failed"):
             self._failure = from_failed(chunk.failed)
@@ -492,18 +530,32 @@ class Generation:
         """Take note of a terminal chunk, before anything else is done about it."""
         match chunk.WhichOneof("event"):
             case "finished":
-                self._usage.CopyFrom(chunk.finished.usage)
-                self._is_usage_final = True
-                self._timings.update(_timings_of(chunk.finished.timings))
-                self._outcome = _OUTCOMES.get(chunk.finished.reason, "unknown")
-                if self._query is not None and self._services.answers is not None:
-                    self._services.answers.keep(self._query)
+                self._note_finished(chunk.finished)
             case "failed":
-                self._outcome = from_failed(chunk.failed).reason.lower()
+                self._note_outcome(from_failed(chunk.failed).reason.lower())
             case _:
                 return
         self._read.attempt_id = chunk.attempt_id or self._read.attempt_id
         self._model = chunk.model or self._model
+
+    def _note_finished(self, finished: tokens_pb2.Finished) -> None:
+        outcome = _OUTCOMES.get(finished.reason, "unknown")
+        if outcome == _FILTERED and not finished.HasField("usage"):
+            # Guardrails ended the answer, not the job: that tells its usage itself.
+            self._count_seen()
+            finished.usage.CopyFrom(self._usage)
+        else:
+            self._usage.CopyFrom(finished.usage)
+            self._is_usage_final = True
+            self._timings.update(_timings_of(finished.timings))
+            if self._query is not None and self._services.answers is not None:
+                self._services.answers.keep(self._query)
+        self._note_outcome(outcome)
+
+    def _note_outcome(self, outcome: str) -> None:
+        """What becomes of the job of an answer that guardrails have ended is not its outcome."""
+        if self._outcome != _FILTERED:
+            self._outcome = outcome
 
     def _check_offset(self, finished: tokens_pb2.Finished) -> None:
         """Raises:
@@ -527,14 +579,21 @@ class Generation:
             self._call.subject,
             offset=offset,
             limits=self._services.relay_limits,
-            on_accept=self._note_accepted,
+            on_accept=self._take,
             on_bad=self._note_bad,
         )
 
-    def _note_accepted(self, chunk: tokens_pb2.TokenChunk) -> bool:
+    def _take(self, chunk: tokens_pb2.TokenChunk) -> Iterable[tokens_pb2.TokenChunk]:
+        """What the client gets for a chunk that has come."""
         if self._query is not None:
             self._query.recorder.take(chunk)
-        return self._rest is None or self._rest.take(chunk)
+        passed: Iterable[tokens_pb2.TokenChunk] = (chunk,)
+        if self._guard is not None:
+            if self._guard.finding is not None:  # for the client the answer has ended
+                self._note_end(chunk)
+            passed = self._guard.take(chunk)
+        rest = self._rest
+        return passed if rest is None else [each for each in passed if rest.take(each)]
 
     def _note_bad(self, error: InvalidArgument) -> None:
         self._services.metrics.bad.note("chunk", error, subject=self._call.subject)
@@ -559,6 +618,9 @@ class Generation:
     def _leave(self, *, is_handed_over: bool) -> None:
         """No client reads on here: tell the scheduler, in the background."""
         services = self._services
+        if self._outcome == _FILTERED:  # there is nothing to resume
+            services.background.start(services.canceller.abandon(self._read, may_be_underway=False))
+            return
         work = depart(
             services.reader_reports,
             services.canceller,
@@ -576,6 +638,8 @@ class Generation:
         """
         if self._relay is None:
             return
+        if self._outcome != _FILTERED:
+            self._guard = None  # no client gets what comes now
         try:
             async with asyncio.timeout((self._window_s or 0) + _LAST_CHUNK_S):
                 while (chunk := await self._relay.next()) is not None:
@@ -596,10 +660,17 @@ class Generation:
             **self._timings,
             **self._prompt.fields("prompt"),
             **self._answer.fields("answer"),
+            **self._rule_fields(),
         }
         finished = replace(finished, model=self._model, about=about)
         self._services.ledger.write(finished)
         self._settle(finished)
+
+    def _rule_fields(self) -> dict[str, object]:
+        """Which rule was broken, by the prompt or by the answer."""
+        finding = self._guard.finding if self._guard is not None else None
+        rule = finding.name if finding is not None else self._broken_rule
+        return {"guardrail": rule} if rule else {}
 
     def _count_seen(self) -> None:
         """Without a terminal chunk, usage is what was seen: never what a client says it has."""
@@ -643,7 +714,7 @@ class Generation:
         if self._metrics is not None:
             self._metrics.duration.observe(duration_s)
             self._metrics.prompt_tokens.inc(self._usage.prompt_tokens)
-            if self._outcome in ("stop", "length"):
+            if self._outcome in ("stop", "length", _FILTERED):
                 self._metrics.count_success(self._outcome)
         return FinishedRequest(
             method=call.method,

@@ -53,7 +53,9 @@ class GatewayMetrics:
             "e2e_request_latency_seconds", "Seconds from the call to its end.", REQUEST_BUCKETS_S, model
         )
         self.success = declare.counter(
-            "request_success", "Requests that ended with `stop` or `length`.", ("model", "finished_reason")
+            "request_success",
+            "Requests that ended with `stop`, `length` or `content_filter`.",
+            ("model", "finished_reason"),
         )
         self.prompt_tokens = declare.counter("prompt_tokens", "Prompt tokens of requests that ended.", model)
         self.generation_tokens = declare.counter(

@@ -14,7 +14,8 @@ from typing import Protocol
 
 from inferflux.common import checks, generation_limits, logs, subjects
 from inferflux.common.calls import CallContext
-from inferflux.common.errors import InvalidArgument
+from inferflux.common.errors import Aborted, InvalidArgument
+from inferflux.common.guardrails.refusals import TEXT_NEEDED
 from inferflux.v1 import generation_pb2, inference_pb2, model_pb2, scheduler_pb2, tokenizer_pb2
 
 from . import validation
@@ -278,15 +279,31 @@ class Pipeline:
             answer_format=answer_format,
         )
         note_job(call.span, call.method, job, asked_priority=request.priority)
-        await generation.reserve(
-            job, text=await self._text_of(prompt, card) if call.caller.wants_text else ""
-        )
+        await self._reserve(generation, call.caller, job, prompt, card)
         query = self._query(job, call, card, request)
         cached = await self._answers.find(query) if self._answers and query else None
         if cached is not None:
             await generation.answer(card, job, cached)
         else:
             await generation.submit(card, job, prompt_field=prompt.field, query=query)
+
+    async def _reserve(
+        self,
+        generation: Generation,
+        caller: Caller,
+        job: scheduler_pb2.InferenceRequest,
+        prompt: Prompt,
+        card: model_pb2.ModelCard,
+    ) -> None:
+        """Have policy let a request be queued, with the text of its prompt where that is wanted."""
+        text = await self._text_of(prompt, card) if caller.wants_text else None
+        try:
+            await generation.reserve(job, text=text)
+        except Aborted as error:
+            if text is not None or error.reason != TEXT_NEEDED:
+                raise
+            # Guardrails came into force after the call was admitted.
+            await generation.reserve(job, text=await self._text_of(prompt, card))
 
     async def _text_of(self, prompt: Prompt, card: model_pb2.ModelCard) -> str:
         """The prompt as the model gets it, whichever way it was given."""

@@ -15,8 +15,8 @@ from google.protobuf.message_factory import GetMessageClass
 
 from inferflux.common import grpc_metadata
 from inferflux.common.grpc_interceptor import current_call
-from inferflux.common.grpc_rules import MethodRule
-from inferflux.common.policy_methods import ADMIN_METHODS, SERVICE_NAME, scope_of
+from inferflux.common.grpc_rules import SMALL_BODY_BYTES, MethodRule
+from inferflux.common.policy_methods import ADMIN_METHODS, LARGER_BODIES, SERVICE_NAME, scope_of
 
 from .admission import to_error
 
@@ -26,7 +26,12 @@ _TIMEOUT_S = 10.0
 
 def rules() -> dict[str, MethodRule]:
     """A rule for each method that is passed on, by full name."""
-    return {f"/{SERVICE_NAME}/{m.name}": MethodRule(scope_of(m.name)) for m in ADMIN_METHODS}
+    return {
+        f"/{SERVICE_NAME}/{m.name}": MethodRule(
+            scope_of(m.name), max_body_bytes=LARGER_BODIES.get(m.name, SMALL_BODY_BYTES)
+        )
+        for m in ADMIN_METHODS
+    }
 
 
 def add_to(server: grpc.aio.Server, policy: grpc.aio.Channel) -> None:

@@ -74,8 +74,8 @@ class Relay:
     Chunks that wait already are merged into one, so a slow client or a busy machine costs fewer messages.
 
     Args:
-        on_accept: given each chunk that is new, before it is merged with others. It may cut it, and returns
-            whether the client gets it.
+        on_accept: given each chunk that is new, before it is merged with others; returns what the client gets
+            for it, which may come later, or cut.
         on_bad: told why a message was ignored.
     """
 
@@ -88,7 +88,9 @@ class Relay:
         offset: int = 0,
         limits: RelayLimits,
         clock: Callable[[], float] = time.monotonic,
-        on_accept: Callable[[tokens_pb2.TokenChunk], bool] = lambda _chunk: True,
+        on_accept: Callable[[tokens_pb2.TokenChunk], Iterable[tokens_pb2.TokenChunk]] = lambda chunk: (
+            chunk,
+        ),
         on_bad: Callable[[InvalidArgument], None] = lambda _error: None,
     ) -> None:
         self.has_received = False
@@ -176,8 +178,8 @@ class Relay:
             return
         self.has_received = True
         for accepted in self._order.offer(chunk):
-            if self._on_accept(accepted):
-                self._add(accepted)
+            for passed in self._on_accept(accepted):
+                self._add(passed)
         missing = self._order.missing
         first = missing.start if missing else -1
         if first != self._gap_offset:  # what comes beyond it may be false, and far away

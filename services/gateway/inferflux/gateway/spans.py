@@ -14,7 +14,7 @@ from inferflux.v1 import generation_pb2, scheduler_pb2
 # RPC -> what OpenTelemetry calls such an operation.
 _OPERATIONS: Final = {"Chat": "chat", "Generate": "text_completion", "Resume": "resume"}
 
-_FINISH_REASONS = frozenset({"stop", "length", "cancelled"})
+_FINISH_REASONS = frozenset({"stop", "length", "cancelled", "content_filter"})
 
 
 class RequestSpan:

@@ -20,6 +20,10 @@ from inferflux.v1 import policy_pb2_grpc
 
 from .bootstrap import Bootstrap
 from .guarded import StoreGuard
+from .guardrails.admin import GuardrailAdmin
+from .guardrails.prompts import PromptGuard
+from .guardrails.sets import GuardrailSets
+from .guardrails.store import RedisGuardrails
 from .key_admin import KeyAdmin
 from .last_used import LastUsed
 from .limits.admin import LimitAdmin
@@ -94,8 +98,11 @@ def _parts(
         policy_store,
         default_max_priority=settings.default_max_priority,
         default_cache_scope=settings.cache_scope,
-        now_ms=lambda: int(time.time() * 1000),
+        now_ms=_now_ms,
     )
+    rule_store = RedisGuardrails(redis, guard)
+    sets = GuardrailSets(rule_store)
+    prompts = PromptGuard(sets, rule_store)
     return Parts(
         keys=policy_store,
         usage=policy_store,
@@ -105,8 +112,14 @@ def _parts(
         key_admin=key_admin,
         role_admin=RoleAdmin(policy_store),
         limit_admin=LimitAdmin(limiter),
+        prompts=prompts,
+        guardrail_admin=GuardrailAdmin(rule_store, sets, prompts, now_ms=_now_ms),
         metrics=metrics,
     )
+
+
+def _now_ms() -> int:
+    return int(time.time() * 1000)
 
 
 async def _sweep(limiter: Limiter, metrics: PolicyMetrics, shutdown: Shutdown, *, every_s: float) -> None:

@@ -5,7 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from inferflux.common.grpc_rules import MethodRule
-from inferflux.common.policy_methods import ADMIN_METHODS, FOR_SERVICES, SERVICE_NAME, scope_of
+from inferflux.common.policy_methods import (
+    ADMIN_METHODS,
+    FOR_SERVICES,
+    LARGER_BODIES,
+    SERVICE_NAME,
+    scope_of,
+)
 from inferflux.common.service_key import SERVICE
 
 MAX_BODY_BYTES = 16 << 10
@@ -14,6 +20,9 @@ _LARGER_BODIES = {
     "Renew": 128 << 10,
     # With the text of a prompt: gateways take texts of at most 15 MiB.
     "Reserve": (15 << 20) + MAX_BODY_BYTES,
+    # Each set that a gateway has.
+    "GetStreamGuards": 1 << 20,
+    **LARGER_BODIES,
 }
 # gRPC refuses a larger message before it has arrived.
 MAX_MESSAGE_BYTES = 16 << 20
@@ -26,7 +35,9 @@ RULES: Mapping[str, MethodRule] = {
         for name in FOR_SERVICES
     },
     **{
-        f"/{SERVICE_NAME}/{method.name}": MethodRule(scope_of(method.name), max_body_bytes=MAX_BODY_BYTES)
+        f"/{SERVICE_NAME}/{method.name}": MethodRule(
+            scope_of(method.name), max_body_bytes=_LARGER_BODIES.get(method.name, MAX_BODY_BYTES)
+        )
         for method in ADMIN_METHODS
     },
 }

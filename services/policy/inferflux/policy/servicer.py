@@ -16,10 +16,11 @@ from inferflux.common.grpc_interceptor import caller_as, note_for_audit
 from inferflux.common.model_names import EVERY
 from inferflux.common.scopes import Scope
 from inferflux.common.service_key import SERVICE, ServiceKeys
-from inferflux.v1 import policy_pb2, policy_pb2_grpc
+from inferflux.v1 import guardrails_pb2, policy_pb2, policy_pb2_grpc
 
 from . import keys
 from .admission import Ask, Holder, decide
+from .guardrails.admin import counts
 from .limits.limiter import Job
 from .limits.rules import NAMES, key_subject, model_subject, tenant_subject
 from .usage import SettledRequest, parse_attempt_id, parse_model, parse_request_id
@@ -27,6 +28,8 @@ from .usage import SettledRequest, parse_attempt_id, parse_model, parse_request_
 if TYPE_CHECKING:
     import grpc
 
+    from .guardrails.admin import GuardrailAdmin
+    from .guardrails.prompts import PromptGuard
     from .key_admin import KeyAdmin
     from .key_store import KeyStore
     from .last_used import LastUsed
@@ -63,6 +66,8 @@ class Parts:
     key_admin: KeyAdmin
     role_admin: RoleAdmin
     limit_admin: LimitAdmin
+    prompts: PromptGuard
+    guardrail_admin: GuardrailAdmin
     metrics: PolicyMetrics
 
 
@@ -93,6 +98,7 @@ class PolicyServicer(policy_pb2_grpc.PolicyServiceServicer):
             holder = await self._admit(request.credential, ask)
             key = holder.key
             limits = await self._count(holder) if request.is_counted else ()
+            guardrails = await self._parts.prompts.index()
         log.debug("admits a request", tenant=key.tenant, key_id=key.key_id, scope=request.scope)
         access = holder.access
         return policy_pb2.AdmitResponse(
@@ -106,6 +112,8 @@ class PolicyServicer(policy_pb2_grpc.PolicyServiceServicer):
             skip_answer_cache=key.skips_answer_cache,
             models=() if EVERY in (access.models or key.models) else access.models or key.models,
             limits=limits,
+            wants_text=not guardrails.with_texts.isdisjoint(("", key.tenant)),
+            guards_stream=not guardrails.with_streams.isdisjoint(("", key.tenant)),
         )
 
     async def Reserve(
@@ -122,13 +130,16 @@ class PolicyServicer(policy_pb2_grpc.PolicyServiceServicer):
         check_range(request.max_tokens, 0, MAX_TOKENS, "max_tokens")
         model = model_subject(request.model)
         with self._parts.metrics.reservation():
+            guards = await self._parts.prompts.check(request)
             reserved = await self._parts.limiter.reserve(
                 job,
                 [key_subject(request.key_id), tenant_subject(request.tenant), model],
                 model=model,
                 tokens=request.prompt_tokens + request.max_tokens,
             )
-        return policy_pb2.ReserveResponse(limits=reserved.states, lease_ms=reserved.lease_ms)
+        return policy_pb2.ReserveResponse(
+            limits=reserved.states, lease_ms=reserved.lease_ms, stream_guards=guards
+        )
 
     async def Renew(self, request: policy_pb2.RenewRequest, context: Context) -> policy_pb2.RenewResponse:
         check_count(request.requests, MAX_RENEWED, "requests")
@@ -244,6 +255,46 @@ class PolicyServicer(policy_pb2_grpc.PolicyServiceServicer):
         note_for_audit(subject=request.subject)
         await self._parts.limit_admin.delete(caller_as(Holder), request)
         return policy_pb2.DeleteRateLimitResponse()
+
+    async def GetStreamGuards(
+        self, request: guardrails_pb2.GetStreamGuardsRequest, context: Context
+    ) -> guardrails_pb2.GetStreamGuardsResponse:
+        keys.parse_tenant(request.tenant)
+        if request.model:
+            check_model_name(request.model)
+        return await self._parts.prompts.for_streams(request)
+
+    async def ListGuardrails(
+        self, request: guardrails_pb2.ListGuardrailsRequest, context: Context
+    ) -> guardrails_pb2.ListGuardrailsResponse:
+        return await self._parts.guardrail_admin.list()
+
+    async def GetGuardrails(
+        self, request: guardrails_pb2.GetGuardrailsRequest, context: Context
+    ) -> guardrails_pb2.GetGuardrailsResponse:
+        return await self._parts.guardrail_admin.get(request)
+
+    async def SetGuardrails(
+        self, request: guardrails_pb2.SetGuardrailsRequest, context: Context
+    ) -> guardrails_pb2.SetGuardrailsResponse:
+        given = request.guardrails
+        note_for_audit(of_tenant=given.tenant, of_model=given.model, **counts(given.rules))
+        made = await self._parts.guardrail_admin.set(caller_as(Holder), request)
+        note_for_audit(version=made.guardrails.version)
+        return made
+
+    async def DeleteGuardrails(
+        self, request: guardrails_pb2.DeleteGuardrailsRequest, context: Context
+    ) -> guardrails_pb2.DeleteGuardrailsResponse:
+        note_for_audit(of_tenant=request.tenant, of_model=request.model)
+        await self._parts.guardrail_admin.delete(caller_as(Holder), request)
+        return guardrails_pb2.DeleteGuardrailsResponse()
+
+    async def CheckGuardrails(
+        self, request: guardrails_pb2.CheckGuardrailsRequest, context: Context
+    ) -> guardrails_pb2.CheckGuardrailsResponse:
+        note_for_audit(of_tenant=request.tenant, of_model=request.model)
+        return await self._parts.guardrail_admin.check(request)
 
     async def admit_call(self, scope: str, context: CallContext) -> Holder | Service:
         """Let a call of policy's own pass, by its context alone: as an `Admit` of the interceptor."""

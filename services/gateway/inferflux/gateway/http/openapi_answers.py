@@ -70,7 +70,7 @@ _CHAT = _answer(
         index=_COUNT,
         message=_object(role={"const": "assistant"}, content=_or_null(_TEXT)),
         logprobs=_or_null(_CHAT_LOGPROBS),
-        finish_reason={"enum": ["stop", "length", "tool_calls"]},
+        finish_reason={"enum": ["stop", "length", "tool_calls", "content_filter"]},
     ),
 )
 _COMPLETION = _answer(
@@ -79,7 +79,7 @@ _COMPLETION = _answer(
         index=_COUNT,
         text=_TEXT,
         logprobs=_or_null(_COMPLETION_LOGPROBS),
-        finish_reason={"enum": ["stop", "length"]},
+        finish_reason={"enum": ["stop", "length", "content_filter"]},
     ),
 )
 _RESPONSE = _object(
@@ -97,7 +97,7 @@ _GENERATED = _object(
     {"logprobs": _array(_object(token_id=_COUNT, token=_TEXT, logprob=_LOGPROB))},
     token_ids=_IDS,
     text=_TEXT,
-    finish_reason={"enum": ["stop", "length"]},
+    finish_reason={"enum": ["stop", "length", "content_filter"]},
     usage=_ref("Usage"),
     timings=_ANY_OBJECT,
 )

@@ -147,6 +147,13 @@ def _text(content: str | Sequence[InputPart] | None, field: str) -> str:
     return "\n".join(texts)
 
 
+# Why an answer is incomplete.
+_CUT = {
+    generation_pb2.FINISH_REASON_LENGTH: "max_output_tokens",
+    generation_pb2.FINISH_REASON_CONTENT_FILTER: "content_filter",
+}
+
+
 @dataclass(frozen=True, slots=True)
 class ResponseHead:
     """What is known of a response before it begins.
@@ -227,8 +234,8 @@ class Response:
 
     @property
     def is_cut(self) -> bool:
-        """Whether a limit ended it."""
-        return self._finished.reason == generation_pb2.FINISH_REASON_LENGTH
+        """Whether a limit or a guardrail ended it."""
+        return self._finished.reason in _CUT
 
     def to_json(self) -> Json:
         status = self._status
@@ -237,7 +244,7 @@ class Response:
         return self.head.to_json(
             status,
             done + [item.to_json(status) for item in self._items[-1:]],
-            incomplete_details={"reason": "max_output_tokens"} if self.is_cut else None,
+            incomplete_details={"reason": _CUT[self._finished.reason]} if self.is_cut else None,
             usage={
                 "input_tokens": usage.prompt_tokens,
                 "input_tokens_details": {"cached_tokens": usage.cached_prompt_tokens},

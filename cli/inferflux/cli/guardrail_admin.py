@@ -1,0 +1,177 @@
+"""`inferctl admin guardrails`: which texts prompts and answers may not have."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from inferflux.v1 import guardrails_pb2
+
+from .client import Client
+from .command import ApiKey, AsJson, Endpoint, StateDirectory, make_console, print_json, with_client
+from .guardrail_rules import rules_of_json, texts_of
+from .policy_tables import guardrails_table, guardrails_view
+
+guardrails = typer.Typer(help="Which texts prompts and answers may not have.", no_args_is_help=True)
+
+Tenant = Annotated[str, typer.Option(help="Whose requests it is for. Else every tenant's.")]
+Model = Annotated[str, typer.Option("--model", "-m", help="The model it is for. Else every model.")]
+Version = Annotated[int, typer.Option(min=0, help="Only if the set still has this version.")]
+
+
+@guardrails.command("list")
+def list_guardrails(
+    as_json: AsJson = False, endpoint: Endpoint = "", api_key: ApiKey = "", state_dir: StateDirectory = None
+) -> None:
+    """List all sets of rules, without their texts."""
+
+    async def run(client: Client) -> None:
+        found = await client.policy("ListGuardrails", guardrails_pb2.ListGuardrailsRequest())
+        print_json(found) if as_json else make_console().print(guardrails_table(found.guardrails))
+
+    with_client(run, endpoint, api_key, state_dir)
+
+
+@guardrails.command()
+def get(
+    tenant: Tenant = "",
+    model: Model = "",
+    as_json: AsJson = False,
+    endpoint: Endpoint = "",
+    api_key: ApiKey = "",
+    state_dir: StateDirectory = None,
+) -> None:
+    """Show one set with all of its texts. `--json` prints what `set --rules FILE` takes."""
+
+    async def run(client: Client) -> None:
+        request = guardrails_pb2.GetGuardrailsRequest(tenant=tenant, model=model)
+        found = (await client.policy("GetGuardrails", request)).guardrails
+        print_json(found) if as_json else make_console().print(guardrails_view(found))
+
+    with_client(run, endpoint, api_key, state_dir)
+
+
+@guardrails.command("set")
+def set_guardrails(
+    tenant: Tenant = "",
+    model: Model = "",
+    block: Annotated[
+        list[str] | None,
+        typer.Option(help="A text, in any case and spelling, within words too; several times."),
+    ] = None,
+    block_word: Annotated[
+        list[str] | None, typer.Option(help="As above, but as a word of its own; several times.")
+    ] = None,
+    blocklist: Annotated[
+        Path | None, typer.Option(exists=True, dir_okay=False, help="A file of such texts, one a line.")
+    ] = None,
+    wordlist: Annotated[
+        Path | None, typer.Option(exists=True, dir_okay=False, help="A file of such words, one a line.")
+    ] = None,
+    pattern: Annotated[
+        list[str] | None, typer.Option(help="A regular expression of RE2; several times.")
+    ] = None,
+    max_characters: Annotated[int, typer.Option(min=0, help="Of a prompt; 0: any number.")] = 0,
+    max_tokens: Annotated[int, typer.Option(min=0, help="Of a prompt; 0: any number.")] = 0,
+    stream: Annotated[
+        bool, typer.Option("--stream/--no-stream", help="Hold answers to the texts and patterns too.")
+    ] = False,
+    stream_window: Annotated[
+        int, typer.Option(min=0, help="Characters of an answer held back for patterns; 0: 128.")
+    ] = 0,
+    rules: Annotated[
+        Path | None,
+        typer.Option(exists=True, dir_okay=False, help="All of it as JSON, as `get --json` prints it."),
+    ] = None,
+    version: Version = 0,
+    as_json: AsJson = False,
+    endpoint: Endpoint = "",
+    api_key: ApiKey = "",
+    state_dir: StateDirectory = None,
+) -> None:
+    """Make a set of rules, or replace it whole. It holds for new requests within a quarter of a second."""
+    given = guardrails_pb2.GuardrailRules(
+        blocked=[*_blocked(block, blocklist), *_blocked(block_word, wordlist, is_word=True)],
+        patterns=pattern,
+        max_characters=max_characters,
+        max_tokens=max_tokens,
+        guards_stream=stream,
+        stream_window=stream_window,
+    )
+    if rules is not None:
+        if given != guardrails_pb2.GuardrailRules():
+            raise typer.BadParameter("--rules has all rules: give no others beside it")
+        given = rules_of_json(rules.read_bytes(), str(rules))
+    wanted = guardrails_pb2.Guardrails(tenant=tenant, model=model, rules=given, version=version)
+
+    async def run(client: Client) -> None:
+        request = guardrails_pb2.SetGuardrailsRequest(guardrails=wanted)
+        made = await client.policy("SetGuardrails", request)
+        print_json(made) if as_json else make_console().print(guardrails_table([made.guardrails]))
+
+    with_client(run, endpoint, api_key, state_dir)
+
+
+@guardrails.command()
+def delete(
+    tenant: Tenant = "",
+    model: Model = "",
+    version: Version = 0,
+    endpoint: Endpoint = "",
+    api_key: ApiKey = "",
+    state_dir: StateDirectory = None,
+) -> None:
+    """Remove one set; the others still hold."""
+
+    async def run(client: Client) -> None:
+        request = guardrails_pb2.DeleteGuardrailsRequest(tenant=tenant, model=model, version=version)
+        await client.policy("DeleteGuardrails", request)
+        sys.stdout.write(f"there are no guardrails {tenant}/{model} any more\n")
+
+    with_client(run, endpoint, api_key, state_dir)
+
+
+@guardrails.command()
+def check(
+    text: Annotated[str, typer.Argument(help="A prompt. `-` reads it from stdin.")],
+    tenant: Tenant = "",
+    model: Model = "",
+    tokens: Annotated[int, typer.Option(min=0, help="Of the prompt, for limits of tokens.")] = 0,
+    as_json: AsJson = False,
+    endpoint: Endpoint = "",
+    api_key: ApiKey = "",
+    state_dir: StateDirectory = None,
+) -> None:
+    """Say whether a prompt would pass, and if not, which rule it breaks: exit status 3 then."""
+    prompt = sys.stdin.read() if text == "-" else text
+    request = guardrails_pb2.CheckGuardrailsRequest(tenant=tenant, model=model, text=prompt, tokens=tokens)
+    passes = False
+
+    async def run(client: Client) -> None:
+        nonlocal passes
+        answer = await client.policy("CheckGuardrails", request)
+        passes = not answer.HasField("finding")
+        print_json(answer) if as_json else sys.stdout.write(f"{_said(answer)}\n")
+
+    with_client(run, endpoint, api_key, state_dir)
+    if not passes:
+        raise typer.Exit(3)
+
+
+def _said(answer: guardrails_pb2.CheckGuardrailsResponse) -> str:
+    if not answer.HasField("finding"):
+        return "it passes"
+    found = answer.finding
+    index = f"[{found.index}]" if found.kind in ("blocked", "pattern") else ""
+    return f"it is refused: {found.tenant}/{found.model} {found.kind}{index}"
+
+
+def _blocked(
+    texts: Sequence[str] | None, file: Path | None, *, is_word: bool = False
+) -> list[guardrails_pb2.BlockedText]:
+    listed = texts_of(file.read_bytes(), str(file)) if file is not None else []
+    return [guardrails_pb2.BlockedText(text=text, is_word=is_word) for text in [*(texts or ()), *listed]]

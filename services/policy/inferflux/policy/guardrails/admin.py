@@ -1,0 +1,160 @@
+"""What administrators do with guardrails."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from inferflux.common import logs
+from inferflux.common.checks import MAX_TOKENS, check_model_name, check_range
+from inferflux.common.errors import InvalidArgument, NotFound
+from inferflux.common.guardrails.compiled import CompiledRules, Finding
+from inferflux.common.guardrails.rules import RuleSet, parse_rules
+from inferflux.policy import keys
+from inferflux.policy.admission import Holder
+from inferflux.v1 import guardrails_pb2
+
+from .prompts import PromptGuard
+from .sets import GuardrailSets
+from .store import GuardrailStore, Index, Name, Summary
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+log = logs.get()
+
+
+class GuardrailAdmin:
+    """Guardrails, as administrators see them.
+
+    Args:
+        now_ms: the time, in ms since 1970.
+    """
+
+    def __init__(
+        self, store: GuardrailStore, sets: GuardrailSets, prompts: PromptGuard, *, now_ms: Callable[[], int]
+    ) -> None:
+        self._store = store
+        self._sets = sets
+        self._prompts = prompts
+        self._now_ms = now_ms
+
+    async def list(self) -> guardrails_pb2.ListGuardrailsResponse:
+        sets = (await self._store.index(Index())).sets
+        return guardrails_pb2.ListGuardrailsResponse(guardrails=[sets[name] for name in sorted(sets)])
+
+    async def get(self, request: guardrails_pb2.GetGuardrailsRequest) -> guardrails_pb2.GetGuardrailsResponse:
+        """Raises:
+        InvalidArgument: there can be no such set.
+        NotFound: there is none.
+        """
+        name = parse_name(request.tenant, request.model)
+        summary = (await self._store.index(Index())).sets.get(name)
+        (rules,) = await self._store.rules([name])
+        if summary is None or rules is None:
+            raise NotFound(f"there are no guardrails {name.text}", reason="UNKNOWN_GUARDRAILS")
+        return guardrails_pb2.GetGuardrailsResponse(
+            guardrails=guardrails_pb2.Guardrails(
+                tenant=name.tenant,
+                model=name.model,
+                rules=rules,
+                version=summary.version,
+                changed_at=summary.changed_at,
+                changed_by=summary.changed_by,
+            )
+        )
+
+    async def set(
+        self, actor: Holder, request: guardrails_pb2.SetGuardrailsRequest
+    ) -> guardrails_pb2.SetGuardrailsResponse:
+        """Raises:
+        InvalidArgument: a field is wrong.
+        Aborted: the set was changed meanwhile.
+        ResourceExhausted: there are as many sets as there may be.
+        """
+        given = request.guardrails
+        name = parse_name(given.tenant, given.model, field="guardrails.")
+        rules = await asyncio.to_thread(_checked, given.rules)
+        summary = self._summary(name, rules, actor.key_id)
+        summary.version = given.version
+        summary.version = await self._store.put(name, summary, given.rules)
+        self._sets.forget_age()
+        log.info("guardrails set", of=name.text, by=actor.key_id, **counts(given.rules))
+        return guardrails_pb2.SetGuardrailsResponse(guardrails=summary)
+
+    async def delete(self, actor: Holder, request: guardrails_pb2.DeleteGuardrailsRequest) -> None:
+        """Raises:
+        InvalidArgument: there can be no such set.
+        NotFound: there is none.
+        Aborted: it was changed meanwhile.
+        """
+        name = parse_name(request.tenant, request.model)
+        await self._store.delete(name, version=request.version)
+        self._sets.forget_age()
+        log.info("guardrails deleted", of=name.text, by=actor.key_id)
+
+    async def check(
+        self, request: guardrails_pb2.CheckGuardrailsRequest
+    ) -> guardrails_pb2.CheckGuardrailsResponse:
+        """Raises:
+        InvalidArgument: there can be no such tenant or model.
+        Unavailable: a set cannot be used.
+        """
+        name = parse_name(request.tenant, request.model)
+        check_range(request.tokens, 0, MAX_TOKENS, "tokens")
+        sets = await self._sets.holding(name.tenant, name.model)
+        finding = await self._prompts.find(sets, request.text, request.tokens)
+        return guardrails_pb2.CheckGuardrailsResponse(finding=_message(finding) if finding else None)
+
+    def _summary(self, name: Name, rules: RuleSet, key_id: str) -> Summary:
+        summary = Summary(
+            tenant=name.tenant,
+            model=name.model,
+            n_blocked=len(rules.blocked),
+            n_patterns=len(rules.patterns),
+            max_characters=rules.max_characters,
+            max_tokens=rules.max_tokens,
+            guards_stream=rules.guards_stream,
+            changed_by=key_id,
+        )
+        summary.changed_at.FromMilliseconds(self._now_ms())
+        return summary
+
+
+def parse_name(tenant: str, model: str, *, field: str = "") -> Name:
+    """Raises:
+    InvalidArgument: there can be no such tenant or model; "" stands for every one.
+    """
+    if tenant:
+        keys.parse_tenant(tenant, field=f"{field}tenant")
+    if model:
+        check_model_name(model, field=f"{field}model")
+        if not model.isprintable():
+            raise InvalidArgument("this is no name of a model", field=f"{field}model")
+    return Name(tenant, model)
+
+
+def counts(rules: guardrails_pb2.GuardrailRules) -> Mapping[str, object]:
+    """What a log or audit line says of rules: no text of them."""
+    return {
+        "n_blocked": len(rules.blocked),
+        "n_patterns": len(rules.patterns),
+        "max_characters": rules.max_characters,
+        "max_tokens": rules.max_tokens,
+        "guards_stream": rules.guards_stream,
+    }
+
+
+def _checked(message: guardrails_pb2.GuardrailRules) -> RuleSet:
+    """The rules, which can be compiled."""
+    rules = parse_rules(message, "guardrails.rules")
+    CompiledRules(rules, field="guardrails.rules")
+    return rules
+
+
+def _message(finding: Finding) -> guardrails_pb2.GuardrailFinding:
+    tenant, _, model = finding.of.partition("/")
+    return guardrails_pb2.GuardrailFinding(
+        tenant=tenant, model=model, kind=finding.kind.value, index=finding.index
+    )

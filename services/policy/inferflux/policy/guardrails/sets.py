@@ -1,0 +1,86 @@
+"""The sets of rules that this process knows: which there are, and those of them that it has compiled."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+
+from inferflux.common.errors import InvalidArgument, Unavailable
+from inferflux.common.guardrails.cache import CompiledCache, SetKey
+from inferflux.common.guardrails.compiled import CompiledRules
+from inferflux.common.guardrails.rules import parse_rules
+
+from .store import GuardrailStore, Index, Name
+
+# A change holds after this time everywhere.
+MAX_AGE_S = 0.25
+
+
+class GuardrailSets:
+    """Asks the store at most every `MAX_AGE_S` seconds whether anything has changed.
+
+    Every method raises Unavailable when the store does not answer in time: nothing is assumed then.
+    """
+
+    def __init__(self, store: GuardrailStore, clock: Callable[[], float] = time.monotonic) -> None:
+        self._store = store
+        self._clock = clock
+        self._index = Index()
+        self._read_at = -MAX_AGE_S
+        self._reading = asyncio.Lock()
+        self._compiled = CompiledCache()
+        self._compiling = asyncio.Lock()
+
+    async def index(self) -> Index:
+        """Which sets there are; at most `MAX_AGE_S` old."""
+        if self._is_old:
+            async with self._reading:
+                if self._is_old:
+                    asked_at = self._clock()
+                    self._index = await self._store.index(self._index)
+                    self._read_at = asked_at
+        return self._index
+
+    @property
+    def _is_old(self) -> bool:
+        return self._clock() - self._read_at >= MAX_AGE_S
+
+    def forget_age(self) -> None:
+        """Something was changed here: have the index read with its next use."""
+        self._read_at = -MAX_AGE_S
+
+    async def holding(self, tenant: str, model: str) -> list[CompiledRules]:
+        """The sets that hold for requests of a tenant and a model, the most general one first.
+
+        Raises:
+            Unavailable: one cannot be used here.
+        """
+        keys = (await self.index()).holding(tenant, model)
+        return await self.compiled(keys) if keys else []
+
+    async def compiled(self, keys: Sequence[SetKey]) -> list[CompiledRules]:
+        """These sets, ready for use.
+
+        Raises:
+            Unavailable: one cannot be used here.
+        """
+        found = [self._compiled.get(key) for key in keys]
+        if None not in found:
+            return [rules for rules in found if rules is not None]
+        async with self._compiling:
+            return [self._compiled.get(key) or await self._compile(key) for key in keys]
+
+    async def _compile(self, key: SetKey) -> CompiledRules:
+        (rules,) = await self._store.rules([Name(key.tenant, key.model)])
+        if rules is None:
+            self.forget_age()
+            message = f"the guardrails {key.name} were deleted meanwhile"
+            raise Unavailable(message, reason="GUARDRAILS_CHANGED", retry_delay_s=MAX_AGE_S)
+        try:
+            compiled = await asyncio.to_thread(CompiledRules, parse_rules(rules), key.name)
+        except InvalidArgument as error:
+            message = f"the guardrails {key.name} cannot be used here: {error.message}"
+            raise Unavailable(message, reason="GUARDRAILS_UNUSABLE") from None
+        self._compiled.put(key, compiled)
+        return compiled
