@@ -130,6 +130,21 @@ def test_drafts_begin_once_what_is_followed_comes_and_end_when_it_does_not() -> 
     assert sum(map(bool, drafted[60:])) <= 2, "nothing is"
 
 
+def test_where_many_find_nothing_drafts_are_looked_for_again_some_steps_later() -> None:
+    drafting = Drafting(EagerBudget(), default=NGRAM, most_rows=63)  # type: ignore[arg-type]
+    sequences = [decoding(list(range(20))) for _ in range(16)]
+    for sequence in sequences:
+        drafting.begin(sequence, UNSET)
+    drafted = []
+    for _ in range(5):
+        plan = plan_step(sequences, [], 0)
+        drafting.extend(plan, 1000)
+        drafted.append(plan.n_drafted > 0)
+        for sequence in sequences:
+            sequence.append(50)
+    assert drafted == [False, False, False, True, True], "from the second 50 on there is one to draft"
+
+
 def test_text_that_never_goes_on_as_before_is_not_drafted_for_new_requests_either() -> None:
     rng = random.Random(2)
     drafting = learning()

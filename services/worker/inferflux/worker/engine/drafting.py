@@ -35,6 +35,9 @@ _COSTS_EVERY = 32
 # What is looked up is tried if it is more likely than this: how often it comes is known without a try, and
 # what its rows cost may be found out by what is likely.
 _LIKELY = 0.5
+# Looking for drafts takes time as well. After a step without any, they are looked for again one step later
+# for this many sequences.
+_SEQUENCES_PER_STEP = 8
 
 
 class Drafting:
@@ -66,6 +69,8 @@ class Drafting:
         # What a row has to give to be looked at, in a step of this many sequences.
         self._least_gain, self._least_gain_of = 0.0, 0
         self._steps = 0
+        # Steps in which no drafts are looked for.
+        self._resting = 0
         # Since the last report. By position in a draft: accepted tokens.
         self._drafts = self._drafted = 0
         self._accepted_at: list[int] = []
@@ -86,15 +91,22 @@ class Drafting:
         most = min(self._most_rows, empty_cells) - n_decoding
         if plan.prefilling or most <= 0:
             return
+        if self._resting:
+            self._resting -= 1
+            return
         asking = [part for part in plan.decoding if part.sequence.drafts is not None]
         if not asking:
             return
         self._look_at_costs(n_decoding)
         found = [(part, candidate) for part in asking if (candidate := self._find(part.sequence, n_decoding))]
+        self._resting = len(asking) // _SEQUENCES_PER_STEP
         if not found:
             return
         parts, candidates = zip(*found, strict=True)
         numbers, worth = self._numbers(candidates, n_decoding, most)
+        if not numbers:
+            return
+        self._resting = 0
         by_model: dict[int, ScheduledTokens] = {}
         for i, n in numbers.items():
             part, tokens = parts[i], candidates[i].tokens
@@ -110,7 +122,7 @@ class Drafting:
                 for i, part in by_model.items()
             ]
             is_ready = self._add_of_model(list(by_model.values()), asked, n_decoding)
-        if numbers and not worth.rows and is_ready:
+        if is_ready and not worth.rows:
             self._tries.made()
 
     def _wanted(self, part: ScheduledTokens, candidate: Candidate, n: int, worth: Worth, most: int) -> Wanted:
@@ -175,10 +187,10 @@ class Drafting:
             return None
         if drafts.source == NGRAM:
             self._follow(sequence, drafts)
-            most = min(sequence.n_draftable, MOST_DRAFTED)
-            if most <= 0 or not drafts.index.length:
+            if not drafts.index.length or self._learned.next_of_lookup(drafts) < self._least_gain:
                 return None
-            if self._learned.next_of_lookup(drafts) < self._least_gain:
+            most = min(sequence.n_draftable, MOST_DRAFTED)
+            if most <= 0:
                 return None
             tokens = _before_end(drafts.index.draft(most), sequence.end_tokens)
             return Candidate(self._learned.of_lookup(drafts), len(tokens), tokens=tokens) if tokens else None

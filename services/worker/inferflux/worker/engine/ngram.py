@@ -7,30 +7,16 @@ next is known without a draft, and for each length of what has agreed so far.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from itertools import pairwise
 
 from .envelope import TokenArray
 
-# Tokens of a run that has to occur again. Longer runs are asked for first: they mislead less.
-SIZES = (4, 2, 1)
 # Of a longer prompt, what is further from its end is not looked up: indexing it takes a step's time.
 MOST_INDEXED = 16384
 
 
-class Followed(NamedTuple):
-    """What became of a token that was expected.
-
-    Attributes:
-        length: how many tokens before it agreed with what was followed.
-        is_same: whether it came.
-    """
-
-    length: int
-    is_same: bool
-
-
 class NgramIndex:
-    """Where the runs of one sequence's tokens ended last, and the run that the sequence follows.
+    """Where one sequence's tokens, and pairs of them, occurred last, and the run that the sequence follows.
 
     Attributes:
         length: how many of the last tokens agree with the run that is followed; 0: none is.
@@ -40,22 +26,24 @@ class NgramIndex:
         self._tokens: list[int] = []
         # Of a long prompt, tokens before those.
         self._skipped = 0
-        # By the tokens of a run: the position after it, where there is a token.
-        self._after: dict[tuple[int, ...], int] = {}
-        # The runs that the tokens end with, the longest first.
-        self._last: list[tuple[int, ...]] = []
+        # The position after a token, and after a pair of them, where there is a token.
+        self._after_token: dict[int, int] = {}
+        self._after_pair: dict[tuple[int, int], int] = {}
+        # The last two tokens.
+        self._pair = (-1, -1)
         # The position of the token that is expected next.
         self._at = 0
         self.length = 0
 
-    def extend(self, tokens: TokenArray, n: int) -> list[Followed]:
+    def extend(self, tokens: TokenArray, n: int) -> list[tuple[int, bool]]:
         """Take up new tokens.
 
         Args:
             tokens: the first `n` are all that the sequence has, no fewer than at the last call.
 
         Returns:
-            What became of those that were expected.
+            Of each that was expected: (how many tokens before it agreed with what was followed, whether it
+            came).
         """
         if not self._tokens:
             self._skipped = max(n - MOST_INDEXED, 0)
@@ -68,7 +56,7 @@ class NgramIndex:
             length = self.length
             if length:
                 is_same = known[self._at] == token
-                followed.append(Followed(length, is_same))
+                followed.append((length, is_same))
                 self._at += 1
                 self.length = length + 1 if is_same else 0
             self._append(token)
@@ -84,29 +72,25 @@ class NgramIndex:
         return found
 
     def _index_all(self, tokens: list[int]) -> None:
-        self._tokens = tokens
-        for size in SIZES:
-            runs = zip(*(tokens[first:-1] for first in range(size)), strict=False)
-            self._after.update(zip(runs, range(size, len(tokens)), strict=False))
-        self._last = _ends_of(tokens)
+        self._tokens, n = tokens, len(tokens)
+        self._after_token.update(zip(tokens, range(1, n), strict=False))
+        self._after_pair.update(zip(pairwise(tokens), range(2, n), strict=False))
+        if tokens:
+            self._pair = (tokens[-2] if n > 1 else -1, tokens[-1])
 
     def _append(self, token: int) -> None:
-        """The runs that ended last have a token after them now."""
-        known = self._tokens
-        for run in self._last:
-            self._after[run] = len(known)
+        """The last token, and the last pair, have a token after them now."""
+        known, last = self._tokens, self._pair[1]
+        self._after_token[last] = self._after_pair[self._pair] = len(known)
         known.append(token)
-        self._last = _ends_of(known)
+        self._pair = (last, token)
 
     def _look_up(self) -> None:
-        """Follow what the last tokens were followed by before, if they occurred before."""
-        for run in self._last:
-            at = self._after.get(run)
-            if at is not None:
-                self._at, self.length = at, len(run)
-                return
-
-
-def _ends_of(tokens: list[int]) -> list[tuple[int, ...]]:
-    """The runs at the end of these tokens, the longest first; of few tokens, some of them shorter."""
-    return [tuple(tokens[-size:]) for size in SIZES]
+        """Follow what the last two tokens were followed by before, or the last alone."""
+        at = self._after_pair.get(self._pair)
+        if at is not None:
+            self._at, self.length = at, 2
+            return
+        at = self._after_token.get(self._pair[1])
+        if at is not None:
+            self._at, self.length = at, 1
