@@ -10,7 +10,7 @@ from pathlib import Path
 _FIELDS = {
     "INFERFLUX_ENDPOINT": "endpoint",
     "INFERFLUX_API_KEY": "api_key",
-    "INFERFLUX_NATS_URL": "nats_url",
+    "INFERFLUX_NATS_URL": "tokens_url",
 }
 
 

@@ -19,6 +19,7 @@ from ask import ask
 from local_stack import setting
 from nats.aio.subscription import Subscription
 
+from inferflux.api.token_subjects import inbox_prefix
 from inferflux.client import InferFluxError
 from inferflux.v1 import tokens_pb2
 
@@ -36,7 +37,8 @@ async def main() -> None:
     client = nats.NATS()
     try:
         async with asyncio.timeout(args.timeout):
-            await client.connect(setting("INFERFLUX_NATS_URL"))
+            url = setting("INFERFLUX_NATS_URL")
+            await client.connect(url, inbox_prefix=inbox_prefix(url))
             # Subscribe before the request is made, so that no token is missed.
             tokens = await client.subscribe(f"inferflux.v1.tokens.{args.tenant}.{request_id}")
             await client.flush()

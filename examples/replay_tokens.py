@@ -18,7 +18,9 @@ import nats
 from ask import ask
 from local_stack import setting
 from nats.js import JetStreamContext
+from nats.js.api import ConsumerConfig
 
+from inferflux.api.token_subjects import inbox_prefix
 from inferflux.client import InferFluxError
 from inferflux.v1 import tokens_pb2
 
@@ -39,7 +41,8 @@ async def main() -> None:
     client = nats.NATS()
     try:
         async with asyncio.timeout(args.timeout):
-            await client.connect(setting("INFERFLUX_NATS_URL"))
+            url = setting("INFERFLUX_NATS_URL")
+            await client.connect(url, inbox_prefix=inbox_prefix(url))
             if not args.request_id:
                 await ask(request_id, args.model, " ".join(args.prompt))
             subject = f"inferflux.v1.tokens.{args.tenant}.{request_id}"
@@ -60,7 +63,9 @@ async def replay(stream: JetStreamContext, subject: str, offset: int) -> str | N
     A chunk that begins before `offset` and ends after it is skipped as a whole: a text cannot be cut
     at a token.
     """
-    subscription = await stream.subscribe(subject, stream=STREAM, ordered_consumer=True)
+    # A name: only then NATS sees that the consumer is for this subject, and lets a tenant's user make it.
+    config = ConsumerConfig(name=secrets.token_hex(8))
+    subscription = await stream.subscribe(subject, stream=STREAM, ordered_consumer=True, config=config)
     try:
         next_offset, epoch = offset, 0
         async for message in subscription.messages:

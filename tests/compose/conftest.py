@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import secrets
 import shutil
 import subprocess
 import tempfile
@@ -80,7 +79,6 @@ async def compose(checkout: Path) -> AsyncIterator[Compose]:
     ports = {name: str(free_port()) for name in ("GATEWAY", "GATEWAY_HTTP", "NATS", "POLICY")}
     environment = {f"INFERFLUX_{name}_PORT": port for name, port in ports.items()}
     environment |= {"INFERFLUX_WORKER_SLOTS": _SLOTS, "INFERFLUX_POLICY_BOOTSTRAP_KEY": ""}
-    environment |= {"INFERFLUX_SERVICE_KEY": secrets.token_urlsafe(32)}
     project = Compose(PROJECT, checkout, extra=[ROOT / "tests/compose/override.yml"], environment=environment)
     await project.down("--volumes", "--remove-orphans")
     await project.build()

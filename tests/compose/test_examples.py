@@ -33,10 +33,12 @@ async def test_tokens_are_read_straight_from_nats_once_it_is_published(
 ) -> None:
     published = stack.with_files(ROOT / "deploy/publish.yml")
     await published.up()
+    (nats,) = await published.containers("nats")
+    password = await nats.execute("cat", "/access/tokens-default.password")
     environment = {
         "INFERFLUX_ENDPOINT": endpoint,
         "INFERFLUX_API_KEY": admin_key,
-        "INFERFLUX_NATS_URL": f"nats://{await published('port', 'nats', '4222')}",
+        "INFERFLUX_NATS_URL": f"nats://tokens-default:{password}@{await published('port', 'nats', '4222')}",
     }
     assert "Paris" in await example(
         "read_tokens_nats.py", "What is the capital of France?", environment=environment

@@ -192,7 +192,7 @@ async def test_texts_and_tokens_are_those_of_the_model(sdk: AsyncClient) -> None
 
 
 async def test_tokens_are_read_from_nats_live_and_late(stack: Stack, sdk: AsyncClient) -> None:
-    async with TokenReader(stack.nats_url) as reader:
+    async with TokenReader(stack.tokens_url) as reader:
 
         async def read() -> list[int]:
             async with aclosing(reader.read("default", "read-along")) as chunks:

@@ -26,9 +26,7 @@ def admin_key() -> str:
 
 @pytest.fixture
 def stack(tmp_path: Path, admin_key: str) -> Iterator[ComposeStack]:
-    composed = ComposeStack(
-        tmp_path, {"INFERFLUX_POLICY_BOOTSTRAP_KEY": admin_key, "INFERFLUX_SERVICE_KEY": "s" * 32}
-    )
+    composed = ComposeStack(tmp_path, {"INFERFLUX_POLICY_BOOTSTRAP_KEY": admin_key})
     yield composed
     composed.kill()
 
@@ -37,6 +35,8 @@ async def start(stack: ComposeStack, name: str) -> None:
     """Start a service and wait for its own health check."""
     process = stack.make(name)
     process.start()
+    if name == "access":  # others wait for its end
+        assert await asyncio.to_thread(process.wait, START_LIMIT_S) == 0, process.log_path.read_text()
     if name not in OURS:
         return
     check = stack.health_check(name)
@@ -63,10 +63,11 @@ async def test_the_composed_stack_becomes_healthy_answers_and_drains(
     for name in stack.in_order():
         await start(stack, name)
 
+    password = (stack.volume("nats") / "tokens-default.password").read_text()
     environment = os.environ | {
         "INFERFLUX_ENDPOINT": f"127.0.0.1:{stack.port('gateway', 50051)}",
         "INFERFLUX_API_KEY": admin_key,
-        "INFERFLUX_NATS_URL": f"nats://127.0.0.1:{stack.port('nats', 4222)}",
+        "INFERFLUX_NATS_URL": f"nats://tokens-default:{password}@127.0.0.1:{stack.port('nats', 4222)}",
     }
     for example in ("chat_client.py", "read_tokens_nats.py", "replay_tokens.py"):
         assert await answer(example, environment), example

@@ -17,7 +17,7 @@ from harness.children import ENGINE, child_of
 from harness.client import Answer, Client, Request, countdown, prompt, undisturbed
 
 from inferflux.cli.stack import Stack
-from inferflux.common.bus.jetstream import STREAMS
+from inferflux.common.subjects import STREAMS
 from inferflux.v1 import inference_pb2
 
 pytestmark = pytest.mark.e2e

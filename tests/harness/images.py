@@ -61,6 +61,11 @@ class ImageProcess:
         """SIGTERM; the exit status."""
         assert self._process is not None
         self._process.send_signal(signal.SIGTERM)
+        return self.wait(timeout_s)
+
+    def wait(self, timeout_s: float) -> int:
+        """Wait for its end; the exit status."""
+        assert self._process is not None
         return self._process.wait(timeout_s)
 
     def kill(self) -> None:
@@ -107,6 +112,8 @@ class ComposeStack:
             process = ImageProcess(name, self._nats(directory), {}, directory)
         elif name == "valkey":
             process = ImageProcess(name, self._valkey(directory), {}, directory)
+        elif name == "access":
+            process = self._access(directory)
         else:
             process = self._ours(name, directory)
         self.processes[name] = process
@@ -131,14 +138,31 @@ class ComposeStack:
         for inside in (4222, 8222):
             text = text.replace(f":{inside}", f":{self.port('nats', inside)}")
         config = directory / "inferflux.conf"
-        config.write_text(text)
+        users = os.path.relpath(self.volume("nats") / "users.conf", directory)
+        config.write_text(text.replace("../../access/users.conf", users))
         return [nats_command(1, directory / "unused")[0], "-c", str(config)]
 
     def _valkey(self, directory: Path) -> list[str]:
         command = self.services["valkey"]["command"]
         binary = valkey_command(1, directory)[0]
         where = ["--bind", "127.0.0.1", "--port", str(self.port("valkey", 6379)), "--dir", str(directory)]
-        return [binary, *command[1:], *where]
+        return [binary, *(self._local("valkey", "", word) for word in command[1:]), *where]
+
+    def _access(self, directory: Path) -> ImageProcess:
+        """What makes the users; its volumes are folders of one folder here."""
+        image = self._ours("access", directory)
+        self._access_folder.mkdir()
+        words = self.services["access"]["command"][1:]
+        image.command = [image.command[0], *(self._local("access", "_URL", word) for word in words)]
+        return image
+
+    def volume(self, name: str) -> Path:
+        """What a service sees as /access."""
+        return self._access_folder if name == "access" else self._access_folder / name
+
+    @property
+    def _access_folder(self) -> Path:
+        return self._directory / "volumes"
 
     def _ours(self, name: str, directory: Path) -> ImageProcess:
         image = self._stages(name)[-1]
@@ -158,6 +182,8 @@ class ComposeStack:
             return f"127.0.0.1:{self.port(name, int(value.rpartition(':')[2]))}"
         if value.startswith("/models/"):
             return str(ROOT / value.lstrip("/"))
+        if value.startswith("/access"):
+            return str(self.volume(name) / value.removeprefix("/access").lstrip("/"))
         if variable.endswith(("_URL", "_ADDRESS")):
             return re.sub(r"([a-z]+):(\d+)", lambda m: f"127.0.0.1:{self.port(m[1], int(m[2]))}", value)
         return value

@@ -14,17 +14,19 @@ from inferflux.v1 import scheduler_pb2
 
 from .audit_admin import audit
 from .cache_admin import cache
+from .certs_admin import certs
 from .client import Client
 from .command import ApiKey, AsJson, Endpoint, StateDirectory, make_console, print_json, with_client
 from .draining import begin, follow, goes_on
 from .guardrail_admin import guardrails
 from .key_admin import api_keys
 from .limit_admin import rate_limit
+from .nats_user_admin import nats_user
 from .role_admin import roles
 from .tables import fairness_view
 
 admin = typer.Typer(
-    help="Change fairness, drain workers, clear caches, manage keys, and read the audit trail.",
+    help="Change fairness, drain workers, clear caches, manage keys and access, and read the audit trail.",
     no_args_is_help=True,
 )
 admin.add_typer(cache, name="cache")
@@ -33,6 +35,8 @@ admin.add_typer(roles, name="roles")
 admin.add_typer(rate_limit, name="rate-limit")
 admin.add_typer(guardrails, name="guardrails")
 admin.add_typer(audit, name="audit")
+admin.command("nats-user")(nats_user)
+admin.command("certs")(certs)
 
 Worker = Annotated[str, typer.Argument(metavar="WORKER", help="As `inferctl status` names it.")]
 

@@ -47,6 +47,23 @@ app = typer.Typer(
 )
 app.add_typer(admin, name="admin")
 
+
+@app.callback()
+def _of_every_command(
+    tls_ca: Annotated[
+        str,
+        typer.Option(
+            "--tls-ca",
+            metavar="FILE",
+            help="Speak TLS: the CA of the gateway, PEM, or `public`. Else $INFERFLUX_TLS_CA.",
+        ),
+    ] = "",
+) -> None:
+    """Run InferFlux on this machine, and talk to it here or elsewhere."""
+    if tls_ca:
+        os.environ["INFERFLUX_TLS_CA"] = tls_ca
+
+
 ModelName = Annotated[str, typer.Option("--model", "-m", help="Else the first one served.")]
 RequestId = Annotated[
     str, typer.Option(help="Your own id, for `inferctl cancel` and `resume`: 1-64 of A-Z a-z 0-9 _ -")
@@ -93,6 +110,10 @@ def up(
             min=0, envvar="INFERFLUX_DRAIN_LIMIT_S", help="Seconds that running requests get at the end."
         ),
     ] = 30.0,
+    tls: Annotated[
+        bool,
+        typer.Option("--tls", help="Encrypt connections, with certificates made for this stack."),
+    ] = False,
     state_dir: StateDirectory = None,
     verbose: Verbose = False,
 ) -> None:
@@ -118,6 +139,7 @@ def up(
         kv_cells=kv_cells,
         drain_limit_s=drain_limit,
         has_disk_tier=DISK_PATH not in os.environ,
+        has_tls=tls,
     )
     raise typer.Exit(asyncio.run(in_foreground(options, serve, is_verbose=verbose)))
 

@@ -45,10 +45,10 @@ class Client:
 
     def __init__(self, target: Target) -> None:
         self._api_key = target.api_key
-        self._streams = AsyncClient(target.endpoint, api_key=target.api_key, retries=0)
+        self._streams = AsyncClient(target.endpoint, api_key=target.api_key, retries=0, tls=target.tls)
         # Of several gateways, which an answer may move between, the first one says what else there is to say.
         self._endpoint = target.endpoint.partition(",")[0].strip()
-        self._channel = grpc_client.channel(self._endpoint)
+        self._channel = grpc_client.channel(self._endpoint, credentials=target.tls.credentials())
         self._inference = inference_pb2_grpc.InferenceServiceStub(self._channel)
         self._models = model_pb2_grpc.ModelServiceStub(self._channel)
         self._cluster = cluster_pb2_grpc.ClusterServiceStub(self._channel)

@@ -2,6 +2,11 @@
 
 bootstrap.key   the admin key, made once, so that clients keep working over restarts
 service.key     what the services prove themselves to policy with
+passwords.json  of the users of NATS and Redis, made once
+env/KIND.sh     what one more service needs to join the stack, for a shell
+tls/            CA and certificates of a stack with TLS; the certificates are new at every start
+nats-users.conf what each user of NATS may do, for nats-server
+access.lock     held while users are changed
 stack.json      where the running stack is reached; there only while one runs
 stack.lock      held by the running stack; holds its pid
 chat_history    what was typed into `inferctl chat`
@@ -18,28 +23,47 @@ import fcntl
 import json
 import os
 import secrets
+import shlex
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from inferflux.api.tls import Tls
+from inferflux.common.private_files import write_private
+
 from .errors import CommandError
 
+# The admin key is this tenant's, and its tokens can be read on every stack.
+FIRST_TENANT = "default"
 _PID_WAIT_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class StackState:
-    """The running stack, as stack.json tells it."""
+    """The running stack, as stack.json tells it.
+
+    Attributes:
+        nats_url: of a user who may do everything, and `redis_url` as well.
+        tokens_url: of a user of NATS who reads the tokens of the tenant `default` alone.
+        tls_ca: the file of the stack's CA; empty: it speaks plain text.
+    """
 
     pid: int
     endpoint: str
     api_key: str
     nats_url: str
+    tokens_url: str
     redis_url: str
     model: str
     processes: Mapping[str, int]
     metrics: Mapping[str, str]
+    tls_ca: str = ""
+
+    @property
+    def tls(self) -> Tls:
+        """How to speak TLS with its gateway, if at all."""
+        return Tls(self.tls_ca)
 
     @classmethod
     def from_json(cls, text: str) -> StackState:
@@ -111,8 +135,56 @@ class StateDir:
             if key := path.read_text().strip():
                 return key
         key = draw()
-        _write_private(path, key + "\n")
+        write_private(path, key + "\n")
         return key
+
+    @property
+    def nats_users_file(self) -> Path:
+        return self.path / "nats-users.conf"
+
+    @property
+    def certificates(self) -> Path:
+        return self.path / "tls"
+
+    def passwords(self, server: str, users: Iterable[str] = ()) -> dict[str, str]:
+        """By user of a server (`nats`, `redis`): those kept here, and a new one for each of `users` without
+        one, kept from now on.
+
+        Raises:
+            CommandError: the file holds something else.
+        """
+        path = self.path / "passwords.json"
+        try:
+            kept = json.loads(path.read_text()) if path.exists() else {}
+            known: dict[str, str] = {**kept.get(server, {})}
+        except (ValueError, AttributeError, TypeError):
+            raise CommandError(f"{path} is damaged: remove it, and new passwords are made") from None
+        missing = [user for user in users if user not in known]
+        known |= {user: secrets.token_urlsafe(24) for user in missing}
+        if missing:
+            write_private(path, json.dumps({**kept, server: known}, indent=2) + "\n")
+        return known
+
+    def write_environment(self, kind: str, variables: Mapping[str, str]) -> None:
+        """Write down what one more service of a kind needs, for a shell to read."""
+        folder = self.path / "env"
+        folder.mkdir(mode=0o700, exist_ok=True)
+        lines = (f"export {name}={shlex.quote(value)}\n" for name, value in variables.items())
+        write_private(folder / f"{kind}.sh", "".join(lines))
+
+    def forget_password(self, server: str, user: str) -> None:
+        """Let a user of a server have no password any more."""
+        known = self.passwords(server)
+        known.pop(user, None)
+        path = self.path / "passwords.json"
+        write_private(path, json.dumps({**json.loads(path.read_text()), server: known}, indent=2) + "\n")
+
+    @contextlib.contextmanager
+    def changing_access(self) -> Iterator[None]:
+        """One command at a time changes users: it reads all of them, and writes all of them."""
+        with (self.path / "access.lock").open("w") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            yield
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
@@ -144,7 +216,7 @@ class StateDir:
 
     def publish(self, state: StackState) -> None:
         """Tell clients of this machine where the stack is."""
-        _write_private(self.stack_file, state.to_json())
+        write_private(self.stack_file, state.to_json())
 
     def running(self) -> StackState | None:
         """The stack that runs now, if one does."""
@@ -159,15 +231,6 @@ class StateDir:
         with contextlib.suppress(OSError, ValueError):
             return StackState.from_json(self.stack_file.read_text())
         return None
-
-
-def _write_private(path: Path, text: str) -> None:
-    """Replace a file as a whole, readable by its owner alone from its first byte on."""
-    scratch = path.with_name(f".{path.name}.{os.getpid()}")
-    descriptor = os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with os.fdopen(descriptor, "w") as file:
-        file.write(text)
-    scratch.replace(path)
 
 
 def _read_pid(path: str) -> str:

@@ -5,16 +5,23 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from inferflux.api.tls import PLAIN_TEXT, Tls
+
 from .errors import CommandError
 from .state_dir import StackState
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A gateway and the key for it."""
+    """A gateway and the key for it.
+
+    Attributes:
+        tls: how to speak TLS with it, if at all.
+    """
 
     endpoint: str
     api_key: str
+    tls: Tls = PLAIN_TEXT
 
 
 def resolve(
@@ -29,8 +36,9 @@ def resolve(
     """
     endpoint = endpoint or env.get("INFERFLUX_ENDPOINT", "")
     api_key = api_key or env.get("INFERFLUX_API_KEY", "")
+    tls = Tls.from_env(env)
     if endpoint and api_key:
-        return Target(endpoint, api_key)
+        return Target(endpoint, api_key, tls)
     stack = local()
     if not endpoint:
         if stack is None:
@@ -38,7 +46,7 @@ def resolve(
                 "no InferFlux runs here: start one with `inferctl up`, "
                 "or name one with --endpoint, INFERFLUX_ENDPOINT or, where it has its own, --state-dir"
             )
-        return Target(stack.endpoint, api_key or stack.api_key)
+        return Target(stack.endpoint, api_key or stack.api_key, stack.tls)
     if stack is not None and stack.endpoint == endpoint:
-        return Target(endpoint, stack.api_key)
+        return Target(endpoint, stack.api_key, stack.tls)
     raise CommandError(f"no API key for {endpoint}: give --api-key or set INFERFLUX_API_KEY")

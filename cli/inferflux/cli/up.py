@@ -43,7 +43,7 @@ def welcome(stack: Stack, program: str) -> list[str]:
         "HTTP": f"{stack.http_url}  (OpenAI's API)",
         "API key": stack.api_key,
         "model": stack.model_name,
-        "NATS": stack.nats_url,
+        "tokens": f"{stack.tokens_url}  (NATS)",
         "logs": _short(stack.state_dir.path / "logs"),
     }
     where = state_dir_flag(stack.state_dir.path, os.environ)

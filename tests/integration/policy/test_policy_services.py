@@ -6,14 +6,18 @@ from pathlib import Path
 from typing import Any
 
 import grpc
+import grpc.aio
 import pytest
 from harness.audit import lines_in
+from harness.certificates import Certificates
 from harness.policy import SERVICE_KEY, AsService, bearer, refusal
 
+from inferflux.common import grpc_client
 from inferflux.common.errors import from_rpc
 from inferflux.common.policy_methods import FOR_SERVICES
+from inferflux.common.tls import ClientTls
 from inferflux.policy.store import PolicyStore
-from inferflux.v1 import guardrails_pb2, policy_pb2
+from inferflux.v1 import guardrails_pb2, policy_pb2, policy_pb2_grpc
 
 from .conftest import Running, StartPolicy
 
@@ -97,6 +101,57 @@ async def test_policy_does_not_start_without_a_service_key(
 ) -> None:
     url = running.policy.environment["INFERFLUX_REDIS_URL"]
     policy = await start_policy(url, wait=False, INFERFLUX_SERVICE_KEY=key)
+    assert policy.process is not None
+    assert policy.process.wait(15) == 2
+    assert "INFERFLUX_SERVICE_KEY" in policy.log_path.read_text().splitlines()[-1]
+
+
+@pytest.fixture
+def certificates(tmp_path: Path) -> Certificates:
+    return Certificates.made(tmp_path / "certificates")
+
+
+def mutual_tls(certificates: Certificates) -> dict[str, str]:
+    files = certificates.server("policy", is_mutual=True)
+    return {
+        "INFERFLUX_TLS_CERT": str(files.cert),
+        "INFERFLUX_TLS_KEY": str(files.key),
+        "INFERFLUX_TLS_CLIENT_CA": str(files.ca),
+        "INFERFLUX_SERVICE_KEY": "",
+    }
+
+
+@pytest.mark.parametrize("method", sorted(FOR_SERVICES))
+async def test_with_mutual_tls_the_certificate_of_a_gateway_proves_it(
+    running: Running, start_policy: StartPolicy, certificates: Certificates, method: str
+) -> None:
+    policy = await start_policy(
+        running.policy.environment["INFERFLUX_REDIS_URL"], wait=True, **mutual_tls(certificates)
+    )
+    request = requests(running.admin)[method]
+
+    def channel(name: str) -> grpc.aio.Channel:
+        tls = ClientTls(certificates.client(name))
+        return grpc_client.renewed_channel(f"127.0.0.1:{policy.port}", tls)
+
+    gateway, client = channel("gateway"), channel("client")
+    await getattr(policy_pb2_grpc.PolicyServiceStub(gateway), method)(request, timeout=10)
+    call = getattr(policy_pb2_grpc.PolicyServiceStub(client), method)
+    for metadata, reason in (
+        ((), "NO_SERVICE_KEY"),
+        ((("x-inferflux-service-key", SERVICE_KEY),), "WRONG_SERVICE_KEY"),
+    ):
+        assert from_rpc(await refusal(call(request, metadata=metadata, timeout=10))).reason == reason
+    await gateway.close()
+    await client.close()
+
+
+async def test_policy_needs_a_service_key_where_no_certificate_is_one(
+    running: Running, start_policy: StartPolicy, certificates: Certificates
+) -> None:
+    url = running.policy.environment["INFERFLUX_REDIS_URL"]
+    variables = mutual_tls(certificates) | {"INFERFLUX_POLICY_SERVICE_NAMES": ""}
+    policy = await start_policy(url, wait=False, **variables)
     assert policy.process is not None
     assert policy.process.wait(15) == 2
     assert "INFERFLUX_SERVICE_KEY" in policy.log_path.read_text().splitlines()[-1]

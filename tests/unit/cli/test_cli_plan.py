@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 
+from inferflux.cli.stack.access import Access, grant
 from inferflux.cli.stack.options import THREADS, StackOptions
-from inferflux.cli.stack.plan import END_ORDER, ProcessSpec, plan
+from inferflux.cli.stack.plan import END_ORDER, ProcessSpec, joining, plan, worker_names
 from inferflux.cli.stack.ports import Ports
+from inferflux.cli.state_dir import StateDir
 
 PORTS = Ports(nats=1001, redis=1002, policy=1003, gateway=1004, http=1005)
 
 
-def made(tmp_path: Path, options: StackOptions, cores: int = 8) -> list[list[ProcessSpec]]:
+def made(
+    tmp_path: Path, options: StackOptions, cores: int = 8, access: Access | None = None
+) -> list[list[ProcessSpec]]:
     return plan(
         options,
         model=Path("/m/demo.gguf"),
@@ -21,6 +26,7 @@ def made(tmp_path: Path, options: StackOptions, cores: int = 8) -> list[list[Pro
         state_dir=tmp_path,
         api_key="ifx_key",
         service_key="between-services",
+        access=access or grant(StateDir(tmp_path), worker_names(options.workers)),
         cores=cores,
     )
 
@@ -62,8 +68,10 @@ def test_every_service_is_told_where_the_others_are(tmp_path: Path) -> None:
     services = [spec for spec in by_name(made(tmp_path, StackOptions())).values() if spec.is_service]
     assert len(services) == 4
     for spec in services:
-        assert spec.env["INFERFLUX_NATS_URL"] == "nats://127.0.0.1:1001"
-        assert spec.env["INFERFLUX_REDIS_URL"] == "redis://127.0.0.1:1002/0"
+        nats, redis = spec.env.get("INFERFLUX_NATS_URL", ""), spec.env["INFERFLUX_REDIS_URL"]
+        user = spec.name if spec.kind == "worker" else spec.kind
+        assert re.fullmatch(rf"nats://{user}:[\w-]{{32}}@127\.0\.0\.1:1001", nats) or user == "policy"
+        assert re.fullmatch(rf"redis://{spec.kind}:[\w-]{{32}}@127\.0\.0\.1:1002/0", redis)
         assert spec.env["INFERFLUX_METRICS_LISTEN"] == f"127.0.0.1:{spec.port}"
         assert spec.env["INFERFLUX_EXIT_WITH_PARENT"] == "true"
     assert len({spec.port for spec in services}) == 4
@@ -84,6 +92,60 @@ def test_the_service_key_goes_to_policy_and_to_those_that_call_it(tmp_path: Path
     assert holders == {"policy", "gateway"}
     assert all(specs[name].env["INFERFLUX_SERVICE_KEY"] == "between-services" for name in holders)
     assert not any("between-services" in " ".join(spec.command) for spec in specs.values())
+
+
+def test_with_tls_a_certificate_takes_the_place_of_the_service_key(tmp_path: Path) -> None:
+    access = grant(StateDir(tmp_path), ["worker-0"], certificates=tmp_path / "tls")
+    specs = by_name(made(tmp_path, StackOptions(), access=access))
+    assert not any("between-services" in str(spec) for spec in specs.values())
+    for name in ("policy", "gateway"):
+        assert specs[name].env["INFERFLUX_TLS_CLIENT_CA"] == str(tmp_path / "tls/ca.pem")
+        assert specs[name].env["INFERFLUX_TLS_CERT"] == str(tmp_path / f"tls/{name}.pem")
+
+
+@pytest.mark.parametrize("is_tls", [False, True])
+def test_what_a_service_needs_to_join_is_what_those_of_the_stack_were_told(
+    tmp_path: Path, *, is_tls: bool
+) -> None:
+    access = grant(StateDir(tmp_path), ["worker-0"], certificates=tmp_path / "tls" if is_tls else None)
+    specs = by_name(made(tmp_path, StackOptions(), access=access))
+    for kind, variables in joining(PORTS, access, service_key="between-services").items():
+        told = specs["worker-0" if kind == "worker" else kind].env
+        own = {"INFERFLUX_NATS_URL"} if kind == "worker" else set()
+        assert variables.items() >= {k: told[k] for k in variables.keys() - own}.items(), kind
+
+
+@pytest.mark.parametrize("server", ["nats", "redis"])
+def test_a_password_is_in_the_environment_of_its_own_processes_alone(tmp_path: Path, server: str) -> None:
+    specs = by_name(made(tmp_path, StackOptions(workers=2, schedulers=2)))
+    passwords = StateDir(tmp_path).passwords(server)
+    assert len(set(passwords.values())) == len(passwords)
+    for user, password in passwords.items():
+        holders = {name for name, spec in specs.items() if password in str(dict(spec.env))}
+        is_one_workers = server == "nats" and user.startswith("worker")
+        wanted = {n for n, spec in specs.items() if user == (n if is_one_workers else spec.kind)}
+        assert holders == wanted, user
+
+
+def test_no_password_is_on_a_command_line_or_in_what_is_printed_of_a_server(tmp_path: Path) -> None:
+    specs = by_name(made(tmp_path, StackOptions()))
+    for server in ("nats", "redis"):
+        for password in StateDir(tmp_path).passwords(server).values():
+            assert not any(password in " ".join(spec.command) for spec in specs.values())
+            assert not any(password in repr(specs[name]) for name in ("nats", "valkey"))
+
+
+def test_what_holds_passwords_is_for_its_owner_alone(tmp_path: Path) -> None:
+    made(tmp_path, StackOptions())
+    holding = [tmp_path / name for name in ("passwords.json", "nats-users.conf", "valkey/valkey.conf")]
+    assert [path.stat().st_mode & 0o777 for path in holding] == [0o600] * 3
+
+
+def test_passwords_are_kept_over_restarts(tmp_path: Path) -> None:
+    made(tmp_path, StackOptions())
+    before = StateDir(tmp_path).passwords("nats")
+    made(tmp_path, StackOptions(workers=2))
+    assert before.items() < StateDir(tmp_path).passwords("nats").items()
 
 
 def test_the_bootstrap_key_goes_to_policy_alone(tmp_path: Path) -> None:

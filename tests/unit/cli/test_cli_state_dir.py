@@ -18,6 +18,7 @@ STATE = StackState(
     endpoint="127.0.0.1:1",
     api_key="k",
     nats_url="nats://127.0.0.1:2",
+    tokens_url="nats://127.0.0.1:2",
     redis_url="redis://127.0.0.1:3/0",
     model="demo",
     processes={"gateway": 5},

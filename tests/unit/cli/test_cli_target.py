@@ -13,6 +13,7 @@ LOCAL = StackState(
     endpoint="127.0.0.1:50051",
     api_key="local-key",
     nats_url="nats://127.0.0.1:4222",
+    tokens_url="nats://127.0.0.1:4222",
     redis_url="redis://127.0.0.1:6379/0",
     model="demo",
     processes={},

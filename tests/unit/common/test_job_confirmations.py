@@ -16,6 +16,7 @@ class Server:
     """As much of a link as a consumer needs; a test says what arrives."""
 
     is_connected = True
+    inbox_prefix = "_INBOX"
 
     def __init__(self) -> None:
         self.sent: list[tuple[str, bytes, str]] = []

@@ -33,6 +33,27 @@ def test_no_key_is_refused() -> None:
     assert caught.value.reason == "NO_SERVICE_KEY"
 
 
+@pytest.mark.parametrize("key", ["", KEY, NEXT_KEY])
+def test_a_certificate_proves_what_a_key_proves(key: str) -> None:
+    ServiceKeys((KEY,), certificates=["gateway"]).check(key, certificate="gateway")
+    ServiceKeys((), certificates=["gateway"]).check(key, certificate="gateway")
+
+
+@pytest.mark.parametrize("name", ["", "client", "Gateway", "gateway.example"])
+@pytest.mark.parametrize("certificates", [["gateway"], ["gateway", ""], []])
+def test_a_certificate_of_another_name_proves_nothing(name: str, certificates: list[str]) -> None:
+    with pytest.raises(Unauthenticated) as caught:
+        ServiceKeys((KEY,), certificates=certificates).check("", certificate=name)
+    assert caught.value.reason == "NO_SERVICE_KEY"
+    ServiceKeys((KEY,), certificates=certificates).check(KEY, certificate=name)
+
+
+def test_where_certificates_prove_it_there_may_be_no_key_but_no_bad_one() -> None:
+    assert parse_service_keys("", needs_one=False) == ()
+    with pytest.raises(InvalidArgument):
+        parse_service_keys("short", needs_one=False)
+
+
 @pytest.mark.parametrize("text", ["", " , ", "short", "a" * 257, "with blank in it!", "ä" * 16])
 def test_a_setting_that_cannot_be_a_key_is_refused_by_name(text: str) -> None:
     with pytest.raises(InvalidArgument) as caught:

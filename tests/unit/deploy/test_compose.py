@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib.util
 import re
 import subprocess
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,9 @@ import pytest
 from harness.deploy import ROOT, Stage, is_in_build_context, read_compose, read_dockerfile
 
 from inferflux.common import healthcheck
+from inferflux.common.access_files import write_access
 from inferflux.common.servers import NATS_MAX_FILE_STORE, NATS_MAX_PAYLOAD, NATS_SYNC_INTERVAL, nats_command
+from inferflux.common.service_key import parse_service_keys
 from inferflux.common.settings import load
 from inferflux.worker.settings import WorkerSettings
 from tools.reference.settings import SETTINGS, variables
@@ -25,6 +28,9 @@ from tools.reference.settings import SETTINGS, variables
 COMPOSE = read_compose({})
 SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]
 OURS = {"gateway", "policy", "scheduler", "worker", "worker-gpu"}
+# Ends when it has made the users of the servers.
+ONE_SHOT = "access"
+LASTING = sorted(set(SERVICES) - {ONE_SHOT})
 DOCKERFILES = sorted(
     [*ROOT.glob("services/*/Dockerfile*"), *ROOT.glob("deploy/*/Dockerfile*")], key=lambda p: p.parts
 )
@@ -66,7 +72,7 @@ def listening(name: str) -> set[int]:
 
 
 def test_it_runs_every_part() -> None:
-    assert set(SERVICES) == OURS | {"nats", "valkey"}
+    assert set(SERVICES) == OURS | {"nats", "valkey", ONE_SHOT}
     assert {ours(name).service for name in OURS} == set(SETTINGS)
 
 
@@ -83,10 +89,11 @@ def test_every_variable_is_one_the_service_reads_and_its_value_is_accepted(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one = ours(name)
-    unknown = set(one.environment) - set(variables(SETTINGS[one.service]))
+    unknown = {v.removesuffix("_FILE") for v in one.environment} - set(variables(SETTINGS[one.service]))
     assert not unknown
     for variable, value in one.environment.items():
-        monkeypatch.setenv(variable, value)
+        if not variable.endswith("_FILE"):
+            monkeypatch.setenv(variable, value)
     load(SETTINGS[one.service])
 
 
@@ -128,9 +135,48 @@ def test_an_address_is_that_of_a_service_that_listens_there(name: str) -> None:
 def test_a_service_waits_until_what_it_needs_is_healthy(name: str) -> None:
     needed = SERVICES[name]["depends_on"]
     assert set(needed) <= set(SERVICES)
-    assert all(
-        how == {"condition": "service_healthy"} for other, how in needed.items() if other not in WORKERS
-    )
+    assert needed[ONE_SHOT] == {"condition": "service_completed_successfully"}
+    others = {other: how for other, how in needed.items() if other not in WORKERS | {ONE_SHOT}}
+    assert all(how == {"condition": "service_healthy"} for how in others.values())
+
+
+@pytest.mark.parametrize("name", LASTING)
+def test_a_container_sees_its_own_passwords_alone(name: str) -> None:
+    mounted = [volume for volume in SERVICES[name].get("volumes", []) if ":/access" in volume]
+    assert mounted == [f"access-{'worker' if name in WORKERS else name}:/access:ro"]
+
+
+def test_the_one_that_makes_users_ends_and_reaches_nothing() -> None:
+    service = SERVICES[ONE_SHOT]
+    assert (service["restart"], service["network_mode"]) == ("no", "none")
+    assert importlib.util.find_spec(service["command"][2]) is not None
+    folders = {f"/access/{name}" for name in LASTING if name != "worker-gpu"}
+    assert {volume.split(":")[1] for volume in service["volumes"]} == folders
+    made = read_dockerfile(dockerfile_of(ONE_SHOT))[-1].runs[0].split()
+    assert folders <= set(made)
+
+
+def test_users_and_passwords_are_made_once_for_each_container(tmp_path: Path) -> None:
+    words = SERVICES[ONE_SHOT]["command"][1:]
+    command = [sys.executable, *(str(tmp_path) if word == "/access" else word for word in words)]
+    subprocess.run(command, check=True)
+    first = {path: path.read_text() for path in tmp_path.rglob("*") if path.is_file()}
+    for name in OURS - {"worker-gpu"}:
+        for variable, path in ours(name).environment.items():
+            if variable.endswith("_URL_FILE"):
+                user = re.escape(name)
+                server = {"nats": "nats:4222", "redis": "valkey:6379/0"}[Path(path).stem]
+                content = first[tmp_path / name / Path(path).name]
+                assert re.fullmatch(rf"{Path(path).stem}://{user}:[\w-]{{32}}@{server}", content)
+    service_keys = {path.parent.name: text for path, text in first.items() if path.name == "service.key"}
+    assert set(service_keys) == {"policy", "gateway"}
+    (service_key,) = {parse_service_keys(text) for text in service_keys.values()}
+    assert len(service_key) == 1
+    assert {path.stat().st_mode & 0o777 for path in first if path.parts[-2] != "valkey"} == {0o400}
+    subprocess.run([*command, "--tenant", "acme"], check=True)
+    again = {path: path.read_text() for path in tmp_path.rglob("*") if path.is_file()}
+    changed = {path.relative_to(tmp_path) for path in again if again[path] != first.get(path)}
+    assert changed == {Path("nats") / n for n in ("users.conf", "passwords.json", "tokens-acme.password")}
 
 
 def test_the_gateway_stops_before_the_workers_and_starts_without_them() -> None:
@@ -156,7 +202,7 @@ def test_a_service_has_bounds_of_memory_and_logs_and_writes_to_volumes_alone(nam
     assert "cap_add" not in service
 
 
-@pytest.mark.parametrize("name", sorted(SERVICES))
+@pytest.mark.parametrize("name", LASTING)
 def test_a_service_is_asked_for_its_health_every_second_while_it_starts(name: str) -> None:
     check = SERVICES[name]["healthcheck"]
     assert check["start_interval"] == "1s"
@@ -164,10 +210,12 @@ def test_a_service_is_asked_for_its_health_every_second_while_it_starts(name: st
 
 
 def test_valkey_is_not_healthy_while_it_answers_with_errors() -> None:
-    assert SERVICES["valkey"]["healthcheck"]["test"] == ["CMD", "valkey-cli", "-e", "ping"]
+    how, command = SERVICES["valkey"]["healthcheck"]["test"]
+    assert how == "CMD-SHELL"
+    assert command.endswith("valkey-cli -e --user health ping")
 
 
-@pytest.mark.parametrize("name", sorted(SERVICES))
+@pytest.mark.parametrize("name", LASTING)
 def test_every_service_has_a_health_check_and_a_user_that_is_not_root(name: str) -> None:
     service = SERVICES[name]
     image = read_dockerfile(dockerfile_of(name))[-1] if "build" in service else Stage("", "")
@@ -188,7 +236,8 @@ def test_the_health_check_asks_the_port_the_service_answers_on(name: str) -> Non
 def test_a_second_scheduler_stands_by_and_nothing_keeps_the_two_from_running_side_by_side() -> None:
     scheduler = SERVICES["scheduler"]
     assert scheduler["deploy"]["replicas"] == 2
-    assert not {"ports", "container_name", "hostname", "volumes"} & set(scheduler)
+    assert not {"ports", "container_name", "hostname"} & set(scheduler)
+    assert all(volume.endswith(":ro") for volume in scheduler["volumes"])
     assert "INFERFLUX_SCHEDULER_ID" not in ours("scheduler").environment
 
 
@@ -200,7 +249,8 @@ def test_named_volumes_are_declared_and_mounted_files_exist() -> None:
                 assert (ROOT / source).exists()
             else:
                 assert source in COMPOSE["volumes"]
-            assert target in ({"/models", "/kv"} if name in OURS else {"/data"})
+            own = {"/models", "/kv"} if name in OURS else {"/data"}
+            assert target in own | {"/access"} or (name == ONE_SHOT and target.startswith("/access/"))
 
 
 def test_the_model_that_is_served_by_default_is_in_the_folder_that_is_mounted() -> None:
@@ -211,7 +261,8 @@ def test_the_model_that_is_served_by_default_is_in_the_folder_that_is_mounted() 
 
 def test_there_is_no_draft_model_unless_the_operator_names_one(monkeypatch: pytest.MonkeyPatch) -> None:
     for variable, value in ours("worker").environment.items():
-        monkeypatch.setenv(variable, value)
+        if not variable.endswith("_FILE"):
+            monkeypatch.setenv(variable, value)
     settings = load(WorkerSettings)
     assert (settings.draft_model, settings.speculation) == (None, "off")
 
@@ -338,11 +389,17 @@ def test_llama_cpp_is_built_with_the_options_of_the_makefile_but_portable() -> N
 
 
 def test_nats_takes_its_configuration_and_the_payloads_we_send(tmp_path: Path) -> None:
-    config = ROOT / "deploy/nats/nats.conf"
+    text = (ROOT / "deploy/nats/nats.conf").read_text()
+    # As in its image: nats.conf is two folders below the root.
+    config = tmp_path / "etc/nats/inferflux.conf"
+    config.parent.mkdir(parents=True)
+    config.write_text(text)
+    (tmp_path / "access").mkdir()
+    write_access(tmp_path / "access", nats="nats:4222", redis="valkey:6379", tenants=["default"])
     binary = nats_command(4222, tmp_path)[0]
+    (tmp_path / "access/users.conf").symlink_to(tmp_path / "access/nats/users.conf")
     checked = subprocess.run([binary, "-t", "-c", str(config)], capture_output=True, text=True, check=False)
     assert checked.returncode == 0, checked.stderr
-    text = config.read_text()
     assert f"max_payload: {NATS_MAX_PAYLOAD}\n" in text
     assert f"sync_interval: {NATS_SYNC_INTERVAL}\n" in text
     assert f"max_file_store: {NATS_MAX_FILE_STORE}\n" in text

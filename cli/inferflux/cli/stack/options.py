@@ -34,6 +34,8 @@ class StackOptions:
         nats_store: where nats-server keeps its streams; None is below `state_dir`.
         has_disk_tier: whether workers keep KV state below `state_dir`.
         nats_sync_interval: how often nats-server syncs them to the disk.
+        has_tls: whether connections are encrypted, and services show certificates to each other. Not those to
+            Redis: its server here does not speak TLS.
     """
 
     model: Path | None = None
@@ -59,6 +61,7 @@ class StackOptions:
     nats_store: Path | None = None
     has_disk_tier: bool = False
     nats_sync_interval: str = NATS_SYNC_INTERVAL
+    has_tls: bool = False
 
 
 def find_model(given: Path | None) -> Path:

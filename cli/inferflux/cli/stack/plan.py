@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
+from inferflux.common import redis_users
 from inferflux.common.servers import LOOPBACK, free_port, nats_command, valkey_command
 
+from .access import Access
 from .options import DISK_PATH, THREADS, StackOptions
 from .ports import Ports
 
@@ -27,6 +29,7 @@ class ProcessSpec:
         cpus: the CPUs it may run on; None for all.
         monitor_port: of a server that says over HTTP how it is; 0: it does not.
         data_dir: what a server writes to.
+        password: with which a server is asked whether it is ready.
     """
 
     name: str
@@ -37,6 +40,7 @@ class ProcessSpec:
     cpus: frozenset[int] | None = None
     monitor_port: int = 0
     data_dir: Path | None = None
+    password: str = field(default="", repr=False)
 
     @property
     def is_service(self) -> bool:
@@ -51,6 +55,7 @@ def plan(
     state_dir: Path,
     api_key: str,
     service_key: str,
+    access: Access,
     cores: int,
 ) -> list[list[ProcessSpec]]:
     """The stages of a start: all of a stage start together, when the stage before is ready.
@@ -59,12 +64,11 @@ def plan(
 
     Args:
         api_key: the first admin key, for policy alone.
-        service_key: for those that call policy, and policy.
+        service_key: for those that call policy, and policy. With TLS they show certificates instead.
+        access: the users and passwords of NATS and Redis, and who has which certificate.
         cores: those of this machine that its workers may keep busy.
     """
     common = {
-        "INFERFLUX_NATS_URL": f"nats://{LOOPBACK}:{ports.nats}",
-        "INFERFLUX_REDIS_URL": f"redis://{LOOPBACK}:{ports.redis}/0",
         "INFERFLUX_POLICY_ADDRESS": f"{LOOPBACK}:{ports.policy}",
         "INFERFLUX_AUDIT_DIR": str(state_dir / "audit"),
         "INFERFLUX_EXIT_WITH_PARENT": "true",
@@ -76,16 +80,31 @@ def plan(
     def nats() -> ProcessSpec:
         store, monitor_port = options.nats_store or state_dir / "nats", free_port()
         command = nats_command(
-            ports.nats, store, monitor_port=monitor_port, sync_interval=options.nats_sync_interval
+            ports.nats,
+            store,
+            monitor_port=monitor_port,
+            sync_interval=options.nats_sync_interval,
+            users_file=access.nats_users_file,
+            tls=access.tls_of("nats"),
         )
         cpus = _of(options.cpus, "nats", "nats")
         return ProcessSpec("nats", "nats", tuple(command), {}, ports.nats, cpus, monitor_port, store)
 
     def valkey() -> ProcessSpec:
         data = state_dir / "valkey"
-        command = valkey_command(ports.redis, data)
+        command = valkey_command(ports.redis, data, users=redis_users.acl(access.redis))
         cpus = _of(options.cpus, "valkey", "valkey")
-        return ProcessSpec("valkey", "valkey", tuple(command), {}, ports.redis, cpus, data_dir=data)
+        password = access.redis[redis_users.HEALTH]
+        return ProcessSpec(
+            "valkey",
+            "valkey",
+            tuple(command),
+            {},
+            ports.redis,
+            cpus,
+            data_dir=data,
+            password=password,
+        )
 
     def service(kind: str, env: Mapping[str, str], name: str = "") -> ProcessSpec:
         name = name or kind
@@ -98,24 +117,32 @@ def plan(
             name=name,
             kind=kind,
             command=(sys.executable, "-m", f"inferflux.{kind}"),
-            env={**common, "INFERFLUX_METRICS_LISTEN": f"{LOOPBACK}:{port}", **env, **own},
+            env={
+                **access.urls(ports, kind, name),
+                **access.tls_settings(kind),
+                **common,
+                "INFERFLUX_METRICS_LISTEN": f"{LOOPBACK}:{port}",
+                **env,
+                **own,
+            },
             port=port,
             cpus=_of(options.cpus, name, kind),
         )
 
+    proof = _proof(service_key, access)
     policy = {
         "INFERFLUX_POLICY_LISTEN": f"{LOOPBACK}:{ports.policy}",
         "INFERFLUX_POLICY_BOOTSTRAP_KEY": api_key,
-        "INFERFLUX_SERVICE_KEY": service_key,
+        **proof,
     }
     gateway = {
         "INFERFLUX_GATEWAY_LISTEN": f"{LOOPBACK}:{ports.gateway}",
         "INFERFLUX_GATEWAY_HTTP_LISTEN": f"{LOOPBACK}:{ports.http}",
-        "INFERFLUX_SERVICE_KEY": service_key,
+        **proof,
     }
     workers = [
         service("worker", _worker_env(options, model, state_dir, name, cores), name)
-        for name in (f"worker-{index}" for index in range(options.workers))
+        for name in worker_names(options.workers)
     ]
     schedulers = [
         service("scheduler", {"INFERFLUX_SCHEDULER_ID": name}, name)
@@ -127,9 +154,34 @@ def plan(
     ]
 
 
+def joining(ports: Ports, access: Access, *, service_key: str) -> dict[str, dict[str, str]]:
+    """By kind of service: what one more of it is told, to join the stack."""
+    policy = {"INFERFLUX_POLICY_ADDRESS": f"{LOOPBACK}:{ports.policy}"}
+    proofs = dict.fromkeys(("policy", "gateway"), _proof(service_key, access))
+    return {
+        kind: {
+            **access.urls(ports, kind, kind),
+            **access.tls_settings(kind),
+            **policy,
+            **proofs.get(kind, {}),
+        }
+        for kind in ("policy", "gateway", "scheduler", "worker")
+    }
+
+
+def _proof(service_key: str, access: Access) -> dict[str, str]:
+    """How gateways prove themselves to policy: with TLS, by their certificates."""
+    return {"INFERFLUX_SERVICE_KEY": "" if access.certificates else service_key}
+
+
 def scheduler_names(count: int) -> list[str]:
     """What the scheduler processes are called."""
     return ["scheduler"] if count == 1 else [f"scheduler-{index}" for index in range(count)]
+
+
+def worker_names(count: int) -> list[str]:
+    """What the worker processes are called."""
+    return [f"worker-{index}" for index in range(count)]
 
 
 def _worker_env(options: StackOptions, model: Path, state_dir: Path, name: str, cores: int) -> dict[str, str]:

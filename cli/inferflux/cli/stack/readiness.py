@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import json
 
+from inferflux.common import redis_users
 from inferflux.common.servers import LOOPBACK
 
 from .plan import ProcessSpec
 
 _ANSWER_LIMIT_S = 2.0
+_PONG = b"+OK\r\n+PONG"
 
 
 async def ask(spec: ProcessSpec) -> tuple[bool, str]:
@@ -19,7 +21,8 @@ async def ask(spec: ProcessSpec) -> tuple[bool, str]:
             if spec.kind == "nats":
                 return (await _exchange(spec.port, b"", 5)) == b"INFO ", ""
             if spec.kind == "valkey":
-                return (await _exchange(spec.port, b"PING\r\n", 5)) == b"+PONG", ""
+                login = f"AUTH {redis_users.HEALTH} {spec.password}\r\nPING\r\n".encode()
+                return (await _exchange(spec.port, login, len(_PONG))) == _PONG, ""
             request = b"GET /readyz HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
             return parse_readyz(await _exchange(spec.port, request, -1))
     except (OSError, TimeoutError, asyncio.IncompleteReadError):

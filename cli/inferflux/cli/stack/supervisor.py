@@ -13,10 +13,13 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from inferflux.api.tls import PLAIN_TEXT, Tls
+from inferflux.cli.cert_files import ca_file
 from inferflux.cli.client import Client
 from inferflux.cli.errors import CommandError
-from inferflux.cli.state_dir import StackState, StateDir
+from inferflux.cli.state_dir import FIRST_TENANT, StackState, StateDir
 from inferflux.cli.target import Target
+from inferflux.common import nats_users, redis_users
 from inferflux.common.children import describe_end
 from inferflux.common.cores import usable_cores
 from inferflux.common.errors import InferFluxError
@@ -24,10 +27,11 @@ from inferflux.common.servers import LOOPBACK
 
 from . import ports as port_choice
 from . import readiness, store
+from .access import Access, grant
 from .backoff import Backoff
 from .events import EventKind, Observer, StackEvent, ignore
 from .options import StackOptions, find_model
-from .plan import END_ORDER, plan
+from .plan import END_ORDER, joining, plan, worker_names
 from .ports import Ports
 from .process import ManagedProcess
 
@@ -65,6 +69,7 @@ class Stack:
         self._cleanup = contextlib.ExitStack()
         self._keepers: list[asyncio.Task[None]] = []
         self._ports = Ports(0, 0, 0, 0, 0)
+        self._access: Access | None = None
         self.processes: dict[str, ManagedProcess] = {}
         self.api_key = ""
         self.state_dir = StateDir(Path())
@@ -76,19 +81,33 @@ class Stack:
 
     @property
     def http_url(self) -> str:
-        return f"http://{LOOPBACK}:{self._ports.http}"
+        scheme = "https" if self.tls.is_on else "http"
+        return f"{scheme}://{LOOPBACK}:{self._ports.http}"
 
     @property
     def nats_url(self) -> str:
-        return f"nats://{LOOPBACK}:{self._ports.nats}"
+        """With a user who may do everything."""
+        return self._granted.nats_url(self._ports, nats_users.OPERATOR)
+
+    @property
+    def tokens_url(self) -> str:
+        """NATS with a user who reads the tokens of the first tenant alone."""
+        return self._granted.nats_url(self._ports, nats_users.observer_name(FIRST_TENANT))
 
     @property
     def redis_url(self) -> str:
-        return f"redis://{LOOPBACK}:{self._ports.redis}/0"
+        """With a user who may do everything."""
+        return self._granted.redis_url(self._ports, redis_users.OPERATOR)
 
     @property
     def target(self) -> Target:
-        return Target(self.endpoint, self.api_key)
+        return Target(self.endpoint, self.api_key, self.tls)
+
+    @property
+    def tls(self) -> Tls:
+        """How to speak TLS with it, if at all."""
+        folder = self._granted.certificates
+        return PLAIN_TEXT if folder is None else Tls(ca_file(folder))
 
     @property
     def metrics(self) -> dict[str, str]:
@@ -157,6 +176,12 @@ class Stack:
         self.kill_all()
         self._cleanup.close()
 
+    @property
+    def _granted(self) -> Access:
+        if self._access is None:
+            raise RuntimeError("the stack was not started")
+        return self._access
+
     async def _start(self) -> None:
         model = find_model(self._options.model)
         self.state_dir = StateDir(self._options.state_dir or self._temporary_directory())
@@ -165,15 +190,23 @@ class Stack:
         self._cleanup.enter_context(self.state_dir.locked())
         self.api_key = self.state_dir.api_key()
         self._ports = await port_choice.choose(self._options, wait_for_leftovers=has_leftovers)
+        folder = self.state_dir.certificates if self._options.has_tls else None
+        if folder is not None:
+            await asyncio.to_thread(_make_certificates, folder)
+        self._access = grant(self.state_dir, worker_names(self._options.workers), certificates=folder)
+        service_key = self.state_dir.service_key()
         stages = plan(
             self._options,
             model=model,
             ports=self._ports,
             state_dir=self.state_dir.path,
             api_key=self.api_key,
+            access=self._access,
             cores=usable_cores(),
-            service_key=self.state_dir.service_key(),
+            service_key=service_key,
         )
+        for kind, variables in joining(self._ports, self._access, service_key=service_key).items():
+            self.state_dir.write_environment(kind, variables)
         managed = [[ManagedProcess(spec, self._fresh_log(spec.name)) for spec in stage] for stage in stages]
         self.processes = {process.name: process for stage in managed for process in stage}
         for name in (*self.processes, "model"):
@@ -307,10 +340,12 @@ class Stack:
                 endpoint=self.endpoint,
                 api_key=self.api_key,
                 nats_url=self.nats_url,
+                tokens_url=self.tokens_url,
                 redis_url=self.redis_url,
                 model=self.model_name,
                 processes={name: process.pid for name, process in self.processes.items()},
                 metrics=self.metrics,
+                tls_ca=str(self.tls.ca),
             )
         )
 
@@ -325,6 +360,13 @@ class Stack:
         path = Path(tempfile.mkdtemp(prefix="inferflux-"))
         self._cleanup.callback(shutil.rmtree, path, ignore_errors=True)
         return path
+
+
+def _make_certificates(folder: Path) -> None:
+    # Only a stack with TLS pays for its import.
+    from inferflux.cli.certificates import write_certificates
+
+    write_certificates(folder)
 
 
 async def _until_it_answers(process: ManagedProcess) -> None:

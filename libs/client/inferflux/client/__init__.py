@@ -19,6 +19,7 @@ from inferflux.api.errors import (
     Unauthenticated,
     Unavailable,
 )
+from inferflux.api.tls import Tls
 
 from .async_client import AsyncClient
 from .async_stream import AsyncStream
@@ -43,6 +44,7 @@ __all__ = [
     "Prompt",
     "ResourceExhausted",
     "Stream",
+    "Tls",
     "Unauthenticated",
     "Unavailable",
 ]

@@ -12,6 +12,7 @@ import grpc.aio
 
 from inferflux.api.channel_options import CHANNEL_OPTIONS
 from inferflux.api.errors import InferFluxError, NotFound, from_rpc
+from inferflux.api.tls import Tls
 from inferflux.v1 import inference_pb2, inference_pb2_grpc, model_pb2, model_pb2_grpc
 
 from .async_stream import AsyncStream
@@ -29,9 +30,13 @@ _R = TypeVar("_R")
 class AsyncGateway:
     """One gateway, with a channel that connects when it is used."""
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, credentials: grpc.ChannelCredentials | None) -> None:
         self.address = address
-        self.channel = grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
+        self.channel = (
+            grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
+            if credentials is None
+            else grpc.aio.secure_channel(address, credentials, options=CHANNEL_OPTIONS)
+        )
         self.inference = inference_pb2_grpc.InferenceServiceStub(self.channel)
         self.models = model_pb2_grpc.ModelServiceStub(self.channel)
 
@@ -39,8 +44,15 @@ class AsyncGateway:
 class AsyncClient(BaseClient[AsyncGateway, AsyncStream]):
     """As `Client`, for asyncio. It belongs to the event loop that runs when it is first used."""
 
-    def __init__(self, addresses: str | Sequence[str] = "", *, api_key: str = "", retries: int = 2) -> None:
-        super().__init__(AsyncGateway, addresses, api_key, retries)
+    def __init__(
+        self,
+        addresses: str | Sequence[str] = "",
+        *,
+        api_key: str = "",
+        retries: int = 2,
+        tls: Tls | None = None,
+    ) -> None:
+        super().__init__(AsyncGateway, addresses, api_key, retries, tls)
         self._streams: weakref.WeakSet[AsyncStream] = weakref.WeakSet()
         self._endings: set[asyncio.Task[bool]] = set()
 

@@ -8,6 +8,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Generic, TypeVar, Unpack
 
+import grpc
+
+from inferflux.api.tls import Tls
 from inferflux.v1 import inference_pb2
 
 from .calling import RequestCalls, WithInference
@@ -28,18 +31,25 @@ class BaseClient(ABC, Generic[_G, _S]):
             INFERFLUX_ENDPOINT.
         api_key: by default INFERFLUX_API_KEY.
         retries: how often a refused call waits for another try: as long as its error says.
+        tls: how to speak TLS with the gateways. By default INFERFLUX_TLS_CA says it; without, plain text.
 
     Raises:
-        InvalidArgument: no address or no key, or one that cannot be.
+        InvalidArgument: no address or no key, or one that cannot be; or a file of `tls` cannot be used.
     """
 
     def __init__(
-        self, connect: Callable[[str], _G], addresses: str | Sequence[str], api_key: str, retries: int
+        self,
+        connect: Callable[[str, grpc.ChannelCredentials | None], _G],
+        addresses: str | Sequence[str],
+        api_key: str,
+        retries: int,
+        tls: Tls | None,
     ) -> None:
         target = resolve(addresses, api_key, os.environ)
         self._api_key = target.api_key
         self._retries = retries
-        self._gateways = Gateways(target.addresses, connect)
+        credentials = (tls or Tls.from_env(os.environ)).credentials()
+        self._gateways = Gateways(target.addresses, lambda address: connect(address, credentials))
 
     @abstractmethod
     def _open(self, calls: RequestCalls[_G], following: Following) -> _S:

@@ -14,6 +14,7 @@ import grpc
 
 from inferflux.api.channel_options import CHANNEL_OPTIONS
 from inferflux.api.errors import InferFluxError, NotFound, from_rpc
+from inferflux.api.tls import Tls
 from inferflux.v1 import inference_pb2, inference_pb2_grpc, model_pb2, model_pb2_grpc
 
 from .base_client import BaseClient
@@ -31,9 +32,13 @@ _R = TypeVar("_R")
 class Gateway:
     """One gateway, with a channel that connects when it is used."""
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, credentials: grpc.ChannelCredentials | None) -> None:
         self.address = address
-        self.channel = grpc.insecure_channel(address, options=CHANNEL_OPTIONS)
+        self.channel = (
+            grpc.insecure_channel(address, options=CHANNEL_OPTIONS)
+            if credentials is None
+            else grpc.secure_channel(address, credentials, options=CHANNEL_OPTIONS)
+        )
         self.inference = inference_pb2_grpc.InferenceServiceStub(self.channel)
         self.models = model_pb2_grpc.ModelServiceStub(self.channel)
 
@@ -45,8 +50,15 @@ class Client(BaseClient[Gateway, Stream]):
     say when to try again. A call that a gateway cannot serve goes to the next one.
     """
 
-    def __init__(self, addresses: str | Sequence[str] = "", *, api_key: str = "", retries: int = 2) -> None:
-        super().__init__(Gateway, addresses, api_key, retries)
+    def __init__(
+        self,
+        addresses: str | Sequence[str] = "",
+        *,
+        api_key: str = "",
+        retries: int = 2,
+        tls: Tls | None = None,
+    ) -> None:
+        super().__init__(Gateway, addresses, api_key, retries, tls)
         self._streams: weakref.WeakSet[Stream] = weakref.WeakSet()
         self._endings: list[threading.Thread] = []
 

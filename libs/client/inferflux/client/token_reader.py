@@ -7,6 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
+import re
+import secrets
 import time
 from collections.abc import AsyncGenerator, Sequence
 from types import TracebackType
@@ -16,10 +19,12 @@ import nats
 import nats.errors
 import nats.js.errors
 from google.protobuf.message import DecodeError
+from nats.js.api import ConsumerConfig
 
-from inferflux.api.errors import InvalidArgument, Unavailable, from_failed
+from inferflux.api.errors import InvalidArgument, PermissionDenied, Unavailable, from_failed
 from inferflux.api.ordering import InOrder
-from inferflux.api.token_subjects import TOKENS_STREAM, is_safe_token, tokens
+from inferflux.api.tls import Tls
+from inferflux.api.token_subjects import TOKENS_STREAM, inbox_prefix, inbox_prefix_of, is_safe_token, tokens
 from inferflux.v1 import tokens_pb2
 
 # After this silence the replay stream is asked: what was lost with a connection is there.
@@ -27,14 +32,17 @@ _SILENCE_S = 2.0
 _REPLAY_PAUSE_S = 0.5
 _REPLAY_LIMIT_S = 5.0
 
+NATS_FORBIDDEN = "NATS_FORBIDDEN"
+_REFUSAL = re.compile(r"permissions violation for subscription to \"([^\"]+)\"")
+
 
 class TokenReader:
     """Reads along with any request whose token subject may be read. Use as an async context manager.
 
     Args:
-        servers: NATS servers, as `nats.connect` takes them.
+        servers: NATS servers, as `nats.connect` takes them; user and password may be part of them.
         gap_limit_s: how long missing tokens may stay missing.
-        connect_options: further arguments of `nats.connect`, such as credentials.
+        connect_options: further arguments of `nats.connect`, such as `tls`, which INFERFLUX_TLS_CA says too.
     """
 
     def __init__(
@@ -46,7 +54,18 @@ class TokenReader:
     ) -> None:
         self._servers = servers if isinstance(servers, str) else list(servers)
         self._gap_limit_s = gap_limit_s
-        self._options = {"max_reconnect_attempts": -1, **connect_options}
+        tls = Tls.from_env(os.environ)
+        self._refused: set[str] = set()
+        self._options = {
+            "max_reconnect_attempts": -1,
+            # A user may read the replies to its own requests alone.
+            "inbox_prefix": inbox_prefix_of(connect_options["user"])
+            if "user" in connect_options
+            else inbox_prefix(servers),
+            "error_cb": self._on_error,
+            **({"tls": tls.context()} if tls.is_on else {}),
+            **connect_options,
+        }
         self._nats = nats.NATS()
 
     async def __aenter__(self) -> Self:
@@ -68,15 +87,20 @@ class TokenReader:
 
         Raises:
             InvalidArgument: a name that cannot be in a subject.
+            PermissionDenied: this user may not read the tenant's tokens.
             InferFluxError: the generation failed; TOKENS_LOST: some of its tokens are gone.
         """
         for name, value in (("tenant", tenant), ("request_id", request_id)):
             if not is_safe_token(value):
                 raise InvalidArgument(f"{name} must be 1 to 64 of A-Z a-z 0-9 _ -", field=name)
         subject = tokens(tenant, request_id)
+        self._refused.discard(subject.lower())
         live = await self._nats.subscribe(subject)
         try:
-            await self._nats.flush()
+            # nats-py sends the first PING before what it has buffered: a refusal precedes the second PONG.
+            for _ in range(2):
+                await self._nats.flush()
+            self._check_allowed(subject, tenant)
             merged, gap = InOrder(offset), _Gap(self._gap_limit_s)
             chunks = await self._replayed(subject)
             while True:
@@ -87,11 +111,23 @@ class TokenReader:
                         yield accepted
                 if merged.state.is_ended:
                     return
+                self._check_allowed(subject, tenant)
                 chunks = await self._next(live, subject, gap.wait_s(merged.missing, time.monotonic()))
         finally:
             # A loop that was left early ends its generator late, after the connection.
             with contextlib.suppress(nats.errors.ConnectionClosedError):
                 await live.unsubscribe()
+
+    async def _on_error(self, error: Exception) -> None:
+        # nats-py has put it into small letters: names are compared in them.
+        found = _REFUSAL.search(str(error))
+        if found is not None:
+            self._refused.add(found[1])
+
+    def _check_allowed(self, subject: str, tenant: str) -> None:
+        if subject.lower() in self._refused:
+            message = f"this user of NATS may not read the tokens of the tenant {tenant}"
+            raise PermissionDenied(message, reason=NATS_FORBIDDEN)
 
     async def _next(self, live: Any, subject: str, wait_s: float) -> list[tokens_pb2.TokenChunk]:
         """The next live chunk, or after `wait_s` seconds what the replay stream has."""
@@ -109,7 +145,11 @@ class TokenReader:
         data: list[bytes] = []
         try:
             last = await jetstream.get_last_msg(TOKENS_STREAM, subject, direct=True)
-            stored = await jetstream.subscribe(subject, stream=TOKENS_STREAM, ordered_consumer=True)
+            # Only the creation of a consumer with a name says in its subject what it reads.
+            named = ConsumerConfig(name=secrets.token_hex(8))
+            stored = await jetstream.subscribe(
+                subject, stream=TOKENS_STREAM, ordered_consumer=True, config=named
+            )
         except (nats.js.errors.Error, nats.errors.Error):
             return []
         try:

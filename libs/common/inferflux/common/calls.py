@@ -24,6 +24,8 @@ class CallContext:
         is_id_chosen: the request id is the client's, who may choose the same one twice.
         credential: the API key as it was given; "" without one.
         service_key: what a service proves itself with; "" without one.
+        certificate: the common name of the certificate that the caller has shown and that was verified; ""
+            without one.
         traceparent: of the client's span; "" without one.
         deadline_unix_ms: when the client gives up; 0 if it does not.
         started_at: when the call came, monotonic, in seconds.
@@ -36,6 +38,7 @@ class CallContext:
     is_id_chosen: bool = False
     credential: str = field(default="", repr=False)
     service_key: str = field(default="", repr=False)
+    certificate: str = ""
     traceparent: str = ""
     deadline_unix_ms: int = 0
     started_at: float = 0.0
@@ -55,11 +58,14 @@ class CallContext:
         return self.credential
 
 
-def call_context(metadata: grpc_metadata.Metadata | None, *, remaining_s: float | None) -> CallContext:
+def call_context(
+    metadata: grpc_metadata.Metadata | None, *, remaining_s: float | None, certificate: str = ""
+) -> CallContext:
     """The context of a call that came now, from its gRPC metadata or HTTP headers, with lower-case names.
 
     Args:
         remaining_s: how long the client waits; None: for ever.
+        certificate: the common name of what it has shown.
 
     Raises:
         InvalidArgument: the request id holds other characters than A-Z a-z 0-9 _ -, or more than 64.
@@ -70,6 +76,7 @@ def call_context(metadata: grpc_metadata.Metadata | None, *, remaining_s: float 
         is_id_chosen=bool(grpc_metadata.get(pairs, grpc_metadata.REQUEST_ID)),
         credential=grpc_metadata.credential(pairs),
         service_key=grpc_metadata.get(pairs, grpc_metadata.SERVICE_KEY),
+        certificate=certificate,
         traceparent=grpc_metadata.get(pairs, grpc_metadata.TRACEPARENT),
         deadline_unix_ms=_deadline_unix_ms(remaining_s),
         started_at=time.monotonic(),

@@ -31,6 +31,7 @@ from inferflux.common.errors import InferFluxError, Internal, InvalidArgument, R
 from inferflux.common.grpc_options import MAX_RECEIVE_BYTES
 from inferflux.common.grpc_receiving import Receiving
 from inferflux.common.grpc_rules import OPEN_RULES, MethodRule
+from inferflux.common.grpc_tls import certificate_name
 from inferflux.common.service_key import SERVICE
 from inferflux.common.tracing import trace_id_of
 
@@ -301,7 +302,11 @@ class _Call:
     async def __aenter__(self) -> Self:
         logs.clear_request()
         try:
-            context = call_context(self._metadata, remaining_s=self._context.time_remaining())
+            context = call_context(
+                self._metadata,
+                remaining_s=self._context.time_remaining(),
+                certificate=certificate_name(self._context.auth_context()),
+            )
         except InvalidArgument as error:
             await self._abort(error)
         self._called = context

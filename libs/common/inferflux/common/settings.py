@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import difflib
+import os
 import re
 import socket
 import sys
 import uuid
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, Self, TypeVar
 
 from pydantic import (
     AfterValidator,
@@ -20,6 +21,7 @@ from pydantic import (
     SecretStr,
     ValidationError,
     field_validator,
+    model_validator,
 )
 from pydantic.fields import FieldInfo
 from pydantic_settings import (
@@ -27,10 +29,13 @@ from pydantic_settings import (
     EnvSettingsSource,
     PydanticBaseSettingsSource,
     SettingsConfigDict,
+    SettingsError,
 )
 
 from inferflux.common import address, subjects
+from inferflux.common.errors import InvalidArgument
 from inferflux.common.stream_limits import StreamLimits
+from inferflux.common.tls import ServerTls, TlsFiles
 
 S = TypeVar("S", bound="ServiceSettings")
 
@@ -96,6 +101,11 @@ OptionalPath = Annotated[Path | None, BeforeValidator(_none_if_empty)]
 """A path; a variable that is empty is as good as one that is unset."""
 
 
+def listed(value: str) -> list[str]:
+    """The parts of a comma-separated setting."""
+    return [part.strip() for part in value.split(",") if part.strip()]
+
+
 def unique_name() -> str:
     """A name for this process among its kind: its host's, and six random hex digits."""
     host = subjects.escape(socket.gethostname()).replace("=", "_")[:48]
@@ -131,8 +141,25 @@ def setting(
 LogLevel = Literal["debug", "info", "warning", "error"]
 
 
+# A variable of this name holds the path of a file with the value, for where the variable itself is empty: a
+# secret need not be in the environment.
+FILE_SUFFIX = "_FILE"
+
+
 class _Environment(EnvSettingsSource):
-    """Leaves JSON that does not parse to the field's own check, whose error names the field."""
+    """The environment, and the files that it names.
+
+    JSON that does not parse is left to the field's own check, whose error names the field.
+    """
+
+    def get_field_value(self, field: FieldInfo, field_name: str) -> tuple[Any, str, bool]:
+        value, key, is_complex = super().get_field_value(field, field_name)
+        prefix = self.settings_cls.model_config.get("env_prefix", "")
+        variable = _variable_of(field, field_name, prefix)
+        path = os.environ.get(variable + FILE_SUFFIX)
+        if not value and path:
+            value = _read(path, variable + FILE_SUFFIX)
+        return value, key, is_complex
 
     def decode_complex_value(self, field_name: str, field: FieldInfo, value: Any) -> Any:
         try:
@@ -175,8 +202,35 @@ class ServiceSettings(BaseSettings):
         SecretStr(""),
         "a secret of 16 to 256 characters that all services share: with it gateways "
         "[prove themselves](policy.md#services) to policy. Several, comma-separated: the first is sent, "
-        "each is accepted. Gateway and policy do not start without one; schedulers and workers need none",
+        "each is accepted. Gateway and policy do not start without one, unless certificates prove the same; "
+        "schedulers and workers need none",
         variable="INFERFLUX_SERVICE_KEY",
+    )
+    tls_cert: OptionalPath = setting(
+        None,
+        "this process's certificate for [TLS](security.md#tls), PEM: what its servers show, and what it "
+        "shows to servers that ask; unset: its servers speak plain text",
+        variable="INFERFLUX_TLS_CERT",
+    )
+    tls_key: OptionalPath = setting(
+        None, "the key of `INFERFLUX_TLS_CERT`, PEM", variable="INFERFLUX_TLS_KEY"
+    )
+    tls_ca: OptionalPath = setting(
+        None,
+        "CA of the servers that it calls, PEM. It calls policy over TLS if this is set, NATS at a URL of "
+        "`tls://` and Redis at one of `rediss://`; unset: for these, the public CAs of the system",
+        variable="INFERFLUX_TLS_CA",
+    )
+    tls_client_ca: OptionalPath = setting(
+        None,
+        "CA of the certificates that callers of policy must show (mutual TLS), PEM; unset: none is asked for",
+        variable="INFERFLUX_TLS_CLIENT_CA",
+    )
+    reflection: Literal["auto", "on", "off"] = setting(
+        "auto",
+        "whether gRPC servers describe their methods to every caller (reflection); `auto`: without TLS only",
+        variable="INFERFLUX_GRPC_REFLECTION",
+        expert=True,
     )
     metrics_listen: ListenAddress = setting(
         "127.0.0.1:0",
@@ -240,6 +294,14 @@ class ServiceSettings(BaseSettings):
         variable="INFERFLUX_TRACE_FILE",
     )
 
+    @model_validator(mode="after")
+    def _has_cert_and_key(self) -> Self:
+        if (self.tls_cert is None) != (self.tls_key is None):
+            raise ValueError("INFERFLUX_TLS_CERT and INFERFLUX_TLS_KEY go together")
+        if self.tls_client_ca is not None and self.tls_cert is None:
+            raise ValueError("INFERFLUX_TLS_CLIENT_CA needs INFERFLUX_TLS_CERT")
+        return self
+
     @field_validator("otlp_endpoint")
     @classmethod
     def _names_a_host(cls, value: str) -> str:
@@ -259,6 +321,26 @@ class ServiceSettings(BaseSettings):
         return init_settings, _Environment(settings_cls)
 
     @property
+    def client_tls(self) -> TlsFiles:
+        """With which it calls servers over TLS."""
+        return TlsFiles(self.tls_cert, self.tls_key, self.tls_ca, variable="INFERFLUX_TLS_CA")
+
+    @property
+    def server_tls(self) -> ServerTls | None:
+        """With which its servers are called over TLS; None for plain text.
+
+        Raises:
+            InvalidArgument: a file cannot be used.
+        """
+        if self.tls_cert is None:
+            return None
+        return ServerTls(TlsFiles(self.tls_cert, self.tls_key, self.tls_client_ca))
+
+    def has_reflection(self, tls: ServerTls | None) -> bool:
+        """Whether a gRPC server describes its methods."""
+        return self.reflection == "on" or (self.reflection == "auto" and tls is None)
+
+    @property
     def stream_limits(self) -> StreamLimits:
         return StreamLimits(
             queue_limit=self.queue_limit,
@@ -267,10 +349,20 @@ class ServiceSettings(BaseSettings):
         )
 
 
+def _read(path: str, variable: str) -> str:
+    try:
+        return Path(path).read_text().strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidArgument(f"{variable}: cannot read {path}: {error}", field=variable) from None
+
+
 def load(cls: type[S]) -> S:
     """Read the environment; on a bad value print one line per variable and exit with status 2."""
     try:
         return cls()
+    except SettingsError as error:
+        print(error.__cause__ or error, file=sys.stderr)  # noqa: T201
+        sys.exit(2)
     except ValidationError as error:
         prefix = cls.model_config.get("env_prefix", "")
         for problem in error.errors(include_url=False):
@@ -310,7 +402,7 @@ def misspelt(cls: type[ServiceSettings], names: Iterable[str]) -> dict[str, str]
     found: dict[str, str] = {}
     for name in names:
         rest = name.removeprefix(_SUITE_PREFIX)
-        if rest == name or rest in known:
+        if rest == name or rest in known or rest.removesuffix(FILE_SUFFIX) in known:
             continue
         for nearest in difflib.get_close_matches(rest, known, n=1, cutoff=_SLIP):
             found[name] = known[nearest]
@@ -320,6 +412,8 @@ def misspelt(cls: type[ServiceSettings], names: Iterable[str]) -> dict[str, str]
 def _variable(cls: type[ServiceSettings], name: str, prefix: str) -> str:
     """The environment variable of a field, whether pydantic names the field or its alias."""
     field = cls.model_fields.get(name)
-    if field is None:
-        return name
+    return name if field is None else _variable_of(field, name, prefix)
+
+
+def _variable_of(field: FieldInfo, name: str, prefix: str) -> str:
     return field.validation_alias if isinstance(field.validation_alias, str) else f"{prefix}{name}".upper()

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from typing import Any
 
 import redis.asyncio
 import redis.exceptions
-from redis.asyncio.connection import AbstractConnection, Connection
+from redis.asyncio.connection import AbstractConnection, Connection, SSLConnection
 from redis.asyncio.retry import Retry
 from redis.backoff import ExponentialWithJitterBackoff
 
 from inferflux.common.errors import InvalidArgument, Unavailable
+from inferflux.common.tls import ClientTls, TlsFiles
 
 POOL_SIZE = 64
 _CONNECT_TIMEOUT_S = 2.0
@@ -43,11 +45,25 @@ class _Connection(AbstractConnection):
             raise redis.exceptions.ConnectionError("the connection was reset") from error
 
 
-def connect(url: str) -> redis.asyncio.Redis:
+class _TlsConnection(SSLConnection):
+    """Takes its certificates from files that may be renewed."""
+
+    def __init__(self, *, tls: ClientTls, **arguments: Any) -> None:
+        super().__init__(**arguments)
+        self._tls = tls
+
+    def _connection_arguments(self) -> Mapping[str, Any]:
+        return {**super()._connection_arguments(), "ssl": self._tls.context()}
+
+
+def connect(url: str, *, tls: TlsFiles | None = None) -> redis.asyncio.Redis:
     """A client with a bounded pool and bounded waits. It connects on its first command.
 
+    Args:
+        tls: how to speak it with a server at a URL of `rediss://` that has no options of its own for that.
+
     Raises:
-        InvalidArgument: the URL is not one.
+        InvalidArgument: the URL is not one, or a file of `tls` cannot be used.
     """
     try:
         pool = redis.asyncio.BlockingConnectionPool.from_url(
@@ -61,7 +77,12 @@ def connect(url: str) -> redis.asyncio.Redis:
             retry=Retry(ExponentialWithJitterBackoff(cap=0.1, base=0.01), 1),
         )
         # The URL has chosen between TCP, TLS and a Unix socket, and may hold any option.
-        pool.connection_class = type("Connection", (_Connection, pool.connection_class), {})
+        bases: tuple[type[AbstractConnection], ...] = (_Connection, pool.connection_class)
+        has_own_options = any(name.startswith("ssl_") for name in pool.connection_kwargs)
+        if issubclass(pool.connection_class, SSLConnection) and not has_own_options:
+            bases = (_TlsConnection, *bases)
+            pool.connection_kwargs["tls"] = ClientTls(tls or TlsFiles())
+        pool.connection_class = type("Connection", bases, {})
         pool.connection_kwargs["decode_responses"] = False
         if issubclass(pool.connection_class, Connection):
             pool.connection_kwargs["socket_keepalive"] = True

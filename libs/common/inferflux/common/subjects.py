@@ -18,8 +18,15 @@ JOBS_STREAM = "INFERFLUX_JOBS"
 TOKENS_STREAM = token_subjects.TOKENS_STREAM
 TOKENIZERS_BUCKET = "inferflux-tokenizers"
 SCHEDULER_CONSUMER = "scheduler"
+TOKENIZERS_STREAM = f"OBJ_{TOKENIZERS_BUCKET}"
 # Who leads, and what was changed live.
 SCHEDULERS_BUCKET = "inferflux-schedulers"
+SCHEDULERS_STREAM = f"KV_{SCHEDULERS_BUCKET}"
+# JetStream publishes to it, with the stream's name in place of the star, when a stream was deleted.
+ANY_STREAM_DELETED = "$JS.EVENT.ADVISORY.STREAM.DELETED.*"
+# For asking whether it still writes; no key is called so.
+SCHEDULERS_PROBE = f"$KV.{SCHEDULERS_BUCKET}.probe"
+STREAMS = (JOBS_STREAM, TOKENS_STREAM, TOKENIZERS_STREAM, SCHEDULERS_STREAM)
 # The partition of models that is led while they are not divided.
 ALL_MODELS = "all"
 
@@ -44,6 +51,8 @@ SCHEDULER_LEADER = f"{ROOT}.scheduler.leader"
 
 is_safe_token = token_subjects.is_safe_token
 tokens = token_subjects.tokens
+inbox_prefix = token_subjects.inbox_prefix
+inbox_prefix_of = token_subjects.inbox_prefix_of
 
 
 def escape(name: str) -> str:

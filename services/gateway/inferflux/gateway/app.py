@@ -20,6 +20,7 @@ from inferflux.common.lifecycle import Shutdown
 from inferflux.common.probe import Probe
 from inferflux.common.service_key import parse_service_keys
 from inferflux.common.tasks import Background, is_set_within
+from inferflux.common.tls import ClientTls
 from inferflux.common.tracing import Tracer, open_tracer
 from inferflux.v1 import (
     admin_pb2_grpc,
@@ -82,9 +83,15 @@ async def serve(settings: GatewaySettings, shutdown: Shutdown) -> None:
         server = _build_server(settings, gateway, probe)
         http = _http_server(settings, gateway, probe)
         stack.push_async_callback(http.stop, 1.0)
+        tls = settings.server_tls
         if settings.http_listen:
-            await http.start(settings.http_listen, variable="INFERFLUX_GATEWAY_HTTP_LISTEN")
-        port = await server.start(settings.listen, variable="INFERFLUX_GATEWAY_LISTEN")
+            await http.start(settings.http_listen, variable="INFERFLUX_GATEWAY_HTTP_LISTEN", tls=tls)
+        port = await server.start(
+            settings.listen,
+            variable="INFERFLUX_GATEWAY_LISTEN",
+            tls=tls,
+            has_reflection=settings.has_reflection(tls),
+        )
         log.info("serving", port=port, metrics_port=probe.port, http_port=http.port)
 
         await _watch(gateway, probe, server, shutdown)
@@ -111,13 +118,13 @@ class _Gateway:
 async def _open(settings: GatewaySettings, stack: AsyncExitStack, tracer: Tracer) -> _Gateway:
     """Connect, and start the tasks beside the servicers; `stack` ends all of it, the last one first."""
     trail = await stack.enter_async_context(running_trail(settings, "gateway"))
-    service_key, *_ = parse_service_keys(settings.service_key.get_secret_value())
-    bus = await Bus.connect(settings.nats_url, name="gateway", watches_writes=True)
+    service_key = _service_key(settings)
+    bus = await Bus.connect(settings.nats_url, name="gateway", watches_writes=True, tls=settings.client_tls)
     stack.push_async_callback(bus.close)
     await bus.ensure_streams(settings.stream_limits)
-    policy_channel = grpc_client.channel(settings.policy_address)
+    policy_channel = _policy_channel(settings)
     stack.push_async_callback(policy_channel.close)
-    redis = store.connect(settings.redis_url)
+    redis = store.connect(settings.redis_url, tls=settings.client_tls)
     stack.push_async_callback(redis.aclose)
     background = Background()
     stack.push_async_callback(background.finish, _SETTLE_LIMIT_S)
@@ -169,6 +176,20 @@ async def _open(settings: GatewaySettings, stack: AsyncExitStack, tracer: Tracer
     return _Gateway(services, policy_channel, pipeline, tokenizers, models, redis)
 
 
+def _service_key(settings: GatewaySettings) -> str:
+    """What is sent to policy; "" where the certificate proves this gateway."""
+    keys = parse_service_keys(
+        settings.service_key.get_secret_value(), needs_one=not settings.shows_certificate
+    )
+    return next(iter(keys), "")
+
+
+def _policy_channel(settings: GatewaySettings) -> grpc.aio.Channel:
+    if settings.tls_ca is None:
+        return grpc_client.channel(settings.policy_address)
+    return grpc_client.renewed_channel(settings.policy_address, ClientTls(settings.client_tls))
+
+
 def _build_server(settings: GatewaySettings, gateway: _Gateway, probe: Probe) -> GrpcServer:
     """The gRPC server with every servicer, not started yet."""
     server = build_server(
@@ -214,7 +235,7 @@ def _http_server(settings: GatewaySettings, gateway: _Gateway, probe: Probe) -> 
         cors_origins=settings.cors_origins,
         send_limit_s=settings.http_send_limit_s,
     )
-    return HttpServer(app)
+    return HttpServer(app, trusted_proxies=settings.trusted_proxies)
 
 
 async def _watch(gateway: _Gateway, probe: Probe, server: GrpcServer, shutdown: Shutdown) -> None:

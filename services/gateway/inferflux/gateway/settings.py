@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import ipaddress
+from typing import Self
+
+from pydantic import field_validator, model_validator
 from pydantic_settings import SettingsConfigDict
 
 from inferflux.common.audit.settings import AuditSettings
@@ -9,9 +13,12 @@ from inferflux.common.settings import (
     ByteCount,
     ListenAddress,
     OptionalListenAddress,
+    OptionalPath,
     TargetAddress,
+    listed,
     setting,
 )
+from inferflux.common.tls import ServerTls, TlsFiles
 
 from .answers.store import AnswerLimits
 from .model_tokenizer import TokenizerLimits
@@ -30,11 +37,32 @@ class GatewaySettings(AuditSettings):
     http_cors_origins: str = setting(
         "*", "pages that may call over HTTP from a browser, comma-separated; `*`: any; empty: none"
     )
+    http_trusted_proxies: str = setting(
+        "",
+        "addresses or networks, comma-separated, whose `x-forwarded-for` and `x-forwarded-proto` say who "
+        "calls over HTTP; empty: of none",
+    )
     http_send_limit_s: float = setting(
         30.0,
         "a client over HTTP that takes nothing for this long is cut off, and its request cancelled",
         gt=0,
         le=3600,
+        expert=True,
+    )
+    front_tls_cert: OptionalPath = setting(
+        None,
+        "certificate that clients see, PEM, where it is another than `INFERFLUX_TLS_CERT`",
+        variable="INFERFLUX_GATEWAY_TLS_CERT",
+        expert=True,
+    )
+    front_tls_key: OptionalPath = setting(
+        None, "its key, PEM, without a password", variable="INFERFLUX_GATEWAY_TLS_KEY", expert=True
+    )
+    front_tls_client_ca: OptionalPath = setting(
+        None,
+        "CA of the certificates that clients must show beside their keys (mutual TLS), PEM; "
+        "unset: none is asked for",
+        variable="INFERFLUX_GATEWAY_TLS_CLIENT_CA",
         expert=True,
     )
     policy_address: TargetAddress = setting(
@@ -131,9 +159,47 @@ class GatewaySettings(AuditSettings):
         8 << 20, "bytes of a rendered prompt", ge=1024, le=48 << 20, expert=True
     )
 
+    @field_validator("http_trusted_proxies")
+    @classmethod
+    def _are_networks(cls, value: str) -> str:
+        for part in listed(value):
+            try:
+                ipaddress.ip_network(part, strict=False)
+            except ValueError:
+                raise ValueError(f"{part!r} is neither an address nor a network") from None
+        return value
+
+    @model_validator(mode="after")
+    def _has_front_cert_and_key(self) -> Self:
+        if (self.front_tls_cert is None) != (self.front_tls_key is None):
+            raise ValueError("INFERFLUX_GATEWAY_TLS_CERT and INFERFLUX_GATEWAY_TLS_KEY go together")
+        if self.front_tls_client_ca is not None and self.front_tls_cert is None and self.tls_cert is None:
+            raise ValueError("INFERFLUX_GATEWAY_TLS_CLIENT_CA needs a certificate")
+        return self
+
+    @property
+    def server_tls(self) -> ServerTls | None:
+        """Clients prove themselves with keys, so the CA of services counts for nothing here."""
+        ca = self.front_tls_client_ca
+        if self.front_tls_cert is not None:
+            variable = "INFERFLUX_GATEWAY_TLS_CERT"
+            return ServerTls(TlsFiles(self.front_tls_cert, self.front_tls_key, ca, variable=variable))
+        if self.tls_cert is None:
+            return None
+        return ServerTls(TlsFiles(self.tls_cert, self.tls_key, ca))
+
+    @property
+    def shows_certificate(self) -> bool:
+        """Whether policy, if it asks for a certificate, sees this gateway's."""
+        return self.tls_ca is not None and self.tls_cert is not None
+
+    @property
+    def trusted_proxies(self) -> list[str]:
+        return listed(self.http_trusted_proxies)
+
     @property
     def cors_origins(self) -> list[str]:
-        return [origin.strip() for origin in self.http_cors_origins.split(",") if origin.strip()]
+        return listed(self.http_cors_origins)
 
     @property
     def tokenizer_limits(self) -> TokenizerLimits:

@@ -53,8 +53,11 @@ async def serve(settings: PolicySettings, shutdown: Shutdown) -> None:
 
 
 async def _serve(settings: PolicySettings, shutdown: Shutdown, trail: AuditTrail) -> None:
-    service_keys = ServiceKeys(parse_service_keys(settings.service_key.get_secret_value()))
-    redis = store.connect(settings.redis_url)
+    tls = settings.server_tls
+    certificates = settings.service_certificates
+    keys = parse_service_keys(settings.service_key.get_secret_value(), needs_one=not certificates)
+    service_keys = ServiceKeys(keys, certificates=certificates)
+    redis = store.connect(settings.redis_url, tls=settings.client_tls)
     metrics = PolicyMetrics()
     parts = _parts(settings, redis, service_keys, metrics)
     probe = Probe(settings.metrics_listen)
@@ -70,7 +73,12 @@ async def _serve(settings: PolicySettings, shutdown: Shutdown, trail: AuditTrail
     server.add(SERVICE_NAME)
     background = Background()
     try:
-        port = await server.start(settings.listen, variable="INFERFLUX_POLICY_LISTEN")
+        port = await server.start(
+            settings.listen,
+            variable="INFERFLUX_POLICY_LISTEN",
+            tls=tls,
+            has_reflection=settings.has_reflection(tls),
+        )
         log.info("serving", port=port, metrics_port=probe.port)
         background.start(
             _sweep(parts.limiter, metrics, shutdown, every_s=settings.lease_s / _SWEEPS_PER_LEASE)

@@ -299,7 +299,7 @@ class PolicyServicer(policy_pb2_grpc.PolicyServiceServicer):
     async def admit_call(self, scope: str, context: CallContext) -> Holder | Service:
         """Let a call of policy's own pass, by its context alone: as an `Admit` of the interceptor."""
         if scope == SERVICE:
-            self._parts.service_keys.check(context.service_key)
+            self._parts.service_keys.check(context.service_key, certificate=context.certificate)
             return Service()
         return await self._admit(context.require_credential(), Ask(Scope(scope)))
 

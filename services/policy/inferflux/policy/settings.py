@@ -10,7 +10,7 @@ from pydantic_settings import SettingsConfigDict
 from inferflux.common.api_key import is_well_formed
 from inferflux.common.audit.settings import AuditSettings
 from inferflux.common.priority import HIGHEST, LOWEST
-from inferflux.common.settings import ListenAddress, SubjectToken, setting
+from inferflux.common.settings import ListenAddress, SubjectToken, listed, setting
 
 from .keys import OWN_TENANT
 
@@ -33,6 +33,12 @@ class PolicySettings(AuditSettings):
         SecretStr(""),
         "an admin key of the tenant `default` to write at the start; empty: "
         "[one is generated](policy.md#the-first-key) if the store has none",
+    )
+    service_names: str = setting(
+        "gateway",
+        "with `INFERFLUX_TLS_CLIENT_CA`: the common names of certificates, comma-separated, whose holders "
+        "[are services](policy.md#services) without a service key; empty: none",
+        expert=True,
     )
     store_timeout_s: float = setting(
         0.5, "longest wait for Redis before a call is refused", gt=0, le=10, expert=True
@@ -69,3 +75,8 @@ class PolicySettings(AuditSettings):
         "their own tenant alone; any other name, those of all keys with that name: see "
         "[cache scope](policy.md#cache-scope)",
     )
+
+    @property
+    def service_certificates(self) -> list[str]:
+        """Common names of certificates that prove a service: none without mutual TLS."""
+        return listed(self.service_names) if self.tls_client_ca is not None else []

@@ -187,10 +187,13 @@ async def serve(settings: SchedulerSettings, shutdown: Shutdown) -> None:
     tracer = OFF
     try:
         tracer = open_tracer(settings, "scheduler")
-        bus = await Bus.connect(settings.nats_url, name="scheduler", watches_writes=True)
+        bus = await Bus.connect(
+            settings.nats_url, name="scheduler", watches_writes=True, tls=settings.client_tls
+        )
         try:
             await bus.ensure_streams(settings.stream_limits)
-            async with contextlib.aclosing(store.connect(settings.redis_url)) as redis:
+            connected = store.connect(settings.redis_url, tls=settings.client_tls)
+            async with contextlib.aclosing(connected) as redis:
                 await Scheduler(settings, bus, redis, probe, SchedulerMetrics(), tracer).run(shutdown)
         except InferFluxError as error:
             log.error("leaving", reason=error.reason)

@@ -63,7 +63,7 @@ class Worker:
         self._bus = bus
         self._probe = probe
         self._state = WorkerState(settings.id, incarnation=uuid.uuid4().hex)
-        self._oath = Oath.of(settings.nats_url, settings.id, self._state.incarnation)
+        self._oath = Oath.of(settings.nats_url, settings.id, self._state.incarnation, settings.client_tls)
         self._events = WorkerEvents(bus, self._state)
         self._emitter = Emitter(bus, self._kept_chunks)
         metrics = WorkerMetrics()
@@ -238,10 +238,11 @@ async def serve(settings: WorkerSettings, shutdown: Shutdown) -> None:
     tracer = OFF
     try:
         tracer = open_tracer(settings, "worker")
-        bus = await Bus.connect(settings.nats_url, name=f"worker-{settings.id}")
+        bus = await Bus.connect(settings.nats_url, name=f"worker-{settings.id}", tls=settings.client_tls)
         try:
             await bus.ensure_streams(settings.stream_limits)
-            async with contextlib.aclosing(store.connect(settings.redis_url)) as redis:
+            connected = store.connect(settings.redis_url, tls=settings.client_tls)
+            async with contextlib.aclosing(connected) as redis:
                 await Worker(settings, file, bus, redis, probe, tracer).run(shutdown)
         finally:
             await bus.close()

@@ -21,11 +21,13 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
 
 from inferflux.common import subjects
 from inferflux.common.bus import Bus
 from inferflux.common.errors import InferFluxError
+from inferflux.common.tls import TlsFiles
 from inferflux.v1 import scheduler_pb2
 
 # To connect and publish; by then the worker's silence tells.
@@ -40,21 +42,24 @@ class Oath:
     nats_url: str
     worker_id: str
     event: bytes
+    tls: TlsFiles = field(default_factory=TlsFiles)
 
     @classmethod
-    def of(cls, nats_url: str, worker_id: str, incarnation: str) -> Oath:
+    def of(cls, nats_url: str, worker_id: str, incarnation: str, tls: TlsFiles) -> Oath:
         event = scheduler_pb2.WorkerEvent(worker_id=worker_id, incarnation=incarnation)
         event.worker_died.SetInParent()
-        return cls(nats_url, worker_id, event.SerializeToString())
+        return cls(nats_url, worker_id, event.SerializeToString(), tls)
 
     def to_line(self) -> bytes:
         fields = asdict(self) | {"event": base64.b64encode(self.event).decode()}
-        return json.dumps(fields).encode() + b"\n"
+        return json.dumps(fields, default=str).encode() + b"\n"
 
     @classmethod
     def from_line(cls, line: bytes) -> Oath:
         fields = json.loads(line)
-        return cls(fields["nats_url"], fields["worker_id"], base64.b64decode(fields["event"]))
+        cert, key, ca = (fields["tls"][name] and Path(fields["tls"][name]) for name in ("cert", "key", "ca"))
+        tls = TlsFiles(cert, key, ca, variable=fields["tls"]["variable"])
+        return cls(fields["nats_url"], fields["worker_id"], base64.b64decode(fields["event"]), tls)
 
 
 @contextlib.contextmanager
@@ -97,7 +102,7 @@ def main(fd: int) -> int:
 
 async def _publish(oath: Oath) -> None:
     name = f"witness-{oath.worker_id}"
-    bus = await Bus.connect(oath.nats_url, name=name, connect_timeout_s=_LIMIT_S)
+    bus = await Bus.connect(oath.nats_url, name=name, connect_timeout_s=_LIMIT_S, tls=oath.tls)
     try:
         await bus.publish(subjects.SCHEDULER_EVENTS, oath.event)
         await bus.flush()

@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 import nats.errors
 
 from inferflux.common import logs, metrics, subjects
+from inferflux.common.bad_messages import LogThrottle
 from inferflux.common.bus import jetstream, queueing
 from inferflux.common.bus.addresses import parse_servers, without_password
 from inferflux.common.bus.client import Client
@@ -28,6 +29,7 @@ from inferflux.common.bus.serving import (
 from inferflux.common.bus.token_stream import TokenSubscription
 from inferflux.common.errors import InferFluxError, Unavailable, from_code
 from inferflux.common.stream_limits import StreamLimits
+from inferflux.common.tls import TlsFiles
 
 log = logs.get()
 
@@ -45,9 +47,9 @@ class Bus:
     Make one with `Bus.connect`, or, without a server, with `inferflux.common.bus.memory.MemoryNats`.
     """
 
-    def __init__(self, client: Client, *, watches_writes: bool = False) -> None:
+    def __init__(self, client: Client, *, watches_writes: bool = False, inbox_prefix: str = "_INBOX") -> None:
         self._client = client
-        self._link = Link(self._client)
+        self._link = Link(self._client, inbox_prefix=inbox_prefix)
         self._healer = Healer(self._link, watches_writes=watches_writes)
         self._bucket = ObjectBucket(self._link, subjects.TOKENIZERS_BUCKET)
         self._on_loss: list[Callable[[], None]] = []
@@ -56,25 +58,37 @@ class Bus:
         self._connected = asyncio.Event()
         self._is_closing = False
         self._last_error: Exception | None = None
+        # That a server does not know this user. It closes the connection, which may be the last error.
+        self._refusal: Exception | None = None
+        self._throttle = LogThrottle()
         # The servers, until the log said that they are away.
         self._awaited = ""
 
     @classmethod
     async def connect(
-        cls, url: str, *, name: str, watches_writes: bool = False, connect_timeout_s: float = 5.0
+        cls,
+        url: str,
+        *,
+        name: str,
+        watches_writes: bool = False,
+        connect_timeout_s: float = 5.0,
+        tls: TlsFiles | None = None,
     ) -> Bus:
         """Connect to one of the comma-separated `url`s as `name`.
 
         Args:
+            tls: how to speak it with servers at a URL of `tls://`, and with those that ask for it.
             watches_writes: whether to find out once a second if JetStream writes, for `write_problem`.
 
         Raises:
             Unavailable: none could be connected to in `connect_timeout_s` seconds.
-            InvalidArgument: `url` is not one.
+            InvalidArgument: `url` is not one, or a file of `tls` cannot be used.
         """
         servers = parse_servers(url)
-        client = NatsClient()
-        bus = cls(client, watches_writes=watches_writes)
+        client = NatsClient(tls or TlsFiles())
+        if any(server.startswith("tls://") for server in servers):
+            client.read_certificates()
+        bus = cls(client, watches_writes=watches_writes, inbox_prefix=subjects.inbox_prefix(servers))
         bus._awaited = without_password(url)
         try:
             async with asyncio.timeout(connect_timeout_s):
@@ -88,7 +102,8 @@ class Bus:
         except TimeoutError:
             await bus._abandon()
             message = f"cannot connect to NATS at {without_password(url)} (INFERFLUX_NATS_URL)"
-            reason = f": {bus._last_error}" if bus._last_error is not None else ""
+            error = bus._refusal or bus._last_error
+            reason = f": {error}" if error is not None else ""
             raise Unavailable(message + reason, reason="NATS_UNAVAILABLE") from None
         bus.begin()
         return bus
@@ -204,11 +219,14 @@ class Bus:
     async def ensure_streams(self, limits: StreamLimits) -> None:
         """Make the streams and the buckets, or change them to `limits`; and again when they are gone.
 
+        A user of NATS who may not make streams waits until a scheduler has made them.
+
         Raises:
-            Unavailable, DeadlineExceeded: JetStream does not answer.
+            Unavailable, DeadlineExceeded: JetStream does not answer, or no scheduler made the
+                streams in time.
             Internal: a stream of this name exists and cannot be changed to ours.
         """
-        await jetstream.ensure_streams(self._link, limits)
+        await jetstream.until_streams(self._link, limits)
         self._healer.limits = limits
 
     async def enqueue(
@@ -322,6 +340,13 @@ class Bus:
 
     def on_client_error(self, error: Exception) -> None:
         self._last_error = error
+        if "authorization violation" in str(error).lower():
+            self._refusal = error
+        is_of_a_request = self._link.end_refused(str(error))
+        if "permissions violation" in str(error) and not is_of_a_request:
+            unlogged = self._throttle.unlogged("permissions")
+            if unlogged is not None:
+                log.warning("NATS does not let this user", error=str(error), unlogged=unlogged)
         if self._awaited and not self._healer.has_begun:
             log.warning("cannot connect to NATS yet", url=self._awaited, error=str(error))
             self._awaited = ""

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable
 
-from inferflux.common import logs, metrics
+from inferflux.common import logs, metrics, subjects
 from inferflux.common.bus import jetstream
 from inferflux.common.bus.jobs import JobConsumer
 from inferflux.common.bus.link import STORE_UNAVAILABLE, Link
@@ -47,7 +47,7 @@ class Healer:
 
     def begin(self) -> None:
         """The connection is there."""
-        self._link.client.tap(jetstream.ANY_STREAM_DELETED, self._on_deleted)
+        self._link.client.tap(subjects.ANY_STREAM_DELETED, self._on_deleted)
         self._task = asyncio.get_running_loop().create_task(self._run(), name="bus healer")
 
     @property

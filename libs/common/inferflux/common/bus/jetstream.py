@@ -7,8 +7,8 @@ import json
 from typing import Any
 
 from inferflux.common import subjects
-from inferflux.common.bus.link import ApiError, Link, Reply
-from inferflux.common.errors import DeadlineExceeded, Unavailable
+from inferflux.common.bus.link import NATS_FORBIDDEN, ApiError, Link, Reply
+from inferflux.common.errors import DeadlineExceeded, Internal, Unavailable
 from inferflux.common.stream_limits import StreamLimits
 
 NANOSECONDS = 1_000_000_000
@@ -23,17 +23,21 @@ STREAM_NAME_IN_USE = 10058
 STREAM_NOT_FOUND = 10059
 WRONG_LAST_SEQUENCE = 10071
 STREAM_STORE_FAILED = 10077
+# The reason of an error: a stream is not there, and this user may not make it.
+STREAM_MISSING = "STREAM_MISSING"
 # What a purge fails with when the store has a write error.
 STREAM_FAILED = 10051
 
-# JetStream publishes to it, with the stream's name in place of the star, when a stream was deleted.
-_DELETED = "$JS.EVENT.ADVISORY.STREAM.DELETED."
-ANY_STREAM_DELETED = f"{_DELETED}*"
+_DELETED = subjects.ANY_STREAM_DELETED.removesuffix("*")
 
 # Header of a message to store: JetStream drops a second one of the same id.
 MESSAGE_ID = "Nats-Msg-Id"
 # Header of a message that was read: its place in the stream.
 SEQUENCE = "Nats-Sequence"
+
+# How long a process that may not make streams waits for the one that does, at its start.
+_STREAMS_WAIT_S = 20.0
+_STREAMS_RETRY_S = 0.2
 
 _END_OF_BATCH = 204
 _NO_MESSAGES = 404
@@ -69,7 +73,7 @@ def stream_configs(limits: StreamLimits) -> list[dict[str, Any]]:
             "allow_direct": True,
         },
         {
-            "name": object_stream(bucket),
+            "name": subjects.TOKENIZERS_STREAM,
             "subjects": [f"$O.{bucket}.C.>", f"$O.{bucket}.M.>"],
             "storage": "file",
             "discard": "new",
@@ -77,7 +81,7 @@ def stream_configs(limits: StreamLimits) -> list[dict[str, Any]]:
             "allow_direct": True,
         },
         {
-            "name": key_value_stream(subjects.SCHEDULERS_BUCKET),
+            "name": subjects.SCHEDULERS_STREAM,
             "subjects": [f"$KV.{subjects.SCHEDULERS_BUCKET}.>"],
             "storage": "file",
             "discard": "new",
@@ -97,9 +101,6 @@ def object_stream(bucket: str) -> str:
     return f"OBJ_{bucket}"
 
 
-STREAMS = tuple(str(config["name"]) for config in stream_configs(StreamLimits()))
-
-
 def deleted_advisory(stream: str) -> str:
     """What JetStream publishes to when the stream was deleted."""
     return _DELETED + stream
@@ -107,27 +108,59 @@ def deleted_advisory(stream: str) -> str:
 
 def is_ours(deleted: str) -> bool:
     """Whether an advisory of a deleted stream, by its subject, is about one of ours."""
-    return deleted.removeprefix(_DELETED) in STREAMS
+    return deleted.removeprefix(_DELETED) in subjects.STREAMS
 
 
 async def ensure_streams(link: Link, limits: StreamLimits) -> None:
-    """Create what is missing, change what differs.
+    """Create what is missing, change what differs; only look where this user may do neither.
 
     Raises:
-        Unavailable, DeadlineExceeded: JetStream does not answer, or cannot write.
+        Unavailable, DeadlineExceeded: JetStream does not answer, or cannot write; or another user has to
+            make a stream (STREAM_MISSING).
         Internal: a stream exists that cannot be changed to ours.
     """
     for config in stream_configs(limits):
         name = config["name"]
-        try:
+        if link.makes_streams:
             try:
-                await link.api(f"STREAM.CREATE.{name}", config)
-            except ApiError as error:
-                if error.err_code != STREAM_NAME_IN_USE:
+                await _make_stream(link, name, config)
+            except Internal as error:
+                if error.reason != NATS_FORBIDDEN:
                     raise
-                await link.api(f"STREAM.UPDATE.{name}", config)
+                link.makes_streams = False
+        if not link.makes_streams and not await exists(link, name):
+            raise Unavailable(f"no scheduler has made the stream {name} yet", reason=STREAM_MISSING)
+
+
+async def until_streams(link: Link, limits: StreamLimits) -> None:
+    """As `ensure_streams`, with some patience for a scheduler that has to make them.
+
+    Raises:
+        Unavailable, DeadlineExceeded, Internal: as `ensure_streams`.
+    """
+    loop = asyncio.get_running_loop()
+    deadline_s = loop.time() + _STREAMS_WAIT_S
+    while True:
+        try:
+            await ensure_streams(link, limits)
+        except Unavailable as error:
+            if error.reason != STREAM_MISSING or loop.time() > deadline_s:
+                raise
+            await asyncio.sleep(_STREAMS_RETRY_S)
+        else:
+            return
+
+
+async def _make_stream(link: Link, name: str, config: dict[str, Any]) -> None:
+    try:
+        try:
+            await link.api(f"STREAM.CREATE.{name}", config)
         except ApiError as error:
-            raise error.to_error() from error
+            if error.err_code != STREAM_NAME_IN_USE:
+                raise
+            await link.api(f"STREAM.UPDATE.{name}", config)
+    except ApiError as error:
+        raise error.to_error() from error
 
 
 async def exists(link: Link, stream: str) -> bool:
@@ -148,7 +181,7 @@ async def exists(link: Link, stream: str) -> bool:
 # A subject of every stream that has to be written to. No model and no key has it.
 _PROBES = {
     subjects.JOBS_STREAM: subjects.JOBS_PROBE,
-    key_value_stream(subjects.SCHEDULERS_BUCKET): f"$KV.{subjects.SCHEDULERS_BUCKET}.probe",
+    subjects.SCHEDULERS_STREAM: subjects.SCHEDULERS_PROBE,
 }
 
 
@@ -278,7 +311,8 @@ async def _read_batch(link: Link, stream: str, subject: str, sequence: int) -> _
     if not link.is_connected:
         raise Unavailable("not connected to NATS", reason="NOT_CONNECTED")
     batch = _Batch()
-    inbox, close = link.open_inbox(batch.on_reply)
+    asked = f"$JS.API.DIRECT.GET.{stream}"
+    inbox, close = link.open_inbox(asked, batch.on_reply)
     body = {
         "seq": sequence,
         "next_by_subj": subject,
@@ -286,7 +320,7 @@ async def _read_batch(link: Link, stream: str, subject: str, sequence: int) -> _
         "max_bytes": _BATCH_BYTES,
     }
     try:
-        link.send(f"$JS.API.DIRECT.GET.{stream}", json.dumps(body).encode(), inbox)
+        link.send(asked, json.dumps(body).encode(), inbox)
         while not batch.is_over:
             batch.progress.clear()
             async with asyncio.timeout(_BATCH_SILENCE_S):

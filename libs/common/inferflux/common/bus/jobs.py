@@ -120,7 +120,7 @@ class JobConsumer:
         self._ack_wait_s = ack_wait_s
         self._max_outstanding = max_outstanding
         self._batch = min(_BATCH, max_outstanding)
-        self._inbox = f"_INBOX.{secrets.token_hex(11)}"
+        self._inbox = f"{link.inbox_prefix}.{secrets.token_hex(11)}"
         self._confirmations = f"{self._inbox}.ack"
         self._confirmations_prefix = self._confirmations.encode()
         self._owner = secrets.token_hex(8)

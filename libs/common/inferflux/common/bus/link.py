@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
+import re
 import secrets
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
@@ -32,6 +33,12 @@ _UNAVAILABLE = 503
 STORE_UNAVAILABLE = "STORE_UNAVAILABLE"
 # The status of a reply that cannot come any more: the connection broke.
 LOST = 599
+# That of a request that NATS did not let this user make.
+_REFUSED = 598
+# The reason of an error for that.
+NATS_FORBIDDEN = "NATS_FORBIDDEN"
+# How nats-server names the subject, which nats-py has put into small letters.
+_FORBIDDEN_SUBJECT = re.compile(r"permissions violation for publish to \"([^\"]+)\"")
 
 
 class Reply(NamedTuple):
@@ -63,13 +70,22 @@ class ApiError(Exception):
 
 
 class Link:
-    """Sends, and matches replies to requests through one wildcard inbox."""
+    """Sends, and matches replies to requests through one wildcard inbox.
 
-    def __init__(self, client: Client) -> None:
+    Attributes:
+        inbox_prefix: of every subject that replies to this client come in on.
+        makes_streams: False once NATS has not let this user make streams.
+    """
+
+    def __init__(self, client: Client, *, inbox_prefix: str = "_INBOX") -> None:
         self.client = client
-        self._inbox = f"_INBOX.{secrets.token_hex(11)}."
+        self.inbox_prefix = inbox_prefix
+        self.makes_streams = True
+        self._inbox = f"{inbox_prefix}.{secrets.token_hex(11)}."
         self._tokens = itertools.count()
         self._open: dict[bytes, Callable[[Reply], None]] = {}
+        # The subjects of the requests that are open.
+        self._asked: dict[bytes, str] = {}
         self._is_stalled = False
 
     def listen(self) -> None:
@@ -136,6 +152,7 @@ class Link:
             Unavailable: certainly not delivered: NOT_CONNECTED, or NO_RESPONDERS without a subscriber.
             DeadlineExceeded: no reply in time (BUS_TIMEOUT) or the connection broke (CONNECTION_LOST);
                 it may have been acted on.
+            Internal: NATS does not let this user publish there (NATS_FORBIDDEN).
         """
         if not self.is_connected:
             raise Unavailable("not connected to NATS", reason="NOT_CONNECTED")
@@ -145,7 +162,7 @@ class Link:
             if not answered.done():
                 answered.set_result(reply)
 
-        inbox, close = self.open_inbox(on_reply)
+        inbox, close = self.open_inbox(subject, on_reply)
         try:
             self.send(subject, payload, inbox, headers)
             async with asyncio.timeout(timeout_s):
@@ -158,17 +175,21 @@ class Link:
         if reply.status == LOST:
             message = f"the connection to NATS broke while {subject} was asked"
             raise DeadlineExceeded(message, reason="CONNECTION_LOST")
+        if reply.status == _REFUSED:
+            raise Internal(f"NATS does not let this user publish to {subject}", reason=NATS_FORBIDDEN)
         if reply.status == 503 and not reply.data:
             raise Unavailable(f"no subscriber answers on {subject}", reason="NO_RESPONDERS")
         return reply
 
-    def open_inbox(self, on_reply: Callable[[Reply], None]) -> tuple[str, Callable[[], None]]:
-        """A reply subject, and the function that closes it."""
+    def open_inbox(self, subject: str, on_reply: Callable[[Reply], None]) -> tuple[str, Callable[[], None]]:
+        """A reply subject for what is asked on `subject`, and the function that closes it."""
         token = b"%x" % next(self._tokens)
         self._open[token] = on_reply
+        self._asked[token] = subject
 
         def close() -> None:
             self._open.pop(token, None)
+            self._asked.pop(token, None)
 
         return self._inbox + token.decode(), close
 
@@ -204,6 +225,14 @@ class Link:
         """The connection broke: tell everyone who waits for a reply."""
         for on_reply in list(self._open.values()):
             on_reply(Reply(LOST, {}, b""))
+
+    def end_refused(self, error: str) -> bool:
+        """End the requests that an error of the server's refuses. Returns whether there are any."""
+        found = _FORBIDDEN_SUBJECT.search(error)
+        refused = [t for t, subject in self._asked.items() if found and subject.lower() == found[1]]
+        for token in refused:
+            self._open[token](Reply(_REFUSED, {}, b""))
+        return bool(refused)
 
     def _on_reply(self, subject: bytes, _reply: bytes, data: bytes, headers: bytes | None) -> None:
         on_reply = self._open.get(subject[len(self._inbox) :])

@@ -13,6 +13,7 @@ What is changed in nats-py 2.16, and why:
   always means a reconnect.
 - An error line of the server's ("slow consumer", "maximum connections exceeded") closed the client for
   good; now it reconnects.
+- A server at a URL of `tls://` that did not offer TLS was talked to in plain text.
 - Leaving a half-open connection waited for its unsent bytes to be written first; now it is aborted.
 """
 
@@ -20,12 +21,15 @@ from __future__ import annotations
 
 import asyncio
 import re
+import ssl
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import nats.aio.client
 import nats.errors
 
 from inferflux.common.bus.client import OUTBOUND_LIMIT_BYTES, OnMessage, OutboundFullError, TooLargeError
+from inferflux.common.tls import ClientTls, TlsFiles
 
 _RECONNECT_WAIT_S = 0.25
 _CONNECT_TIMEOUT_S = 2
@@ -66,6 +70,25 @@ class Tap:
 
 class NatsClient(nats.aio.client.Client):  # type: ignore[misc]
     """One connection that is made again for ever."""
+
+    def __init__(self, tls: TlsFiles) -> None:
+        super().__init__()
+        self._tls_files = tls
+        self._tls: ClientTls | None = None
+
+    def read_certificates(self) -> ClientTls:
+        """Read them before they are needed, or again where they were renewed.
+
+        Raises:
+            InvalidArgument: a file cannot be used.
+        """
+        self._tls = self._tls or ClientTls(self._tls_files)
+        return self._tls
+
+    @property
+    def ssl_context(self) -> ssl.SSLContext:
+        """nats-py asks for it at every connection that is encrypted."""
+        return self.read_certificates().context()
 
     async def open(
         self,
@@ -174,6 +197,13 @@ class NatsClient(nats.aio.client.Client):  # type: ignore[misc]
         tap = self._subs.get(sid)
         if tap is not None:
             tap.on_message(subject, reply, data, headers)
+
+    async def _process_info(self, info: dict[str, Any], initial_connection: bool = False) -> None:
+        wants_tls = self._current_server.uri.scheme == "tls"
+        if initial_connection and wants_tls and not info.get("tls_required"):
+            # nats-py would send the password in plain text.
+            raise nats.errors.Error("the server does not speak TLS, which its URL asks for")
+        await super()._process_info(info, initial_connection)
 
     async def _process_err(self, err_msg: str) -> None:
         error = nats.errors.Error(f"nats: {err_msg}")

@@ -21,6 +21,8 @@ ERROR_CODE_HEADER = "Nats-Service-Error-Code"
 ERROR_REASON_HEADER = "Inferflux-Error-Reason"
 
 _MAX_WAITING = 65_536
+# Where replies go. A sender that named another subject would have its receiver publish what itself may not.
+_INBOXES = "_INBOX"
 
 _bad = BadMessages(metrics.BUS_BAD_MESSAGES)
 
@@ -91,7 +93,7 @@ class Subscription:
             metrics.BUS_MESSAGES_LOST.labels(subscription="served").inc()
             return
         reply_to = decode_subject(reply) if reply else ""
-        if reply_to is None:
+        if reply_to is None or (reply_to and not reply_to.startswith(_INBOXES)):
             _bad.note("reply_subject", f"no subject: {reply[:100]!r}", subject=self.subject)
             return
         self._waiting.append(Message(self._sender, subject, reply_to, data, headers))

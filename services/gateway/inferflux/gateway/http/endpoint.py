@@ -107,7 +107,7 @@ class Endpoint:
         write_call(self._edge.trail, exchange.context, f"{scope['method']} {self._path}", error=error)
         status = _GONE if exchange.is_gone else exchange.status
         self._edge.counts.http_requests.labels(self._path, str(status)).inc()
-        log.debug("served an HTTP call", path=self._path, status=status)
+        log.debug("served an HTTP call", path=self._path, status=status, client=exchange.client)
 
     async def _serve(self, exchange: Exchange, method: str) -> None:
         context = exchange.begin()

@@ -49,7 +49,7 @@ class Exchange:
         self.failure: Callable[[InferFluxError], bytes] = lambda _: b""
         self._given = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in scope["headers"]]
         self._transport: asyncio.Transport | None = scope.get("inferflux.transport")
-        self._client = scope.get("client")
+        self._client: tuple[str, int] | None = scope.get("client")
         self._receive = receive
         self._send = send
         self._send_limit_s = send_limit_s
@@ -67,6 +67,11 @@ class Exchange:
         self.context = call_context(self._given, remaining_s=None)
         self.headers[REQUEST_ID] = self.context.request_id
         return self.context
+
+    @property
+    def client(self) -> str:
+        """The client's address, as the connection or a trusted proxy says it."""
+        return self._client[0] if self._client else ""
 
     @property
     def owner(self) -> tuple[str, str]:

@@ -6,7 +6,8 @@ import asyncio
 import contextlib
 import logging
 import socket
-from collections.abc import Generator
+import ssl
+from collections.abc import Generator, Sequence
 from typing import Any, cast
 
 import uvicorn
@@ -15,6 +16,7 @@ from starlette.types import ASGIApp
 from inferflux.common.address import split
 from inferflux.common.errors import Unavailable
 from inferflux.common.tasks import cancel_all
+from inferflux.common.tls import ServerTls
 
 from .protocol import Connections, protocol_factory
 from .websocket import MAX_MESSAGE_BYTES
@@ -23,20 +25,59 @@ from .websocket_protocol import BoundedWebSocketProtocol
 _BACKLOG = 1024
 # An idle connection stays open for longer than a proxy keeps it, so that the proxy closes it first.
 _KEEP_ALIVE_S = 75
+# gRPC's servers give it as long.
+_HANDSHAKE_LIMIT_S = 5.0
 
 
 class _Uvicorn(uvicorn.Server):
-    """Leaves signals to the process."""
+    """Leaves signals to the process, and no connection without a handshake for longer than a moment.
+
+    Attributes:
+        tls: how it speaks TLS; None: plain text.
+    """
+
+    tls: ssl.SSLContext | None = None
 
     @contextlib.contextmanager
     def capture_signals(self) -> Generator[None, None, None]:
         yield
 
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        if self.tls is None or sockets is None:
+            await super().startup(sockets)
+            return
+        await super().startup([])
+        loop = asyncio.get_running_loop()
+        make: Any = self.config.http_protocol_class
+
+        def protocol() -> asyncio.Protocol:
+            made: asyncio.Protocol = make(
+                config=self.config, server_state=self.server_state, app_state=self.lifespan.state, _loop=loop
+            )
+            return made
+
+        for bound in sockets:
+            server = await loop.create_server(
+                protocol,
+                sock=bound,
+                ssl=self.tls,
+                backlog=_BACKLOG,
+                ssl_handshake_timeout=_HANDSHAKE_LIMIT_S,
+                ssl_shutdown_timeout=_HANDSHAKE_LIMIT_S,
+            )
+            self.servers.append(server)
+
 
 class HttpServer:
-    """Serves an ASGI application. Use: `start`, and `stop` in the end."""
+    """Serves an ASGI application. Use: `start`, and `stop` in the end.
 
-    def __init__(self, app: ASGIApp, connections: Connections | None = None) -> None:
+    Args:
+        trusted_proxies: addresses and networks whose forwarded headers say who calls.
+    """
+
+    def __init__(
+        self, app: ASGIApp, connections: Connections | None = None, *, trusted_proxies: Sequence[str] = ()
+    ) -> None:
         self.connections = connections or Connections()
         config = uvicorn.Config(
             cast("Any", app),
@@ -50,7 +91,8 @@ class HttpServer:
             log_config=None,
             access_log=False,
             server_header=False,
-            proxy_headers=False,
+            proxy_headers=bool(trusted_proxies),
+            forwarded_allow_ips=list(trusted_proxies),
             backlog=_BACKLOG,
             timeout_keep_alive=_KEEP_ALIVE_S,
         )
@@ -61,14 +103,15 @@ class HttpServer:
         # 0 until it serves.
         self.port = 0
 
-    async def start(self, listen: str, *, variable: str) -> None:
-        """Bind and serve.
+    async def start(self, listen: str, *, variable: str, tls: ServerTls | None = None) -> None:
+        """Bind and serve, over TLS if there is `tls`.
 
         Raises:
             Unavailable: the address cannot be bound; names it and `variable`.
         """
         bound = _bind(listen, variable)
         self.port = int(bound.getsockname()[1])
+        self._server.tls = None if tls is None else tls.context()
         self._serving = asyncio.create_task(self._server.serve(sockets=[bound]))
 
     async def stop(self, grace_s: float) -> None:

@@ -1,0 +1,101 @@
+"""`inferctl admin nats-user`: who may read a tenant's tokens straight from NATS."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import secrets
+import signal
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+from urllib.parse import urlsplit
+
+import typer
+
+from inferflux.common import nats_users
+from inferflux.common.subjects import is_safe_token
+from inferflux.common.tls import TlsFiles
+
+from .cert_files import files_of
+from .command import StateDirectory, state_path
+from .errors import CommandError
+from .state_dir import FIRST_TENANT, StackState, StateDir
+
+_RELOAD_LIMIT_S = 10.0
+_PAUSE_S = 0.05
+
+
+def nats_user(
+    tenant: Annotated[str, typer.Argument(help="Whose tokens the user may read, and nothing else.")],
+    remove: Annotated[bool, typer.Option("--remove", help="Take the user from the local stack.")] = False,
+    config: Annotated[
+        bool, typer.Option("--config", help="Print the user for the configuration of your own nats-server.")
+    ] = False,
+    state_dir: StateDirectory = None,
+) -> None:
+    """Make a user of NATS who reads one tenant's tokens; print the address with its password."""
+    if not is_safe_token(tenant):
+        raise typer.BadParameter("a tenant is 1-64 of A-Z a-z 0-9 _ -")
+    user = nats_users.observer(tenant)
+    if config:
+        password = secrets.token_urlsafe(24)
+        sys.stdout.write(nats_users.users_config([user], {user.name: password}))
+        return
+    directory = StateDir(state_path(state_dir))
+    stack = directory.running()
+    if stack is None:
+        raise CommandError(
+            "no InferFlux runs here: --config prints the user for a nats-server of your own, "
+            "and --state-dir names a stack that has its own"
+        )
+    if remove:
+        if tenant == FIRST_TENANT:
+            raise CommandError(f"the user of the tenant {tenant} is part of every stack")
+        with directory.changing_access():
+            directory.forget_password("nats", user.name)
+            _reload(directory, stack)
+        sys.stdout.write(f"{user.name} may connect no more\n")
+        return
+    with directory.changing_access():
+        password = directory.passwords("nats", [user.name])[user.name]
+        _reload(directory, stack)
+    parts = urlsplit(stack.tokens_url)
+    url = f"{parts.scheme}://{user.name}:{password}@{parts.hostname}:{parts.port}"
+    asyncio.run(_until_accepted(url, stack.tls_ca))
+    sys.stdout.write(f"{url}\n")
+
+
+def _reload(directory: StateDir, stack: StackState) -> None:
+    """Have the running nats-server read its users again."""
+    from .stack.access import grant
+
+    workers = [name for name in stack.processes if name.startswith("worker-")]
+    grant(directory, workers)
+    os.kill(stack.processes["nats"], signal.SIGHUP)
+
+
+async def _until_accepted(url: str, tls_ca: str) -> None:
+    """Return when nats-server takes the user: it reads its users again in its own time."""
+    import nats
+    import nats.errors
+
+    options: dict[str, Any] = {"allow_reconnect": False, "connect_timeout": 2, "error_cb": _ignore}
+    if tls_ca:
+        options["tls"] = TlsFiles(*files_of(Path(tls_ca).parent, "client"), Path(tls_ca)).client_context()
+    try:
+        async with asyncio.timeout(_RELOAD_LIMIT_S):
+            while True:
+                client = nats.NATS()
+                with contextlib.suppress(nats.errors.Error, OSError):
+                    await client.connect(url, **options)
+                    await client.close()
+                    return
+                await asyncio.sleep(_PAUSE_S)
+    except TimeoutError:
+        raise CommandError("nats-server did not take the user: its log says why") from None
+
+
+async def _ignore(_error: Exception) -> None:
+    """What does not connect is tried again."""

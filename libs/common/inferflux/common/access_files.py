@@ -1,0 +1,91 @@
+"""`python -m inferflux.common.access_files DIR`: users, passwords and keys for containers.
+
+A folder for each kind of container, with what that one needs and no more:
+
+    nats/        users.conf, <user>.password of those who read tokens, and passwords.json, with all of NATS
+    valkey/      users.acl, health.password, and passwords.json
+    <service>/   nats.url and redis.url, for INFERFLUX_NATS_URL_FILE and INFERFLUX_REDIS_URL_FILE;
+    policy/ and gateway/   service.key, with which gateways prove themselves to policy
+
+What is there stays: passwords are made once. So it may run before every start.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import secrets
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from inferflux.common import nats_users, redis_users
+from inferflux.common.private_files import write_private
+
+_OWNER = 0o400
+# valkey-server runs as another user; its container alone has this folder.
+_EVERYONE = 0o444
+
+
+def write_access(directory: Path, *, nats: str, redis: str, tenants: Iterable[str] = ()) -> None:
+    """Write every file.
+
+    Args:
+        nats: host:port of nats-server, and `redis` of valkey-server.
+        tenants: whose tokens a user of NATS shall be able to read, beside those that can be read.
+    """
+    users = [nats_users.gateway(), nats_users.scheduler(), nats_users.worker(), nats_users.operator()]
+    observers = [nats_users.observer_name(tenant) for tenant in tenants]
+    of_nats = _passwords(directory / "nats", [*(user.name for user in users), *observers], _OWNER)
+    known = (nats_users.tenant_of(name) for name in of_nats)
+    readers = [nats_users.observer(tenant) for tenant in known if tenant is not None]
+    for reader in readers:
+        write_private(directory / f"nats/{reader.name}.password", of_nats[reader.name], mode=_OWNER)
+    users += readers
+    write_private(directory / "nats/users.conf", nats_users.users_config(users, of_nats), mode=_OWNER)
+
+    of_redis = _passwords(directory / "valkey", redis_users.USERS, _EVERYONE)
+    acl = "\n".join(redis_users.acl(of_redis)) + "\n"
+    health = of_redis[redis_users.HEALTH]
+    write_private(directory / "valkey/users.acl", acl, mode=_EVERYONE)
+    write_private(directory / "valkey/health.password", health, mode=_EVERYONE)
+
+    for service in ("policy", "gateway", "scheduler", "worker"):
+        folder = directory / service
+        folder.mkdir(exist_ok=True)
+        url = f"redis://{service}:{of_redis[service]}@{redis}/0"
+        write_private(folder / "redis.url", url, mode=_OWNER)
+        if service in of_nats:
+            write_private(folder / "nats.url", f"nats://{service}:{of_nats[service]}@{nats}", mode=_OWNER)
+    key = _kept(directory / "policy/service.key")
+    write_private(directory / "gateway/service.key", key, mode=_OWNER)
+
+
+def _kept(path: Path) -> str:
+    """What a file holds: a new secret if there is no file."""
+    if not path.exists():
+        write_private(path, secrets.token_urlsafe(32), mode=_OWNER)
+    return path.read_text()
+
+
+def _passwords(folder: Path, users: Iterable[str], mode: int) -> Mapping[str, str]:
+    """Those kept in a folder, and a new one for each user without one."""
+    folder.mkdir(exist_ok=True)
+    path = folder / "passwords.json"
+    known: dict[str, str] = json.loads(path.read_text()) if path.exists() else {}
+    known |= {user: secrets.token_urlsafe(24) for user in users if user not in known}
+    write_private(path, json.dumps(known, indent=2) + "\n", mode=mode)
+    return known
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Make users and passwords of NATS and Redis.")
+    parser.add_argument("directory", type=Path, help="a folder for each kind of container is in it")
+    parser.add_argument("--nats", required=True, help="host:port of nats-server")
+    parser.add_argument("--redis", required=True, help="host:port of valkey-server")
+    parser.add_argument("--tenant", action="append", default=[], help="whose tokens a user of NATS may read")
+    given = parser.parse_args()
+    write_access(given.directory, nats=given.nats, redis=given.redis, tenants=given.tenant)
+
+
+if __name__ == "__main__":
+    main()
