@@ -1,7 +1,7 @@
 """Rules made ready for matching, and what they find in a text (pure).
 
-Blocked texts are found all at once by an automaton of Aho and Corasick, in time that grows with the text
-alone. Patterns are RE2's: it never goes back, so no pattern takes more than linear time.
+Blocked texts are found all at once, in time that grows with the text alone. Patterns are RE2's: it never goes
+back, so no pattern takes more than linear time.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-import ahocorasick
 import re2
 
 from inferflux.common.errors import InvalidArgument
 
 from .normal import fold_plain, folded, plain
 from .rules import RuleSet
+from .words import WordFinder
 
 # Of one pattern's program and the states that it keeps while it searches.
 _PATTERN_BYTES = 2 << 20
@@ -82,12 +82,9 @@ class CompiledRules:
         self.name = name
         self.patterns = [_compiled(text, f"{field}.patterns[{i}]") for i, text in enumerate(rules.patterns)]
         words = _words(rules)
-        self.longest = max(map(len, words), default=0)
-        """Characters of the longest blocked text, folded."""
         self.size = sum(map(len, words)) + sum(map(len, rules.patterns))
         """Characters of all rules, folded."""
-        self._first_characters = frozenset(word[0] for word in words)
-        self._automaton = _automaton(words)
+        self._finder = WordFinder(words)
 
     def check(self, text: str, n_tokens: int) -> Finding | None:
         """What a prompt breaks first; None if it may pass.
@@ -124,14 +121,7 @@ class CompiledRules:
         Args:
             before: the character before the text; "" at its beginning.
         """
-        if self._automaton is None:
-            return
-        data = _bytes(text)
-        # Characters and bytes up to the end of the last match.
-        end, end_byte = 0, 0
-        for last, found in self._automaton.iter(data):
-            end += _n_characters(data[end_byte : last + 1])
-            end_byte = last + 1
+        for end, found in self._finder.ends(text):
             for length, index, needs_begin, needs_end in found:
                 start = end - length
                 previous = text[start - 1] if start else before
@@ -140,12 +130,7 @@ class CompiledRules:
 
     def undecided(self, text: str) -> int:
         """Where the longest end of a folded text begins that a blocked one begins with; else its length."""
-        for start in range(max(0, len(text) - self.longest), len(text)):
-            if text[start] in self._first_characters:
-                data = _bytes(text[start:])
-                if self._automaton.longest_prefix(data) == len(data):
-                    return start
-        return len(text)
+        return self._finder.open_end(text)
 
 
 def check_all(sets: Iterable[CompiledRules], text: str, n_tokens: int) -> Finding | None:
@@ -188,26 +173,3 @@ def _words(rules: RuleSet) -> dict[str, list[_Way]]:
         needs_begin, needs_end = (entry.is_word and is_word(text[i]) for i in (0, -1))
         words.setdefault(text, []).append((len(text), index, needs_begin, needs_end))
     return words
-
-
-def _automaton(words: dict[str, list[_Way]]) -> Any:
-    """What finds all words at once; None without any."""
-    if not words:
-        return None
-    automaton = ahocorasick.Automaton()
-    for text, ways in words.items():
-        automaton.add_word(_bytes(text), ways)
-    automaton.make_automaton()
-    return automaton
-
-
-def _bytes(text: str) -> str:
-    """UTF-8, a character for each byte. The automaton looks at the children of a state one by one, and there
-    are scripts of thousands of letters.
-    """
-    return text if text.isascii() else text.encode().decode("latin-1")
-
-
-def _n_characters(data: str) -> int:
-    """Of what these bytes stand for."""
-    return len(data) if data.isascii() else len(data.encode("latin-1").decode())
