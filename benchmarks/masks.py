@@ -176,8 +176,15 @@ class _Timed:
         self._times_us.append((time.perf_counter() - began) * 1e6)
         return True
 
+    def forced(self) -> list[int]:
+        return []
+
     def accept(self, token: int) -> None:
         self._matcher.consume_token(token)
+
+    def look_ahead(self, token: int) -> None: ...
+
+    def look_back(self) -> None: ...
 
     def why_wrong(self, _answer: str) -> str:
         return ""

@@ -8,9 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import jsonschema_rs
+import numpy as np
 import pytest
 from harness.schemas import BOOL, INT, SMALL, arr, obj, text
 from harness.worker import batch_item
+from harness.worker_world import EagerBudget
 
 from inferflux.common.constraints.schema import normalised
 from inferflux.v1 import engine_pb2, generation_pb2, tokens_pb2, worker_pb2
@@ -40,6 +42,7 @@ class Served:
         self.tokens: dict[str, list[int]] = {}
         self.texts: dict[str, str] = {}
         self.ends: dict[str, tokens_pb2.TokenChunk] = {}
+        self.n_steps = 0
         self.engine = Engine(
             backend,
             worker_id="w",
@@ -67,6 +70,7 @@ class Served:
         if report is None:
             time.sleep(0.001)  # a constraint is being compiled
             return
+        self.n_steps += report.step.stats.decode_us > 0
         for emission in report.step.emissions:
             chunk = tokens_pb2.TokenChunk.FromString(emission.chunk)
             name = chunk.request_id
@@ -153,6 +157,63 @@ def test_grammars_choices_and_expressions_hold(
     served.run(*(asked(f"r{seed}", wanted, seed=seed, **RANDOM) for seed in range(6)))
     assert set(served.texts.values()) <= answers
     assert {reason(served, f"r{seed}") for seed in range(6)} == {"STOP"}
+
+
+FORCED = {
+    "names": constraint(json_schema=obj(a_long_first_name=BOOL, another_long_name=BOOL)),
+    "choice": constraint(choice=generation_pb2.ChoiceConstraint(texts=["the first answer", "no answer"])),
+    "regex": constraint(regex="[0-9]{2} and then nothing but this[a-z]{3}"),
+}
+
+
+@pytest.mark.parametrize("name", FORCED)
+@pytest.mark.parametrize("sampling", [{"temperature": 0.0}, RANDOM | {"seed": 3}], ids=["greedy", "random"])
+def test_tokens_without_a_choice_take_no_steps_of_their_own(
+    backend: Backend, name: str, sampling: dict[str, Any]
+) -> None:
+    steps: list[int] = []
+    said: list[tuple[list[int], str, str]] = []
+    for has_drafts in (False, True):
+        backend._main.clear()
+        served = Served(backend)
+        served.engine._drafting._budget = EagerBudget()  # type: ignore[assignment]
+        if not has_drafts:
+            served.engine._drafting._most_rows = 0
+        served.run(asked("a", FORCED[name], logprobs=2, **sampling))
+        steps.append(served.n_steps)
+        said.append((served.tokens["a"], served.texts["a"], reason(served, "a")))
+        timings = served.ends["a"].finished.timings
+        assert timings.draft_n == 0  # the request asked for no drafts
+    assert said[0] == said[1]
+    assert steps[1] < steps[0]
+
+
+def test_looking_ahead_leaves_a_constraint_as_it_was(backend: Backend) -> None:
+    """Also beyond its end, and beyond a token that cannot come."""
+    constraints = Constraints(backend.vocab)
+    one = constraints.begin(FORCED["choice"], [], now_s=time.monotonic())
+    while not one.settle(time.monotonic()):
+        time.sleep(0.001)
+    mask, again = (np.zeros(-(-backend.vocab.size // 32), np.int32) for _ in range(2))
+    n_forced = 0
+    while not one.is_over:
+        assert one.fill(mask)
+        forced = one.forced()
+        n_forced += bool(forced)
+        for token in forced:
+            assert one.fill(again)
+            assert np.unpackbits(again.view(np.uint8), bitorder="little").nonzero()[0].tolist() == [token]
+            one.look_ahead(token)
+        one.look_ahead(0)
+        assert not one.fill(again)
+        one.look_back()
+        assert one.fill(again)
+        assert (again == mask).all()
+        assert not one.error
+        one.accept(int(np.unpackbits(mask.view(np.uint8), bitorder="little").nonzero()[0][-1]))
+    assert n_forced
+    one.close()
+    constraints.close()
 
 
 def test_an_answer_that_max_tokens_cuts_says_length(served: Served) -> None:

@@ -33,6 +33,13 @@ class Allows:
 
     def accept(self, token: int) -> None: ...
 
+    def forced(self) -> list[int]:
+        return []
+
+    def look_ahead(self, token: int) -> None: ...
+
+    def look_back(self) -> None: ...
+
     def why_wrong(self, _answer: str) -> str:
         return ""
 
@@ -92,3 +99,30 @@ def test_where_nothing_may_follow_the_row_alone_is_bad() -> None:
     assert tokens[0] == BAD
     assert tokens[1] != BAD
     assert nothing.error
+
+
+class Counts(Allows):
+    """Allows the token after the last one."""
+
+    def __init__(self) -> None:
+        super().__init__({0})
+
+    def look_ahead(self, token: int) -> None:
+        self.allowed = {token + 1}
+
+    def look_back(self) -> None:
+        self.allowed = {0}
+
+
+def test_a_drafted_row_is_masked_by_what_follows_the_tokens_before_it() -> None:
+    logits = np.zeros((4, 40), np.float32)
+    one, other = Counts(), Counts()
+    rows = [
+        MaskedRow(0, one, is_read_after=False),
+        MaskedRow(1, one, is_read_after=False, drafted=7),
+        MaskedRow(2, one, is_read_after=False, drafted=8),
+        MaskedRow(3, other, is_read_after=False),
+    ]
+    with Masks().applied(logits, rows):
+        assert [np.flatnonzero(np.isfinite(row)).tolist() for row in logits] == [[0], [8], [9], [0]]
+    assert (one.allowed, other.allowed) == ({0}, {0})

@@ -45,8 +45,17 @@ class Constraint(Protocol):
     def fill(self, mask: Mask) -> bool:
         """Set the bits of the tokens that may come next; False if there are none, which sets `error`."""
 
+    def forced(self) -> list[int]:
+        """The next tokens, as far as it leaves no choice of them."""
+
     def accept(self, token: int) -> None:
         """`token` was generated."""
+
+    def look_ahead(self, token: int) -> None:
+        """Have `fill` answer for what follows `token` as well, until `look_back`. It then sets no `error`."""
+
+    def look_back(self) -> None:
+        """Forget the tokens that were looked beyond."""
 
     def why_wrong(self, answer: str) -> str:
         """Why a complete answer is not what was asked for; "" if it is."""
@@ -68,6 +77,9 @@ class CompiledConstraint:
         self._limit_s = limit_s
         self._compiled: Compiled | None = None
         self._matcher: LLMatcher | None = None
+        # Tokens that were looked beyond; whether nothing can follow them.
+        self._n_ahead = 0
+        self._is_beyond_end = False
         self.error = ""
 
     @property
@@ -97,13 +109,36 @@ class CompiledConstraint:
         matcher = self._matcher
         if matcher is None:
             raise RuntimeError("the constraint is not compiled yet")
+        if self._is_beyond_end:
+            return False
         if not matcher.is_error():
             matcher.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
+        error = ""
         if matcher.is_error():
-            self.error = why_failed(matcher)
+            error = why_failed(matcher)
         elif not mask.any():
-            self.error = "nothing may follow, and the answer is not complete"
-        return not self.error
+            error = "nothing may follow, and the answer is not complete"
+        if not self._n_ahead:
+            self.error = error
+        return not error
+
+    def forced(self) -> list[int]:
+        matcher = self._matcher
+        return [] if matcher is None or matcher.is_error() else matcher.compute_ff_tokens()
+
+    def look_ahead(self, token: int) -> None:
+        matcher = self._matcher
+        if matcher is None or self._is_beyond_end:
+            return
+        n = matcher.try_consume_tokens([token])
+        self._n_ahead += n
+        self._is_beyond_end = not n or matcher.is_stopped()
+
+    def look_back(self) -> None:
+        if self._matcher is not None and self._n_ahead:
+            self._matcher.rollback(self._n_ahead)
+        self._n_ahead = 0
+        self._is_beyond_end = False
 
     def accept(self, token: int) -> None:
         if self._matcher is not None and not self._matcher.consume_token(token):

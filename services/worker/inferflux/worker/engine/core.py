@@ -22,7 +22,7 @@ from .draft_model import DraftModel
 from .drafting import Drafting
 from .ledger_check import CheckTimes
 from .logprobs import Logprobs, log_probabilities
-from .masks import MaskedRow, Masks
+from .masks import Masks, masked_rows
 from .memory import Memory
 from .native import Backend
 from .plain_chunk import PlainChunk
@@ -189,8 +189,7 @@ class Engine:
         self._schedule(sequence, item.slot)
         if item.request.params.HasField("constraint"):
             self._constrain(sequence, item.request)
-        else:
-            self._drafting.begin(sequence, item.request.params.speculation)
+        self._drafting.begin(sequence, item.request.params.speculation)
 
     def _constrain(self, sequence: Sequence, request: scheduler_pb2.InferenceRequest) -> None:
         """Hold a sequence until its constraint is compiled."""
@@ -544,12 +543,7 @@ class Engine:
         if not rows:
             return
         samplers = [sampler for part in plan.parts for sampler in samplers_of(part)]
-        masked = [
-            MaskedRow(row, sequence.constraint, is_read_after=sequence.sampler.n_logprobs is not None)
-            for row, (sequence, _) in enumerate(rows)
-            if sequence.constraint is not None
-        ]
-        with self._masks.applied(logits, masked):
+        with self._masks.applied(logits, masked_rows(plan.parts)):
             tokens = choose_tokens(logits, samplers, [index for _, index in rows])
         if plan.n_drafted:
             drop_rejected(plan.parts, tokens)

@@ -20,7 +20,18 @@ from .context import DecodeError
 from .draft_model import DraftModel, Wanted
 from .planner import ScheduledTokens, StepPlan
 from .sequence import Sequence
-from .speculation import DRAFT, MOST_DRAFTED, NGRAM, Candidate, Course, Drafts, Learned, Tries, rows_of
+from .speculation import (
+    DRAFT,
+    FORCED,
+    MOST_DRAFTED,
+    NGRAM,
+    Candidate,
+    Course,
+    Drafts,
+    Learned,
+    Tries,
+    rows_of,
+)
 
 # Computing what a draft model lacks of a sequence may take this part of what drafts save if the answer is as
 # long as it may be: most are shorter.
@@ -38,6 +49,8 @@ _LIKELY = 0.5
 # Looking for drafts takes time as well. After a step without any, they are looked for again one step later
 # for this many sequences.
 _SEQUENCES_PER_STEP = 8
+# At which a token comes that the constraint leaves no choice of.
+_FORCED_RATES = (0.999,)
 
 
 class Drafting:
@@ -79,10 +92,13 @@ class Drafting:
         self._error = ""
 
     def begin(self, sequence: Sequence, asked: generation_pb2.Speculation.ValueType) -> None:
-        """Have tokens drafted for a new sequence, if its request asks for it and it is possible."""
-        source = asked or self._default
-        is_possible = source == NGRAM or (source == DRAFT and self._model is not None)
-        if self._most_rows and is_possible and sequence.constraint is None:
+        """Have tokens drafted for a new sequence, if its request asks for it and it is possible.
+
+        Under a constraint these are the tokens that it leaves no choice of, whatever was asked for.
+        """
+        source = FORCED if sequence.constraint is not None else asked or self._default
+        is_possible = source in (NGRAM, FORCED) or (source == DRAFT and self._model is not None)
+        if self._most_rows and is_possible:
             sequence.drafts = Drafts(source)
 
     def extend(self, plan: StepPlan, empty_cells: int) -> None:
@@ -194,6 +210,11 @@ class Drafting:
                 return None
             tokens = _before_end(drafts.index.draft(most), sequence.end_tokens)
             return Candidate(self._learned.of_lookup(drafts), len(tokens), tokens=tokens) if tokens else None
+        if drafts.source == FORCED:
+            most = min(sequence.n_draftable, MOST_DRAFTED)
+            forced = sequence.constraint.forced() if sequence.constraint is not None and most > 0 else []
+            tokens = _before_end(forced[:most], sequence.end_tokens)
+            return Candidate(_FORCED_RATES, len(tokens), tokens=tokens) if tokens else None
         model = self._model
         if model is None:
             return None
@@ -237,6 +258,9 @@ class Drafting:
         """
         sequence, drafts, n = part.sequence, part.sequence.drafts, part.n_drafted
         if drafts is None:
+            return
+        if drafts.source == FORCED:
+            self._taken += taken
             return
         if drafts.source == NGRAM:
             self._follow(sequence, drafts)

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
 
 from .constraints import Constraint, Mask
+from .planner import ScheduledTokens
 from .sampling import Logits
+from .verification import drafted_tokens
 
 # Of each byte of a mask, the largest logits its eight tokens may have.
 _CEILINGS = np.where(
@@ -23,11 +25,27 @@ class MaskedRow:
 
     Attributes:
         is_read_after: whether its logits are needed once the token is chosen.
+        drafted: the token before it, if that was drafted; None: its row is the first one of its constraint.
     """
 
     row: int
     constraint: Constraint
     is_read_after: bool
+    drafted: int | None = None
+
+
+def masked_rows(parts: Iterable[ScheduledTokens]) -> list[MaskedRow]:
+    """The rows of a step that have a constraint, of the parts one after the other."""
+    found: list[MaskedRow] = []
+    row = 0
+    for part in parts:
+        constraint = part.sequence.constraint
+        if constraint is not None and part.n_logits:
+            is_read_after = part.sequence.sampler.n_logprobs is not None
+            before = [None, *drafted_tokens(part)] if part.n_drafted else [None]
+            found += [MaskedRow(row + i, constraint, is_read_after, token) for i, token in enumerate(before)]
+        row += part.n_logits
+    return found
 
 
 class Masks:
@@ -49,7 +67,12 @@ class Masks:
             self._ceilings = np.empty((self._mask.nbytes, 8), np.float32)
         saved = [(of.row, logits[of.row].copy()) for of in rows if of.is_read_after]
         for of in rows:
+            if of.drafted is not None:
+                of.constraint.look_ahead(of.drafted)
             self._apply(logits[of.row], of.constraint)
+        for of in rows:
+            if of.drafted is not None:
+                of.constraint.look_back()
         yield
         for row, raw in saved:
             logits[row] = raw

@@ -22,6 +22,8 @@ from .ngram import NgramIndex
 OFF = generation_pb2.SPECULATION_OFF
 NGRAM = generation_pb2.SPECULATION_NGRAM
 DRAFT = generation_pb2.SPECULATION_DRAFT
+FORCED = generation_pb2.Speculation.ValueType(-1)
+"""What a constraint leaves no choice of. No request asks for it: it is not counted as drafted."""
 
 MOST_ROWS = 63
 """Rows of a step that verifies drafts. llama.cpp's attention computes more rows on a CPU in tiles, and adds
@@ -99,7 +101,7 @@ class Drafts:
     """What one sequence drafts.
 
     Attributes:
-        source: of its drafts: `NGRAM` or `DRAFT`.
+        source: of its drafts: `NGRAM`, `DRAFT` or `FORCED`.
         drafted, accepted: tokens since it came here.
         said: by the draft model from position `said_at` on, as far as it is not known what became of it.
     """
