@@ -114,6 +114,32 @@ def test_a_sequence_that_is_used_again_says_when() -> None:
     assert index.blocks[hashes([1, 2, 3, 4])[-1]] == (Tier.DEVICE, 20)
 
 
+def test_what_comes_and_goes_while_nothing_can_be_written_is_not_remembered() -> None:
+    made, index = prefixes(), Index()
+    made.report(cached(1, [1, 2]), 10)
+    index.write(made.take_changes())
+    made.report(cached(2, [3, 4]), 10)
+    made.begin_anew()
+    for n in range(100):
+        made.report(cached(3, [n, n + 1, n + 2, n + 3]), 11)
+    assert not made._changed
+    index.write(made.take_changes())
+    assert set(index.blocks) == {*hashes([1, 2]), *hashes([3, 4]), *hashes([99, 100, 101, 102])}
+    assert not made.has_changes
+
+
+def test_what_comes_between_two_changes_is_written_though_all_began_anew_meanwhile() -> None:
+    made, index = prefixes(), Index()
+    made.report(cached(1, range(4 * BLOCKS_AT_ONCE)), 10)
+    changes = made.take_changes()
+    index.write([next(changes)])
+    made.clear()
+    made.report(cached(2, [7, 8]), 11)
+    index.write(changes)
+    assert set(index.blocks) == set(hashes([7, 8]))
+    assert not made.has_changes
+
+
 def test_after_the_engine_died_nothing_is_left_in_the_index() -> None:
     made, index = prefixes(), Index()
     assert not made.has_changes

@@ -113,8 +113,7 @@ class CachedPrefixes:
         """Nothing is cached any more: the engine died, or hashes are made with another salt."""
         self._cached.clear()
         self._blocks.clear()
-        self._changed.clear()
-        self._must_begin_anew = True
+        self.begin_anew()
 
     def use(self, hash_of: HashOf) -> None:
         """Hash in another way from now on. What was reported before is forgotten: its tokens are not kept."""
@@ -123,15 +122,19 @@ class CachedPrefixes:
 
     def begin_anew(self) -> None:
         """The index may not be as was thought: everything is to be written again."""
+        self._changed.clear()
         self._must_begin_anew = True
 
     def take_changes(self) -> Iterator[Change]:
         """What is to be written, in this order. It counts as written."""
-        if self._must_begin_anew:
-            self._changed = dict.fromkeys(self._blocks)
         changed, self._changed = self._changed, {}
         rest = iter(changed)
-        while (some := list(islice(rest, BLOCKS_AT_ONCE))) or self._must_begin_anew:
+        while True:
+            if self._must_begin_anew:
+                rest = iter(list(self._blocks))
+            some = list(islice(rest, BLOCKS_AT_ONCE))
+            if not (some or self._must_begin_anew):
+                return
             yield self._change(some)
 
     def renewal(self) -> Change:
@@ -167,8 +170,14 @@ class CachedPrefixes:
         held = _Cached(blocks, is_indivisible)
         self._count(held, 1)
         blocks[-1].last_used_s = now_s
-        self._changed[hashes[-1]] = None
+        self._note(hashes[-1])
         return held
+
+    def _note(self, each: bytes) -> None:
+        """A block has changed. While all are to be written again it is not noted: Redis may be away for long,
+        and blocks come and go meanwhile."""
+        if not self._must_begin_anew:
+            self._changed[each] = None
 
     def _put(self, each: bytes, above: _Block | None, entry: int, tier: Tier, now_s: int) -> _Block:
         """Have a sequence hold a block, after the one that it holds before it."""
@@ -178,12 +187,12 @@ class CachedPrefixes:
             block = self._blocks[each] = _Block(each, above, depth, now_s, {entry: tier})
             if above:
                 above.below.append(block)
-            self._changed[each] = None
+            self._note(each)
             return block
         was = block.tier
         block.holders[entry] = tier
         if block.tier is not was:
-            self._changed[each] = None
+            self._note(each)
         return block
 
     def _let_go(self, entry: int, held: _Cached) -> None:
@@ -201,7 +210,7 @@ class CachedPrefixes:
                 if block.above:
                     block.above.below.remove(block)
             if not block.holders or block.tier is not was:
-                self._changed[block.hash] = None
+                self._note(block.hash)
 
     def _count(self, held: _Cached, by: int) -> None:
         """Count a sequence that holds blocks, or does not any more, for what requests can begin with."""
@@ -221,5 +230,5 @@ class CachedPrefixes:
             usable = each.depth if each.parts or each.ends else (each.above.usable if each.above else 0)
             if usable != each.usable:
                 each.usable = usable
-                self._changed[each.hash] = None
+                self._note(each.hash)
                 left += each.below
