@@ -7,6 +7,7 @@ import dataclasses
 import os
 import resource
 import shutil
+import stat
 import subprocess
 import sys
 import time
@@ -36,6 +37,13 @@ def test_a_state_is_read_as_it_was_written(tmp_path: Path) -> None:
     name = folder.write(state_of(range(30), n_bytes=70_000))
     assert is_whole(folder.read(name, IDENTITY))
     assert names(folder) == [name]
+
+
+def test_no_other_user_can_read_the_prompts_in_the_files(tmp_path: Path) -> None:
+    folder = Folder(tmp_path / "kv")
+    name = folder.write(state_of(range(30)))
+    modes = [stat.S_IMODE(path.stat().st_mode) for path in (folder.path, folder.path / name)]
+    assert modes == [0o700, 0o600]
 
 
 def test_a_new_process_finds_the_files_by_their_headers_the_longest_unused_first(tmp_path: Path) -> None:

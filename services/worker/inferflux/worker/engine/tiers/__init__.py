@@ -2,8 +2,10 @@
 
 tiers   what the engine's memory asks: keep, find, hold
 space   what stays in a tier of limited size, and what leaves it  (pure)
+kept    a state that is kept, and what came, moved and went        (pure)
 index   which kept tokens are the longest prefix of others         (pure)
 rates   whether restoring beats computing again                    (pure)
+reads   files that are read for requests, each once                (pure)
 disk    reads and writes of the disk tier, off the engine's thread
 folder  the files: written whole or not at all, and refused if they are not whole
 """

@@ -2,7 +2,8 @@
 
 A file is written under another name, synchronized and renamed, so a process that dies meanwhile leaves the
 file as it was, or none. What is named like a state and is no envelope of this engine's identity, or not the
-one that its name says, is removed when it is met. Files of other names are left alone.
+one that its name says, is removed when it is met. Files of other names are left alone. Only the worker's user
+can read the files: prompts are in them.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ from inferflux.worker.engine.envelope import (
 _SUFFIX = ".kv"
 _UNFINISHED = ".tmp"
 _LOCK = "lock"
+_WRITING = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
 # Workers that share a folder have a numbered one in it each.
 _MOST_WORKERS = 64
 
@@ -147,7 +149,7 @@ class Folder:
         name = name_of(envelope.header)
         unfinished = self.path / (name + _UNFINISHED)
         try:
-            with unfinished.open("wb", buffering=0) as file:
+            with os.fdopen(os.open(unfinished, _WRITING, 0o600), "wb", buffering=0) as file:
                 _write_all(file.fileno(), envelope.buffer.data)
                 if used_unix_ns is not None:
                     os.utime(file.fileno(), ns=(used_unix_ns, used_unix_ns))
@@ -266,7 +268,7 @@ def _claimed(root: Path) -> tuple[Path, int]:
     """(the folder that is this process's now, the lock that says so)."""
     for number in range(_MOST_WORKERS):
         path = root / str(number)
-        path.mkdir(parents=True, exist_ok=True)
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
         lock = os.open(path / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
