@@ -63,6 +63,7 @@ class SimWorker(ContractWorker):
         super().__init__(worker_id, f"i{number}", MODEL, size, started_at=number)
         self.world = world
         self.batches: list[worker_pb2.RequestBatch] = []
+        self.pool = ""
         # Steps until its engine has started again.
         self.starting = 0
 
@@ -99,6 +100,7 @@ class SimWorker(ContractWorker):
             is_early: before the engine has reported what it was asked since its last step.
         """
         status = self.status()
+        status.pool = self.pool
         if is_early:
             for resident in status.residents:
                 if not resident.computed_tokens:

@@ -33,6 +33,10 @@ Models = Annotated[
     list[str] | None,
     typer.Option("--model", "-m", help="A model it may use, or the beginning of names and *; several times."),
 ]
+Pools = Annotated[
+    list[str] | None,
+    typer.Option("--worker-pool", help="Only workers of this pool serve it; several times."),
+]
 MaxPriority = Annotated[
     int | None,
     typer.Option(min=LOWEST, max=HIGHEST, help="The most urgent priority of its requests."),
@@ -71,6 +75,7 @@ def create(
     scope: Scopes = None,
     role: Roles = None,
     model: Models = None,
+    worker_pool: Pools = None,
     max_priority: MaxPriority = None,
     expires: Expires = "",
     cache_scope: Annotated[
@@ -91,6 +96,7 @@ def create(
         scopes=scope if scope or role else ["inference", "models"],
         roles=role,
         models=model,
+        worker_pools=worker_pool,
         max_priority=max_priority,
         cache_scope=cache_scope,
         skip_answer_cache=skip_answer_cache,
@@ -110,6 +116,7 @@ def update(
     scope: Scopes = None,
     role: Roles = None,
     model: Models = None,
+    worker_pool: Pools = None,
     max_priority: MaxPriority = None,
     expires: Annotated[
         str | None, typer.Option("--expires", metavar="DURATION", help="From now; never: it does not expire.")
@@ -131,6 +138,7 @@ def update(
         "scopes": scope,
         "roles": role,
         "models": model,
+        "worker_pools": worker_pool,
         "max_priority": max_priority,
         "expires_at": _in(expires) if expires and not never else None,
     }

@@ -251,6 +251,15 @@ async def test_a_key_is_held_to_its_models(
     assert not {"models-1", "models-2"} & backend.jobs.keys()
 
 
+async def test_a_request_carries_the_worker_pools_of_its_key(
+    policy: PolicyProcess, admin_key: str, gateway: GatewayProcess, backend: Backend
+) -> None:
+    tenant = await tenant_of(policy, admin_key, gateway, worker_pools=["gold", "silver"])
+    stream = tenant.client.generate("in-pools")
+    assert list((await backend.job("in-pools")).worker_pools) == ["gold", "silver"]
+    await finish(backend, stream, "in-pools")
+
+
 async def test_a_revoked_key_is_refused_at_once_by_every_gateway_and_on_open_websockets(
     tenant: Tenant, start_gateway: StartGateway, nats_url: str, admin_key: str
 ) -> None:

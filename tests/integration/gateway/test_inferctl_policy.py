@@ -42,11 +42,14 @@ async def test_a_keys_life(env: dict[str, str], policy: PolicyProcess) -> None:
         "inference",
         "--model",
         "demo*",
+        "--worker-pool",
+        "gold",
         "--expires",
         "2h",
     )
     (secret,), (key_id,) = SECRET.findall(made), set(KEY_ID.findall(made))
-    assert list((await policy.admit(secret)).models) == ["demo*"]
+    admitted = await policy.admit(secret)
+    assert (list(admitted.models), list(admitted.worker_pools)) == (["demo*"], ["gold"])
     listed = await done(env, "api-keys", "list", "--tenant", "cli")
     assert key_id in listed
     assert "nightly" in listed

@@ -67,6 +67,19 @@ async def test_a_field_that_is_named_and_absent_goes_back_to_its_default(running
     assert not changed.HasField("expires_at")
 
 
+async def test_a_key_is_held_to_worker_pools_and_cannot_give_others(running: Running) -> None:
+    made = await running.policy.create_key(
+        running.admin, scopes=("policy", "inference"), worker_pools=["gold", "silver", "gold"]
+    )
+    assert list((await running.policy.admit(made.secret)).worker_pools) == ["gold", "silver"]
+    await running.policy.create_key(made.secret, worker_pools=["silver"])
+    assert await reason_of(running.policy.create_key(made.secret)) == "BEYOND_OWN_SCOPES"
+    changed = await update(running, made.api_key.key_id, worker_pools=["gold"])
+    assert list(changed.worker_pools) == ["gold"]
+    await update(running, made.api_key.key_id, "worker_pools")
+    assert not (await running.policy.admit(made.secret)).worker_pools
+
+
 @pytest.mark.parametrize(
     ("field", "paths", "fields"),
     [
@@ -77,6 +90,7 @@ async def test_a_field_that_is_named_and_absent_goes_back_to_its_default(running
         ("api_key.scopes", ["scopes"], {}),
         ("api_key.roles[0]", ["roles"], {"roles": ["no-such-role"]}),
         ("api_key.models[0]", ["models"], {"models": ["a*b"]}),
+        ("api_key.worker_pools[0]", ["worker_pools"], {"worker_pools": ["a b"]}),
         ("api_key.max_priority", ["max_priority"], {"max_priority": 101}),
         ("api_key.expires_at", ["expires_at"], {"expires_at": at(1)}),
         ("api_key.cache_scope", ["cache_scope"], {"cache_scope": "a b"}),

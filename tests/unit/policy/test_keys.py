@@ -68,6 +68,7 @@ def test_a_key_is_stored_by_its_sha256_and_named_after_it() -> None:
     roles=st.sets(st.sampled_from(["user", "of-ours"])),
     expires=st.none() | st.integers(min_value=0, max_value=2**53),
     models=st.sets(st.sampled_from(["demo", "a model", "pre*", "ä"])),
+    pools=st.sets(st.sampled_from(["default", "gold"])),
     version=st.integers(1, 99),
     was_rotated=st.booleans(),
 )
@@ -82,6 +83,7 @@ def test_a_record_survives_being_written_and_read(
     roles: set[str],
     expires: int | None,
     models: set[str],
+    pools: set[str],
     version: int,
     was_rotated: bool,
 ) -> None:
@@ -99,6 +101,7 @@ def test_a_record_survives_being_written_and_read(
         expires_unix_ms=expires,
         models=tuple(models),
         version=version,
+        worker_pools=tuple(pools),
     )
     if was_rotated:
         record = record.rotated("1e" * 32, previous_until_unix_ms=created + 1)

@@ -13,6 +13,7 @@ from inferflux.policy.roles import (
     Access,
     Role,
     access_of,
+    check_may_give_pools,
     check_may_give_priority,
     check_may_manage,
 )
@@ -103,6 +104,17 @@ def test_others_give_no_higher_priority_than_they_have() -> None:
         check_may_give_priority(actor, own=4, given=5)
     assert caught.value.reason == "BEYOND_OWN_SCOPES"
     check_may_give_priority(Access(expanded(["admin"]), ()), own=4, given=100)
+
+
+def test_others_give_no_workers_of_other_pools() -> None:
+    actor = Access(expanded(["policy", "inference"]), ("*",))
+    for own, given in (("", ""), ("", "gold"), ("gold", "gold"), ("gold silver", "silver")):
+        check_may_give_pools(actor, own=own.split(), given=given.split())
+    for beyond in ("", "silver", "gold silver"):
+        with pytest.raises(PermissionDenied, match="worker pools gold") as caught:
+            check_may_give_pools(actor, own=("gold",), given=beyond.split())
+        assert caught.value.reason == "BEYOND_OWN_SCOPES"
+    check_may_give_pools(Access(expanded(["admin"]), ()), own=("gold",), given=())
 
 
 @pytest.mark.parametrize("name", ["", "A", "a b", "-a", "a" * 64, "a*"])

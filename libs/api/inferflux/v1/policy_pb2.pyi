@@ -74,6 +74,7 @@ class AdmitResponse(_message.Message):
     LIMITS_FIELD_NUMBER: _builtins.int
     WANTS_TEXT_FIELD_NUMBER: _builtins.int
     GUARDS_STREAM_FIELD_NUMBER: _builtins.int
+    WORKER_POOLS_FIELD_NUMBER: _builtins.int
     tenant: _builtins.str
     key_id: _builtins.str
     max_priority: _builtins.int
@@ -98,6 +99,10 @@ class AdmitResponse(_message.Message):
     def limits(self) -> _containers.RepeatedCompositeFieldContainer[Global___RateLimitState]:
         """What is left of its limits: for each name the limit with least of it."""
 
+    @_builtins.property
+    def worker_pools(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Pools of the workers that its requests may run on. Empty: every worker."""
+
     def __init__(
         self,
         *,
@@ -111,10 +116,11 @@ class AdmitResponse(_message.Message):
         limits: _abc.Iterable[Global___RateLimitState] | None = ...,
         wants_text: _builtins.bool = ...,
         guards_stream: _builtins.bool = ...,
+        worker_pools: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_max_priority", b"_max_priority", "max_priority", b"max_priority"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_priority", b"_max_priority", "cache_scope", b"cache_scope", "guards_stream", b"guards_stream", "key_id", b"key_id", "limits", b"limits", "max_priority", b"max_priority", "models", b"models", "scopes", b"scopes", "skip_answer_cache", b"skip_answer_cache", "tenant", b"tenant", "wants_text", b"wants_text"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_priority", b"_max_priority", "cache_scope", b"cache_scope", "guards_stream", b"guards_stream", "key_id", b"key_id", "limits", b"limits", "max_priority", b"max_priority", "models", b"models", "scopes", b"scopes", "skip_answer_cache", b"skip_answer_cache", "tenant", b"tenant", "wants_text", b"wants_text", "worker_pools", b"worker_pools"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__max_priority: _TypeAlias = _typing.Literal["max_priority"]  # noqa: Y015
     _WhichOneofArgType__max_priority: _TypeAlias = _typing.Literal["_max_priority", b"_max_priority"]  # noqa: Y015
@@ -379,6 +385,7 @@ class ApiKey(_message.Message):
     LAST_USED_AT_FIELD_NUMBER: _builtins.int
     VERSION_FIELD_NUMBER: _builtins.int
     PREVIOUS_SECRET_UNTIL_FIELD_NUMBER: _builtins.int
+    WORKER_POOLS_FIELD_NUMBER: _builtins.int
     key_id: _builtins.str
     tenant: _builtins.str
     name: _builtins.str
@@ -413,6 +420,10 @@ class ApiKey(_message.Message):
     def previous_secret_until(self) -> _timestamp_pb2.Timestamp:
         """Until then the secret before the last rotation is valid too; absent: it is not."""
 
+    @_builtins.property
+    def worker_pools(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Pools of the workers that its requests may run on. Empty: every worker."""
+
     def __init__(
         self,
         *,
@@ -430,10 +441,11 @@ class ApiKey(_message.Message):
         last_used_at: _timestamp_pb2.Timestamp | None = ...,
         version: _builtins.int = ...,
         previous_secret_until: _timestamp_pb2.Timestamp | None = ...,
+        worker_pools: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_max_priority", b"_max_priority", "created_at", b"created_at", "expires_at", b"expires_at", "last_used_at", b"last_used_at", "max_priority", b"max_priority", "previous_secret_until", b"previous_secret_until"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_priority", b"_max_priority", "cache_scope", b"cache_scope", "created_at", b"created_at", "expires_at", b"expires_at", "key_id", b"key_id", "last_used_at", b"last_used_at", "max_priority", b"max_priority", "models", b"models", "name", b"name", "previous_secret_until", b"previous_secret_until", "roles", b"roles", "scopes", b"scopes", "skip_answer_cache", b"skip_answer_cache", "tenant", b"tenant", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_priority", b"_max_priority", "cache_scope", b"cache_scope", "created_at", b"created_at", "expires_at", b"expires_at", "key_id", b"key_id", "last_used_at", b"last_used_at", "max_priority", b"max_priority", "models", b"models", "name", b"name", "previous_secret_until", b"previous_secret_until", "roles", b"roles", "scopes", b"scopes", "skip_answer_cache", b"skip_answer_cache", "tenant", b"tenant", "version", b"version", "worker_pools", b"worker_pools"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__max_priority: _TypeAlias = _typing.Literal["max_priority"]  # noqa: Y015
     _WhichOneofArgType__max_priority: _TypeAlias = _typing.Literal["_max_priority", b"_max_priority"]  # noqa: Y015
@@ -454,6 +466,7 @@ class CreateApiKeyRequest(_message.Message):
     ROLES_FIELD_NUMBER: _builtins.int
     EXPIRES_AT_FIELD_NUMBER: _builtins.int
     MODELS_FIELD_NUMBER: _builtins.int
+    WORKER_POOLS_FIELD_NUMBER: _builtins.int
     tenant: _builtins.str
     name: _builtins.str
     max_priority: _builtins.int
@@ -472,10 +485,12 @@ class CreateApiKeyRequest(_message.Message):
     def roles(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     @_builtins.property
     def expires_at(self) -> _timestamp_pb2.Timestamp:
-        """As in ApiKey, as are the models."""
+        """As in ApiKey, as are the models and the worker pools."""
 
     @_builtins.property
     def models(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    @_builtins.property
+    def worker_pools(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     def __init__(
         self,
         *,
@@ -488,10 +503,11 @@ class CreateApiKeyRequest(_message.Message):
         roles: _abc.Iterable[_builtins.str] | None = ...,
         expires_at: _timestamp_pb2.Timestamp | None = ...,
         models: _abc.Iterable[_builtins.str] | None = ...,
+        worker_pools: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_max_priority", b"_max_priority", "expires_at", b"expires_at", "max_priority", b"max_priority"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_priority", b"_max_priority", "cache_scope", b"cache_scope", "expires_at", b"expires_at", "max_priority", b"max_priority", "models", b"models", "name", b"name", "roles", b"roles", "scopes", b"scopes", "skip_answer_cache", b"skip_answer_cache", "tenant", b"tenant"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_priority", b"_max_priority", "cache_scope", b"cache_scope", "expires_at", b"expires_at", "max_priority", b"max_priority", "models", b"models", "name", b"name", "roles", b"roles", "scopes", b"scopes", "skip_answer_cache", b"skip_answer_cache", "tenant", b"tenant", "worker_pools", b"worker_pools"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__max_priority: _TypeAlias = _typing.Literal["max_priority"]  # noqa: Y015
     _WhichOneofArgType__max_priority: _TypeAlias = _typing.Literal["_max_priority", b"_max_priority"]  # noqa: Y015
@@ -621,7 +637,8 @@ class UpdateApiKeyRequest(_message.Message):
 
     @_builtins.property
     def update_mask(self) -> _field_mask_pb2.FieldMask:
-        """The fields to change: name, scopes, roles, expires_at, models, max_priority, cache_scope, skip_answer_cache.
+        """The fields to change: name, scopes, roles, expires_at, models, max_priority, cache_scope, skip_answer_cache,
+        worker_pools.
         A field that is named here and absent above goes back to its default.
         """
 

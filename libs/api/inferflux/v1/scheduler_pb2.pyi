@@ -146,6 +146,7 @@ class InferenceRequest(_message.Message):
     ATTEMPT_ID_FIELD_NUMBER: _builtins.int
     CACHE_SCOPE_FIELD_NUMBER: _builtins.int
     SAME_PROMPT_AS_FIELD_NUMBER: _builtins.int
+    WORKER_POOLS_FIELD_NUMBER: _builtins.int
     ANSWER_FORMAT_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     tenant: _builtins.str
@@ -184,6 +185,10 @@ class InferenceRequest(_message.Message):
         """On a retry: the tokens already generated, to be replayed and not published again."""
 
     @_builtins.property
+    def worker_pools(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """It runs on workers of these pools alone. Empty: on every worker."""
+
+    @_builtins.property
     def answer_format(self) -> _generation_pb2.AnswerFormat:
         """Of a chat whose text is not all content."""
 
@@ -205,11 +210,12 @@ class InferenceRequest(_message.Message):
         attempt_id: _builtins.str = ...,
         cache_scope: _builtins.str = ...,
         same_prompt_as: _builtins.str = ...,
+        worker_pools: _abc.Iterable[_builtins.str] | None = ...,
         answer_format: _generation_pb2.AnswerFormat | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["answer_format", b"answer_format", "params", b"params"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["answer_format", b"answer_format", "attempt_id", b"attempt_id", "cache_scope", b"cache_scope", "deadline_unix_ms", b"deadline_unix_ms", "enqueued_unix_ms", b"enqueued_unix_ms", "epoch", b"epoch", "generated_token_ids", b"generated_token_ids", "model", b"model", "params", b"params", "priority", b"priority", "prompt_token_ids", b"prompt_token_ids", "request_id", b"request_id", "resume_window_s", b"resume_window_s", "same_prompt_as", b"same_prompt_as", "tenant", b"tenant", "traceparent", b"traceparent"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["answer_format", b"answer_format", "attempt_id", b"attempt_id", "cache_scope", b"cache_scope", "deadline_unix_ms", b"deadline_unix_ms", "enqueued_unix_ms", b"enqueued_unix_ms", "epoch", b"epoch", "generated_token_ids", b"generated_token_ids", "model", b"model", "params", b"params", "priority", b"priority", "prompt_token_ids", b"prompt_token_ids", "request_id", b"request_id", "resume_window_s", b"resume_window_s", "same_prompt_as", b"same_prompt_as", "tenant", b"tenant", "traceparent", b"traceparent", "worker_pools", b"worker_pools"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -330,6 +336,7 @@ class WorkerStatus(_message.Message):
     PREFIX_SHARING_REASON_FIELD_NUMBER: _builtins.int
     HOST_TIER_FIELD_NUMBER: _builtins.int
     DISK_TIER_FIELD_NUMBER: _builtins.int
+    POOL_FIELD_NUMBER: _builtins.int
     worker_id: _builtins.str
     incarnation: _builtins.str
     """New at every start of the worker: tells a restarted worker from one that was only unreachable."""
@@ -373,6 +380,8 @@ class WorkerStatus(_message.Message):
     prefix_sharing: Global___PrefixSharing.ValueType
     """What its model's memory allows, and why not all of it; the reason is empty where it allows all."""
     prefix_sharing_reason: _builtins.str
+    pool: _builtins.str
+    """The pool it belongs to; empty: `default`."""
     @_builtins.property
     def models(self) -> _containers.RepeatedCompositeFieldContainer[_model_pb2.ModelCard]: ...
     @_builtins.property
@@ -423,10 +432,11 @@ class WorkerStatus(_message.Message):
         prefix_sharing_reason: _builtins.str = ...,
         host_tier: Global___TierUse | None = ...,
         disk_tier: Global___TierUse | None = ...,
+        pool: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["disk_tier", b"disk_tier", "host_tier", b"host_tier"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached_sequences", b"cached_sequences", "decode_tokens_per_s", b"decode_tokens_per_s", "disk_tier", b"disk_tier", "finished", b"finished", "host", b"host", "host_tier", b"host_tier", "incarnation", b"incarnation", "kv_bytes", b"kv_bytes", "kv_cells", b"kv_cells", "kv_cells_cached", b"kv_cells_cached", "kv_cells_high_water", b"kv_cells_high_water", "kv_cells_holes", b"kv_cells_holes", "kv_cells_reserved", b"kv_cells_reserved", "kv_cells_shared", b"kv_cells_shared", "kv_cells_used", b"kv_cells_used", "kv_cells_width", b"kv_cells_width", "kv_types", b"kv_types", "models", b"models", "pid", b"pid", "prefill_tokens_per_s", b"prefill_tokens_per_s", "prefix_hits", b"prefix_hits", "prefix_matched_tokens", b"prefix_matched_tokens", "prefix_queries", b"prefix_queries", "prefix_sharing", b"prefix_sharing", "prefix_sharing_reason", b"prefix_sharing_reason", "residents", b"residents", "slots", b"slots", "started_unix_ms", b"started_unix_ms", "state", b"state", "swap_bytes", b"swap_bytes", "swap_bytes_used", b"swap_bytes_used", "term", b"term", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached_sequences", b"cached_sequences", "decode_tokens_per_s", b"decode_tokens_per_s", "disk_tier", b"disk_tier", "finished", b"finished", "host", b"host", "host_tier", b"host_tier", "incarnation", b"incarnation", "kv_bytes", b"kv_bytes", "kv_cells", b"kv_cells", "kv_cells_cached", b"kv_cells_cached", "kv_cells_high_water", b"kv_cells_high_water", "kv_cells_holes", b"kv_cells_holes", "kv_cells_reserved", b"kv_cells_reserved", "kv_cells_shared", b"kv_cells_shared", "kv_cells_used", b"kv_cells_used", "kv_cells_width", b"kv_cells_width", "kv_types", b"kv_types", "models", b"models", "pid", b"pid", "pool", b"pool", "prefill_tokens_per_s", b"prefill_tokens_per_s", "prefix_hits", b"prefix_hits", "prefix_matched_tokens", b"prefix_matched_tokens", "prefix_queries", b"prefix_queries", "prefix_sharing", b"prefix_sharing", "prefix_sharing_reason", b"prefix_sharing_reason", "residents", b"residents", "slots", b"slots", "started_unix_ms", b"started_unix_ms", "state", b"state", "swap_bytes", b"swap_bytes", "swap_bytes_used", b"swap_bytes_used", "term", b"term", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

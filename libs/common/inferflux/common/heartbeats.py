@@ -58,6 +58,8 @@ def check_status(status: scheduler_pb2.WorkerStatus) -> None:
     for field in ("prefill_tokens_per_s", "decode_tokens_per_s"):
         checks.check_range(getattr(status, field), 0.0, MAX_TOKENS_PER_S, field)
     checks.check_text(status.host, _MAX_TEXT_BYTES, "host")
+    if status.pool:
+        checks.check_token(status.pool, "pool")
     checks.check_text(status.kv_types, _MAX_TEXT_BYTES, "kv_types")
     checks.check_text(status.prefix_sharing_reason, _MAX_TEXT_BYTES, "prefix_sharing_reason")
     checks.check_range(status.started_unix_ms, 0, checks.MAX_UNIX_MS, "started_unix_ms")

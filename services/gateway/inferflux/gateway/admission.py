@@ -98,6 +98,7 @@ class Admission:
             limits=tuple(answer.limits),
             wants_text=answer.wants_text,
             guards_stream=answer.guards_stream,
+            worker_pools=tuple(answer.worker_pools),
         )
 
     async def reserve(self, request: policy_pb2.ReserveRequest) -> policy_pb2.ReserveResponse:

@@ -22,6 +22,7 @@ class Caller:
         limits: what was left of the caller's limits when the call was admitted.
         wants_text: whether policy wants to see the prompts.
         guards_stream: whether answers may be held to guardrails.
+        worker_pools: pools of the workers that its requests may run on; empty: every worker.
     """
 
     tenant: str
@@ -33,6 +34,7 @@ class Caller:
     limits: Sequence[policy_pb2.RateLimitState] = ()
     wants_text: bool = False
     guards_stream: bool = False
+    worker_pools: Sequence[str] = ()
 
     def check_model(self, model: str) -> None:
         """Raises:

@@ -12,12 +12,20 @@ from inferflux.common.checks import check_range
 from inferflux.common.errors import Aborted, InvalidArgument, NotFound
 from inferflux.common.model_names import parse_patterns
 from inferflux.common.scopes import Scope
+from inferflux.common.worker_pools import parse_pools
 from inferflux.v1 import policy_pb2
 
 from . import keys
 from .admission import Holder
 from .keys import ApiKeyRecord
-from .roles import Access, access_of, check_may_give_priority, check_may_manage, parse_role_names
+from .roles import (
+    Access,
+    access_of,
+    check_may_give_pools,
+    check_may_give_priority,
+    check_may_manage,
+    parse_role_names,
+)
 
 if TYPE_CHECKING:
     from google.protobuf.timestamp_pb2 import Timestamp
@@ -74,6 +82,7 @@ class KeyAdmin:
             roles=parse_role_names(request.roles),
             expires_unix_ms=self._expiry(request.expires_at) if request.HasField("expires_at") else None,
             models=parse_patterns(request.models),
+            worker_pools=parse_pools(request.worker_pools),
         )
         access = await self._checked(record)
         self._check_may_manage(actor, record, access)
@@ -169,6 +178,7 @@ class KeyAdmin:
         check_may_manage(actor.access, access)
         own, given = self._ceiling(actor.key, actor.access), self._ceiling(record, access)
         check_may_give_priority(actor.access, own=own, given=given)
+        check_may_give_pools(actor.access, own=actor.key.worker_pools, given=record.worker_pools)
 
     def _ceiling(self, record: ApiKeyRecord, access: Access) -> int:
         return record.priority_ceiling(self._default_max_priority, is_admin=Scope.ADMIN in access.scopes)
@@ -214,6 +224,9 @@ class KeyAdmin:
             "name": lambda: {"name": keys.parse_name(given.name, field="api_key.name")},
             "scopes": lambda: {"scopes": keys.parse_scopes(given.scopes, field="api_key.scopes")},
             "roles": lambda: {"roles": parse_role_names(given.roles, field="api_key.roles")},
+            "worker_pools": lambda: {
+                "worker_pools": parse_pools(given.worker_pools, field="api_key.worker_pools")
+            },
             "models": lambda: {"models": parse_patterns(given.models, field="api_key.models")},
             "expires_at": lambda: {
                 "expires_unix_ms": self._expiry(given.expires_at, field="api_key.expires_at")
@@ -250,6 +263,7 @@ class KeyAdmin:
             skip_answer_cache=record.skips_answer_cache,
             roles=record.roles,
             models=record.models,
+            worker_pools=record.worker_pools,
             version=record.version,
         )
         message.created_at.FromMilliseconds(record.created_unix_ms)

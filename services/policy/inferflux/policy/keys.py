@@ -47,6 +47,7 @@ class ApiKeyRecord:
         roles: names.
         expires_unix_ms: from then on it is refused; None: never.
         models: patterns of the models it may use; empty: every model.
+        worker_pools: pools of the workers that its requests may run on; empty: every worker.
         version: rises with each change.
         previous_digest: of the secret before the last rotation, valid until `previous_until_unix_ms`.
         own_key_id: of a key that was rotated: it keeps its name; "" for one named after its digest.
@@ -67,6 +68,7 @@ class ApiKeyRecord:
     previous_digest: str = ""
     previous_until_unix_ms: int = 0
     own_key_id: str = ""
+    worker_pools: tuple[str, ...] = ()
 
     @property
     def key_id(self) -> str:
@@ -94,6 +96,8 @@ class ApiKeyRecord:
             fields["expires_at"] = str(self.expires_unix_ms)
         if self.models:
             fields["models"] = json.dumps(self.models)
+        if self.worker_pools:
+            fields["worker_pools"] = " ".join(self.worker_pools)
         if self.version != 1:
             fields["version"] = str(self.version)
         if self.previous_digest:
@@ -122,6 +126,7 @@ class ApiKeyRecord:
             previous_digest=fields.get(b"previous_digest", b"").decode(),
             previous_until_unix_ms=int(fields.get(b"previous_until", b"0")),
             own_key_id="" if key_id == key_id_of(digest) else key_id,
+            worker_pools=tuple(fields.get(b"worker_pools", b"").decode().split()),
         )
 
     def shared_scope(self, default: str) -> str:

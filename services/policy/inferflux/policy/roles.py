@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -114,6 +114,14 @@ def check_may_give_priority(actor: Access, *, own: int, given: int) -> None:
     """
     if Scope.ADMIN not in actor.scopes and given > own:
         raise _beyond_own(f"has max_priority {own}, and this is {given}")
+
+
+def check_may_give_pools(actor: Access, *, own: Collection[str], given: Collection[str]) -> None:
+    """Raises:
+    PermissionDenied: workers of other pools are given than those of who gives them, who is no administrator.
+    """
+    if Scope.ADMIN not in actor.scopes and own and not (given and set(given) <= set(own)):
+        raise _beyond_own(f"may only use the worker pools {', '.join(own)}")
 
 
 def _beyond_own(why: str) -> PermissionDenied:

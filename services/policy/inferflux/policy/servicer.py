@@ -114,6 +114,7 @@ class PolicyServicer(policy_pb2_grpc.PolicyServiceServicer):
             limits=limits,
             wants_text=not guardrails.with_texts.isdisjoint(("", key.tenant)),
             guards_stream=not guardrails.with_streams.isdisjoint(("", key.tenant)),
+            worker_pools=key.worker_pools,
         )
 
     async def Reserve(
@@ -178,6 +179,7 @@ class PolicyServicer(policy_pb2_grpc.PolicyServiceServicer):
             scopes=list(request.scopes),
             roles=list(request.roles),
             models=list(request.models),
+            worker_pools=list(request.worker_pools),
         )
         made = await self._parts.key_admin.create(caller_as(Holder), request)
         note_for_audit(changed_key_id=made.api_key.key_id)

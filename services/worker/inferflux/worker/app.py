@@ -62,7 +62,7 @@ class Worker:
         self._file = file
         self._bus = bus
         self._probe = probe
-        self._state = WorkerState(settings.id, incarnation=uuid.uuid4().hex)
+        self._state = WorkerState(settings.id, incarnation=uuid.uuid4().hex, pool=settings.pool)
         self._oath = Oath.of(settings.nats_url, settings.id, self._state.incarnation, settings.client_tls)
         self._events = WorkerEvents(bus, self._state)
         self._emitter = Emitter(bus, self._kept_chunks)

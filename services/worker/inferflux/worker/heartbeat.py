@@ -34,6 +34,7 @@ class Heartbeat:
         limits, stats = model.limits, model.stats
         status = scheduler_pb2.WorkerStatus(
             worker_id=state.worker_id,
+            pool=state.pool,
             incarnation=state.incarnation,
             state=state.with_model(is_ready=model.is_ready),
             models=[model.card],

@@ -8,6 +8,7 @@ from typing import Literal
 from pydantic import Field, ValidationInfo, field_validator
 from pydantic_settings import SettingsConfigDict
 
+from inferflux.common import worker_pools
 from inferflux.common.checks import MAX_SEQUENCES
 from inferflux.common.settings import (
     ByteCount,
@@ -35,6 +36,10 @@ class WorkerSettings(ServiceSettings):
     id: SubjectToken = Field(
         default_factory=unique_name,
         description="name in subjects, unique among the workers: 1-64 of A-Z a-z 0-9 _ -",
+    )
+    pool: SubjectToken = setting(
+        worker_pools.DEFAULT,
+        "the [pool](policy.md#worker-pools) it belongs to: keys can be held to the workers of some pools",
     )
     model_path: Path = Field(description="the GGUF file to serve")
     model_name: str = setting("", "the name clients use; empty takes the file's, without `.gguf`")

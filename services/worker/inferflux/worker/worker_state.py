@@ -6,6 +6,7 @@ import time
 from dataclasses import dataclass, field
 
 from inferflux.common import logs, terms
+from inferflux.common.worker_pools import DEFAULT
 from inferflux.v1 import scheduler_pb2
 
 log = logs.get("worker.state")
@@ -17,6 +18,7 @@ class WorkerState:
 
     Attributes:
         incarnation: new at every start of the process.
+        pool: which workers it belongs to.
         term: of the latest lease that this worker has seen.
         is_draining: it takes no new requests.
         is_leaving: the process is about to end, so draining cannot be undone.
@@ -28,6 +30,7 @@ class WorkerState:
     term: int = 0
     is_draining: bool = False
     is_leaving: bool = False
+    pool: str = DEFAULT
 
     def accepts(self, term: int, now_unix_ms: int) -> bool:
         """Whether a message under the lease of `term` counts. If so, older terms are refused from now on.

@@ -15,7 +15,7 @@ higher epoch, so that nothing the old worker still says counts.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import TYPE_CHECKING, NamedTuple
@@ -196,6 +196,11 @@ class Job:
     def is_constrained(self) -> bool:
         """Whether its answer has to have a certain form."""
         return self.request.params.HasField("constraint")
+
+    @property
+    def worker_pools(self) -> Sequence[str]:
+        """Pools of the workers that it may run on; empty: every worker."""
+        return self.request.worker_pools
 
     @property
     def priority(self) -> int:

@@ -36,7 +36,8 @@ def expired() -> tokens_pb2.Failed:
 
 
 def no_worker(job: Job, timeout_s: float) -> tokens_pb2.Failed:
-    message = f"no worker has served {job.model} for {timeout_s:g} s"
+    where = f" in the pools {', '.join(job.worker_pools)}" if job.worker_pools else ""
+    message = f"no worker{where} has served {job.model} for {timeout_s:g} s"
     return _failed(Unavailable(message, reason="NO_WORKER", retry_delay_s=5.0))
 
 

@@ -19,6 +19,7 @@ from typing import NamedTuple
 
 from inferflux.common.errors import InvalidArgument
 from inferflux.common.kv_cells import cells_of, reserved_cells
+from inferflux.common.worker_pools import DEFAULT, may_run_in
 from inferflux.v1 import scheduler_pb2
 
 from .jobs import Job
@@ -33,6 +34,7 @@ class Size(NamedTuple):
     kv_cells: int
     # Whether it constrains answers.
     can_constrain: bool = False
+    pool: str = DEFAULT
 
 
 # What a prompt token that is not computed again is worth, in tokens that running requests hold. Simulated
@@ -73,12 +75,14 @@ def new_tokens_at_least(job: Job) -> int:
 
 
 def fits(job: Job, worker: WorkerSlots) -> bool:
-    """Whether the worker could run it, were there room: it has the context, the memory and the ability."""
+    """Whether the worker could run it, were there room: it has the context, the memory and the ability, and
+    its pool is one that the job may run in.
+    """
     return fits_size(job, size_of(worker, job.model))
 
 
 def fits_size(job: Job, size: Size) -> bool:
-    if job.is_constrained and not size.can_constrain:
+    if not may_run_in(size.pool, job.worker_pools) or (job.is_constrained and not size.can_constrain):
         return False
     context_length = size.context_length
     return fits_context(job, context_length) and cells_at_most(job, context_length) <= size.kv_cells
@@ -86,7 +90,7 @@ def fits_size(job: Job, size: Size) -> bool:
 
 def size_of(worker: WorkerSlots, model: str) -> Size:
     can_constrain = model in worker.constraining
-    return Size(worker.context_lengths.get(model, 0), worker.kv_cells, can_constrain)
+    return Size(worker.context_lengths.get(model, 0), worker.kv_cells, can_constrain, worker.pool)
 
 
 # Its load, and the worker.
@@ -198,9 +202,10 @@ class Placement:
         """Sizes of the workers that are ready and have the model."""
         return self._of(model).sizes
 
-    def is_served(self, model: str) -> bool:
-        """Whether a worker that is ready or loading has the model."""
-        return bool(self._of(model).live)
+    def is_served(self, model: str, pools: Collection[str] = ()) -> bool:
+        """Whether a worker that is ready or loading has the model, in one of these pools if any are named."""
+        live = self._of(model).live
+        return any(may_run_in(w.pool, pools) for w in live.values()) if pools else bool(live)
 
     def live(self, model: str) -> Collection[WorkerSlots]:
         """Workers that are ready or loading and have the model."""
@@ -298,11 +303,12 @@ class Placement:
 
     def why_never(self, job: Job) -> InvalidArgument | None:
         """Why no live worker could take the job even if it were empty; None if one could, or may."""
-        if not self.is_served(job.model):
+        workers = [w for w in self.live(job.model) if may_run_in(w.pool, job.worker_pools)]
+        if not workers:
             return None
         largest, longest = 0, 0
         can_constrain = False
-        for worker in self.live(job.model):
+        for worker in workers:
             context_length = worker.context_lengths.get(job.model, 0)
             has_said = worker.kv_cells and context_length
             if not has_said and worker.state != scheduler_pb2.WORKER_STATE_READY:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from heapq import heappop, heappush
@@ -21,6 +22,9 @@ _PACE_MEMORY_S = 30.0
 _LEAST_DECAY = 0.9
 # A pace foretells no more than this many times the time it was seen for: a burst begins slowly.
 _FORESIGHT = 10.0
+# Pools of workers that a request may run in.
+Pools = tuple[str, ...]
+
 # Lanes that are kept although they are empty: their orders remember what tenants were served.
 _LANES_KEPT = 64
 
@@ -118,12 +122,19 @@ class ModelQueue:
         self._pace = Pace()
         self._oldest: list[tuple[float, int, Job]] = []
         self._members: dict[Job, Lane] = {}
+        # How many there are for each set of pools that a request may run in.
+        self._pools: Counter[Pools] = Counter()
 
     def __len__(self) -> int:
         return len(self._members)
 
     def __iter__(self) -> Iterator[Job]:
         return iter(self._members)
+
+    @property
+    def pools(self) -> Collection[Pools]:
+        """Sets of pools that requests may run in; an empty one is of those that may run everywhere."""
+        return tuple(self._pools)
 
     @property
     def suspects(self) -> list[Job]:
@@ -153,6 +164,7 @@ class ModelQueue:
     def push(self, job: Job) -> None:
         lane = self._members[job] = self._suspects if job.is_suspect else self._lane(self._misfits(job))
         lane.order.push(job)
+        self._pools[tuple(job.worker_pools)] += 1
         self._waiting.enter(job.key.tenant)
         heappush(self._oldest, (job.enqueued_s, job.arrival, job))
         if len(self._oldest) > 2 * len(self._members) + 64:
@@ -230,6 +242,10 @@ class ModelQueue:
 
     def _forget(self, job: Job) -> None:
         del self._members[job]
+        pools = tuple(job.worker_pools)
+        self._pools[pools] -= 1
+        if not self._pools[pools]:
+            del self._pools[pools]
         self._waiting.leave(job.key.tenant)
         for worker_id in [worker_id for worker_id, lane in self._waiting_for.items() if not len(lane.order)]:
             del self._waiting_for[worker_id]

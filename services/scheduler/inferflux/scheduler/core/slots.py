@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from enum import Enum, auto
 
-from inferflux.common import epochs
+from inferflux.common import epochs, worker_pools
 from inferflux.common.kv_cells import reserved_cells
 from inferflux.v1 import scheduler_pb2
 
@@ -293,6 +293,7 @@ class WorkerSlots:
         self.kv_cells: int = status.kv_cells
         # By model name; 0 where it is not known yet.
         self.context_lengths = {card.name: card.context_length for card in status.models}
+        self.pool: str = status.pool or worker_pools.DEFAULT
         # Models whose answers it constrains.
         self.constraining = frozenset(card.name for card in status.models if card.can_constrain)
 

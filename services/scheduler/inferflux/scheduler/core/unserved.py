@@ -5,37 +5,46 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from .jobs import Job
+from .queue import ModelQueue, Pools
 from .state import SchedulerState
 
 # Between two looks at a queue whose requests may have waited too long.
 _LOOK_AGAIN_S = 0.5
 
+_Wanted = tuple[str, Pools]
+
 
 class UnservedModels:
-    """Knows since when each model is unserved."""
+    """Knows since when each model is unserved, in the pools that requests for it may run in."""
 
     def __init__(self, state: SchedulerState) -> None:
         self._state = state
-        self._since_s: dict[str, float] = {}
-        self._look_again_s: dict[str, float] = {}
+        self._since_s: dict[_Wanted, float] = {}
+        self._look_again_s: dict[_Wanted, float] = {}
 
     def overdue(self, now: float) -> Iterator[Job]:
         """Requests that have waited for a worker for too long: they are to be ended."""
-        timeout_s = self._state.limits.no_worker_timeout_s
         queues, is_served = self._state.queue, self._state.placement.is_served
+        wanted: set[_Wanted] = set()
         for model, queue in queues.models.items():
-            if not queue or is_served(model):
-                self._forget(model)
-                continue
-            since_s = self._since_s.setdefault(model, now)
-            if now - since_s < timeout_s or now < self._look_again_s.get(model, 0):
-                continue
-            self._look_again_s[model] = now + _LOOK_AGAIN_S
-            yield from [job for job in queue if job.is_queued and now - job.queued_s >= timeout_s]
+            for pools in queue.pools:
+                if not is_served(model, pools):
+                    wanted.add((model, pools))
+                    yield from self._overdue_of(queue, (model, pools), now)
         queues.forget_empty(is_served)
-        for model in self._since_s.keys() - queues.models.keys():
-            self._forget(model)
+        for served in self._since_s.keys() - wanted:
+            self._since_s.pop(served, None)
+            self._look_again_s.pop(served, None)
 
-    def _forget(self, model: str) -> None:
-        self._since_s.pop(model, None)
-        self._look_again_s.pop(model, None)
+    def _overdue_of(self, queue: ModelQueue, wanted: _Wanted, now: float) -> Iterator[Job]:
+        timeout_s = self._state.limits.no_worker_timeout_s
+        since_s = self._since_s.setdefault(wanted, now)
+        if now - since_s < timeout_s or now < self._look_again_s.get(wanted, 0):
+            return
+        self._look_again_s[wanted] = now + _LOOK_AGAIN_S
+        pools = wanted[1]
+        yield from [
+            job
+            for job in queue
+            if job.is_queued and tuple(job.worker_pools) == pools and now - job.queued_s >= timeout_s
+        ]
