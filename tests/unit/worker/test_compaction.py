@@ -17,7 +17,7 @@ LOST_S = (10_240 - 768) * CELL_S
 def steps_until_due(
     made: Compaction, cells: tuple[int, int], rows: int = 1, most: int = 10_000
 ) -> int | None:
-    """Of cells of this width, and so many of them filled."""
+    """Of cells of this width, of which the second number is filled."""
     width, used = cells
     return next((n for n in range(1, most) if made.is_due(rows, width=width, used=used)), None)
 
