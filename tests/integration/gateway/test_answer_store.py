@@ -162,6 +162,17 @@ async def test_an_entry_that_makes_no_sense_harms_no_answer_and_is_cleared(redis
     assert await there(cache, [spoiled, other]) == [False, False]
 
 
+@pytest.mark.parametrize("digits", [13, 30, 400])
+async def test_an_entry_whose_size_is_none_does_not_keep_others_from_being_cleared(
+    redis: Redis, digits: int
+) -> None:
+    cache = answers(redis)
+    spoiled, other = await fill(cache, "acme", 2)
+    await redis.hset(f"{PREFIX}entries", spoiled.hex(), f"{'9' * digits} acme m")
+    assert await clear(redis) == Cleared(2, SIZE)
+    assert await there(cache, [spoiled, other]) == [False, False]
+
+
 async def test_clearing_leaves_nothing(redis: Redis) -> None:
     cache = answers(redis, answers_of_all=2000, of_tenant=2000)
     kept = await keep_of(cache, "acme", "m", 1200)  # more than one round trip looks at

@@ -25,6 +25,15 @@ OVERHEAD_BYTES = 512
 # Answers that one round trip looks at to clear them.
 _CLEARED_AT_ONCE = 500
 
+# Defines `parts`, of an entry, for a script: bytes, tenant and model. All are nil if it makes no sense: no
+# answer is as large as that, and sums with it would be infinite.
+_PARTS = """
+local function parts(entry)
+  local size, its_tenant, its_model = string.match(entry, '^(%d+) ([^ ]*) ?(.*)')
+  if size and #size <= 12 then return tonumber(size), its_tenant, its_model end
+end
+"""
+
 # KEYS: the answer. ARGV: prefix, name, milliseconds that it lives from now on.
 _FIND = """
 local prefix, name, lifetime_ms = ARGV[1], ARGV[2], tonumber(ARGV[3])
@@ -44,7 +53,8 @@ return answer
 
 # Defines `remove`, of an answer and all that belongs to it, for a script that has `prefix`. Accounts that
 # something else has written to are begun anew: otherwise no answer could be kept or cleared any more.
-_REMOVE = """
+_REMOVE = f"""
+{_PARTS}
 local entries, used, bytes = prefix .. 'entries', prefix .. 'used', prefix .. 'bytes'
 local function begin_anew_unless(kind, key)
   if redis.call('TYPE', key).ok ~= kind then redis.call('UNLINK', key) end
@@ -61,7 +71,7 @@ local function remove(gone)
   local entry = redis.call('HGET', entries, gone)
   if not entry then return end
   redis.call('HDEL', entries, gone)
-  local its_size, its_tenant = string.match(entry, '^(%d+) ([^ ]*)')
+  local its_size, its_tenant = parts(entry)
   if not its_size then return end
   begin_anew_unless('zset', used .. ':' .. its_tenant)
   redis.call('ZREM', used .. ':' .. its_tenant, gone)
@@ -127,10 +137,10 @@ local prefix, cursor, tenant, model = ARGV[1], ARGV[2], ARGV[4], ARGV[5]
 local found = redis.call('HSCAN', entries, cursor, 'COUNT', ARGV[3])
 local removed, freed = 0, 0
 for at = 1, #found[2], 2 do
-  local size, its_tenant, its_model = string.match(found[2][at + 1], '^(%d+) ([^ ]*) ?(.*)')
+  local size, its_tenant, its_model = parts(found[2][at + 1])
   if not size or (tenant == '' or tenant == its_tenant)
     and (model == '' or its_model == '' or model == its_model) then
-    removed, freed = removed + 1, freed + (tonumber(size) or 0)
+    removed, freed = removed + 1, freed + (size or 0)
     remove(found[2][at])
   end
 end
