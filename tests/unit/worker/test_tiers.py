@@ -240,8 +240,10 @@ def test_a_new_process_finds_what_the_last_one_stored(tmp_path: Path) -> None:
     tiers.close()
 
 
-@pytest.mark.parametrize("damage", ["gone", "damaged"])
-def test_a_file_that_is_damaged_or_gone_is_a_miss_and_forgotten(tmp_path: Path, damage: str) -> None:
+@pytest.mark.parametrize("damage", ["gone", "damaged", "unreadable"])
+def test_a_file_that_cannot_be_read_is_a_miss_and_leaves_nothing(
+    tmp_path: Path, damage: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     disk = Disk(tmp_path, IDENTITY)
     tiers = tiers_of(0, disk, disk_states=1)
     tiers.keep(state_of(prompt(1)))
@@ -249,11 +251,19 @@ def test_a_file_that_is_damaged_or_gone_is_a_miss_and_forgotten(tmp_path: Path, 
     (path,) = (tmp_path / "0").glob("*.kv")
     if damage == "gone":
         path.unlink()
+    elif damage == "unreadable":
+
+        def fail(_name: str, _identity: Identity) -> Envelope:
+            raise OSError("an error of the disk")
+
+        monkeypatch.setattr(disk._folder, "read", fail)
     else:
         path.write_bytes(path.read_bytes()[:-1] + b"?")
     assert look_up(tiers, prompt(1)) is None
     assert tiers.used(Tier.DISK) == (0, 0)
     assert tiers.find("s", np.array(prompt(1), np.int32)) is None
+    settle(tiers, disk)
+    assert not path.exists()
     tiers.close()
 
 

@@ -300,7 +300,8 @@ class Tiers(Generic[S]):
     def _take_read(self, kept: Kept[S], read: Read) -> Envelope | None:
         """What a read gave of a state; None if its file is damaged or gone."""
         if read.envelope is None:
-            self._forget_file(kept)
+            if kept.name:
+                self._remove_file(kept)
             return None
         self.rates.read.observe(read.envelope.n_bytes, read.seconds)
         self._promote(kept, read.envelope)
