@@ -147,8 +147,9 @@ async def test_the_client_takes_a_chat_with_tools_up_again(stack: Stack, other: 
             async for _ in stream:
                 if stream.delta is not None:
                     told.add(stream.delta)
-            assert proxy.has_broken
-            assert stream.resumes == 1
+            # Chunks that wait together are written as one: a slow client gets fewer bytes.
+            assert proxy.has_broken or cut > CUTS[1]
+            assert stream.resumes == int(proxy.has_broken)
     assert (told.reasoning, told.content) == (REASONING, CONTENT)
     assert [(name, json.loads(arguments)) for _, name, arguments in told.calls] == [
         ("add", {"a": LARGE, "b": 7}),

@@ -147,7 +147,7 @@ async def test_a_message_that_cannot_be_answered_is_counted_and_not_handled(nats
     before = bad.get(), unexpected_errors()
     host, port = nats_url.removeprefix("nats://").split(":")
     _reader, writer = await asyncio.open_connection(host, int(port))
-    odd = [b"\xff\xfe", "a\u2003b".encode(), b"x" * 3000]
+    odd = [b"\xff\xfe", "a\u2003b".encode(), b"_INBOX." + b"x" * 3000]
     puts = b"".join(b"PUB test.answered " + reply + b" 1\r\n%d\r\n" % i for i, reply in enumerate(odd))
     writer.write(b'CONNECT {"verbose":false}\r\n' + puts)
     await writer.drain()

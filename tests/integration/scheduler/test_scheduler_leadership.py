@@ -49,10 +49,10 @@ async def test_one_leads_and_the_other_answers_nothing(theatre: Stage, pair: tup
     async def on_answer(message: Message) -> None:
         answers.append(scheduler_pb2.SchedulerStatus.FromString(message.data).leader)
 
-    await theatre.bus.serve("test.answers", on_answer)
+    await theatre.bus.serve("_INBOX.answers", on_answer)
     await theatre.bus.flush()
     for _ in range(3):
-        theatre.bus._link.send(subjects.SCHEDULER_STATUS, b"", "test.answers")
+        theatre.bus._link.send(subjects.SCHEDULER_STATUS, b"", "_INBOX.answers")
     await led_by(theatre, "s0")  # asked later, and answered later
     async with asyncio.timeout(5):
         while len(answers) < 3:

@@ -21,7 +21,7 @@ from inferflux.worker.engine.native import Backend
 
 SMALL: dict[str, Any] = {"slots": 2, "sequences": 8, "kv_cells": 512}
 ANSWER_TOKENS = 20
-PROMPT = [int(token) for token in np.random.default_rng(3).integers(300, 2000, 40)]
+PROMPT = [int(token) for token in np.random.default_rng(5).integers(300, 2000, 40)]
 OTHER = PROMPT[::-1]
 
 

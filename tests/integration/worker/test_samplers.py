@@ -110,8 +110,8 @@ def test_dry_ends_a_repetition(backend: Backend) -> None:
     other = run(backend, item_of("dry", max_tokens=100, temperature=0.0, **dry | {"dry_multiplier": 5.0}))[
         "dry"
     ]
-    assert longest_repetition(greedy) > 8
-    assert longest_repetition(other) < 8
+    assert longest_repetition(greedy) > 32
+    assert longest_repetition(other) < longest_repetition(greedy) // 4
 
 
 def longest_repetition(tokens: list[int]) -> int:
