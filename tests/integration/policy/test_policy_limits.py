@@ -33,9 +33,8 @@ class Tenant:
     async def reserve(
         self, request_id: str, *, prompt: int = 1, most: int = 9, model: str = "demo"
     ) -> policy_pb2.ReserveResponse:
-        request = policy_pb2.ReserveRequest(
-            **self._ids(request_id), model=model, prompt_tokens=prompt, max_tokens=most
-        )
+        ids: dict[str, Any] = self._ids(request_id)
+        request = policy_pb2.ReserveRequest(**ids, model=model, prompt_tokens=prompt, max_tokens=most)
         return await self.policy.stub.Reserve(request, timeout=10)  # type: ignore[no-any-return]
 
     async def settle(self, request_id: str, *, prompt: int = 1, completion: int = 0, **more: Any) -> None:

@@ -32,6 +32,7 @@ class AdmitRequest(_message.Message):
     MODEL_FIELD_NUMBER: _builtins.int
     PRIORITY_FIELD_NUMBER: _builtins.int
     IS_COUNTED_FIELD_NUMBER: _builtins.int
+    METHOD_FIELD_NUMBER: _builtins.int
     credential: _builtins.str
     """The API key as the client sent it."""
     scope: _builtins.str
@@ -42,6 +43,8 @@ class AdmitRequest(_message.Message):
     priority: _builtins.int
     is_counted: _builtins.bool
     """It counts against the request limits of its key and tenant, and is refused while their other limits are used up."""
+    method: _builtins.str
+    """Of the call: `InferenceService/Chat`, or `POST /v1/chat/completions`."""
     def __init__(
         self,
         *,
@@ -51,14 +54,44 @@ class AdmitRequest(_message.Message):
         model: _builtins.str = ...,
         priority: _builtins.int = ...,
         is_counted: _builtins.bool = ...,
+        method: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["credential", b"credential", "is_counted", b"is_counted", "model", b"model", "priority", b"priority", "request_id", b"request_id", "scope", b"scope"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["credential", b"credential", "is_counted", b"is_counted", "method", b"method", "model", b"model", "priority", b"priority", "request_id", b"request_id", "scope", b"scope"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___AdmitRequest: _TypeAlias = AdmitRequest  # noqa: Y015
+
+@_typing.final
+class DecisionFacts(_message.Message):
+    """What decision backends are told of a call, beside what ReserveRequest says."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    METHOD_FIELD_NUMBER: _builtins.int
+    SCOPES_FIELD_NUMBER: _builtins.int
+    ROLES_FIELD_NUMBER: _builtins.int
+    method: _builtins.str
+    @_builtins.property
+    def scopes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    @_builtins.property
+    def roles(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    def __init__(
+        self,
+        *,
+        method: _builtins.str = ...,
+        scopes: _abc.Iterable[_builtins.str] | None = ...,
+        roles: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["method", b"method", "roles", b"roles", "scopes", b"scopes"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DecisionFacts: _TypeAlias = DecisionFacts  # noqa: Y015
 
 @_typing.final
 class AdmitResponse(_message.Message):
@@ -75,6 +108,7 @@ class AdmitResponse(_message.Message):
     WANTS_TEXT_FIELD_NUMBER: _builtins.int
     GUARDS_STREAM_FIELD_NUMBER: _builtins.int
     WORKER_POOLS_FIELD_NUMBER: _builtins.int
+    FACTS_FIELD_NUMBER: _builtins.int
     tenant: _builtins.str
     key_id: _builtins.str
     max_priority: _builtins.int
@@ -103,6 +137,10 @@ class AdmitResponse(_message.Message):
     def worker_pools(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Pools of the workers that its requests may run on. Empty: every worker."""
 
+    @_builtins.property
+    def facts(self) -> Global___DecisionFacts:
+        """For ReserveRequest.facts, as they are. Absent where decision backends are not asked."""
+
     def __init__(
         self,
         *,
@@ -117,10 +155,11 @@ class AdmitResponse(_message.Message):
         wants_text: _builtins.bool = ...,
         guards_stream: _builtins.bool = ...,
         worker_pools: _abc.Iterable[_builtins.str] | None = ...,
+        facts: Global___DecisionFacts | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_max_priority", b"_max_priority", "max_priority", b"max_priority"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_max_priority", b"_max_priority", "facts", b"facts", "max_priority", b"max_priority"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_priority", b"_max_priority", "cache_scope", b"cache_scope", "guards_stream", b"guards_stream", "key_id", b"key_id", "limits", b"limits", "max_priority", b"max_priority", "models", b"models", "scopes", b"scopes", "skip_answer_cache", b"skip_answer_cache", "tenant", b"tenant", "wants_text", b"wants_text", "worker_pools", b"worker_pools"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_priority", b"_max_priority", "cache_scope", b"cache_scope", "facts", b"facts", "guards_stream", b"guards_stream", "key_id", b"key_id", "limits", b"limits", "max_priority", b"max_priority", "models", b"models", "scopes", b"scopes", "skip_answer_cache", b"skip_answer_cache", "tenant", b"tenant", "wants_text", b"wants_text", "worker_pools", b"worker_pools"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__max_priority: _TypeAlias = _typing.Literal["max_priority"]  # noqa: Y015
     _WhichOneofArgType__max_priority: _TypeAlias = _typing.Literal["_max_priority", b"_max_priority"]  # noqa: Y015
@@ -172,6 +211,8 @@ class ReserveRequest(_message.Message):
     PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
     MAX_TOKENS_FIELD_NUMBER: _builtins.int
     TEXT_FIELD_NUMBER: _builtins.int
+    PRIORITY_FIELD_NUMBER: _builtins.int
+    FACTS_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     attempt_id: _builtins.str
     """InferenceRequest.attempt_id."""
@@ -185,6 +226,12 @@ class ReserveRequest(_message.Message):
     """Of the prompt, as the model gets it. Unset unless AdmitResponse.wants_text, or the error GUARDRAILS_NEED_TEXT asks
     for it.
     """
+    priority: _builtins.int
+    """That it gets: at most its key's ceiling."""
+    @_builtins.property
+    def facts(self) -> Global___DecisionFacts:
+        """Of AdmitResponse."""
+
     def __init__(
         self,
         *,
@@ -196,10 +243,12 @@ class ReserveRequest(_message.Message):
         prompt_tokens: _builtins.int = ...,
         max_tokens: _builtins.int = ...,
         text: _builtins.str | None = ...,
+        priority: _builtins.int = ...,
+        facts: Global___DecisionFacts | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_text", b"_text", "text", b"text"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_text", b"_text", "facts", b"facts", "text", b"text"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_text", b"_text", "attempt_id", b"attempt_id", "key_id", b"key_id", "max_tokens", b"max_tokens", "model", b"model", "prompt_tokens", b"prompt_tokens", "request_id", b"request_id", "tenant", b"tenant", "text", b"text"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_text", b"_text", "attempt_id", b"attempt_id", "facts", b"facts", "key_id", b"key_id", "max_tokens", b"max_tokens", "model", b"model", "priority", b"priority", "prompt_tokens", b"prompt_tokens", "request_id", b"request_id", "tenant", b"tenant", "text", b"text"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__text: _TypeAlias = _typing.Literal["text"]  # noqa: Y015
     _WhichOneofArgType__text: _TypeAlias = _typing.Literal["_text", b"_text"]  # noqa: Y015

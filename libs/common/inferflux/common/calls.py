@@ -32,6 +32,7 @@ class CallContext:
         same_prompt_as: the request id of another choice of the call, whose prompt is computed; "" for none.
         record: what the call's audit line is to say; choices of one call share it.
         is_counted: its method counts against request limits.
+        method: `InferenceService/Chat`, or `POST /v1/chat/completions`; "" before it is known.
     """
 
     request_id: str
@@ -45,6 +46,7 @@ class CallContext:
     same_prompt_as: str = ""
     record: CallRecord = field(default_factory=CallRecord, compare=False, repr=False)
     is_counted: bool = False
+    method: str = ""
 
     def require_credential(self) -> str:
         """The API key.

@@ -188,7 +188,9 @@ class RequestInterceptor(grpc.aio.ServerInterceptor):
         if rule.scope:
             if self._admit is None:
                 raise RuntimeError("a method has a scope, and nothing admits callers")
-            called = replace(current_call().context, is_counted=rule.is_counted)
+            called = replace(
+                current_call().context, is_counted=rule.is_counted, method=short_name(call.method)
+            )
             # What services call is not audited, but where it is refused.
             is_service = rule.scope == SERVICE
             if not is_service:
@@ -293,7 +295,7 @@ class _Call:
     def __init__(
         self, method: str, metadata: grpc_metadata.Metadata | None, context: Context, trail: AuditTrail
     ) -> None:
-        self._method = method
+        self.method = method
         self._context = context
         self._metadata = metadata
         self._trail = trail
@@ -338,7 +340,7 @@ class _Call:
         correlation_id = secrets.token_hex(6)
         metrics.UNEXPECTED_ERRORS.labels(where="grpc").inc()
         log.error(
-            "unexpected error in an RPC", rpc=self._method, correlation_id=correlation_id, exc_info=error
+            "unexpected error in an RPC", rpc=self.method, correlation_id=correlation_id, exc_info=error
         )
         await self._abort(Internal(f"internal error, correlation id {correlation_id}"))
 
@@ -348,7 +350,7 @@ class _Call:
         self._end(code, error)
         if code != "INTERNAL":
             log.debug(
-                "refused an RPC", rpc=self._method, code=code, reason=error.reason, message=error.message
+                "refused an RPC", rpc=self.method, code=code, reason=error.reason, message=error.message
             )
         if self._called.request_id:
             mine = ((grpc_metadata.REQUEST_ID, self._called.request_id), *error.headers.items())
@@ -362,9 +364,15 @@ class _Call:
         raise AssertionError("abort_with_status returned")
 
     def _end(self, code: str, error: BaseException | None = None) -> None:
-        write_call(self._trail, self._called, self._method.rpartition("/")[2], error=error)
-        metrics.RPCS.labels(method=self._method, code=code.removeprefix("StatusCode.")).inc()
-        log.debug("served an RPC", rpc=self._method, code=code)
+        write_call(self._trail, self._called, self.method.rpartition("/")[2], error=error)
+        metrics.RPCS.labels(method=self.method, code=code.removeprefix("StatusCode.")).inc()
+        log.debug("served an RPC", rpc=self.method, code=code)
+
+
+def short_name(method: str) -> str:
+    """`InferenceService/Chat` of `/inferflux.v1.InferenceService/Chat`."""
+    service, _, name = method.rpartition("/")
+    return f"{service.rpartition('.')[2]}/{name}"
 
 
 def _gone() -> asyncio.CancelledError:

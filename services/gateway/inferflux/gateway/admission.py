@@ -73,6 +73,7 @@ class Admission:
             scope=scope,
             request_id=context.request_id,
             is_counted=context.is_counted,
+            method=context.method,
         )
         key = hashlib.sha256(credential.encode()).digest()
         async with self._admits.place(is_preferred=key in self._admitted):
@@ -99,6 +100,7 @@ class Admission:
             wants_text=answer.wants_text,
             guards_stream=answer.guards_stream,
             worker_pools=tuple(answer.worker_pools),
+            facts=answer.facts if answer.HasField("facts") else None,
         )
 
     async def reserve(self, request: policy_pb2.ReserveRequest) -> policy_pb2.ReserveResponse:

@@ -23,6 +23,7 @@ class Caller:
         wants_text: whether policy wants to see the prompts.
         guards_stream: whether answers may be held to guardrails.
         worker_pools: pools of the workers that its requests may run on; empty: every worker.
+        facts: what policy wants to be told again when it reserves; None where it does not.
     """
 
     tenant: str
@@ -35,6 +36,7 @@ class Caller:
     wants_text: bool = False
     guards_stream: bool = False
     worker_pools: Sequence[str] = ()
+    facts: policy_pb2.DecisionFacts | None = None
 
     def check_model(self, model: str) -> None:
         """Raises:

@@ -217,6 +217,8 @@ class Generation:
                     prompt_tokens=len(request.prompt_token_ids),
                     max_tokens=request.params.max_tokens,
                     text=text,
+                    priority=request.priority,
+                    facts=self._call.caller.facts,
                 )
             )
         except InferFluxError as error:

@@ -118,7 +118,8 @@ class Endpoint:
             raise MethodNotAllowed(f"use {self._method}", reason="METHOD_NOT_ALLOWED")
         if self._rule.scope is None:
             raise RuntimeError("an endpoint has a scope")
-        caller = await self._edge.admit(self._rule.scope, replace(context, is_counted=self._rule.is_counted))
+        called = replace(context, is_counted=self._rule.is_counted, method=f"{method} {self._path}")
+        caller = await self._edge.admit(self._rule.scope, called)
         exchange.headers.update(rate_limits.headers_of(caller.limits))
         body = b""
         if method == "POST":

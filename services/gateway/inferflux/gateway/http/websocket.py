@@ -99,7 +99,7 @@ class WebSocketEndpoint:
         context = CallContext(request_id="")
         try:
             await receive()  # the handshake
-            context = call_context(_headers(scope), remaining_s=None)
+            context = replace(call_context(_headers(scope), remaining_s=None), method=_METHOD)
             caller = await self._edge.admit("inference", context)
             with self._sockets.place(caller.tenant):
                 await socket.accept(scope, context)
