@@ -9,6 +9,7 @@ from pydantic_settings import SettingsConfigDict
 
 from inferflux.common.api_key import is_well_formed
 from inferflux.common.audit.settings import AuditSettings
+from inferflux.common.http_settings import HttpClientSettings
 from inferflux.common.priority import HIGHEST, LOWEST
 from inferflux.common.settings import ListenAddress, SubjectToken, listed, setting
 
@@ -21,7 +22,7 @@ def _well_formed(secret: SecretStr) -> SecretStr:
     return secret
 
 
-class PolicySettings(AuditSettings):
+class PolicySettings(AuditSettings, HttpClientSettings):
     """Settings of one policy process."""
 
     model_config = SettingsConfigDict(env_prefix="INFERFLUX_POLICY_")

@@ -1,0 +1,78 @@
+"""How the HTTP client connects: a name is resolved once, and only an address that passed is connected to."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
+
+import httpcore2
+
+from inferflux.common.http_addresses import Address, Network, is_in, is_public, parse_address
+
+Resolve = Callable[[str, int], Awaitable[Sequence[str]]]
+"""The addresses of a host, by name and port. Raises OSError where there are none."""
+
+
+class AddressRefused(Exception):
+    """No address of the host may be connected to."""
+
+
+async def resolve(host: str, port: int) -> list[str]:
+    """The host's addresses, as the system finds them, each once.
+
+    Raises:
+        OSError: it has none.
+    """
+    found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    return list(dict.fromkeys(str(sockaddr[0]) for *_, sockaddr in found))
+
+
+class CheckedBackend(httpcore2.AsyncNetworkBackend):
+    """Connects to addresses in `allowed`, and to public ones where `is_public_allowed`.
+
+    Certificates are checked against the name of the URL all the same.
+    """
+
+    def __init__(
+        self, allowed: Collection[Network], *, is_public_allowed: bool, resolve: Resolve = resolve
+    ) -> None:
+        self._allowed = allowed
+        self._is_public_allowed = is_public_allowed
+        self._resolve = resolve
+        self._inner = httpcore2.AnyIOBackend()
+
+    async def connect_tcp(
+        self,
+        host: str,
+        port: int,
+        timeout: float | None = None,
+        local_address: str | None = None,
+        socket_options: Iterable[httpcore2.SOCKET_OPTION] | None = None,
+    ) -> httpcore2.AsyncNetworkStream:
+        """Raises:
+        AddressRefused: all of its addresses are refused.
+        httpcore2.ConnectError: it has no address, or none answers.
+        """
+        try:
+            found = [parse_address(text) for text in await self._resolve(host.strip("[]"), port)]
+        except (OSError, UnicodeError) as error:
+            raise httpcore2.ConnectError(str(error)) from error
+        passed = [address for address in found if self._may_connect(address)]
+        if not passed:
+            raise AddressRefused
+        for i, address in enumerate(passed):
+            try:
+                return await self._inner.connect_tcp(
+                    str(address), port, timeout, local_address, socket_options
+                )
+            except (httpcore2.ConnectError, httpcore2.ConnectTimeout):
+                if i == len(passed) - 1:
+                    raise
+        raise AssertionError("there is an address")
+
+    async def sleep(self, seconds: float) -> None:
+        await self._inner.sleep(seconds)
+
+    def _may_connect(self, address: Address) -> bool:
+        return is_in(address, self._allowed) or (self._is_public_allowed and is_public(address))

@@ -1,0 +1,237 @@
+"""The HTTP client against servers that answer as they like."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import ssl
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+from harness.certificates import Certificates
+
+from inferflux.common.errors import Unavailable
+from inferflux.common.http_addresses import parse_networks
+from inferflux.common.http_client import HttpClient, HttpResponse
+
+LOOPBACK = parse_networks(["127.0.0.0/8"])
+Answer = Callable[[bytes, asyncio.StreamWriter], Awaitable[None]]
+
+
+class Server:
+    """Takes requests on loopback and lets a test answer each.
+
+    Attributes:
+        heads: of the requests, as they came.
+        connections: that were made.
+    """
+
+    def __init__(self, answer: Answer) -> None:
+        self._answer = answer
+        self.heads: list[str] = []
+        self.connections = 0
+        self.port = 0
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.connections += 1
+        try:
+            while True:
+                head = await reader.readuntil(b"\r\n\r\n")
+                self.heads.append(head.decode())
+                length = [line for line in head.split(b"\r\n") if line.lower().startswith(b"content-length:")]
+                body = await reader.readexactly(int(length[0].split(b":")[1])) if length else b""
+                await self._answer(body, writer)
+                await writer.drain()
+        except (asyncio.IncompleteReadError, ConnectionError):
+            pass
+        finally:
+            writer.close()
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}/keys"
+
+
+@asynccontextmanager
+async def serving(answer: Answer, tls: ssl.SSLContext | None = None) -> AsyncIterator[Server]:
+    server = Server(answer)
+    listener = await asyncio.start_server(server.serve, "127.0.0.1", 0, ssl=tls)
+    server.port = listener.sockets[0].getsockname()[1]
+    try:
+        yield server
+    finally:
+        listener.close()
+
+
+def answering(body: bytes, *, status: str = "200 OK", headers: str = "") -> Answer:
+    async def answer(_body: bytes, writer: asyncio.StreamWriter) -> None:
+        writer.write(f"HTTP/1.1 {status}\r\nContent-Length: {len(body)}\r\n{headers}\r\n".encode() + body)
+
+    return answer
+
+
+@asynccontextmanager
+async def client_of(**more: object) -> AsyncIterator[HttpClient]:
+    client = HttpClient(**({"allowed_networks": LOOPBACK} | more))  # type: ignore[arg-type]
+    try:
+        yield client
+    finally:
+        await client.aclose()
+
+
+async def refused(call: Awaitable[HttpResponse]) -> Unavailable:
+    with pytest.raises(Unavailable) as caught:
+        await call
+    return caught.value
+
+
+async def test_an_answer_comes_whole_over_a_connection_that_is_kept() -> None:
+    async with serving(answering(b'{"keys": []}', headers="X-A: b\r\n")) as server, client_of() as client:
+        for _ in range(3):
+            answer = await client.get(server.url, headers={"X-Mine": "1"})
+            assert (answer.status, answer.json(), answer.headers["x-a"]) == (200, {"keys": []}, "b")
+        assert server.connections == 1
+        assert f"host: 127.0.0.1:{server.port}\r\n" in server.heads[0].lower()
+        assert "x-mine: 1" in server.heads[0].lower()
+
+
+async def test_json_is_sent_and_every_status_is_an_answer() -> None:
+    async def echo(body: bytes, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 403 Forbidden\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
+
+    async with serving(echo) as server, client_of() as client:
+        answer = await client.post_json(server.url, {"input": {"a": 1}})
+        assert (answer.status, answer.json()) == (403, {"input": {"a": 1}})
+        assert "content-type: application/json" in server.heads[0].lower()
+
+
+async def test_a_redirect_is_an_answer_and_is_not_followed() -> None:
+    async with (
+        serving(answering(b"{}")) as other,
+        serving(answering(b"", status="302 Found", headers=f"Location: {other.url}\r\n")) as server,
+        client_of() as client,
+    ):
+        assert (await client.get(server.url)).status == 302
+        assert other.connections == 0
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "2130706433", "0x7f.1", "[::ffff:127.0.0.1]"])
+@pytest.mark.parametrize("scheme", ["http", "https"])
+async def test_loopback_is_refused_however_it_is_spelled(scheme: str, host: str) -> None:
+    async with serving(answering(b"{}")) as server, client_of(allowed_networks=()) as client:
+        error = await refused(client.get(f"{scheme}://{host}:{server.port}/"))
+        assert error.reason == "HTTP_ADDRESS_REFUSED"
+        assert server.connections == 0
+
+
+async def test_plain_http_is_for_allowed_networks_alone() -> None:
+    async def to_public(_host: str, _port: int) -> Sequence[str]:
+        return ["93.184.216.34"]
+
+    async with client_of(resolve=to_public) as client:
+        error = await refused(client.get("http://idp.example.com/"))
+        assert error.reason == "HTTP_ADDRESS_REFUSED"
+
+
+async def test_a_name_is_resolved_once_and_its_checked_address_is_connected_to() -> None:
+    """A name that answers with another address the second time gains nothing by it."""
+    asked: list[str] = []
+
+    async def rebinding(host: str, _port: int) -> Sequence[str]:
+        asked.append(host)
+        return ["127.0.0.1"] if len(asked) == 1 else ["169.254.169.254"]
+
+    async with serving(answering(b"{}")) as server, client_of(resolve=rebinding) as client:
+        assert (await client.get(f"http://idp.example.com:{server.port}/")).status == 200
+        assert asked == ["idp.example.com"]
+        assert f"host: idp.example.com:{server.port}\r\n" in server.heads[0].lower()
+
+
+async def test_of_several_addresses_those_that_are_refused_are_left_out() -> None:
+    async def mixed(_host: str, _port: int) -> Sequence[str]:
+        return ["169.254.169.254", "10.0.0.1", "127.0.0.1"]
+
+    async with serving(answering(b"{}")) as server, client_of(resolve=mixed) as client:
+        assert (await client.get(f"http://idp.example.com:{server.port}/", timeout_s=5)).status == 200
+
+
+@pytest.mark.parametrize("is_chunked", [False, True])
+async def test_a_body_beyond_the_limit_is_not_taken(is_chunked: bool) -> None:
+    async def endless(_body: bytes, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")
+        while True:
+            writer.write(b"400\r\n" + b"a" * 1024 + b"\r\n")
+            await writer.drain()
+
+    answer = endless if is_chunked else answering(b"a" * 4097)
+    async with serving(answer) as server, client_of(max_body_bytes=4096) as client:
+        assert (await refused(client.get(server.url))).reason == "HTTP_TOO_LARGE"
+    async with serving(answering(b"a" * 4096)) as server, client_of(max_body_bytes=4096) as client:
+        assert len((await client.get(server.url)).body) == 4096
+
+
+async def test_a_compressed_body_is_not_taken() -> None:
+    packed = answering(gzip.compress(b"a" * 1_000_000), headers="Content-Encoding: gzip\r\n")
+    async with serving(packed) as server, client_of() as client:
+        assert (await refused(client.get(server.url))).reason == "HTTP_ENCODED"
+
+
+@pytest.mark.parametrize("start", [b"", b"HTTP/1.1 200 OK\r\nContent-Length: 1000\r\n\r\n"])
+async def test_a_server_that_drips_is_left_when_the_time_is_over(start: bytes) -> None:
+    async def dripping(_body: bytes, writer: asyncio.StreamWriter) -> None:
+        writer.write(start or b"HTTP/1.1 200 OK\r\nX-Slow: ")
+        while True:
+            writer.write(b"a")
+            await writer.drain()
+            await asyncio.sleep(0.02)
+
+    async with serving(dripping) as server, client_of(timeout_s=0.3) as client:
+        assert (await refused(client.get(server.url))).reason == "HTTP_TIMEOUT"
+
+
+async def test_a_name_that_is_never_resolved_is_left_when_the_time_is_over() -> None:
+    async def silent(_host: str, _port: int) -> Sequence[str]:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    async with client_of(resolve=silent, timeout_s=0.2) as client:
+        assert (await refused(client.get("https://idp.example.com/"))).reason == "HTTP_TIMEOUT"
+
+
+async def test_what_is_no_http_and_what_does_not_listen_is_unreachable() -> None:
+    async def gibberish(_body: bytes, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"-ERR unknown command\r\n\r\n")
+
+    async with client_of() as client:
+        async with serving(gibberish) as server:
+            assert (await refused(client.get(server.url))).reason == "HTTP_UNREACHABLE"
+        assert (await refused(client.get(server.url))).reason == "HTTP_UNREACHABLE"
+
+
+async def test_a_proxy_of_the_environment_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with serving(answering(b"{}")) as server, serving(answering(b"proxy")) as proxy:
+        for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
+            monkeypatch.setenv(name, f"http://127.0.0.1:{proxy.port}")
+        async with client_of() as client:
+            assert (await client.get(server.url)).body == b"{}"
+        assert proxy.connections == 0
+
+
+async def test_a_certificate_is_checked_against_the_name_of_the_url(tmp_path: Path) -> None:
+    made = Certificates.made(tmp_path / "own")
+    other = Certificates.made(tmp_path / "other")
+
+    async def to_loopback(_host: str, _port: int) -> Sequence[str]:
+        return ["127.0.0.1"]
+
+    async with serving(answering(b"{}"), made.server().server_context()) as server:
+        trusting = ssl.create_default_context(cafile=made.ca)
+        async with client_of(tls=trusting, resolve=to_loopback) as client:
+            assert (await client.get(f"https://localhost:{server.port}/")).status == 200
+            error = await refused(client.get(f"https://idp.example.com:{server.port}/"))
+            assert error.reason == "HTTP_UNREACHABLE"
+        async with client_of(tls=ssl.create_default_context(cafile=other.ca)) as client:
+            error = await refused(client.get(f"https://127.0.0.1:{server.port}/"))
+            assert error.reason == "HTTP_UNREACHABLE"
