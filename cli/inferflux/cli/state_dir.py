@@ -53,11 +53,11 @@ class StackState:
     endpoint: str
     api_key: str
     nats_url: str
-    tokens_url: str
     redis_url: str
     model: str
     processes: Mapping[str, int]
     metrics: Mapping[str, str]
+    tokens_url: str = ""
     tls_ca: str = ""
 
     @property
