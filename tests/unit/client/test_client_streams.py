@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
+from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
@@ -43,10 +46,10 @@ class Calls:
     address = "played:1"
 
     def __init__(self, *calls: Call) -> None:
-        self._calls = iter(calls)
+        self._calls = deque(calls)
 
     def open(self, _step: Step, _following: Following) -> Call:
-        return next(self._calls)
+        return self._calls.popleft()
 
 
 def chunk(i: int) -> tokens_pb2.TokenChunk:
@@ -121,3 +124,17 @@ def test_deltas_go_on_when_a_stream_is_resumed() -> None:
     said = [stream.delta.content if stream.delta else None for _ in stream]
     assert said == ["0", "1", "2", None]
     assert stream.resumes == 1
+
+
+def test_no_call_outlives_its_stream() -> None:
+    """The ending interpreter would collect it, and wait for ever for a lock of a thread that is gone."""
+    first, second = Call([chat(0)], UNAVAILABLE), Call([end(1)], UNAVAILABLE)
+    calls = weakref.ref(first), weakref.ref(second)
+    stream = Stream(Calls(first, second), following(), end=never, end_later=never)
+    del first, second
+    gc.disable()
+    try:
+        list(stream)
+        assert [call() for call in calls] == [None, None]
+    finally:
+        gc.enable()

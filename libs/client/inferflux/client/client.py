@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import threading
 import time
@@ -46,6 +47,8 @@ class Gateway:
 class Client(BaseClient[Gateway, Stream]):
     """Calls a company's gateways. Threads may share it. Close it, or use it as a context.
 
+    What is open when the program ends is closed then.
+
     Every method raises an InferFluxError with a reason for machines. InvalidArgument names its field, others
     say when to try again. A call that a gateway cannot serve goes to the next one.
     """
@@ -61,6 +64,7 @@ class Client(BaseClient[Gateway, Stream]):
         super().__init__(Gateway, addresses, api_key, retries, tls)
         self._streams: weakref.WeakSet[Stream] = weakref.WeakSet()
         self._endings: list[threading.Thread] = []
+        _open_clients.add(self)
 
     def cancel(self, request_id: str, *, timeout_s: float = 10.0) -> None:
         """End a queued or running request of this key's tenant; NotFound if there is none."""
@@ -90,6 +94,7 @@ class Client(BaseClient[Gateway, Stream]):
             thread.join(LIMIT_S)
         for gateway in self._gateways.take_all():
             gateway.channel.close()
+        _open_clients.discard(self)
 
     def __enter__(self) -> Self:
         return self
@@ -149,3 +154,13 @@ class Client(BaseClient[Gateway, Stream]):
         with contextlib.suppress(RuntimeError):  # the interpreter is ending
             thread.start()
             self._endings.append(thread)
+
+
+_open_clients: weakref.WeakSet[Client] = weakref.WeakSet()
+
+
+@atexit.register
+def _close_all() -> None:
+    """Close what a program left open, while the threads of gRPC are alive."""
+    for client in list(_open_clients):
+        client.close()

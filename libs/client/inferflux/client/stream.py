@@ -24,6 +24,16 @@ class Call(Protocol):
     def cancel(self) -> bool: ...
 
 
+class _NoCall:
+    """In the place of a call that was ended."""
+
+    def __next__(self) -> Response:
+        raise StopIteration
+
+    def cancel(self) -> bool:
+        return False
+
+
 class Calls(Protocol):
     """Makes the calls of one request, at whichever gateway answers."""
 
@@ -50,7 +60,7 @@ class Stream(StreamView):
         self._calls = calls
         self._end = end
         self._end_later = end_later
-        self._call = calls.open(following.first, following)
+        self._call: Call = calls.open(following.first, following)
         self._is_closed = False
 
     def __iter__(self) -> Self:
@@ -101,9 +111,11 @@ class Stream(StreamView):
         try:
             return self._chunk_of(next(self._call))
         except StopIteration:
-            raise Unavailable("the stream ended before its last chunk", retry_delay_s=None) from None
-        except grpc.RpcError as error:
-            raise from_rpc(error) from None
+            error: InferFluxError = Unavailable("the stream ended before its last chunk", retry_delay_s=None)
+        except grpc.RpcError as failed:
+            # The call is its own error: with a traceback it would hold this stream and itself.
+            error = from_rpc(failed.with_traceback(None))
+        raise error
 
     def _recover(self, error: InferFluxError) -> None:
         """Make the call that follows one that failed.
@@ -128,4 +140,6 @@ class Stream(StreamView):
         must_be_cancelled = self._following.must_be_cancelled
         self._following.end()
         self._call.cancel()
+        # A call that the ending interpreter collects may wait for ever for a lock of gRPC's thread, which is gone.
+        self._call = _NoCall()
         return must_be_cancelled
