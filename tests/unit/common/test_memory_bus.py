@@ -48,6 +48,29 @@ async def test_one_connection_is_cut_and_the_others_go_on() -> None:
     await gateway.close()
 
 
+async def test_deletions_are_healed_together_once_they_have_settled() -> None:
+    """A server removes files after it has told of a deletion: what is made too early loses its own."""
+    nats = MemoryNats()
+    bus = await nats.connect()
+    await bus.ensure_streams(StreamLimits())
+    n_heals = 0
+
+    async def on_reconnect() -> None:
+        nonlocal n_heals
+        n_heals += 1
+
+    bus.on_reconnect(on_reconnect)
+    for stream in subjects.STREAMS:
+        nats.delete_stream(stream)
+        await asyncio.sleep(0.02)  # an operator deletes one after the other
+    assert await bus.enqueue(JOBS, b"again", msg_id="1")
+    async with asyncio.timeout(5):
+        while not n_heals:
+            await asyncio.sleep(0.01)
+    assert n_heals == 1
+    await bus.close()
+
+
 async def test_a_deleted_stream_is_made_again_and_jobs_go_on() -> None:
     nats = MemoryNats()
     bus = await nats.connect()

@@ -19,6 +19,9 @@ log = logs.get()
 _RETRY_S = 0.2
 # Between two questions to JetStream whether it writes.
 _PROBE_INTERVAL_S = 1.0
+# nats-server tells of a deletion before it removes the files. A stream that is made by then loses its own to it,
+# and takes no message until the server starts anew.
+_DELETION_S = 0.5
 
 
 class Healer:
@@ -43,6 +46,7 @@ class Healer:
         self._callbacks: list[Callable[[], Awaitable[None]]] = []
         self._consumers: list[JobConsumer] = []
         self._is_ill = asyncio.Event()
+        self._are_deleted_at = 0.0
         self._task: asyncio.Task[None] | None = None
 
     def begin(self) -> None:
@@ -78,6 +82,7 @@ class Healer:
         while True:
             try:
                 await self._until_ill()
+                await self._until_deleted()
                 self._is_ill.clear()
                 await self._heal()
                 said = ""
@@ -104,6 +109,12 @@ class Healer:
                     return
             if self.limits is not None and self._link.is_connected:
                 await self._probe_writes()
+
+    async def _until_deleted(self) -> None:
+        """Return when what was deleted last is gone from the server's disk too."""
+        now_s = asyncio.get_running_loop().time
+        while (left_s := self._are_deleted_at - now_s()) > 0:
+            await asyncio.sleep(left_s)
 
     async def _heal(self) -> None:
         if self.limits is not None:
@@ -147,4 +158,5 @@ class Healer:
     def _on_deleted(self, subject: bytes, *_: object) -> None:
         if self.limits is not None and jetstream.is_ours(name := subject.decode()):
             log.warning("a stream was deleted", advisory=name)
+            self._are_deleted_at = asyncio.get_running_loop().time() + _DELETION_S
             self._is_ill.set()
