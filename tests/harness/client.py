@@ -151,7 +151,7 @@ def countdown(start: int, end: int = 1) -> inference_pb2.ChatRequest:
     """About a hundred tokens of which the demo model is sure.
 
     Its second choice is always far behind, so what else is in the batch, which changes the last bits of the
-    logits, cannot change the text.
+    logits, cannot change the text: `tests/e2e/test_countdowns.py` holds that.
     """
     content = f"Count down from {start} to {end}."
     return inference_pb2.ChatRequest(

@@ -25,7 +25,7 @@ MIX: Final[dict[str, float]] = {
     "greeting": 0.06,
     "arithmetic": 0.30,
     "capital": 0.09,
-    "count": 0.09,
+    "count": 0.16,
     "repeat": 0.20,
     "json": 0.14,
     "story": 0.06,

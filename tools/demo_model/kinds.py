@@ -21,7 +21,6 @@ MAX_FACTOR: Final = 10
 MAX_WORDS: Final = 10
 MAX_WORDS_AT_TIMES: Final = 40
 MAX_COUNT: Final = 30
-MAX_COUNT_LENGTH: Final = 16
 
 _HELLOS: Final = (
     "Hello", "Hi", "Hey", "Good morning", "Good afternoon", "Good evening", "Greetings", "Welcome",
@@ -186,8 +185,9 @@ def write_capital(rng: Random) -> Sample:
 def write_count(rng: Random) -> Sample:
     """Counting up and down within 1 to 30; the range decides the split."""
     start = 1 if rng.random() < 0.15 else rng.randint(1, MAX_COUNT)
-    low, high = max(1, start - MAX_COUNT_LENGTH + 1), min(MAX_COUNT, start + MAX_COUNT_LENGTH - 1)
-    end = rng.choice([n for n in range(low, high + 1) if abs(n - start) >= 2])
+    ends = [n for n in range(1, MAX_COUNT + 1) if abs(n - start) >= 2]
+    # People count to an end of the range, and the longest answers are the hardest.
+    end = rng.choice([n for n in ends if n in (1, MAX_COUNT)] if rng.random() < 0.3 else ends)
     step = 1 if end > start else -1
     down = "" if step == 1 else rng.choice((" down", " down", " backwards"))
     frame = rng.choice(
