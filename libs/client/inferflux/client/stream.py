@@ -140,6 +140,6 @@ class Stream(StreamView):
         must_be_cancelled = self._following.must_be_cancelled
         self._following.end()
         self._call.cancel()
-        # A call that the ending interpreter collects may wait for ever for a lock of gRPC's thread, which is gone.
+        # One that the ending interpreter collects may wait for ever for a lock of a thread that is gone.
         self._call = _NoCall()
         return must_be_cancelled

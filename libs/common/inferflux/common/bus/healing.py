@@ -19,8 +19,8 @@ log = logs.get()
 _RETRY_S = 0.2
 # Between two questions to JetStream whether it writes.
 _PROBE_INTERVAL_S = 1.0
-# nats-server tells of a deletion before it removes the files. A stream that is made by then loses its own to it,
-# and takes no message until the server starts anew.
+# nats-server tells of a deletion before it removes the files. A stream that is made too early loses its own
+# with them, and takes no message until the server starts anew.
 _DELETION_S = 0.5
 
 
@@ -112,8 +112,11 @@ class Healer:
 
     async def _until_deleted(self) -> None:
         """Return when what was deleted last is gone from the server's disk too."""
-        now_s = asyncio.get_running_loop().time
-        while (left_s := self._are_deleted_at - now_s()) > 0:
+        loop = asyncio.get_running_loop()
+        while True:
+            left_s = self._are_deleted_at - loop.time()
+            if left_s <= 0:
+                return
             await asyncio.sleep(left_s)
 
     async def _heal(self) -> None:
