@@ -19,7 +19,7 @@ from harness.inferctl import run
 from harness.keys import key_of
 
 from inferflux.cli.stack import Stack, StackOptions
-from inferflux.policy.store import PolicyStore
+from inferflux.policy.usage_store import UsageStore
 from inferflux.v1 import generation_pb2, inference_pb2
 
 pytestmark = pytest.mark.e2e
@@ -161,7 +161,7 @@ async def test_requests_that_no_client_resumes_end_with_their_window_and_are_cou
         n_tokens += ended.usage.completion_tokens
     await later.close()
     async with redis.asyncio.Redis.from_url(stack.redis_url) as connection:
-        store = PolicyStore(connection, timeout_s=5)
+        store = UsageStore(connection, timeout_s=5)
         async with asyncio.timeout(20):
             while (await store.usage("leaver")).get("requests") != len(answers):
                 await asyncio.sleep(0.05)

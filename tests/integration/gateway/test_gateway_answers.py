@@ -26,7 +26,7 @@ from redis.asyncio import Redis
 from inferflux.common import errors, store
 from inferflux.common.servers import ServerProcess
 from inferflux.gateway.answers.store import PREFIX
-from inferflux.policy.store import PolicyStore
+from inferflux.policy.usage_store import UsageStore
 from inferflux.v1 import generation_pb2, tokens_pb2
 
 LENGTH = generation_pb2.FINISH_REASON_LENGTH
@@ -148,7 +148,7 @@ async def test_the_same_request_is_answered_without_a_worker(cache: Cache, valke
     redis = store.connect(valkey_url)
 
     async def is_settled() -> bool:
-        usage = await PolicyStore(redis, timeout_s=5).usage("acme")
+        usage = await UsageStore(redis, timeout_s=5).usage("acme")
         return usage.get("cached_completion_tokens", 0) >= 4
 
     await until(is_settled)

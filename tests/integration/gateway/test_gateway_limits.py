@@ -27,7 +27,7 @@ from harness.websocket_client import WebSocket
 
 from inferflux.common.errors import PermissionDenied, ResourceExhausted, Unauthenticated, Unavailable
 from inferflux.common.servers import ServerProcess
-from inferflux.policy.store import PolicyStore
+from inferflux.policy.usage_store import UsageStore
 from inferflux.v1 import generation_pb2, policy_pb2_grpc, scheduler_pb2
 
 
@@ -220,7 +220,7 @@ async def test_a_reader_that_leaves_a_running_request_frees_nothing(
     await resumed.until_tokens()
     resumed.cancel()
     async with redis.asyncio.Redis.from_url(valkey_url) as connection:
-        store = PolicyStore(connection, timeout_s=5)
+        store = UsageStore(connection, timeout_s=5)
 
         async def is_settled() -> bool:
             return (await store.usage(tenant.name)).get("requests") == 1

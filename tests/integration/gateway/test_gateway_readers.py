@@ -22,7 +22,7 @@ from harness.policy import PolicyProcess
 
 from inferflux.common.errors import InvalidArgument
 from inferflux.common.servers import ServerProcess
-from inferflux.policy.store import PolicyStore
+from inferflux.policy.usage_store import UsageStore
 from inferflux.v1 import generation_pb2, scheduler_pb2
 
 CANCELLED = generation_pb2.FINISH_REASON_CANCELLED
@@ -46,7 +46,7 @@ async def payer(policy: PolicyProcess, admin_key: str, gateway: GatewayProcess, 
 async def usage(valkey_url: str, tenant: str) -> AsyncIterator[Usage]:
     """The counters of the test's tenant."""
     async with redis.asyncio.Redis.from_url(valkey_url) as connection:
-        yield lambda: PolicyStore(connection, timeout_s=5).usage(tenant)
+        yield lambda: UsageStore(connection, timeout_s=5).usage(tenant)
 
 
 async def until_counted(usage: Usage, **wanted: int) -> None:

@@ -17,6 +17,7 @@ from inferflux.common.servers import ServerProcess
 from inferflux.policy.guarded import StoreGuard
 from inferflux.policy.limits.limiter import Job, Limiter
 from inferflux.policy.limits.rules import NAMES, RateLimit
+from inferflux.policy.storage.redis_limits import RedisRateLimits
 
 from .naive_limiter import WINDOWS, NaiveLimiter
 
@@ -41,6 +42,10 @@ def limiter_of(
     client: redis.asyncio.Redis, clock: Clock | None = None, *, lease_s: float = LEASE_S
 ) -> Limiter:
     return Limiter(client, StoreGuard(timeout_s=10), lease_s=lease_s, remember_s=3600, clock_ms=clock)
+
+
+def rules_in(client: redis.asyncio.Redis) -> RedisRateLimits:
+    return RedisRateLimits(client, StoreGuard(timeout_s=10))
 
 
 class Clock:
@@ -77,8 +82,8 @@ steps = st.one_of(
 class Both:
     """The limiter and the model, told the same."""
 
-    def __init__(self, limiter: Limiter, clock: Clock) -> None:
-        self.limiter, self.clock = limiter, clock
+    def __init__(self, limiter: Limiter, rules: RedisRateLimits, clock: Clock) -> None:
+        self.limiter, self.rules, self.clock = limiter, rules, clock
         self.model = NaiveLimiter(LEASE_S * 1000)
 
     async def do(self, step: tuple[object, ...]) -> None:
@@ -95,11 +100,11 @@ class Both:
                 assert used == self.model.running(subject), subject
 
     async def _rule(self, subject: str, limits: dict[str, int]) -> None:
-        await self.limiter.set_rule(RateLimit(subject, limits))
+        await self.rules.set_rule(RateLimit(subject, limits))
         self.model.rules[subject] = limits
 
     async def _no_rule(self, subject: str) -> None:
-        assert await self.limiter.delete_rule(subject) == (self.model.rules.pop(subject, None) is not None)
+        assert await self.rules.delete_rule(subject) == (self.model.rules.pop(subject, None) is not None)
 
     async def _admit(self, subjects: tuple[str, ...]) -> None:
         refused = await wait_of(self.limiter.admit(subjects[:2]))
@@ -143,7 +148,7 @@ def test_it_does_what_the_naive_model_does(
         async with redis.asyncio.Redis.from_url(limits_valkey.url) as client:
             await client.flushdb()
             clock = Clock()
-            both = Both(limiter_of(client, clock), clock)
+            both = Both(limiter_of(client, clock), rules_in(client), clock)
             await both.do(("rule", TENANT, {"tokens_per_minute": 30, "concurrent_requests": 3}))
             for step in steps:
                 await both.do(step)
@@ -156,7 +161,7 @@ async def test_no_interval_of_a_minute_has_more_than_the_limit(limits_valkey: Se
         await client.flushdb()
         clock = Clock()
         limiter = limiter_of(client, clock)
-        await limiter.set_rule(RateLimit(TENANT, {"requests_per_minute": 5}))
+        await rules_in(client).set_rule(RateLimit(TENANT, {"requests_per_minute": 5}))
         admitted: list[int] = []
         for _ in range(600):
             clock.now_ms += 317
@@ -172,7 +177,7 @@ async def test_waiting_as_long_as_told_is_enough_and_not_too_long(limits_valkey:
         await client.flushdb()
         clock = Clock()
         limiter = limiter_of(client, clock)
-        await limiter.set_rule(RateLimit(TENANT, {"requests_per_minute": 3}))
+        await rules_in(client).set_rule(RateLimit(TENANT, {"requests_per_minute": 3}))
         for _ in range(3):
             await limiter.admit([TENANT])
             clock.now_ms += 5000
@@ -191,7 +196,7 @@ async def test_what_is_settled_while_a_job_may_run_is_kept_when_its_lease_ends(
         await client.flushdb()
         clock = Clock()
         limiter = limiter_of(client, clock)
-        await limiter.set_rule(RateLimit(TENANT, {"tokens_per_day": 100, "concurrent_requests": 1}))
+        await rules_in(client).set_rule(RateLimit(TENANT, {"tokens_per_day": 100, "concurrent_requests": 1}))
         job = Job("acme", "r1", "a")
         await limiter.sweep()
         await limiter.reserve(job, [TENANT], model="model:demo", tokens=50)
@@ -217,7 +222,7 @@ async def test_a_clock_that_is_set_back_frees_nothing(limits_valkey: ServerProce
         await client.flushdb()
         clock = Clock()
         limiter = limiter_of(client, clock)
-        await limiter.set_rule(RateLimit(TENANT, {"requests_per_minute": 2}))
+        await rules_in(client).set_rule(RateLimit(TENANT, {"requests_per_minute": 2}))
         await limiter.admit([TENANT])
         clock.now_ms -= 3_600_000
         await limiter.admit([TENANT])
@@ -230,7 +235,7 @@ async def test_what_is_left_is_told_with_a_refusal_too(limits_valkey: ServerProc
     async with redis.asyncio.Redis.from_url(limits_valkey.url) as client:
         await client.flushdb()
         limiter = limiter_of(client, Clock())
-        await limiter.set_rule(RateLimit(TENANT, {"requests_per_minute": 1, "tokens_per_minute": 9}))
+        await rules_in(client).set_rule(RateLimit(TENANT, {"requests_per_minute": 1, "tokens_per_minute": 9}))
         (requests, tokens) = await limiter.admit([TENANT])
         assert (requests.name, requests.limit, requests.remaining) == ("requests", 1, 0)
         assert (tokens.name, tokens.limit, tokens.remaining) == ("tokens", 9, 9)
@@ -246,7 +251,7 @@ async def test_fifty_at_once_never_get_over_a_limit_and_leave_nothing(limits_val
     async with redis.asyncio.Redis.from_url(limits_valkey.url, max_connections=80) as client:
         await client.flushdb()
         limiters = [limiter_of(client, lease_s=1) for _ in range(5)]
-        await limiters[0].set_rule(RateLimit(TENANT, limit))
+        await rules_in(client).set_rule(RateLimit(TENANT, limit))
         now = asyncio.get_running_loop().time
         end, seen = now() + 3, Seen()
         sweeping = asyncio.create_task(sweep_on(limiters[0]))

@@ -16,7 +16,7 @@ from harness.policy import PolicyProcess, refusal, until
 from inferflux.common.errors import Unavailable, from_rpc
 from inferflux.common.servers import ServerProcess, free_port
 from inferflux.policy import keys
-from inferflux.policy.store import PolicyStore
+from inferflux.policy.usage_store import UsageStore
 from inferflux.v1 import generation_pb2, policy_pb2
 
 from .conftest import Running, StartPolicy
@@ -158,7 +158,7 @@ async def test_keys_and_counters_survive_a_kill_of_redis(
     assert (await refusal(policy.admit(revoked.secret))).code() is grpc.StatusCode.UNAUTHENTICATED
     await policy.stub.Settle(settled)
     async with redis.asyncio.Redis.from_url(private_valkey.url) as client:
-        assert (await PolicyStore(client, timeout_s=5).usage("acme"))["completion_tokens"] == 9
+        assert (await UsageStore(client, timeout_s=5).usage("acme"))["completion_tokens"] == 9
 
 
 async def test_two_processes_agree_at_once(private_valkey: ServerProcess, start_policy: StartPolicy) -> None:
@@ -183,7 +183,7 @@ async def test_two_processes_agree_at_once(private_valkey: ServerProcess, start_
     )
     await asyncio.gather(*(p.stub.Settle(settled) for p in (left, right) for _ in range(10)))
     async with redis.asyncio.Redis.from_url(private_valkey.url) as client:
-        assert (await PolicyStore(client, timeout_s=5).usage("acme"))["requests"] == 1
+        assert (await UsageStore(client, timeout_s=5).usage("acme"))["requests"] == 1
 
 
 async def test_an_admission_is_one_round_trip(
@@ -331,7 +331,7 @@ async def test_a_redis_that_takes_no_writes_still_admits_and_settles_later(
         await client.replicaof("NO", "ONE")
         await client.config_set("min-replicas-to-write", 0)
         await policy.stub.Settle(settled)
-        assert (await PolicyStore(client, timeout_s=5).usage("acme"))["requests"] == 1
+        assert (await UsageStore(client, timeout_s=5).usage("acme"))["requests"] == 1
 
 
 async def test_redis_that_refuses_policy_its_commands_is_seen_in_readiness(

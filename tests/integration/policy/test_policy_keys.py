@@ -11,8 +11,9 @@ from harness.policy import bearer, refusal
 from inferflux.common.errors import InvalidArgument, from_rpc
 from inferflux.common.scopes import Scope
 from inferflux.policy import keys
+from inferflux.policy.guarded import StoreGuard
 from inferflux.policy.keys import ApiKeyRecord
-from inferflux.policy.store import PolicyStore
+from inferflux.policy.storage.redis_keys import RedisKeys
 from inferflux.v1 import policy_pb2
 
 from .conftest import Running
@@ -186,7 +187,7 @@ async def test_the_list_says_everything_but_the_secret(running: Running) -> None
 
 
 async def test_a_list_is_whole_however_many_keys_there_are(running: Running) -> None:
-    store = PolicyStore(running.redis, timeout_s=5)
+    store = RedisKeys(running.redis, StoreGuard(timeout_s=5))
     digests = {keys.digest_of(f"many-{i}") for i in range(1000)}
     for digest in digests:
         await store.add(ApiKeyRecord(digest, "many", "one of many", (Scope.MODELS,), 7))

@@ -16,7 +16,7 @@ from inferflux.common import grpc_client
 from inferflux.common.errors import from_rpc
 from inferflux.common.policy_methods import FOR_SERVICES
 from inferflux.common.tls import ClientTls
-from inferflux.policy.store import PolicyStore
+from inferflux.policy.usage_store import UsageStore
 from inferflux.v1 import guardrails_pb2, policy_pb2, policy_pb2_grpc
 
 from .conftest import Running, StartPolicy
@@ -53,7 +53,7 @@ async def test_what_services_call_strangers_and_administrators_cannot(running: R
         error = await refusal(call(request, metadata=metadata, timeout=10))
         assert error.code() is grpc.StatusCode.UNAUTHENTICATED
         assert from_rpc(error).reason == reason
-    assert await PolicyStore(running.redis, timeout_s=5).usage("strangers") == {}
+    assert await UsageStore(running.redis, timeout_s=5).usage("strangers") == {}
     await getattr(running.policy.stub, method)(request, timeout=10)
 
 

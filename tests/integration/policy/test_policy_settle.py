@@ -9,7 +9,7 @@ import pytest
 from harness.policy import refusal, until
 
 from inferflux.common.errors import InvalidArgument, from_rpc
-from inferflux.policy.store import PolicyStore
+from inferflux.policy.usage_store import UsageStore
 from inferflux.v1 import generation_pb2, policy_pb2
 
 from .conftest import Running, StartPolicy
@@ -31,7 +31,7 @@ def ended(the_id: str, of_tenant: str, /, **changes: Any) -> policy_pb2.SettleRe
 async def test_settled_requests_add_up(running: Running) -> None:
     for i in range(3):
         await running.policy.stub.Settle(ended(f"add-{i}", "adds"))
-    assert await PolicyStore(running.redis, timeout_s=5).usage("adds") == {
+    assert await UsageStore(running.redis, timeout_s=5).usage("adds") == {
         "requests": 3,
         "prompt_tokens": 30,
         "cached_prompt_tokens": 12,
@@ -41,7 +41,7 @@ async def test_settled_requests_add_up(running: Running) -> None:
 
 async def test_settling_a_request_any_number_of_times_counts_it_once(running: Running) -> None:
     await asyncio.gather(*(running.policy.stub.Settle(ended("same", "once")) for _ in range(50)))
-    usage = await PolicyStore(running.redis, timeout_s=5).usage("once")
+    usage = await UsageStore(running.redis, timeout_s=5).usage("once")
     assert usage["requests"] == 1
     assert usage["completion_tokens"] == 5
 
@@ -50,7 +50,7 @@ async def test_a_request_id_that_is_used_again_counts_again(running: Running) ->
     """Each use of an id is a job of its own, however soon it comes."""
     for attempt in ("a1", "a2", "a1"):
         await running.policy.stub.Settle(ended("again", "reuses", attempt_id=attempt))
-    usage = await PolicyStore(running.redis, timeout_s=5).usage("reuses")
+    usage = await UsageStore(running.redis, timeout_s=5).usage("reuses")
     assert (usage["requests"], usage["completion_tokens"]) == (2, 10)
 
 
@@ -58,7 +58,7 @@ async def test_a_gateway_that_names_no_attempt_has_its_requests_counted_once_by_
     """As gateways of an earlier version do, while others are upgraded."""
     for request_id in ("first", "second", "first"):
         await running.policy.stub.Settle(ended(request_id, "elder", attempt_id=""))
-    usage = await PolicyStore(running.redis, timeout_s=5).usage("elder")
+    usage = await UsageStore(running.redis, timeout_s=5).usage("elder")
     assert (usage["requests"], usage["completion_tokens"]) == (2, 10)
 
 
@@ -67,7 +67,7 @@ async def test_what_a_job_used_more_than_settled_before_is_added(running: Runnin
     for n in (7, 3, 12, 12):
         usage = generation_pb2.Usage(prompt_tokens=10, completion_tokens=n)
         await running.policy.stub.Settle(ended("partly", "parts", usage=usage))
-    assert await PolicyStore(running.redis, timeout_s=5).usage("parts") == {
+    assert await UsageStore(running.redis, timeout_s=5).usage("parts") == {
         "requests": 1,
         "prompt_tokens": 10,
         "completion_tokens": 12,
@@ -77,7 +77,7 @@ async def test_what_a_job_used_more_than_settled_before_is_added(running: Runnin
 async def test_two_tenants_may_use_the_same_request_id(running: Running) -> None:
     for tenant in ("left", "right"):
         await running.policy.stub.Settle(ended("shared-id", tenant))
-    store = PolicyStore(running.redis, timeout_s=5)
+    store = UsageStore(running.redis, timeout_s=5)
     assert [(await store.usage(t))["requests"] for t in ("left", "right")] == [1, 1]
 
 
@@ -96,7 +96,7 @@ async def test_a_settled_request_is_forgotten_in_time_and_leaves_only_its_counte
 
     await until(is_forgotten)
     await policy.stub.Settle(ended("short", "memory"))
-    assert (await PolicyStore(running.redis, timeout_s=5).usage("memory"))["requests"] == 2
+    assert (await UsageStore(running.redis, timeout_s=5).usage("memory"))["requests"] == 2
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,6 @@ from .guarded import StoreGuard
 from .guardrails.admin import GuardrailAdmin
 from .guardrails.prompts import PromptGuard
 from .guardrails.sets import GuardrailSets
-from .guardrails.store import RedisGuardrails
 from .key_admin import KeyAdmin
 from .last_used import LastUsed
 from .limits.admin import LimitAdmin
@@ -33,7 +32,9 @@ from .role_admin import RoleAdmin
 from .rules import MAX_MESSAGE_BYTES, RULES
 from .servicer import Parts, PolicyServicer
 from .settings import PolicySettings
-from .store import PolicyStore
+from .storage.interface import Storage
+from .storage.redis import RedisStorage
+from .usage_store import UsageStore
 
 if TYPE_CHECKING:
     from redis.asyncio import Redis
@@ -59,7 +60,9 @@ async def _serve(settings: PolicySettings, shutdown: Shutdown, trail: AuditTrail
     service_keys = ServiceKeys(keys, certificates=certificates)
     redis = store.connect(settings.redis_url, tls=settings.client_tls)
     metrics = PolicyMetrics()
-    parts = _parts(settings, redis, service_keys, metrics)
+    guard = StoreGuard(timeout_s=settings.store_timeout_s)
+    storage: Storage = RedisStorage(redis, guard)
+    parts = _parts(settings, redis, guard, storage, service_keys, metrics)
     probe = Probe(settings.metrics_listen)
     probe.set_ready("store", ok=False, detail="not asked yet")
     servicer = PolicyServicer(
@@ -84,7 +87,7 @@ async def _serve(settings: PolicySettings, shutdown: Shutdown, trail: AuditTrail
             _sweep(parts.limiter, metrics, shutdown, every_s=settings.lease_s / _SWEEPS_PER_LEASE)
         )
         background.start(_write_last_used(parts.last_used, shutdown))
-        bootstrap = Bootstrap(parts.usage, settings.bootstrap_key.get_secret_value())
+        bootstrap = Bootstrap(storage.keys, settings.bootstrap_key.get_secret_value())
         watch = StoreWatch(bootstrap, server, probe, metrics)
         await watch.run_until(shutdown, interval_s=settings.store_check_interval_s)
         probe.set_ready("running", ok=False, detail="shutting down")
@@ -93,35 +96,38 @@ async def _serve(settings: PolicySettings, shutdown: Shutdown, trail: AuditTrail
     finally:
         await background.close()
         probe.close()
+        await storage.aclose()
         await redis.aclose()
 
 
 def _parts(
-    settings: PolicySettings, redis: Redis, service_keys: ServiceKeys, metrics: PolicyMetrics
+    settings: PolicySettings,
+    redis: Redis,
+    guard: StoreGuard,
+    storage: Storage,
+    service_keys: ServiceKeys,
+    metrics: PolicyMetrics,
 ) -> Parts:
-    guard = StoreGuard(timeout_s=settings.store_timeout_s)
-    policy_store = PolicyStore(redis, timeout_s=settings.store_timeout_s, guard=guard)
     limiter = Limiter(redis, guard, lease_s=settings.lease_s, remember_s=settings.settled_memory_s)
     key_admin = KeyAdmin(
-        policy_store,
+        storage.keys,
         default_max_priority=settings.default_max_priority,
         default_cache_scope=settings.cache_scope,
         now_ms=_now_ms,
     )
-    rule_store = RedisGuardrails(redis, guard)
-    sets = GuardrailSets(rule_store)
-    prompts = PromptGuard(sets, rule_store)
+    sets = GuardrailSets(storage.guardrails)
+    prompts = PromptGuard(sets, storage.guardrails)
     return Parts(
-        keys=policy_store,
-        usage=policy_store,
+        keys=storage.keys,
+        usage=UsageStore(redis, timeout_s=settings.store_timeout_s, guard=guard),
         limiter=limiter,
-        last_used=LastUsed(policy_store),
+        last_used=LastUsed(storage.keys),
         service_keys=service_keys,
         key_admin=key_admin,
-        role_admin=RoleAdmin(policy_store),
-        limit_admin=LimitAdmin(limiter),
+        role_admin=RoleAdmin(storage.keys),
+        limit_admin=LimitAdmin(storage.rate_limits, limiter),
         prompts=prompts,
-        guardrail_admin=GuardrailAdmin(rule_store, sets, prompts, now_ms=_now_ms),
+        guardrail_admin=GuardrailAdmin(storage.guardrails, sets, prompts, now_ms=_now_ms),
         metrics=metrics,
     )
 

@@ -8,8 +8,11 @@ from collections.abc import Callable
 from inferflux.common import logs
 
 from . import keys
+from .key_store import KeyStore
 from .keys import ALL_SCOPES, ApiKeyRecord
-from .store import GENERATED, PolicyStore
+
+GENERATED = "generated"
+"""The mark of a key that was not given."""
 
 TENANT = "default"
 NAME = "bootstrap"
@@ -24,14 +27,14 @@ class Bootstrap:
     whereas a store that lost its data gets its key back. Any number of processes may try at once.
     """
 
-    def __init__(self, store: PolicyStore, secret: str, *, clock: Callable[[], float] = time.time) -> None:
+    def __init__(self, store: KeyStore, secret: str, *, clock: Callable[[], float] = time.time) -> None:
         self._store = store
         self._secret = secret
         self._clock = clock
         self._mark = keys.digest_of(secret) if secret else GENERATED
 
     async def ensure(self) -> None:
-        """Write the key if this store never had it. Raises Unavailable while Redis does not answer."""
+        """Write the key if this store never had it. Raises Unavailable while the store does not answer."""
         if await self._store.is_bootstrapped(self._mark):
             return
         secret = self._secret or keys.generate()

@@ -1,4 +1,4 @@
-"""Where keys and roles are kept, as policy asks for them; `inferflux.policy.store.PolicyStore` is one."""
+"""Where keys and roles are kept, as policy asks for them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from .roles import Role
 class KeyStore(Protocol):
     """Keys by the digest of a secret and by their id, and roles by name.
 
-    What one process writes, all others read with their next call. A change names the version it was made
+    What one process writes, all others read within a second: with their next call where the store is
+    Redis. A change names the version it was made
     from, and is not written where that is no longer the stored one. Every method raises Unavailable when the
     store does not answer in time.
     """
@@ -61,4 +62,16 @@ class KeyStore(Protocol):
 
     async def delete_role(self, name: str) -> bool:
         """Remove a role; False if there is none of that name."""
+        ...
+
+    async def is_bootstrapped(self, mark: str) -> bool:
+        """Whether `bootstrap` was ever called with this mark on the store as it is now."""
+        ...
+
+    async def bootstrap(self, record: ApiKeyRecord, *, mark: str, only_if_empty: bool) -> bool:
+        """Write a key unless its mark was seen before; False if it was not written.
+
+        Args:
+            only_if_empty: and unless the store has keys.
+        """
         ...

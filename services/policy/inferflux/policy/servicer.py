@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from .limits.limiter import Limiter
     from .metrics import PolicyMetrics
     from .role_admin import RoleAdmin
-    from .store import PolicyStore
+    from .usage_store import UsageStore
 
     Context = grpc.aio.ServicerContext[Any, Any]
 
@@ -59,7 +59,7 @@ class Parts:
     """What the servicer works with."""
 
     keys: KeyStore
-    usage: PolicyStore
+    usage: UsageStore
     limiter: Limiter
     last_used: LastUsed
     service_keys: ServiceKeys
@@ -209,7 +209,7 @@ class PolicyServicer(policy_pb2_grpc.PolicyServiceServicer):
         note_for_audit(changed_key_id=request.key_id)
         key_id = await self._parts.key_admin.revoke(caller_as(Holder), request)
         try:
-            await self._parts.limiter.delete_rule(key_subject(key_id))
+            await self._parts.limit_admin.forget(key_subject(key_id))
         except Unavailable as error:  # the key is gone, which is what was asked for
             log.warning("limits of a revoked key stay", key_id=key_id, why=error.message)
         return policy_pb2.RevokeApiKeyResponse()

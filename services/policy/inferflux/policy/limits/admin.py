@@ -9,10 +9,11 @@ from inferflux.common.errors import Aborted, NotFound
 from inferflux.policy.admission import Holder
 from inferflux.v1 import policy_pb2
 
-from .rules import NAMES, RateLimit, parse_limits, parse_subject
+from .rules import NAMES, RateLimit, kind_subject, parse_limits, parse_subject, rule_of
 
 if TYPE_CHECKING:
     from .limiter import Limiter
+    from .store import RateLimitStore
 
 log = logs.get()
 
@@ -20,11 +21,12 @@ log = logs.get()
 class LimitAdmin:
     """Limits, as administrators see them."""
 
-    def __init__(self, limiter: Limiter) -> None:
+    def __init__(self, store: RateLimitStore, limiter: Limiter) -> None:
+        self._store = store
         self._limiter = limiter
 
     async def list(self) -> policy_pb2.ListRateLimitsResponse:
-        rules = await self._limiter.rules()
+        rules = await self._store.rules()
         return policy_pb2.ListRateLimitsResponse(rate_limits=[_message(rule) for rule in rules])
 
     async def get(self, request: policy_pb2.GetRateLimitRequest) -> policy_pb2.GetRateLimitResponse:
@@ -32,7 +34,7 @@ class LimitAdmin:
         InvalidArgument: there can be no such subject.
         """
         subject = parse_subject(request.subject)
-        rule = await self._limiter.rule_of(subject)
+        rule = rule_of(subject, await self._store.find_rules([subject, kind_subject(subject)]))
         usage = await self._limiter.usage(subject)
         return policy_pb2.GetRateLimitResponse(rate_limit=_message(rule), usage=usage)
 
@@ -46,7 +48,7 @@ class LimitAdmin:
         given = request.rate_limit
         subject = parse_subject(given.subject, field="rate_limit.subject")
         limits = parse_limits({name: getattr(given, name) for name in NAMES}, field="rate_limit")
-        rule = await self._limiter.set_rule(RateLimit(subject, limits, given.version))
+        rule = await self._store.set_rule(RateLimit(subject, limits, given.version))
         if rule is None:
             message = f"the limits of {subject} were changed meanwhile: read them again"
             raise Aborted(message, reason="VERSION_MISMATCH")
@@ -59,9 +61,13 @@ class LimitAdmin:
         NotFound: it has no limits of its own.
         """
         subject = parse_subject(request.subject)
-        if not await self._limiter.delete_rule(subject):
+        if not await self._store.delete_rule(subject):
             raise NotFound(f"{subject} has no limits of its own", reason="UNKNOWN_RATE_LIMIT")
         log.info("limits deleted", subject=subject, by=actor.key_id)
+
+    async def forget(self, subject: str) -> None:
+        """Remove the limits of a subject that is gone, if it has any of its own."""
+        await self._store.delete_rule(subject)
 
 
 def _message(rule: RateLimit) -> policy_pb2.RateLimit:

@@ -336,14 +336,4 @@ function operations.usage(given)
   return {usage = usage}
 end
 
--- {subject, limits, version}: writes limits. With a version, only where those that are there have it.
-function operations.set_rule(given)
-  local was = redis.call('HGET', prefix .. 'rules', given.subject)
-  local version = was and cjson.decode(was).version or 0
-  if given.version and version ~= given.version then return {is_set = false} end
-  local rule = cjson.encode({limits = given.limits, version = version + 1})
-  redis.call('HSET', prefix .. 'rules', given.subject, rule)
-  return {is_set = true, version = version + 1}
-end
-
 return cjson.encode(operations[ARGV[1]](cjson.decode(ARGV[3])))

@@ -13,14 +13,13 @@ from inferflux.common.errors import ResourceExhausted
 from inferflux.policy.guarded import StoreGuard
 from inferflux.v1 import policy_pb2
 
-from .rules import NAMES, RateLimit, kind_subject, over_limit
+from .rules import over_limit
 
 if TYPE_CHECKING:
     from redis.asyncio import Redis
 
 _SCRIPT = (Path(__file__).parent / "limiter.lua").read_text()
 _PREFIX = "inferflux:{limits}:"
-_RULES = f"{_PREFIX}rules"
 
 State = policy_pb2.RateLimitState
 ClockMs = Callable[[], int]
@@ -145,47 +144,11 @@ class Limiter:
         rows = (await self._run("usage", subject=subject))["usage"]
         return [policy_pb2.RateLimitUsage(**row) for row in rows]
 
-    async def set_rule(self, rule: RateLimit) -> RateLimit | None:
-        """Write the limits of a subject, and return them with their new version.
-
-        Args:
-            rule: with version 0, whatever is stored is replaced. Else nothing is written, and None returned,
-                unless the stored ones have this version.
-        """
-        checked = {"version": rule.version} if rule.version else {}
-        answer = await self._run("set_rule", subject=rule.subject, limits=dict(rule.limits), **checked)
-        return RateLimit(rule.subject, rule.limits, int(answer["version"])) if answer["is_set"] else None
-
-    async def delete_rule(self, subject: str) -> bool:
-        """Remove the limits of a subject; False if it has none of its own."""
-        async with self._guard.limit():
-            return bool(await self._redis.hdel(_RULES, subject))
-
-    async def rules(self) -> list[RateLimit]:
-        """Those of all subjects, by name."""
-        async with self._guard.limit():
-            rows = cast("dict[bytes, bytes]", await self._redis.hgetall(_RULES))
-        return sorted((_rule(s.decode(), row) for s, row in rows.items()), key=lambda rule: rule.subject)
-
-    async def rule_of(self, subject: str) -> RateLimit:
-        """The limits that hold for a subject: its own, those of its kind, or none."""
-        names = [subject, kind_subject(subject)]
-        async with self._guard.limit():
-            rows = cast("list[bytes | None]", await self._redis.hmget(_RULES, names))
-        found = (_rule(name, row) for name, row in zip(names, rows, strict=True) if row)
-        return next(found, RateLimit(subject))
-
     async def _run(self, operation: str, **given: object) -> dict[str, Any]:
         now = "" if self._clock_ms is None else self._clock_ms()
         async with self._guard.limit():
             answer = await self._script([_PREFIX], [operation, now, json.dumps(given)])
         return cast("dict[str, Any]", json.loads(answer))
-
-
-def _rule(subject: str, row: bytes) -> RateLimit:
-    stored = json.loads(row)
-    limits = {name: int(stored["limits"][name]) for name in NAMES if name in stored["limits"]}
-    return RateLimit(subject, limits, int(stored["version"]))
 
 
 def _states(answer: Mapping[str, Any], *, asked_tokens: int) -> Sequence[State]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
@@ -62,6 +62,16 @@ def model_subject(model: str) -> str:
 def kind_subject(subject: str) -> str:
     """The subject whose limits hold for this one where it has none of its own."""
     return f"{subject.partition(':')[0]}:{EACH}"
+
+
+def rule_of(subject: str, rules: Iterable[RateLimit]) -> RateLimit:
+    """The limits that hold for a subject: its own, those of its kind, or none.
+
+    Args:
+        rules: those of the subject and of its kind that there are.
+    """
+    found = {rule.subject: rule for rule in rules}
+    return found.get(subject) or found.get(kind_subject(subject)) or RateLimit(subject)
 
 
 def parse_subject(text: str, *, field: str = "subject") -> str:

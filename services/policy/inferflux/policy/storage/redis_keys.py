@@ -1,15 +1,11 @@
-"""What policy keeps in Redis, and nothing but that.
+"""Keys and roles in Redis.
 
     inferflux:{keys}:key:<sha256>   hash    one API key; for the secret before a rotation, `moved_to` alone,
                                             which expires
     inferflux:{keys}:index          hash    key id -> sha256 of its present secret
     inferflux:{keys}:last_used      hash    key id -> ms since 1970
     inferflux:{keys}:roles          hash    name -> role, as JSON
-    inferflux:{keys}:bootstrapped   set     digests (or GENERATED) ever written at a start
-    inferflux:{<tenant>}:usage      hash    counters of settled requests
-    inferflux:{<tenant>}:settled:<request_id>:<attempt_id>   hash that expires: what was counted for this job
-
-What is kept of limits is in `limits/limiter.lua`.
+    inferflux:{keys}:bootstrapped   set     marks of `KeyStore.bootstrap` ever written at a start
 
 The braces keep together, in a Redis cluster, what one script touches. Calls are one round trip, but for
 `all_keys`, `find_by_id`, `find` of a secret before a rotation, and a script's first use after a server start.
@@ -21,15 +17,12 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, TypeVar, cast
 
-from .guarded import StoreGuard
-from .keys import ApiKeyRecord
-from .roles import BUILTIN, Role
-from .usage import SettledRequest
+from inferflux.policy.guarded import StoreGuard
+from inferflux.policy.keys import ApiKeyRecord
+from inferflux.policy.roles import BUILTIN, Role
 
 if TYPE_CHECKING:
     from redis.asyncio import Redis
-
-GENERATED = "generated"
 
 _Item = TypeVar("_Item")
 
@@ -104,35 +97,16 @@ redis.call('HSET', KEYS[2], unpack(ARGV, 5))
 return 1
 """
 
-# KEYS: counted for the job, usage. ARGV: seconds the first lives, field, value, ...
-# Counts what each value is above the highest before. Returns what was added, in the order of the fields.
-_SETTLE = """
-local added = {}
-for i = 2, #ARGV, 2 do
-  local more = tonumber(ARGV[i + 1]) - tonumber(redis.call('HGET', KEYS[1], ARGV[i]) or '0')
-  if more > 0 then
-    redis.call('HSET', KEYS[1], ARGV[i], ARGV[i + 1])
-    redis.call('HINCRBY', KEYS[2], ARGV[i], more)
-  else
-    more = 0
-  end
-  added[#added + 1] = more
-end
-redis.call('EXPIRE', KEYS[1], ARGV[1])
-return added
-"""
 
+class RedisKeys:
+    """A `KeyStore`."""
 
-class PolicyStore:
-    """API keys and usage counters. Every method raises Unavailable when Redis does not answer in time."""
-
-    def __init__(self, redis: Redis, *, timeout_s: float, guard: StoreGuard | None = None) -> None:
+    def __init__(self, redis: Redis, guard: StoreGuard) -> None:
         self._redis = redis
-        self._guard = guard or StoreGuard(timeout_s=timeout_s)
+        self._guard = guard
         self._add = redis.register_script(_ADD)
         self._revoke = redis.register_script(_REVOKE)
         self._bootstrap = redis.register_script(_BOOTSTRAP)
-        self._settle = redis.register_script(_SETTLE)
         self._replace = redis.register_script(_REPLACE)
         self._note_used = redis.register_script(_NOTE_USED)
         self._put_role = redis.register_script(_PUT_ROLE)
@@ -245,25 +219,6 @@ class PolicyStore:
         keys = [_INDEX, _KEY + record.digest, _BOOTSTRAPPED]
         async with self._guard.limit():
             return bool(await self._bootstrap(keys, [mark, int(only_if_empty), *_written(record)]))
-
-    async def settle(self, settled: SettledRequest, *, remember_s: int) -> dict[str, int]:
-        """Add to its tenant's counters what a job used beyond what was settled for it before.
-
-        Returns what was added, by counter. A job is forgotten `remember_s` after it was last settled.
-        """
-        prefix = f"inferflux:{{{settled.tenant}}}"
-        keys = [f"{prefix}:settled:{settled.request_id}:{settled.attempt_id}", f"{prefix}:usage"]
-        counters = settled.counters()
-        flat = [x for pair in counters.items() for x in pair]
-        async with self._guard.limit():
-            added = cast("list[int]", await self._settle(keys, [remember_s, *flat]))
-        return dict(zip(counters, added, strict=True))
-
-    async def usage(self, tenant: str) -> dict[str, int]:
-        """The counters of a tenant: see `SettledRequest.counters`."""
-        async with self._guard.limit():
-            fields = await self._redis.hgetall(f"inferflux:{{{tenant}}}:usage")
-        return {k.decode(): int(v) for k, v in cast("dict[bytes, bytes]", fields).items()}
 
 
 def _written(record: ApiKeyRecord) -> list[str]:

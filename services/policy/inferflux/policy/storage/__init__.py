@@ -1,0 +1,1 @@
+"""Where policy keeps what administrators set: keys, roles, limits and guardrails."""
