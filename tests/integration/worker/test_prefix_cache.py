@@ -127,6 +127,19 @@ def test_a_short_match_is_not_worth_a_hit(served: Served) -> None:
     assert (served.queries, served.hits) == (2, 0)
 
 
+def test_no_beginning_stays_that_is_too_short_to_be_found(served: Served) -> None:
+    """Of two prompts that begin alike, the second to leave would leave the few tokens they share."""
+    draw = np.random.default_rng(10)
+    ids = prompt(draw, 8)
+    for name in ("a", "b"):
+        served.run(batch_item(name, prompt=ids + prompt(draw, 40), max_tokens=3))
+    memory = served.engine._memory
+    cached = memory.ledger.cached
+    memory.prefixes.make_room(cells=memory.ledger.free + cached - 8)
+    assert (memory.prefixes.n_ids, memory.ledger.cached) == (0, 0)
+    served.check_cells()
+
+
 def test_an_own_prefix_found_after_an_eviction_is_not_told_as_cached(served: Served) -> None:
     """A retry, in the next epoch, may find what an earlier attempt computed."""
     ids = prompt(np.random.default_rng(8), 100)

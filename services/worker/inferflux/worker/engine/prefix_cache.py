@@ -273,12 +273,14 @@ class PrefixCache:
         if eviction is None:
             return False
         self._counts.evictions += 1
-        if eviction.kept_tokens:
-            self._seq_ids.cut(eviction.holder, eviction.kept_tokens)
-            tree = self._tree
-            self._tell(eviction.holder, tree.scope_of(eviction.holder), tree.tokens_of(eviction.holder))
-        else:
-            self._give_back(eviction.holder)
+        tree, holder, kept = self._tree, eviction.holder, eviction.kept_tokens
+        if kept >= SHORTEST_MATCH:
+            self._seq_ids.cut(holder, kept)
+            self._tell(holder, tree.scope_of(holder), tree.tokens_of(holder))
+            return True
+        if kept:  # no prompt would find it
+            tree.drop(holder)
+        self._give_back(holder)
         return True
 
     def _give_back(self, seq_id: int) -> None:
