@@ -25,7 +25,7 @@ PROMPT = "one two three one two three one two"
 TOKENS = 48
 SAMPLERS: dict[str, dict[str, Any]] = {
     "typical_p": {"typical_p": 0.2},
-    "xtc": {"xtc_probability": 1.0, "xtc_threshold": 0.05},
+    "xtc": {"xtc_probability": 1.0, "xtc_threshold": 0.001},
     "dry": {"dry_multiplier": 20.0, "dry_allowed_length": 1, "dry_penalty_last_n": -1},
     "dynatemp": {"dynatemp_range": 1.4},
     "top_n_sigma": {"top_n_sigma": 0.5},
