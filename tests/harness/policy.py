@@ -134,8 +134,12 @@ class PolicyProcess:
     def log_lines(self) -> list[dict[str, Any]]:
         return [json.loads(line) for line in self.log_path.read_text().splitlines()]
 
-    async def admit(self, credential: str, scope: str = "inference") -> policy_pb2.AdmitResponse:
-        request = policy_pb2.AdmitRequest(credential=credential, scope=scope, request_id="r-1", model="demo")
+    async def admit(
+        self, credential: str, scope: str = "inference", *, is_counted: bool = False
+    ) -> policy_pb2.AdmitResponse:
+        request = policy_pb2.AdmitRequest(
+            credential=credential, scope=scope, request_id="r-1", model="demo", is_counted=is_counted
+        )
         return await self.stub.Admit(request, timeout=10)  # type: ignore[no-any-return]
 
     async def create_key(

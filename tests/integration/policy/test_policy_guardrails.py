@@ -203,6 +203,21 @@ async def test_keys_are_told_whether_guardrails_want_texts_and_hold_answers(
     assert await hints(secret) == (False, False)
 
 
+async def test_reserve_is_skipped_only_where_nothing_is_to_be_decided(running: Running, admin: Admin) -> None:
+    async def skips() -> bool:
+        return (await running.policy.admit(secret, is_counted=True)).skips_reserve
+
+    tenant = new_tenant()
+    secret = (await running.policy.create_key(running.admin, tenant=tenant)).secret
+    assert await skips()
+    await admin.set(tenant, "demo", max_tokens=1)
+    assert not await skips()
+    await admin.delete(tenant, "demo")
+    assert await skips()
+    await running.policy.limit(running.admin, f"tenant:{tenant}", tokens_per_day=100)
+    assert not await skips()
+
+
 async def test_what_one_process_writes_others_hold_to_soon(
     running: Running, admin: Admin, start_policy: StartPolicy, policy_valkey: Any
 ) -> None:

@@ -330,6 +330,13 @@ async def test_without_limits_nothing_is_given_back(stage: Stage) -> None:
     assert stage.policy.settled == []
 
 
+async def test_policy_is_not_asked_to_reserve_where_it_has_nothing_to_decide(stage: Stage) -> None:
+    request = inference_pb2.GenerateRequest(model="demo", text="to be")
+    async with stage.pipeline.generate(CallContext("r1"), replace(ACME, skips_reserve=True), request):
+        await stage.backend.job("r1")
+    assert stage.policy.reserved == []
+
+
 async def test_policy_gets_the_text_of_a_prompt_where_it_wants_it(stage: Stage) -> None:
     watched = replace(ACME, wants_text=True)
     ids = inference_pb2.GenerateRequest(model="demo", token_ids=inference_pb2.TokenIds(ids=[2, 3]))

@@ -109,6 +109,7 @@ class AdmitResponse(_message.Message):
     GUARDS_STREAM_FIELD_NUMBER: _builtins.int
     WORKER_POOLS_FIELD_NUMBER: _builtins.int
     FACTS_FIELD_NUMBER: _builtins.int
+    SKIPS_RESERVE_FIELD_NUMBER: _builtins.int
     tenant: _builtins.str
     key_id: _builtins.str
     max_priority: _builtins.int
@@ -121,6 +122,8 @@ class AdmitResponse(_message.Message):
     """Reserve needs the text of the prompts of its requests."""
     guards_stream: _builtins.bool
     """Its answers may be held to guardrails: GetStreamGuards says to which."""
+    skips_reserve: _builtins.bool
+    """Reserve has nothing to decide: no limit, guardrail or decision backend looks at its requests before they run."""
     @_builtins.property
     def scopes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Those of the key and its roles, with those that they include."""
@@ -156,10 +159,11 @@ class AdmitResponse(_message.Message):
         guards_stream: _builtins.bool = ...,
         worker_pools: _abc.Iterable[_builtins.str] | None = ...,
         facts: Global___DecisionFacts | None = ...,
+        skips_reserve: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_max_priority", b"_max_priority", "facts", b"facts", "max_priority", b"max_priority"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_priority", b"_max_priority", "cache_scope", b"cache_scope", "facts", b"facts", "guards_stream", b"guards_stream", "key_id", b"key_id", "limits", b"limits", "max_priority", b"max_priority", "models", b"models", "scopes", b"scopes", "skip_answer_cache", b"skip_answer_cache", "tenant", b"tenant", "wants_text", b"wants_text", "worker_pools", b"worker_pools"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_priority", b"_max_priority", "cache_scope", b"cache_scope", "facts", b"facts", "guards_stream", b"guards_stream", "key_id", b"key_id", "limits", b"limits", "max_priority", b"max_priority", "models", b"models", "scopes", b"scopes", "skip_answer_cache", b"skip_answer_cache", "skips_reserve", b"skips_reserve", "tenant", b"tenant", "wants_text", b"wants_text", "worker_pools", b"worker_pools"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__max_priority: _TypeAlias = _typing.Literal["max_priority"]  # noqa: Y015
     _WhichOneofArgType__max_priority: _TypeAlias = _typing.Literal["_max_priority", b"_max_priority"]  # noqa: Y015

@@ -97,6 +97,7 @@ class Admission:
             skips_answer_cache=answer.skip_answer_cache,
             models=tuple(answer.models),
             limits=tuple(answer.limits),
+            skips_reserve=answer.skips_reserve and not answer.HasField("facts"),
             wants_text=answer.wants_text,
             guards_stream=answer.guards_stream,
             worker_pools=tuple(answer.worker_pools),

@@ -20,6 +20,7 @@ class Caller:
         skips_answer_cache: whether their answers are neither taken from the answer cache nor kept there.
         models: patterns of the models that the caller may use; empty: every model.
         limits: what was left of the caller's limits when the call was admitted.
+        skips_reserve: whether policy has nothing to decide about the caller's requests before they run.
         wants_text: whether policy wants to see the prompts.
         guards_stream: whether answers may be held to guardrails.
         worker_pools: pools of the workers that its requests may run on; empty: every worker.
@@ -33,6 +34,7 @@ class Caller:
     skips_answer_cache: bool = False
     models: Sequence[str] = ()
     limits: Sequence[policy_pb2.RateLimitState] = ()
+    skips_reserve: bool = False
     wants_text: bool = False
     guards_stream: bool = False
     worker_pools: Sequence[str] = ()

@@ -296,7 +296,12 @@ class Pipeline:
         prompt: Prompt,
         card: model_pb2.ModelCard,
     ) -> None:
-        """Have policy let a request be queued, with the text of its prompt where that is wanted."""
+        """Have policy let a request be queued, with the text of its prompt where that is wanted.
+
+        Where it has nothing to decide it is not asked: that would only delay the first token.
+        """
+        if caller.skips_reserve:
+            return
         text = await self._text_of(prompt, card) if caller.wants_text else None
         try:
             await generation.reserve(job, text=text)

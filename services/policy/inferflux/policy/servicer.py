@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +22,7 @@ from inferflux.v1 import guardrails_pb2, policy_pb2, policy_pb2_grpc
 from . import keys
 from .admission import Ask, Holder, decide
 from .guardrails.admin import counts
-from .limits.limiter import Job
+from .limits.limiter import NOT_COUNTED, Counted, Job
 from .limits.rules import NAMES, key_subject, model_subject, tenant_subject
 from .usage import SettledRequest, parse_attempt_id, parse_model, parse_request_id
 
@@ -95,10 +96,11 @@ class PolicyServicer(policy_pb2_grpc.PolicyServiceServicer):
         with self._parts.metrics.admission():
             ask = Ask(keys.parse_scope(request.scope), parse_model(request.model))
             parse_request_id(request.request_id)
-            holder = await self._admit(request.credential, ask)
+            holder, guardrails = await asyncio.gather(
+                self._admit(request.credential, ask), self._parts.prompts.index()
+            )
             key = holder.key
-            limits = await self._count(holder) if request.is_counted else ()
-            guardrails = await self._parts.prompts.index()
+            counted = await self._count(holder) if request.is_counted else NOT_COUNTED
         log.debug("admits a request", tenant=key.tenant, key_id=key.key_id, scope=request.scope)
         access = holder.access
         return policy_pb2.AdmitResponse(
@@ -111,7 +113,8 @@ class PolicyServicer(policy_pb2_grpc.PolicyServiceServicer):
             cache_scope=key.shared_scope(self._default_cache_scope),
             skip_answer_cache=key.skips_answer_cache,
             models=() if EVERY in (access.models or key.models) else access.models or key.models,
-            limits=limits,
+            limits=counted.states,
+            skips_reserve=not (counted.has_to_reserve or guardrails.holds_any(key.tenant)),
             wants_text=not guardrails.with_texts.isdisjoint(("", key.tenant)),
             guards_stream=not guardrails.with_streams.isdisjoint(("", key.tenant)),
             worker_pools=key.worker_pools,
@@ -314,7 +317,7 @@ class PolicyServicer(policy_pb2_grpc.PolicyServiceServicer):
         self._parts.last_used.note(holder.key_id)
         return holder
 
-    async def _count(self, holder: Holder) -> Sequence[policy_pb2.RateLimitState]:
-        """Count a request of the key and its tenant; returns what is left of their limits."""
+    async def _count(self, holder: Holder) -> Counted:
+        """Count a request of the key and its tenant."""
         subjects = [key_subject(holder.key_id), tenant_subject(holder.tenant)]
         return await self._parts.limiter.admit(subjects)

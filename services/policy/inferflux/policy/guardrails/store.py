@@ -57,6 +57,10 @@ class Index:
         streams = (name.tenant for name, summary in sets.items() if summary.guards_stream)
         return cls(revision, sets, frozenset(texts), frozenset(streams))
 
+    def holds_any(self, tenant: str) -> bool:
+        """Whether there is a set for requests of a tenant, of whatever model."""
+        return any(name.tenant in ("", tenant) for name in self.sets)
+
     def holding(self, tenant: str, model: str) -> list[SetKey]:
         """The sets that hold for requests of a tenant and a model, the most general one first."""
         names = (Name("", ""), Name("", model), Name(tenant, ""), Name(tenant, model))

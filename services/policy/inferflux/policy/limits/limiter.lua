@@ -37,6 +37,8 @@ local CONCURRENT = 'concurrent_requests'
 -- A window that nothing is added to is forgotten after this long.
 local SHORT_LIFE_S, LONG_LIFE_S = 130, 2 * 86400
 local MOST_AT_ONCE = 1000
+-- Rules among which one of a model is looked for with each request.
+local MOST_LOOKED_THROUGH = 64
 
 local function field(limit, bucket)
   return limit.id .. ':' .. string.format('%d', bucket)
@@ -216,9 +218,22 @@ local function charge(rules, tokens)
   end
 end
 
+-- Whether Reserve may have something to count: it knows the model, which Admit does not.
+local function has_to_reserve(rules)
+  for _, rule in ipairs(rules) do
+    local limits = rule.limits
+    if limits.tokens_per_minute or limits.tokens_per_day or limits[CONCURRENT] then return true end
+  end
+  if redis.call('HLEN', prefix .. 'rules') > MOST_LOOKED_THROUGH then return true end
+  for _, subject in ipairs(redis.call('HKEYS', prefix .. 'rules')) do
+    if string.sub(subject, 1, 5) == 'model' then return true end
+  end
+  return false
+end
+
 local operations = {}
 
--- {subjects}: one request more, if none of their limits is used up.
+-- {subjects}: one request more, if none of their limits is used up; and whether Reserve has to be asked.
 function operations.admit(given)
   local rules = rules_of(given.subjects)
   local worst, windows = check(rules, function() return {requests = 1, tokens = 1, running = true} end)
@@ -229,7 +244,7 @@ function operations.admit(given)
       keep_window(each.rule.subject, each.rule)
     end
   end
-  return {states = states_of(windows)}
+  return {states = states_of(windows), has_to_reserve = has_to_reserve(rules)}
 end
 
 -- {subjects, model, job, tokens, lease_ms}: tokens of all subjects, a request of the model, and a running request of each.

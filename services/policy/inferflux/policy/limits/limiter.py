@@ -39,6 +39,22 @@ class Job:
 
 
 @dataclass(frozen=True, slots=True)
+class Counted:
+    """A request that was counted.
+
+    Attributes:
+        states: what is left of its limits.
+        has_to_reserve: whether there are limits that `Limiter.reserve` looks at.
+    """
+
+    states: Sequence[State]
+    has_to_reserve: bool
+
+
+NOT_COUNTED = Counted((), has_to_reserve=True)
+
+
+@dataclass(frozen=True, slots=True)
 class Reserved:
     """A reservation.
 
@@ -78,14 +94,14 @@ class Limiter:
         self._remember_s = remember_s
         self._clock_ms = clock_ms
 
-    async def admit(self, subjects: Sequence[str]) -> Sequence[State]:
-        """Count a request of each subject; returns what is left of their limits.
+    async def admit(self, subjects: Sequence[str]) -> Counted:
+        """Count a request of each subject.
 
         Raises:
             ResourceExhausted: one of them has used up a limit: then nothing is counted.
         """
         answer = await self._run("admit", subjects=subjects)
-        return _states(answer, asked_tokens=0)
+        return Counted(_states(answer, asked_tokens=0), bool(answer["has_to_reserve"]))
 
     async def reserve(self, job: Job, subjects: Sequence[str], *, model: str, tokens: int) -> Reserved:
         """Reserve tokens of each subject, and a place among its running requests. Doing it again changes
