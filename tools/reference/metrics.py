@@ -13,7 +13,7 @@ from prometheus_client.registry import Collector
 
 import inferflux.common
 from inferflux.gateway.metrics import GatewayMetrics
-from inferflux.policy.metrics import PolicyMetrics
+from inferflux.policy.metrics import DecisionMetrics, PolicyMetrics
 from inferflux.scheduler.metrics import SchedulerMetrics
 from inferflux.worker.metrics import WorkerMetrics
 
@@ -45,7 +45,7 @@ def metrics() -> dict[str, list[MetricWrapperBase]]:
     return {
         "every service": _made_on_import(_common_modules()),
         "the gateway": _registered(GatewayMetrics),
-        "the policy": _registered(PolicyMetrics),
+        "the policy": [*_registered(PolicyMetrics), *_registered(DecisionMetrics)],
         "the scheduler": _registered(SchedulerMetrics),
         "the worker": _registered(WorkerMetrics),
     }

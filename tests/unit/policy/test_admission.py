@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -10,12 +11,20 @@ from hypothesis import strategies as st
 
 from inferflux.common.errors import InferFluxError, PermissionDenied, Unauthenticated
 from inferflux.common.scopes import Scope, expanded
-from inferflux.policy.admission import Ask, decide
+from inferflux.policy.admission import Ask, Holder, authorize, identify
 from inferflux.policy.keys import ApiKeyRecord
 from inferflux.policy.roles import Role
 
 SECRET = "ifx_" + "a" * 43
 NOW = 1_000_000
+
+
+def decide(
+    credential: str, key: ApiKeyRecord | None, ask: Ask, *, roles: Sequence[Role] = (), now_unix_ms: int
+) -> Holder:
+    holder = identify(credential, key, roles=roles, now_unix_ms=now_unix_ms)
+    authorize(holder, ask)
+    return holder
 
 
 def key_with(*scopes: Scope) -> ApiKeyRecord:

@@ -17,6 +17,8 @@ SERVICE_KEY = "x-inferflux-service-key"
 PRIORITY = "x-inferflux-priority"
 # Of a refusal: the rule that the prompt has broken.
 GUARDRAIL = "x-inferflux-guardrail"
+# Of a refusal: the decision backend that refused, and its reason.
+DECISION = "x-inferflux-decision"
 
 Metadata = Iterable[tuple[str, str | bytes]]
 

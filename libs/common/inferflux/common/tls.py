@@ -96,7 +96,7 @@ class Reloaded(Generic[_T]):
         self._make = make
         self._clock = clock
         self._looked_s = clock()
-        self._stamp = _stamp(files.paths())
+        self._stamp = stamp_of(files.paths())
         try:
             self._made = make()
         except (OSError, ValueError) as error:
@@ -110,7 +110,7 @@ class Reloaded(Generic[_T]):
         if now - self._looked_s < _LOOK_INTERVAL_S:
             return self._made
         self._looked_s = now
-        stamp = _stamp(self._files.paths())
+        stamp = stamp_of(self._files.paths())
         if stamp != self._stamp:
             self._stamp = stamp
             try:
@@ -164,7 +164,7 @@ def _no_password() -> str:
     raise ValueError("the key is encrypted: give it without a password")
 
 
-def _stamp(paths: Sequence[Path]) -> list[tuple[int, int, int] | None]:
+def stamp_of(paths: Sequence[Path]) -> list[tuple[int, int, int] | None]:
     """Changes with any of the files. A file that is replaced by a link to another counts."""
     stamps: list[tuple[int, int, int] | None] = []
     for path in paths:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from inferflux.common.audit.calls import CHANGE, decision_of, duration_ms, outcome_of, reason_of
+from inferflux.common.audit.calls import CHANGE, decision_of, duration_ms, outcome_of, reason_of, refused_by
 from inferflux.common.audit.writer import AuditTrail
 from inferflux.common.grpc_interceptor import current_call
 from inferflux.common.tracing import trace_id_of
@@ -49,5 +49,6 @@ class ChangeAudit:
             reason=reason_of(error),
             outcome=outcome_of(error),
             duration_ms=duration_ms(context),
+            **refused_by(error),
             **about,
         )

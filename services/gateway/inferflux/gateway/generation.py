@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Self
 
 from inferflux.common import logs, rate_limits, subjects
-from inferflux.common.audit.calls import ALLOWED, decision_of, reason_of
+from inferflux.common.audit.calls import ALLOWED, decision_of, reason_of, refused_by
 from inferflux.common.audit.writer import AuditTrail
 from inferflux.common.bus import Bus, TokenSubscription
 from inferflux.common.calls import CallContext
@@ -23,7 +23,6 @@ from inferflux.common.errors import (
     Unavailable,
     from_failed,
 )
-from inferflux.common.guardrails.refusals import rule_of
 from inferflux.common.tasks import Background
 from inferflux.common.tracing import Span, Tracer, trace_id_of
 from inferflux.v1 import (
@@ -157,8 +156,8 @@ class Generation:
         self._guard: ChunkGuard | None = None
         # Whether the client has been given the end of its stream.
         self._is_told_end = False
-        # The rule that the prompt has broken, as the audit line names it.
-        self._broken_rule = ""
+        # What let the prompt not pass, as the audit line says it.
+        self._refused_by: Mapping[str, str] = {}
         # Whether there is, or may be, a job to settle; this gateway then has a reader of it.
         self._is_submitted = False
         # Whether only its chunks can tell that there is a job.
@@ -224,7 +223,7 @@ class Generation:
         except InferFluxError as error:
             if not isinstance(error, Unavailable):  # policy has decided, and reserved nothing
                 self._reserved = ""
-            self._broken_rule = rule_of(error)
+            self._refused_by = refused_by(error)
             raise
         if not answer.lease_ms:
             self._reserved = ""
@@ -669,10 +668,9 @@ class Generation:
         self._settle(finished)
 
     def _rule_fields(self) -> dict[str, object]:
-        """Which rule was broken, by the prompt or by the answer."""
+        """What was broken, by the prompt or by the answer."""
         finding = self._guard.finding if self._guard is not None else None
-        rule = finding.name if finding is not None else self._broken_rule
-        return {"guardrail": rule} if rule else {}
+        return {**self._refused_by, **({"guardrail": finding.name} if finding is not None else {})}
 
     def _count_seen(self) -> None:
         """Without a terminal chunk, usage is what was seen: never what a client says it has."""

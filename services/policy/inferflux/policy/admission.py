@@ -41,10 +41,10 @@ class Holder:
         return self.key.key_id
 
 
-def decide(
-    credential: str, key: ApiKeyRecord | None, ask: Ask, *, roles: Sequence[Role] = (), now_unix_ms: int
+def identify(
+    credential: str, key: ApiKeyRecord | None, *, roles: Sequence[Role] = (), now_unix_ms: int
 ) -> Holder:
-    """Let the call pass, as the holder of the key, or raise what it is told.
+    """Who calls.
 
     Args:
         key: the record of `credential`; None when there is no such key.
@@ -52,7 +52,6 @@ def decide(
 
     Raises:
         Unauthenticated: there is no credential, or it is unknown, revoked or expired.
-        PermissionDenied: the key lacks the scope, or has it for other models.
     """
     if not credential:
         raise Unauthenticated("an API key is needed", reason="NO_CREDENTIAL")
@@ -60,7 +59,16 @@ def decide(
         raise Unauthenticated("this API key is unknown or was revoked", reason="UNKNOWN_API_KEY")
     if key.is_expired(now_unix_ms):
         raise Unauthenticated(f"key {key.key_id} has expired", reason="API_KEY_EXPIRED")
-    access = access_of(key, roles)
+    return Holder(key, access_of(key, roles))
+
+
+def authorize(holder: Holder, ask: Ask) -> None:
+    """Policy's own decision: let the holder of a key do what it asks for.
+
+    Raises:
+        PermissionDenied: the key lacks the scope, or has it for other models.
+    """
+    key, access = holder.key, holder.access
     if ask.scope not in access.scopes:
         raise PermissionDenied(
             f"key {key.key_id} lacks the scope {ask.scope.value!r}", reason="MISSING_SCOPE"
@@ -68,4 +76,3 @@ def decide(
     if ask.model and ask.scope is Scope.INFERENCE and not allows(access.models, ask.model):
         message = f"key {key.key_id} may not use the model {ask.model}"
         raise PermissionDenied(message, reason="MODEL_NOT_ALLOWED")
-    return Holder(key, access)

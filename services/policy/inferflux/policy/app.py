@@ -19,6 +19,8 @@ from inferflux.common.tasks import Background, is_set_within
 from inferflux.v1 import policy_pb2_grpc
 
 from .bootstrap import Bootstrap
+from .decisions.chain import Decisions
+from .decisions.opening import open_decisions
 from .guarded import StoreGuard
 from .guardrails.admin import GuardrailAdmin
 from .guardrails.prompts import PromptGuard
@@ -58,11 +60,13 @@ async def _serve(settings: PolicySettings, shutdown: Shutdown, trail: AuditTrail
     certificates = settings.service_certificates
     keys = parse_service_keys(settings.service_key.get_secret_value(), needs_one=not certificates)
     service_keys = ServiceKeys(keys, certificates=certificates)
+    http = settings.http_client()
+    opened = open_decisions(settings, http)
     redis = store.connect(settings.redis_url, tls=settings.client_tls)
     metrics = PolicyMetrics()
     guard = StoreGuard(timeout_s=settings.store_timeout_s)
     storage: Storage = RedisStorage(redis, guard)
-    parts = _parts(settings, redis, guard, storage, service_keys, metrics)
+    parts = _parts(settings, redis, guard, storage, service_keys, metrics, opened.decisions)
     probe = Probe(settings.metrics_listen)
     probe.set_ready("store", ok=False, detail="not asked yet")
     servicer = PolicyServicer(
@@ -87,6 +91,8 @@ async def _serve(settings: PolicySettings, shutdown: Shutdown, trail: AuditTrail
             _sweep(parts.limiter, metrics, shutdown, every_s=settings.lease_s / _SWEEPS_PER_LEASE)
         )
         background.start(_write_last_used(parts.last_used, shutdown))
+        if opened.work is not None:
+            background.start(opened.work(shutdown))
         bootstrap = Bootstrap(storage.keys, settings.bootstrap_key.get_secret_value())
         watch = StoreWatch(bootstrap, server, probe, metrics)
         await watch.run_until(shutdown, interval_s=settings.store_check_interval_s)
@@ -98,6 +104,7 @@ async def _serve(settings: PolicySettings, shutdown: Shutdown, trail: AuditTrail
         probe.close()
         await storage.aclose()
         await redis.aclose()
+        await http.aclose()
 
 
 def _parts(
@@ -107,6 +114,7 @@ def _parts(
     storage: Storage,
     service_keys: ServiceKeys,
     metrics: PolicyMetrics,
+    decisions: Decisions | None,
 ) -> Parts:
     limiter = Limiter(redis, guard, lease_s=settings.lease_s, remember_s=settings.settled_memory_s)
     key_admin = KeyAdmin(
@@ -129,6 +137,7 @@ def _parts(
         prompts=prompts,
         guardrail_admin=GuardrailAdmin(storage.guardrails, sets, prompts, now_ms=_now_ms),
         metrics=metrics,
+        decisions=decisions,
     )
 
 

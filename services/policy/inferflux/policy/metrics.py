@@ -79,3 +79,30 @@ class PolicyMetrics:
         self._settled.inc(added["requests"])
         self._tokens.labels("prompt").inc(added["prompt_tokens"])
         self._tokens.labels("completion").inc(added["completion_tokens"])
+
+
+class DecisionMetrics:
+    """What decision backends have decided, and what became of their files."""
+
+    def __init__(self, registry: CollectorRegistry = REGISTRY) -> None:
+        declare = Declare(registry)
+        self._decisions = declare.counter(
+            "policy_decisions",
+            "Decisions of decision backends. `outcome`: `permitted`, `refused`, or what a call "
+            "got without one: `failed` (refused) or `failed_open` (let pass). `source`: `asked` or `cached`.",
+            ("backend", "outcome", "source"),
+        )
+        self.reloads = declare.counter(
+            "policy_decision_reloads",
+            "Changed files of decision backends: `used`, or `refused` because they cannot be used.",
+            ("backend", "outcome"),
+        )
+
+    def count(self, backend: str, is_permitted: bool, *, is_cached: bool) -> None:
+        """Count a decision."""
+        outcome = "permitted" if is_permitted else "refused"
+        self._decisions.labels(backend, outcome, "cached" if is_cached else "asked").inc()
+
+    def failed(self, backend: str, *, is_permitted: bool) -> None:
+        """Count a call without a decision."""
+        self._decisions.labels(backend, "failed_open" if is_permitted else "failed", "asked").inc()

@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from inferflux.common import logs
@@ -15,12 +16,14 @@ from inferflux.common.checks import MAX_TOKENS, check_count, check_model_name, c
 from inferflux.common.errors import Unavailable
 from inferflux.common.grpc_interceptor import caller_as, note_for_audit
 from inferflux.common.model_names import EVERY
+from inferflux.common.priority import HIGHEST, LOWEST
 from inferflux.common.scopes import Scope
 from inferflux.common.service_key import SERVICE, ServiceKeys
 from inferflux.v1 import guardrails_pb2, policy_pb2, policy_pb2_grpc
 
 from . import keys
-from .admission import Ask, Holder, decide
+from .admission import Ask, Holder, authorize, identify
+from .decisions.facts import facts_of_call, parse_method, to_message
 from .guardrails.admin import counts
 from .limits.limiter import NOT_COUNTED, Counted, Job
 from .limits.rules import NAMES, key_subject, model_subject, tenant_subject
@@ -29,6 +32,7 @@ from .usage import SettledRequest, parse_attempt_id, parse_model, parse_request_
 if TYPE_CHECKING:
     import grpc
 
+    from .decisions.chain import Decisions
     from .guardrails.admin import GuardrailAdmin
     from .guardrails.prompts import PromptGuard
     from .key_admin import KeyAdmin
@@ -70,6 +74,7 @@ class Parts:
     prompts: PromptGuard
     guardrail_admin: GuardrailAdmin
     metrics: PolicyMetrics
+    decisions: Decisions | None = None
 
 
 class PolicyServicer(policy_pb2_grpc.PolicyServiceServicer):
@@ -96,10 +101,11 @@ class PolicyServicer(policy_pb2_grpc.PolicyServiceServicer):
         with self._parts.metrics.admission():
             ask = Ask(keys.parse_scope(request.scope), parse_model(request.model))
             parse_request_id(request.request_id)
+            method = parse_method(request.method)
             holder, guardrails = await asyncio.gather(
-                self._admit(request.credential, ask), self._parts.prompts.index()
+                self._admit(request.credential, ask, method), self._parts.prompts.index()
             )
-            key = holder.key
+            key, decisions = holder.key, self._parts.decisions
             counted = await self._count(holder) if request.is_counted else NOT_COUNTED
         log.debug("admits a request", tenant=key.tenant, key_id=key.key_id, scope=request.scope)
         access = holder.access
@@ -114,10 +120,13 @@ class PolicyServicer(policy_pb2_grpc.PolicyServiceServicer):
             skip_answer_cache=key.skips_answer_cache,
             models=() if EVERY in (access.models or key.models) else access.models or key.models,
             limits=counted.states,
-            skips_reserve=not (counted.has_to_reserve or guardrails.holds_any(key.tenant)),
-            wants_text=not guardrails.with_texts.isdisjoint(("", key.tenant)),
+            skips_reserve=decisions is None
+            and not (counted.has_to_reserve or guardrails.holds_any(key.tenant)),
+            wants_text=not guardrails.with_texts.isdisjoint(("", key.tenant))
+            or (decisions is not None and decisions.wants_text),
             guards_stream=not guardrails.with_streams.isdisjoint(("", key.tenant)),
             worker_pools=key.worker_pools,
+            facts=None if decisions is None else to_message(facts_of_call(holder, ask, method)),
         )
 
     async def Reserve(
@@ -132,9 +141,12 @@ class PolicyServicer(policy_pb2_grpc.PolicyServiceServicer):
         check_model_name(request.model)
         check_range(request.prompt_tokens, 0, MAX_TOKENS, "prompt_tokens")
         check_range(request.max_tokens, 0, MAX_TOKENS, "max_tokens")
+        check_range(request.priority, LOWEST, HIGHEST, "priority")
         model = model_subject(request.model)
         with self._parts.metrics.reservation():
             guards = await self._parts.prompts.check(request)
+            if self._parts.decisions is not None:
+                await self._parts.decisions.reserve(request)
             reserved = await self._parts.limiter.reserve(
                 job,
                 [key_subject(request.key_id), tenant_subject(request.tenant), model],
@@ -306,14 +318,19 @@ class PolicyServicer(policy_pb2_grpc.PolicyServiceServicer):
         if scope == SERVICE:
             self._parts.service_keys.check(context.service_key, certificate=context.certificate)
             return Service()
-        return await self._admit(context.require_credential(), Ask(Scope(scope)))
+        return await self._admit(context.require_credential(), Ask(Scope(scope)), context.method)
 
-    async def _admit(self, credential: str, ask: Ask) -> Holder:
+    async def _admit(self, credential: str, ask: Ask, method: str) -> Holder:
         """Find the key and decide. What could not be a key is refused without asking the store."""
         could_be = is_well_formed(credential)
         key = await self._parts.keys.find(keys.digest_of(credential)) if could_be else None
         roles = await self._parts.keys.find_roles(key.roles) if key is not None and key.roles else ()
-        holder = decide(credential, key, ask, roles=roles, now_unix_ms=int(self._clock() * 1000))
+        holder = identify(credential, key, roles=roles, now_unix_ms=int(self._clock() * 1000))
+        if self._parts.decisions is None:
+            authorize(holder, ask)
+        else:
+            facts = facts_of_call(holder, ask, method)
+            await self._parts.decisions.admit(facts, partial(authorize, holder, ask))
         self._parts.last_used.note(holder.key_id)
         return holder
 

@@ -9,10 +9,10 @@ from pydantic_settings import SettingsConfigDict
 
 from inferflux.common.api_key import is_well_formed
 from inferflux.common.audit.settings import AuditSettings
-from inferflux.common.http_settings import HttpClientSettings
 from inferflux.common.priority import HIGHEST, LOWEST
 from inferflux.common.settings import ListenAddress, SubjectToken, listed, setting
 
+from .decisions.settings import DecisionSettings
 from .keys import OWN_TENANT
 
 
@@ -22,7 +22,7 @@ def _well_formed(secret: SecretStr) -> SecretStr:
     return secret
 
 
-class PolicySettings(AuditSettings, HttpClientSettings):
+class PolicySettings(AuditSettings, DecisionSettings):
     """Settings of one policy process."""
 
     model_config = SettingsConfigDict(env_prefix="INFERFLUX_POLICY_")

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from typing import Final
 
+from inferflux.common import grpc_metadata
 from inferflux.common.calls import CallContext
 from inferflux.common.errors import InferFluxError, Internal
 from inferflux.common.tracing import trace_id_of
@@ -43,6 +45,7 @@ def write_call(
         reason=reason_of(error),
         outcome=outcome_of(error),
         duration_ms=duration_ms(context),
+        **refused_by(error),
         **record.about,
     )
 
@@ -58,6 +61,16 @@ def reason_of(error: BaseException | None) -> str:
     if isinstance(error, InferFluxError):
         return error.reason
     return "INTERNAL" if isinstance(error, Exception) else ""
+
+
+def refused_by(error: BaseException | None) -> Mapping[str, str]:
+    """What the line says of a refusal beside its reason: the guardrail that was broken, or the decision
+    backend that refused, and why."""
+    headers = error.headers if isinstance(error, InferFluxError) else {}
+    return {field: headers[header] for field, header in _REFUSED_BY.items() if header in headers}
+
+
+_REFUSED_BY: Final = {"guardrail": grpc_metadata.GUARDRAIL, "decided_by": grpc_metadata.DECISION}
 
 
 def outcome_of(error: BaseException | None) -> str:

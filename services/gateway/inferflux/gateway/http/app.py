@@ -11,7 +11,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from inferflux.common.audit.writer import AuditTrail
 from inferflux.common.errors import NotFound
-from inferflux.common.grpc_metadata import GUARDRAIL, PRIORITY, REQUEST_ID
+from inferflux.common.grpc_metadata import DECISION, GUARDRAIL, PRIORITY, REQUEST_ID
 from inferflux.common.probe import Probe
 from inferflux.common.rate_limits import HEADERS
 from inferflux.gateway.metrics import GatewayMetrics
@@ -88,7 +88,7 @@ def build_app(
         allow_origins=cors_origins,
         allow_methods=("GET", "POST"),
         allow_headers=("*",),
-        expose_headers=(REQUEST_ID, PRIORITY, GUARDRAIL, "retry-after", *HEADERS),
+        expose_headers=(REQUEST_ID, PRIORITY, GUARDRAIL, DECISION, "retry-after", *HEADERS),
         max_age=_PREFLIGHT_S,
     )
 

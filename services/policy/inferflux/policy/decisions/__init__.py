@@ -1,0 +1,1 @@
+"""Decision backends: what decides about calls beside policy itself, and in which order."""
