@@ -34,7 +34,7 @@ class AdmitRequest(_message.Message):
     IS_COUNTED_FIELD_NUMBER: _builtins.int
     METHOD_FIELD_NUMBER: _builtins.int
     credential: _builtins.str
-    """The API key as the client sent it."""
+    """The API key, or the token of an issuer, as the client sent it."""
     scope: _builtins.str
     """The scope the call needs."""
     request_id: _builtins.str
@@ -110,6 +110,8 @@ class AdmitResponse(_message.Message):
     WORKER_POOLS_FIELD_NUMBER: _builtins.int
     FACTS_FIELD_NUMBER: _builtins.int
     SKIPS_RESERVE_FIELD_NUMBER: _builtins.int
+    ISSUER_FIELD_NUMBER: _builtins.int
+    SUBJECT_FIELD_NUMBER: _builtins.int
     tenant: _builtins.str
     key_id: _builtins.str
     max_priority: _builtins.int
@@ -124,6 +126,9 @@ class AdmitResponse(_message.Message):
     """Its answers may be held to guardrails: GetStreamGuards says to which."""
     skips_reserve: _builtins.bool
     """Reserve has nothing to decide: no limit, guardrail or decision backend looks at its requests before they run."""
+    issuer: _builtins.str
+    """Of a caller with a token: who issued it, and its subject. Empty for one with an API key."""
+    subject: _builtins.str
     @_builtins.property
     def scopes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Those of the key and its roles, with those that they include."""
@@ -160,10 +165,12 @@ class AdmitResponse(_message.Message):
         worker_pools: _abc.Iterable[_builtins.str] | None = ...,
         facts: Global___DecisionFacts | None = ...,
         skips_reserve: _builtins.bool = ...,
+        issuer: _builtins.str = ...,
+        subject: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_max_priority", b"_max_priority", "facts", b"facts", "max_priority", b"max_priority"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_priority", b"_max_priority", "cache_scope", b"cache_scope", "facts", b"facts", "guards_stream", b"guards_stream", "key_id", b"key_id", "limits", b"limits", "max_priority", b"max_priority", "models", b"models", "scopes", b"scopes", "skip_answer_cache", b"skip_answer_cache", "skips_reserve", b"skips_reserve", "tenant", b"tenant", "wants_text", b"wants_text", "worker_pools", b"worker_pools"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_priority", b"_max_priority", "cache_scope", b"cache_scope", "facts", b"facts", "guards_stream", b"guards_stream", "issuer", b"issuer", "key_id", b"key_id", "limits", b"limits", "max_priority", b"max_priority", "models", b"models", "scopes", b"scopes", "skip_answer_cache", b"skip_answer_cache", "skips_reserve", b"skips_reserve", "subject", b"subject", "tenant", b"tenant", "wants_text", b"wants_text", "worker_pools", b"worker_pools"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__max_priority: _TypeAlias = _typing.Literal["max_priority"]  # noqa: Y015
     _WhichOneofArgType__max_priority: _TypeAlias = _typing.Literal["_max_priority", b"_max_priority"]  # noqa: Y015

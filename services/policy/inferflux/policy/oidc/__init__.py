@@ -1,0 +1,1 @@
+"""Tokens of OpenID Connect issuers, which stand beside API keys."""
