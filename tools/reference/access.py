@@ -9,10 +9,12 @@ from inferflux.common.scopes import SCOPES, expanded
 from inferflux.common.service_key import SERVICE
 from inferflux.gateway.http.routes import ROUTES
 from inferflux.gateway.rules import rules as gateway_rules
+from inferflux.policy.oidc.issuer import Issuer
 from inferflux.policy.roles import BUILTIN
 from inferflux.policy.rules import RULES as POLICY_RULES
 
 from .markdown import table
+from .settings import default_text, described
 
 _NONE = "none"
 _SERVICES = "service key"
@@ -22,6 +24,7 @@ def blocks() -> dict[str, str]:
     """The tables by the name of their place in the page."""
     return {
         "scopes": table(("scope", "for", "includes"), _scopes()),
+        "fields of an issuer": table(("field", "default", "meaning"), _issuer_fields()),
         "roles": table(("role", "scopes", "for"), _roles()),
         "scopes of methods": table(("method or route", "served by", "needs"), _methods()),
     }
@@ -41,6 +44,11 @@ def _scopes() -> Iterable[tuple[str, ...]]:
 def _roles() -> Iterable[tuple[str, ...]]:
     for role in BUILTIN.values():
         yield f"`{role.name}`", ", ".join(f"`{scope}`" for scope in role.scopes), role.description
+
+
+def _issuer_fields() -> Iterable[tuple[str, ...]]:
+    for name, field in Issuer.model_fields.items():
+        yield f"`{name}`", default_text(field), described(name, field)
 
 
 def _methods() -> Iterable[tuple[str, ...]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable
 from typing import Any, Literal, get_args, get_origin
 
@@ -66,9 +67,18 @@ def tables(fields: dict[str, FieldInfo]) -> str:
 
 def _rows(fields: dict[str, FieldInfo]) -> Iterable[tuple[str, ...]]:
     for variable, field in fields.items():
-        if not field.description:
-            raise ValueError(f"{variable} has no description")
-        yield (f"`{variable}`", default_text(field), allowed_text(field), field.description)
+        yield (f"`{variable}`", default_text(field), allowed_text(field), described(variable, field))
+
+
+def described(name: str, field: FieldInfo) -> str:
+    """What it means.
+
+    Raises:
+        ValueError: nothing says so.
+    """
+    if not field.description:
+        raise ValueError(f"{name} has no description")
+    return field.description
 
 
 def default_text(field: FieldInfo) -> str:
@@ -80,7 +90,7 @@ def default_text(field: FieldInfo) -> str:
     value = field.default.get_secret_value() if isinstance(field.default, SecretStr) else field.default
     if value is None:
         return "unset"
-    return "empty" if value == "" else _value(value)
+    return _value(value) if value or isinstance(value, int | float) else "empty"
 
 
 def allowed_text(field: FieldInfo) -> str:
@@ -107,4 +117,6 @@ def _number(value: float) -> str:
 
 
 def _value(value: object) -> str:
+    if isinstance(value, tuple):
+        return f"`{json.dumps(value)}`"
     return f"`{str(value).lower() if isinstance(value, bool) else value}`"

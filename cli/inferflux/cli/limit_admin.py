@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from inferflux.common.credentials import subject_id
 from inferflux.v1 import policy_pb2
 
 from .client import Client
@@ -35,6 +36,15 @@ def list_limits(
         print_json(found) if as_json else make_console().print(limits_table(found.rate_limits))
 
     with_client(run, endpoint, api_key, state_dir)
+
+
+@rate_limit.command("subject")
+def subject_of(
+    issuer: Annotated[str, typer.Argument(help="The claim `iss` of the token.")],
+    subject: Annotated[str, typer.Argument(help="The claim `sub` of the token.")],
+) -> None:
+    """Say what limits call the holder of an issuer's tokens."""
+    sys.stdout.write(f"key:{subject_id(issuer, subject)}\n")
 
 
 @rate_limit.command()

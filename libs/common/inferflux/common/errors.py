@@ -104,6 +104,7 @@ class HttpError(NamedTuple):
 _OPENAI_CODES = {
     "NO_CREDENTIAL": "invalid_api_key",
     "UNKNOWN_API_KEY": "invalid_api_key",
+    "INVALID_TOKEN": "invalid_api_key",
     "UNKNOWN_MODEL": "model_not_found",
     "PROMPT_TOO_LONG": "context_length_exceeded",
     "RESOURCE_EXHAUSTED": "rate_limit_exceeded",

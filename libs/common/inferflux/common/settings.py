@@ -8,7 +8,7 @@ import re
 import socket
 import sys
 import uuid
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, TypeVar
 
@@ -367,20 +367,30 @@ def load(cls: type[S]) -> S:
         prefix = cls.model_config.get("env_prefix", "")
         for problem in error.errors(include_url=False):
             name = str(problem["loc"][0]) if problem["loc"] else "settings"
-            variable = _variable(cls, name, prefix)
+            variable, within = _variable(cls, name, prefix), _path(problem["loc"][1:])
             value = problem.get("input")
             is_shown = isinstance(value, str | int | float) and not _is_secret(cls, name)
             given = f" (given: {value!r})" if is_shown else ""
-            print(f"{variable}: {_plain(problem['type'], problem['msg'])}{given}", file=sys.stderr)  # noqa: T201
+            print(f"{variable}: {within}{_plain(problem['type'], problem['msg'])}{given}", file=sys.stderr)  # noqa: T201
         sys.exit(2)
+
+
+def _path(parts: Sequence[str | int]) -> str:
+    """Where within a value of JSON, with a blank after it."""
+    path = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in parts)
+    return f"{path.removeprefix('.')} " if path else ""
 
 
 def _plain(kind: str, message: str) -> str:
     """What pydantic says of a value, in the words of one who sets a variable."""
     if kind == "missing":
         return "must be set"
-    if kind == "dict_type":
+    if kind in ("dict_type", "model_type"):
         return "must be a JSON object"
+    if kind == "tuple_type":
+        return "must be a JSON list"
+    if kind == "extra_forbidden":
+        return "is not known"
     return _PYDANTIC_SUBJECT.sub("must ", message.removeprefix("Value error, "))
 
 

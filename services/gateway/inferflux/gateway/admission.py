@@ -11,8 +11,8 @@ import grpc
 import grpc.aio
 
 from inferflux.common import grpc_metadata
-from inferflux.common.api_key import is_well_formed
 from inferflux.common.calls import CallContext
+from inferflux.common.credentials import could_be_credential
 from inferflux.common.errors import InferFluxError, Unauthenticated, Unavailable, from_rpc
 from inferflux.v1 import guardrails_pb2, policy_pb2, policy_pb2_grpc
 
@@ -66,7 +66,7 @@ class Admission:
             Unavailable: policy, or its store, does not answer.
         """
         credential = context.require_credential()
-        if not is_well_formed(credential):
+        if not could_be_credential(credential):
             raise Unauthenticated("this API key is unknown or was revoked", reason="UNKNOWN_API_KEY")
         ask = policy_pb2.AdmitRequest(
             credential=credential,
@@ -89,6 +89,8 @@ class Admission:
                     self._admitted.pop(key, None)
                 raise refusal from None
         self._remember(key)
+        if answer.subject:
+            context.record.about |= {"issuer": answer.issuer, "subject": answer.subject}
         return Caller(
             tenant=answer.tenant,
             key_id=answer.key_id,

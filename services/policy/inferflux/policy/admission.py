@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 from inferflux.common.errors import PermissionDenied, Unauthenticated
 from inferflux.common.model_names import allows
 from inferflux.common.scopes import Scope
 
 from .keys import ApiKeyRecord
+from .oidc.claims import TokenHolder
 from .roles import Access, Role, access_of
 
 
@@ -27,10 +28,15 @@ class Ask:
 
 @dataclass(frozen=True, slots=True)
 class Holder:
-    """The holder of a key that was admitted, and what it may do."""
+    """The holder of a key or of a token that was admitted, and what it may do.
+
+    Attributes:
+        identity: of a token: its `issuer` and `subject`, as audit lines have them.
+    """
 
     key: ApiKeyRecord
     access: Access
+    identity: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def tenant(self) -> str:
@@ -60,6 +66,15 @@ def identify(
     if key.is_expired(now_unix_ms):
         raise Unauthenticated(f"key {key.key_id} has expired", reason="API_KEY_EXPIRED")
     return Holder(key, access_of(key, roles))
+
+
+def identify_token(token: TokenHolder, *, roles: Sequence[Role] = ()) -> Holder:
+    """Who calls, of a token that was verified.
+
+    Args:
+        roles: those of the token that there are.
+    """
+    return Holder(token.record, access_of(token.record, roles).within(token.ceiling), token.identity)
 
 
 def authorize(holder: Holder, ask: Ask) -> None:

@@ -30,6 +30,7 @@ from .last_used import LastUsed
 from .limits.admin import LimitAdmin
 from .limits.limiter import Limiter
 from .metrics import PolicyMetrics
+from .oidc.token_admission import TokenAdmission
 from .role_admin import RoleAdmin
 from .rules import MAX_MESSAGE_BYTES, RULES
 from .servicer import Parts, PolicyServicer
@@ -66,7 +67,8 @@ async def _serve(settings: PolicySettings, shutdown: Shutdown, trail: AuditTrail
     metrics = PolicyMetrics()
     guard = StoreGuard(timeout_s=settings.store_timeout_s)
     storage: Storage = RedisStorage(redis, guard)
-    parts = _parts(settings, redis, guard, storage, service_keys, metrics, opened.decisions)
+    tokens = TokenAdmission(settings.oidc_issuers, http, settings.key_times, metrics)
+    parts = _parts(settings, redis, guard, storage, service_keys, metrics, tokens, opened.decisions)
     probe = Probe(settings.metrics_listen)
     probe.set_ready("store", ok=False, detail="not asked yet")
     servicer = PolicyServicer(
@@ -91,6 +93,7 @@ async def _serve(settings: PolicySettings, shutdown: Shutdown, trail: AuditTrail
             _sweep(parts.limiter, metrics, shutdown, every_s=settings.lease_s / _SWEEPS_PER_LEASE)
         )
         background.start(_write_last_used(parts.last_used, shutdown))
+        background.start(tokens.run_until(shutdown.requested))
         if opened.work is not None:
             background.start(opened.work(shutdown))
         bootstrap = Bootstrap(storage.keys, settings.bootstrap_key.get_secret_value())
@@ -102,6 +105,7 @@ async def _serve(settings: PolicySettings, shutdown: Shutdown, trail: AuditTrail
     finally:
         await background.close()
         probe.close()
+        await tokens.close()
         await storage.aclose()
         await redis.aclose()
         await http.aclose()
@@ -114,6 +118,7 @@ def _parts(
     storage: Storage,
     service_keys: ServiceKeys,
     metrics: PolicyMetrics,
+    tokens: TokenAdmission,
     decisions: Decisions | None,
 ) -> Parts:
     limiter = Limiter(redis, guard, lease_s=settings.lease_s, remember_s=settings.settled_memory_s)
@@ -127,6 +132,7 @@ def _parts(
     prompts = PromptGuard(sets, storage.guardrails)
     return Parts(
         keys=storage.keys,
+        tokens=tokens,
         usage=UsageStore(redis, timeout_s=settings.store_timeout_s, guard=guard),
         limiter=limiter,
         last_used=LastUsed(storage.keys),

@@ -29,6 +29,8 @@ OWN_TENANT = "tenant"
 
 _TENANT = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}")
 _KEY_ID = re.compile(r"key_[0-9a-f]{16}")
+# Of a key, or of the subject of a token.
+_HOLDER_ID = re.compile(r"key_[0-9a-f]{16}|sub_[0-9a-f]{32}")
 
 
 ALL_SCOPES = (Scope.INFERENCE, Scope.MODELS, Scope.ADMIN)
@@ -184,6 +186,14 @@ def key_id_of(digest: str) -> str:
 def parse_key_id(text: str, *, field: str = "key_id") -> str:
     if _KEY_ID.fullmatch(text) is None:
         raise InvalidArgument("a key id is key_ and 16 hex digits", field=field)
+    return text
+
+
+def parse_holder_id(text: str, *, field: str = "key_id") -> str:
+    """The id of a key, or what stands for it where a caller has a token."""
+    if _HOLDER_ID.fullmatch(text) is None:
+        message = "a key id is key_ and 16 hex digits, that of a token's subject sub_ and 32"
+        raise InvalidArgument(message, field=field)
     return text
 
 

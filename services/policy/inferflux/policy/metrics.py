@@ -44,6 +44,11 @@ class PolicyMetrics:
             "policy_expired_reservations",
             "Reservations that were given back because their gateway did not renew them.",
         )
+        self._refused_tokens = declare.counter(
+            "policy_refused_tokens",
+            "Tokens of issuers that were refused, by what was wrong; their callers are told nothing of it.",
+            ("why",),
+        )
         self.store_up = declare.gauge("policy_store_up", "1 while Redis answers, else 0.")
 
     @contextmanager
@@ -73,6 +78,9 @@ class PolicyMetrics:
             raise
         finally:
             self._reservations.labels(outcome).inc()
+
+    def count_refused_token(self, why: str) -> None:
+        self._refused_tokens.labels(why).inc()
 
     def count_settled(self, added: Mapping[str, int]) -> None:
         """Follow what was added to a tenant's counters."""

@@ -77,6 +77,11 @@ class Access:
     scopes: frozenset[Scope]
     models: tuple[str, ...]
 
+    def within(self, scopes: frozenset[Scope]) -> Access:
+        """The same with no scopes but these."""
+        kept = self.scopes & scopes
+        return Access(kept, self.models if Scope.INFERENCE in kept else ())
+
 
 def access_of(key: ApiKeyRecord, roles: Iterable[Role]) -> Access:
     """What the key may do.

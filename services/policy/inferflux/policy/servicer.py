@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -22,7 +22,7 @@ from inferflux.common.service_key import SERVICE, ServiceKeys
 from inferflux.v1 import guardrails_pb2, policy_pb2, policy_pb2_grpc
 
 from . import keys
-from .admission import Ask, Holder, authorize, identify
+from .admission import Ask, Holder, authorize, identify, identify_token
 from .decisions.facts import facts_of_call, parse_method, to_message
 from .guardrails.admin import counts
 from .limits.limiter import NOT_COUNTED, Counted, Job
@@ -37,11 +37,14 @@ if TYPE_CHECKING:
     from .guardrails.prompts import PromptGuard
     from .key_admin import KeyAdmin
     from .key_store import KeyStore
+    from .keys import ApiKeyRecord
     from .last_used import LastUsed
     from .limits.admin import LimitAdmin
     from .limits.limiter import Limiter
     from .metrics import PolicyMetrics
+    from .oidc.token_admission import TokenAdmission
     from .role_admin import RoleAdmin
+    from .roles import Role
     from .usage_store import UsageStore
 
     Context = grpc.aio.ServicerContext[Any, Any]
@@ -64,6 +67,7 @@ class Parts:
     """What the servicer works with."""
 
     keys: KeyStore
+    tokens: TokenAdmission
     usage: UsageStore
     limiter: Limiter
     last_used: LastUsed
@@ -127,6 +131,8 @@ class PolicyServicer(policy_pb2_grpc.PolicyServiceServicer):
             guards_stream=not guardrails.with_streams.isdisjoint(("", key.tenant)),
             worker_pools=key.worker_pools,
             facts=None if decisions is None else to_message(facts_of_call(holder, ask, method)),
+            issuer=holder.identity.get("issuer", ""),
+            subject=holder.identity.get("subject", ""),
         )
 
     async def Reserve(
@@ -137,7 +143,7 @@ class PolicyServicer(policy_pb2_grpc.PolicyServiceServicer):
             parse_request_id(request.request_id),
             parse_attempt_id(request.attempt_id),
         )
-        keys.parse_key_id(request.key_id)
+        keys.parse_holder_id(request.key_id)
         check_model_name(request.model)
         check_range(request.prompt_tokens, 0, MAX_TOKENS, "prompt_tokens")
         check_range(request.max_tokens, 0, MAX_TOKENS, "max_tokens")
@@ -318,21 +324,35 @@ class PolicyServicer(policy_pb2_grpc.PolicyServiceServicer):
         if scope == SERVICE:
             self._parts.service_keys.check(context.service_key, certificate=context.certificate)
             return Service()
-        return await self._admit(context.require_credential(), Ask(Scope(scope)), context.method)
+        holder = await self._admit(context.require_credential(), Ask(Scope(scope)), context.method)
+        context.record.about |= holder.identity
+        return holder
 
     async def _admit(self, credential: str, ask: Ask, method: str) -> Holder:
-        """Find the key and decide. What could not be a key is refused without asking the store."""
-        could_be = is_well_formed(credential)
-        key = await self._parts.keys.find(keys.digest_of(credential)) if could_be else None
-        roles = await self._parts.keys.find_roles(key.roles) if key is not None and key.roles else ()
-        holder = identify(credential, key, roles=roles, now_unix_ms=int(self._clock() * 1000))
+        """Find out who calls, and decide."""
+        holder = await self._identify(credential)
         if self._parts.decisions is None:
             authorize(holder, ask)
         else:
             facts = facts_of_call(holder, ask, method)
             await self._parts.decisions.admit(facts, partial(authorize, holder, ask))
-        self._parts.last_used.note(holder.key_id)
+        if not holder.identity:
+            self._parts.last_used.note(holder.key_id)
         return holder
+
+    async def _identify(self, credential: str) -> Holder:
+        """The holder of the token or key. What could be neither asks no store."""
+        if self._parts.tokens.takes(credential):
+            token = await self._parts.tokens.holder_of(credential)
+            return identify_token(token, roles=await self._roles(token.record))
+        could_be = is_well_formed(credential)
+        key = await self._parts.keys.find(keys.digest_of(credential)) if could_be else None
+        roles = await self._roles(key) if key is not None else ()
+        return identify(credential, key, roles=roles, now_unix_ms=int(self._clock() * 1000))
+
+    async def _roles(self, key: ApiKeyRecord) -> Sequence[Role]:
+        """Those of its roles that there are."""
+        return await self._parts.keys.find_roles(key.roles) if key.roles else ()
 
     async def _count(self, holder: Holder) -> Counted:
         """Count a request of the key and its tenant."""

@@ -14,6 +14,8 @@ from inferflux.common.settings import ListenAddress, SubjectToken, listed, setti
 
 from .decisions.settings import DecisionSettings
 from .keys import OWN_TENANT
+from .oidc.issuer import Issuers
+from .oidc.key_cache import KeyTimes
 
 
 def _well_formed(secret: SecretStr) -> SecretStr:
@@ -76,6 +78,34 @@ class PolicySettings(AuditSettings, DecisionSettings):
         "their own tenant alone; any other name, those of all keys with that name: see "
         "[cache scope](policy.md#cache-scope)",
     )
+
+    oidc_issuers: Issuers = setting(
+        (),
+        "[issuers of tokens](policy.md#tokens-of-openid-connect) that are taken beside API keys: a JSON list "
+        "of objects; `INFERFLUX_POLICY_OIDC_ISSUERS_FILE` names a file with it. Empty: none",
+    )
+    oidc_keys_refresh_s: float = setting(
+        300.0, "how often issuers are asked for their keys", ge=1, le=86_400, expert=True
+    )
+    oidc_keys_stale_s: float = setting(
+        86_400.0,
+        "how long keys of an issuer hold that does not answer; then its tokens are refused",
+        ge=1,
+        le=2_592_000,
+        expert=True,
+    )
+    oidc_keys_retry_s: float = setting(
+        10.0,
+        "an issuer is asked at most so often for a key that a token names and that it did not have",
+        gt=0,
+        le=3600,
+        expert=True,
+    )
+
+    @property
+    def key_times(self) -> KeyTimes:
+        """When issuers are asked for their keys."""
+        return KeyTimes(self.oidc_keys_refresh_s, self.oidc_keys_stale_s, self.oidc_keys_retry_s)
 
     @property
     def service_certificates(self) -> list[str]:

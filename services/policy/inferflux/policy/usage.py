@@ -9,7 +9,7 @@ from inferflux.common.errors import InvalidArgument
 from inferflux.common.subjects import is_safe_token
 from inferflux.v1 import policy_pb2
 
-from .keys import parse_key_id, parse_tenant
+from .keys import parse_holder_id, parse_tenant
 
 MAX_MODEL_LENGTH = 256
 
@@ -52,7 +52,7 @@ class SettledRequest:
             cached_prompt_tokens=usage.cached_prompt_tokens,
             completion_tokens=usage.completion_tokens,
             cached_completion_tokens=usage.cached_completion_tokens,
-            key_id=parse_key_id(request.key_id),
+            key_id=parse_holder_id(request.key_id),
             model=parse_model(request.model),
         )
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from inferflux.common.checks import check_model_name, check_range
 from inferflux.common.errors import InvalidArgument, ResourceExhausted
-from inferflux.policy.keys import parse_key_id, parse_tenant
+from inferflux.policy.keys import parse_holder_id, parse_tenant
 
 EACH = "*"
 NAMES = (
@@ -87,7 +87,7 @@ def parse_subject(text: str, *, field: str = "subject") -> str:
     if name == EACH:
         return text
     if kind == "key":
-        parse_key_id(name, field=field)
+        parse_holder_id(name, field=field)
     elif kind == "tenant":
         parse_tenant(name, field=field)
     else:
