@@ -339,8 +339,11 @@ async def test_who_changed_what_is_in_the_audit(
     def lines(method: str) -> list[dict[str, object]]:
         return [line for line in gateway.audit() if line["method"] == method]
 
-    await until(lambda: bool(lines("UndrainWorker")))
-    (cleared,) = [line for line in lines("ClearCache") if line.get("of_tenant") == "audited-tenant"]
+    def clearings() -> list[dict[str, object]]:
+        return [line for line in lines("ClearCache") if line.get("of_tenant") == "audited-tenant"]
+
+    await until(lambda: bool(clearings() and lines("UndrainWorker")))
+    (cleared,) = clearings()
     assert cleared["outcome"] == "done"
     assert (cleared["cleared_cells"], cleared["cleared_bytes"]) == (300, 1000)
     assert cleared["key_id"]
