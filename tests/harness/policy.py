@@ -131,6 +131,18 @@ class PolicyProcess:
         assert self.process.poll() is None, self.log_path.read_text()
         return await self.readiness()
 
+    async def metric(self, name: str) -> float:
+        """The value of a metric, named with its labels as `/metrics` has it; 0 where it is not there."""
+        return await asyncio.to_thread(self._metric, name)
+
+    def _metric(self, name: str) -> float:
+        url = f"http://127.0.0.1:{self.metrics_port}/metrics"
+        with urllib.request.urlopen(url, timeout=5) as answer:
+            lines = answer.read().decode().splitlines()
+        return next(
+            (float(value) for line in lines for key, _, value in [line.rpartition(" ")] if key == name), 0
+        )
+
     def log_lines(self) -> list[dict[str, Any]]:
         return [json.loads(line) for line in self.log_path.read_text().splitlines()]
 

@@ -11,6 +11,8 @@ from prometheus_client import REGISTRY, CollectorRegistry
 from inferflux.common.errors import InferFluxError
 from inferflux.common.metrics import Declare
 
+MOST_MODELS = 256
+_OTHER = "other"
 _SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0)
 
 
@@ -19,6 +21,7 @@ class PolicyMetrics:
 
     def __init__(self, registry: CollectorRegistry = REGISTRY) -> None:
         declare = Declare(registry)
+        self._models = ModelLabels()
         self._admissions = declare.counter(
             "policy_admissions",
             "Admit calls: `admitted`, `aborted`, or the reason of the refusal in lower case.",
@@ -28,17 +31,17 @@ class PolicyMetrics:
             "policy_admit_seconds", "Seconds that one Admit call took.", _SECONDS
         )
         self._settled = declare.counter(
-            "policy_settled_requests", "Requests that were added to usage counters, each once."
+            "policy_settled_requests", "Requests that were added to usage counters, each once.", ("model",)
         )
         self._tokens = declare.counter(
             "policy_settled_tokens",
             "Tokens that were added to usage counters: `prompt` or `completion`.",
-            ("kind",),
+            ("model", "kind"),
         )
         self._reservations = declare.counter(
             "policy_reservations",
             "Reserve calls: `reserved`, `aborted`, or the reason of the refusal in lower case.",
-            ("outcome",),
+            ("model", "outcome"),
         )
         self.expired = declare.counter(
             "policy_expired_reservations",
@@ -67,8 +70,8 @@ class PolicyMetrics:
             self._seconds.observe(time.perf_counter() - started)
 
     @contextmanager
-    def reservation(self) -> Iterator[None]:
-        """Count one Reserve; the outcome is `reserved` or the error's reason, lower case."""
+    def reservation(self, model: str) -> Iterator[None]:
+        """Count one Reserve of a model; the outcome is `reserved` or the error's reason, lower case."""
         outcome = "aborted"
         try:
             yield
@@ -77,16 +80,35 @@ class PolicyMetrics:
             outcome = error.reason.lower()
             raise
         finally:
-            self._reservations.labels(outcome).inc()
+            self._reservations.labels(self._models.of(model), outcome).inc()
 
     def count_refused_token(self, why: str) -> None:
         self._refused_tokens.labels(why).inc()
 
-    def count_settled(self, added: Mapping[str, int]) -> None:
-        """Follow what was added to a tenant's counters."""
-        self._settled.inc(added["requests"])
-        self._tokens.labels("prompt").inc(added["prompt_tokens"])
-        self._tokens.labels("completion").inc(added["completion_tokens"])
+    def count_settled(self, model: str, added: Mapping[str, int]) -> None:
+        """Follow what was added to a tenant's counters for a request of a model."""
+        label = self._models.of(model)
+        self._settled.labels(label).inc(added["requests"])
+        self._tokens.labels(label, "prompt").inc(added["prompt_tokens"])
+        self._tokens.labels(label, "completion").inc(added["completion_tokens"])
+
+
+class ModelLabels:
+    """Names of models as labels. Services name them, and a label lasts as long as the process.
+
+    So there are at most `MOST_MODELS`; what comes then is `other`.
+    """
+
+    def __init__(self) -> None:
+        self._known: set[str] = set()
+
+    def of(self, model: str) -> str:
+        if model in self._known:
+            return model
+        if len(self._known) >= MOST_MODELS:
+            return _OTHER
+        self._known.add(model)
+        return model
 
 
 class DecisionMetrics:

@@ -149,7 +149,7 @@ class PolicyServicer(policy_pb2_grpc.PolicyServiceServicer):
         check_range(request.max_tokens, 0, MAX_TOKENS, "max_tokens")
         check_range(request.priority, LOWEST, HIGHEST, "priority")
         model = model_subject(request.model)
-        with self._parts.metrics.reservation():
+        with self._parts.metrics.reservation(request.model):
             guards = await self._parts.prompts.check(request)
             if self._parts.decisions is not None:
                 await self._parts.decisions.reserve(request)
@@ -179,7 +179,7 @@ class PolicyServicer(policy_pb2_grpc.PolicyServiceServicer):
         settled = SettledRequest.parse(request)
         if not request.is_void:
             added = await self._parts.usage.settle(settled, remember_s=self._settled_memory_s)
-            self._parts.metrics.count_settled(added)
+            self._parts.metrics.count_settled(settled.model, added)
             log.debug("settles a request", tenant=settled.tenant, tokens=added["completion_tokens"])
         subjects = [key_subject(settled.key_id), tenant_subject(settled.tenant)]
         await self._parts.limiter.settle(
