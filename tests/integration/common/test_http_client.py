@@ -149,6 +149,19 @@ async def test_a_name_is_resolved_once_and_its_checked_address_is_connected_to()
         assert f"host: idp.example.com:{server.port}\r\n" in server.heads[0].lower()
 
 
+async def test_a_host_that_is_an_ipv6_address_is_asked_for_as_one() -> None:
+    asked: list[str] = []
+
+    async def to_loopback(host: str, _port: int) -> Sequence[str]:
+        asked.append(host)
+        return ["127.0.0.1"]
+
+    async with serving(answering(b"{}")) as server, client_of(resolve=to_loopback) as client:
+        assert (await client.get(f"http://[::1]:{server.port}/")).status == 200
+        assert asked == ["::1"]
+        assert f"host: [::1]:{server.port}\r\n" in server.heads[0].lower()
+
+
 async def test_of_several_addresses_those_that_are_refused_are_left_out() -> None:
     async def mixed(_host: str, _port: int) -> Sequence[str]:
         return ["169.254.169.254", "10.0.0.1", "127.0.0.1"]

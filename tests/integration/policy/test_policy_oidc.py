@@ -140,6 +140,21 @@ async def test_a_token_is_admitted_as_a_key_is(taking: Taking, key: SigningKey) 
     assert from_rpc(error).reason == "MISSING_SCOPE"
 
 
+async def test_a_token_that_was_taken_before_expires_all_the_same(taking: Taking) -> None:
+    now = int(time.time())
+    token = good(taking.issuer, iat=now - 60, exp=now - 2)  # within the leeway of 5 s, still
+    await taking.policy.admit(token)
+
+    async def is_refused() -> bool:
+        try:
+            await taking.policy.admit(token)
+        except grpc.aio.AioRpcError as error:
+            return from_rpc(error).reason == "INVALID_TOKEN"
+        return False
+
+    await until(is_refused)
+
+
 async def test_keys_are_admitted_as_before(taking: Taking) -> None:
     made = await taking.policy.create_key(taking.admin)
     admitted = await taking.policy.admit(made.secret)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import json
+from contextlib import suppress
 from typing import Any
 
 import jwt
@@ -17,6 +18,7 @@ from hypothesis import strategies as st
 from inferflux.common.credentials import MAX_TOKEN_LENGTH, could_be_credential, could_be_token
 from inferflux.policy.oidc.key_set import KeySet, VerifyingKey, parse_key_set
 from inferflux.policy.oidc.tokens import TokenRefused, read, verify
+from inferflux.policy.oidc.verified import Verified, VerifiedTokens
 
 URL = "https://idp.example.com"
 RSA, EC, STRANGER = SigningKey.rsa(), SigningKey.ec(), SigningKey.rsa("rsa-1")
@@ -37,21 +39,22 @@ def refused_read(text: str) -> str:
 
 def refused_verify(text: str, signing: SigningKey) -> str:
     with pytest.raises(TokenRefused) as caught:
-        verify(read(text), key_of(signing))
+        verify(text, key_of(signing))
     return caught.value.why
 
 
 @pytest.mark.parametrize("signing", [RSA, EC], ids=["RS256", "ES256"])
 def test_a_token_that_the_issuer_signed_has_its_claims(signing: SigningKey) -> None:
     claims = claims_of(URL)
-    token = read(signing.sign(claims))
+    text = signing.sign(claims)
+    token = read(text)
     assert (token.issuer, token.kid, token.algorithm) == (URL, signing.kid, signing.algorithm)
-    assert verify(token, key_of(signing)) == claims
+    assert verify(text, key_of(signing)) == claims
 
 
 def test_claims_are_not_checked_here() -> None:
     claims = claims_of(URL, exp=1, aud=None, nbf=2**40)
-    assert verify(read(RSA.sign(claims)), key_of(RSA)) == claims
+    assert verify(RSA.sign(claims), key_of(RSA)) == claims
 
 
 @pytest.mark.parametrize("algorithm", ["none", "None", "NONE", ""])
@@ -91,7 +94,7 @@ def test_keys_that_a_token_brings_along_are_not_looked_at() -> None:
         "x5c": ["AAAA"],
     }
     assert refused_verify(STRANGER.sign(claims_of(URL), **brought), RSA) == "signature"
-    assert verify(read(RSA.sign(claims_of(URL), **brought)), key_of(RSA))["sub"] == "alice"
+    assert verify(RSA.sign(claims_of(URL), **brought), key_of(RSA))["sub"] == "alice"
 
 
 @pytest.mark.parametrize("index", [0, 1, 2])
@@ -153,12 +156,11 @@ def test_what_cannot_be_read_is_refused(text: str) -> None:
 def test_any_bytes_are_read_or_refused_and_nothing_else(
     header: bytes, claims: bytes, signature: bytes
 ) -> None:
-    try:
-        token = read(f"{encoded(header)}.{encoded(claims)}.{encoded(signature)}")
-    except TokenRefused:
-        return
+    text = f"{encoded(header)}.{encoded(claims)}.{encoded(signature)}"
+    with suppress(TokenRefused):
+        read(text)
     with pytest.raises(TokenRefused):
-        verify(token, key_of(RSA))
+        verify(text, key_of(RSA))
 
 
 @pytest.mark.parametrize(
@@ -228,7 +230,7 @@ def test_the_private_part_of_a_key_that_an_issuer_shows_is_not_read() -> None:
     }
     (key,) = parse_key_set({"keys": [leaked]}).keys.values()
     assert not hasattr(key.public, "private_numbers")
-    assert verify(read(RSA.sign(claims_of(URL))), key)["sub"] == "alice"
+    assert verify(RSA.sign(claims_of(URL)), key)["sub"] == "alice"
 
 
 @pytest.mark.parametrize("document", [None, [], {}, {"keys": {}}, {"keys": "x"}, "keys", 7])
@@ -251,3 +253,18 @@ def test_what_could_be_a_token_is_told_from_keys_and_from_what_is_neither() -> N
         assert not could_be_credential(text), text
     assert could_be_token("a.b." + "c" * (MAX_TOKEN_LENGTH - 4))
     assert not could_be_token("a.b." + "c" * (MAX_TOKEN_LENGTH - 3))
+
+
+def test_tokens_are_remembered_by_their_hashes_and_the_latest_stay() -> None:
+    known = VerifiedTokens(most=2)
+    texts = [RSA.sign(claims_of(URL, sub=name)) for name in "abc"]
+    for text in texts[:2]:
+        known.add(text, Verified(read(text), key_of(RSA), verify(text, key_of(RSA))))
+    first = known.find(texts[0])
+    assert first is not None
+    assert first.claims["sub"] == "a"
+    known.add(texts[2], Verified(read(texts[2]), key_of(RSA), {}))
+    assert known.find(texts[1]) is None
+    assert known.find(texts[0]) == first
+    assert known.find(texts[0][:-1]) is None
+    assert all(text not in repr(vars(known)) for text in texts)

@@ -11,6 +11,7 @@ from typing import Any
 from inferflux.common import logs
 from inferflux.common.errors import Unavailable
 from inferflux.common.http_client import HttpClient
+from inferflux.common.tasks import Background
 
 from .issuer import Issuer
 from .key_cache import KeyCache, KeyTimes
@@ -77,6 +78,7 @@ class IssuerKeys:
         self._http = http
         self._cache = KeyCache(times)
         self._clock = clock
+        self._background = Background()
         self._asking: asyncio.Task[None] | None = None
         self._was_away = False
 
@@ -87,7 +89,7 @@ class IssuerKeys:
             Unavailable: the issuer does not answer, and none of its keys are known.
         """
         key = self._cache.find(kid, algorithm, self._clock())
-        may_ask = self._asking is not None or self._cache.may_ask(self._clock())
+        may_ask = self._is_asking() or self._cache.may_ask(self._clock())
         if key is None and may_ask:
             with suppress(TimeoutError):
                 async with asyncio.timeout(_WAIT_S):
@@ -100,19 +102,16 @@ class IssuerKeys:
 
     async def refresh(self) -> None:
         """Ask the issuer, once for all that wait. The keys of before stay where it does not answer."""
-        if self._asking is None:
-            self._asking = asyncio.create_task(self._ask())
-            self._asking.add_done_callback(self._asked)
+        if self._asking is None or not self._is_asking():
+            self._asking = self._background.start(self._ask())
         # A caller that leaves does not end the question of the others.
-        await asyncio.shield(self._asking)
+        await asyncio.wait([self._asking])
 
     async def close(self) -> None:
-        if self._asking is not None:
-            self._asking.cancel()
-            await asyncio.wait([self._asking])
+        await self._background.close()
 
-    def _asked(self, _task: asyncio.Task[None]) -> None:
-        self._asking = None
+    def _is_asking(self) -> bool:
+        return self._asking is not None and not self._asking.done()
 
     async def _ask(self) -> None:
         self._cache.asked(self._clock())

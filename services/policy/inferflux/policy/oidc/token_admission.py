@@ -18,6 +18,7 @@ from .claims import TokenHolder, holder_of
 from .issuer import Issuer
 from .issuer_keys import IssuerKeys
 from .key_cache import KeyTimes
+from .verified import Verified, VerifiedTokens
 
 log = logs.get()
 
@@ -39,6 +40,7 @@ class TokenAdmission:
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._keys = {issuer.issuer: IssuerKeys(issuer, http, times) for issuer in issuers}
+        self._verified = VerifiedTokens()
         self._refresh_s = times.refresh_s
         self._metrics = metrics
         self._clock = clock
@@ -59,7 +61,8 @@ class TokenAdmission:
             raise Unauthenticated("this token is not accepted", reason="INVALID_TOKEN") from None
 
     async def _holder_of(self, credential: str) -> TokenHolder:
-        token = tokens.read(credential)
+        verified = self._verified.find(credential)
+        token = tokens.read(credential) if verified is None else verified.token
         keys = self._keys.get(token.issuer)
         if keys is None:
             raise tokens.TokenRefused("issuer")
@@ -68,7 +71,11 @@ class TokenAdmission:
         key = await keys.find(token.kid, token.algorithm)
         if key is None:
             raise tokens.TokenRefused("key")
-        return holder_of(tokens.verify(token, key), keys.issuer, now_s=self._clock())
+        # A key that the issuer replaced or took back has signed nothing any longer.
+        if verified is None or verified.key != key:
+            verified = Verified(token, key, tokens.verify(credential, key))
+            self._verified.add(credential, verified)
+        return holder_of(verified.claims, keys.issuer, now_s=self._clock())
 
     async def run_until(self, ending: asyncio.Event) -> None:
         """Keep the keys fresh, whether tokens come or not."""
