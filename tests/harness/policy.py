@@ -118,7 +118,7 @@ class PolicyProcess:
         await until(is_so)
 
     async def wait_without_store(self) -> None:
-        """Return once the process says that Redis does not answer; it serves by then."""
+        """Return once the process says that its store does not answer; it serves by then."""
 
         async def is_so() -> bool:
             store = (await self._readiness_alive()).get("conditions", {}).get("store", {})

@@ -10,9 +10,15 @@ from typing import Protocol
 import pytest
 import redis.asyncio
 from harness.policy import PolicyProcess
+from harness.postgres import Postgres
 
 from inferflux.common.servers import ServerProcess
 from inferflux.policy import keys
+from inferflux.policy.storage.file import PATH
+from inferflux.policy.storage.sealed import PASSPHRASE
+from inferflux.policy.storage.settings import SQL_URL, STORAGE
+
+from . import storages
 
 
 class StartPolicy(Protocol):
@@ -70,3 +76,30 @@ async def running(
     yield Running(policy, admin, client)
     await client.aclose()
     await policy.close()
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[Postgres]:
+    """A PostgreSQL server; skips where there is none."""
+    server = Postgres()
+    server.start()
+    yield server
+    server.remove()
+
+
+@pytest.fixture(params=storages.NAMES)
+def place(request: pytest.FixtureRequest, tmp_path: Path, private_valkey: ServerProcess) -> storages.Place:
+    """An empty storage of each kind."""
+    name = str(request.param)
+    variables: dict[str, str] = {}
+    if name.endswith("-encrypted") or name == "file":
+        variables[PASSPHRASE] = storages.PASSPHRASE_OF_TESTS
+    if name == "file":
+        (tmp_path / "kept").mkdir()
+        variables |= {STORAGE: "file", PATH: str(tmp_path / "kept" / "policy")}
+    elif name.startswith("sqlite"):
+        variables |= {STORAGE: "sql", SQL_URL: f"sqlite:///{tmp_path}/policy.db"}
+    elif name == "postgres":
+        server: Postgres = request.getfixturevalue("postgres")
+        variables |= {STORAGE: "sql", SQL_URL: server.empty_database()}
+    return storages.Place(name, private_valkey.url, variables)

@@ -36,7 +36,7 @@ from .rules import MAX_MESSAGE_BYTES, RULES
 from .servicer import Parts, PolicyServicer
 from .settings import PolicySettings
 from .storage.interface import Storage
-from .storage.redis import RedisStorage
+from .storage.opening import storage_of
 from .usage_store import UsageStore
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ async def _serve(settings: PolicySettings, shutdown: Shutdown, trail: AuditTrail
     redis = store.connect(settings.redis_url, tls=settings.client_tls)
     metrics = PolicyMetrics()
     guard = StoreGuard(timeout_s=settings.store_timeout_s)
-    storage: Storage = RedisStorage(redis, guard)
+    storage = storage_of(settings, redis, guard, timeout_s=settings.store_timeout_s, now_ms=_now_ms)
     tokens = TokenAdmission(settings.oidc_issuers, http, settings.key_times, metrics)
     parts = _parts(settings, redis, guard, storage, service_keys, metrics, tokens, opened.decisions)
     probe = Probe(settings.metrics_listen)
@@ -82,6 +82,7 @@ async def _serve(settings: PolicySettings, shutdown: Shutdown, trail: AuditTrail
     server.add(SERVICE_NAME)
     background = Background()
     try:
+        await storage.open()
         port = await server.start(
             settings.listen,
             variable="INFERFLUX_POLICY_LISTEN",
@@ -97,7 +98,7 @@ async def _serve(settings: PolicySettings, shutdown: Shutdown, trail: AuditTrail
         if opened.work is not None:
             background.start(opened.work(shutdown))
         bootstrap = Bootstrap(storage.keys, settings.bootstrap_key.get_secret_value())
-        watch = StoreWatch(bootstrap, server, probe, metrics)
+        watch = StoreWatch(storage, parts.usage, bootstrap, server, probe, metrics)
         await watch.run_until(shutdown, interval_s=settings.store_check_interval_s)
         probe.set_ready("running", ok=False, detail="shutting down")
         await server.stop(settings.drain_limit_s)
@@ -121,7 +122,13 @@ def _parts(
     tokens: TokenAdmission,
     decisions: Decisions | None,
 ) -> Parts:
-    limiter = Limiter(redis, guard, lease_s=settings.lease_s, remember_s=settings.settled_memory_s)
+    limiter = Limiter(
+        redis,
+        guard,
+        lease_s=settings.lease_s,
+        remember_s=settings.settled_memory_s,
+        rules=storage.rules_of_limiter,
+    )
     key_admin = KeyAdmin(
         storage.keys,
         default_max_priority=settings.default_max_priority,
@@ -170,15 +177,23 @@ async def _write_last_used(last_used: LastUsed, shutdown: Shutdown) -> None:
 
 
 class StoreWatch:
-    """Looks at the store again and again: readiness follows it, and a store that is fresh gets its key.
+    """Looks at the storage and Redis again and again: readiness follows, and a fresh storage gets its key.
 
-    The process serves whether Redis answers or not: calls are refused while it does not, and nothing has to
-    be restarted when it does again.
+    The process serves whether they answer or not: calls are refused while they do not, and nothing has to
+    be restarted when they do again.
     """
 
     def __init__(
-        self, bootstrap: Bootstrap, server: GrpcServer, probe: Probe, metrics: PolicyMetrics
+        self,
+        storage: Storage,
+        usage: UsageStore,
+        bootstrap: Bootstrap,
+        server: GrpcServer,
+        probe: Probe,
+        metrics: PolicyMetrics,
     ) -> None:
+        self._storage = storage
+        self._usage = usage
         self._bootstrap = bootstrap
         self._server = server
         self._probe = probe
@@ -189,6 +204,8 @@ class StoreWatch:
         is_ending = shutdown.requested.is_set()
         while not is_ending:
             try:
+                await self._storage.check()
+                await self._usage.check()
                 await self._bootstrap.ensure()
                 self._note(is_up=True)
             except Unavailable as error:

@@ -16,6 +16,7 @@ from .decisions.settings import DecisionSettings
 from .keys import OWN_TENANT
 from .oidc.issuer import Issuers
 from .oidc.key_cache import KeyTimes
+from .storage.settings import StorageSettings
 
 
 def _well_formed(secret: SecretStr) -> SecretStr:
@@ -24,7 +25,7 @@ def _well_formed(secret: SecretStr) -> SecretStr:
     return secret
 
 
-class PolicySettings(AuditSettings, DecisionSettings):
+class PolicySettings(AuditSettings, DecisionSettings, StorageSettings):
     """Settings of one policy process."""
 
     model_config = SettingsConfigDict(env_prefix="INFERFLUX_POLICY_")
@@ -44,10 +45,10 @@ class PolicySettings(AuditSettings, DecisionSettings):
         expert=True,
     )
     store_timeout_s: float = setting(
-        0.5, "longest wait for Redis before a call is refused", gt=0, le=10, expert=True
+        0.5, "longest wait for Redis or another storage before a call is refused", gt=0, le=10, expert=True
     )
     store_check_interval_s: float = setting(
-        1.0, "how often Redis is checked for readiness", gt=0, le=60, expert=True
+        1.0, "how often the storage and Redis are checked for readiness", gt=0, le=60, expert=True
     )
     settled_memory_s: int = setting(
         3600,

@@ -119,20 +119,25 @@ local function wait_ms(window, most, n)
 end
 
 -- The rules of subjects: an entry for each that has one, its own or the one of its kind.
-local function rules_of(subjects)
+--
+-- given  limits by subject or kind, for rules that are not in Redis; nil: those in Redis
+local function rules_of(subjects, given)
   local names = {}
   for _, subject in ipairs(subjects) do
     names[#names + 1] = subject
     names[#names + 1] = string.match(subject, '^%a+:') .. '*'
   end
-  local rows = redis.call('HMGET', prefix .. 'rules', unpack(names))
+  local rows = not given and redis.call('HMGET', prefix .. 'rules', unpack(names))
   local rules = {}
   for i, subject in ipairs(subjects) do
-    local row = rows[2 * i - 1] or rows[2 * i]
-    if row then
-      local limits = cjson.decode(row).limits
-      if next(limits) then rules[#rules + 1] = {subject = subject, limits = limits} end
+    local limits
+    if given then
+      limits = given[names[2 * i - 1]] or given[names[2 * i]]
+    else
+      local row = rows[2 * i - 1] or rows[2 * i]
+      limits = row and cjson.decode(row).limits
     end
+    if limits and next(limits) then rules[#rules + 1] = {subject = subject, limits = limits} end
   end
   return rules
 end
@@ -219,11 +224,12 @@ local function charge(rules, tokens)
 end
 
 -- Whether Reserve may have something to count: it knows the model, which Admit does not.
-local function has_to_reserve(rules)
+local function has_to_reserve(rules, given)
   for _, rule in ipairs(rules) do
     local limits = rule.limits
     if limits.tokens_per_minute or limits.tokens_per_day or limits[CONCURRENT] then return true end
   end
+  if given.rules then return given.limits_models end
   if redis.call('HLEN', prefix .. 'rules') > MOST_LOOKED_THROUGH then return true end
   for _, subject in ipairs(redis.call('HKEYS', prefix .. 'rules')) do
     if string.sub(subject, 1, 5) == 'model' then return true end
@@ -233,9 +239,10 @@ end
 
 local operations = {}
 
--- {subjects}: one request more, if none of their limits is used up; and whether Reserve has to be asked.
+-- {subjects, rules, limits_models}: one request more, if none of their limits is used up; and whether Reserve has to be
+-- asked.
 function operations.admit(given)
-  local rules = rules_of(given.subjects)
+  local rules = rules_of(given.subjects, given.rules)
   local worst, windows = check(rules, function() return {requests = 1, tokens = 1, running = true} end)
   if worst then return {refused = worst, states = states_of(windows)} end
   for _, each in ipairs(windows) do
@@ -244,15 +251,16 @@ function operations.admit(given)
       keep_window(each.rule.subject, each.rule)
     end
   end
-  return {states = states_of(windows), has_to_reserve = has_to_reserve(rules)}
+  return {states = states_of(windows), has_to_reserve = has_to_reserve(rules, given)}
 end
 
--- {subjects, model, job, tokens, lease_ms}: tokens of all subjects, a request of the model, and a running request of each.
+-- {subjects, rules, model, job, tokens, lease_ms}: tokens of all subjects, a request of the model, and a running
+-- request of each.
 function operations.reserve(given)
   local job = given.job
   local record = redis.call('HGET', prefix .. 'job:' .. job, 'held')
   if record then return {states = {}, lease_ms = given.lease_ms} end
-  local rules = rules_of(given.subjects)
+  local rules = rules_of(given.subjects, given.rules)
   if #rules == 0 then return {states = {}, lease_ms = 0} end
   local worst, windows = check(rules, function(rule)
     return {requests = rule.subject == given.model and 1 or 0, tokens = given.tokens, running = true}
@@ -286,7 +294,7 @@ function operations.renew(given)
   return {}
 end
 
--- {subjects, job, tokens, is_void, is_partial, remember_s}: the tokens that a job used in the end, or so far.
+-- {subjects, rules, job, tokens, is_void, is_partial, remember_s}: the tokens that a job used in the end, or so far.
 -- A partial one leaves the reservation as it is.
 function operations.settle(given)
   local key = prefix .. 'job:' .. given.job
@@ -300,7 +308,7 @@ function operations.settle(given)
     release(given.job, row[1], tokens, false)
     remember(given.job, tokens, given.remember_s)
   elseif not given.is_void then
-    local rules = rules_of(given.subjects)
+    local rules = rules_of(given.subjects, given.rules)
     if #rules == 0 then return {} end
     local before = tonumber(row[3] or 0) or 0
     if tokens > before then charge(rules, tokens - before) end
@@ -331,9 +339,9 @@ function operations.sweep(given)
   return {expired = #expired}
 end
 
--- {subject}: what it has used of its limits.
+-- {subject, rules}: what it has used of its limits.
 function operations.usage(given)
-  local rules = rules_of({given.subject})
+  local rules = rules_of({given.subject}, given.rules)
   local usage = {}
   for _, rule in ipairs(rules) do
     for _, limit in ipairs(LIMITS) do

@@ -13,10 +13,12 @@ from inferflux.common.errors import ResourceExhausted
 from inferflux.policy.guarded import StoreGuard
 from inferflux.v1 import policy_pb2
 
-from .rules import over_limit
+from .rules import kind_subject, over_limit
 
 if TYPE_CHECKING:
     from redis.asyncio import Redis
+
+    from .store import RateLimitStore
 
 _SCRIPT = (Path(__file__).parent / "limiter.lua").read_text()
 _PREFIX = "inferflux:{limits}:"
@@ -70,11 +72,12 @@ class Reserved:
 class Limiter:
     """Counts requests and tokens of subjects, and what runs at the same time.
 
-    Every method is one round trip, atomic, and raises Unavailable when Redis does not answer in time.
+    Every method is one round trip, atomic. It raises Unavailable when Redis or `rules` do not answer in time.
 
     Args:
         lease_s: how long a reservation lasts that is not renewed.
         remember_s: how long it is remembered what a job was charged.
+        rules: the limits, where the script does not find them in Redis.
         clock_ms: the time in ms since 1970; None: that of Redis, which all policy processes share.
     """
 
@@ -85,6 +88,7 @@ class Limiter:
         *,
         lease_s: float,
         remember_s: int,
+        rules: RateLimitStore | None = None,
         clock_ms: ClockMs | None = None,
     ) -> None:
         self._redis = redis
@@ -92,6 +96,7 @@ class Limiter:
         self._script = redis.register_script(_SCRIPT)
         self._lease_ms = round(lease_s * 1000)
         self._remember_s = remember_s
+        self._rules = rules
         self._clock_ms = clock_ms
 
     async def admit(self, subjects: Sequence[str]) -> Counted:
@@ -100,7 +105,10 @@ class Limiter:
         Raises:
             ResourceExhausted: one of them has used up a limit: then nothing is counted.
         """
-        answer = await self._run("admit", subjects=subjects)
+        given = await self._given_rules(subjects)
+        if self._rules is not None:
+            given["limits_models"] = await self._rules.limits_models()
+        answer = await self._run("admit", subjects=subjects, **given)
         return Counted(_states(answer, asked_tokens=0), bool(answer["has_to_reserve"]))
 
     async def reserve(self, job: Job, subjects: Sequence[str], *, model: str, tokens: int) -> Reserved:
@@ -114,7 +122,13 @@ class Limiter:
             ResourceExhausted: it would be over a limit: then nothing is reserved.
         """
         answer = await self._run(
-            "reserve", job=job.name, subjects=subjects, model=model, tokens=tokens, lease_ms=self._lease_ms
+            "reserve",
+            job=job.name,
+            subjects=subjects,
+            model=model,
+            tokens=tokens,
+            lease_ms=self._lease_ms,
+            **await self._given_rules(subjects),
         )
         return Reserved(_states(answer, asked_tokens=tokens), int(answer["lease_ms"]))
 
@@ -148,6 +162,7 @@ class Limiter:
             is_void=is_void,
             is_partial=is_partial,
             remember_s=self._remember_s,
+            **await self._given_rules(subjects),
         )
 
     async def sweep(self) -> int:
@@ -157,8 +172,15 @@ class Limiter:
 
     async def usage(self, subject: str) -> list[policy_pb2.RateLimitUsage]:
         """What a subject has used of each of its limits."""
-        rows = (await self._run("usage", subject=subject))["usage"]
+        rows = (await self._run("usage", subject=subject, **await self._given_rules([subject])))["usage"]
         return [policy_pb2.RateLimitUsage(**row) for row in rows]
+
+    async def _given_rules(self, subjects: Sequence[str]) -> dict[str, object]:
+        """The limits of subjects and their kinds, for the script; empty where it reads them itself."""
+        if self._rules is None:
+            return {}
+        names = dict.fromkeys(name for subject in subjects for name in (subject, kind_subject(subject)))
+        return {"rules": {rule.subject: dict(rule.limits) for rule in await self._rules.find_rules(names)}}
 
     async def _run(self, operation: str, **given: object) -> dict[str, Any]:
         now = "" if self._clock_ms is None else self._clock_ms()

@@ -21,6 +21,10 @@ class RateLimitStore(Protocol):
         """The limits that these subjects have themselves."""
         ...
 
+    async def limits_models(self) -> bool:
+        """Whether there may be limits of any model."""
+        ...
+
     async def set_rule(self, rule: RateLimit) -> RateLimit | None:
         """Write the limits of a subject, and return them with their new version.
 

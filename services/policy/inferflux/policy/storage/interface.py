@@ -21,11 +21,22 @@ class Storage(Protocol):
     @property
     def guardrails(self) -> GuardrailStore: ...
 
+    @property
+    def rules_of_limiter(self) -> RateLimitStore | None:
+        """Where the limiter finds limits; None where its script in Redis reads them itself."""
+        ...
+
     async def open(self) -> None:
         """Find out whether it can be used, before anything else is asked of it.
 
         Raises:
             InvalidArgument: it cannot; the field is the variable to change. Nothing was written.
+        """
+        ...
+
+    async def check(self) -> None:
+        """Raises:
+        Unavailable: it cannot be used now.
         """
         ...
 

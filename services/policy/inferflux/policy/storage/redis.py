@@ -1,14 +1,17 @@
-"""Redis as the storage."""
+"""Redis as the storage, with every value in clear."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from inferflux.common.errors import InvalidArgument, Unavailable
 from inferflux.policy.guarded import StoreGuard
 
 from .redis_guardrails import RedisGuardrails
 from .redis_keys import RedisKeys
 from .redis_limits import RedisRateLimits
+from .redis_table import REVISION
+from .sealed import PASSPHRASE
 
 if TYPE_CHECKING:
     from redis.asyncio import Redis
@@ -21,13 +24,34 @@ class RedisStorage:
         redis: stays the caller's to close.
     """
 
+    # The limiter's script reads limits itself.
+    rules_of_limiter = None
+
     def __init__(self, redis: Redis, guard: StoreGuard) -> None:
+        self._redis = redis
+        self._guard = guard
         self.keys = RedisKeys(redis, guard)
         self.rate_limits = RedisRateLimits(redis, guard)
         self.guardrails = RedisGuardrails(redis, guard)
 
     async def open(self) -> None:
-        """It can be used whether Redis answers or not: calls are refused while it does not."""
+        try:
+            is_encrypted = await self._is_encrypted()
+        except Unavailable:
+            return  # calls are refused while Redis does not answer
+        if is_encrypted:
+            raise InvalidArgument(f"{PASSPHRASE} must be set: {_ENCRYPTED}", field=PASSPHRASE)
+
+    async def check(self) -> None:
+        if await self._is_encrypted():
+            raise Unavailable(f"{_ENCRYPTED}, and there is no passphrase", reason="STORE_UNREADABLE")
 
     async def aclose(self) -> None:
         pass
+
+    async def _is_encrypted(self) -> bool:
+        async with self._guard.limit():
+            return bool(await self._redis.exists(REVISION))
+
+
+_ENCRYPTED = "what policy keeps in Redis is encrypted"

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from redis.asyncio import Redis
 
 _PREFIX = "inferflux:{guardrails}:"
-_REVISION, _VERSIONS, _SUMMARIES, _RULES = (
+_REVISION, _VERSIONS, _SUMMARIES, _RULES = KEYS = tuple(
     f"{_PREFIX}{name}" for name in ("revision", "versions", "summaries", "rules")
 )
 

@@ -26,11 +26,11 @@ if TYPE_CHECKING:
 
 _Item = TypeVar("_Item")
 
-_KEY = "inferflux:{keys}:key:"
-_INDEX = "inferflux:{keys}:index"
-_BOOTSTRAPPED = "inferflux:{keys}:bootstrapped"
+KEY = "inferflux:{keys}:key:"
+INDEX = "inferflux:{keys}:index"
+BOOTSTRAPPED = "inferflux:{keys}:bootstrapped"
 _LAST_USED = "inferflux:{keys}:last_used"
-_ROLES = "inferflux:{keys}:roles"
+ROLES = "inferflux:{keys}:roles"
 _LIST_BATCH = 256
 
 # KEYS: index, record. ARGV: key id, digest, field, value, ...
@@ -121,21 +121,21 @@ class RedisKeys:
 
     async def find_by_id(self, key_id: str) -> ApiKeyRecord | None:
         async with self._guard.limit():
-            digest = cast("bytes | None", await self._redis.hget(_INDEX, key_id))
+            digest = cast("bytes | None", await self._redis.hget(INDEX, key_id))
         return None if digest is None else await self.find(digest.decode())
 
     async def _fields(self, digest: str) -> dict[bytes, bytes]:
         async with self._guard.limit():
-            return cast("dict[bytes, bytes]", await self._redis.hgetall(_KEY + digest))
+            return cast("dict[bytes, bytes]", await self._redis.hgetall(KEY + digest))
 
     async def add(self, record: ApiKeyRecord) -> None:
         async with self._guard.limit():
-            await self._add([_INDEX, _KEY + record.digest], _written(record))
+            await self._add([INDEX, KEY + record.digest], _written(record))
 
     async def all_keys(self, *, tenant: str = "") -> list[ApiKeyRecord]:
         """Every key, or every key of a tenant, oldest first."""
         async with self._guard.limit():
-            index = cast("dict[bytes, bytes]", await self._redis.hgetall(_INDEX))
+            index = cast("dict[bytes, bytes]", await self._redis.hgetall(INDEX))
         records: list[ApiKeyRecord] = []
         for digests in _batched([d.decode() for d in index.values()], _LIST_BATCH):
             records += await self._find_all(digests)
@@ -146,7 +146,7 @@ class RedisKeys:
         """The records of those keys that are still there."""
         pipeline = self._redis.pipeline(transaction=False)
         for digest in digests:
-            pipeline.hgetall(_KEY + digest)
+            pipeline.hgetall(KEY + digest)
         async with self._guard.limit():
             rows = await pipeline.execute()
         return [ApiKeyRecord.from_fields(d, row) for d, row in zip(digests, rows, strict=True) if row]
@@ -154,7 +154,7 @@ class RedisKeys:
     async def revoke(self, key_id: str) -> bool:
         """Remove a key; False if there is none of that id."""
         async with self._guard.limit():
-            return bool(await self._revoke([_INDEX, _LAST_USED], [_KEY, key_id]))
+            return bool(await self._revoke([INDEX, _LAST_USED], [KEY, key_id]))
 
     async def replace(self, record: ApiKeyRecord) -> bool:
         """Write a changed key; False unless the stored one is of the version before."""
@@ -164,9 +164,9 @@ class RedisKeys:
         """Write a key with a new digest; False unless the stored one has the old one and version before."""
         flat = [x for pair in record.fields().items() for x in pair]
         until = record.previous_until_unix_ms
-        head: list[str | int] = [_KEY, record.key_id, record.version - 1, old.digest, record.digest, until]
+        head: list[str | int] = [KEY, record.key_id, record.version - 1, old.digest, record.digest, until]
         async with self._guard.limit():
-            return bool(await self._replace([_INDEX], [*head, *flat]))
+            return bool(await self._replace([INDEX], [*head, *flat]))
 
     async def note_used(self, used_unix_ms: Mapping[str, int]) -> None:
         """Say when keys were last used, by key id; those that are gone are left out."""
@@ -175,7 +175,7 @@ class RedisKeys:
             for key_id, unix_ms in pairs:
                 flat += [key_id, unix_ms]
             async with self._guard.limit():
-                await self._note_used([_INDEX, _LAST_USED], flat)
+                await self._note_used([INDEX, _LAST_USED], flat)
 
     async def last_used(self) -> dict[str, int]:
         """When keys were last used, by key id, in ms since 1970."""
@@ -188,35 +188,35 @@ class RedisKeys:
         found = {name: BUILTIN[name] for name in names if name in BUILTIN}
         if own := [name for name in names if name not in BUILTIN]:
             async with self._guard.limit():
-                rows = cast("list[bytes | None]", await self._redis.hmget(_ROLES, own))
+                rows = cast("list[bytes | None]", await self._redis.hmget(ROLES, own))
             found |= {n: Role.from_json(n, row) for n, row in zip(own, rows, strict=True) if row}
         return [found[name] for name in names if name in found]
 
     async def all_roles(self) -> list[Role]:
         """Those that every InferFlux has, then the others by name."""
         async with self._guard.limit():
-            rows = cast("dict[bytes, bytes]", await self._redis.hgetall(_ROLES))
+            rows = cast("dict[bytes, bytes]", await self._redis.hgetall(ROLES))
         own = [Role.from_json(name.decode(), text) for name, text in rows.items()]
         return [*BUILTIN.values(), *sorted(own, key=lambda role: role.name)]
 
     async def put_role(self, role: Role) -> bool:
         """Write a new or changed role; False unless the stored one is of the version before."""
         async with self._guard.limit():
-            return bool(await self._put_role([_ROLES], [role.name, role.version - 1, role.to_json()]))
+            return bool(await self._put_role([ROLES], [role.name, role.version - 1, role.to_json()]))
 
     async def delete_role(self, name: str) -> bool:
         """Remove a role; False if there is none of that name."""
         async with self._guard.limit():
-            return bool(await self._redis.hdel(_ROLES, name))
+            return bool(await self._redis.hdel(ROLES, name))
 
     async def is_bootstrapped(self, mark: str) -> bool:
         """Whether `bootstrap` was ever called with this mark on the store as it is now."""
         async with self._guard.limit():
-            return bool(await self._redis.sismember(_BOOTSTRAPPED, mark))
+            return bool(await self._redis.sismember(BOOTSTRAPPED, mark))
 
     async def bootstrap(self, record: ApiKeyRecord, *, mark: str, only_if_empty: bool) -> bool:
         """Write a key unless its mark was seen before; False if it was not written."""
-        keys = [_INDEX, _KEY + record.digest, _BOOTSTRAPPED]
+        keys = [INDEX, KEY + record.digest, BOOTSTRAPPED]
         async with self._guard.limit():
             return bool(await self._bootstrap(keys, [mark, int(only_if_empty), *_written(record)]))
 

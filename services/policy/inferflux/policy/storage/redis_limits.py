@@ -15,7 +15,7 @@ from inferflux.policy.limits.rules import NAMES, RateLimit
 if TYPE_CHECKING:
     from redis.asyncio import Redis
 
-_RULES = "inferflux:{limits}:rules"
+RULES = "inferflux:{limits}:rules"
 
 # KEYS: rules. ARGV: subject, limits as JSON, version before (0: any). Returns the new version; 0 where the
 # stored limits have another one.
@@ -39,23 +39,26 @@ class RedisRateLimits:
 
     async def rules(self) -> list[RateLimit]:
         async with self._guard.limit():
-            rows = cast("dict[bytes, bytes]", await self._redis.hgetall(_RULES))
+            rows = cast("dict[bytes, bytes]", await self._redis.hgetall(RULES))
         return sorted((_rule(s.decode(), row) for s, row in rows.items()), key=lambda rule: rule.subject)
 
     async def find_rules(self, subjects: Collection[str]) -> list[RateLimit]:
         names = list(subjects)
         async with self._guard.limit():
-            rows = cast("list[bytes | None]", await self._redis.hmget(_RULES, names))
+            rows = cast("list[bytes | None]", await self._redis.hmget(RULES, names))
         return [_rule(name, row) for name, row in zip(names, rows, strict=True) if row]
+
+    async def limits_models(self) -> bool:
+        return any(rule.subject.startswith("model:") for rule in await self.rules())
 
     async def set_rule(self, rule: RateLimit) -> RateLimit | None:
         async with self._guard.limit():
-            version = await self._set([_RULES], [rule.subject, json.dumps(dict(rule.limits)), rule.version])
+            version = await self._set([RULES], [rule.subject, json.dumps(dict(rule.limits)), rule.version])
         return RateLimit(rule.subject, rule.limits, int(version)) if version else None
 
     async def delete_rule(self, subject: str) -> bool:
         async with self._guard.limit():
-            return bool(await self._redis.hdel(_RULES, subject))
+            return bool(await self._redis.hdel(RULES, subject))
 
 
 def _rule(subject: str, row: bytes) -> RateLimit:

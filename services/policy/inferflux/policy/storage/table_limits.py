@@ -1,0 +1,47 @@
+"""Limits of subjects in a table."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import replace
+
+from inferflux.policy.limits.rules import RateLimit
+
+from .rows import limit_of, limit_row
+from .table import LIMIT, Edits, Row
+from .view import Rows, View
+
+
+class TableRateLimits:
+    """A `RateLimitStore`. What other processes have changed holds here within a second."""
+
+    def __init__(self, view: View) -> None:
+        self._view = view
+
+    async def rules(self) -> list[RateLimit]:
+        rows = (await self._view.rows()).get(LIMIT, {})
+        return [limit_of(subject, rows[subject]) for subject in sorted(rows)]
+
+    async def find_rules(self, subjects: Collection[str]) -> list[RateLimit]:
+        rows = (await self._view.rows()).get(LIMIT)
+        return [limit_of(subject, rows[subject]) for subject in subjects if subject in rows] if rows else []
+
+    async def limits_models(self) -> bool:
+        return any(subject.startswith("model:") for subject in (await self._view.rows()).get(LIMIT, {}))
+
+    async def set_rule(self, rule: RateLimit) -> RateLimit | None:
+        def decide(rows: Rows, _revision: int) -> tuple[Edits, RateLimit | None]:
+            was = rows.get(LIMIT, {}).get(rule.subject)
+            version = limit_of(rule.subject, was).version if was else 0
+            if rule.version and rule.version != version:
+                return {}, None
+            changed = replace(rule, version=version + 1)
+            return dict([limit_row(changed)]), changed
+
+        return await self._view.change(decide)
+
+    async def delete_rule(self, subject: str) -> bool:
+        def decide(rows: Rows, _revision: int) -> tuple[Edits, bool]:
+            return ({Row(LIMIT, subject): None}, True) if subject in rows.get(LIMIT, {}) else ({}, False)
+
+        return await self._view.change(decide)

@@ -1,0 +1,77 @@
+"""Every storage of policy that tests run against."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+import redis.asyncio
+
+from inferflux.common import store
+from inferflux.policy.guarded import StoreGuard
+from inferflux.policy.settings import PolicySettings
+from inferflux.policy.storage.interface import Storage
+from inferflux.policy.storage.opening import storage_of
+from inferflux.policy.storage.sealed import PASSPHRASE
+
+PASSPHRASE_OF_TESTS = "a-passphrase-of-tests"
+OTHER_PASSPHRASE = "another-passphrase-of-tests"
+NAMES = ("redis", "redis-encrypted", "file", "sqlite", "sqlite-encrypted", "postgres")
+_FAST = 1 << 14
+_TIMEOUT_S = 10.0
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a storage keeps what it keeps: any number of policy processes can use it.
+
+    Attributes:
+        variables: of a policy process that uses it.
+    """
+
+    name: str
+    redis_url: str
+    variables: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def is_encrypted(self) -> bool:
+        return PASSPHRASE in self.variables
+
+    def with_passphrase(self, passphrase: str) -> Place:
+        return replace(self, variables={**self.variables, PASSPHRASE: passphrase})
+
+
+@dataclass(frozen=True)
+class Opened:
+    """A storage as one policy process has it."""
+
+    storage: Storage
+    redis: redis.asyncio.Redis
+
+    async def aclose(self) -> None:
+        await self.storage.aclose()
+        await self.redis.aclose()
+
+
+async def opened(place: Place, *, timeout_s: float = _TIMEOUT_S) -> Opened:
+    """Raises:
+    InvalidArgument: it cannot be used.
+    """
+    settings = PolicySettings.model_validate(dict(place.variables))
+    client = store.connect(place.redis_url)
+    storage = storage_of(
+        settings,
+        client,
+        StoreGuard(timeout_s=timeout_s),
+        timeout_s=timeout_s,
+        now_ms=lambda: int(time.time() * 1000),
+        scrypt_cost=_FAST,
+    )
+    try:
+        await storage.open()
+    except BaseException:
+        await storage.aclose()
+        await client.aclose()
+        raise
+    return Opened(storage, client)

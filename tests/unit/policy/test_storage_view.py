@@ -1,0 +1,179 @@
+"""Rows of a table in memory: how old they may be, and what happens when they cannot be read."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+import pytest
+
+from inferflux.common.errors import Aborted, Unavailable
+from inferflux.policy.storage.table import KEY, RULES, Changes, Edits, Row
+from inferflux.policy.storage.view import MAX_AGE_S, Rows, View
+
+A, B = Row(KEY, "a"), Row(KEY, "b")
+
+
+class MemoryTable:
+    """A `Table` of one process: it counts its reads, and can be away."""
+
+    def __init__(self) -> None:
+        self.rows: dict[Row, str] = {}
+        self.revision = 0
+        self.n_reads = 0
+        self.is_away = False
+        self.is_busy = False
+        self.gate: asyncio.Event | None = None
+
+    async def open(self) -> None: ...
+
+    async def changes(self, since: int) -> Changes:
+        self.n_reads += 1
+        if self.gate is not None:
+            await self.gate.wait()
+        if self.is_away:
+            raise Unavailable("away", reason="STORE_UNAVAILABLE")
+        small = {row: value for row, value in self.rows.items() if row.kind != RULES}
+        return Changes(
+            self.revision, {} if since == self.revision else small, is_whole=since != self.revision
+        )
+
+    async def large(self, rows: Sequence[Row]) -> list[str | None]:
+        return [self.rows.get(row) for row in rows]
+
+    async def write(self, edits: Edits, *, expected: int, revision: int) -> bool:
+        if self.is_busy or expected != self.revision:
+            return False
+        for row, value in edits.items():
+            self.rows.pop(row, None)
+            if value is not None:
+                self.rows[row] = value
+        self.revision = revision
+        return True
+
+    async def aclose(self) -> None: ...
+
+
+class Clock:
+    now_s = 100.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+@pytest.fixture
+def table() -> MemoryTable:
+    return MemoryTable()
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def view(table: MemoryTable, clock: Clock) -> View:
+    return View(table, now_ms=lambda: 1000, clock=clock)
+
+
+async def put(table: MemoryTable, row: Row) -> None:
+    """As another process would."""
+    assert await table.write({row: "{}"}, expected=table.revision, revision=table.revision + 1)
+
+
+async def test_rows_are_read_again_when_they_are_a_quarter_of_a_second_old(
+    table: MemoryTable, clock: Clock, view: View
+) -> None:
+    assert not (await view.rows()).get(KEY)
+    await put(table, A)
+    clock.now_s += MAX_AGE_S * 0.9
+    assert not (await view.rows()).get(KEY)
+    assert table.n_reads == 1
+    clock.now_s += MAX_AGE_S * 0.2
+    assert "a" in (await view.rows())[KEY]
+    assert MAX_AGE_S <= 0.5
+
+
+async def test_rows_that_cannot_be_read_are_not_assumed(table: MemoryTable, clock: Clock, view: View) -> None:
+    await put(table, A)
+    await view.rows()
+    table.is_away = True
+    clock.now_s += MAX_AGE_S
+    for _ in range(2):
+        with pytest.raises(Unavailable):
+            await view.rows()
+    table.is_away = False
+    assert "a" in (await view.rows())[KEY]
+
+
+async def test_calls_at_once_share_one_read_and_its_error(
+    table: MemoryTable, clock: Clock, view: View
+) -> None:
+    table.gate, table.is_away = asyncio.Event(), True
+    calls = [asyncio.create_task(view.rows()) for _ in range(50)]
+    await asyncio.sleep(0)
+    calls[0].cancel()
+    table.gate.set()
+    ended = await asyncio.gather(*calls, return_exceptions=True)
+    assert isinstance(ended[0], asyncio.CancelledError)
+    assert all(isinstance(each, Unavailable) for each in ended[1:])
+    assert table.n_reads == 1
+
+
+async def test_a_change_is_seen_here_at_once_and_its_revision_rises(table: MemoryTable, view: View) -> None:
+    for row in (A, B):
+        await view.change(lambda _rows, _revision, row=row: ({row: "{}"}, None))  # type: ignore[misc]
+        assert row.name in (await view.rows())[KEY]
+    assert table.revision == view.revision == 1001
+    await view.change(lambda _rows, _revision: ({A: None}, None))
+    assert list((await view.rows())[KEY]) == ["b"]
+
+
+async def test_a_change_is_decided_anew_when_another_came_first(table: MemoryTable, view: View) -> None:
+    decided: list[list[str]] = []
+
+    def decide(rows: Rows, _revision: int) -> tuple[Edits, str]:
+        decided.append(sorted(rows.get(KEY, {})))
+        if len(decided) == 1:
+            table.rows[A], table.revision = "{}", 5  # another process, between the decision and the write
+        return {B: "{}"}, "done"
+
+    assert await view.change(decide) == "done"
+    assert decided == [[], ["a"]]
+    assert sorted(row.name for row in table.rows) == ["a", "b"]
+
+
+async def test_a_change_gives_up_when_others_always_come_first(table: MemoryTable, view: View) -> None:
+    table.is_busy = True
+    with pytest.raises(Unavailable) as caught:
+        await view.change(lambda _rows, _revision: ({A: "{}"}, None))
+    assert caught.value.reason == "STORE_BUSY"
+    assert table.rows == {}
+
+
+async def test_a_decision_that_is_refused_changes_nothing(table: MemoryTable, view: View) -> None:
+    def decide(_rows: Rows, _revision: int) -> tuple[Edits, None]:
+        raise Aborted("no", reason="NO")
+
+    with pytest.raises(Aborted):
+        await view.change(decide)
+    assert table.revision == 0
+
+
+async def test_large_rows_stay_in_the_table(table: MemoryTable, clock: Clock, view: View) -> None:
+    row = Row(RULES, "a/")
+    await view.change(lambda _rows, _revision: ({row: "{}"}, None))
+    assert RULES not in await view.rows()
+    clock.now_s += MAX_AGE_S
+    assert RULES not in await view.rows()
+    assert await view.large([row]) == ["{}"]
+
+
+async def test_a_table_that_was_emptied_is_empty_here_too(
+    table: MemoryTable, clock: Clock, view: View
+) -> None:
+    await put(table, A)
+    await view.rows()
+    table.rows, table.revision = {}, 0
+    clock.now_s += MAX_AGE_S
+    assert not (await view.rows()).get(KEY)
