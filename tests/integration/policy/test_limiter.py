@@ -17,6 +17,7 @@ from inferflux.common.servers import ServerProcess
 from inferflux.policy.guarded import StoreGuard
 from inferflux.policy.limits.limiter import Job, Limiter
 from inferflux.policy.limits.rules import NAMES, RateLimit
+from inferflux.policy.limits.store import RateLimitStore
 from inferflux.policy.storage.redis_limits import RedisRateLimits
 
 from .naive_limiter import WINDOWS, NaiveLimiter
@@ -39,9 +40,14 @@ def limits_valkey(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerPr
 
 
 def limiter_of(
-    client: redis.asyncio.Redis, clock: Clock | None = None, *, lease_s: float = LEASE_S
+    client: redis.asyncio.Redis,
+    clock: Clock | None = None,
+    *,
+    lease_s: float = LEASE_S,
+    rules: RateLimitStore | None = None,
 ) -> Limiter:
-    return Limiter(client, StoreGuard(timeout_s=10), lease_s=lease_s, remember_s=3600, clock_ms=clock)
+    guard = StoreGuard(timeout_s=10)
+    return Limiter(client, guard, lease_s=lease_s, remember_s=3600, rules=rules, clock_ms=clock)
 
 
 def rules_in(client: redis.asyncio.Redis) -> RedisRateLimits:
@@ -139,16 +145,21 @@ async def wait_of(call: object) -> int | None:
     return None
 
 
+@pytest.mark.parametrize("are_rules_given", [False, True])
 @settings(max_examples=60, deadline=None)
 @given(steps=st.lists(steps, max_size=25))
 def test_it_does_what_the_naive_model_does(
-    limits_valkey: ServerProcess, steps: list[tuple[object, ...]]
+    limits_valkey: ServerProcess, steps: list[tuple[object, ...]], are_rules_given: bool
 ) -> None:
+    """Whether its script reads the limits, or gets them: from a storage that is not Redis."""
+
     async def play() -> None:
         async with redis.asyncio.Redis.from_url(limits_valkey.url) as client:
             await client.flushdb()
             clock = Clock()
-            both = Both(limiter_of(client, clock), rules_in(client), clock)
+            rules = rules_in(client)
+            limiter = limiter_of(client, clock, rules=rules if are_rules_given else None)
+            both = Both(limiter, rules, clock)
             await both.do(("rule", TENANT, {"tokens_per_minute": 30, "concurrent_requests": 3}))
             for step in steps:
                 await both.do(step)
@@ -347,3 +358,6 @@ async def test_a_request_is_reserved_where_a_limit_may_look_at_it(
         for rule in rules:
             await rules_in(client).set_rule(rule)
         assert (await limiter.admit([TENANT])).has_to_reserve is expected
+        # Who has all limits at hand need not guess.
+        given = limiter_of(client, Clock(), rules=rules_in(client))
+        assert (await given.admit([TENANT])).has_to_reserve is (expected and len(rules) < 65)

@@ -207,12 +207,16 @@ async def test_limits_are_set_changed_and_deleted(two: tuple[Opened, Opened]) ->
         return await second.find_rules([subject, "tenant:*"]) == list(expected)
 
     await until(lambda: sees(rule))
+    assert await second.limits_models()
     assert await second.set_rule(replace(rule, version=7)) is None
     changed = await second.set_rule(replace(rule, limits={}, version=1))
     assert changed == RateLimit(subject, {}, 2)
     assert await second.rules() == [changed]
     assert await second.delete_rule(subject)
     assert not await second.delete_rule(subject)
+    assert await second.set_rule(RateLimit("tenant:*", {"tokens_per_day": 1}))
+    assert not await second.limits_models()
+    assert await second.delete_rule("tenant:*")
     await until(sees)
 
 

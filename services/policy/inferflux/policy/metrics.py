@@ -52,7 +52,7 @@ class PolicyMetrics:
             "Tokens of issuers that were refused, by what was wrong; their callers are told nothing of it.",
             ("why",),
         )
-        self.store_up = declare.gauge("policy_store_up", "1 while Redis answers, else 0.")
+        self.store_up = declare.gauge("policy_store_up", "1 while Redis and the storage answer, else 0.")
 
     @contextmanager
     def admission(self) -> Iterator[None]:

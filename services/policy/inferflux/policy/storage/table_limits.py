@@ -17,6 +17,8 @@ class TableRateLimits:
 
     def __init__(self, view: View) -> None:
         self._view = view
+        # At which revision it was found out, as every request asks it.
+        self._limits_models = (-1, False)
 
     async def rules(self) -> list[RateLimit]:
         rows = (await self._view.rows()).get(LIMIT, {})
@@ -27,7 +29,10 @@ class TableRateLimits:
         return [limit_of(subject, rows[subject]) for subject in subjects if subject in rows] if rows else []
 
     async def limits_models(self) -> bool:
-        return any(subject.startswith("model:") for subject in (await self._view.rows()).get(LIMIT, {}))
+        rows, revision = await self._view.rows(), self._view.revision
+        if self._limits_models[0] != revision:
+            self._limits_models = (revision, any(name.startswith("model:") for name in rows.get(LIMIT, {})))
+        return self._limits_models[1]
 
     async def set_rule(self, rule: RateLimit) -> RateLimit | None:
         def decide(rows: Rows, _revision: int) -> tuple[Edits, RateLimit | None]:
