@@ -90,9 +90,9 @@ def _binaries() -> Path:
 
 
 def _other_user() -> pwd.struct_passwd:
-    for name in ("postgres", "nobody"):
+    for name in ("postgres", "daemon"):
         try:
             return pwd.getpwnam(name)
         except KeyError:
             continue
-    pytest.skip("PostgreSQL does not run as root, and there is no user `postgres` or `nobody`")
+    pytest.skip("PostgreSQL does not run as root, and there is no user `postgres` or `daemon`")

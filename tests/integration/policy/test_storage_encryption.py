@@ -36,7 +36,7 @@ def record_of(secret: str, **fields: Any) -> ApiKeyRecord:
 
 
 async def content_of(place: Place) -> bytes:
-    """All that a storage keeps, as whoever can read it sees it."""
+    """All that a storage keeps, in bytes."""
     if place.name == "file":
         return Path(place.variables[PATH]).read_bytes()
     if place.name.startswith("sqlite"):

@@ -22,7 +22,7 @@ COST = 1 << 16
 
 NONCE_BYTES = 12
 
-PASSPHRASE_RULE = "a passphrase is 16 to 256 printable ASCII characters without blanks and commas"  # noqa: S105
+PASSPHRASE_RULE = "A passphrase has 16 to 256 printable characters of ASCII, no blank and no comma"  # noqa: S105
 
 _BLOCK, _LANES = 8, 1
 _KEY_BYTES, _KEY_ID_BYTES, _SALT_BYTES = 32, 8, 16

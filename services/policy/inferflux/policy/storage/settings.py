@@ -35,9 +35,8 @@ class StorageSettings(ServiceSettings):
     storage_passphrase: Annotated[SecretStr, AfterValidator(_check_passphrases)] = setting(
         SecretStr(""),
         "encrypts what is kept: needed with `file`, by choice with `redis` and `sql`. "
-        f"{PASSPHRASE_RULE[0].upper()}{PASSPHRASE_RULE[1:]}. Several, comma-separated: the first encrypts, each "
-        "decrypts, so that it "
-        "[can be changed](policy.md#storage)",
+        f"{PASSPHRASE_RULE}. Several, comma-separated: the first encrypts, each decrypts, so that "
+        "it [can be changed](policy.md#storage)",
         variable=PASSPHRASE,
     )
     storage_sql_url: SecretStr = setting(
