@@ -23,7 +23,7 @@ CALL = CallContext("r1", credential="ifx_" + "A" * 43)
 
 
 class SlowPolicy:
-    """Answers one question after the other, each after `answer_s`. It serves Admit alone."""
+    """Answers one call after the other, each after `answer_s`. It serves Admit and AdmitMany alone."""
 
     answer_s = 0.02
 
@@ -41,6 +41,14 @@ class SlowPolicy:
         self.n_at_once -= 1
         return policy_pb2.AdmitResponse(tenant="acme", key_id="key_0123456789abcdef")
 
+    async def AdmitMany(  # noqa: N802
+        self, request: policy_pb2.AdmitManyRequest, context: Any
+    ) -> policy_pb2.AdmitManyResponse:
+        admitted = await asyncio.gather(*(self.Admit(each, context) for each in request.requests))
+        return policy_pb2.AdmitManyResponse(
+            answers=[policy_pb2.AdmitAnswer(admitted=each) for each in admitted]
+        )
+
 
 @dataclass(frozen=True)
 class Slow:
@@ -57,7 +65,12 @@ async def slow() -> AsyncIterator[Slow]:
         {
             "Admit": grpc.unary_unary_rpc_method_handler(
                 policy.Admit, policy_pb2.AdmitRequest.FromString, policy_pb2.AdmitResponse.SerializeToString
-            )
+            ),
+            "AdmitMany": grpc.unary_unary_rpc_method_handler(
+                policy.AdmitMany,
+                policy_pb2.AdmitManyRequest.FromString,
+                policy_pb2.AdmitManyResponse.SerializeToString,
+            ),
         },
     )
     port = server.add_insecure_port("127.0.0.1:0")

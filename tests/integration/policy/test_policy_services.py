@@ -13,7 +13,7 @@ from harness.certificates import Certificates
 from harness.policy import SERVICE_KEY, AsService, bearer, refusal
 
 from inferflux.common import grpc_client
-from inferflux.common.errors import from_rpc
+from inferflux.common.errors import InvalidArgument, from_rpc, from_status
 from inferflux.common.policy_methods import FOR_SERVICES
 from inferflux.common.tls import ClientTls
 from inferflux.policy.usage_store import UsageStore
@@ -33,6 +33,7 @@ def requests(credential: str) -> dict[str, Any]:
     }
     return {
         "Admit": policy_pb2.AdmitRequest(credential=credential, scope="inference", request_id="r"),
+        "AdmitMany": policy_pb2.AdmitManyRequest(),
         "Reserve": policy_pb2.ReserveRequest(**names, model="demo", prompt_tokens=1, max_tokens=1),
         "Renew": policy_pb2.RenewRequest(),
         "Settle": policy_pb2.SettleRequest(**names, outcome="stop"),
@@ -55,6 +56,39 @@ async def test_what_services_call_strangers_and_administrators_cannot(running: R
         assert from_rpc(error).reason == reason
     assert await UsageStore(running.redis, timeout_s=5).usage("strangers") == {}
     await getattr(running.policy.stub, method)(request, timeout=10)
+
+
+async def test_each_of_many_calls_gets_the_answer_that_it_would_get_alone(running: Running) -> None:
+    key = (await running.policy.create_key(running.admin, tenant="many")).secret
+    calls = [
+        policy_pb2.AdmitRequest(credential=credential, scope=scope, request_id=f"r{i}")
+        for i, (credential, scope) in enumerate(
+            (
+                (key, "inference"),
+                ("ifx_" + "A" * 43, "inference"),
+                (key, "admin"),
+                (key, "no scope"),
+                ("", "admin"),
+            )
+        )
+    ]
+    many = await running.policy.stub.AdmitMany(policy_pb2.AdmitManyRequest(requests=calls), timeout=10)
+    for call, answer in zip(calls, many.answers, strict=True):
+        if answer.HasField("admitted"):
+            assert answer.admitted == await running.policy.stub.Admit(call, timeout=10)
+            continue
+        alone = from_rpc(await refusal(running.policy.stub.Admit(call, timeout=10)))
+        together = from_status(answer.refused)
+        assert (type(together), str(together), together.reason) == (type(alone), str(alone), alone.reason)
+    assert [answer.WhichOneof("answer") for answer in many.answers] == ["admitted"] + ["refused"] * 4
+
+
+async def test_too_many_calls_at_once_are_refused_by_name(running: Running) -> None:
+    call = policy_pb2.AdmitRequest(credential=running.admin, scope="inference", request_id="r")
+    many = policy_pb2.AdmitManyRequest(requests=[call] * 65)
+    error = from_rpc(await refusal(running.policy.stub.AdmitMany(many, timeout=10)))
+    assert isinstance(error, InvalidArgument)
+    assert error.field == "requests"
 
 
 async def test_what_services_call_is_audited_where_it_is_refused(

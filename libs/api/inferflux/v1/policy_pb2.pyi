@@ -33,6 +33,7 @@ class AdmitRequest(_message.Message):
     PRIORITY_FIELD_NUMBER: _builtins.int
     IS_COUNTED_FIELD_NUMBER: _builtins.int
     METHOD_FIELD_NUMBER: _builtins.int
+    TRACEPARENT_FIELD_NUMBER: _builtins.int
     credential: _builtins.str
     """The API key, or the token of an issuer, as the client sent it."""
     scope: _builtins.str
@@ -45,6 +46,8 @@ class AdmitRequest(_message.Message):
     """It counts against the request limits of its key and tenant, and is refused while their other limits are used up."""
     method: _builtins.str
     """Of the call: `InferenceService/Chat`, or `POST /v1/chat/completions`."""
+    traceparent: _builtins.str
+    """Of the call, for log lines."""
     def __init__(
         self,
         *,
@@ -55,10 +58,11 @@ class AdmitRequest(_message.Message):
         priority: _builtins.int = ...,
         is_counted: _builtins.bool = ...,
         method: _builtins.str = ...,
+        traceparent: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["credential", b"credential", "is_counted", b"is_counted", "method", b"method", "model", b"model", "priority", b"priority", "request_id", b"request_id", "scope", b"scope"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["credential", b"credential", "is_counted", b"is_counted", "method", b"method", "model", b"model", "priority", b"priority", "request_id", b"request_id", "scope", b"scope", "traceparent", b"traceparent"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -177,6 +181,76 @@ class AdmitResponse(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__max_priority) -> _WhichOneofReturnType__max_priority | None: ...
 
 Global___AdmitResponse: _TypeAlias = AdmitResponse  # noqa: Y015
+
+@_typing.final
+class AdmitManyRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REQUESTS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def requests(self) -> _containers.RepeatedCompositeFieldContainer[Global___AdmitRequest]:
+        """At most 64."""
+
+    def __init__(
+        self,
+        *,
+        requests: _abc.Iterable[Global___AdmitRequest] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["requests", b"requests"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AdmitManyRequest: _TypeAlias = AdmitManyRequest  # noqa: Y015
+
+@_typing.final
+class AdmitManyResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ANSWERS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def answers(self) -> _containers.RepeatedCompositeFieldContainer[Global___AdmitAnswer]:
+        """One for each request, in their order."""
+
+    def __init__(
+        self,
+        *,
+        answers: _abc.Iterable[Global___AdmitAnswer] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["answers", b"answers"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AdmitManyResponse: _TypeAlias = AdmitManyResponse  # noqa: Y015
+
+@_typing.final
+class AdmitAnswer(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ADMITTED_FIELD_NUMBER: _builtins.int
+    REFUSED_FIELD_NUMBER: _builtins.int
+    refused: _builtins.bytes
+    """An encoded google.rpc.Status: what Admit would have ended with."""
+    @_builtins.property
+    def admitted(self) -> Global___AdmitResponse: ...
+    def __init__(
+        self,
+        *,
+        admitted: Global___AdmitResponse | None = ...,
+        refused: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["admitted", b"admitted", "answer", b"answer", "refused", b"refused"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["admitted", b"admitted", "answer", b"answer", "refused", b"refused"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_answer: _TypeAlias = _typing.Literal["admitted", "refused"]  # noqa: Y015
+    _WhichOneofArgType_answer: _TypeAlias = _typing.Literal["answer", b"answer"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_answer) -> _WhichOneofReturnType_answer | None: ...
+
+Global___AdmitAnswer: _TypeAlias = AdmitAnswer  # noqa: Y015
 
 @_typing.final
 class RateLimitState(_message.Message):

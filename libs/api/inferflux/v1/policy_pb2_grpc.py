@@ -27,7 +27,7 @@ if _version_not_supported:
 
 
 class PolicyServiceStub:
-    """Admit, Reserve, Renew, Settle and GetStreamGuards are for services alone: they send the service key in the metadata
+    """Admit, AdmitMany, Reserve, Renew, Settle and GetStreamGuards are for services alone: they send the service key in the metadata
     `x-inferflux-service-key`. The others need a key with the scope `policy` or `admin`; a gateway passes them on.
     """
 
@@ -41,6 +41,11 @@ class PolicyServiceStub:
                 '/inferflux.v1.PolicyService/Admit',
                 request_serializer=inferflux_dot_v1_dot_policy__pb2.AdmitRequest.SerializeToString,
                 response_deserializer=inferflux_dot_v1_dot_policy__pb2.AdmitResponse.FromString,
+                _registered_method=True)
+        self.AdmitMany = channel.unary_unary(
+                '/inferflux.v1.PolicyService/AdmitMany',
+                request_serializer=inferflux_dot_v1_dot_policy__pb2.AdmitManyRequest.SerializeToString,
+                response_deserializer=inferflux_dot_v1_dot_policy__pb2.AdmitManyResponse.FromString,
                 _registered_method=True)
         self.Reserve = channel.unary_unary(
                 '/inferflux.v1.PolicyService/Reserve',
@@ -150,12 +155,19 @@ class PolicyServiceStub:
 
 
 class PolicyServiceServicer:
-    """Admit, Reserve, Renew, Settle and GetStreamGuards are for services alone: they send the service key in the metadata
+    """Admit, AdmitMany, Reserve, Renew, Settle and GetStreamGuards are for services alone: they send the service key in the metadata
     `x-inferflux-service-key`. The others need a key with the scope `policy` or `admin`; a gateway passes them on.
     """
 
     def Admit(self, request, context):
         """May this credential do this? Everything the gateway must know before it receives the request.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def AdmitMany(self, request, context):
+        """The same for calls that came at about the same time: one question costs less than many.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -305,6 +317,11 @@ def add_PolicyServiceServicer_to_server(servicer, server):
                     request_deserializer=inferflux_dot_v1_dot_policy__pb2.AdmitRequest.FromString,
                     response_serializer=inferflux_dot_v1_dot_policy__pb2.AdmitResponse.SerializeToString,
             ),
+            'AdmitMany': grpc.unary_unary_rpc_method_handler(
+                    servicer.AdmitMany,
+                    request_deserializer=inferflux_dot_v1_dot_policy__pb2.AdmitManyRequest.FromString,
+                    response_serializer=inferflux_dot_v1_dot_policy__pb2.AdmitManyResponse.SerializeToString,
+            ),
             'Reserve': grpc.unary_unary_rpc_method_handler(
                     servicer.Reserve,
                     request_deserializer=inferflux_dot_v1_dot_policy__pb2.ReserveRequest.FromString,
@@ -419,7 +436,7 @@ def add_PolicyServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class PolicyService:
-    """Admit, Reserve, Renew, Settle and GetStreamGuards are for services alone: they send the service key in the metadata
+    """Admit, AdmitMany, Reserve, Renew, Settle and GetStreamGuards are for services alone: they send the service key in the metadata
     `x-inferflux-service-key`. The others need a key with the scope `policy` or `admin`; a gateway passes them on.
     """
 
@@ -440,6 +457,33 @@ class PolicyService:
             '/inferflux.v1.PolicyService/Admit',
             inferflux_dot_v1_dot_policy__pb2.AdmitRequest.SerializeToString,
             inferflux_dot_v1_dot_policy__pb2.AdmitResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def AdmitMany(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/inferflux.v1.PolicyService/AdmitMany',
+            inferflux_dot_v1_dot_policy__pb2.AdmitManyRequest.SerializeToString,
+            inferflux_dot_v1_dot_policy__pb2.AdmitManyResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -28,7 +28,7 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class PolicyServiceStub:
-    """Admit, Reserve, Renew, Settle and GetStreamGuards are for services alone: they send the service key in the metadata
+    """Admit, AdmitMany, Reserve, Renew, Settle and GetStreamGuards are for services alone: they send the service key in the metadata
     `x-inferflux-service-key`. The others need a key with the scope `policy` or `admin`; a gateway passes them on.
     """
 
@@ -38,6 +38,8 @@ class PolicyServiceStub:
     def __new__(cls, channel: _aio.Channel) -> PolicyServiceAsyncStub: ...
     Admit: _grpc.UnaryUnaryMultiCallable[_policy_pb2.AdmitRequest, _policy_pb2.AdmitResponse]
     """May this credential do this? Everything the gateway must know before it receives the request."""
+    AdmitMany: _grpc.UnaryUnaryMultiCallable[_policy_pb2.AdmitManyRequest, _policy_pb2.AdmitManyResponse]
+    """The same for calls that came at about the same time: one question costs less than many."""
     Reserve: _grpc.UnaryUnaryMultiCallable[_policy_pb2.ReserveRequest, _policy_pb2.ReserveResponse]
     """May this request be run? Asked when its prompt's tokens are known, before it is queued. Its tokens are reserved,
     and it counts as running until it is settled. Reserving again under the same ids reserves nothing more.
@@ -73,13 +75,15 @@ class PolicyServiceStub:
 
 @_typing.type_check_only
 class PolicyServiceAsyncStub(PolicyServiceStub):
-    """Admit, Reserve, Renew, Settle and GetStreamGuards are for services alone: they send the service key in the metadata
+    """Admit, AdmitMany, Reserve, Renew, Settle and GetStreamGuards are for services alone: they send the service key in the metadata
     `x-inferflux-service-key`. The others need a key with the scope `policy` or `admin`; a gateway passes them on.
     """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     Admit: _aio.UnaryUnaryMultiCallable[_policy_pb2.AdmitRequest, _policy_pb2.AdmitResponse]  # type: ignore[assignment]
     """May this credential do this? Everything the gateway must know before it receives the request."""
+    AdmitMany: _aio.UnaryUnaryMultiCallable[_policy_pb2.AdmitManyRequest, _policy_pb2.AdmitManyResponse]  # type: ignore[assignment]
+    """The same for calls that came at about the same time: one question costs less than many."""
     Reserve: _aio.UnaryUnaryMultiCallable[_policy_pb2.ReserveRequest, _policy_pb2.ReserveResponse]  # type: ignore[assignment]
     """May this request be run? Asked when its prompt's tokens are known, before it is queued. Its tokens are reserved,
     and it counts as running until it is settled. Reserving again under the same ids reserves nothing more.
@@ -114,7 +118,7 @@ class PolicyServiceAsyncStub(PolicyServiceStub):
     """What the guardrails say of a prompt."""
 
 class PolicyServiceServicer(metaclass=_abc_1.ABCMeta):
-    """Admit, Reserve, Renew, Settle and GetStreamGuards are for services alone: they send the service key in the metadata
+    """Admit, AdmitMany, Reserve, Renew, Settle and GetStreamGuards are for services alone: they send the service key in the metadata
     `x-inferflux-service-key`. The others need a key with the scope `policy` or `admin`; a gateway passes them on.
     """
 
@@ -125,6 +129,14 @@ class PolicyServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_policy_pb2.AdmitResponse, _abc.Awaitable[_policy_pb2.AdmitResponse]]:
         """May this credential do this? Everything the gateway must know before it receives the request."""
+
+    @_abc_1.abstractmethod
+    def AdmitMany(
+        self,
+        request: _policy_pb2.AdmitManyRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_policy_pb2.AdmitManyResponse, _abc.Awaitable[_policy_pb2.AdmitManyResponse]]:
+        """The same for calls that came at about the same time: one question costs less than many."""
 
     @_abc_1.abstractmethod
     def Reserve(

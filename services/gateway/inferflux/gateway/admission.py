@@ -16,9 +16,12 @@ from inferflux.common.credentials import could_be_credential
 from inferflux.common.errors import InferFluxError, Unauthenticated, Unavailable, from_rpc
 from inferflux.v1 import guardrails_pb2, policy_pb2, policy_pb2_grpc
 
+from .admit_calls import AdmitCalls, Outcome, outcomes_of
 from .caller import Caller
 from .gate import Gate
 
+# Questions under way at a time: about calls, and each about one request.
+_QUESTIONS, _AT_ONCE = 4, 16
 # Keys that are remembered as admitted.
 _KEYS_REMEMBERED = 4096
 
@@ -26,14 +29,15 @@ _KEYS_REMEMBERED = 4096
 class Admission:
     """Asks the policy service. While that does not answer, every call is refused.
 
-    Policy is asked a bounded number of questions at a time. The others wait in order, and the time limit of a
-    question counts from when it is sent, so a burst is answered late instead of refused. Calls with a key
-    that was admitted before are asked for first: a flood of invented keys cannot keep them out.
+    Policy is asked about a bounded number of calls at a time, in few questions. The others wait in order, and
+    the time limit of a question counts from when it is sent, so a burst is answered late instead of refused.
+    Calls with a key that was admitted before are asked for first: a flood of invented keys cannot keep them
+    out.
 
     Args:
         service_key: proves to policy that this is a gateway.
         timeout_s: for one answer of policy, in seconds.
-        at_once: admissions that policy is asked for at a time.
+        at_once: calls that policy is asked about at a time.
         waiting: calls that may wait to be asked for, with a key that was admitted before and with another;
             one more is refused.
     """
@@ -44,15 +48,16 @@ class Admission:
         *,
         service_key: str,
         timeout_s: float,
-        at_once: int = 16,
+        at_once: int = 64,
         waiting: int = 1024,
     ) -> None:
         self._service_key = service_key
         self._stub = policy_pb2_grpc.PolicyServiceStub(channel)
         self._timeout_s = timeout_s
-        self._admits = Gate(at_once=at_once, waiting=waiting)
-        self._reserves = asyncio.Semaphore(at_once)
-        self._settles = asyncio.Semaphore(at_once)
+        self._gate = Gate(at_once=at_once, waiting=waiting)
+        self._calls = AdmitCalls(self._ask_about, at_once=_QUESTIONS)
+        self._reserves = asyncio.Semaphore(_AT_ONCE)
+        self._settles = asyncio.Semaphore(_AT_ONCE)
         # Digests of keys that were admitted, the latest last.
         self._admitted: OrderedDict[bytes, None] = OrderedDict()
 
@@ -74,20 +79,15 @@ class Admission:
             request_id=context.request_id,
             is_counted=context.is_counted,
             method=context.method,
+            traceparent=context.traceparent,
         )
         key = hashlib.sha256(credential.encode()).digest()
-        async with self._admits.place(is_preferred=key in self._admitted):
+        async with self._gate.place(is_preferred=key in self._admitted):
             try:
-                answer = await self._stub.Admit(
-                    ask,
-                    timeout=self._timeout_s,
-                    metadata=self._metadata(context.request_id, context.traceparent),
-                )
-            except grpc.aio.AioRpcError as error:
-                refusal = to_error(error)
-                if isinstance(refusal, Unauthenticated):
-                    self._admitted.pop(key, None)
-                raise refusal from None
+                answer = await self._calls.admit(ask)
+            except Unauthenticated:
+                self._admitted.pop(key, None)
+                raise
         self._remember(key)
         if answer.subject:
             context.record.about |= {"issuer": answer.issuer, "subject": answer.subject}
@@ -105,6 +105,18 @@ class Admission:
             worker_pools=tuple(answer.worker_pools),
             facts=answer.facts if answer.HasField("facts") else None,
         )
+
+    async def _ask_about(self, calls: Sequence[policy_pb2.AdmitRequest]) -> Sequence[Outcome]:
+        """What policy says of each of these calls."""
+        try:
+            if len(calls) > 1:
+                many = policy_pb2.AdmitManyRequest(requests=calls)
+                answer = await self._stub.AdmitMany(many, timeout=self._timeout_s, metadata=self._metadata())
+                return outcomes_of(answer)
+            metadata = self._metadata(calls[0].request_id, calls[0].traceparent)
+            return [await self._stub.Admit(calls[0], timeout=self._timeout_s, metadata=metadata)]
+        except grpc.aio.AioRpcError as error:
+            return [to_error(error) for _ in calls]
 
     async def reserve(self, request: policy_pb2.ReserveRequest) -> policy_pb2.ReserveResponse:
         """Let a request be queued.

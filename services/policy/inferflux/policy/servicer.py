@@ -13,12 +13,13 @@ from inferflux.common import logs
 from inferflux.common.api_key import is_well_formed
 from inferflux.common.calls import CallContext
 from inferflux.common.checks import MAX_TOKENS, check_count, check_model_name, check_range
-from inferflux.common.errors import Unavailable
+from inferflux.common.errors import InferFluxError, Unavailable, to_status
 from inferflux.common.grpc_interceptor import caller_as, note_for_audit
 from inferflux.common.model_names import EVERY
 from inferflux.common.priority import HIGHEST, LOWEST
 from inferflux.common.scopes import Scope
 from inferflux.common.service_key import SERVICE, ServiceKeys
+from inferflux.common.tracing import trace_id_of
 from inferflux.v1 import guardrails_pb2, policy_pb2, policy_pb2_grpc
 
 from . import keys
@@ -49,6 +50,7 @@ if TYPE_CHECKING:
 
     Context = grpc.aio.ServicerContext[Any, Any]
 
+MAX_ADMITTED = 64
 MAX_RENEWED = 512
 
 log = logs.get()
@@ -134,6 +136,21 @@ class PolicyServicer(policy_pb2_grpc.PolicyServiceServicer):
             issuer=holder.identity.get("issuer", ""),
             subject=holder.identity.get("subject", ""),
         )
+
+    async def AdmitMany(
+        self, request: policy_pb2.AdmitManyRequest, context: Context
+    ) -> policy_pb2.AdmitManyResponse:
+        check_count(request.requests, MAX_ADMITTED, "requests")
+        answers = await asyncio.gather(*(self._answer(each, context) for each in request.requests))
+        return policy_pb2.AdmitManyResponse(answers=answers)
+
+    async def _answer(self, request: policy_pb2.AdmitRequest, context: Context) -> policy_pb2.AdmitAnswer:
+        """The outcome of one of many."""
+        logs.bind_request(**logs.of_request(request.request_id, trace_id=trace_id_of(request.traceparent)))
+        try:
+            return policy_pb2.AdmitAnswer(admitted=await self.Admit(request, context))
+        except InferFluxError as error:
+            return policy_pb2.AdmitAnswer(refused=to_status(error).SerializeToString())
 
     async def Reserve(
         self, request: policy_pb2.ReserveRequest, context: Context

@@ -1,0 +1,88 @@
+"""Has policy admit calls: those that come while it is asked go together in the next question."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
+
+from inferflux.common.errors import InferFluxError, from_status
+from inferflux.common.tasks import Background
+from inferflux.v1 import policy_pb2
+
+MOST_REQUESTS = 64
+_MOST_BYTES = 64 << 10
+
+Answer = policy_pb2.AdmitResponse
+Outcome = Answer | InferFluxError
+_Waiting = tuple[policy_pb2.AdmitRequest, "asyncio.Future[Answer]"]
+Ask = Callable[[Sequence[policy_pb2.AdmitRequest]], Awaitable[Sequence[Outcome]]]
+
+
+class AdmitCalls:
+    """Asks one question at once while few calls come, and for many calls at a time while many do.
+
+    Args:
+        ask: asks policy about these calls; each gets an outcome of its own.
+        at_once: questions under way at the same time.
+    """
+
+    def __init__(self, ask: Ask, *, at_once: int) -> None:
+        self._ask = ask
+        self._n_free = at_once
+        self._waiting: deque[_Waiting] = deque()
+        self._background = Background()
+
+    async def admit(self, request: policy_pb2.AdmitRequest) -> Answer:
+        """Raises:
+        InferFluxError: policy says no, or does not answer.
+        """
+        answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+        self._waiting.append((request, answer))
+        if self._n_free:
+            self._n_free -= 1
+            self._background.start(self._ask_on())
+        return await answer
+
+    async def _ask_on(self) -> None:
+        """Ask until nothing waits."""
+        try:
+            while calls := self._take():
+                await self._ask_about(calls)
+        finally:
+            self._n_free += 1
+
+    def _take(self) -> list[_Waiting]:
+        """The calls of the next question; those whose callers have left are left out."""
+        calls: list[_Waiting] = []
+        n_bytes = 0
+        while self._waiting and len(calls) < MOST_REQUESTS:
+            request, answer = self._waiting[0]
+            n_bytes += request.ByteSize()
+            if calls and n_bytes > _MOST_BYTES:
+                break
+            self._waiting.popleft()
+            if not answer.done():
+                calls.append((request, answer))
+        return calls
+
+    async def _ask_about(self, calls: Sequence[_Waiting]) -> None:
+        outcomes: Sequence[Outcome | Exception]
+        try:
+            outcomes = await self._ask([request for request, _ in calls])
+        except Exception as defect:  # noqa: BLE001  # each of them tells it as its own
+            outcomes = [defect for _ in calls]
+        for (_, answer), outcome in zip(calls, outcomes, strict=True):
+            if answer.done():
+                continue
+            if isinstance(outcome, Exception):
+                answer.set_exception(outcome)
+            else:
+                answer.set_result(outcome)
+
+
+def outcomes_of(response: policy_pb2.AdmitManyResponse) -> list[Outcome]:
+    """What policy says of each call."""
+    return [
+        each.admitted if each.HasField("admitted") else from_status(each.refused) for each in response.answers
+    ]
