@@ -22,4 +22,7 @@ def setting(variable: str) -> str:
     file = Path(os.environ.get("INFERFLUX_STATE_DIR") or state) / "stack.json"
     if not file.exists():
         sys.exit(f"set {variable}, or start InferFlux on this machine with `make up`")
-    return str(json.loads(file.read_text())[_FIELDS[variable]])
+    stack = json.loads(file.read_text())
+    if stack.get("tls_ca"):  # a stack that speaks TLS: the client reads this variable
+        os.environ.setdefault("INFERFLUX_TLS_CA", stack["tls_ca"])
+    return str(stack[_FIELDS[variable]])

@@ -16,10 +16,9 @@ import sys
 
 import nats
 from ask import ask
-from local_stack import setting
 from nats.aio.subscription import Subscription
+from nats_connection import connect
 
-from inferflux.api.token_subjects import inbox_prefix
 from inferflux.client import InferFluxError
 from inferflux.v1 import tokens_pb2
 
@@ -37,8 +36,7 @@ async def main() -> None:
     client = nats.NATS()
     try:
         async with asyncio.timeout(args.timeout):
-            url = setting("INFERFLUX_NATS_URL")
-            await client.connect(url, inbox_prefix=inbox_prefix(url))
+            await connect(client)
             # Subscribe before the request is made, so that no token is missed.
             tokens = await client.subscribe(f"inferflux.v1.tokens.{args.tenant}.{request_id}")
             await client.flush()

@@ -16,11 +16,10 @@ import sys
 
 import nats
 from ask import ask
-from local_stack import setting
 from nats.js import JetStreamContext
 from nats.js.api import ConsumerConfig
+from nats_connection import connect
 
-from inferflux.api.token_subjects import inbox_prefix
 from inferflux.client import InferFluxError
 from inferflux.v1 import tokens_pb2
 
@@ -41,8 +40,7 @@ async def main() -> None:
     client = nats.NATS()
     try:
         async with asyncio.timeout(args.timeout):
-            url = setting("INFERFLUX_NATS_URL")
-            await client.connect(url, inbox_prefix=inbox_prefix(url))
+            await connect(client)
             if not args.request_id:
                 await ask(request_id, args.model, " ".join(args.prompt))
             subject = f"inferflux.v1.tokens.{args.tenant}.{request_id}"

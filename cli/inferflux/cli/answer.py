@@ -96,6 +96,16 @@ class Answer:
             return "tool_calls"
         return generation_pb2.FinishReason.Name(self.finished.reason).removeprefix(_PREFIX).lower()
 
+    @property
+    def cut(self) -> str:
+        """Why the answer is not whole; empty where it is."""
+        reason = self.finished.reason if self.finished is not None else None
+        if reason == generation_pb2.FINISH_REASON_LENGTH:
+            return "the answer is cut: it reached --max-tokens, or the end of the model's context"
+        if reason == generation_pb2.FINISH_REASON_CONTENT_FILTER:
+            return "guardrails ended the answer"
+        return ""
+
     def as_dict(self) -> dict[str, object]:
         """For --json: absent figures are null."""
         usage = self.finished.usage if self.finished else generation_pb2.Usage()

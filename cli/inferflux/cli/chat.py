@@ -178,6 +178,8 @@ class ChatSession:
             except InferFluxError as error:
                 self._console.print(f"[red]{escape(error.message)}[/]")
                 return None
+        if answer.cut:
+            self._say(answer.cut)
         if self._has_stats:
             self._say(answer.summary())
         return answer

@@ -13,7 +13,7 @@ from google.protobuf.message import Message
 from inferflux.client import AsyncClient, AsyncStream
 from inferflux.client.retrying import readable
 from inferflux.common import grpc_client
-from inferflux.common.errors import from_rpc
+from inferflux.common.errors import PermissionDenied, from_rpc
 from inferflux.v1 import (
     admin_pb2,
     admin_pb2_grpc,
@@ -144,9 +144,12 @@ class Client:
         """The name of the model that is served, the first one where there are several.
 
         Raises:
-            CommandError: none is served.
+            CommandError: none is served, or this key may not know.
         """
-        served = [model.card.name for model in await self.models() if model.workers]
+        try:
+            served = [model.card.name for model in await self.models() if model.workers]
+        except PermissionDenied as error:
+            raise CommandError(f"{error.message}: name the model with --model") from None
         if not served:
             raise CommandError(f"{self._endpoint} serves no model at present")
         return served[0]

@@ -40,5 +40,8 @@ async def show(
     await stream_text(chunks, answer, is_shown=not is_json)
     if is_json:
         sys.stdout.write(json.dumps(answer.as_dict(), ensure_ascii=False) + "\n")
-    elif has_stats:
+        return
+    if answer.cut:
+        sys.stderr.write(answer.cut + "\n")
+    if has_stats:
         sys.stderr.write(answer.summary() + "\n")

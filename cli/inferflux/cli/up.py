@@ -44,6 +44,7 @@ def welcome(stack: Stack, program: str) -> list[str]:
         "API key": stack.api_key,
         "model": stack.model_name,
         "tokens": f"{stack.tokens_url}  (NATS)",
+        **({"TLS": f"{_short(Path(stack.tls.ca))}  (the CA: INFERFLUX_TLS_CA)"} if stack.tls.is_on else {}),
         "logs": _short(stack.state_dir.path / "logs"),
     }
     where = state_dir_flag(stack.state_dir.path, os.environ)

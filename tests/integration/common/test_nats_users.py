@@ -11,11 +11,12 @@ import nats.errors
 import pytest
 from harness.nats_permissions import GuardedNats
 
+from inferflux.client import token_reader
 from inferflux.client.token_reader import TokenReader
 from inferflux.common import nats_users, subjects
 from inferflux.common.bus import Bus, Message, StreamLimits
-from inferflux.common.errors import Internal, PermissionDenied, Unavailable
-from inferflux.common.servers import LOOPBACK
+from inferflux.common.errors import Internal, PermissionDenied, Unauthenticated, Unavailable
+from inferflux.common.servers import LOOPBACK, free_port
 from inferflux.common.subjects import (
     JOBS_STREAM,
     SCHEDULERS_STREAM,
@@ -347,6 +348,22 @@ async def test_a_tenants_user_reads_its_own_tokens_live_and_late_and_no_others(
         assert [c.text async for c in reader.read("acme", request_id)] == ["one", ""]
         with pytest.raises(PermissionDenied, match="zeta"):
             await anext(reader.read("zeta", request_id))
+
+
+async def test_a_reader_says_at_once_that_its_password_is_wrong(server: GuardedNats) -> None:
+    scheme, _, rest = server.url(O).partition("://")
+    user, address = rest.partition(":")[0], rest.rpartition("@")[2]
+    async with asyncio.timeout(8):
+        with pytest.raises(Unauthenticated):
+            async with TokenReader(f"{scheme}://{user}:wrong@{address}"):
+                pass
+
+
+async def test_a_reader_says_that_no_server_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(token_reader, "_CONNECT_LIMIT_S", 0.5)
+    with pytest.raises(Unavailable, match="no NATS server answers"):
+        async with TokenReader(f"nats://{LOOPBACK}:{free_port()}"):
+            pass
 
 
 async def test_a_tenants_user_makes_no_consumer_that_reads_more_than_it_names(

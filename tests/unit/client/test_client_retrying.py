@@ -47,6 +47,15 @@ def test_a_call_that_did_not_arrive_is_told_in_plain_words() -> None:
     assert never_connected(NO_SERVER)
     assert not never_connected(DRAINING)
     assert readable(NO_SERVER, "a:1").message == "nothing answers at a:1"
+    for said, told in (
+        ("last error: ipv4:1: Socket closed", "a:1 closes the connection at once: does it speak TLS"),
+        (
+            "last error: Failed parsing (Trying to connect an http1.x server)",
+            "a:1 speaks HTTP/1 and not gRPC",
+        ),
+    ):
+        other = Unavailable(f"failed to connect to all addresses; {said}", retry_delay_s=None)
+        assert readable(other, "a:1").message.startswith(told)
     unknown = Unavailable("DNS resolution failed for nowhere:1", retry_delay_s=None)
     assert readable(unknown, "nowhere:1").message == "nowhere:1: no such host"
     assert readable(FULL, "a:1") is FULL

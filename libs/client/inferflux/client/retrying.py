@@ -8,6 +8,11 @@ from inferflux.api.errors import InferFluxError, Unavailable
 
 # What gRPC says when it could not send a call at all.
 _NEVER_CONNECTED = ("failed to connect", "DNS resolution")
+# What gRPC says of servers that speak something else, and what we say.
+_OTHER_LANGUAGES = {
+    "http1.x": "{} speaks HTTP/1 and not gRPC: is it the HTTP port?",
+    "Socket closed": "{} closes the connection at once: does it speak TLS (INFERFLUX_TLS_CA)?",
+}
 # The first wait where an error names none; each further one takes twice as long.
 _FIRST_DELAY_S = 0.5
 
@@ -68,5 +73,6 @@ def readable(error: InferFluxError, address: str) -> InferFluxError:
     if not never_connected(error):
         return error
     if error.message.startswith(_NEVER_CONNECTED[0]):
-        return Unavailable(f"nothing answers at {address}", retry_delay_s=None)
+        found = (said for words, said in _OTHER_LANGUAGES.items() if words in error.message)
+        return Unavailable(next(found, "nothing answers at {}").format(address), retry_delay_s=None)
     return Unavailable(f"{address}: no such host", retry_delay_s=None)

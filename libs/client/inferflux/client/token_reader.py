@@ -21,7 +21,7 @@ import nats.js.errors
 from google.protobuf.message import DecodeError
 from nats.js.api import ConsumerConfig
 
-from inferflux.api.errors import InvalidArgument, PermissionDenied, Unavailable, from_failed
+from inferflux.api.errors import InvalidArgument, PermissionDenied, Unauthenticated, Unavailable, from_failed
 from inferflux.api.ordering import InOrder
 from inferflux.api.tls import Tls
 from inferflux.api.token_subjects import TOKENS_STREAM, inbox_prefix, inbox_prefix_of, is_safe_token, tokens
@@ -30,6 +30,7 @@ from inferflux.v1 import tokens_pb2
 # After this silence the replay stream is asked: what was lost with a connection is there.
 _SILENCE_S = 2.0
 _REPLAY_PAUSE_S = 0.5
+_CONNECT_LIMIT_S = 10.0
 _REPLAY_LIMIT_S = 5.0
 
 NATS_FORBIDDEN = "NATS_FORBIDDEN"
@@ -56,6 +57,8 @@ class TokenReader:
         self._gap_limit_s = gap_limit_s
         tls = Tls.from_env(os.environ)
         self._refused: set[str] = set()
+        self._rejected = asyncio.Event()
+        self._problem = ""
         self._options = {
             "max_reconnect_attempts": -1,
             # A user may read the replies to its own requests alone.
@@ -69,8 +72,31 @@ class TokenReader:
         self._nats = nats.NATS()
 
     async def __aenter__(self) -> Self:
-        await self._nats.connect(self._servers, **self._options)
-        return self
+        """Connect. Later a lost connection is made again, however long that takes.
+
+        Raises:
+            Unauthenticated: NATS does not take user and password.
+            Unavailable: no server answers within some seconds.
+        """
+        connecting = asyncio.ensure_future(self._nats.connect(self._servers, **self._options))
+        rejected = asyncio.ensure_future(self._rejected.wait())
+        try:
+            await asyncio.wait(
+                (connecting, rejected), timeout=_CONNECT_LIMIT_S, return_when=asyncio.FIRST_COMPLETED
+            )
+            if connecting.done():
+                connecting.result()
+                return self
+        finally:
+            rejected.cancel()
+            if not connecting.done():
+                connecting.cancel()
+                await asyncio.gather(connecting, return_exceptions=True)
+                await self._nats.close()
+        if self._rejected.is_set():
+            raise Unauthenticated("NATS does not take this user and password", reason="NATS_UNAUTHENTICATED")
+        message = f"no NATS server answers within {_CONNECT_LIMIT_S:g} s: {self._problem}"
+        raise Unavailable(message, reason="NATS_UNAVAILABLE")
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -119,6 +145,9 @@ class TokenReader:
                 await live.unsubscribe()
 
     async def _on_error(self, error: Exception) -> None:
+        self._problem = str(error)
+        if "authorization violation" in self._problem.lower():
+            self._rejected.set()
         # nats-py has put it into small letters: names are compared in them.
         found = _REFUSAL.search(str(error))
         if found is not None:
