@@ -32,13 +32,13 @@ class ClusterServiceStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> ClusterServiceAsyncStub: ...
     GetStatus: _grpc.UnaryUnaryMultiCallable[_cluster_pb2.GetStatusRequest, _cluster_pb2.GetStatusResponse]
-    """Needs the scope `admin`."""
+    """Needs the scope `status`."""
 
 @_typing.type_check_only
 class ClusterServiceAsyncStub(ClusterServiceStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     GetStatus: _aio.UnaryUnaryMultiCallable[_cluster_pb2.GetStatusRequest, _cluster_pb2.GetStatusResponse]  # type: ignore[assignment]
-    """Needs the scope `admin`."""
+    """Needs the scope `status`."""
 
 class ClusterServiceServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
@@ -47,6 +47,6 @@ class ClusterServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _cluster_pb2.GetStatusRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_cluster_pb2.GetStatusResponse, _abc.Awaitable[_cluster_pb2.GetStatusResponse]]:
-        """Needs the scope `admin`."""
+        """Needs the scope `status`."""
 
 def add_ClusterServiceServicer_to_server(servicer: ClusterServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -13,8 +13,8 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections import defaultdict
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import aclosing, asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from contextlib import aclosing, asynccontextmanager, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from typing import Any, NoReturn, Protocol, Self, TypeVar
@@ -94,6 +94,16 @@ def current_call() -> CallInfo:
     if call is None:
         raise RuntimeError("no RPC is being served")
     return call
+
+
+@contextmanager
+def serving(call: CallInfo) -> Iterator[None]:
+    """Have this task serve an RPC that came by another protocol than gRPC."""
+    token = _call.set(call)
+    try:
+        yield
+    finally:
+        _call.reset(token)
 
 
 def caller_as(kind: type[_Caller]) -> _Caller:

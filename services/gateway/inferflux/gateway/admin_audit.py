@@ -50,5 +50,6 @@ class ChangeAudit:
             outcome=outcome_of(error),
             duration_ms=duration_ms(context),
             **refused_by(error),
+            **record.about,
             **about,
         )

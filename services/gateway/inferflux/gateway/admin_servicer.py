@@ -1,4 +1,4 @@
-"""AdminService: what an operator changes of the whole. Needs the scope `admin`."""
+"""AdminService: what an operator changes of the whole. Needs the scope `cluster`."""
 
 from __future__ import annotations
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,7 +24,9 @@ from inferflux.common.tasks import Background, is_set_within
 from inferflux.common.tls import ClientTls
 from inferflux.common.tracing import Tracer, open_tracer
 from inferflux.v1 import (
+    admin_pb2,
     admin_pb2_grpc,
+    cluster_pb2,
     cluster_pb2_grpc,
     inference_pb2_grpc,
     model_pb2_grpc,
@@ -31,6 +34,7 @@ from inferflux.v1 import (
 
 from . import policy_servicer
 from .admin_audit import ChangeAudit
+from .admin_methods import AdminMethod, methods_of
 from .admin_servicer import AdminServicer
 from .admission import Admission
 from .answers.cache import AnswerCache
@@ -80,8 +84,9 @@ async def serve(settings: GatewaySettings, shutdown: Shutdown) -> None:
         tracer = open_tracer(settings, "gateway")
         stack.push_async_callback(tracer.close)
         gateway = await _open(settings, stack, tracer)
-        server = _build_server(settings, gateway, probe)
-        http = _http_server(settings, gateway, probe)
+        operators = _operators(settings, gateway, probe)
+        server = _build_server(settings, gateway, operators)
+        http = _http_server(settings, gateway, probe, operators)
         stack.push_async_callback(http.stop, 1.0)
         tls = settings.server_tls
         if settings.http_listen:
@@ -190,14 +195,22 @@ def _policy_channel(settings: GatewaySettings) -> grpc.aio.Channel:
     return grpc_client.renewed_channel(settings.policy_address, ClientTls(settings.client_tls))
 
 
-def _build_server(settings: GatewaySettings, gateway: _Gateway, probe: Probe) -> GrpcServer:
-    """The gRPC server with every servicer, not started yet."""
-    server = build_server(
-        rules(settings.max_text_bytes),
-        gateway.pipeline.admit,
-        gateway.services.trail,
-        options=[receive_limit(body_limit(settings.max_text_bytes))],
-    )
+@dataclass(frozen=True)
+class _Operators:
+    """What serves operators, over gRPC and HTTP alike."""
+
+    cluster: ClusterServicer
+    admin: AdminServicer
+    policy: Sequence[AdminMethod]
+
+    @property
+    def methods(self) -> Sequence[AdminMethod]:
+        cluster = methods_of(cluster_pb2.DESCRIPTOR.services_by_name["ClusterService"], self.cluster)
+        admin = methods_of(admin_pb2.DESCRIPTOR.services_by_name["AdminService"], self.admin)
+        return [*cluster, *admin, *self.policy]
+
+
+def _operators(settings: GatewaySettings, gateway: _Gateway, probe: Probe) -> _Operators:
     cluster = ClusterServicer(
         gateway.services.bus,
         gateway.policy_channel,
@@ -212,19 +225,32 @@ def _build_server(settings: GatewaySettings, gateway: _Gateway, probe: Probe) ->
         CacheClearing(scheduler, gateway.models, gateway.redis),
         ChangeAudit(gateway.services.trail),
     )
+    return _Operators(cluster, admin, policy_servicer.methods(gateway.policy_channel))
+
+
+def _build_server(settings: GatewaySettings, gateway: _Gateway, operators: _Operators) -> GrpcServer:
+    """The gRPC server with every servicer, not started yet."""
+    server = build_server(
+        rules(settings.max_text_bytes),
+        gateway.pipeline.admit,
+        gateway.services.trail,
+        options=[receive_limit(body_limit(settings.max_text_bytes))],
+    )
     inference_pb2_grpc.add_InferenceServiceServicer_to_server(
         InferenceServicer(gateway.pipeline), server.server
     )
     model_pb2_grpc.add_ModelServiceServicer_to_server(ModelServicer(gateway.models), server.server)
-    cluster_pb2_grpc.add_ClusterServiceServicer_to_server(cluster, server.server)
-    admin_pb2_grpc.add_AdminServiceServicer_to_server(admin, server.server)
-    policy_servicer.add_to(server.server, gateway.policy_channel)
+    cluster_pb2_grpc.add_ClusterServiceServicer_to_server(operators.cluster, server.server)
+    admin_pb2_grpc.add_AdminServiceServicer_to_server(operators.admin, server.server)
+    policy_servicer.add_to(server.server, operators.policy)
     for name in SERVICE_NAMES:
         server.add(name)
     return server
 
 
-def _http_server(settings: GatewaySettings, gateway: _Gateway, probe: Probe) -> HttpServer:
+def _http_server(
+    settings: GatewaySettings, gateway: _Gateway, probe: Probe, operators: _Operators
+) -> HttpServer:
     """The HTTP front, not started yet."""
     app = build_app(
         gateway.pipeline,
@@ -232,6 +258,7 @@ def _http_server(settings: GatewaySettings, gateway: _Gateway, probe: Probe) -> 
         gateway.services.metrics,
         probe,
         gateway.services.trail,
+        operators.methods,
         cors_origins=settings.cors_origins,
         send_limit_s=settings.http_send_limit_s,
     )

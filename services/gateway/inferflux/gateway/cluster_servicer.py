@@ -1,4 +1,4 @@
-"""ClusterService: what an operator asks about the whole. Needs the scope `admin`."""
+"""ClusterService: what an operator asks about the whole. Needs the scope `status`."""
 
 from __future__ import annotations
 

@@ -6,11 +6,13 @@ whatever policy serves for administrators, the gateway does.
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 import grpc
 import grpc.aio
 from google.protobuf.descriptor import MethodDescriptor
+from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
 
 from inferflux.common import grpc_metadata
@@ -18,6 +20,7 @@ from inferflux.common.grpc_interceptor import current_call
 from inferflux.common.grpc_rules import SMALL_BODY_BYTES, MethodRule
 from inferflux.common.policy_methods import ADMIN_METHODS, LARGER_BODIES, SERVICE_NAME, scope_of
 
+from .admin_methods import AdminMethod
 from .admission import to_error
 
 # Checks, a few round trips to Redis, and a list of many keys.
@@ -34,32 +37,41 @@ def rules() -> dict[str, MethodRule]:
     }
 
 
-def add_to(server: grpc.aio.Server, policy: grpc.aio.Channel) -> None:
+def methods(policy: grpc.aio.Channel) -> list[AdminMethod]:
+    """What is passed on."""
+    return [AdminMethod.of(method, _call(policy, method)) for method in ADMIN_METHODS]
+
+
+def add_to(server: grpc.aio.Server, passed_on: Sequence[AdminMethod]) -> None:
     """Have a server serve them."""
-    handlers = {method.name: _handler(policy, method) for method in ADMIN_METHODS}
+    handlers: dict[str, grpc.RpcMethodHandler[Any, Any]] = {
+        method.name: grpc.unary_unary_rpc_method_handler(
+            method.call,
+            request_deserializer=method.request.FromString,
+            response_serializer=method.answer.SerializeToString,
+        )
+        for method in passed_on
+    }
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE_NAME, handlers),))
     server.add_registered_method_handlers(SERVICE_NAME, handlers)
 
 
-def _handler(policy: grpc.aio.Channel, method: MethodDescriptor) -> grpc.RpcMethodHandler[Any, Any]:
-    asked: Any = GetMessageClass(method.input_type)
-    answer: Any = GetMessageClass(method.output_type)
+def _call(policy: grpc.aio.Channel, method: MethodDescriptor) -> Callable[[Any, object], Awaitable[Message]]:
     call: Any = policy.unary_unary(
         f"/{SERVICE_NAME}/{method.name}",
-        request_serializer=asked.SerializeToString,
-        response_deserializer=answer.FromString,
+        request_serializer=GetMessageClass(method.input_type).SerializeToString,
+        response_deserializer=GetMessageClass(method.output_type).FromString,
     )
 
-    async def handle(request: Any, _context: object) -> Any:
+    async def handle(request: Message, _context: object) -> Message:
         context = current_call().context
         metadata = grpc_metadata.outgoing(
             api_key=context.credential, request_id=context.request_id, traceparent=context.traceparent
         )
         try:
-            return await call(request, timeout=_TIMEOUT_S, metadata=metadata)
+            passed: Message = await call(request, timeout=_TIMEOUT_S, metadata=metadata)
         except grpc.aio.AioRpcError as error:
             raise to_error(error) from None
+        return passed
 
-    return grpc.unary_unary_rpc_method_handler(
-        handle, request_deserializer=asked.FromString, response_serializer=answer.SerializeToString
-    )
+    return handle

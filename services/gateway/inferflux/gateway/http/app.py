@@ -14,11 +14,14 @@ from inferflux.common.errors import NotFound
 from inferflux.common.grpc_metadata import DECISION, GUARDRAIL, PRIORITY, REQUEST_ID
 from inferflux.common.probe import Probe
 from inferflux.common.rate_limits import HEADERS
+from inferflux.gateway.admin_methods import AdminMethod
 from inferflux.gateway.metrics import GatewayMetrics
 from inferflux.gateway.models import ModelRegistry
 from inferflux.gateway.pipeline import Pipeline
+from inferflux.gateway.rules import ADMIN_RULES
 
 from . import routes
+from .admin import AdminCall
 from .answering import Answering
 from .chat import ChatCompletions
 from .completions import Completions
@@ -42,6 +45,7 @@ def build_app(
     metrics: GatewayMetrics,
     probe: Probe,
     trail: AuditTrail,
+    admin: Sequence[AdminMethod],
     *,
     cors_origins: Sequence[str],
     send_limit_s: float,
@@ -49,6 +53,7 @@ def build_app(
     """The application.
 
     Args:
+        admin: what administrators call.
         cors_origins: whose pages may call from a browser; `*` is any.
         send_limit_s: how long a client may take nothing.
     """
@@ -62,6 +67,10 @@ def build_app(
 
     def open_route(rule: RouteRule, handle: OpenHandler) -> Route:
         return Route(rule.path, OpenEndpoint(handle))
+
+    def admin_route(method: AdminMethod) -> Route:
+        limit = ADMIN_RULES[method.path].max_body_bytes
+        return route(routes.ADMIN[method.name], AdminCall(method, max_message_bytes=limit))
 
     router = Router(
         [
@@ -79,6 +88,7 @@ def build_app(
             open_route(routes.HEALTHZ, _is_alive),
             open_route(routes.LIVEZ, _is_alive),
             open_route(routes.READYZ, _Readiness(probe)),
+            *map(admin_route, admin),
         ],
         redirect_slashes=False,
         default=_Default(),

@@ -24,7 +24,6 @@ from .routes import RouteRule
 
 log = logs.get()
 
-MAX_BODY_BYTES = 16 << 20
 # Bodies that arrive at the same time. Tenants share the places: a slow body gives way to another's.
 _BODIES, _BODY_GRACE_S, _BODY_LIMIT_S = 16, 2.0, 60.0
 _GONE = 499
@@ -124,7 +123,7 @@ class Endpoint:
         body = b""
         if method == "POST":
             async with self._edge.receiving.place(("tenant", caller.tenant)):
-                body = await exchange.body(MAX_BODY_BYTES)
+                body = await exchange.body(self._rule.max_body_bytes)
         await self._handle(Request(exchange, caller, body))
 
 

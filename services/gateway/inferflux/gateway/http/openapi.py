@@ -8,8 +8,12 @@ from html import escape
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
+from google.protobuf.descriptor import Descriptor, MethodDescriptor
 from pydantic.json_schema import models_json_schema
 
+from inferflux.gateway.rules import ADMIN_METHODS
+
+from . import routes
 from .exchange import Exchange, to_json
 from .openai.bodies import (
     Body,
@@ -21,6 +25,7 @@ from .openai.bodies import (
     TokenizeBody,
 )
 from .openapi_answers import ANSWERS
+from .openapi_messages import answer_name, body_name, schemas
 
 _JSON, _EVENTS, _TEXT = "application/json", "text/event-stream", "text/plain"
 _COMPONENTS = "#/components/schemas/{model}"
@@ -48,8 +53,8 @@ class Operation:
     """One path as the documents name it.
 
     Attributes:
-        answer: the schema of a JSON answer; "" for a plain text.
-        body: None where there is none.
+        answer: the schema of a JSON answer; "" for a plain text, or events alone.
+        body: what it takes, as JSON or as a message in protobuf's JSON; None where there is none.
         streams: whether the answer can be a stream of events.
     """
 
@@ -57,9 +62,21 @@ class Operation:
     path: str
     summary: str
     answer: str = ""
-    body: type[Body] | None = None
+    body: type[Body] | Descriptor | None = None
     streams: bool = False
     needs_key: bool = True
+
+
+def _of_administrators(method: MethodDescriptor) -> Operation:
+    streams = method.server_streaming
+    return Operation(
+        "post",
+        routes.ADMIN[method.name].path,
+        f"Call {method.containing_service.name}/{method.name}.",
+        "" if streams else answer_name(method.output_type),
+        method.input_type,
+        streams=streams,
+    )
 
 
 OPERATIONS: Sequence[Operation] = (
@@ -85,13 +102,15 @@ OPERATIONS: Sequence[Operation] = (
     Operation("get", "/healthz", "Whether the process answers.", needs_key=False),
     Operation("get", "/livez", "Whether the process answers.", needs_key=False),
     Operation("get", "/readyz", "Whether it can serve.", "Readiness", needs_key=False),
+    *map(_of_administrators, ADMIN_METHODS),
 )
 
 
 def document() -> dict[str, Any]:
     """The OpenAPI 3.1 document."""
-    bodies = [operation.body for operation in OPERATIONS if operation.body is not None]
-    _, schemas = models_json_schema([(body, "validation") for body in bodies], ref_template=_COMPONENTS)
+    bodies = [operation.body for operation in OPERATIONS if isinstance(operation.body, type)]
+    _, made = models_json_schema([(body, "validation") for body in bodies], ref_template=_COMPONENTS)
+    messages = schemas((m.input_type for m in ADMIN_METHODS), (m.output_type for m in ADMIN_METHODS))
     paths: dict[str, dict[str, Any]] = {}
     for operation in OPERATIONS:
         paths.setdefault(operation.path, {})[operation.method] = _operation(operation)
@@ -102,17 +121,16 @@ def document() -> dict[str, Any]:
         "paths": paths,
         "components": {
             "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
-            "schemas": schemas.get("$defs", {}) | ANSWERS,
+            "schemas": made.get("$defs", {}) | ANSWERS | messages,
         },
     }
 
 
 def _operation(operation: Operation) -> dict[str, Any]:
-    content: dict[str, Any] = (
-        _json(operation.answer) if operation.answer else {_TEXT: {"schema": {"type": "string"}}}
-    )
+    content: dict[str, Any] = _json(operation.answer) if operation.answer else {}
     if operation.streams:
         content[_EVENTS] = {"schema": _EVENT}
+    content = content or {_TEXT: {"schema": {"type": "string"}}}
     codes = _REFUSALS if operation.needs_key else _STRANGERS_REFUSALS
     responses = {"200": {"description": "The answer.", "content": content}}
     responses |= {code: _refusal(code) for code in codes}
@@ -121,8 +139,10 @@ def _operation(operation: Operation) -> dict[str, Any]:
     made: dict[str, Any] = {"summary": operation.summary, "responses": responses}
     if not operation.needs_key:
         made["security"] = []
-    if operation.body is not None:
+    if isinstance(operation.body, type):
         made["requestBody"] = {"required": True, "content": _json(operation.body.__name__)}
+    elif operation.body is not None:
+        made["requestBody"] = {"required": False, "content": _json(body_name(operation.body))}
     if "{model}" in operation.path:
         name = {"name": "model", "in": "path", "required": True, "schema": {"type": "string"}}
         made["parameters"] = [name]
@@ -158,14 +178,22 @@ def page() -> str:
 
 
 def _section(operation: Operation) -> str:
-    schema = {} if operation.body is None else operation.body.model_json_schema()
-    required = schema.get("required", [])
     rows = "".join(
-        f"<tr><td><code>{escape(name)}</code></td><td>{'needed' if name in required else ''}</td></tr>"
-        for name in schema.get("properties", {})
+        f"<tr><td><code>{escape(name)}</code></td><td>{'needed' if is_needed else ''}</td></tr>"
+        for name, is_needed in _fields(operation.body)
     )
     head = f"{operation.method.upper()} {operation.path}"
     return f"<h2><code>{escape(head)}</code></h2><p>{escape(operation.summary)}</p><table>{rows}</table>"
+
+
+def _fields(body: type[Body] | Descriptor | None) -> list[tuple[str, bool]]:
+    """The names of a body's fields, and whether it must have them."""
+    if body is None:
+        return []
+    if not isinstance(body, type):
+        return [(field.name, False) for field in body.fields]
+    schema = body.model_json_schema()
+    return [(name, name in schema.get("required", [])) for name in schema.get("properties", {})]
 
 
 class Documents:

@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from google.protobuf.descriptor import MethodDescriptor
+
 from inferflux.common.scopes import Scope
+from inferflux.gateway.rules import ADMIN_METHODS, ADMIN_RULES
+
+MAX_BODY_BYTES = 16 << 20
+# JSON spells a message in more bytes than protobuf: it has names, quotes and escapes.
+_JSON_FACTOR = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -13,11 +20,13 @@ class RouteRule:
 
     Attributes:
         scope: the scope that the caller's key needs; None answers strangers.
+        max_body_bytes: the largest body.
     """
 
     method: str
     path: str
     scope: Scope | None = None
+    max_body_bytes: int = MAX_BODY_BYTES
 
     @property
     def is_counted(self) -> bool:
@@ -41,6 +50,16 @@ HEALTHZ = RouteRule("GET", "/healthz")
 LIVEZ = RouteRule("GET", "/livez")
 READYZ = RouteRule("GET", "/readyz")
 
+
+def _of_administrators(method: MethodDescriptor) -> RouteRule:
+    rule = ADMIN_RULES[f"/{method.containing_service.full_name}/{method.name}"]
+    max_bytes = min(MAX_BODY_BYTES, _JSON_FACTOR * rule.max_body_bytes)
+    return RouteRule("POST", f"/v1/admin/{method.name}", Scope(rule.scope), max_bytes)
+
+
+# By the name of the RPC.
+ADMIN = {method.name: _of_administrators(method) for method in ADMIN_METHODS}
+
 ROUTES = (
     CHAT,
     COMPLETIONS,
@@ -56,4 +75,5 @@ ROUTES = (
     HEALTHZ,
     LIVEZ,
     READYZ,
+    *ADMIN.values(),
 )
