@@ -35,6 +35,8 @@ from .target import Target
 _Reply = TypeVar("_Reply")
 OnDelta = Callable[[inference_pb2.ChatDelta], None]
 _UNARY_LIMIT_S = 10.0
+# Items of a list that are asked for at a time.
+_PAGE = 500
 
 
 class Client:
@@ -194,6 +196,22 @@ class Client:
     async def policy(self, method: str, request: Message) -> Any:
         """Call a method of PolicyService, which the gateway passes on; returns its response."""
         return await self._call(getattr(self._policy, method), request)
+
+    async def whole_list(self, method: str, request: Any) -> Any:
+        """All pages of a list of PolicyService as one response.
+
+        Args:
+            request: of the first page; its page_size and page_token are set here.
+        """
+        whole = None
+        while whole is None or request.page_token:
+            request.page_size = _PAGE
+            page = await self.policy(method, request)
+            request.page_token = page.next_page_token
+            page.next_page_token = ""
+            whole = whole or type(page)()
+            whole.MergeFrom(page)
+        return whole
 
     async def _call(self, rpc: Callable[..., Awaitable[_Reply]], request: Message) -> _Reply:
         with self._readable_errors():

@@ -30,7 +30,7 @@ def list_guardrails(
     """List all sets of rules, without their texts."""
 
     async def run(client: Client) -> None:
-        found = await client.policy("ListGuardrails", guardrails_pb2.ListGuardrailsRequest())
+        found = await client.whole_list("ListGuardrails", guardrails_pb2.ListGuardrailsRequest())
         print_json(found) if as_json else make_console().print(guardrails_table(found.guardrails))
 
     with_client(run, endpoint, api_key, state_dir)

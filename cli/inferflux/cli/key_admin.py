@@ -20,8 +20,6 @@ from .policy_tables import keys_table
 
 api_keys = typer.Typer(help="Who may call, and what for.", no_args_is_help=True)
 
-_PAGE = 500
-
 KeyId = Annotated[str, typer.Argument(metavar="KEY_ID", help="As `inferctl admin api-keys list` shows it.")]
 Scopes = Annotated[
     list[str] | None, typer.Option("--scope", help="What for, such as inference; may be given several times.")
@@ -55,15 +53,8 @@ def list_keys(
     """List keys: whose they are and what for, but not the keys themselves."""
 
     async def run(client: Client) -> None:
-        everything, token = policy_pb2.ListApiKeysResponse(), ""
-        while True:
-            request = policy_pb2.ListApiKeysRequest(tenant=tenant, page_size=_PAGE, page_token=token)
-            page = await client.policy("ListApiKeys", request)
-            everything.api_keys.extend(page.api_keys)
-            if not (token := page.next_page_token):
-                break
-        show = print_json if as_json else lambda found: make_console().print(keys_table(found.api_keys))
-        show(everything)
+        found = await client.whole_list("ListApiKeys", policy_pb2.ListApiKeysRequest(tenant=tenant))
+        print_json(found) if as_json else make_console().print(keys_table(found.api_keys))
 
     with_client(run, endpoint, api_key, state_dir)
 

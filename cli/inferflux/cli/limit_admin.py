@@ -32,7 +32,7 @@ def list_limits(
     """List the limits of all subjects that have some."""
 
     async def run(client: Client) -> None:
-        found = await client.policy("ListRateLimits", policy_pb2.ListRateLimitsRequest())
+        found = await client.whole_list("ListRateLimits", policy_pb2.ListRateLimitsRequest())
         print_json(found) if as_json else make_console().print(limits_table(found.rate_limits))
 
     with_client(run, endpoint, api_key, state_dir)

@@ -25,7 +25,7 @@ def list_roles(
     """List roles, with those that every InferFlux has."""
 
     async def run(client: Client) -> None:
-        found = await client.policy("ListRoles", policy_pb2.ListRolesRequest())
+        found = await client.whole_list("ListRoles", policy_pb2.ListRolesRequest())
         print_json(found) if as_json else make_console().print(roles_table(found.roles))
 
     with_client(run, endpoint, api_key, state_dir)

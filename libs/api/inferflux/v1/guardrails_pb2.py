@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1dinferflux/v1/guardrails.proto\x12\x0cinferflux.v1\x1a\x1fgoogle/protobuf/timestamp.proto\",\n\x0b\x42lockedText\x12\x0c\n\x04text\x18\x01 \x01(\t\x12\x0f\n\x07is_word\x18\x02 \x01(\x08\"\xa8\x01\n\x0eGuardrailRules\x12*\n\x07\x62locked\x18\x01 \x03(\x0b\x32\x19.inferflux.v1.BlockedText\x12\x10\n\x08patterns\x18\x02 \x03(\t\x12\x16\n\x0emax_characters\x18\x03 \x01(\r\x12\x12\n\nmax_tokens\x18\x04 \x01(\r\x12\x15\n\rguards_stream\x18\x05 \x01(\x08\x12\x15\n\rstream_window\x18\x06 \x01(\r\"\xad\x01\n\nGuardrails\x12\x0e\n\x06tenant\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12+\n\x05rules\x18\x03 \x01(\x0b\x32\x1c.inferflux.v1.GuardrailRules\x12\x0f\n\x07version\x18\x04 \x01(\x04\x12.\n\nchanged_at\x18\x05 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x12\n\nchanged_by\x18\x06 \x01(\t\"\x17\n\x15ListGuardrailsRequest\"M\n\x16ListGuardrailsResponse\x12\x33\n\nguardrails\x18\x01 \x03(\x0b\x32\x1f.inferflux.v1.GuardrailsSummary\"\xf1\x01\n\x11GuardrailsSummary\x12\x0e\n\x06tenant\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x0f\n\x07version\x18\x03 \x01(\x04\x12\x11\n\tn_blocked\x18\x04 \x01(\r\x12\x12\n\nn_patterns\x18\x05 \x01(\r\x12\x16\n\x0emax_characters\x18\x06 \x01(\r\x12\x12\n\nmax_tokens\x18\x07 \x01(\r\x12\x15\n\rguards_stream\x18\x08 \x01(\x08\x12.\n\nchanged_at\x18\t \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x12\n\nchanged_by\x18\n \x01(\t\"5\n\x14GetGuardrailsRequest\x12\x0e\n\x06tenant\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\"E\n\x15GetGuardrailsResponse\x12,\n\nguardrails\x18\x01 \x01(\x0b\x32\x18.inferflux.v1.Guardrails\"D\n\x14SetGuardrailsRequest\x12,\n\nguardrails\x18\x01 \x01(\x0b\x32\x18.inferflux.v1.Guardrails\"L\n\x15SetGuardrailsResponse\x12\x33\n\nguardrails\x18\x01 \x01(\x0b\x32\x1f.inferflux.v1.GuardrailsSummary\"I\n\x17\x44\x65leteGuardrailsRequest\x12\x0e\n\x06tenant\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x0f\n\x07version\x18\x03 \x01(\x04\"\x1a\n\x18\x44\x65leteGuardrailsResponse\"U\n\x16\x43heckGuardrailsRequest\x12\x0e\n\x06tenant\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x0c\n\x04text\x18\x03 \x01(\t\x12\x0e\n\x06tokens\x18\x04 \x01(\r\"J\n\x17\x43heckGuardrailsResponse\x12/\n\x07\x66inding\x18\x01 \x01(\x0b\x32\x1e.inferflux.v1.GuardrailFinding\"N\n\x10GuardrailFinding\x12\x0e\n\x06tenant\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x0c\n\x04kind\x18\x03 \x01(\t\x12\r\n\x05index\x18\x04 \x01(\r\"C\n\x11GuardrailsVersion\x12\x0e\n\x06tenant\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x0f\n\x07version\x18\x03 \x01(\x04\"g\n\x16GetStreamGuardsRequest\x12\x0e\n\x06tenant\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12.\n\x05known\x18\x03 \x03(\x0b\x32\x1f.inferflux.v1.GuardrailsVersion\"G\n\x17GetStreamGuardsResponse\x12,\n\nguardrails\x18\x01 \x03(\x0b\x32\x18.inferflux.v1.Guardrailsb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1dinferflux/v1/guardrails.proto\x12\x0cinferflux.v1\x1a\x1fgoogle/protobuf/timestamp.proto\",\n\x0b\x42lockedText\x12\x0c\n\x04text\x18\x01 \x01(\t\x12\x0f\n\x07is_word\x18\x02 \x01(\x08\"\xa8\x01\n\x0eGuardrailRules\x12*\n\x07\x62locked\x18\x01 \x03(\x0b\x32\x19.inferflux.v1.BlockedText\x12\x10\n\x08patterns\x18\x02 \x03(\t\x12\x16\n\x0emax_characters\x18\x03 \x01(\r\x12\x12\n\nmax_tokens\x18\x04 \x01(\r\x12\x15\n\rguards_stream\x18\x05 \x01(\x08\x12\x15\n\rstream_window\x18\x06 \x01(\r\"\xad\x01\n\nGuardrails\x12\x0e\n\x06tenant\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12+\n\x05rules\x18\x03 \x01(\x0b\x32\x1c.inferflux.v1.GuardrailRules\x12\x0f\n\x07version\x18\x04 \x01(\x04\x12.\n\nchanged_at\x18\x05 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x12\n\nchanged_by\x18\x06 \x01(\t\">\n\x15ListGuardrailsRequest\x12\x11\n\tpage_size\x18\x01 \x01(\r\x12\x12\n\npage_token\x18\x02 \x01(\t\"f\n\x16ListGuardrailsResponse\x12\x33\n\nguardrails\x18\x01 \x03(\x0b\x32\x1f.inferflux.v1.GuardrailsSummary\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"\xf1\x01\n\x11GuardrailsSummary\x12\x0e\n\x06tenant\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x0f\n\x07version\x18\x03 \x01(\x04\x12\x11\n\tn_blocked\x18\x04 \x01(\r\x12\x12\n\nn_patterns\x18\x05 \x01(\r\x12\x16\n\x0emax_characters\x18\x06 \x01(\r\x12\x12\n\nmax_tokens\x18\x07 \x01(\r\x12\x15\n\rguards_stream\x18\x08 \x01(\x08\x12.\n\nchanged_at\x18\t \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x12\n\nchanged_by\x18\n \x01(\t\"5\n\x14GetGuardrailsRequest\x12\x0e\n\x06tenant\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\"E\n\x15GetGuardrailsResponse\x12,\n\nguardrails\x18\x01 \x01(\x0b\x32\x18.inferflux.v1.Guardrails\"D\n\x14SetGuardrailsRequest\x12,\n\nguardrails\x18\x01 \x01(\x0b\x32\x18.inferflux.v1.Guardrails\"L\n\x15SetGuardrailsResponse\x12\x33\n\nguardrails\x18\x01 \x01(\x0b\x32\x1f.inferflux.v1.GuardrailsSummary\"I\n\x17\x44\x65leteGuardrailsRequest\x12\x0e\n\x06tenant\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x0f\n\x07version\x18\x03 \x01(\x04\"\x1a\n\x18\x44\x65leteGuardrailsResponse\"U\n\x16\x43heckGuardrailsRequest\x12\x0e\n\x06tenant\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x0c\n\x04text\x18\x03 \x01(\t\x12\x0e\n\x06tokens\x18\x04 \x01(\r\"J\n\x17\x43heckGuardrailsResponse\x12/\n\x07\x66inding\x18\x01 \x01(\x0b\x32\x1e.inferflux.v1.GuardrailFinding\"N\n\x10GuardrailFinding\x12\x0e\n\x06tenant\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x0c\n\x04kind\x18\x03 \x01(\t\x12\r\n\x05index\x18\x04 \x01(\r\"C\n\x11GuardrailsVersion\x12\x0e\n\x06tenant\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x0f\n\x07version\x18\x03 \x01(\x04\"g\n\x16GetStreamGuardsRequest\x12\x0e\n\x06tenant\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12.\n\x05known\x18\x03 \x03(\x0b\x32\x1f.inferflux.v1.GuardrailsVersion\"G\n\x17GetStreamGuardsResponse\x12,\n\nguardrails\x18\x01 \x03(\x0b\x32\x18.inferflux.v1.Guardrailsb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -39,33 +39,33 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_GUARDRAILS']._serialized_start=298
   _globals['_GUARDRAILS']._serialized_end=471
   _globals['_LISTGUARDRAILSREQUEST']._serialized_start=473
-  _globals['_LISTGUARDRAILSREQUEST']._serialized_end=496
-  _globals['_LISTGUARDRAILSRESPONSE']._serialized_start=498
-  _globals['_LISTGUARDRAILSRESPONSE']._serialized_end=575
-  _globals['_GUARDRAILSSUMMARY']._serialized_start=578
-  _globals['_GUARDRAILSSUMMARY']._serialized_end=819
-  _globals['_GETGUARDRAILSREQUEST']._serialized_start=821
-  _globals['_GETGUARDRAILSREQUEST']._serialized_end=874
-  _globals['_GETGUARDRAILSRESPONSE']._serialized_start=876
-  _globals['_GETGUARDRAILSRESPONSE']._serialized_end=945
-  _globals['_SETGUARDRAILSREQUEST']._serialized_start=947
-  _globals['_SETGUARDRAILSREQUEST']._serialized_end=1015
-  _globals['_SETGUARDRAILSRESPONSE']._serialized_start=1017
-  _globals['_SETGUARDRAILSRESPONSE']._serialized_end=1093
-  _globals['_DELETEGUARDRAILSREQUEST']._serialized_start=1095
-  _globals['_DELETEGUARDRAILSREQUEST']._serialized_end=1168
-  _globals['_DELETEGUARDRAILSRESPONSE']._serialized_start=1170
-  _globals['_DELETEGUARDRAILSRESPONSE']._serialized_end=1196
-  _globals['_CHECKGUARDRAILSREQUEST']._serialized_start=1198
-  _globals['_CHECKGUARDRAILSREQUEST']._serialized_end=1283
-  _globals['_CHECKGUARDRAILSRESPONSE']._serialized_start=1285
-  _globals['_CHECKGUARDRAILSRESPONSE']._serialized_end=1359
-  _globals['_GUARDRAILFINDING']._serialized_start=1361
-  _globals['_GUARDRAILFINDING']._serialized_end=1439
-  _globals['_GUARDRAILSVERSION']._serialized_start=1441
-  _globals['_GUARDRAILSVERSION']._serialized_end=1508
-  _globals['_GETSTREAMGUARDSREQUEST']._serialized_start=1510
-  _globals['_GETSTREAMGUARDSREQUEST']._serialized_end=1613
-  _globals['_GETSTREAMGUARDSRESPONSE']._serialized_start=1615
-  _globals['_GETSTREAMGUARDSRESPONSE']._serialized_end=1686
+  _globals['_LISTGUARDRAILSREQUEST']._serialized_end=535
+  _globals['_LISTGUARDRAILSRESPONSE']._serialized_start=537
+  _globals['_LISTGUARDRAILSRESPONSE']._serialized_end=639
+  _globals['_GUARDRAILSSUMMARY']._serialized_start=642
+  _globals['_GUARDRAILSSUMMARY']._serialized_end=883
+  _globals['_GETGUARDRAILSREQUEST']._serialized_start=885
+  _globals['_GETGUARDRAILSREQUEST']._serialized_end=938
+  _globals['_GETGUARDRAILSRESPONSE']._serialized_start=940
+  _globals['_GETGUARDRAILSRESPONSE']._serialized_end=1009
+  _globals['_SETGUARDRAILSREQUEST']._serialized_start=1011
+  _globals['_SETGUARDRAILSREQUEST']._serialized_end=1079
+  _globals['_SETGUARDRAILSRESPONSE']._serialized_start=1081
+  _globals['_SETGUARDRAILSRESPONSE']._serialized_end=1157
+  _globals['_DELETEGUARDRAILSREQUEST']._serialized_start=1159
+  _globals['_DELETEGUARDRAILSREQUEST']._serialized_end=1232
+  _globals['_DELETEGUARDRAILSRESPONSE']._serialized_start=1234
+  _globals['_DELETEGUARDRAILSRESPONSE']._serialized_end=1260
+  _globals['_CHECKGUARDRAILSREQUEST']._serialized_start=1262
+  _globals['_CHECKGUARDRAILSREQUEST']._serialized_end=1347
+  _globals['_CHECKGUARDRAILSRESPONSE']._serialized_start=1349
+  _globals['_CHECKGUARDRAILSRESPONSE']._serialized_end=1423
+  _globals['_GUARDRAILFINDING']._serialized_start=1425
+  _globals['_GUARDRAILFINDING']._serialized_end=1503
+  _globals['_GUARDRAILSVERSION']._serialized_start=1505
+  _globals['_GUARDRAILSVERSION']._serialized_end=1572
+  _globals['_GETSTREAMGUARDSREQUEST']._serialized_start=1574
+  _globals['_GETSTREAMGUARDSREQUEST']._serialized_end=1677
+  _globals['_GETSTREAMGUARDSRESPONSE']._serialized_start=1679
+  _globals['_GETSTREAMGUARDSRESPONSE']._serialized_end=1750
 # @@protoc_insertion_point(module_scope)

@@ -132,12 +132,20 @@ Global___Guardrails: _TypeAlias = Guardrails  # noqa: Y015
 class ListGuardrailsRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
+    PAGE_SIZE_FIELD_NUMBER: _builtins.int
+    PAGE_TOKEN_FIELD_NUMBER: _builtins.int
+    page_size: _builtins.int
+    """As in ListApiKeysRequest."""
+    page_token: _builtins.str
     def __init__(
         self,
+        *,
+        page_size: _builtins.int = ...,
+        page_token: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["page_size", b"page_size", "page_token", b"page_token"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -148,6 +156,8 @@ class ListGuardrailsResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     GUARDRAILS_FIELD_NUMBER: _builtins.int
+    NEXT_PAGE_TOKEN_FIELD_NUMBER: _builtins.int
+    next_page_token: _builtins.str
     @_builtins.property
     def guardrails(self) -> _containers.RepeatedCompositeFieldContainer[Global___GuardrailsSummary]:
         """Without the blocked texts and patterns themselves."""
@@ -156,10 +166,11 @@ class ListGuardrailsResponse(_message.Message):
         self,
         *,
         guardrails: _abc.Iterable[Global___GuardrailsSummary] | None = ...,
+        next_page_token: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["guardrails", b"guardrails"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["guardrails", b"guardrails", "next_page_token", b"next_page_token"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

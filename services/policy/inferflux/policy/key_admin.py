@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -18,6 +17,7 @@ from inferflux.v1 import policy_pb2
 from . import keys
 from .admission import Holder
 from .keys import ApiKeyRecord
+from .pages import check_page_size, page_after
 from .roles import (
     Access,
     access_of,
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from .key_store import KeyStore
 
 MAX_OVERLAP_S = 90 * 86_400
-MAX_PAGE = 10_000
 
 log = logs.get()
 
@@ -95,7 +94,7 @@ class KeyAdmin:
         InvalidArgument: a field is wrong.
         """
         tenant = keys.parse_tenant(request.tenant) if request.tenant else ""
-        check_range(request.page_size, 0, MAX_PAGE, "page_size")
+        check_page_size(request.page_size)
         everything = await self._store.all_keys(tenant=tenant)
         page, next_token = page_of(everything, request.page_token, request.page_size)
         last_used = await self._store.last_used()
@@ -286,9 +285,8 @@ def page_of(records: Sequence[ApiKeyRecord], token: str, size: int) -> tuple[Seq
     Raises:
         InvalidArgument: the token is none.
     """
-    start = bisect_right([_place(record) for record in records], _parse_token(token)) if token else 0
-    page = records[start : start + size] if size else records[start:]
-    if not page or start + len(page) == len(records):
+    page, goes_on = page_after(records, _place, _parse_token(token) if token else None, size)
+    if not goes_on:
         return page, ""
     created_ms, key_id = _place(page[-1])
     return page, f"{created_ms}.{key_id}"

@@ -12,10 +12,13 @@ from inferflux.v1 import policy_pb2
 
 from . import keys
 from .admission import Holder
+from .pages import check_page_size, page_after
 from .roles import BUILTIN, Access, Role, check_may_manage, parse_description, parse_role_name
 
 if TYPE_CHECKING:
     from .key_store import KeyStore
+
+_BUILTIN_ORDER = {name: place for place, name in enumerate(BUILTIN)}
 
 log = logs.get()
 
@@ -26,9 +29,20 @@ class RoleAdmin:
     def __init__(self, store: KeyStore) -> None:
         self._store = store
 
-    async def list(self) -> policy_pb2.ListRolesResponse:
-        roles = await self._store.all_roles()
-        return policy_pb2.ListRolesResponse(roles=[_message(role) for role in roles])
+    async def list(self, request: policy_pb2.ListRolesRequest) -> policy_pb2.ListRolesResponse:
+        """Roles of one's own by name, after those that every InferFlux has.
+
+        Raises:
+            InvalidArgument: a field is wrong.
+        """
+        check_page_size(request.page_size)
+        token = request.page_token
+        after = _place_of(parse_role_name(token, field="page_token")) if token else None
+        roles = sorted(await self._store.all_roles(), key=_place)
+        page, goes_on = page_after(roles, _place, after, request.page_size)
+        return policy_pb2.ListRolesResponse(
+            roles=[_message(role) for role in page], next_page_token=page[-1].name if goes_on else ""
+        )
 
     async def set(self, actor: Holder, request: policy_pb2.SetRoleRequest) -> policy_pb2.SetRoleResponse:
         """Raises:
@@ -71,6 +85,14 @@ class RoleAdmin:
         if old is None or not await self._store.delete_role(name):
             raise NotFound(f"there is no role {name}", reason="UNKNOWN_ROLE")
         log.info("role deleted", role=name, by=actor.key_id)
+
+
+def _place(role: Role) -> tuple[int, str]:
+    return _place_of(role.name)
+
+
+def _place_of(name: str) -> tuple[int, str]:
+    return _BUILTIN_ORDER.get(name, len(_BUILTIN_ORDER)), name
 
 
 def _own_name(text: str, *, field: str) -> str:

@@ -255,7 +255,7 @@ class PolicyServicer(policy_pb2_grpc.PolicyServiceServicer):
     async def ListRoles(
         self, request: policy_pb2.ListRolesRequest, context: Context
     ) -> policy_pb2.ListRolesResponse:
-        return await self._parts.role_admin.list()
+        return await self._parts.role_admin.list(request)
 
     async def SetRole(
         self, request: policy_pb2.SetRoleRequest, context: Context
@@ -275,7 +275,7 @@ class PolicyServicer(policy_pb2_grpc.PolicyServiceServicer):
     async def ListRateLimits(
         self, request: policy_pb2.ListRateLimitsRequest, context: Context
     ) -> policy_pb2.ListRateLimitsResponse:
-        return await self._parts.limit_admin.list()
+        return await self._parts.limit_admin.list(request)
 
     async def GetRateLimit(
         self, request: policy_pb2.GetRateLimitRequest, context: Context
@@ -307,7 +307,7 @@ class PolicyServicer(policy_pb2_grpc.PolicyServiceServicer):
     async def ListGuardrails(
         self, request: guardrails_pb2.ListGuardrailsRequest, context: Context
     ) -> guardrails_pb2.ListGuardrailsResponse:
-        return await self._parts.guardrail_admin.list()
+        return await self._parts.guardrail_admin.list(request)
 
     async def GetGuardrails(
         self, request: guardrails_pb2.GetGuardrailsRequest, context: Context

@@ -13,6 +13,7 @@ from inferflux.common.guardrails.compiled import CompiledRules, Finding
 from inferflux.common.guardrails.rules import RuleSet, parse_rules
 from inferflux.policy import keys
 from inferflux.policy.admission import Holder
+from inferflux.policy.pages import check_page_size, page_after
 from inferflux.v1 import guardrails_pb2
 
 from .prompts import PromptGuard
@@ -40,9 +41,19 @@ class GuardrailAdmin:
         self._prompts = prompts
         self._now_ms = now_ms
 
-    async def list(self) -> guardrails_pb2.ListGuardrailsResponse:
+    async def list(
+        self, request: guardrails_pb2.ListGuardrailsRequest
+    ) -> guardrails_pb2.ListGuardrailsResponse:
+        """Raises:
+        InvalidArgument: a field is wrong.
+        """
+        check_page_size(request.page_size)
+        after = parse_token(request.page_token) if request.page_token else None
         sets = (await self._store.index(Index())).sets
-        return guardrails_pb2.ListGuardrailsResponse(guardrails=[sets[name] for name in sorted(sets)])
+        page, goes_on = page_after(sorted(sets), lambda name: name, after, request.page_size)
+        return guardrails_pb2.ListGuardrailsResponse(
+            guardrails=[sets[name] for name in page], next_page_token=page[-1].text if goes_on else ""
+        )
 
     async def get(self, request: guardrails_pb2.GetGuardrailsRequest) -> guardrails_pb2.GetGuardrailsResponse:
         """Raises:
@@ -133,6 +144,22 @@ def parse_name(tenant: str, model: str, *, field: str = "") -> Name:
         if not model.isprintable():
             raise InvalidArgument("this is no name of a model", field=f"{field}model")
     return Name(tenant, model)
+
+
+def parse_token(text: str) -> Name:
+    """The name of the last set of a page.
+
+    Raises:
+        InvalidArgument: there can be no such set.
+    """
+    tenant, slash, model = text.partition("/")
+    try:
+        name = parse_name(tenant, model)
+    except InvalidArgument:
+        slash = ""
+    if not slash:
+        raise InvalidArgument("this page_token was not given by ListGuardrails", field="page_token")
+    return name
 
 
 def counts(rules: guardrails_pb2.GuardrailRules) -> Mapping[str, object]:

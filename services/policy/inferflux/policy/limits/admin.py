@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from inferflux.common import logs
 from inferflux.common.errors import Aborted, NotFound
 from inferflux.policy.admission import Holder
+from inferflux.policy.pages import check_page_size, page_after
 from inferflux.v1 import policy_pb2
 
 from .rules import NAMES, RateLimit, kind_subject, parse_limits, parse_subject, rule_of
@@ -25,9 +26,18 @@ class LimitAdmin:
         self._store = store
         self._limiter = limiter
 
-    async def list(self) -> policy_pb2.ListRateLimitsResponse:
+    async def list(self, request: policy_pb2.ListRateLimitsRequest) -> policy_pb2.ListRateLimitsResponse:
+        """Raises:
+        InvalidArgument: a field is wrong.
+        """
+        check_page_size(request.page_size)
+        token = request.page_token
+        after = parse_subject(token, field="page_token") if token else None
         rules = await self._store.rules()
-        return policy_pb2.ListRateLimitsResponse(rate_limits=[_message(rule) for rule in rules])
+        page, goes_on = page_after(rules, lambda rule: rule.subject, after, request.page_size)
+        return policy_pb2.ListRateLimitsResponse(
+            rate_limits=[_message(rule) for rule in page], next_page_token=page[-1].subject if goes_on else ""
+        )
 
     async def get(self, request: policy_pb2.GetRateLimitRequest) -> policy_pb2.GetRateLimitResponse:
         """Raises:
