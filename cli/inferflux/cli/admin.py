@@ -22,6 +22,7 @@ from .guardrail_admin import guardrails
 from .key_admin import api_keys
 from .limit_admin import rate_limit
 from .nats_user_admin import nats_user
+from .policy_transfer import policy
 from .role_admin import roles
 from .tables import fairness_view
 
@@ -34,6 +35,7 @@ admin.add_typer(api_keys, name="api-keys")
 admin.add_typer(roles, name="roles")
 admin.add_typer(rate_limit, name="rate-limit")
 admin.add_typer(guardrails, name="guardrails")
+admin.add_typer(policy, name="policy")
 admin.add_typer(audit, name="audit")
 admin.command("nats-user")(nats_user)
 admin.command("certs")(certs)

@@ -193,9 +193,9 @@ class Client:
         """Clear caches of workers, and the answer cache; says of each what was cleared, or why not."""
         return await self._call(self._admin.ClearCache, request)
 
-    async def policy(self, method: str, request: Message) -> Any:
+    async def policy(self, method: str, request: Message, *, timeout_s: float = _UNARY_LIMIT_S) -> Any:
         """Call a method of PolicyService, which the gateway passes on; returns its response."""
-        return await self._call(getattr(self._policy, method), request)
+        return await self._call(getattr(self._policy, method), request, timeout_s=timeout_s)
 
     async def whole_list(self, method: str, request: Any) -> Any:
         """All pages of a list of PolicyService as one response.
@@ -213,9 +213,15 @@ class Client:
             whole.MergeFrom(page)
         return whole
 
-    async def _call(self, rpc: Callable[..., Awaitable[_Reply]], request: Message) -> _Reply:
+    async def _call(
+        self,
+        rpc: Callable[..., Awaitable[_Reply]],
+        request: Message,
+        *,
+        timeout_s: float = _UNARY_LIMIT_S,
+    ) -> _Reply:
         with self._readable_errors():
-            return await rpc(request, metadata=self._metadata(), timeout=_UNARY_LIMIT_S)
+            return await rpc(request, metadata=self._metadata(), timeout=timeout_s)
 
     async def _chunks(
         self,

@@ -136,6 +136,21 @@ def guardrails_view(found: guardrails_pb2.Guardrails) -> RenderableType:
     return Group(f"guardrails of {whose}, version {found.version}: {answers}", "", table)
 
 
+def changes_view(made: policy_pb2.ImportPolicyResponse, *, is_dry_run: bool) -> RenderableType:
+    """A row per change of an import, and how much stays as it is."""
+    n = len(made.changes)
+    counted = f"{n} {'change' if n == 1 else 'changes'}, {made.unchanged} unchanged"
+    summary = f"{counted}; this was a dry run, nothing is changed" if is_dry_run else counted
+    if not made.changes:
+        return summary
+    table = make_table("what", "name", "", "fields")
+    for change in made.changes:
+        kind = change.kind.replace("_", " ")
+        fields = escape(", ".join(change.fields)) or _NONE
+        table.add_row(kind, f"[bold]{escape(change.name)}[/]", change.action, fields)
+    return Group(table, "", summary)
+
+
 def _limit(value: int) -> str:
     return f"{value:,}" if value else _NONE
 

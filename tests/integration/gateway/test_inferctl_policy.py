@@ -124,9 +124,67 @@ async def test_guardrails_are_set_shown_checked_and_deleted(env: dict[str, str],
     assert "cli-guard" not in await done(env, "guardrails", "list")
 
 
+async def test_the_policy_is_exported_edited_and_imported(env: dict[str, str], tmp_path: Path) -> None:
+    await done(env, "roles", "set", "cli-moved", "--scope", "models")
+    file = tmp_path / "policy.json"
+    assert await done(env, "policy", "export", str(file)) == ""
+    assert file.stat().st_mode & 0o777 == 0o600
+    document = json.loads(file.read_text())
+    assert "secret_sha256" not in file.read_text()
+    assert "0 changes" in await done(env, "policy", "import", str(file))
+
+    (role,) = (role for role in document["roles"] if role["name"] == "cli-moved")
+    role["description"] = "was moved"
+    file.write_text(json.dumps(document))
+    would = await done(env, "policy", "import", str(file), "--dry-run")
+    assert re.search(r"role +cli-moved +update +description", would)
+    assert "nothing is changed" in would
+    made = json.loads(await done(env, "policy", "import", str(file), "--json"))
+    change = {"kind": "role", "name": "cli-moved", "action": "update", "fields": ["description"]}
+    assert made["changes"] == [change]
+    assert "was moved" in await done(env, "roles", "list")
+
+    stale = await run("admin", "policy", "import", str(file), env=env)
+    assert stale.returncode == 0, "the same again changes nothing"
+    role["description"] = "was moved twice"
+    file.write_text(json.dumps(document))
+    stale = await run("admin", "policy", "import", str(file), env=env)
+    assert stale.returncode == 1
+    assert "role cli-moved has version 2, and the document has 1" in stale.stderr
+    assert "1 change" in await done(env, "policy", "import", str(file), "--ignore-versions")
+    await done(env, "roles", "delete", "cli-moved")
+
+
+async def test_hashes_are_exported_where_they_are_asked_for(env: dict[str, str]) -> None:
+    document = json.loads(await done(env, "policy", "export", "--with-hashes"))
+    assert all(re.fullmatch("[0-9a-f]{64}", key["secret_sha256"]) for key in document["api_keys"])
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("[]", "no JSON object"),
+        ("{", "has no policy"),
+        ('{"rolls": []}', 'no field named "rolls"'),
+        ('{"format": 2}', "document.format is 2"),
+        ('{"format": 1, "roles": [{"name": "x", "scopes": ["root"]}]}', "unknown scope 'root'"),
+    ],
+)
+async def test_a_document_that_is_none_is_said_in_a_line(
+    env: dict[str, str], tmp_path: Path, text: str, said: str
+) -> None:
+    file = tmp_path / "policy.json"
+    file.write_text(text)
+    result = await run("admin", "policy", "import", str(file), env=env)
+    assert (result.returncode, result.stderr.count("\n")) == (1, 1)
+    assert said in result.stderr
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
+        (("policy", "import", "/no/such/file"), "cannot be read"),
+        (("policy", "export", "/no/such/folder/file"), "cannot be written"),
         (("guardrails", "set"), "there is no rule"),
         (("guardrails", "set", "--pattern", "("), "no regular expression"),
         (("guardrails", "get", "--tenant", "unknown"), "there are no guardrails unknown/"),

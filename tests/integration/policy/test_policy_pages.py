@@ -14,9 +14,7 @@ from .conftest import Running
 
 
 async def call(running: Running, method: str, request: Any) -> Any:
-    return await getattr(running.policy.stranger, method)(
-        request, metadata=bearer(running.admin), timeout=10
-    )
+    return await getattr(running.policy.stranger, method)(request, metadata=bearer(running.admin), timeout=10)
 
 
 async def make_some(running: Running) -> None:

@@ -8,6 +8,7 @@ from rich.console import Console, RenderableType
 
 from inferflux.cli.durations import seconds_of
 from inferflux.cli.policy_tables import (
+    changes_view,
     guardrails_table,
     guardrails_view,
     keys_table,
@@ -55,6 +56,16 @@ def test_limits_are_a_row_and_none_is_a_dash() -> None:
     text = shown(limits_table([policy_pb2.RateLimit(subject="tenant:a", tokens_per_day=12345)]))
     assert "12,345" in text
     assert text.count(" -") == 5
+
+
+def test_a_change_of_an_import_is_a_row() -> None:
+    change = policy_pb2.PolicyChange(kind="api_key", name="key_1", action="update", fields=["name", "roles"])
+    made = policy_pb2.ImportPolicyResponse(changes=[change], unchanged=12)
+    text = shown(changes_view(made, is_dry_run=False))
+    for part in ("api key", "key_1", "update", "name, roles", "1 change, 12 unchanged"):
+        assert part in text
+    assert "dry run" not in text
+    assert "dry run" in shown(changes_view(made, is_dry_run=True))
 
 
 def test_usage_says_how_much_of_what() -> None:

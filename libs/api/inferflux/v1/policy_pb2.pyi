@@ -1265,3 +1265,244 @@ class DeleteRateLimitResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___DeleteRateLimitResponse: _TypeAlias = DeleteRateLimitResponse  # noqa: Y015
+
+@_typing.final
+class PolicyDocument(_message.Message):
+    """What administrators have set."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FORMAT_FIELD_NUMBER: _builtins.int
+    EXPORTED_AT_FIELD_NUMBER: _builtins.int
+    ROLES_FIELD_NUMBER: _builtins.int
+    RATE_LIMITS_FIELD_NUMBER: _builtins.int
+    GUARDRAILS_FIELD_NUMBER: _builtins.int
+    API_KEYS_FIELD_NUMBER: _builtins.int
+    format: _builtins.int
+    """1. A document of another format is refused."""
+    @_builtins.property
+    def exported_at(self) -> _timestamp_pb2.Timestamp: ...
+    @_builtins.property
+    def roles(self) -> _containers.RepeatedCompositeFieldContainer[Global___Role]:
+        """Without those that every InferFlux has."""
+
+    @_builtins.property
+    def rate_limits(self) -> _containers.RepeatedCompositeFieldContainer[Global___RateLimit]: ...
+    @_builtins.property
+    def guardrails(self) -> _containers.RepeatedCompositeFieldContainer[_guardrails_pb2.Guardrails]: ...
+    @_builtins.property
+    def api_keys(self) -> _containers.RepeatedCompositeFieldContainer[Global___StoredApiKey]: ...
+    def __init__(
+        self,
+        *,
+        format: _builtins.int = ...,
+        exported_at: _timestamp_pb2.Timestamp | None = ...,
+        roles: _abc.Iterable[Global___Role] | None = ...,
+        rate_limits: _abc.Iterable[Global___RateLimit] | None = ...,
+        guardrails: _abc.Iterable[_guardrails_pb2.Guardrails] | None = ...,
+        api_keys: _abc.Iterable[Global___StoredApiKey] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["exported_at", b"exported_at"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["api_keys", b"api_keys", "exported_at", b"exported_at", "format", b"format", "guardrails", b"guardrails", "rate_limits", b"rate_limits", "roles", b"roles"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PolicyDocument: _TypeAlias = PolicyDocument  # noqa: Y015
+
+@_typing.final
+class StoredApiKey(_message.Message):
+    """A key as it is stored: what it leaves to policy's settings is absent."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    KEY_ID_FIELD_NUMBER: _builtins.int
+    TENANT_FIELD_NUMBER: _builtins.int
+    NAME_FIELD_NUMBER: _builtins.int
+    SCOPES_FIELD_NUMBER: _builtins.int
+    ROLES_FIELD_NUMBER: _builtins.int
+    MODELS_FIELD_NUMBER: _builtins.int
+    WORKER_POOLS_FIELD_NUMBER: _builtins.int
+    CREATED_AT_FIELD_NUMBER: _builtins.int
+    EXPIRES_AT_FIELD_NUMBER: _builtins.int
+    MAX_PRIORITY_FIELD_NUMBER: _builtins.int
+    CACHE_SCOPE_FIELD_NUMBER: _builtins.int
+    SKIP_ANSWER_CACHE_FIELD_NUMBER: _builtins.int
+    VERSION_FIELD_NUMBER: _builtins.int
+    SECRET_SHA256_FIELD_NUMBER: _builtins.int
+    key_id: _builtins.str
+    tenant: _builtins.str
+    name: _builtins.str
+    max_priority: _builtins.int
+    cache_scope: _builtins.str
+    skip_answer_cache: _builtins.bool
+    version: _builtins.int
+    secret_sha256: _builtins.str
+    """The SHA-256 of its present secret, in 64 hex digits; empty unless it was asked for."""
+    @_builtins.property
+    def scopes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    @_builtins.property
+    def roles(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    @_builtins.property
+    def models(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    @_builtins.property
+    def worker_pools(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    @_builtins.property
+    def created_at(self) -> _timestamp_pb2.Timestamp: ...
+    @_builtins.property
+    def expires_at(self) -> _timestamp_pb2.Timestamp: ...
+    def __init__(
+        self,
+        *,
+        key_id: _builtins.str = ...,
+        tenant: _builtins.str = ...,
+        name: _builtins.str = ...,
+        scopes: _abc.Iterable[_builtins.str] | None = ...,
+        roles: _abc.Iterable[_builtins.str] | None = ...,
+        models: _abc.Iterable[_builtins.str] | None = ...,
+        worker_pools: _abc.Iterable[_builtins.str] | None = ...,
+        created_at: _timestamp_pb2.Timestamp | None = ...,
+        expires_at: _timestamp_pb2.Timestamp | None = ...,
+        max_priority: _builtins.int | None = ...,
+        cache_scope: _builtins.str = ...,
+        skip_answer_cache: _builtins.bool = ...,
+        version: _builtins.int = ...,
+        secret_sha256: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_max_priority", b"_max_priority", "created_at", b"created_at", "expires_at", b"expires_at", "max_priority", b"max_priority"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_priority", b"_max_priority", "cache_scope", b"cache_scope", "created_at", b"created_at", "expires_at", b"expires_at", "key_id", b"key_id", "max_priority", b"max_priority", "models", b"models", "name", b"name", "roles", b"roles", "scopes", b"scopes", "secret_sha256", b"secret_sha256", "skip_answer_cache", b"skip_answer_cache", "tenant", b"tenant", "version", b"version", "worker_pools", b"worker_pools"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__max_priority: _TypeAlias = _typing.Literal["max_priority"]  # noqa: Y015
+    _WhichOneofArgType__max_priority: _TypeAlias = _typing.Literal["_max_priority", b"_max_priority"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__max_priority) -> _WhichOneofReturnType__max_priority | None: ...
+
+Global___StoredApiKey: _TypeAlias = StoredApiKey  # noqa: Y015
+
+@_typing.final
+class ExportPolicyRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    WITH_HASHES_FIELD_NUMBER: _builtins.int
+    with_hashes: _builtins.bool
+    """With the hashes of secrets: keys can be made from them where they are not. Needs the scope `admin`."""
+    def __init__(
+        self,
+        *,
+        with_hashes: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["with_hashes", b"with_hashes"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ExportPolicyRequest: _TypeAlias = ExportPolicyRequest  # noqa: Y015
+
+@_typing.final
+class ExportPolicyResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DOCUMENT_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def document(self) -> Global___PolicyDocument: ...
+    def __init__(
+        self,
+        *,
+        document: Global___PolicyDocument | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["document", b"document"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["document", b"document"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ExportPolicyResponse: _TypeAlias = ExportPolicyResponse  # noqa: Y015
+
+@_typing.final
+class ImportPolicyRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DOCUMENT_FIELD_NUMBER: _builtins.int
+    DRY_RUN_FIELD_NUMBER: _builtins.int
+    IGNORE_VERSIONS_FIELD_NUMBER: _builtins.int
+    dry_run: _builtins.bool
+    """Only say what would change."""
+    ignore_versions: _builtins.bool
+    """Replace stored items of whichever version."""
+    @_builtins.property
+    def document(self) -> Global___PolicyDocument:
+        """An item that differs from the stored one is refused unless it has the version of the stored one, or none."""
+
+    def __init__(
+        self,
+        *,
+        document: Global___PolicyDocument | None = ...,
+        dry_run: _builtins.bool = ...,
+        ignore_versions: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["document", b"document"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["document", b"document", "dry_run", b"dry_run", "ignore_versions", b"ignore_versions"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ImportPolicyRequest: _TypeAlias = ImportPolicyRequest  # noqa: Y015
+
+@_typing.final
+class ImportPolicyResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CHANGES_FIELD_NUMBER: _builtins.int
+    UNCHANGED_FIELD_NUMBER: _builtins.int
+    unchanged: _builtins.int
+    """Items that are stored as the document has them."""
+    @_builtins.property
+    def changes(self) -> _containers.RepeatedCompositeFieldContainer[Global___PolicyChange]: ...
+    def __init__(
+        self,
+        *,
+        changes: _abc.Iterable[Global___PolicyChange] | None = ...,
+        unchanged: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["changes", b"changes", "unchanged", b"unchanged"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ImportPolicyResponse: _TypeAlias = ImportPolicyResponse  # noqa: Y015
+
+@_typing.final
+class PolicyChange(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    KIND_FIELD_NUMBER: _builtins.int
+    NAME_FIELD_NUMBER: _builtins.int
+    ACTION_FIELD_NUMBER: _builtins.int
+    FIELDS_FIELD_NUMBER: _builtins.int
+    kind: _builtins.str
+    """`role`, `rate_limit`, `guardrails` or `api_key`."""
+    name: _builtins.str
+    """Role, subject, tenant/model or key id."""
+    action: _builtins.str
+    """`create` or `update`."""
+    @_builtins.property
+    def fields(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Those that an update changes."""
+
+    def __init__(
+        self,
+        *,
+        kind: _builtins.str = ...,
+        name: _builtins.str = ...,
+        action: _builtins.str = ...,
+        fields: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["action", b"action", "fields", b"fields", "kind", b"kind", "name", b"name"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PolicyChange: _TypeAlias = PolicyChange  # noqa: Y015

@@ -152,6 +152,16 @@ class PolicyServiceStub:
                 request_serializer=inferflux_dot_v1_dot_guardrails__pb2.CheckGuardrailsRequest.SerializeToString,
                 response_deserializer=inferflux_dot_v1_dot_guardrails__pb2.CheckGuardrailsResponse.FromString,
                 _registered_method=True)
+        self.ExportPolicy = channel.unary_unary(
+                '/inferflux.v1.PolicyService/ExportPolicy',
+                request_serializer=inferflux_dot_v1_dot_policy__pb2.ExportPolicyRequest.SerializeToString,
+                response_deserializer=inferflux_dot_v1_dot_policy__pb2.ExportPolicyResponse.FromString,
+                _registered_method=True)
+        self.ImportPolicy = channel.unary_unary(
+                '/inferflux.v1.PolicyService/ImportPolicy',
+                request_serializer=inferflux_dot_v1_dot_policy__pb2.ImportPolicyRequest.SerializeToString,
+                response_deserializer=inferflux_dot_v1_dot_policy__pb2.ImportPolicyResponse.FromString,
+                _registered_method=True)
 
 
 class PolicyServiceServicer:
@@ -309,6 +319,20 @@ class PolicyServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ExportPolicy(self, request, context):
+        """Keys without their secrets, roles, limits and guardrails as one document.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ImportPolicy(self, request, context):
+        """Makes and changes what a document has, and leaves what it does not have. All of it is checked first.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_PolicyServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -426,6 +450,16 @@ def add_PolicyServiceServicer_to_server(servicer, server):
                     servicer.CheckGuardrails,
                     request_deserializer=inferflux_dot_v1_dot_guardrails__pb2.CheckGuardrailsRequest.FromString,
                     response_serializer=inferflux_dot_v1_dot_guardrails__pb2.CheckGuardrailsResponse.SerializeToString,
+            ),
+            'ExportPolicy': grpc.unary_unary_rpc_method_handler(
+                    servicer.ExportPolicy,
+                    request_deserializer=inferflux_dot_v1_dot_policy__pb2.ExportPolicyRequest.FromString,
+                    response_serializer=inferflux_dot_v1_dot_policy__pb2.ExportPolicyResponse.SerializeToString,
+            ),
+            'ImportPolicy': grpc.unary_unary_rpc_method_handler(
+                    servicer.ImportPolicy,
+                    request_deserializer=inferflux_dot_v1_dot_policy__pb2.ImportPolicyRequest.FromString,
+                    response_serializer=inferflux_dot_v1_dot_policy__pb2.ImportPolicyResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -1051,6 +1085,60 @@ class PolicyService:
             '/inferflux.v1.PolicyService/CheckGuardrails',
             inferflux_dot_v1_dot_guardrails__pb2.CheckGuardrailsRequest.SerializeToString,
             inferflux_dot_v1_dot_guardrails__pb2.CheckGuardrailsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ExportPolicy(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/inferflux.v1.PolicyService/ExportPolicy',
+            inferflux_dot_v1_dot_policy__pb2.ExportPolicyRequest.SerializeToString,
+            inferflux_dot_v1_dot_policy__pb2.ExportPolicyResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ImportPolicy(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/inferflux.v1.PolicyService/ImportPolicy',
+            inferflux_dot_v1_dot_policy__pb2.ImportPolicyRequest.SerializeToString,
+            inferflux_dot_v1_dot_policy__pb2.ImportPolicyResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -72,6 +72,10 @@ class PolicyServiceStub:
     DeleteGuardrails: _grpc.UnaryUnaryMultiCallable[_guardrails_pb2.DeleteGuardrailsRequest, _guardrails_pb2.DeleteGuardrailsResponse]
     CheckGuardrails: _grpc.UnaryUnaryMultiCallable[_guardrails_pb2.CheckGuardrailsRequest, _guardrails_pb2.CheckGuardrailsResponse]
     """What the guardrails say of a prompt."""
+    ExportPolicy: _grpc.UnaryUnaryMultiCallable[_policy_pb2.ExportPolicyRequest, _policy_pb2.ExportPolicyResponse]
+    """Keys without their secrets, roles, limits and guardrails as one document."""
+    ImportPolicy: _grpc.UnaryUnaryMultiCallable[_policy_pb2.ImportPolicyRequest, _policy_pb2.ImportPolicyResponse]
+    """Makes and changes what a document has, and leaves what it does not have. All of it is checked first."""
 
 @_typing.type_check_only
 class PolicyServiceAsyncStub(PolicyServiceStub):
@@ -116,6 +120,10 @@ class PolicyServiceAsyncStub(PolicyServiceStub):
     DeleteGuardrails: _aio.UnaryUnaryMultiCallable[_guardrails_pb2.DeleteGuardrailsRequest, _guardrails_pb2.DeleteGuardrailsResponse]  # type: ignore[assignment]
     CheckGuardrails: _aio.UnaryUnaryMultiCallable[_guardrails_pb2.CheckGuardrailsRequest, _guardrails_pb2.CheckGuardrailsResponse]  # type: ignore[assignment]
     """What the guardrails say of a prompt."""
+    ExportPolicy: _aio.UnaryUnaryMultiCallable[_policy_pb2.ExportPolicyRequest, _policy_pb2.ExportPolicyResponse]  # type: ignore[assignment]
+    """Keys without their secrets, roles, limits and guardrails as one document."""
+    ImportPolicy: _aio.UnaryUnaryMultiCallable[_policy_pb2.ImportPolicyRequest, _policy_pb2.ImportPolicyResponse]  # type: ignore[assignment]
+    """Makes and changes what a document has, and leaves what it does not have. All of it is checked first."""
 
 class PolicyServiceServicer(metaclass=_abc_1.ABCMeta):
     """Admit, AdmitMany, Reserve, Renew, Settle and GetStreamGuards are for services alone: they send the service key in the metadata
@@ -295,5 +303,21 @@ class PolicyServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_guardrails_pb2.CheckGuardrailsResponse, _abc.Awaitable[_guardrails_pb2.CheckGuardrailsResponse]]:
         """What the guardrails say of a prompt."""
+
+    @_abc_1.abstractmethod
+    def ExportPolicy(
+        self,
+        request: _policy_pb2.ExportPolicyRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_policy_pb2.ExportPolicyResponse, _abc.Awaitable[_policy_pb2.ExportPolicyResponse]]:
+        """Keys without their secrets, roles, limits and guardrails as one document."""
+
+    @_abc_1.abstractmethod
+    def ImportPolicy(
+        self,
+        request: _policy_pb2.ImportPolicyRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_policy_pb2.ImportPolicyResponse, _abc.Awaitable[_policy_pb2.ImportPolicyResponse]]:
+        """Makes and changes what a document has, and leaves what it does not have. All of it is checked first."""
 
 def add_PolicyServiceServicer_to_server(servicer: PolicyServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

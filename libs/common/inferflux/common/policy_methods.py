@@ -23,10 +23,14 @@ def scope_of(method: str) -> Scope:
     return Scope.POLICY_READ if method.startswith(("List", "Get", "Check")) else Scope.POLICY
 
 
+MAX_DOCUMENT_BYTES = 15 << 20
+"""Of all that is exported or imported at once."""
+
 LARGER_BODIES: Mapping[str, int] = {
     # Rules of 1 MiB, and what is beside them.
     "SetGuardrails": (1 << 20) + (16 << 10),
     # A text of 256 KiB.
     "CheckGuardrails": 272 << 10,
+    "ImportPolicy": MAX_DOCUMENT_BYTES + (16 << 10),
 }
 """The largest messages of methods of administrators that take more than others."""

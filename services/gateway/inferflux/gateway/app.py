@@ -51,7 +51,7 @@ from .models import ModelRegistry
 from .pipeline import Pipeline
 from .readers import ReaderReports
 from .reservations import Reservations
-from .rules import SERVICE_NAMES, body_limit, rules
+from .rules import SERVICE_NAMES, rules
 from .scheduler_admin import SchedulerAdmin
 from .servicer import InferenceServicer
 from .settings import GatewaySettings
@@ -230,11 +230,12 @@ def _operators(settings: GatewaySettings, gateway: _Gateway, probe: Probe) -> _O
 
 def _build_server(settings: GatewaySettings, gateway: _Gateway, operators: _Operators) -> GrpcServer:
     """The gRPC server with every servicer, not started yet."""
+    own_rules = rules(settings.max_text_bytes)
     server = build_server(
-        rules(settings.max_text_bytes),
+        own_rules,
         gateway.pipeline.admit,
         gateway.services.trail,
-        options=[receive_limit(body_limit(settings.max_text_bytes))],
+        options=[receive_limit(max(rule.max_body_bytes for rule in own_rules.values()))],
     )
     inference_pb2_grpc.add_InferenceServiceServicer_to_server(
         InferenceServicer(gateway.pipeline), server.server

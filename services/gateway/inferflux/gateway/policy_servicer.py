@@ -25,6 +25,8 @@ from .admission import to_error
 
 # Checks, a few round trips to Redis, and a list of many keys.
 _TIMEOUT_S = 10.0
+# Several round trips for each thing that is changed.
+_LONGER_TIMEOUTS_S = {"ImportPolicy": 60.0}
 
 
 def rules() -> dict[str, MethodRule]:
@@ -63,13 +65,15 @@ def _call(policy: grpc.aio.Channel, method: MethodDescriptor) -> Callable[[Any, 
         response_deserializer=GetMessageClass(method.output_type).FromString,
     )
 
+    timeout_s = _LONGER_TIMEOUTS_S.get(method.name, _TIMEOUT_S)
+
     async def handle(request: Message, _context: object) -> Message:
         context = current_call().context
         metadata = grpc_metadata.outgoing(
             api_key=context.credential, request_id=context.request_id, traceparent=context.traceparent
         )
         try:
-            passed: Message = await call(request, timeout=_TIMEOUT_S, metadata=metadata)
+            passed: Message = await call(request, timeout=timeout_s, metadata=metadata)
         except grpc.aio.AioRpcError as error:
             raise to_error(error) from None
         return passed

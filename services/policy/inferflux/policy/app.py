@@ -37,6 +37,7 @@ from .servicer import Parts, PolicyServicer
 from .settings import PolicySettings
 from .storage.interface import Storage
 from .storage.opening import storage_of
+from .transfer.admin import TransferAdmin
 from .usage_store import UsageStore
 
 if TYPE_CHECKING:
@@ -68,7 +69,7 @@ async def _serve(settings: PolicySettings, shutdown: Shutdown, trail: AuditTrail
     guard = StoreGuard(timeout_s=settings.store_timeout_s)
     storage = storage_of(settings, redis, guard, timeout_s=settings.store_timeout_s, now_ms=_now_ms)
     tokens = TokenAdmission(settings.oidc_issuers, http, settings.key_times, metrics)
-    parts = _parts(settings, redis, guard, storage, service_keys, metrics, tokens, opened.decisions)
+    parts = _parts(settings, redis, guard, storage, service_keys, trail, metrics, tokens, opened.decisions)
     probe = Probe(settings.metrics_listen)
     probe.set_ready("store", ok=False, detail="not asked yet")
     servicer = PolicyServicer(
@@ -118,6 +119,7 @@ def _parts(
     guard: StoreGuard,
     storage: Storage,
     service_keys: ServiceKeys,
+    trail: AuditTrail,
     metrics: PolicyMetrics,
     tokens: TokenAdmission,
     decisions: Decisions | None,
@@ -137,6 +139,16 @@ def _parts(
     )
     sets = GuardrailSets(storage.guardrails)
     prompts = PromptGuard(sets, storage.guardrails)
+    role_admin, limit_admin = RoleAdmin(storage.keys), LimitAdmin(storage.rate_limits, limiter)
+    guardrail_admin = GuardrailAdmin(storage.guardrails, sets, prompts, now_ms=_now_ms)
+    transfer_admin = TransferAdmin(
+        storage,
+        key_admin=key_admin,
+        role_admin=role_admin,
+        limit_admin=limit_admin,
+        guardrail_admin=guardrail_admin,
+        now_ms=_now_ms,
+    )
     return Parts(
         keys=storage.keys,
         tokens=tokens,
@@ -145,10 +157,12 @@ def _parts(
         last_used=LastUsed(storage.keys),
         service_keys=service_keys,
         key_admin=key_admin,
-        role_admin=RoleAdmin(storage.keys),
-        limit_admin=LimitAdmin(storage.rate_limits, limiter),
+        role_admin=role_admin,
+        limit_admin=limit_admin,
         prompts=prompts,
-        guardrail_admin=GuardrailAdmin(storage.guardrails, sets, prompts, now_ms=_now_ms),
+        guardrail_admin=guardrail_admin,
+        transfer_admin=transfer_admin,
+        trail=trail,
         metrics=metrics,
         decisions=decisions,
     )

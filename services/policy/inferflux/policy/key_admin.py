@@ -84,9 +84,8 @@ class KeyAdmin:
             worker_pools=parse_pools(request.worker_pools),
         )
         access = await self._checked(record)
-        self._check_may_manage(actor, record, access)
-        await self._store.add(record)
-        log.info("API key created", key_id=record.key_id, tenant=record.tenant, by=actor.key_id)
+        self.check(actor, record, access)
+        await self.add(actor, record)
         return policy_pb2.CreateApiKeyResponse(api_key=self._message(record, access), secret=secret)
 
     async def list(self, request: policy_pb2.ListApiKeysRequest) -> policy_pb2.ListApiKeysResponse:
@@ -125,11 +124,9 @@ class KeyAdmin:
         old = await self._found(key_id, version=given.version)
         new = replace(old, version=old.version + 1, **self._changes(given, list(request.update_mask.paths)))
         access = await self._checked(new, field="api_key.")
-        self._check_may_manage(actor, old, await self._access(old))
-        self._check_may_manage(actor, new, access)
-        if not await self._store.replace(new):
-            raise _changed(key_id)
-        log.info("API key changed", key_id=key_id, tenant=new.tenant, by=actor.key_id)
+        self.check(actor, old, await self._access(old))
+        self.check(actor, new, access)
+        await self.put(actor, new)
         return policy_pb2.UpdateApiKeyResponse(api_key=self._message(new, access))
 
     async def rotate(
@@ -145,7 +142,7 @@ class KeyAdmin:
         check_range(request.overlap_s, 0, MAX_OVERLAP_S, "overlap_s")
         old = await self._found(key_id)
         access = await self._access(old)
-        self._check_may_manage(actor, old, access)
+        self.check(actor, old, access)
         secret = keys.generate()
         until = self._now_ms() + request.overlap_s * 1000 if request.overlap_s else 0
         new = old.rotated(keys.digest_of(secret), previous_until_unix_ms=until)
@@ -164,13 +161,28 @@ class KeyAdmin:
         """
         key_id = keys.parse_key_id(request.key_id)
         record = await self._found(key_id)
-        self._check_may_manage(actor, record, await self._access(record))
+        self.check(actor, record, await self._access(record))
         if not await self._store.revoke(key_id):
             raise _unknown(key_id)
         log.info("API key revoked", key_id=key_id, by=actor.key_id)
         return key_id
 
-    def _check_may_manage(self, actor: Holder, record: ApiKeyRecord, access: Access) -> None:
+    async def add(self, actor: Holder, record: ApiKeyRecord) -> None:
+        """Write a new key that was checked."""
+        await self._store.add(record)
+        log.info("API key created", key_id=record.key_id, tenant=record.tenant, by=actor.key_id)
+
+    async def put(self, actor: Holder, record: ApiKeyRecord) -> None:
+        """Write a changed key that was checked.
+
+        Raises:
+            Aborted: the stored one is not of the version before.
+        """
+        if not await self._store.replace(record):
+            raise _changed(record.key_id)
+        log.info("API key changed", key_id=record.key_id, tenant=record.tenant, by=actor.key_id)
+
+    def check(self, actor: Holder, record: ApiKeyRecord, access: Access) -> None:
         """Raises:
         PermissionDenied: the key reaches further than the actor's own.
         """

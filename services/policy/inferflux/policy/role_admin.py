@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from inferflux.common import logs
@@ -41,7 +42,7 @@ class RoleAdmin:
         roles = sorted(await self._store.all_roles(), key=_place)
         page, goes_on = page_after(roles, _place, after, request.page_size)
         return policy_pb2.ListRolesResponse(
-            roles=[_message(role) for role in page], next_page_token=page[-1].name if goes_on else ""
+            roles=[message_of(role) for role in page], next_page_token=page[-1].name if goes_on else ""
         )
 
     async def set(self, actor: Holder, request: policy_pb2.SetRoleRequest) -> policy_pb2.SetRoleResponse:
@@ -51,26 +52,34 @@ class RoleAdmin:
         Aborted: it was changed meanwhile.
         """
         given = request.role
-        name = _own_name(given.name, field="role.name")
-        scopes = keys.parse_scopes(given.scopes, field="role.scopes")
-        if not scopes:
-            raise InvalidArgument("a role needs at least one scope", field="role.scopes")
-        old = next(iter(await self._store.find_roles([name])), None)
+        role = parse_role(given)
+        old = next(iter(await self._store.find_roles([role.name])), None)
         version = old.version if old else 0
-        role = Role(
-            name,
-            scopes,
-            models=parse_patterns(given.models, field="role.models"),
-            description=parse_description(given.description, field="role.description"),
-            version=version + 1,
-        )
         if given.version and given.version != version:
-            raise _changed(name)
+            raise _changed(role.name)
+        self.check(actor, role, old)
+        return policy_pb2.SetRoleResponse(role=message_of(await self.put(actor, role, version=version)))
+
+    def check(self, actor: Holder, role: Role, old: Role | None) -> None:
+        """Raises:
+        PermissionDenied: the role reaches further than who changes it, or did before.
+        """
         check_may_manage(actor.access, _access(role), *([_access(old)] if old else []))
-        if not await self._store.put_role(role):
-            raise _changed(name)
-        log.info("role set", role=name, by=actor.key_id)
-        return policy_pb2.SetRoleResponse(role=_message(role))
+
+    async def put(self, actor: Holder, role: Role, *, version: int) -> Role:
+        """Write a role that was checked, and return it with its new version.
+
+        Args:
+            version: of the stored one; 0: there is none.
+
+        Raises:
+            Aborted: it was changed meanwhile.
+        """
+        made = replace(role, version=version + 1)
+        if not await self._store.put_role(made):
+            raise _changed(role.name)
+        log.info("role set", role=role.name, by=actor.key_id)
+        return made
 
     async def delete(self, actor: Holder, request: policy_pb2.DeleteRoleRequest) -> None:
         """Raises:
@@ -85,6 +94,25 @@ class RoleAdmin:
         if old is None or not await self._store.delete_role(name):
             raise NotFound(f"there is no role {name}", reason="UNKNOWN_ROLE")
         log.info("role deleted", role=name, by=actor.key_id)
+
+
+def parse_role(given: policy_pb2.Role, *, field: str = "role") -> Role:
+    """The role of a message, with the message's version.
+
+    Raises:
+        InvalidArgument: a field is wrong, or every InferFlux has this role.
+    """
+    name = _own_name(given.name, field=f"{field}.name")
+    scopes = keys.parse_scopes(given.scopes, field=f"{field}.scopes")
+    if not scopes:
+        raise InvalidArgument("a role needs at least one scope", field=f"{field}.scopes")
+    return Role(
+        name,
+        scopes,
+        models=parse_patterns(given.models, field=f"{field}.models"),
+        description=parse_description(given.description, field=f"{field}.description"),
+        version=given.version,
+    )
 
 
 def _place(role: Role) -> tuple[int, str]:
@@ -110,7 +138,7 @@ def _changed(name: str) -> Aborted:
     return Aborted(f"role {name} was changed meanwhile: read it again", reason="VERSION_MISMATCH")
 
 
-def _message(role: Role) -> policy_pb2.Role:
+def message_of(role: Role) -> policy_pb2.Role:
     return policy_pb2.Role(
         name=role.name,
         scopes=role.scopes,

@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 from inferflux.common import logs
 from inferflux.common.api_key import is_well_formed
+from inferflux.common.audit.calls import ALLOWED, CHANGE
 from inferflux.common.calls import CallContext
 from inferflux.common.checks import MAX_TOKENS, check_count, check_model_name, check_range
 from inferflux.common.errors import InferFluxError, Unavailable, to_status
-from inferflux.common.grpc_interceptor import caller_as, note_for_audit
+from inferflux.common.grpc_interceptor import caller_as, current_call, note_for_audit
 from inferflux.common.model_names import EVERY
 from inferflux.common.priority import HIGHEST, LOWEST
 from inferflux.common.scopes import Scope
@@ -33,6 +34,8 @@ from .usage import SettledRequest, parse_attempt_id, parse_model, parse_request_
 if TYPE_CHECKING:
     import grpc
 
+    from inferflux.common.audit.writer import AuditTrail
+
     from .decisions.chain import Decisions
     from .guardrails.admin import GuardrailAdmin
     from .guardrails.prompts import PromptGuard
@@ -46,6 +49,7 @@ if TYPE_CHECKING:
     from .oidc.token_admission import TokenAdmission
     from .role_admin import RoleAdmin
     from .roles import Role
+    from .transfer.admin import TransferAdmin
     from .usage_store import UsageStore
 
     Context = grpc.aio.ServicerContext[Any, Any]
@@ -79,6 +83,8 @@ class Parts:
     limit_admin: LimitAdmin
     prompts: PromptGuard
     guardrail_admin: GuardrailAdmin
+    transfer_admin: TransferAdmin
+    trail: AuditTrail
     metrics: PolicyMetrics
     decisions: Decisions | None = None
 
@@ -335,6 +341,46 @@ class PolicyServicer(policy_pb2_grpc.PolicyServiceServicer):
     ) -> guardrails_pb2.CheckGuardrailsResponse:
         note_for_audit(of_tenant=request.tenant, of_model=request.model)
         return await self._parts.guardrail_admin.check(request)
+
+    async def ExportPolicy(
+        self, request: policy_pb2.ExportPolicyRequest, context: Context
+    ) -> policy_pb2.ExportPolicyResponse:
+        note_for_audit(with_hashes=request.with_hashes)
+        return await self._parts.transfer_admin.export(caller_as(Holder), request)
+
+    async def ImportPolicy(
+        self, request: policy_pb2.ImportPolicyRequest, context: Context
+    ) -> policy_pb2.ImportPolicyResponse:
+        n_changes = 0
+
+        def on_change(change: policy_pb2.PolicyChange) -> None:
+            nonlocal n_changes
+            n_changes += 1
+            note_for_audit(n_changes=n_changes)
+            self._write_change(change)
+
+        note_for_audit(dry_run=request.dry_run, ignore_versions=request.ignore_versions, n_changes=0)
+        return await self._parts.transfer_admin.import_(caller_as(Holder), request, on_change)
+
+    def _write_change(self, change: policy_pb2.PolicyChange) -> None:
+        """The audit line of one of the changes of a call."""
+        context = current_call().context
+        record = context.record
+        self._parts.trail.write(
+            CHANGE,
+            method="ImportPolicy",
+            tenant=record.tenant,
+            key_id=record.key_id,
+            request_id=context.request_id,
+            trace_id=trace_id_of(context.traceparent),
+            decision=ALLOWED,
+            reason="",
+            outcome="done",
+            kind=change.kind,
+            name=change.name,
+            action=change.action,
+            fields=list(change.fields),
+        )
 
     async def admit_call(self, scope: str, context: CallContext) -> Holder | Service:
         """Let a call of policy's own pass, by its context alone: as an `Admit` of the interceptor."""

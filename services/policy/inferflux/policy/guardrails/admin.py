@@ -18,7 +18,7 @@ from inferflux.v1 import guardrails_pb2
 
 from .prompts import PromptGuard
 from .sets import GuardrailSets
-from .store import GuardrailStore, Index, Name, Summary
+from .store import GuardrailStore, Index, Name, Rules, Summary
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -86,13 +86,30 @@ class GuardrailAdmin:
         """
         given = request.guardrails
         name = parse_name(given.tenant, given.model, field="guardrails.")
-        rules = await asyncio.to_thread(_checked, given.rules)
-        summary = self._summary(name, rules, actor.key_id)
-        summary.version = given.version
-        summary.version = await self._store.put(name, summary, given.rules)
-        self._sets.forget_age()
-        log.info("guardrails set", of=name.text, by=actor.key_id, **counts(given.rules))
+        rules = await asyncio.to_thread(checked, given.rules)
+        summary = await self.put(actor, name, given.rules, rules, version=given.version)
         return guardrails_pb2.SetGuardrailsResponse(guardrails=summary)
+
+    async def put(
+        self, actor: Holder, name: Name, given: Rules, rules: RuleSet, *, version: int
+    ) -> guardrails_pb2.GuardrailsSummary:
+        """Write a set.
+
+        Args:
+            given: the rules as they are stored.
+            rules: the same, which were checked.
+            version: of the stored set; 0: whichever it has.
+
+        Raises:
+            Aborted: the set was changed meanwhile.
+            ResourceExhausted: there are as many sets as there may be.
+        """
+        summary = self._summary(name, rules, actor.key_id)
+        summary.version = version
+        summary.version = await self._store.put(name, summary, given)
+        self._sets.forget_age()
+        log.info("guardrails set", of=name.text, by=actor.key_id, **counts(given))
+        return summary
 
     async def delete(self, actor: Holder, request: guardrails_pb2.DeleteGuardrailsRequest) -> None:
         """Raises:
@@ -173,10 +190,14 @@ def counts(rules: guardrails_pb2.GuardrailRules) -> Mapping[str, object]:
     }
 
 
-def _checked(message: guardrails_pb2.GuardrailRules) -> RuleSet:
-    """The rules, which can be compiled."""
-    rules = parse_rules(message, "guardrails.rules")
-    CompiledRules(rules, field="guardrails.rules")
+def checked(message: Rules, field: str = "guardrails.rules") -> RuleSet:
+    """The rules, which can be compiled. Takes long for many.
+
+    Raises:
+        InvalidArgument: they cannot be used.
+    """
+    rules = parse_rules(message, field)
+    CompiledRules(rules, field=field)
     return rules
 
 

@@ -36,7 +36,7 @@ class LimitAdmin:
         rules = await self._store.rules()
         page, goes_on = page_after(rules, lambda rule: rule.subject, after, request.page_size)
         return policy_pb2.ListRateLimitsResponse(
-            rate_limits=[_message(rule) for rule in page], next_page_token=page[-1].subject if goes_on else ""
+            rate_limits=map(message_of, page), next_page_token=page[-1].subject if goes_on else ""
         )
 
     async def get(self, request: policy_pb2.GetRateLimitRequest) -> policy_pb2.GetRateLimitResponse:
@@ -46,7 +46,7 @@ class LimitAdmin:
         subject = parse_subject(request.subject)
         rule = rule_of(subject, await self._store.find_rules([subject, kind_subject(subject)]))
         usage = await self._limiter.usage(subject)
-        return policy_pb2.GetRateLimitResponse(rate_limit=_message(rule), usage=usage)
+        return policy_pb2.GetRateLimitResponse(rate_limit=message_of(rule), usage=usage)
 
     async def set(
         self, actor: Holder, request: policy_pb2.SetRateLimitRequest
@@ -55,15 +55,24 @@ class LimitAdmin:
         InvalidArgument: a field is wrong.
         Aborted: the limits were changed meanwhile.
         """
-        given = request.rate_limit
-        subject = parse_subject(given.subject, field="rate_limit.subject")
-        limits = parse_limits({name: getattr(given, name) for name in NAMES}, field="rate_limit")
-        rule = await self._store.set_rule(RateLimit(subject, limits, given.version))
+        rule = await self.put(actor, parse_rate_limit(request.rate_limit))
+        return policy_pb2.SetRateLimitResponse(rate_limit=message_of(rule))
+
+    async def put(self, actor: Holder, given: RateLimit) -> RateLimit:
+        """Write limits, and return them with their new version.
+
+        Args:
+            given: with version 0, whatever is stored is replaced.
+
+        Raises:
+            Aborted: the stored ones have another version.
+        """
+        rule = await self._store.set_rule(given)
         if rule is None:
-            message = f"the limits of {subject} were changed meanwhile: read them again"
+            message = f"the limits of {given.subject} were changed meanwhile: read them again"
             raise Aborted(message, reason="VERSION_MISMATCH")
-        log.info("limits set", subject=subject, by=actor.key_id, **limits)
-        return policy_pb2.SetRateLimitResponse(rate_limit=_message(rule))
+        log.info("limits set", subject=rule.subject, by=actor.key_id, **rule.limits)
+        return rule
 
     async def delete(self, actor: Holder, request: policy_pb2.DeleteRateLimitRequest) -> None:
         """Raises:
@@ -80,5 +89,14 @@ class LimitAdmin:
         await self._store.delete_rule(subject)
 
 
-def _message(rule: RateLimit) -> policy_pb2.RateLimit:
+def parse_rate_limit(given: policy_pb2.RateLimit, *, field: str = "rate_limit") -> RateLimit:
+    """Raises:
+    InvalidArgument: a field is wrong.
+    """
+    subject = parse_subject(given.subject, field=f"{field}.subject")
+    limits = parse_limits({name: getattr(given, name) for name in NAMES}, field=field)
+    return RateLimit(subject, limits, given.version)
+
+
+def message_of(rule: RateLimit) -> policy_pb2.RateLimit:
     return policy_pb2.RateLimit(subject=rule.subject, version=rule.version, **rule.limits)

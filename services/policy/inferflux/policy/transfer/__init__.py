@@ -1,0 +1,1 @@
+"""What administrators have set, as one document: exported, and imported again."""
