@@ -1,11 +1,13 @@
-"""Fuzz every RPC of gateway and policy, on a stack of its own: odd messages, metadata, hang-ups, raw bytes.
+"""Fuzz every RPC of gateway and policy, and every HTTP route of administrators, on a stack of its own: odd
+messages, metadata, hang-ups, raw bytes.
 
     make fuzz                                 50,000 calls
     make fuzz SEED=7 CALLS=2000
     make fuzz ARGS="--only Chat Generate"
 
 The same seed draws the same calls; what answers they get depends on the moment as well. Exit code 1 if a call
-ended as INTERNAL or UNKNOWN, did not end, or if a process ended, was started again, or logged an error.
+ended as INTERNAL or UNKNOWN, did not end, or has no audit line, or if a process ended, was started again, or
+logged an error.
 """
 
 from __future__ import annotations
@@ -26,15 +28,18 @@ from inferflux.cli.errors import CommandError
 from inferflux.cli.stack import Stack, StackOptions
 from inferflux.common import grpc_client
 from inferflux.common.address import split
+from inferflux.common.audit.reading import LineReader
 from inferflux.v1 import policy_pb2, policy_pb2_grpc
 
 from .caller import Fuzzer, unknown_key
+from .findings import Findings
+from .http import HttpFuzzer
 from .methods import Method, methods
 from .raw import RawFuzzer
 
 _AT_ONCE = 24
-# Of all calls, those that are connections of raw bytes.
-_RAW_SHARE = 0.1
+# Of ten calls one is a connection of raw bytes, and these are over HTTP.
+_HTTP_KINDS = (3, 7)
 _SHOWN = 10
 _ERROR = re.compile(r"\[(error|critical) *\]|Traceback \(most recent call last\)")
 
@@ -65,7 +70,9 @@ async def ordinary_key(stack: Stack, address: str) -> str:
     return made.secret
 
 
-async def fuzz(stack: Stack, options: argparse.Namespace, chosen: list[Method], progress: Progress) -> Fuzzer:
+async def fuzz(
+    stack: Stack, options: argparse.Namespace, chosen: list[Method], progress: Progress
+) -> Findings:
     """All calls, some at a time."""
     address = await policy_address(stack)
     keys = (stack.api_key, await ordinary_key(stack, address), unknown_key(), "ifx_short", "")
@@ -74,23 +81,36 @@ async def fuzz(stack: Stack, options: argparse.Namespace, chosen: list[Method], 
     paths = [method.path for method in chosen]
     texts = (stack.model_name, "fuzz", "tenant:fuzz", stack.api_key)
     service_key = str(stack.processes["gateway"].spec.env["INFERFLUX_SERVICE_KEY"])
-    fuzzer = Fuzzer(options.seed, channels, keys, texts, service_key)
+    findings = Findings()
+    fuzzer = Fuzzer(options.seed, channels, keys, texts, service_key, findings)
+    http = HttpFuzzer(
+        options.seed, split(stack.http_url.partition("://")[2], "url")[1], keys, texts, findings
+    )
     raw = RawFuzzer(options.seed)
+    over_http = [method for method in chosen if method.is_over_http]
     bar = progress.add_task("calls", total=options.calls)
     numbers = iter(range(options.calls))
 
     async def work() -> None:
         for number in numbers:
-            if number % round(1 / _RAW_SHARE) == 0:
-                await raw.connection(ports[number // 10 % 2], paths)
+            kind, turn = number % 10, number // 10
+            if kind == 0:
+                await raw.connection(ports[turn % 2], paths)
+            elif kind in _HTTP_KINDS and over_http:
+                await http.call(over_http[turn % len(over_http)], f"fuzz-of-{number}")
             else:
-                await fuzzer.call(chosen[number % len(chosen)])
+                await fuzzer.call(chosen[number % len(chosen)], f"fuzz-of-{number}")
             progress.advance(bar)
 
     await asyncio.gather(*(work() for _ in range(_AT_ONCE)))
     for channel in channels.values():
         await channel.close()
-    return fuzzer
+    return findings
+
+
+def audited(trail: Path) -> set[str]:
+    """The request ids of all audit lines."""
+    return {str(line.get("request_id")) for line in LineReader([trail]).new_lines()}
 
 
 def logged_errors(directory: Path) -> list[str]:
@@ -118,11 +138,11 @@ async def run(options: argparse.Namespace, console: Console) -> bool:
         async with Stack(StackOptions(state_dir=Path(directory), restarts=False)) as stack:
             before = processes(stack)
             with Progress(*columns, console=console, transient=True, refresh_per_second=2) as progress:
-                fuzzer = await fuzz(stack, options, chosen, progress)
+                findings = await fuzz(stack, options, chosen, progress)
             await stack.wait_ready(30.0)
             ended = [name for name, known in before.items() if processes(stack).get(name) != known]
         logged = logged_errors(Path(directory) / "logs")
-    findings = fuzzer.findings
+        unaudited = findings.unaudited(audited(Path(directory) / "audit"))
     console.print(f"{options.calls} calls of {len(chosen)} methods, seed {options.seed}")
     for code, count in findings.codes.most_common():
         console.print(f"  {count:>7} {code}")
@@ -130,11 +150,12 @@ async def run(options: argparse.Namespace, console: Console) -> bool:
     for title, lines in (
         ("INTERNAL", findings.internal),
         ("hangs", findings.hangs),
+        ("unaudited", unaudited),
         ("processes ended", ended),
         ("errors logged", logged),
     ):
         show(console, title, lines)
-    return not (findings.internal or findings.hangs or ended or logged)
+    return not (findings.internal or findings.hangs or unaudited or ended or logged)
 
 
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:

@@ -5,10 +5,8 @@ from __future__ import annotations
 import asyncio
 import random
 import secrets
-from collections import Counter
 from collections.abc import AsyncIterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
 from typing import Any
 
 import grpc
@@ -16,6 +14,7 @@ import grpc.aio
 
 from inferflux.common.grpc_metadata import SERVICE_KEY
 
+from .findings import Findings
 from .messages import Messages
 from .methods import Method
 
@@ -23,6 +22,18 @@ from .methods import Method
 _OWN_ERROR = "Internal error from Core"
 # A call may take as long as its own deadline, which is shorter, and what the server needs to notice.
 _HANG_S = 30.0
+# How a server alone ends a call; a client may end one in other ways before the server has seen it.
+_BY_SERVER = {
+    grpc.StatusCode.OK,
+    grpc.StatusCode.INVALID_ARGUMENT,
+    grpc.StatusCode.NOT_FOUND,
+    grpc.StatusCode.ALREADY_EXISTS,
+    grpc.StatusCode.ABORTED,
+    grpc.StatusCode.FAILED_PRECONDITION,
+    grpc.StatusCode.PERMISSION_DENIED,
+    grpc.StatusCode.UNAUTHENTICATED,
+    grpc.StatusCode.INTERNAL,
+}
 _DEADLINES_S = (0.001, 0.05, 0.5, 2.0, 5.0)
 _ODD_METADATA = (
     ("x-request-id", "a b"),
@@ -36,15 +47,6 @@ _ODD_METADATA = (
 )
 
 
-@dataclass(slots=True)
-class Findings:
-    """What came of the calls: statuses by method, and what must not be."""
-
-    codes: Counter[str] = field(default_factory=Counter)
-    internal: list[str] = field(default_factory=list)
-    hangs: list[str] = field(default_factory=list)
-
-
 class Fuzzer:
     """Calls with everything drawn from one random source.
 
@@ -53,6 +55,7 @@ class Fuzzer:
         keys: what a call's credential is drawn from; "" is none.
         service_key: what half of the calls prove with that a service makes them.
         texts: what texts of messages are drawn from, beside odd ones.
+        findings: gets what comes of the calls.
     """
 
     def __init__(
@@ -62,17 +65,22 @@ class Fuzzer:
         keys: tuple[str, ...],
         texts: tuple[str, ...],
         service_key: str,
+        findings: Findings,
     ) -> None:
         self._random = random.Random(seed)
         self._channels = channels
         self._keys = keys
         self._service_key = service_key
         self._messages = Messages(self._random, texts)
-        self.findings = Findings()
+        self._findings = findings
 
-    async def call(self, method: Method) -> None:
-        """One call of this method, however it ends."""
-        metadata = self._metadata()
+    async def call(self, method: Method, request_id: str) -> None:
+        """One call of this method, however it ends.
+
+        Args:
+            request_id: of this call alone; some calls use another one.
+        """
+        metadata = self._metadata(request_id)
         bodies = [self._messages.draw(method.request) for _ in range(self._random.choice((1, 1, 1, 2, 5)))]
         deadline_s = self._random.choice(_DEADLINES_S)
         leave_after = self._random.choice((None, None, None, "start", "send", "first"))
@@ -86,18 +94,20 @@ class Fuzzer:
                 await self._finish(call, leave_after)
                 code, message = await call.code(), await call.details()
         except TimeoutError:
-            self.findings.hangs.append(f"{what}: no end after {_HANG_S:g} s, deadline {deadline_s:g} s")
+            self._findings.hangs.append(f"{what}: no end after {_HANG_S:g} s, deadline {deadline_s:g} s")
             return
         except (ValueError, TypeError, grpc.aio.UsageError):  # the client's library refuses the metadata
-            self.findings.codes["refused by the client"] += 1
+            self._findings.codes["refused by the client"] += 1
             return
+        if method.is_audited and code in _BY_SERVER and metadata.count(("x-request-id", request_id)):
+            self._findings.answered[request_id] = f"{what}: {code}"
         name = code.name if code is not None else "UNKNOWN"
         if message == _OWN_ERROR:
             name = "ended while the client wrote"
-        self.findings.codes[name] += 1
+        self._findings.codes[name] += 1
         if code in (grpc.StatusCode.INTERNAL, grpc.StatusCode.UNKNOWN) and message != _OWN_ERROR:
             body = bodies[0][:200].hex()
-            self.findings.internal.append(f"{what}: {name} {message}; {metadata}; body {body}")
+            self._findings.internal.append(f"{what}: {name} {message}; {metadata}; body {body}")
 
     async def _finish(self, call: Any, leave_after: str | None) -> None:
         """Read to the end, or leave where `leave_after` says."""
@@ -122,7 +132,7 @@ class Fuzzer:
         if leave_after == "first":
             await asyncio.sleep(1.0)  # open, and silent
 
-    def _metadata(self) -> tuple[tuple[str, str | bytes], ...]:
+    def _metadata(self, request_id: str) -> tuple[tuple[str, str | bytes], ...]:
         pairs: list[tuple[str, str | bytes]] = []
         if key := self._random.choice(self._keys):
             name, value = self._random.choice((("authorization", f"Bearer {key}"), ("x-api-key", key)))
@@ -133,6 +143,8 @@ class Fuzzer:
             pairs.append(self._random.choice(_ODD_METADATA))
         elif self._random.random() < 0.3:
             pairs.append(("x-request-id", f"fuzz-{self._random.randrange(500)}"))
+        else:
+            pairs.append(("x-request-id", request_id))
         return tuple(pairs)
 
 

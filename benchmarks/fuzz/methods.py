@@ -11,13 +11,18 @@ from google.protobuf.message_factory import GetMessageClass
 from grpc_health.v1 import health_pb2
 from grpc_reflection.v1alpha import reflection_pb2
 
+from inferflux.common.service_key import SERVICE
+from inferflux.gateway.http.routes import ADMIN
+from inferflux.gateway.rules import rules as gateway_rules
+from inferflux.policy.rules import RULES as POLICY_RULES
 from inferflux.v1 import admin_pb2, cluster_pb2, inference_pb2, model_pb2, policy_pb2
 
 _OPEN = (health_pb2, reflection_pb2)
 _FILES = {
-    "gateway": (inference_pb2, model_pb2, cluster_pb2, admin_pb2, *_OPEN),
+    "gateway": (inference_pb2, model_pb2, cluster_pb2, admin_pb2, policy_pb2, *_OPEN),
     "policy": (policy_pb2, *_OPEN),
 }
+_RULES = {"gateway": gateway_rules(1000), "policy": POLICY_RULES}
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +38,21 @@ class Method:
     path: str
     kind: str
     request: Callable[[], Message]
+
+    @property
+    def name(self) -> str:
+        return self.path.rpartition("/")[2]
+
+    @property
+    def is_audited(self) -> bool:
+        """Whether each call has an audit line: those of services have none, nor have those of strangers."""
+        rule = _RULES[self.server].get(self.path)
+        return rule is not None and rule.scope not in ("", SERVICE)
+
+    @property
+    def is_over_http(self) -> bool:
+        """Whether administrators call it over HTTP too."""
+        return self.server == "gateway" and self.name in ADMIN
 
 
 def methods() -> list[Method]:
@@ -51,4 +71,6 @@ def _of(server: str, service: ServiceDescriptor) -> Iterator[Method]:
         asks = "stream" if method.client_streaming else "unary"
         answers = "stream" if method.server_streaming else "unary"
         path = f"/{service.full_name}/{method.name}"
+        if server == "gateway" and service.name == "PolicyService" and path not in _RULES[server]:
+            continue  # what services call, it does not pass on
         yield Method(server, path, f"{asks}_{answers}", GetMessageClass(method.input_type))

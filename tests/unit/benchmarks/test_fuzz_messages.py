@@ -6,8 +6,10 @@ import random
 
 from google.protobuf.message import DecodeError
 
+from benchmarks.fuzz.findings import Findings
 from benchmarks.fuzz.messages import Messages
 from benchmarks.fuzz.methods import methods
+from inferflux.gateway.http.routes import ADMIN
 
 
 def test_a_seed_draws_the_same_messages() -> None:
@@ -37,3 +39,19 @@ def test_every_method_of_both_servers_gets_messages_that_can_be_decoded_and_some
     assert {"/inferflux.v1.InferenceService/Chat", "/grpc.health.v1.Health/Check"} <= {
         method.path for method in methods()
     }
+
+
+def test_calls_of_administrators_are_audited_and_over_http() -> None:
+    found = {(method.server, method.name): method for method in methods()}
+    assert found["gateway", "CreateApiKey"].is_audited
+    assert found["gateway", "CreateApiKey"].is_over_http
+    assert not found["policy", "CreateApiKey"].is_over_http
+    assert not found["policy", "Admit"].is_audited
+    assert not found["gateway", "Check"].is_audited
+    assert ("gateway", "Admit") not in found
+    assert {method.name for method in methods() if method.is_over_http} == set(ADMIN)
+
+
+def test_a_call_that_was_answered_needs_an_audit_line() -> None:
+    findings = Findings(answered={"a": "x", "b": "y"})
+    assert findings.unaudited({"b", "c"}) == ["a: x"]
