@@ -19,6 +19,7 @@ async def call(running: Running, method: str, request: Any) -> Any:
 
 async def make_some(running: Running) -> None:
     for name in ("paged-b", "paged-a", "paged-c"):
+        await running.policy.create_key(running.admin, tenant=name)
         role = policy_pb2.Role(name=name, scopes=["models"])
         await call(running, "SetRole", policy_pb2.SetRoleRequest(role=role))
         await running.policy.limit(running.admin, f"tenant:{name}", requests_per_day=1)

@@ -81,12 +81,12 @@ async def admins(tmp_path: Path, start_policy: StartPolicy) -> AsyncIterator[tup
 
 async def fill(admin: Admin) -> str:
     """Something of each kind; returns the secret of a key that was rotated."""
-    await admin.set_role("support", "inference", models=["small*"], description="the help desk")
+    await admin.set_role("support", "inference", models=["demo*"], description="the help desk")
     await admin.policy.limit(admin.key, "tenant:acme", requests_per_minute=600)
     await admin.policy.limit(admin.key, "key:*", concurrent_requests=8)
     await admin.block("acme", "forbidden", "verboten")
     made = await admin.policy.create_key(
-        admin.key, roles=["support"], models=["small", "b*"], worker_pools=["gold"], max_priority=9
+        admin.key, roles=["support"], models=["demo", "b*"], worker_pools=["gold"], max_priority=9
     )
     rotate = policy_pb2.RotateApiKeyRequest(key_id=made.api_key.key_id)
     secret: str = (await admin.call("RotateApiKey", rotate)).secret
@@ -108,7 +108,7 @@ async def test_what_is_exported_is_imported_elsewhere(admins: tuple[Admin, Admin
     both["api_keys"] = [key for key in both["api_keys"] if key["secret_sha256"] in str(document)]
     assert both == of(document)
     admitted = await second.policy.admit(secret)
-    assert (admitted.tenant, list(admitted.models), admitted.max_priority) == ("acme", ["small", "b*"], 9)
+    assert (admitted.tenant, list(admitted.models), admitted.max_priority) == ("acme", ["demo", "b*"], 9)
     check = guardrails_pb2.CheckGuardrailsRequest(tenant="acme", text="it is verboten")
     assert (await second.call("CheckGuardrails", check)).HasField("finding")
 

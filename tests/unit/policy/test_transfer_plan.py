@@ -116,6 +116,18 @@ def test_changed_fields_are_told_by_the_documents_names() -> None:
     assert changes[-1].new == expected
 
 
+def test_a_role_that_is_gone_is_left_out_of_its_keys() -> None:
+    stored = state_of([Role("support", ("inference",))], [], [], [a_key(roles=("gone", "support"))])
+    document = to_document(stored, with_hashes=True, now_ms=NOW_MS)
+    assert document.api_keys[0].roles == ["support"]
+    assert planned(document, stored) == []
+    assert len(planned(document, PolicyState())) == 2
+    without = state_of([], [], [], [a_key(roles=("gone",), scopes=())])
+    document = to_document(without, with_hashes=True, now_ms=NOW_MS)
+    assert planned(document, without) == []
+    assert len(planned(document, PolicyState())) == 1
+
+
 def test_what_the_document_does_not_have_stays() -> None:
     assert planned(policy_pb2.PolicyDocument(format=1)) == []
 

@@ -17,6 +17,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mappin
 from contextlib import aclosing, asynccontextmanager, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, NoReturn, Protocol, Self, TypeVar
 
 import grpc
@@ -289,7 +290,11 @@ async def _receive(
     """The call's next message, or EOF: received in a place, measured and decoded."""
     async with receiving.place(_owner(context)):
         data: Any = await context.read()
-    return data if data is grpc.aio.EOF else wire.decode(data, parse, rule.max_body_bytes)
+    if data is grpc.aio.EOF:
+        return data
+    decode = partial(wire.decode, data, parse, rule.max_body_bytes, rule.max_fields)
+    is_slow = rule.max_fields > wire.MAX_FIELDS and len(data) > wire.SMALL_BYTES
+    return await asyncio.to_thread(decode) if is_slow else decode()
 
 
 async def _messages(

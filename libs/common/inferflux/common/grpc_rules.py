@@ -9,6 +9,8 @@ from google.protobuf.descriptor import ServiceDescriptor
 from grpc_health.v1 import health_pb2
 from grpc_reflection.v1alpha import reflection_pb2
 
+from .wire import MAX_FIELDS
+
 SMALL_BODY_BYTES = 64 << 10
 _OPEN_BODY_BYTES = 4 << 10
 
@@ -20,12 +22,15 @@ class MethodRule:
     Attributes:
         scope: the scope that the caller's key needs, or `SERVICE`; "" admits every caller.
         max_body_bytes: the largest message it decodes.
+        max_fields: of a message, those of messages in it too. Counting more of them than usual is left to a
+            thread.
         is_counted: it counts against request limits.
         is_open: strangers call it by design. Its calls and their messages have bounds of their own.
     """
 
     scope: str = ""
     max_body_bytes: int = SMALL_BODY_BYTES
+    max_fields: int = MAX_FIELDS
     is_counted: bool = False
     is_open: bool = False
 

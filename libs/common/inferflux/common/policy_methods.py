@@ -34,3 +34,11 @@ LARGER_BODIES: Mapping[str, int] = {
     "ImportPolicy": MAX_DOCUMENT_BYTES + (16 << 10),
 }
 """The largest messages of methods of administrators that take more than others."""
+
+MORE_FIELDS: Mapping[str, int] = {
+    # 25,000 blocked texts, and whether each is a word.
+    "SetGuardrails": 80_000,
+    # 10,000 keys, or several such sets.
+    "ImportPolicy": 400_000,
+}
+"""The most fields of messages of these methods, where they take more than others."""

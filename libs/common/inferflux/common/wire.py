@@ -28,7 +28,9 @@ _VARINT, _FIXED64, _BYTES, _GROUP_START, _GROUP_END, _FIXED32 = range(6)
 _MAX_DEPTH = 50
 
 
-def decode(data: bytes, parse: Callable[[bytes], Any] | None, max_bytes: int) -> Any:
+def decode(
+    data: bytes, parse: Callable[[bytes], Any] | None, max_bytes: int, max_fields: int = MAX_FIELDS
+) -> Any:
     """The message that `data` is; `data` itself when there is no `parse`.
 
     Args:
@@ -44,8 +46,8 @@ def decode(data: bytes, parse: Callable[[bytes], Any] | None, max_bytes: int) ->
     if parse is None:
         return data
     descriptor = getattr(getattr(parse, "__self__", None), "DESCRIPTOR", None)
-    if len(data) > SMALL_BYTES and descriptor is not None and has_more_fields(data, descriptor, MAX_FIELDS):
-        message = f"the request has more than {MAX_FIELDS} fields in its {len(data)} bytes"
+    if len(data) > SMALL_BYTES and descriptor is not None and has_more_fields(data, descriptor, max_fields):
+        message = f"the request has more than {max_fields} fields in its {len(data)} bytes"
         raise ResourceExhausted(message, reason="TOO_MANY_FIELDS", retry_delay_s=None)
     try:
         return parse(data)

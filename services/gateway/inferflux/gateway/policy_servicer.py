@@ -18,7 +18,14 @@ from google.protobuf.message_factory import GetMessageClass
 from inferflux.common import grpc_metadata
 from inferflux.common.grpc_interceptor import current_call
 from inferflux.common.grpc_rules import SMALL_BODY_BYTES, MethodRule
-from inferflux.common.policy_methods import ADMIN_METHODS, LARGER_BODIES, SERVICE_NAME, scope_of
+from inferflux.common.policy_methods import (
+    ADMIN_METHODS,
+    LARGER_BODIES,
+    MORE_FIELDS,
+    SERVICE_NAME,
+    scope_of,
+)
+from inferflux.common.wire import MAX_FIELDS
 
 from .admin_methods import AdminMethod
 from .admission import to_error
@@ -33,7 +40,9 @@ def rules() -> dict[str, MethodRule]:
     """A rule for each method that is passed on, by full name."""
     return {
         f"/{SERVICE_NAME}/{m.name}": MethodRule(
-            scope_of(m.name), max_body_bytes=LARGER_BODIES.get(m.name, SMALL_BODY_BYTES)
+            scope_of(m.name),
+            max_body_bytes=LARGER_BODIES.get(m.name, SMALL_BODY_BYTES),
+            max_fields=MORE_FIELDS.get(m.name, MAX_FIELDS),
         )
         for m in ADMIN_METHODS
     }

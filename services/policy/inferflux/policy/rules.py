@@ -9,10 +9,12 @@ from inferflux.common.policy_methods import (
     ADMIN_METHODS,
     FOR_SERVICES,
     LARGER_BODIES,
+    MORE_FIELDS,
     SERVICE_NAME,
     scope_of,
 )
 from inferflux.common.service_key import SERVICE
+from inferflux.common.wire import MAX_FIELDS
 
 MAX_BODY_BYTES = 16 << 10
 _LARGER_BODIES = {
@@ -38,7 +40,9 @@ RULES: Mapping[str, MethodRule] = {
     },
     **{
         f"/{SERVICE_NAME}/{method.name}": MethodRule(
-            scope_of(method.name), max_body_bytes=_LARGER_BODIES.get(method.name, MAX_BODY_BYTES)
+            scope_of(method.name),
+            max_body_bytes=_LARGER_BODIES.get(method.name, MAX_BODY_BYTES),
+            max_fields=MORE_FIELDS.get(method.name, MAX_FIELDS),
         )
         for method in ADMIN_METHODS
     },

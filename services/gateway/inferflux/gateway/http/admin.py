@@ -73,7 +73,7 @@ class _Events:
     are_named = False
 
     def failure(self, error: HttpError) -> Iterable[dict[str, Any]]:
-        return [error.body]
+        return [dict(error.body)]
 
 
 async def _json(message: Message) -> dict[str, Any]:

@@ -7,7 +7,6 @@ import re
 from typing import Any
 
 from google.protobuf import json_format
-from google.protobuf.descriptor import Descriptor
 from google.protobuf.message import Message
 
 from inferflux.common.errors import InvalidArgument
@@ -29,7 +28,7 @@ def parse_message(kind: type[Message], body: bytes) -> Message:
     Raises:
         InvalidArgument: it is none.
     """
-    message = kind()
+    message: Message = kind()
     if not body:
         return message
     try:
@@ -39,7 +38,7 @@ def parse_message(kind: type[Message], body: bytes) -> Message:
     if not isinstance(given, dict):
         raise InvalidArgument("the body is no JSON object", reason="INVALID_JSON")
     try:
-        _check_objects(kind.DESCRIPTOR, given, "")
+        _check_objects(message.DESCRIPTOR, given, "")
         json_format.ParseDict(given, message, max_recursion_depth=_MOST_DEPTH)
     except (json_format.ParseError, ValueError, RecursionError) as error:
         raise _refused(error) from None
@@ -53,8 +52,12 @@ def _members(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return members
 
 
-def _check_objects(message: Descriptor, given: dict[str, Any], path: str) -> None:
-    """Refuse what the parser takes for an empty message: an empty list, or a text without a character."""
+def _check_objects(message: Any, given: dict[str, Any], path: str) -> None:
+    """Refuse what the parser takes for an empty message: an empty list, or a text without a character.
+
+    Args:
+        message: its descriptor.
+    """
     for field in message.fields:
         inner = field.message_type
         if inner is None or inner.full_name.startswith(_OWN_JSON) or inner.GetOptions().map_entry:

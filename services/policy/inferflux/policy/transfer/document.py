@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, TypeVar
 
 from inferflux.common.errors import InvalidArgument
@@ -21,7 +21,7 @@ from inferflux.policy.limits.rules import RateLimit
 from inferflux.policy.role_admin import message_of as role_message
 from inferflux.policy.role_admin import parse_role
 from inferflux.policy.roles import Role, parse_role_names
-from inferflux.v1 import policy_pb2
+from inferflux.v1 import guardrails_pb2, policy_pb2
 
 if TYPE_CHECKING:
     from google.protobuf.timestamp_pb2 import Timestamp
@@ -119,7 +119,7 @@ def _parse_limit(message: policy_pb2.RateLimit, at: str) -> tuple[str, RateLimit
     return rule.subject, rule
 
 
-def _parse_guardrails(message: policy_pb2.guardrails__pb2.Guardrails, at: str) -> tuple[str, GuardrailSet]:
+def _parse_guardrails(message: guardrails_pb2.Guardrails, at: str) -> tuple[str, GuardrailSet]:
     name = parse_name(message.tenant, message.model, field=f"{at}.")
     rules = checked(message.rules, f"{at}.rules")
     return name.text, GuardrailSet(name, message.rules, message.version, rules)
@@ -130,8 +130,6 @@ def _parse_key(message: policy_pb2.StoredApiKey, at: str, *, now_ms: int) -> tup
     digest = message.secret_sha256
     if digest and _SHA256.fullmatch(digest) is None:
         raise InvalidArgument("a hash is 64 hex digits in lower case", field=f"{at}.secret_sha256")
-    if not message.scopes and not message.roles:
-        raise InvalidArgument("a key needs at least one scope or role", field=f"{at}.scopes")
     record = ApiKeyRecord(
         digest=digest,
         own_key_id="" if digest and keys.key_id_of(digest) == key_id else key_id,
@@ -197,10 +195,16 @@ def state_of(
     guardrails: Sequence[GuardrailSet],
     all_keys: Sequence[ApiKeyRecord],
 ) -> PolicyState:
-    """What is stored, in this order; without roles that every InferFlux has."""
+    """What is stored, in this order; without roles that every InferFlux has, and without a key's roles that
+    are gone: these give it nothing.
+    """
+    names = {role.name for role in roles}
     return PolicyState(
         roles={role.name: role for role in roles if not role.is_builtin},
         rate_limits={rule.subject: rule for rule in rate_limits},
         guardrails={each.name.text: each for each in guardrails},
-        keys={key.key_id: key for key in all_keys},
+        keys={
+            key.key_id: replace(key, roles=tuple(name for name in key.roles if name in names))
+            for key in all_keys
+        },
     )

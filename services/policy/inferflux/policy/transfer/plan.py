@@ -126,14 +126,13 @@ def _differing(old: Item, new: Item) -> Iterator[str]:
 
 def _version_in(wanted: PolicyState, change: Change) -> int:
     """The version that the document has of an item."""
-    of = {
+    of: Mapping[str, Mapping[str, Item]] = {
         "role": wanted.roles,
         "rate_limit": wanted.rate_limits,
         "guardrails": wanted.guardrails,
         "api_key": wanted.keys,
-    }[change.kind]
-    items: Mapping[str, Item] = of
-    return items[change.name].version
+    }
+    return of[change.kind][change.name].version
 
 
 def _check_keys(wanted: PolicyState, stored: PolicyState) -> None:
@@ -149,6 +148,9 @@ def _check_keys(wanted: PolicyState, stored: PolicyState) -> None:
         for j, name in enumerate(key.roles):
             if name not in roles:
                 raise InvalidArgument(f"there is no role {name}", field=f"{at}.roles[{j}]")
+        # A key whose only role is gone has none, and can be exported so.
+        if old is not None and (old.scopes or old.roles) and not (key.scopes or key.roles):
+            raise InvalidArgument("a key needs at least one scope or role", field=f"{at}.scopes")
         if old is not None and old.tenant != key.tenant:
             raise InvalidArgument(f"{key_id} is of the tenant {old.tenant}", field=f"{at}.tenant")
         if old is None and not key.digest:
