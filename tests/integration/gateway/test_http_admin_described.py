@@ -52,6 +52,8 @@ def plain(key_id: str) -> dict[str, dict[str, Any]]:
         "SetGuardrails": {"guardrails": {"tenant": "described", "rules": rules}},
         "DeleteGuardrails": {"tenant": "described-2"},
         "CheckGuardrails": {"tenant": "described", "text": "is this forbidden?"},
+        "ExportPolicy": {},
+        "ImportPolicy": {"document": {"format": 1}},
     }
 
 
