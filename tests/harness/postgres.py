@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pwd
 import shutil
@@ -17,6 +18,8 @@ from inferflux.common.servers import free_port
 
 _PACKAGED = "/usr/lib/postgresql/*/bin"
 _START_S = 60.0
+# The user without rights, as Linux numbers it.
+_NO_ONE = 65534
 
 
 class Postgres:
@@ -90,9 +93,11 @@ def _binaries() -> Path:
 
 
 def _other_user() -> pwd.struct_passwd:
-    for name in ("postgres", "daemon"):
-        try:
-            return pwd.getpwnam(name)
-        except KeyError:
-            continue
-    pytest.skip("PostgreSQL does not run as root, and there is no user `postgres` or `daemon`")
+    with contextlib.suppress(KeyError):
+        return pwd.getpwnam("postgres")
+    try:
+        return pwd.getpwuid(_NO_ONE)
+    except KeyError:
+        pytest.skip(
+            "PostgreSQL does not run as root, and there is no user `postgres` and none without rights"
+        )
