@@ -451,6 +451,36 @@ async def test_an_issuer_that_never_answers_holds_up_no_call_for_long(
         assert time.monotonic() - started < 4.5
 
 
+async def test_tokens_of_an_issuer_that_never_answers_keep_no_places_from_other_calls(
+    start_policy: StartPolicy, policy_valkey: ServerProcess
+) -> None:
+    """Each of them waiting for a second, one after the other, would take longer than this limit."""
+    async with scripted(RSA) as issuer:
+        issuer.is_silent = True
+        policy = await start_policy(policy_valkey.url, **issuers_variables(fields_of(issuer)))
+        started = time.monotonic()
+        for _ in range(20):
+            await unavailable(policy, good(issuer))
+        assert time.monotonic() - started < 10
+
+
+async def test_a_new_key_of_an_issuer_that_is_slow_is_unavailable_and_not_wrong(
+    start_policy: StartPolicy, policy_valkey: ServerProcess
+) -> None:
+    async with scripted(RSA) as issuer:
+        variables = issuers_variables(fields_of(issuer)) | {"INFERFLUX_POLICY_OIDC_KEYS_RETRY_S": "0.1"}
+        policy = await start_policy(policy_valkey.url, **variables)
+        await policy.admit(good(issuer))
+        issuer.is_silent = True
+
+        async def is_unavailable() -> bool:
+            error = await refusal(policy.admit(good(issuer, EC)))
+            return error.code() is grpc.StatusCode.UNAVAILABLE
+
+        await until(is_unavailable)
+        await policy.admit(good(issuer))
+
+
 async def test_keys_that_are_too_old_hold_no_longer(
     start_policy: StartPolicy, policy_valkey: ServerProcess
 ) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from typing import Any
 
 from inferflux.common import logs
@@ -18,7 +17,8 @@ from .key_cache import KeyCache, KeyTimes
 from .key_set import KeySet, VerifyingKey, parse_key_set
 
 MAX_DOCUMENT_BYTES = 512 << 10
-# The longest that a call waits for an issuer: at gateways, its place is kept from other calls.
+# Calls wait for an issuer in the first second after it was asked, and no longer: at gateways, they keep their
+# places from other calls.
 _WAIT_S = 1.0
 
 log = logs.get()
@@ -80,41 +80,45 @@ class IssuerKeys:
         self._clock = clock
         self._background = Background()
         self._asking: asyncio.Task[None] | None = None
+        self._asked_s = 0.0
         self._was_away = False
 
     async def find(self, kid: str, algorithm: str) -> VerifyingKey | None:
         """The issuer's key; None if it has none of this id and algorithm.
 
         Raises:
-            Unavailable: the issuer does not answer, and none of its keys are known.
+            Unavailable: the issuer does not answer, and none of its keys are known or it may have a new one.
         """
         key = self._cache.find(kid, algorithm, self._clock())
         may_ask = self._is_asking() or self._cache.may_ask(self._clock())
         if key is None and may_ask:
-            with suppress(TimeoutError):
-                async with asyncio.timeout(_WAIT_S):
-                    await self.refresh()
+            asking = self._ask_once()
+            await asyncio.wait([asking], timeout=max(0.0, self._asked_s + _WAIT_S - self._clock()))
             key = self._cache.find(kid, algorithm, self._clock())
-        if key is None and not self._cache.has_keys(self._clock()):
+        if key is None and (self._is_asking() or not self._cache.has_keys(self._clock())):
             message = "the issuer of this token does not answer"
             raise Unavailable(message, reason="ISSUER_UNAVAILABLE")
         return key
 
     async def refresh(self) -> None:
         """Ask the issuer, once for all that wait. The keys of before stay where it does not answer."""
-        if self._asking is None or not self._is_asking():
-            self._asking = self._background.start(self._ask())
-        # A caller that leaves does not end the question of the others.
-        await asyncio.wait([self._asking])
+        await asyncio.wait([self._ask_once()])
 
     async def close(self) -> None:
         await self._background.close()
+
+    def _ask_once(self) -> asyncio.Task[None]:
+        """The question that is open, or a new one. A caller that leaves does not end it for the others."""
+        if self._asking is None or self._asking.done():
+            self._asked_s = self._clock()
+            self._asking = self._background.start(self._ask())
+        return self._asking
 
     def _is_asking(self) -> bool:
         return self._asking is not None and not self._asking.done()
 
     async def _ask(self) -> None:
-        self._cache.asked(self._clock())
+        self._cache.asked(self._asked_s)
         try:
             keys = await ask_for_keys(self._http, self.issuer)
         except Unavailable as error:

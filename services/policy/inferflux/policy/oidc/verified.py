@@ -24,7 +24,7 @@ class Verified:
 
 
 class VerifiedTokens:
-    """Remembers tokens by their hashes: checking a signature costs more than all else of a call.
+    """Remembers tokens by their hashes: checking a signature costs more than checking claims.
 
     Args:
         most: tokens that are remembered; those that were used last stay.
