@@ -90,7 +90,14 @@ async def test_a_request_is_asked_about_with_its_method_and_then_with_its_model_
     await backend.finish(job, n=1)
     await stream.rest()
     (admitted,), (reserved,) = decided.opa.of_step("admit"), decided.opa.of_step("reserve")
-    who = {"tenant": "decided", "key_id": decided.key_id, "scopes": ["inference", "models"], "roles": []}
+    who = {
+        "tenant": "decided",
+        "key_id": decided.key_id,
+        "scopes": ["inference", "models"],
+        "roles": [],
+        "issuer": "",
+        "subject": "",
+    }
     method = "InferenceService/Generate"
     assert admitted == {"step": "admit", "method": method, "scope": "inference", **who}
     assert reserved == {

@@ -14,6 +14,8 @@ from typing import Any
 import grpc
 import pytest
 from harness.audit import lines_in
+from harness.issuers import issuers_variables, scripted
+from harness.oidc_keys import SigningKey
 from harness.opa import Answer, OpaServer, by_rules, response, saying, serving
 from harness.policy import PolicyProcess, bearer, refusal, until
 
@@ -134,6 +136,8 @@ async def test_opa_is_told_who_calls_what_and_then_what_the_request_asks_for(
         "key_id": world.key_id,
         "scopes": ["inference", "models"],
         "roles": [],
+        "issuer": "",
+        "subject": "",
     }
     amounts = {"model": "small", "priority": 3, "prompt_tokens": 10, "max_tokens": 20}
     assert opa.inputs == [
@@ -210,6 +214,28 @@ async def test_administration_is_asked_about_too(start: StartWorld, opa: OpaServ
     )
     await world.policy.list_keys(world.admin)
     assert (opa.inputs[-1]["method"], opa.inputs[-1]["scope"]) == ("PolicyService/ListApiKeys", "policy:read")
+
+
+async def test_a_caller_with_a_token_is_known_by_its_issuer_and_subject(
+    start: StartWorld, opa: OpaServer, tmp_path: Path
+) -> None:
+    forbid = '@id("not-mallory") forbid(principal, action, resource) when { principal.subject == "mallory" };'
+    async with scripted(SigningKey.rsa()) as issuer:
+        fields = {
+            "issuer": issuer.issuer,
+            "audiences": ["inferflux"],
+            "tenant_claim": "org",
+            "scopes_claim": "scope",
+        }
+        both = {**with_cedar(tmp_path, ALL, forbid), **with_opa(opa, "builtin,cedar,opa")}
+        world = await start(**(issuers_variables(fields) | both))
+        token = issuer.token(sub="alice", org="acme", scope="inference models")
+        admitted = await world.policy.admit(token)
+        await world.reserve(tenant="acme", key_id=admitted.key_id, facts=admitted.facts)
+        who = {(each["issuer"], each["subject"], each["key_id"]) for each in opa.inputs[-1:]}
+        assert who == {(issuer.issuer, "alice", admitted.key_id)}
+        refused = world.policy.admit(issuer.token(sub="mallory", org="acme", scope="inference models"))
+        assert said(await refusal(refused))[2] == "cedar: forbidden by not-mallory"
 
 
 async def test_strangers_are_refused_before_any_backend_is_asked(start: StartWorld, opa: OpaServer) -> None:

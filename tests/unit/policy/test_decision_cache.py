@@ -49,6 +49,8 @@ def test_facts_that_differ_in_anything_have_other_keys() -> None:
         call(key_id="key_" + "1" * 16),
         call(scopes=("inference",)),
         call(roles=()),
+        call(issuer="https://a"),
+        call(subject="a"),
         call(method="InferenceService/Resume"),
         call(scope="models"),
         reservation(),

@@ -264,6 +264,8 @@ async def test_a_request_that_was_admitted_without_backends_is_refused(world: Wo
         ({"scopes": ["s" * 65]}, "facts.scopes[0]"),
         ({"roles": ["r"] * 33}, "facts.roles"),
         ({"roles": ["r", "r" * 65]}, "facts.roles[1]"),
+        ({"issuer": "i" * 20_000}, "facts.issuer"),
+        ({"subject": "s" * 20_000}, "facts.subject"),
     ],
 )
 async def test_facts_that_are_wrong_are_refused_by_name(

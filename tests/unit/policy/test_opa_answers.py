@@ -17,6 +17,8 @@ def test_a_calls_input_says_who_calls_what() -> None:
         "key_id": "key_" + "0" * 16,
         "scopes": ("inference", "models"),
         "roles": ("support",),
+        "issuer": "",
+        "subject": "",
         "scope": "inference",
     }
 

@@ -77,7 +77,12 @@ class DecisionFacts(_message.Message):
     METHOD_FIELD_NUMBER: _builtins.int
     SCOPES_FIELD_NUMBER: _builtins.int
     ROLES_FIELD_NUMBER: _builtins.int
+    ISSUER_FIELD_NUMBER: _builtins.int
+    SUBJECT_FIELD_NUMBER: _builtins.int
     method: _builtins.str
+    issuer: _builtins.str
+    """Of a caller with a token, as in AdmitResponse."""
+    subject: _builtins.str
     @_builtins.property
     def scopes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     @_builtins.property
@@ -88,10 +93,12 @@ class DecisionFacts(_message.Message):
         method: _builtins.str = ...,
         scopes: _abc.Iterable[_builtins.str] | None = ...,
         roles: _abc.Iterable[_builtins.str] | None = ...,
+        issuer: _builtins.str = ...,
+        subject: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["method", b"method", "roles", b"roles", "scopes", b"scopes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["issuer", b"issuer", "method", b"method", "roles", b"roles", "scopes", b"scopes", "subject", b"subject"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

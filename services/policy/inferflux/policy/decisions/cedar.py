@@ -94,7 +94,13 @@ def _uid(kind: str, name: str) -> dict[str, str]:
 def _entities_of(facts: Facts, action: str) -> Sequence[Mapping[str, Any]]:
     caller = {
         "uid": _uid("Caller", facts.key_id),
-        "attrs": {"tenant": facts.tenant, "scopes": facts.scopes, "roles": facts.roles},
+        "attrs": {
+            "tenant": facts.tenant,
+            "scopes": facts.scopes,
+            "roles": facts.roles,
+            "issuer": facts.issuer,
+            "subject": facts.subject,
+        },
         "parents": [_uid("Tenant", facts.tenant), *(_uid("Role", role) for role in facts.roles)],
     }
     groups = [_uid("Action", facts.scope)] if facts.scope else []

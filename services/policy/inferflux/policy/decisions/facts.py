@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 _MAX_METHOD_BYTES = 128
 _MAX_NAME_BYTES = 64
+# Of an issuer or a subject: tokens as a whole are bounded.
+_MAX_CLAIM_BYTES = 16 << 10
 
 
 class Step(StrEnum):
@@ -39,6 +41,8 @@ class Facts:
         scope: that the method needs; "" in `reserve`.
         scopes: those that the caller has, sorted.
         roles: of the caller, sorted.
+        issuer: of the caller's token; "" for one with an API key.
+        subject: of the caller's token, as its issuer names it; "" as before.
         model: "" where it is not known, as in `admit`. So are the next three: 0 there.
         priority: that the request gets.
         prompt_tokens: of the prompt.
@@ -52,6 +56,8 @@ class Facts:
     key_id: str
     scopes: tuple[str, ...]
     roles: tuple[str, ...]
+    issuer: str = ""
+    subject: str = ""
     scope: str = ""
     model: str = ""
     priority: int = 0
@@ -108,6 +114,8 @@ def facts_of_call(holder: Holder, ask: Ask, method: str) -> Facts:
         key_id=holder.key_id,
         scopes=_sorted(holder.access.scopes),
         roles=_sorted(holder.key.roles),
+        issuer=holder.identity.get("issuer", ""),
+        subject=holder.identity.get("subject", ""),
         scope=ask.scope.value,
         model=ask.model,
     )
@@ -123,6 +131,8 @@ def facts_of_reservation(request: policy_pb2.ReserveRequest) -> Facts:
     parse_method(given.method, field="facts.method")
     _check_names(given.scopes, len(Scope), "facts.scopes")
     _check_names(given.roles, MAX_ROLES_OF_A_KEY, "facts.roles")
+    check_text(given.issuer, _MAX_CLAIM_BYTES, "facts.issuer")
+    check_text(given.subject, _MAX_CLAIM_BYTES, "facts.subject")
     return Facts(
         step=Step.RESERVE,
         method=given.method,
@@ -130,6 +140,8 @@ def facts_of_reservation(request: policy_pb2.ReserveRequest) -> Facts:
         key_id=request.key_id,
         scopes=_sorted(given.scopes),
         roles=_sorted(given.roles),
+        issuer=given.issuer,
+        subject=given.subject,
         model=request.model,
         priority=request.priority,
         prompt_tokens=request.prompt_tokens,
@@ -139,7 +151,13 @@ def facts_of_reservation(request: policy_pb2.ReserveRequest) -> Facts:
 
 def to_message(facts: Facts) -> policy_pb2.DecisionFacts:
     """What a gateway is to say again when it reserves."""
-    return policy_pb2.DecisionFacts(method=facts.method, scopes=facts.scopes, roles=facts.roles)
+    return policy_pb2.DecisionFacts(
+        method=facts.method,
+        scopes=facts.scopes,
+        roles=facts.roles,
+        issuer=facts.issuer,
+        subject=facts.subject,
+    )
 
 
 def parse_method(method: str, *, field: str = "method") -> str:

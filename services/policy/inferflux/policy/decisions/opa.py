@@ -29,6 +29,8 @@ def input_of(facts: Facts) -> dict[str, Any]:
         "key_id": facts.key_id,
         "scopes": facts.scopes,
         "roles": facts.roles,
+        "issuer": facts.issuer,
+        "subject": facts.subject,
     }
     if facts.step is Step.ADMIT:
         return about | {"scope": facts.scope}
