@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import pytest
 
@@ -33,6 +34,12 @@ async def table(place: Place) -> AsyncIterator[Table]:
 
 
 tables = pytest.mark.parametrize("place", ["redis", "sqlite", "postgres"], indirect=True)
+
+
+@pytest.mark.parametrize("place", ["sqlite"], indirect=True)
+async def test_a_database_in_a_file_is_its_owners_alone(table: Table, place: Place) -> None:
+    assert await table.write({A: "1"}, expected=0, revision=START)
+    assert Path(place.variables[SQL_URL].removeprefix("sqlite:///")).stat().st_mode & 0o777 == 0o600
 
 
 @tables

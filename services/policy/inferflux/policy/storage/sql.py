@@ -7,7 +7,9 @@ inferflux_policy_revision   the revision of all of it, in one row
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
+import os
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
@@ -175,6 +177,8 @@ def _engine(url: str, timeout_s: float) -> AsyncEngine:
         is_sqlite = parsed.get_backend_name() == "sqlite"
         if is_sqlite and (parsed.database or ":memory:") == ":memory:":
             raise _bad_url("it names no file")
+        if is_sqlite:
+            _make_private(parsed.database or "")
         return create_async_engine(
             parsed,
             connect_args={"timeout": timeout_s} if is_sqlite else {},
@@ -189,6 +193,12 @@ def _engine(url: str, timeout_s: float) -> AsyncEngine:
         raise _bad_url(str(error)) from None
     except ValueError:
         raise _bad_url("it is no URL of SQLAlchemy") from None
+
+
+def _make_private(path: str) -> None:
+    """Let a new database be its owner's alone: SQLite would let every user of the machine read it."""
+    with contextlib.suppress(OSError):  # it is there, or cannot be made, which connecting tells
+        os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
 
 
 def _bad_url(why: str) -> InvalidArgument:
