@@ -19,6 +19,7 @@ class Answer:
     Attributes:
         sent_at: when the request was sent.
         resumes: how often its stream was lost and went on.
+        asks_for_drafts: whether the request says where drafts come from.
     """
 
     sent_at: float
@@ -28,6 +29,7 @@ class Answer:
     resumes: int = 0
     finished: tokens_pb2.Finished | None = None
     calls: list[inference_pb2.ToolCall] = field(default_factory=list)
+    asks_for_drafts: bool = False
     # What the text of the next chunk is, where that is told: of chats with tools, and of models that reason.
     _delta: inference_pb2.ChatDelta | None = None
     _first_at: float | None = None
@@ -146,6 +148,8 @@ class Answer:
             parts.append(f"{cached:,} of {of:,} prompt tokens cached{where}")
         if self.drafted:
             parts.append(f"{self.accepted:,} of {self.drafted:,} drafted tokens accepted")
+        elif self.asks_for_drafts:
+            parts.append("nothing drafted")
         if self.resumes:
             parts.append("resumed" if self.resumes == 1 else f"resumed {self.resumes} times")
         parts += [part for part in (self.finish_reason, self.request_id) if part]

@@ -259,7 +259,11 @@ def complete(
 
     async def run(client: Client) -> None:
         name = model or await client.only_model()
-        answer = Answer(sent_at=asyncio.get_running_loop().time(), request_id=request_id)
+        answer = Answer(
+            sent_at=asyncio.get_running_loop().time(),
+            request_id=request_id,
+            asks_for_drafts=generation.asks_for_drafts,
+        )
         chunks = client.generate(
             prompt,
             model=name,

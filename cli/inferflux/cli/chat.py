@@ -63,7 +63,9 @@ async def one_shot(
 ) -> None:
     """Ask once and print the answer."""
     model = model or await client.only_model()
-    answer = Answer(sent_at=time.monotonic(), request_id=request_id)
+    answer = Answer(
+        sent_at=time.monotonic(), request_id=request_id, asks_for_drafts=generation.asks_for_drafts
+    )
     chunks = client.chat(
         Conversation(system).ask([user_message(text)]),
         model=model,
@@ -156,7 +158,7 @@ class ChatSession:
 
         Returns None after an error.
         """
-        answer = Answer(sent_at=time.monotonic())
+        answer = Answer(sent_at=time.monotonic(), asks_for_drafts=self._generation.asks_for_drafts)
         chunks = self._client.chat(
             self._conversation.ask(turns),
             model=self._model,

@@ -27,6 +27,10 @@ class Generation:
     # What other flags say wins.
     sampling: generation_pb2.SamplingParams | None = None
 
+    @property
+    def asks_for_drafts(self) -> bool:
+        return self.speculation not in (None, "off")
+
     def params(self) -> generation_pb2.GenerationParams:
         sampling = generation_pb2.SamplingParams()
         if self.sampling is not None:

@@ -73,6 +73,25 @@ def test_the_summary_says_how_much_of_the_prompt_was_cached() -> None:
     assert "cached" not in answer.summary()
 
 
+def test_the_summary_says_that_nothing_was_drafted_where_drafts_were_asked_for() -> None:
+    for asks in (True, False):
+        answer = Answer(sent_at=0.0, asks_for_drafts=asks)
+        answer.take(finished_chunk(), 1.0)
+        assert ("nothing drafted" in answer.summary()) is asks
+
+
+def test_an_answer_that_is_not_whole_says_why() -> None:
+    for reason, why in (
+        (generation_pb2.FINISH_REASON_STOP, ""),
+        (generation_pb2.FINISH_REASON_LENGTH, "--max-tokens"),
+        (generation_pb2.FINISH_REASON_CONTENT_FILTER, "guardrails"),
+    ):
+        answer = Answer(sent_at=0.0)
+        answer.take(tokens_pb2.TokenChunk(finished=tokens_pb2.Finished(reason=reason)), 1.0)
+        assert why in answer.cut
+        assert bool(answer.cut) is bool(why)
+
+
 def test_the_summary_says_how_many_drafted_tokens_were_accepted() -> None:
     answer = Answer(sent_at=0.0)
     answer.take(finished_chunk(), 1.0)
