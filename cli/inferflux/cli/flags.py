@@ -26,7 +26,7 @@ class GenerationFlags:
     """Of commands that have an answer computed."""
 
     max_tokens: Annotated[
-        int | None, typer.Option(min=1, max=_INT32, help="At most this many new tokens.")
+        int | None, typer.Option(min=0, max=_INT32, help="At most this many new tokens.")
     ] = None
     temperature: Annotated[float | None, typer.Option(help="0 always takes the likeliest token.")] = None
     top_p: Annotated[
