@@ -45,9 +45,12 @@ class Method:
 
     @property
     def is_audited(self) -> bool:
-        """Whether each call has an audit line: those of services have none, nor have those of strangers."""
+        """Whether each call has an audit line of its own id.
+
+        Calls of services and of strangers have none. That of Resume has the id of the request it resumes.
+        """
         rule = _RULES[self.server].get(self.path)
-        return rule is not None and rule.scope not in ("", SERVICE)
+        return rule is not None and rule.scope not in ("", SERVICE) and self.name != "Resume"
 
     @property
     def is_over_http(self) -> bool:
