@@ -153,13 +153,16 @@ def rotate(
     overlap: Annotated[
         str, typer.Option(metavar="DURATION", help="How long the key of now stays valid too.")
     ] = "24h",
+    version: Annotated[int, typer.Option(min=0, help="Only if it still has this version.")] = 0,
     as_json: AsJson = False,
     endpoint: Endpoint = "",
     api_key: ApiKey = "",
     state_dir: StateDirectory = None,
 ) -> None:
     """Give a key a new secret, and show it, this once."""
-    request = policy_pb2.RotateApiKeyRequest(key_id=key_id, overlap_s=seconds_of(overlap, "--overlap"))
+    request = policy_pb2.RotateApiKeyRequest(
+        key_id=key_id, overlap_s=seconds_of(overlap, "--overlap"), version=version
+    )
 
     async def run(client: Client) -> None:
         _show_secret(await client.policy("RotateApiKey", request), as_json=as_json)

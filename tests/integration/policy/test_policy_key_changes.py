@@ -327,3 +327,12 @@ async def test_a_key_of_an_earlier_version_goes_on_working(running: Running) -> 
     rotated = await rotate(running, key_id, overlap_s=60)
     for each in (secret, rotated.secret):
         assert (await running.policy.admit(each)).key_id == key_id
+
+
+async def test_a_rotation_names_the_version_it_was_made_from(running: Running) -> None:
+    made = await running.policy.create_key(running.admin)
+    stub, metadata = running.policy.stranger, bearer(running.admin)
+    first = policy_pb2.RotateApiKeyRequest(key_id=made.api_key.key_id, version=1)
+    assert (await stub.RotateApiKey(first, metadata=metadata, timeout=10)).api_key.version == 2
+    again = stub.RotateApiKey(first, metadata=metadata, timeout=10)
+    assert await reason_of(again) == "VERSION_MISMATCH"

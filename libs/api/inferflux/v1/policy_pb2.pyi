@@ -823,18 +823,22 @@ class RotateApiKeyRequest(_message.Message):
 
     KEY_ID_FIELD_NUMBER: _builtins.int
     OVERLAP_S_FIELD_NUMBER: _builtins.int
+    VERSION_FIELD_NUMBER: _builtins.int
     key_id: _builtins.str
     overlap_s: _builtins.int
     """How long the secret of now stays valid, in seconds; 0: not at all."""
+    version: _builtins.int
+    """Where it is set, the change is refused unless the key has this version."""
     def __init__(
         self,
         *,
         key_id: _builtins.str = ...,
         overlap_s: _builtins.int = ...,
+        version: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["key_id", b"key_id", "overlap_s", b"overlap_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["key_id", b"key_id", "overlap_s", b"overlap_s", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -140,7 +140,7 @@ class KeyAdmin:
         """
         key_id = keys.parse_key_id(request.key_id)
         check_range(request.overlap_s, 0, MAX_OVERLAP_S, "overlap_s")
-        old = await self._found(key_id)
+        old = await self._found(key_id, version=request.version)
         access = await self._access(old)
         self.check(actor, old, access)
         secret = keys.generate()
