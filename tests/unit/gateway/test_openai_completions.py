@@ -54,6 +54,21 @@ def test_a_prompt_of_another_shape_is_refused(prompt: object) -> None:
     assert caught.value.field.startswith("prompt")
 
 
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"prompt": ["a"] * 100_000},
+        {"prompt": [[1]] * 65, "n": 2},
+        {"prompt": ["a", "b"], "stop": ["x" * 70_000]},
+        {"prompt": ["a", "b"], "structured_outputs": {"regex": "a" * 70_000}},
+    ],
+)
+def test_prompts_are_refused_that_would_each_take_a_copy_of_much(fields: dict[str, Any]) -> None:
+    with pytest.raises(InvalidArgument) as caught:
+        requests(**fields)
+    assert caught.value.field
+
+
 def test_an_answer_has_sixteen_tokens_where_nothing_is_said() -> None:
     assert requests()[0].params.max_tokens == 16
     assert requests(max_tokens=3)[0].params.max_tokens == 3

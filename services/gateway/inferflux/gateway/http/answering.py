@@ -18,6 +18,7 @@ from .choices import Chunks, OnSubmit, chunks_of
 from .endpoint import Request
 from .errors import in_words_of
 from .openai.answers import Json
+from .openai.choice_count import check_choices
 from .openai.params import of_choice
 from .sse import HOLD_S, Events, EventStream
 
@@ -25,8 +26,6 @@ if TYPE_CHECKING:
     from inferflux.gateway.generation import Generation
 
 _MAX_ID = 64
-# Of a call: OpenAI's bound of `n`.
-MAX_CHOICES = 128
 
 GenerationRequest = inference_pb2.ChatRequest | inference_pb2.GenerateRequest
 
@@ -120,9 +119,9 @@ class Answering:
         Raises:
             InvalidArgument: there are too many.
         """
-        if len(asked.prompts) * asked.n > MAX_CHOICES:
-            message = f"{len(asked.prompts)} prompts, {asked.n} choices each; at most {MAX_CHOICES} in all"
-            raise InvalidArgument(message, field="n")
+        check_choices(prompts=len(asked.prompts), n=asked.n)
+        # An id without room for the last number is refused before the first choice runs.
+        of_choice_context(context, len(asked.prompts) * asked.n - 1, first=0)
 
         def opener(index: int) -> AbstractAsyncContextManager[Generation]:
             prompt, choice = divmod(index, asked.n)

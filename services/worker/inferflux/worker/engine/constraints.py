@@ -69,12 +69,12 @@ class CompiledConstraint:
 
     Args:
         compiling: gives what is compiled, and a matcher that has seen what was generated before.
-        limit_s: when the compiler is given up, by the monotonic clock.
     """
 
-    def __init__(self, compiling: Future[tuple[Compiled, LLMatcher]], *, limit_s: float) -> None:
+    def __init__(self, compiling: Future[tuple[Compiled, LLMatcher]]) -> None:
         self._compiling = compiling
-        self._limit_s = limit_s
+        # When it was first seen to be compiled, by the monotonic clock: others may have been before it.
+        self._since_s: float | None = None
         self._compiled: Compiled | None = None
         self._matcher: LLMatcher | None = None
         # Tokens that were looked beyond; whether nothing can follow them.
@@ -93,11 +93,12 @@ class CompiledConstraint:
                 self._compiled, self._matcher = self._compiling.result()
             except ConstraintError as error:
                 self.error = str(error)
-        elif now_s >= self._limit_s:
-            self._compiling.cancel()
-            self.error = f"compiling it took longer than {COMPILE_LIMIT_S:g} s"
-        else:
+            return True
+        if self._since_s is None and self._compiling.running():
+            self._since_s = now_s
+        if self._since_s is None or now_s - self._since_s < COMPILE_LIMIT_S:
             return False
+        self.error = f"compiling it took longer than {COMPILE_LIMIT_S:g} s"
         return True
 
     @property
@@ -171,11 +172,10 @@ class Constraints:
             self.why_not = str(error)
 
     def begin(
-        self, constraint: generation_pb2.StructuredConstraint, generated: Sequence[int], *, now_s: float
+        self, constraint: generation_pb2.StructuredConstraint, generated: Sequence[int]
     ) -> CompiledConstraint:
-        """Start compiling for a sequence that has generated these tokens before."""
-        compiling = self._pool.submit(self._prepare, constraint, list(generated))
-        return CompiledConstraint(compiling, limit_s=now_s + COMPILE_LIMIT_S)
+        """Have it compiled for a sequence that has generated these tokens before, after those that wait."""
+        return CompiledConstraint(self._pool.submit(self._prepare, constraint, list(generated)))
 
     def close(self) -> None:
         self._pool.shutdown(wait=False, cancel_futures=True)

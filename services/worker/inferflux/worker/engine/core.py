@@ -196,10 +196,7 @@ class Engine:
         if self._constraints is None:
             self._fail(sequence, _INTERNAL, "CONSTRAINT_UNSUPPORTED", "this engine cannot constrain answers")
             return
-        now_s = self._clock.monotonic_s()
-        constraint = self._constraints.begin(
-            request.params.constraint, request.generated_token_ids, now_s=now_s
-        )
+        constraint = self._constraints.begin(request.params.constraint, request.generated_token_ids)
         sequence.constraint = constraint
         self._compiling.append((sequence, constraint))
 

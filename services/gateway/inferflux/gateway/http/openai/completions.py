@@ -21,10 +21,13 @@ from .answers import (
     spoken_logprobs,
 )
 from .bodies import CompletionBody
+from .choice_count import check_choices
 from .params import priority_of, to_params
 
 # OpenAI's, where the body says nothing.
 DEFAULT_MAX_TOKENS = 16
+# Each prompt's request has a copy: the largest constraint, stop strings and biases fit well.
+MAX_SHARED_BYTES = 64 << 10
 
 
 def field_names(body: CompletionBody) -> Mapping[str, str]:
@@ -42,6 +45,8 @@ def to_requests(body: CompletionBody) -> list[inference_pb2.GenerateRequest]:
     prompts = _prompts(body.prompt)
     if not prompts:
         raise InvalidArgument("prompt is empty", field="prompt")
+    # Before any request is made of them: a body may name a hundred thousand.
+    check_choices(prompts=len(prompts), n=body.n or 1)
     params = to_params(
         body,
         max_tokens=DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens,
@@ -53,6 +58,9 @@ def to_requests(body: CompletionBody) -> list[inference_pb2.GenerateRequest]:
         priority=priority_of(body),
         skip_answer_cache=bool(body.skip_answer_cache),
     )
+    if len(prompts) > 1 and common.ByteSize() > MAX_SHARED_BYTES:
+        message = f"what several prompts share has at most {MAX_SHARED_BYTES} bytes"
+        raise InvalidArgument(message, field="prompt")
     return [_with_prompt(common, prompt) for prompt in prompts]
 
 
