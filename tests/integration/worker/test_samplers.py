@@ -74,6 +74,10 @@ def run(backend: Backend, *items: worker_pb2.BatchItem) -> dict[str, list[int]]:
         tiers=Tiers.off(),
         has_prefix_cache=False,
     )
+    for item in items:
+        # A request waits for its breakers: what it is computed beside would be a matter of luck.
+        if (breakers := engine._breakers.of(item.request.params.sampling)) is not None:
+            breakers.result()
     for slot, item in enumerate(items):
         item.slot = slot
         engine.start(item)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
@@ -15,6 +16,7 @@ from .table import LARGE, Changes, Edits, Row, Table
 MAX_AGE_S = 0.25
 # A change that others came before with is decided anew, at most so often.
 _ATTEMPTS = 20
+_MOST_PAUSE_S = 0.05
 
 _Result = TypeVar("_Result")
 
@@ -71,7 +73,9 @@ class View:
                 this returns. What it raises leaves everything as it is.
         """
         async with self._changing:
-            for _ in range(_ATTEMPTS):
+            for attempt in range(_ATTEMPTS):
+                if attempt:  # two that try in step would lose in turn
+                    await asyncio.sleep(random.uniform(0, _MOST_PAUSE_S))  # noqa: S311
                 await self.read()
                 expected = self._revision
                 revision = max(self._now_ms(), expected + 1)

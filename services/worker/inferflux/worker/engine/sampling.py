@@ -244,11 +244,12 @@ def _nucleus(probabilities: Logits, p: float) -> int:
 
 def _nucleus_of_all(logits: Logits, p: float) -> Ids:
     """Top-p without top-k: widen a sorted head until it holds enough, instead of sorting everything."""
-    total = float(np.exp(logits - logits.max()).sum(dtype=np.float64))
+    below = logits.astype(np.float64) - logits.max()
+    total = float(np.exp(below).sum())
     k = 256
     while True:
         ids = top_ids(logits, k)
-        probabilities = np.exp(logits[ids] - logits[ids[0]]) / total
+        probabilities = np.exp(below[ids]) / total
         kept = _nucleus(probabilities, p)
         if kept <= ids.shape[0] or ids.shape[0] == logits.shape[0]:
             return ids[:kept]
