@@ -14,4 +14,4 @@ def check_choices(*, prompts: int, n: int) -> None:
     """
     if prompts * n > MAX_CHOICES:
         message = f"{prompts} prompts, {n} choices each; at most {MAX_CHOICES} in all"
-        raise InvalidArgument(message, field="n" if prompts == 1 else "prompt")
+        raise InvalidArgument(message, field="n" if n > 1 else "prompt")
