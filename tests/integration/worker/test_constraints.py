@@ -191,7 +191,7 @@ def test_tokens_without_a_choice_take_no_steps_of_their_own(
 def test_looking_ahead_leaves_a_constraint_as_it_was(backend: Backend) -> None:
     """Also beyond its end, and beyond a token that cannot come."""
     constraints = Constraints(backend.vocab)
-    one = constraints.begin(FORCED["choice"], [], now_s=time.monotonic())
+    one = constraints.begin(FORCED["choice"], [])
     while not one.settle(time.monotonic()):
         time.sleep(0.001)
     mask, again = (np.zeros(-(-backend.vocab.size // 32), np.int32) for _ in range(2))
