@@ -15,8 +15,8 @@ from .table import LARGE, Changes, Edits, Row, Table
 # What other processes have changed is seen after this time, and the time of one read.
 MAX_AGE_S = 0.25
 # A change that others came before with is decided anew, at most so often.
-_ATTEMPTS = 20
-_MOST_PAUSE_S = 0.05
+_ATTEMPTS = 100
+_MOST_PAUSE_S = 0.02
 
 _Result = TypeVar("_Result")
 
