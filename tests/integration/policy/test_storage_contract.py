@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import replace
 from typing import Any
 
 import pytest
 from harness.policy import until
 
-from inferflux.common.errors import Aborted, NotFound
+from inferflux.common.errors import Aborted, NotFound, Unavailable
 from inferflux.policy import keys
 from inferflux.policy.guardrails.store import Index, Name, Rules, Summary
 from inferflux.policy.key_admin import page_of
@@ -111,13 +112,24 @@ async def test_of_many_who_change_one_version_one_succeeds(two: tuple[Opened, Op
     assert sorted(await asyncio.gather(*changes)) == [False] * 9 + [True]
 
 
+async def written(write: Callable[[], Awaitable[Any]]) -> Any:
+    """What a write returns; a store that others change all the time refuses it, and leaves nothing."""
+    async with asyncio.timeout(20):
+        while True:
+            try:
+                return await write()
+            except Unavailable:
+                await asyncio.sleep(0.01)
+
+
 async def test_two_writers_lose_nothing_of_each_other(two: tuple[Opened, Opened]) -> None:
     made = [record_of(f"w{i}", created_unix_ms=i) for i in range(20)]
 
     async def write(each: Opened, records: list[ApiKeyRecord]) -> None:
         for record in records:
-            await each.storage.keys.add(record)
-            assert await each.storage.rate_limits.set_rule(RateLimit("tenant:acme", {"tokens_per_day": 1}))
+            await written(functools.partial(each.storage.keys.add, record))
+            rule = RateLimit("tenant:acme", {"tokens_per_day": 1})
+            assert await written(functools.partial(each.storage.rate_limits.set_rule, rule))
 
     await asyncio.gather(write(two[0], made[::2]), write(two[1], made[1::2]))
     for each in two:
