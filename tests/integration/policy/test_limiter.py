@@ -358,6 +358,6 @@ async def test_a_request_is_reserved_where_a_limit_may_look_at_it(
         for rule in rules:
             await rules_in(client).set_rule(rule)
         assert (await limiter.admit([TENANT])).has_to_reserve is expected
-        # Who has all limits at hand need not guess.
+        # A caller that has all limits at hand need not guess.
         given = limiter_of(client, Clock(), rules=rules_in(client))
         assert (await given.admit([TENANT])).has_to_reserve is (expected and len(rules) < 65)

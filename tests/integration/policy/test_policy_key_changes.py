@@ -248,7 +248,8 @@ async def test_roles_are_made_used_changed_and_deleted(running: Running) -> None
     stale = policy.SetRole(policy_pb2.SetRoleRequest(role=role), metadata=admin, timeout=10)
     assert await reason_of(stale) == "VERSION_MISMATCH"
     listed = (await policy.ListRoles(policy_pb2.ListRolesRequest(), metadata=admin, timeout=10)).roles
-    assert "reader" in [r.name for r in listed if not r.is_builtin]
+    found = [(r.version, r.is_builtin, list(r.scopes)) for r in listed if r.name == "reader"]
+    assert found == [(2, False, ["inference"])]
     await policy.DeleteRole(policy_pb2.DeleteRoleRequest(name="reader"), metadata=admin, timeout=10)
     assert await reason_of(running.policy.admit(made.secret)) == "MISSING_SCOPE"
     again = policy.DeleteRole(policy_pb2.DeleteRoleRequest(name="reader"), metadata=admin, timeout=10)

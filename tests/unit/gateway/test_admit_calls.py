@@ -1,4 +1,4 @@
-"""Calls that are admitted together: who is asked about with whom, and who gets which answer."""
+"""Calls that are admitted together: which go in one question, and which answer each gets."""
 
 from __future__ import annotations
 

@@ -115,7 +115,7 @@ def check_may_manage(actor: Access, *others: Access) -> None:
 
 def check_may_give_priority(actor: Access, *, own: int, given: int) -> None:
     """Raises:
-    PermissionDenied: the ceiling that is given is above that of who gives it, who is no administrator.
+    PermissionDenied: the ceiling that is given is above the giver's own. Administrators may give any.
     """
     if Scope.ADMIN not in actor.scopes and given > own:
         raise _beyond_own(f"has max_priority {own}, and this is {given}")
@@ -123,7 +123,7 @@ def check_may_give_priority(actor: Access, *, own: int, given: int) -> None:
 
 def check_may_give_pools(actor: Access, *, own: Collection[str], given: Collection[str]) -> None:
     """Raises:
-    PermissionDenied: workers of other pools are given than those of who gives them, who is no administrator.
+    PermissionDenied: a pool is given that the giver may not use. Administrators may give any.
     """
     if Scope.ADMIN not in actor.scopes and own and not (given and set(given) <= set(own)):
         raise _beyond_own(f"may only use the worker pools {', '.join(own)}")

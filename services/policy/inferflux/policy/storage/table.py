@@ -19,7 +19,7 @@ LARGE = frozenset({RULES})
 """Kinds of rows that may be large, and are read by name alone."""
 
 REMEMBERED_MS = 3_600_000
-"""A table remembers which rows were removed for as long; who has not looked since reads all of it."""
+"""A table remembers for as long which rows were removed. A process that looks later reads all of it."""
 
 
 class Row(NamedTuple):
