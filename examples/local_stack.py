@@ -23,6 +23,12 @@ def setting(variable: str) -> str:
     if not file.exists():
         sys.exit(f"set {variable}, or start InferFlux on this machine with `make up`")
     stack = json.loads(file.read_text())
-    if stack.get("tls_ca"):  # a stack that speaks TLS: the client reads this variable
-        os.environ.setdefault("INFERFLUX_TLS_CA", stack["tls_ca"])
+    if stack.get("tls_ca"):  # a stack that speaks TLS: the clients of gateway and NATS read these variables
+        folder = Path(stack["tls_ca"]).parent
+        for name, of in (
+            ("CA", stack["tls_ca"]),
+            ("CERT", folder / "client.pem"),
+            ("KEY", folder / "client.key"),
+        ):
+            os.environ.setdefault(f"INFERFLUX_TLS_{name}", str(of))
     return str(stack[_FIELDS[variable]])

@@ -13,6 +13,8 @@ from google.protobuf.message import EncodeError, Message
 _INTEGERS = (0, 1, 2, 3, 99, 256, 1000, 10_000_000, 2**31 - 1, 2**32 - 1, 2**62, 2**63 - 1, 2**64 - 1, -1)
 _FLOATS = (0.0, -1.0, 2.0, 1e-38, 1e308, float("nan"), float("inf"), float("-inf"))
 _TEXTS = ("", " ", "a b", "a.b", ">", "*", "\x00", "é" * 40, "x" * 65, "x" * 70_000, "$JS.API.STREAM.DELETE")
+# Of all texts of a list: a message has to fit into one of NATS.
+_MOST_CHARACTERS = 1 << 20
 _DEEPEST = 4
 
 
@@ -79,7 +81,10 @@ def _spoil(rng: Random, message: Any, depth: int) -> None:
         value = _odd_value(rng, field)
         try:
             if field.is_repeated:
-                getattr(message, field.name).extend([value] * rng.choice([1, 2, 3000]))
+                n = rng.choice([1, 2, 3000])
+                if isinstance(value, str):
+                    n = max(1, min(n, _MOST_CHARACTERS // max(len(value), 1)))
+                getattr(message, field.name).extend([value] * n)
             else:
                 setattr(message, field.name, value)
         except (ValueError, TypeError):

@@ -144,7 +144,7 @@ class PolicyProcess:
         )
 
     def log_lines(self) -> list[dict[str, Any]]:
-        return [json.loads(line) for line in self.log_path.read_text().splitlines()]
+        return [json.loads(line) for line in self.log_path.read_text().splitlines() if line.startswith("{")]
 
     async def admit(
         self, credential: str, scope: str = "inference", *, is_counted: bool = False

@@ -59,8 +59,8 @@ class SimWorker(ContractWorker):
     """A worker in the test's world. Its engine makes a step, of a token for every sequence, when the test
     wants it."""
 
-    def __init__(self, world: World, worker_id: str, number: int, size: Size) -> None:
-        super().__init__(worker_id, f"i{number}", MODEL, size, started_at=number)
+    def __init__(self, world: World, worker_id: str, number: int, size: Size, model: str = MODEL) -> None:
+        super().__init__(worker_id, f"i{number}", model, size, started_at=number)
         self.world = world
         self.batches: list[worker_pb2.RequestBatch] = []
         self.pool = ""
@@ -200,11 +200,13 @@ class World:
 
     # The world's doings
 
-    def add_worker(self, worker_id: str, *, slots: int = 2, kv_cells: int = 32) -> SimWorker:
+    def add_worker(
+        self, worker_id: str, *, slots: int = 2, kv_cells: int = 32, model: str = MODEL
+    ) -> SimWorker:
         """Start a worker, or start it anew."""
         self._incarnations += 1
         size = Size(slots, 2 * slots, kv_cells, CONTEXT, swap_cells=1_000_000)
-        worker = SimWorker(self, worker_id, self._incarnations, size)
+        worker = SimWorker(self, worker_id, self._incarnations, size, model)
         self.workers[worker_id] = worker
         worker.beat()
         return worker

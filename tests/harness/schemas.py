@@ -332,6 +332,10 @@ def refused() -> dict[str, tuple[Schema | str, str]]:
         for name, value in keywords.items()
     }
     found |= {
+        f"tiny {name}": ({"type": "number", name: 5e-324}, name)
+        for name in ("exclusiveMaximum", "exclusiveMinimum", "minimum", "maximum", "multipleOf")
+    }
+    found |= {
         f"format {f}": ({"type": "string", "format": f}, f) for f in ("regex", "idn-email", "iri", "foo")
     }
     found |= {

@@ -5,8 +5,8 @@ from __future__ import annotations
 from inferflux.common import subjects
 from inferflux.common.bus import Bus, Message
 from inferflux.common.bus.serving import Subscription
-from inferflux.common.errors import InferFluxError, InvalidArgument, NotFound
-from inferflux.v1 import scheduler_pb2
+from inferflux.common.errors import Aborted, InferFluxError, InvalidArgument, NotFound
+from inferflux.v1 import model_pb2, scheduler_pb2
 
 
 class ScriptedAdmin:
@@ -17,7 +17,7 @@ class ScriptedAdmin:
         self._served: Subscription | None = None
         self.requests: list[scheduler_pb2.SchedulerAdminRequest] = []
         self.worker_id = "worker-1"
-        self.fairness = scheduler_pb2.Fairness(high_priority_threshold=5)
+        self.fairness = scheduler_pb2.Fairness(high_priority_threshold=5, version=1)
         self.progress = scheduler_pb2.DrainProgress(state=scheduler_pb2.WORKER_STATE_READY)
         self.cleared = scheduler_pb2.ClearedWorker()
         # Answers with this instead, once set.
@@ -53,7 +53,9 @@ class ScriptedAdmin:
             reply = self._answer(request)
         except InferFluxError as error:
             field = error.field if isinstance(error, InvalidArgument) else ""
-            refused = scheduler_pb2.AdminRefusal(code=error.code, field=field, message=error.message)
+            refused = scheduler_pb2.AdminRefusal(
+                code=error.code, field=field, message=error.message, reason=error.reason
+            )
             reply = scheduler_pb2.SchedulerAdminReply(refused=refused)
         await message.respond(reply.SerializeToString())
 
@@ -62,11 +64,17 @@ class ScriptedAdmin:
             raise self.error
         if request.HasField("set_fairness"):
             change = request.set_fairness
+            if change.version not in (0, self.fairness.version):
+                raise Aborted("the fairness settings were changed meanwhile", reason="VERSION_MISMATCH")
             for field, value in change.ListFields():
-                if field.name != "reset":
+                if field.name not in ("reset", "version"):
                     setattr(self.fairness, field.name, value)
+            self.fairness.version += 1
         if request.HasField("get_fairness") or request.HasField("set_fairness"):
             return scheduler_pb2.SchedulerAdminReply(fairness=self.fairness)
+        if name := request.load_model.name or request.unload_model.name:
+            card = model_pb2.ModelCard(name=name)
+            return scheduler_pb2.SchedulerAdminReply(model=model_pb2.Model(card=card))
         worker_id = request.drain.worker_id or request.get_drain.worker_id or request.clear_cache.worker_id
         if worker_id != self.worker_id:
             raise NotFound(f"there is no worker {worker_id}")

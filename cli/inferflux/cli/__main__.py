@@ -20,14 +20,14 @@ def _run() -> None:
     from inferflux.common.errors import InferFluxError
 
     from .app import app
-    from .errors import CommandError
+    from .errors import CommandError, in_words
 
     try:
         app()
     except CommandError as error:
         sys.exit(f"inferctl: {error}")
     except InferFluxError as error:
-        sys.exit(f"inferctl: {error.message}")
+        sys.exit(f"inferctl: {in_words(error)}")
     except BrokenPipeError:
         # The reader of our output is gone; what is still buffered has nowhere to go.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -66,6 +66,7 @@ def fairness(
     reset: Annotated[
         bool, typer.Option("--reset", help="Back to the scheduler's environment first.")
     ] = False,
+    version: Annotated[int, typer.Option(min=0, help="Only if they still have this version.")] = 0,
     as_json: AsJson = False,
     endpoint: Endpoint = "",
     api_key: ApiKey = "",
@@ -77,6 +78,7 @@ def fairness(
         high_priority_threshold=high_priority,
         max_timeslice_tokens=timeslice,
         reset=reset,
+        version=version,
     )
 
     async def run(client: Client) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import sys
 from dataclasses import replace
@@ -23,16 +22,15 @@ from .command import (
     AsJson,
     Endpoint,
     StateDirectory,
-    as_dict,
     make_console,
     print_json,
     state_path,
     with_client,
 )
-from .errors import CommandError
 from .flags import GenerationFlags, with_flag_groups
+from .models import models
 from .stream import show
-from .tables import cache_view, models_table, status_view
+from .tables import cache_view, status_view
 from .tools import tools_of
 
 _WATCH_INTERVAL_S = 1.0
@@ -46,6 +44,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.add_typer(admin, name="admin")
+app.add_typer(models, name="models")
 
 
 @app.callback()
@@ -115,6 +114,15 @@ def up(
         typer.Option("--tls", help="Encrypt connections, with certificates made for this stack."),
     ] = False,
     state_dir: StateDirectory = None,
+    config: Annotated[
+        Path | None,
+        typer.Option(
+            "--config",
+            "-c",
+            metavar="FILE",
+            help="YAML: further models that the workers know. Else $INFERFLUX_CONFIG.",
+        ),
+    ] = None,
     verbose: Verbose = False,
 ) -> None:
     """Serve a model on this machine until Ctrl-C."""
@@ -137,6 +145,7 @@ def up(
         threads=threads,
         divides_cores=THREADS not in os.environ,
         kv_cells=kv_cells,
+        env={} if config is None else {"INFERFLUX_CONFIG": str(config.expanduser().absolute())},
         drain_limit_s=drain_limit,
         has_disk_tier=DISK_PATH not in os.environ,
         has_tls=tls,
@@ -281,24 +290,6 @@ def complete(
 
 # The same under the name that OpenAI's API has for it.
 app.command("completion", help="The same as `complete`.")(complete)
-
-
-@app.command()
-def models(
-    endpoint: Endpoint = "", api_key: ApiKey = "", as_json: AsJson = False, state_dir: StateDirectory = None
-) -> None:
-    """List the models that are served."""
-
-    async def run(client: Client) -> None:
-        served = await client.models()
-        if as_json:
-            sys.stdout.write(json.dumps([as_dict(model) for model in served], indent=2) + "\n")
-        elif served:
-            make_console().print(models_table(served))
-        else:
-            raise CommandError("no model is served at present")
-
-    with_client(run, endpoint, api_key, state_dir)
 
 
 @app.command()

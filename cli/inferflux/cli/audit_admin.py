@@ -8,6 +8,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -63,7 +64,10 @@ def verify_command(
     paths: Paths = None,
     key_file: KeyFiles = None,
     head: Annotated[
-        str, typer.Option(metavar="SEQ:HASH", help="A line that was noted elsewhere, and has to be there.")
+        str,
+        typer.Option(
+            metavar="SEQ:HASH", help="A line of the one chain that PATH has; it was noted elsewhere."
+        ),
     ] = "",
     as_json: AsJson = False,
     state_dir: StateDirectory = None,
@@ -73,7 +77,9 @@ def verify_command(
     given = paths or [state_path(state_dir) / "audit"]
     chains = _chains(given)
     keys = _keys(key_file, given)
-    found = {name: _check(files, keys, noted or _anchor(files, keys)) for name, files in chains.items()}
+    if noted is not None and len(chains) > 1:
+        raise CommandError(f"--head is of one chain, and there are {len(chains)}: name {' or '.join(chains)}")
+    found = {name: _check(files, keys, noted) for name, files in chains.items()}
     if as_json:
         sys.stdout.write(json.dumps({name: _as_dict(each) for name, each in found.items()}, indent=2) + "\n")
     else:
@@ -186,7 +192,17 @@ def _anchor(files: Sequence[Path], keys: Sequence[AuditKeys]) -> Head | None:
     raise CommandError(f"{path}: {why}")
 
 
-def _check(files: Sequence[Path], keys: Sequence[AuditKeys], anchor: Head | None) -> Verdict:
+def _check(files: Sequence[Path], keys: Sequence[AuditKeys], noted: Head | None) -> Verdict:
+    """What holds against the `head` file, and then against a head that was noted elsewhere."""
+    found = _verify(files, keys, _anchor(files, keys))
+    if noted is None or found.problem is not None:
+        return found
+    beside = _verify(files, keys, noted)
+    is_anchored = found.is_anchored or noted.seq >= found.head.seq
+    return beside if beside.problem is not None else replace(found, is_anchored=is_anchored)
+
+
+def _verify(files: Sequence[Path], keys: Sequence[AuditKeys], anchor: Head | None) -> Verdict:
     return verify(((str(path), _lines(path)) for path in files), [key.chain for key in keys], anchor)
 
 
@@ -239,7 +255,12 @@ def _print(line: dict[str, Any], *, as_json: bool) -> None:
     if as_json:
         sys.stdout.write(json.dumps(line) + "\n")
     else:
-        named = [str(line[name]) for name in _COLUMNS if line.get(name)]
+        named = [_visible(str(line[name])) for name in _COLUMNS if line.get(name)]
         tokens = [f"{line[name]} {name}" for name in ("prompt_tokens", "completion_tokens") if line.get(name)]
         sys.stdout.write("  ".join(named + tokens) + "\n")
     sys.stdout.flush()
+
+
+def _visible(text: str) -> str:
+    """A text without what a terminal would obey: a tenant names a model as it likes."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)

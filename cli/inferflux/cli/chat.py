@@ -20,6 +20,7 @@ from inferflux.v1 import inference_pb2
 from .answer import Answer
 from .client import Client
 from .command import on_ctrl_c
+from .errors import in_words
 from .generation import Generation, assistant_message, system_message, tool_message, user_message
 from .stream import show, stream_text
 
@@ -178,7 +179,7 @@ class ChatSession:
                 self._say("cancelled")
                 answer.calls.clear()
             except InferFluxError as error:
-                self._console.print(f"[red]{escape(error.message)}[/]")
+                self._console.print(f"[red]{escape(in_words(error))}[/]")
                 return None
         if answer.cut:
             self._say(answer.cut)

@@ -35,6 +35,8 @@ from .target import Target
 _Reply = TypeVar("_Reply")
 OnDelta = Callable[[inference_pb2.ChatDelta], None]
 _UNARY_LIMIT_S = 10.0
+# A file is read and tried before it is loaded.
+_LOAD_LIMIT_S = 90.0
 # Items of a list that are asked for at a time.
 _PAGE = 500
 
@@ -142,19 +144,29 @@ class Client:
         reply = await self._call(self._models.ListModels, model_pb2.ListModelsRequest())
         return list(reply.models)
 
+    async def load_model(self, request: model_pb2.LoadModelRequest) -> model_pb2.Model:
+        """Have a model loaded; returns it as it is when that has begun."""
+        reply = await self._call(self._models.LoadModel, request, timeout_s=_LOAD_LIMIT_S)
+        return reply.model
+
+    async def unload_model(self, request: model_pb2.UnloadModelRequest) -> model_pb2.Model:
+        """Have a model unloaded; returns it as it is when that has begun."""
+        reply = await self._call(self._models.UnloadModel, request)
+        return reply.model
+
     async def only_model(self) -> str:
-        """The name of the model that is served, the first one where there are several.
+        """The name of the default model, else of one that is served, else of one that can be loaded.
 
         Raises:
             CommandError: none is served, or this key may not know.
         """
         try:
-            served = [model.card.name for model in await self.models() if model.workers]
+            known = await self.models()
         except PermissionDenied as error:
             raise CommandError(f"{error.message}: name the model with --model") from None
-        if not served:
+        if not known:
             raise CommandError(f"{self._endpoint} serves no model at present")
-        return served[0]
+        return max(known, key=lambda model: (model.is_default, model.is_pinned, model.workers > 0)).card.name
 
     async def status(self) -> cluster_pb2.GetStatusResponse:
         """Services, workers, slots and queue."""

@@ -21,13 +21,20 @@ from .client import Client
 from .state_dir import StateDir, default_path
 from .target import Target, resolve
 
-_PIPE_WIDTH = 160
+# Programs that read a table line by line get each row in one.
+_PIPE_WIDTH = 10_000
 
 Endpoint = Annotated[
     str,
     typer.Option("--endpoint", help="Gateway, host:port. Else $INFERFLUX_ENDPOINT, else the local stack."),
 ]
-ApiKey = Annotated[str, typer.Option("--api-key", help="Else $INFERFLUX_API_KEY, else the local stack's.")]
+ApiKey = Annotated[
+    str,
+    typer.Option(
+        "--api-key",
+        help="Others on this machine see a command line: better $INFERFLUX_API_KEY. Else the local stack's.",
+    ),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 StateDirectory = Annotated[
     Path | None,

@@ -2,6 +2,22 @@
 
 from __future__ import annotations
 
+from inferflux.common.errors import InferFluxError, InvalidArgument, ResourceExhausted
+from inferflux.common.grpc_metadata import GUARDRAIL
+from inferflux.common.rate_limits import duration
+
 
 class CommandError(Exception):
     """Ends a command: its message goes to stderr as it is, and the exit status is 1."""
+
+
+def in_words(error: InferFluxError) -> str:
+    """An error in a line: its message, and what that leaves out of field, rule and time of a next try."""
+    said = [error.message]
+    if isinstance(error, InvalidArgument) and error.field and error.field not in error.message:
+        said.append(f" ({error.field})")
+    if rule := error.headers.get(GUARDRAIL):
+        said.append(f" ({rule})")
+    if isinstance(error, ResourceExhausted) and (error.retry_delay_s or 0) >= 1:
+        said.append(f"; try again in {duration(round(1000 * (error.retry_delay_s or 0)))}")
+    return "".join(said)

@@ -37,7 +37,20 @@ class GenerationFlags:
         typer.Option(
             "--sampling",
             metavar="NAME=VALUE",
-            help="Set a parameter of sampling by its API name: top_k, min_p, dry_multiplier and so on.",
+            help="Set a parameter of sampling by its API name: top_k, min_p, dry_multiplier, "
+            "logit_bias=ID:BIAS,... and so on.",
+        ),
+    ] = None
+    stop: Annotated[
+        list[str] | None, typer.Option("--stop", help="The answer ends before this, or another --stop.")
+    ] = None
+    stop_token_id: Annotated[
+        list[int] | None,
+        typer.Option(
+            "--stop-token-id",
+            min=0,
+            max=_INT32,
+            help="The answer ends after this token id, or another --stop-token-id.",
         ),
     ] = None
     seed: Annotated[
@@ -102,6 +115,8 @@ class GenerationFlags:
             top_p=self.top_p,
             sampling=sampling_of(self.sampling or []),
             seed=self.seed,
+            stop=self.stop or (),
+            stop_token_ids=self.stop_token_id or (),
             priority=self.priority,
             ignores_eos=self.ignore_eos,
             resume_window_s=self.resume_window,

@@ -24,6 +24,8 @@ class Generation:
     constraint: generation_pb2.StructuredConstraint | None = None
     speculation: str | None = None
     tools: Sequence[inference_pb2.Tool] = ()
+    stop: Sequence[str] = ()
+    stop_token_ids: Sequence[int] = ()
     # What other flags say wins.
     sampling: generation_pb2.SamplingParams | None = None
 
@@ -40,6 +42,8 @@ class Generation:
         return generation_pb2.GenerationParams(
             sampling=sampling,
             max_tokens=self.max_tokens,
+            stop=self.stop,
+            stop_token_ids=self.stop_token_ids,
             ignore_eos=self.ignores_eos,
             constraint=self.constraint,
             speculation=source_of(self.speculation),

@@ -11,6 +11,7 @@ from google.protobuf.field_mask_pb2 import FieldMask
 from google.protobuf.timestamp_pb2 import Timestamp
 
 from inferflux.common.priority import HIGHEST, LOWEST
+from inferflux.common.scopes import Scope
 from inferflux.v1 import policy_pb2
 
 from .client import Client
@@ -22,7 +23,8 @@ api_keys = typer.Typer(help="Who may call, and what for.", no_args_is_help=True)
 
 KeyId = Annotated[str, typer.Argument(metavar="KEY_ID", help="As `inferctl admin api-keys list` shows it.")]
 Scopes = Annotated[
-    list[str] | None, typer.Option("--scope", help="What for, such as inference; may be given several times.")
+    list[str] | None,
+    typer.Option("--scope", help=f"What for: {', '.join(each.value for each in Scope)}; several times."),
 ]
 Roles = Annotated[
     list[str] | None, typer.Option("--role", help="As `inferctl admin roles list` shows it; several times.")
@@ -40,6 +42,9 @@ MaxPriority = Annotated[
     typer.Option(min=LOWEST, max=HIGHEST, help="The most urgent priority of its requests."),
 ]
 Expires = Annotated[str, typer.Option("--expires", metavar="DURATION", help="Refused after that, e.g. 90d.")]
+Version = Annotated[int, typer.Option(min=0, help="Only if it still has this version.")]
+_CACHE_SCOPE = "Whose cached prefixes its requests share, beyond its tenant's."
+_SKIP_ANSWER_CACHE = "Its requests leave the answer cache aside."
 
 
 @api_keys.command("list")
@@ -69,18 +74,14 @@ def create(
     worker_pool: Pools = None,
     max_priority: MaxPriority = None,
     expires: Expires = "",
-    cache_scope: Annotated[
-        str, typer.Option(help="Whose cached prefixes its requests share, beyond its tenant's.")
-    ] = "",
-    skip_answer_cache: Annotated[
-        bool, typer.Option("--skip-answer-cache", help="Its requests leave the answer cache aside.")
-    ] = False,
+    cache_scope: Annotated[str, typer.Option(help=_CACHE_SCOPE)] = "",
+    skip_answer_cache: Annotated[bool, typer.Option("--skip-answer-cache", help=_SKIP_ANSWER_CACHE)] = False,
     as_json: AsJson = False,
     endpoint: Endpoint = "",
     api_key: ApiKey = "",
     state_dir: StateDirectory = None,
 ) -> None:
-    """Make a key and show it, this once."""
+    """Make a key and show it, this once. Without scopes and roles it has inference and models."""
     request = policy_pb2.CreateApiKeyRequest(
         tenant=tenant,
         name=name,
@@ -112,11 +113,15 @@ def update(
     expires: Annotated[
         str | None, typer.Option("--expires", metavar="DURATION", help="From now; never: it does not expire.")
     ] = None,
+    cache_scope: Annotated[str | None, typer.Option(help=_CACHE_SCOPE)] = None,
+    skip_answer_cache: Annotated[
+        bool | None, typer.Option("--skip-answer-cache/--use-answer-cache", help=_SKIP_ANSWER_CACHE)
+    ] = None,
     reset: Annotated[
         list[str] | None,
         typer.Option("--reset", metavar="FIELD", help="Back to its default, such as models; several times."),
     ] = None,
-    version: Annotated[int, typer.Option(min=0, help="Only if it still has this version.")] = 0,
+    version: Version = 0,
     as_json: AsJson = False,
     endpoint: Endpoint = "",
     api_key: ApiKey = "",
@@ -131,6 +136,8 @@ def update(
         "models": model,
         "worker_pools": worker_pool,
         "max_priority": max_priority,
+        "cache_scope": cache_scope,
+        "skip_answer_cache": skip_answer_cache,
         "expires_at": _in(expires) if expires and not never else None,
     }
     changed = {field: value for field, value in given.items() if value is not None}
@@ -151,9 +158,9 @@ def update(
 def rotate(
     key_id: KeyId,
     overlap: Annotated[
-        str, typer.Option(metavar="DURATION", help="How long the key of now stays valid too.")
+        str, typer.Option(metavar="DURATION", help="How long the key of now stays valid too; at most 90d.")
     ] = "24h",
-    version: Annotated[int, typer.Option(min=0, help="Only if it still has this version.")] = 0,
+    version: Version = 0,
     as_json: AsJson = False,
     endpoint: Endpoint = "",
     api_key: ApiKey = "",
@@ -172,12 +179,16 @@ def rotate(
 
 @api_keys.command()
 def revoke(
-    key_id: KeyId, endpoint: Endpoint = "", api_key: ApiKey = "", state_dir: StateDirectory = None
+    key_id: KeyId,
+    version: Version = 0,
+    endpoint: Endpoint = "",
+    api_key: ApiKey = "",
+    state_dir: StateDirectory = None,
 ) -> None:
     """Refuse a key from now on, everywhere."""
 
     async def run(client: Client) -> None:
-        await client.policy("RevokeApiKey", policy_pb2.RevokeApiKeyRequest(key_id=key_id))
+        await client.policy("RevokeApiKey", policy_pb2.RevokeApiKeyRequest(key_id=key_id, version=version))
         sys.stdout.write(f"{key_id} is refused from now on\n")
 
     with_client(run, endpoint, api_key, state_dir)

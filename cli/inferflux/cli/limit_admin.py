@@ -23,6 +23,7 @@ Subject = Annotated[
         help="key:KEY_ID, tenant:NAME or model:NAME; tenant:* is for each tenant without limits of its own.",
     ),
 ]
+Version = Annotated[int, typer.Option(min=0, help="Only if they still have this version.")]
 
 
 @rate_limit.command("list")
@@ -72,7 +73,7 @@ def set_limits(
     requests_per_day: Annotated[int, typer.Option(min=0, help="From midnight to midnight, UTC.")] = 0,
     tokens_per_day: Annotated[int, typer.Option(min=0, help="As above.")] = 0,
     concurrent: Annotated[int, typer.Option(min=0, help="Requests that run or wait at a time.")] = 0,
-    version: Annotated[int, typer.Option(min=0, help="Only if they still have this version.")] = 0,
+    version: Version = 0,
     as_json: AsJson = False,
     endpoint: Endpoint = "",
     api_key: ApiKey = "",
@@ -98,12 +99,18 @@ def set_limits(
 
 @rate_limit.command()
 def delete(
-    subject: Subject, endpoint: Endpoint = "", api_key: ApiKey = "", state_dir: StateDirectory = None
+    subject: Subject,
+    version: Version = 0,
+    endpoint: Endpoint = "",
+    api_key: ApiKey = "",
+    state_dir: StateDirectory = None,
 ) -> None:
     """Remove the limits of a subject: those of its kind hold, if there are any."""
 
     async def run(client: Client) -> None:
-        await client.policy("DeleteRateLimit", policy_pb2.DeleteRateLimitRequest(subject=subject))
+        await client.policy(
+            "DeleteRateLimit", policy_pb2.DeleteRateLimitRequest(subject=subject, version=version)
+        )
         sys.stdout.write(f"{subject} has no limits of its own any more\n")
 
     with_client(run, endpoint, api_key, state_dir)

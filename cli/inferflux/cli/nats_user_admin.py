@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
 import secrets
 import signal
@@ -15,7 +16,8 @@ from urllib.parse import urlsplit
 import typer
 
 from inferflux.common import nats_users
-from inferflux.common.subjects import is_safe_token
+from inferflux.common.errors import InvalidArgument
+from inferflux.common.tenants import parse_tenant
 from inferflux.common.tls import TlsFiles
 
 from .cert_files import files_of
@@ -36,8 +38,10 @@ def nats_user(
     state_dir: StateDirectory = None,
 ) -> None:
     """Make a user of NATS who reads one tenant's tokens; print the address with its password."""
-    if not is_safe_token(tenant):
-        raise typer.BadParameter("a tenant is 1-64 of A-Z a-z 0-9 _ -")
+    try:
+        parse_tenant(tenant)
+    except InvalidArgument as error:
+        raise typer.BadParameter(error.message) from None
     user = nats_users.observer(tenant)
     if config:
         password = secrets.token_urlsafe(24)
@@ -54,6 +58,8 @@ def nats_user(
         if tenant == FIRST_TENANT:
             raise CommandError(f"the user of the tenant {tenant} is part of every stack")
         with directory.changing_access():
+            if user.name not in directory.passwords("nats"):
+                raise CommandError(f"there is no user {user.name}")
             directory.forget_password("nats", user.name)
             _reload(directory, stack)
         sys.stdout.write(f"{user.name} may connect no more\n")
@@ -81,6 +87,8 @@ async def _until_accepted(url: str, tls_ca: str) -> None:
     import nats
     import nats.errors
 
+    # It warns of the way in which nats-py ends a connection over TLS.
+    logging.getLogger("asyncio").setLevel(logging.ERROR)
     options: dict[str, Any] = {"allow_reconnect": False, "connect_timeout": 2, "error_cb": _ignore}
     if tls_ca:
         options["tls"] = TlsFiles(*files_of(Path(tls_ca).parent, "client"), Path(tls_ca)).client_context()

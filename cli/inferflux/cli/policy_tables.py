@@ -21,9 +21,7 @@ _EVERY = "[dim]every[/]"
 
 def keys_table(keys: Sequence[policy_pb2.ApiKey]) -> Table:
     """A row per key."""
-    table = make_table(
-        "key", "tenant", "name", ">priority", "expires", "last used", ">version", "scopes, roles, models"
-    )
+    table = make_table("key", "tenant", "name", ">priority", "expires", "last used", ">version", "may")
     for key in keys:
         may = " ".join([*key.scopes, *(f"role:{role}" for role in key.roles)])
         models = f" on {', '.join(key.models)}" if key.models else ""

@@ -16,6 +16,7 @@ from .policy_tables import roles_table
 roles = typer.Typer(help="Named sets of scopes, for keys.", no_args_is_help=True)
 
 RoleName = Annotated[str, typer.Argument(metavar="ROLE", help="1-63 of a-z 0-9 _ -")]
+Version = Annotated[int, typer.Option(min=0, help="Only if it still has this version.")]
 
 
 @roles.command("list")
@@ -42,7 +43,7 @@ def set_role(
         ),
     ] = None,
     description: Annotated[str, typer.Option(help="What it is for.")] = "",
-    version: Annotated[int, typer.Option(min=0, help="Only if it still has this version.")] = 0,
+    version: Version = 0,
     as_json: AsJson = False,
     endpoint: Endpoint = "",
     api_key: ApiKey = "",
@@ -60,12 +61,16 @@ def set_role(
 
 @roles.command()
 def delete(
-    name: RoleName, endpoint: Endpoint = "", api_key: ApiKey = "", state_dir: StateDirectory = None
+    name: RoleName,
+    version: Version = 0,
+    endpoint: Endpoint = "",
+    api_key: ApiKey = "",
+    state_dir: StateDirectory = None,
 ) -> None:
     """Remove a role: keys that have it lose what it gave them."""
 
     async def run(client: Client) -> None:
-        await client.policy("DeleteRole", policy_pb2.DeleteRoleRequest(name=name))
+        await client.policy("DeleteRole", policy_pb2.DeleteRoleRequest(name=name, version=version))
         sys.stdout.write(f"there is no role {name} any more\n")
 
     with_client(run, endpoint, api_key, state_dir)

@@ -12,8 +12,9 @@ from inferflux.v1 import generation_pb2
 _FLAG = "--sampling"
 # Given by NAME=VALUE[,VALUE...], as texts.
 _BREAKERS = "dry_sequence_breakers"
-# A bias is of many tokens.
-_NAMES = [f.name for f in generation_pb2.SamplingParams.DESCRIPTOR.fields if f.name != "logit_bias"]
+# Given by NAME=ID:BIAS[,ID:BIAS...].
+_BIASES = "logit_bias"
+_NAMES = [f.name for f in generation_pb2.SamplingParams.DESCRIPTOR.fields]
 _ESCAPES = {"\\n": "\n", "\\t": "\t"}
 
 
@@ -21,6 +22,7 @@ def sampling_of(given: Sequence[str]) -> generation_pb2.SamplingParams:
     """The fields that `given` sets, each as NAME=VALUE.
 
     Breakers are separated by commas; `\\n` and `\\t` are a line's end and a tab, and nothing stands for none.
+    Biases are `ID:BIAS`, separated by commas.
 
     Raises:
         typer.BadParameter: there is no such field, or it takes no such value.
@@ -30,11 +32,24 @@ def sampling_of(given: Sequence[str]) -> generation_pb2.SamplingParams:
         name, separator, value = one.partition("=")
         if not separator or name not in _NAMES:
             raise typer.BadParameter(f"{_FLAG} {one[:64]}: give NAME=VALUE, of {', '.join(_NAMES)}")
-        fields[name] = {"texts": _texts(value)} if name == _BREAKERS else value
+        if name == _BREAKERS:
+            fields[name] = {"texts": _texts(value)}
+        else:
+            fields[name] = _biases(value) if name == _BIASES else value
     try:
         return json_format.ParseDict(fields, generation_pb2.SamplingParams())
     except json_format.ParseError as error:
         raise typer.BadParameter(f"{_FLAG}: {error}") from None
+
+
+def _biases(value: str) -> dict[str, str]:
+    biases: dict[str, str] = {}
+    for one in value.split(","):
+        token, separator, bias = one.partition(":")
+        if not (separator and token and bias):
+            raise typer.BadParameter(f"{_FLAG} {_BIASES}: give ID:BIAS[,ID:BIAS...], not {one[:64]!r}")
+        biases[token] = bias
+    return biases
 
 
 def _texts(value: str) -> list[str]:

@@ -11,6 +11,8 @@ from rich.table import Table
 from inferflux.common.prefixes.sharing import sharing_name
 from inferflux.v1 import admin_pb2, cluster_pb2, model_pb2, scheduler_pb2
 
+from .rows import Rows
+
 _BAR = 8
 _BYTE_UNITS = (" B", " KiB", " MiB", " GiB")
 
@@ -21,22 +23,50 @@ _STATES = {
 }
 
 
+_NAME_COLUMNS = 20
+_STATE_COLUMNS = len("registered")
+
+
 def models_table(models: Sequence[model_pb2.Model]) -> Table:
     """A row per model."""
-    table = make_table("model", "arch", ">params", ">size", ">context", ">vocab", ">workers", "digest")
+    table = make_table(
+        "model", "state", "arch", ">params", ">size", ">context", ">needs", ">workers", "digest"
+    )
+    # Where a terminal is narrow, architecture and digest fold first: names and states are what is looked for.
+    longest = max((len(model.card.name) for model in models), default=0)
+    for column, least in zip(table.columns, (min(longest, _NAME_COLUMNS), _STATE_COLUMNS, 1), strict=False):
+        column.no_wrap, column.overflow, column.min_width = False, "fold", least
     for model in models:
         card = model.card
+        needs = max((place.needs_bytes for place in model.places), default=0)
         table.add_row(
-            f"[bold]{escape(card.name)}[/]",
-            escape(card.architecture),
+            _names(model),
+            _state(model),
+            escape(" ".join(filter(None, (card.architecture, card.quantization)))),
             _scaled(card.parameters, 1000, ("", " k", " M", " B")),
             _bytes(card.size_bytes),
             f"{card.context_length:,}",
-            f"{card.vocabulary_size:,}",
-            str(model.workers) if model.workers else "[red]0[/]",
+            _bytes(needs) if needs else "",
+            str(model.workers) if model.workers else "[dim]0[/]",
             f"[dim]{card.digest[:8]}[/]",
         )
     return table
+
+
+def _names(model: model_pb2.Model) -> str:
+    """Its name, the others below it, and what else is said of it."""
+    marks = [mark for mark, holds in (("default", model.is_default), ("pinned", model.is_pinned)) if holds]
+    lines = [f"[bold]{escape(model.card.name)}[/]", *(f"[dim]{escape(alias)}[/]" for alias in model.aliases)]
+    return "\n".join([*lines, *(f"[dim]({mark})[/]" for mark in marks)])
+
+
+def _state(model: model_pb2.Model) -> str:
+    word = model_pb2.ModelState.Name(model.state).removeprefix("MODEL_STATE_").lower()
+    why = f"\n[red]{escape(model.reason)}[/]" if model.reason else ""
+    return f"{_STATE_STYLES.get(word, '')}{word}[/]{why}" if word in _STATE_STYLES else f"{word}{why}"
+
+
+_STATE_STYLES = {"ready": "[green]", "loading": "[yellow]", "unloading": "[yellow]", "failed": "[red]"}
 
 
 def fairness_view(fairness: scheduler_pb2.Fairness) -> Table:
@@ -46,6 +76,7 @@ def fairness_view(fairness: scheduler_pb2.Fairness) -> Table:
     table.add_row("preemption", "[green]on[/]" if fairness.enable_preemption else "off", "[dim]--preempt[/]")
     table.add_row("high priority", f"{fairness.high_priority_threshold} and above", "[dim]--high-priority[/]")
     table.add_row("timeslice", f"{slice_:,} tokens" if slice_ else "off", "[dim]--timeslice[/]")
+    table.add_row("version", str(fairness.version or "unknown"), "[dim]--version[/]")
     return table
 
 
@@ -85,7 +116,7 @@ def _workers(workers: Sequence[scheduler_pb2.WorkerView]) -> RenderableType:
     if not workers:
         return "[yellow]no worker has announced itself[/]"
     table = make_table(
-        "worker", "", "models", "slots", ">parked", ">KV used", ">decode", ">last seen", "process"
+        "worker", "", "models", "slots", ">parked", ">KV used", ">decode", ">last seen", "process", last=0
     )
     for view in workers:
         status = view.status
@@ -240,9 +271,13 @@ def _scaled(value: int, step: int, units: Sequence[str]) -> str:
     return f"{scaled:.3g}{units[-1]}"
 
 
-def make_table(*columns: str) -> Table:
-    """Columns by their headings; a leading > aligns to the right. What is too wide wraps in the last."""
-    table = Table(box=None, header_style="dim", padding=(0, 2, 0, 0))
+def make_table(*columns: str, last: int = 20) -> Table:
+    """Columns by their headings; a leading > aligns to the right.
+
+    Args:
+        last: what is too wide wraps in the last column, which keeps this many characters.
+    """
+    table = Rows(last)
     for index, heading in enumerate(columns, start=1):
         table.add_column(
             heading.removeprefix(">"),

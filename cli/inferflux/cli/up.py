@@ -20,6 +20,8 @@ from .stack.follow import LogTail
 from .stack.ignored import ignored_variables
 from .state_dir import home_path
 
+_TLS = "the CA: INFERFLUX_TLS_CA; beside it client.pem and client.key, which NATS asks for"
+
 
 async def serve(stack: Stack, console: Console) -> None:
     """Say where it is, and go on until cancelled."""
@@ -44,7 +46,7 @@ def welcome(stack: Stack, program: str) -> list[str]:
         "API key": stack.api_key,
         "model": stack.model_name,
         "tokens": f"{stack.tokens_url}  (NATS)",
-        **({"TLS": f"{_short(Path(stack.tls.ca))}  (the CA: INFERFLUX_TLS_CA)"} if stack.tls.is_on else {}),
+        **({"TLS": f"{_short(Path(stack.tls.ca))}  ({_TLS})"} if stack.tls.is_on else {}),
         "logs": _short(stack.state_dir.path / "logs"),
     }
     where = state_dir_flag(stack.state_dir.path, os.environ)

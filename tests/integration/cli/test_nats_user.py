@@ -93,6 +93,10 @@ async def test_a_user_for_a_tenant_is_made_on_the_running_stack_and_taken_away_a
         assert await nats_user(stack, "acme", "--remove") == "tokens-acme may connect no more"
         with pytest.raises(Unavailable):
             await Bus.connect(url, name="t", connect_timeout_s=1)
+        again = await run(
+            "admin", "nats-user", "acme", "--remove", "--state-dir", str(stack.state_dir.path), env={}
+        )
+        assert (again.returncode, again.stderr) == (1, "inferctl: there is no user tokens-acme\n")
     finally:
         await scheduler.close()
 
@@ -118,7 +122,7 @@ async def test_without_a_stack_it_prints_what_a_nats_server_of_ones_own_needs(tm
     )
 
 
-@pytest.mark.parametrize("tenant", ["a.b", ">", "*", "", "a b", "x" * 65])
+@pytest.mark.parametrize("tenant", ["a.b", ">", "*", "", "a b", "Acme", "-a", "x" * 64])
 async def test_a_name_that_no_tenant_can_have_is_refused(tenant: str) -> None:
     refused = await run("admin", "nats-user", "--config", "--", tenant, env={})
     assert refused.returncode == 2
@@ -140,10 +144,17 @@ async def test_certificates_are_made_and_renewed_under_the_same_ca(tmp_path: Pat
         assert files_of(folder, name)[1].stat().st_mode & 0o777 == 0o600
     assert (folder / "ca.key").stat().st_mode & 0o777 == 0o600
     assert folder.stat().st_mode & 0o777 == 0o700
+    assert "gw.example, 192.0.2.7" in made.stdout
     again = await run("admin", "certs", str(folder), env={})
     assert again.returncode == 0
     assert x509.load_pem_x509_certificate(ca_file(folder).read_bytes()) == ca
     assert all(files_of(folder, name)[0].read_bytes() != text for name, text in before.items())
+
+
+async def test_a_host_that_is_none_is_refused(tmp_path: Path) -> None:
+    refused = await run("admin", "certs", str(tmp_path / "certs"), "--host", "my gateway", env={})
+    assert (refused.returncode, (tmp_path / "certs").exists()) == (1, False)
+    assert "'my gateway'" in refused.stderr
 
 
 async def test_a_folder_with_another_ca_is_left_as_it_is(tmp_path: Path) -> None:
@@ -152,3 +163,10 @@ async def test_a_folder_with_another_ca_is_left_as_it_is(tmp_path: Path) -> None
     assert refused.returncode == 1
     assert "holds no CA" in refused.stderr
     assert [path.name for path in tmp_path.iterdir()] == ["ca.pem"]
+
+
+@pytest.mark.parametrize("tenant", ["ACME", "acme.x", "a*", ">", "", "-acme", "a" * 64, "Äcme"])
+async def test_a_tenant_that_no_key_could_have_gets_no_user(tenant: str) -> None:
+    ended = await run("admin", "nats-user", "--config", "--", tenant, env={})
+    assert ended.returncode == 2
+    assert "a tenant is 1-63 of a-z 0-9 _ -" in " ".join(ended.stderr.replace("│", " ").split())

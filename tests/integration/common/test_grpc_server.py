@@ -15,6 +15,7 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from prometheus_client import REGISTRY
 
 from inferflux.common import errors, grpc_metadata
+from inferflux.common.credentials import MAX_TOKEN_LENGTH
 from inferflux.common.grpc_client import channel
 from inferflux.common.grpc_interceptor import current_call
 from inferflux.common.grpc_server import GrpcServer, build_server
@@ -162,6 +163,13 @@ async def test_the_callers_request_id_is_echoed_before_the_first_message(served:
     assert (await call.read()).chunk.request_id == "my-id_1"
     call.cancel()
     await asyncio.wait_for(served.inference.closed.wait(), 5)
+
+
+async def test_the_longest_token_is_always_taken(served: Served) -> None:
+    # Above a soft limit gRPC refuses some calls, not all.
+    metadata = (("authorization", f"Bearer {'x' * MAX_TOKEN_LENGTH}"), ("x-request-id", "y" * 64))
+    for _ in range(100):
+        await served.stub.Cancel(inference_pb2.CancelRequest(), metadata=metadata)
 
 
 async def test_a_request_id_is_made_up_when_there_is_none(served: Served) -> None:

@@ -195,8 +195,14 @@ async def test_health_answers_while_strangers_send_bodies_that_never_end(served:
             stranger.send(stream, b"\0\0\0\0\x05a")  # one of five bytes
         for _ in range(20):
             assert await served.is_well()
-        refused = [stream for stream in streams[:20] if (await stranger.ended(stream))["grpc-status"] == "8"]
-        assert len(refused) == 20
+        # The server takes them in an order of its own: any two may be the last ones, which it still holds.
+        ended = [asyncio.create_task(stranger.ended(stream)) for stream in streams]
+        async with asyncio.timeout(8):  # less than a body's time limit
+            while sum(task.done() for task in ended) < len(streams) - 2:
+                await asyncio.sleep(0.02)
+        assert {task.result()["grpc-status"] for task in ended if task.done()} == {"8"}
+        for task in ended:
+            task.cancel()
 
 
 async def test_of_strangers_bodies_that_never_end_two_are_held(served: Served) -> None:

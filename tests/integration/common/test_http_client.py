@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gzip
+import shutil
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
@@ -11,10 +12,13 @@ from pathlib import Path
 
 import pytest
 from harness.certificates import Certificates
+from harness.policy import until
 
 from inferflux.common.errors import Unavailable
 from inferflux.common.http_addresses import parse_networks
 from inferflux.common.http_client import HttpClient, HttpResponse
+from inferflux.common.http_settings import HttpClientSettings
+from inferflux.common.settings import load
 
 LOOPBACK = parse_networks(["127.0.0.0/8"])
 Answer = Callable[[bytes, asyncio.StreamWriter], Awaitable[None]]
@@ -123,6 +127,7 @@ async def test_loopback_is_refused_however_it_is_spelled(scheme: str, host: str)
     async with serving(answering(b"{}")) as server, client_of(allowed_networks=()) as client:
         error = await refused(client.get(f"{scheme}://{host}:{server.port}/"))
         assert error.reason == "HTTP_ADDRESS_REFUSED"
+        assert "INFERFLUX_HTTP_ALLOWED_NETWORKS" in error.message
         assert server.connections == 0
 
 
@@ -240,11 +245,35 @@ async def test_a_certificate_is_checked_against_the_name_of_the_url(tmp_path: Pa
         return ["127.0.0.1"]
 
     async with serving(answering(b"{}"), made.server().server_context()) as server:
-        trusting = ssl.create_default_context(cafile=made.ca)
-        async with client_of(tls=trusting, resolve=to_loopback) as client:
+        async with client_of(tls=made.client().client_context, resolve=to_loopback) as client:
             assert (await client.get(f"https://localhost:{server.port}/")).status == 200
             error = await refused(client.get(f"https://idp.example.com:{server.port}/"))
             assert error.reason == "HTTP_UNREACHABLE"
-        async with client_of(tls=ssl.create_default_context(cafile=other.ca)) as client:
+        async with client_of(tls=other.client().client_context) as client:
             error = await refused(client.get(f"https://127.0.0.1:{server.port}/"))
             assert error.reason == "HTTP_UNREACHABLE"
+
+
+async def test_a_ca_that_was_replaced_counts_from_the_next_connection_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = Certificates.made(tmp_path / "own")
+    other = Certificates.made(tmp_path / "other")
+    path = tmp_path / "ca.pem"
+    shutil.copyfile(other.ca, path)
+    monkeypatch.setenv("INFERFLUX_HTTP_CA", str(path))
+    monkeypatch.setenv("INFERFLUX_HTTP_ALLOWED_NETWORKS", "127.0.0.1")
+    async with serving(answering(b"{}"), made.server().server_context()) as server:
+        client = load(HttpClientSettings).http_client()
+        url = f"https://127.0.0.1:{server.port}/"
+        assert (await refused(client.get(url))).reason == "HTTP_UNREACHABLE"
+        shutil.copyfile(made.ca, path)
+
+        async def is_trusted() -> bool:
+            try:
+                return (await client.get(url)).status == 200
+            except Unavailable:
+                return False
+
+        await until(is_trusted)
+        await client.aclose()

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import json
 import secrets
 from collections.abc import AsyncIterator, Mapping
+from typing import Any
 
 import nats.errors
 import pytest
@@ -50,6 +52,13 @@ OURS: Mapping[str, tuple[set[str], set[str]]] = {
     subjects.worker_probe("worker-1"): ({S}, NONE),
     subjects.worker_command("worker-1"): ({S}, NONE),
     subjects.worker_batch("*"): (NONE, NONE),
+    subjects.worker_batch("worker-0--1"): ({S}, {W}),
+    subjects.worker_status("worker-0--1"): ({W}, {G, S}),
+    subjects.host_status("worker-0"): ({W}, {G, S}),
+    subjects.host_status("worker-1"): (NONE, {G, S}),
+    subjects.HOST_STATUS_ALL: (NONE, {G, S}),
+    subjects.host_command("worker-0"): ({S}, {W}),
+    subjects.host_command("worker-1"): ({S}, NONE),
     subjects.worker_status("worker-0"): ({W}, {G, S}),
     subjects.worker_status("worker-1"): (NONE, {G, S}),
     subjects.WORKER_STATUS_ALL: (NONE, {G, S}),
@@ -103,6 +112,7 @@ _OF_CONSUMERS = [
     "CONSUMER.MSG.NEXT",
     "CONSUMER.PAUSE",
 ]
+_READS = ("STREAM.MSG.GET", "DIRECT.GET")
 _ALL = {G, S, W}
 API: Mapping[str, set[str]] = {
     **{f"STREAM.INFO.{stream}": _ALL for stream in STREAMS},
@@ -110,11 +120,10 @@ API: Mapping[str, set[str]] = {
     f"STREAM.PURGE.{JOBS_STREAM}": {G, S},
     f"STREAM.PURGE.{SCHEDULERS_STREAM}": {G, S},
     f"STREAM.PURGE.{TOKENIZERS_STREAM}": {W},
-    f"DIRECT.GET.{JOBS_STREAM}": {G},
-    f"DIRECT.GET.{TOKENS_STREAM}": {G, S, W},
-    f"DIRECT.GET.{TOKENS_STREAM}.{subjects.tokens('acme', 'r1')}": {O},
-    f"DIRECT.GET.{TOKENIZERS_STREAM}": {G, W},
-    f"DIRECT.GET.{TOKENIZERS_STREAM}.$O.inferflux-tokenizers.M.x": {G, W},
+    f"STREAM.MSG.GET.{JOBS_STREAM}": {G},
+    f"STREAM.MSG.GET.{TOKENS_STREAM}": {W},
+    f"STREAM.MSG.GET.{TOKENIZERS_STREAM}": {G, W},
+    f"DIRECT.GET.{TOKENS_STREAM}": {G, S},
     f"DIRECT.GET.{SCHEDULERS_STREAM}.$KV.inferflux-schedulers.lease.all": {S},
     **{f"CONSUMER.{what}.{JOBS_STREAM}.c": {S} for what in ("CREATE", "DELETE", "INFO", "MSG.NEXT")},
     f"CONSUMER.CREATE.{TOKENS_STREAM}.c.{subjects.tokens('acme', 'r1')}": {O},
@@ -155,6 +164,7 @@ async def scheduler(server: GuardedNats) -> AsyncIterator[Bus]:
 def test_no_subject_is_left_out() -> None:
     """A new one needs a row: who publishes and who reads it."""
     known = {"model": "demo", "tenant": "acme", "request_id": "r1", "worker_id": "worker-0"}
+    known["host_id"] = "worker-0"
     named = [value for value in vars(subjects).values() if isinstance(value, str)]
     for function in filter(inspect.isfunction, vars(subjects).values()):
         parameters = list(inspect.signature(function).parameters)
@@ -259,6 +269,67 @@ async def test_what_is_asked_with_anything_but_an_inbox_to_reply_to_is_not_answe
         await worker.client.close()
 
 
+@pytest.mark.parametrize("user", [W, O])
+async def test_who_reads_a_stream_cannot_have_an_answer_change_another(
+    server: GuardedNats, scheduler: Bus, user: str
+) -> None:
+    """JetStream does not check where it answers to, and its own API is a place that answers can go to."""
+    operator, attacker = await server.connect(nats_users.OPERATOR), await server.connect(user)
+    name, tokens = f"VICTIM-{user}", subjects.tokens("acme", "r1")
+    stolen = await attacker.client.subscribe(f"_INBOX_{user}.stolen.>")
+    api = "$JS.API"
+
+    async def ask(subject: str, body: object = None) -> dict[str, Any]:
+        data = b"" if body is None else json.dumps(body).encode()
+        answer = await operator.client.request(f"{api}.{subject}", data, timeout=5)
+        return dict(json.loads(answer.data))
+
+    try:
+        config = {"name": name, "subjects": [f"victim.{user}"], "storage": "memory", "retention": "limits"}
+        assert "error" not in await ask(f"STREAM.CREATE.{name}", config)
+        update = json.dumps(config | {"republish": {"src": ">", "dest": f"_INBOX_{user}.stolen.>"}}).encode()
+        for stored in (b"", update):
+            await operator.client.request(f"victim.{user}", b"first", timeout=5)
+            await attacker.client.publish(tokens, stored)  # a reader of tokens may not
+            await operator.client.publish(tokens, stored)
+            consumer = {
+                "filter_subject": tokens,
+                "deliver_policy": "all",
+                "ack_policy": "none",
+                "headers_only": not stored,
+                "idle_heartbeat": 100_000_000,
+                "flow_control": True,
+            }
+            for what in ("DELETE", "PURGE", "UPDATE"):
+                reply = f"{api}.STREAM.{what}.{name}"
+                consumer_name = f"{what}-{len(stored)}"
+                config_of = consumer | {"deliver_subject": reply, "name": consumer_name}
+                asked: list[tuple[str, object]] = [
+                    *((f"{kind}.{TOKENS_STREAM}", {"last_by_subj": tokens}) for kind in _READS),
+                    *((f"{kind}.{TOKENS_STREAM}", {"seq": 1 << 40}) for kind in _READS),
+                    (f"DIRECT.GET.{TOKENS_STREAM}.{tokens}", None),
+                    (f"DIRECT.GET.{TOKENS_STREAM}.{subjects.tokens('acme', 'none')}", None),
+                    (f"STREAM.INFO.{TOKENS_STREAM}", None),
+                    (
+                        f"CONSUMER.CREATE.{TOKENS_STREAM}.{consumer_name}.{tokens}",
+                        {"stream_name": TOKENS_STREAM, "config": config_of},
+                    ),
+                ]
+                for subject, body in asked:
+                    data = b"" if body is None else json.dumps(body).encode()
+                    await attacker.client.publish(f"{api}.{subject}", data, reply=reply)
+            await attacker.client.flush()
+            await operator.client.request(f"victim.{user}", b"secret", timeout=5)
+            with pytest.raises(nats.errors.TimeoutError):
+                await stolen.next_msg(timeout=0.5)
+            state = (await ask(f"STREAM.INFO.{name}"))["state"]
+            assert state["messages"] == state["last_seq"] > 0
+    finally:
+        await ask(f"STREAM.DELETE.{name}")
+        await attacker.client.close()
+        await operator.client.close()
+
+
 @pytest.mark.parametrize("user", [G, W])
 async def test_who_may_not_make_streams_waits_for_the_one_who_may(server: GuardedNats, user: str) -> None:
     operator = await server.connect(nats_users.OPERATOR)
@@ -326,7 +397,8 @@ async def test_the_scheduler_holds_leases_and_a_worker_stores_what_gateways_read
         await worker.publish(subjects.tokens("acme", "r9"), b"chunk")
         await worker.flush()
         assert await gateway.replay(subjects.tokens("acme", "r9")) == [b"chunk"]
-        assert await worker.replay(subjects.tokens("acme", "r9")) == [b"chunk"]
+        assert await worker.replay_one_by_one(subjects.tokens("acme", "r9")) == [b"chunk"]
+        assert await worker.replay_one_by_one(subjects.tokens("acme", "none")) == []
         assert await scheduler.replay(subjects.tokens("acme", "r9")) == [b"chunk"]
     finally:
         await worker.close()

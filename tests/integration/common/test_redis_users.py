@@ -43,6 +43,23 @@ DANGEROUS = [
     ["SAVE"],
     ["CLIENT", "KILL", "TYPE", "normal"],
 ]
+# What tells of keys or scripts of other users, or takes them away.
+OF_OTHERS = [
+    ["SCAN", "0"],
+    ["RANDOMKEY"],
+    ["DBSIZE"],
+    ["MEMORY", "STATS"],
+    ["CLIENT", "TRACKING", "ON", "BCAST"],
+    ["PUBSUB", "CHANNELS"],
+    ["FUNCTION", "LIST"],
+    ["FUNCTION", "FLUSH"],
+    ["FUNCTION", "LOAD", "#!lua name=f\nserver.register_function('f', function() return 1 end)"],
+    ["FCALL", "f", "0"],
+    ["SCRIPT", "FLUSH"],
+    ["SCRIPT", "KILL"],
+    ["EVAL", "return redis.call('SCAN', '0')", "0"],
+    ["EVAL", "return redis.call('RANDOMKEY')", "0"],
+]
 SERVICES = [user for user in redis_users.USERS if user not in (redis_users.OPERATOR, redis_users.HEALTH)]
 
 
@@ -111,6 +128,14 @@ async def test_no_service_may_change_the_server(server: ServerProcess, user: str
     async with client(server, user) as connection:
         for command in DANGEROUS:
             assert not await is_allowed(run(connection, *command)), command
+
+
+@pytest.mark.parametrize("user", SERVICES)
+async def test_no_service_learns_of_keys_and_scripts_of_others(server: ServerProcess, user: str) -> None:
+    async with client(server, user) as connection:
+        for command in OF_OTHERS:
+            may_scan = user == redis_users.GATEWAY and any("SCAN" in word for word in command)
+            assert await is_allowed(run(connection, *command)) is may_scan, command
 
 
 @pytest.mark.parametrize("user", ["gateway", "scheduler", "worker"])

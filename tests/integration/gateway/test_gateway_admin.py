@@ -82,10 +82,10 @@ async def scheduler(backend: Backend) -> AsyncIterator[ScriptedAdmin]:
 
 
 async def test_fairness_is_read_and_changed(admin: Admin, scheduler: ScriptedAdmin) -> None:
-    assert await admin.fairness() == scheduler_pb2.Fairness(high_priority_threshold=5)
+    assert await admin.fairness() == scheduler_pb2.Fairness(high_priority_threshold=5, version=1)
     changed = await admin.set_fairness(Change(enable_preemption=True, max_timeslice_tokens=64))
     expected = scheduler_pb2.Fairness(
-        enable_preemption=True, high_priority_threshold=5, max_timeslice_tokens=64
+        enable_preemption=True, high_priority_threshold=5, max_timeslice_tokens=64, version=2
     )
     assert changed == expected
     assert await admin.fairness() == expected

@@ -6,6 +6,7 @@ import hashlib
 import hmac
 import json
 import resource
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -123,7 +124,7 @@ async def test_calls_over_http_have_lines_too(http: HttpClient, gateway: Gateway
     answer = await http.post("/v1/completions", {"model": 5}, **{"x-request-id": "http-bad"})
     assert answer.status == 400
     line = await line_of(gateway, "http-bad")
-    assert (line["decision"], line["outcome"]) == ("refused", "invalid_argument")
+    assert (line["decision"], line["outcome"]) == ("refused", "invalid_type")
     answer = await HttpClient(gateway.http_port, "ifx_none").post(
         "/v1/completions", {"model": "demo"}, **{"x-request-id": "http-stranger"}
     )
@@ -256,7 +257,18 @@ async def test_inferctl_names_the_first_line_that_was_changed(
     assert json.loads(last.stdout)["event"] == "closed"
 
     lines = path.read_bytes().splitlines(keepends=True)
+    first = json.loads(lines[0])
+    noted = f"{first['seq']}:{first['hash']}"
+    assert inferctl("verify", str(gateway.audit_dir), "--head", noted).returncode == 0
+    other = inferctl("verify", str(gateway.audit_dir), "--head", f"1:{'0' * 64}")
+    assert "the anchor names another line" in other.stdout
+    shutil.copytree(folder, folder.with_name("copy"))
+    either = inferctl("verify", str(gateway.audit_dir), "--head", noted)
+    assert (either.returncode, either.stdout) == (1, "")
+    assert "--head is of one chain, and there are 2" in either.stderr
+    shutil.rmtree(folder.with_name("copy"))
     path.write_bytes(b"".join(lines[:-1]))
+    assert inferctl("verify", str(gateway.audit_dir), "--head", noted).returncode == 1
     assert inferctl("verify", str(gateway.audit_dir)).returncode == 1
     path.write_bytes(b"".join([lines[0], lines[1].replace(b"acme", b"evil"), *lines[2:]]))
     bad = inferctl("verify", str(gateway.audit_dir))

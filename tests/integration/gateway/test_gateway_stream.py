@@ -176,14 +176,3 @@ async def test_an_ended_request_leaves_an_audit_line_and_metrics(
         'inferflux_generation_tokens_total{model="demo"}',
     ):
         assert name in metrics
-
-
-async def test_usage_is_settled_with_policy(
-    client: Client, backend: Backend, gateway: GatewayProcess
-) -> None:
-    stream = client.generate("settle-1")
-    await backend.finish(await backend.job("settle-1"), n=3)
-    await stream.rest()
-    # A second settlement of the same request would be an error line; none of any kind may appear.
-    await until(lambda: bool(gateway.audit("settle-1")))
-    assert not [x for x in gateway.log_lines() if x["event"] == "usage was not settled"]

@@ -40,8 +40,11 @@ async def test_a_change_that_others_made_meanwhile_is_told(admin: HttpClient) ->
     limit = {"rate_limit": {"subject": "tenant:http-admin-2", "tokens_per_day": 5}}
     assert (await admin.post("/v1/admin/SetRateLimit", limit)).json()["rate_limit"]["version"] == "1"
     stale = {"rate_limit": limit["rate_limit"] | {"version": 7}}
-    refused = await admin.post("/v1/admin/SetRateLimit", stale)
-    assert (refused.status, refused.error["code"]) == (409, "version_mismatch")
+    removal = {"subject": "tenant:http-admin-2", "version": 7}
+    for method, body in (("SetRateLimit", stale), ("DeleteRateLimit", removal)):
+        refused = await admin.post(f"/v1/admin/{method}", body)
+        assert (refused.status, refused.error["code"]) == (409, "version_mismatch")
+    assert (await admin.post("/v1/admin/DeleteRateLimit", removal | {"version": 1})).status == 200
 
 
 @pytest.mark.parametrize(
@@ -65,6 +68,22 @@ async def test_a_body_that_is_no_message_is_refused(admin: HttpClient, body: byt
 async def test_a_large_body_is_refused(admin: HttpClient, size: int) -> None:
     answer = await admin.call("POST", "/v1/admin/CreateApiKey", {"name": "n" * size})
     assert (answer.status, answer.error["code"]) == (413, "body_too_large")
+
+
+@pytest.mark.parametrize(
+    ("method", "body"),
+    [
+        ("SetGuardrails", {"guardrails": {"rules": {"patterns": ["a"] * 100_000}}}),
+        ("CreateApiKey", {"tenant": "a", "name": "n", "scopes": [""] * 30_000}),
+    ],
+)
+async def test_a_body_of_too_many_fields_is_refused_as_too_large(
+    admin: HttpClient, method: str, body: dict[str, object]
+) -> None:
+    answer = await admin.post(f"/v1/admin/{method}", body)
+    assert answer.status in (400, 413), answer.body
+    assert answer.error["type"] == "invalid_request_error"
+    assert "retry-after" not in answer.headers
 
 
 async def test_as_many_blocked_texts_as_there_may_be_are_set(admin: HttpClient) -> None:
@@ -92,6 +111,26 @@ async def test_what_is_changed_has_its_audit_line(admin: HttpClient, gateway: Ga
     (line,) = gateway.audit("http-admin-change")
     assert (line["event"], line["method"], line["answers"]) == ("change", "ClearCache", True)
     assert line["protocol"] == "http"
+
+
+async def test_what_policy_changes_has_an_audit_line_of_the_gateway_too(
+    admin: HttpClient, gateway: GatewayProcess
+) -> None:
+    limit = {"subject": "tenant:http-admin-4", "tokens_per_day": 5}
+    stale = {"subject": limit["subject"], "version": 7}
+    for request_id, method, body, said in (
+        ("http-policy-1", "SetRateLimit", {"rate_limit": limit}, ("set", "allowed", 1)),
+        ("http-policy-2", "DeleteRateLimit", stale, ("delete", "refused", None)),
+        ("http-policy-3", "DeleteRateLimit", {"subject": limit["subject"]}, ("delete", "allowed", None)),
+    ):
+        await admin.post(f"/v1/admin/{method}", body, **{"x-request-id": request_id})
+        await until(lambda: bool(gateway.audit(request_id)))  # noqa: B023
+        (line,) = gateway.audit(request_id)
+        assert (line["event"], line["method"]) == ("change", f"POST /v1/admin/{method}")
+        assert line["kind"] == "rate_limit"
+        assert (line["action"], line["decision"], line.get("version")) == said
+        assert (line["name"], line["protocol"]) == (limit["subject"], "http")
+        assert line["key_id"].startswith("key_")
 
 
 @pytest.mark.parametrize(
@@ -141,7 +180,14 @@ async def test_fairness_is_read_and_changed(admin: HttpClient, backend: Backend)
         change = {"change": {"enable_preemption": True, "max_timeslice_tokens": "64"}}
         changed = await admin.post("/v1/admin/SetFairness", change)
         read = await admin.post("/v1/admin/GetFairness", None)
+        stale = await admin.post("/v1/admin/SetFairness", {"change": {"reset": True, "version": 1}})
     finally:
         await scheduler.close()
-    fairness = {"enable_preemption": True, "high_priority_threshold": 5, "max_timeslice_tokens": 64}
+    fairness = {
+        "enable_preemption": True,
+        "high_priority_threshold": 5,
+        "max_timeslice_tokens": 64,
+        "version": "2",
+    }
     assert changed.json() == read.json() == {"fairness": fairness}
+    assert (stale.status, stale.error["code"]) == (409, "version_mismatch")

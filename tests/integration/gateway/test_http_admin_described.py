@@ -35,6 +35,8 @@ def plain(key_id: str) -> dict[str, dict[str, Any]]:
         "DrainWorker": {"worker_id": "worker-1"},
         "UndrainWorker": {"worker_id": "worker-1"},
         "ClearCache": {"worker_id": "worker-1"},
+        "LoadModel": {"name": "m"},
+        "UnloadModel": {"name": "m"},
         "CreateApiKey": {"tenant": "described", "name": "x", "scopes": ["models"]},
         "ListApiKeys": {"tenant": "described", "page_size": 5},
         "RevokeApiKey": {"key_id": "key_0123456789abcdef"},

@@ -48,24 +48,24 @@ async def test_a_websocket_takes_no_message_of_too_many_values(
     ("body", "code", "param"),
     [
         (b"", "invalid_json", None),
-        (b"null", "invalid_argument", None),
-        (b"[]", "invalid_argument", None),
+        (b"null", "invalid_type", None),
+        (b"[]", "invalid_type", None),
         (b"[" * 100_000, "invalid_json", None),
         (b'{"model": "demo", "x": ' + b"[" * 5000 + b"]" * 5000 + b"}", "invalid_json", None),
         (b'{"model": "demo", "messages": [{"role": "user", "content": "\\ud800"}]}', "invalid_json", None),
         (b'{"model": "demo", "messages": [{"role": "user", "content": "\xff"}]}', "invalid_json", None),
         (b'\xef\xbb\xbf{"model": "demo"}', "invalid_json", None),
-        (b'{"model": "demo", "messages": [], "temperature": NaN}', "invalid_argument", "temperature"),
-        (b'{"model": "demo", "messages": [], "temperature": Infinity}', "invalid_argument", "temperature"),
-        (b'{"model": "demo", "messages": [], "temperature": 1e999}', "invalid_argument", "temperature"),
-        (b'{"model": "demo", "messages": [], "max_tokens": NaN}', "invalid_argument", "max_tokens"),
-        (b'{"model": "demo", "messages": [], "max_tokens": 1.5}', "invalid_argument", "max_tokens"),
-        (b'{"model": "demo", "messages": [], "logit_bias": {"1": NaN}}', "invalid_argument", "logit_bias"),
-        (b'{"model": "demo", "messages": [], "logit_bias": {"1": 1e31}}', "invalid_argument", "logit_bias"),
-        (chat_body(seed=10**400), "invalid_argument", "seed"),
+        (b'{"model": "demo", "messages": [], "temperature": NaN}', "invalid_value", "temperature"),
+        (b'{"model": "demo", "messages": [], "temperature": Infinity}', "invalid_value", "temperature"),
+        (b'{"model": "demo", "messages": [], "temperature": 1e999}', "invalid_value", "temperature"),
+        (b'{"model": "demo", "messages": [], "max_tokens": NaN}', "invalid_type", "max_tokens"),
+        (b'{"model": "demo", "messages": [], "max_tokens": 1.5}', "invalid_type", "max_tokens"),
+        (b'{"model": "demo", "messages": [], "logit_bias": {"1": NaN}}', "invalid_value", "logit_bias"),
+        (b'{"model": "demo", "messages": [], "logit_bias": {"1": 1e31}}', "invalid_value", "logit_bias"),
+        (chat_body(seed=10**400), "invalid_value", "seed"),
         (b'{"model": "demo", "messages": [], "seed": ' + b"9" * 10_000 + b"}", "invalid_json", None),
         (b'{"model": "demo", "messages": [], "n": ' + b"9" * 10_000 + b"}", "invalid_json", None),
-        (chat_body(messages=[{"role": "user", "content": "a"}] * 10_001), "invalid_argument", "messages"),
+        (chat_body(messages=[{"role": "user", "content": "a"}] * 10_001), "invalid_value", "messages"),
         (chat_body(messages=[{"role": "user", "content": "a" * (15 << 20)}]), "text_too_large", "messages"),
     ],
 )
@@ -75,6 +75,58 @@ async def test_what_is_no_request_is_refused_by_name(
     answer = await http.post(CHAT, body)
     assert (answer.status, answer.error["code"], answer.error["param"]) == (400, code, param)
     assert len(answer.body) < 1000
+
+
+LONG = "x " * 30_000
+CALL = {"id": "c", "type": "function", "function": {"name": "f g", "arguments": "{}"}}
+FUNCTION = {"type": "function", "function": {"name": "f g"}}
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "param", "begin"),
+    [
+        (CHAT, {"messages": [{"role": "user", "content": LONG}]}, "messages", "the prompt has"),
+        (COMPLETION, {"prompt": LONG}, "prompt", "the prompt has"),
+        (COMPLETION, {"prompt": [[1], [10**6]]}, "prompt[1][0]", "prompt[1][0]: token id 1000000"),
+        (COMPLETION, {"prompt": [10**6]}, "prompt[0]", "prompt[0]: token id 1000000"),
+        (COMPLETION, {"prompt": ["a", ""]}, "prompt[1]", "prompt[1] is empty"),
+        ("/generate", {"prompt": [-1]}, "prompt[0]", "prompt[0]: token id -1"),
+        ("/v1/responses", {"input": LONG}, "input", "the prompt has"),
+        (
+            "/v1/responses",
+            {"input": [{"type": "function_call", "call_id": "c", "name": "f g"}]},
+            "input[0].name",
+            "input[0].name: a name is",
+        ),
+        (
+            CHAT,
+            {"messages": [{"role": "assistant", "tool_calls": [CALL]}]},
+            "messages[0].tool_calls[0].function.name",
+            "messages[0].tool_calls[0].function.name: a name is",
+        ),
+        ("/v1/tokenize", {"messages": [], "tools": [FUNCTION]}, "messages", "messages is empty"),
+        (
+            "/v1/tokenize",
+            {"messages": [{"role": "user", "content": "a"}], "tools": [FUNCTION]},
+            "tools[0].function.name",
+            "tools[0].function.name: a name is",
+        ),
+        (
+            CHAT,
+            {"messages": [{"role": "user", "content": "a"}], "functions": []},
+            "functions",
+            "functions: it is not supported: use tools",
+        ),
+    ],
+)
+async def test_a_field_is_named_as_the_client_wrote_it(
+    http: HttpClient, path: str, fields: dict[str, Any], param: str, begin: str
+) -> None:
+    answer = await http.post(path, {"model": "demo", "stream": False, **fields})
+    assert answer.status == 400
+    assert answer.error["param"] == param
+    assert answer.error["message"].startswith(begin)
+    assert (answer.error["code"] == "context_length_exceeded") == (LONG in str(fields))
 
 
 REFUSED_FORMATS: Mapping[str, tuple[dict[str, Any], str]] = {
@@ -236,6 +288,28 @@ async def test_a_body_of_two_lengths_is_refused(http: HttpClient) -> None:
         assert (await connection.answer_head()).status == 400
 
 
+async def test_a_trace_context_that_is_none_is_ignored(http: HttpClient) -> None:
+    """It is passed on in gRPC's metadata, which takes ASCII alone."""
+    async with http.connection() as connection:
+        head = connection.head("GET", "/v1/models", {"traceparent": "TRACE"})
+        await connection.send(head.replace(b"TRACE", b"00-\xff"))
+        assert (await connection.answer_head()).status == 200
+
+
+async def test_a_handshake_that_is_not_in_ascii_is_refused(gateway: GatewayProcess) -> None:
+    reader, writer = await asyncio.open_connection("127.0.0.1", gateway.http_port)
+    writer.write(
+        b"GET /generate HTTP/1.1\r\nhost: gateway\r\nconnection: upgrade\r\nupgrade: websocket\r\n"
+        b"sec-websocket-version: 13\r\nsec-websocket-key: dGhlIHNhbXBsZSBub25jZQ==\r\n"
+        b"sec-websocket-protocol: bearer.\xff\r\n\r\n"
+    )
+    answer = await asyncio.wait_for(reader.read(), 20)
+    writer.close()
+    head, _, said = answer.partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 400 ")
+    assert f"content-length: {len(said)}".encode() in head
+
+
 async def test_a_flood_of_messages_on_a_websocket_ends_its_request_and_nothing_else(
     gateway: GatewayProcess, http: HttpClient, key: str, backend: Backend
 ) -> None:
@@ -247,7 +321,7 @@ async def test_a_flood_of_messages_on_a_websocket_ends_its_request_and_nothing_e
         for _ in range(20_000):
             socket.send({"cancel": 1})
         errors = [(await socket.until_end())[-1]["error"] for _ in range(50)]
-        assert {error["code"] for error in errors} <= {"request_runs", "invalid_argument"}
+        assert {error["code"] for error in errors} <= {"request_runs", "invalid_value"}
         await until(lambda: head["request_id"] in backend.cancelled)
     await backend.done(head["request_id"])
     assert (await http.get("/v1/models")).status == 200
@@ -287,9 +361,10 @@ async def test_a_client_that_is_killed_in_any_phase_is_cancelled(
                     pass
     else:
         request_id = f"bad-killed-{path.rpartition('/')[2]}-{phase}"
-        prompt = {"input": "hello"} if path == "/v1/responses" else {"prompt": "hello"}
+        is_response = path == "/v1/responses"
+        prompt = {"input": "hello", "max_output_tokens": 50} if is_response else {"prompt": "hello"}
         async with http.connection() as connection:
-            body = {"model": "demo", "stream": True, "max_tokens": 50} | prompt
+            body = {"model": "demo", "stream": True} | prompt
             await connection.request("POST", path, body, {"x-request-id": request_id})
             await _reach(phase, backend, request_id)
             if phase == "decode":

@@ -61,14 +61,14 @@ async def test_token_ids_are_echoed_as_their_text(http: HttpClient, backend: Bac
 @pytest.mark.parametrize(
     ("fields", "param", "code"),
     [
-        ({"prompt": ""}, "prompt", "invalid_argument"),
-        ({"prompt": []}, "prompt", "invalid_argument"),
-        ({"prompt": [999_999]}, "prompt[0]", "invalid_argument"),
-        ({"prompt": "word " * 5000}, "prompt", "invalid_argument"),
+        ({"prompt": ""}, "prompt", "invalid_value"),
+        ({"prompt": []}, "prompt", "invalid_value"),
+        ({"prompt": [999_999]}, "prompt[0]", "invalid_value"),
+        ({"prompt": "word " * 5000}, "prompt", "context_length_exceeded"),
         ({"suffix": "x"}, "suffix", "unsupported_value"),
-        ({"logprobs": 21}, "logprobs", "invalid_argument"),
-        ({"prompt": ["a"] * 100, "n": 2}, "n", "invalid_argument"),
-        ({"max_tokens": -1}, "max_tokens", "invalid_argument"),
+        ({"logprobs": 21}, "logprobs", "invalid_value"),
+        ({"prompt": ["a"] * 100, "n": 2}, "n", "invalid_value"),
+        ({"max_tokens": -1}, "max_tokens", "invalid_value"),
     ],
 )
 async def test_a_bad_body_is_refused_by_name(

@@ -9,7 +9,9 @@ from contextlib import AsyncExitStack
 import pytest
 from harness.gateway import until
 from harness.http_client import Connection, HttpClient
+from starlette.requests import Request
 from starlette.responses import PlainTextResponse
+from starlette.types import Receive, Scope, Send
 
 from inferflux.gateway.http.protocol import Connections
 from inferflux.gateway.http.server import HttpServer
@@ -63,6 +65,25 @@ async def test_an_idle_connection_is_kept_for_the_next_request(start_server: Sta
         await asyncio.sleep(0.5)  # nothing is to happen in this time
         await connection.request("GET", "/")
         assert (await connection.answer()).body == b"hello"
+
+
+@pytest.mark.parametrize("upgrade", ["h2c", "TLS/1.0"])
+async def test_an_offer_of_another_protocol_costs_no_body(upgrade: str) -> None:
+    server = HttpServer(_echo, Connections())
+    await server.start("127.0.0.1:0", variable="TEST")
+    try:
+        offer = {"Connection": "Upgrade, HTTP2-Settings", "Upgrade": upgrade, "HTTP2-Settings": "AAEAAEAA"}
+        body = b"a body\r\nUpgrade: h2c\r\n"
+        offer["Content-Length"] = str(len(body))
+        async with Connection(server.port) as connection:
+            await connection.send(connection.head("POST", "/", offer) + body)
+            assert (await connection.answer()).body == body
+    finally:
+        await server.stop(0.1)
+
+
+async def _echo(scope: Scope, receive: Receive, send: Send) -> None:
+    await PlainTextResponse(await Request(scope, receive).body())(scope, receive, send)
 
 
 async def test_a_flood_of_connections_closes_those_that_wait_longest(start_server: StartServer) -> None:

@@ -82,6 +82,8 @@ def _make_plain(case: Case[Any]) -> None:
     needed = PLAIN.get(case.operation.path)
     if needed is not None and isinstance(case.body, dict):
         kept = {name: value for name, value in case.body.items() if name in ("stream", "stream_options")}
+        if not kept.get("stream"):
+            kept.pop("stream_options", None)
         case.body = {"model": "demo", **kept, **needed}
 
 

@@ -45,6 +45,15 @@ async def test_unknown_paths_and_methods_are_refused_in_the_same_shape(http: Htt
         assert answer.error["code"] == "method_not_allowed"
 
 
+@pytest.mark.parametrize("given", ["é", "x" * 20_000])
+async def test_an_odd_trace_context_is_left_out_for_strangers_and_others(
+    http: HttpClient, gateway: GatewayProcess, given: str
+) -> None:
+    stranger = HttpClient(gateway.http_port, "ifx_" + "x" * 43)
+    assert (await stranger.get("/v1/models", traceparent=given)).status == 401
+    assert (await http.get("/v1/models", traceparent=given)).status == 200
+
+
 async def test_a_key_needs_the_scope(gateway: GatewayProcess, policy: PolicyProcess, admin_key: str) -> None:
     models_only = (await policy.create_key(admin_key, scopes=("models",))).secret
     client = HttpClient(gateway.http_port, models_only)

@@ -256,7 +256,9 @@ async def test_the_documents_name_every_path_and_load_nothing(gateway: GatewayPr
         for method in operations:
             answer = await stranger.call(method.upper(), path.replace("{model}", "demo"))
             assert answer.status in (200, 401), path
-    page = (await stranger.get("/docs")).body.decode()
+    docs = await stranger.get("/docs")
+    assert docs.headers["content-security-policy"].startswith("default-src 'none'; style-src 'sha256-")
+    page = docs.body.decode()
     assert "/v1/chat/completions" in page
     assert "http://" not in page
     assert "https://" not in page

@@ -51,6 +51,7 @@ async def test_only_the_flags_that_are_given_change_something(
         "enable_preemption": False,
         "high_priority_threshold": -2,
         "max_timeslice_tokens": 0,
+        "version": "2",
     }
     (request,) = scheduler.requests
     assert request.set_fairness == Change(enable_preemption=False, high_priority_threshold=-2)
@@ -61,6 +62,17 @@ async def test_a_reset_and_a_value_go_together(env: dict[str, str], scheduler: S
     await run("admin", "fairness", "--reset", "--timeslice", "0", env=env)
     (request,) = scheduler.requests
     assert request.set_fairness == Change(reset=True, max_timeslice_tokens=0)
+
+
+async def test_a_change_names_the_version_that_it_was_made_from(
+    env: dict[str, str], scheduler: ScriptedAdmin
+) -> None:
+    change = ("admin", "fairness", "--timeslice", "64", "--version", "1")
+    assert (await run(*change, env=env)).returncode == 0
+    refused = await run(*change, env=env)
+    assert refused.returncode == 1
+    assert "changed meanwhile" in refused.stderr
+    assert scheduler.fairness.version == 2
 
 
 async def test_a_drain_is_followed_in_lines_without_a_terminal(

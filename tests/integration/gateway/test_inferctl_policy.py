@@ -76,6 +76,9 @@ async def test_roles_and_keys_that_have_them(env: dict[str, str], policy: Policy
     listed = json.loads(await done(env, "roles", "list", "--json"))["roles"]
     assert {"name": "cli-role", "description": "sees models"}.items() <= listed[-1].items()
     made = json.loads(await done(env, "api-keys", "create", "cli", "x", "--role", "cli-role", "--json"))
+    flags = ("--cache-scope", "catalogue", "--skip-answer-cache", "--json")
+    changed = json.loads(await done(env, "api-keys", "update", made["api_key"]["key_id"], *flags))["api_key"]
+    assert (changed["cache_scope"], changed["skip_answer_cache"]) == ("catalogue", True)
     assert (await policy.admit(made["secret"], "models")).tenant == "cli"
     await done(env, "roles", "delete", "cli-role")
     assert "cli-role" not in await done(env, "roles", "list")
@@ -167,7 +170,7 @@ async def test_hashes_are_exported_where_they_are_asked_for(env: dict[str, str])
         ("{", "has no policy"),
         ('{"rolls": []}', 'no field named "rolls"'),
         ('{"format": 2}', "document.format is 2"),
-        ('{"format": 1, "roles": [{"name": "x", "scopes": ["root"]}]}', "unknown scope 'root'"),
+        ('{"format": 1, "roles": [{"name": "x", "scopes": ["root"]}]}', "(document.roles[0].scopes[0])"),
     ],
 )
 async def test_a_document_that_is_none_is_said_in_a_line(
@@ -186,7 +189,7 @@ async def test_a_document_that_is_none_is_said_in_a_line(
         (("policy", "import", "/no/such/file"), "cannot be read"),
         (("policy", "export", "/no/such/folder/file"), "cannot be written"),
         (("guardrails", "set"), "there is no rule"),
-        (("guardrails", "set", "--pattern", "("), "no regular expression"),
+        (("guardrails", "set", "--pattern", "("), "guardrails.rules.patterns[0]"),
         (("guardrails", "get", "--tenant", "unknown"), "there are no guardrails unknown/"),
         (("api-keys", "create", "A", "x"), "a tenant is"),
         (("api-keys", "create", "a", "x", "--scope", "root"), "unknown scope 'root'"),

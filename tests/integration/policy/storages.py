@@ -13,7 +13,7 @@ from inferflux.policy.guarded import StoreGuard
 from inferflux.policy.settings import PolicySettings
 from inferflux.policy.storage.interface import Storage
 from inferflux.policy.storage.opening import storage_of
-from inferflux.policy.storage.sealed import PASSPHRASE
+from inferflux.policy.storage.sealed import PASSPHRASE, TAKES_CLEAR
 
 PASSPHRASE_OF_TESTS = "a-passphrase-of-tests"
 OTHER_PASSPHRASE = "another-passphrase-of-tests"
@@ -40,6 +40,9 @@ class Place:
 
     def with_passphrase(self, passphrase: str) -> Place:
         return replace(self, variables={**self.variables, PASSPHRASE: passphrase})
+
+    def taking_clear(self) -> Place:
+        return replace(self, variables={**self.variables, TAKES_CLEAR: "true"})
 
 
 @dataclass(frozen=True)

@@ -69,6 +69,7 @@ steps = st.one_of(
     st.tuples(st.just("rule"), st.sampled_from((*SUBJECTS, "key:*", "tenant:*", "model:*")), limits),
     st.tuples(st.just("no rule"), st.sampled_from((*SUBJECTS, "tenant:*"))),
     st.tuples(st.just("admit"), subjects_of_a_call),
+    st.tuples(st.just("admit at once"), st.lists(subjects_of_a_call, min_size=2, max_size=8)),
     st.tuples(st.just("reserve"), jobs, subjects_of_a_call, st.integers(0, 20)),
     st.tuples(
         st.just("settle"),
@@ -115,6 +116,10 @@ class Both:
     async def _admit(self, subjects: tuple[str, ...]) -> None:
         refused = await wait_of(self.limiter.admit(subjects[:2]))
         assert refused == self.model.admit(subjects[:2], self.clock.now_ms)
+
+    async def _admit_at_once(self, calls: list[tuple[str, ...]]) -> None:
+        refused = await asyncio.gather(*(wait_of(self.limiter.admit(subjects[:2])) for subjects in calls))
+        assert refused == [self.model.admit(subjects[:2], self.clock.now_ms) for subjects in calls]
 
     async def _reserve(self, job: Job, subjects: tuple[str, ...], tokens: int) -> None:
         refused = await wait_of(self.limiter.reserve(job, subjects, model=subjects[2], tokens=tokens))
@@ -264,7 +269,7 @@ async def test_fifty_at_once_never_get_over_a_limit_and_leave_nothing(limits_val
         limiters = [limiter_of(client, lease_s=1) for _ in range(5)]
         await rules_in(client).set_rule(RateLimit(TENANT, limit))
         now = asyncio.get_running_loop().time
-        end, seen = now() + 3, Seen()
+        end, seen = now() + 10, Seen()
         sweeping = asyncio.create_task(sweep_on(limiters[0]))
         callers = (call_until(end, limiters[i % 5], seen, limit, name=f"c{i}") for i in range(50))
         await asyncio.gather(*callers)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import re
+from pathlib import Path
 
 import grpc
 import redis.asyncio
@@ -16,8 +18,10 @@ from .conftest import StartPolicy
 
 
 def shown_keys(*policies: PolicyProcess) -> list[str]:
-    """Generated keys in the logs."""
-    return [str(line["api_key"]) for p in policies for line in p.log_lines() if "api_key" in line]
+    """Generated keys on stderr. No line of a log has one."""
+    found = [key for p in policies for key in re.findall(r"ifx_[\w-]{43}", p.log_path.read_text())]
+    assert "ifx_" not in str([p.log_lines() for p in policies])
+    return found
 
 
 async def test_the_key_of_the_environment_is_an_admin_key_of_the_default_tenant(
@@ -65,6 +69,33 @@ async def test_an_empty_store_gets_a_generated_key_that_is_shown_once(
     second = await start_policy(private_valkey.url)
     assert shown_keys(second) == []
     assert len(await second.list_keys(secret)) == 1
+
+
+async def test_a_generated_key_is_shown_whatever_is_logged(
+    private_valkey: ServerProcess, start_policy: StartPolicy
+) -> None:
+    policy = await start_policy(private_valkey.url, INFERFLUX_LOG_LEVEL="error")
+    (secret,) = shown_keys(policy)
+    assert (await policy.admit(secret, "admin")).tenant == "default"
+
+
+async def test_a_generated_key_is_written_to_a_file_of_its_owner(
+    private_valkey: ServerProcess, start_policy: StartPolicy, tmp_path: Path
+) -> None:
+    path = tmp_path / "first.key"
+    policy = await start_policy(private_valkey.url, INFERFLUX_POLICY_FIRST_KEY_PATH=str(path))
+    assert shown_keys(policy) == []
+    assert (await policy.admit(path.read_text().strip(), "admin")).tenant == "default"
+    assert path.stat().st_mode & 0o777 == 0o600
+
+
+async def test_a_generated_key_that_cannot_be_written_is_shown(
+    private_valkey: ServerProcess, start_policy: StartPolicy, tmp_path: Path
+) -> None:
+    path = tmp_path / "missing" / "first.key"
+    policy = await start_policy(private_valkey.url, INFERFLUX_POLICY_FIRST_KEY_PATH=str(path))
+    (secret,) = shown_keys(policy)
+    assert (await policy.admit(secret, "admin")).tenant == "default"
 
 
 async def test_processes_that_start_together_generate_one_key(

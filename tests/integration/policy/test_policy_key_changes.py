@@ -67,6 +67,16 @@ async def test_a_field_that_is_named_and_absent_goes_back_to_its_default(running
     assert not changed.HasField("expires_at")
 
 
+async def test_who_is_held_to_models_cannot_give_keys_that_list_others(running: Running) -> None:
+    made = await running.policy.create_key(running.admin, scopes=("policy", "models"), models=["small*"])
+    await running.policy.create_key(made.secret, scopes=("models",), models=["small-1"])
+    for models in ([], ["*"], ["big"], ["small-1", "big"], ["s*"]):
+        call = running.policy.create_key(made.secret, scopes=("models",), models=models)
+        assert await reason_of(call) == "BEYOND_OWN_SCOPES", models
+    own = update(running, made.api_key.key_id, "models", secret=made.secret)
+    assert await reason_of(own) == "BEYOND_OWN_SCOPES"
+
+
 async def test_a_key_is_held_to_worker_pools_and_cannot_give_others(running: Running) -> None:
     made = await running.policy.create_key(
         running.admin, scopes=("policy", "inference"), worker_pools=["gold", "silver", "gold"]
@@ -337,3 +347,37 @@ async def test_a_rotation_names_the_version_it_was_made_from(running: Running) -
     assert (await stub.RotateApiKey(first, metadata=metadata, timeout=10)).api_key.version == 2
     again = stub.RotateApiKey(first, metadata=metadata, timeout=10)
     assert await reason_of(again) == "VERSION_MISMATCH"
+
+
+async def test_what_is_removed_has_the_version_that_was_named(running: Running) -> None:
+    stub, metadata = running.policy.stranger, bearer(running.admin)
+    made = await running.policy.create_key(running.admin)
+    await update(running, made.api_key.key_id, "name", name="newer")
+    for _ in range(2):
+        role = policy_pb2.Role(name="removed", scopes=["models"])
+        await stub.SetRole(policy_pb2.SetRoleRequest(role=role), metadata=metadata, timeout=10)
+        await running.policy.limit(running.admin, "tenant:removed", requests_per_day=5)
+    for method, request, named in (
+        ("RevokeApiKey", policy_pb2.RevokeApiKeyRequest, {"key_id": made.api_key.key_id}),
+        ("DeleteRole", policy_pb2.DeleteRoleRequest, {"name": "removed"}),
+        ("DeleteRateLimit", policy_pb2.DeleteRateLimitRequest, {"subject": "tenant:removed"}),
+    ):
+        call = getattr(stub, method)
+        for version in (1, 3, 2**64 - 1):
+            error = await refusal(call(request(**named, version=version), metadata=metadata, timeout=10))
+            assert (error.code().name, from_rpc(error).reason) == ("ABORTED", "VERSION_MISMATCH")
+        await call(request(**named, version=2), metadata=metadata, timeout=10)
+        gone = await refusal(call(request(**named, version=2), metadata=metadata, timeout=10))
+        assert gone.code().name == "NOT_FOUND"
+
+
+async def test_a_revocation_without_a_version_wins_over_changes_that_come_meanwhile(running: Running) -> None:
+    for _ in range(5):
+        made = await running.policy.create_key(running.admin)
+        key_id = made.api_key.key_id
+        changes = (update(running, key_id, "name", name=f"n{i}") for i in range(8))
+        revoked, *_ = await asyncio.gather(
+            running.policy.revoke(running.admin, key_id), *changes, return_exceptions=True
+        )
+        assert revoked is None
+        assert await reason_of(running.policy.admit(made.secret)) == "UNKNOWN_API_KEY"

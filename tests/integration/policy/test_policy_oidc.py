@@ -294,11 +294,11 @@ async def test_a_token_manages_keys_within_its_scopes_and_the_trail_says_who(tak
     async def are_written() -> bool:
         lines = lines_in(taking.directory / "audit")
         is_refused = any(line["method"] == "ListApiKeys" for line in lines)
-        return is_refused and any(line.get("changed_key_id") == made.api_key.key_id for line in lines)
+        return is_refused and any(line.get("name") == made.api_key.key_id for line in lines)
 
     await until(are_written)
     lines = lines_in(taking.directory / "audit")
-    (line,) = [each for each in lines if each.get("changed_key_id") == made.api_key.key_id]
+    (line,) = [each for each in lines if each.get("name") == made.api_key.key_id]
     assert (line["issuer"], line["subject"]) == (taking.issuer.issuer, "manager")
     assert line["key_id"] == subject_id(taking.issuer.issuer, "manager")
     (line,) = [each for each in lines if each["method"] == "ListApiKeys"]

@@ -13,9 +13,11 @@ from harness.certificates import Certificates
 from harness.policy import SERVICE_KEY, AsService, bearer, refusal
 
 from inferflux.common import grpc_client
-from inferflux.common.errors import InvalidArgument, from_rpc, from_status
+from inferflux.common.errors import Internal, InvalidArgument, from_rpc, from_status
 from inferflux.common.policy_methods import FOR_SERVICES
 from inferflux.common.tls import ClientTls
+from inferflux.policy import keys
+from inferflux.policy.storage.redis_keys import KEY
 from inferflux.policy.usage_store import UsageStore
 from inferflux.v1 import guardrails_pb2, policy_pb2, policy_pb2_grpc
 
@@ -81,6 +83,24 @@ async def test_each_of_many_calls_gets_the_answer_that_it_would_get_alone(runnin
         together = from_status(answer.refused)
         assert (type(together), str(together), together.reason) == (type(alone), str(alone), alone.reason)
     assert [answer.WhichOneof("answer") for answer in many.answers] == ["admitted"] + ["refused"] * 4
+
+
+async def test_a_defect_at_one_of_many_calls_ends_that_one_alone(running: Running) -> None:
+    good = (await running.policy.create_key(running.admin, tenant="many")).secret
+    bad = keys.generate()
+    # No policy process writes a key that lacks its tenant.
+    await running.redis.hset(KEY + keys.digest_of(bad), mapping={"name": "damaged"})
+    calls = [
+        policy_pb2.AdmitRequest(credential=credential, scope="inference", request_id=f"r{i}")
+        for i, credential in enumerate((good, bad, good))
+    ]
+    many = await running.policy.stub.AdmitMany(policy_pb2.AdmitManyRequest(requests=calls), timeout=10)
+    await running.redis.delete(KEY + keys.digest_of(bad))
+    first, damaged, last = many.answers
+    assert (first.admitted.tenant, last.admitted.tenant) == ("many", "many")
+    refused = from_status(damaged.refused)
+    assert isinstance(refused, Internal)
+    assert "KeyError" not in refused.message
 
 
 async def test_too_many_calls_at_once_are_refused_by_name(running: Running) -> None:

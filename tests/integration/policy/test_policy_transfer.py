@@ -17,6 +17,7 @@ from inferflux.common.servers import ServerProcess
 from inferflux.v1 import guardrails_pb2, policy_pb2
 
 from .conftest import StartPolicy
+from .storages import Place
 
 Document = policy_pb2.PolicyDocument
 
@@ -65,18 +66,23 @@ def of(document: Document) -> dict[str, Any]:
 
 
 @pytest.fixture
-async def admins(tmp_path: Path, start_policy: StartPolicy) -> AsyncIterator[tuple[Admin, Admin]]:
-    """Two policy services with a store and a first key each."""
-    servers = [ServerProcess.valkey(tmp_path / name) for name in ("first", "second")]
+async def admins(
+    tmp_path: Path, start_policy: StartPolicy, place: Place
+) -> AsyncIterator[tuple[Admin, Admin]]:
+    """Two policy services with a first key each: one over the storage, and one over another Redis."""
+    server = ServerProcess.valkey(tmp_path / "second")
+    server.start()
+    server.wait_ready()
     made = []
-    for i, server in enumerate(servers):
-        server.start()
-        server.wait_ready()
+    for i, (url, variables) in enumerate([(place.redis_url, place.variables), (server.url, {})]):
         key = f"ifx_{str(i) * 43}"
-        made.append(Admin(await start_policy(server.url, INFERFLUX_POLICY_BOOTSTRAP_KEY=key), key))
+        policy = await start_policy(url, wait=True, INFERFLUX_POLICY_BOOTSTRAP_KEY=key, **variables)
+        made.append(Admin(policy, key))
     yield made[0], made[1]
-    for server in servers:
-        server.kill()
+    server.kill()
+
+
+over_redis = pytest.mark.parametrize("place", ["redis"], indirect=True)
 
 
 async def fill(admin: Admin) -> str:
@@ -94,8 +100,11 @@ async def fill(admin: Admin) -> str:
     return secret
 
 
-async def test_what_is_exported_is_imported_elsewhere(admins: tuple[Admin, Admin]) -> None:
-    first, second = admins
+@pytest.mark.parametrize("goes_back", [False, True], ids=["from", "to"])
+async def test_what_is_exported_is_imported_elsewhere(
+    admins: tuple[Admin, Admin], *, goes_back: bool
+) -> None:
+    first, second = reversed(admins) if goes_back else admins
     secret = await fill(first)
     document = await first.exported(with_hashes=True)
     would = await second.imported(document, dry_run=True)
@@ -116,6 +125,7 @@ async def test_what_is_exported_is_imported_elsewhere(admins: tuple[Admin, Admin
     assert (list(again.changes), again.unchanged) == ([], 7)
 
 
+@over_redis
 async def test_an_export_has_no_secret_unless_hashes_are_asked_for(admins: tuple[Admin, Admin]) -> None:
     first, second = admins
     await fill(first)
@@ -163,6 +173,7 @@ async def test_what_was_changed_since_the_export_is_not_overwritten(admins: tupl
     assert (await admin.exported()).roles[0].scopes == ["inference"]
 
 
+@over_redis
 async def test_nothing_is_changed_where_one_field_is_wrong(admins: tuple[Admin, Admin]) -> None:
     admin, _ = admins
     await fill(admin)
@@ -175,6 +186,7 @@ async def test_nothing_is_changed_where_one_field_is_wrong(admins: tuple[Admin, 
     assert (await admin.exported()).roles[0].description == "the help desk"
 
 
+@over_redis
 async def test_an_import_reaches_no_further_than_its_key(admins: tuple[Admin, Admin]) -> None:
     admin, _ = admins
     await fill(admin)
@@ -198,6 +210,7 @@ async def test_an_import_reaches_no_further_than_its_key(admins: tuple[Admin, Ad
     assert isinstance(error, PermissionDenied)
 
 
+@over_redis
 async def test_each_change_has_its_audit_line(admins: tuple[Admin, Admin], tmp_path: Path) -> None:
     first, second = admins
     await fill(first)

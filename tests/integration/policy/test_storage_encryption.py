@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -16,7 +17,7 @@ from inferflux.policy.keys import ApiKeyRecord
 from inferflux.policy.limits.rules import RateLimit
 from inferflux.policy.roles import BUILTIN, Role
 from inferflux.policy.storage.file import PATH
-from inferflux.policy.storage.sealed import PASSPHRASE
+from inferflux.policy.storage.sealed import PASSPHRASE, TAKES_CLEAR
 from inferflux.policy.storage.settings import SQL_URL
 
 from .storages import OTHER_PASSPHRASE, PASSPHRASE_OF_TESTS, Opened, Place, opened
@@ -125,7 +126,9 @@ async def test_what_redis_had_in_clear_is_encrypted_and_removed(place: Place) ->
     rules = await clear.storage.guardrails.rules([Name("", "")])
     limits = await clear.storage.rate_limits.rules()
 
-    sealed = await opened(place)
+    with pytest.raises(InvalidArgument, match=TAKES_CLEAR):
+        await opened(place)
+    sealed = await opened(place.taking_clear())
     await sealed.storage.check()
     for digest in (record.digest, rotated.digest):
         assert await sealed.storage.keys.find(digest) == rotated
@@ -165,6 +168,37 @@ async def test_values_that_others_wrote_or_moved_are_refused(place: Place) -> No
         with pytest.raises(InvalidArgument):
             await opened(place)
     await each.aclose()
+
+
+@pytest.mark.parametrize("place", ["redis-encrypted", "sqlite-encrypted"], indirect=True)
+async def test_a_key_that_was_put_in_place_of_what_was_encrypted_opens_nothing(place: Place) -> None:
+    each = await opened(place)
+    record = await fill(each)
+    await each.aclose()
+    clear = await opened(await emptied(place))
+    await clear.storage.keys.add(record_of("of an attacker", scopes=("admin",)))
+    await clear.aclose()
+    with pytest.raises(InvalidArgument, match=TAKES_CLEAR):
+        await opened(place)
+    # Nothing of it was encrypted either, as what policy had written.
+    again = await opened(replace(place, variables=without_passphrase(place)))
+    assert [key.name for key in await again.storage.keys.all_keys()] == [record.name]
+    assert await again.storage.keys.find(record.digest) is None
+    await again.aclose()
+
+
+async def emptied(place: Place) -> Place:
+    """The place without a passphrase, and with nothing there: as someone leaves it who may write to it."""
+    if place.name.startswith("sqlite"):
+        Path(place.variables[SQL_URL].removeprefix("sqlite:///")).unlink()
+    else:
+        async with redis.asyncio.Redis.from_url(place.redis_url) as client:
+            await client.flushdb()
+    return replace(place, variables=without_passphrase(place))
+
+
+def without_passphrase(place: Place) -> dict[str, str]:
+    return {name: value for name, value in place.variables.items() if name != PASSPHRASE}
 
 
 @pytest.mark.parametrize("place", ["redis-encrypted"], indirect=True)

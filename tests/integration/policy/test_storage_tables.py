@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -119,3 +120,22 @@ async def test_a_database_that_is_away_is_unavailable(url: str) -> None:
             await call
         assert "a-password" not in caught.value.message
     await table.aclose()
+
+
+@pytest.mark.parametrize("place", ["sqlite", "postgres"], indirect=True)
+async def test_who_has_a_turn_comes_before_others_whenever_they_ask(table: Table, place: Place) -> None:
+    other = SqlTable(place.variables[SQL_URL], timeout_s=10)
+    assert await table.write({A: "1"}, expected=0, revision=START)
+    async with table.turn():
+        late = asyncio.create_task(other.write({A: "2"}, expected=START, revision=START + 1))
+        assert (await other.changes(0)).rows == {A: "1"}
+        assert (await table.changes(0)).rows == {A: "1"}
+        assert not late.done()
+        assert await table.write({A: "3"}, expected=START, revision=START + 2)
+        assert (await table.changes(START)).rows == {A: "3"}
+    assert not await late
+    assert (await other.changes(START)).rows == {A: "3"}
+    async with table.turn():
+        pass
+    assert await other.write({A: "4"}, expected=START + 2, revision=START + 3)
+    await other.aclose()

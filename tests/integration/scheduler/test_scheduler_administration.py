@@ -16,7 +16,10 @@ from inferflux.v1 import scheduler_pb2
 Request = scheduler_pb2.SchedulerAdminRequest
 Reply = scheduler_pb2.SchedulerAdminReply
 LIMIT_S = 15.0
-PREEMPTING = scheduler_pb2.Fairness(enable_preemption=True, high_priority_threshold=5, max_timeslice_tokens=7)
+# After one change.
+PREEMPTING = scheduler_pb2.Fairness(
+    enable_preemption=True, high_priority_threshold=5, max_timeslice_tokens=7, version=2
+)
 
 
 @pytest.fixture

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import jsonschema_rs
 import numpy as np
@@ -34,10 +35,24 @@ SCHEMAS = {
 }
 
 
+def without_end(depth: int = 40) -> dict[str, Any]:
+    """Two alternatives have the same below them. If it is always the second, an answer is checked in 2^depth
+    steps."""
+
+    def level(i: int) -> dict[str, Any]:
+        return {"anyOf": [obj(a={"$ref": f"#/$defs/d{i + 1}"}, k={"const": k}) for k in (1, 2)]}
+
+    levels = {f"d{i}": level(i) for i in range(depth)}
+    return {"$ref": "#/$defs/d0", "$defs": {**levels, f"d{depth}": {"const": 0}}}
+
+
 class Served:
     """An engine of the demo model, and what it answered, by request id."""
 
+    made: ClassVar[list[Served]] = []
+
     def __init__(self, backend: Backend) -> None:
+        self.made.append(self)
         self.backend = backend
         self.tokens: dict[str, list[int]] = {}
         self.texts: dict[str, str] = {}
@@ -95,9 +110,11 @@ def backend() -> Backend:
 
 
 @pytest.fixture
-def served(backend: Backend) -> Served:
+def served(backend: Backend) -> Iterator[Served]:
     backend._main.clear()
-    return Served(backend)
+    yield Served(backend)
+    while Served.made:
+        Served.made.pop().engine.close()
 
 
 def constraint(**fields: Any) -> generation_pb2.StructuredConstraint:
@@ -169,8 +186,9 @@ FORCED = {
 @pytest.mark.parametrize("name", FORCED)
 @pytest.mark.parametrize("sampling", [{"temperature": 0.0}, RANDOM | {"seed": 3}], ids=["greedy", "random"])
 def test_tokens_without_a_choice_take_no_steps_of_their_own(
-    backend: Backend, name: str, sampling: dict[str, Any]
+    served: Served, name: str, sampling: dict[str, Any]
 ) -> None:
+    backend = served.backend
     steps: list[int] = []
     said: list[tuple[list[int], str, str]] = []
     for has_drafts in (False, True):
@@ -330,3 +348,84 @@ def test_a_cancelled_request_leaves_nothing_behind_while_its_constraint_is_compi
     served.run(asked("after", constraint(choice=generation_pb2.ChoiceConstraint(texts=["a"]))))
     assert not served.engine._compiling
     assert served.texts["after"] == "a"
+
+
+def key_of(served: Served, name: str) -> str:
+    return next(s.key for s in served.engine._sequences.values() if s.request_id == name)
+
+
+def run_until_complete(served: Served, name: str) -> None:
+    """Until all of an answer is there; what becomes of its check is not looked at before the next step."""
+    while not served.engine._sequences[key_of(served, name)].is_complete:
+        served.step()
+
+
+def test_a_check_without_end_fails_its_request_alone_and_others_go_on_meanwhile(served: Served) -> None:
+    free = batch_item("free", prompt=[400, 401, 402], max_tokens=8000, temperature=1.0)
+    free.request.params.ignore_eos = True
+    vocab = served.backend.vocab
+    no_first = {token: -100.0 for token in range(vocab.size) if b"1" in vocab.piece(token)}
+    endless = asked("endless", constraint(json_schema=without_end()), max_tokens=1500, logit_bias=no_first)
+    served.start(endless, free)
+    run_until_complete(served, "endless")
+    n_free = len(served.tokens["free"])
+    while "endless" not in served.ends:
+        served.step()
+    assert len(served.tokens["free"]) > n_free
+    failed = served.ends["endless"].failed
+    assert (failed.reason, failed.code) == ("CONSTRAINT_FAILED", 3)
+    assert "checking the answer took longer than 1 s" in failed.message
+    assert json.loads(served.texts["endless"])
+    assert [s.request_id for s in served.engine._running.values()] == ["free"]
+    served.engine.cancel(key_of(served, "free"), is_silent=True)
+    served.run(asked("after", constraint(json_schema=SCHEMAS["list"])))
+    assert reason(served, "after") == "STOP"
+
+
+def test_an_answer_is_cancelled_while_it_is_checked(served: Served) -> None:
+    served.start(asked("r", constraint(json_schema=SCHEMAS["list"])))
+    run_until_complete(served, "r")
+    served.engine.cancel(key_of(served, "r"), is_silent=False)
+    served.step()
+    assert reason(served, "r") == "CANCELLED"
+    assert served.ends["r"].offset == len(served.tokens["r"])
+    assert not served.engine._running
+    served.run(asked("after", constraint(json_schema=SCHEMAS["list"])))
+    assert reason(served, "after") == "STOP"
+
+
+def test_an_answer_ends_that_lost_its_slot_while_it_was_checked(served: Served) -> None:
+    served.start(asked("r", constraint(json_schema=SCHEMAS["list"])))
+    run_until_complete(served, "r")
+    served.engine.deschedule(engine_pb2.EngineDeschedule(key=key_of(served, "r"), epoch=1, run=0))
+    assert not served.engine._running
+    while served.engine._sequences:
+        assert served.engine.idle_s() is not None
+        served.step()
+    assert reason(served, "r") == "STOP"
+    assert jsonschema_rs.is_valid(SCHEMAS["list"], json.loads(served.texts["r"]))
+
+
+def test_another_process_checks_once_one_is_gone(served: Served) -> None:
+    served.run(asked("before", constraint(json_schema=SCHEMAS["list"])))
+    checks = served.engine._constraints._checks  # type: ignore[union-attr]
+    process = checks._process
+    assert process is not None
+    process.kill()
+    process.wait()
+    served.run(asked("after", constraint(json_schema=SCHEMAS["list"])))
+    assert reason(served, "after") == "STOP"
+
+
+def test_an_answer_with_calls_that_was_stopped_elsewhere_ends_at_once(served: Served) -> None:
+    calls = generation_pb2.ToolCallsConstraint(format=generation_pb2.TOOL_CALL_FORMAT_HERMES)
+    calls.functions.add(name="add", parameters='{"type":"object"}')
+    item = asked("r", constraint(tool_calls=calls))
+    item.request.params.stop.append("END")
+    item.request.generated_token_ids.extend(
+        served.backend.vocab.tokenize(b"it is 19 END", add_special=False, parse_special=False)
+    )
+    item.request.epoch = 2
+    served.run(item)
+    assert served.tokens["r"] == []
+    assert reason(served, "r") == "STOP"

@@ -19,8 +19,8 @@ from inferflux.cli.policy_tables import (
 from inferflux.v1 import guardrails_pb2, policy_pb2
 
 
-def shown(view: RenderableType) -> str:
-    console = Console(width=200, force_terminal=False, color_system=None)
+def shown(view: RenderableType, width: int = 200) -> str:
+    console = Console(width=width, force_terminal=False, color_system=None)
     with console.capture() as capture:
         console.print(view)
     return capture.get()
@@ -44,6 +44,21 @@ def test_a_key_is_a_row() -> None:
     assert "two secrets" not in text
     key.previous_secret_until.FromSeconds(1)
     assert "two secrets" in shown(keys_table([key]))
+
+
+def test_a_narrow_terminal_cuts_no_name() -> None:
+    key = policy_pb2.ApiKey(
+        key_id="key_0123456789abcdef", tenant="a-tenant-with-a-name", name="[ci]", scopes=["inference"]
+    )
+    key.last_used_at.FromSeconds(1)
+    for width in (40, 60, 80):
+        text = shown(keys_table([key]), width)
+        assert max(map(len, text.splitlines())) <= width
+        for part in ("key_0123456789abcdef", "a-tenant-with-a-name", "[ci]", "inference"):
+            assert part in text
+    limits = policy_pb2.RateLimit(subject="tenant:a", requests_per_day=7)
+    assert len(shown(limits_table([limits]), 90).splitlines()) == 2
+    assert "requests/day 7" in shown(limits_table([limits]), 60)
 
 
 def test_a_role_is_a_row() -> None:

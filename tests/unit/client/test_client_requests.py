@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
 import json
-from typing import Any
+from typing import Any, cast
 
 import pytest
+from google.protobuf.descriptor import FieldDescriptor
 
-from inferflux.client import InvalidArgument
+from inferflux.client import Client, InvalidArgument
 from inferflux.client.requests import (
     Options,
     Prompt,
@@ -59,12 +61,51 @@ def test_the_source_of_drafts_has_the_name_that_http_gives_it() -> None:
     assert generation_params({}).speculation == generation_pb2.SPECULATION_UNSPECIFIED
 
 
-def test_every_option_is_a_field_of_the_messages() -> None:
-    known = {
-        *generation_pb2.SamplingParams.DESCRIPTOR.fields_by_name,
-        *generation_pb2.GenerationParams.DESCRIPTOR.fields_by_name,
-    }
-    assert set(Options.__annotations__) - {"params", "json_schema", "regex", "choices"} <= known
+def test_every_field_of_sampling_and_every_constraint_of_clients_is_an_option() -> None:
+    sampling, params, constraint = (
+        set(message.DESCRIPTOR.fields_by_name)
+        for message in (
+            generation_pb2.SamplingParams,
+            generation_pb2.GenerationParams,
+            generation_pb2.StructuredConstraint,
+        )
+    )
+    constraints = constraint - {"choice", "tool_calls"} | {"choices"}
+    expected = sampling | params - {"sampling", "constraint"} | constraints | {"params"}
+    assert set(Options.__annotations__) == expected
+
+
+def test_every_field_of_a_chat_is_an_argument() -> None:
+    arguments = set(inspect.signature(Client.chat).parameters)
+    fields = set(inference_pb2.ChatRequest.DESCRIPTOR.fields_by_name)
+    assert fields - {"params"} <= arguments
+    asked = chat_request("Hi", options={}, parallel_tool_calls=False, **CALL)
+    assert asked.HasField("parallel_tool_calls")
+    assert not asked.parallel_tool_calls
+
+
+def test_each_sampler_arrives_in_its_field() -> None:
+    of_kind = {FieldDescriptor.CPPTYPE_FLOAT: 0.5, FieldDescriptor.CPPTYPE_MESSAGE: ["x"]}
+    for field in generation_pb2.SamplingParams.DESCRIPTOR.fields:
+        value = {4: 0.5} if field.name == "logit_bias" else of_kind.get(field.cpp_type, 3)
+        params = generation_params(cast("Options", {field.name: value}))
+        assert [(one.name) for one, _ in params.sampling.ListFields()] == [field.name]
+
+
+def test_breakers_take_the_place_of_those_of_params() -> None:
+    base = generation_pb2.GenerationParams()
+    base.sampling.dry_sequence_breakers.texts.append(":")
+    none = generation_params({"params": base, "dry_sequence_breakers": []}).sampling
+    assert none.HasField("dry_sequence_breakers")
+    assert not none.dry_sequence_breakers.texts
+    assert generation_params({"params": base}).sampling.dry_sequence_breakers.texts == [":"]
+
+
+def test_a_text_alone_is_a_list_of_one() -> None:
+    params = generation_params({"stop": "END", "choices": "yes", "dry_sequence_breakers": "--"})
+    assert list(params.stop) == ["END"]
+    assert list(params.constraint.choice.texts) == ["yes"]
+    assert list(params.sampling.dry_sequence_breakers.texts) == ["--"]
 
 
 @pytest.mark.parametrize(
@@ -73,6 +114,9 @@ def test_every_option_is_a_field_of_the_messages() -> None:
         ({"json_schema": {"type": "object"}}, "json_schema", json.dumps({"type": "object"})),
         ({"json_schema": "{}"}, "json_schema", "{}"),
         ({"regex": "[0-9]+"}, "regex", "[0-9]+"),
+        ({"json_object": True}, "json_object", True),
+        ({"gbnf": 'root ::= "a"'}, "gbnf", 'root ::= "a"'),
+        ({"lark": 'start: "a"'}, "lark", 'start: "a"'),
         ({"choices": ["a", "b"]}, "choice", generation_pb2.ChoiceConstraint(texts=["a", "b"])),
     ],
 )
@@ -94,6 +138,9 @@ def test_a_constraint_is_one_of_its_kinds(options: Options, kind: str, value: ob
         ({"regex": "a", "choices": ["b"]}, "constraint"),
         ({"json_schema": {"enum": [object()]}}, "json_schema"),
         ({"choices": [1]}, "choices"),
+        ({"gbnf": 1}, "gbnf"),
+        ({"stop": 5}, "params.stop"),
+        ({"dry_sequence_breakers": 5}, "params.sampling.dry_sequence_breakers"),
     ],
 )
 def test_what_no_message_can_hold_is_refused_by_name(options: Options, field: str) -> None:

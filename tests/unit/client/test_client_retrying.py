@@ -32,14 +32,25 @@ def test_a_wait_that_no_error_names_grows() -> None:
     assert delays == [0.5, 1.0, 2.0]
 
 
+def test_a_limit_of_a_minute_is_waited_for() -> None:
+    used_up = ResourceExhausted("4 are used", retry_delay_s=61.0)
+    assert Retrying(2, 1).after(used_up) == Again(61.0, moves=False)
+
+
 def test_a_full_queue_is_waited_for_where_it_is() -> None:
     assert all_after(Retrying(1, 2), FULL, FULL) == [Again(2.5, moves=False), None]
 
 
 @pytest.mark.parametrize(
-    "error", [NotFound("no"), InvalidArgument("no"), ResourceExhausted("no", retry_delay_s=None)]
+    "error",
+    [
+        NotFound("no"),
+        InvalidArgument("no"),
+        ResourceExhausted("no", retry_delay_s=None),
+        ResourceExhausted("the quota of today is used up", retry_delay_s=9636.0),
+    ],
 )
-def test_what_waiting_does_not_help_is_final(error: InferFluxError) -> None:
+def test_what_waiting_does_not_help_or_not_soon_is_final(error: InferFluxError) -> None:
     assert Retrying(9, 9).after(error) is None
 
 
@@ -52,6 +63,10 @@ def test_a_call_that_did_not_arrive_is_told_in_plain_words() -> None:
         (
             "last error: Trying to connect an http1.x server",
             "a:1 speaks HTTP/1 and not gRPC",
+        ),
+        (
+            "last error: Ssl handshake failed: CERTIFICATE_VERIFY_FAILED: unable to get issuer",
+            "a:1 shows a certificate of another CA than is trusted",
         ),
     ):
         other = Unavailable(f"failed to connect to all addresses; {said}", retry_delay_s=None)

@@ -122,6 +122,25 @@ def test_a_torn_last_line_stays_and_is_accounted_for(tmp_path: Path, n_bytes: in
     assert (found.n_lines, found.n_torn) == (3, 1)
 
 
+@pytest.mark.parametrize("day", [1, 2])
+@pytest.mark.parametrize("n_lines", [0, 1, 3])
+def test_a_last_line_that_lacks_its_newline_alone_is_whole(tmp_path: Path, day: int, n_lines: int) -> None:
+    folder = tmp_path / "gateway-0"
+    files = open_chain(tmp_path)
+    files.append(record(i) for i in range(n_lines))
+    files.append([record(n_lines)])
+    files.close()
+    path = files_of(folder)[-1]
+    path.write_bytes(path.read_bytes()[:-1])
+    files = open_chain(tmp_path)
+    assert "torn" not in files.opening
+    opened(files, day)
+    files.append([record(n_lines + 1, day)])
+    files.close()
+    found = checked(folder)
+    assert (found.problem, found.n_lines, found.n_torn) == (None, n_lines + 3, 0)
+
+
 def test_a_process_that_is_killed_again_while_it_begins_is_accounted_for(tmp_path: Path) -> None:
     files = open_chain(tmp_path)
     files.append([record(0)])

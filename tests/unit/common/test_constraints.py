@@ -14,7 +14,8 @@ from harness import schemas
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from inferflux.common.constraints.compiling import Compiled, Compiler, ConstraintError
+from inferflux.common.constraints.checking import ConstraintError
+from inferflux.common.constraints.compiling import Compiled, Compiler
 from inferflux.common.constraints.limits import MAX_BYTES, MAX_CHOICES
 from inferflux.common.constraints.schema import FORMATS, KEYWORDS, normalised
 from inferflux.common.errors import InvalidArgument

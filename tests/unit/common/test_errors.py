@@ -44,6 +44,18 @@ def test_a_status_whose_details_are_damaged_keeps_its_code() -> None:
     assert same(errors.from_rpc(failed), errors.NotFound("gone"))
 
 
+def test_an_error_has_what_the_caller_is_told_beside_it() -> None:
+    trailing = grpc.aio.Metadata(
+        ("x-ratelimit-remaining-requests", "0"), ("x-inferflux-guardrail", "acme/ blocked[1]"), ("via", "a")
+    )
+    code = grpc.StatusCode.RESOURCE_EXHAUSTED
+    failed = grpc.aio.AioRpcError(code, grpc.aio.Metadata(), trailing, details="used up")
+    assert errors.from_rpc(failed).headers == {
+        "x-ratelimit-remaining-requests": "0",
+        "x-inferflux-guardrail": "acme/ blocked[1]",
+    }
+
+
 def test_details_that_are_not_known_are_ignored() -> None:
     status = status_pb2.Status(code=5, message="gone")
     status.details.add().Pack(error_details_pb2.Help())
@@ -116,7 +128,7 @@ def test_every_kind_of_error_has_an_http_status() -> None:
 @pytest.mark.parametrize(
     ("error", "headers", "param", "code"),
     [
-        (errors.InvalidArgument("x", field="params.max_tokens"), {}, "params.max_tokens", "invalid_argument"),
+        (errors.InvalidArgument("x", field="params.max_tokens"), {}, "params.max_tokens", "invalid_value"),
         (errors.InvalidArgument("x", reason="PROMPT_TOO_LONG"), {}, None, "context_length_exceeded"),
         (
             errors.Unauthenticated("x", reason="NO_CREDENTIAL"),

@@ -49,3 +49,13 @@ def test_outgoing_leaves_out_what_is_empty() -> None:
         ("authorization", "Bearer k"),
         ("traceparent", "00-x"),
     )
+
+
+@pytest.mark.parametrize("given", ["", "é", "a\x01", "x" * 20_000, "00-" + "0" * 32 + "-" + "1" * 16 + "-01"])
+def test_a_header_that_is_no_trace_context_is_left_out(given: str) -> None:
+    assert call_context([("traceparent", given)], remaining_s=None).traceparent == ""
+
+
+def test_a_trace_context_is_taken() -> None:
+    given = "00-" + "a" * 32 + "-" + "b" * 16 + "-01"
+    assert call_context([("traceparent", given)], remaining_s=None).traceparent == given

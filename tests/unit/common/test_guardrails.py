@@ -41,6 +41,9 @@ def found_in(
         "f\u2060o\ufe0fr\u034fb\U000e0041idden",
         "ⓕⓞⓡⓑⓘⓓⓓⓔⓝ",
         "unforbiddenly",
+        "f\u0336o\u0336r\u0336b\u0336i\u0336d\u0336d\u0336e\u0336n\u0336",
+        "f\u0316or\u034f\u035bbid\u20d2den",
+        "for\u200d\u00ad\u0338bid\u180eden",
     ],
 )
 def test_a_blocked_text_is_found_in_any_spelling(text: str) -> None:
@@ -59,6 +62,9 @@ def test_what_only_looks_alike_passes() -> None:
     assert found_in("cafe", "café") is None
     assert found_in("cafe\u0301s", "cafe") is None
     assert found_in("for bidden", "forbidden") is None
+    assert found_in("fоrbidden", "forbidden") is None  # Cyrillic
+    assert found_in("\u1e1forbidden", "forbidden") is None  # an f with a dot is a letter
+    assert found_in("f\u20ddorbidden", "forbidden") is None
 
 
 @pytest.mark.parametrize(
@@ -80,6 +86,17 @@ def test_what_only_looks_alike_passes() -> None:
 )
 def test_a_word_is_found_where_it_is_no_part_of_another(text: str, is_found: bool) -> None:
     assert (found_in(text, "ass", is_word=True) is not None) == is_found
+
+
+@pytest.mark.parametrize("text", ["fоrbidden", "fοrbidden", "f0rbidden", "Fо\u0336rbidden"])
+def test_a_pattern_finds_letters_that_look_alike(text: str) -> None:
+    assert found_in(text, patterns=(r"(?i)f[oоο0]\pM*rbidden",))
+
+
+def test_a_mark_of_a_script_is_not_left_out() -> None:
+    assert found_in("\u0915\u093f", "\u0915") is not None  # within a word, as any text
+    assert found_in("\u0915", "\u0915\u093f") is None
+    assert found_in("\u0915", "\u0915\u0941") is None
 
 
 def test_a_word_whose_edge_is_no_letter_needs_no_edge_there() -> None:
@@ -191,6 +208,24 @@ def test_a_unit_is_bounded_however_many_marks_there_are(mark: str) -> None:
     parts = units("a" + mark * 1000)
     assert max(map(len, parts)) == MAX_UNIT
     assert "".join(parts) == "a" + mark * 1000
+
+
+def test_marks_without_end_in_odd_order_take_little_time() -> None:
+    """Python puts marks in order by an insertion sort: this took minutes, in which nothing else ran."""
+    text = "\u0301\u0316" * 150_000
+    rules = CompiledRules(RuleSet(blocked=(Entry("bad"),)))
+    assert rules.check(text, 1) is None
+    assert rules.check(text + "bad", 1) is not None
+
+
+@given(
+    st.text("ae\u0301\u0316\u0323\u1100\u1161\u11a8\u0130\ufb03\uff46 k\u212b", max_size=40),
+    st.integers(1, 60),
+)
+def test_a_long_text_has_the_forms_of_its_parts(part: str, n: int) -> None:
+    text = (part + " ") * (n * 20)
+    assert plain(text) == plain(part + " ") * (n * 20)
+    assert folded(text) == folded(part + " ") * (n * 20)
 
 
 def test_any_number_of_characters_that_cannot_be_seen_hides_nothing() -> None:

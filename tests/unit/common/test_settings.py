@@ -81,6 +81,11 @@ def test_a_bad_value_is_one_line_naming_the_variable(
             "collector",
             "must be a URL without a path, such as http://collector:4317 (given: 'collector')",
         ),
+        (
+            "OTEL_EXPORTER_OTLP_ENDPOINT",
+            "http://me:se/cret@collector",
+            "must be a URL without a path, such as http://collector:4317 (given: 'http://***@collector')",
+        ),
     ],
 )
 def test_a_bad_value_is_told_in_plain_words(

@@ -21,6 +21,13 @@ def test_what_is_no_url_of_redis_is_refused_by_name(url: str) -> None:
         store.connect(url)
 
 
+@pytest.mark.parametrize("url", ["redis://policy:sec/ret@host:6379", "redis://u:sec@host?protocol=9"])
+def test_a_password_is_in_no_error(url: str) -> None:
+    with pytest.raises(InvalidArgument, match="INFERFLUX_REDIS_URL") as caught:
+        store.connect(url)
+    assert "sec" not in str(caught.value)
+
+
 @pytest.mark.parametrize("url", ["redis://host", "rediss://host:6380/3", "unix:///tmp/redis.sock"])
 def test_a_connection_can_be_made_for_every_kind_of_url(url: str) -> None:
     pool = store.connect(f"{url}?decode_responses=true").connection_pool

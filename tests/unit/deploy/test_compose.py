@@ -6,6 +6,7 @@ No container engine is needed: what a file says is compared with the modules, se
 from __future__ import annotations
 
 import importlib.util
+import json
 import re
 import subprocess
 import sys
@@ -15,19 +16,25 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
+from harness.decisions import call, reservation
 from harness.deploy import ROOT, Stage, is_in_build_context, read_compose, read_dockerfile
 
-from inferflux.common import healthcheck
+from inferflux.common import healthcheck, subjects
 from inferflux.common.access_files import write_access
 from inferflux.common.servers import NATS_MAX_FILE_STORE, NATS_MAX_PAYLOAD, NATS_SYNC_INTERVAL, nats_command
 from inferflux.common.service_key import parse_service_keys
 from inferflux.common.settings import load
+from inferflux.policy.decisions.cedar_files import CedarFiles
+from inferflux.policy.settings import PolicySettings
 from inferflux.worker.settings import WorkerSettings
 from tools.reference.settings import SETTINGS, variables
 
 COMPOSE = read_compose({})
 SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]
-OURS = {"gateway", "policy", "scheduler", "worker", "worker-gpu"}
+# Those with a user of NATS each.
+OWN_WORKERS = {f"worker-{i}" for i in range(1, 5)}
+WORKERS = {"worker", "worker-gpu"} | OWN_WORKERS
+OURS = {"gateway", "policy", "scheduler"} | WORKERS
 # Ends when it has made the users of the servers.
 ONE_SHOT = "access"
 LASTING = sorted(set(SERVICES) - {ONE_SHOT})
@@ -35,7 +42,6 @@ DOCKERFILES = sorted(
     [*ROOT.glob("services/*/Dockerfile*"), *ROOT.glob("deploy/*/Dockerfile*")], key=lambda p: p.parts
 )
 PUBLISHED = read_compose({}, "deploy/publish.yml")["services"]
-WORKERS = {"worker", "worker-gpu"}
 PUBLIC_PORTS = {"valkey": {6379}}
 
 
@@ -122,7 +128,8 @@ def test_a_published_port_is_listened_on_and_open_to_this_machine_alone(name: st
 
 @pytest.mark.parametrize("name", sorted(OURS))
 def test_an_address_is_that_of_a_service_that_listens_there(name: str) -> None:
-    addresses = {k: v for k, v in ours(name).environment.items() if k.endswith(("_URL", "_ADDRESS"))}
+    given = ours(name).environment
+    addresses = {k: v for k, v in given.items() if v and k.endswith(("_URL", "_ADDRESS"))}
     for variable, value in addresses.items():
         parts = urlsplit(value if "//" in value else f"//{value}")
         assert parts.hostname in SERVICES, variable
@@ -143,7 +150,7 @@ def test_a_service_waits_until_what_it_needs_is_healthy(name: str) -> None:
 @pytest.mark.parametrize("name", LASTING)
 def test_a_container_sees_its_own_passwords_alone(name: str) -> None:
     mounted = [volume for volume in SERVICES[name].get("volumes", []) if ":/access" in volume]
-    assert mounted == [f"access-{'worker' if name in WORKERS else name}:/access:ro"]
+    assert mounted == [f"access-{'worker' if name == 'worker-gpu' else name}:/access:ro"]
 
 
 def test_the_one_that_makes_users_ends_and_reaches_nothing() -> None:
@@ -164,7 +171,8 @@ def test_users_and_passwords_are_made_once_for_each_container(tmp_path: Path) ->
     for name in OURS - {"worker-gpu"}:
         for variable, path in ours(name).environment.items():
             if variable.endswith("_URL_FILE"):
-                user = re.escape(name)
+                is_shared = Path(path).stem == "redis" and name in OWN_WORKERS
+                user = "worker" if is_shared else re.escape(name)
                 server = {"nats": "nats:4222", "redis": "valkey:6379/0"}[Path(path).stem]
                 content = first[tmp_path / name / Path(path).name]
                 assert re.fullmatch(rf"{Path(path).stem}://{user}:[\w-]{{32}}@{server}", content)
@@ -177,6 +185,21 @@ def test_users_and_passwords_are_made_once_for_each_container(tmp_path: Path) ->
     again = {path: path.read_text() for path in tmp_path.rglob("*") if path.is_file()}
     changed = {path.relative_to(tmp_path) for path in again if again[path] != first.get(path)}
     assert changed == {Path("nats") / n for n in ("users.conf", "passwords.json", "tokens-acme.password")}
+
+
+def test_a_worker_with_a_user_of_its_own_takes_its_own_batches_alone(tmp_path: Path) -> None:
+    words = SERVICES[ONE_SHOT]["command"]
+    given = {words[i + 1] for i, word in enumerate(words) if word == "--worker"}
+    assert given == OWN_WORKERS == {ours(name).environment["INFERFLUX_WORKER_ID"] for name in OWN_WORKERS}
+    write_access(tmp_path, nats="nats:4222", redis="valkey:6379", workers=sorted(given))
+    text = (tmp_path / "nats/users.conf").read_text()
+    for name in OWN_WORKERS:
+        block = text[text.index(f'user: "{name}"') :].partition("    }\n")[0]
+        assert f'"{subjects.worker_batch(name)}"' in block
+        assert not [other for other in OWN_WORKERS - {name} if other in block]
+        assert subjects.worker_batch("*") not in block
+        shared = {path.read_text() for path in tmp_path.rglob("nats.url") if path.parent.name != name}
+        assert (tmp_path / name / "nats.url").read_text() not in shared
 
 
 def test_the_gateway_stops_before_the_workers_and_starts_without_them() -> None:
@@ -249,7 +272,7 @@ def test_named_volumes_are_declared_and_mounted_files_exist() -> None:
                 assert (ROOT / source).exists()
             else:
                 assert source in COMPOSE["volumes"]
-            own = {"/models", "/kv"} if name in OURS else {"/data"}
+            own = {"/models", "/kv", "/cedar"} if name in OURS else {"/data"}
             assert target in own | {"/access"} or (name == ONE_SHOT and target.startswith("/access/"))
 
 
@@ -257,6 +280,46 @@ def test_the_model_that_is_served_by_default_is_in_the_folder_that_is_mounted() 
     for name in ("worker", "worker-gpu"):
         path = ours(name).environment["INFERFLUX_WORKER_MODEL_PATH"]
         assert (ROOT / "models" / Path(path).relative_to("/models")).is_file()
+
+
+ISSUER = {"issuer": "https://idp.example.com", "audiences": ["inferflux"], "tenant": "acme"}
+DECIDING = {
+    "INFERFLUX_POLICY_OIDC_ISSUERS": json.dumps([ISSUER]),
+    "INFERFLUX_POLICY_DECISIONS": "builtin,opa",
+    "INFERFLUX_POLICY_DECISIONS_FAIL_OPEN": "opa",
+    "INFERFLUX_POLICY_OPA_URL": "https://opa.example.com/v1/data/inferflux/decision",
+    "INFERFLUX_POLICY_OPA_TOKEN": "a-token-of-opa",
+    "INFERFLUX_POLICY_OPA_SEES_TEXT": "true",
+    "INFERFLUX_HTTP_ALLOWED_NETWORKS": "10.0.0.0/8",
+}
+WITH_CEDAR = {"INFERFLUX_POLICY_DECISIONS": "builtin,cedar", "INFERFLUX_POLICY_DECISIONS_FAIL_OPEN": ""}
+
+
+@pytest.mark.parametrize("given", [{}, WITH_CEDAR])
+def test_the_operator_may_choose_who_decides_and_whose_tokens_are_taken(
+    given: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chosen = DECIDING | given
+    environment = read_compose(chosen)["services"]["policy"]["environment"]
+    assert {name: environment[name] for name in chosen} == chosen
+    for variable, value in environment.items():
+        if not variable.endswith("_FILE"):
+            monkeypatch.setenv(variable, value)
+    settings = load(PolicySettings)
+    assert settings.oidc_issuers[0].tenant == "acme"
+    assert settings.decision_order == chosen["INFERFLUX_POLICY_DECISIONS"].split(",")
+
+
+def test_the_policies_of_cedar_that_are_mounted_permit_what_builtin_does() -> None:
+    assert "./deploy/cedar:/cedar:ro" in SERVICES["policy"]["volumes"]
+    environment = ours("policy").environment
+    paths = [
+        ROOT / "deploy" / environment[f"INFERFLUX_POLICY_CEDAR_{name}"].lstrip("/")
+        for name in ("POLICIES", "ENTITIES")
+    ]
+    rules = CedarFiles(*paths).read()
+    assert rules.decide(call()).is_permitted
+    assert rules.decide(reservation()).is_permitted
 
 
 def test_there_is_no_draft_model_unless_the_operator_names_one(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -268,7 +331,8 @@ def test_there_is_no_draft_model_unless_the_operator_names_one(monkeypatch: pyte
 
 
 def test_the_gpu_worker_is_off_by_default_and_reserves_a_gpu() -> None:
-    assert [name for name, service in SERVICES.items() if service.get("profiles")] == ["worker-gpu"]
+    with_profiles = {name: service["profiles"] for name, service in SERVICES.items() if "profiles" in service}
+    assert with_profiles == {"worker-gpu": ["gpu"]} | {name: ["own-workers"] for name in OWN_WORKERS}
     (device,) = SERVICES["worker-gpu"]["deploy"]["resources"]["reservations"]["devices"]
     assert device["driver"] == "nvidia"
     assert "gpu" in device["capabilities"]
@@ -305,7 +369,7 @@ def test_the_operator_may_choose_the_key_the_model_and_the_slots() -> None:
         "policy",
         "gateway",
     }
-    for name in ("worker", "worker-gpu"):
+    for name in WORKERS:
         environment = services[name]["environment"]
         assert environment["INFERFLUX_WORKER_MODEL_PATH"] == "/models/other.gguf"
         assert environment["INFERFLUX_WORKER_DRAFT_MODEL"] == "/models/small.gguf"
@@ -313,7 +377,7 @@ def test_the_operator_may_choose_the_key_the_model_and_the_slots() -> None:
         assert {name: environment[name] for name in same} == {name: chosen[name] for name in same}
         assert services[name]["mem_limit"] == "3g"
     text = (ROOT / "docker-compose.yml").read_text()
-    assert set(re.findall(r"\$\{([A-Z_]+)", text)) == set(chosen)
+    assert set(re.findall(r"\$\{([A-Z_]+)", text)) == set(chosen | DECIDING)
 
 
 @pytest.mark.parametrize("path", DOCKERFILES, ids=lambda p: "/".join(p.parts[-2:]))
@@ -363,6 +427,8 @@ def test_only_what_reads_models_pays_for_llama_cpp_and_no_image_is_built_for_one
     needs_llama = one.service in {"gateway", "worker"}
     wanted = "requirements/llama.txt" if needs_llama else "requirements/services.txt"
     copied = ["requirements/pip.txt", wanted] if needs_llama else [wanted]
+    if one.service == "policy":
+        copied.append("requirements/cedar.txt")
     own = [(["requirements/http.txt"], "/build/")] if one.service == "gateway" else []
     assert packages.copies == [(copied, "/build/"), *own]
     assert any("--require-hashes" in run and "http.txt" in run for run in packages.runs) is bool(own)

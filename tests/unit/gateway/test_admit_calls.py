@@ -119,3 +119,18 @@ async def test_a_defect_ends_the_calls_it_hit_and_no_others() -> None:
     with pytest.raises(RuntimeError, match="a defect"):
         await calls.admit(call("hit"))
     assert (await calls.admit(call("next"))).tenant == "next"
+
+
+async def test_an_answer_about_fewer_calls_leaves_none_waiting() -> None:
+    class Short(Policy):
+        async def ask(self, calls: Sequence[policy_pb2.AdmitRequest]) -> Sequence[Outcome]:
+            return (await super().ask(calls))[:-1]
+
+    policy = Short()
+    policy.may_answer.set()
+    calls = AdmitCalls(policy.ask, at_once=1)
+    async with asyncio.timeout(20):
+        answers = await asyncio.gather(
+            *ask(calls, *(call(f"r{i}") for i in range(3))), return_exceptions=True
+        )
+    assert {type(answer) for answer in answers} == {Unavailable}

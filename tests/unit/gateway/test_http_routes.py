@@ -33,8 +33,9 @@ def test_every_path_that_is_served_has_a_rule() -> None:
 def test_every_rpc_of_administrators_is_a_path_with_its_scope() -> None:
     assert {f"/v1/admin/{method.name}" for method in ADMIN_METHODS} == {r.path for r in ADMIN.values()}
     assert len(ADMIN) == len(ADMIN_METHODS) == len(ADMIN_RULES)
-    own = {"InferenceService", "ModelService"}
+    own = {"InferenceService", "ModelService", "ServerReflection"}
     theirs = {path for path in rules(1000) if path.split("/")[1].rpartition(".")[2] not in own}
+    theirs |= {"/inferflux.v1.ModelService/LoadModel", "/inferflux.v1.ModelService/UnloadModel"}
     assert theirs == set(ADMIN_RULES)
     assert {name: rule.scope for name, rule in ADMIN.items()} == {
         path.rpartition("/")[2]: rule.scope for path, rule in ADMIN_RULES.items()

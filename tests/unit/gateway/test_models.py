@@ -6,7 +6,8 @@ from types import SimpleNamespace
 
 from inferflux.common import subjects
 from inferflux.common.known_workers import MAX_WORKERS
-from inferflux.gateway.models import LIVE_S, REMEMBERED_S, ModelRegistry, ModelTable
+from inferflux.gateway.hosts import LIVE_S
+from inferflux.gateway.models import REMEMBERED_S, ModelRegistry, ModelTable
 from inferflux.v1 import model_pb2, scheduler_pb2
 
 READY, LOADING, DRAINING = (
@@ -114,6 +115,14 @@ def test_digests_are_forgotten_with_the_workers_that_named_them() -> None:
     assert table.digests() == {"kept"}
     table.note(beat("w2", "b", digest="new"), REMEMBERED_S)
     assert table.digests() == {"new"}
+
+
+def test_a_model_that_its_host_knows_no_more_is_forgotten_at_once_and_no_other() -> None:
+    table = ModelTable()
+    for worker_id, model in (("h", "a"), ("h--1", "b"), ("other", "a")):
+        table.note(beat(worker_id, model), 0.0)
+    table.keep_known("h", {"a", "c"})
+    assert counts(table, 0.0) == {"a": 2}
 
 
 async def test_a_flood_of_invented_workers_is_bounded_and_counted() -> None:

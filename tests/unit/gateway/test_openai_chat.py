@@ -17,6 +17,8 @@ from inferflux.gateway.http.openai import chat
 from inferflux.gateway.http.openai.answers import Head
 from inferflux.gateway.http.openai.bodies import ChatBody
 from inferflux.gateway.http.openai.params import of_choice, priority_of, tier_of
+from inferflux.gateway.template_messages import template_tools
+from inferflux.gateway.tools import tool_use_of
 from inferflux.v1 import generation_pb2, inference_pb2, tokens_pb2
 
 HEAD = Head("chatcmpl-1", "demo", 7)
@@ -217,6 +219,65 @@ def test_inner_fields_have_the_clients_names(inner: str, outer: str) -> None:
     error = in_words_of(InvalidArgument("it is wrong", field=inner, reason="R"), names)
     assert isinstance(error, InvalidArgument)
     assert (error.field, error.reason) == (outer, "R")
+
+
+@pytest.mark.parametrize("name", ["name", "arguments"])
+def test_a_call_of_a_message_is_named_as_the_client_wrote_it(name: str) -> None:
+    call = {"id": "c", "type": "function", "function": {"name": "f g"}}
+    names = chat.field_names(body(messages=[{"role": "assistant", "tool_calls": [call]}]))
+    inner = f"messages[0].tool_calls[0].{name}"
+    error = in_words_of(InvalidArgument(f"{inner}: bad", field=inner), names)
+    assert isinstance(error, InvalidArgument)
+    assert error.field == f"messages[0].tool_calls[0].function.{name}"
+    assert error.message == f"{error.field}: bad"
+
+
+@pytest.mark.parametrize(
+    ("fields", "field"),
+    [
+        ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"structured_outputs": {"regex": "a"}}, "structured_outputs"),
+        ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools"),
+    ],
+)
+def test_a_constraint_that_fails_later_is_the_field_that_asked_for_it(
+    fields: dict[str, Any], field: str
+) -> None:
+    failed = InvalidArgument("the constraint: too much", reason="CONSTRAINT_FAILED")
+    error = in_words_of(failed, chat.field_names(body(**fields)))
+    assert isinstance(error, InvalidArgument)
+    assert error.field == field
+
+
+def test_a_tool_without_a_name_is_named_as_a_chat_has_it() -> None:
+    with pytest.raises(InvalidArgument) as caught:
+        request(tools=[{"type": "function"}])
+    assert caught.value.field == "tools[0].function.name"
+
+
+NO_ARGUMENTS = '{"type":"object","properties":{},"additionalProperties":false}'
+
+
+@pytest.mark.parametrize("function", [{"name": "f"}, {"name": "f", "parameters": {}}])
+def test_a_function_without_parameters_takes_no_arguments(function: dict[str, Any]) -> None:
+    asked = request(tools=[{"type": "function", "function": function}])
+    assert tool_use_of(asked).functions[0].parameters == NO_ARGUMENTS
+    asked.tools[0].parameters = "{}"
+    assert tool_use_of(asked).functions[0].parameters == NO_ARGUMENTS
+    assert template_tools(asked.tools)[0]["function"]["parameters"] == {"type": "object", "properties": {}}
+
+
+def test_a_function_of_any_object_takes_any_object() -> None:
+    asked = request(tools=[{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}])
+    assert tool_use_of(asked).functions[0].parameters == '{"type":"object"}'
+
+
+def test_every_type_that_a_field_may_have_is_told() -> None:
+    with pytest.raises(InvalidArgument) as caught:
+        body(stop=5)
+    assert caught.value.message == "stop: input should be a valid string or a valid array"
+    with pytest.raises(InvalidArgument, match="the body is empty"):
+        parse(ChatBody, b"")
 
 
 def test_an_error_without_a_field_stays_as_it_is() -> None:

@@ -9,6 +9,7 @@ import pytest
 
 from inferflux.common.errors import InvalidArgument, Unavailable, to_http
 from inferflux.gateway.http.bodies import parse
+from inferflux.gateway.http.errors import in_words_of
 from inferflux.gateway.http.openai import generate, responses
 from inferflux.gateway.http.openai.bodies import GenerateBody, ResponsesBody
 from inferflux.gateway.http.openapi import OPERATIONS, document, page
@@ -76,6 +77,34 @@ def test_a_value_that_is_not_served_is_refused_by_name(fields: dict[str, Any], f
     with pytest.raises(InvalidArgument) as caught:
         request(**fields)
     assert caught.value.field == field
+
+
+@pytest.mark.parametrize(
+    ("inner", "outer"),
+    [
+        ("messages[0].content", "instructions"),
+        ("messages[1].role", "input[0].role"),
+        ("messages[2].tool_calls[1].name", "input[3].name"),
+        ("messages[3].role", "input[4].role"),
+        ("messages", "input"),
+        ("params.max_tokens", "max_output_tokens"),
+        ("params.constraint.regex", "structured_outputs.regex"),
+        ("tools[0].name", "tools[0].name"),
+    ],
+)
+def test_errors_name_the_item_of_the_client(inner: str, outer: str) -> None:
+    call = {"type": "function_call", "call_id": "c", "name": "f"}
+    output = {"type": "function_call_output", "call_id": "c", "output": "1"}
+    thought = {"type": "reasoning", "content": [{"type": "reasoning_text", "text": "hm"}]}
+    asked = body(
+        instructions="Be brief.",
+        input=[{"role": "user", "content": "a"}, thought, call, call, output],
+        tools=[{"type": "function", "name": "f"}],
+        structured_outputs={"regex": "a"},
+    )
+    error = in_words_of(InvalidArgument("x", field=inner), responses.field_names(asked))
+    assert isinstance(error, InvalidArgument)
+    assert error.field == outer
 
 
 def test_a_format_is_a_constraint() -> None:

@@ -11,7 +11,7 @@ from inferflux.common.errors import Aborted, PermissionDenied, Unavailable
 from inferflux.common.grpc_metadata import GUARDRAIL
 from inferflux.policy.guardrails.prompts import PromptGuard
 from inferflux.policy.guardrails.sets import MAX_AGE_S, GuardrailSets
-from inferflux.policy.guardrails.store import Index, Name, Rules, Summary
+from inferflux.policy.guardrails.store import Index, Name, Rules, Summary, Versions
 from inferflux.v1 import guardrails_pb2, policy_pb2
 
 Blocked = guardrails_pb2.BlockedText
@@ -55,10 +55,10 @@ class Store:
         self.loaded += [name.text for name in names]
         return [self.sets[name][1] if name in self.sets else None for name in names]
 
-    async def put(self, name: Name, summary: Summary, rules: Rules) -> int:
+    async def put(self, name: Name, summary: Summary, rules: Rules) -> Versions:
         raise NotImplementedError
 
-    async def delete(self, name: Name, *, version: int) -> None:
+    async def delete(self, name: Name, *, version: int) -> int:
         raise NotImplementedError
 
 

@@ -180,7 +180,7 @@ def test_scopes_are_kept_once_each_in_a_fixed_order() -> None:
 
 
 def test_an_unknown_scope_is_named_by_its_place() -> None:
-    with pytest.raises(InvalidArgument, match="use one of inference, models, admin") as caught:
+    with pytest.raises(InvalidArgument, match="use one of inference, models, models:load, admin") as caught:
         keys.parse_scopes(["inference", "root"])
     assert caught.value.field == "scopes[1]"
 

@@ -20,7 +20,19 @@ def test_a_subject_may_be(text: str) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["", "*", "acme", "key:", "key:acme", "tenant:A", "tenant:**", "model:", "user:x", "model:" + "m" * 257],
+    [
+        "",
+        "*",
+        "acme",
+        "key:",
+        "key:acme",
+        "tenant:A",
+        "tenant:**",
+        "model:",
+        "user:x",
+        "model:" + "m" * 257,
+        "model:a\x1b[2J",
+    ],
 )
 def test_a_subject_may_not_be(text: str) -> None:
     with pytest.raises(InvalidArgument) as caught:

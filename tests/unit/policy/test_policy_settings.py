@@ -29,6 +29,25 @@ def test_a_bootstrap_key_is_taken_from_the_environment_and_kept_out_of_sight(
 
 
 @pytest.mark.parametrize(
+    ("variable", "secret"),
+    [
+        ("INFERFLUX_POLICY_BOOTSTRAP_KEY", "mistyped-key"),
+        ("INFERFLUX_POLICY_STORAGE_PASSPHRASE", "mistyped phrase, of several"),
+        ("INFERFLUX_AUDIT_KEY", "mistyped-key"),
+    ],
+)
+def test_a_secret_that_is_refused_is_not_shown(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], variable: str, secret: str
+) -> None:
+    monkeypatch.setenv(variable, secret)
+    with pytest.raises(SystemExit):
+        load(PolicySettings)
+    said = capsys.readouterr().err
+    assert said.startswith(f"{variable}: ")
+    assert "mistyped" not in said
+
+
+@pytest.mark.parametrize(
     ("variable", "value"),
     [
         ("INFERFLUX_POLICY_BOOTSTRAP_KEY", "letmein"),
@@ -46,12 +65,3 @@ def test_a_bad_value_stops_the_start_and_names_its_variable(
         load(PolicySettings)
     assert caught.value.code == 2
     assert capsys.readouterr().err.startswith(f"{variable}: ")
-
-
-def test_a_bad_bootstrap_key_is_not_printed(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("INFERFLUX_POLICY_BOOTSTRAP_KEY", "ifx_almost-a-key")
-    with pytest.raises(SystemExit):
-        load(PolicySettings)
-    assert "almost" not in capsys.readouterr().err

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Sequence
+from contextlib import AbstractAsyncContextManager
 
 import pytest
 
@@ -50,6 +52,9 @@ class MemoryTable:
                 self.rows[row] = value
         self.revision = revision
         return True
+
+    def turn(self) -> AbstractAsyncContextManager[None]:
+        return contextlib.nullcontext()
 
     async def aclose(self) -> None: ...
 

@@ -10,12 +10,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inferflux.common.errors import InferFluxError, InvalidArgument, NotFound, Unavailable
+from inferflux.common.errors import Aborted, InferFluxError, InvalidArgument, NotFound, Unavailable
 from inferflux.scheduler.admin import Administration, FairnessStore, applied, merged
 from inferflux.scheduler.core.actions import Action, SendCommand
 from inferflux.scheduler.core.drains import DrainProgress
 from inferflux.scheduler.core.fairness import FairnessSettings
-from inferflux.v1 import scheduler_pb2, worker_pb2
+from inferflux.scheduler.core.hosts import HostTable
+from inferflux.scheduler.host_admin import ModelAdministration
+from inferflux.v1 import host_pb2, scheduler_pb2, worker_pb2
 
 Change = scheduler_pb2.SetFairness
 Request = scheduler_pb2.SchedulerAdminRequest
@@ -30,6 +32,8 @@ class FakeCore:
     def __init__(self, settings: FairnessSettings | None = None) -> None:
         self.fairness = settings or FairnessSettings()
         self.drains: list[tuple[str, bool, float | None, float]] = []
+        self.hosts = HostTable()
+        self.term = 7
 
     def set_fairness(self, settings: FairnessSettings) -> None:
         self.fairness = settings
@@ -114,7 +118,11 @@ class Desk:
             is_alone=is_alone,
             guarded=lambda _what, work: work(),
             ask_worker=self._ask_worker,
+            models=ModelAdministration(self.core.hosts, self.core.term, self._ask_host),
         )
+
+    async def _ask_host(self, host_id: str, command: host_pb2.HostCommand) -> host_pb2.HostedModel:
+        raise AssertionError(f"{host_id} was asked: {command}")
 
     async def _ask_worker(
         self, worker_id: str, command: worker_pb2.WorkerCommand
@@ -136,14 +144,14 @@ class Desk:
 
 
 def fairness(**fields: int) -> scheduler_pb2.Fairness:
-    return scheduler_pb2.Fairness(**({"high_priority_threshold": 5} | fields))  # type: ignore[arg-type]
+    return scheduler_pb2.Fairness(**({"high_priority_threshold": 5, "version": 2} | fields))  # type: ignore[arg-type]
 
 
 async def test_what_is_not_set_stays_as_it_was() -> None:
     desk = Desk()
     await desk.change(enable_preemption=True)
     reply = await desk.change(max_timeslice_tokens=64)
-    assert reply.fairness == fairness(enable_preemption=True, max_timeslice_tokens=64)
+    assert reply.fairness == fairness(enable_preemption=True, max_timeslice_tokens=64, version=3)
     assert desk.core.fairness == FairnessSettings(True, 5, 64)
     assert (await desk.ask(Request(get_fairness=scheduler_pb2.GetFairness()))).fairness == reply.fairness
 
@@ -151,7 +159,7 @@ async def test_what_is_not_set_stays_as_it_was() -> None:
 async def test_a_value_can_be_set_to_nothing() -> None:
     desk = Desk(settings=FairnessSettings(True, 5, 64))
     reply = await desk.change(enable_preemption=False, high_priority_threshold=0, max_timeslice_tokens=0)
-    assert reply.fairness == scheduler_pb2.Fairness()
+    assert reply.fairness == scheduler_pb2.Fairness(version=2)
 
 
 async def test_the_core_plans_anew_after_a_change_and_not_without_one() -> None:
@@ -173,7 +181,7 @@ async def test_a_reset_goes_back_to_the_configuration_and_is_kept() -> None:
     desk = Desk(settings=FairnessSettings(max_timeslice_tokens=32))
     await desk.change(enable_preemption=True, max_timeslice_tokens=0)
     reply = await desk.change(reset=True, high_priority_threshold=7)
-    assert reply.fairness == fairness(high_priority_threshold=7, max_timeslice_tokens=32)
+    assert reply.fairness == fairness(high_priority_threshold=7, max_timeslice_tokens=32, version=3)
     following = Desk(desk.bucket)
     await following.administration.load()
     assert following.core.fairness == FairnessSettings(high_priority_threshold=7)
@@ -181,7 +189,7 @@ async def test_a_reset_goes_back_to_the_configuration_and_is_kept() -> None:
 
 async def test_a_reset_of_what_was_never_changed_writes_nothing() -> None:
     desk = Desk()
-    assert (await desk.change(reset=True)).fairness == fairness()
+    assert (await desk.change(reset=True)).fairness == fairness(version=1)
     assert desk.bucket.entries == {}
 
 
@@ -189,7 +197,7 @@ async def test_what_cannot_be_kept_is_not_done() -> None:
     desk = Desk()
     desk.bucket.error = Unavailable("no bucket")
     reply = await desk.change(enable_preemption=True)
-    assert reply.refused == scheduler_pb2.AdminRefusal(code=Unavailable.code, message="no bucket")
+    assert (reply.refused.code, reply.refused.message) == (Unavailable.code, "no bucket")
     assert desk.core.fairness == FairnessSettings()
 
 
@@ -198,6 +206,49 @@ async def test_another_leaders_change_at_the_same_time_is_not_lost() -> None:
     desk.bucket.before_write = lambda: desk.bucket.overwrite(Change(max_timeslice_tokens=16))
     reply = await desk.change(enable_preemption=True)
     assert reply.fairness == fairness(enable_preemption=True, max_timeslice_tokens=16)
+
+
+async def test_a_change_that_names_another_version_is_refused_and_the_present_one_shown() -> None:
+    desk = Desk()
+    assert (await desk.change(max_timeslice_tokens=64, version=1)).fairness.version == 2
+    desk.bucket.overwrite(Change(max_timeslice_tokens=16, version=3))
+    refused = (await desk.change(enable_preemption=True, version=2)).refused
+    assert (refused.code, refused.reason) == (Aborted.code, "VERSION_MISMATCH")
+    now = (await desk.ask(Request(get_fairness=scheduler_pb2.GetFairness()))).fairness
+    assert now == fairness(max_timeslice_tokens=16, version=3)
+    assert (await desk.change(enable_preemption=True, version=3)).fairness.version == 4
+
+
+async def test_a_version_that_is_no_longer_there_when_it_is_kept_is_refused() -> None:
+    desk = Desk()
+    desk.bucket.before_write = lambda: desk.bucket.overwrite(Change(max_timeslice_tokens=16, version=2))
+    assert (await desk.change(enable_preemption=True, version=1)).refused.code == Aborted.code
+    assert not desk.core.fairness.enable_preemption
+
+
+async def test_leaders_of_two_partitions_make_one_change_of_a_request_that_names_a_version() -> None:
+    first = Desk()
+    second = Desk(first.bucket)
+    for desk in (first, second):
+        reply = await desk.change(enable_preemption=True, version=1)
+        assert reply.fairness == fairness(enable_preemption=True, version=2)
+    for desk in (second, first):
+        assert (await desk.change(max_timeslice_tokens=8, version=1)).refused.code == Aborted.code
+        assert (await desk.change(reset=True, version=2)).fairness == fairness(version=3)
+
+
+async def test_a_version_survives_a_reset_and_the_scheduler() -> None:
+    desk = Desk()
+    await desk.change(enable_preemption=True)
+    await desk.change(reset=True)
+    following = Desk(desk.bucket)
+    await following.administration.load()
+    assert following.core.fairness.to_message() == fairness(version=3)
+
+
+async def test_a_version_alone_changes_nothing() -> None:
+    refused = (await Desk().change(version=1)).refused
+    assert (refused.code, refused.field) == (InvalidArgument.code, "change")
 
 
 async def test_a_change_fails_while_others_write_the_bucket_all_the_time() -> None:
@@ -297,9 +348,8 @@ async def test_a_worker_that_does_not_answer_keeps_no_other_waiting() -> None:
 async def test_a_worker_that_is_not_cleared_is_refused_with_the_reason() -> None:
     desk = Desk()
     desk.worker_error = Unavailable("it did not answer")
-    assert (await desk.ask(clearing())).refused == scheduler_pb2.AdminRefusal(
-        code=Unavailable.code, message="it did not answer"
-    )
+    refused = (await desk.ask(clearing())).refused
+    assert (refused.code, refused.message) == (Unavailable.code, "it did not answer")
 
 
 async def test_an_unknown_workers_cache_is_left_to_the_leader_of_its_partition() -> None:

@@ -37,7 +37,9 @@ def test_a_request_that_waits_to_resume_is_parked_and_not_queued() -> None:
 def test_the_order_and_the_fairness_settings_are_told() -> None:
     status = describe(sliced_world().core, 1000.0)
     assert status.policy == "priority"
-    assert status.fairness == scheduler_pb2.Fairness(high_priority_threshold=5, max_timeslice_tokens=1)
+    assert status.fairness == scheduler_pb2.Fairness(
+        high_priority_threshold=5, max_timeslice_tokens=1, version=1
+    )
 
 
 def test_a_status_too_large_for_a_message_goes_without_its_slots() -> None:

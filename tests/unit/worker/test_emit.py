@@ -32,7 +32,7 @@ class MoodyBus:
         if not (self.takes and self.flushes):
             raise Unavailable("no answer", reason="FLUSH_TIMEOUT")
 
-    async def replay(self, subject: str) -> list[bytes]:
+    async def replay_one_by_one(self, subject: str) -> list[bytes]:
         return [payload for to, payload in self.published if to == subject]
 
     def discard_unsent(self, prefix: str) -> None:
@@ -124,7 +124,7 @@ async def test_many_requests_are_looked_up_together_and_not_all_at_once(
     for name in names:
         await chunks.emit(b"chunk", name)
     bus.published.clear()
-    replay, now, most, many = bus.replay, 0, 0, asyncio.Event()
+    replay, now, most, many = bus.replay_one_by_one, 0, 0, asyncio.Event()
 
     async def together(subject: str) -> list[bytes]:
         nonlocal now, most
@@ -136,7 +136,7 @@ async def test_many_requests_are_looked_up_together_and_not_all_at_once(
         now -= 1
         return await replay(subject)
 
-    bus.replay = together  # type: ignore[method-assign]
+    bus.replay_one_by_one = together  # type: ignore[method-assign]
     await chunks.emitter.republish()
     assert most == 16
     assert {subject for subject, _ in bus.published} == {subjects.tokens("t", name) for name in names}
@@ -172,7 +172,7 @@ async def test_what_is_emitted_during_the_repetition_follows_it(bus: MoodyBus, c
     await chunks.emit(b"1")
     chunks.emitter.on_disconnect()
     bus.published.clear()
-    replay, is_emitted = bus.replay, False
+    replay, is_emitted = bus.replay_one_by_one, False
 
     async def emit_meanwhile(subject: str) -> list[bytes]:
         nonlocal is_emitted
@@ -181,7 +181,7 @@ async def test_what_is_emitted_during_the_repetition_follows_it(bus: MoodyBus, c
             await chunks.emit(b"finished")
         return await replay(subject)
 
-    bus.replay = emit_meanwhile  # type: ignore[method-assign]
+    bus.replay_one_by_one = emit_meanwhile  # type: ignore[method-assign]
     await chunks.emitter.republish()
     assert tokens_of(bus) == [b"1", b"finished"]
 

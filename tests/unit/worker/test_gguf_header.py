@@ -13,16 +13,19 @@ from harness.gguf_files import Field, array, boolean, f32, i32, nested, text, ti
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from inferflux.worker.engine.kv_types import USUAL
 from inferflux.worker.gguf_header import Array, Header, HeaderError, Kind, parse_header, strings_of
 from inferflux.worker.model_checks import check_metadata, check_tokens
+from inferflux.worker.model_facts import facts_of
 
 WHOLE = tiny_model().data()
 HEAD_BYTES = len(tiny_model().head())
 
 
 def checked(file: gguf_files.Gguf) -> Header:
-    header = parse_header(file.data())
-    check_metadata(header)
+    view = file.data()
+    header = parse_header(view)
+    check_metadata(view, header)
     return header
 
 
@@ -149,7 +152,8 @@ def refusal_of(data: bytes) -> str:
 
 def checked_bytes(data: bytes) -> None:
     header = parse_header(data)
-    check_metadata(header)
+    check_metadata(data, header)
+    assert facts_of(data, header).kv_bytes_per_token(USUAL) < 1 << 60
     tokens = header.metadata.get("tokenizer.ggml.tokens")
     if isinstance(tokens, Array) and tokens.kind == Kind.STRING:
         check_tokens(strings_of(data, tokens))

@@ -40,8 +40,7 @@ class Allows:
 
     def look_back(self) -> None: ...
 
-    def why_wrong(self, _answer: str) -> str:
-        return ""
+    def check(self, _answer: str) -> None: ...
 
     def close(self) -> None: ...
 

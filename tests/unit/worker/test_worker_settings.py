@@ -116,3 +116,11 @@ def test_an_empty_draft_model_cannot_draft(
 ) -> None:
     (line,) = refusal(monkeypatch, capsys, DRAFT_MODEL="", SPECULATION="draft")
     assert line.startswith("INFERFLUX_WORKER_SPECULATION: must not be draft")
+
+
+def test_no_worker_is_called_as_a_further_model_of_another(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (line,) = refusal(monkeypatch, capsys, ID="worker-0--1")
+    assert line.startswith("INFERFLUX_WORKER_ID: ")
+    assert made(monkeypatch, ID="xn--a-b1").id == "xn--a-b1"

@@ -19,13 +19,15 @@ failed, `from_failed` out of a token stream.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 if TYPE_CHECKING:
     from inferflux.v1 import tokens_pb2
 
 _DETAILS = "grpc-status-details-bin"
+# How the names begin of what the caller is told beside the error.
+_TOLD = ("x-ratelimit-", "x-inferflux-")
 
 
 class FailedCall(Protocol):
@@ -187,17 +189,23 @@ def from_status(data: bytes) -> InferFluxError:
 
 
 def from_rpc(error: FailedCall) -> InferFluxError:
-    """The error a gRPC call ended with, its details included when the server sent any."""
+    """The error a gRPC call ended with, its details included when the server sent any, and its headers."""
+    metadata = tuple(error.trailing_metadata() or ())
+    own = _from_details(metadata) or from_code(error.code().value[0], error.details() or error.code().name)
+    own.headers = {key: value for key, value in metadata if key.startswith(_TOLD) and isinstance(value, str)}
+    return own
+
+
+def _from_details(metadata: Iterable[tuple[str, str | bytes]]) -> InferFluxError | None:
     from google.protobuf.message import DecodeError
 
-    for key, value in error.trailing_metadata() or ():
+    for key, value in metadata:
         if key == _DETAILS and isinstance(value, bytes):
             try:
                 return from_status(value)
             except DecodeError:  # of a proxy's making
                 break
-    code = error.code()
-    return from_code(code.value[0], error.details() or code.name)
+    return None
 
 
 def from_failed(failed: tokens_pb2.Failed) -> InferFluxError:

@@ -891,3 +891,50 @@ class EngineReport(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType_report) -> _WhichOneofReturnType_report | None: ...
 
 Global___EngineReport: _TypeAlias = EngineReport  # noqa: Y015
+
+@_typing.final
+class AnswerCheck(_message.Message):
+    """To the process that checks answers: whether a complete one is what was asked for."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CONSTRAINT_FIELD_NUMBER: _builtins.int
+    ANSWER_FIELD_NUMBER: _builtins.int
+    answer: _builtins.str
+    @_builtins.property
+    def constraint(self) -> _generation_pb2.StructuredConstraint: ...
+    def __init__(
+        self,
+        *,
+        constraint: _generation_pb2.StructuredConstraint | None = ...,
+        answer: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["constraint", b"constraint"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["answer", b"answer", "constraint", b"constraint"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AnswerCheck: _TypeAlias = AnswerCheck  # noqa: Y015
+
+@_typing.final
+class AnswerChecked(_message.Message):
+    """The answer to AnswerCheck. The first one comes unasked: the process is there."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    WHY_WRONG_FIELD_NUMBER: _builtins.int
+    why_wrong: _builtins.str
+    """Empty: it is what was asked for."""
+    def __init__(
+        self,
+        *,
+        why_wrong: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["why_wrong", b"why_wrong"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AnswerChecked: _TypeAlias = AnswerChecked  # noqa: Y015

@@ -44,6 +44,16 @@ class ModelServiceStub:
                 request_serializer=inferflux_dot_v1_dot_model__pb2.GetModelRequest.SerializeToString,
                 response_deserializer=inferflux_dot_v1_dot_model__pb2.GetModelResponse.FromString,
                 _registered_method=True)
+        self.LoadModel = channel.unary_unary(
+                '/inferflux.v1.ModelService/LoadModel',
+                request_serializer=inferflux_dot_v1_dot_model__pb2.LoadModelRequest.SerializeToString,
+                response_deserializer=inferflux_dot_v1_dot_model__pb2.LoadModelResponse.FromString,
+                _registered_method=True)
+        self.UnloadModel = channel.unary_unary(
+                '/inferflux.v1.ModelService/UnloadModel',
+                request_serializer=inferflux_dot_v1_dot_model__pb2.UnloadModelRequest.SerializeToString,
+                response_deserializer=inferflux_dot_v1_dot_model__pb2.UnloadModelResponse.FromString,
+                _registered_method=True)
 
 
 class ModelServiceServicer:
@@ -61,6 +71,19 @@ class ModelServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def LoadModel(self, request, context):
+        """Has a host load a model. Answers as soon as loading has begun: GetModel tells when it is ready, or why it failed.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def UnloadModel(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_ModelServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -73,6 +96,16 @@ def add_ModelServiceServicer_to_server(servicer, server):
                     servicer.GetModel,
                     request_deserializer=inferflux_dot_v1_dot_model__pb2.GetModelRequest.FromString,
                     response_serializer=inferflux_dot_v1_dot_model__pb2.GetModelResponse.SerializeToString,
+            ),
+            'LoadModel': grpc.unary_unary_rpc_method_handler(
+                    servicer.LoadModel,
+                    request_deserializer=inferflux_dot_v1_dot_model__pb2.LoadModelRequest.FromString,
+                    response_serializer=inferflux_dot_v1_dot_model__pb2.LoadModelResponse.SerializeToString,
+            ),
+            'UnloadModel': grpc.unary_unary_rpc_method_handler(
+                    servicer.UnloadModel,
+                    request_deserializer=inferflux_dot_v1_dot_model__pb2.UnloadModelRequest.FromString,
+                    response_serializer=inferflux_dot_v1_dot_model__pb2.UnloadModelResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -129,6 +162,60 @@ class ModelService:
             '/inferflux.v1.ModelService/GetModel',
             inferflux_dot_v1_dot_model__pb2.GetModelRequest.SerializeToString,
             inferflux_dot_v1_dot_model__pb2.GetModelResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def LoadModel(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/inferflux.v1.ModelService/LoadModel',
+            inferflux_dot_v1_dot_model__pb2.LoadModelRequest.SerializeToString,
+            inferflux_dot_v1_dot_model__pb2.LoadModelResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def UnloadModel(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/inferflux.v1.ModelService/UnloadModel',
+            inferflux_dot_v1_dot_model__pb2.UnloadModelRequest.SerializeToString,
+            inferflux_dot_v1_dot_model__pb2.UnloadModelResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -948,22 +948,26 @@ class Fairness(_message.Message):
     ENABLE_PREEMPTION_FIELD_NUMBER: _builtins.int
     HIGH_PRIORITY_THRESHOLD_FIELD_NUMBER: _builtins.int
     MAX_TIMESLICE_TOKENS_FIELD_NUMBER: _builtins.int
+    VERSION_FIELD_NUMBER: _builtins.int
     enable_preemption: _builtins.bool
     """Whether an urgent request that finds no free slot preempts a less urgent one."""
     high_priority_threshold: _builtins.int
     """Requests of this priority and above preempt, and are never sliced."""
     max_timeslice_tokens: _builtins.int
     """Other requests yield after this many tokens; 0 lets them run to the end."""
+    version: _builtins.int
+    """1 before any change, and rises with each. 0 of a scheduler that does not count them."""
     def __init__(
         self,
         *,
         enable_preemption: _builtins.bool = ...,
         high_priority_threshold: _builtins.int = ...,
         max_timeslice_tokens: _builtins.int = ...,
+        version: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["enable_preemption", b"enable_preemption", "high_priority_threshold", b"high_priority_threshold", "max_timeslice_tokens", b"max_timeslice_tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["enable_preemption", b"enable_preemption", "high_priority_threshold", b"high_priority_threshold", "max_timeslice_tokens", b"max_timeslice_tokens", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -980,6 +984,8 @@ class SchedulerAdminRequest(_message.Message):
     DRAIN_FIELD_NUMBER: _builtins.int
     GET_DRAIN_FIELD_NUMBER: _builtins.int
     CLEAR_CACHE_FIELD_NUMBER: _builtins.int
+    LOAD_MODEL_FIELD_NUMBER: _builtins.int
+    UNLOAD_MODEL_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def get_fairness(self) -> Global___GetFairness: ...
     @_builtins.property
@@ -990,6 +996,10 @@ class SchedulerAdminRequest(_message.Message):
     def get_drain(self) -> Global___GetDrain: ...
     @_builtins.property
     def clear_cache(self) -> Global___ClearWorkerCache: ...
+    @_builtins.property
+    def load_model(self) -> _model_pb2.LoadModelRequest: ...
+    @_builtins.property
+    def unload_model(self) -> _model_pb2.UnloadModelRequest: ...
     def __init__(
         self,
         *,
@@ -998,12 +1008,14 @@ class SchedulerAdminRequest(_message.Message):
         drain: Global___DrainRequest | None = ...,
         get_drain: Global___GetDrain | None = ...,
         clear_cache: Global___ClearWorkerCache | None = ...,
+        load_model: _model_pb2.LoadModelRequest | None = ...,
+        unload_model: _model_pb2.UnloadModelRequest | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["clear_cache", b"clear_cache", "drain", b"drain", "get_drain", b"get_drain", "get_fairness", b"get_fairness", "request", b"request", "set_fairness", b"set_fairness"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["clear_cache", b"clear_cache", "drain", b"drain", "get_drain", b"get_drain", "get_fairness", b"get_fairness", "load_model", b"load_model", "request", b"request", "set_fairness", b"set_fairness", "unload_model", b"unload_model"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["clear_cache", b"clear_cache", "drain", b"drain", "get_drain", b"get_drain", "get_fairness", b"get_fairness", "request", b"request", "set_fairness", b"set_fairness"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["clear_cache", b"clear_cache", "drain", b"drain", "get_drain", b"get_drain", "get_fairness", b"get_fairness", "load_model", b"load_model", "request", b"request", "set_fairness", b"set_fairness", "unload_model", b"unload_model"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_request: _TypeAlias = _typing.Literal["get_fairness", "set_fairness", "drain", "get_drain", "clear_cache"]  # noqa: Y015
+    _WhichOneofReturnType_request: _TypeAlias = _typing.Literal["get_fairness", "set_fairness", "drain", "get_drain", "clear_cache", "load_model", "unload_model"]  # noqa: Y015
     _WhichOneofArgType_request: _TypeAlias = _typing.Literal["request", b"request"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_request) -> _WhichOneofReturnType_request | None: ...
 
@@ -1173,11 +1185,14 @@ class SetFairness(_message.Message):
     HIGH_PRIORITY_THRESHOLD_FIELD_NUMBER: _builtins.int
     MAX_TIMESLICE_TOKENS_FIELD_NUMBER: _builtins.int
     RESET_FIELD_NUMBER: _builtins.int
+    VERSION_FIELD_NUMBER: _builtins.int
     enable_preemption: _builtins.bool
     high_priority_threshold: _builtins.int
     max_timeslice_tokens: _builtins.int
     reset: _builtins.bool
     """Back to what the scheduler was started with; the other fields then count on top of that."""
+    version: _builtins.int
+    """Where it is set, the change is refused unless Fairness has this version. As it is kept: the version that it has."""
     def __init__(
         self,
         *,
@@ -1185,10 +1200,11 @@ class SetFairness(_message.Message):
         high_priority_threshold: _builtins.int | None = ...,
         max_timeslice_tokens: _builtins.int | None = ...,
         reset: _builtins.bool = ...,
+        version: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_enable_preemption", b"_enable_preemption", "_high_priority_threshold", b"_high_priority_threshold", "_max_timeslice_tokens", b"_max_timeslice_tokens", "enable_preemption", b"enable_preemption", "high_priority_threshold", b"high_priority_threshold", "max_timeslice_tokens", b"max_timeslice_tokens"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_enable_preemption", b"_enable_preemption", "_high_priority_threshold", b"_high_priority_threshold", "_max_timeslice_tokens", b"_max_timeslice_tokens", "enable_preemption", b"enable_preemption", "high_priority_threshold", b"high_priority_threshold", "max_timeslice_tokens", b"max_timeslice_tokens", "reset", b"reset"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_enable_preemption", b"_enable_preemption", "_high_priority_threshold", b"_high_priority_threshold", "_max_timeslice_tokens", b"_max_timeslice_tokens", "enable_preemption", b"enable_preemption", "high_priority_threshold", b"high_priority_threshold", "max_timeslice_tokens", b"max_timeslice_tokens", "reset", b"reset", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__enable_preemption: _TypeAlias = _typing.Literal["enable_preemption"]  # noqa: Y015
     _WhichOneofArgType__enable_preemption: _TypeAlias = _typing.Literal["_enable_preemption", b"_enable_preemption"]  # noqa: Y015
@@ -1269,6 +1285,7 @@ class SchedulerAdminReply(_message.Message):
     DRAIN_FIELD_NUMBER: _builtins.int
     REFUSED_FIELD_NUMBER: _builtins.int
     CLEARED_FIELD_NUMBER: _builtins.int
+    MODEL_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def fairness(self) -> Global___Fairness: ...
     @_builtins.property
@@ -1277,6 +1294,10 @@ class SchedulerAdminReply(_message.Message):
     def refused(self) -> Global___AdminRefusal: ...
     @_builtins.property
     def cleared(self) -> Global___ClearedWorker: ...
+    @_builtins.property
+    def model(self) -> _model_pb2.Model:
+        """The model on the hosts that were told."""
+
     def __init__(
         self,
         *,
@@ -1284,12 +1305,13 @@ class SchedulerAdminReply(_message.Message):
         drain: Global___DrainProgress | None = ...,
         refused: Global___AdminRefusal | None = ...,
         cleared: Global___ClearedWorker | None = ...,
+        model: _model_pb2.Model | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["cleared", b"cleared", "drain", b"drain", "fairness", b"fairness", "refused", b"refused", "reply", b"reply"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["cleared", b"cleared", "drain", b"drain", "fairness", b"fairness", "model", b"model", "refused", b"refused", "reply", b"reply"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cleared", b"cleared", "drain", b"drain", "fairness", b"fairness", "refused", b"refused", "reply", b"reply"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cleared", b"cleared", "drain", b"drain", "fairness", b"fairness", "model", b"model", "refused", b"refused", "reply", b"reply"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_reply: _TypeAlias = _typing.Literal["fairness", "drain", "refused", "cleared"]  # noqa: Y015
+    _WhichOneofReturnType_reply: _TypeAlias = _typing.Literal["fairness", "drain", "refused", "cleared", "model"]  # noqa: Y015
     _WhichOneofArgType_reply: _TypeAlias = _typing.Literal["reply", b"reply"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_reply) -> _WhichOneofReturnType_reply | None: ...
 
@@ -1302,20 +1324,24 @@ class AdminRefusal(_message.Message):
     CODE_FIELD_NUMBER: _builtins.int
     FIELD_FIELD_NUMBER: _builtins.int
     MESSAGE_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
     code: _builtins.int
     """A google.rpc.Code."""
     field: _builtins.str
     message: _builtins.str
+    reason: _builtins.str
+    """Of the error; empty from a scheduler that does not name it."""
     def __init__(
         self,
         *,
         code: _builtins.int = ...,
         field: _builtins.str = ...,
         message: _builtins.str = ...,
+        reason: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["code", b"code", "field", b"field", "message", b"message"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["code", b"code", "field", b"field", "message", b"message", "reason", b"reason"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -38,7 +38,9 @@ class _TokenizerFaultEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Tokeni
     TOKENIZER_FAULT_REFUSED: _TokenizerFault.ValueType  # 5
     """The template refused the messages."""
     TOKENIZER_FAULT_BAD_TEXT: _TokenizerFault.ValueType  # 6
-    """More tokens than the context holds, or a text that cannot be tokenized safely."""
+    """It cannot be tokenized safely."""
+    TOKENIZER_FAULT_TOO_LONG: _TokenizerFault.ValueType  # 7
+    """It has more tokens than the context holds."""
     TOKENIZER_FAULT_BAD_CONSTRAINT: _TokenizerFault.ValueType  # 20
     """The constraint cannot be compiled, or nothing satisfies it."""
     TOKENIZER_FAULT_NO_TOOLS: _TokenizerFault.ValueType  # 21
@@ -57,7 +59,9 @@ TOKENIZER_FAULT_BAD_TEMPLATE: TokenizerFault.ValueType  # 4
 TOKENIZER_FAULT_REFUSED: TokenizerFault.ValueType  # 5
 """The template refused the messages."""
 TOKENIZER_FAULT_BAD_TEXT: TokenizerFault.ValueType  # 6
-"""More tokens than the context holds, or a text that cannot be tokenized safely."""
+"""It cannot be tokenized safely."""
+TOKENIZER_FAULT_TOO_LONG: TokenizerFault.ValueType  # 7
+"""It has more tokens than the context holds."""
 TOKENIZER_FAULT_BAD_CONSTRAINT: TokenizerFault.ValueType  # 20
 """The constraint cannot be compiled, or nothing satisfies it."""
 TOKENIZER_FAULT_NO_TOOLS: TokenizerFault.ValueType  # 21

@@ -67,6 +67,7 @@ class BaseClient(ABC, Generic[_G, _S]):
         skip_answer_cache: bool = False,
         tools: Sequence[inference_pb2.Tool] = (),
         tool_choice: inference_pb2.ToolChoice | None = None,
+        parallel_tool_calls: bool | None = None,
         **options: Unpack[Options],
     ) -> _S:
         """Stream the answer to a conversation.
@@ -81,6 +82,7 @@ class BaseClient(ABC, Generic[_G, _S]):
             skip_answer_cache: have the answer computed.
             tools: functions that the model may call. The `delta` of the stream says what a chunk is.
             tool_choice: whether it must call one, or which.
+            parallel_tool_calls: whether it may make several calls; it may, unless this is false.
             options: as `Options` lists them.
         """
         request = chat_request(
@@ -92,6 +94,7 @@ class BaseClient(ABC, Generic[_G, _S]):
             options=options,
             tools=tools,
             tool_choice=tool_choice,
+            parallel_tool_calls=parallel_tool_calls,
         )
         return self._stream(request, request_id, timeout_s, resume_window_s)
 

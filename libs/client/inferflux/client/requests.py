@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import uuid
 from collections.abc import Iterable, Mapping
-from typing import Any, TypedDict, TypeVar
+from typing import Any, Final, TypedDict, TypeVar
 
 from inferflux.api.errors import InvalidArgument
 from inferflux.api.speculation import SOURCES
@@ -19,23 +19,28 @@ Request = inference_pb2.ChatRequest | inference_pb2.GenerateRequest
 
 _M = TypeVar("_M")
 _OF_PARAMS = frozenset({"max_tokens", "stop", "stop_token_ids", "ignore_eos"})
+_CONSTRAINTS = ("json_object", "json_schema", "gbnf", "lark", "regex", "choices")
+_BREAKERS: Final = "dry_sequence_breakers"
 
 
 class Options(TypedDict, total=False):
     """What may be asked of a generation, under the names and with the ranges of `generation.proto`.
 
-    Whatever else that file has goes into `params`, a GenerationParams, which these options are added to.
+    `params`, a GenerationParams, is what these options are added to.
 
     Attributes:
+        dry_sequence_breakers: texts over which no repetition goes on; none if it is empty.
         speculation: where drafts of next tokens come from: off, ngram or draft.
+        json_object: the answer is a JSON object.
         json_schema: the answer is JSON of this schema, which is given as an object or as JSON text.
+        gbnf, lark: the answer is a text of this grammar.
         regex: the answer matches this expression as a whole.
         choices: the answer is one of these texts.
     """
 
     params: generation_pb2.GenerationParams
     max_tokens: int
-    stop: Iterable[str]
+    stop: str | Iterable[str]
     stop_token_ids: Iterable[int]
     ignore_eos: bool
     temperature: float
@@ -46,11 +51,25 @@ class Options(TypedDict, total=False):
     frequency_penalty: float
     presence_penalty: float
     penalty_last_n: int
+    typical_p: float
+    xtc_probability: float
+    xtc_threshold: float
+    dry_multiplier: float
+    dry_base: float
+    dry_allowed_length: int
+    dry_penalty_last_n: int
+    dry_sequence_breakers: Iterable[str]
+    dynatemp_range: float
+    dynatemp_exponent: float
+    top_n_sigma: float
     logit_bias: Mapping[int, float]
     seed: int
     logprobs: int
     speculation: str
+    json_object: bool
     json_schema: str | Mapping[str, Any]
+    gbnf: str
+    lark: str
     regex: str
     choices: Iterable[str]
 
@@ -65,6 +84,7 @@ def chat_request(
     options: Options,
     tools: Iterable[inference_pb2.Tool] = (),
     tool_choice: inference_pb2.ToolChoice | None = None,
+    parallel_tool_calls: bool | None = None,
 ) -> inference_pb2.ChatRequest:
     """Raises InvalidArgument, which names the field, for what no message can hold."""
     return _message(
@@ -74,6 +94,7 @@ def chat_request(
         messages=_messages(messages),
         tools=tools,
         tool_choice=tool_choice,
+        parallel_tool_calls=parallel_tool_calls,
         params=generation_params(options),
         priority=priority,
         resume_window_s=resume_window_s,
@@ -124,13 +145,19 @@ def generation_params(options: Options) -> generation_pb2.GenerationParams:
     params = generation_pb2.GenerationParams()
     params.CopyFrom(options.get("params", params))
     given: dict[str, Any] = {k: v for k, v in options.items() if k != "params" and v is not None}
-    constraint = {name: given.pop(name) for name in ("json_schema", "regex", "choices") if name in given}
+    constraint = {name: given.pop(name) for name in _CONSTRAINTS if name in given}
+    if "stop" in given:
+        given["stop"] = _texts(given["stop"], "params.stop")
     own = {name: given.pop(name) for name in _OF_PARAMS & given.keys()}
     if "speculation" in given:
         own["speculation"] = _source(given.pop("speculation"))
     if unknown := sorted(given.keys() - generation_pb2.SamplingParams.DESCRIPTOR.fields_by_name.keys()):
         raise InvalidArgument(f"there is no option {unknown[0]}", field=unknown[0])
     params.MergeFrom(_message(generation_pb2.GenerationParams, "params", **own))
+    if _BREAKERS in given:
+        texts = _texts(given[_BREAKERS], f"params.sampling.{_BREAKERS}")
+        given[_BREAKERS] = generation_pb2.SequenceBreakers(texts=texts)
+        params.sampling.ClearField(_BREAKERS)
     params.sampling.MergeFrom(_message(generation_pb2.SamplingParams, "params.sampling", **given))
     if len(constraint) > 1:
         raise InvalidArgument(f"only one of {', '.join(constraint)} can be asked for", field="constraint")
@@ -155,12 +182,21 @@ def _constrain(constraint: generation_pb2.StructuredConstraint, name: str, value
             constraint.json_schema = (
                 value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
             )
-        elif name == "regex":
-            constraint.regex = value
+        elif name == "choices":
+            constraint.choice.texts.extend(_texts(value, name))
         else:
-            constraint.choice.texts.extend(value)
+            constraint.MergeFrom(generation_pb2.StructuredConstraint(**{name: value}))
     except (TypeError, ValueError) as error:
         raise InvalidArgument(f"{name}: {error}", field=name) from None
+
+
+def _texts(value: Any, field: str) -> list[str]:
+    """The texts of an option; one alone is as good as a list of it."""
+    texts = [value] if isinstance(value, str) else value
+    try:
+        return list(generation_pb2.SequenceBreakers(texts=texts).texts)
+    except (TypeError, ValueError) as error:
+        raise InvalidArgument(f"{field}: {error}", field=field) from None
 
 
 def _messages(messages: Messages) -> list[inference_pb2.ChatMessage]:

@@ -12,9 +12,12 @@ _NEVER_CONNECTED = ("failed to connect", "DNS resolution")
 _OTHER_LANGUAGES = {
     "http1.x": "{} speaks HTTP/1 and not gRPC: is it the HTTP port?",
     "Socket closed": "{} closes the connection at once: does it speak TLS (INFERFLUX_TLS_CA)?",
+    "CERTIFICATE_VERIFY_FAILED": "{} shows a certificate of another CA than is trusted (INFERFLUX_TLS_CA)",
 }
 # The first wait where an error names none; each further one takes twice as long.
 _FIRST_DELAY_S = 0.5
+# A limit of a minute may be waited for, the quota of a day may not.
+_LONGEST_DELAY_S = 90.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +37,7 @@ class Retrying:
     """Counts the tries of one call.
 
     A gateway that cannot serve is left for the next one at once. When all were asked, the call waits: for as
-    long as the error says, else a little longer each time.
+    long as the error says, else a little longer each time. What takes longer than 90 s is not waited for.
 
     Args:
         retries: how often the call may wait.
@@ -55,7 +58,7 @@ class Retrying:
         if is_away and self._n_asked < self._n_gateways:
             self._n_asked += 1
             return Again(0.0, moves=True)
-        if self._n_waits >= self._retries:
+        if self._n_waits >= self._retries or (error.retry_delay_s or 0.0) > _LONGEST_DELAY_S:
             return None
         self._n_waits += 1
         self._n_asked = 1

@@ -19,7 +19,7 @@ import nats
 import nats.errors
 import nats.js.errors
 from google.protobuf.message import DecodeError
-from nats.js.api import ConsumerConfig
+from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy
 
 from inferflux.api.errors import InvalidArgument, PermissionDenied, Unauthenticated, Unavailable, from_failed
 from inferflux.api.ordering import InOrder
@@ -170,24 +170,29 @@ class TokenReader:
 
     async def _replayed(self, subject: str) -> list[tokens_pb2.TokenChunk]:
         """What the replay stream holds of a subject; nothing while it does not answer."""
-        jetstream = self._nats.jetstream()
+        inbox = self._nats.new_inbox()
+        stored = await self._nats.subscribe(inbox)
+        # Only the creation of a consumer with a name says in its subject what it reads.
+        consumer = ConsumerConfig(
+            name=secrets.token_hex(8),
+            deliver_subject=inbox,
+            filter_subject=subject,
+            deliver_policy=DeliverPolicy.ALL,
+            ack_policy=AckPolicy.NONE,
+            mem_storage=True,
+            num_replicas=1,
+            inactive_threshold=_REPLAY_LIMIT_S,
+        )
         data: list[bytes] = []
         try:
-            last = await jetstream.get_last_msg(TOKENS_STREAM, subject, direct=True)
-            # Only the creation of a consumer with a name says in its subject what it reads.
-            named = ConsumerConfig(name=secrets.token_hex(8))
-            stored = await jetstream.subscribe(
-                subject, stream=TOKENS_STREAM, ordered_consumer=True, config=named
-            )
-        except (nats.js.errors.Error, nats.errors.Error):
-            return []
-        try:
+            made = await self._nats.jsm().add_consumer(TOKENS_STREAM, consumer)
+            # It may have begun before the answer.
+            begun = made.delivered.consumer_seq if made.delivered else 0
             async with asyncio.timeout(_REPLAY_LIMIT_S):
-                async for message in stored.messages:
+                for _ in range((made.num_pending or 0) + begun):
+                    message = await stored.next_msg(timeout=_REPLAY_LIMIT_S)
                     data.append(message.data)
-                    if message.metadata.sequence.stream >= last.seq:
-                        break
-        except TimeoutError:
+        except (nats.js.errors.Error, nats.errors.Error, TimeoutError):
             pass
         finally:
             await stored.unsubscribe()

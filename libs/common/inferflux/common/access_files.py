@@ -4,7 +4,8 @@ A folder for each kind of container, with what that one needs and no more:
 
     nats/        users.conf, <user>.password of those who read tokens, and passwords.json, with all of NATS
     valkey/      users.acl, health.password, and passwords.json
-    <service>/   nats.url and redis.url, for INFERFLUX_NATS_URL_FILE and INFERFLUX_REDIS_URL_FILE;
+    <service>/   nats.url and redis.url, for INFERFLUX_NATS_URL_FILE and INFERFLUX_REDIS_URL_FILE; the same of
+                 each worker that has a user of its own
     policy/ and gateway/   service.key, with which gateways prove themselves to policy
 
 What is there stays: passwords are made once. So it may run before every start.
@@ -15,25 +16,32 @@ from __future__ import annotations
 import argparse
 import json
 import secrets
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from inferflux.common import nats_users, redis_users
+from inferflux.common.errors import InvalidArgument
 from inferflux.common.private_files import write_private
+from inferflux.common.subjects import is_safe_token
+from inferflux.common.tenants import parse_tenant
 
 _OWNER = 0o400
 # valkey-server runs as another user; its container alone has this folder.
 _EVERYONE = 0o444
 
 
-def write_access(directory: Path, *, nats: str, redis: str, tenants: Iterable[str] = ()) -> None:
+def write_access(
+    directory: Path, *, nats: str, redis: str, tenants: Iterable[str] = (), workers: Sequence[str] = ()
+) -> None:
     """Write every file.
 
     Args:
         nats: host:port of nats-server, and `redis` of valkey-server.
         tenants: whose tokens a user of NATS shall be able to read, beside those that can be read.
+        workers: ids of those that have a user of NATS each, and a folder. Others share the user `worker`.
     """
     users = [nats_users.gateway(), nats_users.scheduler(), nats_users.worker(), nats_users.operator()]
+    users += [nats_users.worker(worker_id) for worker_id in workers]
     observers = [nats_users.observer_name(tenant) for tenant in tenants]
     of_nats = _passwords(directory / "nats", [*(user.name for user in users), *observers], _OWNER)
     known = (nats_users.tenant_of(name) for name in of_nats)
@@ -49,10 +57,11 @@ def write_access(directory: Path, *, nats: str, redis: str, tenants: Iterable[st
     write_private(directory / "valkey/users.acl", acl, mode=_EVERYONE)
     write_private(directory / "valkey/health.password", health, mode=_EVERYONE)
 
-    for service in ("policy", "gateway", "scheduler", "worker"):
+    for service in ("policy", "gateway", "scheduler", "worker", *workers):
         folder = directory / service
         folder.mkdir(exist_ok=True)
-        url = f"redis://{service}:{of_redis[service]}@{redis}/0"
+        user = "worker" if service in workers else service
+        url = f"redis://{user}:{of_redis[user]}@{redis}/0"
         write_private(folder / "redis.url", url, mode=_OWNER)
         if service in of_nats:
             write_private(folder / "nats.url", f"nats://{service}:{of_nats[service]}@{nats}", mode=_OWNER)
@@ -83,8 +92,18 @@ def main() -> None:
     parser.add_argument("--nats", required=True, help="host:port of nats-server")
     parser.add_argument("--redis", required=True, help="host:port of valkey-server")
     parser.add_argument("--tenant", action="append", default=[], help="whose tokens a user of NATS may read")
+    parser.add_argument("--worker", action="append", default=[], help="id of one with a user of its own")
     given = parser.parse_args()
-    write_access(given.directory, nats=given.nats, redis=given.redis, tenants=given.tenant)
+    try:
+        for tenant in given.tenant:
+            parse_tenant(tenant, field="--tenant")
+    except InvalidArgument as error:
+        parser.error(f"--tenant: {error.message}")
+    if unsafe := [name for name in given.worker if not is_safe_token(name)]:
+        parser.error(f"--worker: {unsafe[0]!r} is no id of a worker: 1-64 of A-Z a-z 0-9 _ -")
+    write_access(
+        given.directory, nats=given.nats, redis=given.redis, tenants=given.tenant, workers=given.worker
+    )
 
 
 if __name__ == "__main__":

@@ -17,21 +17,23 @@ Pure; every error names its field.
 from __future__ import annotations
 
 from inferflux.common import subjects
-from inferflux.common.checks import check_model_name, check_range, check_text, check_token
+from inferflux.common.checks import check_count, check_model_name, check_range, check_text, check_token
 from inferflux.common.errors import InvalidArgument
-from inferflux.v1 import admin_pb2, scheduler_pb2
+from inferflux.common.hosts import MAX_ALIASES
+from inferflux.v1 import admin_pb2, model_pb2, scheduler_pb2
 
 # Beyond every priority, so that nothing, or everything, can be urgent.
 MAX_THRESHOLD = 1000
 MAX_TIMESLICE_TOKENS = 1_000_000
 MAX_HAND_OVER_MS = 86_400_000
+MAX_PATH_BYTES = 4096
 # As `cache_scope_of` makes them.
 MAX_SCOPE_BYTES = 128
 
 
 def check_fairness(change: scheduler_pb2.SetFairness) -> None:
     """Something changes, to values that make sense."""
-    if change == scheduler_pb2.SetFairness():
+    if change == scheduler_pb2.SetFairness(version=change.version):
         raise InvalidArgument("nothing is to be changed", field="change")
     threshold, timeslice = change.high_priority_threshold, change.max_timeslice_tokens
     check_range(threshold, -MAX_THRESHOLD, MAX_THRESHOLD, "change.high_priority_threshold")
@@ -71,3 +73,29 @@ def check_clear_worker(request: scheduler_pb2.ClearWorkerCache) -> None:
     check_text(request.clear.cache_scope, MAX_SCOPE_BYTES, "clear.cache_scope")
     if not (request.clear.prefixes or request.clear.tiers):
         raise InvalidArgument("nothing is to be cleared", field="clear")
+
+
+def check_load(request: model_pb2.LoadModelRequest) -> None:
+    """A model could be loaded that way."""
+    if request.name or not request.path:
+        check_model_name(request.name, field="name")
+    check_text(request.path, MAX_PATH_BYTES, "path")
+    if request.path and not request.path.startswith("/"):
+        raise InvalidArgument(
+            "the path of a model file must be absolute: it is read on its host", field="path"
+        )
+    if request.host_id:
+        check_token(request.host_id, "host_id")
+    if not request.path and (request.is_pinned or request.aliases):
+        field = "aliases" if request.aliases else "is_pinned"
+        raise InvalidArgument("it goes with a path: a known model stays as it was registered", field=field)
+    check_count(request.aliases, MAX_ALIASES, "aliases")
+    for alias in request.aliases:
+        check_model_name(alias, field="aliases")
+
+
+def check_unload(request: model_pb2.UnloadModelRequest) -> None:
+    """A model could be unloaded that way."""
+    check_model_name(request.name, field="name")
+    if request.host_id:
+        check_token(request.host_id, "host_id")

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from inferflux.common import grpc_metadata
 from inferflux.common.audit.entry import CallRecord
 from inferflux.common.errors import Unauthenticated
+from inferflux.common.tracing.context import valid
 
 # Further away than this is no deadline.
 _LONGEST_DEADLINE_S = 10 * 365 * 86400.0
@@ -26,7 +27,7 @@ class CallContext:
         service_key: what a service proves itself with; "" without one.
         certificate: the common name of the certificate that the caller has shown and that was verified; ""
             without one.
-        traceparent: of the client's span; "" without one.
+        traceparent: of the client's span; "" without one, and for a header that is none.
         deadline_unix_ms: when the client gives up; 0 if it does not.
         started_at: when the call came, monotonic, in seconds.
         same_prompt_as: the request id of another choice of the call, whose prompt is computed; "" for none.
@@ -79,7 +80,7 @@ def call_context(
         credential=grpc_metadata.credential(pairs),
         service_key=grpc_metadata.get(pairs, grpc_metadata.SERVICE_KEY),
         certificate=certificate,
-        traceparent=grpc_metadata.get(pairs, grpc_metadata.TRACEPARENT),
+        traceparent=valid(grpc_metadata.get(pairs, grpc_metadata.TRACEPARENT)),
         deadline_unix_ms=_deadline_unix_ms(remaining_s),
         started_at=time.monotonic(),
     )

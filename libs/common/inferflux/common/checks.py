@@ -76,7 +76,7 @@ def check_token(text: str, field: str) -> None:
         InvalidArgument: it is empty, too long, or has other characters.
     """
     if not subjects.is_safe_token(text):
-        raise InvalidArgument(f"{field} is missing or has characters it may not have", field=field)
+        raise InvalidArgument(f"{field} must be 1 to 64 of A-Z a-z 0-9 _ -", field=field)
 
 
 def check_count(items: Collection[object], most: int, field: str) -> None:

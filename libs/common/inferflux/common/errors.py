@@ -106,11 +106,16 @@ _OPENAI_CODES = {
     "UNKNOWN_API_KEY": "invalid_api_key",
     "INVALID_TOKEN": "invalid_api_key",
     "UNKNOWN_MODEL": "model_not_found",
+    "INVALID_ARGUMENT": "invalid_value",
     "PROMPT_TOO_LONG": "context_length_exceeded",
     "RESOURCE_EXHAUSTED": "rate_limit_exceeded",
     "RATE_LIMITED": "rate_limit_exceeded",
     "QUOTA_USED_UP": "insufficient_quota",
 }
+
+
+# RESOURCE_EXHAUSTED over gRPC, where HTTP has a status of its own.
+_TOO_LARGE = frozenset({"BODY_TOO_LARGE", "TOO_MANY_FIELDS"})
 
 
 def to_http(error: InferFluxError) -> HttpError:
@@ -127,4 +132,6 @@ def to_http(error: InferFluxError) -> HttpError:
         "param": field or None,
         "code": _OPENAI_CODES.get(error.reason, error.reason.lower()),
     }
+    if error.reason in _TOO_LARGE:  # of a message that was passed on: to wait and send it again does not help
+        return HttpError(413, headers, {"error": body | {"type": InvalidArgument.http_type}})
     return HttpError(error.http_status, headers, {"error": body})

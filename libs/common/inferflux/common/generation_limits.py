@@ -68,7 +68,7 @@ def check_token_ids(ids: Sequence[int], vocabulary_size: int, *, field: str) -> 
     ids = ids[:]  # protobuf hands out its numbers one by one; a list is looked through several times faster
     if ids and not (min(ids) >= 0 and max(ids) < vocabulary_size):
         i, bad = next((i, t) for i, t in enumerate(ids) if not 0 <= t < vocabulary_size)
-        name = field.rpartition(".")[2]
+        name = field.removesuffix(".ids").rpartition(".")[2]
         message = f"{name}[{i}]: token id {bad} is not in [0, {vocabulary_size})"
         raise InvalidArgument(message, field=f"{field}[{i}]")
 

@@ -63,8 +63,8 @@ received. What it returns is the call's `caller`."""
 _OPEN_MESSAGES, _OPEN_GRACE_S, _OPEN_TIME_LIMIT_S = 2, 0.01, 10.0
 _ADMITTED_MESSAGES, _ADMITTED_GRACE_S, _ADMITTED_TIME_LIMIT_S = 64, 2.0, 60.0
 
-# Calls of each open method: of health's Watch and of reflection, as the others end at once. One more ends the
-# oldest, as strangers could hold them all.
+# Calls of each open method: of health's Watch, as the others end at once. One more ends the oldest: strangers
+# could hold them all.
 _OPEN_CALLS = 256
 
 _ANY = MethodRule(max_body_bytes=MAX_RECEIVE_BYTES)
@@ -124,6 +124,13 @@ def note_for_audit(**about: object) -> None:
     current_call().context.record.about |= about
 
 
+def note_change(**about: object) -> None:
+    """Have the audit line of the RPC that this task serves say that it is a change, with these fields."""
+    record = current_call().context.record
+    record.is_change = True
+    record.about |= about
+
+
 class RequestInterceptor(grpc.aio.ServerInterceptor):
     """Wraps the handlers of all four kinds of RPC.
 
@@ -132,8 +139,8 @@ class RequestInterceptor(grpc.aio.ServerInterceptor):
             method, with messages of any size that gRPC takes.
         admit: admits the callers of methods whose rule has a scope.
         trail: gets a line for each call of a method whose rule has a scope.
-        max_calls: calls at the same time; health and reflection have bounds of their own. One more ends
-            one that waits to send its body, of the tenant with most of those. If none waits, it is refused.
+        max_calls: calls at the same time; health has bounds of its own. One more ends one that waits to send
+            its body, of the tenant with most of those. If none waits, it is refused.
     """
 
     def __init__(
@@ -357,12 +364,7 @@ class _Call:
             await self._abort_unexpected(error)
 
     async def _abort_unexpected(self, error: Exception) -> NoReturn:
-        correlation_id = secrets.token_hex(6)
-        metrics.UNEXPECTED_ERRORS.labels(where="grpc").inc()
-        log.error(
-            "unexpected error in an RPC", rpc=self.method, correlation_id=correlation_id, exc_info=error
-        )
-        await self._abort(Internal(f"internal error, correlation id {correlation_id}"))
+        await self._abort(unexpected(error, self.method))
 
     async def _abort(self, error: InferFluxError) -> NoReturn:
         status: Any = rpc_status.to_status(to_status(error))
@@ -387,6 +389,14 @@ class _Call:
         write_call(self._trail, self._called, self.method.rpartition("/")[2], error=error)
         metrics.RPCS.labels(method=self.method, code=code.removeprefix("StatusCode.")).inc()
         log.debug("served an RPC", rpc=self.method, code=code)
+
+
+def unexpected(error: Exception, method: str) -> Internal:
+    """Log and count a defect of ours; what its caller is told."""
+    correlation_id = secrets.token_hex(6)
+    metrics.UNEXPECTED_ERRORS.labels(where="grpc").inc()
+    log.error("unexpected error in an RPC", rpc=method, correlation_id=correlation_id, exc_info=error)
+    return Internal(f"internal error, correlation id {correlation_id}")
 
 
 def short_name(method: str) -> str:

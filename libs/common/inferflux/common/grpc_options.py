@@ -27,6 +27,8 @@ SERVER_OPTIONS: tuple[Option, ...] = (
     ("grpc.http2.bdp_probe", 0),
     ("grpc.http2.lookahead_bytes", 8 << 10),
     ("grpc.max_concurrent_streams", 1024),
+    # Above this gRPC refuses calls at random. A token has up to 8,192 characters: all of gRPC's default.
+    ("grpc.max_metadata_size", 12 << 10),
     # Calls that no handler has taken yet: some are refused from the first number on, all from the second.
     ("grpc.server.max_pending_requests", 1280),
     ("grpc.server.max_pending_requests_hard_limit", 1536),

@@ -9,6 +9,7 @@ from google.protobuf.descriptor import ServiceDescriptor
 from grpc_health.v1 import health_pb2
 from grpc_reflection.v1alpha import reflection_pb2
 
+from .scopes import Scope
 from .wire import MAX_FIELDS
 
 SMALL_BODY_BYTES = 64 << 10
@@ -43,8 +44,13 @@ def rules_of(service: ServiceDescriptor, rule: MethodRule) -> Iterator[tuple[str
 
 _OPEN = MethodRule(max_body_bytes=_OPEN_BODY_BYTES, is_open=True)
 
-OPEN_RULES: Mapping[str, MethodRule] = {
-    **dict(rules_of(health_pb2.DESCRIPTOR.services_by_name["Health"], _OPEN)),
-    **dict(rules_of(reflection_pb2.DESCRIPTOR.services_by_name["ServerReflection"], _OPEN)),
-}
-"""Health and reflection answer strangers too, so their messages are small."""
+OPEN_RULES: Mapping[str, MethodRule] = dict(rules_of(health_pb2.DESCRIPTOR.services_by_name["Health"], _OPEN))
+"""Health answers strangers too, so its messages are small."""
+
+REFLECTION_RULES: Mapping[str, MethodRule] = dict(
+    rules_of(
+        reflection_pb2.DESCRIPTOR.services_by_name["ServerReflection"],
+        MethodRule(Scope.MODELS, max_body_bytes=_OPEN_BODY_BYTES),
+    )
+)
+"""What a server can do is told to those who may see what it serves."""

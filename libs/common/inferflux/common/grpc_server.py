@@ -55,7 +55,7 @@ class GrpcServer:
 
         Args:
             tls: None serves plain text.
-            has_reflection: whether it describes its methods to every caller.
+            has_reflection: whether it describes its methods to those who may call that.
 
         Returns:
             The bound port.

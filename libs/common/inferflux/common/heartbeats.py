@@ -84,6 +84,7 @@ def check_card(card: model_pb2.ModelCard) -> None:
     checks.check_range(card.context_length, 0, checks.MAX_TOKENS, "models.context_length")
     checks.check_range(card.vocabulary_size, 0, checks.MAX_TOKENS, "models.vocabulary_size")
     checks.check_text(card.architecture, _MAX_TEXT_BYTES, "models.architecture")
+    checks.check_text(card.quantization, _MAX_TEXT_BYTES, "models.quantization")
 
 
 def check_identity(tenant: str, request_id: str, epoch: int, field: str) -> None:

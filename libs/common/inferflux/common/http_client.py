@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import json
 import ssl
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,6 +26,7 @@ from inferflux.common.errors import Unavailable
 from inferflux.common.http_addresses import Network
 from inferflux.common.http_connecting import AddressRefused, CheckedBackend, Resolve, resolve
 
+ALLOWED_NETWORKS = "INFERFLUX_HTTP_ALLOWED_NETWORKS"
 TIMEOUT_S = 5.0
 MAX_BODY_BYTES = 1 << 20
 _MAX_CONNECTIONS = 32
@@ -76,7 +77,7 @@ class HttpClient:
 
     Args:
         allowed_networks: that may be connected to beside public addresses, and over `http`.
-        tls: for `https`; None: the system's public CAs.
+        tls: for `https`, called for each connection; by default with the system's public CAs.
         timeout_s: for a request, unless it has its own.
         max_body_bytes: of an answer, unless a request has its own.
     """
@@ -85,7 +86,7 @@ class HttpClient:
         self,
         *,
         allowed_networks: Sequence[Network] = (),
-        tls: ssl.SSLContext | None = None,
+        tls: Callable[[], ssl.SSLContext] = ssl.create_default_context,
         timeout_s: float = TIMEOUT_S,
         max_body_bytes: int = MAX_BODY_BYTES,
         resolve: Resolve = resolve,
@@ -94,11 +95,10 @@ class HttpClient:
         self._max_body_bytes = max_body_bytes
         self._pools = {
             scheme: httpcore2.AsyncConnectionPool(
-                ssl_context=tls or ssl.create_default_context(),
                 max_connections=_MAX_CONNECTIONS,
                 keepalive_expiry=_IDLE_S,
                 network_backend=CheckedBackend(
-                    allowed_networks, is_public_allowed=scheme == "https", resolve=resolve
+                    allowed_networks, is_public_allowed=scheme == "https", tls=tls, resolve=resolve
                 ),
             )
             for scheme in _SCHEMES
@@ -165,7 +165,10 @@ class HttpClient:
             message = f"{where} answered with a compressed body"
             raise Unavailable(message, reason="HTTP_ENCODED") from None
         except AddressRefused:
-            message = f"{where} has no address that may be connected to"
+            message = (
+                f"{where} has no address that may be connected to: "
+                f"public ones may over https, others if {ALLOWED_NETWORKS} has them"
+            )
             raise Unavailable(message, reason="HTTP_ADDRESS_REFUSED") from None
         except TimeoutError:
             message = f"{where} did not answer within {limit_s:g} s"

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import ssl
 from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
+from typing import Any
 
 import httpcore2
 
@@ -32,13 +34,22 @@ class CheckedBackend(httpcore2.AsyncNetworkBackend):
     """Connects to addresses in `allowed`, and to public ones where `is_public_allowed`.
 
     Certificates are checked against the name of the URL all the same.
+
+    Args:
+        tls: what a connection that speaks TLS uses, whatever its pool has: certificates may have changed.
     """
 
     def __init__(
-        self, allowed: Collection[Network], *, is_public_allowed: bool, resolve: Resolve = resolve
+        self,
+        allowed: Collection[Network],
+        *,
+        is_public_allowed: bool,
+        tls: Callable[[], ssl.SSLContext] = ssl.create_default_context,
+        resolve: Resolve = resolve,
     ) -> None:
         self._allowed = allowed
         self._is_public_allowed = is_public_allowed
+        self._tls = tls
         self._resolve = resolve
         self._inner = httpcore2.AnyIOBackend()
 
@@ -63,9 +74,10 @@ class CheckedBackend(httpcore2.AsyncNetworkBackend):
             raise AddressRefused
         for i, address in enumerate(passed):
             try:
-                return await self._inner.connect_tcp(
+                stream = await self._inner.connect_tcp(
                     str(address), port, timeout, local_address, socket_options
                 )
+                return _Connected(stream, self._tls)
             except (httpcore2.ConnectError, httpcore2.ConnectTimeout):
                 if i == len(passed) - 1:
                     raise
@@ -76,3 +88,33 @@ class CheckedBackend(httpcore2.AsyncNetworkBackend):
 
     def _may_connect(self, address: Address) -> bool:
         return is_in(address, self._allowed) or (self._is_public_allowed and is_public(address))
+
+
+class _Connected(httpcore2.AsyncNetworkStream):
+    """A connection that may go on to speak TLS."""
+
+    def __init__(self, inner: httpcore2.AsyncNetworkStream, tls: Callable[[], ssl.SSLContext]) -> None:
+        self._inner = inner
+        self._tls = tls
+
+    async def read(self, max_bytes: int, timeout: float | None = None) -> bytes:
+        return await self._inner.read(max_bytes, timeout)
+
+    async def write(self, buffer: bytes, timeout: float | None = None) -> None:
+        await self._inner.write(buffer, timeout)
+
+    async def aclose(self) -> None:
+        await self._inner.aclose()
+
+    async def start_tls(
+        self,
+        ssl_context: ssl.SSLContext,  # noqa: ARG002  (of the pool)
+        server_hostname: str | None = None,
+        timeout: float | None = None,
+    ) -> httpcore2.AsyncNetworkStream:
+        context = self._tls()
+        context.set_alpn_protocols(["http/1.1"])
+        return await self._inner.start_tls(context, server_hostname, timeout)
+
+    def get_extra_info(self, info: str) -> Any:
+        return self._inner.get_extra_info(info)

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import ssl
 from typing import Annotated
 
 from pydantic import AfterValidator
 
-from inferflux.common.errors import InvalidArgument
 from inferflux.common.http_addresses import parse_networks
-from inferflux.common.http_client import HttpClient
+from inferflux.common.http_client import ALLOWED_NETWORKS, HttpClient
 from inferflux.common.settings import OptionalPath, ServiceSettings, listed, setting
+from inferflux.common.tls import ClientTls, TlsFiles
 
 CA_VARIABLE = "INFERFLUX_HTTP_CA"
 
@@ -28,7 +27,7 @@ class HttpClientSettings(ServiceSettings):
         "private networks of [HTTP servers that services ask](security.md#http-servers-that-services-ask), "
         "comma-separated, such as `10.1.0.0/16,127.0.0.1`; without TLS too. Empty: public addresses over TLS "
         "alone",
-        variable="INFERFLUX_HTTP_ALLOWED_NETWORKS",
+        variable=ALLOWED_NETWORKS,
     )
     http_ca: OptionalPath = setting(
         None, "CA of these servers, PEM; unset: the public CAs of the system", variable=CA_VARIABLE
@@ -40,9 +39,6 @@ class HttpClientSettings(ServiceSettings):
         Raises:
             InvalidArgument: the CA cannot be used.
         """
-        try:
-            tls = ssl.create_default_context(cafile=self.http_ca)
-        except (OSError, ValueError) as error:
-            message = f"{CA_VARIABLE}: cannot use {self.http_ca}: {error}"
-            raise InvalidArgument(message, field=CA_VARIABLE) from None
-        return HttpClient(allowed_networks=parse_networks(listed(self.http_allowed_networks)), tls=tls)
+        tls = ClientTls(TlsFiles(ca=self.http_ca, variable=CA_VARIABLE))
+        networks = parse_networks(listed(self.http_allowed_networks))
+        return HttpClient(allowed_networks=networks, tls=tls.context)

@@ -10,8 +10,11 @@ What no permission can tell apart, as nats-server looks at subjects alone:
 
 - A purge names what goes in its body. Gateways purge a subject that is never written to, to find out whether
   JetStream writes; they could purge all jobs. They can cancel all requests anyway.
-- JetStream sends what it reads to the reply subject that it is given, which it does not check. So receivers
-  check each message.
+- JetStream sends what is read directly (DIRECT.GET) to the reply subject that it is given, which it does not
+  check: subjects of JetStream's own API too. Who may store a message and read it directly can so make, change
+  and delete streams. One that is not there is an empty message, which is enough to delete. So gateways and
+  schedulers alone read directly; workers ask the API for messages (STREAM.MSG.GET), readers of tokens have
+  consumers. Consumers deliver to any subject, but to none of the API.
 """
 
 from __future__ import annotations
@@ -19,7 +22,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from inferflux.common import subjects
+from inferflux.common import hosts, subjects
 from inferflux.common.subjects import (
     JOBS_STREAM,
     SCHEDULERS_BUCKET,
@@ -35,6 +38,8 @@ SCHEDULER = "scheduler"
 WORKER = "worker"
 OPERATOR = "operator"
 
+# What a worker is sent.
+_TO_A_WORKER = (subjects.worker_batch, subjects.worker_probe, subjects.worker_command)
 # How long after a message it may be replied to: longer than anyone waits.
 _REPLY_WITHIN = "2m"
 
@@ -70,15 +75,16 @@ def gateway() -> NatsUser:
             subjects.TOKENS_ALL,
             *_stream_info(),
             *_write_probe(),
-            _api("DIRECT.GET", JOBS_STREAM),
+            _api("STREAM.MSG.GET", JOBS_STREAM),
+            _api("STREAM.MSG.GET", TOKENIZERS_STREAM),
             _api("DIRECT.GET", TOKENS_STREAM),
-            *_read_tokenizers(),
         ),
         subscribe=(
             _inbox(GATEWAY),
             subjects.ANY_STREAM_DELETED,
             subjects.TOKENS_ALL,
             subjects.WORKER_STATUS_ALL,
+            subjects.HOST_STATUS_ALL,
         ),
     )
 
@@ -91,6 +97,7 @@ def scheduler() -> NatsUser:
             subjects.worker_batch("*"),
             subjects.worker_probe("*"),
             subjects.worker_command("*"),
+            subjects.host_command("*"),
             subjects.SCHEDULER_LEADER,
             subjects.TOKENS_ALL,
             subjects.CANCEL_ALL,
@@ -110,6 +117,7 @@ def scheduler() -> NatsUser:
             _inbox(SCHEDULER),
             subjects.ANY_STREAM_DELETED,
             subjects.WORKER_STATUS_ALL,
+            subjects.HOST_STATUS_ALL,
             subjects.SCHEDULER_EVENTS,
             subjects.SCHEDULER_READERS,
             subjects.SCHEDULER_STATUS,
@@ -127,24 +135,26 @@ def worker(worker_id: str = "*") -> NatsUser:
         worker_id: of the one worker that is this user; `*`: every worker is.
     """
     name = WORKER if worker_id == "*" else worker_id
+    # Each model that it has loaded is a worker.
+    ids = ["*"] if worker_id == "*" else hosts.worker_ids(worker_id)
     return NatsUser(
         name,
         publish=(
-            subjects.worker_status(worker_id),
+            subjects.host_status(worker_id),
+            *(subjects.worker_status(of) for of in ids),
             subjects.SCHEDULER_EVENTS,
             subjects.TOKENS_ALL,
             *_stream_info(),
-            _api("DIRECT.GET", TOKENS_STREAM),
+            _api("STREAM.MSG.GET", TOKENS_STREAM),
             f"$O.{TOKENIZERS_BUCKET}.>",
             _api("STREAM.PURGE", TOKENIZERS_STREAM),
-            *_read_tokenizers(),
+            _api("STREAM.MSG.GET", TOKENIZERS_STREAM),
         ),
         subscribe=(
             _inbox(name),
             subjects.ANY_STREAM_DELETED,
-            subjects.worker_batch(worker_id),
-            subjects.worker_probe(worker_id),
-            subjects.worker_command(worker_id),
+            subjects.host_command(worker_id),
+            *(subject(of) for of in ids for subject in _TO_A_WORKER),
             subjects.CANCEL_ALL,
             subjects.SCHEDULER_LEADER,
         ),
@@ -155,14 +165,13 @@ def worker(worker_id: str = "*") -> NatsUser:
 def observer(tenant: str) -> NatsUser:
     """Reads the tokens of one tenant, live and late.
 
-    The requests that read them late name the tokens' subject in their own, which is how they can be allowed
-    for one tenant.
+    The requests that read them late, by consumers, name the tokens' subject in their own, which is how they
+    can be allowed for one tenant.
     """
     name, tokens = observer_name(tenant), subjects.tokens(tenant, ">")
     return NatsUser(
         name,
         publish=(
-            _api("DIRECT.GET", TOKENS_STREAM, tokens),
             _api("CONSUMER.CREATE", TOKENS_STREAM, f"*.{tokens}"),
             f"$JS.FC.{TOKENS_STREAM}.>",
         ),
@@ -227,11 +236,3 @@ def _stream_info() -> list[str]:
 def _write_probe() -> list[str]:
     purges = (_api("STREAM.PURGE", stream) for stream in (JOBS_STREAM, SCHEDULERS_STREAM))
     return [*purges, subjects.JOBS_PROBE, subjects.SCHEDULERS_PROBE]
-
-
-def _read_tokenizers() -> list[str]:
-    """By the name of a file, and the parts of a file by their place in the stream."""
-    return [
-        _api("DIRECT.GET", TOKENIZERS_STREAM),
-        _api("DIRECT.GET", TOKENIZERS_STREAM, f"$O.{TOKENIZERS_BUCKET}.>"),
-    ]

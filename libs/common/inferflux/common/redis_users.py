@@ -17,14 +17,19 @@ OPERATOR = "operator"
 # Asks whether the server is ready, and nothing else.
 HEALTH = "health"
 
-_COMMANDS = "+@all -@admin -@dangerous"
+# No command that names keys of others, or whose scripts run for others too. Whether a key may be read is not
+# asked of these.
+_OF_ALL_KEYS = "-scan -randomkey -dbsize -memory|stats -memory|doctor -memory|purge -client|tracking -pubsub"
+_OF_ALL_SCRIPTS = "-function -fcall -fcall_ro -script|flush -script|kill -script|debug"
+_COMMANDS = f"+@all -@admin -@dangerous {_OF_ALL_KEYS} {_OF_ALL_SCRIPTS}"
 _SALT = "inferflux:{prefixes}:salt"
 
 # A script's keys count as written to, whatever it does. So the scheduler, which reads the prefix index alone,
 # is kept from commands that write.
 _RULES: Mapping[str, str] = {
     POLICY: f"resetchannels &inferflux:* ~inferflux:* {_COMMANDS}",
-    GATEWAY: f"resetchannels ~inferflux:{{answers}}:* ~{_SALT} {_COMMANDS}",
+    # It looks for answers that are to be cleared among all names.
+    GATEWAY: f"resetchannels ~inferflux:{{answers}}:* ~{_SALT} {_COMMANDS} +scan",
     SCHEDULER: f"resetchannels ~inferflux:{{prefixes}}:* {_COMMANDS} -@write (~{_SALT} +set)",
     WORKER: f"resetchannels ~inferflux:{{prefixes}}:* {_COMMANDS}",
     HEALTH: "resetchannels -@all +ping",

@@ -11,6 +11,7 @@ class Scope(StrEnum):
 
     INFERENCE = "inference"
     MODELS = "models"
+    MODELS_LOAD = "models:load"
     ADMIN = "admin"
     STATUS = "status"
     CLUSTER = "cluster"
@@ -21,6 +22,7 @@ class Scope(StrEnum):
 SCOPES: Mapping[Scope, str] = {
     Scope.INFERENCE: "have answers computed, resume and cancel them; tokenize",
     Scope.MODELS: "see which models are served",
+    Scope.MODELS_LOAD: "have models loaded, unloaded and forgotten",
     Scope.ADMIN: "everything an operator does; includes all that follow",
     Scope.STATUS: "see services, workers, the queue and fairness",
     Scope.CLUSTER: "change fairness, drain workers, clear caches; includes `status`",
@@ -30,7 +32,7 @@ SCOPES: Mapping[Scope, str] = {
 """What each scope is for."""
 
 _INCLUDED: Mapping[Scope, frozenset[Scope]] = {
-    Scope.ADMIN: frozenset({Scope.STATUS, Scope.CLUSTER, Scope.POLICY, Scope.POLICY_READ}),
+    Scope.ADMIN: frozenset({Scope.MODELS_LOAD, Scope.STATUS, Scope.CLUSTER, Scope.POLICY, Scope.POLICY_READ}),
     Scope.CLUSTER: frozenset({Scope.STATUS}),
     Scope.POLICY: frozenset({Scope.POLICY_READ}),
 }

@@ -228,7 +228,8 @@ class ServiceSettings(BaseSettings):
     )
     reflection: Literal["auto", "on", "off"] = setting(
         "auto",
-        "whether gRPC servers describe their methods to every caller (reflection); `auto`: without TLS only",
+        "whether gRPC servers describe their methods (reflection) to callers with the scope `models`; "
+        "`auto`: without TLS only",
         variable="INFERFLUX_GRPC_REFLECTION",
         expert=True,
     )
@@ -370,7 +371,7 @@ def load(cls: type[S]) -> S:
             variable, within = _variable(cls, name, prefix), _path(problem["loc"][1:])
             value = problem.get("input")
             is_shown = isinstance(value, str | int | float) and not _is_secret(cls, name)
-            given = f" (given: {value!r})" if is_shown else ""
+            given = f" (given: {_without_password(str(value))!r})" if is_shown else ""
             print(f"{variable}: {within}{_plain(problem['type'], problem['msg'])}{given}", file=sys.stderr)  # noqa: T201
         sys.exit(2)
 
@@ -394,8 +395,15 @@ def _plain(kind: str, message: str) -> str:
     return _PYDANTIC_SUBJECT.sub("must ", message.removeprefix("Value error, "))
 
 
+def _without_password(value: str) -> str:
+    """A value in which a URL may have a user and a password, without these."""
+    return re.sub(r"//[^\s,]*@", "//***@", value)
+
+
 def _is_secret(cls: type[ServiceSettings], name: str) -> bool:
-    field = cls.model_fields.get(name)
+    """Whether a field is a secret, whether pydantic names the field or its alias."""
+    fields = cls.model_fields
+    field = fields.get(name) or next((f for f in fields.values() if f.validation_alias == name), None)
     return field is not None and field.annotation is SecretStr
 
 

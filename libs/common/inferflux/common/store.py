@@ -25,6 +25,10 @@ _REFUSALS = ("MISCONF", "NOREPLICAS", "BUSY ")
 FAILURES = (redis.exceptions.RedisError, OSError, TimeoutError)
 # How uvloop's RuntimeError for a write to a closed transport ends.
 _CLOSED_TRANSPORT = "the handler is closed"
+_BAD_URL = (
+    "not a URL of redis://, rediss:// or unix://, or one with a wrong option. In a password, "
+    "/ ? # @ : % are written %2F %3F %23 %40 %3A %25"
+)
 
 
 class _Connection(AbstractConnection):
@@ -88,7 +92,9 @@ def connect(url: str, *, tls: TlsFiles | None = None) -> redis.asyncio.Redis:
             pool.connection_kwargs["socket_keepalive"] = True
         pool.connection_class(**pool.connection_kwargs)  # refuses options that it does not know
     except (ValueError, TypeError, redis.exceptions.RedisError) as error:
-        raise InvalidArgument(f"INFERFLUX_REDIS_URL: {error}", field="INFERFLUX_REDIS_URL") from None
+        # The client's own text may have a part of a password that was not escaped.
+        why = _BAD_URL if "@" in url else error
+        raise InvalidArgument(f"INFERFLUX_REDIS_URL: {why}", field="INFERFLUX_REDIS_URL") from None
     return redis.asyncio.Redis.from_pool(pool)
 
 

@@ -38,6 +38,7 @@ JOBS_PROBE = f"{ROOT}.jobs.probe.writes"
 # 3. worker -> scheduler
 SCHEDULER_EVENTS = f"{ROOT}.scheduler.events"
 WORKER_STATUS_ALL = f"{ROOT}.worker.*.status"
+HOST_STATUS_ALL = f"{ROOT}.host.*.status"
 # 4. worker -> anyone with the right: `tokens`
 TOKENS_PREFIX = token_subjects.TOKENS_PREFIX
 TOKENS_ALL = f"{TOKENS_PREFIX}>"
@@ -99,6 +100,15 @@ def worker_command(worker_id: str) -> str:
 
 def worker_status(worker_id: str) -> str:
     return f"{ROOT}.worker.{worker_id}.status"
+
+
+def host_status(host_id: str) -> str:
+    return f"{ROOT}.host.{host_id}.status"
+
+
+def host_command(host_id: str) -> str:
+    """Requests of schedulers, to load models and to unload them."""
+    return f"{ROOT}.host.{host_id}.command"
 
 
 def matches(pattern: str, subject: str) -> bool:

@@ -43,8 +43,12 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
     ) -> admin_pb2.SetFairnessResponse:
         admin_limits.check_fairness(request.change)
         change = {field.name: value for field, value in request.change.ListFields()}
-        with self._audit.change("SetFairness", **change):
-            return admin_pb2.SetFairnessResponse(fairness=await self._scheduler.set_fairness(request.change))
+        if (version := change.pop("version", 0)) != 0:
+            change["if_version"] = version
+        with self._audit.change("SetFairness", **change) as line:
+            fairness = await self._scheduler.set_fairness(request.change)
+            line["version"] = fairness.version
+        return admin_pb2.SetFairnessResponse(fairness=fairness)
 
     async def DrainWorker(
         self, request: admin_pb2.DrainWorkerRequest, context: Context

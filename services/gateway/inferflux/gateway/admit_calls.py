@@ -6,7 +6,7 @@ import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 
-from inferflux.common.errors import InferFluxError, from_status
+from inferflux.common.errors import InferFluxError, Unavailable, from_status
 from inferflux.common.tasks import Background
 from inferflux.v1 import policy_pb2
 
@@ -70,6 +70,9 @@ class AdmitCalls:
         outcomes: Sequence[Outcome | Exception]
         try:
             outcomes = await self._ask([request for request, _ in calls])
+            if len(outcomes) != len(calls):
+                message = f"policy answered about {len(outcomes)} of {len(calls)} calls"
+                raise Unavailable(message, reason="POLICY_UNAVAILABLE")
         except Exception as defect:  # noqa: BLE001  # each of them tells it as its own
             outcomes = [defect for _ in calls]
         for (_, answer), outcome in zip(calls, outcomes, strict=True):

@@ -51,7 +51,7 @@ from .models import ModelRegistry
 from .pipeline import Pipeline
 from .readers import ReaderReports
 from .reservations import Reservations
-from .rules import SERVICE_NAMES, rules
+from .rules import MODEL_CHANGES, SERVICE_NAMES, rules
 from .scheduler_admin import SchedulerAdmin
 from .servicer import InferenceServicer
 from .settings import GatewaySettings
@@ -201,13 +201,15 @@ class _Operators:
 
     cluster: ClusterServicer
     admin: AdminServicer
+    models: ModelServicer
     policy: Sequence[AdminMethod]
 
     @property
     def methods(self) -> Sequence[AdminMethod]:
         cluster = methods_of(cluster_pb2.DESCRIPTOR.services_by_name["ClusterService"], self.cluster)
         admin = methods_of(admin_pb2.DESCRIPTOR.services_by_name["AdminService"], self.admin)
-        return [*cluster, *admin, *self.policy]
+        changes = [AdminMethod.of(method, getattr(self.models, method.name)) for method in MODEL_CHANGES]
+        return [*cluster, *admin, *changes, *self.policy]
 
 
 def _operators(settings: GatewaySettings, gateway: _Gateway, probe: Probe) -> _Operators:
@@ -220,12 +222,10 @@ def _operators(settings: GatewaySettings, gateway: _Gateway, probe: Probe) -> _O
         policy_address=settings.policy_address,
     )
     scheduler = SchedulerAdmin(gateway.services.bus, timeout_s=_ADMIN_TIMEOUT_S)
-    admin = AdminServicer(
-        scheduler,
-        CacheClearing(scheduler, gateway.models, gateway.redis),
-        ChangeAudit(gateway.services.trail),
-    )
-    return _Operators(cluster, admin, policy_servicer.methods(gateway.policy_channel))
+    audit = ChangeAudit(gateway.services.trail)
+    admin = AdminServicer(scheduler, CacheClearing(scheduler, gateway.models, gateway.redis), audit)
+    models = ModelServicer(gateway.models, scheduler, audit)
+    return _Operators(cluster, admin, models, policy_servicer.methods(gateway.policy_channel))
 
 
 def _build_server(settings: GatewaySettings, gateway: _Gateway, operators: _Operators) -> GrpcServer:
@@ -240,7 +240,7 @@ def _build_server(settings: GatewaySettings, gateway: _Gateway, operators: _Oper
     inference_pb2_grpc.add_InferenceServiceServicer_to_server(
         InferenceServicer(gateway.pipeline), server.server
     )
-    model_pb2_grpc.add_ModelServiceServicer_to_server(ModelServicer(gateway.models), server.server)
+    model_pb2_grpc.add_ModelServiceServicer_to_server(operators.models, server.server)
     cluster_pb2_grpc.add_ClusterServiceServicer_to_server(operators.cluster, server.server)
     admin_pb2_grpc.add_AdminServiceServicer_to_server(operators.admin, server.server)
     policy_servicer.add_to(server.server, operators.policy)

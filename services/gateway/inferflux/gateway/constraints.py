@@ -37,7 +37,7 @@ def _named(constraint: generation_pb2.StructuredConstraint) -> str:
 
 
 class Constraints:
-    """What a worker would refuse is refused here, by the name of its field."""
+    """What does not compile is refused before anything is queued, by the name of its field."""
 
     def __init__(self, compiler: Compiles) -> None:
         self._compiler = compiler

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -17,8 +17,9 @@ from inferflux.v1 import generation_pb2, policy_pb2
 
 log = logs.get()
 
-# Seconds before each further attempt to settle.
-_RETRIES_S = (0.2, 1.0, 5.0)
+RETRIES_S = (0.2, 1.0, 5.0, 10.0, *[30.0] * 20)
+"""Seconds before each further attempt to settle: some ten minutes. While policy is away no call is admitted,
+so no more wait than there are streams."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,12 +60,24 @@ class Settles(Protocol):
 
 
 class Ledger:
-    """Records finished requests without delaying any other."""
+    """Records finished requests without delaying any other.
 
-    def __init__(self, policy: Settles, background: Background, trail: AuditTrail) -> None:
+    Args:
+        retries_s: seconds before each further attempt to settle.
+    """
+
+    def __init__(
+        self,
+        policy: Settles,
+        background: Background,
+        trail: AuditTrail,
+        *,
+        retries_s: Sequence[float] = RETRIES_S,
+    ) -> None:
         self._policy = policy
         self._background = background
         self._trail = trail
+        self._retries_s = retries_s
 
     def write(self, finished: FinishedRequest) -> None:
         """Write the audit line: which key did what."""
@@ -107,13 +120,19 @@ class Ledger:
             is_void=finished.is_void,
             is_partial=finished.is_partial,
         )
-        for delay_s in (*_RETRIES_S, None):
-            try:
-                await self._policy.settle(request)
-            except InferFluxError as error:
-                if delay_s is None or isinstance(error, InvalidArgument):
-                    log.error("usage was not settled", request_id=finished.request_id, why=error.message)
-                    return
+        why = "the gateway ended"
+        try:
+            for delay_s in (0.0, *self._retries_s):
                 await asyncio.sleep(delay_s)
-            else:
-                return
+                try:
+                    await self._policy.settle(request)
+                except InferFluxError as error:
+                    why = error.message
+                    if isinstance(error, InvalidArgument):
+                        break
+                else:
+                    why = ""
+                    break
+        finally:
+            if why:
+                log.error("usage was not settled", request_id=finished.request_id, why=why)

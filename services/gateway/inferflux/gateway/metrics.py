@@ -11,6 +11,7 @@ from inferflux.common.metrics import (
     TIME_TO_FIRST_TOKEN_BUCKETS_S,
     Declare,
 )
+from inferflux.v1 import model_pb2
 
 from .answers.metrics import AnswerMetrics
 
@@ -61,10 +62,17 @@ class GatewayMetrics:
         self.generation_tokens = declare.counter(
             "generation_tokens", "Generated tokens that were relayed to clients.", model
         )
+        self.routes = declare.counter(
+            "model_routes",
+            "Requests for a model that is served, by how they named it: `name`, `alias` or `default`.",
+            ("model", "by"),
+        )
+        self.moe_requests = declare.counter("moe_requests", "Those for a mixture of experts.", model)
         self.bad = BadMessages(
             declare.counter(
                 "gateway_bad_messages",
-                "Messages over NATS that failed their checks and were ignored: `chunk` or `heartbeat`.",
+                "Messages over NATS that failed their checks and were ignored: `chunk`, `heartbeat` or "
+                "`host`.",
                 ("kind",),
             )
         )
@@ -77,6 +85,13 @@ class GatewayMetrics:
             ("path", "status"),
         )
         self.answers = AnswerMetrics(declare)
+
+    def count_route(self, asked: str, card: model_pb2.ModelCard) -> None:
+        """A request that named `asked` goes to a model."""
+        by = "default" if not asked else "name" if asked == card.name else "alias"
+        self.routes.labels(card.name, by).inc()
+        if card.n_experts > 1:
+            self.moe_requests.labels(card.name).inc()
 
     def of(self, model: str) -> ModelMetrics:
         """Of one model, whose name must be that of a served one: labels have to stay bounded."""

@@ -318,6 +318,7 @@ _REASONS = {
     tokenizer_pb2.TOKENIZER_FAULT_NO_TEMPLATE: "NO_CHAT_TEMPLATE",
     tokenizer_pb2.TOKENIZER_FAULT_BAD_TEMPLATE: "BAD_CHAT_TEMPLATE",
     tokenizer_pb2.TOKENIZER_FAULT_REFUSED: "REFUSED_BY_CHAT_TEMPLATE",
+    tokenizer_pb2.TOKENIZER_FAULT_TOO_LONG: "PROMPT_TOO_LONG",
     tokenizer_pb2.TOKENIZER_FAULT_BAD_CONSTRAINT: "BAD_CONSTRAINT",
     tokenizer_pb2.TOKENIZER_FAULT_NO_TOOLS: "TOOLS_UNSUPPORTED",
 }
@@ -328,7 +329,7 @@ def _to_error(error: tokenizer_pb2.TokenizerError, field: str) -> InferFluxError
         return Unavailable(error.message, reason="TOKENIZER_FAILED")
     message = error.message
     if error.fault == tokenizer_pb2.TOKENIZER_FAULT_NO_TEMPLATE:
-        message += ": use Generate"
+        message += ": use Generate, which is /v1/completions over HTTP"
     if error.fault == tokenizer_pb2.TOKENIZER_FAULT_NO_TOOLS:
         field = "tools"
     return InvalidArgument(message, field=field, reason=_REASONS.get(error.fault, ""))

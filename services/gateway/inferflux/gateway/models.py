@@ -1,11 +1,11 @@
-"""Which models are served, learnt from the workers' heartbeats."""
+"""Which models are served or can be, learnt from the heartbeats of workers and the reports of hosts."""
 
 from __future__ import annotations
 
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 from inferflux.common import subjects
@@ -13,11 +13,13 @@ from inferflux.common.bad_messages import BadMessages
 from inferflux.common.bus import Bus, Message, Subscription
 from inferflux.common.errors import InvalidArgument, NotFound, Unavailable
 from inferflux.common.heartbeats import parse_status
+from inferflux.common.hosts import parse_status as parse_host
+from inferflux.common.hosts import worker_ids
 from inferflux.common.known_workers import KnownWorkers
 from inferflux.v1 import model_pb2, scheduler_pb2
 
-# A worker without a heartbeat for this long does not count as serving.
-LIVE_S = 3.0
+from .hosts import LIVE_S, HostDirectory
+
 # A model that no worker has served for this long is forgotten.
 REMEMBERED_S = 600.0
 # Models whose tokenizers are loaded ahead of the first request. Those of further ones are loaded by it.
@@ -72,6 +74,13 @@ class ModelTable:
     def forget(self, worker_id: str) -> None:
         """Forget a worker; nothing if it is not known."""
         self._drop(worker_id)
+
+    def keep_known(self, host_id: str, models: Collection[str]) -> None:
+        """Forget the workers on a host whose models it does not know any more."""
+        for worker_id in worker_ids(host_id):
+            worker = self._workers.get(worker_id)
+            if worker is not None and worker.cards.keys().isdisjoint(models):
+                self._drop(worker_id)
 
     def all_models(self, now: float) -> list[model_pb2.Model]:
         """Every known model by name, with the number of workers that serve it now."""
@@ -152,6 +161,7 @@ class ModelRegistry:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.table = ModelTable()
+        self.hosts = HostDirectory()
         self._known = KnownWorkers(self.table.forget)
         self._bus = bus
         self._bad = bad
@@ -160,26 +170,35 @@ class ModelRegistry:
         self._seen: set[str] = set()
         self._reported = asyncio.Event()
         self._listening_since = clock()
-        self._subscription: Subscription | None = None
+        self._subscriptions: list[Subscription] = []
 
     async def start(self) -> None:
-        self._subscription = await self._bus.serve(subjects.WORKER_STATUS_ALL, self._on_status)
+        for subject, handler in (
+            (subjects.HOST_STATUS_ALL, self._on_host),
+            (subjects.WORKER_STATUS_ALL, self._on_status),
+        ):
+            self._subscriptions.append(await self._bus.serve(subject, handler))
         await self._restart_listening()
         self._bus.on_reconnect(self._restart_listening)
 
     async def close(self) -> None:
-        if self._subscription is not None:
-            await self._subscription.close()
+        for subscription in self._subscriptions:
+            await subscription.close()
+
+    def resolve(self, name: str) -> str:
+        """The model that a name in a request means: see `HostDirectory.resolve`."""
+        return self.hosts.resolve(name, self._clock())
 
     async def card(self, name: str) -> model_pb2.ModelCard:
-        """The card of a model that is served. Waits for one heartbeat if listening has just begun.
+        """The card of a model that is served, or that a host can load: a request has it loaded. Waits for one
+        heartbeat if listening has just begun.
 
         Raises:
-            NotFound: no worker has ever named it.
+            NotFound: no worker and no host has ever named it.
             Unavailable: no worker for it is there now (NO_WORKER), or NATS is away (NATS_UNAVAILABLE).
         """
         until = self._listening_since + HEARTBEAT_S + _MARGIN_S
-        while (card := self.table.card(name, self._clock())) is None:
+        while (card := self._card(name)) is None:
             left_s = until - self._clock()
             if left_s <= 0:
                 await self._check_nats()
@@ -190,6 +209,10 @@ class ModelRegistry:
             except TimeoutError:
                 continue
         return card
+
+    def _card(self, name: str) -> model_pb2.ModelCard | None:
+        now = self._clock()
+        return self.table.card(name, now) or self.hosts.card(name, now)
 
     async def settled(self) -> None:
         """Return when every live worker has had time for a heartbeat."""
@@ -213,10 +236,10 @@ class ModelRegistry:
         """A known model, served or not.
 
         Raises:
-            NotFound: no worker has ever named it.
+            NotFound: no worker and no host has ever named it.
             Unavailable: NATS is away, so that it is not known whether a worker serves it.
         """
-        model = self.table.get(name, self._clock())
+        model = self._model(self.resolve(name))
         if model is None or not model.workers:
             await self._check_nats()
         if model is None:
@@ -229,10 +252,27 @@ class ModelRegistry:
         Raises:
             Unavailable: none is served as far as is known, and NATS is away.
         """
-        models = self.table.all_models(self._clock())
+        now = self._clock()
+        names = {model.card.name for model in self.table.all_models(now)} | self.hosts.names(now)
+        models = [model for name in sorted(names) if (model := self._model(name)) is not None]
         if not any(model.workers for model in models):
             await self._check_nats()
         return models
+
+    def _model(self, name: str) -> model_pb2.Model | None:
+        """A model as its hosts report it, its card and its workers as its workers do."""
+        now = self._clock()
+        served, hosted = self.table.get(name, now), self.hosts.model(name, now)
+        if served is None:
+            return hosted
+        is_served = served.workers > 0
+        if hosted is None:
+            served.state = model_pb2.MODEL_STATE_READY if is_served else model_pb2.MODEL_STATE_LOADING
+            return served
+        hosted.workers = served.workers
+        if is_served:
+            hosted.state, hosted.reason = model_pb2.MODEL_STATE_READY, ""
+        return hosted
 
     def _why_not(self, name: str) -> NotFound | Unavailable:
         if self.table.get(name, self._clock()) is None:
@@ -249,6 +289,16 @@ class ModelRegistry:
 
     async def _restart_listening(self) -> None:
         self._listening_since = self._clock()
+
+    async def _on_host(self, message: Message) -> None:
+        try:
+            status = parse_host(message.data, message.subject)
+            self.hosts.note(status, self._clock())
+        except InvalidArgument as error:
+            self._bad.note("host", error, subject=message.subject)
+        else:
+            self.table.keep_known(status.host_id, {hosted.card.name for hosted in status.models})
+            self._reported.set()
 
     async def _on_status(self, message: Message) -> None:
         try:

@@ -28,6 +28,8 @@ from .spans import RequestSpan, note_caller, note_job
 from .submit import Prompt, new_attempt_id, new_call_id_prefix, resolve
 from .tools import functions_of, tool_use_of
 
+log = logs.get()
+
 
 class Admits(Protocol):
     """Policy, as the pipeline asks it; `inferflux.gateway.admission.Admission` is it."""
@@ -37,6 +39,8 @@ class Admits(Protocol):
 
 class ModelCards(Protocol):
     """Who knows the served models; `inferflux.gateway.models.ModelRegistry` does."""
+
+    def resolve(self, name: str) -> str: ...
 
     async def card(self, name: str) -> model_pb2.ModelCard: ...
 
@@ -169,12 +173,10 @@ class Pipeline:
             InvalidArgument: the prompt cannot be rendered or tokenized, or cannot fit into the context.
             PermissionDenied: the caller may not use the model.
         """
-        checks.check_model_name(request.model)
-        caller.check_model(request.model)
         kind = request.WhichOneof("prompt")
         if kind is None:
             raise InvalidArgument("one of text and conversation is needed", field="prompt")
-        card = await self._models.card(request.model)
+        card = await self._card(caller, request.model)
         most = self._max_text_bytes
         if kind == "text":
             validation.check_text(request.text, max_text_bytes=most, field="text")
@@ -200,9 +202,7 @@ class Pipeline:
             InvalidArgument: there are more than the context holds, or one is not in the vocabulary.
             PermissionDenied: the caller may not use the model.
         """
-        checks.check_model_name(request.model)
-        caller.check_model(request.model)
-        card = await self._models.card(request.model)
+        card = await self._card(caller, request.model)
         checks.check_count(request.token_ids, card.context_length, "token_ids")
         generation_limits.check_token_ids(request.token_ids, card.vocabulary_size, field="token_ids")
         text = await self._tokenizers.detokenize(card.digest, request.token_ids)
@@ -232,15 +232,23 @@ class Pipeline:
     async def _check(
         self, caller: Caller, request: inference_pb2.ChatRequest | inference_pb2.GenerateRequest
     ) -> model_pb2.ModelCard:
-        checks.check_model_name(request.model)
-        caller.check_model(request.model)
         generation_limits.check_priority(request.priority)
         validation.check_resume_window(request.resume_window_s, most_s=self._max_resume_window_s)
-        card = await self._models.card(request.model)
+        card = await self._card(caller, request.model)
+        self._services.metrics.count_route(request.model, card)
+        if request.model != card.name:
+            log.info("a name is resolved", asked=request.model, model=card.name)
         generation_limits.check_params(
             request.params, context_length=card.context_length, vocabulary_size=card.vocabulary_size
         )
         return card
+
+    async def _card(self, caller: Caller, name: str) -> model_pb2.ModelCard:
+        """The card of the model that a name means, if the caller may use it."""
+        model = self._models.resolve(name)
+        checks.check_model_name(model)
+        caller.check_model(model)
+        return await self._models.card(model)
 
     async def _prompt(self, prompt: str | Sequence[int], field: str, card: model_pb2.ModelCard) -> Prompt:
         if isinstance(prompt, str):

@@ -16,7 +16,8 @@ from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
 
 from inferflux.common import grpc_metadata
-from inferflux.common.grpc_interceptor import current_call
+from inferflux.common.audit.policy_changes import asked, became
+from inferflux.common.grpc_interceptor import current_call, note_change
 from inferflux.common.grpc_rules import SMALL_BODY_BYTES, MethodRule
 from inferflux.common.policy_methods import (
     ADMIN_METHODS,
@@ -78,6 +79,8 @@ def _call(policy: grpc.aio.Channel, method: MethodDescriptor) -> Callable[[Any, 
 
     async def handle(request: Message, _context: object) -> Message:
         context = current_call().context
+        if (change := asked(request)) is not None:
+            note_change(**change)
         metadata = grpc_metadata.outgoing(
             api_key=context.credential, request_id=context.request_id, traceparent=context.traceparent
         )
@@ -85,6 +88,8 @@ def _call(policy: grpc.aio.Channel, method: MethodDescriptor) -> Callable[[Any, 
             passed: Message = await call(request, timeout=timeout_s, metadata=metadata)
         except grpc.aio.AioRpcError as error:
             raise to_error(error) from None
+        if change is not None:
+            note_change(**became(passed))
         return passed
 
     return handle

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from inferflux.common import policy_methods
-from inferflux.common.grpc_rules import MethodRule, rules_of
+from inferflux.common.grpc_rules import REFLECTION_RULES, MethodRule, rules_of
 from inferflux.common.scopes import Scope
 from inferflux.v1 import admin_pb2, cluster_pb2, inference_pb2, model_pb2
 
@@ -22,13 +22,17 @@ _WITH_PROMPTS = ("Chat", "Generate", "Tokenize", "Detokenize")
 # Beside its texts: roles, parameters, and one text more than is taken, so that validation can say so.
 _BESIDE_TEXT_BYTES = 2 << 20
 
-ADMIN_METHODS = (*_CLUSTER.methods, *_ADMIN.methods, *policy_methods.ADMIN_METHODS)
+MODEL_CHANGES = tuple(_MODELS.methods_by_name[name] for name in ("LoadModel", "UnloadModel"))
+"""What changes which models are loaded."""
+
+ADMIN_METHODS = (*_CLUSTER.methods, *_ADMIN.methods, *MODEL_CHANGES, *policy_methods.ADMIN_METHODS)
 """What administrators call. No two have the same name."""
 
 ADMIN_RULES: Mapping[str, MethodRule] = {
     **dict(rules_of(_CLUSTER, MethodRule(Scope.STATUS))),
     **dict(rules_of(_ADMIN, MethodRule(Scope.CLUSTER))),
     f"/{_ADMIN.full_name}/GetFairness": MethodRule(Scope.STATUS),
+    **{f"/{_MODELS.full_name}/{m.name}": MethodRule(Scope.MODELS_LOAD) for m in MODEL_CHANGES},
     **policy_servicer.rules(),
 }
 """The rules of these methods, by full name."""
@@ -48,4 +52,5 @@ def rules(max_text_bytes: int) -> Mapping[str, MethodRule]:
         **{f"/{_INFERENCE.full_name}/{name}": with_prompt for name in _WITH_PROMPTS},
         **dict(rules_of(_MODELS, MethodRule(Scope.MODELS))),
         **ADMIN_RULES,
+        **REFLECTION_RULES,
     }

@@ -7,12 +7,14 @@ from google.protobuf.message import DecodeError
 from inferflux.common import subjects
 from inferflux.common.bus import Bus
 from inferflux.common.errors import DeadlineExceeded, InferFluxError, Internal, Unavailable, from_code
-from inferflux.v1 import scheduler_pb2
+from inferflux.v1 import model_pb2, scheduler_pb2
 
 # A standby takes over within three seconds; until then no scheduler answers.
 _RETRY_DELAY_S = 3.0
 # Where the scheduler has to wait for a worker, for 5 s at most.
 _WORKER_TIMEOUT_S = 6.0
+# Where a host has to read and try a file first.
+_FILE_TIMEOUT_S = 80.0
 
 
 class SchedulerAdmin:
@@ -60,6 +62,22 @@ class SchedulerAdmin:
         message = scheduler_pb2.SchedulerAdminRequest(clear_cache=request)
         return _part(await self._ask(message, timeout_s=_WORKER_TIMEOUT_S), "cleared").cleared
 
+    async def load_model(self, request: model_pb2.LoadModelRequest) -> model_pb2.Model:
+        """Have a host begin to load a model; returns it as it is then.
+
+        Raises:
+            NotFound: no host knows it, or there is no such host.
+            InferFluxError: as the host says why not.
+        """
+        message = scheduler_pb2.SchedulerAdminRequest(load_model=request)
+        timeout_s = _FILE_TIMEOUT_S if request.path else _WORKER_TIMEOUT_S
+        return _part(await self._ask(message, timeout_s=timeout_s), "model").model
+
+    async def unload_model(self, request: model_pb2.UnloadModelRequest) -> model_pb2.Model:
+        """Have hosts begin to unload a model; raises as `load_model`."""
+        message = scheduler_pb2.SchedulerAdminRequest(unload_model=request)
+        return _part(await self._ask(message, timeout_s=_WORKER_TIMEOUT_S), "model").model
+
     async def _fairness(
         self,
         *,
@@ -103,7 +121,9 @@ class SchedulerAdmin:
 
 def _refusal(refused: scheduler_pb2.AdminRefusal) -> InferFluxError:
     retry_delay_s = _RETRY_DELAY_S if refused.code == Unavailable.code else None
-    return from_code(refused.code, refused.message, field=refused.field, retry_delay_s=retry_delay_s)
+    return from_code(
+        refused.code, refused.message, reason=refused.reason, field=refused.field, retry_delay_s=retry_delay_s
+    )
 
 
 def _part(reply: scheduler_pb2.SchedulerAdminReply, name: str) -> scheduler_pb2.SchedulerAdminReply:

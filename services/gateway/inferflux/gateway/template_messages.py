@@ -60,7 +60,8 @@ def _function(tool: inference_pb2.Tool) -> Json:
     made: Json = {"name": tool.name}
     if tool.description:
         made["description"] = tool.description
-    made["parameters"] = json.loads(tool.parameters or '{"type": "object", "properties": {}}')
+    given = json.loads(tool.parameters) if tool.parameters else None
+    made["parameters"] = given or {"type": "object", "properties": {}}
     return made
 
 

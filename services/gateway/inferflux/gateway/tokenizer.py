@@ -169,18 +169,20 @@ class Tokenizer:
         return self._templates.render(messages, tools)
 
     def compile(self, constraint: generation_pb2.StructuredConstraint) -> None:
-        """Do what a worker does with a constraint.
+        """Do what a worker does with a constraint, and make the check of its answers.
 
         Raises:
             TokenizerFaultError: it cannot be used.
         """
         # With the first constraint only: a process that sees none is smaller without.
-        from inferflux.common.constraints.compiling import Compiler, ConstraintError
+        from inferflux.common.constraints.checking import ConstraintError, check_of
+        from inferflux.common.constraints.compiling import Compiler
 
         if self._compiler is None:
             self._compiler = Compiler(self._vocab)
         try:
             self._compiler.compile(constraint)
+            check_of(constraint)
         except ConstraintError as error:
             raise TokenizerFaultError(tokenizer_pb2.TOKENIZER_FAULT_BAD_CONSTRAINT, str(error)) from None
 
@@ -205,7 +207,7 @@ class Tokenizer:
         at_least = -(-sum(map(len, pieces)) // self._longest)
         if context_length and at_least > context_length:
             message = f"the prompt has at least {at_least} tokens; the context holds {context_length}"
-            raise TokenizerFaultError(tokenizer_pb2.TOKENIZER_FAULT_BAD_TEXT, message)
+            raise TokenizerFaultError(tokenizer_pb2.TOKENIZER_FAULT_TOO_LONG, message)
         ids: list[int] = []
         try:
             for part, data in zip(parts, pieces, strict=True):

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from inferflux.common.errors import DeadlineExceeded, NotFound, Unavailable
+from inferflux.common.private_files import replacing, write_all
 
 if TYPE_CHECKING:
     from inferflux.common.bus import Bus
@@ -55,6 +56,5 @@ class TokenizerFiles:
 
 def _write_whole(path: Path, data: bytes) -> None:
     """Write so that the file is there entirely or not at all."""
-    unfinished = path.with_suffix(".part")
-    unfinished.write_bytes(data)
-    unfinished.replace(path)
+    with replacing(path) as file:
+        write_all(file.fileno(), data)

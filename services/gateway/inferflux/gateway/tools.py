@@ -80,7 +80,7 @@ def tool_use_of(request: inference_pb2.ChatRequest) -> ToolUse:
             if is_required and not functions:
                 raise InvalidArgument("tool_choice: there are no tools", field="tool_choice")
     if functions and request.params.HasField("constraint"):
-        message = "a constraint does not go together with tools, unless tool_choice is none"
+        message = "constraint does not go together with tools, unless tool_choice is none"
         raise InvalidArgument(message, field="params.constraint")
     may_be_several = request.parallel_tool_calls or not request.HasField("parallel_tool_calls")
     return ToolUse(request.tools if functions else (), functions, is_required, not may_be_several)
@@ -127,7 +127,7 @@ def check_calls(message: inference_pb2.ChatMessage, field: str) -> None:
 
 
 def _arguments_schema(text: str, field: str) -> str:
-    """The schema of a function's arguments, which are an object."""
+    """The schema of a function's arguments, which are an object. One that says nothing stands for none."""
     if not text:
         return _NO_ARGUMENTS
     try:
@@ -137,6 +137,8 @@ def _arguments_schema(text: str, field: str) -> str:
     if _parsed(text) is None:
         message = f"{field}: the schema is no JSON, or nested too deeply"
         raise InvalidArgument(message, field=field, reason="BAD_SCHEMA")
+    if not schema:
+        return _NO_ARGUMENTS
     if schema.setdefault("type", "object") != "object":
         message = f"{field}: arguments are an object: its type is 'object'"
         raise InvalidArgument(message, field=field, reason="BAD_SCHEMA")

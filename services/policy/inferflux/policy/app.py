@@ -98,7 +98,8 @@ async def _serve(settings: PolicySettings, shutdown: Shutdown, trail: AuditTrail
         background.start(tokens.run_until(shutdown.requested))
         if opened.work is not None:
             background.start(opened.work(shutdown))
-        bootstrap = Bootstrap(storage.keys, settings.bootstrap_key.get_secret_value())
+        secret = settings.bootstrap_key.get_secret_value()
+        bootstrap = Bootstrap(storage.keys, secret, path=settings.first_key_path)
         watch = StoreWatch(storage, parts.usage, bootstrap, server, probe, metrics)
         await watch.run_until(shutdown, interval_s=settings.store_check_interval_s)
         probe.set_ready("running", ok=False, detail="shutting down")

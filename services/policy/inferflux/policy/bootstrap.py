@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 from inferflux.common import logs
+from inferflux.common.private_files import write_private
 
 from . import keys
 from .key_store import KeyStore
@@ -25,11 +28,23 @@ class Bootstrap:
 
     A store remembers what was written to it this way, so a key that was revoked is not written again,
     whereas a store that lost its data gets its key back. Any number of processes may try at once.
+
+    Args:
+        secret: the key; "" for one that is generated.
+        path: where a generated key is written; None: it is shown on stderr.
     """
 
-    def __init__(self, store: KeyStore, secret: str, *, clock: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self,
+        store: KeyStore,
+        secret: str,
+        *,
+        path: Path | None = None,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
         self._store = store
         self._secret = secret
+        self._path = path
         self._clock = clock
         self._mark = keys.digest_of(secret) if secret else GENERATED
 
@@ -49,9 +64,23 @@ class Bootstrap:
         if is_new and self._secret:
             log.info("the bootstrap admin key was written", key_id=record.key_id, tenant=TENANT)
         elif is_new:
+            where = _hand_over(secret, self._path)
             log.warning(
-                "the store was empty: this admin key was made and is shown this once",
-                api_key=secret,
-                key_id=record.key_id,
-                tenant=TENANT,
+                "the store was empty: an admin key was made", key_id=record.key_id, tenant=TENANT, where=where
             )
+
+
+def _hand_over(secret: str, path: Path | None) -> str:
+    """Give a generated key to those who run policy, in a file or on stderr; returns where. No log has it."""
+    if path is not None:
+        try:
+            write_private(path, secret + "\n")
+        except OSError as error:  # nothing but this can say it again
+            log.error(
+                "the first key cannot be written: it is shown on stderr", path=str(path), why=str(error)
+            )
+        else:
+            return str(path)
+    sys.stderr.write(f"The first admin key, shown this once: {secret}\n")
+    sys.stderr.flush()
+    return "stderr"

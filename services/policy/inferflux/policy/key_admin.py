@@ -21,6 +21,7 @@ from .pages import check_page_size, page_after
 from .roles import (
     Access,
     access_of,
+    check_may_give_models,
     check_may_give_pools,
     check_may_give_priority,
     check_may_manage,
@@ -33,6 +34,9 @@ if TYPE_CHECKING:
     from .key_store import KeyStore
 
 MAX_OVERLAP_S = 90 * 86_400
+
+# Each is lost to one change of the key.
+_REVOKE_ATTEMPTS = 100
 
 log = logs.get()
 
@@ -151,21 +155,23 @@ class KeyAdmin:
         log.info("API key rotated", key_id=key_id, tenant=new.tenant, by=actor.key_id)
         return policy_pb2.RotateApiKeyResponse(api_key=self._message(new, access), secret=secret)
 
-    async def revoke(self, actor: Holder, request: policy_pb2.RevokeApiKeyRequest) -> str:
-        """Returns its id.
+    async def revoke(self, actor: Holder, request: policy_pb2.RevokeApiKeyRequest) -> ApiKeyRecord:
+        """Returns the key as it was. Without a version, changes that come meanwhile do not keep it.
 
         Raises:
             InvalidArgument: the id is none.
             NotFound: there is no such key.
             PermissionDenied: it reaches further than who revokes it.
+            Aborted: a version is named, and it was changed meanwhile.
         """
         key_id = keys.parse_key_id(request.key_id)
-        record = await self._found(key_id)
-        self.check(actor, record, await self._access(record))
-        if not await self._store.revoke(key_id):
-            raise _unknown(key_id)
-        log.info("API key revoked", key_id=key_id, by=actor.key_id)
-        return key_id
+        for _ in range(_REVOKE_ATTEMPTS):
+            record = await self._found(key_id, version=request.version)
+            self.check(actor, record, await self._access(record))
+            if await self._store.revoke(key_id, version=record.version):
+                log.info("API key revoked", key_id=key_id, by=actor.key_id)
+                return record
+        raise _changed(key_id)
 
     async def add(self, actor: Holder, record: ApiKeyRecord) -> None:
         """Write a new key that was checked."""
@@ -189,6 +195,7 @@ class KeyAdmin:
         check_may_manage(actor.access, access)
         own, given = self._ceiling(actor.key, actor.access), self._ceiling(record, access)
         check_may_give_priority(actor.access, own=own, given=given)
+        check_may_give_models(actor.access, own=actor.key.models, given=record.models)
         check_may_give_pools(actor.access, own=actor.key.worker_pools, given=record.worker_pools)
 
     def _ceiling(self, record: ApiKeyRecord, access: Access) -> int:

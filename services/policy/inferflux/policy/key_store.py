@@ -38,8 +38,8 @@ class KeyStore(Protocol):
         """Write a key with a new digest; False unless the stored one is as `old`."""
         ...
 
-    async def revoke(self, key_id: str) -> bool:
-        """Remove a key and its secrets; False if there is none of that id."""
+    async def revoke(self, key_id: str, *, version: int) -> bool:
+        """Remove a key and its secrets; False unless there is one of that id and version."""
         ...
 
     async def note_used(self, used_unix_ms: Mapping[str, int]) -> None:
@@ -60,8 +60,8 @@ class KeyStore(Protocol):
         """Write a new or changed role; False unless the stored one is of the version before."""
         ...
 
-    async def delete_role(self, name: str) -> bool:
-        """Remove a role; False if there is none of that name."""
+    async def delete_role(self, name: str, *, version: int) -> bool:
+        """Remove a role; False unless there is one of that name and version."""
         ...
 
     async def is_bootstrapped(self, mark: str) -> bool:

@@ -15,6 +15,7 @@ import secrets
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
+from inferflux.common import tenants
 from inferflux.common.api_key import PREFIX
 from inferflux.common.cache_scope import check_cache_scope
 from inferflux.common.checks import check_range
@@ -27,7 +28,6 @@ MAX_NAME_LENGTH = 128
 # The cache scope of a key whose requests share cached prefixes within their own tenant alone.
 OWN_TENANT = "tenant"
 
-_TENANT = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}")
 _KEY_ID = re.compile(r"key_[0-9a-f]{16}")
 # Of a key, or of the subject of a token.
 _HOLDER_ID = re.compile(r"key_[0-9a-f]{16}|sub_[0-9a-f]{32}")
@@ -197,12 +197,7 @@ def parse_holder_id(text: str, *, field: str = "key_id") -> str:
     return text
 
 
-def parse_tenant(text: str, *, field: str = "tenant") -> str:
-    if _TENANT.fullmatch(text) is None:
-        raise InvalidArgument(
-            "a tenant is 1-63 of a-z 0-9 _ -, and starts with a letter or a digit", field=field
-        )
-    return text
+parse_tenant = tenants.parse_tenant
 
 
 def parse_name(text: str, *, field: str = "name") -> str:

@@ -81,19 +81,25 @@ class RoleAdmin:
         log.info("role set", role=role.name, by=actor.key_id)
         return made
 
-    async def delete(self, actor: Holder, request: policy_pb2.DeleteRoleRequest) -> None:
-        """Raises:
-        InvalidArgument: every InferFlux has this role.
-        NotFound: there is none of this name.
-        PermissionDenied: it reaches further than who takes it away.
+    async def delete(self, actor: Holder, request: policy_pb2.DeleteRoleRequest) -> Role:
+        """Returns the role as it was.
+
+        Raises:
+            InvalidArgument: every InferFlux has this role.
+            NotFound: there is none of this name.
+            PermissionDenied: it reaches further than who takes it away.
+            Aborted: it was changed meanwhile.
         """
         name = _own_name(request.name, field="name")
         old = next(iter(await self._store.find_roles([name])), None)
-        if old is not None:
-            check_may_manage(actor.access, _access(old))
-        if old is None or not await self._store.delete_role(name):
+        if old is None:
             raise NotFound(f"there is no role {name}", reason="UNKNOWN_ROLE")
+        check_may_manage(actor.access, _access(old))
+        is_asked_for = request.version in (0, old.version)
+        if not (is_asked_for and await self._store.delete_role(name, version=old.version)):
+            raise _changed(name)
         log.info("role deleted", role=name, by=actor.key_id)
+        return old
 
 
 def parse_role(given: policy_pb2.Role, *, field: str = "role") -> Role:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -57,7 +57,12 @@ BUILTIN: Mapping[str, Role] = {
     for role in (
         Role("user", (Scope.INFERENCE, Scope.MODELS), description="uses models", version=0),
         Role("viewer", (Scope.MODELS, Scope.STATUS, Scope.POLICY_READ), description="sees all", version=0),
-        Role("operator", (Scope.MODELS, Scope.CLUSTER), description="runs the cluster", version=0),
+        Role(
+            "operator",
+            (Scope.MODELS, Scope.MODELS_LOAD, Scope.CLUSTER),
+            description="runs the cluster",
+            version=0,
+        ),
         Role("policy-admin", (Scope.POLICY,), description="manages keys, roles and limits", version=0),
         Role("admin", (Scope.INFERENCE, Scope.MODELS, Scope.ADMIN), description="may all", version=0),
     )
@@ -119,6 +124,20 @@ def check_may_give_priority(actor: Access, *, own: int, given: int) -> None:
     """
     if Scope.ADMIN not in actor.scopes and given > own:
         raise _beyond_own(f"has max_priority {own}, and this is {given}")
+
+
+def check_may_give_models(actor: Access, *, own: Sequence[str], given: Sequence[str]) -> None:
+    """What a key lists is held to its models too, whatever its scopes.
+
+    Args:
+        own: patterns of the models that the giver's key is held to; empty: it is not.
+        given: those of the key that is given, in the same way.
+
+    Raises:
+        PermissionDenied: a model is given that the giver's key may not see. Administrators may give any.
+    """
+    if Scope.ADMIN not in actor.scopes and own and not covers(own, given or (EVERY,)):
+        raise _beyond_own(f"may only use {', '.join(own)}")
 
 
 def check_may_give_pools(actor: Access, *, own: Collection[str], given: Collection[str]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from inferflux.common.grpc_rules import MethodRule
+from inferflux.common.grpc_rules import REFLECTION_RULES, MethodRule
 from inferflux.common.policy_methods import (
     ADMIN_METHODS,
     FOR_SERVICES,
@@ -46,4 +46,5 @@ RULES: Mapping[str, MethodRule] = {
         )
         for method in ADMIN_METHODS
     },
+    **REFLECTION_RULES,
 }

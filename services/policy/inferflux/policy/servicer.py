@@ -4,18 +4,27 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from google.protobuf.message import Message
 
 from inferflux.common import logs
 from inferflux.common.api_key import is_well_formed
 from inferflux.common.audit.calls import ALLOWED, CHANGE
+from inferflux.common.audit.policy_changes import asked, became
 from inferflux.common.calls import CallContext
 from inferflux.common.checks import MAX_TOKENS, check_count, check_model_name, check_range
 from inferflux.common.errors import InferFluxError, Unavailable, to_status
-from inferflux.common.grpc_interceptor import caller_as, current_call, note_for_audit
+from inferflux.common.grpc_interceptor import (
+    caller_as,
+    current_call,
+    note_change,
+    note_for_audit,
+    unexpected,
+)
 from inferflux.common.model_names import EVERY
 from inferflux.common.priority import HIGHEST, LOWEST
 from inferflux.common.scopes import Scope
@@ -26,9 +35,8 @@ from inferflux.v1 import guardrails_pb2, policy_pb2, policy_pb2_grpc
 from . import keys
 from .admission import Ask, Holder, authorize, identify, identify_token
 from .decisions.facts import facts_of_call, parse_method, to_message
-from .guardrails.admin import counts
 from .limits.limiter import NOT_COUNTED, Counted, Job
-from .limits.rules import NAMES, key_subject, model_subject, tenant_subject
+from .limits.rules import key_subject, model_subject, tenant_subject
 from .usage import SettledRequest, parse_attempt_id, parse_model, parse_request_id
 
 if TYPE_CHECKING:
@@ -39,6 +47,7 @@ if TYPE_CHECKING:
     from .decisions.chain import Decisions
     from .guardrails.admin import GuardrailAdmin
     from .guardrails.prompts import PromptGuard
+    from .guardrails.store import Index
     from .key_admin import KeyAdmin
     from .key_store import KeyStore
     from .keys import ApiKeyRecord
@@ -53,6 +62,8 @@ if TYPE_CHECKING:
     from .usage_store import UsageStore
 
     Context = grpc.aio.ServicerContext[Any, Any]
+
+_Answer = TypeVar("_Answer", bound=Message)
 
 MAX_ADMITTED = 64
 MAX_RENEWED = 512
@@ -114,9 +125,7 @@ class PolicyServicer(policy_pb2_grpc.PolicyServiceServicer):
             ask = Ask(keys.parse_scope(request.scope), parse_model(request.model))
             parse_request_id(request.request_id)
             method = parse_method(request.method)
-            holder, guardrails = await asyncio.gather(
-                self._admit(request.credential, ask, method), self._parts.prompts.index()
-            )
+            holder, guardrails = await self._admit_with_guardrails(request.credential, ask, method)
             key, decisions = holder.key, self._parts.decisions
             counted = await self._count(holder) if request.is_counted else NOT_COUNTED
         log.debug("admits a request", tenant=key.tenant, key_id=key.key_id, scope=request.scope)
@@ -143,6 +152,13 @@ class PolicyServicer(policy_pb2_grpc.PolicyServiceServicer):
             subject=holder.identity.get("subject", ""),
         )
 
+    async def _admit_with_guardrails(self, credential: str, ask: Ask, method: str) -> tuple[Holder, Index]:
+        """Who calls, and which guardrails there are: where both have to be read, at the same time."""
+        prompts = self._parts.prompts
+        if (guardrails := prompts.fresh_index()) is not None:
+            return await self._admit(credential, ask, method), guardrails
+        return await asyncio.gather(self._admit(credential, ask, method), prompts.index())
+
     async def AdmitMany(
         self, request: policy_pb2.AdmitManyRequest, context: Context
     ) -> policy_pb2.AdmitManyResponse:
@@ -156,7 +172,10 @@ class PolicyServicer(policy_pb2_grpc.PolicyServiceServicer):
         try:
             return policy_pb2.AdmitAnswer(admitted=await self.Admit(request, context))
         except InferFluxError as error:
-            return policy_pb2.AdmitAnswer(refused=to_status(error).SerializeToString())
+            refusal = error
+        except Exception as error:  # noqa: BLE001  # it ends this call, and none of those beside it
+            refusal = unexpected(error, "AdmitMany")
+        return policy_pb2.AdmitAnswer(refused=to_status(refusal).SerializeToString())
 
     async def Reserve(
         self, request: policy_pb2.ReserveRequest, context: Context
@@ -217,17 +236,9 @@ class PolicyServicer(policy_pb2_grpc.PolicyServiceServicer):
     async def CreateApiKey(
         self, request: policy_pb2.CreateApiKeyRequest, context: Context
     ) -> policy_pb2.CreateApiKeyResponse:
-        note_for_audit(
-            of_tenant=request.tenant,
-            name=request.name,
-            scopes=list(request.scopes),
-            roles=list(request.roles),
-            models=list(request.models),
-            worker_pools=list(request.worker_pools),
-        )
+        note_change(**_asked(request))
         made = await self._parts.key_admin.create(caller_as(Holder), request)
-        note_for_audit(changed_key_id=made.api_key.key_id)
-        return made
+        return _changed(made, before=0)
 
     async def ListApiKeys(
         self, request: policy_pb2.ListApiKeysRequest, context: Context
@@ -238,25 +249,27 @@ class PolicyServicer(policy_pb2_grpc.PolicyServiceServicer):
     async def UpdateApiKey(
         self, request: policy_pb2.UpdateApiKeyRequest, context: Context
     ) -> policy_pb2.UpdateApiKeyResponse:
-        note_for_audit(changed_key_id=request.api_key.key_id, fields=list(request.update_mask.paths))
-        return await self._parts.key_admin.update(caller_as(Holder), request)
+        note_change(**_asked(request))
+        made = await self._parts.key_admin.update(caller_as(Holder), request)
+        return _changed(made, before=made.api_key.version - 1)
 
     async def RotateApiKey(
         self, request: policy_pb2.RotateApiKeyRequest, context: Context
     ) -> policy_pb2.RotateApiKeyResponse:
-        note_for_audit(changed_key_id=request.key_id, overlap_s=request.overlap_s)
-        return await self._parts.key_admin.rotate(caller_as(Holder), request)
+        note_change(**_asked(request))
+        made = await self._parts.key_admin.rotate(caller_as(Holder), request)
+        return _changed(made, before=made.api_key.version - 1)
 
     async def RevokeApiKey(
         self, request: policy_pb2.RevokeApiKeyRequest, context: Context
     ) -> policy_pb2.RevokeApiKeyResponse:
-        note_for_audit(changed_key_id=request.key_id)
-        key_id = await self._parts.key_admin.revoke(caller_as(Holder), request)
+        note_change(**_asked(request))
+        revoked = await self._parts.key_admin.revoke(caller_as(Holder), request)
         try:
-            await self._parts.limit_admin.forget(key_subject(key_id))
+            await self._parts.limit_admin.forget(key_subject(revoked.key_id))
         except Unavailable as error:  # the key is gone, which is what was asked for
-            log.warning("limits of a revoked key stay", key_id=key_id, why=error.message)
-        return policy_pb2.RevokeApiKeyResponse()
+            log.warning("limits of a revoked key stay", key_id=revoked.key_id, why=error.message)
+        return _changed(policy_pb2.RevokeApiKeyResponse(), before=revoked.version)
 
     async def ListRoles(
         self, request: policy_pb2.ListRolesRequest, context: Context
@@ -266,17 +279,16 @@ class PolicyServicer(policy_pb2_grpc.PolicyServiceServicer):
     async def SetRole(
         self, request: policy_pb2.SetRoleRequest, context: Context
     ) -> policy_pb2.SetRoleResponse:
-        note_for_audit(
-            role=request.role.name, scopes=list(request.role.scopes), models=list(request.role.models)
-        )
-        return await self._parts.role_admin.set(caller_as(Holder), request)
+        note_change(**_asked(request))
+        made = await self._parts.role_admin.set(caller_as(Holder), request)
+        return _changed(made, before=made.role.version - 1)
 
     async def DeleteRole(
         self, request: policy_pb2.DeleteRoleRequest, context: Context
     ) -> policy_pb2.DeleteRoleResponse:
-        note_for_audit(role=request.name)
-        await self._parts.role_admin.delete(caller_as(Holder), request)
-        return policy_pb2.DeleteRoleResponse()
+        note_change(**_asked(request))
+        deleted = await self._parts.role_admin.delete(caller_as(Holder), request)
+        return _changed(policy_pb2.DeleteRoleResponse(), before=deleted.version)
 
     async def ListRateLimits(
         self, request: policy_pb2.ListRateLimitsRequest, context: Context
@@ -291,16 +303,16 @@ class PolicyServicer(policy_pb2_grpc.PolicyServiceServicer):
     async def SetRateLimit(
         self, request: policy_pb2.SetRateLimitRequest, context: Context
     ) -> policy_pb2.SetRateLimitResponse:
-        limits = {name: n for name in NAMES if (n := getattr(request.rate_limit, name))}
-        note_for_audit(subject=request.rate_limit.subject, limits=limits)
-        return await self._parts.limit_admin.set(caller_as(Holder), request)
+        note_change(**_asked(request))
+        made = await self._parts.limit_admin.set(caller_as(Holder), request)
+        return _changed(made, before=made.rate_limit.version - 1)
 
     async def DeleteRateLimit(
         self, request: policy_pb2.DeleteRateLimitRequest, context: Context
     ) -> policy_pb2.DeleteRateLimitResponse:
-        note_for_audit(subject=request.subject)
-        await self._parts.limit_admin.delete(caller_as(Holder), request)
-        return policy_pb2.DeleteRateLimitResponse()
+        note_change(**_asked(request))
+        deleted = await self._parts.limit_admin.delete(caller_as(Holder), request)
+        return _changed(policy_pb2.DeleteRateLimitResponse(), before=deleted.version)
 
     async def GetStreamGuards(
         self, request: guardrails_pb2.GetStreamGuardsRequest, context: Context
@@ -323,18 +335,16 @@ class PolicyServicer(policy_pb2_grpc.PolicyServiceServicer):
     async def SetGuardrails(
         self, request: guardrails_pb2.SetGuardrailsRequest, context: Context
     ) -> guardrails_pb2.SetGuardrailsResponse:
-        given = request.guardrails
-        note_for_audit(of_tenant=given.tenant, of_model=given.model, **counts(given.rules))
-        made = await self._parts.guardrail_admin.set(caller_as(Holder), request)
-        note_for_audit(version=made.guardrails.version)
-        return made
+        note_change(**_asked(request))
+        made, versions = await self._parts.guardrail_admin.set(caller_as(Holder), request)
+        return _changed(made, before=versions.before)
 
     async def DeleteGuardrails(
         self, request: guardrails_pb2.DeleteGuardrailsRequest, context: Context
     ) -> guardrails_pb2.DeleteGuardrailsResponse:
-        note_for_audit(of_tenant=request.tenant, of_model=request.model)
-        await self._parts.guardrail_admin.delete(caller_as(Holder), request)
-        return guardrails_pb2.DeleteGuardrailsResponse()
+        note_change(**_asked(request))
+        before = await self._parts.guardrail_admin.delete(caller_as(Holder), request)
+        return _changed(guardrails_pb2.DeleteGuardrailsResponse(), before=before)
 
     async def CheckGuardrails(
         self, request: guardrails_pb2.CheckGuardrailsRequest, context: Context
@@ -421,3 +431,17 @@ class PolicyServicer(policy_pb2_grpc.PolicyServiceServicer):
         """Count a request of the key and its tenant."""
         subjects = [key_subject(holder.key_id), tenant_subject(holder.tenant)]
         return await self._parts.limiter.admit(subjects)
+
+
+def _asked(request: Message) -> Mapping[str, object]:
+    return asked(request) or {}
+
+
+def _changed(answer: _Answer, *, before: int) -> _Answer:
+    """The answer to a change that was made, whose audit line says what came of it.
+
+    Args:
+        before: the version before the change; 0: there was nothing.
+    """
+    note_change(version_before=before, **became(answer))
+    return answer

@@ -10,7 +10,7 @@ from pydantic_settings import SettingsConfigDict
 from inferflux.common.api_key import is_well_formed
 from inferflux.common.audit.settings import AuditSettings
 from inferflux.common.priority import HIGHEST, LOWEST
-from inferflux.common.settings import ListenAddress, SubjectToken, listed, setting
+from inferflux.common.settings import ListenAddress, OptionalPath, SubjectToken, listed, setting
 
 from .decisions.settings import DecisionSettings
 from .keys import OWN_TENANT
@@ -37,6 +37,11 @@ class PolicySettings(AuditSettings, DecisionSettings, StorageSettings):
         SecretStr(""),
         "an admin key of the tenant `default` to write at the start; empty: "
         "[one is generated](policy.md#the-first-key) if the store has none",
+    )
+    first_key_path: OptionalPath = setting(
+        None,
+        "the file that a generated [first key](policy.md#the-first-key) is written to, for its owner alone; "
+        "unset: it is shown once on stderr",
     )
     service_names: str = setting(
         "gateway",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Collection
 from dataclasses import fields, replace
 from typing import Protocol, TypeVar
 
@@ -12,18 +12,31 @@ from inferflux.common.admin_limits import check_fairness
 from inferflux.common.ask import ask
 from inferflux.common.bus import Bus, Message
 from inferflux.common.bus.serving import Subscription
-from inferflux.common.errors import DeadlineExceeded, InferFluxError, InvalidArgument, NotFound, Unavailable
+from inferflux.common.errors import (
+    Aborted,
+    DeadlineExceeded,
+    InferFluxError,
+    InvalidArgument,
+    NotFound,
+    Unavailable,
+)
 from inferflux.common.tasks import Background
-from inferflux.v1 import scheduler_pb2, worker_pb2
+from inferflux.v1 import model_pb2, scheduler_pb2, worker_pb2
 
 from .core.actions import Action
 from .core.checks import check_admin
 from .core.drains import DrainProgress
 from .core.fairness import FairnessSettings
+from .core.hosts import HostTable
+from .host_admin import ModelAdministration
+from .host_commands import command_host
 
 log = logs.get("scheduler.admin")
 
 _FAIRNESS_KEY = "fairness"
+_FIRST_VERSION = 1
+# What a change can set.
+_NAMES = tuple(field.name for field in fields(FairnessSettings) if field.name != "version")
 _T = TypeVar("_T")
 
 # Longest wait for a worker, whose engine answers within 4 s.
@@ -43,6 +56,10 @@ class SchedulerCore(Protocol):
     ) -> list[Action]: ...
     def drain_progress(self, worker_id: str) -> DrainProgress: ...
     def clear_cache(self, worker_id: str, clear: scheduler_pb2.ClearCache) -> worker_pb2.WorkerCommand: ...
+    @property
+    def hosts(self) -> HostTable: ...
+    @property
+    def term(self) -> int: ...
 
 
 class AskWorker(Protocol):
@@ -76,20 +93,47 @@ class Bucket(Protocol):
 
 def applied(settings: FairnessSettings, change: scheduler_pb2.SetFairness) -> FairnessSettings:
     """The settings with what the change sets (pure)."""
-    names = [field.name for field in fields(settings) if change.HasField(field.name)]  # type: ignore[arg-type]
-    return replace(settings, **{name: getattr(change, name) for name in names})
+    names = [name for name in _NAMES if change.HasField(name)]  # type: ignore[arg-type]
+    return replace(settings, version=version_of(change), **{name: getattr(change, name) for name in names})
 
 
 def merged(
     earlier: scheduler_pb2.SetFairness, change: scheduler_pb2.SetFairness
 ) -> scheduler_pb2.SetFairness:
-    """One change that does what both do, one after the other (pure)."""
+    """One change that does what both do, one after the other, with the version of the earlier one (pure)."""
     both = scheduler_pb2.SetFairness()
     if not change.reset:
         both.CopyFrom(earlier)
     both.MergeFrom(change)
     both.ClearField("reset")
+    both.version = earlier.version
     return both
+
+
+def version_of(changes: scheduler_pb2.SetFairness) -> int:
+    """The version of settings that were changed so (pure)."""
+    return max(_FIRST_VERSION, changes.version)
+
+
+def check_version(
+    kept: scheduler_pb2.SetFairness, change: scheduler_pb2.SetFairness, changes: scheduler_pb2.SetFairness
+) -> None:
+    """Whether a change may be made that names a version (pure).
+
+    Leaders of several models get one request. The first of them keeps it; the others find it kept already.
+
+    Args:
+        kept: all changes so far.
+        changes: the same with this one.
+
+    Raises:
+        Aborted: another change came first.
+    """
+    version = version_of(kept)
+    is_kept_already = changes == kept and change.version == version - 1
+    if change.version not in (0, version) and not is_kept_already:
+        message = f"the fairness settings were changed meanwhile, to version {version}: read them again"
+        raise Aborted(message, reason="VERSION_MISMATCH")
 
 
 class FairnessStore:
@@ -111,15 +155,19 @@ class FairnessStore:
         """Keep one more change; returns all that hold from now on.
 
         Raises:
+            Aborted: it names a version, and another change came first.
             Unavailable: it is not kept.
             DeadlineExceeded: it may be kept or not.
         """
         for _attempt in range(_WRITE_ATTEMPTS):
             entry = await self._bucket.get(_FAIRNESS_KEY)
-            kept = b"" if entry is None else entry.value
-            changes = merged(_decode(kept), change)
-            value = changes.SerializeToString(deterministic=True)
-            if value == kept or await self._write(value, entry) is not None:
+            kept = scheduler_pb2.SetFairness() if entry is None else _decode(entry.value)
+            changes = merged(kept, change)
+            check_version(kept, change, changes)
+            if changes == kept:
+                return kept
+            changes.version = version_of(kept) + 1
+            if await self._write(changes.SerializeToString(deterministic=True), entry) is not None:
                 return changes
         raise Unavailable("the fairness settings are being changed by others all the time")
 
@@ -139,6 +187,7 @@ class Administration:
         is_alone: no other scheduler has models of its own: a worker unknown here is known nowhere.
         guarded: calls the core; Unavailable when it raises.
         ask_worker: for the command that is answered.
+        models: has hosts load and unload them.
     """
 
     def __init__(
@@ -152,8 +201,10 @@ class Administration:
         is_alone: bool,
         guarded: Guarded,
         ask_worker: AskWorker,
+        models: ModelAdministration,
     ) -> None:
         self._core = core
+        self._models = models
         self._ask_worker = ask_worker
         self._guarded = guarded
         self._store = store
@@ -183,14 +234,30 @@ class Administration:
         try:
             request = checks.decode(scheduler_pb2.SchedulerAdminRequest, data, "request")
             check_admin(request)
-            if request.HasField("clear_cache"):  # changes nothing here: no change has to wait for it
-                return await self._clear_cache(request.clear_cache) if self._is_lease_held() else None
+            if asked := self._asked_elsewhere(request):  # changes nothing here: no change waits for it
+                return await asked() if self._is_lease_held() else None
             async with self._one_at_a_time:
                 return await self._answer(request) if self._is_lease_held() else None
         except NotFound as error:
             return _refused(error) if self._is_alone else None
         except InferFluxError as error:
             return _refused(error) if self._is_lease_held() else None
+
+    def _asked_elsewhere(
+        self, request: scheduler_pb2.SchedulerAdminRequest
+    ) -> Callable[[], Awaitable[scheduler_pb2.SchedulerAdminReply]] | None:
+        """What a worker or a host has to answer; None if this scheduler answers by itself."""
+        match request.WhichOneof("request"):
+            case "clear_cache":
+                return lambda: self._clear_cache(request.clear_cache)
+            case "load_model":
+                return lambda: self._on_model(self._models.load(request.load_model))
+            case "unload_model":
+                return lambda: self._on_model(self._models.unload(request.unload_model))
+        return None
+
+    async def _on_model(self, asked: Awaitable[model_pb2.Model]) -> scheduler_pb2.SchedulerAdminReply:
+        return scheduler_pb2.SchedulerAdminReply(model=await asked)
 
     async def _clear_cache(
         self, request: scheduler_pb2.ClearWorkerCache
@@ -221,13 +288,19 @@ class Administration:
 
     async def _set_fairness(self, change: scheduler_pb2.SetFairness) -> None:
         # Kept first: what was confirmed must hold under the next leader as well.
-        self._apply(await self._store.add(change))
+        try:
+            self._apply(await self._store.add(change))
+        except Aborted:  # who reads them again here has to see the other change
+            self._apply(await self._store.load())
+            raise
         log.info("fairness was changed", **_fields(self._core.fairness))
 
     def _apply(self, changes: scheduler_pb2.SetFairness) -> None:
-        settings = applied(self._configured, changes)
-        if settings != self._core.fairness:
-            self._guarded("fairness settings", lambda: self._core.set_fairness(settings))
+        settings, before = applied(self._configured, changes), self._core.fairness
+        if (settings, settings.version) == (before, before.version):
+            return
+        self._guarded("fairness settings", lambda: self._core.set_fairness(settings))
+        if settings != before:
             self._do([])
 
     def _drain(self, request: scheduler_pb2.DrainRequest) -> None:
@@ -263,12 +336,14 @@ async def serve_admin(
     *,
     is_lease_held: Callable[[], bool],
     is_alone: bool,
+    models: Collection[str],
     guarded: Guarded,
     background: Background,
 ) -> Subscription:
     """Answer SchedulerAdminRequests until the subscription is closed, and take over what was changed before.
 
     Args:
+        models: that this scheduler has; empty: all.
         guarded: calls the core; Unavailable when it raises.
         background: holds the tasks that wait for a worker's answer.
 
@@ -289,6 +364,9 @@ async def serve_admin(
         is_alone=is_alone,
         guarded=guarded,
         ask_worker=ask_worker,
+        models=ModelAdministration(
+            core.hosts, core.term, lambda *asked: command_host(bus, *asked), models=models
+        ),
     )
 
     async def respond(message: Message) -> None:
@@ -314,9 +392,10 @@ async def serve_admin(
 
 
 def _is_for_a_worker(data: bytes) -> bool:
-    """Whether a worker has to answer before the request can be."""
+    """Whether a worker or a host has to answer before the request can be."""
     try:
-        return checks.decode(scheduler_pb2.SchedulerAdminRequest, data).HasField("clear_cache")
+        asked = checks.decode(scheduler_pb2.SchedulerAdminRequest, data).WhichOneof("request")
+        return asked in ("clear_cache", "load_model", "unload_model")
     except InvalidArgument:
         return False
 
@@ -335,7 +414,7 @@ async def _ask_worker(
 def _decode(value: bytes) -> scheduler_pb2.SetFairness:
     try:
         kept = checks.decode(scheduler_pb2.SetFairness, value)
-        if kept != scheduler_pb2.SetFairness():
+        if kept != scheduler_pb2.SetFairness(version=kept.version):
             check_fairness(kept)
         return kept
     except InvalidArgument:
@@ -345,7 +424,9 @@ def _decode(value: bytes) -> scheduler_pb2.SetFairness:
 
 def _refused(error: InferFluxError) -> scheduler_pb2.SchedulerAdminReply:
     field = error.field if isinstance(error, InvalidArgument) else ""
-    refused = scheduler_pb2.AdminRefusal(code=error.code, field=field, message=error.message)
+    refused = scheduler_pb2.AdminRefusal(
+        code=error.code, field=field, message=error.message, reason=error.reason
+    )
     return scheduler_pb2.SchedulerAdminReply(refused=refused)
 
 

@@ -15,7 +15,7 @@ from inferflux.common.lifecycle import Shutdown
 from inferflux.common.probe import Probe
 from inferflux.common.tasks import cancel_all
 from inferflux.common.tracing import OFF, Tracer, open_tracer
-from inferflux.v1 import scheduler_pb2
+from inferflux.v1 import host_pb2, scheduler_pb2
 
 from .core.defects import PlanningHealth
 from .core.live_workers import LiveWorkers
@@ -102,6 +102,12 @@ class Scheduler:
         self._leadership.on_term(status.term)
         if self._leader is not None:
             self._leader.guard.decide("a heartbeat", lambda core, now: core.on_heartbeat(status, now))
+
+    def on_host(self, status: host_pb2.HostStatus) -> None:
+        """Raises InvalidArgument when there are more hosts than are kept."""
+        self._leadership.on_term(status.term)
+        if self._leader is not None:
+            self._leader.guard.decide("a host's status", lambda core, now: core.on_host(status, now))
 
     def on_event(self, event: scheduler_pb2.WorkerEvent) -> None:
         if event.HasField("worker_left") or event.HasField("worker_died"):

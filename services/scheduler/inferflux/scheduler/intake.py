@@ -40,7 +40,7 @@ def parse(data: bytes) -> scheduler_pb2.InferenceRequest:
     request = checks.decode(scheduler_pb2.InferenceRequest, data)
     for field in ("request_id", "tenant"):
         if not subjects.is_safe_token(getattr(request, field)):
-            raise InvalidArgument(f"{field} is missing or has characters it may not have", field=field)
+            raise InvalidArgument(f"{field} must be 1 to 64 of A-Z a-z 0-9 _ -", field=field)
     return request
 
 

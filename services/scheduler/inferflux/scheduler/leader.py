@@ -92,6 +92,7 @@ class Leader:
             ordinary_share=settings.fairness_ordinary_share,
             fairness=settings.fairness,
             term=term,
+            models=settings.model_names,
         )
         self.core.expect(known_workers)
         self.guard = GuardedCore(self.core, self._do, clock, health)
@@ -148,6 +149,7 @@ class Leader:
                 self._clock,
                 is_lease_held=self._is_lease_held,
                 is_alone=is_alone,
+                models=self._settings.model_names,
                 guarded=lambda what, work: self.guard.ask(what, lambda _core, _now: work()),
                 background=asked,
             )

@@ -7,6 +7,7 @@ from prometheus_client import REGISTRY, CollectorRegistry
 from inferflux.common.bad_messages import BadMessages
 from inferflux.common.metrics import REQUEST_BUCKETS_S, TIME_TO_FIRST_TOKEN_BUCKETS_S, Declare
 
+from .core.actions import CommandHost
 from .core.jobs import JobState
 from .core.scheduler import SchedulerCore
 from .core.slots import Start
@@ -117,11 +118,22 @@ class SchedulerMetrics:
             "Acknowledged jobs: `stop`, `length`, `cancelled`, `finished`, `duplicate` or `failed`.",
             ("outcome",),
         )
+        self.model_loads = counter(
+            "model_loads",
+            "Models that hosts were told to load because requests waited for them: `begun` or `refused`.",
+            ("model", "outcome"),
+        )
+        self.model_unloads = counter(
+            "model_unloads",
+            "Models that hosts were told to unload: for `room`, or because they were `idle`.",
+            ("model", "reason"),
+        )
+        self.hosts = gauge("scheduler_hosts", "Hosts of models that report themselves.")
         self.bad = BadMessages(
             counter(
                 "scheduler_bad_messages",
-                "Messages over NATS that failed their checks and were ignored: `job`, `heartbeat`, `event`, "
-                "`readers` or `cancel`.",
+                "Messages over NATS that failed their checks and were ignored: `job`, `heartbeat`, `host`, "
+                "`event`, `readers` or `cancel`.",
                 ("kind",),
             )
         )
@@ -143,11 +155,18 @@ class SchedulerMetrics:
         """It does not lead: queue and workers are not its own any more."""
         self.is_leader.set(0)
         self._keep_models(set())
-        for gauge in (self.suspects, self.oldest_wait, self.workers, self.free_slots):
+        for gauge in (self.suspects, self.oldest_wait, self.workers, self.free_slots, self.hosts):
             gauge.set(0)
 
     def count_lookups(self, outcome: str, prompts: int = 1) -> None:
         self.lookups.labels(outcome).inc(prompts)
+
+    def count_host_command(self, action: CommandHost, *, is_done: bool) -> None:
+        """A host was told to load a model, or to unload it."""
+        if action.kind == "load":
+            self.model_loads.labels(action.model, "begun" if is_done else "refused").inc()
+        elif is_done:
+            self.model_unloads.labels(action.model, action.why).inc()
 
     def count_end(self, outcome: str) -> None:
         self.ended.labels(outcome if outcome in _OUTCOMES else "failed").inc()
@@ -169,6 +188,7 @@ class SchedulerMetrics:
         self.oldest_wait.set(0 if oldest_s is None else max(0.0, now - oldest_s))
         workers = core.table.workers.values()
         self.workers.set(len(workers))
+        self.hosts.set(len(core.hosts))
         self.free_slots.set(sum(w.free_slots for w in workers if w.admits(Start.NEW)))
 
     def _keep_models(self, models: set[str]) -> None:

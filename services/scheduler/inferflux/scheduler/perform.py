@@ -12,7 +12,7 @@ from inferflux.common.errors import Unavailable
 from inferflux.common.tasks import Background
 from inferflux.v1 import scheduler_pb2
 
-from . import cancel, request_log
+from . import cancel, host_commands, request_log
 from .core import actions
 from .core.actions import Action
 from .dispatch import dispatch, probe
@@ -72,6 +72,9 @@ class Performer:
                     self._background.start(self._dispatch(action))
                 case actions.Probe():
                     asked = probe(self._bus, action, self._guard, timeout_s=self._dispatch_timeout_s)
+                    self._background.start(asked)
+                case actions.CommandHost():
+                    asked = host_commands.perform(self._bus, action, self._guard, self._metrics)
                     self._background.start(asked)
                 case actions.ReadReplay():
                     self._background.start(self._read(action))

@@ -113,6 +113,14 @@ class SchedulerSettings(ServiceSettings):
         gt=0,
         le=3600,
     )
+    model_wait_s: float = setting(
+        5.0,
+        "requests wait this long for a model that has no room, before [a model that is in use]"
+        "(scheduling.md#which-models-are-loaded) is unloaded for it. A model in use stays loaded at least "
+        "this long",
+        ge=0,
+        le=3600,
+    )
     worker_dead_s: float = setting(
         3.0, "a worker without a heartbeat for this long counts as dead", gt=0, le=600, expert=True
     )
@@ -202,6 +210,7 @@ class SchedulerSettings(ServiceSettings):
             max_batch_tokens=self.max_batch_tokens,
             max_retries=self.max_retries,
             no_worker_timeout_s=self.no_worker_timeout_s,
+            model_wait_s=self.model_wait_s,
             worker_dead_s=self.worker_dead_s,
             settle_s=self.settle_s,
             hold_interval_s=self.ack_wait_s / 3,

@@ -1,22 +1,23 @@
-"""Heartbeats and events from workers into the core."""
+"""Heartbeats and events of workers, and what hosts of models report, into the core."""
 
 from __future__ import annotations
 
 import time
 from typing import Protocol
 
-from inferflux.common import checks, subjects
+from inferflux.common import checks, hosts, subjects
 from inferflux.common.bus import Bus, Message
 from inferflux.common.errors import InvalidArgument
 from inferflux.common.heartbeats import parse_status
 from inferflux.common.known_workers import KnownWorkers
-from inferflux.v1 import scheduler_pb2
+from inferflux.v1 import host_pb2, scheduler_pb2
 
 from .core.checks import check_event
 from .metrics import SchedulerMetrics
 
 
 class WorkerSink(Protocol):
+    def on_host(self, status: host_pb2.HostStatus) -> None: ...
     def on_heartbeat(self, status: scheduler_pb2.WorkerStatus) -> None: ...
     def on_event(self, event: scheduler_pb2.WorkerEvent) -> None: ...
 
@@ -31,8 +32,15 @@ class WorkerListener:
         self._known = KnownWorkers()
 
     async def listen(self) -> None:
+        await self._bus.serve(subjects.HOST_STATUS_ALL, self._on_host)
         await self._bus.serve(subjects.WORKER_STATUS_ALL, self._on_status)
         await self._bus.serve(subjects.SCHEDULER_EVENTS, self._on_event)
+
+    async def _on_host(self, message: Message) -> None:
+        try:
+            self._sink.on_host(hosts.parse_status(message.data, message.subject))
+        except InvalidArgument as error:
+            self._metrics.bad.note("host", error, subject=message.subject)
 
     async def _on_status(self, message: Message) -> None:
         try:

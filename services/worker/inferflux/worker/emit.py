@@ -116,7 +116,7 @@ class Emitter:
 
         async def look() -> None:
             for subject, chunks in left:  # each of them is taken by one look
-                held = set(await self._bus.replay(subject))
+                held = set(await self._bus.replay_one_by_one(subject))
                 if missing := [chunk for chunk in chunks if chunk not in held]:
                     lost[subject] = missing
 

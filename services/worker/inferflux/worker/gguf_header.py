@@ -10,7 +10,8 @@ from __future__ import annotations
 import math
 import mmap
 import struct
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import IntEnum
 
@@ -24,6 +25,7 @@ _MAX_STRINGS = 4 << 20
 _MAX_TENSORS = 1 << 20
 _MAX_METADATA = 1 << 16
 _MAX_DIMENSIONS = 4
+_MAX_WEIGHTS = 1 << 60
 _LONGEST_KEY = 1 << 16
 _VERSIONS = (2, 3)
 _U32 = struct.Struct("<I")
@@ -69,6 +71,9 @@ _SCALARS = {
 }
 
 
+INTEGER_KINDS = frozenset(_SCALARS) - {Kind.F32, Kind.F64, Kind.BOOL}
+
+
 @dataclass(frozen=True, slots=True)
 class Array:
     """An array of metadata: where its elements lie in the file."""
@@ -88,6 +93,7 @@ class Header:
     n_tensors: in the index.
     metadata_end: offset of the tensor index.
     end: offset of what follows the index.
+    weights: how many numbers the tensors hold in all, by ggml_type.
     """
 
     version: int
@@ -95,6 +101,7 @@ class Header:
     n_tensors: int
     metadata_end: int
     end: int
+    weights: Mapping[int, int]
 
 
 def parse_header(view: Buffer) -> Header:
@@ -117,8 +124,8 @@ def parse_header(view: Buffer) -> Header:
     reader = _Reader(view)
     metadata = reader.metadata(n_metadata)
     metadata_end = reader.at
-    reader.skip_tensors(n_tensors)
-    return Header(version, metadata, n_tensors, metadata_end, reader.at)
+    weights = reader.tensors(n_tensors)
+    return Header(version, metadata, n_tensors, metadata_end, reader.at, weights)
 
 
 def strings_of(view: Buffer, array: Array) -> Iterator[bytes]:
@@ -129,6 +136,15 @@ def strings_of(view: Buffer, array: Array) -> Iterator[bytes]:
         at += _U64.size
         yield view[at : at + length]
         at += length
+
+
+def integers_of(view: Buffer, array: Array) -> Iterator[int]:
+    """The elements of an array of integers that `parse_header` found in `view`; of any other kind, none."""
+    if array.kind not in INTEGER_KINDS:
+        return
+    scalar = _SCALARS[array.kind]
+    for i in range(array.count):
+        yield int(scalar.unpack_from(view, array.start + i * scalar.size)[0])
 
 
 class _Reader:
@@ -151,7 +167,9 @@ class _Reader:
             found[key] = self._value(self._kind())
         return found
 
-    def skip_tensors(self, count: int) -> None:
+    def tensors(self, count: int) -> Counter[int]:
+        """Numbers in all tensors, by their type."""
+        weights: Counter[int] = Counter()
         for number in range(count):
             self._field = f"tensor {number} of {count}"
             self._field = f"tensor {one_line(self._string(_LONGEST_KEY))}"
@@ -161,7 +179,11 @@ class _Reader:
             sizes = [self._number(_U64) for _ in range(n_dimensions)]
             if not 0 < math.prod(sizes) < 1 << 63:
                 raise HeaderError(f"{self._field} is {' x '.join(map(str, sizes))}: no such shape can be")
-            self._take(_U32.size + _U64.size)
+            weights[self._number(_U32)] += math.prod(sizes)
+            self._take(_U64.size)
+        if weights.total() >= _MAX_WEIGHTS:
+            raise HeaderError(f"the tensors hold {weights.total()} numbers: no such model can be")
+        return weights
 
     def _value(self, kind: Kind) -> Value:
         if kind == Kind.STRING:

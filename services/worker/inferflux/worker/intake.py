@@ -6,7 +6,7 @@ import time
 
 from inferflux.common import checks, logs, subjects
 from inferflux.common.bad_messages import BadMessages
-from inferflux.common.bus import Bus, Message
+from inferflux.common.bus import Bus, Message, Subscription
 from inferflux.common.cancel_notices import parse_cancel
 from inferflux.common.errors import InferFluxError, InvalidArgument
 from inferflux.common.tasks import Background
@@ -34,14 +34,24 @@ class Intake:
         self._heartbeat = heartbeat
         self._bad = bad
         self._background = Background()
+        self._subscriptions: list[Subscription] = []
 
     async def listen(self) -> None:
         worker_id = self._state.worker_id
-        await self._bus.serve(subjects.worker_batch(worker_id), self.on_batch)
-        await self._bus.serve(subjects.worker_probe(worker_id), self.on_probe)
-        await self._bus.serve(subjects.worker_command(worker_id), self.on_command)
-        await self._bus.serve(subjects.CANCEL_ALL, self.on_cancel)
-        await self._bus.serve(subjects.SCHEDULER_LEADER, self.on_leader)
+        for subject, handler in (
+            (subjects.worker_batch(worker_id), self.on_batch),
+            (subjects.worker_probe(worker_id), self.on_probe),
+            (subjects.worker_command(worker_id), self.on_command),
+            (subjects.CANCEL_ALL, self.on_cancel),
+            (subjects.SCHEDULER_LEADER, self.on_leader),
+        ):
+            self._subscriptions.append(await self._bus.serve(subject, handler))
+
+    async def close(self) -> None:
+        """Take no more messages."""
+        for subscription in self._subscriptions:
+            await subscription.close()
+        await self._background.close()
 
     async def on_probe(self, message: Message) -> None:
         """The scheduler has received no heartbeat for a while."""

@@ -7,13 +7,14 @@ refuses without the name of the field.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
-from .gguf_header import Array, Header, HeaderError, Value
+from .gguf_header import INTEGER_KINDS, Array, Buffer, Header, HeaderError, Value, integers_of
 
 _LONGEST_NAME = 64
 _MAX_I32 = (1 << 31) - 1
-# Fields of the architecture, lowest and highest value. They may be arrays, with a value for each layer.
+# Fields of the architecture, lowest and highest value. They may be arrays, with a value for each layer: those
+# are checked one by one.
 _INTEGERS = {
     "context_length": (2, _MAX_I32),
     "embedding_length": (1, 1 << 20),
@@ -32,8 +33,8 @@ _INTEGERS = {
 _NEEDED = ("context_length", "embedding_length", "block_count")
 
 
-def check_metadata(header: Header) -> None:
-    """Check the fields a model is built from.
+def check_metadata(view: Buffer, header: Header) -> None:
+    """Check the fields a model is built from. `view` begins with `header`.
 
     Raises:
         HeaderError: a field is missing, of the wrong type or out of bounds; names it.
@@ -48,7 +49,9 @@ def check_metadata(header: Header) -> None:
             raise HeaderError(f"{architecture}.{name} is missing")
     for name, (least, most) in _INTEGERS.items():
         key = f"{architecture}.{name}"
-        _check_integer(key, header.metadata.get(key, least), least, most)
+        value = header.metadata.get(key, least)
+        for each in _elements(key, view, value) if isinstance(value, Array) else (value,):
+            _check_integer(key, each, least, most)
     for key, value in header.metadata.items():
         if key.startswith(f"{architecture}.") and isinstance(value, float) and not math.isfinite(value):
             raise HeaderError(f"{key} is {value}: it must be a finite number")
@@ -72,11 +75,19 @@ def _is_name(text: str) -> bool:
     return 0 < len(text) <= _LONGEST_NAME and text.isprintable()
 
 
+def _elements(key: str, view: Buffer, array: Array) -> Iterator[int]:
+    """Of a field that has a value for each layer."""
+    most = _INTEGERS["block_count"][1]
+    if array.count > most:
+        raise HeaderError(f"{key} has {array.count} elements: at most {most} can be")
+    if array.kind not in INTEGER_KINDS:
+        raise HeaderError(f"{key} has elements of type {array.kind.name}: they must be integers")
+    return integers_of(view, array)
+
+
 def _check_integer(key: str, value: Value, least: int, most: int) -> None:
-    if isinstance(value, Array):
-        return
     if isinstance(value, bool) or not isinstance(value, int):
-        kind = {bool: "a truth value", float: "a fraction", str: "a string"}[type(value)]
+        kind = {bool: "a truth value", float: "a fraction", str: "a string"}.get(type(value), "no number")
         raise HeaderError(f"{key} is {kind}: it must be an integer")
     if not least <= value <= most:
         raise HeaderError(f"{key} is {value}: it must be {least} to {most}")

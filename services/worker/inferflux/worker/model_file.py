@@ -9,7 +9,7 @@ import mmap
 import struct
 import subprocess
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO
 
@@ -28,6 +28,7 @@ from .gguf_header import (
     strings_of,
 )
 from .model_checks import check_metadata, check_tokens
+from .model_facts import ModelFacts, facts_of
 
 PROBE_LIMIT_S = 60.0
 _SIZE = struct.Struct("<Q")
@@ -49,6 +50,7 @@ class ModelFile:
             models apart without reading all of them.
         context_length: tokens, as the file states it.
         tokenizer: a GGUF of the same metadata and no tensors, enough for a vocab-only load.
+        facts: what else its head says.
     """
 
     path: Path
@@ -58,6 +60,7 @@ class ModelFile:
     name: str
     context_length: int
     tokenizer: bytes
+    facts: ModelFacts = field(default_factory=ModelFacts)
 
 
 async def probe_model_file(path: Path, *, limit_s: float = PROBE_LIMIT_S) -> ModelFile:
@@ -90,7 +93,9 @@ async def probe_model_file(path: Path, *, limit_s: float = PROBE_LIMIT_S) -> Mod
         facts = json.loads(head)
         if "error" in facts:
             raise ModelFileError(one_line(facts["error"]))
-        return ModelFile(path=path, tokenizer=tokenizer, **facts)
+        said = facts.pop("facts")
+        said["kv_heads"] = tuple(said["kv_heads"])
+        return ModelFile(path=path, tokenizer=tokenizer, facts=ModelFacts(**said), **facts)
 
 
 def read_model_file(path: Path) -> ModelFile:
@@ -106,7 +111,7 @@ def read_model_file(path: Path) -> ModelFile:
         length = min(size, MAX_HEADER_BYTES)
         with path.open("rb") as file, mmap.mmap(file.fileno(), length, access=mmap.ACCESS_READ) as view:
             header = parse_header(view)
-            check_metadata(header)
+            check_metadata(view, header)
             tokens = header.metadata.get("tokenizer.ggml.tokens")
             if isinstance(tokens, Array) and tokens.kind == Kind.STRING:
                 check_tokens(strings_of(view, tokens))
@@ -138,4 +143,5 @@ def _model_file(path: Path, view: mmap.mmap, header: Header, size: int, sample: 
         context_length=context_length if isinstance(context_length, int) else 0,
         tokenizer=HEADER.pack(MAGIC, header.version, 0, len(metadata))
         + view[HEADER.size : header.metadata_end],
+        facts=facts_of(view, header),
     )

@@ -136,6 +136,9 @@ class ModelHost:
             digest=file.digest,
             architecture=file.architecture,
             size_bytes=file.size_bytes,
+            quantization=file.facts.quantization,
+            n_experts=file.facts.n_experts,
+            n_active_experts=file.facts.n_active_experts,
         )
         self.residents = ResidentTable()
         self.rates = Rates()

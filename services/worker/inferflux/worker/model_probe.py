@@ -13,6 +13,7 @@ import json
 import resource
 import signal
 import sys
+from dataclasses import asdict
 from pathlib import Path
 
 from inferflux.common.free_memory import at_most
@@ -49,6 +50,7 @@ def main() -> int:
             "architecture": model.architecture,
             "name": model.name,
             "context_length": model.context_length,
+            "facts": asdict(model.facts),
         }
         _write(json.dumps(facts), model.tokenizer)
     return 0

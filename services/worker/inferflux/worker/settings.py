@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Literal
 
 from pydantic import Field, ValidationInfo, field_validator
 from pydantic_settings import SettingsConfigDict
 
-from inferflux.common import worker_pools
+from inferflux.common import hosts, worker_pools
 from inferflux.common.checks import MAX_SEQUENCES
 from inferflux.common.settings import (
     ByteCount,
@@ -29,20 +28,54 @@ _MOST_INT64 = 2**63 - 1
 
 
 class WorkerSettings(ServiceSettings):
-    """Settings of one worker: one model on one engine."""
+    """Settings of one worker: its models, and an engine for each."""
 
     model_config = SettingsConfigDict(env_prefix="INFERFLUX_WORKER_", frozen=True)
 
     id: SubjectToken = Field(
         default_factory=unique_name,
-        description="name in subjects, unique among the workers: 1-64 of A-Z a-z 0-9 _ -",
+        description="name in subjects, unique among the workers: 1-60 of A-Z a-z 0-9 _ -. A model that is "
+        "loaded beside another has this name and a number",
+        max_length=hosts.LONGEST_HOST_ID,
     )
     pool: SubjectToken = setting(
         worker_pools.DEFAULT,
         "the [pool](policy.md#worker-pools) it belongs to: keys can be held to the workers of some pools",
     )
-    model_path: Path = Field(description="the GGUF file to serve")
-    model_name: str = setting("", "the name clients use; empty takes the file's, without `.gguf`")
+    model_path: OptionalPath = setting(
+        None,
+        "the GGUF file to serve from the start; it stays loaded. Unset or empty: models of "
+        "`INFERFLUX_CONFIG`, or none until one is asked for",
+    )
+    model_name: str = setting("", "the name clients use for it; empty takes the file's, without `.gguf`")
+    config: OptionalPath = setting(
+        None,
+        "a YAML file whose `models` this worker [knows](models.md#a-file-of-models) from the start",
+        variable="INFERFLUX_CONFIG",
+    )
+    models_max: int = setting(
+        8,
+        "models that may be loaded at once on a worker",
+        variable="INFERFLUX_MODELS_MAX",
+        ge=1,
+        le=hosts.MOST_LOADED,
+    )
+    models_bytes: ByteCount = setting(
+        0,
+        "memory that all models of a worker may take together, by what their files say; 0: what is free when "
+        "it starts",
+        variable="INFERFLUX_MODELS_BYTES",
+        ge=0,
+        le=_MOST_INT64,
+    )
+    models_idle_s: float = setting(
+        0.0,
+        "a model that is not pinned and was not used for this long is unloaded; 0: only to make room "
+        "for another",
+        variable="INFERFLUX_MODELS_IDLE_S",
+        ge=0,
+        le=1e9,
+    )
     slots: int = setting(16, "requests that run at once", ge=1, le=MAX_SEQUENCES)
     sequences: int = setting(
         0,
@@ -162,6 +195,13 @@ class WorkerSettings(ServiceSettings):
     )
     heartbeat_interval_s: float = setting(1.0, "seconds between heartbeats", gt=0, le=2.0, expert=True)
 
+    @field_validator("id")
+    @classmethod
+    def _is_no_second_worker_of_a_host(cls, value: str) -> str:
+        if hosts.is_member_id(value):
+            raise ValueError("must not end in -- and a number: a host's further models are called so")
+        return value
+
     @field_validator("sequences")
     @classmethod
     def _sequences_hold_the_slots(cls, value: int, info: ValidationInfo) -> int:
@@ -192,14 +232,14 @@ class WorkerSettings(ServiceSettings):
             raise ValueError("must not be draft where INFERFLUX_WORKER_DRAFT_MODEL is unset")
         return value
 
-    @property
-    def all_sequences(self) -> int:
-        """Sequence ids of the engine: those that may run at once and those beside them."""
-        residents = min(2 * self.slots, MAX_SEQUENCES)
+    def sequences_for(self, slots: int) -> int:
+        """Sequence ids of an engine: those that may run at once, in `slots`, and those beside them."""
+        residents = min(2 * slots, MAX_SEQUENCES)
         # The prefill context needs one that is not used.
         cached = max(min(_CACHED_SEQUENCES, MAX_SEQUENCES - 1 - residents), 0) if self.prefix_cache else 0
-        return self.sequences or residents + cached
+        return max(self.sequences, slots) if self.sequences else residents + cached
 
     @property
-    def served_name(self) -> str:
-        return self.model_name or self.model_path.name.removesuffix(".gguf")
+    def all_sequences(self) -> int:
+        """Sequence ids of the engine of a model that has the usual slots."""
+        return self.sequences_for(self.slots)

@@ -1,28 +1,28 @@
-"""The witness: a child of the worker that reports its parent's death at once.
+"""The witness: a child of the worker process that reports its parent's death at once.
 
     python -m inferflux.worker.witness FD
 
 A scheduler cannot tell a dead worker from one whose connection is being made again: NATS shows the same
 of both. The kernel can: it closes the worker's end of a socket pair when the process is gone, whatever ended
-it, and at no other time. The witness then publishes `WorkerDied`, and ends. It says nothing where the whole
-machine is gone, or the network: there the scheduler goes by silence.
+it, and at no other time. The witness then publishes `WorkerDied` of each worker that was there, and ends.
+It says nothing where the whole machine is gone, or the network: there the scheduler goes by silence.
 
-The worker first writes one line of JSON, an `Oath`. When it leaves in order it writes one more byte.
+The parent writes lines of JSON: first where NATS is, then which workers there are, each time that changes.
+When it leaves in order it writes one more byte.
 """
 
 from __future__ import annotations
 
 import asyncio
-import base64
 import contextlib
 import json
 import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Self
 
 from inferflux.common import subjects
 from inferflux.common.bus import Bus
@@ -36,75 +36,103 @@ _LEFT_IN_ORDER = b"."
 
 
 @dataclass(frozen=True, slots=True)
-class Oath:
-    """What the witness publishes, and where."""
+class _Place:
+    """Where deaths are published, and for which process."""
 
     nats_url: str
-    worker_id: str
-    event: bytes
+    process: str
     tls: TlsFiles = field(default_factory=TlsFiles)
 
-    @classmethod
-    def of(cls, nats_url: str, worker_id: str, incarnation: str, tls: TlsFiles) -> Oath:
-        event = scheduler_pb2.WorkerEvent(worker_id=worker_id, incarnation=incarnation)
-        event.worker_died.SetInParent()
-        return cls(nats_url, worker_id, event.SerializeToString(), tls)
-
     def to_line(self) -> bytes:
-        fields = asdict(self) | {"event": base64.b64encode(self.event).decode()}
-        return json.dumps(fields, default=str).encode() + b"\n"
+        return json.dumps(asdict(self), default=str).encode() + b"\n"
 
     @classmethod
-    def from_line(cls, line: bytes) -> Oath:
+    def from_line(cls, line: bytes) -> _Place:
         fields = json.loads(line)
         cert, key, ca = (fields["tls"][name] and Path(fields["tls"][name]) for name in ("cert", "key", "ca"))
         tls = TlsFiles(cert, key, ca, variable=fields["tls"]["variable"])
-        return cls(fields["nats_url"], fields["worker_id"], base64.b64decode(fields["event"]), tls)
+        return cls(fields["nats_url"], fields["process"], tls)
 
 
-@contextlib.contextmanager
-def witness(oath: Oath) -> Iterator[int]:
-    """Have a witness for as long as this lasts; yields its process id.
+class Witness:
+    """Has a witness for as long as it is entered. Leaving by an exception counts as death.
 
-    Leaving by an exception counts as death.
+    Attributes:
+        pid: of the child.
     """
-    ours, theirs = socket.socketpair()
-    with ours:
+
+    def __init__(self, nats_url: str, process: str, tls: TlsFiles) -> None:
+        self._place = _Place(nats_url, process, tls)
+        # Incarnations by worker id.
+        self._workers: dict[str, str] = {}
+
+    def __enter__(self) -> Self:
+        self._socket, theirs = socket.socketpair()
         with theirs:
-            process = subprocess.Popen(
+            self._child = subprocess.Popen(
                 [sys.executable, "-m", "inferflux.worker.witness", str(theirs.fileno())],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 # What ends the worker's process group must not end its witness.
                 start_new_session=True,
             )
-        ours.sendall(oath.to_line())
-        yield process.pid
+        self.pid = self._child.pid
+        self._write(self._place.to_line())
+        return self
+
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
+        if kind is None:
+            self._write(_LEFT_IN_ORDER)
+        self._socket.close()
+        self._child.wait()
+
+    def watch(self, worker_id: str, incarnation: str) -> None:
+        """From now on the process's death is this worker's."""
+        self._workers[worker_id] = incarnation
+        self._tell()
+
+    def forget(self, worker_id: str) -> None:
+        """That worker is gone in order."""
+        self._workers.pop(worker_id, None)
+        self._tell()
+
+    def _tell(self) -> None:
+        self._write(json.dumps(self._workers).encode() + b"\n")
+
+    def _write(self, line: bytes) -> None:
         with contextlib.suppress(OSError):  # the witness may have been killed
-            ours.sendall(_LEFT_IN_ORDER)
-    process.wait()
+            self._socket.sendall(line)
 
 
 def main(fd: int) -> int:
     for number in (signal.SIGINT, signal.SIGTERM):  # it ends with its parent
         signal.signal(number, signal.SIG_IGN)
+    workers: dict[str, str] = {}
     with socket.socket(fileno=fd) as sock, sock.makefile("rb") as parent:
-        line = parent.readline()
-        if not line.endswith(b"\n") or parent.read(1) == _LEFT_IN_ORDER:
-            return 0
+        first = parent.readline()
+        for line in parent:
+            if line == _LEFT_IN_ORDER:
+                return 0
+            if line.endswith(b"\n"):
+                workers = json.loads(line)
+    if not workers:
+        return 0
     try:
-        asyncio.run(_publish(Oath.from_line(line)))
+        asyncio.run(_publish(_Place.from_line(first), workers))
     except InferFluxError as error:
         sys.stderr.write(f"a worker's death could not be reported: {error.message}\n")
         return 1
     return 0
 
 
-async def _publish(oath: Oath) -> None:
-    name = f"witness-{oath.worker_id}"
-    bus = await Bus.connect(oath.nats_url, name=name, connect_timeout_s=_LIMIT_S, tls=oath.tls)
+async def _publish(place: _Place, workers: dict[str, str]) -> None:
+    name = f"witness-{place.process}"
+    bus = await Bus.connect(place.nats_url, name=name, connect_timeout_s=_LIMIT_S, tls=place.tls)
     try:
-        await bus.publish(subjects.SCHEDULER_EVENTS, oath.event)
+        for worker_id, incarnation in workers.items():
+            event = scheduler_pb2.WorkerEvent(worker_id=worker_id, incarnation=incarnation)
+            event.worker_died.SetInParent()
+            await bus.publish(subjects.SCHEDULER_EVENTS, event.SerializeToString())
         await bus.flush()
     finally:
         await bus.close()

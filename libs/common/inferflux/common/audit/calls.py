@@ -35,7 +35,7 @@ def write_call(
         return
     record.is_written = True
     trail.write(
-        CALL,
+        CHANGE if record.is_change else CALL,
         method=method,
         tenant=record.tenant,
         key_id=record.key_id,

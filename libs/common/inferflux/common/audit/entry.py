@@ -18,12 +18,14 @@ class CallRecord:
         tenant: of the caller; "" before it is admitted, as is the next.
         key_id: of the caller.
         about: more fields of the line.
+        is_change: whether it changes something of the whole, or would have.
         is_written: whether what serves the call writes its lines; otherwise its front does.
     """
 
     tenant: str = ""
     key_id: str = ""
     about: dict[str, object] = field(default_factory=dict)
+    is_change: bool = False
     is_written: bool = False
 
 

@@ -20,7 +20,9 @@ from collections import deque
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from .chain import AuditKeys, BadLine, Head, head_bytes, read_head, read_line, seal, torn_note
+from inferflux.common.private_files import write_private
+
+from .chain import AuditKeys, BadLine, Head, head_bytes, is_sealed, read_head, read_line, seal, torn_note
 
 KEY_FILE = "audit.key"
 HEAD_FILE = "head"
@@ -55,12 +57,10 @@ def made_key(root: Path) -> str:
     """
     path = root / KEY_FILE
     root.mkdir(mode=0o700, parents=True, exist_ok=True)
-    scratch = root / f".{KEY_FILE}.{os.getpid()}"
     with contextlib.suppress(FileNotFoundError):
         return path.read_text().strip()
-    descriptor = os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with os.fdopen(descriptor, "w") as file:
-        file.write(secrets.token_urlsafe(32) + "\n")
+    scratch = root / f".{KEY_FILE}.{secrets.token_hex(8)}"
+    write_private(scratch, secrets.token_urlsafe(32) + "\n")
     try:
         with contextlib.suppress(FileExistsError):  # another process was first
             path.hardlink_to(scratch)
@@ -142,7 +142,7 @@ class ChainFiles:
         if self._fd >= 0 and day == self._file_day and fits:
             return
         path = self.folder / f"audit-{head.seq:012d}-{day}.jsonl"
-        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         if self._fd >= 0:
             if self._syncs:
                 os.fdatasync(self._fd)
@@ -175,7 +175,7 @@ class ChainFiles:
 
     def _write_head(self) -> None:
         data = head_bytes(self._written, self._keys.chain)
-        fd = os.open(self.folder / HEAD_FILE, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        fd = os.open(self.folder / HEAD_FILE, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         try:
             os.pwrite(fd, data, 0)
         finally:
@@ -187,16 +187,21 @@ class ChainFiles:
         opening: dict[str, object] = {"chain": self.folder.name, "key": self._keys.key_id}
         noted = self._noted_head(opening, is_expected=bool(files))
         found, rest = _end_of(files[-1]) if files else (Head(), b"")
+        is_in_line = bool(rest) and not rest.endswith(b"\n")
         for path in reversed(files[:-1]):
             if found.seq:
                 break
             found, _ = _end_of(path)
+        whole = _head_of(rest + b"\n")
+        lacks_newline = whole is not None and is_sealed(rest, self._keys.chain)
+        if whole is not None and lacks_newline and whole.seq == found.seq + 1:
+            found, rest = whole, b""
         if noted is not None and noted.seq > found.seq:
             opening["missing_lines"] = noted.seq - found.seq
             found = noted
         elif rest:
             opening["torn"] = torn_note(rest)
-        self._continue_file(files, is_in_line=bool(rest) and not rest.endswith(b"\n"))
+        self._continue_file(files, is_in_line=is_in_line)
         self._written = found
         return found, opening
 
@@ -213,7 +218,7 @@ class ChainFiles:
     def _continue_file(self, files: list[Path], *, is_in_line: bool) -> None:
         if not files:
             return
-        self._fd = os.open(files[-1], os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
+        self._fd = os.open(files[-1], os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC)
         self._file_bytes = os.fstat(self._fd).st_size
         self._file_day = files[-1].stem.rpartition("-")[2]
         # What a killed process left incomplete stays; the next write ends it, and the next line names it.
@@ -226,7 +231,7 @@ def _claimed(root: Path, name: str) -> tuple[Path, int]:
     for number in range(_MOST_CHAINS):
         folder = root / f"{name}-{number}"
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        lock = os.open(folder / _LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        lock = os.open(folder / _LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:

@@ -292,6 +292,14 @@ class Bus:
         """
         return await jetstream.read_subject(self._link, subjects.TOKENS_STREAM, subject)
 
+    async def replay_one_by_one(self, subject: str) -> list[bytes]:
+        """As `replay`, slower, for a user who may not read directly.
+
+        Raises:
+            Unavailable, DeadlineExceeded: JetStream does not answer.
+        """
+        return await jetstream.read_subject_one_by_one(self._link, subjects.TOKENS_STREAM, subject)
+
     async def put_object(self, name: str, data: bytes) -> None:
         """Store a tokenizer file; see `ObjectBucket.put`."""
         await self._bucket.put(name, data)

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import json
+from collections.abc import Mapping
 from typing import Any
 
 from inferflux.common import subjects
 from inferflux.common.bus.link import NATS_FORBIDDEN, ApiError, Link, Reply
+from inferflux.common.bus.nats_client import decode_headers
 from inferflux.common.errors import DeadlineExceeded, Internal, Unavailable
 from inferflux.common.stream_limits import StreamLimits
 
@@ -19,6 +22,7 @@ CONSUMER_NOT_FOUND = 10014
 CONSUMER_EXISTS = 10148
 # On a work queue: two without a filter, two with filters that overlap.
 CONSUMERS_OVERLAP = (10099, 10100)
+NO_MESSAGE_FOUND = 10037
 STREAM_NAME_IN_USE = 10058
 STREAM_NOT_FOUND = 10059
 WRONG_LAST_SEQUENCE = 10071
@@ -210,6 +214,16 @@ async def write_problem(link: Link) -> str:
     return ""
 
 
+async def read_subject_one_by_one(link: Link, stream: str, subject: str) -> list[bytes]:
+    """As `read_subject`, for users who may not read directly. It takes a round trip for each message."""
+    messages: list[bytes] = []
+    sequence = 1
+    while (reply := await next_message(link, stream, subject, sequence)) is not None:
+        messages.append(reply.data)
+        sequence = int(reply.headers[SEQUENCE]) + 1
+    return messages
+
+
 async def read_subject(link: Link, stream: str, subject: str) -> list[bytes]:
     """Every message `stream` holds of a subject, oldest first; [] when there are none or no such stream.
 
@@ -237,14 +251,14 @@ async def read_last(link: Link, stream: str, subject: str) -> bytes | None:
     Raises:
         Unavailable, DeadlineExceeded: as `read_subject`.
     """
-    reply = await last_message(link, stream, subject)
+    reply = await _stored(link, stream, {"last_by_subj": subject})
     return None if reply is None else reply.data
 
 
 async def last_message(
     link: Link, stream: str, subject: str, *, timeout_s: float = _BATCH_SILENCE_S
 ) -> Reply | None:
-    """As `read_last`, with the headers: `SEQUENCE` among them."""
+    """As `read_last`, with the headers: `SEQUENCE` among them. It is a direct read."""
     try:
         return await _direct_get(link, stream, f".{subject}", b"", timeout_s)
     except Unavailable as error:
@@ -259,8 +273,7 @@ async def next_message(link: Link, stream: str, subject: str, sequence: int) -> 
     Raises:
         Unavailable, DeadlineExceeded: JetStream does not answer.
     """
-    body = json.dumps({"seq": sequence, "next_by_subj": subject}).encode()
-    return await _direct_get(link, stream, "", body, _BATCH_SILENCE_S)
+    return await _stored(link, stream, {"seq": sequence, "next_by_subj": subject})
 
 
 async def _direct_get(link: Link, stream: str, suffix: str, body: bytes, timeout_s: float) -> Reply | None:
@@ -275,9 +288,28 @@ async def _direct_get(link: Link, stream: str, suffix: str, body: bytes, timeout
 
 async def read_headers(link: Link, stream: str, sequence: int) -> dict[str, str] | None:
     """The headers of one message, None when it is gone."""
-    body = json.dumps({"seq": sequence}).encode()
-    reply = await link.request(f"$JS.API.DIRECT.GET.{stream}", body, timeout_s=_BATCH_SILENCE_S)
-    return None if reply.status == _NO_MESSAGES else reply.headers
+    reply = await _stored(link, stream, {"seq": sequence})
+    return None if reply is None else reply.headers
+
+
+async def _stored(link: Link, stream: str, which: Mapping[str, Any]) -> Reply | None:
+    """One stored message, None without one or without the stream.
+
+    The answer to a direct read is the message itself, sent to whichever reply subject the request names, the
+    subjects of JetStream's own API among them. So it can be had to do what its reader may not. The answer to
+    this one is a document of JetStream's, which is no request.
+
+    Raises:
+        Unavailable, DeadlineExceeded: JetStream does not answer.
+    """
+    try:
+        found = (await link.api(f"STREAM.MSG.GET.{stream}", which))["message"]
+    except ApiError as error:
+        if error.err_code in (NO_MESSAGE_FOUND, STREAM_NOT_FOUND):
+            return None
+        raise Unavailable(f"{stream} refused a read: {error}", reason="JETSTREAM_ERROR") from None
+    _, headers = decode_headers(base64.b64decode(found["hdrs"]) if found.get("hdrs") else None)
+    return Reply(0, {**headers, SEQUENCE: str(found["seq"])}, base64.b64decode(found.get("data", "")))
 
 
 class _Batch:

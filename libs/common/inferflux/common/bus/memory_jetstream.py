@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import itertools
 import json
 import time
@@ -173,6 +174,7 @@ class MemoryJetStream:
             ("STREAM", "UPDATE"): self._make_stream,
             ("STREAM", "INFO"): self._stream_info,
             ("STREAM", "PURGE"): self._purge,
+            ("STREAM", "MSG"): self._stored_message,
             ("STREAM", "DELETE"): self._delete_stream,
             ("CONSUMER", "CREATE"): self._make_consumer,
             ("CONSUMER", "INFO"): self._consumer_info,
@@ -251,6 +253,17 @@ class MemoryJetStream:
             del stream.messages[stored.sequence]
         return {}
 
+    def _stored_message(self, names: list[str], body: dict[str, Any]) -> dict[str, Any]:
+        """STREAM.MSG.GET."""
+        found = _found(self._stream(names[1]), body)
+        if not found:
+            raise _RefusedError(404, jetstream.NO_MESSAGE_FOUND, "no message found")
+        stored = found[0]
+        message = {"seq": stored.sequence, "data": base64.b64encode(stored.data).decode()}
+        if stored.headers:
+            message["hdrs"] = base64.b64encode(encode_headers(stored.headers)).decode()
+        return {"message": message}
+
     def _delete_stream(self, names: list[str], _body: dict[str, Any]) -> dict[str, Any]:
         self._stream(names[0])
         self.delete_stream(names[0])
@@ -295,13 +308,7 @@ class MemoryJetStream:
         """Direct reads: the last of a subject, one by its sequence, the next of a subject, or a batch."""
         if name not in self._streams:
             return False
-        stream = self._streams[name]
-        if last_of:
-            found = stream.of(last_of)[-1:]
-        elif "next_by_subj" in body:
-            found = [s for s in stream.of(body["next_by_subj"]) if s.sequence >= body["seq"]]
-        else:
-            found = [s for s in [stream.messages.get(body["seq"])] if s is not None]
+        found = _found(self._streams[name], {"last_by_subj": last_of} if last_of else body)
         if not found:
             self._deliver(reply, b"", "", b"NATS/1.0 404 Message Not Found\r\n\r\n")
             return True
@@ -312,3 +319,12 @@ class MemoryJetStream:
             end = f"NATS/1.0 204 EOB\r\nNats-Num-Pending: {len(found) - len(batch)}\r\n\r\n"
             self._deliver(reply, b"", "", end.encode())
         return True
+
+
+def _found(stream: _Stream, which: Mapping[str, Any]) -> list[_Stored]:
+    """The last message of a subject, those of a subject from a sequence on, or the one of a sequence."""
+    if "last_by_subj" in which:
+        return stream.of(which["last_by_subj"])[-1:]
+    if "next_by_subj" in which:
+        return [s for s in stream.of(which["next_by_subj"]) if s.sequence >= which["seq"]]
+    return [s for s in [stream.messages.get(which["seq"])] if s is not None]

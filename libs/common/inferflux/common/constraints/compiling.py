@@ -6,21 +6,17 @@ Its work is bounded by counts, not by a clock: what compiles in one process comp
 from __future__ import annotations
 
 import json
-import math
-import sys
 import threading
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import jsonschema_rs
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 from llguidance.gbnf_to_lark import gbnf_to_lark
 
-from inferflux.common.answers.parser import calls_in
 from inferflux.common.llama.vocab import Vocab
 from inferflux.v1 import generation_pb2
 
+from .checking import ConstraintError, check_of, is_checked, readable
 from .tool_calls import ControlToken, lark_of
 from .vocabulary import NoEndError, tokenizer_of
 
@@ -30,16 +26,6 @@ _JSON_OPTIONS: Any = {
     "coerce_one_of": False,
     "lenient": False,
 }
-# Python reads no longer integers; those of models do not end by themselves.
-_MOST_DIGITS = 4000
-
-
-class ConstraintError(Exception):
-    """The constraint cannot be used; says why."""
-
-
-# Why an answer is wrong; "" if it is not.
-Check = Callable[[str], str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,15 +34,24 @@ class Compiled:
 
     Attributes:
         matcher: at the beginning of an answer. Answers work on copies of it.
-        check: of JSON answers and tool calls, against their schemas; None of other answers.
+        constraint: what it was compiled from.
     """
 
     matcher: LLMatcher
-    check: Check | None
+    constraint: generation_pb2.StructuredConstraint
+
+    @property
+    def is_checked(self) -> bool:
+        """Whether there is more to an answer than what the matcher allows."""
+        return is_checked(self.constraint)
 
     def why_wrong(self, answer: str) -> str:
-        """Why a complete answer is not what was asked for; "" if it is."""
-        return "" if self.check is None else self.check(answer)
+        """Why a complete answer is not what was asked for; "" if it is. May take for ever: see `checking`.
+
+        Raises:
+            ConstraintError: a schema that cannot be checked.
+        """
+        return check_of(self.constraint)(answer)
 
 
 class Compiler:
@@ -95,66 +90,13 @@ class Compiler:
         grammar = grammar_of(constraint, self._vocab.control_token)
         matcher = LLMatcher(tokenizer, grammar, log_level=0, limits=_limits())
         if warnings := matcher.get_grammar_warnings():
-            raise ConstraintError(_readable(warnings[0]))
+            raise ConstraintError(readable(warnings[0]))
         mask = b"" if matcher.is_error() else matcher.compute_bitmask()
         if matcher.is_error():
             raise ConstraintError(why_failed(matcher))
         if not any(mask):
             raise ConstraintError("no answer satisfies it")
-        return Compiled(matcher, _check_of(constraint))
-
-
-def _number(text: str) -> float:
-    """Any number that JSON can spell; those that no float holds count as the largest one."""
-    if len(text) <= _MOST_DIGITS and text.lstrip("-").isdigit():
-        return int(text)
-    number = float(text)
-    return number if math.isfinite(number) else math.copysign(sys.float_info.max, number)
-
-
-def _check_of(constraint: generation_pb2.StructuredConstraint) -> Check | None:
-    match constraint.WhichOneof("constraint"):
-        case "json_object":
-            return _schema_check({"type": "object"})
-        case "json_schema":
-            return _schema_check(json.loads(constraint.json_schema))
-        case "tool_calls":
-            return _calls_check(constraint.tool_calls)
-        case _:
-            return None
-
-
-def _schema_check(schema: Any) -> Check:
-    try:
-        validator = jsonschema_rs.Draft202012Validator(
-            schema, validate_formats=False, pattern_options=jsonschema_rs.RegexOptions()
-        )
-    except ValueError as error:
-        raise ConstraintError(_readable(str(error))) from None
-
-    def check(answer: str) -> str:
-        try:
-            value = json.loads(answer, parse_float=_number, parse_int=_number)
-            error = next(validator.iter_errors(value), None)
-        except (ValueError, RecursionError) as broken:
-            return f"it cannot be read: {broken}"
-        return "" if error is None else _readable(str(error.message))
-
-    return check
-
-
-def _calls_check(calls: generation_pb2.ToolCallsConstraint) -> Check:
-    """Every complete call is of a function's schema, and there is one where one is required."""
-    checks = {function.name: _schema_check(json.loads(function.parameters)) for function in calls.functions}
-
-    def check(answer: str) -> str:
-        made = calls_in(answer, calls.format, names=checks.keys(), reasoning=calls.reasoning)
-        if calls.is_required and not made:
-            return "it has no call"
-        wrong = ((name, checks[name](arguments)) for name, arguments in made)
-        return next((f"the call of {name}: {why}" for name, why in wrong if why), "")
-
-    return check
+        return Compiled(matcher, constraint)
 
 
 def grammar_of(
@@ -188,7 +130,7 @@ def grammar_of(
             case _:
                 raise ConstraintError("it is empty")
     except ValueError as error:
-        raise ConstraintError(_readable(str(error))) from None
+        raise ConstraintError(readable(str(error))) from None
 
 
 def why_failed(matcher: LLMatcher) -> str:
@@ -196,7 +138,7 @@ def why_failed(matcher: LLMatcher) -> str:
     error = matcher.get_error()
     if "NoExtension" in error:
         return "no answer satisfies it"
-    return _readable(error)
+    return readable(error)
 
 
 def _limits() -> LLParserLimits:
@@ -209,14 +151,9 @@ def _lark_of(gbnf: str) -> str:
     except RecursionError:
         raise ConstraintError("its brackets are nested too deep") from None
     except Exception as error:  # noqa: BLE001 - llguidance's parser raises many kinds
-        raise ConstraintError(_readable(str(error))) from None
+        raise ConstraintError(readable(str(error))) from None
 
 
 def _lark_of_choices(texts: list[str]) -> str:
     """One terminal: alternatives of a rule would each be followed by themselves."""
     return "start: CHOICE\nCHOICE: " + " | ".join(json.dumps(text, ensure_ascii=False) for text in texts)
-
-
-def _readable(message: str) -> str:
-    """In one line, without what llguidance adds for its authors."""
-    return " ".join(message.replace("<non-verbose/>", "").split())[:500]

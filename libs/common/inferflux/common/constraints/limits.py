@@ -118,8 +118,10 @@ def _check_choices(choices: Sequence[str], field: str) -> None:
 
 
 def _check_company(params: generation_pb2.GenerationParams) -> None:
-    has_own_text = params.constraint.HasField("tool_calls") and not params.constraint.tool_calls.is_required
+    has_tools = params.constraint.HasField("tool_calls")
+    has_own_text = has_tools and not params.constraint.tool_calls.is_required
+    company = "tools: a call" if has_tools else "a constraint, which"
     for name in ("ignore_eos",) if has_own_text else ("stop", "stop_token_ids", "ignore_eos"):
         if getattr(params, name):
-            message = f"{name} does not go together with a constraint, which decides where the answer ends"
+            message = f"{name} does not go together with {company} decides where the answer ends"
             raise InvalidArgument(message, field=f"params.{name}")

@@ -45,6 +45,8 @@ _ANNOTATIONS: Final = frozenset(
 )
 
 _LARGEST = 2**53
+# llguidance takes a bound that is nearer to 0 for 0.
+_NEAREST_TO_ZERO = 1e-15
 
 
 def normalised(text: str) -> str:
@@ -195,6 +197,8 @@ class _Walk:
     def number(self, value: _Json, path: str, _depth: int) -> _Json:
         if not isinstance(value, int | float) or isinstance(value, bool) or abs(value) > _LARGEST:
             raise _bad(f"it is no number from -{_LARGEST} to {_LARGEST}", path)
+        if 0 < abs(value) < _NEAREST_TO_ZERO:
+            raise _bad(f"it is nearer to 0 than {_NEAREST_TO_ZERO:g}", path)
         return value
 
     def factor(self, value: _Json, path: str, _depth: int) -> _Json:

@@ -93,7 +93,7 @@ def parse_rules(message: guardrails_pb2.GuardrailRules, field: str = "rules") ->
         window=message.stream_window or DEFAULT_WINDOW,
     )
     if not (rules.needs_text or rules.max_tokens):
-        raise InvalidArgument("there is no rule", field=field)
+        raise InvalidArgument("there is no rule: give blocked texts, patterns or a size", field=field)
     if rules.guards_stream and not rules.has_texts:
         what = "there is no blocked text and no pattern to hold answers to"
         raise InvalidArgument(what, field=f"{field}.guards_stream")

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator
 from contextlib import aclosing
 from typing import Any
 
 from google.protobuf import json_format
 from google.protobuf.message import Message
 
-from inferflux.common.errors import HttpError
 from inferflux.common.grpc_interceptor import CallInfo, serving
 from inferflux.gateway.admin_methods import AdminMethod
 
+from .bodies import off_loop_if_large
 from .endpoint import Request
 from .errors import BodyTooLarge
 from .message_json import parse_message
+from .openai.answers import UnnamedEvents
 from .sse import HOLD_S, EventStream
 
 # Protobuf's JSON is read and written field by field. Threads do that for more bytes.
@@ -46,10 +47,7 @@ class AdminCall:
 
     async def _message(self, body: bytes) -> Message:
         kind = self._method.request
-        is_large = len(body) > _LARGE_BYTES
-        message = (
-            await asyncio.to_thread(parse_message, kind, body) if is_large else parse_message(kind, body)
-        )
+        message = await off_loop_if_large(body, lambda: parse_message(kind, body), above=_LARGE_BYTES)
         if message.ByteSize() > self._max_message_bytes:
             why = f"the message has more than {self._max_message_bytes} bytes"
             raise BodyTooLarge(why, reason="BODY_TOO_LARGE")
@@ -57,7 +55,7 @@ class AdminCall:
 
     async def _stream(self, request: Request, replies: Any) -> None:
         exchange = request.exchange
-        events = EventStream(exchange, _Events())
+        events = EventStream(exchange, UnnamedEvents())
         async with (
             exchange.cancelled_when_gone(idle_s=HOLD_S, on_idle=events.on_idle),
             aclosing(replies),
@@ -65,15 +63,6 @@ class AdminCall:
             async for reply in replies:
                 await events.send([await _json(reply)])
             await events.end()
-
-
-class _Events:
-    """Messages without names."""
-
-    are_named = False
-
-    def failure(self, error: HttpError) -> Iterable[dict[str, Any]]:
-        return [dict(error.body)]
 
 
 async def _json(message: Message) -> dict[str, Any]:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, aclosing
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol
 
@@ -57,12 +57,12 @@ class Asked:
     Attributes:
         prompts: a request for each prompt.
         n: choices of each prompt.
-        field_names: what the client calls fields that have another name inside.
+        field_names: gives what the client calls fields that have another name inside. Errors alone ask.
     """
 
     prompts: Sequence[GenerationRequest]
     n: int
-    field_names: Mapping[str, str]
+    field_names: Callable[[], Mapping[str, str]]
 
 
 class Answering:
@@ -83,7 +83,7 @@ class Answering:
                     await stream.send(shape.messages(index, chunk, delta))
                 await stream.send(shape.last())
         except InferFluxError as error:
-            raise in_words_of(error, asked.field_names) from None
+            raise in_words_of(error, asked.field_names()) from None
         await stream.end()
 
     async def whole(self, request: Request, asked: Asked, shape: AnswerShape) -> None:
@@ -96,7 +96,7 @@ class Answering:
                 async for index, chunk, delta in chunks:
                     shape.add(index, chunk, delta)
         except InferFluxError as error:
-            raise in_words_of(error, asked.field_names) from None
+            raise in_words_of(error, asked.field_names()) from None
         await request.exchange.answer_json(shape.to_json())
 
     def _chunks(self, request: Request, asked: Asked) -> Chunks:
@@ -129,9 +129,23 @@ class Answering:
             own = asked.prompts[prompt]
             if isinstance(own, inference_pb2.ChatRequest):
                 return self._pipeline.chat(own_context, caller, of_choice(own, choice))
-            return self._pipeline.generate(own_context, caller, of_choice(own, choice))
+            opened = self._pipeline.generate(own_context, caller, of_choice(own, choice))
+            return opened if len(asked.prompts) == 1 else _of_prompt(opened, prompt)
 
         return chunks_of(opener, prompts=len(asked.prompts), n=asked.n, on_submit=on_submit)
+
+
+@asynccontextmanager
+async def _of_prompt(
+    opened: AbstractAsyncContextManager[Generation], index: int
+) -> AsyncIterator[Generation]:
+    """A generation of one of several prompts, with errors that say which."""
+    name = f"prompt[{index}]"
+    try:
+        async with opened as generation:
+            yield generation
+    except InferFluxError as error:
+        raise in_words_of(error, {"text": name, "token_ids": name}) from None
 
 
 def of_choice_context(context: CallContext, index: int, *, first: int) -> CallContext:

@@ -18,9 +18,13 @@ _R = TypeVar("_R")
 LARGE_BYTES = 256 << 10
 
 
-async def off_loop_if_large(body: bytes, work: Callable[[], _R]) -> _R:
-    """Do pure work on a body. A thread does it for a large one: the loop serves other calls between steps."""
-    return await asyncio.to_thread(work) if len(body) > LARGE_BYTES else work()
+async def off_loop_if_large(body: bytes, work: Callable[[], _R], *, above: int = LARGE_BYTES) -> _R:
+    """Do pure work on a body. A thread does it for a large one: the loop serves other calls between steps.
+
+    Args:
+        above: how many bytes are not large yet.
+    """
+    return await asyncio.to_thread(work) if len(body) > above else work()
 
 
 def parse(kind: type[_B], body: bytes) -> _B:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING
 
 from .answering import Answering, Asked
@@ -28,7 +29,7 @@ class ChatCompletions:
     async def __call__(self, request: Request) -> None:
         body, prompt = await off_loop_if_large(request.body, lambda: _read(request.body))
         n = body.n or 1
-        asked = Asked([prompt], n, chat.field_names(body))
+        asked = Asked([prompt], n, partial(chat.field_names, body))
         head = Head(f"chatcmpl-{request.request_id}", body.model, int(self._clock()), tier_of(body))
         has_logprobs = bool(body.logprobs)
         if body.stream:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from inferflux.gateway.pipeline import Pipeline
 from inferflux.v1 import inference_pb2
@@ -30,7 +31,7 @@ class Completions:
     async def __call__(self, request: Request) -> None:
         body, prompts = await off_loop_if_large(request.body, lambda: _read(request.body))
         n = body.n or 1
-        asked = Asked(prompts, n, completions.field_names(body))
+        asked = Asked(prompts, n, partial(completions.field_names, body))
         head = Head(f"cmpl-{request.request_id}", body.model, int(self._clock()), tier_of(body))
         echoes = (
             [await self._text(request, prompt) for prompt in prompts] if body.echo else [""] * len(prompts)

@@ -11,7 +11,10 @@ from pydantic_core import ErrorDetails
 from inferflux.common.errors import InferFluxError, InvalidArgument
 
 _FIRST = re.compile(r"\w*")
+_CONSTRAINT = "constraint"
 _PARAMS = re.compile(r"^params\.(sampling\.)?")
+# Pydantic says so of each alternative of a union.
+_INPUT = "Input should be "
 # Longest name or text of a caller that an error repeats.
 _SHOWN = 100
 
@@ -28,9 +31,13 @@ def in_words_of(error: InferFluxError, names: Mapping[str, str]) -> InferFluxErr
     Args:
         names: client's names of inner fields, where they differ; without `params.` and `sampling.`.
     """
-    if not isinstance(error, InvalidArgument) or not error.field:
+    if not isinstance(error, InvalidArgument):
         return error
-    inner = _PARAMS.sub("", error.field)
+    # A worker, which ends what takes too much work, knows no fields.
+    field = error.field or (_CONSTRAINT if error.reason == "CONSTRAINT_FAILED" else "")
+    if not field:
+        return error
+    inner = _PARAMS.sub("", field)
     name = next((known for known in names if _is_part(known, inner)), _first(inner))
     outer, rest = names.get(name, name), inner.removeprefix(name)
     message = error.message
@@ -41,8 +48,11 @@ def in_words_of(error: InferFluxError, names: Mapping[str, str]) -> InferFluxErr
 
 def of_validation(error: ValidationError) -> InvalidArgument:
     """The first thing that is wrong about a body, with its field."""
-    problem = _innermost(error.errors(include_url=False, include_context=True))
+    problems = error.errors(include_url=False, include_context=True)
+    problem = _innermost(problems)
     if problem["type"] == "json_invalid":
+        if not problem["input"]:
+            return InvalidArgument("the body is empty: send a JSON object", reason="INVALID_JSON")
         why = str(problem.get("ctx", {}).get("error", "it does not parse"))
         return InvalidArgument(f"the body is not JSON: {why}", reason="INVALID_JSON")
     field = path_of(problem["loc"])
@@ -50,8 +60,13 @@ def of_validation(error: ValidationError) -> InvalidArgument:
     if problem["type"] == "value_error":
         return InvalidArgument(f"{field}: {said}" if field else said, field=field)
     if problem["type"] == "missing":
-        return InvalidArgument(f"{field} is missing", field=field)
-    return InvalidArgument(f"{field or 'the body'}: {said[:1].lower()}{said[1:]}", field=field)
+        return missing(field)
+    alternatives = [each["msg"] for each in problems if path_of(each["loc"]) == field]
+    if all(each.startswith(_INPUT) for each in alternatives):
+        said = _INPUT + " or ".join(dict.fromkeys(each.removeprefix(_INPUT) for each in alternatives))
+    message = f"{field or 'the body'}: {said[:1].lower()}{said[1:]}"
+    reason = "INVALID_TYPE" if problem["type"].endswith("_type") else ""
+    return InvalidArgument(message, field=field, reason=reason)
 
 
 def _innermost(problems: list[ErrorDetails]) -> ErrorDetails:
@@ -61,9 +76,14 @@ def _innermost(problems: list[ErrorDetails]) -> ErrorDetails:
     return max(inner, key=lambda each: len(path_of(each["loc"])), default=problems[0])
 
 
+def missing(field: str) -> InvalidArgument:
+    """A field that is needed is not there."""
+    return InvalidArgument(f"{field} is missing", field=field, reason="MISSING_REQUIRED_PARAMETER")
+
+
 def unsupported(field: str, what: str = "") -> InvalidArgument:
     """A value that OpenAI's API knows and this one does not serve."""
-    message = f"{field}: {what or 'this is not supported'}"
+    message = f"{field}: {what or 'it is not supported'}"
     return InvalidArgument(message, field=field, reason="UNSUPPORTED_VALUE")
 
 

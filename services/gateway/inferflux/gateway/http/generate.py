@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from inferflux.common.errors import InvalidArgument
 from inferflux.gateway.models import ModelRegistry
 
@@ -20,23 +22,34 @@ class Generate:
         self._models = models
 
     async def __call__(self, request: Request) -> None:
-        body = await off_loop_if_large(request.body, lambda: parse(GenerateBody, request.body))
-        model = body.model or await only_model(self._models)
-        prompt = await off_loop_if_large(request.body, lambda: generate.to_request(body, default_model=model))
-        asked = Asked([prompt], 1, generate.field_names(body))
+        body, asked = await read(request.body, self._models)
         if body.stream is False:
             await self._answering.whole(request, asked, generate.ChunkAnswer())
         else:
             await self._answering.stream(request, asked, generate.ChunkStream())
 
 
-async def only_model(models: ModelRegistry) -> str:
-    """The model that a request means which names none.
+async def read(data: bytes, models: ModelRegistry) -> tuple[GenerateBody, Asked]:
+    """What a body, or a message of a websocket, asks for.
 
     Raises:
-        InvalidArgument: there is not exactly one.
+        InvalidArgument: it cannot be served.
+    """
+    body = await off_loop_if_large(data, lambda: parse(GenerateBody, data))
+    model = body.model or await only_model(models)
+    prompt = await off_loop_if_large(data, lambda: generate.to_request(body, default_model=model))
+    return body, Asked([prompt], 1, partial(generate.field_names, body))
+
+
+async def only_model(models: ModelRegistry) -> str:
+    """The model that a request means which names none: the default one, else the only one that is served.
+
+    Raises:
+        InvalidArgument: no model is the default, and not exactly one is served.
     """
     await models.settled()
+    if default := models.resolve(""):
+        return default
     served = [model.card.name for model in await models.all_models() if model.workers]
     if len(served) != 1:
         message = f"name a model: {len(served)} are served"

@@ -1,4 +1,4 @@
-"""GET /v1/models and /v1/models/{id}: the models that are served."""
+"""GET /v1/models and /v1/models/{id}: the models that requests may name."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .endpoint import Request
 
 
 class ListModels:
-    """Those that a worker serves now."""
+    """Those that a worker serves now, and those that a request has loaded."""
 
     def __init__(self, models: ModelRegistry, created: int) -> None:
         self._models = models
@@ -23,8 +23,7 @@ class ListModels:
         await self._models.settled()
         allowed = request.caller.models
         known = [model for model in await self._models.all_models() if allows(allowed, model.card.name)]
-        served = [model for model in known if model.workers]
-        data = [to_json(model, self._created) for model in served]
+        data = [to_json(model, self._created) for model in known if model.workers or model.places]
         await request.exchange.answer_json({"object": "list", "data": data})
 
 
@@ -36,10 +35,10 @@ class GetModel:
         self._created = created
 
     async def __call__(self, request: Request) -> None:
-        name = str(request.exchange.path_params["model"])
+        await self._models.settled()
+        name = self._models.resolve(str(request.exchange.path_params["model"]))
         checks.check_model_name(name)
         request.caller.check_model(name)
-        await self._models.settled()
         await request.exchange.answer_json(to_json(await self._models.get(name), self._created))
 
 
@@ -57,4 +56,6 @@ def to_json(model: model_pb2.Model, created: int) -> dict[str, Any]:
         "parameters": card.parameters,
         "has_chat_template": card.has_chat_template,
         "workers": model.workers,
+        "state": model_pb2.ModelState.Name(model.state).removeprefix("MODEL_STATE_").lower(),
+        "aliases": list(model.aliases),
     }

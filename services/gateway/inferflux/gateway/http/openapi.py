@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from html import escape
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
@@ -13,7 +13,7 @@ from pydantic.json_schema import models_json_schema
 
 from inferflux.gateway.rules import ADMIN_METHODS
 
-from . import routes
+from . import docs_page, routes
 from .exchange import Exchange, to_json
 from .openai.bodies import (
     Body,
@@ -25,6 +25,7 @@ from .openai.bodies import (
     TokenizeBody,
 )
 from .openapi_answers import ANSWERS
+from .openapi_fields import EXAMPLES, described, example_of, served_alone
 from .openapi_messages import answer_name, body_name, schemas
 
 _JSON, _EVENTS, _TEXT = "application/json", "text/event-stream", "text/plain"
@@ -45,6 +46,9 @@ _REFUSALS = {
     "503": "Something that is needed is away.",
     "504": "Too late.",
 }
+_SOCKET = (
+    "A websocket at the same path takes such a body as a message, and answers with a message for each chunk."
+)
 _STRANGERS_REFUSALS = ("400", "405", "500")
 
 
@@ -67,12 +71,17 @@ class Operation:
     needs_key: bool = True
 
 
+def _words(name: str) -> str:
+    """`Set rate limit` of SetRateLimit."""
+    return re.sub(r"(?<=[a-z])(?=[A-Z])", " ", name).capitalize()
+
+
 def _of_administrators(method: MethodDescriptor) -> Operation:
     streams = method.server_streaming
     return Operation(
         "post",
         routes.ADMIN[method.name].path,
-        f"Call {method.containing_service.name}/{method.name}.",
+        f"{_words(method.name)}: the method of {method.containing_service.name}.",
         "" if streams else answer_name(method.output_type),
         method.input_type,
         streams=streams,
@@ -97,7 +106,9 @@ OPERATIONS: Sequence[Operation] = (
     ),
     Operation("post", "/v1/tokenize", "Count and list the tokens of a prompt.", "Tokenized", TokenizeBody),
     Operation("post", "/v1/detokenize", "Give the text of token ids.", "Detokenized", DetokenizeBody),
-    Operation("get", "/v1/models", "List the models that are served.", "Models"),
+    Operation(
+        "get", "/v1/models", "List the models that are served, and those that a request has loaded.", "Models"
+    ),
     Operation("get", "/v1/models/{model}", "Describe one model.", "Model"),
     Operation("get", "/healthz", "Whether the process answers.", needs_key=False),
     Operation("get", "/livez", "Whether the process answers.", needs_key=False),
@@ -110,6 +121,9 @@ def document() -> dict[str, Any]:
     """The OpenAPI 3.1 document."""
     bodies = [operation.body for operation in OPERATIONS if isinstance(operation.body, type)]
     _, made = models_json_schema([(body, "validation") for body in bodies], ref_template=_COMPONENTS)
+    named = made.get("$defs", {})
+    named = {name: served_alone(name, schema) for name, schema in named.items()}
+    named |= {body.__name__: described(body, named[body.__name__]) for body in bodies}
     messages = schemas((m.input_type for m in ADMIN_METHODS), (m.output_type for m in ADMIN_METHODS))
     paths: dict[str, dict[str, Any]] = {}
     for operation in OPERATIONS:
@@ -121,7 +135,7 @@ def document() -> dict[str, Any]:
         "paths": paths,
         "components": {
             "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
-            "schemas": made.get("$defs", {}) | ANSWERS | messages,
+            "schemas": named | ANSWERS | messages,
         },
     }
 
@@ -137,12 +151,16 @@ def _operation(operation: Operation) -> dict[str, Any]:
     if operation.path == "/readyz":
         responses["503"] = {"description": "It cannot serve now.", "content": content}
     made: dict[str, Any] = {"summary": operation.summary, "responses": responses}
+    if operation.path == routes.GENERATE.path:
+        made["description"] = _SOCKET
     if not operation.needs_key:
         made["security"] = []
     if isinstance(operation.body, type):
-        made["requestBody"] = {"required": True, "content": _json(operation.body.__name__)}
+        content = _json(operation.body.__name__, EXAMPLES[operation.path])
+        made["requestBody"] = {"required": True, "content": content}
     elif operation.body is not None:
-        made["requestBody"] = {"required": False, "content": _json(body_name(operation.body))}
+        content = _json(body_name(operation.body), example_of(operation.body))
+        made["requestBody"] = {"required": False, "content": content}
     if "{model}" in operation.path:
         name = {"name": "model", "in": "path", "required": True, "schema": {"type": "string"}}
         made["parameters"] = [name]
@@ -153,8 +171,9 @@ def _refusal(code: str) -> dict[str, Any]:
     return {"description": _REFUSALS[code], "content": _json("Error")}
 
 
-def _json(schema: str) -> dict[str, Any]:
-    return {_JSON: {"schema": {"$ref": _COMPONENTS.format(model=schema)}}}
+def _json(schema: str, example: dict[str, Any] | None = None) -> dict[str, Any]:
+    found: dict[str, Any] = {"schema": {"$ref": _COMPONENTS.format(model=schema)}}
+    return {_JSON: found if example is None else found | {"example": example}}
 
 
 def _version() -> str:
@@ -165,35 +184,8 @@ def _version() -> str:
 
 
 def page() -> str:
-    """The paths and their fields as one page of HTML, which loads nothing else."""
-    sections = "".join(map(_section, OPERATIONS))
-    return (
-        '<!doctype html><html lang="en"><meta charset="utf-8"><title>InferFlux</title>'
-        "<style>body{font:16px/1.5 sans-serif;max-width:50em;margin:2em auto;padding:0 1em}"
-        "code{background:#eee;padding:0 .2em}td{padding:0 1em 0 0;vertical-align:top}</style>"
-        "<h1>InferFlux</h1><p>OpenAI's API over HTTP. Send a key as <code>Authorization: Bearer KEY</code>. "
-        'Programs read <a href="/openapi.json">/openapi.json</a>.</p>'
-        f"{sections}</html>"
-    )
-
-
-def _section(operation: Operation) -> str:
-    rows = "".join(
-        f"<tr><td><code>{escape(name)}</code></td><td>{'needed' if is_needed else ''}</td></tr>"
-        for name, is_needed in _fields(operation.body)
-    )
-    head = f"{operation.method.upper()} {operation.path}"
-    return f"<h2><code>{escape(head)}</code></h2><p>{escape(operation.summary)}</p><table>{rows}</table>"
-
-
-def _fields(body: type[Body] | Descriptor | None) -> list[tuple[str, bool]]:
-    """The names of a body's fields, and whether it must have them."""
-    if body is None:
-        return []
-    if not isinstance(body, type):
-        return [(field.name, False) for field in body.fields]
-    schema = body.model_json_schema()
-    return [(name, name in schema.get("required", [])) for name in schema.get("properties", {})]
+    """The paths and their fields as one page of HTML."""
+    return docs_page.render(document())
 
 
 class Documents:
@@ -207,4 +199,5 @@ class Documents:
         await exchange.answer(200, self._document, _JSON)
 
     async def docs(self, exchange: Exchange) -> None:
-        await exchange.answer(200, self._page, "text/html; charset=utf-8")
+        own = {"content-security-policy": docs_page.POLICY, "x-content-type-options": "nosniff"}
+        await exchange.answer(200, self._page, "text/html; charset=utf-8", **own)

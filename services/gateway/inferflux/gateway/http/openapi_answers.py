@@ -108,6 +108,8 @@ _MODEL = _object(
     owned_by=_TEXT,
     max_model_len=_COUNT,
     workers=_COUNT,
+    state={"enum": ["registered", "loading", "ready", "failed", "unloading"]},
+    aliases=_array(_TEXT),
 )
 _READINESS = _object(
     ready=_BOOLEAN,

@@ -7,6 +7,7 @@ and that a client which has gone is noticed.
 from __future__ import annotations
 
 import asyncio
+import re
 import socket
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
@@ -27,6 +28,9 @@ HEAD_LIMIT_S = 10.0
 _PROBE_AFTER_S = 30
 _PROBE_EVERY_S = 10
 _PROBES = 3
+# A header that asks for another protocol than WebSocket. The parser takes a message with one for all head.
+_OTHER_UPGRADE = re.compile(rb"\r\nupgrade(?=[ \t]*:[ \t]*(?!websocket))", re.IGNORECASE)
+_END_OF_HEAD = b"\r\n\r\n"
 
 
 class HeadTooLargeError(Exception):
@@ -104,7 +108,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         if not self._is_serving and self._head_timer is None:
             self._start_head_timer()
         self._held_bytes += len(data)
-        super().data_received(data)
+        super().data_received(data if self._is_serving else _without_other_upgrade(data))
         if self._held_bytes > MAX_HEAD_BYTES and not self.transport.is_closing():
             self._refuse_head()
 
@@ -219,6 +223,16 @@ def _close_delimited(
         await send(message)
 
     return sends
+
+
+def _without_other_upgrade(data: bytes) -> bytes:
+    """The first bytes of a request, its offer to speak another protocol renamed (pure).
+
+    A server may ignore such an offer. Java's own client makes one, of HTTP/2, with every request, and the
+    parser loses the body of a request that has one.
+    """
+    head, end, body = data.partition(_END_OF_HEAD)
+    return _OTHER_UPGRADE.sub(b"\r\nx-ignored-upgrade", head) + end + body
 
 
 def _probe_when_silent(transport: asyncio.Transport) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING
 
 from .answering import Answering, Asked
@@ -25,7 +26,7 @@ class Responses:
 
     async def __call__(self, request: Request) -> None:
         body, prompt = await off_loop_if_large(request.body, lambda: _read(request.body))
-        asked = Asked([prompt], 1, responses.FIELD_NAMES)
+        asked = Asked([prompt], 1, partial(responses.field_names, body))
         head = responses.ResponseHead(request.request_id, int(self._clock()), body)
         if body.stream:
             await self._answering.stream(request, asked, responses.ResponseStream(head))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from inferflux.common.errors import InferFluxError
 from inferflux.gateway.pipeline import Pipeline
+from inferflux.v1 import inference_pb2
 
 from .bodies import off_loop_if_large, parse
 from .endpoint import Request
@@ -19,14 +20,17 @@ class Tokenize:
         self._pipeline = pipeline
 
     async def __call__(self, request: Request) -> None:
-        asked = await off_loop_if_large(
-            request.body, lambda: tokens.to_tokenize(parse(TokenizeBody, request.body))
-        )
+        body, asked = await off_loop_if_large(request.body, lambda: _read(request.body))
         try:
             answer = await self._pipeline.tokenize(request.caller, asked)
         except InferFluxError as error:
-            raise in_words_of(error, tokens.FIELD_NAMES) from None
+            raise in_words_of(error, tokens.tokenize_names(body)) from None
         await request.exchange.answer_json(tokens.of_tokenize(answer))
+
+
+def _read(data: bytes) -> tuple[TokenizeBody, inference_pb2.TokenizeRequest]:
+    body = parse(TokenizeBody, data)
+    return body, tokens.to_tokenize(body)
 
 
 class Detokenize:
@@ -42,5 +46,5 @@ class Detokenize:
         try:
             answer = await self._pipeline.detokenize(request.caller, asked)
         except InferFluxError as error:
-            raise in_words_of(error, tokens.FIELD_NAMES) from None
+            raise in_words_of(error, tokens.DETOKENIZE_NAMES) from None
         await request.exchange.answer_json({"prompt": answer.text})

@@ -31,15 +31,14 @@ from inferflux.common.sharing import may_have_more
 from inferflux.gateway.caller import Caller
 from inferflux.gateway.models import ModelRegistry
 
-from .answering import Answering, Asked, of_choice_context
-from .bodies import parse
+from .answering import Answering, of_choice_context
+from .bodies import off_loop_if_large
 from .endpoint import Edge
 from .errors import in_words_of
 from .exchange import to_json
-from .generate import only_model
+from .generate import read
 from .json_size import check_json_size
 from .openai import generate
-from .openai.bodies import GenerateBody
 
 log = logs.get()
 
@@ -129,6 +128,9 @@ class WebSocketEndpoint:
                 if error.reason == "GATEWAY_DRAINING":
                     await socket.close(_RESTARTS)
                     return
+            except asyncio.CancelledError as error:  # the client left before its request was queued
+                write_call(self._edge.trail, own, _METHOD, error=error)
+                raise
             except Exception as error:
                 write_call(self._edge.trail, own, _METHOD, error=error)
                 correlation_id = secrets.token_hex(6)
@@ -139,11 +141,8 @@ class WebSocketEndpoint:
             number += 1
 
     async def _answer(self, socket: _Socket, context: CallContext, caller: Caller, message: bytes) -> None:
-        check_json_size(message)
-        body = parse(GenerateBody, message)
-        model = body.model or await only_model(self._models)
-        names = generate.field_names(body)
-        asked = Asked([generate.to_request(body, default_model=model)], 1, names)
+        await off_loop_if_large(message, lambda: check_json_size(message))
+        _, asked = await read(message, self._models)
         stream = generate.ChunkStream()
         await socket.send({"request_id": context.request_id})
         try:
@@ -155,7 +154,7 @@ class WebSocketEndpoint:
                     for said in stream.messages(index, chunk):
                         await socket.send(said)
         except InferFluxError as error:
-            raise in_words_of(error, names) from None
+            raise in_words_of(error, asked.field_names()) from None
 
 
 def _record_of(context: CallContext) -> CallRecord:

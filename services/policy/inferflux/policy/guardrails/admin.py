@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from inferflux.common import logs
+from inferflux.common.audit.policy_changes import counts
 from inferflux.common.checks import MAX_TOKENS, check_model_name, check_range
 from inferflux.common.errors import InvalidArgument, NotFound
 from inferflux.common.guardrails.compiled import CompiledRules, Finding
@@ -18,10 +18,7 @@ from inferflux.v1 import guardrails_pb2
 
 from .prompts import PromptGuard
 from .sets import GuardrailSets
-from .store import GuardrailStore, Index, Name, Rules, Summary
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
+from .store import GuardrailStore, Index, Name, Rules, Summary, Versions
 
 log = logs.get()
 
@@ -78,22 +75,24 @@ class GuardrailAdmin:
 
     async def set(
         self, actor: Holder, request: guardrails_pb2.SetGuardrailsRequest
-    ) -> guardrails_pb2.SetGuardrailsResponse:
-        """Raises:
-        InvalidArgument: a field is wrong.
-        Aborted: the set was changed meanwhile.
-        ResourceExhausted: there are as many sets as there may be.
+    ) -> tuple[guardrails_pb2.SetGuardrailsResponse, Versions]:
+        """Returns the answer, and the set's versions.
+
+        Raises:
+            InvalidArgument: a field is wrong.
+            Aborted: the set was changed meanwhile.
+            ResourceExhausted: there are as many sets as there may be.
         """
         given = request.guardrails
         name = parse_name(given.tenant, given.model, field="guardrails.")
         rules = await asyncio.to_thread(checked, given.rules)
-        summary = await self.put(actor, name, given.rules, rules, version=given.version)
-        return guardrails_pb2.SetGuardrailsResponse(guardrails=summary)
+        summary, versions = await self.put(actor, name, given.rules, rules, version=given.version)
+        return guardrails_pb2.SetGuardrailsResponse(guardrails=summary), versions
 
     async def put(
         self, actor: Holder, name: Name, given: Rules, rules: RuleSet, *, version: int
-    ) -> guardrails_pb2.GuardrailsSummary:
-        """Write a set.
+    ) -> tuple[guardrails_pb2.GuardrailsSummary, Versions]:
+        """Write a set; returns it with its versions.
 
         Args:
             given: the rules as they are stored.
@@ -106,21 +105,25 @@ class GuardrailAdmin:
         """
         summary = self._summary(name, rules, actor.key_id)
         summary.version = version
-        summary.version = await self._store.put(name, summary, given)
+        versions = await self._store.put(name, summary, given)
+        summary.version = versions.now
         self._sets.forget_age()
         log.info("guardrails set", of=name.text, by=actor.key_id, **counts(given))
-        return summary
+        return summary, versions
 
-    async def delete(self, actor: Holder, request: guardrails_pb2.DeleteGuardrailsRequest) -> None:
-        """Raises:
-        InvalidArgument: there can be no such set.
-        NotFound: there is none.
-        Aborted: it was changed meanwhile.
+    async def delete(self, actor: Holder, request: guardrails_pb2.DeleteGuardrailsRequest) -> int:
+        """Returns the version that it had.
+
+        Raises:
+            InvalidArgument: there can be no such set.
+            NotFound: there is none.
+            Aborted: it was changed meanwhile.
         """
         name = parse_name(request.tenant, request.model)
-        await self._store.delete(name, version=request.version)
+        before = await self._store.delete(name, version=request.version)
         self._sets.forget_age()
         log.info("guardrails deleted", of=name.text, by=actor.key_id)
+        return before
 
     async def check(
         self, request: guardrails_pb2.CheckGuardrailsRequest
@@ -177,17 +180,6 @@ def parse_token(text: str) -> Name:
     if not slash:
         raise InvalidArgument("this page_token was not given by ListGuardrails", field="page_token")
     return name
-
-
-def counts(rules: guardrails_pb2.GuardrailRules) -> Mapping[str, object]:
-    """What a log or audit line says of rules: no text of them."""
-    return {
-        "n_blocked": len(rules.blocked),
-        "n_patterns": len(rules.patterns),
-        "max_characters": rules.max_characters,
-        "max_tokens": rules.max_tokens,
-        "guards_stream": rules.guards_stream,
-    }
 
 
 def checked(message: Rules, field: str = "guardrails.rules") -> RuleSet:

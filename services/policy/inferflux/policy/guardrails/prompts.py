@@ -32,6 +32,10 @@ class PromptGuard:
     async def index(self) -> Index:
         return await self._sets.index()
 
+    def fresh_index(self) -> Index | None:
+        """The same where nothing has to be asked for it."""
+        return self._sets.fresh_index()
+
     async def check(self, request: policy_pb2.ReserveRequest) -> list[Version]:
         """Let a prompt pass; the sets that its answer is held to.
 

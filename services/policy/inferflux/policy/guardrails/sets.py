@@ -42,6 +42,10 @@ class GuardrailSets:
                     self._read_at = asked_at
         return self._index
 
+    def fresh_index(self) -> Index | None:
+        """The same where nothing has to be asked for it."""
+        return None if self._is_old else self._index
+
     @property
     def _is_old(self) -> bool:
         return self._clock() - self._read_at >= MAX_AGE_S

@@ -36,6 +36,13 @@ class Name(NamedTuple):
         return cls(tenant, model)
 
 
+class Versions(NamedTuple):
+    """Of a set, before and after a change; 0: there was none."""
+
+    before: int
+    now: int
+
+
 @dataclass(frozen=True, slots=True)
 class Index:
     """Which sets there are, by what changes seldom.
@@ -89,8 +96,8 @@ class GuardrailStore(Protocol):
 
     async def rules(self, names: Sequence[Name]) -> list[Rules | None]: ...
 
-    async def put(self, name: Name, summary: Summary, rules: Rules) -> int:
-        """Write a set, and return its new version.
+    async def put(self, name: Name, summary: Summary, rules: Rules) -> Versions:
+        """Write a set, and return its versions.
 
         Args:
             summary: with version 0, whatever is stored is replaced.
@@ -101,8 +108,8 @@ class GuardrailStore(Protocol):
         """
         ...
 
-    async def delete(self, name: Name, *, version: int) -> None:
-        """Remove a set.
+    async def delete(self, name: Name, *, version: int) -> int:
+        """Remove a set, and return the version that it had.
 
         Args:
             version: 0: whichever it has.

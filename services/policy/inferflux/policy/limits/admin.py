@@ -69,24 +69,37 @@ class LimitAdmin:
         """
         rule = await self._store.set_rule(given)
         if rule is None:
-            message = f"the limits of {given.subject} were changed meanwhile: read them again"
-            raise Aborted(message, reason="VERSION_MISMATCH")
+            raise _changed(given.subject)
         log.info("limits set", subject=rule.subject, by=actor.key_id, **rule.limits)
         return rule
 
-    async def delete(self, actor: Holder, request: policy_pb2.DeleteRateLimitRequest) -> None:
-        """Raises:
-        InvalidArgument: there can be no such subject.
-        NotFound: it has no limits of its own.
+    async def delete(self, actor: Holder, request: policy_pb2.DeleteRateLimitRequest) -> RateLimit:
+        """Returns the limits as they were.
+
+        Raises:
+            InvalidArgument: there can be no such subject.
+            NotFound: it has no limits of its own.
+            Aborted: they were changed meanwhile.
         """
         subject = parse_subject(request.subject)
-        if not await self._store.delete_rule(subject):
+        old = next(iter(await self._store.find_rules([subject])), None)
+        if old is None:
             raise NotFound(f"{subject} has no limits of its own", reason="UNKNOWN_RATE_LIMIT")
+        is_asked_for = request.version in (0, old.version)
+        if not (is_asked_for and await self._store.delete_rule(subject, version=old.version)):
+            raise _changed(subject)
         log.info("limits deleted", subject=subject, by=actor.key_id)
+        return old
 
     async def forget(self, subject: str) -> None:
         """Remove the limits of a subject that is gone, if it has any of its own."""
         await self._store.delete_rule(subject)
+
+
+def _changed(subject: str) -> Aborted:
+    return Aborted(
+        f"the limits of {subject} were changed meanwhile: read them again", reason="VERSION_MISMATCH"
+    )
 
 
 def parse_rate_limit(given: policy_pb2.RateLimit, *, field: str = "rate_limit") -> RateLimit:

@@ -44,8 +44,19 @@ local function field(limit, bucket)
   return limit.id .. ':' .. string.format('%d', bucket)
 end
 
+-- What was read in this run, where nothing else changes it meanwhile: the calls of one `admit` mostly have the
+-- same subjects. nil: each is read anew.
+local known
+
+-- What `read` returns, read once for a name where that is allowed.
+local function once(name, read)
+  if not known then return read() end
+  if known[name] == nil then known[name] = read() end
+  return known[name]
+end
+
 -- The window of a subject and a limit, without the buckets that have left it.
-local function window_of(subject, limit)
+local function read_window(subject, limit)
   local key = prefix .. 'window:' .. subject
   local row = redis.call('HMGET', key, limit.id .. ':sum', limit.id .. ':first', limit.id .. ':last')
   local window = {key = key, limit = limit}
@@ -73,6 +84,10 @@ local function window_of(subject, limit)
     end
   end
   return window
+end
+
+local function window_of(subject, limit)
+  return once(limit.id .. ' ' .. subject, function() return read_window(subject, limit) end)
 end
 
 local function add(window, n)
@@ -121,7 +136,7 @@ end
 -- The rules of subjects: an entry for each that has one, its own or the one of its kind.
 --
 -- given  limits by subject or kind, for rules that are not in Redis; nil: those in Redis
-local function rules_of(subjects, given)
+local function read_rules(subjects, given)
   local names = {}
   for _, subject in ipairs(subjects) do
     names[#names + 1] = subject
@@ -140,6 +155,14 @@ local function rules_of(subjects, given)
     if limits and next(limits) then rules[#rules + 1] = {subject = subject, limits = limits} end
   end
   return rules
+end
+
+local function rules_of(subjects, given)
+  return once(table.concat(subjects, ' '), function() return read_rules(subjects, given) end)
+end
+
+local function running_of(subject)
+  return once('running ' .. subject, function() return redis.call('SCARD', prefix .. 'running:' .. subject) end)
 end
 
 -- What would be over a limit, of all such the one to be waited for longest; nil if nothing. `cost` says for a
@@ -169,7 +192,7 @@ local function check(rules, cost)
     end
     local most = rule.limits[CONCURRENT]
     if most and asked.running then
-      local running = redis.call('SCARD', prefix .. 'running:' .. rule.subject)
+      local running = running_of(rule.subject)
       if running + 1 > most then refuse(rule, CONCURRENT, running, 1000, 0) end
     end
   end
@@ -223,13 +246,7 @@ local function charge(rules, tokens)
   end
 end
 
--- Whether Reserve may have something to count: it knows the model, which Admit does not.
-local function has_to_reserve(rules, given)
-  for _, rule in ipairs(rules) do
-    local limits = rule.limits
-    if limits.tokens_per_minute or limits.tokens_per_day or limits[CONCURRENT] then return true end
-  end
-  if given.rules then return given.limits_models end
+local function limits_a_model()
   if redis.call('HLEN', prefix .. 'rules') > MOST_LOOKED_THROUGH then return true end
   for _, subject in ipairs(redis.call('HKEYS', prefix .. 'rules')) do
     if string.sub(subject, 1, 5) == 'model' then return true end
@@ -237,12 +254,19 @@ local function has_to_reserve(rules, given)
   return false
 end
 
-local operations = {}
+-- Whether Reserve may have something to count: it knows the model, which Admit does not.
+local function has_to_reserve(rules, given)
+  for _, rule in ipairs(rules) do
+    local limits = rule.limits
+    if limits.tokens_per_minute or limits.tokens_per_day or limits[CONCURRENT] then return true end
+  end
+  if given.rules then return given.limits_models end
+  return once('model', limits_a_model)
+end
 
--- {subjects, rules, limits_models}: one request more, if none of their limits is used up; and whether Reserve has to be
--- asked.
-function operations.admit(given)
-  local rules = rules_of(given.subjects, given.rules)
+-- One request more of these subjects, if none of their limits is used up; and whether Reserve has to be asked.
+local function admit(subjects, given)
+  local rules = rules_of(subjects, given.rules)
   local worst, windows = check(rules, function() return {requests = 1, tokens = 1, running = true} end)
   if worst then return {refused = worst, states = states_of(windows)} end
   for _, each in ipairs(windows) do
@@ -252,6 +276,16 @@ function operations.admit(given)
     end
   end
   return {states = states_of(windows), has_to_reserve = has_to_reserve(rules, given)}
+end
+
+local operations = {}
+
+-- {calls, rules, limits_models}: one request more of the subjects of each call, in their order.
+function operations.admit(given)
+  local answers = {}
+  known = {}
+  for i, subjects in ipairs(given.calls) do answers[i] = admit(subjects, given) end
+  return {answers = answers}
 end
 
 -- {subjects, rules, model, job, tokens, lease_ms}: tokens of all subjects, a request of the model, and a running

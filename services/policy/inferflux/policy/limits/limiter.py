@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 from inferflux.common import rate_limits
 from inferflux.common.errors import ResourceExhausted
 from inferflux.policy.guarded import StoreGuard
+from inferflux.policy.together import Together
 from inferflux.v1 import policy_pb2
 
 from .rules import kind_subject, over_limit
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
 
 _SCRIPT = (Path(__file__).parent / "limiter.lua").read_text()
 _PREFIX = "inferflux:{limits}:"
+# Requests that one run of the script counts: Redis does nothing else meanwhile.
+_ADMITS = 64
 
 State = policy_pb2.RateLimitState
 ClockMs = Callable[[], int]
@@ -98,18 +101,23 @@ class Limiter:
         self._remember_s = remember_s
         self._rules = rules
         self._clock_ms = clock_ms
+        self._admits = Together(self._admit_all, most=_ADMITS)
 
     async def admit(self, subjects: Sequence[str]) -> Counted:
-        """Count a request of each subject.
+        """Count a request of each subject. Requests that come at the same time share a round trip; each is
+        counted by itself, in the order in which they came.
 
         Raises:
             ResourceExhausted: one of them has used up a limit: then nothing is counted.
         """
-        given = await self._given_rules(subjects)
+        answer = await self._admits.answer(subjects)
+        return Counted(_states(answer, asked_tokens=0), bool(answer["has_to_reserve"]))
+
+    async def _admit_all(self, calls: Sequence[Sequence[str]]) -> list[dict[str, Any]]:
+        given = await self._given_rules(subject for subjects in calls for subject in subjects)
         if self._rules is not None:
             given["limits_models"] = await self._rules.limits_models()
-        answer = await self._run("admit", subjects=subjects, **given)
-        return Counted(_states(answer, asked_tokens=0), bool(answer["has_to_reserve"]))
+        return cast("list[dict[str, Any]]", (await self._run("admit", calls=calls, **given))["answers"])
 
     async def reserve(self, job: Job, subjects: Sequence[str], *, model: str, tokens: int) -> Reserved:
         """Reserve tokens of each subject, and a place among its running requests. Doing it again changes
@@ -175,7 +183,7 @@ class Limiter:
         rows = (await self._run("usage", subject=subject, **await self._given_rules([subject])))["usage"]
         return [policy_pb2.RateLimitUsage(**row) for row in rows]
 
-    async def _given_rules(self, subjects: Sequence[str]) -> dict[str, object]:
+    async def _given_rules(self, subjects: Iterable[str]) -> dict[str, object]:
         """The limits of subjects and their kinds, for the script; empty where it reads them itself."""
         if self._rules is None:
             return {}

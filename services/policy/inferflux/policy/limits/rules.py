@@ -92,6 +92,8 @@ def parse_subject(text: str, *, field: str = "subject") -> str:
         parse_tenant(name, field=field)
     else:
         check_model_name(name, field=field)
+        if not name.isprintable():
+            raise InvalidArgument("this is no name of a model", field=field)
     return text
 
 

@@ -34,6 +34,10 @@ class RateLimitStore(Protocol):
         """
         ...
 
-    async def delete_rule(self, subject: str) -> bool:
-        """Remove the limits of a subject; False if it has none of its own."""
+    async def delete_rule(self, subject: str, *, version: int = 0) -> bool:
+        """Remove the limits of a subject; False if it has none of its own, or they are of another version.
+
+        Args:
+            version: 0: whichever they have.
+        """
         ...

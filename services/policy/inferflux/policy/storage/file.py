@@ -17,12 +17,14 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
 from inferflux.common.errors import InvalidArgument, ResourceExhausted, Unavailable
+from inferflux.common.private_files import replacing, write_all
 
 from .ini import from_ini, to_ini
 from .sealed import PASSPHRASE
@@ -91,6 +93,9 @@ class FileTable:
 
     async def write(self, edits: Edits, *, expected: int, revision: int) -> bool:
         return await self._in_time(partial(self._write, edits, expected, revision))
+
+    def turn(self) -> AbstractAsyncContextManager[None]:
+        return contextlib.nullcontext()
 
     async def aclose(self) -> None:
         pass
@@ -178,12 +183,9 @@ class FileTable:
         if len(data) > MAX_BYTES:
             message = f"the policy file would have more than {MAX_BYTES >> 20} MiB: use another storage"
             raise ResourceExhausted(message, reason="POLICY_FILE_FULL", retry_delay_s=None)
-        new = self._path.with_name(f"{self._path.name}.new")
-        with open(new, "wb", opener=_private) as file:
-            file.write(header + data)
-            file.flush()
+        with replacing(self._path, beside=self._path.with_name(f"{self._path.name}.new")) as file:
+            write_all(file.fileno(), header + data)
             os.fsync(file.fileno())
-        new.replace(self._path)
         self._content = _Content(header + data[:NONCE_BYTES], revision, rows, seal)
         folder = os.open(self._path.parent, os.O_RDONLY | os.O_DIRECTORY)
         try:
@@ -199,7 +201,8 @@ class FileTable:
             Unavailable: another one does for too long.
         """
         deadline = time.monotonic() + self._timeout_s
-        lock = os.open(self._path.with_name(f"{self._path.name}.lock"), os.O_RDWR | os.O_CREAT, 0o600)
+        path = self._path.with_name(f"{self._path.name}.lock")
+        lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         try:
             while not _try_lock(lock):
                 if time.monotonic() > deadline:
@@ -209,10 +212,6 @@ class FileTable:
             yield
         finally:
             os.close(lock)
-
-
-def _private(path: str, flags: int) -> int:
-    return os.open(path, flags | os.O_CLOEXEC, 0o600)
 
 
 def _try_lock(lock: int) -> bool:

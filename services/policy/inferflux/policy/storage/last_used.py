@@ -13,7 +13,7 @@ from inferflux.policy.guarded import StoreGuard
 if TYPE_CHECKING:
     from redis.asyncio import Redis
 
-_LAST_USED = "inferflux:{keys}:last_used"
+LAST_USED = "inferflux:{keys}:last_used"
 
 
 class RedisLastUsed:
@@ -26,14 +26,14 @@ class RedisLastUsed:
     async def note(self, used_unix_ms: Mapping[str, int]) -> None:
         flat = [item for pair in used_unix_ms.items() for item in pair]
         async with self._guard.limit():
-            await self._redis.hset(_LAST_USED, items=flat)
+            await self._redis.hset(LAST_USED, items=flat)
 
     async def all(self) -> dict[str, int]:
         """In ms since 1970, by key id."""
         async with self._guard.limit():
-            fields = cast("dict[bytes, bytes]", await self._redis.hgetall(_LAST_USED))
+            fields = cast("dict[bytes, bytes]", await self._redis.hgetall(LAST_USED))
         return {key_id.decode(): int(ms) for key_id, ms in fields.items()}
 
     async def forget(self, key_id: str) -> None:
         async with self._guard.limit():
-            await self._redis.hdel(_LAST_USED, key_id)
+            await self._redis.hdel(LAST_USED, key_id)

@@ -57,9 +57,12 @@ def _table(
         if settings.storage_path is None or keyring is None:
             raise InvalidArgument(f"{STORAGE}=file needs {PATH} and {PASSPHRASE}", field=STORAGE)
         return FileTable(settings.storage_path, keyring, timeout_s=timeout_s)
+    table: Table
     if settings.storage == "sql":
-        return SealedTable(_sql(settings, timeout_s), keyring, name="the policy database")
-    return SealedTable(RedisTableOverClear(redis, guard), keyring, name="what policy keeps in Redis")
+        table, name = _sql(settings, timeout_s), "the policy database"
+    else:
+        table, name = RedisTableOverClear(redis, guard), "what policy keeps in Redis"
+    return SealedTable(table, keyring, name=name, takes_clear=settings.storage_takes_clear)
 
 
 def _sql(settings: StorageSettings, timeout_s: float) -> Table:

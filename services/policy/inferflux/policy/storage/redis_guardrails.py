@@ -19,6 +19,7 @@ from inferflux.policy.guardrails.store import (
     Name,
     Rules,
     Summary,
+    Versions,
     changed,
     too_many,
     unknown,
@@ -52,7 +53,7 @@ local was = redis.call('HGET', KEYS[2], ARGV[1])
 """
 
 # KEYS: revision, versions, summaries, rules. ARGV: name, version before (0: any), most sets, summary, rules.
-# Returns the new version, `changed` or `full`.
+# Returns the versions before (0: none) and now, or `changed` or `full`.
 _PUT = (
     _NEXT
     + """
@@ -62,18 +63,19 @@ local version = next_version()
 redis.call('HSET', KEYS[2], ARGV[1], version)
 redis.call('HSET', KEYS[3], ARGV[1], ARGV[4])
 redis.call('HSET', KEYS[4], ARGV[1], ARGV[5])
-return version
+return {was or '0', version}
 """
 )
 
-# KEYS: as above. ARGV: name, version before (0: any). Returns the new revision, `changed` or `unknown`.
+# KEYS: as above. ARGV: name, version before (0: any). Returns the versions before and now, or
+# `changed` or `unknown`.
 _DELETE = (
     _NEXT
     + """
 if not was then return 'unknown' end
 if ARGV[2] ~= '0' and ARGV[2] ~= was then return 'changed' end
 for i = 2, 4 do redis.call('HDEL', KEYS[i], ARGV[1]) end
-return next_version()
+return {was, next_version()}
 """
 )
 
@@ -114,17 +116,17 @@ class RedisGuardrails:
         rows = cast("list[bytes | None]", found)
         return [Rules.FromString(row) if row is not None else None for row in rows]
 
-    async def put(self, name: Name, summary: Summary, rules: Rules) -> int:
+    async def put(self, name: Name, summary: Summary, rules: Rules) -> Versions:
         texts: list[str | int | bytes] = [name.text, summary.version, MAX_SETS]
         texts += [summary.SerializeToString(), rules.SerializeToString()]
         async with self._guard.limit():
             answer = await self._put([_REVISION, _VERSIONS, _SUMMARIES, _RULES], texts)
-        return _version(cast("bytes", answer), name)
+        return _versions(cast("bytes | list[bytes]", answer), name)
 
-    async def delete(self, name: Name, *, version: int) -> None:
+    async def delete(self, name: Name, *, version: int) -> int:
         async with self._guard.limit():
             answer = await self._delete([_REVISION, _VERSIONS, _SUMMARIES, _RULES], [name.text, version])
-        _version(cast("bytes", answer), name)
+        return _versions(cast("bytes | list[bytes]", answer), name).before
 
 
 def _pairs(row: list[bytes]) -> dict[bytes, bytes]:
@@ -137,11 +139,12 @@ def _summary(data: bytes, version: bytes) -> Summary:
     return summary
 
 
-def _version(answer: bytes, name: Name) -> int:
+def _versions(answer: bytes | list[bytes], name: Name) -> Versions:
+    if isinstance(answer, list):
+        before, now = map(int, answer)
+        return Versions(before, now)
     if answer == _Told.CHANGED.value:
         raise changed(name)
     if answer == _Told.FULL.value:
         raise too_many()
-    if answer == _Told.UNKNOWN.value:
-        raise unknown(name)
-    return int(answer)
+    raise unknown(name)

@@ -9,6 +9,7 @@
 
 The braces keep together, in a Redis cluster, what one script touches. Calls are one round trip, but for
 `all_keys`, `find_by_id`, `find` of a secret before a rotation, and a script's first use after a server start.
+Keys that are looked up at the same time share one, and so do roles.
 Each round trip ends within `timeout_s`: what cannot be read is refused, never assumed.
 """
 
@@ -20,6 +21,9 @@ from typing import TYPE_CHECKING, TypeVar, cast
 from inferflux.policy.guarded import StoreGuard
 from inferflux.policy.keys import ApiKeyRecord
 from inferflux.policy.roles import BUILTIN, Role
+from inferflux.policy.together import Together
+
+from .last_used import LAST_USED, RedisLastUsed
 
 if TYPE_CHECKING:
     from redis.asyncio import Redis
@@ -29,9 +33,10 @@ _Item = TypeVar("_Item")
 KEY = "inferflux:{keys}:key:"
 INDEX = "inferflux:{keys}:index"
 BOOTSTRAPPED = "inferflux:{keys}:bootstrapped"
-_LAST_USED = "inferflux:{keys}:last_used"
 ROLES = "inferflux:{keys}:roles"
 _LIST_BATCH = 256
+# Keys that one round trip looks up.
+_LOOKUPS = 64
 
 # KEYS: index, record. ARGV: key id, digest, field, value, ...
 _ADD = """
@@ -39,12 +44,13 @@ redis.call('HSET', KEYS[1], ARGV[1], ARGV[2])
 redis.call('HSET', KEYS[2], unpack(ARGV, 3))
 """
 
-# KEYS: index, last used. ARGV: record prefix, key id. Returns 1 when there was such a key.
+# KEYS: index, last used. ARGV: record prefix, key id, version. Returns 1 when there was such a key.
 _REVOKE = """
 local digest = redis.call('HGET', KEYS[1], ARGV[2])
 if not digest then return 0 end
-local previous = redis.call('HGET', ARGV[1] .. digest, 'previous_digest')
-if previous then redis.call('DEL', ARGV[1] .. previous) end
+local was = redis.call('HMGET', ARGV[1] .. digest, 'version', 'previous_digest')
+if (was[1] or '1') ~= ARGV[3] then return 0 end
+if was[2] then redis.call('DEL', ARGV[1] .. was[2]) end
 redis.call('DEL', ARGV[1] .. digest)
 redis.call('HDEL', KEYS[1], ARGV[2])
 redis.call('HDEL', KEYS[2], ARGV[2])
@@ -87,6 +93,13 @@ redis.call('HSET', KEYS[1], ARGV[1], ARGV[3])
 return 1
 """
 
+# KEYS: roles. ARGV: name, version. Returns 1 when there was a role of that version.
+_DELETE_ROLE = """
+local was = redis.call('HGET', KEYS[1], ARGV[1])
+if not was or cjson.decode(was)['version'] ~= tonumber(ARGV[2]) then return 0 end
+return redis.call('HDEL', KEYS[1], ARGV[1])
+"""
+
 # KEYS: index, record, bootstrapped. ARGV: mark, only if empty (1|0), key id, digest, field, value, ...
 # Returns 1 when the key was written: only at the first time of its mark, so a revoked key stays revoked.
 _BOOTSTRAP = """
@@ -104,12 +117,16 @@ class RedisKeys:
     def __init__(self, redis: Redis, guard: StoreGuard) -> None:
         self._redis = redis
         self._guard = guard
+        self._last_used = RedisLastUsed(redis, guard)
         self._add = redis.register_script(_ADD)
         self._revoke = redis.register_script(_REVOKE)
         self._bootstrap = redis.register_script(_BOOTSTRAP)
         self._replace = redis.register_script(_REPLACE)
         self._note_used = redis.register_script(_NOTE_USED)
         self._put_role = redis.register_script(_PUT_ROLE)
+        self._delete_role = redis.register_script(_DELETE_ROLE)
+        self._lookups = Together(self._all_fields, most=_LOOKUPS)
+        self._roles = Together(self._find_own_roles, most=_LOOKUPS)
 
     async def find(self, digest: str) -> ApiKeyRecord | None:
         """The key that has a secret of this digest: the gateway's hot path."""
@@ -125,8 +142,23 @@ class RedisKeys:
         return None if digest is None else await self.find(digest.decode())
 
     async def _fields(self, digest: str) -> dict[bytes, bytes]:
+        """Of a record: it is not to be changed, as others may get the same."""
+        return await self._lookups.answer(digest)
+
+    async def _all_fields(self, digests: Sequence[str]) -> list[dict[bytes, bytes]]:
+        """Of each of these records; a burst often asks for the same one."""
+        distinct = list(dict.fromkeys(digests))
+        rows = dict(zip(distinct, await self._rows(distinct), strict=True))
+        return [rows[digest] for digest in digests]
+
+    async def _rows(self, digests: Sequence[str]) -> list[dict[bytes, bytes]]:
         async with self._guard.limit():
-            return cast("dict[bytes, bytes]", await self._redis.hgetall(KEY + digest))
+            if len(digests) == 1:
+                return [cast("dict[bytes, bytes]", await self._redis.hgetall(KEY + digests[0]))]
+            pipeline = self._redis.pipeline(transaction=False)
+            for digest in digests:
+                pipeline.hgetall(KEY + digest)
+            return cast("list[dict[bytes, bytes]]", await pipeline.execute())
 
     async def add(self, record: ApiKeyRecord) -> None:
         async with self._guard.limit():
@@ -144,17 +176,13 @@ class RedisKeys:
 
     async def _find_all(self, digests: Sequence[str]) -> list[ApiKeyRecord]:
         """The records of those keys that are still there."""
-        pipeline = self._redis.pipeline(transaction=False)
-        for digest in digests:
-            pipeline.hgetall(KEY + digest)
-        async with self._guard.limit():
-            rows = await pipeline.execute()
+        rows = await self._rows(digests)
         return [ApiKeyRecord.from_fields(d, row) for d, row in zip(digests, rows, strict=True) if row]
 
-    async def revoke(self, key_id: str) -> bool:
-        """Remove a key; False if there is none of that id."""
+    async def revoke(self, key_id: str, *, version: int) -> bool:
+        """Remove a key; False unless there is one of that id and version."""
         async with self._guard.limit():
-            return bool(await self._revoke([INDEX, _LAST_USED], [KEY, key_id]))
+            return bool(await self._revoke([INDEX, LAST_USED], [KEY, key_id, version]))
 
     async def replace(self, record: ApiKeyRecord) -> bool:
         """Write a changed key; False unless the stored one is of the version before."""
@@ -175,22 +203,26 @@ class RedisKeys:
             for key_id, unix_ms in pairs:
                 flat += [key_id, unix_ms]
             async with self._guard.limit():
-                await self._note_used([INDEX, _LAST_USED], flat)
+                await self._note_used([INDEX, LAST_USED], flat)
 
     async def last_used(self) -> dict[str, int]:
         """When keys were last used, by key id, in ms since 1970."""
-        async with self._guard.limit():
-            fields = cast("dict[bytes, bytes]", await self._redis.hgetall(_LAST_USED))
-        return {key_id.decode(): int(ms) for key_id, ms in fields.items()}
+        return await self._last_used.all()
 
     async def find_roles(self, names: Collection[str]) -> list[Role]:
         """Those of the roles that there are."""
         found = {name: BUILTIN[name] for name in names if name in BUILTIN}
         if own := [name for name in names if name not in BUILTIN]:
-            async with self._guard.limit():
-                rows = cast("list[bytes | None]", await self._redis.hmget(ROLES, own))
-            found |= {n: Role.from_json(n, row) for n, row in zip(own, rows, strict=True) if row}
+            found |= await self._roles.answer(own)
         return [found[name] for name in names if name in found]
+
+    async def _find_own_roles(self, asked: Sequence[Sequence[str]]) -> list[dict[str, Role]]:
+        """Of each of these lists of names, the roles that there are."""
+        names = list(dict.fromkeys(name for each in asked for name in each))
+        async with self._guard.limit():
+            rows = cast("list[bytes | None]", await self._redis.hmget(ROLES, names))
+        found = {n: Role.from_json(n, row) for n, row in zip(names, rows, strict=True) if row}
+        return [{name: found[name] for name in each if name in found} for each in asked]
 
     async def all_roles(self) -> list[Role]:
         """Those that every InferFlux has, then the others by name."""
@@ -204,10 +236,10 @@ class RedisKeys:
         async with self._guard.limit():
             return bool(await self._put_role([ROLES], [role.name, role.version - 1, role.to_json()]))
 
-    async def delete_role(self, name: str) -> bool:
-        """Remove a role; False if there is none of that name."""
+    async def delete_role(self, name: str, *, version: int) -> bool:
+        """Remove a role; False unless there is one of that name and version."""
         async with self._guard.limit():
-            return bool(await self._redis.hdel(ROLES, name))
+            return bool(await self._delete_role([ROLES], [name, version]))
 
     async def is_bootstrapped(self, mark: str) -> bool:
         """Whether `bootstrap` was ever called with this mark on the store as it is now."""

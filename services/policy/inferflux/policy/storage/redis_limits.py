@@ -28,6 +28,14 @@ redis.call('HSET', KEYS[1], ARGV[1], cjson.encode(rule))
 return version + 1
 """
 
+# KEYS: rules. ARGV: subject, version (0: any). Returns 1 when there were limits of that version.
+_DELETE = """
+local was = redis.call('HGET', KEYS[1], ARGV[1])
+if not was then return 0 end
+if ARGV[2] ~= '0' and cjson.decode(was).version ~= tonumber(ARGV[2]) then return 0 end
+return redis.call('HDEL', KEYS[1], ARGV[1])
+"""
+
 
 class RedisRateLimits:
     """A `RateLimitStore`."""
@@ -36,6 +44,7 @@ class RedisRateLimits:
         self._redis = redis
         self._guard = guard
         self._set = redis.register_script(_SET)
+        self._delete = redis.register_script(_DELETE)
 
     async def rules(self) -> list[RateLimit]:
         async with self._guard.limit():
@@ -56,9 +65,9 @@ class RedisRateLimits:
             version = await self._set([RULES], [rule.subject, json.dumps(dict(rule.limits)), rule.version])
         return RateLimit(rule.subject, rule.limits, int(version)) if version else None
 
-    async def delete_rule(self, subject: str) -> bool:
+    async def delete_rule(self, subject: str, *, version: int = 0) -> bool:
         async with self._guard.limit():
-            return bool(await self._redis.hdel(RULES, subject))
+            return bool(await self._delete([RULES], [subject, version]))
 
 
 def _rule(subject: str, row: bytes) -> RateLimit:

@@ -8,7 +8,9 @@ inferflux:{policy}:changed     zset    <kind> <name> of what was changed or remo
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
+from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING, cast
 
 from inferflux.policy.guarded import StoreGuard
@@ -95,6 +97,9 @@ class RedisTable:
             flat += [4 if row.kind in LARGE else 2, row.text, "del" if value is None else "set", value or ""]
         async with self._guard.limit():
             return bool(await self._write([REVISION, _ROWS, _CHANGED, _LARGE], flat))
+
+    def turn(self) -> AbstractAsyncContextManager[None]:
+        return contextlib.nullcontext()
 
     async def aclose(self) -> None:
         pass

@@ -7,6 +7,7 @@ import base64
 import binascii
 import json
 from collections.abc import Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 
 from inferflux.common import logs
@@ -16,6 +17,7 @@ from .sealing import Damaged, Keyring, Seal, WrongPassphrase
 from .table import RULES, SEAL, Changes, Edits, Row, Table
 
 PASSPHRASE = "INFERFLUX_POLICY_STORAGE_PASSPHRASE"  # noqa: S105
+TAKES_CLEAR = "INFERFLUX_POLICY_STORAGE_TAKES_CLEAR"
 
 _SEAL_ROW = Row(SEAL, SEAL)
 # Others may come first with a change at most so often.
@@ -26,17 +28,20 @@ log = logs.get()
 
 class SealedTable:
     """A `Table` over another one. Without a keyring it refuses values that are encrypted, with one those that
-    are not. Values that are in clear when it is used first are encrypted then. A new passphrase encrypts all
-    values again.
+    are not. A new passphrase encrypts all values again.
 
     Args:
         name: of the table, as errors have it.
+        takes_clear: values that are in clear when it is used first are encrypted then.
     """
 
-    def __init__(self, table: Table, keyring: Keyring | None, *, name: str) -> None:
+    def __init__(
+        self, table: Table, keyring: Keyring | None, *, name: str, takes_clear: bool = False
+    ) -> None:
         self._table = table
         self._keyring = keyring
         self._name = name
+        self._takes_clear = takes_clear
         self._seal: Seal | None = None
         self._is_prepared = False
         self._was_sealed = False
@@ -79,6 +84,9 @@ class SealedTable:
             raise self._unusable(error) from None
         return await self._table.write(_encrypted(edits, self._seal), expected=expected, revision=revision)
 
+    def turn(self) -> AbstractAsyncContextManager[None]:
+        return self._table.turn()
+
     async def aclose(self) -> None:
         await self._table.aclose()
 
@@ -87,7 +95,8 @@ class SealedTable:
 
         Raises:
             WrongPassphrase: the values are encrypted with another one.
-            Damaged: they are encrypted, and there is no passphrase; or one of them is not as it was written.
+            Damaged: they are encrypted, and there is no passphrase, or the other way round; or one of them is
+                not as it was written.
             Unavailable: the table cannot be used now.
         """
         if self._is_prepared:
@@ -111,6 +120,8 @@ class SealedTable:
         if value is None:
             if self._was_sealed and changes.rows:
                 raise Damaged("its values are not encrypted any more")
+            if self._keyring is not None and changes.rows and not self._takes_clear:
+                raise Damaged(f"its values are not encrypted: {TAKES_CLEAR} says what to do")
             return None
         if self._keyring is None:
             raise Damaged("its values are encrypted: set the passphrase")

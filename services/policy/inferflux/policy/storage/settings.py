@@ -9,7 +9,7 @@ from pydantic import AfterValidator, SecretStr, model_validator
 from inferflux.common.settings import OptionalPath, ServiceSettings, setting
 
 from .file import PATH
-from .sealed import PASSPHRASE
+from .sealed import PASSPHRASE, TAKES_CLEAR
 from .sealing import PASSPHRASE_RULE, parse_passphrases
 
 STORAGE = "INFERFLUX_POLICY_STORAGE"
@@ -38,6 +38,14 @@ class StorageSettings(ServiceSettings):
         f"{PASSPHRASE_RULE}. Several, comma-separated: the first encrypts, each decrypts, so that "
         "it [can be changed](policy.md#storage)",
         variable=PASSPHRASE,
+    )
+    storage_takes_clear: bool = setting(
+        False,
+        "with `redis` or `sql` and a passphrase: take values that are in clear, and encrypt them, for the "
+        "[first start with a passphrase](policy.md#storage) alone. Else a start ends there: someone who may "
+        "write to the storage could have put them in place of the encrypted ones",
+        variable=TAKES_CLEAR,
+        expert=True,
     )
     storage_sql_url: SecretStr = setting(
         SecretStr(""),

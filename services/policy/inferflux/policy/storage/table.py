@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
@@ -90,6 +91,12 @@ class Table(Protocol):
 
         Raises:
             ResourceExhausted: the table would be larger than it may be.
+        """
+        ...
+
+    def turn(self) -> AbstractAsyncContextManager[None]:
+        """While it lasts, no other process writes, where the table can see to that. What this task reads and
+        writes meanwhile is decided on what is there. One write ends it.
         """
         ...
 

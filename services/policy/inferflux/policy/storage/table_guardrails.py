@@ -13,6 +13,7 @@ from inferflux.policy.guardrails.store import (
     Name,
     Rules,
     Summary,
+    Versions,
     changed,
     too_many,
     unknown,
@@ -46,33 +47,37 @@ class TableGuardrails:
             message = f"guardrails cannot be used here: {error}"
             raise Unavailable(message, reason="GUARDRAILS_UNUSABLE") from None
 
-    async def put(self, name: Name, summary: Summary, rules: Rules) -> int:
-        def decide(rows: Rows, revision: int) -> tuple[Edits, int]:
+    async def put(self, name: Name, summary: Summary, rules: Rules) -> Versions:
+        def decide(rows: Rows, revision: int) -> tuple[Edits, Versions]:
             sets = rows.get(GUARDRAILS, {})
-            _check_version(name, sets.get(name.text), summary.version)
+            before = _checked_version(name, sets.get(name.text), summary.version)
             if name.text not in sets and len(sets) >= MAX_SETS:
                 raise too_many()
             written = Summary()
             written.CopyFrom(summary)
             written.version = revision
-            return dict([summary_row(name, written), rules_row(name, rules)]), revision
+            return dict([summary_row(name, written), rules_row(name, rules)]), Versions(before, revision)
 
         return await self._view.change(decide)
 
-    async def delete(self, name: Name, *, version: int) -> None:
-        def decide(rows: Rows, _revision: int) -> tuple[Edits, None]:
+    async def delete(self, name: Name, *, version: int) -> int:
+        def decide(rows: Rows, _revision: int) -> tuple[Edits, int]:
             was = rows.get(GUARDRAILS, {}).get(name.text)
             if was is None:
                 raise unknown(name)
-            _check_version(name, was, version)
-            return {Row(GUARDRAILS, name.text): None, Row(RULES, name.text): None}, None
+            before = _checked_version(name, was, version)
+            return {Row(GUARDRAILS, name.text): None, Row(RULES, name.text): None}, before
 
-        await self._view.change(decide)
+        return await self._view.change(decide)
 
 
-def _check_version(name: Name, was: str | None, version: int) -> None:
-    """Raises:
-    Aborted: a version is named, and it is not that of the set that is there.
+def _checked_version(name: Name, was: str | None, version: int) -> int:
+    """The version of the set that is there; 0: there is none.
+
+    Raises:
+        Aborted: another version is named.
     """
-    if version and (was is None or summary_of(was).version != version):
+    before = 0 if was is None else summary_of(was).version
+    if version not in (0, before):
         raise changed(name)
+    return before

@@ -58,13 +58,15 @@ class TableKeys:
     async def rotate(self, record: ApiKeyRecord, *, old: ApiKeyRecord) -> bool:
         return await self._view.change(lambda rows, _revision: _replaced(rows, record, old))
 
-    async def revoke(self, key_id: str) -> bool:
-        is_there = await self._view.change(lambda rows, _revision: _without(rows, key_id))
+    async def revoke(self, key_id: str, *, version: int) -> bool:
+        is_gone = await self._view.change(lambda rows, _revision: _without(rows, key_id, version))
+        if not is_gone:
+            return False
         try:
             await self._last_used.forget(key_id)
         except Unavailable as error:  # the key is gone, which is what was asked for
             log.warning("when a revoked key was last used stays", key_id=key_id, why=error.message)
-        return is_there
+        return True
 
     async def note_used(self, used_unix_ms: Mapping[str, int]) -> None:
         await self._last_used.note(used_unix_ms)
@@ -89,9 +91,11 @@ class TableKeys:
 
         return await self._view.change(decide)
 
-    async def delete_role(self, name: str) -> bool:
+    async def delete_role(self, name: str, *, version: int) -> bool:
         def decide(rows: Rows, _revision: int) -> tuple[Edits, bool]:
-            return ({Row(ROLE, name): None}, True) if name in rows.get(ROLE, {}) else ({}, False)
+            was = rows.get(ROLE, {}).get(name)
+            is_it = was is not None and Role.from_json(name, was).version == version
+            return ({Row(ROLE, name): None}, True) if is_it else ({}, False)
 
         return await self._view.change(decide)
 
@@ -132,9 +136,9 @@ def _replaced(rows: Rows, record: ApiKeyRecord, old: ApiKeyRecord) -> tuple[Edit
     return edits | dict([key_row(record)]), True
 
 
-def _without(rows: Rows, key_id: str) -> tuple[Edits, bool]:
+def _without(rows: Rows, key_id: str, version: int) -> tuple[Edits, bool]:
     record = _by_id(rows, key_id)
-    if record is None:
+    if record is None or record.version != version:
         return {}, False
     secrets = [record.digest, record.previous_digest]
     return {Row(KEY, digest): None for digest in secrets if digest}, True

@@ -45,8 +45,11 @@ class TableRateLimits:
 
         return await self._view.change(decide)
 
-    async def delete_rule(self, subject: str) -> bool:
+    async def delete_rule(self, subject: str, *, version: int = 0) -> bool:
         def decide(rows: Rows, _revision: int) -> tuple[Edits, bool]:
-            return ({Row(LIMIT, subject): None}, True) if subject in rows.get(LIMIT, {}) else ({}, False)
+            was = rows.get(LIMIT, {}).get(subject)
+            if was is None or version not in (0, limit_of(subject, was).version):
+                return {}, False
+            return {Row(LIMIT, subject): None}, True
 
         return await self._view.change(decide)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -14,7 +15,8 @@ from .table import LARGE, Changes, Edits, Row, Table
 
 # What other processes have changed is seen after this time, and the time of one read.
 MAX_AGE_S = 0.25
-# A change that others came before with is decided anew, at most so often.
+# A change that others came before with is decided anew, at most so often. From the second time on it has a
+# turn of its own: those who never pause would come first each time.
 _ATTEMPTS = 100
 _MOST_PAUSE_S = 0.02
 
@@ -76,16 +78,17 @@ class View:
             for attempt in range(_ATTEMPTS):
                 if attempt:  # two that try in step would lose in turn
                     await asyncio.sleep(random.uniform(0, _MOST_PAUSE_S))  # noqa: S311
-                await self.read()
-                expected = self._revision
-                revision = max(self._now_ms(), expected + 1)
-                edits, result = decide(self._rows, revision)
-                if not edits:
-                    return result
-                if await self._table.write(edits, expected=expected, revision=revision):
-                    if self._revision == expected:
-                        self._apply(Changes(revision, edits))
-                    return result
+                async with self._table.turn() if attempt else contextlib.nullcontext():
+                    await self.read()
+                    expected = self._revision
+                    revision = max(self._now_ms(), expected + 1)
+                    edits, result = decide(self._rows, revision)
+                    if not edits:
+                        return result
+                    if await self._table.write(edits, expected=expected, revision=revision):
+                        if self._revision == expected:
+                            self._apply(Changes(revision, edits))
+                        return result
         raise Unavailable("others change the policy store all the time: try again", reason="STORE_BUSY")
 
     async def _read(self) -> None:

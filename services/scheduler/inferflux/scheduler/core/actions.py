@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
-from inferflux.v1 import scheduler_pb2, tokens_pb2, worker_pb2
+from inferflux.v1 import host_pb2, scheduler_pb2, tokens_pb2, worker_pb2
 
 from .jobs import RequestKey
 
@@ -188,8 +188,25 @@ class CountFirstToken:
     seconds: float
 
 
+@dataclass(frozen=True, slots=True)
+class CommandHost:
+    """A host is to load a model, or to unload it. `on_host_answer` is told what it answers.
+
+    Attributes:
+        kind: load or unload.
+        why: wanted; room or idle.
+    """
+
+    host_id: str
+    model: str
+    command: host_pb2.HostCommand
+    kind: str
+    why: str
+
+
 Action = (
     Dispatch
+    | CommandHost
     | Probe
     | ReadReplay
     | PublishChunk

@@ -134,5 +134,9 @@ def check_admin(request: scheduler_pb2.SchedulerAdminRequest) -> None:
             admin_limits.check_worker_id(request.get_drain.worker_id)
         case "clear_cache":
             admin_limits.check_clear_worker(request.clear_cache)
+        case "load_model":
+            admin_limits.check_load(request.load_model)
+        case "unload_model":
+            admin_limits.check_unload(request.unload_model)
         case _:
             raise InvalidArgument("nothing is asked for that is known here", field="request")

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import islice
 
 from inferflux.v1 import scheduler_pb2
@@ -35,16 +35,24 @@ class FairnessSettings:
     high_priority_threshold: int = 5
     # Others yield after this many tokens; 0 lets them run to the end.
     max_timeslice_tokens: int = 0
+    # Rises with each change. It is no setting: nothing goes by it here.
+    version: int = field(default=1, compare=False)
 
     @classmethod
     def of(cls, message: scheduler_pb2.Fairness) -> FairnessSettings:
-        return cls(message.enable_preemption, message.high_priority_threshold, message.max_timeslice_tokens)
+        return cls(
+            message.enable_preemption,
+            message.high_priority_threshold,
+            message.max_timeslice_tokens,
+            message.version,
+        )
 
     def to_message(self) -> scheduler_pb2.Fairness:
         return scheduler_pb2.Fairness(
             enable_preemption=self.enable_preemption,
             high_priority_threshold=self.high_priority_threshold,
             max_timeslice_tokens=self.max_timeslice_tokens,
+            version=self.version,
         )
 
 

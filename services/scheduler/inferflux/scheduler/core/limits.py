@@ -20,6 +20,8 @@ class Limits:
     # Suspects wait this long for an engine that starts again, before they take a worker from others.
     reserve_after_s: float = 5.0
     no_worker_timeout_s: float = 10.0
+    # Requests wait this long for a model that has no room, before one that is in use makes room for it.
+    model_wait_s: float = 5.0
     worker_dead_s: float = 3.0
     # A worker that is silent for this long is probed: NATS reports it when no process subscribes.
     probe_after_s: float = 1.3

@@ -41,6 +41,12 @@ def no_worker(job: Job, timeout_s: float) -> tokens_pb2.Failed:
     return _failed(Unavailable(message, reason="NO_WORKER", retry_delay_s=5.0))
 
 
+def not_loaded(job: Job, why: str) -> tokens_pb2.Failed:
+    """No host can load its model."""
+    message = f"the model {job.model} cannot be loaded: {why}"
+    return _failed(Unavailable(message, reason="MODEL_LOAD_FAILED", retry_delay_s=30.0))
+
+
 def retries_exhausted(job: Job, cause: str) -> tokens_pb2.Failed:
     message = f"gave up after {job.retries} lost attempts, the last: {cause.replace('_', ' ')}"
     return _failed(Unavailable(message, reason="RETRIES_EXHAUSTED", retry_delay_s=5.0))

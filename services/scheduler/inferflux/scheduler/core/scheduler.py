@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from weakref import WeakKeyDictionary
 
-from inferflux.common.errors import NotFound
-from inferflux.v1 import generation_pb2, scheduler_pb2, worker_pb2
+from inferflux.common.errors import InferFluxError, NotFound
+from inferflux.v1 import generation_pb2, host_pb2, scheduler_pb2, worker_pb2
 
 from . import actions, outcomes
 from .actions import Action
@@ -19,6 +19,7 @@ from .arrivals import Arrivals
 from .batch_answers import BatchAnswers
 from .drains import DrainProgress, progress_of
 from .fairness import FairnessController, FairnessSettings
+from .hosts import HostTable
 from .jobs import Attempt, Job, JobState, RequestKey, RequeueReason
 from .ledger import Ledger
 from .limits import Limits
@@ -29,6 +30,7 @@ from .policy import Policy
 from .queue import Queue
 from .readers import ReaderWatch
 from .replayed import ReplayedTokens
+from .residency import Residency
 from .running import Running
 from .shares import Floor, TenantShares
 from .slot_table import SlotTable
@@ -54,6 +56,7 @@ class SchedulerCore:
         aging_s: seconds of waiting that are worth one level of priority.
         tenant_weights: shares under the policy `fair`; 1 for who is not in it.
         ordinary_share: of a model's slots, guaranteed to requests that are not urgent, under `priority`.
+        models: that it schedules; empty: all. It has hosts unload no others.
     """
 
     def __init__(
@@ -68,6 +71,7 @@ class SchedulerCore:
         fairness: FairnessSettings | None = None,
         term: int = 0,
         ordinary_share: float = 0.25,
+        models: Collection[str] = (),
     ) -> None:
         self.policy = policy
         weights = dict(tenant_weights or {})
@@ -98,7 +102,8 @@ class SchedulerCore:
         self._reports = WorkerReports(self._state)
         self._answers = BatchAnswers(self._state, self._planner, self._reports)
         self._arrivals = Arrivals(self._state, self._planner, self._reports.rates, now)
-        self._unserved = UnservedModels(self._state)
+        self._residency = Residency(self._state, wait_s=limits.model_wait_s, models=models)
+        self._unserved = UnservedModels(self._state, self._residency.is_expected)
         self._started_s = now
         self._ticked_s = now
         self._is_connected = True
@@ -364,12 +369,32 @@ class SchedulerCore:
         """
         return self._answers.on_probe_unanswered(worker_id, incarnation, is_gone=is_gone, now=now)
 
+    # What hosts of models say
+
+    @property
+    def hosts(self) -> HostTable:
+        """Hosts of models that live."""
+        return self._residency.hosts
+
+    def on_host(self, status: host_pb2.HostStatus, now: float) -> list[Action]:
+        """A host's status. What follows is decided with the next tick."""
+        self._residency.on_host(status, now)
+        return []
+
+    def on_host_answer(
+        self, host_id: str, model: str, answer: host_pb2.HostedModel | InferFluxError, now: float
+    ) -> list[Action]:
+        """The answer to CommandHost: the model as it is then, or why nothing was done."""
+        self._residency.on_answer(host_id, model, answer, now)
+        return []
+
     # What time brings
 
     def on_tick(self, now: float) -> list[Action]:
         """To be called several times a second."""
         if now - self._ticked_s > _STALL_S:  # this process stood still, and received nothing
             self.table.reset_liveness(now)
+            self.hosts.reset_liveness(now)
             self._reader_watch.reset_liveness(self.jobs.values(), now)
         self._ticked_s = now
         out = self._state.settle() if self._may_settle(now) else []
@@ -388,6 +413,8 @@ class SchedulerCore:
         if self._is_connected:
             out += self._give_up(now)
             out += self._cancel_unread(now)
+            if self.is_settled:
+                out += self._residency.decide(now)
         self._state.replan_models(self._planner.due_models(now))
         while (early := self._early_cancels.oldest()) and now - early[1] >= self.limits.early_cancel_s:
             self._early_cancels.pop(early[0])
@@ -440,6 +467,7 @@ class SchedulerCore:
         self._is_connected = is_connected
         if is_connected:
             self.table.reset_liveness(now + self.limits.reconnect_grace_s)
+            self.hosts.reset_liveness(now + self.limits.reconnect_grace_s)
             self._reader_watch.reset_liveness(self.jobs.values(), now)
             self._state.replan_all()
 
@@ -469,7 +497,10 @@ class SchedulerCore:
         return self._publish_queued(job, outlook)
 
     def _outlook(self, job: Job) -> Outlook:
-        return self.queue.models[job.model].outlook(job)
+        """Its place in the queue, and the wait from there, for its model to be loaded as well."""
+        outlook = self.queue.models[job.model].outlook(job)
+        load_s = self._residency.expected_load_s(job.model, self._ticked_s)
+        return Outlook(outlook.position, outlook.expected_wait_s + load_s) if load_s else outlook
 
     def _publish_queued(self, job: Job, outlook: Outlook) -> Action:
         chunk = outcomes.queued_chunk(job, outlook.position, outlook.expected_wait_s)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from .jobs import Job
 from .queue import ModelQueue, Pools
@@ -15,10 +15,15 @@ _Wanted = tuple[str, Pools]
 
 
 class UnservedModels:
-    """Knows since when each model is unserved, in the pools that requests for it may run in."""
+    """Knows since when each model is unserved, in the pools that requests for it may run in.
 
-    def __init__(self, state: SchedulerState) -> None:
+    Args:
+        is_expected: whether a model that no worker serves can be loaded, in some pools.
+    """
+
+    def __init__(self, state: SchedulerState, is_expected: Callable[[str, Pools], bool]) -> None:
         self._state = state
+        self._is_expected = is_expected
         self._since_s: dict[_Wanted, float] = {}
         self._look_again_s: dict[_Wanted, float] = {}
 
@@ -28,7 +33,7 @@ class UnservedModels:
         wanted: set[_Wanted] = set()
         for model, queue in queues.models.items():
             for pools in queue.pools:
-                if not is_served(model, pools):
+                if not is_served(model, pools) and not self._is_expected(model, pools):
                     wanted.add((model, pools))
                     yield from self._overdue_of(queue, (model, pools), now)
         queues.forget_empty(is_served)

@@ -2,7 +2,7 @@
 
 Nothing but llama.cpp, numpy and what constraints need is imported here. One thread computes: llama.cpp's
 thread team belongs to the thread that calls it. Another waits for the lifeline's end, a third compiles
-constraints.
+constraints, a fourth waits for the process that checks answers.
 
 When the worker is gone, the engine puts what its requests have computed on disk, if there is a disk tier, and
 ends: the worker that goes on with them need not compute it again.

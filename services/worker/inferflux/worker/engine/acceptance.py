@@ -39,14 +39,15 @@ def accept(sequence: Sequence, sampled: Several[int], pieces: PieceSource) -> Ac
         sequence.append(token)
         tokens.append(token)
         text += sequence.take_text(token, pieces)
-        reason = _finish_reason(sequence, token)
+        reason = finish_reason(sequence, token)
         is_timeslice_over = reason is None and sequence.generated == sequence.yields_at
         if reason is not None or is_timeslice_over:
             return Accepted(tokens, text, reason, is_timeslice_over)
     return Accepted(tokens, text, None, is_timeslice_over=False)
 
 
-def _finish_reason(sequence: Sequence, token: int) -> generation_pb2.FinishReason.ValueType | None:
+def finish_reason(sequence: Sequence, token: int) -> generation_pb2.FinishReason.ValueType | None:
+    """What ends a generation whose last token is `token`; None if it goes on."""
     if sequence.text.is_stopped or token in sequence.end_tokens:
         return generation_pb2.FINISH_REASON_STOP
     if sequence.constraint is not None and sequence.constraint.is_over:

@@ -16,9 +16,12 @@ import numpy as np
 from llguidance import LLMatcher
 from numpy.typing import NDArray
 
-from inferflux.common.constraints.compiling import Compiled, Compiler, ConstraintError, why_failed
+from inferflux.common.constraints.checking import ConstraintError, is_checked
+from inferflux.common.constraints.compiling import Compiled, Compiler, why_failed
 from inferflux.common.llama.vocab import Vocab
 from inferflux.v1 import generation_pb2
+
+from .answer_checks import AnswerChecks
 
 # A constraint that is not compiled by then ends its request. The gateway has tried it within less.
 COMPILE_LIMIT_S = 10.0
@@ -57,8 +60,8 @@ class Constraint(Protocol):
     def look_back(self) -> None:
         """Forget the tokens that were looked beyond."""
 
-    def why_wrong(self, answer: str) -> str:
-        """Why a complete answer is not what was asked for; "" if it is."""
+    def check(self, answer: str) -> Future[str] | None:
+        """Check a complete answer: see `AnswerChecks.begin`. None: it is what was asked for."""
 
     def close(self) -> None:
         """It is not needed any more."""
@@ -69,10 +72,13 @@ class CompiledConstraint:
 
     Args:
         compiling: gives what is compiled, and a matcher that has seen what was generated before.
+        checks: of complete answers.
     """
 
-    def __init__(self, compiling: Future[tuple[Compiled, LLMatcher]]) -> None:
+    def __init__(self, compiling: Future[tuple[Compiled, LLMatcher]], checks: AnswerChecks) -> None:
         self._compiling = compiling
+        self._checks = checks
+        self._checking: Future[str] | None = None
         # When it was first seen to be compiled, by the monotonic clock: others may have been before it.
         self._since_s: float | None = None
         self._compiled: Compiled | None = None
@@ -145,16 +151,20 @@ class CompiledConstraint:
         if self._matcher is not None and not self._matcher.consume_token(token):
             self.error = why_failed(self._matcher)
 
-    def why_wrong(self, answer: str) -> str:
-        return self._compiled.why_wrong(answer) if self._compiled is not None else ""
+    def check(self, answer: str) -> Future[str] | None:
+        if self._compiled is not None and self._compiled.is_checked:
+            self._checking = self._checks.begin(self._compiled.constraint, answer)
+        return self._checking
 
     def close(self) -> None:
         self._compiling.cancel()
+        if self._checking is not None:
+            self._checking.cancel()
         self._matcher = self._compiled = None
 
 
 class Constraints:
-    """Compiles for one model, in a thread of its own, and keeps what it has compiled.
+    """Compiles for one model, in a thread of its own, keeps what it has compiled, and has answers checked.
 
     Attributes:
         why_not: why this model's answers cannot be constrained; "" if they can.
@@ -163,6 +173,7 @@ class Constraints:
     def __init__(self, vocab: Vocab) -> None:
         self._compiler = Compiler(vocab)
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="constraints")
+        self._checks = AnswerChecks()
         # By digest; used by the pool's one thread alone.
         self._cache: OrderedDict[bytes, Compiled] = OrderedDict()
         self.why_not = ""
@@ -175,10 +186,13 @@ class Constraints:
         self, constraint: generation_pb2.StructuredConstraint, generated: Sequence[int]
     ) -> CompiledConstraint:
         """Have it compiled for a sequence that has generated these tokens before, after those that wait."""
-        return CompiledConstraint(self._pool.submit(self._prepare, constraint, list(generated)))
+        if is_checked(constraint):
+            self._checks.prepare()
+        return CompiledConstraint(self._pool.submit(self._prepare, constraint, list(generated)), self._checks)
 
     def close(self) -> None:
         self._pool.shutdown(wait=False, cancel_futures=True)
+        self._checks.close()
 
     def _prepare(
         self, constraint: generation_pb2.StructuredConstraint, generated: list[int]

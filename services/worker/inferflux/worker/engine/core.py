@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from concurrent.futures import Future
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,7 +12,8 @@ from numpy.typing import NDArray
 from inferflux.v1 import engine_pb2, generation_pb2, scheduler_pb2, tokens_pb2, worker_pb2
 
 from . import chunks
-from .acceptance import Accepted, accept
+from .acceptance import Accepted, accept, finish_reason
+from .answer_checks import CheckerError, CheckError
 from .breakers import BreakerFinder
 from .budget import StepBudget
 from .clock import Clock
@@ -44,7 +46,8 @@ _INTERNAL = 13
 _LONGEST_WAIT_S = 60.0
 # While an idle engine finds the files of an earlier one, they are told of this often.
 _SCAN_POLL_S = 0.02
-# While all that runs is read from disk or waits for its constraint, commands are looked at this often.
+# While all that runs is read from disk, or waits for its constraint or its check, commands are looked at this
+# often.
 _POLL_S = 0.001
 # A running sequence that finds no KV cells for this long is descheduled: it may find some elsewhere.
 _LONGEST_WAIT_FOR_ROOM_S = 1.0
@@ -95,6 +98,8 @@ class Engine:
         self._breakers = BreakerFinder(backend.vocab)
         # Sequences whose constraints are not compiled yet.
         self._compiling: list[tuple[Sequence, CompiledConstraint]] = []
+        # Sequences whose answers are complete, each with why its answer is not what was asked for.
+        self._checking: list[tuple[Sequence, Future[str]]] = []
         self._masks = Masks()
         self._arrived = arrived
         self._budget = StepBudget(
@@ -160,6 +165,8 @@ class Engine:
             must_wait = self._memory.must_wait
             can_step = any(not must_wait(s) and not s.is_held for s in self._running.values())
             return 0.0 if can_step else _POLL_S
+        if self._checking:
+            return _POLL_S
         if self._tiers.is_scanning:
             return _SCAN_POLL_S
         if self._next_deadline_unix_s == math.inf:
@@ -281,6 +288,8 @@ class Engine:
         self._tiers.poll()
         if self._compiling:
             self._settle_constraints(began)
+        if self._checking:
+            self._settle_checks()
         if not self._running:
             return
         n_decoding = sum(not s.is_prefilling for s in self._running.values())
@@ -377,9 +386,42 @@ class Engine:
             return False
         if constraint.error:
             self._fail(sequence, _INVALID_ARGUMENT, "BAD_CONSTRAINT", f"the constraint: {constraint.error}")
-        elif constraint.is_over:  # all of it was generated elsewhere
+        elif constraint.is_over or self._is_stopped(sequence):  # all of it was generated elsewhere
             self._complete(sequence, chunks.empty(sequence), generation_pb2.FINISH_REASON_STOP)
         return True
+
+    @staticmethod
+    def _is_stopped(sequence: Sequence) -> bool:
+        """Whether the last token that was generated elsewhere has ended the answer."""
+        if not sequence.generated:
+            return False
+        last = int(sequence.tokens[sequence.n_tokens - 1])
+        return finish_reason(sequence, last) == generation_pb2.FINISH_REASON_STOP
+
+    def _settle_checks(self) -> None:
+        """End the sequences whose answers are checked by now."""
+        checking, self._checking = self._checking, []
+        for sequence, check in checking:
+            if self._sequences.get(sequence.key) is not sequence:
+                continue  # it has left meanwhile
+            if check.done():
+                self._settle_check(sequence, check)
+            else:
+                self._checking.append((sequence, check))
+
+    def _settle_check(self, sequence: Sequence, check: Future[str]) -> None:
+        try:
+            why = check.result()
+        except CheckError as error:
+            self._fail(sequence, _INVALID_ARGUMENT, "CONSTRAINT_FAILED", f"the constraint: {error}")
+        except CheckerError as error:
+            self._fail(sequence, _INTERNAL, "CONSTRAINT_UNCHECKED", str(error))
+        else:
+            if why:
+                message = f"the answer is not what the constraint asks for: {why}"
+                self._fail(sequence, _INTERNAL, "CONSTRAINT_BROKEN", message)
+            else:
+                self._finish(sequence, chunks.empty(sequence), generation_pb2.FINISH_REASON_STOP)
 
     def _observe_prefill(self, plan: StepPlan, seconds: float) -> None:
         """Learn what computing a prompt takes: of a mixed batch, its share of the tokens."""
@@ -664,14 +706,18 @@ class Engine:
         chunk: tokens_pb2.TokenChunk,
         reason: generation_pb2.FinishReason.ValueType,
     ) -> None:
-        """Finish a sequence; a constrained answer that is not what was asked for fails instead."""
+        """Finish a sequence; one whose answer is to be checked later, and its last tokens are emitted now."""
         constraint = sequence.constraint
         if constraint is not None and reason == generation_pb2.FINISH_REASON_STOP:
             answer = sequence.tokens[sequence.prompt_tokens : sequence.n_tokens].tolist()
             pieces = (sequence.piece(token, self._backend.vocab) for token in answer)
-            if why := constraint.why_wrong(b"".join(pieces).decode("utf-8", "replace")):
-                message = f"the answer is not what the constraint asks for: {why}"
-                self._fail(sequence, _INTERNAL, "CONSTRAINT_BROKEN", message, chunk)
+            check = constraint.check(b"".join(pieces).decode("utf-8", "replace"))
+            if check is not None:
+                if chunk.token_ids:
+                    chunk.held_text = sequence.text.held
+                    self._emit(sequence, chunk)
+                sequence.is_complete = True
+                self._checking.append((sequence, check))
                 return
         self._finish(sequence, chunk, reason)
 

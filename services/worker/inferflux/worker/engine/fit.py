@@ -6,6 +6,15 @@ from dataclasses import dataclass
 
 # llama.cpp makes caches of whole pieces of this many cells.
 CELL_UNIT = 256
+# Where no size is asked for: cells of each slot, and the fewest that will do.
+CELLS_PER_SLOT = 1024
+FEWEST_CELLS = 256
+# The prefill context has this part of the KV cache's cells, and at most this many, unless something else
+# is asked for: it takes memory of its own.
+PREFILL_PART = 4
+MOST_PREFILL_CELLS = 8192
+# Rows that a context computes at a time.
+PHYSICAL_BATCH = 512
 # More cells than any message can say.
 _MOST_CELLS = (2**31 - 1) // CELL_UNIT * CELL_UNIT
 # What a cell takes beside keys and values: llama.cpp's own account of it, and a number for each row of a

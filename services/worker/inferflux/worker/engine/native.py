@@ -32,7 +32,17 @@ from .compaction import MoveCost
 from .context import Context, ContextError, DecodeError, IsInterrupted
 from .draft_model import DraftModel, DraftModelError
 from .envelope import Identity
-from .fit import CellShape, DoesNotFitError, cells_in, fit_cells
+from .fit import (
+    CELLS_PER_SLOT,
+    FEWEST_CELLS,
+    MOST_PREFILL_CELLS,
+    PHYSICAL_BATCH,
+    PREFILL_PART,
+    CellShape,
+    DoesNotFitError,
+    cells_in,
+    fit_cells,
+)
 from .kv_types import NUMBER_TYPES, USUAL, KvType, KvTypes
 from .planner import StepPlan
 from .prefill_context import PrefillContext
@@ -41,8 +51,6 @@ from .sharing_trial import can_cut_states, find_sharing
 from .speculation import MOST_ROWS
 from .state import StateBytes, UnknownLayout, first_positions
 
-_AUTO_CELLS_PER_SLOT = 1024
-_PHYSICAL_BATCH = 512
 # Tokens of all parts of the vocabulary, decoded once before anything is served.
 _TRIAL_TOKENS = 64
 # Without flash attention the scores of all rows and cells are kept for a moment. Rows at a time are
@@ -51,10 +59,6 @@ _SCORES_BYTES = 128 << 20
 _SCORE_BYTES = 4
 _FEWEST_PREFILL_ROWS = 128
 _SUFFIX_PER_THREAD = 8
-# The prefill context has this part of the KV cache's cells, and at most this many, unless something else
-# is asked for: it takes memory of its own.
-_PREFILL_PART = 4
-_PREFILL_CELLS = 8192
 _CALIBRATION_PROMPTS = (16, 64, 16, 64)
 _CALIBRATION_STEPS = 3
 # What a used cell costs a decoded token is timed with this many tokens, among this many cells of others.
@@ -75,7 +79,6 @@ _SMALL_STEP_S = 0.002
 _SMALL_STEP_TRIES = 10
 # Other threads are woken for a small step if it then takes less than this part of the time of one thread.
 _WORTH_WAKING = 0.75
-_FEWEST_CELLS = 256
 # Addresses that threads and allocators reserve beyond the memory they use.
 _RESERVED_BYTES = 2 << 30
 _METADATA_BYTES = 256
@@ -164,7 +167,7 @@ class Backend:
         try:
             with contextlib.nullcontext() if has_gpu() else at_most(free + _RESERVED_BYTES):
                 wanted, least, kept_bytes = self._asked_cells(config)
-                cells = fit_cells(wanted, least, CellShape(kept_bytes, _PHYSICAL_BATCH), free)
+                cells = fit_cells(wanted, least, CellShape(kept_bytes, PHYSICAL_BATCH), free)
                 return self._new_context(
                     config,
                     cells=cells,
@@ -189,7 +192,7 @@ class Backend:
             cells=cells,
             sequences=sequences,
             batch_tokens=batch_tokens,
-            physical_batch=_PHYSICAL_BATCH,
+            physical_batch=PHYSICAL_BATCH,
             flash_attention=config.flash_attention,
             threads=self._threads,
             vocabulary=self.vocab.size,
@@ -207,15 +210,15 @@ class Backend:
         """
         if config.kv_bytes:
             kept_bytes = self._measure_cell(config)
-            cells = cells_in(config.kv_bytes, kept_bytes, config.context_length or _FEWEST_CELLS)
+            cells = cells_in(config.kv_bytes, kept_bytes, config.context_length or FEWEST_CELLS)
             return cells, cells, kept_bytes
-        wanted = config.kv_cells or max(self.context_length, config.slots * _AUTO_CELLS_PER_SLOT)
-        least = config.kv_cells or config.context_length or min(wanted, _FEWEST_CELLS)
+        wanted = config.kv_cells or max(self.context_length, config.slots * CELLS_PER_SLOT)
+        least = config.kv_cells or config.context_length or min(wanted, FEWEST_CELLS)
         return wanted, least, self._estimate_cell()
 
     def _measure_cell(self, config: engine_pb2.EngineConfig) -> int:
         """What keys and values of a cell take, by a context that is as small as one can be."""
-        trial = self._new_context(config, cells=_FEWEST_CELLS, sequences=1, batch_tokens=_FEWEST_BATCH_TOKENS)
+        trial = self._new_context(config, cells=FEWEST_CELLS, sequences=1, batch_tokens=_FEWEST_BATCH_TOKENS)
         try:
             return trial.cell_bytes() if trial.has_memory else 0
         finally:
@@ -288,7 +291,7 @@ class Backend:
 
     def _new_prefill_context(self, config: engine_pb2.EngineConfig) -> PrefillContext | None:
         """The prefill context; None where there is no need of one, or `prefill_context_error` says why."""
-        cells = min(self.context_length, self.cells // _PREFILL_PART, _PREFILL_CELLS)
+        cells = min(self.context_length, self.cells // PREFILL_PART, MOST_PREFILL_CELLS)
         if config.HasField("prefill_cells"):
             cells = config.prefill_cells
         if cells == 0 or not config.flash_attention or has_gpu():
@@ -331,7 +334,7 @@ class Backend:
         less for each other."""
         heads = max(int(llama.llama_model_n_head(self._model)), 1)
         fitting = _SCORES_BYTES // (heads * cells * _SCORE_BYTES)
-        return max(_FEWEST_PREFILL_ROWS, min(fitting, _PHYSICAL_BATCH))
+        return max(_FEWEST_PREFILL_ROWS, min(fitting, PHYSICAL_BATCH))
 
     def warm_up(self) -> list[Timing]:
         """Touch every weight, so that the first request does not pay for it, and measure the model's speed.

@@ -125,6 +125,8 @@ class Sequence:
     has_begun: bool = False
     # What its answer has to look like.
     constraint: Constraint | None = None
+    # Whether its answer is, and waits to be checked.
+    is_complete: bool = False
     # Of its next tokens; None: none are made.
     drafts: Drafts | None = None
     # Control tokens that its text shows.
@@ -176,8 +178,11 @@ class Sequence:
 
     @property
     def is_held(self) -> bool:
-        """Whether no step may hold it yet: what its sampling needs is being made in another thread."""
-        return (self.constraint is not None and not self.constraint.is_ready) or not self.sampler.is_ready
+        """Whether no step may hold it: what its sampling needs is being made in another thread, or its answer
+        is being checked."""
+        if self.constraint is not None and (self.is_complete or not self.constraint.is_ready):
+            return True
+        return not self.sampler.is_ready
 
     @property
     def is_running(self) -> bool:

@@ -120,3 +120,21 @@ def spoken_logprobs(chunk: tokens_pb2.TokenChunk) -> list[tokens_pb2.TokenLogpro
 
 def finite(logprob: float) -> float:
     return max(logprob, _LEAST_LOGPROB)
+
+
+def spoken_json(chunk: tokens_pb2.TokenChunk) -> list[Json]:
+    """A chunk's log-probabilities, each with its alternatives, as chats and responses have them."""
+    return [
+        _token_json(one.chosen) | {"top_logprobs": [_token_json(other) for other in one.top]}
+        for one in spoken_logprobs(chunk)
+    ]
+
+
+def _token_json(token: tokens_pb2.TokenLogprob) -> Json:
+    # A replacement character stands for bytes that are no whole character: which ones is not known here.
+    is_whole = "\ufffd" not in token.text
+    return {
+        "token": token.text,
+        "logprob": finite(token.logprob),
+        "bytes": list(token.text.encode()) if is_whole else None,
+    }

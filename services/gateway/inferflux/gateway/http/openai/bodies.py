@@ -31,6 +31,7 @@ class Body(BaseModel):
 
 class StreamOptions(Body):
     include_usage: bool | None = None
+    include_obfuscation: bool | None = None
 
 
 class StructuredOutputs(Body):
@@ -161,11 +162,19 @@ class ChatBody(GenerationBody):
     tools: Items[ToolBody] | None = None
     tool_choice: str | ToolChoiceBody | None = None
     parallel_tool_calls: bool | None = None
-    functions: list[Any] | None = None
+    metadata: dict[str, str] | None = None
+
+    # Served with some values only: `served.CHAT`.
+    functions: Any = None
     function_call: Any = None
     modalities: Items[str] | None = None
     audio: Any = None
     web_search_options: Any = None
+    prediction: Any = None
+    moderation: Any = None
+    reasoning_effort: str | None = None
+    verbosity: str | None = None
+    store: bool | None = None
 
 
 class CompletionBody(GenerationBody):
@@ -203,10 +212,15 @@ class GenerateBody(SamplingBody):
     max_tokens: Int32 | None = None
     logprobs: Int32 | None = None
 
-
-class InputPart(Body):
-    type: str
-    text: str | None = None
+    # Of the other bodies; served with some values only: `served.GENERATE`.
+    max_completion_tokens: Any = None
+    top_logprobs: Any = None
+    n: Any = None
+    best_of: Any = None
+    echo: Any = None
+    suffix: Any = None
+    tools: Any = None
+    tool_choice: Any = None
 
 
 class InputItem(Body):
@@ -214,11 +228,11 @@ class InputItem(Body):
 
     type: str | None = None
     role: str | None = None
-    content: str | Items[InputPart] | None = None
+    content: str | Items[Part] | None = None
     call_id: str | None = None
     name: str | None = None
     arguments: str | None = None
-    output: str | Items[InputPart] | None = None
+    output: str | Items[Part] | None = None
 
 
 class TextFormat(Body):
@@ -229,6 +243,13 @@ class TextFormat(Body):
 
 class TextOptions(Body):
     format: TextFormat | None = None
+    verbosity: str | None = None
+
+
+class ReasoningOptions(Body):
+    effort: str | None = None
+    summary: str | None = None
+    generate_summary: str | None = None
 
 
 class ResponsesBody(SamplingBody):
@@ -241,11 +262,24 @@ class ResponsesBody(SamplingBody):
     text: TextOptions | None = None
     metadata: dict[str, str] | None = None
     include: Items[str] | None = None
-    previous_response_id: str | None = None
-    conversation: Any = None
-    background: bool | None = None
-    prompt: Any = None
     tools: Items[ToolBody] | None = None
     tool_choice: str | ToolChoiceBody | None = None
     parallel_tool_calls: bool | None = None
+    max_tool_calls: Int32 | None = None
+    stream_options: StreamOptions | None = None
+
+    # Served with some values only: `served.RESPONSE`.
+    previous_response_id: str | None = None
+    conversation: Any = None
+    background: bool | None = None
+    context_management: Any = None
+    prompt: Any = None
+    reasoning: ReasoningOptions | None = None
+    store: bool | None = None
     truncation: str | None = None
+    moderation: Any = None
+    # Of chats.
+    n: Any = None
+    max_tokens: Any = None
+    max_completion_tokens: Any = None
+    messages: Any = None

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 from inferflux.common.errors import InvalidArgument
-from inferflux.gateway.http.errors import unsupported
 from inferflux.v1 import inference_pb2, tokens_pb2
 
-from . import constraints, tools
+from . import constraints, messages, served, tools
 from .answers import (
     FINISH_REASONS,
     DraftSum,
@@ -18,11 +16,9 @@ from .answers import (
     UnnamedEvents,
     UsageSum,
     drafts_of,
-    finite,
-    spoken_logprobs,
+    spoken_json,
 )
 from .bodies import ChatBody
-from .messages import to_message
 from .params import priority_of, to_params
 from .tools import call_json, to_choice, to_tools
 
@@ -33,13 +29,14 @@ def to_request(body: ChatBody) -> inference_pb2.ChatRequest:
     Raises:
         InvalidArgument: a value that is not served, or fields that contradict each other.
     """
-    _check_supported(body)
+    served.check_served(body, served.CHAT)
+    served.check_stream(body)
     if body.top_logprobs is not None and not body.logprobs:
         raise InvalidArgument("top_logprobs needs logprobs to be true", field="top_logprobs")
     most = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
     return inference_pb2.ChatRequest(
         model=body.model,
-        messages=[to_message(message, i) for i, message in enumerate(body.messages)],
+        messages=[messages.to_message(message, i) for i, message in enumerate(body.messages)],
         params=to_params(body, max_tokens=most, logprobs=(body.top_logprobs or 0) if body.logprobs else None),
         priority=priority_of(body),
         skip_answer_cache=bool(body.skip_answer_cache),
@@ -55,20 +52,13 @@ def field_names(body: ChatBody) -> Mapping[str, str]:
         "logprobs": "top_logprobs",
         **constraints.field_names(body),
         **tools.field_names(body.tools),
+        **messages.field_names(body.messages),
     }
+    if body.response_format is None and body.structured_outputs is None:
+        names["constraint"] = "tools"
     if body.max_completion_tokens is not None:
         names["max_tokens"] = "max_completion_tokens"
     return names
-
-
-def _check_supported(body: ChatBody) -> None:
-    for name in ("functions", "audio", "web_search_options"):
-        if getattr(body, name):
-            raise unsupported(name)
-    if body.function_call not in (None, "none", "auto"):
-        raise unsupported("function_call")
-    if body.modalities not in (None, [], ["text"]):
-        raise unsupported("modalities", "text is the only one")
 
 
 class ChatStream(UnnamedEvents):
@@ -209,18 +199,4 @@ class ChatAnswer:
 
 
 def logprobs_of(chunk: tokens_pb2.TokenChunk) -> Json:
-    content = [
-        token_json(one.chosen) | {"top_logprobs": [token_json(other) for other in one.top]}
-        for one in spoken_logprobs(chunk)
-    ]
-    return {"content": content, "refusal": None}
-
-
-def token_json(token: tokens_pb2.TokenLogprob) -> dict[str, Any]:
-    # A replacement character stands for bytes that are no whole character: which ones is not known here.
-    is_whole = "\ufffd" not in token.text
-    return {
-        "token": token.text,
-        "logprob": finite(token.logprob),
-        "bytes": list(token.text.encode()) if is_whole else None,
-    }
+    return {"content": spoken_json(chunk), "refusal": None}

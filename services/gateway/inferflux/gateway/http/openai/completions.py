@@ -8,7 +8,7 @@ from inferflux.common.errors import InvalidArgument
 from inferflux.gateway.http.errors import unsupported
 from inferflux.v1 import inference_pb2, tokens_pb2
 
-from . import constraints
+from . import constraints, served
 from .answers import (
     FINISH_REASONS,
     DraftSum,
@@ -65,10 +65,10 @@ def to_requests(body: CompletionBody) -> list[inference_pb2.GenerateRequest]:
 
 
 def _check_supported(body: CompletionBody) -> None:
-    if body.suffix:
-        raise unsupported("suffix")
+    served.check_served(body, served.COMPLETION)
+    served.check_stream(body)
     if body.best_of not in (None, body.n or 1):
-        raise unsupported("best_of", "only the value of n is")
+        raise unsupported("best_of", "only the value of n is supported")
     if body.echo and body.logprobs is not None:
         raise unsupported("logprobs", "not together with echo: prompts have no log-probabilities")
 

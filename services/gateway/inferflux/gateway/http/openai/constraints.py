@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from inferflux.common.errors import InvalidArgument
-from inferflux.gateway.http.errors import unsupported
+from inferflux.gateway.http.errors import missing, unsupported
 from inferflux.v1 import generation_pb2
 
 from .bodies import ResponseFormat, SamplingBody, StructuredOutputs
@@ -58,7 +58,7 @@ def _of_format(asked: ResponseFormat) -> Constraint | None:
         case "json_schema":
             if asked.json_schema is None or asked.json_schema.schema_ is None:
                 field = "response_format.json_schema.schema"
-                raise InvalidArgument(f"{field} is missing", field=field)
+                raise missing(field)
             field = "response_format.json_schema.schema"
             return Constraint(json_schema=json_text(asked.json_schema.schema_, field))
     raise unsupported("response_format.type", f"{asked.type[:32]!r} is not supported")

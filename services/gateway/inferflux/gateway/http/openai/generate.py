@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 from google.protobuf import json_format
 
-from inferflux.common.errors import HttpError, InvalidArgument
+from inferflux.common.errors import InvalidArgument
 from inferflux.common.prefixes.tiers import tier_name
 from inferflux.v1 import inference_pb2, tokens_pb2
 
 from . import constraints
 from .answers import FINISH_REASONS, Json, UnnamedEvents, UsageSum, finite
 from .bodies import GenerateBody
+from .messages import field_names as names_of_messages
 from .messages import to_message
 from .params import priority_of, to_params
+from .served import GENERATE, check_served
 
 
 def to_request(
@@ -29,6 +30,7 @@ def to_request(
     Raises:
         InvalidArgument: there is not one of prompt and messages.
     """
+    check_served(body, GENERATE)
     if (body.prompt is None) == (body.messages is None):
         raise InvalidArgument("one of prompt and messages is needed", field="prompt")
     model = body.model or default_model
@@ -51,7 +53,12 @@ def to_request(
 
 def field_names(body: GenerateBody) -> Mapping[str, str]:
     """What the client calls fields that have another name inside."""
-    return {"text": "prompt", "token_ids": "prompt", **constraints.field_names(body)}
+    return {
+        "text": "prompt",
+        "token_ids": "prompt",
+        **constraints.field_names(body),
+        **names_of_messages(body.messages or ()),
+    }
 
 
 class ChunkStream(UnnamedEvents):
@@ -66,9 +73,6 @@ class ChunkStream(UnnamedEvents):
 
     def last(self) -> list[Json]:
         return []
-
-    def failure(self, error: HttpError) -> list[Mapping[str, Any]]:
-        return [error.body]
 
 
 def chunk_json(chunk: tokens_pb2.TokenChunk) -> Json:

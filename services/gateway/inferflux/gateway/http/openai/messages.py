@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from inferflux.common.errors import InvalidArgument
-from inferflux.gateway.http.errors import unsupported
+from collections.abc import Mapping, Sequence
+
+from inferflux.gateway.http.errors import missing, unsupported
 from inferflux.v1 import inference_pb2
 
-from .bodies import Message
+from .bodies import Message, Part
 from .tools import to_calls
+
+_TYPES = ("text",)
 
 
 def to_message(message: Message, index: int) -> inference_pb2.ChatMessage:
@@ -17,13 +20,13 @@ def to_message(message: Message, index: int) -> inference_pb2.ChatMessage:
         InvalidArgument: it has neither content nor calls, or a part that is no text.
     """
     field = f"messages[{index}]"
-    if message.function_call:
-        raise unsupported(f"{field}.function_call")
+    if message.function_call is not None:
+        raise unsupported(f"{field}.function_call", "it is not supported: use tool_calls")
     if message.content is None and not message.tool_calls:
-        raise InvalidArgument(f"{field}.content is missing", field=f"{field}.content")
+        raise missing(f"{field}.content")
     return inference_pb2.ChatMessage(
         role=message.role,
-        content=_text(message, field),
+        content=text_of(message.content or "", f"{field}.content", types=_TYPES),
         name=message.name or "",
         tool_call_id=message.tool_call_id or "",
         tool_calls=to_calls(message.tool_calls, f"{field}.tool_calls"),
@@ -31,16 +34,34 @@ def to_message(message: Message, index: int) -> inference_pb2.ChatMessage:
     )
 
 
-def _text(message: Message, field: str) -> str:
-    """The text of a message: several parts are lines."""
-    if isinstance(message.content, str):
-        return message.content
+def field_names(messages: Sequence[Message]) -> Mapping[str, str]:
+    """What clients call the fields of calls."""
+    names: dict[str, str] = {}
+    for i, message in enumerate(messages):
+        for j in range(len(message.tool_calls or ())):
+            call = f"messages[{i}].tool_calls[{j}]"
+            names |= {f"{call}.{name}": f"{call}.function.{name}" for name in ("name", "arguments")}
+    return names
+
+
+def text_of(content: str | Sequence[Part], field: str, *, types: Sequence[str]) -> str:
+    """The text of a content: several parts are lines.
+
+    Args:
+        types: those that parts of a text may have.
+
+    Raises:
+        InvalidArgument: a part is no text.
+    """
+    if isinstance(content, str):
+        return content
     texts: list[str] = []
-    for i, part in enumerate(message.content or []):
-        where = f"{field}.content[{i}]"
-        if part.type != "text":
-            raise unsupported(f"{where}.type", f"{part.type[:32]!r} is not supported, only 'text' is")
+    for i, part in enumerate(content):
+        where = f"{field}[{i}]"
+        if part.type not in types:
+            known = ", ".join(map(repr, types))
+            raise unsupported(f"{where}.type", f"{part.type[:32]!r} is not supported, only {known}")
         if part.text is None:
-            raise InvalidArgument(f"{where}.text is missing", field=f"{where}.text")
+            raise missing(f"{where}.text")
         texts.append(part.text)
     return "\n".join(texts)

@@ -7,26 +7,25 @@ from dataclasses import dataclass
 from typing import Any
 
 from inferflux.common.errors import HttpError, InvalidArgument
-from inferflux.gateway.http.errors import unsupported
+from inferflux.gateway.http.errors import missing, unsupported
 from inferflux.v1 import generation_pb2, inference_pb2, tokens_pb2
 
-from .answers import Json, spoken_logprobs
-from .bodies import Body, InputItem, InputPart, JsonSchema, ResponseFormat, ResponsesBody, ToolBody
-from .chat import token_json
+from . import constraints, tools
+from .answers import Json, spoken_json
+from .bodies import Body, InputItem, JsonSchema, Part, ResponseFormat, ResponsesBody, ToolBody
+from .messages import text_of
 from .params import priority_of, tier_of, to_params
 from .response_items import CallItem, Event, Item, MessageItem, ReasoningItem
-from .tools import to_choice, to_tools
+from .served import INCLUDED, RESPONSE, check_served, check_stream
 
 _LOGPROBS = "message.output_text.logprobs"
 _TEXT_PARTS = ("input_text", "output_text", "text", "reasoning_text")
 _SCHEMA_FIELD = "text.format.schema"
 
-FIELD_NAMES: Mapping[str, str] = {
+_FIELD_NAMES: Mapping[str, str] = {
     "messages": "input",
     "max_tokens": "max_output_tokens",
     "logprobs": "top_logprobs",
-    "constraint.json_schema": _SCHEMA_FIELD,
-    "constraint": "text.format",
 }
 
 
@@ -36,17 +35,32 @@ def to_request(body: ResponsesBody) -> inference_pb2.ChatRequest:
     Raises:
         InvalidArgument: a value that is not served: nothing is stored between calls.
     """
-    _check_supported(body)
+    check_served(body, RESPONSE)
+    check_stream(body)
+    for i, name in enumerate(body.include or []):
+        if name not in INCLUDED:
+            raise unsupported(f"include[{i}]", f"{name[:64]!r} is none of {', '.join(INCLUDED)}")
     return inference_pb2.ChatRequest(
         model=body.model,
-        messages=_messages(body),
+        messages=_conversation(body).messages,
         params=to_params(_with_format(body), max_tokens=body.max_output_tokens, logprobs=_alternatives(body)),
         priority=priority_of(body),
         skip_answer_cache=bool(body.skip_answer_cache),
-        tools=to_tools(body.tools),
-        tool_choice=to_choice(body.tool_choice),
+        tools=tools.to_tools(body.tools, is_of_response=True),
+        tool_choice=tools.to_choice(body.tool_choice),
         parallel_tool_calls=body.parallel_tool_calls,
     )
+
+
+def field_names(body: ResponsesBody) -> Mapping[str, str]:
+    """What the client calls fields that have another name inside."""
+    conversation = _conversation(body)
+    constrained = {"constraint.json_schema": _SCHEMA_FIELD, "constraint": "text.format"}
+    if body.structured_outputs is not None:
+        constrained = dict(constraints.field_names(body))
+    elif body.text is None or body.text.format is None:
+        constrained = {"constraint": "tools"}
+    return {**tools.field_names(body.tools), **conversation.places, **constrained, **_FIELD_NAMES}
 
 
 def _alternatives(body: ResponsesBody) -> int | None:
@@ -61,90 +75,105 @@ def _with_format(body: ResponsesBody) -> ResponsesBody:
     if form is None:
         return body
     if form.type == "json_schema" and form.schema_ is None:
-        raise InvalidArgument(f"{_SCHEMA_FIELD} is missing", field=_SCHEMA_FIELD)
+        raise missing(_SCHEMA_FIELD)
     if form.type not in ("text", "json_object", "json_schema"):
         raise unsupported("text.format.type", f"{form.type[:32]!r} is not supported")
+    if body.structured_outputs is not None and form.type != "text":
+        message = "structured_outputs does not go together with text.format"
+        raise InvalidArgument(message, field="structured_outputs")
     schema = JsonSchema.model_construct(name=form.name, schema_=form.schema_)
     return body.model_copy(
         update={"response_format": ResponseFormat.model_construct(type=form.type, json_schema=schema)}
     )
 
 
-def _check_supported(body: ResponsesBody) -> None:
-    for name in ("previous_response_id", "conversation", "background", "prompt"):
-        if getattr(body, name):
-            raise unsupported(name)
-    if body.truncation not in (None, "disabled"):
-        raise unsupported("truncation", "only 'disabled' is")
-
-
 def _message(role: str, content: str) -> inference_pb2.ChatMessage:
     return inference_pb2.ChatMessage(role=role, content=content)
 
 
-def _messages(body: ResponsesBody) -> list[inference_pb2.ChatMessage]:
-    """The conversation: what the assistant said and called in a row is one message of it."""
-    messages = [] if not body.instructions else [_message("developer", body.instructions)]
+class _Conversation:
+    """Items as messages: what the assistant said and called in a row is one message."""
+
+    def __init__(self) -> None:
+        self.messages: list[inference_pb2.ChatMessage] = []
+        self._places: dict[str, str] = {}
+        self._calls: dict[str, str] = {}
+
+    @property
+    def places(self) -> dict[str, str]:
+        """Where the client has messages and calls, which stand in messages, for errors."""
+        return self._calls | self._places
+
+    def add_text(self, role: str, text: str, field: str) -> None:
+        """A message that is a field's text."""
+        self._places[f"messages[{len(self.messages)}].content"] = field
+        self.add(_message(role, text), field)
+
+    def add(self, message: inference_pb2.ChatMessage, place: str) -> None:
+        self.messages.append(message)
+        self._places[f"messages[{len(self.messages) - 1}]"] = place
+
+    def add_item(self, item: InputItem, field: str) -> None:
+        match item.type:
+            case None | "message":
+                self._add_message(item, field)
+            case "function_call":
+                calls = self._assistant(field).tool_calls
+                self._calls[f"messages[{len(self.messages) - 1}].tool_calls[{len(calls)}]"] = field
+                calls.add(
+                    id=_given(item.call_id, f"{field}.call_id"),
+                    name=_given(item.name, f"{field}.name"),
+                    arguments=item.arguments or "",
+                )
+            case "function_call_output":
+                message = _message("tool", _text(item.output, f"{field}.output"))
+                message.tool_call_id = _given(item.call_id, f"{field}.call_id")
+                self.add(message, field)
+            case "reasoning":
+                if item.content:
+                    self._assistant(field).reasoning_content += _text(item.content, f"{field}.content")
+            case _:
+                raise unsupported(f"{field}.type", f"{item.type[:32]!r} is not supported")
+
+    def _add_message(self, item: InputItem, field: str) -> None:
+        role = _given(item.role, f"{field}.role")
+        message = _message(role, _text(item.content, f"{field}.content"))
+        last = self.messages[-1] if self.messages else None
+        if role == "assistant" and last is not None and last.role == role and last.reasoning_content:
+            last.content = message.content if not last.content else f"{last.content}\n{message.content}"
+        else:
+            self.add(message, field)
+
+    def _assistant(self, field: str) -> inference_pb2.ChatMessage:
+        """The assistant's message that the conversation ends with, new if it does not."""
+        if not self.messages or self.messages[-1].role != "assistant":
+            self.add(_message("assistant", ""), field)
+        return self.messages[-1]
+
+
+def _conversation(body: ResponsesBody) -> _Conversation:
+    """Instructions and input."""
+    made = _Conversation()
+    if body.instructions:
+        made.add_text("developer", body.instructions, "instructions")
     if isinstance(body.input, str):
-        return [*messages, _message("user", body.input)]
-    for i, item in enumerate(body.input):
-        _add_item(messages, item, f"input[{i}]")
-    return messages
-
-
-def _add_item(messages: list[inference_pb2.ChatMessage], item: InputItem, field: str) -> None:
-    match item.type:
-        case None | "message":
-            role = _given(item.role, f"{field}.role")
-            message = _message(role, _text(item.content, f"{field}.content"))
-            last = messages[-1] if messages else None
-            if role == "assistant" and last is not None and last.role == role and last.reasoning_content:
-                last.content = message.content if not last.content else f"{last.content}\n{message.content}"
-            else:
-                messages.append(message)
-        case "function_call":
-            _assistant(messages).tool_calls.add(
-                id=_given(item.call_id, f"{field}.call_id"),
-                name=_given(item.name, f"{field}.name"),
-                arguments=item.arguments or "",
-            )
-        case "function_call_output":
-            message = _message("tool", _text(item.output, f"{field}.output"))
-            message.tool_call_id = _given(item.call_id, f"{field}.call_id")
-            messages.append(message)
-        case "reasoning":
-            if item.content:
-                _assistant(messages).reasoning_content += _text(item.content, f"{field}.content")
-        case _:
-            raise unsupported(f"{field}.type", f"{item.type[:32]!r} is not supported")
-
-
-def _assistant(messages: list[inference_pb2.ChatMessage]) -> inference_pb2.ChatMessage:
-    """The assistant's message that the conversation ends with, new if it does not."""
-    if not messages or messages[-1].role != "assistant":
-        messages.append(_message("assistant", ""))
-    return messages[-1]
+        made.add_text("user", body.input, "input")
+    else:
+        for i, item in enumerate(body.input):
+            made.add_item(item, f"input[{i}]")
+    return made
 
 
 def _given(value: str | None, field: str) -> str:
     if value is None:
-        raise InvalidArgument(f"{field} is missing", field=field)
+        raise missing(field)
     return value
 
 
-def _text(content: str | Sequence[InputPart] | None, field: str) -> str:
-    """The text of a content: several parts are lines."""
+def _text(content: str | Sequence[Part] | None, field: str) -> str:
     if content is None:
-        raise InvalidArgument(f"{field} is missing", field=field)
-    if isinstance(content, str):
-        return content
-    texts: list[str] = []
-    for i, part in enumerate(content):
-        where = f"{field}[{i}]"
-        if part.type not in _TEXT_PARTS or part.text is None:
-            raise unsupported(f"{where}.type", f"{part.type[:32]!r} is not supported, only texts are")
-        texts.append(part.text)
-    return "\n".join(texts)
+        raise missing(field)
+    return text_of(content, field, types=_TEXT_PARTS)
 
 
 # Why an answer is incomplete.
@@ -220,11 +249,11 @@ class Response:
         events: list[Event] = []
         if delta is None:
             if chunk.text:
-                events += self._say(chunk.text, logprobs_of(chunk))
+                events += self._say(chunk.text, spoken_json(chunk))
             elif chunk.token_ids and not self._items:
                 events += self._begin(MessageItem(self._id("msg")))
         else:
-            events += self._add_delta(delta, logprobs_of(chunk))
+            events += self._add_delta(delta, spoken_json(chunk))
         if chunk.HasField("finished"):
             self._finished.CopyFrom(chunk.finished)
             if not self._items:
@@ -360,10 +389,3 @@ def _dumped(value: Body | str | None) -> Any:
     if not isinstance(value, Body):
         return value
     return value.model_dump(exclude_none=True) | ({"strict": True} if isinstance(value, ToolBody) else {})
-
-
-def logprobs_of(chunk: tokens_pb2.TokenChunk) -> list[Json]:
-    return [
-        token_json(one.chosen) | {"top_logprobs": [token_json(other) for other in one.top]}
-        for one in spoken_logprobs(chunk)
-    ]

@@ -7,12 +7,17 @@ from collections.abc import Mapping
 from inferflux.common.errors import InvalidArgument
 from inferflux.v1 import inference_pb2
 
+from . import messages, tools
 from .answers import Json
 from .bodies import DetokenizeBody, TokenizeBody
-from .messages import to_message
-from .tools import to_tools
 
-FIELD_NAMES: Mapping[str, str] = {"text": "prompt", "token_ids": "tokens"}
+DETOKENIZE_NAMES: Mapping[str, str] = {"token_ids": "tokens"}
+
+
+def tokenize_names(body: TokenizeBody) -> Mapping[str, str]:
+    """What the client calls fields that have another name inside."""
+    names = {**tools.field_names(body.tools), **messages.field_names(body.messages or ())}
+    return {"text": "prompt", **names}
 
 
 def to_tokenize(body: TokenizeBody) -> inference_pb2.TokenizeRequest:
@@ -25,10 +30,9 @@ def to_tokenize(body: TokenizeBody) -> inference_pb2.TokenizeRequest:
     if body.prompt is not None:
         request.text = body.prompt
     else:
-        messages = [to_message(message, i) for i, message in enumerate(body.messages or [])]
-        request.conversation.CopyFrom(
-            inference_pb2.Conversation(messages=messages, tools=to_tools(body.tools))
-        )
+        given = [messages.to_message(message, i) for i, message in enumerate(body.messages or [])]
+        conversation = inference_pb2.Conversation(messages=given, tools=tools.to_tools(body.tools))
+        request.conversation.CopyFrom(conversation)
     return request
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from inferflux.common.errors import InvalidArgument
-from inferflux.gateway.http.errors import unsupported
+from inferflux.gateway.http.errors import missing, unsupported
 from inferflux.v1 import inference_pb2
 
 from .answers import Json
@@ -19,13 +19,17 @@ _MODES: Mapping[str, inference_pb2.ToolChoiceMode.ValueType] = {
 }
 
 
-def to_tools(tools: Sequence[ToolBody] | None) -> list[inference_pb2.Tool]:
-    """Tools of a chat or a response: the one has functions in them, the other are functions.
+def to_tools(tools: Sequence[ToolBody] | None, *, is_of_response: bool = False) -> list[inference_pb2.Tool]:
+    """Tools of a chat have functions in them, those of a response are functions. Either form is taken.
+
+    Args:
+        is_of_response: which form errors name.
 
     Raises:
         InvalidArgument: a tool is no function.
     """
-    return [_tool(tool, f"tools[{i}]") for i, tool in enumerate(tools or [])]
+    inner = "" if is_of_response else ".function"
+    return [_tool(tool, f"tools[{i}]", inner) for i, tool in enumerate(tools or [])]
 
 
 def to_choice(choice: str | ToolChoiceBody | None) -> inference_pb2.ToolChoice | None:
@@ -65,7 +69,7 @@ def to_calls(calls: Sequence[CalledTool] | None, field: str) -> list[inference_p
 
 def field_names(tools: Sequence[ToolBody] | None) -> Mapping[str, str]:
     """What clients of chats call the fields of their tools."""
-    names: dict[str, str] = {}
+    names = {"constraint.tool_calls.functions": "tools", "constraint.tool_calls": "tools"}
     for i, tool in enumerate(tools or []):
         if tool.function is not None:
             for name in ("name", "parameters"):
@@ -81,15 +85,18 @@ def call_json(call: inference_pb2.ToolCallDelta) -> Json:
     return {"index": call.index, "id": call.id, "type": "function", "function": function}
 
 
-def _tool(tool: ToolBody, field: str) -> inference_pb2.Tool:
+def _tool(tool: ToolBody, field: str, inner: str) -> inference_pb2.Tool:
     if tool.type != "function":
         raise unsupported(f"{field}.type", f"{tool.type[:32]!r} is not supported, only 'function' is")
     function: FunctionBody | ToolBody = tool.function or tool
     where = f"{field}.function" if tool.function else field
+    if tool.function is None and tool.name is None:
+        where = f"{field}{inner}"
     if function.name is None:
-        raise InvalidArgument(f"{where}.name is missing", field=f"{where}.name")
+        raise missing(f"{where}.name")
     return inference_pb2.Tool(
         name=function.name,
         description=function.description or "",
+        # Without any, and with {}, the function takes no arguments.
         parameters=json_text(function.parameters, f"{where}.parameters") if function.parameters else "",
     )

@@ -19,6 +19,7 @@ from typing import BinaryIO
 
 import numpy as np
 
+from inferflux.common.private_files import replacing, write_all
 from inferflux.worker.engine.envelope import (
     PRELUDE_BYTES,
     Envelope,
@@ -35,7 +36,6 @@ from inferflux.worker.engine.envelope import (
 _SUFFIX = ".kv"
 _UNFINISHED = ".tmp"
 _LOCK = "lock"
-_WRITING = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
 # Workers that share a folder have a numbered one in it each.
 _MOST_WORKERS = 64
 
@@ -147,19 +147,12 @@ class Folder:
         """
         envelope.seal()
         name = name_of(envelope.header)
-        unfinished = self.path / (name + _UNFINISHED)
-        try:
-            with os.fdopen(os.open(unfinished, _WRITING, 0o600), "wb", buffering=0) as file:
-                _write_all(file.fileno(), envelope.buffer.data)
-                if used_unix_ns is not None:
-                    os.utime(file.fileno(), ns=(used_unix_ns, used_unix_ns))
-                os.fsync(file.fileno())
-            unfinished.rename(self.path / name)
-            self._sync()
-        except OSError:
-            with contextlib.suppress(OSError):
-                unfinished.unlink()
-            raise
+        with replacing(self.path / name, beside=self.path / (name + _UNFINISHED)) as file:
+            write_all(file.fileno(), envelope.buffer.data)
+            if used_unix_ns is not None:
+                os.utime(file.fileno(), ns=(used_unix_ns, used_unix_ns))
+            os.fsync(file.fileno())
+        self._sync()
         return name
 
     def read(self, name: str, identity: Identity) -> Envelope:
@@ -269,7 +262,7 @@ def _claimed(root: Path) -> tuple[Path, int]:
     for number in range(_MOST_WORKERS):
         path = root / str(number)
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
-        lock = os.open(path / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        lock = os.open(path / _LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -277,11 +270,6 @@ def _claimed(root: Path) -> tuple[Path, int]:
         else:
             return path, lock
     raise FolderInUse(f"{_MOST_WORKERS} processes use {root}")
-
-
-def _write_all(file: int, data: memoryview) -> None:
-    while data:
-        data = data[os.write(file, data) :]
 
 
 def _read_all(file: int, into: memoryview) -> int:

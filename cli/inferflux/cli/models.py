@@ -1,0 +1,176 @@
+"""`inferctl models`: which models there are; `load`, `unload`."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from inferflux.v1 import model_pb2
+
+from .client import Client
+from .command import ApiKey, AsJson, Endpoint, StateDirectory, as_dict, make_console, print_json, with_client
+from .errors import CommandError
+from .tables import models_table
+
+_LOOK_INTERVAL_S = 0.2
+# A model that no host has reported for this long is gone.
+_GONE_S = 5.0
+
+models = typer.Typer(help="List models, have them loaded and unloaded.", invoke_without_command=True)
+
+Host = Annotated[
+    str,
+    typer.Option(
+        "--host", metavar="WORKER", help="On this worker process. Needed where several have room for it."
+    ),
+]
+NoWait = Annotated[bool, typer.Option("--no-wait", help="Return when it has begun.")]
+
+
+@models.callback()
+def list_models(
+    context: typer.Context,
+    endpoint: Endpoint = "",
+    api_key: ApiKey = "",
+    as_json: AsJson = False,
+    state_dir: StateDirectory = None,
+) -> None:
+    """List the models that are served, and those that a request would have loaded."""
+    if context.invoked_subcommand is not None:
+        return
+
+    async def run(client: Client) -> None:
+        known = await client.models()
+        if as_json:
+            sys.stdout.write(json.dumps([as_dict(model) for model in known], indent=2) + "\n")
+        elif known:
+            make_console().print(models_table(known))
+        else:
+            raise CommandError("no model is known at present: inferctl models load FILE")
+
+    with_client(run, endpoint, api_key, state_dir)
+
+
+@models.command()
+def load(
+    what: Annotated[str, typer.Argument(metavar="FILE|NAME", help="A GGUF file, or a model that is known.")],
+    name: Annotated[str, typer.Option(help="What the file is to be called; its own name by default.")] = "",
+    alias: Annotated[list[str] | None, typer.Option(help="Another name of it; may be repeated.")] = None,
+    pin: Annotated[bool, typer.Option("--pin", help="Keep it loaded, whatever else is asked for.")] = False,
+    host: Host = "",
+    no_wait: NoWait = False,
+    as_json: AsJson = False,
+    endpoint: Endpoint = "",
+    api_key: ApiKey = "",
+    state_dir: StateDirectory = None,
+) -> None:
+    """Load a model while others serve. A file is read on the worker's machine."""
+    request = model_pb2.LoadModelRequest(host_id=host, is_pinned=pin, aliases=alias or [])
+    if _is_file(what):
+        request.path, request.name = str(Path(what).expanduser().resolve()), name
+    elif name or alias or pin:
+        raise CommandError(f"--name, --alias and --pin go with a file, and {what} is none")
+    else:
+        request.name = what
+
+    async def run(client: Client) -> None:
+        model = await client.load_model(request)
+        if not no_wait:
+            model = await _until(client, model, _is_loaded, "loading")
+        _show(model, as_json=as_json)
+
+    with_client(run, endpoint, api_key, state_dir)
+
+
+@models.command()
+def unload(
+    name: Annotated[str, typer.Argument(help="The model.")],
+    host: Annotated[
+        str, typer.Option("--host", metavar="WORKER", help="From this worker process alone.")
+    ] = "",
+    forget: Annotated[
+        bool, typer.Option("--forget", help="Requests do not have it loaded again. The file stays.")
+    ] = False,
+    no_wait: NoWait = False,
+    as_json: AsJson = False,
+    endpoint: Endpoint = "",
+    api_key: ApiKey = "",
+    state_dir: StateDirectory = None,
+) -> None:
+    """Unload a model: what runs ends first, or goes on elsewhere. A request for it has it loaded again."""
+
+    async def run(client: Client) -> None:
+        request = model_pb2.UnloadModelRequest(name=name, host_id=host)
+        model = await client.unload_model(request)
+        if forget or not (no_wait or host):
+            model = await _until(client, model, lambda of: _is_unloaded(of, host), "unloading")
+        if forget:
+            request.forget = True
+            model = await client.unload_model(request)
+        _show(model, as_json=as_json)
+
+    with_client(run, endpoint, api_key, state_dir)
+
+
+def _is_file(what: str) -> bool:
+    """Whether a file is meant: a model's name may have slashes, and hardly ends so."""
+    return what.endswith(".gguf") or what.startswith(("/", "./", "../", "~")) or Path(what).is_file()
+
+
+def _is_loaded(model: model_pb2.Model) -> bool:
+    """Whether a host has loaded it.
+
+    Raises:
+        CommandError: none has, and none loads it any more; says why.
+    """
+    if model.state == model_pb2.MODEL_STATE_READY:
+        return True
+    if any(place.state == model_pb2.MODEL_STATE_LOADING for place in model.places):
+        return False
+    failed = [place for place in model.places if place.state == model_pb2.MODEL_STATE_FAILED]
+    why = max(failed, key=lambda place: place.since_unix_ms).reason if failed else "it was unloaded meanwhile"
+    raise CommandError(f"{model.card.name} could not be loaded: {why}")
+
+
+def _is_unloaded(model: model_pb2.Model, host: str) -> bool:
+    """Whether a host has not loaded it, or no host has where none is named."""
+    not_loaded = (model_pb2.MODEL_STATE_REGISTERED, model_pb2.MODEL_STATE_FAILED)
+    return all(place.state in not_loaded for place in model.places if host in ("", place.host_id))
+
+
+async def _until(
+    client: Client, model: model_pb2.Model, has_got_there: Callable[[model_pb2.Model], bool], doing: str
+) -> model_pb2.Model:
+    """The model when it has got there.
+
+    Raises:
+        CommandError: no host knows it any more; and what `has_got_there` raises.
+    """
+    began_s = seen_s = time.monotonic()
+    before = {place.host_id: place.since_unix_ms for place in model.places}
+    with Console(stderr=True).status(f"{doing} {model.card.name}") as status:
+        while True:
+            if has_got_there(model):
+                return model
+            await asyncio.sleep(_LOOK_INTERVAL_S)
+            found = {m.card.name: m for m in await client.models()}.get(model.card.name)
+            if found is not None and all(p.since_unix_ms >= before.get(p.host_id, 0) for p in found.places):
+                model, seen_s = found, time.monotonic()
+            elif time.monotonic() - seen_s > _GONE_S:
+                raise CommandError(f"no host knows the model {model.card.name} any more")
+            status.update(f"{doing} {model.card.name}: {time.monotonic() - began_s:.0f} s")
+
+
+def _show(model: model_pb2.Model, *, as_json: bool) -> None:
+    if as_json:
+        print_json(model)
+    else:
+        make_console().print(models_table([model]))

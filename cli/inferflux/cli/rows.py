@@ -1,0 +1,47 @@
+"""Tables that stay whole in a narrow terminal."""
+
+from __future__ import annotations
+
+from rich.console import Console, ConsoleOptions, RenderResult
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+_GAP = 2
+
+
+class Rows(Table):
+    """A table of markup. Where the terminal is too narrow for it, each row is a paragraph: no name is cut.
+
+    Args:
+        last: what the last column may be wrapped to, in characters.
+    """
+
+    def __init__(self, last: int) -> None:
+        super().__init__(box=None, header_style="dim", padding=(0, _GAP, 0, 0))
+        self._last = last
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        if self._least_width() <= options.max_width:
+            yield from super().__rich_console__(console, options)
+        else:
+            yield from self._paragraphs()
+
+    def _least_width(self) -> int:
+        """Characters for every column in full, but for the last one."""
+        widths = [
+            max(Text.from_markup(cell).cell_len for cell in (str(column.header), *map(str, column.cells)))
+            for column in self.columns
+        ]
+        *others, last = widths
+        return sum(width + _GAP for width in others) + min(last, self._last)
+
+    def _paragraphs(self) -> RenderResult:
+        """The first cell in a line of its own; below it the others, each after its heading."""
+        headings = [str(column.header) for column in self.columns]
+        for cells in zip(*(column.cells for column in self.columns), strict=True):
+            first, *others = map(str, cells)
+            named = zip(headings[1:], others, strict=True)
+            said = [f"[dim]{heading}[/] {cell}" if heading else cell for heading, cell in named if cell]
+            yield Text.from_markup(first, overflow="fold")
+            yield Padding(Text.from_markup(" · ".join(said), overflow="fold"), (0, 0, 0, _GAP))

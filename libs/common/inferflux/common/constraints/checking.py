@@ -1,0 +1,96 @@
+"""Whether a complete answer is what a constraint asks for: JSON and tool calls against their schemas.
+
+The work is not bounded: alternatives that repeat themselves at each level of an answer take twice as long for
+each of them. And jsonschema_rs lets no other thread run meanwhile. So it is for processes that may be killed.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import jsonschema_rs
+
+from inferflux.common.answers.parser import calls_in
+from inferflux.v1 import generation_pb2
+
+# Python reads no longer integers; those of models do not end by themselves.
+_MOST_DIGITS = 4000
+
+Check = Callable[[str], str]
+"""Why an answer is wrong; "" if it is not."""
+
+
+class ConstraintError(Exception):
+    """The constraint cannot be used; says why."""
+
+
+def is_checked(constraint: generation_pb2.StructuredConstraint) -> bool:
+    """Whether there is more to an answer than what its grammar says."""
+    return constraint.WhichOneof("constraint") in ("json_object", "json_schema", "tool_calls")
+
+
+def check_of(constraint: generation_pb2.StructuredConstraint) -> Check:
+    """The check of its answers.
+
+    Raises:
+        ConstraintError: a schema that cannot be checked.
+    """
+    match constraint.WhichOneof("constraint"):
+        case "json_object":
+            return _schema_check({"type": "object"})
+        case "json_schema":
+            return _schema_check(json.loads(constraint.json_schema))
+        case "tool_calls":
+            return _calls_check(constraint.tool_calls)
+        case _:
+            return lambda _answer: ""
+
+
+def _number(text: str) -> float:
+    """Any number that JSON can spell; those that no float holds count as the largest one."""
+    if len(text) <= _MOST_DIGITS and text.lstrip("-").isdigit():
+        return int(text)
+    number = float(text)
+    return number if math.isfinite(number) else math.copysign(sys.float_info.max, number)
+
+
+def _schema_check(schema: Any) -> Check:
+    try:
+        validator = jsonschema_rs.Draft202012Validator(
+            schema, validate_formats=False, pattern_options=jsonschema_rs.RegexOptions()
+        )
+    except ValueError as error:
+        raise ConstraintError(readable(str(error))) from None
+
+    def check(answer: str) -> str:
+        try:
+            value = json.loads(answer, parse_float=_number, parse_int=_number)
+            error = next(validator.iter_errors(value), None)
+        except (ValueError, RecursionError) as broken:
+            return f"it cannot be read: {broken}"
+        return "" if error is None else readable(str(error.message))
+
+    return check
+
+
+def _calls_check(calls: generation_pb2.ToolCallsConstraint) -> Check:
+    """Every complete call is of a function's schema, and there is one where one is required."""
+    checks = {function.name: _schema_check(json.loads(function.parameters)) for function in calls.functions}
+
+    def check(answer: str) -> str:
+        made = calls_in(answer, calls.format, names=checks.keys(), reasoning=calls.reasoning)
+        if calls.is_required and not made:
+            return "it has no call"
+        wrong = ((name, checks[name](arguments)) for name, arguments in made)
+        return next((f"the call of {name}: {why}" for name, why in wrong if why), "")
+
+    return check
+
+
+def readable(message: str) -> str:
+    """In one line, without what llguidance adds for its authors."""
+    return " ".join(message.replace("<non-verbose/>", "").split())[:500]

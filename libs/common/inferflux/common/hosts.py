@@ -1,0 +1,126 @@
+"""Hosts of models: the ids of the workers on one, and what its status may say. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+from inferflux.common import checks, subjects
+from inferflux.common.errors import InvalidArgument
+from inferflux.common.heartbeats import check_card
+from inferflux.v1 import host_pb2, model_pb2
+
+MOST_LOADED = 16
+"""Models that a host may have loaded at once: each has a worker id, which users of NATS name one by one."""
+MAX_KNOWN = 256
+"""Models that a host may know."""
+MAX_ALIASES = 16
+LONGEST_HOST_ID = 60
+"""Worker ids made of it are tokens of at most 64 characters."""
+MAX_REASON_BYTES = 1024
+MAX_BYTES = 1 << 60
+"""More memory than any machine has: what would take more is said to take this much."""
+_MAX_S = 1e9
+_MEMBER = re.compile(r"--\d+$")
+
+
+def worker_ids(host_id: str) -> list[str]:
+    """The ids that workers on a host may have. The first is the host's own."""
+    return [host_id, *(f"{host_id}--{n}" for n in range(1, MOST_LOADED))]
+
+
+def is_member_id(worker_id: str) -> bool:
+    """Whether it is one that `worker_ids` gives to a host's further workers."""
+    return _MEMBER.search(worker_id) is not None
+
+
+def parse_status(data: bytes, subject: str) -> host_pb2.HostStatus:
+    """Decode and check a status that came on `subject`.
+
+    Raises:
+        InvalidArgument: naming the field; it cannot be decoded, or is of another host than the subject's.
+    """
+    status = checks.decode(host_pb2.HostStatus, data)
+    check_status(status)
+    if subject != subjects.host_status(status.host_id):
+        raise InvalidArgument("host_id is another than the subject's", field="host_id")
+    return status
+
+
+def check_status(status: host_pb2.HostStatus) -> None:
+    """See that a status is one that a host could have sent.
+
+    Raises:
+        InvalidArgument: naming the field.
+    """
+    checks.check_token(status.host_id, "host_id")
+    checks.check_token(status.incarnation, "incarnation")
+    if status.pool:
+        checks.check_token(status.pool, "pool")
+    checks.check_range(status.models_max, 1, MOST_LOADED, "models_max")
+    checks.check_range(status.memory_bytes, 0, MAX_BYTES, "memory_bytes")
+    checks.check_range(status.memory_free_bytes, 0, MAX_BYTES, "memory_free_bytes")
+    checks.check_range(status.started_unix_ms, 0, checks.MAX_UNIX_MS, "started_unix_ms")
+    checks.check_range(status.idle_s, 0.0, _MAX_S, "idle_s")
+    checks.check_count(status.models, MAX_KNOWN, "models")
+    known: set[str] = set()
+    own_ids = {"", *worker_ids(status.host_id)}
+    for model in status.models:
+        check_model(model)
+        if model.worker_id not in own_ids:
+            raise InvalidArgument("a model is loaded as another host's worker", field="models.worker_id")
+        if model.card.name in known:
+            raise InvalidArgument(f"models has {model.card.name!r} twice", field="models.name")
+        known.add(model.card.name)
+
+
+def check_model(model: host_pb2.HostedModel) -> None:
+    """See that a host could say this of a model.
+
+    Raises:
+        InvalidArgument: naming the field.
+    """
+    check_card(model.card)
+    checks.check_known(model.state, model_pb2.ModelState, "models.state")
+    checks.check_text(model.reason, MAX_REASON_BYTES, "models.reason")
+    checks.check_range(model.since_unix_ms, 0, checks.MAX_UNIX_MS, "models.since_unix_ms")
+    if model.worker_id:
+        checks.check_token(model.worker_id, "models.worker_id")
+    checks.check_range(model.needs_bytes, 0, MAX_BYTES, "models.needs_bytes")
+    checks.check_range(model.load_s, 0.0, _MAX_S, "models.load_s")
+    checks.check_count(model.aliases, MAX_ALIASES, "models.aliases")
+    for alias in model.aliases:
+        checks.check_model_name(alias, field="models.aliases")
+
+
+# The best state first: what a model's state is where hosts differ.
+_BEST_FIRST = (
+    model_pb2.MODEL_STATE_READY,
+    model_pb2.MODEL_STATE_LOADING,
+    model_pb2.MODEL_STATE_REGISTERED,
+    model_pb2.MODEL_STATE_UNLOADING,
+    model_pb2.MODEL_STATE_FAILED,
+)
+
+
+def as_model(places: Mapping[str, host_pb2.HostedModel]) -> model_pb2.Model:
+    """A model as the hosts that know it report it, by their ids: at least one."""
+    best = min(places.values(), key=lambda hosted: _BEST_FIRST.index(hosted.state))
+    model = model_pb2.Model(
+        card=best.card,
+        workers=sum(hosted.state == model_pb2.MODEL_STATE_READY for hosted in places.values()),
+        state=best.state,
+        reason=best.reason if best.state == model_pb2.MODEL_STATE_FAILED else "",
+        aliases=sorted({alias for hosted in places.values() for alias in hosted.aliases}),
+        is_default=any(hosted.is_default for hosted in places.values()),
+        is_pinned=any(hosted.is_pinned for hosted in places.values()),
+    )
+    for host_id, hosted in sorted(places.items()):
+        model.places.add(
+            host_id=host_id,
+            state=hosted.state,
+            reason=hosted.reason,
+            since_unix_ms=hosted.since_unix_ms,
+            needs_bytes=hosted.needs_bytes,
+        )
+    return model

@@ -1,0 +1,127 @@
+"""Fields of OpenAI's API that are served with some of their values only. Pure.
+
+A field that is not known is ignored, as OpenAI's API does. A known one with a value that would change the
+answer, or what becomes of it, is refused by its name: the client would not notice that it was ignored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from inferflux.gateway.http.errors import unsupported
+
+from .bodies import Body
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """What of a field is served.
+
+    Attributes:
+        values: that may be given; null always may.
+        why: what is told of any other.
+    """
+
+    values: Sequence[Any] = ()
+    why: str = "it is not supported"
+
+
+Table = Mapping[str, Served]
+
+_MODERATION = "it is not supported: guardrails are set by administrators"
+_EFFORT = "it is not supported: how long a model reasons cannot be set"
+
+CHAT: Table = {
+    "audio": Served(),
+    "function_call": Served(why="it is not supported: use tool_choice"),
+    "functions": Served(why="it is not supported: use tools"),
+    "modalities": Served((["text"],), "only ['text'] is supported"),
+    "moderation": Served(why=_MODERATION),
+    "prediction": Served(why="it is not supported: speculation has 'ngram' for drafts from the prompt"),
+    "reasoning_effort": Served(why=_EFFORT),
+    "store": Served((False,), "nothing is stored: leave it out, or send false"),
+    "verbosity": Served(("medium",), "only 'medium' is supported"),
+    "web_search_options": Served(),
+}
+
+COMPLETION: Table = {
+    "suffix": Served(("",)),
+}
+
+RESPONSE: Table = {
+    "background": Served((False,), "only false is supported"),
+    "context_management": Served(([],)),
+    "conversation": Served(why="nothing is stored: send the whole conversation as input"),
+    "max_completion_tokens": Served(why="it is not supported: use max_output_tokens"),
+    "max_tokens": Served(why="it is not supported: use max_output_tokens"),
+    "messages": Served(why="it is not supported: use input"),
+    "moderation": Served(why=_MODERATION),
+    "n": Served((1,), "a response has one choice: only 1 is supported"),
+    "previous_response_id": Served(why="nothing is stored: send the whole conversation as input"),
+    "prompt": Served(why="there are no stored prompts: send instructions and input"),
+    "reasoning.effort": Served(why=_EFFORT),
+    "reasoning.generate_summary": Served(why="reasoning is not summarized: it is told as it is"),
+    "reasoning.summary": Served(why="reasoning is not summarized: it is told as it is"),
+    "response_format": Served(why="it is not supported: use text.format"),
+    "store": Served((False,), "nothing is stored: leave it out, or send false"),
+    "text.verbosity": Served(("medium",), "only 'medium' is supported"),
+    "truncation": Served(("disabled",), "only 'disabled' is supported"),
+}
+
+GENERATE: Table = {
+    "best_of": Served((1,), "there is one choice: only 1 is supported"),
+    "echo": Served((False,), "only false is supported: /v1/completions echoes"),
+    "max_completion_tokens": Served(why="it is not supported: use max_tokens"),
+    "n": Served((1,), "there is one choice: only 1 is supported"),
+    "suffix": Served(("",)),
+    "tool_choice": Served(("auto", "none"), "it is not supported: use /v1/chat/completions"),
+    "tools": Served(([],), "they are not supported: use /v1/chat/completions"),
+    "top_logprobs": Served(why="it is not supported: logprobs is the number of alternatives"),
+}
+
+STREAM: Table = {
+    "stream_options.include_obfuscation": Served((False,), "only false is supported"),
+}
+
+# What a response can include. Reasoning is an item's plain text: what is sent back of it needs no encryption.
+INCLUDED = ("message.output_text.logprobs", "reasoning.encrypted_content")
+
+
+def check_served(body: Body, table: Table) -> None:
+    """Refuse values that are not served.
+
+    Args:
+        table: by the field's path in the body.
+
+    Raises:
+        InvalidArgument: naming the first such field.
+    """
+    for path, served in table.items():
+        value = _value(body, path)
+        if value is not None and not any(_is_same(value, one) for one in served.values):
+            raise unsupported(path, served.why)
+
+
+def check_stream(body: Body) -> None:
+    """Check `stream_options`, which only a stream has.
+
+    Raises:
+        InvalidArgument: naming it.
+    """
+    if _value(body, "stream_options") is not None and not _value(body, "stream"):
+        raise unsupported("stream_options", "it is for streams: set stream to true, or leave it out")
+    check_served(body, STREAM)
+
+
+def _value(body: Body, path: str) -> Any:
+    value: Any = body
+    for name in path.split("."):
+        value = getattr(value, name, None)
+    return value
+
+
+def _is_same(value: Any, other: Any) -> bool:
+    """1 is not True."""
+    return type(value) is type(other) and bool(value == other)

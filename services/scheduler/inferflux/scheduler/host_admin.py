@@ -1,0 +1,111 @@
+"""What operators ask of models: have one loaded, unloaded, forgotten."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Collection
+
+from inferflux.common import logs
+from inferflux.common.errors import InvalidArgument, NotFound
+from inferflux.common.hosts import as_model
+from inferflux.v1 import host_pb2, model_pb2
+
+from .core.hosts import HostTable, HostView
+
+log = logs.get("scheduler.hosts")
+
+AskHost = Callable[[str, host_pb2.HostCommand], Awaitable[host_pb2.HostedModel]]
+"""Has a host obey; raises InferFluxErrors."""
+
+
+class ModelAdministration:
+    """Has hosts load and unload models.
+
+    Args:
+        term: of the scheduler's lease.
+        models: that this scheduler has; empty: all.
+    """
+
+    def __init__(self, hosts: HostTable, term: int, ask: AskHost, *, models: Collection[str] = ()) -> None:
+        self._hosts = hosts
+        self._models = models
+        self._term = term
+        self._ask = ask
+
+    async def load(self, request: model_pb2.LoadModelRequest) -> model_pb2.Model:
+        """Begin to load a model, which becomes known first if a file is named.
+
+        Raises:
+            NotFound: no host knows it, or there is no such host.
+            InvalidArgument: `path` without `host_id`, where there are several hosts.
+            InferFluxError: as the host says why not.
+        """
+        self._check_own(request.name)
+        host = self._host_for(request)
+        name = request.name
+        if request.path:
+            register = host_pb2.RegisterModelFile(
+                path=request.path, name=name, is_pinned=request.is_pinned, aliases=request.aliases
+            )
+            command = host_pb2.HostCommand(register=register, term=self._term)
+            name = (await self._ask(host.host_id, command)).card.name
+        load = host_pb2.HostCommand(load=host_pb2.LoadHostedModel(name=name), term=self._term)
+        model = await self._ask(host.host_id, load)
+        log.info("an operator has a model loaded", model=name, host_id=host.host_id)
+        return self._seen_on(name, {host.host_id: model})
+
+    async def unload(self, request: model_pb2.UnloadModelRequest) -> model_pb2.Model:
+        """Begin to unload a model, on one host or on all that have it; or forget it.
+
+        Raises:
+            NotFound: no host knows it.
+            InferFluxError: as a host says why not.
+        """
+        self._check_own(request.name)
+        answers: dict[str, host_pb2.HostedModel] = {}
+        for host in self._having(request.name, request.host_id):
+            command = host_pb2.HostCommand(term=self._term)
+            if request.forget:
+                command.forget.name = request.name
+            else:
+                command.unload.name = request.name
+            answers[host.host_id] = await self._ask(host.host_id, command)
+        log.info("an operator has a model unloaded", model=request.name, forget=request.forget)
+        return self._seen_on(request.name, answers)
+
+    def _check_own(self, name: str) -> None:
+        """Raises NotFound for a model that another scheduler has."""
+        if self._models and name not in self._models:
+            raise NotFound(f"no host knows a model {name[:200]!r}", reason="UNKNOWN_MODEL")
+
+    def _host_for(self, request: model_pb2.LoadModelRequest) -> HostView:
+        if not request.path:
+            having = self._having(request.name, request.host_id)
+            return max(having, key=lambda h: (h.models[request.name].worker_id != "", h.free_bytes))
+        if request.host_id:
+            return self._named(request.host_id)
+        hosts = list(self._hosts)
+        if len(hosts) > 1:
+            names = ", ".join(sorted(host.host_id for host in hosts)[:8])
+            raise InvalidArgument(f"which host has the file? There are {names}", field="host_id")
+        if not hosts:
+            raise NotFound("no host of models is alive", reason="UNKNOWN_HOST")
+        return hosts[0]
+
+    def _having(self, name: str, host_id: str) -> list[HostView]:
+        if host_id:
+            self._named(host_id)
+        having = [host for host in self._hosts.knowing(name) if host_id in ("", host.host_id)]
+        if not having:
+            raise NotFound(f"no host knows a model {name[:200]!r}", reason="UNKNOWN_MODEL")
+        return having
+
+    def _named(self, host_id: str) -> HostView:
+        host = self._hosts.get(host_id)
+        if host is None:
+            raise NotFound(f"host_id: no host {host_id} is alive", reason="UNKNOWN_HOST")
+        return host
+
+    def _seen_on(self, name: str, answers: dict[str, host_pb2.HostedModel]) -> model_pb2.Model:
+        """The model as the hosts say that have answered, and as others have reported it."""
+        known = {h.host_id: h.models[name] for h in self._hosts.knowing(name)} | answers
+        return as_model(known)

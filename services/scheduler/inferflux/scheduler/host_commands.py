@@ -1,0 +1,62 @@
+"""Commands to hosts of models, by request and reply."""
+
+from __future__ import annotations
+
+from inferflux.common import logs, subjects
+from inferflux.common.ask import ask
+from inferflux.common.bus import Bus
+from inferflux.common.errors import DeadlineExceeded, InferFluxError, InvalidArgument, Unavailable, from_code
+from inferflux.common.hosts import check_model
+from inferflux.v1 import host_pb2
+
+from .core.actions import CommandHost
+from .guard import GuardedCore
+from .metrics import SchedulerMetrics
+
+# Longest wait for a host, which answers when it has begun. A file is read and tried before it is known.
+_ANSWER_LIMIT_S = 5.0
+_FILE_LIMIT_S = 70.0
+
+log = logs.get("scheduler.hosts")
+
+
+async def command_host(bus: Bus, host_id: str, command: host_pb2.HostCommand) -> host_pb2.HostedModel:
+    """Have a host do something; returns the model as it is then.
+
+    Raises:
+        InferFluxError: as the host says why not.
+        Unavailable: the host is not there, or did not say what it did (OUTCOME_UNKNOWN).
+    """
+    limit_s = _FILE_LIMIT_S if command.HasField("register") else _ANSWER_LIMIT_S
+    try:
+        reply = await ask(bus, subjects.host_command(host_id), command, host_pb2.HostReply, timeout_s=limit_s)
+    except DeadlineExceeded:
+        message = f"host {host_id} did not answer in {limit_s:g} s; it may have acted all the same"
+        raise Unavailable(message, reason="OUTCOME_UNKNOWN") from None
+    if reply.code:
+        raise from_code(reply.code, reply.message, reason=reply.reason, field=reply.field)
+    try:
+        check_model(reply.model)
+    except InvalidArgument:
+        raise Unavailable(f"host {host_id} answered something else", reason="BAD_ANSWER") from None
+    return reply.model
+
+
+async def perform(bus: Bus, action: CommandHost, guard: GuardedCore, metrics: SchedulerMetrics) -> None:
+    """Do what the core decided of a host, and tell it what came of it."""
+    about = {"host_id": action.host_id, "model": action.model, "why": action.why}
+    answer: host_pb2.HostedModel | InferFluxError
+    try:
+        answer = await command_host(bus, action.host_id, action.command)
+    except InferFluxError as error:
+        answer = error
+        log.warning(
+            f"a host did not {action.kind} a model", reason=error.reason, error=error.message, **about
+        )
+    else:
+        log.info(f"a host is to {action.kind} a model", **about)
+    metrics.count_host_command(action, is_done=not isinstance(answer, InferFluxError))
+    guard.decide(
+        "an answer of a host",
+        lambda core, now: core.on_host_answer(action.host_id, action.model, answer, now),
+    )

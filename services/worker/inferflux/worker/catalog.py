@@ -1,0 +1,214 @@
+"""The models that a host knows, and what may be done with each (pure)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+
+from inferflux.common.errors import Aborted, AlreadyExists, InvalidArgument, NotFound, ResourceExhausted
+from inferflux.common.hosts import MAX_BYTES, MAX_KNOWN, MAX_REASON_BYTES, worker_ids
+from inferflux.v1 import host_pb2, model_pb2
+
+from .model_file import ModelFile
+from .needs import Needs
+
+_GIB = 1 << 30
+_MIB = 1 << 20
+# States in which a model takes memory.
+_HELD = frozenset(
+    {model_pb2.MODEL_STATE_LOADING, model_pb2.MODEL_STATE_READY, model_pb2.MODEL_STATE_UNLOADING}
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """How a model is to be served.
+
+    Attributes:
+        name: what clients call it.
+        aliases: other names of it.
+        is_pinned: it is loaded at the start, and not unloaded to make room.
+        context_length, slots, kv_cells, kv_bytes: None: as the host's settings say.
+    """
+
+    name: str
+    aliases: tuple[str, ...] = ()
+    is_pinned: bool = False
+    is_default: bool = False
+    context_length: int | None = None
+    slots: int | None = None
+    kv_cells: int | None = None
+    kv_bytes: int | None = None
+
+    @property
+    def _sizes(self) -> tuple[int | None, ...]:
+        return self.context_length, self.slots, self.kv_cells, self.kv_bytes
+
+    @property
+    def has_sizes(self) -> bool:
+        """Whether it asks for a size of its own."""
+        return any(size is not None for size in self._sizes)
+
+    def then(self, later: Wish) -> Wish:
+        """This wish with what a later one for the same model says. What that leaves out stays."""
+        sized = later if later.has_sizes else self
+        return replace(
+            sized,
+            aliases=later.aliases or self.aliases,
+            is_pinned=self.is_pinned or later.is_pinned,
+            is_default=self.is_default or later.is_default,
+        )
+
+
+@dataclass(slots=True)
+class Known:
+    """A model that a host knows.
+
+    Attributes:
+        needs: what it takes when it is loaded.
+        card: what was learnt of it: from its file, and from the engine once it was loaded.
+        reason: why it could not be loaded; empty unless it failed.
+        worker_id: as which worker it is loaded, or is to be; empty otherwise.
+        load_s: how long the last load took; 0 before the first.
+    """
+
+    wish: Wish
+    file: ModelFile
+    needs: Needs
+    card: model_pb2.ModelCard
+    state: model_pb2.ModelState.ValueType = model_pb2.MODEL_STATE_REGISTERED
+    since_unix_ms: int = 0
+    reason: str = ""
+    worker_id: str = ""
+    load_s: float = 0.0
+
+    @property
+    def name(self) -> str:
+        return self.wish.name
+
+    @property
+    def is_held(self) -> bool:
+        """Whether it takes memory."""
+        return self.state in _HELD
+
+    def to_message(self) -> host_pb2.HostedModel:
+        return host_pb2.HostedModel(
+            card=self.card,
+            state=self.state,
+            reason=self.reason.encode()[:MAX_REASON_BYTES].decode(errors="ignore"),
+            since_unix_ms=self.since_unix_ms,
+            worker_id=self.worker_id,
+            needs_bytes=min(self.needs.total, MAX_BYTES),
+            is_pinned=self.wish.is_pinned,
+            load_s=self.load_s,
+            aliases=self.wish.aliases,
+            is_default=self.wish.is_default,
+        )
+
+
+@dataclass(slots=True)
+class Catalog:
+    """Every model that a host knows, by name.
+
+    Args:
+        memory_bytes: that models may take, all of them together.
+        models_max: that may be loaded at once.
+    """
+
+    host_id: str
+    memory_bytes: int
+    models_max: int
+    _models: dict[str, Known] = field(default_factory=dict)
+
+    def __iter__(self) -> Iterator[Known]:
+        return iter(self._models.values())
+
+    @property
+    def free_bytes(self) -> int:
+        """What no loaded model takes."""
+        return max(self.memory_bytes - sum(known.needs.total for known in self if known.is_held), 0)
+
+    def get(self, name: str) -> Known:
+        """Raises:
+        NotFound: the host does not know it.
+        """
+        known = self._models.get(name)
+        if known is None:
+            raise NotFound(f"host {self.host_id} has no model {name[:200]!r}", reason="UNKNOWN_MODEL")
+        return known
+
+    def add(self, known: Known) -> Known:
+        """Make a model known. One that is known already, of the same file, takes over what the new wish says,
+        and where the file is now.
+
+        Returns:
+            The model as it is known from now on.
+
+        Raises:
+            AlreadyExists: another model has the name, or has it as an alias.
+            ResourceExhausted: the host knows as many as it may.
+            InvalidArgument: an alias is another model's name or alias.
+        """
+        self._check_names(known.wish)
+        found = self._models.get(known.name)
+        if found is not None:
+            if found.file.digest != known.file.digest:
+                message = f"host {self.host_id} has another model {known.name!r}: {found.file.path}"
+                raise AlreadyExists(message, reason="MODEL_NAME_TAKEN")
+            found.wish, found.file = found.wish.then(known.wish), known.file
+            if known.wish.has_sizes and not found.is_held:
+                found.needs = known.needs
+            return found
+        if len(self._models) >= MAX_KNOWN:
+            message = f"host {self.host_id} knows {MAX_KNOWN} models already"
+            raise ResourceExhausted(message, reason="TOO_MANY_MODELS")
+        self._models[known.name] = known
+        return known
+
+    def forget(self, name: str) -> Known:
+        """The model is not known any more.
+
+        Raises:
+            NotFound: it is not.
+            Aborted: it is loaded.
+        """
+        known = self.get(name)
+        if known.is_held:
+            raise Aborted(f"the model {name!r} is loaded: unload it first", reason="MODEL_LOADED")
+        del self._models[name]
+        return known
+
+    def take_worker_id(self, known: Known, *, must_fit: bool = True) -> str:
+        """A worker id for a model that is to be loaded.
+
+        Raises:
+            ResourceExhausted: as many models are loaded as may be, or it does not fit beside them; says both
+                numbers.
+        """
+        held = [other for other in self if other.is_held]
+        if len(held) >= self.models_max:
+            message = f"host {self.host_id} has {len(held)} models loaded, of at most {self.models_max}"
+            raise ResourceExhausted(message, reason="NO_PLACE_FOR_MODEL")
+        if must_fit and known.needs.total > self.free_bytes:
+            raise ResourceExhausted(
+                f"the model {known.name!r} needs {_amount(known.needs.total)} of memory, "
+                f"{_amount(self.free_bytes)} of {_amount(self.memory_bytes)} are free on host {self.host_id}",
+                reason="NO_MEMORY_FOR_MODEL",
+            )
+        taken = {other.worker_id for other in self}
+        return next(worker_id for worker_id in worker_ids(self.host_id) if worker_id not in taken)
+
+    def _check_names(self, wish: Wish) -> None:
+        others = {
+            name for known in self if known.name != wish.name for name in (known.name, *known.wish.aliases)
+        }
+        if wish.name in others:
+            message = f"{wish.name!r} is another name of a model of host {self.host_id}"
+            raise AlreadyExists(message, reason="MODEL_NAME_TAKEN")
+        for alias in wish.aliases:
+            if alias in others or alias == wish.name:
+                raise InvalidArgument(f"{alias!r} is a model's name already", field="aliases")
+
+
+def _amount(n_bytes: int) -> str:
+    return f"{n_bytes / _GIB:.2f} GiB" if n_bytes >= _GIB else f"{n_bytes / _MIB:.0f} MiB"

@@ -1,0 +1,391 @@
+"""A host of models: loads them and unloads them while others serve.
+
+Each loaded model is a `ModelWorker`, with an engine process of its own. So a load, an unload and a native
+crash touch no other model.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Iterable
+from pathlib import Path
+
+from inferflux.api.speculation import SOURCES
+from inferflux.common import logs
+from inferflux.common.checks import check_model_name
+from inferflux.common.errors import Aborted, InferFluxError, InvalidArgument
+from inferflux.common.hosts import MAX_ALIASES
+from inferflux.common.tasks import Background
+from inferflux.v1 import engine_pb2, host_pb2, model_pb2
+
+from .catalog import Catalog, Known, Wish
+from .engine.kv_types import KvTypes
+from .engine_host import EngineLoadError
+from .model_file import ModelFile, ModelFileError, probe_model_file
+from .model_host import ModelOptions
+from .model_worker import ModelWorker, Process
+from .needs import Asked, Needs, needs_of
+from .residents import ResidentTable
+from .settings import WorkerSettings
+
+log = logs.get("worker.host")
+
+
+class Host:
+    """The models of one worker process.
+
+    Args:
+        process: what they share.
+        on_change: awaited when the state of a model has changed.
+        on_loaded: told the worker id and the incarnation of a model that is about to be loaded.
+        on_gone: told the worker id of one that is gone.
+
+    Attributes:
+        catalog: every model that it knows.
+    """
+
+    def __init__(
+        self,
+        process: Process,
+        catalog: Catalog,
+        *,
+        on_change: Callable[[], Awaitable[None]],
+        on_loaded: Callable[[str, str], None],
+        on_gone: Callable[[str], None],
+    ) -> None:
+        self.catalog = catalog
+        self._process = process
+        self._on_change = on_change
+        self._on_loaded = on_loaded
+        self._on_gone = on_gone
+        self._workers: dict[str, ModelWorker] = {}
+        self._serving: dict[str, asyncio.Task[None]] = {}
+        # Of models that are gone: what they have finished lately, while its chunks may be needed.
+        self._gone: list[ResidentTable] = []
+        self._background = Background()
+        self._is_leaving = False
+
+    # What it has
+
+    @property
+    def workers(self) -> Iterable[ModelWorker]:
+        """Of the models that are loaded now, or are being loaded or unloaded."""
+        return self._workers.values()
+
+    def why_not_ready(self) -> str:
+        """Which pinned model is not ready, and why; empty if all are."""
+        for known in self.catalog:
+            if known.wish.is_pinned and known.state != model_pb2.MODEL_STATE_READY:
+                worker = self._workers.get(known.name)
+                return known.reason or (worker.model.why_not_ready if worker else "") or "loading the model"
+        return ""
+
+    def kept_chunks(self) -> dict[str, list[bytes]]:
+        """The chunks that are kept for a while, by token subject: also of models that are gone."""
+        kept: dict[str, list[bytes]] = {}
+        for residents in (*self._gone, *(worker.model.residents for worker in self._workers.values())):
+            kept |= residents.kept_chunks(time.monotonic())
+        return kept
+
+    # What it is told
+
+    async def know(self, wish: Wish, file: ModelFile) -> Known:
+        """Make a model known, and put its tokenizer where gateways find it by the digest.
+
+        Raises:
+            AlreadyExists, ResourceExhausted, InvalidArgument: as `Catalog.add`.
+            Unavailable, DeadlineExceeded: the tokenizer cannot be stored.
+        """
+        needs = self._needs(wish, file)
+        length = _first(wish.context_length, self._process.settings.context_length) or file.context_length
+        card = _card(wish, file, self._types, context_length=min(length, needs.cells))
+        known = self.catalog.add(Known(wish, file, needs, card, since_unix_ms=_now_ms()))
+        await self._offer(known)
+        await self._on_change()
+        return known
+
+    async def register(self, wanted: host_pb2.RegisterModelFile) -> Known:
+        """Make a file known under a name. What is known of it already stays, but for what is asked anew.
+
+        Raises:
+            InvalidArgument: `path`, `name` or `aliases` cannot be used; says why.
+            AlreadyExists, ResourceExhausted, Unavailable, DeadlineExceeded: as `know`.
+        """
+        path = Path(wanted.path)
+        if not path.is_absolute():
+            raise InvalidArgument("the path of a model file must be absolute", field="path")
+        wish = Wish(
+            name=wanted.name or path.name.removesuffix(".gguf"),
+            aliases=tuple(wanted.aliases),
+            is_pinned=wanted.is_pinned,
+        )
+        check_model_name(wish.name, field="name")
+        if len(wish.aliases) > MAX_ALIASES:
+            raise InvalidArgument(f"a model has at most {MAX_ALIASES} aliases", field="aliases")
+        for alias in wish.aliases:
+            check_model_name(alias, field="aliases")
+        try:
+            file = await probe_model_file(path)
+        except ModelFileError as error:
+            raise InvalidArgument(str(error), field="path", reason="BAD_MODEL_FILE") from None
+        known = await self.know(wish, file)
+        log.info("a model is known", model=known.name, path=str(path), needs_bytes=known.needs.total)
+        return known
+
+    async def forget(self, name: str) -> Known:
+        """A model is not known any more; its file stays.
+
+        Raises:
+            NotFound, Aborted: as `Catalog.forget`.
+        """
+        known = self.catalog.forget(name)
+        log.info("a model is forgotten", model=name)
+        await self._on_change()
+        return known
+
+    async def load(self, name: str, *, must_fit: bool = True) -> Known:
+        """Begin to load a model, if it is not loaded; returns at once.
+
+        Args:
+            must_fit: whether it is refused where its file says that it needs more memory than is free. The
+                engine looks once more.
+
+        Raises:
+            NotFound: it is not known.
+            ResourceExhausted: there is no room for it; nothing has changed.
+            Aborted: it is being unloaded, or this host leaves.
+        """
+        known = self.catalog.get(name)
+        if known.state in (model_pb2.MODEL_STATE_LOADING, model_pb2.MODEL_STATE_READY):
+            return known
+        if self._is_leaving or known.state == model_pb2.MODEL_STATE_UNLOADING:
+            raise Aborted(
+                f"the model {name!r} cannot be loaded now: it is being unloaded", reason="UNLOADING"
+            )
+        known.worker_id = self.catalog.take_worker_id(known, must_fit=must_fit)
+        worker = ModelWorker(
+            self._process,
+            known.worker_id,
+            known.file,
+            self._options(known),
+            on_change=lambda: self._follow(known),
+        )
+        self._workers[name] = worker
+        self._set(known, model_pb2.MODEL_STATE_LOADING)
+        self._on_loaded(worker.state.worker_id, worker.state.incarnation)
+        self._serving[name] = self._background.start(self._serve(known, worker))
+        log.info("a model is loaded", model=name, worker_id=known.worker_id, needs_bytes=known.needs.total)
+        await self._on_change()
+        return known
+
+    async def unload(self, name: str, drain_limit_s: float | None = None) -> Known:
+        """Begin to unload a model, if it is loaded; returns at once. Its requests may run on for
+        `drain_limit_s` (the process's own limit by default), then others take them over.
+
+        Raises:
+            NotFound: it is not known.
+        """
+        known = self.catalog.get(name)
+        worker = self._workers.get(name)
+        if worker is not None and known.state != model_pb2.MODEL_STATE_UNLOADING:
+            self._set(known, model_pb2.MODEL_STATE_UNLOADING)
+            limit_s = self._process.settings.drain_limit_s if drain_limit_s is None else drain_limit_s
+            worker.leave(limit_s)
+            log.info("a model is unloaded", model=name, worker_id=known.worker_id)
+            await self._on_change()
+        return known
+
+    async def until_failed(self, name: str) -> EngineLoadError:
+        """Return why the first load of this model failed, as soon as it did."""
+        known = self.catalog.get(name)
+        while known.state != model_pb2.MODEL_STATE_FAILED:
+            task = self._serving.get(name)
+            if task is None:
+                await asyncio.Event().wait()
+            else:
+                await asyncio.wait([task])
+        return EngineLoadError(known.reason)
+
+    async def leave(self, drain_limit_s: float) -> None:
+        """Unload every model; returns when all are gone."""
+        self._is_leaving = True
+        for name in list(self._workers):
+            await self.unload(name, drain_limit_s)
+        await self._background.finish(None)
+
+    async def close(self) -> None:
+        """End every engine now."""
+        await self._background.close()
+
+    async def offer_tokenizers(self) -> None:
+        """Put every tokenizer where gateways find it. One that cannot be put there leaves the others be."""
+        for known in list(self.catalog):
+            try:
+                await self._offer(known)
+            except InferFluxError as error:
+                log.warning("a tokenizer cannot be stored", model=known.name, reason=error.reason)
+
+    # What follows
+
+    async def _serve(self, known: Known, worker: ModelWorker) -> None:
+        failure = ""
+        try:
+            await worker.run()
+        except EngineLoadError as error:
+            failure = str(error)
+            if known.file.path != self._process.settings.model_path:  # which ends the process, with that line
+                log.error("a model could not be loaded", model=known.name, why=failure)
+        except InferFluxError as error:
+            failure = f"it could not be served: {error.message}"
+            log.error("a model is served no more", model=known.name, why=error.message)
+        except Exception as error:
+            failure = f"serving it ended unexpectedly: {type(error).__name__}"
+            log.exception("a model's worker failed", model=known.name)
+        finally:
+            self._workers.pop(known.name, None)
+            self._serving.pop(known.name, None)
+            self._keep_chunks_of(worker)
+            self._on_gone(worker.state.worker_id)
+            known.worker_id = ""
+            known.reason = failure
+            self._set(known, model_pb2.MODEL_STATE_FAILED if failure else model_pb2.MODEL_STATE_REGISTERED)
+        await self._on_change()
+
+    def _keep_chunks_of(self, worker: ModelWorker) -> None:
+        """A stream that ended just now may have to be published once more."""
+        now = time.monotonic()
+        self._gone = [residents for residents in self._gone if residents.kept_chunks(now)]
+        self._gone.append(worker.model.residents)
+
+    async def _follow(self, known: Known) -> None:
+        """The model has become ready, or is ready no more."""
+        worker = self._workers.get(known.name)
+        if worker is not None and known.state != model_pb2.MODEL_STATE_UNLOADING:
+            if worker.model.is_ready:
+                if known.state == model_pb2.MODEL_STATE_LOADING:
+                    known.load_s = max(_now_ms() - known.since_unix_ms, 0) / 1000
+                known.card.CopyFrom(_learnt(known.card, worker.model.card))
+                self._set(known, model_pb2.MODEL_STATE_READY)
+            else:
+                self._set(known, model_pb2.MODEL_STATE_LOADING)
+        await self._on_change()
+
+    async def _offer(self, known: Known) -> None:
+        await self._process.bus.put_object(known.file.digest, known.file.tokenizer)
+
+    def _set(self, known: Known, state: model_pb2.ModelState.ValueType) -> None:
+        if known.state != state:
+            known.state, known.since_unix_ms = state, _now_ms()
+
+    # How a model is served
+
+    @property
+    def _types(self) -> KvTypes:
+        settings = self._process.settings
+        return KvTypes(settings.kv_type_k, settings.kv_type_v)
+
+    def _needs(self, wish: Wish, file: ModelFile) -> Needs:
+        settings = self._process.settings
+        asked = Asked(
+            context_length=_first(wish.context_length, settings.context_length),
+            slots=_first(wish.slots, settings.slots),
+            kv_cells=_first(wish.kv_cells, 0 if wish.kv_bytes else settings.kv_cells),
+            kv_bytes=_first(wish.kv_bytes, 0 if wish.kv_cells else settings.kv_bytes),
+            prefill_cells=settings.prefill_cells,
+            types=self._types,
+        )
+        return needs_of(
+            file.size_bytes, file.context_length, file.facts, asked, room=self.catalog.memory_bytes
+        )
+
+    def _options(self, known: Known) -> ModelOptions:
+        settings = self._process.settings
+        return ModelOptions(
+            name=known.name,
+            engine=engine_config(settings, known),
+            load_limit_s=settings.load_limit_s,
+            stuck_s=settings.stuck_s,
+        )
+
+
+def engine_config(settings: WorkerSettings, known: Known) -> engine_pb2.EngineConfig:
+    """What an engine of a known model is started with (pure).
+
+    The model of the process's own settings has its disk folder and its draft model; others have a folder of
+    their own below it.
+    """
+    wish, file = known.wish, known.file
+    is_own = file.path == settings.model_path
+    slots = _first(wish.slots, settings.slots)
+    disk = settings.disk_path
+    if disk is not None and not is_own:
+        disk = disk / file.digest[:16]
+    return engine_pb2.EngineConfig(
+        model_path=str(file.path),
+        worker_id=known.worker_id,
+        slots=slots,
+        sequences=settings.sequences_for(slots),
+        host_bytes=settings.host_bytes,
+        host_eviction=settings.host_eviction,
+        disk_path="" if disk is None else str(disk),
+        disk_bytes=settings.disk_bytes,
+        disk_prompt_tokens=settings.disk_prompt_tokens,
+        model_digest=file.digest,
+        kv_cells=settings.kv_cells if is_own else known.needs.cells,
+        kv_bytes=settings.kv_bytes if is_own else 0,
+        kv_type_k=settings.kv_type_k,
+        kv_type_v=settings.kv_type_v,
+        prefill_cells=settings.prefill_cells,
+        context_length=_first(wish.context_length, settings.context_length),
+        threads=settings.threads,
+        batch_tokens=settings.batch_tokens,
+        gpu_layers=settings.gpu_layers,
+        flash_attention=settings.flash_attention,
+        max_itl_factor=settings.max_itl_factor,
+        step_limit_s=settings.step_limit_s,
+        prefix_cache=settings.prefix_cache,
+        speculation=SOURCES[settings.speculation if is_own else "off"],
+        draft_model_path=str(settings.draft_model) if is_own and settings.draft_model is not None else "",
+    )
+
+
+def _card(wish: Wish, file: ModelFile, types: KvTypes, *, context_length: int) -> model_pb2.ModelCard:
+    """What is known of a model before it was ever loaded. Requests are checked by it then."""
+    facts = file.facts
+    return model_pb2.ModelCard(
+        name=wish.name,
+        digest=file.digest,
+        architecture=file.architecture,
+        size_bytes=file.size_bytes,
+        context_length=context_length,
+        vocabulary_size=facts.vocabulary_size,
+        parameters=facts.parameters,
+        has_chat_template=facts.has_chat_template,
+        # Whether llguidance takes the vocabulary is known once it was loaded; it takes nearly all.
+        can_constrain=True,
+        quantization=facts.quantization,
+        n_experts=facts.n_experts,
+        n_active_experts=facts.n_active_experts,
+        kv_bytes_per_token=facts.kv_bytes_per_token(types),
+    )
+
+
+def _learnt(before: model_pb2.ModelCard, engine: model_pb2.ModelCard) -> model_pb2.ModelCard:
+    """A card with what the engine knows better."""
+    card = model_pb2.ModelCard()
+    card.CopyFrom(before)
+    card.context_length = engine.context_length
+    card.vocabulary_size = engine.vocabulary_size
+    card.parameters = engine.parameters
+    card.has_chat_template = engine.has_chat_template
+    card.can_constrain = engine.can_constrain
+    return card
+
+
+def _first(wanted: int | None, default: int) -> int:
+    return default if wanted is None else wanted
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000

@@ -1,0 +1,77 @@
+"""What a host receives over NATS: commands of the scheduler to load models and to unload them."""
+
+from __future__ import annotations
+
+import time
+
+from inferflux.common import checks, logs, subjects
+from inferflux.common.bad_messages import BadMessages
+from inferflux.common.bus import Bus, Message
+from inferflux.common.errors import Aborted, InferFluxError, InvalidArgument
+from inferflux.common.tasks import Background
+from inferflux.v1 import host_pb2
+
+from .catalog import Known
+from .host import Host
+from .worker_state import WorkerState
+
+log = logs.get("worker.host")
+
+
+class HostIntake:
+    """Checks commands, has the host obey, and answers what the model is like then.
+
+    Args:
+        state: of the host: the latest term counts.
+    """
+
+    def __init__(self, bus: Bus, state: WorkerState, host: Host, bad: BadMessages) -> None:
+        self._bus = bus
+        self._state = state
+        self._host = host
+        self._bad = bad
+        self._background = Background()
+
+    async def listen(self) -> None:
+        await self._bus.serve(subjects.host_command(self._state.worker_id), self._on_command)
+
+    async def close(self) -> None:
+        """Give up what has no answer yet."""
+        await self._background.close()
+
+    async def _on_command(self, message: Message) -> None:
+        try:
+            command = checks.decode(host_pb2.HostCommand, message.data)
+        except InvalidArgument as error:
+            self._bad.note("command", error, subject=message.subject)
+            raise
+        # Reading a file takes a while: other commands do not wait for it.
+        self._background.start(self._answer(command, message))
+
+    async def _answer(self, command: host_pb2.HostCommand, message: Message) -> None:
+        try:
+            if not self._state.accepts(command.term, time.time_ns() // 1_000_000):
+                raise Aborted(f"term {command.term} does not count", reason="OLD_TERM")
+            reply = host_pb2.HostReply(model=(await self._obey(command)).to_message())
+        except InferFluxError as error:
+            log.info("not done", command=command.WhichOneof("command"), why=error.message)
+            field = error.field if isinstance(error, InvalidArgument) else ""
+            reply = host_pb2.HostReply(
+                code=error.code, reason=error.reason, field=field, message=error.message
+            )
+        try:
+            await message.respond(reply.SerializeToString())
+        except InferFluxError as error:
+            log.warning("could not say what was done", reason=error.reason)
+
+    async def _obey(self, command: host_pb2.HostCommand) -> Known:
+        match command.WhichOneof("command"):
+            case "load":
+                return await self._host.load(command.load.name)
+            case "unload":
+                return await self._host.unload(command.unload.name)
+            case "register":
+                return await self._host.register(command.register)
+            case "forget":
+                return await self._host.forget(command.forget.name)
+        raise InvalidArgument("the command is of an unknown kind", field="command")

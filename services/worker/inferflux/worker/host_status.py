@@ -1,0 +1,63 @@
+"""What a host reports of its models once a second, and at once when one changes."""
+
+from __future__ import annotations
+
+import asyncio
+
+from inferflux.common import logs, subjects
+from inferflux.common.bus import Bus
+from inferflux.common.errors import Unavailable
+from inferflux.v1 import host_pb2
+
+from .catalog import Catalog
+from .worker_state import WorkerState
+
+log = logs.get("worker.host")
+
+
+class HostStatusReports:
+    """Publishes the status of a host.
+
+    Args:
+        idle_s: after which an unused model is unloaded; 0: only to make room.
+    """
+
+    def __init__(
+        self, bus: Bus, state: WorkerState, catalog: Catalog, *, idle_s: float, interval_s: float
+    ) -> None:
+        self._bus = bus
+        self._state = state
+        self._catalog = catalog
+        self._idle_s = idle_s
+        self._interval_s = interval_s
+
+    def status(self) -> host_pb2.HostStatus:
+        """The message."""
+        state, catalog = self._state, self._catalog
+        return host_pb2.HostStatus(
+            host_id=state.worker_id,
+            incarnation=state.incarnation,
+            pool=state.pool,
+            is_leaving=state.is_leaving,
+            models_max=catalog.models_max,
+            memory_bytes=catalog.memory_bytes,
+            memory_free_bytes=catalog.free_bytes,
+            models=[known.to_message() for known in catalog],
+            started_unix_ms=state.started_unix_ms,
+            idle_s=self._idle_s,
+            term=state.term,
+        )
+
+    async def report(self) -> None:
+        """Publish the status now."""
+        try:
+            subject = subjects.host_status(self._state.worker_id)
+            await self._bus.publish(subject, self.status().SerializeToString())
+        except Unavailable as error:
+            log.warning("status of the host not sent", error=str(error))
+
+    async def run(self) -> None:
+        """Publish the status again and again, for ever."""
+        while True:
+            await self.report()
+            await asyncio.sleep(self._interval_s)

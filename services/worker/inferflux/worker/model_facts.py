@@ -1,0 +1,114 @@
+"""What the head of a GGUF file says of a model: how large it is, and what it is kept in (pure)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from .engine.kv_types import KvTypes
+from .gguf_header import Array, Buffer, Header, integers_of
+
+# enum ggml_type of llama.cpp's ggml.h.
+_TYPE_NAMES: Mapping[int, str] = {
+    0: "F32",
+    1: "F16",
+    2: "Q4_0",
+    3: "Q4_1",
+    6: "Q5_0",
+    7: "Q5_1",
+    8: "Q8_0",
+    9: "Q8_1",
+    10: "Q2_K",
+    11: "Q3_K",
+    12: "Q4_K",
+    13: "Q5_K",
+    14: "Q6_K",
+    15: "Q8_K",
+    16: "IQ2_XXS",
+    17: "IQ2_XS",
+    18: "IQ3_XXS",
+    19: "IQ1_S",
+    20: "IQ4_NL",
+    21: "IQ3_S",
+    22: "IQ2_S",
+    23: "IQ4_XS",
+    28: "F64",
+    29: "IQ1_M",
+    30: "BF16",
+    34: "TQ1_0",
+    35: "TQ2_0",
+    39: "MXFP4",
+    40: "NVFP4",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFacts:
+    """Attributes:
+    parameters: numbers in all tensors.
+    quantization: what most of them are kept in, by llama.cpp's name; "" if it is not known here.
+    n_experts, n_active_experts: 0 where there is no mixture.
+    embedding, feed_forward: how wide a layer is.
+    kv_heads: of each layer; 0 where a layer keeps no cells.
+    key_length, value_length: numbers of one head.
+    """
+
+    parameters: int = 0
+    quantization: str = ""
+    vocabulary_size: int = 0
+    has_chat_template: bool = False
+    n_experts: int = 0
+    n_active_experts: int = 0
+    embedding: int = 0
+    feed_forward: int = 0
+    kv_heads: tuple[int, ...] = ()
+    key_length: int = 0
+    value_length: int = 0
+
+    def kv_bytes_per_token(self, types: KvTypes) -> int:
+        """What keys and values of one token take, of all layers together."""
+        return sum(
+            types.key_type.bytes_of(heads * self.key_length)
+            + types.value_type.bytes_of(heads * self.value_length)
+            for heads in self.kv_heads
+        )
+
+
+def facts_of(view: Buffer, header: Header) -> ModelFacts:
+    """What the head of the file that `view` begins with says. Its fields have passed `check_metadata`."""
+    metadata = header.metadata
+    architecture = str(metadata["general.architecture"])
+
+    def number(name: str, default: int = 0) -> int:
+        value = metadata.get(f"{architecture}.{name}", default)
+        if isinstance(value, Array):
+            return max(integers_of(view, value), default=default)
+        return value if isinstance(value, int) else default
+
+    layers = number("block_count")
+    heads = max(number("attention.head_count", 1), 1)
+    width = number("embedding_length") // heads
+    tokens = metadata.get("tokenizer.ggml.tokens")
+    most = max(header.weights, key=lambda kind: header.weights[kind], default=-1)
+    return ModelFacts(
+        parameters=sum(header.weights.values()),
+        quantization=_TYPE_NAMES.get(most, ""),
+        vocabulary_size=tokens.count if isinstance(tokens, Array) else number("vocab_size"),
+        has_chat_template="tokenizer.chat_template" in metadata,
+        n_experts=number("expert_count"),
+        n_active_experts=number("expert_used_count"),
+        embedding=number("embedding_length"),
+        feed_forward=number("feed_forward_length"),
+        kv_heads=_kv_heads(view, header, architecture, layers, heads),
+        key_length=number("attention.key_length", width),
+        value_length=number("attention.value_length", width),
+    )
+
+
+def _kv_heads(view: Buffer, header: Header, architecture: str, layers: int, heads: int) -> tuple[int, ...]:
+    """Of each layer. A file may give one number for all, or one for each."""
+    value = header.metadata.get(f"{architecture}.attention.head_count_kv", heads)
+    if isinstance(value, Array):
+        each = list(integers_of(view, value))[:layers]
+        return tuple(each + [each[-1] if each else heads] * (layers - len(each)))
+    return (value if isinstance(value, int) else heads,) * layers

@@ -1,0 +1,107 @@
+"""The file of models: a YAML list of what a host knows from its start.
+
+models:
+  - path: chat.gguf        # relative to this file
+    name: chat
+    aliases: [default-chat]
+    pinned: true           # loaded at the start, and never unloaded to make room
+    default: true          # meant by requests that name no model
+    context: 8192
+    slots: 8
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Self
+
+import yaml
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from inferflux.common.checks import MAX_MODEL_NAME_BYTES, MAX_SEQUENCES
+from inferflux.common.errors import InvalidArgument
+from inferflux.common.hosts import MAX_ALIASES, MAX_KNOWN
+
+from .catalog import Wish
+
+_VARIABLE = "INFERFLUX_CONFIG"
+_MOST_BYTES = 1 << 20
+_MOST_INT32 = 2**31 - 1
+
+
+def _short(name: str) -> str:
+    if len(name.encode()) > MAX_MODEL_NAME_BYTES:
+        raise ValueError(f"a model's name has at most {MAX_MODEL_NAME_BYTES} bytes")
+    return name
+
+
+_Name = Annotated[str, Field(min_length=1), AfterValidator(_short)]
+
+
+class _Entry(BaseModel):
+    """One of `models`."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    path: str = Field(min_length=1)
+    name: _Name | None = None
+    aliases: list[_Name] = Field(default=[], max_length=MAX_ALIASES)
+    pinned: bool = False
+    default: bool = False
+    context: int | None = Field(default=None, ge=1, le=_MOST_INT32)
+    slots: int | None = Field(default=None, ge=1, le=MAX_SEQUENCES)
+    kv_cells: int | None = Field(default=None, ge=1, le=_MOST_INT32)
+    kv_bytes: int | None = Field(default=None, ge=1)
+
+    @model_validator(mode="after")
+    def _sized_once(self) -> Self:
+        if self.kv_cells is not None and self.kv_bytes is not None:
+            raise ValueError("kv_cells and kv_bytes: either sizes the KV cache")
+        return self
+
+
+class _File(BaseModel):
+    model_config = ConfigDict(extra="ignore")
+
+    models: list[_Entry] = Field(default=[], max_length=MAX_KNOWN)
+
+
+def read_models(path: Path) -> list[tuple[Path, Wish]]:
+    """The model files that a configuration names, and how each is to be served.
+
+    Raises:
+        InvalidArgument: the file cannot be read, or says what cannot be; names the entry.
+    """
+    try:
+        if path.stat().st_size > _MOST_BYTES:
+            raise InvalidArgument(f"{path} has more than {_MOST_BYTES} bytes", field=_VARIABLE)
+        parsed = _File.model_validate(yaml.safe_load(path.read_text()) or {})
+    except OSError as error:
+        raise InvalidArgument(f"{path}: {error.strerror}", field=_VARIABLE) from None
+    except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
+        raise InvalidArgument(f"{path} is no YAML: {error}", field=_VARIABLE) from None
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"])
+        raise InvalidArgument(f"{path}: {where}: {first['msg']}", field=_VARIABLE) from None
+    wished = [(path.parent / entry.path, _wish(entry)) for entry in parsed.models]
+    names = [wish.name for _, wish in wished]
+    for name in names:
+        if names.count(name) > 1:
+            raise InvalidArgument(f"{path}: two models are called {name!r}", field=_VARIABLE)
+    if sum(wish.is_default for _, wish in wished) > 1:
+        raise InvalidArgument(f"{path}: more than one model is the default", field=_VARIABLE)
+    return wished
+
+
+def _wish(entry: _Entry) -> Wish:
+    return Wish(
+        name=entry.name or Path(entry.path).name.removesuffix(".gguf"),
+        aliases=tuple(entry.aliases),
+        is_pinned=entry.pinned,
+        is_default=entry.default,
+        context_length=entry.context,
+        slots=entry.slots,
+        kv_cells=entry.kv_cells,
+        kv_bytes=entry.kv_bytes,
+    )

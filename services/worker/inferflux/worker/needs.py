@@ -1,0 +1,95 @@
+"""How much memory a model takes before it is loaded (pure)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from .engine.fit import (
+    CELLS_PER_SLOT,
+    FEWEST_CELLS,
+    MOST_PREFILL_CELLS,
+    PHYSICAL_BATCH,
+    PREFILL_PART,
+    CellShape,
+    whole_cells,
+)
+from .engine.kv_types import USUAL, KvTypes
+from .model_facts import ModelFacts
+
+# Rows whose logits are kept.
+_LOGIT_ROWS = 64
+_NUMBER_BYTES = 4
+# Python, numpy, llama.cpp and its buffers that do not depend on the model: measured with the demo model.
+_PROCESS_BYTES = 120 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What is asked of a model's KV cache.
+
+    Attributes:
+        context_length: most tokens of one request; 0: the model's.
+        kv_cells, kv_bytes: size of the cache; both 0: by slots and context length.
+        prefill_cells: of the prefill context; None: a part of the cache's.
+    """
+
+    context_length: int
+    slots: int
+    kv_cells: int = 0
+    kv_bytes: int = 0
+    prefill_cells: int | None = None
+    types: KvTypes = USUAL
+
+
+@dataclass(frozen=True, slots=True)
+class Needs:
+    """What a loaded model takes, in bytes.
+
+    Attributes:
+        cells: of the KV cache.
+        kv: keys and values, of the prefill context as well.
+        compute: what a step computes with, and the process itself.
+    """
+
+    weights: int
+    cells: int
+    kv: int
+    compute: int
+
+    @property
+    def total(self) -> int:
+        return self.weights + self.kv + self.compute
+
+
+def needs_of(size_bytes: int, trained_length: int, facts: ModelFacts, asked: Asked, *, room: int) -> Needs:
+    """What a model of `size_bytes` takes with the KV cache that it will have.
+
+    A cache whose size is not set takes at most half of what the weights leave of `room`, and no less than
+    one request needs.
+
+    Args:
+        trained_length: context length that the file states.
+        room: bytes that models may take.
+    """
+    cell = facts.kv_bytes_per_token(asked.types)
+    length = asked.context_length or trained_length
+    wanted = asked.kv_cells or max(length, asked.slots * CELLS_PER_SLOT)
+    if asked.kv_bytes and cell:
+        wanted = asked.kv_bytes // cell
+    elif not asked.kv_cells and cell:
+        shape = CellShape(cell, PHYSICAL_BATCH)
+        least = asked.context_length or min(wanted, FEWEST_CELLS)
+        wanted = max(min(wanted, max(room - size_bytes, 0) // 2 // shape.bytes), least)
+    cells = whole_cells(wanted)
+    prefill = asked.prefill_cells
+    if prefill is None:
+        prefill = min(length, cells // PREFILL_PART, MOST_PREFILL_CELLS)
+    widest = max(facts.feed_forward, 4 * facts.embedding)
+    step = PHYSICAL_BATCH * (2 * widest + cells) * _NUMBER_BYTES
+    logits = _LOGIT_ROWS * facts.vocabulary_size * _NUMBER_BYTES
+    return Needs(
+        weights=size_bytes,
+        cells=cells,
+        kv=(cells + prefill) * CellShape(cell, PHYSICAL_BATCH).bytes,
+        compute=_PROCESS_BYTES + step + logits,
+    )

@@ -1,0 +1,285 @@
+"""A worker process with several models: what it is told, and that no model feels what becomes of another."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from harness.gguf_files import text, tiny_model, u32
+from harness.host import HostProcess
+from harness.worker import DEMO_MODEL, batch_item, read_to_end, token_ids
+
+from inferflux.common.bus import Bus
+from inferflux.common.servers import ServerProcess
+from inferflux.common.stream_limits import StreamLimits
+from inferflux.v1 import host_pb2, model_pb2, worker_pb2
+
+REGISTERED, READY, FAILED = (
+    model_pb2.MODEL_STATE_REGISTERED,
+    model_pb2.MODEL_STATE_READY,
+    model_pb2.MODEL_STATE_FAILED,
+)
+INVALID, NOT_FOUND, EXISTS, EXHAUSTED, ABORTED = 3, 5, 6, 8, 10
+DEMO = "inferflux-demo"
+LONG = 400
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_model().write(tmp_path_factory.mktemp("models") / "tiny.gguf")
+
+
+@pytest.fixture(scope="module")
+async def shared(nats_url: str, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[HostProcess]:
+    """With the demo model ready and pinned. Tests leave it at that."""
+    bus = await Bus.connect(nats_url, name="host-tests")
+    made = HostProcess(
+        tmp_path_factory.mktemp("host"),
+        nats_url,
+        bus,
+        "host",
+        INFERFLUX_WORKER_MODEL_PATH=str(DEMO_MODEL),
+        INFERFLUX_WORKER_THREADS="1",
+    )
+    try:
+        await made.start_ready()
+        await made.until_ready(DEMO)
+        yield made
+    finally:
+        made.kill()
+        await bus.close()
+
+
+@pytest.fixture
+async def private_bus(private_nats: ServerProcess) -> AsyncIterator[Bus]:
+    connection = await Bus.connect(private_nats.url, name="test")
+    await connection.ensure_streams(StreamLimits())
+    yield connection
+    await connection.close()
+
+
+@pytest.fixture
+async def private(
+    private_nats: ServerProcess, private_bus: Bus, tmp_path: Path, tiny: Path
+) -> AsyncIterator[HostProcess]:
+    """With two models ready, from a file of models, and room for no third one."""
+    config = tmp_path / "models.yaml"
+    config.write_text(
+        f"models:\n- {{path: {DEMO_MODEL}, pinned: true, default: true}}\n"
+        f"- {{path: {tiny}, name: small, aliases: [s], pinned: true, slots: 2}}\n"
+        f"- {{path: {DEMO_MODEL}, name: third}}\n"
+    )
+    made = HostProcess(
+        tmp_path,
+        private_nats.url,
+        private_bus,
+        "mine",
+        INFERFLUX_CONFIG=str(config),
+        INFERFLUX_MODELS_MAX="2",
+        INFERFLUX_WORKER_THREADS="1",
+    )
+    try:
+        await made.start_ready()
+        for name in (DEMO, "small"):
+            await made.until_ready(name)
+        yield made
+    finally:
+        made.kill()
+
+
+def small(request_id: str, max_tokens: int = 8) -> worker_pb2.BatchItem:
+    """A request to the tiny model."""
+    return batch_item(request_id, model="tiny", max_tokens=max_tokens)
+
+
+async def test_a_model_is_made_known_loaded_served_unloaded_and_forgotten(
+    shared: HostProcess, tiny: Path
+) -> None:
+    known = await shared.register(tiny, aliases=["t", "small"])
+    assert (known.code, known.model.card.name, known.model.state) == (0, "tiny", REGISTERED)
+    assert list(known.model.aliases) == ["t", "small"]
+    assert (known.model.card.context_length, known.model.card.quantization) == (128, "F32")
+    loading = await shared.load("tiny")
+    assert (loading.code, loading.model.worker_id) == (0, "host--1")
+    assert await shared.until_ready("tiny") == "host--1"
+    assert shared.model("tiny").load_s > 0
+    before = len(shared.engines())
+    assert (await shared.load("tiny")).model.state == READY, "it is loaded, once"
+    refused = await shared.forget("tiny")
+    assert (refused.code, refused.reason) == (ABORTED, "MODEL_LOADED")
+    first = await shared.ask("tiny", small("first"))
+    assert len(token_ids(first)) == 8
+    assert (await shared.unload("tiny")).code == 0
+    gone = await shared.until_state("tiny", REGISTERED)
+    assert (gone.worker_id, gone.reason) == ("", "")
+    assert len(shared.engines()) == before - 1
+    assert (await shared.unload("tiny")).model.state == REGISTERED, "there is nothing to unload"
+    await shared.load("tiny")
+    await shared.until_ready("tiny")
+    assert token_ids(await shared.ask("tiny", small("again"))) == token_ids(first)
+    await shared.unload("tiny")
+    await shared.until_state("tiny", REGISTERED)
+    assert (await shared.forget("tiny")).code == 0
+    await shared.until(lambda: set(shared.states) == {DEMO})
+    for reply in (await shared.load("tiny"), await shared.forget("tiny"), await shared.unload("tiny")):
+        assert (reply.code, reply.reason) == (NOT_FOUND, "UNKNOWN_MODEL")
+
+
+async def test_a_file_that_cannot_be_served_is_refused_by_its_field_and_leaves_nothing(
+    shared: HostProcess, tiny: Path, tmp_path: Path
+) -> None:
+    whole = tiny.read_bytes()
+    cut = tmp_path / "cut.gguf"
+    cut.write_bytes(whole[:500])
+    other = tiny_model().having({"general.architecture": text("nonesuch")}).write(tmp_path / "other.gguf")
+    hostile = tiny_model().having({"llama.block_count": u32(2**32 - 1)}).write(tmp_path / "hostile.gguf")
+    plain = tmp_path / "plain.gguf"
+    plain.write_text("hello")
+    cases = [
+        (await shared.register(tmp_path / "missing.gguf"), INVALID, "path", "no such file"),
+        (await shared.register(tmp_path), INVALID, "path", "no such file"),
+        (await shared.register(cut), INVALID, "path", "cut off"),
+        (await shared.register(plain), INVALID, "path", "not a GGUF"),
+        (await shared.register(other), INVALID, "path", "nonesuch.context_length is missing"),
+        (await shared.register(hostile), INVALID, "path", "llama.block_count is 4294967295"),
+        (await shared.register("tiny.gguf"), INVALID, "path", "absolute"),
+        (await shared.register(""), INVALID, "path", "absolute"),
+        (await shared.register(tiny, DEMO), EXISTS, "", "another model"),
+        (await shared.register(tiny, aliases=[DEMO]), INVALID, "aliases", "already"),
+        (await shared.register(tiny, "n" * 300), INVALID, "name", "at most"),
+        (await shared.tell(), INVALID, "command", "unknown kind"),
+    ]
+    for reply, code, field, said in cases:
+        assert (reply.code, reply.field) == (code, field), reply
+        assert said in reply.message
+        assert not reply.HasField("model")
+    assert (await shared.load("missing")).code == NOT_FOUND
+    await shared.until(lambda: set(shared.states) == {DEMO})
+
+
+async def test_a_load_that_fails_says_why_and_can_be_tried_again(
+    shared: HostProcess, tiny: Path, tmp_path: Path
+) -> None:
+    path = tmp_path / "lame.gguf"
+    path.write_bytes(tiny.read_bytes()[:-1000])
+    assert (await shared.register(path)).code == 0
+    for _ in range(2):
+        assert (await shared.load("lame")).code == 0
+        failed = await shared.until_state("lame", FAILED)
+        assert failed.reason.startswith(f"{path}: ")
+        assert failed.worker_id == ""
+        path.touch()
+    assert len(token_ids(await shared.ask(DEMO, batch_item("beside")))) == 24
+    assert (await shared.forget("lame")).code == 0
+    await shared.until(lambda: set(shared.states) == {DEMO})
+
+
+async def test_a_stream_is_the_same_while_another_model_comes_and_goes(
+    shared: HostProcess, tiny: Path
+) -> None:
+    expected = token_ids(await shared.ask(DEMO, batch_item("alone", max_tokens=LONG)))
+    await shared.register(tiny)
+    stream = await shared.read("beside-a-load")
+    await shared.send_to(DEMO, batch_item("beside-a-load", max_tokens=LONG))
+    reading = asyncio.create_task(read_to_end(stream))
+    await shared.load("tiny")
+    await shared.until_ready("tiny")
+    beside = await shared.ask("tiny", small("small"))
+    await shared.unload("tiny")
+    await shared.until_state("tiny", REGISTERED)
+    chunks = await reading
+    stream.close()
+    assert token_ids(chunks) == expected
+    assert [chunk.offset for chunk in chunks] == sorted(chunk.offset for chunk in chunks)
+    assert chunks[-1].HasField("finished")
+    assert len(token_ids(beside)) == 8
+    await shared.forget("tiny")
+
+
+async def test_what_runs_ends_before_its_model_is_unloaded(shared: HostProcess, tiny: Path) -> None:
+    await shared.register(tiny)
+    await shared.load("tiny")
+    await shared.until_ready("tiny")
+    stream = await shared.read("draining")
+    await shared.send_to("tiny", small("draining", max_tokens=100))
+    await shared.unload("tiny")
+    chunks = await read_to_end(stream)
+    stream.close()
+    assert (len(token_ids(chunks)), chunks[-1].HasField("finished")) == (100, True)
+    await shared.until_state("tiny", REGISTERED)
+    await shared.forget("tiny")
+
+
+async def test_an_engine_that_is_killed_takes_no_other_model_with_it(private: HostProcess) -> None:
+    expected = token_ids(await private.ask(DEMO, batch_item("alone", max_tokens=LONG)))
+    # Whose engine is whose: the one that goes when its model is unloaded.
+    engines = private.engines()
+    await private.unload("small")
+    await private.until_state("small", REGISTERED)
+    await private.load("small")
+    small_id = await private.until_ready("small")
+    (victim,) = private.engines(but=engines)
+    stream = await private.read("undisturbed")
+    await private.send_to(DEMO, batch_item("undisturbed", max_tokens=LONG))
+    reading = asyncio.create_task(read_to_end(stream))
+    os.kill(victim, signal.SIGKILL)
+    await private.until(lambda: any(e.HasField("engine_died") for e in private.events))
+    assert {e.worker_id for e in private.events if e.HasField("engine_died")} == {small_id}
+    chunks = await reading
+    stream.close()
+    assert token_ids(chunks) == expected
+    assert chunks[-1].HasField("finished")
+    await private.until(lambda: victim not in private.engines() and len(private.engines()) == 2)
+    await private.until_ready("small")
+    asked = batch_item("after", model="small", max_tokens=8)
+    assert len(token_ids(await private.ask("small", asked))) == 8
+
+
+async def test_a_host_that_is_killed_is_reported_as_each_of_its_workers(private: HostProcess) -> None:
+    expected = {(worker_id, status.incarnation) for worker_id, status in private.statuses.items()}
+    assert {worker_id for worker_id, _ in expected} == {"mine", "mine--1"}
+    private.kill()
+    await private.until(lambda: len(private.deaths) == len(expected))
+    assert set(private.deaths) == expected
+
+
+async def test_a_file_of_models_says_what_is_loaded_and_how_much(private: HostProcess) -> None:
+    assert private.host is not None
+    assert private.host.models_max == 2
+    first, second, third = (private.model(name) for name in (DEMO, "small", "third"))
+    assert [(m.is_pinned, m.is_default) for m in (first, second, third)] == [
+        (True, True),
+        (True, False),
+        (False, False),
+    ]
+    assert list(second.aliases) == ["s"]
+    assert private.statuses[second.worker_id].slots == 2
+    refused = await private.load("third")
+    assert (refused.code, refused.reason) == (EXHAUSTED, "NO_PLACE_FOR_MODEL")
+    assert "2 models loaded, of at most 2" in refused.message
+    taken = await private.register(DEMO_MODEL, "s")
+    assert (taken.code, taken.reason) == (EXISTS, "MODEL_NAME_TAKEN")
+
+
+async def test_a_model_without_room_is_refused_with_both_numbers_and_old_terms_do_not_count(
+    nats_url: str, bus: Bus, tiny: Path, tmp_path: Path
+) -> None:
+    host = HostProcess(tmp_path, nats_url, bus, "narrow", INFERFLUX_MODELS_BYTES="1MB")
+    try:
+        await host.start_ready()
+        assert (await host.tell(term=5, register=host_pb2.RegisterModelFile(path=str(tiny)))).code == 0
+        refused = await host.tell(term=5, load=host_pb2.LoadHostedModel(name="tiny"))
+        assert (refused.code, refused.reason) == (EXHAUSTED, "NO_MEMORY_FOR_MODEL")
+        assert "needs 1" in refused.message
+        assert "1 MiB of 1 MiB are free" in refused.message
+        old = await host.tell(term=4, forget=host_pb2.ForgetModelFile(name="tiny"))
+        assert (old.code, old.reason) == (ABORTED, "OLD_TERM")
+        await host.until_state("tiny", REGISTERED)
+        host.send(signal.SIGTERM)
+        assert await host.wait() == 0
+    finally:
+        host.kill()

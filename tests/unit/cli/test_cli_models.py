@@ -1,0 +1,92 @@
+"""The table of models, in narrow and wide terminals, and when a model has got where it was wanted."""
+
+from __future__ import annotations
+
+import pytest
+from rich.console import Console
+
+from inferflux.cli.errors import CommandError
+from inferflux.cli.models import _is_loaded, _is_unloaded
+from inferflux.cli.tables import models_table
+from inferflux.v1 import model_pb2
+
+CARD = model_pb2.ModelCard(
+    name="team/chat",
+    digest="abcdef0123456789",
+    context_length=131072,
+    architecture="llama",
+    quantization="Q4_K",
+    parameters=3_120_000,
+    size_bytes=3_500_000,
+    vocabulary_size=2048,
+)
+PLACE = model_pb2.ModelPlace(host_id="worker-0", needs_bytes=512 << 20)
+READY = model_pb2.Model(
+    card=CARD,
+    workers=2,
+    state=model_pb2.MODEL_STATE_READY,
+    aliases=["chat"],
+    is_default=True,
+    is_pinned=True,
+    places=[PLACE],
+)
+FAILED = model_pb2.Model(
+    card=model_pb2.ModelCard(name="big [bold]"),
+    state=model_pb2.MODEL_STATE_FAILED,
+    reason="/m/big.gguf: [cut] off",
+    places=[PLACE],
+)
+
+
+def shown(width: int, *models: model_pb2.Model) -> list[str]:
+    console = Console(width=width, force_terminal=False, color_system=None)
+    with console.capture() as capture:
+        console.print(models_table(models))
+    return capture.get().splitlines()
+
+
+@pytest.mark.parametrize("width", [80, 140])
+def test_what_people_look_for_is_never_cut_off(width: int) -> None:
+    lines = shown(width, READY, FAILED)
+    assert max(map(len, lines)) <= width
+    words = " ".join(lines).split()
+    for word in ("team/chat", "chat", "(default)", "(pinned)", "ready", "failed", "[cut]", "off"):
+        assert word in words, (word, lines)
+
+
+def test_a_wide_terminal_shows_a_model_in_full() -> None:
+    text = " ".join(shown(140, READY))
+    for part in ("llama Q4_K", "3.12 M", "3.34 MiB", "131,072", "512 MiB", "abcdef01"):
+        assert part in text, (part, text)
+    assert "big [bold]" in " ".join(shown(140, FAILED))
+
+
+def on_hosts(**states: str) -> model_pb2.Model:
+    """A model in a state on each host, the reason of a failure being the host's id."""
+    best = model_pb2.MODEL_STATE_READY if "READY" in states.values() else model_pb2.MODEL_STATE_REGISTERED
+    model = model_pb2.Model(card=CARD, state=best)
+    for since, (host_id, state) in enumerate(states.items()):
+        known = model_pb2.ModelState.Value(f"MODEL_STATE_{state}")
+        model.places.add(host_id=host_id, state=known, since_unix_ms=since, reason=f"of {host_id}")
+    return model
+
+
+def test_a_load_has_failed_where_another_host_knows_the_model_as_well() -> None:
+    assert _is_loaded(on_hosts(g="FAILED", h="READY"))
+    assert not _is_loaded(on_hosts(g="FAILED", h="LOADING"))
+    with pytest.raises(CommandError, match="of h"):
+        _is_loaded(on_hosts(f="FAILED", g="REGISTERED", h="FAILED"))
+    with pytest.raises(CommandError, match="unloaded meanwhile"):
+        _is_loaded(on_hosts(g="REGISTERED", h="UNLOADING"))
+
+
+def test_a_model_is_unloaded_when_the_hosts_that_are_meant_have_not_loaded_it() -> None:
+    for state, is_unloaded in (
+        ("REGISTERED", True),
+        ("FAILED", True),
+        ("UNLOADING", False),
+        ("LOADING", False),
+        ("READY", False),
+    ):
+        assert _is_unloaded(on_hosts(g="REGISTERED", h=state), "") is is_unloaded
+        assert _is_unloaded(on_hosts(g="READY", h=state), "h") is is_unloaded

@@ -1,0 +1,30 @@
+"""Where bodies of POST /generate and messages of the websocket are parsed."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any, cast
+
+import pytest
+
+from inferflux.gateway.http import generate
+from inferflux.gateway.http.bodies import LARGE_BYTES, parse
+from inferflux.gateway.http.exchange import to_json
+from inferflux.gateway.models import ModelRegistry
+
+
+@pytest.mark.parametrize(("n_bytes", "is_on_loop"), [(0, True), (LARGE_BYTES, False)])
+async def test_only_a_large_message_is_parsed_by_another_thread(
+    monkeypatch: pytest.MonkeyPatch, n_bytes: int, is_on_loop: bool
+) -> None:
+    threads: list[bool] = []
+
+    def noted(kind: Any, data: bytes) -> Any:
+        threads.append(threading.current_thread() is threading.main_thread())
+        return parse(kind, data)
+
+    monkeypatch.setattr(generate, "parse", noted)
+    data = to_json({"model": "m", "prompt": "a" * (n_bytes + 1)})
+    _, asked = await generate.read(data, cast("ModelRegistry", None))
+    assert len(asked.prompts[0].SerializeToString()) > n_bytes
+    assert threads == [is_on_loop]

@@ -1,0 +1,108 @@
+"""What /openapi.json and /docs say of fields and examples."""
+
+from __future__ import annotations
+
+import json
+import re
+from html.parser import HTMLParser
+from typing import Any
+
+import pytest
+from google.protobuf.message_factory import GetMessageClass
+
+from inferflux.gateway.http import docs_page, routes
+from inferflux.gateway.http.bodies import parse
+from inferflux.gateway.http.exchange import to_json
+from inferflux.gateway.http.message_json import parse_message
+from inferflux.gateway.http.openai import bodies, chat, completions, generate, responses, served, tokens
+from inferflux.gateway.http.openapi import document, page
+from inferflux.gateway.http.openapi_fields import EXAMPLES, MEANINGS
+from inferflux.gateway.rules import ADMIN_METHODS
+
+
+def fields_of(schema: str) -> dict[str, Any]:
+    found: dict[str, Any] = document()["components"]["schemas"][schema]["properties"]
+    return found
+
+
+@pytest.mark.parametrize(
+    "body",
+    ["ChatBody", "CompletionBody", "ResponsesBody", "GenerateBody", "TokenizeBody", "DetokenizeBody"],
+)
+def test_every_field_of_a_body_is_explained(body: str) -> None:
+    assert all(field["description"] == MEANINGS[name] for name, field in fields_of(body).items())
+
+
+def test_fields_that_are_always_refused_are_left_out_and_others_list_what_is_served() -> None:
+    fields = fields_of("ChatBody")
+    assert not {"functions", "audio", "prediction", "reasoning_effort"} & fields.keys()
+    assert fields["store"]["enum"] == [False, None]
+    assert "max_tokens" in fields
+    assert "function_call" not in fields_of("Message")
+    assert fields_of("StreamOptions").keys() == {"include_usage"}
+    fields = fields_of("ResponsesBody")
+    assert fields["truncation"]["enum"] == ["disabled", None]
+    assert not {path for path in served.RESPONSE if path.startswith("max_")} & fields.keys()
+
+
+def test_each_example_of_inference_can_be_sent() -> None:
+    example = {path: to_json(body) for path, body in EXAMPLES.items()}
+    chat.to_request(parse(bodies.ChatBody, example["/v1/chat/completions"]))
+    completions.to_requests(parse(bodies.CompletionBody, example["/v1/completions"]))
+    responses.to_request(parse(bodies.ResponsesBody, example["/v1/responses"]))
+    generate.to_request(parse(bodies.GenerateBody, example["/generate"]), default_model="m")
+    tokens.to_tokenize(parse(bodies.TokenizeBody, example["/v1/tokenize"]))
+    tokens.to_detokenize(parse(bodies.DetokenizeBody, example["/v1/detokenize"]))
+    assert len(example) == 6
+
+
+def test_each_example_of_administrators_is_a_message_of_its_method() -> None:
+    paths = document()["paths"]
+    for method in ADMIN_METHODS:
+        content = paths[routes.ADMIN[method.name].path]["post"]["requestBody"]["content"]
+        example = content["application/json"]["example"]
+        message = parse_message(GetMessageClass(method.input_type), json.dumps(example).encode())
+        assert bool(example) == bool(message.ByteSize())
+
+
+class Elements(HTMLParser):
+    """Elements of a page that are open, and its anchors and links."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.ids: list[str] = []
+        self.links: list[str] = []
+        self.names: set[str] = set()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.names.add(tag)
+        if tag != "meta":
+            self.open.append(tag)
+        self.ids += [value or "" for name, value in attrs if name == "id"]
+        self.links += [value or "" for name, value in attrs if name == "href"]
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+
+def test_the_page_has_each_operation_with_an_example_and_links_to_it() -> None:
+    said = page()
+    elements = Elements()
+    elements.feed(said)
+    assert not elements.open
+    paths = document()["paths"]
+    assert len(elements.ids) == len(set(elements.ids)) == sum(map(len, paths.values()))
+    assert {link.removeprefix("#") for link in elements.links} == {*elements.ids, "/openapi.json"}
+    assert said.count("<pre>curl") == len(elements.ids)
+    for name in ("messages[].role", "response_format.json_schema.schema", "dry_sequence_breakers"):
+        assert f"<code>{name}</code>" in said
+
+
+def test_the_page_loads_and_runs_nothing_and_its_policy_allows_its_style_alone() -> None:
+    said = page()
+    elements = Elements()
+    elements.feed(said)
+    assert not elements.names & {"script", "link", "img", "iframe", "form", "object"}
+    assert not re.search(r"\son\w+=| style=|https?:|url\(", said)
+    assert docs_page.POLICY.startswith("default-src 'none'; style-src 'sha256-")

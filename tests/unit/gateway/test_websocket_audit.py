@@ -1,0 +1,54 @@
+"""The audit lines of a websocket whose client leaves."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any, cast
+
+from starlette.types import Message
+
+from inferflux.common.audit.writer import AuditTrail
+from inferflux.common.calls import CallContext
+from inferflux.gateway.caller import Caller
+from inferflux.gateway.http.endpoint import Edge
+from inferflux.gateway.http.websocket import WebSocketEndpoint
+
+
+class Trail(AuditTrail):
+    def __init__(self) -> None:
+        super().__init__(None)
+        self.lines: list[dict[str, object]] = []
+
+    def write(self, event: str, **fields: object) -> None:
+        self.lines.append({"event": event, **fields})
+
+
+class Client:
+    """Sends a request, and is gone when it is answered."""
+
+    def __init__(self) -> None:
+        self.sent = deque[Message](
+            [
+                {"type": "websocket.connect"},
+                {"type": "websocket.receive", "text": '{"model": "demo", "prompt": "x"}'},
+            ]
+        )
+
+    async def receive(self) -> Message:
+        return self.sent.popleft()
+
+    async def send(self, message: Message) -> None:
+        if message["type"] == "websocket.send":
+            raise OSError("the client is gone")
+
+
+async def test_a_request_whose_client_left_before_it_was_queued_has_its_line() -> None:
+    async def admit(_scope: str, _context: CallContext) -> Caller:
+        return Caller("acme", "key_0")
+
+    trail, client, unused = Trail(), Client(), cast("Any", None)
+    endpoint = WebSocketEndpoint(Edge(admit, unused, trail, send_limit_s=5), unused, unused)
+    await endpoint({"type": "websocket", "headers": []}, client.receive, client.send)
+    (line,) = trail.lines
+    assert (line["event"], line["tenant"], line["method"]) == ("call", "acme", "WEBSOCKET /generate")
+    assert (line["outcome"], line["decision"]) == ("left", "allowed")

@@ -1,0 +1,154 @@
+"""The models that a host knows: their names, the room they take, and the worker ids they are given."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from inferflux.common.errors import Aborted, AlreadyExists, InvalidArgument, NotFound, ResourceExhausted
+from inferflux.common.hosts import MAX_KNOWN, check_model
+from inferflux.v1 import model_pb2
+from inferflux.worker.catalog import Catalog, Known, Wish
+from inferflux.worker.model_file import ModelFile
+from inferflux.worker.needs import Needs
+
+GIB = 1 << 30
+HELD = (model_pb2.MODEL_STATE_LOADING, model_pb2.MODEL_STATE_READY, model_pb2.MODEL_STATE_UNLOADING)
+FREE = (model_pb2.MODEL_STATE_REGISTERED, model_pb2.MODEL_STATE_FAILED)
+
+
+def known(name: str, *, aliases: Sequence[str] = (), digest: str = "", needs: int = GIB) -> Known:
+    file = ModelFile(Path(f"/m/{name}.gguf"), digest or name, 1, "llama", name, 128, b"")
+    card = model_pb2.ModelCard(name=name)
+    return Known(Wish(name, tuple(aliases)), file, Needs(needs, 256, 0, 0), card)
+
+
+def catalog(*models: Known, memory: int = 3 * GIB, models_max: int = 3) -> Catalog:
+    made = Catalog("h", memory, models_max)
+    for model in models:
+        made.add(model)
+    return made
+
+
+def hold(models: Catalog, name: str) -> str:
+    """Take the id of a worker for a model, and have it loaded."""
+    model = models.get(name)
+    model.worker_id = models.take_worker_id(model)
+    model.state = model_pb2.MODEL_STATE_READY
+    return model.worker_id
+
+
+@pytest.mark.parametrize(
+    ("new", "field"),
+    [
+        (known("c", aliases=["a"]), "aliases"),
+        (known("c", aliases=["other-a"]), "aliases"),
+        (known("c", aliases=["c"]), "aliases"),
+    ],
+    ids=["a model's name", "a model's alias", "its own name"],
+)
+def test_an_alias_stands_for_one_model(new: Known, field: str) -> None:
+    models = catalog(known("a", aliases=["other-a"]), known("b"))
+    with pytest.raises(InvalidArgument) as caught:
+        models.add(new)
+    assert caught.value.field == field
+    assert {model.name for model in models} == {"a", "b"}
+
+
+@pytest.mark.parametrize("name", ["a", "other-a"])
+def test_a_name_that_means_another_model_is_taken(name: str) -> None:
+    models = catalog(known("a", aliases=["other-a"]))
+    with pytest.raises(AlreadyExists) as caught:
+        models.add(known(name, digest="of another file"))
+    assert caught.value.reason == "MODEL_NAME_TAKEN"
+    assert [model.name for model in models] == ["a"]
+
+
+def test_the_same_file_again_takes_over_what_is_said_and_keeps_what_is_not() -> None:
+    first = known("a", aliases=["x"])
+    first.wish = replace(first.wish, is_pinned=True, is_default=True, context_length=64, slots=2)
+    models = catalog(first)
+    worker_id = hold(models, "a")
+    moved = known("a", needs=2 * GIB)
+    moved.file = replace(moved.file, path=Path("/elsewhere/a.gguf"))
+    again = models.add(moved)
+    assert (again.worker_id, again.state) == (worker_id, model_pb2.MODEL_STATE_READY)
+    assert again.wish == Wish("a", ("x",), is_pinned=True, is_default=True, context_length=64, slots=2)
+    assert again.file.path == Path("/elsewhere/a.gguf")
+    assert again.needs.total == GIB
+    models.add(known("a", aliases=["x", "y"]))
+    assert list(again.to_message().aliases) == ["x", "y"]
+    again.state = model_pb2.MODEL_STATE_REGISTERED
+    larger = known("a", needs=2 * GIB)
+    larger.wish = Wish("a", slots=9)
+    models.add(larger)
+    assert (again.wish.slots, again.wish.context_length, again.needs.total) == (9, None, 2 * GIB)
+    assert again.wish.is_pinned
+
+
+def test_what_does_not_fit_is_refused_with_both_numbers_and_nothing_changes() -> None:
+    models = catalog(known("a", needs=2 * GIB), known("b", needs=GIB + GIB // 2))
+    hold(models, "a")
+    with pytest.raises(ResourceExhausted) as caught:
+        models.take_worker_id(models.get("b"))
+    assert caught.value.reason == "NO_MEMORY_FOR_MODEL"
+    assert "needs 1.50 GiB" in caught.value.message
+    assert "1.00 GiB of 3.00 GiB are free on host h" in caught.value.message
+    assert models.free_bytes == GIB
+    assert models.take_worker_id(models.get("b"), must_fit=False) == "h--1"
+
+
+def test_more_than_the_most_are_refused_even_where_there_is_memory() -> None:
+    models = catalog(known("a"), known("b"), memory=9 * GIB, models_max=1)
+    hold(models, "a")
+    with pytest.raises(ResourceExhausted, match="1 models loaded, of at most 1") as caught:
+        models.take_worker_id(models.get("b"))
+    assert caught.value.reason == "NO_PLACE_FOR_MODEL"
+
+
+@pytest.mark.parametrize("state", [*HELD, *FREE])
+def test_memory_is_taken_from_loading_until_it_is_unloaded(state: model_pb2.ModelState.ValueType) -> None:
+    models = catalog(known("a"))
+    models.get("a").state = state
+    assert models.free_bytes == (2 * GIB if state in HELD else 3 * GIB)
+
+
+def test_worker_ids_are_the_hosts_own_and_are_used_again() -> None:
+    models = catalog(known("a"), known("b"), known("c"))
+    assert [hold(models, name) for name in "abc"] == ["h", "h--1", "h--2"]
+    gone = models.get("b")
+    gone.state, gone.worker_id = model_pb2.MODEL_STATE_REGISTERED, ""
+    assert hold(models, "b") == "h--1"
+
+
+@pytest.mark.parametrize("state", HELD)
+def test_a_model_is_not_forgotten_while_it_is_loaded(state: model_pb2.ModelState.ValueType) -> None:
+    models = catalog(known("a", aliases=["x"]))
+    models.get("a").state = state
+    with pytest.raises(Aborted, match="unload it first"):
+        models.forget("a")
+    models.get("a").state = model_pb2.MODEL_STATE_FAILED
+    models.forget("a")
+    with pytest.raises(NotFound, match="host h has no model 'a'"):
+        models.get("a")
+    models.add(known("x"))
+
+
+def test_a_host_knows_a_number_of_models_and_no_more() -> None:
+    models = catalog(*(known(str(number)) for number in range(MAX_KNOWN)))
+    with pytest.raises(ResourceExhausted):
+        models.add(known("one more"))
+    assert models.add(known("7")).name == "7"
+
+
+def test_what_a_host_says_of_a_model_is_always_what_others_take() -> None:
+    model = known("a", needs=1 << 77)
+    model.reason = "ä" * 3000
+    model.state = model_pb2.MODEL_STATE_FAILED
+    said = model.to_message()
+    check_model(said)
+    assert set(said.reason) == {"ä"}
+    assert said.needs_bytes == 1 << 60

@@ -1,0 +1,111 @@
+"""The file of models: what it says, and what is refused by the entry's name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from inferflux.common.errors import InvalidArgument
+from inferflux.common.hosts import MAX_KNOWN
+from inferflux.worker.catalog import Wish
+from inferflux.worker.models_config import read_models
+
+
+def written(folder: Path, text: str) -> Path:
+    path = folder / "inferflux.yaml"
+    path.write_text(text)
+    return path
+
+
+def test_every_field_is_read_and_paths_are_relative_to_the_file(tmp_path: Path) -> None:
+    path = written(
+        tmp_path,
+        """
+models:
+  - {path: sub/chat.gguf}
+  - path: /other/big.gguf
+    name: big
+    aliases: [b, large]
+    pinned: true
+    default: true
+    context: 4096
+    slots: 3
+    kv_cells: 512
+  - {path: c.gguf, kv_bytes: 1048576}
+something: else
+""",
+    )
+    assert read_models(path) == [
+        (tmp_path / "sub/chat.gguf", Wish("chat")),
+        (
+            Path("/other/big.gguf"),
+            Wish(
+                "big",
+                aliases=("b", "large"),
+                is_pinned=True,
+                is_default=True,
+                context_length=4096,
+                slots=3,
+                kv_cells=512,
+            ),
+        ),
+        (tmp_path / "c.gguf", Wish("c", kv_bytes=1 << 20)),
+    ]
+
+
+@pytest.mark.parametrize("text", ["", "# nothing", "models: []", "else: 1"])
+def test_a_file_without_models_names_none(tmp_path: Path, text: str) -> None:
+    assert read_models(written(tmp_path, text)) == []
+
+
+REFUSED = {
+    "no YAML": ("models: [", "is no YAML"),
+    "a bare text": ("models", "valid dictionary"),
+    "a list": ("- path: a", "valid dictionary"),
+    "no list": ("models: {path: a}", "models: Input should be a valid list"),
+    "no path": ("models: [{name: a}]", "models.0.path: Field required"),
+    "an empty path": ("models: [{path: ''}]", "models.0.path:"),
+    "an unknown field": ("models: [{path: a}, {path: b, contxt: 1}]", "models.1.contxt: Extra inputs"),
+    "a text for a number": ("models: [{path: a, slots: '3'}]", "models.0.slots:"),
+    "no slots": ("models: [{path: a, slots: 0}]", "models.0.slots:"),
+    "too many slots": ("models: [{path: a, slots: 257}]", "models.0.slots:"),
+    "a context of none": ("models: [{path: a, context: 0}]", "models.0.context:"),
+    "a word for a truth value": ("models: [{path: a, pinned: perhaps}]", "models.0.pinned:"),
+    "a name too long": (f"models: [{{path: a, name: {'n' * 257}}}]", "models.0.name:"),
+    "a name too long in bytes": (f"models: [{{path: a, name: {'ä' * 200}}}]", "models.0.name:"),
+    "both sizes of a cache": ("models: [{path: a, kv_cells: 1, kv_bytes: 1}]", "models.0"),
+    "one name twice": ("models: [{path: x/a.gguf}, {path: y/a.gguf}]", "two models are called 'a'"),
+    "two defaults": (
+        "models: [{path: a, default: true}, {path: b, default: true}]",
+        "more than one model is the default",
+    ),
+    "too many": (f"models: [{', '.join(f'{{path: a{i}}}' for i in range(MAX_KNOWN + 1))}]", "models:"),
+    "objects of Python": ("models: !!python/object/apply:os.getcwd []", "is no YAML"),
+    "a billion laughs": ("a: &a [x,x]\nb: &b [*a,*a]\nmodels: *b", "models.0:"),
+    "deep nesting": ("models: " + "[" * 5000, "is no YAML"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_cannot_be_is_refused_with_its_place(tmp_path: Path, name: str) -> None:
+    text, why = REFUSED[name]
+    path = written(tmp_path, text)
+    with pytest.raises(InvalidArgument) as caught:
+        read_models(path)
+    assert caught.value.field == "INFERFLUX_CONFIG"
+    assert str(path) in caught.value.message
+    assert why in caught.value.message, caught.value.message
+
+
+def test_a_file_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
+    for path in (tmp_path / "missing.yaml", tmp_path):
+        with pytest.raises(InvalidArgument, match=str(path)):
+            read_models(path)
+    binary = tmp_path / "binary.yaml"
+    binary.write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(InvalidArgument, match="is no YAML"):
+        read_models(binary)
+    large = written(tmp_path, "#" * ((1 << 20) + 1))
+    with pytest.raises(InvalidArgument, match="more than 1048576 bytes"):
+        read_models(large)

@@ -1,0 +1,154 @@
+"""What the head of a file says of a model, and what memory it takes by that."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from harness.gguf_files import DIM, HEADS, TOKENS, Field, Gguf, f32, numbers, text, tiny_model, u32
+from hypothesis import given
+from hypothesis import strategies as st
+
+from inferflux.worker.engine.kv_types import USUAL, KvTypes
+from inferflux.worker.gguf_header import HeaderError, parse_header
+from inferflux.worker.model_checks import check_metadata
+from inferflux.worker.model_facts import ModelFacts, facts_of
+from inferflux.worker.needs import Asked, needs_of
+
+GIB = 1 << 30
+
+
+def facts(file: Gguf) -> ModelFacts:
+    view = file.data()
+    header = parse_header(view)
+    check_metadata(view, header)
+    return facts_of(view, header)
+
+
+def integers(*values: int) -> Field:
+    return numbers(5, np.array(values, np.int32))
+
+
+def test_the_tiny_model_is_what_it_was_written_as() -> None:
+    file = tiny_model()
+    found = facts(file)
+    assert found.parameters == sum(tensor.values.size for tensor in file.tensors.values())
+    assert (found.quantization, found.vocabulary_size) == ("F32", len(TOKENS))
+    assert (found.has_chat_template, found.n_experts, found.n_active_experts) == (True, 0, 0)
+    # Keys and values of two bytes, of one layer.
+    assert found.kv_bytes_per_token(USUAL) == 2 * 2 * DIM
+    assert found.kv_bytes_per_token(KvTypes("q8_0", "f16")) == 34 + 2 * DIM
+
+
+def test_experts_are_read_under_the_names_of_the_architecture() -> None:
+    found = facts(tiny_model().having({"llama.expert_count": u32(8), "llama.expert_used_count": u32(2)}))
+    assert (found.n_experts, found.n_active_experts) == (8, 2)
+    assert facts(tiny_model().having({"other.expert_count": u32(8)})).n_experts == 0
+
+
+@pytest.mark.parametrize(
+    ("stated", "heads"),
+    [
+        (integers(4, 0, 2), (4, 0, 2)),
+        (integers(4, 2), (4, 2, 2)),
+        (integers(4, 2, 1, 9, 9), (4, 2, 1)),
+        (integers(), (HEADS, HEADS, HEADS)),
+        (u32(1), (1, 1, 1)),
+        (None, (HEADS, HEADS, HEADS)),
+    ],
+    ids=["of each", "the last for the rest", "too many", "none", "one for all", "left out"],
+)
+def test_heads_are_one_number_or_one_for_each_layer(stated: Field | None, heads: tuple[int, ...]) -> None:
+    key = "llama.attention.head_count_kv"
+    found = facts(tiny_model().having({"llama.block_count": u32(3), key: stated}))
+    assert found.kv_heads == heads
+    assert found.kv_bytes_per_token(USUAL) == sum(heads) * (DIM // HEADS) * 2 * 2
+
+
+@pytest.mark.parametrize(("kind", "name"), [(12, "Q4_K"), (8, "Q8_0"), (39, "MXFP4"), (99, "")])
+def test_the_quantization_is_what_most_weights_are_kept_in(kind: int, name: str) -> None:
+    file = tiny_model()
+    largest = max(file.tensors, key=lambda key: file.tensors[key].values.size)
+    assert facts(file.with_tensor(largest, replace(file.tensors[largest], kind=kind))).quantization == name
+
+
+# Each field that memory is computed from, with what no model has. It is refused by its name, or bounded.
+_FIELDS = (
+    "block_count",
+    "embedding_length",
+    "feed_forward_length",
+    "attention.head_count",
+    "attention.head_count_kv",
+    "attention.key_length",
+    "attention.value_length",
+    "expert_count",
+    "expert_used_count",
+    "vocab_size",
+)
+_ODD = {
+    "2^32-1": u32(2**32 - 1),
+    "a text": text("8"),
+    "nan": f32(float("nan")),
+    "negative ones": integers(-1, -5),
+    "huge ones": numbers(10, np.array([2**62, 2**63], np.uint64)),
+    "fractions": numbers(6, np.array([0.5], np.float32)),
+}
+
+
+@pytest.mark.parametrize("odd", _ODD)
+@pytest.mark.parametrize("field", _FIELDS)
+def test_a_hostile_field_is_refused_by_its_name(field: str, odd: str) -> None:
+    key = f"llama.{field}"
+    with pytest.raises(HeaderError) as caught:
+        facts(tiny_model().having({key: _ODD[odd]}))
+    assert key in str(caught.value)
+
+
+def test_tensors_that_no_machine_could_hold_are_refused() -> None:
+    file = tiny_model()
+    huge = {name: replace(tensor, shape=(2**60,)) for name, tensor in file.tensors.items()}
+    with pytest.raises(HeaderError, match="no such model can be"):
+        facts(replace(file, tensors=huge))
+
+
+def needs(found: ModelFacts, *, room: int = GIB, size: int = 1 << 20, **asked: int) -> tuple[int, int]:
+    """(cells, bytes in all)."""
+    usual: dict[str, Any] = {"context_length": 0, "slots": 4}
+    got = needs_of(size, 2048, found, Asked(**(usual | asked)), room=room)
+    assert got.total == got.weights + got.kv + got.compute
+    return got.cells, got.total
+
+
+@given(
+    layers=st.integers(0, 100),
+    heads=st.integers(0, 64),
+    length=st.integers(0, 512),
+    size=st.integers(0, 1 << 40),
+    room=st.integers(0, 1 << 40),
+    slots=st.integers(1, 256),
+    context_length=st.integers(0, 2**31 - 1),
+)
+def test_needs_are_no_less_than_the_file_and_a_cache_leaves_half_of_the_room(
+    layers: int, heads: int, length: int, size: int, room: int, slots: int, context_length: int
+) -> None:
+    found = ModelFacts(kv_heads=(heads,) * layers, key_length=length, value_length=length)
+    asked = Asked(context_length=context_length, slots=slots, prefill_cells=0)
+    got = needs_of(size, 2048, found, asked, room=room)
+    assert got.weights == size
+    assert got.cells % 256 == 0
+    assert got.cells >= max(context_length, 256)
+    cell = found.kv_bytes_per_token(USUAL)
+    if cell and got.cells > max(context_length, 256) + 255:
+        assert got.cells * cell <= max(room - size, 0) // 2 + 256 * (cell + (1 << 12))
+
+
+def test_what_is_asked_for_decides_the_cache() -> None:
+    found = facts(tiny_model())
+    assert needs(found)[0] == 4096, "slots of 1,024 tokens each"
+    assert needs(found, context_length=8000)[0] == 8192
+    assert needs(found, kv_cells=300)[0] == 512
+    assert needs(found, kv_bytes=found.kv_bytes_per_token(USUAL) * 1024)[0] == 1024
+    small, large = needs(found, size=1 << 20), needs(found, size=9 << 20)
+    assert large[1] - small[1] == 8 << 20
