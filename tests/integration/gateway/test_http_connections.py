@@ -12,6 +12,7 @@ from harness.http_client import Connection, HttpClient
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse
 from starlette.types import Receive, Scope, Send
+from starlette.websockets import WebSocket
 
 from inferflux.gateway.http.protocol import Connections
 from inferflux.gateway.http.server import HttpServer
@@ -78,6 +79,26 @@ async def test_an_offer_of_another_protocol_costs_no_body(upgrade: str) -> None:
         async with Connection(server.port) as connection:
             await connection.send(connection.head("POST", "/", offer) + body)
             assert (await connection.answer()).body == body
+    finally:
+        await server.stop(0.1)
+
+
+@pytest.mark.parametrize("upgrade", ["websocket", " WebSocket"])
+async def test_an_offer_of_websocket_is_taken_however_it_is_written(upgrade: str) -> None:
+    async def accept(scope: Scope, receive: Receive, send: Send) -> None:
+        socket = WebSocket(scope, receive, send)
+        await socket.accept()
+        await socket.close()
+
+    server = HttpServer(accept, Connections())
+    await server.start("127.0.0.1:0", variable="TEST")
+    try:
+        async with Connection(server.port) as connection:
+            await connection.send(
+                f"GET / HTTP/1.1\r\nHost: gateway\r\nConnection: Upgrade\r\nUpgrade:{upgrade}\r\n"
+                "Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n".encode()
+            )
+            assert await connection.reader.readline() == b"HTTP/1.1 101 Switching Protocols\r\n"
     finally:
         await server.stop(0.1)
 

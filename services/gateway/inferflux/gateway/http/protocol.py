@@ -29,7 +29,7 @@ _PROBE_AFTER_S = 30
 _PROBE_EVERY_S = 10
 _PROBES = 3
 # A header that asks for another protocol than WebSocket. The parser takes a message with one for all head.
-_OTHER_UPGRADE = re.compile(rb"\r\nupgrade(?=[ \t]*:[ \t]*(?!websocket))", re.IGNORECASE)
+_OTHER_UPGRADE = re.compile(rb"\r\nupgrade(?=[ \t]*:(?![ \t]*websocket\r))", re.IGNORECASE)
 _END_OF_HEAD = b"\r\n\r\n"
 
 
