@@ -211,6 +211,16 @@ class Client:
 
         await until(is_so)
 
+    async def sees_constraints(self, model: str) -> None:
+        """Return once the gateway knows that the model can constrain answers."""
+        asked = model_pb2.GetModelRequest(name=model)
+
+        async def is_so() -> bool:
+            answer = await self.gateway.models.GetModel(asked, metadata=self._metadata(""), timeout=WAIT_S)
+            return bool(answer.model.card.can_constrain)
+
+        await until(is_so)
+
     def _metadata(self, request_id: str) -> tuple[tuple[str, str], ...]:
         return grpc_client.outgoing(api_key=self.key, request_id=request_id)
 

@@ -103,6 +103,18 @@ def client(gateway: GatewayProcess, key: str) -> Client:
 
 
 @pytest.fixture
+async def constraining(client: Client, backend: Backend) -> AsyncIterator[Backend]:
+    """The backend while its model can constrain answers, as the gateway knows; earlier jobs are forgotten."""
+    backend.card.can_constrain = True
+    await backend.beat()
+    await client.sees_constraints(backend.card.name)
+    backend.jobs.clear()
+    yield backend
+    backend.card.can_constrain = False
+    await backend.beat()
+
+
+@pytest.fixture
 def http(gateway: GatewayProcess, key: str) -> HttpClient:
     """Calls the session's gateway over HTTP."""
     return HttpClient(gateway.http_port, key)

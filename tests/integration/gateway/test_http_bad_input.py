@@ -166,17 +166,6 @@ async def test_a_constraint_that_cannot_be_is_refused_by_the_clients_field(
     assert not [job for job in constraining.jobs.values() if job.params.HasField("constraint")]
 
 
-@pytest.fixture
-async def constraining(backend: Backend) -> Any:
-    """The backend, while its model can constrain answers; it forgets the jobs it had."""
-    backend.card.can_constrain = True
-    await backend.beat()
-    backend.jobs.clear()
-    yield backend
-    backend.card.can_constrain = False
-    await backend.beat()
-
-
 @pytest.mark.parametrize(
     "body",
     [

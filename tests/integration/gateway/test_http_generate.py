@@ -265,26 +265,20 @@ async def test_the_documents_name_every_path_and_load_nothing(gateway: GatewayPr
 
 
 async def test_a_constraint_is_passed_on_and_refused_by_the_clients_names(
-    http: HttpClient, backend: Backend
+    http: HttpClient, constraining: Backend
 ) -> None:
-    backend.card.can_constrain = True
-    await backend.beat()
     schema = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
     formatted = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
-    try:
-        calling = asyncio.create_task(http.chat("fmt-1", response_format=formatted))
-        job = await backend.job("fmt-1")
-        assert json.loads(job.params.constraint.json_schema)["properties"]["a"] == {"type": "integer"}
-        await backend.finish(job, n=1)
-        assert (await calling).status == 200
-        formatted["json_schema"]["schema"] = {"not": {}}  # type: ignore[index]
-        answer = await http.chat(response_format=formatted)
-        assert answer.status == 400
-        assert answer.error["param"].startswith("response_format.json_schema.schema")
-        answer = await http.chat(structured_outputs={"regex": "("})
-        assert (answer.status, answer.error["param"]) == (400, "structured_outputs.regex")
-        answer = await http.chat(structured_outputs={"choice": ["a"]}, stop="b")
-        assert (answer.status, answer.error["param"]) == (400, "stop")
-    finally:
-        backend.card.can_constrain = False
-        await backend.beat()
+    calling = asyncio.create_task(http.chat("fmt-1", response_format=formatted))
+    job = await constraining.job("fmt-1")
+    assert json.loads(job.params.constraint.json_schema)["properties"]["a"] == {"type": "integer"}
+    await constraining.finish(job, n=1)
+    assert (await calling).status == 200
+    formatted["json_schema"]["schema"] = {"not": {}}  # type: ignore[index]
+    answer = await http.chat(response_format=formatted)
+    assert answer.status == 400
+    assert answer.error["param"].startswith("response_format.json_schema.schema")
+    answer = await http.chat(structured_outputs={"regex": "("})
+    assert (answer.status, answer.error["param"]) == (400, "structured_outputs.regex")
+    answer = await http.chat(structured_outputs={"choice": ["a"]}, stop="b")
+    assert (answer.status, answer.error["param"]) == (400, "stop")
