@@ -28,10 +28,10 @@ from inferflux.v1 import engine_pb2, worker_pb2
 from inferflux.worker.engine.__main__ import Inbox, serve_step
 from inferflux.worker.engine.batch import Batch
 from inferflux.worker.engine.core import Engine
-from inferflux.worker.engine.native import Timing
 from inferflux.worker.engine.planner import StepPlan
 from inferflux.worker.engine.prefix_sharing import PrefixSharing, Sharing
 from inferflux.worker.engine.tiers.tiers import Tiers
+from inferflux.worker.engine.trials import Timing
 
 from .command_line import add_json, make_parser, positive, write_json
 

@@ -1,4 +1,4 @@
-"""What loading and unloading models costs others, and what waits for a model take.
+"""What loading and unloading models costs running streams, and how long requests wait for a model.
 
     python -m benchmarks.model_swaps [--other models/bench.gguf] [--swaps 10]
     python -m benchmarks.model_swaps --zipf 20 --room 3 [--seconds 300] [--rate 1.0]

@@ -73,6 +73,8 @@ class GatewayProcess:
             "INFERFLUX_AUDIT_DIR": str(directory / "audit"),
             "INFERFLUX_AUDIT_KEY": AUDIT_KEY,
             "INFERFLUX_EXIT_WITH_PARENT": "true",
+            # Most tests need no model.
+            "INFERFLUX_GATEWAY_NEEDS_MODEL": "false",
         } | variables
         self.audit_dir = directory / "audit"
         self.process: subprocess.Popen[bytes] | None = None

@@ -28,6 +28,7 @@ class SimModel:
     Attributes:
         load_s: how long loading it takes.
         failure: why it cannot be loaded; "" if it can.
+        digest: of its file.
     """
 
     name: str
@@ -35,6 +36,7 @@ class SimModel:
     load_s: int = 2
     is_pinned: bool = False
     failure: str = ""
+    digest: str = ""
     state: model_pb2.ModelState.ValueType = REGISTERED
     since: int = 0
     worker_id: str = ""
@@ -82,7 +84,7 @@ class SimHost:
                     self._set(model, FAILED)
                 else:
                     model.worker_id = f"{self.host_id}--{model.name}"
-                    self.world.add_worker(model.worker_id, model=model.name)
+                    self.world.add_worker(model.worker_id, model=model.name, digest=model.digest)
                     self._set(model, READY)
             elif model.state == UNLOADING:
                 worker = self.world.workers.get(model.worker_id)
@@ -103,7 +105,7 @@ class SimHost:
 
     def _message(self, model: SimModel) -> host_pb2.HostedModel:
         return host_pb2.HostedModel(
-            card=model_pb2.ModelCard(name=model.name, context_length=64, size_bytes=1),
+            card=model_pb2.ModelCard(name=model.name, digest=model.digest, context_length=64, size_bytes=1),
             state=model.state,
             reason=model.failure if model.state == FAILED else "",
             since_unix_ms=model.since * 1000,

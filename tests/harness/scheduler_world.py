@@ -64,6 +64,7 @@ class SimWorker(ContractWorker):
         self.world = world
         self.batches: list[worker_pb2.RequestBatch] = []
         self.pool = ""
+        self.digest = ""
         # Steps until its engine has started again.
         self.starting = 0
 
@@ -101,6 +102,7 @@ class SimWorker(ContractWorker):
         """
         status = self.status()
         status.pool = self.pool
+        status.models[0].digest = self.digest
         if is_early:
             for resident in status.residents:
                 if not resident.computed_tokens:
@@ -201,12 +203,13 @@ class World:
     # The world's doings
 
     def add_worker(
-        self, worker_id: str, *, slots: int = 2, kv_cells: int = 32, model: str = MODEL
+        self, worker_id: str, *, slots: int = 2, kv_cells: int = 32, model: str = MODEL, digest: str = ""
     ) -> SimWorker:
         """Start a worker, or start it anew."""
         self._incarnations += 1
         size = Size(slots, 2 * slots, kv_cells, CONTEXT, swap_cells=1_000_000)
         worker = SimWorker(self, worker_id, self._incarnations, size, model)
+        worker.digest = digest
         self.workers[worker_id] = worker
         worker.beat()
         return worker

@@ -31,12 +31,12 @@ from inferflux.worker.engine.budget import Worth
 from inferflux.worker.engine.clock import Clock
 from inferflux.worker.engine.context import Interrupted, IsInterrupted
 from inferflux.worker.engine.core import Engine
-from inferflux.worker.engine.native import Timing
 from inferflux.worker.engine.planner import ScheduledTokens, StepPlan
 from inferflux.worker.engine.prefix_sharing import FULL, PrefixSharing, Sharing
 from inferflux.worker.engine.speculation import Row
 from inferflux.worker.engine.tiers.disk import Disk
 from inferflux.worker.engine.tiers.tiers import Tiers
+from inferflux.worker.engine.trials import Timing
 from inferflux.worker.events import WorkerEvents
 from inferflux.worker.heartbeat import Heartbeat
 from inferflux.worker.intake import Intake

@@ -105,7 +105,7 @@ def unload(
     api_key: ApiKey = "",
     state_dir: StateDirectory = None,
 ) -> None:
-    """Unload a model: what runs ends first, or goes on elsewhere. A request for it has it loaded again."""
+    """Unload a model: running requests end first, or go on elsewhere. A later one has it loaded again."""
 
     async def run(client: Client) -> None:
         request = model_pb2.UnloadModelRequest(name=name, host_id=host)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 
 from rich.console import Group, RenderableType
@@ -61,9 +62,28 @@ def _names(model: model_pb2.Model) -> str:
 
 
 def _state(model: model_pb2.Model) -> str:
-    word = model_pb2.ModelState.Name(model.state).removeprefix("MODEL_STATE_").lower()
+    """Its state and the reason of a failure; places that have another file under its name, each."""
     why = f"\n[red]{escape(model.reason)}[/]" if model.reason else ""
-    return f"{_STATE_STYLES.get(word, '')}{word}[/]{why}" if word in _STATE_STYLES else f"{word}{why}"
+    lines = [f"{_styled(_word(model.state))}{why}"]
+    retries = [place.retry_unix_ms for place in model.places if place.retry_unix_ms]
+    if retries and model.state == model_pb2.MODEL_STATE_FAILED:
+        left_s = max(min(retries) / 1000 - time.time(), 0.0)
+        lines.append(f"[dim]tried again in {left_s:.0f} s[/]")
+    if len({place.digest for place in model.places}) > 1:
+        lines.append("[red]hosts have different files:[/]")
+        lines += [
+            f"{escape(place.host_id)} {_styled(_word(place.state))} [dim]{place.digest[:8]}[/]"
+            for place in model.places
+        ]
+    return "\n".join(lines)
+
+
+def _word(state: model_pb2.ModelState.ValueType) -> str:
+    return model_pb2.ModelState.Name(state).removeprefix("MODEL_STATE_").lower()
+
+
+def _styled(word: str) -> str:
+    return f"{_STATE_STYLES[word]}{word}[/]" if word in _STATE_STYLES else word
 
 
 _STATE_STYLES = {"ready": "[green]", "loading": "[yellow]", "unloading": "[yellow]", "failed": "[red]"}
@@ -86,10 +106,34 @@ def status_view(status: cluster_pb2.GetStatusResponse) -> RenderableType:
     for service in status.services:
         mark = "[green]ready[/]" if service.is_ready else "[red]not ready[/]"
         services.add_row(service.name, mark, f"[dim]{escape(service.detail)}[/]")
+    hosts: list[RenderableType] = ["", _hosts(status.hosts)] if status.hosts else []
     if not status.HasField("scheduler"):
-        return Group(services, "", "[red]the scheduler does not answer: workers and queue are unknown[/]")
+        unknown = "[red]the scheduler does not answer: workers and queue are unknown[/]"
+        return Group(services, "", unknown, *hosts)
     scheduler = status.scheduler
-    return Group(services, "", *_scheduler_lines(scheduler), "", _workers(scheduler.workers))
+    return Group(services, "", *_scheduler_lines(scheduler), "", _workers(scheduler.workers), *hosts)
+
+
+def _hosts(hosts: Sequence[cluster_pb2.HostSummary]) -> RenderableType:
+    table = make_table("host", "", "models", ">memory of models", ">last seen")
+    for host in hosts:
+        counts = {
+            "ready": host.ready,
+            "loading": host.loading,
+            "unloading": host.unloading,
+            "failed": host.failed,
+            "registered": host.registered,
+        }
+        said = [f"{_styled(state)} {count}" for state, count in counts.items() if count]
+        used, room = _bytes(host.memory_used_bytes), _bytes(host.memory_bytes)
+        table.add_row(
+            escape(host.host_id),
+            "[yellow]leaving[/]" if host.is_leaving else "[green]alive[/]",
+            f"{', '.join(said) or 'none'} [dim](at most {host.models_max} loaded)[/]",
+            f"{used} of {room}",
+            f"{host.report_age_ms / 1000:.1f} s",
+        )
+    return table
 
 
 def _scheduler_lines(scheduler: scheduler_pb2.SchedulerStatus) -> list[str]:

@@ -324,6 +324,15 @@ async def test_health_follows_set_serving_per_service_and_overall(served: Served
     assert raw.code() is grpc.StatusCode.NOT_FOUND
 
 
+async def test_a_service_can_serve_while_the_whole_does_not(served: Served) -> None:
+    stub = health_pb2_grpc.HealthStub(served.channel)
+    served.server.set_serving(False, of={INFERENCE: True})
+    answer = await stub.List(health_pb2.HealthListRequest())
+    assert answer.statuses[INFERENCE].status == health_pb2.HealthCheckResponse.SERVING
+    assert answer.statuses[""].status == health_pb2.HealthCheckResponse.NOT_SERVING
+    served.server.set_serving(False)
+
+
 async def test_health_lists_every_service(served: Served) -> None:
     stub = health_pb2_grpc.HealthStub(served.channel)
     served.server.set_serving(True)

@@ -52,6 +52,29 @@ def test_it_is_alive_at_once_and_ready_when_every_condition_is_met(probe: Probe)
     assert probe.is_ready
 
 
+def test_it_is_degraded_while_it_is_not_ready_or_something_else_is_wrong(probe: Probe) -> None:
+    def health() -> tuple[str, str]:
+        status, body = get(probe, "/healthz")
+        told = json.loads(body)
+        assert status == 200
+        return told["status"], told["reason"]
+
+    assert health() == ("degraded", "starting")
+    probe.set_ready("nats", True)
+    assert health() == ("ok", "")
+    probe.set_warning("scheduler", "it does not answer")
+    assert health() == ("degraded", "scheduler: it does not answer")
+    assert probe.is_ready
+    probe.set_ready("nats", False, "connection lost")
+    assert health() == ("degraded", "nats: connection lost; scheduler: it does not answer")
+    assert json.loads(get(probe, "/readyz")[1])["not_met"] == ["nats"]
+    probe.set_ready("model", True)
+    assert probe.are_met(but=("nats",))
+    probe.set_ready("nats", True)
+    probe.set_warning("scheduler", "")
+    assert health() == ("ok", "")
+
+
 def test_metrics_are_served(probe: Probe, registry: CollectorRegistry) -> None:
     Counter("inferflux_things", "Things.", registry=registry).inc(3)
     status, body = get(probe, "/metrics")

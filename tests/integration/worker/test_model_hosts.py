@@ -178,6 +178,35 @@ async def test_a_load_that_fails_says_why_and_can_be_tried_again(
     await shared.until(lambda: set(shared.states) == {DEMO})
 
 
+async def test_a_model_that_can_be_loaded_no_more_fails_says_why_and_can_be_tried_again(
+    shared: HostProcess, tiny: Path, tmp_path: Path
+) -> None:
+    path = tmp_path / "gone.gguf"
+    path.write_bytes(tiny.read_bytes())
+    before = shared.engines()
+    await shared.register(path)
+    await shared.load("gone")
+    worker_id = await shared.until_ready("gone")
+    (victim,) = shared.engines(but=before)
+    path.unlink()
+    os.kill(victim, signal.SIGKILL)
+    failed = await shared.until_state("gone", FAILED)
+    assert failed.reason.startswith(f"{path}: ")
+    assert "No such file" in failed.reason
+    assert failed.worker_id == ""
+    # It is not pinned: it waits for a request or a command.
+    assert failed.retry_unix_ms == 0
+    left = [e for e in shared.events if e.HasField("worker_left") and e.worker_id == worker_id]
+    assert left
+    assert len(token_ids(await shared.ask(DEMO, batch_item("beside-a-failure")))) == 24
+    path.write_bytes(tiny.read_bytes())
+    assert (await shared.load("gone")).model.state == model_pb2.MODEL_STATE_LOADING
+    await shared.until_ready("gone")
+    await shared.unload("gone")
+    await shared.until_state("gone", REGISTERED)
+    await shared.forget("gone")
+
+
 async def test_a_stream_is_the_same_while_another_model_comes_and_goes(
     shared: HostProcess, tiny: Path
 ) -> None:

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import cast
 
 import pytest
 
+from inferflux.common.bus import Bus
 from inferflux.common.errors import Aborted, AlreadyExists, InvalidArgument, NotFound, ResourceExhausted
-from inferflux.common.hosts import MAX_KNOWN, check_model
+from inferflux.common.hosts import MAX_KNOWN, check_model, check_status
 from inferflux.v1 import model_pb2
 from inferflux.worker.catalog import Catalog, Known, Wish
+from inferflux.worker.host_status import HostStatusReports
 from inferflux.worker.model_file import ModelFile
 from inferflux.worker.needs import Needs
+from inferflux.worker.worker_state import WorkerState
 
 GIB = 1 << 30
 HELD = (model_pb2.MODEL_STATE_LOADING, model_pb2.MODEL_STATE_READY, model_pb2.MODEL_STATE_UNLOADING)
@@ -152,3 +157,40 @@ def test_what_a_host_says_of_a_model_is_always_what_others_take() -> None:
     check_model(said)
     assert set(said.reason) == {"ä"}
     assert said.needs_bytes == 1 << 60
+
+
+def test_a_hosts_status_fits_a_message_whatever_its_models_are_called() -> None:
+    models = Catalog("h", 3 * GIB, 3)
+
+    def long(n: int) -> Known:
+        name = str(n).rjust(200, "x")
+        return known(name, aliases=[f"{name}-{k}".rjust(250, "a") for k in range(16)])
+
+    n = 0
+    with suppress(ResourceExhausted):
+        while n < MAX_KNOWN:
+            models.add(long(n))
+            n += 1
+    assert 100 < n < MAX_KNOWN
+    with pytest.raises(ResourceExhausted, match="too long"):
+        models.add(long(n))
+    assert len(list(models)) == n
+    for model in models:
+        model.state, model.reason = model_pb2.MODEL_STATE_FAILED, "r" * 5000
+    state = WorkerState("h", "i")
+    reports = HostStatusReports(cast("Bus", None), state, models, idle_s=0.0, interval_s=1.0)
+    status = reports.status()
+    assert status.ByteSize() < 1 << 20
+    check_status(status)
+    assert all(len(model.reason) >= 256 for model in status.models)
+
+
+def test_a_model_that_is_told_longer_names_than_fit_keeps_its_own() -> None:
+    models = Catalog("h", 3 * GIB, 3)
+    models.add(known("last"))
+    with suppress(ResourceExhausted):
+        for n in range(MAX_KNOWN - 1):
+            models.add(known(str(n), aliases=[f"{n}-{k}".rjust(200, "a") for k in range(16)]))
+    with pytest.raises(ResourceExhausted):
+        models.add(known("last", aliases=[f"last-{k}".rjust(255, "a") for k in range(16)]))
+    assert models.get("last").wish.aliases == ()

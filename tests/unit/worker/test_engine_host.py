@@ -8,7 +8,7 @@ import pytest
 
 from inferflux.v1 import engine_pb2
 from inferflux.worker import engine_host
-from inferflux.worker.engine_host import EngineHost
+from inferflux.worker.engine_host import EngineHost, EngineLoadError
 
 
 class DyingHost(EngineHost):
@@ -36,3 +36,21 @@ async def test_stopping_does_not_wait_for_the_next_start(monkeypatch: pytest.Mon
     await asyncio.sleep(0)
     await host.stop()
     await asyncio.wait_for(hosting, 10)
+
+
+async def test_a_model_that_loads_no_more_is_given_up_after_some_engines(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(engine_host, "_FIRST_BACKOFF_S", 0.0)
+    deaths: list[str] = []
+
+    async def on_report(_report: engine_pb2.EngineReport) -> None:
+        raise AssertionError("there is nothing to report")
+
+    async def on_death(why: str) -> None:
+        deaths.append(why)
+
+    host = DyingHost(engine_pb2.EngineConfig(), on_report, on_death, load_limit_s=60.0)
+    with pytest.raises(EngineLoadError, match="it died"):
+        await host.run()
+    assert deaths == ["it died"] * 5

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,11 +12,14 @@ import pytest
 
 from inferflux.common.errors import InferFluxError, Unavailable
 from inferflux.v1 import host_pb2, model_pb2
-from inferflux.worker.catalog import Catalog, Wish
+from inferflux.worker.app import together
+from inferflux.worker.catalog import Catalog, Known, Wish
 from inferflux.worker.engine.kv_types import USUAL
-from inferflux.worker.host import Host
+from inferflux.worker.engine_host import EngineLoadError
+from inferflux.worker.host import Host, engine_config
 from inferflux.worker.model_facts import ModelFacts
 from inferflux.worker.model_file import ModelFile
+from inferflux.worker.needs import Needs
 from inferflux.worker.settings import WorkerSettings
 
 GIB = 1 << 30
@@ -110,3 +114,116 @@ async def test_a_model_whose_place_on_the_bus_is_refused_has_failed_and_says_why
     assert "NATS is away" in known.reason
     # Its readers may still miss what it sent last.
     assert models.kept_chunks() == {"subject": [b"last"]}
+
+
+class Failing:
+    """A model's worker whose loads fail, as often as `failures` says."""
+
+    failures = 0
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        self.state = SimpleNamespace(worker_id="h", incarnation="i")
+        self.model = SimpleNamespace(
+            residents=SimpleNamespace(kept_chunks=lambda _now: {}), why_not_ready="loading the model"
+        )
+
+    async def run(self) -> None:
+        if Failing.failures:
+            Failing.failures -= 1
+            raise EngineLoadError("cut off")
+        await asyncio.Event().wait()
+
+
+@pytest.fixture
+def failing(monkeypatch: pytest.MonkeyPatch) -> type[Failing]:
+    monkeypatch.setattr("inferflux.worker.host.ModelWorker", Failing)
+    return Failing
+
+
+async def state_of(known: Known, state: model_pb2.ModelState.ValueType) -> None:
+    async with asyncio.timeout(10):
+        while known.state != state:
+            await asyncio.sleep(0)
+
+
+async def test_a_pinned_model_that_failed_is_tried_again_without_a_request(
+    failing: type[Failing], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pauses: list[int] = []
+
+    def pause_s(failures: int) -> float:
+        pauses.append(failures)
+        return 0.0
+
+    monkeypatch.setattr("inferflux.worker.host.load_retries.pause_s", pause_s)
+    failing.failures = 3
+    models = host(Offers())
+    known = await models.know(Wish("a", is_pinned=True), FILE)
+    await models.load("a")
+    async with asyncio.timeout(10):
+        while failing.failures or known.state != model_pb2.MODEL_STATE_LOADING:
+            await asyncio.sleep(0)
+    assert (pauses, known.failures) == ([1, 2, 3], 3)
+    await models.close()
+
+
+async def test_a_model_that_failed_says_when_it_is_tried_again_until_it_is_given_up(
+    failing: type[Failing],
+) -> None:
+    failing.failures = 2
+    models = host(Offers())
+    pinned = await models.know(Wish("a", is_pinned=True), FILE)
+    plain = await models.know(Wish("b"), replace(FILE, digest="of b"))
+    for known in (pinned, plain):
+        await models.load(known.name)
+        await state_of(known, model_pb2.MODEL_STATE_FAILED)
+    assert (pinned.to_message().retry_unix_ms > 0, plain.to_message().retry_unix_ms) == (True, 0)
+    assert models.why_not_ready() == "cut off"
+    assert models.what_failed() == "a: cut off; b: cut off"
+    for known in (pinned, plain):
+        await models.unload(known.name)
+        assert (known.state, known.to_message().retry_unix_ms) == (model_pb2.MODEL_STATE_REGISTERED, 0)
+    assert models.what_failed() == ""
+    await models.close()
+
+
+async def test_the_processes_own_model_that_was_ready_once_does_not_end_the_process(
+    failing: type[Failing],
+) -> None:
+    models = host(Offers())
+    known = await models.know(Wish("a", is_pinned=True, is_own=True), FILE)
+    failing.failures = 1
+    await models.load("a")
+    assert str(await models.until_failed("a")) == "cut off"
+    assert known.retry_unix_ms == 0
+    known.was_ready = True
+    failing.failures = 1
+    await models.load("a")
+    await state_of(known, model_pb2.MODEL_STATE_FAILED)
+    assert known.retry_unix_ms > 0
+    unusable = asyncio.create_task(models.until_failed("a"))
+    await asyncio.sleep(0)
+    assert not unusable.done()
+    unusable.cancel()
+    await models.close()
+
+
+def test_an_entry_for_the_processes_own_file_and_name_says_more_of_it() -> None:
+    own = FILE, Wish("a", is_pinned=True, is_own=True)
+    entry = FILE, Wish("a", aliases=("x",), is_default=True, slots=3)
+    other = FILE, Wish("b")
+    (first, second) = together([own, entry, other])
+    assert first[1] == Wish("a", ("x",), is_pinned=True, is_own=True, is_default=True, slots=3)
+    assert second == other
+
+
+def test_the_processes_own_model_alone_has_its_draft_model_and_disk_folder() -> None:
+    settings = WorkerSettings(id="h", disk_path=Path("/kv"), kv_cells=512)
+    needs = Needs(1, 1024, 0, 0)
+    card = model_pb2.ModelCard(name="a")
+    own, sized, other = (
+        engine_config(settings, Known(wish, FILE, needs, card))
+        for wish in (Wish("a", is_own=True), Wish("a", is_own=True, kv_cells=1024), Wish("b"))
+    )
+    assert (own.disk_path, sized.disk_path, other.disk_path) == ("/kv", "/kv", f"/kv/{FILE.digest[:16]}")
+    assert (own.kv_cells, sized.kv_cells, other.kv_cells) == (512, 1024, 1024)

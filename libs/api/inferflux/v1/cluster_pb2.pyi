@@ -62,26 +62,90 @@ class ServiceStatus(_message.Message):
 Global___ServiceStatus: _TypeAlias = ServiceStatus  # noqa: Y015
 
 @_typing.final
+class HostSummary(_message.Message):
+    """A host of models, as it reports itself."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    HOST_ID_FIELD_NUMBER: _builtins.int
+    POOL_FIELD_NUMBER: _builtins.int
+    IS_LEAVING_FIELD_NUMBER: _builtins.int
+    REGISTERED_FIELD_NUMBER: _builtins.int
+    LOADING_FIELD_NUMBER: _builtins.int
+    READY_FIELD_NUMBER: _builtins.int
+    UNLOADING_FIELD_NUMBER: _builtins.int
+    FAILED_FIELD_NUMBER: _builtins.int
+    MODELS_MAX_FIELD_NUMBER: _builtins.int
+    MEMORY_BYTES_FIELD_NUMBER: _builtins.int
+    MEMORY_USED_BYTES_FIELD_NUMBER: _builtins.int
+    REPORT_AGE_MS_FIELD_NUMBER: _builtins.int
+    host_id: _builtins.str
+    pool: _builtins.str
+    is_leaving: _builtins.bool
+    registered: _builtins.int
+    """How many models it knows in each state."""
+    loading: _builtins.int
+    ready: _builtins.int
+    unloading: _builtins.int
+    failed: _builtins.int
+    models_max: _builtins.int
+    """Most that may be loaded at once."""
+    memory_bytes: _builtins.int
+    """Memory that models may take, all of them together, and what they take."""
+    memory_used_bytes: _builtins.int
+    report_age_ms: _builtins.int
+    """How long ago it reported."""
+    def __init__(
+        self,
+        *,
+        host_id: _builtins.str = ...,
+        pool: _builtins.str = ...,
+        is_leaving: _builtins.bool = ...,
+        registered: _builtins.int = ...,
+        loading: _builtins.int = ...,
+        ready: _builtins.int = ...,
+        unloading: _builtins.int = ...,
+        failed: _builtins.int = ...,
+        models_max: _builtins.int = ...,
+        memory_bytes: _builtins.int = ...,
+        memory_used_bytes: _builtins.int = ...,
+        report_age_ms: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["failed", b"failed", "host_id", b"host_id", "is_leaving", b"is_leaving", "loading", b"loading", "memory_bytes", b"memory_bytes", "memory_used_bytes", b"memory_used_bytes", "models_max", b"models_max", "pool", b"pool", "ready", b"ready", "registered", b"registered", "report_age_ms", b"report_age_ms", "unloading", b"unloading"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___HostSummary: _TypeAlias = HostSummary  # noqa: Y015
+
+@_typing.final
 class GetStatusResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     SERVICES_FIELD_NUMBER: _builtins.int
     SCHEDULER_FIELD_NUMBER: _builtins.int
+    HOSTS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def services(self) -> _containers.RepeatedCompositeFieldContainer[Global___ServiceStatus]: ...
     @_builtins.property
     def scheduler(self) -> _scheduler_pb2.SchedulerStatus:
         """Unset when the scheduler does not answer."""
 
+    @_builtins.property
+    def hosts(self) -> _containers.RepeatedCompositeFieldContainer[Global___HostSummary]:
+        """Worker processes, as hosts of models."""
+
     def __init__(
         self,
         *,
         services: _abc.Iterable[Global___ServiceStatus] | None = ...,
         scheduler: _scheduler_pb2.SchedulerStatus | None = ...,
+        hosts: _abc.Iterable[Global___HostSummary] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["scheduler", b"scheduler"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["scheduler", b"scheduler", "services", b"services"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["hosts", b"hosts", "scheduler", b"scheduler", "services", b"services"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

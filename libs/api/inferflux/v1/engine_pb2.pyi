@@ -52,6 +52,7 @@ class EngineConfig(_message.Message):
     KV_TYPE_V_FIELD_NUMBER: _builtins.int
     SPECULATION_FIELD_NUMBER: _builtins.int
     DRAFT_MODEL_PATH_FIELD_NUMBER: _builtins.int
+    TRIALS_FIELD_NUMBER: _builtins.int
     model_path: _builtins.str
     worker_id: _builtins.str
     slots: _builtins.int
@@ -92,6 +93,10 @@ class EngineConfig(_message.Message):
     """Of requests that leave it open."""
     draft_model_path: _builtins.str
     """GGUF file of the draft model; empty: there is none."""
+    @_builtins.property
+    def trials(self) -> Global___EngineTrials:
+        """Of an engine before this one, with the same model and the same configuration."""
+
     def __init__(
         self,
         *,
@@ -120,16 +125,132 @@ class EngineConfig(_message.Message):
         kv_type_v: _builtins.str = ...,
         speculation: _generation_pb2.Speculation.ValueType = ...,
         draft_model_path: _builtins.str = ...,
+        trials: Global___EngineTrials | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_prefill_cells", b"_prefill_cells", "prefill_cells", b"prefill_cells"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_prefill_cells", b"_prefill_cells", "prefill_cells", b"prefill_cells", "trials", b"trials"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_prefill_cells", b"_prefill_cells", "batch_tokens", b"batch_tokens", "context_length", b"context_length", "disk_bytes", b"disk_bytes", "disk_path", b"disk_path", "disk_prompt_tokens", b"disk_prompt_tokens", "draft_model_path", b"draft_model_path", "flash_attention", b"flash_attention", "gpu_layers", b"gpu_layers", "host_bytes", b"host_bytes", "host_eviction", b"host_eviction", "kv_bytes", b"kv_bytes", "kv_cells", b"kv_cells", "kv_type_k", b"kv_type_k", "kv_type_v", b"kv_type_v", "max_itl_factor", b"max_itl_factor", "model_digest", b"model_digest", "model_path", b"model_path", "prefill_cells", b"prefill_cells", "prefix_cache", b"prefix_cache", "sequences", b"sequences", "slots", b"slots", "speculation", b"speculation", "step_limit_s", b"step_limit_s", "threads", b"threads", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_prefill_cells", b"_prefill_cells", "batch_tokens", b"batch_tokens", "context_length", b"context_length", "disk_bytes", b"disk_bytes", "disk_path", b"disk_path", "disk_prompt_tokens", b"disk_prompt_tokens", "draft_model_path", b"draft_model_path", "flash_attention", b"flash_attention", "gpu_layers", b"gpu_layers", "host_bytes", b"host_bytes", "host_eviction", b"host_eviction", "kv_bytes", b"kv_bytes", "kv_cells", b"kv_cells", "kv_type_k", b"kv_type_k", "kv_type_v", b"kv_type_v", "max_itl_factor", b"max_itl_factor", "model_digest", b"model_digest", "model_path", b"model_path", "prefill_cells", b"prefill_cells", "prefix_cache", b"prefix_cache", "sequences", b"sequences", "slots", b"slots", "speculation", b"speculation", "step_limit_s", b"step_limit_s", "threads", b"threads", "trials", b"trials", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__prefill_cells: _TypeAlias = _typing.Literal["prefill_cells"]  # noqa: Y015
     _WhichOneofArgType__prefill_cells: _TypeAlias = _typing.Literal["_prefill_cells", b"_prefill_cells"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType__prefill_cells) -> _WhichOneofReturnType__prefill_cells | None: ...
 
 Global___EngineConfig: _TypeAlias = EngineConfig  # noqa: Y015
+
+@_typing.final
+class EngineTrials(_message.Message):
+    """What the trials at an engine's start have found. They take most of the time of loading a small model."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class RowTimesEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.int
+        value: _builtins.float
+        def __init__(
+            self,
+            *,
+            key: _builtins.int = ...,
+            value: _builtins.float = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    KV_CELLS_FIELD_NUMBER: _builtins.int
+    SHARING_FIELD_NUMBER: _builtins.int
+    SHARING_REASON_FIELD_NUMBER: _builtins.int
+    SHARING_WINDOW_FIELD_NUMBER: _builtins.int
+    CUTS_STATES_FIELD_NUMBER: _builtins.int
+    PREFILL_WORKS_FIELD_NUMBER: _builtins.int
+    TIMINGS_FIELD_NUMBER: _builtins.int
+    SINGLE_THREAD_TOKENS_FIELD_NUMBER: _builtins.int
+    CELL_S_FIELD_NUMBER: _builtins.int
+    MOVE_S_FIELD_NUMBER: _builtins.int
+    MOVED_CELL_S_FIELD_NUMBER: _builtins.int
+    ROW_TIMES_FIELD_NUMBER: _builtins.int
+    kv_cells: _builtins.int
+    """They hold for a KV cache of this size."""
+    sharing: _scheduler_pb2.PrefixSharing.ValueType
+    sharing_reason: _builtins.str
+    sharing_window: _builtins.int
+    cuts_states: _builtins.bool
+    prefill_works: _builtins.bool
+    """Whether the main context goes on after what the prefill context computes."""
+    single_thread_tokens: _builtins.int
+    """Steps of at most this many tokens are left to one thread."""
+    cell_s: _builtins.float
+    """What a cell of another sequence adds to a step of a token, in seconds."""
+    move_s: _builtins.float
+    """What moving cells takes: none of them, and each; absent: they are not moved."""
+    moved_cell_s: _builtins.float
+    @_builtins.property
+    def timings(self) -> _containers.RepeatedCompositeFieldContainer[Global___EngineTiming]: ...
+    @_builtins.property
+    def row_times(self) -> _containers.ScalarMap[_builtins.int, _builtins.float]:
+        """Seconds of steps that verify drafts, by their rows."""
+
+    def __init__(
+        self,
+        *,
+        kv_cells: _builtins.int = ...,
+        sharing: _scheduler_pb2.PrefixSharing.ValueType = ...,
+        sharing_reason: _builtins.str = ...,
+        sharing_window: _builtins.int = ...,
+        cuts_states: _builtins.bool = ...,
+        prefill_works: _builtins.bool = ...,
+        timings: _abc.Iterable[Global___EngineTiming] | None = ...,
+        single_thread_tokens: _builtins.int = ...,
+        cell_s: _builtins.float = ...,
+        move_s: _builtins.float | None = ...,
+        moved_cell_s: _builtins.float = ...,
+        row_times: _abc.Mapping[_builtins.int, _builtins.float] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_move_s", b"_move_s", "move_s", b"move_s"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_move_s", b"_move_s", "cell_s", b"cell_s", "cuts_states", b"cuts_states", "kv_cells", b"kv_cells", "move_s", b"move_s", "moved_cell_s", b"moved_cell_s", "prefill_works", b"prefill_works", "row_times", b"row_times", "sharing", b"sharing", "sharing_reason", b"sharing_reason", "sharing_window", b"sharing_window", "single_thread_tokens", b"single_thread_tokens", "timings", b"timings"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__move_s: _TypeAlias = _typing.Literal["move_s"]  # noqa: Y015
+    _WhichOneofArgType__move_s: _TypeAlias = _typing.Literal["_move_s", b"_move_s"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__move_s) -> _WhichOneofReturnType__move_s | None: ...
+
+Global___EngineTrials: _TypeAlias = EngineTrials  # noqa: Y015
+
+@_typing.final
+class EngineTiming(_message.Message):
+    """What a step at the start held, and how long it took."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PREFILL_TOKENS_FIELD_NUMBER: _builtins.int
+    DECODING_FIELD_NUMBER: _builtins.int
+    SECONDS_FIELD_NUMBER: _builtins.int
+    IN_PREFILL_CONTEXT_FIELD_NUMBER: _builtins.int
+    prefill_tokens: _builtins.int
+    decoding: _builtins.int
+    seconds: _builtins.float
+    in_prefill_context: _builtins.bool
+    def __init__(
+        self,
+        *,
+        prefill_tokens: _builtins.int = ...,
+        decoding: _builtins.int = ...,
+        seconds: _builtins.float = ...,
+        in_prefill_context: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["decoding", b"decoding", "in_prefill_context", b"in_prefill_context", "prefill_tokens", b"prefill_tokens", "seconds", b"seconds"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___EngineTiming: _TypeAlias = EngineTiming  # noqa: Y015
 
 @_typing.final
 class EngineCancel(_message.Message):
@@ -354,6 +475,7 @@ class EngineReady(_message.Message):
     KV_BYTES_FIELD_NUMBER: _builtins.int
     CONSTRAINT_ERROR_FIELD_NUMBER: _builtins.int
     SPECULATION_ERROR_FIELD_NUMBER: _builtins.int
+    TRIALS_FIELD_NUMBER: _builtins.int
     kv_cells: _builtins.int
     context_length: _builtins.int
     vocabulary_size: _builtins.int
@@ -375,6 +497,8 @@ class EngineReady(_message.Message):
     """Why answers cannot be constrained; empty if they can."""
     speculation_error: _builtins.str
     """Why nothing is drafted for any request; empty if drafts can be verified."""
+    @_builtins.property
+    def trials(self) -> Global___EngineTrials: ...
     def __init__(
         self,
         *,
@@ -392,10 +516,11 @@ class EngineReady(_message.Message):
         kv_bytes: _builtins.int = ...,
         constraint_error: _builtins.str = ...,
         speculation_error: _builtins.str = ...,
+        trials: Global___EngineTrials | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["trials", b"trials"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["constraint_error", b"constraint_error", "context_length", b"context_length", "disk_error", b"disk_error", "has_chat_template", b"has_chat_template", "kv_bytes", b"kv_bytes", "kv_cells", b"kv_cells", "parameters", b"parameters", "prefill_cells", b"prefill_cells", "prefill_context_error", b"prefill_context_error", "prefix_sharing", b"prefix_sharing", "prefix_sharing_reason", b"prefix_sharing_reason", "slots", b"slots", "speculation_error", b"speculation_error", "vocabulary_size", b"vocabulary_size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["constraint_error", b"constraint_error", "context_length", b"context_length", "disk_error", b"disk_error", "has_chat_template", b"has_chat_template", "kv_bytes", b"kv_bytes", "kv_cells", b"kv_cells", "parameters", b"parameters", "prefill_cells", b"prefill_cells", "prefill_context_error", b"prefill_context_error", "prefix_sharing", b"prefix_sharing", "prefix_sharing_reason", b"prefix_sharing_reason", "slots", b"slots", "speculation_error", b"speculation_error", "trials", b"trials", "vocabulary_size", b"vocabulary_size"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

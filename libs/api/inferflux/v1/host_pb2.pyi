@@ -53,7 +53,7 @@ class HostStatus(_message.Message):
     started_unix_ms: _builtins.int
     """When this incarnation began, by the host's clock."""
     idle_s: _builtins.float
-    """A model that was used by nobody for this long is unloaded; 0: only to make room."""
+    """A model that was not used for this long is unloaded; 0: only to make room."""
     term: _builtins.int
     """The latest lease term that it has seen; older ones are refused."""
     @_builtins.property
@@ -97,6 +97,7 @@ class HostedModel(_message.Message):
     LOAD_S_FIELD_NUMBER: _builtins.int
     ALIASES_FIELD_NUMBER: _builtins.int
     IS_DEFAULT_FIELD_NUMBER: _builtins.int
+    RETRY_UNIX_MS_FIELD_NUMBER: _builtins.int
     state: _model_pb2.ModelState.ValueType
     reason: _builtins.str
     """Why it could not be loaded; empty unless it is failed."""
@@ -111,7 +112,9 @@ class HostedModel(_message.Message):
     load_s: _builtins.float
     """How long loading took the last time, in seconds; 0 where that is not known."""
     is_default: _builtins.bool
-    """Of the models without a name in a request, this one."""
+    """Requests that name no model mean this one."""
+    retry_unix_ms: _builtins.int
+    """When a failed model that is pinned is tried again, by the host's clock; 0: when a request or a command asks."""
     @_builtins.property
     def card(self) -> _model_pb2.ModelCard:
         """As the file says; limits that only a loaded model knows are those of the last time."""
@@ -133,10 +136,11 @@ class HostedModel(_message.Message):
         load_s: _builtins.float = ...,
         aliases: _abc.Iterable[_builtins.str] | None = ...,
         is_default: _builtins.bool = ...,
+        retry_unix_ms: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["card", b"card"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["aliases", b"aliases", "card", b"card", "is_default", b"is_default", "is_pinned", b"is_pinned", "load_s", b"load_s", "needs_bytes", b"needs_bytes", "reason", b"reason", "since_unix_ms", b"since_unix_ms", "state", b"state", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["aliases", b"aliases", "card", b"card", "is_default", b"is_default", "is_pinned", b"is_pinned", "load_s", b"load_s", "needs_bytes", b"needs_bytes", "reason", b"reason", "retry_unix_ms", b"retry_unix_ms", "since_unix_ms", b"since_unix_ms", "state", b"state", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

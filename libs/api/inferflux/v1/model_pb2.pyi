@@ -169,12 +169,18 @@ class ModelPlace(_message.Message):
     REASON_FIELD_NUMBER: _builtins.int
     SINCE_UNIX_MS_FIELD_NUMBER: _builtins.int
     NEEDS_BYTES_FIELD_NUMBER: _builtins.int
+    RETRY_UNIX_MS_FIELD_NUMBER: _builtins.int
+    DIGEST_FIELD_NUMBER: _builtins.int
     host_id: _builtins.str
     state: Global___ModelState.ValueType
     reason: _builtins.str
     since_unix_ms: _builtins.int
     needs_bytes: _builtins.int
     """Memory that it takes, or would take, there."""
+    retry_unix_ms: _builtins.int
+    """When it is tried again although nothing asks for it, by the host's clock; 0: it is not."""
+    digest: _builtins.str
+    """Of the file that the host has under this name."""
     def __init__(
         self,
         *,
@@ -183,10 +189,12 @@ class ModelPlace(_message.Message):
         reason: _builtins.str = ...,
         since_unix_ms: _builtins.int = ...,
         needs_bytes: _builtins.int = ...,
+        retry_unix_ms: _builtins.int = ...,
+        digest: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["host_id", b"host_id", "needs_bytes", b"needs_bytes", "reason", b"reason", "since_unix_ms", b"since_unix_ms", "state", b"state"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["digest", b"digest", "host_id", b"host_id", "needs_bytes", b"needs_bytes", "reason", b"reason", "retry_unix_ms", b"retry_unix_ms", "since_unix_ms", b"since_unix_ms", "state", b"state"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

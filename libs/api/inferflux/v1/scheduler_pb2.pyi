@@ -148,6 +148,7 @@ class InferenceRequest(_message.Message):
     SAME_PROMPT_AS_FIELD_NUMBER: _builtins.int
     WORKER_POOLS_FIELD_NUMBER: _builtins.int
     ANSWER_FORMAT_FIELD_NUMBER: _builtins.int
+    MODEL_DIGEST_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     tenant: _builtins.str
     model: _builtins.str
@@ -173,6 +174,10 @@ class InferenceRequest(_message.Message):
     same_prompt_as: _builtins.str
     """The request id of the tenant's request that has computed the same prompt: another choice of one call. Where that
     one runs, the prompt is not computed again. Empty: none.
+    """
+    model_digest: _builtins.str
+    """Of the file whose tokens the prompt has: it runs, and is retried, where the model is of this file alone. Empty:
+    wherever the model's name is.
     """
     @_builtins.property
     def prompt_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
@@ -212,10 +217,11 @@ class InferenceRequest(_message.Message):
         same_prompt_as: _builtins.str = ...,
         worker_pools: _abc.Iterable[_builtins.str] | None = ...,
         answer_format: _generation_pb2.AnswerFormat | None = ...,
+        model_digest: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["answer_format", b"answer_format", "params", b"params"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["answer_format", b"answer_format", "attempt_id", b"attempt_id", "cache_scope", b"cache_scope", "deadline_unix_ms", b"deadline_unix_ms", "enqueued_unix_ms", b"enqueued_unix_ms", "epoch", b"epoch", "generated_token_ids", b"generated_token_ids", "model", b"model", "params", b"params", "priority", b"priority", "prompt_token_ids", b"prompt_token_ids", "request_id", b"request_id", "resume_window_s", b"resume_window_s", "same_prompt_as", b"same_prompt_as", "tenant", b"tenant", "traceparent", b"traceparent", "worker_pools", b"worker_pools"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["answer_format", b"answer_format", "attempt_id", b"attempt_id", "cache_scope", b"cache_scope", "deadline_unix_ms", b"deadline_unix_ms", "enqueued_unix_ms", b"enqueued_unix_ms", "epoch", b"epoch", "generated_token_ids", b"generated_token_ids", "model", b"model", "model_digest", b"model_digest", "params", b"params", "priority", b"priority", "prompt_token_ids", b"prompt_token_ids", "request_id", b"request_id", "resume_window_s", b"resume_window_s", "same_prompt_as", b"same_prompt_as", "tenant", b"tenant", "traceparent", b"traceparent", "worker_pools", b"worker_pools"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1351,12 +1357,17 @@ Global___AdminRefusal: _TypeAlias = AdminRefusal  # noqa: Y015
 class SchedulerStatusRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
+    WITHOUT_WORKERS_FIELD_NUMBER: _builtins.int
+    without_workers: _builtins.bool
+    """Leave `workers` out: it is asked whether the scheduler is there."""
     def __init__(
         self,
+        *,
+        without_workers: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["without_workers", b"without_workers"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

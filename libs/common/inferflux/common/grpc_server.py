@@ -40,6 +40,8 @@ class GrpcServer:
         self.server = server
         self._names: list[str] = []
         self._is_serving = False
+        # Services that serve or do not whatever the whole does.
+        self._apart: dict[str, bool] = {}
         self._health = _Health()
         self._health_changes = Background()
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
@@ -85,22 +87,26 @@ class GrpcServer:
         await self.server.start()
         return port
 
-    def set_serving(self, serving: bool) -> None:
-        """Say SERVING or NOT_SERVING for every service and for ""."""
-        self._is_serving = serving
+    def set_serving(self, serving: bool, *, of: Mapping[str, bool] | None = None) -> None:
+        """Say SERVING or NOT_SERVING for "" and for every service that `of` does not name.
+
+        Args:
+            of: whether single services serve.
+        """
+        self._is_serving, self._apart = serving, dict(of or {})
         self._health_changes.start(self._announce())
 
     async def stop(self, grace_s: float) -> None:
         """Say NOT_SERVING, take no new calls, give running ones `grace_s` seconds, then cancel them."""
-        self._is_serving = False
+        self._is_serving, self._apart = False, {}
         await self._announce()
         await self.server.stop(grace_s)
 
     async def _announce(self) -> None:
         kind = health_pb2.HealthCheckResponse
-        status = kind.SERVING if self._is_serving else kind.NOT_SERVING
         for name in ("", *self._names):
-            await self._health.set(name, status)
+            serves = self._apart.get(name, self._is_serving)
+            await self._health.set(name, kind.SERVING if serves else kind.NOT_SERVING)
 
 
 def build_server(

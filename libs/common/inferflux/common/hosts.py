@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping
 
 from inferflux.common import checks, subjects
 from inferflux.common.errors import InvalidArgument
@@ -15,6 +16,9 @@ MOST_LOADED = 16
 MAX_KNOWN = 256
 """Models that a host may know."""
 MAX_ALIASES = 16
+MAX_STATUS_BYTES = 768 << 10
+"""Of the names and cards of all models that a host knows: its status has to fit a message of NATS, 1 MiB by
+default, with the reasons of failures."""
 LONGEST_HOST_ID = 60
 """Worker ids made of it are tokens of at most 64 characters."""
 MAX_REASON_BYTES = 1024
@@ -88,6 +92,7 @@ def check_model(model: host_pb2.HostedModel) -> None:
         checks.check_token(model.worker_id, "models.worker_id")
     checks.check_range(model.needs_bytes, 0, MAX_BYTES, "models.needs_bytes")
     checks.check_range(model.load_s, 0.0, _MAX_S, "models.load_s")
+    checks.check_range(model.retry_unix_ms, 0, checks.MAX_UNIX_MS, "models.retry_unix_ms")
     checks.check_count(model.aliases, MAX_ALIASES, "models.aliases")
     for alias in model.aliases:
         checks.check_model_name(alias, field="models.aliases")
@@ -103,9 +108,32 @@ _BEST_FIRST = (
 )
 
 
+def best_state(states: Iterable[model_pb2.ModelState.ValueType]) -> model_pb2.ModelState.ValueType:
+    """The best of a model's states, at least one, on several hosts."""
+    return min(states, key=_BEST_FIRST.index)
+
+
+def same_file(wanted: str, digest: str) -> bool:
+    """Whether a model of `digest` may serve what wants `wanted`; "" is one that was not told."""
+    return not (wanted and digest) or wanted == digest
+
+
+def chosen_digest(ranked: Iterable[tuple[str, int]]) -> str:
+    """Which of the files that a name stands for on several hosts is meant: the one in the best state of all,
+    of those the one that most hosts have in it, then the first by its digest.
+
+    Args:
+        ranked: at least one (digest, rank of its state: lower is better).
+    """
+    places = Counter(ranked)
+    return min(places, key=lambda place: (place[1], -places[place], place[0]))[0]
+
+
 def as_model(places: Mapping[str, host_pb2.HostedModel]) -> model_pb2.Model:
     """A model as the hosts that know it report it, by their ids: at least one."""
-    best = min(places.values(), key=lambda hosted: _BEST_FIRST.index(hosted.state))
+    digest = chosen_digest((h.card.digest, _BEST_FIRST.index(h.state)) for h in places.values())
+    meant = [hosted for _, hosted in sorted(places.items()) if hosted.card.digest == digest]
+    best = min(meant, key=lambda hosted: _BEST_FIRST.index(hosted.state))
     model = model_pb2.Model(
         card=best.card,
         workers=sum(hosted.state == model_pb2.MODEL_STATE_READY for hosted in places.values()),
@@ -122,5 +150,7 @@ def as_model(places: Mapping[str, host_pb2.HostedModel]) -> model_pb2.Model:
             reason=hosted.reason,
             since_unix_ms=hosted.since_unix_ms,
             needs_bytes=hosted.needs_bytes,
+            retry_unix_ms=hosted.retry_unix_ms,
+            digest=hosted.card.digest,
         )
     return model

@@ -1,4 +1,4 @@
-"""The HTTP port of a process: /metrics, /livez and /readyz, served from a thread of its own.
+"""The HTTP port of a process: /metrics, /livez, /readyz and /healthz, served from a thread of its own.
 
 A thread answers even while the event loop is busy, so that a long step never looks like a dead process.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import socket
 import threading
+from collections.abc import Collection
 from contextlib import suppress
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -30,7 +31,8 @@ _Request = socket.socket | tuple[bytes, socket.socket]
 class Probe:
     """Serves metrics and readiness.
 
-    Ready means: at least one condition was named with `set_ready`, and all named ones hold.
+    Ready means: at least one condition was named with `set_ready`, and all named ones hold. Degraded means:
+    not ready, or something is wrong that `set_warning` named and that leaves it ready.
 
     Args:
         listen: host:port; port 0 takes a free one.
@@ -48,6 +50,7 @@ class Probe:
         registry: CollectorRegistry = REGISTRY,
     ) -> None:
         self._conditions: dict[str, tuple[bool, str]] = {}
+        self._warnings: dict[str, str] = {}
         self._registry = registry
         host, port = split(listen, variable)
         try:
@@ -66,7 +69,7 @@ class Probe:
 
     @property
     def is_ready(self) -> bool:
-        return bool(self._conditions) and all(ok for ok, _ in self._conditions.values())
+        return self.are_met()
 
     @property
     def missing(self) -> str:
@@ -77,6 +80,24 @@ class Probe:
     def set_ready(self, name: str, ok: bool, detail: str = "") -> None:
         """Name a condition of readiness, or change it. `detail` says what is missing."""
         self._conditions[name] = (ok, detail)
+
+    def set_warning(self, name: str, detail: str) -> None:
+        """Name what is wrong although the process may be ready; "" when it is wrong no more."""
+        self._warnings[name] = detail
+
+    def are_met(self, *, but: Collection[str] = ()) -> bool:
+        """Whether every condition holds, those in `but` left aside."""
+        conditions = self._conditions.copy()
+        return bool(conditions) and all(ok for name, (ok, _) in conditions.items() if name not in but)
+
+    @property
+    def degraded(self) -> str:
+        """What is wrong, whether or not it keeps the process from being ready; "" while nothing is."""
+        warnings = self._warnings.copy()
+        wrong = [self.missing, *(f"{name}: {detail}" for name, detail in warnings.items() if detail)]
+        if not self._conditions:
+            wrong.append("starting")
+        return "; ".join(filter(None, wrong))
 
     @property
     def n_connections(self) -> int:
@@ -99,13 +120,19 @@ class Probe:
             conditions = dict(self._conditions)
             body = {
                 "ready": self.is_ready,
+                "not_met": [name for name, (ok, _) in conditions.items() if not ok],
                 "conditions": {
                     name: {"ok": ok, "detail": detail} for name, (ok, detail) in conditions.items()
                 },
             }
             status = HTTPStatus.OK if body["ready"] else HTTPStatus.SERVICE_UNAVAILABLE
             return status, "application/json", json.dumps(body).encode() + b"\n"
-        return HTTPStatus.NOT_FOUND, "text/plain; charset=utf-8", b"paths: /metrics /livez /readyz\n"
+        if path == "/healthz":
+            reason = self.degraded
+            health = {"status": "degraded" if reason else "ok", "reason": reason}
+            return HTTPStatus.OK, "application/json", json.dumps(health).encode() + b"\n"
+        paths = b"paths: /metrics /livez /readyz /healthz\n"
+        return HTTPStatus.NOT_FOUND, "text/plain; charset=utf-8", paths
 
 
 class _Server(ThreadingHTTPServer):

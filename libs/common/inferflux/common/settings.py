@@ -235,7 +235,7 @@ class ServiceSettings(BaseSettings):
     )
     metrics_listen: ListenAddress = setting(
         "127.0.0.1:0",
-        "host:port of `/metrics`, `/livez` and `/readyz`; port 0 takes a free one and logs it",
+        "host:port of `/metrics`, `/livez`, `/readyz` and `/healthz`; port 0 takes a free one and logs it",
         variable="INFERFLUX_METRICS_LISTEN",
     )
     log_level: LogLevel = setting(

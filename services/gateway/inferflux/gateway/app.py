@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import grpc.aio
-from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from inferflux.common import grpc_client, logs, store
 from inferflux.common.audit.opening import running_trail
@@ -20,7 +19,7 @@ from inferflux.common.grpc_server import GrpcServer, build_server
 from inferflux.common.lifecycle import Shutdown
 from inferflux.common.probe import Probe
 from inferflux.common.service_key import parse_service_keys
-from inferflux.common.tasks import Background, is_set_within
+from inferflux.common.tasks import Background
 from inferflux.common.tls import ClientTls
 from inferflux.common.tracing import Tracer, open_tracer
 from inferflux.v1 import (
@@ -50,6 +49,7 @@ from .model_servicer import ModelServicer
 from .models import ModelRegistry
 from .pipeline import Pipeline
 from .readers import ReaderReports
+from .readiness import Readiness
 from .reservations import Reservations
 from .rules import MODEL_CHANGES, SERVICE_NAMES, rules
 from .scheduler_admin import SchedulerAdmin
@@ -65,7 +65,6 @@ from .warm_up import WarmUp
 if TYPE_CHECKING:
     from redis.asyncio import Redis
 
-_WATCH_INTERVAL_S = 0.5
 # Longest wait for one answer of the scheduler to an administrator.
 _ADMIN_TIMEOUT_S = 3.0
 # After the streams have ended: for settling what they used.
@@ -79,12 +78,12 @@ async def serve(settings: GatewaySettings, shutdown: Shutdown) -> None:
     async with AsyncExitStack() as stack:
         probe = Probe(settings.metrics_listen)
         stack.callback(probe.close)
-        for part in ("nats", "queue", "policy"):
-            probe.set_ready(part, ok=False, detail="not asked yet")
+        probe.set_ready("running", ok=False, detail="starting")
         tracer = open_tracer(settings, "gateway")
         stack.push_async_callback(tracer.close)
         gateway = await _open(settings, stack, tracer)
         operators = _operators(settings, gateway, probe)
+        readiness = _readiness(settings, gateway, probe)
         server = _build_server(settings, gateway, operators)
         http = _http_server(settings, gateway, probe, operators)
         stack.push_async_callback(http.stop, 1.0)
@@ -99,7 +98,8 @@ async def serve(settings: GatewaySettings, shutdown: Shutdown) -> None:
         )
         log.info("serving", port=port, metrics_port=probe.port, http_port=http.port)
 
-        await _watch(gateway, probe, server, shutdown)
+        probe.set_ready("running", ok=True)
+        await readiness.watch(server, shutdown)
         probe.set_ready("running", ok=False, detail="shutting down")
         server.set_serving(False)
         streams = gateway.services.streams
@@ -195,6 +195,18 @@ def _policy_channel(settings: GatewaySettings) -> grpc.aio.Channel:
     return grpc_client.renewed_channel(settings.policy_address, ClientTls(settings.client_tls))
 
 
+def _readiness(settings: GatewaySettings, gateway: _Gateway, probe: Probe) -> Readiness:
+    return Readiness(
+        gateway.services.bus,
+        gateway.policy_channel,
+        gateway.services.trail,
+        gateway.tokenizers,
+        gateway.models,
+        probe,
+        needs_model=settings.needs_model,
+    )
+
+
 @dataclass(frozen=True)
 class _Operators:
     """What serves operators, over gRPC and HTTP alike."""
@@ -218,6 +230,7 @@ def _operators(settings: GatewaySettings, gateway: _Gateway, probe: Probe) -> _O
         gateway.policy_channel,
         gateway.services.streams,
         probe,
+        gateway.models,
         listen=settings.listen,
         policy_address=settings.policy_address,
     )
@@ -264,39 +277,3 @@ def _http_server(
         send_limit_s=settings.http_send_limit_s,
     )
     return HttpServer(app, trusted_proxies=settings.trusted_proxies)
-
-
-async def _watch(gateway: _Gateway, probe: Probe, server: GrpcServer, shutdown: Shutdown) -> None:
-    """Readiness follows NATS, policy and whether tokenizers can be started, until the shutdown."""
-    bus = gateway.services.bus
-    policy_health = health_pb2_grpc.HealthStub(gateway.policy_channel)
-    was_ready: bool | None = None
-    is_ending = shutdown.requested.is_set()
-    while not is_ending:
-        probe.set_ready("nats", ok=bus.is_connected, detail="" if bus.is_connected else "connection lost")
-        probe.set_ready("queue", ok=not bus.write_problem, detail=bus.write_problem)
-        why_not = await _ask_policy(policy_health)
-        probe.set_ready("policy", ok=not why_not, detail=why_not)
-        trail = gateway.services.trail
-        probe.set_ready("audit", ok=trail.takes_calls, detail=trail.problem)
-        no_tokenizers = gateway.tokenizers.revive()
-        probe.set_ready("tokenizers", ok=not no_tokenizers, detail=no_tokenizers)
-        if probe.is_ready != was_ready:
-            was_ready = probe.is_ready
-            server.set_serving(was_ready)
-            log.info(
-                "ready" if was_ready else "not ready",
-                policy=why_not or "ok",
-                nats=bus.is_connected,
-                queue=bus.write_problem or "ok",
-            )
-        is_ending = await is_set_within(shutdown.requested, _WATCH_INTERVAL_S)
-
-
-async def _ask_policy(health: health_pb2_grpc.HealthStub) -> str:
-    """Why policy is not ready; "" if it is."""
-    try:
-        answer = await health.Check(health_pb2.HealthCheckRequest(), timeout=1.0)
-    except grpc.aio.AioRpcError as error:
-        return f"does not answer: {error.code().name}"
-    return "" if answer.status == health_pb2.HealthCheckResponse.SERVING else "cannot reach its store"

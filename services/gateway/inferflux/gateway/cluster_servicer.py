@@ -16,6 +16,7 @@ from inferflux.common.errors import DeadlineExceeded, InferFluxError, Unavailabl
 from inferflux.common.probe import Probe
 from inferflux.v1 import cluster_pb2, cluster_pb2_grpc, scheduler_pb2
 
+from .models import ModelRegistry
 from .streams import Streams
 
 if TYPE_CHECKING:
@@ -37,6 +38,7 @@ class ClusterServicer(cluster_pb2_grpc.ClusterServiceServicer):
         policy_channel: grpc.aio.Channel,
         streams: Streams,
         probe: Probe,
+        models: ModelRegistry,
         *,
         listen: str,
         policy_address: str,
@@ -45,6 +47,7 @@ class ClusterServicer(cluster_pb2_grpc.ClusterServiceServicer):
         self._policy_health = health_pb2_grpc.HealthStub(policy_channel)
         self._streams = streams
         self._probe = probe
+        self._models = models
         self._listen = listen
         self._policy_address = policy_address
 
@@ -57,6 +60,7 @@ class ClusterServicer(cluster_pb2_grpc.ClusterServiceServicer):
         return cluster_pb2.GetStatusResponse(
             services=[self._gateway(), policy, scheduler, nats, redis],
             scheduler=scheduler_status,
+            hosts=self._models.host_summaries(),
         )
 
     def _gateway(self) -> cluster_pb2.ServiceStatus:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 
-from inferflux.common.hosts import as_model
+from inferflux.common.hosts import as_model, best_state
 from inferflux.common.known_workers import KnownWorkers
-from inferflux.v1 import host_pb2, model_pb2
+from inferflux.v1 import cluster_pb2, host_pb2, model_pb2
 
+from .model_health import ModelTally
+
+_READY = model_pb2.MODEL_STATE_READY
 # A host or a worker that has not reported for this long does not count.
 LIVE_S = 3.0
 
@@ -47,6 +51,35 @@ class HostDirectory:
                 meant.add(hosted.card.name)
         return min(meant, default=name)
 
+    def tally(self, now: float) -> ModelTally:
+        """How many models there are in which state."""
+        states: defaultdict[str, set[model_pb2.ModelState.ValueType]] = defaultdict(set)
+        digests: defaultdict[str, set[str]] = defaultdict(set)
+        pinned: list[model_pb2.ModelState.ValueType] = []
+        for _, hosted in self._hosted(now):
+            states[hosted.card.name].add(hosted.state)
+            digests[hosted.card.name].add(hosted.card.digest)
+            if hosted.is_pinned and hosted.state != _READY:
+                pinned.append(hosted.state)
+        best = Counter(best_state(found) for found in states.values())
+        return ModelTally(
+            ready=best[_READY],
+            registered=best[model_pb2.MODEL_STATE_REGISTERED],
+            loading=best[model_pb2.MODEL_STATE_LOADING],
+            failed=best[model_pb2.MODEL_STATE_FAILED],
+            pinned_missing=len(pinned),
+            pinned_failed=pinned.count(model_pb2.MODEL_STATE_FAILED),
+            mixed=tuple(sorted(name for name, found in digests.items() if len(found) > 1)),
+        )
+
+    def summaries(self, now: float) -> list[cluster_pb2.HostSummary]:
+        """Every live host in numbers, by its id."""
+        return [
+            summary(status, now - seen_s)
+            for _, (seen_s, status) in sorted(self._hosts.items())
+            if now - seen_s <= LIVE_S
+        ]
+
     def model(self, name: str, now: float) -> model_pb2.Model | None:
         """A model as all live hosts report it; None if none knows it."""
         places = {host_id: hosted for host_id, hosted in self._hosted(now) if hosted.card.name == name}
@@ -69,3 +102,22 @@ class HostDirectory:
 
     def _forget(self, host_id: str) -> None:
         self._hosts.pop(host_id, None)
+
+
+def summary(status: host_pb2.HostStatus, age_s: float) -> cluster_pb2.HostSummary:
+    """A host in numbers (pure)."""
+    states = Counter(hosted.state for hosted in status.models)
+    return cluster_pb2.HostSummary(
+        host_id=status.host_id,
+        pool=status.pool,
+        is_leaving=status.is_leaving,
+        registered=states[model_pb2.MODEL_STATE_REGISTERED],
+        loading=states[model_pb2.MODEL_STATE_LOADING],
+        ready=states[model_pb2.MODEL_STATE_READY],
+        unloading=states[model_pb2.MODEL_STATE_UNLOADING],
+        failed=states[model_pb2.MODEL_STATE_FAILED],
+        models_max=status.models_max,
+        memory_bytes=status.memory_bytes,
+        memory_used_bytes=max(status.memory_bytes - status.memory_free_bytes, 0),
+        report_age_ms=round(max(age_s, 0.0) * 1000),
+    )

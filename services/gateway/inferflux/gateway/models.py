@@ -6,19 +6,20 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from inferflux.common import subjects
 from inferflux.common.bad_messages import BadMessages
 from inferflux.common.bus import Bus, Message, Subscription
 from inferflux.common.errors import InvalidArgument, NotFound, Unavailable
 from inferflux.common.heartbeats import parse_status
+from inferflux.common.hosts import chosen_digest, worker_ids
 from inferflux.common.hosts import parse_status as parse_host
-from inferflux.common.hosts import worker_ids
 from inferflux.common.known_workers import KnownWorkers
-from inferflux.v1 import model_pb2, scheduler_pb2
+from inferflux.v1 import cluster_pb2, model_pb2, scheduler_pb2
 
 from .hosts import LIVE_S, HostDirectory
+from .model_health import ModelTally
 
 # A model that no worker has served for this long is forgotten.
 REMEMBERED_S = 600.0
@@ -93,8 +94,9 @@ class ModelTable:
         having = [worker for worker in self._workers.values() if name in worker.cards]
         if not having:
             return None
-        best = max(having, key=lambda w: (_is_serving(w, now), w.last_seen_s))
         serving = sum(_is_serving(worker, now) for worker in having)
+        meant = _of_chosen_file(having, name, now)
+        best = max(meant, key=lambda w: (_is_serving(w, now), w.last_seen_s))
         return model_pb2.Model(card=best.cards[name], workers=serving)
 
     def card(self, name: str, now: float) -> model_pb2.ModelCard | None:
@@ -108,6 +110,7 @@ class ModelTable:
         live = [w for w in self._workers.values() if w.knows(name) and now - w.last_seen_s <= LIVE_S]
         if not live:
             return None
+        live = _of_chosen_file(live, name, now)
         best = max(live, key=lambda w: (w.state == scheduler_pb2.WORKER_STATE_READY, w.last_seen_s))
         card = best.cards[name]
         if not card.can_constrain and any(w.cards[name].can_constrain for w in live):
@@ -124,6 +127,10 @@ class ModelTable:
             for worker_id, worker in self._workers.items()
             if now - worker.last_seen_s <= LIVE_S
         }
+
+    def n_served(self, now: float) -> int:
+        """How many models a worker serves now."""
+        return len({name for w in self._workers.values() if _is_serving(w, now) for name in w.cards})
 
     def digests(self) -> set[str]:
         """Of every known model."""
@@ -143,6 +150,12 @@ class ModelTable:
 
 def _is_serving(worker: _Worker, now: float) -> bool:
     return worker.state == scheduler_pb2.WORKER_STATE_READY and now - worker.last_seen_s <= LIVE_S
+
+
+def _of_chosen_file(workers: list[_Worker], name: str, now: float) -> list[_Worker]:
+    """Those of the workers that have a model from the file that its name stands for: see `chosen_digest`."""
+    digest = chosen_digest((w.cards[name].digest, not _is_serving(w, now)) for w in workers)
+    return [worker for worker in workers if worker.cards[name].digest == digest]
 
 
 class ModelRegistry:
@@ -231,6 +244,17 @@ class ModelRegistry:
         if not workers:
             await self._check_nats()
         return workers
+
+    def host_summaries(self) -> list[cluster_pb2.HostSummary]:
+        """Every live host in numbers."""
+        return self.hosts.summaries(self._clock())
+
+    def tally(self) -> ModelTally:
+        """How many models there are in which state."""
+        now = self._clock()
+        tally = self.hosts.tally(now)
+        # A worker that serves counts although its host was not seen.
+        return tally if tally.ready else replace(tally, ready=self.table.n_served(now))
 
     async def get(self, name: str) -> model_pb2.Model:
         """A known model, served or not.

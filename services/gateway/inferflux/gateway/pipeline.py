@@ -286,6 +286,7 @@ class Pipeline:
             same_prompt_as=call.context.same_prompt_as,
             answer_format=answer_format,
             worker_pools=call.caller.worker_pools,
+            model_digest=card.digest,
         )
         note_job(call.span, call.method, job, asked_priority=request.priority)
         await self._reserve(generation, call.caller, job, prompt, card)

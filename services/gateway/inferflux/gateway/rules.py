@@ -16,6 +16,7 @@ _MODELS = model_pb2.DESCRIPTOR.services_by_name["ModelService"]
 _CLUSTER = cluster_pb2.DESCRIPTOR.services_by_name["ClusterService"]
 _ADMIN = admin_pb2.DESCRIPTOR.services_by_name["AdminService"]
 
+INFERENCE = _INFERENCE.full_name
 SERVICE_NAMES = tuple(service.full_name for service in (_INFERENCE, _MODELS, _CLUSTER, _ADMIN))
 
 _WITH_PROMPTS = ("Chat", "Generate", "Tokenize", "Detokenize")

@@ -85,6 +85,11 @@ class GatewaySettings(AuditSettings):
     )
     # gRPC itself refuses messages above 16 MiB.
     max_text_bytes: int = setting(4 << 20, "bytes of all texts of one request together", ge=1, le=15 << 20)
+    needs_model: bool = setting(
+        True,
+        "whether the gateway is [ready](operations.md#health) only while a model is, or can be loaded by a "
+        "request; `false` has it ready without any",
+    )
     cancel_timeout_s: float = setting(
         2.0, "longest wait for the scheduler to confirm a cancellation", gt=0, le=60, expert=True
     )

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 
-from inferflux.common import subjects
+from inferflux.common import checks, subjects
 from inferflux.common.bus import Bus, Message, Subscription
+from inferflux.common.errors import InvalidArgument
 from inferflux.v1 import scheduler_pb2
 
 from .core.assignments import Assignment, UnownedRequest
@@ -15,7 +16,7 @@ from .core.scheduler import SchedulerCore
 from .core.slots import WorkerSlots
 
 
-def describe(core: SchedulerCore, now: float) -> scheduler_pb2.SchedulerStatus:
+def describe(core: SchedulerCore, now: float, *, with_workers: bool = True) -> scheduler_pb2.SchedulerStatus:
     """The queue and the slot table as a message (pure)."""
     oldest_s = core.queue.oldest_enqueued_s()
     states = Counter(job.state for job in core.jobs.values())
@@ -27,7 +28,7 @@ def describe(core: SchedulerCore, now: float) -> scheduler_pb2.SchedulerStatus:
         policy=core.policy,
         fairness=core.fairness.to_message(),
     )
-    for worker_id in sorted(core.table.workers):
+    for worker_id in sorted(core.table.workers) if with_workers else ():
         status.workers.append(_view(core.table.workers[worker_id], now))
     return status
 
@@ -74,7 +75,11 @@ async def serve_status(
     """
 
     async def on_request(message: Message) -> None:
-        status = describe(core, clock())
+        try:
+            asked = checks.decode(scheduler_pb2.SchedulerStatusRequest, message.data)
+        except InvalidArgument:
+            asked = scheduler_pb2.SchedulerStatusRequest()
+        status = describe(core, clock(), with_workers=not asked.without_workers)
         status.leader, status.term = leader, term
         status.not_ready = not_ready()
         await message.respond(fit(status, bus.max_payload))

@@ -44,6 +44,7 @@ class Worker:
         self._process = process
         self._wished = wished
         self._probe = probe
+        self._is_starting = True
         self._state = WorkerState(settings.id, incarnation=uuid.uuid4().hex, pool=settings.pool)
         catalog = Catalog(settings.id, settings.models_bytes or free_bytes(), settings.models_max)
         self.host = Host(
@@ -79,11 +80,13 @@ class Worker:
         try:
             for file, wish in self._wished:
                 known = await self.host.know(wish, file)
-                if file.path == self._process.settings.model_path:
+                if wish.is_own:
                     await self.host.load(known.name, must_fit=False)
                     own.add(asyncio.create_task(self._until_unusable(known.name)))
                 elif wish.is_pinned:
                     await self._load_first(known.name)
+            self._is_starting = False
+            self._update_readiness()
             await self._intake.listen()
             own.add(asyncio.create_task(self._reports.run()))
             done, _ = await asyncio.wait(own, return_when=asyncio.FIRST_COMPLETED)
@@ -114,11 +117,20 @@ class Worker:
         await self.host.leave(self._process.settings.drain_limit_s)
 
     def _update_readiness(self) -> None:
-        missing = "draining" if self._state.is_leaving else self.host.why_not_ready()
+        missing = self.host.why_not_ready()
+        if self._state.is_leaving:
+            missing = "draining"
+        elif self._is_starting:
+            missing = missing or "reading the models"
         self._probe.set_ready("engine", not missing, missing)
+        self._probe.set_warning("models", self.host.what_failed())
 
     async def _on_reconnect(self) -> None:
-        await self._process.emitter.republish()
+        try:
+            await self._process.emitter.republish()
+        except InferFluxError as error:
+            # It tries again by itself. Heartbeats and tokenizers do not wait for it.
+            log.warning("chunks could not be published again yet", reason=error.reason)
         for worker in list(self.host.workers):
             await worker.beat()
         await self._reports.report()
@@ -147,14 +159,25 @@ async def _models_of(settings: WorkerSettings) -> list[_Wished]:
     if settings.model_path is not None:
         name = settings.model_name or settings.model_path.name.removesuffix(".gguf")
         file = await _probed(settings.model_path, _MODEL_PATH)
-        wished.append((file, Wish(name, is_pinned=True)))
+        wished.append((file, Wish(name, is_pinned=True, is_own=True)))
     if settings.draft_model is not None:
         variable = "INFERFLUX_WORKER_DRAFT_MODEL"
         await _probed(settings.draft_model, variable, prefix=f"{variable} is ")
     if settings.config is not None:
         for path, wish in read_models(settings.config):
             wished.append((await _probed(path, "INFERFLUX_CONFIG"), wish))
-    return wished
+    return together(wished)
+
+
+def together(wished: list[_Wished]) -> list[_Wished]:
+    """Models as they are wished, each once (pure): an entry for a file that comes before under the same name
+    says more of that one."""
+    made: dict[tuple[str, str], _Wished] = {}
+    for file, wish in wished:
+        key = wish.name, file.digest
+        before = made.get(key)
+        made[key] = (file, wish) if before is None else (before[0], before[1].then(wish))
+    return list(made.values())
 
 
 async def serve(settings: WorkerSettings, shutdown: Shutdown) -> None:

@@ -6,12 +6,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
 from inferflux.common.errors import Aborted, AlreadyExists, InvalidArgument, NotFound, ResourceExhausted
-from inferflux.common.hosts import MAX_BYTES, MAX_KNOWN, MAX_REASON_BYTES, worker_ids
-from inferflux.v1 import host_pb2, model_pb2
+from inferflux.common.hosts import MAX_BYTES, MAX_KNOWN, MAX_REASON_BYTES, MAX_STATUS_BYTES, worker_ids
+from inferflux.v1 import engine_pb2, host_pb2, model_pb2
 
 from .model_file import ModelFile
 from .needs import Needs
 
+# What a model's message may grow by when it is loaded: worker id, times, what the engine learns.
+_NUMBERS_BYTES = 160
 _GIB = 1 << 30
 _MIB = 1 << 20
 # States in which a model takes memory.
@@ -28,6 +30,7 @@ class Wish:
         name: what clients call it.
         aliases: other names of it.
         is_pinned: it is loaded at the start, and not unloaded to make room.
+        is_own: the settings of the process name it: it has their draft model, and their disk folder itself.
         context_length, slots, kv_cells, kv_bytes: None: as the host's settings say.
     """
 
@@ -39,6 +42,7 @@ class Wish:
     slots: int | None = None
     kv_cells: int | None = None
     kv_bytes: int | None = None
+    is_own: bool = False
 
     @property
     def _sizes(self) -> tuple[int | None, ...]:
@@ -57,6 +61,7 @@ class Wish:
             aliases=later.aliases or self.aliases,
             is_pinned=self.is_pinned or later.is_pinned,
             is_default=self.is_default or later.is_default,
+            is_own=self.is_own or later.is_own,
         )
 
 
@@ -70,6 +75,10 @@ class Known:
         reason: why it could not be loaded; empty unless it failed.
         worker_id: as which worker it is loaded, or is to be; empty otherwise.
         load_s: how long the last load took; 0 before the first.
+        was_ready: whether it was ever ready.
+        failures: loads one after the other that have failed.
+        trials: what its last engine was started with, and what the trials of its start have found.
+        retry_unix_ms: when a failed one is tried again without being asked for; 0: it is not.
     """
 
     wish: Wish
@@ -81,26 +90,45 @@ class Known:
     reason: str = ""
     worker_id: str = ""
     load_s: float = 0.0
+    was_ready: bool = False
+    failures: int = 0
+    retry_unix_ms: int = 0
+    trials: engine_pb2.EngineConfig | None = None
 
     @property
     def name(self) -> str:
         return self.wish.name
 
     @property
+    def is_own(self) -> bool:
+        return self.wish.is_own
+
+    @property
     def is_held(self) -> bool:
         """Whether it takes memory."""
         return self.state in _HELD
 
-    def to_message(self) -> host_pb2.HostedModel:
+    @property
+    def told_bytes(self) -> int:
+        """How long the host's status is for this model, at most, without the reason of a failure."""
+        return self.to_message(reason_bytes=0).ByteSize() + _NUMBERS_BYTES
+
+    def to_message(self, *, reason_bytes: int = MAX_REASON_BYTES) -> host_pb2.HostedModel:
+        """What the host reports of it.
+
+        Args:
+            reason_bytes: that the reason of a failure is cut to.
+        """
         return host_pb2.HostedModel(
             card=self.card,
             state=self.state,
-            reason=self.reason.encode()[:MAX_REASON_BYTES].decode(errors="ignore"),
+            reason=self.reason.encode()[:reason_bytes].decode(errors="ignore"),
             since_unix_ms=self.since_unix_ms,
             worker_id=self.worker_id,
             needs_bytes=min(self.needs.total, MAX_BYTES),
             is_pinned=self.wish.is_pinned,
             load_s=self.load_s,
+            retry_unix_ms=self.retry_unix_ms if self.state == model_pb2.MODEL_STATE_FAILED else 0,
             aliases=self.wish.aliases,
             is_default=self.wish.is_default,
         )
@@ -137,6 +165,10 @@ class Catalog:
             raise NotFound(f"host {self.host_id} has no model {name[:200]!r}", reason="UNKNOWN_MODEL")
         return known
 
+    def has(self, known: Known) -> bool:
+        """Whether this model, and no later one of its name, is known."""
+        return self._models.get(known.name) is known
+
     def add(self, known: Known) -> Known:
         """Make a model known. One that is known already, of the same file, takes over what the new wish says,
         and where the file is now.
@@ -155,13 +187,16 @@ class Catalog:
             if found.file.digest != known.file.digest:
                 message = f"host {self.host_id} has another model {known.name!r}: {found.file.path}"
                 raise AlreadyExists(message, reason="MODEL_NAME_TAKEN")
-            found.wish, found.file = found.wish.then(known.wish), known.file
+            wish = found.wish.then(known.wish)
+            self._check_size(replace(found, wish=wish))
+            found.wish, found.file = wish, known.file
             if known.wish.has_sizes and not found.is_held:
                 found.needs = known.needs
             return found
         if len(self._models) >= MAX_KNOWN:
             message = f"host {self.host_id} knows {MAX_KNOWN} models already"
             raise ResourceExhausted(message, reason="TOO_MANY_MODELS")
+        self._check_size(known)
         self._models[known.name] = known
         return known
 
@@ -197,6 +232,13 @@ class Catalog:
             )
         taken = {other.worker_id for other in self}
         return next(worker_id for worker_id in worker_ids(self.host_id) if worker_id not in taken)
+
+    def _check_size(self, changed: Known) -> None:
+        """Raises ResourceExhausted where the names of the models would make the host's status too long."""
+        models = [known for known in self if known.name != changed.name]
+        if sum(known.told_bytes for known in (*models, changed)) > MAX_STATUS_BYTES:
+            message = f"the names of all models that host {self.host_id} knows would be too long"
+            raise ResourceExhausted(message, reason="TOO_MANY_MODELS")
 
     def _check_names(self, wish: Wish) -> None:
         others = {

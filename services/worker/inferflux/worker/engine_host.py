@@ -19,6 +19,8 @@ from inferflux.v1 import engine_pb2
 _FIRST_BACKOFF_S = 0.1
 _LONGEST_BACKOFF_S = 10.0
 _STOP_WAIT_S = 2.0
+# Engines one after the other that could not load a model which an engine before them had loaded.
+_MOST_FAILED_LOADS = 5
 
 # llama.cpp's threads meet at a barrier some hundred times a step. How long a thread spins there before it
 # sleeps decides much. OpenMP's default burns whole time slices whenever one of them has to share its core
@@ -33,7 +35,7 @@ DeathHandler = Callable[[str], Awaitable[None]]
 
 
 class EngineLoadError(Exception):
-    """The engine could not load the model at its first start."""
+    """The engine could not load the model at its first start, or several could not load it again."""
 
 
 class EngineHost:
@@ -78,9 +80,11 @@ class EngineHost:
         """Start the engine, and start it again whenever it dies, until `stop`.
 
         Raises:
-            EngineLoadError: the first engine could not load the model.
+            EngineLoadError: the first engine could not load the model, or several one after the other could
+                not load it again.
         """
         backoff = _FIRST_BACKOFF_S
+        failed_loads = 0
         while not self._stopping.is_set():
             loaded, why = await self._run_once()
             if self._stopping.is_set():
@@ -88,6 +92,9 @@ class EngineHost:
             if not self._was_ready:
                 raise EngineLoadError(why)
             await self._on_death(why)
+            failed_loads = 0 if loaded else failed_loads + 1
+            if failed_loads == _MOST_FAILED_LOADS:
+                raise EngineLoadError(why)
             backoff = _FIRST_BACKOFF_S if loaded else min(backoff * 2, _LONGEST_BACKOFF_S)
             log.error("engine died, starting it again", why=why, backoff_s=backoff)
             await is_set_within(self._stopping, backoff)

@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from pathlib import Path
 
 from inferflux.api.speculation import SOURCES
-from inferflux.common import logs
+from inferflux.common import load_retries, logs
 from inferflux.common.checks import check_model_name
 from inferflux.common.errors import Aborted, InferFluxError, InvalidArgument
 from inferflux.common.hosts import MAX_ALIASES
@@ -64,6 +64,7 @@ class Host:
         # Of models that are gone: what they have finished lately, while its chunks may be needed.
         self._gone: list[ResidentTable] = []
         self._background = Background()
+        self._retries = Background()
         self._is_leaving = False
 
     # What it has
@@ -80,6 +81,11 @@ class Host:
                 worker = self._workers.get(known.name)
                 return known.reason or (worker.model.why_not_ready if worker else "") or "loading the model"
         return ""
+
+    def what_failed(self) -> str:
+        """Which models have failed, each with its reason; empty if none has."""
+        failed = (known for known in self.catalog if known.state == model_pb2.MODEL_STATE_FAILED)
+        return "; ".join(f"{known.name}: {known.reason}" for known in failed)
 
     def kept_chunks(self) -> dict[str, list[bytes]]:
         """The chunks that are kept for a while, by token subject: also of models that are gone."""
@@ -181,14 +187,19 @@ class Host:
 
     async def unload(self, name: str, drain_limit_s: float | None = None) -> Known:
         """Begin to unload a model, if it is loaded; returns at once. Its requests may run on for
-        `drain_limit_s` (the process's own limit by default), then others take them over.
+        `drain_limit_s` (the process's own limit by default), then others take them over. One that failed is
+        not tried again by itself.
 
         Raises:
             NotFound: it is not known.
         """
         known = self.catalog.get(name)
         worker = self._workers.get(name)
-        if worker is not None and known.state != model_pb2.MODEL_STATE_UNLOADING:
+        if known.state == model_pb2.MODEL_STATE_FAILED:
+            known.reason, known.retry_unix_ms = "", 0
+            self._set(known, model_pb2.MODEL_STATE_REGISTERED)
+            await self._on_change()
+        elif worker is not None and known.state != model_pb2.MODEL_STATE_UNLOADING:
             self._set(known, model_pb2.MODEL_STATE_UNLOADING)
             limit_s = self._process.settings.drain_limit_s if drain_limit_s is None else drain_limit_s
             worker.leave(limit_s)
@@ -197,9 +208,9 @@ class Host:
         return known
 
     async def until_failed(self, name: str) -> EngineLoadError:
-        """Return why the first load of this model failed, as soon as it did."""
+        """Return why this model could not be loaded, as soon as that is so. Once it was ready, never."""
         known = self.catalog.get(name)
-        while known.state != model_pb2.MODEL_STATE_FAILED:
+        while known.was_ready or known.state != model_pb2.MODEL_STATE_FAILED:
             task = self._serving.get(name)
             if task is None:
                 await asyncio.Event().wait()
@@ -210,12 +221,14 @@ class Host:
     async def leave(self, drain_limit_s: float) -> None:
         """Unload every model; returns when all are gone."""
         self._is_leaving = True
+        await self._retries.close()
         for name in list(self._workers):
             await self.unload(name, drain_limit_s)
         await self._background.finish(None)
 
     async def close(self) -> None:
         """End every engine now."""
+        await self._retries.close()
         await self._background.close()
 
     async def offer_tokenizers(self) -> None:
@@ -234,7 +247,7 @@ class Host:
             await worker.run()
         except EngineLoadError as error:
             failure = str(error)
-            if known.file.path != self._process.settings.model_path:  # which ends the process, with that line
+            if not self._ends_process(known):  # which says that line
                 log.error("a model could not be loaded", model=known.name, why=failure)
         except InferFluxError as error:
             failure = f"it could not be served: {error.message}"
@@ -249,8 +262,36 @@ class Host:
             self._on_gone(worker.state.worker_id)
             known.worker_id = ""
             known.reason = failure
+            if failure:
+                self._try_again_later(known)
             self._set(known, model_pb2.MODEL_STATE_FAILED if failure else model_pb2.MODEL_STATE_REGISTERED)
         await self._on_change()
+
+    def _ends_process(self, known: Known) -> bool:
+        """Whether a failure of this model is one of the process: its own model was never ready."""
+        return known.is_own and not known.was_ready
+
+    def _try_again_later(self, known: Known) -> None:
+        """Note a failure. A pinned model is tried again by itself, after longer and longer pauses."""
+        known.failures += 1
+        known.retry_unix_ms = 0
+        if known.wish.is_pinned and not self._is_leaving and not self._ends_process(known):
+            pause_s = load_retries.pause_s(known.failures)
+            known.retry_unix_ms = _now_ms() + int(pause_s * 1000)
+            self._retries.start(self._try_again(known, known.retry_unix_ms, pause_s))
+
+    async def _try_again(self, known: Known, retry_unix_ms: int, pause_s: float) -> None:
+        await asyncio.sleep(pause_s)
+        is_failed = known.state == model_pb2.MODEL_STATE_FAILED
+        if not is_failed or known.retry_unix_ms != retry_unix_ms or not self.catalog.has(known):
+            return
+        log.info("a model that failed is tried again", model=known.name, failures=known.failures)
+        try:
+            await self.load(known.name, must_fit=not known.is_own)
+        except InferFluxError as error:
+            known.reason = error.message
+            self._try_again_later(known)
+            await self._on_change()
 
     def _keep_chunks_of(self, worker: ModelWorker) -> None:
         """A stream that ended just now may have to be published once more."""
@@ -263,6 +304,8 @@ class Host:
         worker = self._workers.get(known.name)
         if worker is not None and known.state != model_pb2.MODEL_STATE_UNLOADING:
             if worker.model.is_ready:
+                known.was_ready, known.failures = True, 0
+                known.trials = worker.model.engine_config
                 if known.state == model_pb2.MODEL_STATE_LOADING:
                     known.load_s = max(_now_ms() - known.since_unix_ms, 0) / 1000
                 known.card.CopyFrom(_learnt(known.card, worker.model.card))
@@ -303,7 +346,7 @@ class Host:
         settings = self._process.settings
         return ModelOptions(
             name=known.name,
-            engine=engine_config(settings, known),
+            engine=with_trials(engine_config(settings, known), known.trials),
             load_limit_s=settings.load_limit_s,
             stuck_s=settings.stuck_s,
         )
@@ -316,7 +359,9 @@ def engine_config(settings: WorkerSettings, known: Known) -> engine_pb2.EngineCo
     their own below it.
     """
     wish, file = known.wish, known.file
-    is_own = file.path == settings.model_path
+    is_own = wish.is_own
+    # Sizes of its own are in what it needs already.
+    takes_usual = is_own and not wish.has_sizes
     slots = _first(wish.slots, settings.slots)
     disk = settings.disk_path
     if disk is not None and not is_own:
@@ -332,8 +377,8 @@ def engine_config(settings: WorkerSettings, known: Known) -> engine_pb2.EngineCo
         disk_bytes=settings.disk_bytes,
         disk_prompt_tokens=settings.disk_prompt_tokens,
         model_digest=file.digest,
-        kv_cells=settings.kv_cells if is_own else known.needs.cells,
-        kv_bytes=settings.kv_bytes if is_own else 0,
+        kv_cells=settings.kv_cells if takes_usual else known.needs.cells,
+        kv_bytes=settings.kv_bytes if takes_usual else 0,
         kv_type_k=settings.kv_type_k,
         kv_type_v=settings.kv_type_v,
         prefill_cells=settings.prefill_cells,
@@ -348,6 +393,24 @@ def engine_config(settings: WorkerSettings, known: Known) -> engine_pb2.EngineCo
         speculation=SOURCES[settings.speculation if is_own else "off"],
         draft_model_path=str(settings.draft_model) if is_own and settings.draft_model is not None else "",
     )
+
+
+def with_trials(
+    config: engine_pb2.EngineConfig, before: engine_pb2.EngineConfig | None
+) -> engine_pb2.EngineConfig:
+    """A configuration with the trials of an engine before, if that was started with the same (pure)."""
+    if before is not None and before.HasField("trials") and _decisive(before) == _decisive(config):
+        config.trials.CopyFrom(before.trials)
+    return config
+
+
+def _decisive(config: engine_pb2.EngineConfig) -> engine_pb2.EngineConfig:
+    """What of a configuration trials depend on."""
+    kept = engine_pb2.EngineConfig()
+    kept.CopyFrom(config)
+    for field in ("trials", "worker_id", "disk_path"):
+        kept.ClearField(field)
+    return kept
 
 
 def _card(wish: Wish, file: ModelFile, types: KvTypes, *, context_length: int) -> model_pb2.ModelCard:

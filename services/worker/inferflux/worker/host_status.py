@@ -7,10 +7,14 @@ import asyncio
 from inferflux.common import logs, subjects
 from inferflux.common.bus import Bus
 from inferflux.common.errors import Unavailable
+from inferflux.common.hosts import MAX_REASON_BYTES
 from inferflux.v1 import host_pb2
 
 from .catalog import Catalog
 from .worker_state import WorkerState
+
+# Of the reasons of all failures together.
+_ALL_REASONS_BYTES = 128 << 10
 
 log = logs.get("worker.host")
 
@@ -42,11 +46,16 @@ class HostStatusReports:
             models_max=catalog.models_max,
             memory_bytes=catalog.memory_bytes,
             memory_free_bytes=catalog.free_bytes,
-            models=[known.to_message() for known in catalog],
+            models=[known.to_message(reason_bytes=self._reason_bytes()) for known in catalog],
             started_unix_ms=state.started_unix_ms,
             idle_s=self._idle_s,
             term=state.term,
         )
+
+    def _reason_bytes(self) -> int:
+        """What reasons of failures are cut to, so that many of them leave the status short enough."""
+        failed = sum(bool(known.reason) for known in self._catalog)
+        return min(MAX_REASON_BYTES, _ALL_REASONS_BYTES // max(failed, 1))
 
     async def report(self) -> None:
         """Publish the status now."""

@@ -103,6 +103,10 @@ class Intake:
     def _check_model(self, item: worker_pb2.BatchItem) -> None:
         if item.request.model != self._model.name:
             raise Refused(worker_pb2.REFUSAL_REASON_UNKNOWN_MODEL, f"only {self._model.name} is here")
+        digest = item.request.model_digest
+        if digest and digest != self._model.card.digest:
+            message = f"{self._model.name} is of another file here"
+            raise Refused(worker_pb2.REFUSAL_REASON_UNKNOWN_MODEL, message)
 
     async def on_command(self, message: Message) -> None:
         try:

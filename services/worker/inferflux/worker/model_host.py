@@ -168,6 +168,11 @@ class ModelHost:
         return self.residents.limits
 
     @property
+    def engine_config(self) -> engine_pb2.EngineConfig:
+        """What the next engine is started with."""
+        return self._options.engine
+
+    @property
     def is_ready(self) -> bool:
         return self.limits is not None
 
@@ -187,7 +192,7 @@ class ModelHost:
         """Keep an engine running until `stop`.
 
         Raises:
-            EngineLoadError: the first engine could not load the model.
+            EngineLoadError: the model could not be loaded, or not again: see `EngineHost.run`.
         """
         watching = asyncio.create_task(self._watch())
         try:
@@ -354,6 +359,9 @@ class ModelHost:
             vocabulary_size=ready.vocabulary_size,
             constraint_error=ready.constraint_error,
         )
+        if ready.HasField("trials"):
+            # For the engine after this one.
+            self._options.engine.trials.CopyFrom(ready.trials)
         self.kv_bytes = ready.kv_bytes
         self.card.context_length = ready.context_length
         self.card.vocabulary_size = ready.vocabulary_size

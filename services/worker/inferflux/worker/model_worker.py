@@ -20,6 +20,7 @@ from inferflux.common.tasks import cancel_all
 from inferflux.common.tracing import Tracer
 
 from .emit import Emitter
+from .engine_host import EngineLoadError
 from .events import WorkerEvents
 from .heartbeat import Heartbeat
 from .intake import Intake
@@ -111,7 +112,8 @@ class ModelWorker:
         """Serve until `leave`, then drain.
 
         Raises:
-            EngineLoadError: the first engine could not load the model.
+            EngineLoadError: the model could not be loaded, or not again. The scheduler was told that this
+                worker leaves.
         """
         await self._intake.listen()
         own = {
@@ -122,7 +124,12 @@ class ModelWorker:
         try:
             await asyncio.wait({*own, leaving}, return_when=asyncio.FIRST_COMPLETED)
             if not leaving.done():
-                _raise_first(*own)
+                try:
+                    _raise_first(*own)
+                except EngineLoadError:
+                    self.state.leave()
+                    await self._hand_over()
+                    raise
             await self._drain()
         finally:
             await self._intake.close()
@@ -143,6 +150,13 @@ class ModelWorker:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self._drain_limit_s):
                 await self.model.until_none_runs()
+        n_left = await self._hand_over()
+        log.info("drained", model=self.model.name, handed_over=n_left)
+        limit_s = self._drain_limit_s
+        await self.model.flush(flush_limit_s(limit_s, limit_s - (time.monotonic() - began_s)))
+
+    async def _hand_over(self) -> int:
+        """Tell the scheduler which requests this worker leaves to others; returns how many."""
         left = self.model.hand_over()
         await self._events.left(left)
         try:
@@ -150,9 +164,7 @@ class ModelWorker:
         except InferFluxError as error:
             # The scheduler learns from its silence what it has left.
             log.warning("not known whether the scheduler was told what is left", reason=error.reason)
-        log.info("drained", model=self.model.name, handed_over=len(left))
-        limit_s = self._drain_limit_s
-        await self.model.flush(flush_limit_s(limit_s, limit_s - (time.monotonic() - began_s)))
+        return len(left)
 
     async def _on_model_change(self) -> None:
         await self._on_change()

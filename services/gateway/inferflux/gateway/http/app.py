@@ -85,9 +85,9 @@ def build_app(
             route(routes.GET_MODEL, GetModel(models, created)),
             open_route(routes.OPENAPI, documents.openapi),
             open_route(routes.DOCS, documents.docs),
-            open_route(routes.HEALTHZ, _is_alive),
+            open_route(routes.HEALTHZ, _Probed(probe, routes.HEALTHZ.path)),
             open_route(routes.LIVEZ, _is_alive),
-            open_route(routes.READYZ, _Readiness(probe)),
+            open_route(routes.READYZ, _Probed(probe, routes.READYZ.path)),
             *map(admin_route, admin),
         ],
         redirect_slashes=False,
@@ -107,14 +107,15 @@ async def _is_alive(exchange: Exchange) -> None:
     await exchange.answer(200, b"ok\n", "text/plain; charset=utf-8")
 
 
-class _Readiness:
+class _Probed:
     """As the probe's port says it."""
 
-    def __init__(self, probe: Probe) -> None:
+    def __init__(self, probe: Probe, path: str) -> None:
         self._probe = probe
+        self._path = path
 
     async def __call__(self, exchange: Exchange) -> None:
-        status, content_type, body = self._probe.answer("/readyz", "")
+        status, content_type, body = self._probe.answer(self._path, "")
         await exchange.answer(status, body, content_type)
 
 

@@ -110,7 +110,7 @@ OPERATIONS: Sequence[Operation] = (
         "get", "/v1/models", "List the models that are served, and those that a request has loaded.", "Models"
     ),
     Operation("get", "/v1/models/{model}", "Describe one model.", "Model"),
-    Operation("get", "/healthz", "Whether the process answers.", needs_key=False),
+    Operation("get", "/healthz", "Whether something is wrong, and what.", "Health", needs_key=False),
     Operation("get", "/livez", "Whether the process answers.", needs_key=False),
     Operation("get", "/readyz", "Whether it can serve.", "Readiness", needs_key=False),
     *map(_of_administrators, ADMIN_METHODS),

@@ -111,8 +111,10 @@ _MODEL = _object(
     state={"enum": ["registered", "loading", "ready", "failed", "unloading"]},
     aliases=_array(_TEXT),
 )
+_HEALTH = _object(status={"enum": ["ok", "degraded"]}, reason=_TEXT)
 _READINESS = _object(
     ready=_BOOLEAN,
+    not_met=_array(_TEXT),
     conditions={"type": "object", "additionalProperties": _object(ok=_BOOLEAN, detail=_TEXT)},
 )
 _ERROR = _object(
@@ -130,6 +132,7 @@ ANSWERS: dict[str, Schema] = {
     "Models": _object(object={"const": "list"}, data=_array(_ref("Model"))),
     "Model": _MODEL,
     "Readiness": _READINESS,
+    "Health": _HEALTH,
     "Usage": _USAGE,
     "Error": _ERROR,
 }

@@ -49,6 +49,8 @@ def check_job(request: scheduler_pb2.InferenceRequest) -> None:
     if request.same_prompt_as:
         checks.check_token(request.same_prompt_as, "same_prompt_as")
     check_cache_scope(request.cache_scope, "cache_scope")
+    if request.model_digest:
+        checks.check_token(request.model_digest, "model_digest")
     parse_pools(request.worker_pools)
     checks.check_range(request.resume_window_s, 0, _LONGEST_WINDOW_S, "resume_window_s")
     checks.check_count(request.answer_format.functions, MAX_FUNCTIONS, "answer_format.functions")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 
+from inferflux.common.hosts import same_file
 from inferflux.common.known_workers import KnownWorkers
 from inferflux.common.worker_pools import DEFAULT, may_run_in
 from inferflux.v1 import host_pb2, model_pb2
@@ -136,12 +137,15 @@ class HostTable:
         for host in self:
             host.seen_s = max(host.seen_s, until_s)
 
-    def knowing(self, model: str, pools: Collection[str] = ()) -> list[HostView]:
-        """Hosts that could serve a model, in one of these pools if any are named."""
+    def knowing(self, model: str, pools: Collection[str] = (), digest: str = "") -> list[HostView]:
+        """Hosts that could serve a model, in one of these pools and from this file, where they are named."""
         return [
             host
             for host in self
-            if model in host.models and not host.status.is_leaving and host.serves_pools(pools)
+            if model in host.models
+            and not host.status.is_leaving
+            and host.serves_pools(pools)
+            and same_file(digest, host.models[model].card.digest)
         ]
 
     def _displace(self, host_id: str) -> None:

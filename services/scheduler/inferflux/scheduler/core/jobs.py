@@ -40,6 +40,18 @@ class RequestKey(NamedTuple):
     request_id: str
 
 
+class Demand(NamedTuple):
+    """Where requests for a model may run.
+
+    Attributes:
+        pools: on workers of these; empty: on all.
+        digest: on workers that have the model from this file; "": on all.
+    """
+
+    pools: tuple[str, ...] = ()
+    digest: str = ""
+
+
 @dataclass(frozen=True, slots=True)
 class Attempt:
     """One submission of a request id, which may be used again; without an `attempt_id`, the present one."""
@@ -182,6 +194,11 @@ class Job:
     @property
     def model(self) -> str:
         return self.request.model
+
+    @property
+    def demand(self) -> Demand:
+        """Where it may run."""
+        return Demand(tuple(self.request.worker_pools), self.request.model_digest)
 
     @property
     def prompt_tokens(self) -> int:

@@ -41,6 +41,15 @@ def no_worker(job: Job, timeout_s: float) -> tokens_pb2.Failed:
     return _failed(Unavailable(message, reason="NO_WORKER", retry_delay_s=5.0))
 
 
+def replaced(job: Job, timeout_s: float) -> tokens_pb2.Failed:
+    """Its model's name stands for another file by now: what was begun with one file is not continued with
+    another."""
+    message = (
+        f"{job.model} is served from another file now, and from the request's for {timeout_s:g} s no more"
+    )
+    return _failed(Unavailable(message, reason="MODEL_REPLACED", retry_delay_s=1.0))
+
+
 def not_loaded(job: Job, why: str) -> tokens_pb2.Failed:
     """No host can load its model."""
     message = f"the model {job.model} cannot be loaded: {why}"

@@ -18,11 +18,12 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from inferflux.common.errors import InvalidArgument
+from inferflux.common.hosts import same_file
 from inferflux.common.kv_cells import cells_of, reserved_cells
 from inferflux.common.worker_pools import DEFAULT, may_run_in
 from inferflux.v1 import scheduler_pb2
 
-from .jobs import Job
+from .jobs import Demand, Job
 from .ranking import Ranking
 from .slots import Start, WorkerSlots
 
@@ -35,6 +36,8 @@ class Size(NamedTuple):
     # Whether it constrains answers.
     can_constrain: bool = False
     pool: str = DEFAULT
+    # Of the model's file.
+    digest: str = ""
 
 
 # What a prompt token that is not computed again is worth, in tokens that running requests hold. Simulated
@@ -84,14 +87,28 @@ def fits(job: Job, worker: WorkerSlots) -> bool:
 def fits_size(job: Job, size: Size) -> bool:
     if not may_run_in(size.pool, job.worker_pools) or (job.is_constrained and not size.can_constrain):
         return False
+    if not same_file(job.request.model_digest, size.digest):
+        return False
     context_length = size.context_length
     return fits_context(job, context_length) and cells_at_most(job, context_length) <= size.kv_cells
 
 
 def size_of(worker: WorkerSlots, model: str) -> Size:
-    can_constrain = model in worker.constraining
-    return Size(worker.context_lengths.get(model, 0), worker.kv_cells, can_constrain, worker.pool)
+    return Size(
+        worker.context_lengths.get(model, 0),
+        worker.kv_cells,
+        model in worker.constraining,
+        worker.pool,
+        worker.digests.get(model, ""),
+    )
 
+
+def _may_serve(worker: WorkerSlots, model: str, demand: Demand) -> bool:
+    is_file = same_file(demand.digest, worker.digests.get(model, ""))
+    return is_file and may_run_in(worker.pool, demand.pools)
+
+
+_ANYWHERE = Demand()
 
 # Its load, and the worker.
 _Entry = tuple[int, str, WorkerSlots]
@@ -202,10 +219,11 @@ class Placement:
         """Sizes of the workers that are ready and have the model."""
         return self._of(model).sizes
 
-    def is_served(self, model: str, pools: Collection[str] = ()) -> bool:
-        """Whether a worker that is ready or loading has the model, in one of these pools if any are named."""
+    def is_served(self, model: str, demand: Demand = _ANYWHERE) -> bool:
+        """Whether a worker that is ready or loading has the model, in one of these pools if any are named, of
+        this file if one is."""
         live = self._of(model).live
-        return any(may_run_in(w.pool, pools) for w in live.values()) if pools else bool(live)
+        return any(_may_serve(w, model, demand) for w in live.values()) if any(demand) else bool(live)
 
     def live(self, model: str) -> Collection[WorkerSlots]:
         """Workers that are ready or loading and have the model."""
@@ -303,7 +321,7 @@ class Placement:
 
     def why_never(self, job: Job) -> InvalidArgument | None:
         """Why no live worker could take the job even if it were empty; None if one could, or may."""
-        workers = [w for w in self.live(job.model) if may_run_in(w.pool, job.worker_pools)]
+        workers = [w for w in self.live(job.model) if _may_serve(w, job.model, job.demand)]
         if not workers:
             return None
         largest, longest = 0, 0

@@ -10,7 +10,7 @@ from math import exp
 
 from .announcements import Outlook
 from .bounds import Waiting
-from .jobs import Job
+from .jobs import Demand, Job
 from .placement import Size, fits_size
 from .policies import Fcfs
 from .policy import Policy
@@ -22,8 +22,6 @@ _PACE_MEMORY_S = 30.0
 _LEAST_DECAY = 0.9
 # A pace foretells no more than this many times the time it was seen for: a burst begins slowly.
 _FORESIGHT = 10.0
-# Pools of workers that a request may run in.
-Pools = tuple[str, ...]
 
 # Lanes that are kept although they are empty: their orders remember what tenants were served.
 _LANES_KEPT = 64
@@ -122,8 +120,8 @@ class ModelQueue:
         self._pace = Pace()
         self._oldest: list[tuple[float, int, Job]] = []
         self._members: dict[Job, Lane] = {}
-        # How many there are for each set of pools that a request may run in.
-        self._pools: Counter[Pools] = Counter()
+        # How many there are for each of the places where requests may run.
+        self._demands: Counter[Demand] = Counter()
 
     def __len__(self) -> int:
         return len(self._members)
@@ -132,9 +130,9 @@ class ModelQueue:
         return iter(self._members)
 
     @property
-    def pools(self) -> Collection[Pools]:
-        """Sets of pools that requests may run in; an empty one is of those that may run everywhere."""
-        return tuple(self._pools)
+    def demands(self) -> Collection[Demand]:
+        """Where requests may run: each once."""
+        return tuple(self._demands)
 
     @property
     def suspects(self) -> list[Job]:
@@ -164,7 +162,7 @@ class ModelQueue:
     def push(self, job: Job) -> None:
         lane = self._members[job] = self._suspects if job.is_suspect else self._lane(self._misfits(job))
         lane.order.push(job)
-        self._pools[tuple(job.worker_pools)] += 1
+        self._demands[job.demand] += 1
         self._waiting.enter(job.key.tenant)
         heappush(self._oldest, (job.enqueued_s, job.arrival, job))
         if len(self._oldest) > 2 * len(self._members) + 64:
@@ -242,10 +240,10 @@ class ModelQueue:
 
     def _forget(self, job: Job) -> None:
         del self._members[job]
-        pools = tuple(job.worker_pools)
-        self._pools[pools] -= 1
-        if not self._pools[pools]:
-            del self._pools[pools]
+        demand = job.demand
+        self._demands[demand] -= 1
+        if not self._demands[demand]:
+            del self._demands[demand]
         self._waiting.leave(job.key.tenant)
         for worker_id in [worker_id for worker_id, lane in self._waiting_for.items() if not len(lane.order)]:
             del self._waiting_for[worker_id]

@@ -12,21 +12,19 @@ import math
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
+from inferflux.common import load_retries
 from inferflux.common.errors import InferFluxError
 from inferflux.v1 import host_pb2
 
 from . import actions, outcomes
 from .actions import Action
 from .hosts import FAILED, LOADING, READY, REGISTERED, HostTable, HostView
-from .jobs import Job
-from .queue import ModelQueue, Pools
+from .jobs import Demand, Job
+from .queue import ModelQueue
 from .state import SchedulerState
 
 # A host that has refused a command about a model, or not answered, gets no other about it for this long.
 _BLOCKED_S = 2.0
-# A load that failed is tried again after this, and after twice as long each time.
-_FIRST_PAUSE_S = 5.0
-_LONGEST_PAUSE_S = 300.0
 # Room that is made is kept for the model it is made for, for no longer than this.
 _PLAN_S = 120.0
 # How fast a model that was never loaded is expected to load.
@@ -38,10 +36,10 @@ _FIRST_HEARTBEAT_S = 3.0
 
 @dataclass(frozen=True, slots=True)
 class _Wanted:
-    """A model that requests wait for and no worker serves, in the pools that they may run in."""
+    """A model that requests wait for and no worker serves where they may run."""
 
     model: str
-    pools: Pools
+    demand: Demand
     first: Job
     since_s: float
 
@@ -89,12 +87,12 @@ class Residency:
 
     # What is known
 
-    def is_expected(self, model: str, pools: Collection[str]) -> bool:
+    def is_expected(self, model: str, demand: Demand) -> bool:
         """Whether requests for a model that no worker serves need not be given up: a host can load it.
 
         One that has it loaded cannot: its worker is there, and takes nothing.
         """
-        return any(host.models[model].state != READY for host in self.hosts.knowing(model, pools))
+        return any(host.models[model].state != READY for host in self.hosts.knowing(model, *demand))
 
     def expected_load_s(self, model: str, now: float) -> float:
         """Seconds until a model that no worker serves may be ready; 0 where it is served, or unknown."""
@@ -164,16 +162,16 @@ class Residency:
         found: list[_Wanted] = []
         is_served = self._state.placement.is_served
         for model, queue in self._state.queue.models.items():
-            for pools in queue.pools:
-                first = None if is_served(model, pools) else _first_of(queue, pools)
-                if first is not None and self.hosts.knowing(model, pools):
-                    found.append(_Wanted(model, pools, first, first.queued_s))
+            for demand in queue.demands:
+                first = None if is_served(model, demand) else _first_of(queue, demand)
+                if first is not None and self.hosts.knowing(model, *demand):
+                    found.append(_Wanted(model, demand, first, first.queued_s))
         key = self._state.queue.urgency_key
         return sorted(found, key=lambda w: (key(w.first), w.first.arrival))
 
     def _serve(self, wanted: _Wanted, now: float) -> list[Action]:
         """What brings a wanted model nearer to being served."""
-        hosts = self.hosts.knowing(wanted.model, wanted.pools)
+        hosts = self.hosts.knowing(wanted.model, *wanted.demand)
         if any(_is_coming(host, wanted.model, now) for host in hosts):
             return []
         if why := self._why_hopeless(wanted, hosts, now):
@@ -295,8 +293,8 @@ class Residency:
         if before is not None and before.since_unix_ms == model.since_unix_ms:
             return
         count = before.count + 1 if before is not None else 1
-        pause_s = min(_FIRST_PAUSE_S * 2 ** (count - 1), _LONGEST_PAUSE_S)
-        self._failures[key] = _Failure(count, model.since_unix_ms, now + pause_s, model.reason)
+        until_s = now + load_retries.pause_s(count)
+        self._failures[key] = _Failure(count, model.since_unix_ms, until_s, model.reason)
 
     def _forget_failures(self) -> None:
         """Forget those of models that no host knows any more."""
@@ -333,7 +331,7 @@ class Residency:
     def _end(self, wanted: _Wanted, why: str) -> list[Action]:
         out: list[Action] = []
         for job in [job for job in self._state.queue.models[wanted.model] if job.is_queued]:
-            if tuple(job.worker_pools) == wanted.pools:
+            if job.demand == wanted.demand:
                 out += self._state.finish(job, outcomes.not_loaded(job, why))
         return out
 
@@ -351,9 +349,9 @@ class Residency:
         return any(host.models[model].state == READY for host in self.hosts.knowing(model))
 
 
-def _first_of(queue: ModelQueue, pools: Pools) -> Job | None:
-    """The request that has waited for longest of those that may run in the same pools."""
-    waiting = (job for job in queue if job.is_queued and tuple(job.worker_pools) == pools)
+def _first_of(queue: ModelQueue, demand: Demand) -> Job | None:
+    """The request that has waited for longest of those that may run in the same places."""
+    waiting = (job for job in queue if job.is_queued and job.demand == demand)
     return min(waiting, key=lambda job: job.queued_s, default=None)
 
 

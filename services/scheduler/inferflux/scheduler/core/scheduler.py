@@ -20,7 +20,7 @@ from .batch_answers import BatchAnswers
 from .drains import DrainProgress, progress_of
 from .fairness import FairnessController, FairnessSettings
 from .hosts import HostTable
-from .jobs import Attempt, Job, JobState, RequestKey, RequeueReason
+from .jobs import Attempt, Demand, Job, JobState, RequestKey, RequeueReason
 from .ledger import Ledger
 from .limits import Limits
 from .memory import Recent
@@ -436,7 +436,9 @@ class SchedulerCore:
                 out.append(actions.Probe(worker.worker_id, worker.incarnation))
         if self.is_settled:
             for job in self._unserved.overdue(now):
-                out += self._state.finish(job, outcomes.no_worker(job, limits.no_worker_timeout_s))
+                is_replaced = self._state.placement.is_served(job.model, Demand(job.demand.pools))
+                why = outcomes.replaced if is_replaced else outcomes.no_worker
+                out += self._state.finish(job, why(job, limits.no_worker_timeout_s))
         return out
 
     def _cancel_unread(self, now: float) -> list[Action]:

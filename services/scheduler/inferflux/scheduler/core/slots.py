@@ -293,6 +293,8 @@ class WorkerSlots:
         self.kv_cells: int = status.kv_cells
         # By model name; 0 where it is not known yet.
         self.context_lengths = {card.name: card.context_length for card in status.models}
+        # Of the models' files, by name.
+        self.digests = {card.name: card.digest for card in status.models}
         self.pool: str = status.pool or worker_pools.DEFAULT
         # Models whose answers it constrains.
         self.constraining = frozenset(card.name for card in status.models if card.can_constrain)

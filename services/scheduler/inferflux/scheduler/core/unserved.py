@@ -4,24 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from .jobs import Job
-from .queue import ModelQueue, Pools
+from .jobs import Demand, Job
+from .queue import ModelQueue
 from .state import SchedulerState
 
 # Between two looks at a queue whose requests may have waited too long.
 _LOOK_AGAIN_S = 0.5
 
-_Wanted = tuple[str, Pools]
+_Wanted = tuple[str, Demand]
 
 
 class UnservedModels:
-    """Knows since when each model is unserved, in the pools that requests for it may run in.
+    """Knows since when each model is unserved, where requests for it may run.
 
     Args:
-        is_expected: whether a model that no worker serves can be loaded, in some pools.
+        is_expected: whether a model that no worker serves can be loaded, where requests for it may run.
     """
 
-    def __init__(self, state: SchedulerState, is_expected: Callable[[str, Pools], bool]) -> None:
+    def __init__(self, state: SchedulerState, is_expected: Callable[[str, Demand], bool]) -> None:
         self._state = state
         self._is_expected = is_expected
         self._since_s: dict[_Wanted, float] = {}
@@ -32,10 +32,10 @@ class UnservedModels:
         queues, is_served = self._state.queue, self._state.placement.is_served
         wanted: set[_Wanted] = set()
         for model, queue in queues.models.items():
-            for pools in queue.pools:
-                if not is_served(model, pools) and not self._is_expected(model, pools):
-                    wanted.add((model, pools))
-                    yield from self._overdue_of(queue, (model, pools), now)
+            for demand in queue.demands:
+                if not is_served(model, demand) and not self._is_expected(model, demand):
+                    wanted.add((model, demand))
+                    yield from self._overdue_of(queue, (model, demand), now)
         queues.forget_empty(is_served)
         for served in self._since_s.keys() - wanted:
             self._since_s.pop(served, None)
@@ -47,9 +47,7 @@ class UnservedModels:
         if now - since_s < timeout_s or now < self._look_again_s.get(wanted, 0):
             return
         self._look_again_s[wanted] = now + _LOOK_AGAIN_S
-        pools = wanted[1]
+        demand = wanted[1]
         yield from [
-            job
-            for job in queue
-            if job.is_queued and tuple(job.worker_pools) == pools and now - job.queued_s >= timeout_s
+            job for job in queue if job.is_queued and job.demand == demand and now - job.queued_s >= timeout_s
         ]

@@ -1,8 +1,9 @@
 """`python -m inferflux.worker.engine FD LIFELINE`: the engine process, with its socket and its lifeline.
 
 Nothing but llama.cpp, numpy and what constraints need is imported here. One thread computes: llama.cpp's
-thread team belongs to the thread that calls it. Another waits for the lifeline's end, a third compiles
-constraints, a fourth waits for the process that checks answers.
+thread team belongs to the thread that calls it. The model is loaded in a thread of low priority before that.
+Another thread waits for the lifeline's end, a third compiles constraints, a fourth waits for the process that
+checks answers.
 
 When the worker is gone, the engine puts what its requests have computed on disk, if there is a disk tier, and
 ends: the worker that goes on with them need not compute it again.
@@ -22,24 +23,19 @@ from inferflux.common.frames import ChildEnd
 from inferflux.common.lifeline import exit_at_end_of
 from inferflux.v1 import engine_pb2, scheduler_pb2
 
+from .background import in_background
 from .constraints import Constraints
 from .context import DecodeError
 from .core import Engine
 from .envelope import Identity
 from .native import Backend, LoadError
-from .prefix_sharing import Sharing
 from .speculation import OFF
 from .tiers.disk import Disk, DiskUnavailable
 from .tiers.space import Eviction
 from .tiers.tiers import Tiers
+from .trials import SHARING
 
 _Worker = ChildEnd[engine_pb2.EngineCommand]
-_SHARING = {
-    Sharing.FULL: scheduler_pb2.PREFIX_SHARING_FULL,
-    Sharing.WINDOW: scheduler_pb2.PREFIX_SHARING_WINDOW,
-    Sharing.CHECKPOINTS: scheduler_pb2.PREFIX_SHARING_CHECKPOINTS,
-    Sharing.NONE: scheduler_pb2.PREFIX_SHARING_NONE,
-}
 # While a long step is computed, commands are looked at this often.
 _LOOK_EVERY_S = 0.002
 # After the worker is gone: for what its requests have computed, and until this process ends in any case.
@@ -87,7 +83,7 @@ class Inbox:
 def run(worker: _Worker) -> None:
     """Serve until the worker closes its end."""
     inbox = Inbox(worker)
-    engine = _load(worker, inbox)
+    engine = in_background(lambda: _load(worker, inbox))
     try:
         while True:
             serve_step(engine, worker, inbox)
@@ -160,6 +156,7 @@ def _load(worker: _Worker, inbox: Inbox) -> Engine:
         kv_bytes=backend.kv_bytes,
         constraint_error=constraints.why_not,
         speculation_error=backend.speculation_error,
+        trials=backend.trials.to_message(),
     )
     worker.send(engine_pb2.EngineReport(ready=ready))
     return engine
@@ -173,7 +170,7 @@ def _sharing(
         return scheduler_pb2.PREFIX_SHARING_NONE, "INFERFLUX_WORKER_PREFIX_CACHE turns it off"
     if backend.sharing_error:
         return scheduler_pb2.PREFIX_SHARING_NONE, backend.sharing_error
-    return _SHARING[backend.sharing.kind], backend.sharing.reason
+    return SHARING[backend.sharing.kind], backend.sharing.reason
 
 
 def _disk(config: engine_pb2.EngineConfig, identity: Identity) -> tuple[Disk | None, str]:

@@ -14,7 +14,6 @@ import ctypes
 import math
 import re
 import time
-from dataclasses import dataclass
 from importlib.metadata import version
 from typing import Any
 
@@ -50,9 +49,12 @@ from .prefix_sharing import PrefixSharing, Sharing
 from .sharing_trial import can_cut_states, find_sharing
 from .speculation import MOST_ROWS
 from .state import StateBytes, UnknownLayout, first_positions
+from .trials import Timing, Trials, known_trials
 
 # Tokens of all parts of the vocabulary, decoded once before anything is served.
 _TRIAL_TOKENS = 64
+# Where an engine before this one has decoded those.
+_FEW_TRIAL_TOKENS = 4
 # Without flash attention the scores of all rows and cells are kept for a moment. Rows at a time are
 # limited so that these take no more than this many bytes, but some rows are computed in any case.
 _SCORES_BYTES = 128 << 20
@@ -93,16 +95,6 @@ class LoadError(Exception):
     """The model file cannot be served; says why."""
 
 
-@dataclass(frozen=True, slots=True)
-class Timing:
-    """What a step held, and the seconds it took."""
-
-    n_prefill: int
-    n_decoding: int
-    seconds: float
-    in_prefill_context: bool = False
-
-
 class Backend:
     """A loaded model with a context for `sequences` sequences.
 
@@ -128,13 +120,19 @@ class Backend:
         self._main = self._new_main(config)
         if not self._main.has_memory:
             raise LoadError(f"{config.model_path}: the model keeps no KV cache: it does not generate text")
-        self._check_logits(config.model_path)
         self.cells = self._main.cells
+        self._known = known_trials(config, self.cells)
+        # What is found here, or was found before.
+        self.trials = self._known or Trials(self.cells)
+        self._check_logits(config.model_path, _TRIAL_TOKENS if self._known is None else _FEW_TRIAL_TOKENS)
         self.kv_bytes = self.cells * self._main.cell_bytes()
         self.context_length = min(self.context_length, self.cells)
         self.batch_tokens = self._main.batch_tokens
-        self.sharing = self._find_sharing()
-        self.cuts_states = self.sharing.is_divisible and can_cut_states(self._main, self.vocab.size)
+        if self._known is None:
+            self.trials.sharing = sharing = self._find_sharing()
+            self.trials.cuts_states = sharing.is_divisible and can_cut_states(self._main, self.vocab.size)
+        self.sharing = self.trials.sharing
+        self.cuts_states = self.trials.cuts_states
         self.cell_s = 0.0
         self.move_cost: MoveCost | None = None
         self.prefill_context_error = ""
@@ -258,13 +256,13 @@ class Backend:
         n = llama.llama_model_meta_val_str(self._model, key.encode(), buffer, _METADATA_BYTES)
         return buffer.value.decode("utf-8", "replace") if n > 0 else ""
 
-    def _check_logits(self, path: str) -> None:
-        """Decode tokens from all over the vocabulary.
+    def _check_logits(self, path: str, most: int) -> None:
+        """Decode tokens from all over the vocabulary, `most` of them.
 
         Raises:
             LoadError: they give no logits a token could be chosen by.
         """
-        n = min(_TRIAL_TOKENS, self._main.batch_tokens, self.vocab.size)
+        n = min(most, self._main.batch_tokens, self.vocab.size)
         tokens = np.linspace(0, self.vocab.size - 1, n).astype(np.int32)
         try:
             logits = self._main.decode_tokens(tokens, seq_id=0, position=0)
@@ -323,7 +321,9 @@ class Backend:
             self.prefill_context_error = str(error)
             return None
         prefill = PrefillContext(self._main, context)
-        if prefill.works(self.vocab.size):
+        if self._known is None:
+            self.trials.prefill_works = prefill.works(self.vocab.size)
+        if self.trials.prefill_works:
             return prefill
         prefill.close()
         self.prefill_context_error = "the main context does not go on after what it computes"
@@ -343,21 +343,40 @@ class Backend:
             Timings of prompts and of single tokens.
         """
         self._main.touch_weights()
+        if self._known is None:
+            self._measure()
+        found = self.trials
+        self._single_thread_tokens = found.single_thread_tokens
+        self.cell_s, self.move_cost = found.cell_s, found.move_cost
+        return list(found.timings)
+
+    def _measure(self) -> None:
+        """Measure the model's speed."""
+        found = self.trials
         if not self._is_thread_count_asked:
-            self._single_thread_tokens = self._find_single_thread_tokens()
+            found.single_thread_tokens = self._find_single_thread_tokens()
+            self._single_thread_tokens = found.single_thread_tokens
         # A recurrent model has no cells that a token would look at.
         if not self.sharing_error and not llama.llama_model_is_recurrent(self._model):
-            self.cell_s = self._time_cell()
+            found.cell_s = self._time_cell()
+            found.move_cost = self.move_cost
         timings = self._prefill_timings(self._main, in_prefill_context=False)
         if self._prefill:
             timings += self._prefill_timings(self._prefill.context, in_prefill_context=True)
-        return timings + [Timing(0, 1, _time_tokens(self._main, 1)) for _ in range(_CALIBRATION_STEPS)]
+        found.timings = timings + [
+            Timing(0, 1, _time_tokens(self._main, 1)) for _ in range(_CALIBRATION_STEPS)
+        ]
 
     def row_times(self) -> dict[int, float]:
         """Seconds of steps that verify drafts, by their rows: of few for a large model. After `warm_up`.
 
         The main context must be empty, and is again.
         """
+        if self._known is None or not self._known.row_times:
+            self.trials.row_times = self._measure_rows()
+        return self.trials.row_times
+
+    def _measure_rows(self) -> dict[int, float]:
         sizes = [n for n in _ROW_TRIALS if n <= min(self.verified_rows, self._main.cells)]
         fastest: dict[int, float] = {}
         began = time.perf_counter()
