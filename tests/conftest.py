@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 import uvloop
-from harness.order import interleaved, level_of
+from harness.order import PROCESS_LEVELS, interleaved, level_of
 from hypothesis import HealthCheck, settings
 
 from inferflux.common.bus import Bus
@@ -35,9 +35,16 @@ def pytest_asyncio_loop_factories(
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Where files run side by side: e2e tests, which compute, run beside integration tests, which wait."""
+    """Where files run side by side.
+
+    E2e tests, which compute, run beside integration tests, which wait. A test of processes that fails has a
+    second try, since what ran beside it may have taken its time; the summary names it.
+    """
     if hasattr(config, "workerinput"):
         items[:] = interleaved(items, lambda item: (level_of(item.path), item.path))
+        for item in items:
+            if level_of(item.path) in PROCESS_LEVELS:
+                item.add_marker(pytest.mark.flaky(reruns=1, rerun_except=["from pytest-timeout"]))
 
 
 @pytest.fixture(scope="session")

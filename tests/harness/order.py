@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import TypeVar
 
 T = TypeVar("T")
-# Spread among each other; the others come last, since they are short.
-_SPREAD = ("e2e", "integration")
+# Levels whose tests start processes. Their files are spread among each other; the others are short, and last.
+PROCESS_LEVELS = ("e2e", "integration")
 
 
 def level_of(path: Path) -> str:
@@ -28,6 +28,6 @@ def interleaved(items: Sequence[T], file_of: Callable[[T], tuple[str, Path]]) ->
     for level in dict.fromkeys(level for level, _ in files):
         own = [file for file in files if file[0] == level]
         for number, file in enumerate(own):
-            place[file] = (number + 0.5) / len(own) if level in _SPREAD else 1.0
+            place[file] = (number + 0.5) / len(own) if level in PROCESS_LEVELS else 1.0
     order = {file: (place[file], number) for number, file in enumerate(files)}
     return sorted(items, key=lambda item: order[file_of(item)])
