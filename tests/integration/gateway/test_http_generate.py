@@ -91,7 +91,8 @@ async def test_a_websocket_without_a_key_or_at_another_path_is_refused(
         assert socket.status == 401
         assert json.loads(socket.denial)["error"]["code"] == "invalid_api_key"
     async with WebSocket(gateway.http_port, "/nothing", key=key) as socket:
-        assert socket.status == 403
+        assert socket.status == 404
+        assert json.loads(socket.denial)["error"]["code"] == "unknown_path"
 
 
 async def test_errors_of_a_websocket_are_messages_and_it_goes_on(

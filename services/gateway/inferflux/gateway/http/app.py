@@ -33,7 +33,7 @@ from .openapi import Documents
 from .responses import Responses
 from .routes import RouteRule
 from .tokens import Detokenize, Tokenize
-from .websocket import WebSocketEndpoint
+from .websocket import WebSocketEndpoint, deny_handshake
 
 # How long browsers keep the answer to a preflight.
 _PREFLIGHT_S = 600
@@ -124,7 +124,7 @@ class _Default:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "websocket":
-            await send({"type": "websocket.close"})
+            await deny_handshake(send, _no_path())
             return
         exchange = Exchange(scope, receive, send)
         await guarded(exchange, scope["path"], _no_such_path(exchange))
@@ -132,4 +132,8 @@ class _Default:
 
 async def _no_such_path(exchange: Exchange) -> None:
     exchange.begin()
-    raise NotFound("there is no such path", reason="UNKNOWN_PATH")
+    raise _no_path()
+
+
+def _no_path() -> NotFound:
+    return NotFound("there is no such path", reason="UNKNOWN_PATH")

@@ -11,7 +11,7 @@ from contextlib import aclosing, contextmanager
 from dataclasses import replace
 from typing import Any
 
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from inferflux.common import logs, metrics
 from inferflux.common.audit.calls import write_call
@@ -183,15 +183,7 @@ class _Socket:
         if self._is_accepted:
             await self.close(_POLICY_VIOLATION)
             return
-        status, headers, body = to_http(error)
-        pairs = [("content-type", "application/json"), *headers.items()]
-        start = {
-            "type": "websocket.http.response.start",
-            "status": status,
-            "headers": [(name.encode(), value.encode()) for name, value in pairs],
-        }
-        await self._put(start)
-        await self._put({"type": "websocket.http.response.body", "body": to_json(body), "more_body": False})
+        await deny_handshake(self._put, error)
 
     async def next(self) -> bytes | None:
         """The client's next message; None when it has left."""
@@ -214,7 +206,7 @@ class _Socket:
         """While it is entered, the task is cancelled when the client leaves or sends anything."""
         return _Watch(self)
 
-    async def _put(self, message: dict[str, Any]) -> None:
+    async def _put(self, message: Message) -> None:
         try:
             async with asyncio.timeout(self._send_limit_s):
                 await self._send(message)
@@ -262,3 +254,16 @@ def _headers(scope: Scope) -> list[tuple[str, str]]:
     offered = scope.get("subprotocols", [])
     keys = [one.removeprefix(_KEY_PREFIX) for one in offered if one.startswith(_KEY_PREFIX)]
     return pairs + [("authorization", f"Bearer {key}") for key in keys[:1]]
+
+
+async def deny_handshake(send: Send, error: InferFluxError) -> None:
+    """Answer a handshake that was not accepted with an error, as a route would."""
+    status, headers, body = to_http(error)
+    pairs = [("content-type", "application/json"), *headers.items()]
+    start = {
+        "type": "websocket.http.response.start",
+        "status": status,
+        "headers": [(name.encode(), value.encode()) for name, value in pairs],
+    }
+    await send(start)
+    await send({"type": "websocket.http.response.body", "body": to_json(body), "more_body": False})
