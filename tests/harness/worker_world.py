@@ -313,7 +313,7 @@ def model_host(
     made = ModelHost(
         ModelOptions(name, engine_pb2.EngineConfig(), load_limit_s=60.0, stuck_s=60.0),
         ModelFile(Path(name), f"digest of {name}", 1, "llama", name, CONTEXT, b""),
-        metrics.of(name, flash_attention=True),
+        metrics.of(name),
         Shared(
             emitter or Emitter(bus, kept),  # type: ignore[arg-type]
             WorkerEvents(bus, state or WorkerState("w", "i")),  # type: ignore[arg-type]

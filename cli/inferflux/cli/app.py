@@ -27,6 +27,7 @@ from .command import (
     state_path,
     with_client,
 )
+from .devices import devices, plan, rpc_server
 from .flags import GenerationFlags, with_flag_groups
 from .models import models
 from .stream import show
@@ -45,6 +46,9 @@ app = typer.Typer(
 )
 app.add_typer(admin, name="admin")
 app.add_typer(models, name="models")
+app.command()(devices)
+app.command("rpc-server")(rpc_server)
+models.command()(plan)
 
 
 @app.callback()

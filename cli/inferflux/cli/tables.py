@@ -45,9 +45,9 @@ def models_table(models: Sequence[model_pb2.Model]) -> Table:
             _state(model),
             escape(" ".join(filter(None, (card.architecture, card.quantization)))),
             _scaled(card.parameters, 1000, ("", " k", " M", " B")),
-            _bytes(card.size_bytes),
+            bytes_words(card.size_bytes),
             f"{card.context_length:,}",
-            _bytes(needs) if needs else "",
+            bytes_words(needs) if needs else "",
             str(model.workers) if model.workers else "[dim]0[/]",
             f"[dim]{card.digest[:8]}[/]",
         )
@@ -175,7 +175,18 @@ def _workers(workers: Sequence[scheduler_pb2.WorkerView]) -> RenderableType:
             f"{view.heartbeat_age_ms / 1000:.1f} s",
             f"[dim]{escape(status.host)}:{status.pid}[/]",
         )
-    return table
+    lines = [line for view in workers for line in _device_lines(view.status)]
+    return Group(table, *lines) if lines else table
+
+
+def _device_lines(status: scheduler_pb2.WorkerStatus) -> list[str]:
+    """Where a model is that is not on the CPU alone; and what is not as it was asked for."""
+    context, name = status.device_context, escape(status.worker_id)
+    lines = [f"[yellow]{name}: {escape(warning)}[/]" for warning in context.warnings]
+    if context.gpu_layers:
+        on = ", ".join(device.name for device in context.devices if device.layers)
+        lines.append(f"[dim]{name}: {context.gpu_layers} of {context.layers} layers on GPUs: {escape(on)}[/]")
+    return lines
 
 
 def cache_view(status: cluster_pb2.GetStatusResponse) -> RenderableType:
@@ -233,7 +244,7 @@ def _tiers(workers: Sequence[scheduler_pb2.WorkerStatus]) -> RenderableType:
     for worker in workers:
         for name, tier in (("host memory", worker.host_tier), ("disk", worker.disk_tier)):
             table.add_row(
-                escape(worker.worker_id), name, _bytes(tier.bytes), f"{tier.states:,}", f"{tier.hits:,}"
+                escape(worker.worker_id), name, bytes_words(tier.bytes), f"{tier.states:,}", f"{tier.hits:,}"
             )
     return table
 
@@ -243,7 +254,7 @@ def _kv_memory(worker: scheduler_pb2.WorkerStatus) -> str:
     if not worker.kv_bytes:
         return "[dim]-[/]"
     types = "" if worker.kv_types in ("", "f16") else f" {escape(worker.kv_types)}"
-    return _bytes(worker.kv_bytes) + types
+    return bytes_words(worker.kv_bytes) + types
 
 
 def _width(worker: scheduler_pb2.WorkerStatus) -> str:
@@ -265,8 +276,8 @@ def cleared_view(response: admin_pb2.ClearCacheResponse) -> RenderableType:
                 escape(worker.worker_id),
                 f"{freed.sequences:,}",
                 f"{freed.cells:,}",
-                _bytes(freed.host_bytes),
-                _bytes(freed.disk_bytes),
+                bytes_words(freed.host_bytes),
+                bytes_words(freed.disk_bytes),
                 f"[red]{escape(worker.error)}[/]" if worker.error else "",
             )
         parts.append(table)
@@ -274,11 +285,12 @@ def cleared_view(response: admin_pb2.ClearCacheResponse) -> RenderableType:
         cleared = response.answers
         words = "1 answer" if cleared.answers == 1 else f"{cleared.answers:,} answers"
         error = f" [red]{escape(cleared.error)}[/]" if cleared.error else ""
-        parts.append(f"answer cache: {words}, {_bytes(cleared.bytes)}{error}")
+        parts.append(f"answer cache: {words}, {bytes_words(cleared.bytes)}{error}")
     return Group(*parts) if parts else "[yellow]no worker has announced itself[/]"
 
 
-def _bytes(n: int) -> str:
+def bytes_words(n: int) -> str:
+    """`24 GiB`."""
     return _scaled(n, 1024, _BYTE_UNITS)
 
 

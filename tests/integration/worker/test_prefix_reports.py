@@ -52,7 +52,7 @@ class Writer:
     def __init__(self, redis: Redis) -> None:
         self.registry = CollectorRegistry()
         self.holder = Holder("w", uuid.uuid4().hex)
-        metrics = WorkerMetrics(self.registry).of("m", flash_attention=True)
+        metrics = WorkerMetrics(self.registry).of("m")
         self.cached: dict[int, engine_pb2.CachedPrefix] = {}
         self.reports = PrefixReports(
             redis, self.holder, make_hasher, metrics, report_again=self._report_again

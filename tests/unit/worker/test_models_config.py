@@ -9,6 +9,7 @@ import pytest
 from inferflux.common.errors import InvalidArgument
 from inferflux.common.hosts import MAX_KNOWN
 from inferflux.worker.catalog import Wish
+from inferflux.worker.device_wish import DeviceWish
 from inferflux.worker.models_config import read_models
 
 
@@ -109,3 +110,54 @@ def test_a_file_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
     large = written(tmp_path, "#" * ((1 << 20) + 1))
     with pytest.raises(InvalidArgument, match="more than 1048576 bytes"):
         read_models(large)
+
+
+def test_devices_are_read_for_each_model(tmp_path: Path) -> None:
+    path = written(
+        tmp_path,
+        r"""
+models:
+  - path: big.gguf
+    gpu_layers: 20
+    split_mode: layer
+    tensor_split: [3, 1.5]
+    main_gpu: 1
+    experts_on_cpu: 4
+    tensor_overrides: ['blk\.0\..*=CPU']
+    rpc_servers: ["gpu-2:50061"]
+    gpu_flash_attention: "on"
+  - {path: small.gguf, gpu_layers: 0}
+""",
+    )
+    (_, big), (_, small) = read_models(path)
+    assert big.devices == DeviceWish(
+        gpu_layers=20,
+        split_mode="layer",
+        tensor_split=(3, 1.5),
+        main_gpu=1,
+        experts_on_cpu=4,
+        tensor_overrides=((r"blk\.0\..*", "CPU"),),
+        rpc_servers=("gpu-2:50061",),
+        gpu_flash_attention="on",
+    )
+    assert small.devices == DeviceWish(gpu_layers=0)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "gpu_layers: -2",
+        "split_mode: rows",
+        "tensor_split: [x]",
+        "tensor_split: [0]",
+        "main_gpu: 16",
+        "experts_on_cpu: 5000",
+        "tensor_overrides: [blk]",
+        "rpc_servers: [host]",
+        "gpu_flash_attention: maybe",
+    ],
+)
+def test_devices_that_cannot_be_are_refused_by_name(tmp_path: Path, line: str) -> None:
+    path = written(tmp_path, f"models:\n  - path: a.gguf\n    {line}\n")
+    with pytest.raises(InvalidArgument, match=rf"models\.0\.{line.partition(':')[0]}"):
+        read_models(path)

@@ -152,3 +152,13 @@ def test_what_is_asked_for_decides_the_cache() -> None:
     assert needs(found, kv_bytes=found.kv_bytes_per_token(USUAL) * 1024)[0] == 1024
     small, large = needs(found, size=1 << 20), needs(found, size=9 << 20)
     assert large[1] - small[1] == 8 << 20
+
+
+def test_layers_that_are_elsewhere_take_no_memory_here() -> None:
+    found = facts(tiny_model())
+    asked = Asked(0, 1, kv_cells=512)
+    here = needs_of(10 * GIB, 2048, found, asked, room=GIB)
+    elsewhere = needs_of(10 * GIB, 2048, found, asked, room=GIB, is_elsewhere=True)
+    assert (elsewhere.weights, elsewhere.kv) == (found.parts.input, 0)
+    assert elsewhere.cells == here.cells
+    assert elsewhere.compute == here.compute

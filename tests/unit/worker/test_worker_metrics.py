@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from prometheus_client import CollectorRegistry
 
-from inferflux.v1 import engine_pb2
+from inferflux.v1 import device_pb2, engine_pb2
 from inferflux.worker.metrics import ModelMetrics, WorkerMetrics
 
 
@@ -20,7 +20,8 @@ class Shown:
 
     @staticmethod
     def _of(worker: WorkerMetrics, model: str, *, flash_attention: bool) -> ModelMetrics:
-        metrics = worker.of(model, flash_attention=flash_attention)
+        metrics = worker.of(model)
+        metrics.runs_on(device_pb2.DeviceContext(flash_attention=flash_attention))
         metrics.kv_cells = 200
         return metrics
 

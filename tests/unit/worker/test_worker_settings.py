@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from inferflux.common.settings import load
+from inferflux.worker.device_wish import DeviceWish
 from inferflux.worker.settings import WorkerSettings
 
 
@@ -124,3 +125,56 @@ def test_no_worker_is_called_as_a_further_model_of_another(
     (line,) = refusal(monkeypatch, capsys, ID="worker-0--1")
     assert line.startswith("INFERFLUX_WORKER_ID: ")
     assert made(monkeypatch, ID="xn--a-b1").id == "xn--a-b1"
+
+
+def test_devices_are_asked_for_by_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("INFERFLUX_CUDA_FLASH_ATTENTION", "off")
+    settings = made(
+        monkeypatch,
+        GPU_LAYERS="12",
+        SPLIT_MODE="row",
+        TENSOR_SPLIT="3, 1",
+        MAIN_GPU="1",
+        EXPERTS_ON_CPU="-1",
+        TENSOR_OVERRIDES=r"blk\.0\..*=CPU, exps=CUDA1",
+        RPC_SERVERS="a:1, b:2",
+    )
+    assert settings.device_wish == DeviceWish(
+        gpu_layers=12,
+        split_mode="row",
+        tensor_split=(3, 1),
+        main_gpu=1,
+        experts_on_cpu=-1,
+        tensor_overrides=((r"blk\.0\..*", "CPU"), ("exps", "CUDA1")),
+        rpc_servers=("a:1", "b:2"),
+        gpu_flash_attention="off",
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("GPU_LAYERS", "-2"),
+        ("SPLIT_MODE", "rows"),
+        ("TENSOR_SPLIT", "3,x"),
+        ("MAIN_GPU", "16"),
+        ("EXPERTS_ON_CPU", "-2"),
+        ("TENSOR_OVERRIDES", "blk"),
+        ("RPC_SERVERS", "host"),
+    ],
+)
+def test_devices_that_cannot_be_stop_the_start_by_name(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], name: str, value: str
+) -> None:
+    with pytest.raises(SystemExit):
+        made(monkeypatch, **{name: value})
+    assert f"INFERFLUX_WORKER_{name}" in capsys.readouterr().err
+
+
+def test_a_switch_that_is_none_stops_the_start_by_name(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("INFERFLUX_CUDA_FLASH_ATTENTION", "maybe")
+    with pytest.raises(SystemExit):
+        made(monkeypatch)
+    assert "INFERFLUX_CUDA_FLASH_ATTENTION" in capsys.readouterr().err

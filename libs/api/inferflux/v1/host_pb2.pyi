@@ -100,7 +100,7 @@ class HostedModel(_message.Message):
     RETRY_UNIX_MS_FIELD_NUMBER: _builtins.int
     state: _model_pb2.ModelState.ValueType
     reason: _builtins.str
-    """Why it could not be loaded; empty unless it is failed."""
+    """Why it could not be loaded, or, while it is loading, why its engine is started again; empty otherwise."""
     since_unix_ms: _builtins.int
     """Since when it is in this state."""
     worker_id: _builtins.str

@@ -126,7 +126,7 @@ class Model(_message.Message):
     state: Global___ModelState.ValueType
     """The best of its states on all hosts."""
     reason: _builtins.str
-    """Why it is failed; empty otherwise."""
+    """Why it is failed, or, while it is loading, why its engine is started again; empty otherwise."""
     is_default: _builtins.bool
     """Requests that name no model mean this one."""
     is_pinned: _builtins.bool

@@ -8,14 +8,16 @@ from collections.abc import Sequence
 from inferflux.common import checks, subjects
 from inferflux.common.epochs import MAX_EPOCH
 from inferflux.common.errors import InvalidArgument
-from inferflux.v1 import model_pb2, scheduler_pb2
+from inferflux.v1 import device_pb2, model_pb2, scheduler_pb2
 
 MAX_MODELS = 64
 # Requests that a worker may have, running, parked or swapped, and those it may say have ended. It takes up no
 # more, and names the latest ends. By default the work queue holds no more jobs in all.
 MAX_REQUESTS = 4096
 MAX_TOKENS_PER_S = 1e9
-_MAX_TEXT_BYTES = 256
+# Of ggml: 16 GPUs, and as many RPC servers, each with some.
+MAX_DEVICES = 64
+MAX_TEXT_BYTES = 256
 _CELL_COUNTS = (
     "kv_cells",
     "kv_cells_reserved",
@@ -57,15 +59,17 @@ def check_status(status: scheduler_pb2.WorkerStatus) -> None:
         checks.check_range(getattr(status, field), 0, checks.MAX_TOKENS, field)
     for field in ("prefill_tokens_per_s", "decode_tokens_per_s"):
         checks.check_range(getattr(status, field), 0.0, MAX_TOKENS_PER_S, field)
-    checks.check_text(status.host, _MAX_TEXT_BYTES, "host")
+    checks.check_text(status.host, MAX_TEXT_BYTES, "host")
     if status.pool:
         checks.check_token(status.pool, "pool")
-    checks.check_text(status.kv_types, _MAX_TEXT_BYTES, "kv_types")
-    checks.check_text(status.prefix_sharing_reason, _MAX_TEXT_BYTES, "prefix_sharing_reason")
+    checks.check_text(status.kv_types, MAX_TEXT_BYTES, "kv_types")
+    checks.check_text(status.prefix_sharing_reason, MAX_TEXT_BYTES, "prefix_sharing_reason")
     checks.check_range(status.started_unix_ms, 0, checks.MAX_UNIX_MS, "started_unix_ms")
     checks.check_count(status.models, MAX_MODELS, "models")
     for card in status.models:
         check_card(card)
+    if status.HasField("device_context"):
+        _check_devices(status.device_context)
     checks.check_count(status.residents, MAX_REQUESTS, "residents")
     for request in status.residents:
         _check_resident(request)
@@ -83,8 +87,20 @@ def check_card(card: model_pb2.ModelCard) -> None:
         raise InvalidArgument("a model's digest is 64 hex digits", field="models.digest")
     checks.check_range(card.context_length, 0, checks.MAX_TOKENS, "models.context_length")
     checks.check_range(card.vocabulary_size, 0, checks.MAX_TOKENS, "models.vocabulary_size")
-    checks.check_text(card.architecture, _MAX_TEXT_BYTES, "models.architecture")
-    checks.check_text(card.quantization, _MAX_TEXT_BYTES, "models.quantization")
+    checks.check_text(card.architecture, MAX_TEXT_BYTES, "models.architecture")
+    checks.check_text(card.quantization, MAX_TEXT_BYTES, "models.quantization")
+
+
+def _check_devices(context: device_pb2.DeviceContext) -> None:
+    checks.check_count(context.devices, MAX_DEVICES, "device_context.devices")
+    for device in context.devices:
+        for field in ("name", "description", "backend", "endpoint"):
+            checks.check_text(getattr(device, field), MAX_TEXT_BYTES, f"device_context.devices.{field}")
+        checks.check_known(device.kind, device_pb2.DeviceKind, "device_context.devices.kind")
+    checks.check_text(context.flash_attention_reason, MAX_TEXT_BYTES, "device_context.flash_attention_reason")
+    checks.check_count(context.warnings, MAX_DEVICES, "device_context.warnings")
+    for warning in context.warnings:
+        checks.check_text(warning, MAX_TEXT_BYTES, "device_context.warnings")
 
 
 def check_identity(tenant: str, request_id: str, epoch: int, field: str) -> None:

@@ -25,6 +25,7 @@ MAX_REASON_BYTES = 1024
 MAX_BYTES = 1 << 60
 """More memory than any machine has: what would take more is said to take this much."""
 _MAX_S = 1e9
+_TOLD_WHY = frozenset({model_pb2.MODEL_STATE_FAILED, model_pb2.MODEL_STATE_LOADING})
 _MEMBER = re.compile(r"--\d+$")
 
 
@@ -138,7 +139,7 @@ def as_model(places: Mapping[str, host_pb2.HostedModel]) -> model_pb2.Model:
         card=best.card,
         workers=sum(hosted.state == model_pb2.MODEL_STATE_READY for hosted in places.values()),
         state=best.state,
-        reason=best.reason if best.state == model_pb2.MODEL_STATE_FAILED else "",
+        reason=best.reason if best.state in _TOLD_WHY else "",
         aliases=sorted({alias for hosted in places.values() for alias in hosted.aliases}),
         is_default=any(hosted.is_default for hosted in places.values()),
         is_pinned=any(hosted.is_pinned for hosted in places.values()),

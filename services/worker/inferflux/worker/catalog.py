@@ -9,6 +9,7 @@ from inferflux.common.errors import Aborted, AlreadyExists, InvalidArgument, Not
 from inferflux.common.hosts import MAX_BYTES, MAX_KNOWN, MAX_REASON_BYTES, MAX_STATUS_BYTES, worker_ids
 from inferflux.v1 import engine_pb2, host_pb2, model_pb2
 
+from .device_wish import NO_WISH, DeviceWish
 from .model_file import ModelFile
 from .needs import Needs
 
@@ -32,6 +33,7 @@ class Wish:
         is_pinned: it is loaded at the start, and not unloaded to make room.
         is_own: the settings of the process name it: it has their draft model, and their disk folder itself.
         context_length, slots, kv_cells, kv_bytes: None: as the host's settings say.
+        devices: what is None in it: as the host's settings say.
     """
 
     name: str
@@ -43,6 +45,7 @@ class Wish:
     kv_cells: int | None = None
     kv_bytes: int | None = None
     is_own: bool = False
+    devices: DeviceWish = NO_WISH
 
     @property
     def _sizes(self) -> tuple[int | None, ...]:
@@ -62,6 +65,7 @@ class Wish:
             is_pinned=self.is_pinned or later.is_pinned,
             is_default=self.is_default or later.is_default,
             is_own=self.is_own or later.is_own,
+            devices=self.devices.then(later.devices),
         )
 
 
@@ -72,7 +76,7 @@ class Known:
     Attributes:
         needs: what it takes when it is loaded.
         card: what was learnt of it: from its file, and from the engine once it was loaded.
-        reason: why it could not be loaded; empty unless it failed.
+        reason: why it could not be loaded, or why its engine is started again; empty otherwise.
         worker_id: as which worker it is loaded, or is to be; empty otherwise.
         load_s: how long the last load took; 0 before the first.
         was_ready: whether it was ever ready.

@@ -16,12 +16,14 @@ def ready(
     *,
     kv_types: str,
     model_context_length: int,
+    is_first: bool,
 ) -> None:
     """It can run requests; and what of its configuration it has to do without.
 
     Args:
         kv_types: what keys and values are kept in.
         model_context_length: in tokens, as the model file says.
+        is_first: whether it is the first engine of this model: what its devices lack is said once.
     """
     if report.context_length < model_context_length and not config.context_length:
         log.warning(
@@ -30,9 +32,13 @@ def ready(
             context_length=report.context_length,
             model_context_length=model_context_length,
         )
+    devices = report.device_context
+    for warning in devices.warnings if is_first else ():
+        log.warning("not on the devices that were asked for", model=model, why=warning)
     without = {
         "the prefill context is off: long prompts are chunked in mixed batches": report.prefill_context_error,
         "the disk tier is off": report.disk_error,
+        "flash attention is not as asked for": devices.flash_attention_reason,
         "answers cannot be constrained": report.constraint_error,
     }
     if config.speculation > generation_pb2.SPECULATION_OFF:
@@ -55,6 +61,9 @@ def ready(
         prefill_cells=report.prefill_cells,
         context_length=report.context_length,
         prefix_sharing=sharing_name(report.prefix_sharing),
+        flash_attention=devices.flash_attention,
+        gpu_layers=f"{devices.gpu_layers} of {devices.layers}",
+        devices=[device.name for device in devices.devices if device.weights_bytes],
     )
 
 

@@ -17,6 +17,8 @@ from enum import IntEnum
 
 from inferflux.common.captured import one_line
 
+from .weight_parts import PartCounts
+
 MAGIC = b"GGUF"
 HEADER = struct.Struct("<4sIQQ")
 MAX_HEADER_BYTES = 256 << 20
@@ -94,6 +96,7 @@ class Header:
     metadata_end: offset of the tensor index.
     end: offset of what follows the index.
     weights: how many numbers the tensors hold in all, by ggml_type.
+    parts: what they take, by the part of the model.
     """
 
     version: int
@@ -102,6 +105,7 @@ class Header:
     metadata_end: int
     end: int
     weights: Mapping[int, int]
+    parts: PartCounts
 
 
 def parse_header(view: Buffer) -> Header:
@@ -125,7 +129,7 @@ def parse_header(view: Buffer) -> Header:
     metadata = reader.metadata(n_metadata)
     metadata_end = reader.at
     weights = reader.tensors(n_tensors)
-    return Header(version, metadata, n_tensors, metadata_end, reader.at, weights)
+    return Header(version, metadata, n_tensors, metadata_end, reader.at, weights, reader.parts)
 
 
 def strings_of(view: Buffer, array: Array) -> Iterator[bytes]:
@@ -155,6 +159,7 @@ class _Reader:
         self._view = view
         self._field = ""
         self._strings_left = _MAX_STRINGS
+        self.parts = PartCounts()
 
     def metadata(self, count: int) -> dict[str, Value]:
         found: dict[str, Value] = {}
@@ -172,14 +177,17 @@ class _Reader:
         weights: Counter[int] = Counter()
         for number in range(count):
             self._field = f"tensor {number} of {count}"
-            self._field = f"tensor {one_line(self._string(_LONGEST_KEY))}"
+            name = self._string(_LONGEST_KEY)
+            self._field = f"tensor {one_line(name)}"
             n_dimensions = self._number(_U32)
             if not 1 <= n_dimensions <= _MAX_DIMENSIONS:
                 raise HeaderError(f"{self._field} has {n_dimensions} dimensions: it must have 1 to 4")
             sizes = [self._number(_U64) for _ in range(n_dimensions)]
             if not 0 < math.prod(sizes) < 1 << 63:
                 raise HeaderError(f"{self._field} is {' x '.join(map(str, sizes))}: no such shape can be")
-            weights[self._number(_U32)] += math.prod(sizes)
+            kind = self._number(_U32)
+            weights[kind] += math.prod(sizes)
+            self.parts.add(name, math.prod(sizes), kind)
             self._take(_U64.size)
         if weights.total() >= _MAX_WEIGHTS:
             raise HeaderError(f"the tensors hold {weights.total()} numbers: no such model can be")

@@ -65,6 +65,7 @@ class Heartbeat:
             prefix_sharing_reason=model.prefix_sharing_reason,
             host_tier=_tier_use(stats.host, model.cache_counts.host_hits),
             disk_tier=_tier_use(stats.disk, model.cache_counts.disk_hits),
+            device_context=model.device_context,
         )
         status.residents.extend(resident.to_message() for resident in model.residents.all())
         status.finished.extend(r.identity() for r in model.residents.finished_lately(now)[-MAX_REQUESTS:])

@@ -178,6 +178,7 @@ class Host:
             on_change=lambda: self._follow(known),
         )
         self._workers[name] = worker
+        known.reason = ""
         self._set(known, model_pb2.MODEL_STATE_LOADING)
         self._on_loaded(worker.state.worker_id, worker.state.incarnation)
         self._serving[name] = self._background.start(self._serve(known, worker))
@@ -309,8 +310,11 @@ class Host:
                 if known.state == model_pb2.MODEL_STATE_LOADING:
                     known.load_s = max(_now_ms() - known.since_unix_ms, 0) / 1000
                 known.card.CopyFrom(_learnt(known.card, worker.model.card))
+                known.reason = ""
                 self._set(known, model_pb2.MODEL_STATE_READY)
             else:
+                # Its engine died, or could not be started again: it is tried for ever.
+                known.reason = worker.model.why_not_ready
                 self._set(known, model_pb2.MODEL_STATE_LOADING)
         await self._on_change()
 
@@ -339,7 +343,12 @@ class Host:
             types=self._types,
         )
         return needs_of(
-            file.size_bytes, file.context_length, file.facts, asked, room=self.catalog.memory_bytes
+            file.size_bytes,
+            file.context_length,
+            file.facts,
+            asked,
+            room=self.catalog.memory_bytes,
+            is_elsewhere=settings.device_wish.then(wish.devices).is_all_remote,
         )
 
     def _options(self, known: Known) -> ModelOptions:
@@ -363,6 +372,7 @@ def engine_config(settings: WorkerSettings, known: Known) -> engine_pb2.EngineCo
     # Sizes of its own are in what it needs already.
     takes_usual = is_own and not wish.has_sizes
     slots = _first(wish.slots, settings.slots)
+    devices = settings.device_wish.then(wish.devices)
     disk = settings.disk_path
     if disk is not None and not is_own:
         disk = disk / file.digest[:16]
@@ -385,7 +395,8 @@ def engine_config(settings: WorkerSettings, known: Known) -> engine_pb2.EngineCo
         context_length=_first(wish.context_length, settings.context_length),
         threads=settings.threads,
         batch_tokens=settings.batch_tokens,
-        gpu_layers=settings.gpu_layers,
+        gpu_layers=-1 if devices.gpu_layers is None else devices.gpu_layers,
+        placement=devices.to_message(),
         flash_attention=settings.flash_attention,
         max_itl_factor=settings.max_itl_factor,
         step_limit_s=settings.step_limit_s,

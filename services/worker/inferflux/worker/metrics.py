@@ -8,7 +8,7 @@ from prometheus_client import REGISTRY, CollectorRegistry
 
 from inferflux.common.bad_messages import BadMessages
 from inferflux.common.metrics import Declare
-from inferflux.v1 import engine_pb2
+from inferflux.v1 import device_pb2, engine_pb2
 
 _RESTORE_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5)
 _TOKEN_BUCKETS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
@@ -157,11 +157,26 @@ class WorkerMetrics:
             "prefix_index_rewrites",
             "Times that the prefix index was not as this worker had left it, and was written anew.",
         )
-        self.flash_attention = gauge("flash_attention_enabled", "1 when flash attention is on, else 0.")
+        self.flash_attention = gauge(
+            "flash_attention_enabled",
+            "1 when the model's main context uses flash attention, whatever was asked for, else 0.",
+        )
+        self.gpu_layers = gauge("gpu_layers", "Layers of the model on GPUs, those of RPC servers among them.")
+        device = ("model", "device")
+        self.device_memory = declare.gauge(
+            "device_memory_bytes", "Memory of a device that the model could use.", device
+        )
+        self.device_memory_free = declare.gauge(
+            "device_memory_free_bytes", "What of it was free when the model was ready.", device
+        )
+        self.device_used = declare.gauge(
+            "device_model_bytes",
+            "What the model has on the device: `weights`, `kv`, or `compute`, which a step computes with.",
+            ("model", "device", "kind"),
+        )
 
-    def of(self, model: str, *, flash_attention: bool) -> ModelMetrics:
+    def of(self, model: str) -> ModelMetrics:
         """The metrics of one model."""
-        self.flash_attention.labels(model).set(1 if flash_attention else 0)
         return ModelMetrics(self, model)
 
 
@@ -207,6 +222,11 @@ class ModelMetrics:
         self._accepted_per_position = partial(worker.accepted_per_position.labels, model)
         self._iteration_tokens = worker.iteration_tokens.labels(model)
         self._step_time = worker.step_time.labels(model)
+        self._flash_attention = worker.flash_attention.labels(model)
+        self._gpu_layers = worker.gpu_layers.labels(model)
+        self._device_memory = partial(worker.device_memory.labels, model)
+        self._device_memory_free = partial(worker.device_memory_free.labels, model)
+        self._device_used = partial(worker.device_used.labels, model)
         self._deaths = worker.deaths.labels(model)
         self.stuck = worker.stuck.labels(model)
         self.ledger_repairs = worker.ledger_repairs.labels(model)
@@ -240,6 +260,17 @@ class ModelMetrics:
         """Cells of the model's KV cache, and what their keys and values take."""
         self.kv_cells = cells
         self._kv_bytes.set(n_bytes)
+
+    def runs_on(self, context: device_pb2.DeviceContext) -> None:
+        """The model is loaded, on these devices."""
+        self._flash_attention.set(1 if context.flash_attention else 0)
+        self._gpu_layers.set(context.gpu_layers)
+        for device in context.devices:
+            self._device_memory(device.name).set(device.memory_total_bytes)
+            self._device_memory_free(device.name).set(device.memory_free_bytes)
+            self._device_used(device.name, "weights").set(device.weights_bytes)
+            self._device_used(device.name, "kv").set(device.kv_bytes)
+            self._device_used(device.name, "compute").set(device.compute_bytes)
 
     def shares(self, kind: str) -> None:
         """Prefixes are shared in this way."""

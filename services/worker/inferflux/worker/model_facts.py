@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from .engine.kv_types import KvTypes
 from .gguf_header import Array, Buffer, Header, integers_of
+from .weight_parts import NO_PARTS, WeightParts
 
 # enum ggml_type of llama.cpp's ggml.h.
 _TYPE_NAMES: Mapping[int, str] = {
@@ -51,6 +53,8 @@ class ModelFacts:
     embedding, feed_forward: how wide a layer is.
     kv_heads: of each layer; 0 where a layer keeps no cells.
     key_length, value_length: numbers of one head.
+    has_window: whether some layers attend to the latest tokens alone.
+    parts: what the weights take, by the part of the model.
     """
 
     parameters: int = 0
@@ -64,14 +68,24 @@ class ModelFacts:
     kv_heads: tuple[int, ...] = ()
     key_length: int = 0
     value_length: int = 0
+    has_window: bool = False
+    parts: WeightParts = NO_PARTS
+
+    @classmethod
+    def from_json(cls, said: dict[str, Any]) -> ModelFacts:
+        """Of what `dataclasses.asdict` and JSON have made of one."""
+        parts = {k: tuple(v) if isinstance(v, list) else v for k, v in said["parts"].items()}
+        return cls(**said | {"kv_heads": tuple(said["kv_heads"]), "parts": WeightParts(**parts)})
+
+    def kv_bytes_of_layer(self, layer: int, types: KvTypes) -> int:
+        """What keys and values of one token take in a layer."""
+        heads = self.kv_heads[layer] if layer < len(self.kv_heads) else 0
+        keys = types.key_type.bytes_of(heads * self.key_length)
+        return keys + types.value_type.bytes_of(heads * self.value_length)
 
     def kv_bytes_per_token(self, types: KvTypes) -> int:
-        """What keys and values of one token take, of all layers together."""
-        return sum(
-            types.key_type.bytes_of(heads * self.key_length)
-            + types.value_type.bytes_of(heads * self.value_length)
-            for heads in self.kv_heads
-        )
+        """The same of all layers together."""
+        return sum(self.kv_bytes_of_layer(layer, types) for layer in range(len(self.kv_heads)))
 
 
 def facts_of(view: Buffer, header: Header) -> ModelFacts:
@@ -102,6 +116,8 @@ def facts_of(view: Buffer, header: Header) -> ModelFacts:
         kv_heads=_kv_heads(view, header, architecture, layers, heads),
         key_length=number("attention.key_length", width),
         value_length=number("attention.value_length", width),
+        has_window=number("attention.sliding_window") > 0,
+        parts=header.parts.of(layers),
     )
 
 

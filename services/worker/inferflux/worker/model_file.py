@@ -93,9 +93,8 @@ async def probe_model_file(path: Path, *, limit_s: float = PROBE_LIMIT_S) -> Mod
         facts = json.loads(head)
         if "error" in facts:
             raise ModelFileError(one_line(facts["error"]))
-        said = facts.pop("facts")
-        said["kv_heads"] = tuple(said["kv_heads"])
-        return ModelFile(path=path, tokenizer=tokenizer, facts=ModelFacts(**said), **facts)
+        said = ModelFacts.from_json(facts.pop("facts"))
+        return ModelFile(path=path, tokenizer=tokenizer, facts=said, **facts)
 
 
 def read_model_file(path: Path) -> ModelFile:

@@ -12,7 +12,7 @@ from inferflux.common import logs
 from inferflux.common.errors import Unavailable
 from inferflux.common.prefixes.sharing import sharing_name
 from inferflux.common.tasks import cancel_all, is_set_within
-from inferflux.v1 import engine_pb2, model_pb2, scheduler_pb2, worker_pb2
+from inferflux.v1 import device_pb2, engine_pb2, model_pb2, scheduler_pb2, worker_pb2
 
 from . import engine_log, request_log
 from .cache_clearing import CacheClearing
@@ -113,6 +113,7 @@ class ModelHost:
         kv_bytes: memory that keys and values of all KV cells take; 0 until it is known.
         cache_counts: what was looked up in the engines' caches since the worker began.
         prefix_sharing, prefix_sharing_reason: as in `WorkerStatus`; unspecified before the model is loaded.
+        device_context: what it runs on; None before it was loaded.
         why_not_ready: empty while it is ready.
     """
 
@@ -147,7 +148,9 @@ class ModelHost:
         self.cache_counts = CacheCounts()
         self.prefix_sharing = scheduler_pb2.PREFIX_SHARING_UNSPECIFIED
         self.prefix_sharing_reason = ""
+        self.device_context: device_pb2.DeviceContext | None = None
         self.why_not_ready = "loading the model"
+        self._is_first_engine = True
         self._watchdog = Watchdog(options.stuck_s, _WATCH_INTERVAL_S)
         self._engine = (make_engine or self._engine_process)(self.on_report, self.on_engine_death)
         self._clearing = CacheClearing(self._engine.send)
@@ -367,6 +370,8 @@ class ModelHost:
         self.card.vocabulary_size = ready.vocabulary_size
         self.card.parameters = ready.parameters
         self.card.has_chat_template = ready.has_chat_template
+        self.device_context = ready.device_context
+        self._metrics.runs_on(ready.device_context)
         self._metrics.cache_is(ready.kv_cells, ready.kv_bytes)
         self.card.can_constrain = not ready.constraint_error
         self.why_not_ready = ""
@@ -378,7 +383,9 @@ class ModelHost:
             self._options.engine,
             kv_types=self.kv_types,
             model_context_length=self._file.context_length,
+            is_first=self._is_first_engine,
         )
+        self._is_first_engine = False
         await self._shared.on_change()
 
     async def on_engine_death(self, why: str) -> None:

@@ -78,7 +78,7 @@ class ModelWorker:
         self._on_change = on_change
         self.state = WorkerState(worker_id, incarnation=uuid.uuid4().hex, pool=settings.pool)
         self._events = WorkerEvents(bus, self.state)
-        metrics = process.metrics.of(options.name, flash_attention=settings.flash_attention)
+        metrics = process.metrics.of(options.name)
         self._cache_reports = PrefixReports(
             process.redis,
             Holder(worker_id, self.state.incarnation),

@@ -12,8 +12,9 @@ models:
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Self
+from typing import Annotated, Self, TypeVar
 
 import yaml
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
@@ -23,16 +24,37 @@ from inferflux.common.errors import InvalidArgument
 from inferflux.common.hosts import MAX_ALIASES, MAX_KNOWN
 
 from .catalog import Wish
+from .device_wish import (
+    MOST_GPUS,
+    MOST_LAYERS,
+    DeviceWish,
+    SplitMode,
+    Switch,
+    overrides_of,
+    servers_of,
+    tensor_split_of,
+)
 
 _VARIABLE = "INFERFLUX_CONFIG"
 _MOST_BYTES = 1 << 20
 _MOST_INT32 = 2**31 - 1
+_T = TypeVar("_T")
 
 
 def _short(name: str) -> str:
     if len(name.encode()) > MAX_MODEL_NAME_BYTES:
         raise ValueError(f"a model's name has at most {MAX_MODEL_NAME_BYTES} bytes")
     return name
+
+
+def _usable(read: Callable[[list[_T]], object]) -> Callable[[list[_T]], list[_T]]:
+    """A check that `read` can read a list."""
+
+    def check(given: list[_T]) -> list[_T]:
+        read(given)
+        return given
+
+    return check
 
 
 _Name = Annotated[str, Field(min_length=1), AfterValidator(_short)]
@@ -52,6 +74,14 @@ class _Entry(BaseModel):
     slots: int | None = Field(default=None, ge=1, le=MAX_SEQUENCES)
     kv_cells: int | None = Field(default=None, ge=1, le=_MOST_INT32)
     kv_bytes: int | None = Field(default=None, ge=1)
+    gpu_layers: int | None = Field(default=None, ge=-1, le=_MOST_INT32)
+    split_mode: SplitMode | None = None
+    tensor_split: Annotated[list[float], AfterValidator(_usable(tensor_split_of))] | None = None
+    main_gpu: int | None = Field(default=None, ge=0, lt=MOST_GPUS)
+    experts_on_cpu: int | None = Field(default=None, ge=-1, le=MOST_LAYERS)
+    tensor_overrides: Annotated[list[str], AfterValidator(_usable(overrides_of))] | None = None
+    rpc_servers: Annotated[list[str], AfterValidator(_usable(servers_of))] | None = None
+    gpu_flash_attention: Switch | None = None
 
     @model_validator(mode="after")
     def _sized_once(self) -> Self:
@@ -104,4 +134,14 @@ def _wish(entry: _Entry) -> Wish:
         slots=entry.slots,
         kv_cells=entry.kv_cells,
         kv_bytes=entry.kv_bytes,
+        devices=DeviceWish(
+            gpu_layers=entry.gpu_layers,
+            split_mode=entry.split_mode,
+            tensor_split=None if entry.tensor_split is None else tensor_split_of(entry.tensor_split),
+            main_gpu=entry.main_gpu,
+            experts_on_cpu=entry.experts_on_cpu,
+            tensor_overrides=None if entry.tensor_overrides is None else overrides_of(entry.tensor_overrides),
+            rpc_servers=None if entry.rpc_servers is None else servers_of(entry.rpc_servers),
+            gpu_flash_attention=entry.gpu_flash_attention,
+        ),
     )

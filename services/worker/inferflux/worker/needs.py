@@ -20,7 +20,7 @@ from .model_facts import ModelFacts
 _LOGIT_ROWS = 64
 _NUMBER_BYTES = 4
 # Python, numpy, llama.cpp and its buffers that do not depend on the model: measured with the demo model.
-_PROCESS_BYTES = 120 << 20
+PROCESS_BYTES = 120 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,30 @@ class Needs:
         return self.weights + self.kv + self.compute
 
 
-def needs_of(size_bytes: int, trained_length: int, facts: ModelFacts, asked: Asked, *, room: int) -> Needs:
+def wanted_cells(trained_length: int, facts: ModelFacts, asked: Asked) -> int:
+    """Cells that a KV cache is to have, where there is room for all of them."""
+    cell = facts.kv_bytes_per_token(asked.types)
+    if asked.kv_bytes and cell:
+        return asked.kv_bytes // cell
+    return asked.kv_cells or max(asked.context_length or trained_length, asked.slots * CELLS_PER_SLOT)
+
+
+def step_bytes(facts: ModelFacts, cells: int) -> int:
+    """What a step of a physical batch computes with, logits among it."""
+    widest = max(facts.feed_forward, 4 * facts.embedding)
+    step = PHYSICAL_BATCH * (2 * widest + cells) * _NUMBER_BYTES
+    return step + _LOGIT_ROWS * facts.vocabulary_size * _NUMBER_BYTES
+
+
+def needs_of(
+    size_bytes: int,
+    trained_length: int,
+    facts: ModelFacts,
+    asked: Asked,
+    *,
+    room: int,
+    is_elsewhere: bool = False,
+) -> Needs:
     """What a model of `size_bytes` takes with the KV cache that it will have.
 
     A cache whose size is not set takes at most half of what the weights leave of `room`, and no less than
@@ -70,13 +93,16 @@ def needs_of(size_bytes: int, trained_length: int, facts: ModelFacts, asked: Ask
     Args:
         trained_length: context length that the file states.
         room: bytes that models may take.
+        is_elsewhere: whether the layers are on other machines: the embeddings alone are here.
     """
+    if is_elsewhere:
+        cells = whole_cells(wanted_cells(trained_length, facts, asked))
+        compute = PROCESS_BYTES + step_bytes(facts, cells)
+        return Needs(weights=facts.parts.input, cells=cells, kv=0, compute=compute)
     cell = facts.kv_bytes_per_token(asked.types)
     length = asked.context_length or trained_length
-    wanted = asked.kv_cells or max(length, asked.slots * CELLS_PER_SLOT)
-    if asked.kv_bytes and cell:
-        wanted = asked.kv_bytes // cell
-    elif not asked.kv_cells and cell:
+    wanted = wanted_cells(trained_length, facts, asked)
+    if not (asked.kv_bytes or asked.kv_cells) and cell:
         shape = CellShape(cell, PHYSICAL_BATCH)
         least = asked.context_length or min(wanted, FEWEST_CELLS)
         wanted = max(min(wanted, max(room - size_bytes, 0) // 2 // shape.bytes), least)
@@ -84,12 +110,9 @@ def needs_of(size_bytes: int, trained_length: int, facts: ModelFacts, asked: Ask
     prefill = asked.prefill_cells
     if prefill is None:
         prefill = min(length, cells // PREFILL_PART, MOST_PREFILL_CELLS)
-    widest = max(facts.feed_forward, 4 * facts.embedding)
-    step = PHYSICAL_BATCH * (2 * widest + cells) * _NUMBER_BYTES
-    logits = _LOGIT_ROWS * facts.vocabulary_size * _NUMBER_BYTES
     return Needs(
         weights=size_bytes,
         cells=cells,
         kv=(cells + prefill) * CellShape(cell, PHYSICAL_BATCH).bytes,
-        compute=_PROCESS_BYTES + step + logits,
+        compute=PROCESS_BYTES + step_bytes(facts, cells),
     )

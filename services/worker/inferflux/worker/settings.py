@@ -14,10 +14,21 @@ from inferflux.common.settings import (
     OptionalPath,
     ServiceSettings,
     SubjectToken,
+    listed,
     setting,
     unique_name,
 )
 
+from .device_wish import (
+    MOST_GPUS,
+    MOST_LAYERS,
+    DeviceWish,
+    SplitMode,
+    Switch,
+    overrides_of,
+    servers_of,
+    tensor_split_of,
+)
 from .engine.kv_types import NUMBER_TYPES, KvType
 
 # Sequence ids for cached prefixes, unless something else is asked for.
@@ -119,8 +130,56 @@ class WorkerSettings(ServiceSettings):
         le=512,
     )
     batch_tokens: int = setting(2048, "most tokens of one engine step", ge=32, le=65536, expert=True)
-    gpu_layers: int = setting(-1, "layers on the GPU, if there is one; -1 for all", ge=-1, le=_MOST_INT32)
+    gpu_layers: int = setting(
+        -1,
+        "layers on [GPUs](devices.md), if there are any; -1 for all. A worker without a GPU warns once where "
+        "some are asked for, and uses the CPU",
+        ge=-1,
+        le=_MOST_INT32,
+    )
+    split_mode: SplitMode = setting(
+        "layer",
+        "how several [GPUs](devices.md#several-gpus) share a model: `layer`, each has whole layers; `none`, "
+        "`MAIN_GPU` has all; `row` and `tensor`, each has a part of every layer",
+        expert=True,
+    )
+    tensor_split: str = setting(
+        "",
+        "what part of a model each GPU gets, such as `3,1`; empty: by their free memory",
+        expert=True,
+    )
+    main_gpu: int = setting(
+        0,
+        "the GPU that is used where `SPLIT_MODE` is `none`; the first is 0",
+        ge=0,
+        lt=MOST_GPUS,
+        expert=True,
+    )
+    experts_on_cpu: int = setting(
+        0,
+        "of a [mixture of experts](devices.md#experts): the experts of this many layers, from the first one "
+        "on, stay in main memory; -1: of all layers",
+        ge=-1,
+        le=MOST_LAYERS,
+    )
+    tensor_overrides: str = setting(
+        "",
+        "`pattern=DEVICE`, comma-separated: tensors whose names match the regular expression are put "
+        "[there](devices.md#tensors-by-name)",
+        expert=True,
+    )
+    rpc_servers: str = setting(
+        "",
+        "`host:port`, comma-separated: [RPC servers](devices.md#layers-over-hosts) of ggml, which take "
+        "layers of the models. Their protocol has no encryption and no keys: private networks only",
+    )
     flash_attention: bool = setting(True, "fused attention; off only for backends without it", expert=True)
+    cuda_flash_attention: Switch = setting(
+        "auto",
+        "the same of models with layers on a GPU, of CUDA or another kind: `auto`, where the GPU has it for "
+        "the model; `on`, and what the GPU does not have is computed on the CPU; `off`",
+        variable="INFERFLUX_CUDA_FLASH_ATTENTION",
+    )
     kv_type_k: KvType = setting(
         "f16",
         "what the KV cache keeps keys in: a [quantized type](#quantized-kv-caches) takes less memory and is "
@@ -216,6 +275,24 @@ class WorkerSettings(ServiceSettings):
             raise ValueError("must be 0 where INFERFLUX_WORKER_KV_CELLS is set: either sizes the KV cache")
         return value
 
+    @field_validator("tensor_split")
+    @classmethod
+    def _has_parts(cls, value: str) -> str:
+        tensor_split_of(listed(value))
+        return value
+
+    @field_validator("tensor_overrides")
+    @classmethod
+    def _has_patterns(cls, value: str) -> str:
+        overrides_of(listed(value))
+        return value
+
+    @field_validator("rpc_servers")
+    @classmethod
+    def _has_addresses(cls, value: str) -> str:
+        servers_of(listed(value))
+        return value
+
     @field_validator("kv_type_v")
     @classmethod
     def _values_can_be_read(cls, value: KvType, info: ValidationInfo) -> KvType:
@@ -238,6 +315,20 @@ class WorkerSettings(ServiceSettings):
         # The prefill context needs one that is not used.
         cached = max(min(_CACHED_SEQUENCES, MAX_SEQUENCES - 1 - residents), 0) if self.prefix_cache else 0
         return max(self.sequences, slots) if self.sequences else residents + cached
+
+    @property
+    def device_wish(self) -> DeviceWish:
+        """Where the tensors of all models are asked to go."""
+        return DeviceWish(
+            gpu_layers=self.gpu_layers,
+            split_mode=self.split_mode,
+            tensor_split=tensor_split_of(listed(self.tensor_split)),
+            main_gpu=self.main_gpu,
+            experts_on_cpu=self.experts_on_cpu,
+            tensor_overrides=overrides_of(listed(self.tensor_overrides)),
+            rpc_servers=servers_of(listed(self.rpc_servers)),
+            gpu_flash_attention=self.cuda_flash_attention,
+        )
 
     @property
     def all_sequences(self) -> int:

@@ -13,6 +13,8 @@ import importlib.util
 import os
 import sys
 from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import ModuleType
 from typing import Any
 
@@ -23,14 +25,12 @@ os.environ.setdefault("GGML_NO_BACKTRACE", "1")
 
 _GGML_LOG_LEVEL_WARN = 3
 _GGML_LOG_LEVEL_ERROR = 4
-# enum ggml_backend_dev_type
-_DEVICE_GPU = 1
-_DEVICE_INTEGRATED_GPU = 2
 
 log_errors: deque[tuple[int, str]] = deque(maxlen=20)
 """The latest warnings and errors llama.cpp logged, for error messages: their level and text."""
 
 _keep_alive: list[Any] = []
+_readers: list[Callable[[str], None]] = []
 
 
 def _import_bindings() -> ModuleType:
@@ -48,6 +48,8 @@ def _import_bindings() -> ModuleType:
 def _capture_log(bindings: Any) -> None:
     @bindings.llama_log_callback  # type: ignore[untyped-decorator]
     def on_log(level: int, text: bytes, _user_data: object) -> None:
+        for read in _readers:
+            read(text.decode("utf-8", "replace"))
         if level in (_GGML_LOG_LEVEL_WARN, _GGML_LOG_LEVEL_ERROR):
             log_errors.append((level, one_line(text.decode("utf-8", "replace"))))
 
@@ -82,9 +84,11 @@ def first_log_error(default: str) -> str:
     return next(errors, log_errors[0][1] if log_errors else default)
 
 
-def has_gpu() -> bool:
-    """Whether llama.cpp found a GPU. Its own `llama_supports_gpu_offload` also says yes when it could use one
-    over RPC."""
-    find_device = llama._lib.ggml_backend_dev_by_type  # noqa: SLF001 - bound by nothing else
-    find_device.restype = ctypes.c_void_p
-    return any(find_device(kind) for kind in (_DEVICE_GPU, _DEVICE_INTEGRATED_GPU))
+@contextmanager
+def reading_log(read: Callable[[str], None]) -> Iterator[None]:
+    """Within, `read` gets each line that llama.cpp logs, of every level."""
+    _readers.append(read)
+    try:
+        yield
+    finally:
+        _readers.remove(read)

@@ -157,6 +157,7 @@ def _load(worker: _Worker, inbox: Inbox) -> Engine:
         constraint_error=constraints.why_not,
         speculation_error=backend.speculation_error,
         trials=backend.trials.to_message(),
+        device_context=backend.device_context,
     )
     worker.send(engine_pb2.EngineReport(ready=ready))
     return engine

@@ -16,15 +16,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from inferflux.common.checks import MAX_SEQUENCES
-from inferflux.common.llama.native import first_log_error, llama
+from inferflux.common.llama.native import first_log_error, llama, reading_log
 
 from .batch import Batch
 from .fit import whole_cells
 from .kv_types import USUAL, KvTypes
+from .load_log import LoadLog
 from .planner import ScheduledTokens
 from .state import CELL_HEADER_BYTES, StateBytes
 
-_FLASH_ATTENTION = {True: 1, False: 0}
+_FLASH_ATTENTION = {True: 1, False: 0, None: -1}
 # llama.cpp rotates what it quantizes for a cache, unless this variable says 1.
 _ABORTED = 2
 _ROTATION_OFF = "LLAMA_ATTN_ROT_DISABLE"
@@ -63,9 +64,13 @@ class Context:
         sequences: ids that may be used, from 0 on; one more is used here if there is one.
         batch_tokens: most tokens of a call.
         physical_batch: tokens that are computed at a time.
+        flash_attention: None leaves it to llama.cpp.
         rows: of logits that a call may want at least.
         is_unified: whether all sequences part the cells; otherwise each has an equal part of them.
         types: of keys and values.
+
+    Attributes:
+        flash_attention: whether it is in use.
 
     Raises:
         ContextError: llama.cpp gave none.
@@ -79,7 +84,7 @@ class Context:
         sequences: int,
         batch_tokens: int,
         physical_batch: int,
-        flash_attention: bool,
+        flash_attention: bool | None,
         threads: int,
         vocabulary: int,
         rows: int = 0,
@@ -96,10 +101,15 @@ class Context:
         params.flash_attn_type = _FLASH_ATTENTION[flash_attention]
         params.type_k, params.type_v = types.key_type.ggml_type, types.value_type.ggml_type
         params.n_threads = params.n_threads_batch = threads
-        self.settings = _settings_of(model, params, types)
-        self._context = llama.llama_init_from_model(model, params)
+        log = LoadLog()
+        with reading_log(log.take):
+            self._context = llama.llama_init_from_model(model, params)
         if not self._context:
             raise ContextError(f"no context of {params.n_ctx} KV cells: {first_log_error('out of memory?')}")
+        # What llama.cpp chose, where that was left to it or it knows better.
+        chosen = log.flash_attention
+        self.flash_attention = bool(flash_attention) if chosen is None else chosen
+        self.settings = _settings_of(model, params, types, is_flash=self.flash_attention)
         self._memory = llama.llama_get_memory(self._context)
         self._vocabulary = vocabulary
         # Of logits that a call may want at most.
@@ -291,7 +301,7 @@ class StateSettings:
     is_rotated: bool
 
 
-def _settings_of(model: Any, params: Any, types: KvTypes) -> StateSettings:
+def _settings_of(model: Any, params: Any, types: KvTypes, *, is_flash: bool) -> StateSettings:
     asked = (
         params.rope_scaling_type,
         params.rope_freq_base,
@@ -303,7 +313,6 @@ def _settings_of(model: Any, params: Any, types: KvTypes) -> StateSettings:
         params.yarn_orig_ctx,
     )
     own = llama.llama_model_rope_type(model), llama.llama_model_rope_freq_scale_train(model)
-    is_flash = params.flash_attn_type == _FLASH_ATTENTION[True]
     is_rotated = types.is_quantized and os.environ.get(_ROTATION_OFF, "0").strip() in ("", "0")
     rope = " ".join(map(str, own + asked))
     return StateSettings(params.type_k, params.type_v, is_flash, rope, is_rotated)

@@ -8,6 +8,7 @@ for the next draft. Of what it lacks, it computes as much before a step as promp
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from collections.abc import Sequence as Several
 from dataclasses import dataclass, field
 from typing import Any
@@ -70,6 +71,7 @@ class DraftModel:
         vocab: of the main model; its own has to be the same.
         sequences: for how many it can draft at once.
         cells: of its KV cache.
+        adjust: given the `llama_model_params` that it is loaded with.
 
     Raises:
         DraftModelError: it cannot be used.
@@ -85,9 +87,10 @@ class DraftModel:
         batch_tokens: int,
         threads: int,
         gpu_layers: int,
-        flash_attention: bool,
+        flash_attention: bool | None,
+        adjust: Callable[[Any], None] = lambda _params: None,
     ) -> None:
-        self._model = _load(path, gpu_layers)
+        self._model = _load(path, gpu_layers, adjust)
         own = Vocab(self._model, owns_model=False)
         _check_vocabulary(own, vocab)
         try:
@@ -327,9 +330,10 @@ def _margins(logits: Logits, tokens: list[int]) -> list[float]:
     return margins
 
 
-def _load(path: str, gpu_layers: int) -> Any:
+def _load(path: str, gpu_layers: int, adjust: Callable[[Any], None]) -> Any:
     params = llama.llama_model_default_params()
     params.n_gpu_layers = gpu_layers
+    adjust(params)
     model = llama.llama_model_load_from_file(path.encode(), params)
     if not model:
         raise DraftModelError(first_log_error("not a usable GGUF file"))

@@ -23,12 +23,13 @@ from numpy.typing import NDArray
 from inferflux.common.checks import MAX_SEQUENCES
 from inferflux.common.cores import usable_cores
 from inferflux.common.free_memory import at_most, free_bytes
-from inferflux.common.llama.native import first_log_error, has_gpu, llama, log_errors
+from inferflux.common.llama.native import first_log_error, llama, log_errors, reading_log
 from inferflux.common.llama.vocab import Vocab
 from inferflux.v1 import engine_pb2
 
 from .compaction import MoveCost
 from .context import Context, ContextError, DecodeError, IsInterrupted
+from .devices import find_devices
 from .draft_model import DraftModel, DraftModelError
 from .envelope import Identity
 from .fit import (
@@ -43,9 +44,12 @@ from .fit import (
     fit_cells,
 )
 from .kv_types import NUMBER_TYPES, USUAL, KvType, KvTypes
+from .load_log import LoadLog
+from .placement import Placement, PlacementError
 from .planner import StepPlan
 from .prefill_context import PrefillContext
 from .prefix_sharing import PrefixSharing, Sharing
+from .rpc_servers import RpcServerError, add_servers
 from .sharing_trial import can_cut_states, find_sharing
 from .speculation import MOST_ROWS
 from .state import StateBytes, UnknownLayout, first_positions
@@ -105,7 +109,10 @@ class Backend:
     def __init__(self, config: engine_pb2.EngineConfig, *, is_unified: bool = True) -> None:
         log_errors.clear()
         self._is_unified = is_unified
-        self._model = _load_model(config)
+        self._placement = _placement_of(config)
+        log = LoadLog()
+        with reading_log(log.take):
+            self._model = _load_model(config, self._placement)
         self.vocab = Vocab(self._model, owns_model=False)
         trained = int(llama.llama_model_n_ctx_train(self._model))
         self.context_length = config.context_length or trained
@@ -117,7 +124,9 @@ class Backend:
         self._threads = config.threads or usable_cores()
         # Steps of at most this many tokens are left to one thread.
         self._single_thread_tokens = 0
-        self._main = self._new_main(config)
+        with reading_log(log.take):
+            self._main = self._new_main(config)
+        self.device_context = self._placement.report(log, config, flash_attention=self._main.flash_attention)
         if not self._main.has_memory:
             raise LoadError(f"{config.model_path}: the model keeps no KV cache: it does not generate text")
         self.cells = self._main.cells
@@ -161,9 +170,9 @@ class Backend:
         Raises:
             LoadError: it does not fit into memory, or the model's keys and values cannot be kept so.
         """
-        free = _GPU_DECIDES if has_gpu() else free_bytes()
+        free = _GPU_DECIDES if self._placement.offloads else free_bytes()
         try:
-            with contextlib.nullcontext() if has_gpu() else at_most(free + _RESERVED_BYTES):
+            with contextlib.nullcontext() if self._placement.offloads else at_most(free + _RESERVED_BYTES):
                 wanted, least, kept_bytes = self._asked_cells(config)
                 cells = fit_cells(wanted, least, CellShape(kept_bytes, PHYSICAL_BATCH), free)
                 return self._new_context(
@@ -191,7 +200,7 @@ class Backend:
             sequences=sequences,
             batch_tokens=batch_tokens,
             physical_batch=PHYSICAL_BATCH,
-            flash_attention=config.flash_attention,
+            flash_attention=self._placement.flash_attention(config),
             threads=self._threads,
             vocabulary=self.vocab.size,
             rows=rows,
@@ -292,7 +301,7 @@ class Backend:
         cells = min(self.context_length, self.cells // PREFILL_PART, MOST_PREFILL_CELLS)
         if config.HasField("prefill_cells"):
             cells = config.prefill_cells
-        if cells == 0 or not config.flash_attention or has_gpu():
+        if cells == 0 or not config.flash_attention or self._placement.offloads:
             return None
         if self.sharing.kind in (Sharing.CHECKPOINTS, Sharing.NONE):
             self.prefill_context_error = f"a part of a sequence cannot be copied to it: {self.sharing.reason}"
@@ -469,7 +478,8 @@ class Backend:
                 batch_tokens=self.batch_tokens,
                 threads=self._threads,
                 gpu_layers=config.gpu_layers,
-                flash_attention=config.flash_attention,
+                flash_attention=self._placement.flash_attention(config),
+                adjust=self._placement.keep_local,
             )
         except (DraftModelError, DecodeError) as error:
             asked = f"INFERFLUX_WORKER_DRAFT_MODEL is {config.draft_model_path}"
@@ -611,9 +621,20 @@ def _types_of(config: engine_pb2.EngineConfig) -> KvTypes:
     return KvTypes(*found)
 
 
-def _load_model(config: engine_pb2.EngineConfig) -> Any:
+def _placement_of(config: engine_pb2.EngineConfig) -> Placement:
+    """Raises:
+    LoadError: an RPC server is away, or the devices are not those that were counted on.
+    """
+    try:
+        add_servers(config.placement.rpc_servers)
+        return Placement(config, find_devices())
+    except (RpcServerError, PlacementError) as error:
+        raise LoadError(f"{config.model_path}: {error}") from None
+
+
+def _load_model(config: engine_pb2.EngineConfig, placement: Placement) -> Any:
     params = llama.llama_model_default_params()
-    params.n_gpu_layers = config.gpu_layers
+    placement.apply(params)
     model = llama.llama_model_load_from_file(config.model_path.encode(), params)
     if not model:
         raise LoadError(f"{config.model_path}: {first_log_error('not a usable GGUF file')}")
