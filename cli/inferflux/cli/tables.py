@@ -125,7 +125,7 @@ def _hosts(hosts: Sequence[cluster_pb2.HostSummary]) -> RenderableType:
             "registered": host.registered,
         }
         said = [f"{_styled(state)} {count}" for state, count in counts.items() if count]
-        used, room = _bytes(host.memory_used_bytes), _bytes(host.memory_bytes)
+        used, room = bytes_words(host.memory_used_bytes), bytes_words(host.memory_bytes)
         table.add_row(
             escape(host.host_id),
             "[yellow]leaving[/]" if host.is_leaving else "[green]alive[/]",
