@@ -28,7 +28,7 @@ def test_devices_of_a_worker_are_taken() -> None:
     ("context", "field"),
     [
         ({"devices": [CPU] * (MAX_DEVICES + 1)}, "devices"),
-        ({"devices": [device_pb2.Device(name="x" * 300, kind=1)]}, "name"),
+        ({"devices": [device_pb2.Device(name="x" * 300, kind=device_pb2.DEVICE_KIND_CPU)]}, "name"),
         ({"devices": [device_pb2.Device(name="x")]}, "kind"),
         ({"warnings": ["x" * 300]}, "warnings"),
         ({"flash_attention_reason": "x" * 300}, "flash_attention_reason"),

@@ -74,7 +74,8 @@ class ModelFacts:
     @classmethod
     def from_json(cls, said: dict[str, Any]) -> ModelFacts:
         """Of what `dataclasses.asdict` and JSON have made of one."""
-        parts = {k: tuple(v) if isinstance(v, list) else v for k, v in said["parts"].items()}
+        parts: dict[str, Any] = dict(said["parts"])
+        parts |= {name: tuple(value) for name, value in parts.items() if isinstance(value, list)}
         return cls(**said | {"kv_heads": tuple(said["kv_heads"]), "parts": WeightParts(**parts)})
 
     def kv_bytes_of_layer(self, layer: int, types: KvTypes) -> int:
