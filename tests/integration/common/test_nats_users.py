@@ -20,6 +20,7 @@ from inferflux.common.bus import Bus, Message, StreamLimits
 from inferflux.common.errors import Internal, PermissionDenied, Unauthenticated, Unavailable
 from inferflux.common.servers import LOOPBACK, free_port
 from inferflux.common.subjects import (
+    IMAGES_STREAM,
     JOBS_STREAM,
     SCHEDULERS_STREAM,
     STREAMS,
@@ -80,6 +81,7 @@ OURS: Mapping[str, tuple[set[str], set[str]]] = {
     "$KV.inferflux-schedulers.probe": ({G, S}, NONE),
     "$KV.another.key": (NONE, NONE),
     "$O.inferflux-tokenizers.M.x": ({W}, NONE),
+    "$O.inferflux-images.M.x": ({G}, NONE),
     "$O.another.M.x": (NONE, NONE),
     f"$JS.ACK.{JOBS_STREAM}.scheduler.1.1.1.1.0": ({S}, NONE),
     f"$JS.ACK.{TOKENS_STREAM}.scheduler.1.1.1.1.0": (NONE, NONE),
@@ -120,6 +122,8 @@ API: Mapping[str, set[str]] = {
     f"STREAM.PURGE.{JOBS_STREAM}": {G, S},
     f"STREAM.PURGE.{SCHEDULERS_STREAM}": {G, S},
     f"STREAM.PURGE.{TOKENIZERS_STREAM}": {W},
+    f"STREAM.PURGE.{IMAGES_STREAM}": {G},
+    f"STREAM.MSG.GET.{IMAGES_STREAM}": {G, W},
     f"STREAM.MSG.GET.{JOBS_STREAM}": {G},
     f"STREAM.MSG.GET.{TOKENS_STREAM}": {W},
     f"STREAM.MSG.GET.{TOKENIZERS_STREAM}": {G, W},

@@ -146,7 +146,10 @@ def test_log_probabilities_are_asked_for_with_and_without_alternatives() -> None
         ({"functions": [{}]}, "functions"),
         ({"messages": [{"role": "assistant", "tool_calls": [{}]}]}, "messages[0].tool_calls[0].type"),
         ({"messages": [{"role": "assistant", "function_call": {"name": "f"}}]}, "messages[0].function_call"),
-        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages[0].content[0].type"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "input_audio"}]}]},
+            "messages[0].content[0].type",
+        ),
         ({"audio": {"voice": "x"}}, "audio"),
         ({"service_tier": "gold"}, "service_tier"),
     ],
@@ -538,3 +541,26 @@ def test_tools_choices_and_calls_become_ours() -> None:
     assert made.messages[1].tool_calls == [inference_pb2.ToolCall(id="c", name="f", arguments="{}")]
     assert made.messages[1].reasoning_content == "r"
     assert made.messages[2].tool_call_id == "c"
+
+
+def test_images_of_a_message_are_parts_and_errors_name_the_clients_fields() -> None:
+    image = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AA", "detail": "low"}}
+    body = parse(
+        ChatBody,
+        json.dumps(
+            {"model": "m", "messages": [{"role": "user", "content": [{"type": "text", "text": "a"}, image]}]}
+        ).encode(),
+    )
+    (message,) = chat.to_request(body).messages
+    assert not message.content
+    assert message.parts[0].text == "a"
+    assert (message.parts[1].image.url, message.parts[1].image.detail) == ("data:image/png;base64,AA", "low")
+    names = chat.field_names(body)
+    assert names["messages[0].parts[1].image"] == "messages[0].content[1].image_url"
+    assert names["messages[0].parts[1].image.detail"] == "messages[0].content[1].image_url.detail"
+
+
+def test_an_image_part_needs_its_image() -> None:
+    assert refusal(messages=[{"role": "user", "content": [{"type": "image_url"}]}]).field == (
+        "messages[0].content[0].image_url"
+    )

@@ -53,6 +53,9 @@ class EngineConfig(_message.Message):
     KV_TYPE_V_FIELD_NUMBER: _builtins.int
     SPECULATION_FIELD_NUMBER: _builtins.int
     DRAFT_MODEL_PATH_FIELD_NUMBER: _builtins.int
+    MMPROJ_PATH_FIELD_NUMBER: _builtins.int
+    MMPROJ_DIGEST_FIELD_NUMBER: _builtins.int
+    IMAGE_BYTES_FIELD_NUMBER: _builtins.int
     TRIALS_FIELD_NUMBER: _builtins.int
     PLACEMENT_FIELD_NUMBER: _builtins.int
     model_path: _builtins.str
@@ -95,6 +98,11 @@ class EngineConfig(_message.Message):
     """Of requests that leave it open."""
     draft_model_path: _builtins.str
     """GGUF file of the draft model; empty: there is none."""
+    mmproj_path: _builtins.str
+    """GGUF file of the projector for images, and its SHA-256; empty: the model takes none."""
+    mmproj_digest: _builtins.str
+    image_bytes: _builtins.int
+    """Most memory for encoded images that may be asked for again."""
     @_builtins.property
     def trials(self) -> Global___EngineTrials:
         """Of an engine before this one, with the same model and the same configuration."""
@@ -129,12 +137,15 @@ class EngineConfig(_message.Message):
         kv_type_v: _builtins.str = ...,
         speculation: _generation_pb2.Speculation.ValueType = ...,
         draft_model_path: _builtins.str = ...,
+        mmproj_path: _builtins.str = ...,
+        mmproj_digest: _builtins.str = ...,
+        image_bytes: _builtins.int = ...,
         trials: Global___EngineTrials | None = ...,
         placement: _device_pb2.DevicePlacement | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_prefill_cells", b"_prefill_cells", "placement", b"placement", "prefill_cells", b"prefill_cells", "trials", b"trials"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_prefill_cells", b"_prefill_cells", "batch_tokens", b"batch_tokens", "context_length", b"context_length", "disk_bytes", b"disk_bytes", "disk_path", b"disk_path", "disk_prompt_tokens", b"disk_prompt_tokens", "draft_model_path", b"draft_model_path", "flash_attention", b"flash_attention", "gpu_layers", b"gpu_layers", "host_bytes", b"host_bytes", "host_eviction", b"host_eviction", "kv_bytes", b"kv_bytes", "kv_cells", b"kv_cells", "kv_type_k", b"kv_type_k", "kv_type_v", b"kv_type_v", "max_itl_factor", b"max_itl_factor", "model_digest", b"model_digest", "model_path", b"model_path", "placement", b"placement", "prefill_cells", b"prefill_cells", "prefix_cache", b"prefix_cache", "sequences", b"sequences", "slots", b"slots", "speculation", b"speculation", "step_limit_s", b"step_limit_s", "threads", b"threads", "trials", b"trials", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_prefill_cells", b"_prefill_cells", "batch_tokens", b"batch_tokens", "context_length", b"context_length", "disk_bytes", b"disk_bytes", "disk_path", b"disk_path", "disk_prompt_tokens", b"disk_prompt_tokens", "draft_model_path", b"draft_model_path", "flash_attention", b"flash_attention", "gpu_layers", b"gpu_layers", "host_bytes", b"host_bytes", "host_eviction", b"host_eviction", "image_bytes", b"image_bytes", "kv_bytes", b"kv_bytes", "kv_cells", b"kv_cells", "kv_type_k", b"kv_type_k", "kv_type_v", b"kv_type_v", "max_itl_factor", b"max_itl_factor", "mmproj_digest", b"mmproj_digest", "mmproj_path", b"mmproj_path", "model_digest", b"model_digest", "model_path", b"model_path", "placement", b"placement", "prefill_cells", b"prefill_cells", "prefix_cache", b"prefix_cache", "sequences", b"sequences", "slots", b"slots", "speculation", b"speculation", "step_limit_s", b"step_limit_s", "threads", b"threads", "trials", b"trials", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__prefill_cells: _TypeAlias = _typing.Literal["prefill_cells"]  # noqa: Y015
     _WhichOneofArgType__prefill_cells: _TypeAlias = _typing.Literal["_prefill_cells", b"_prefill_cells"]  # noqa: Y015
@@ -413,6 +424,42 @@ class EngineReportCache(_message.Message):
 Global___EngineReportCache: _TypeAlias = EngineReportCache  # noqa: Y015
 
 @_typing.final
+class EngineImage(_message.Message):
+    """An image that the engine asked for."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    OBJECT_FIELD_NUMBER: _builtins.int
+    WIDTH_FIELD_NUMBER: _builtins.int
+    HEIGHT_FIELD_NUMBER: _builtins.int
+    RGB_FIELD_NUMBER: _builtins.int
+    ERROR_FIELD_NUMBER: _builtins.int
+    object: _builtins.str
+    """Its name in the bucket of images."""
+    width: _builtins.int
+    height: _builtins.int
+    rgb: _builtins.bytes
+    """Three bytes for each pixel, line by line."""
+    error: _builtins.str
+    """Why it cannot be had; empty otherwise."""
+    def __init__(
+        self,
+        *,
+        object: _builtins.str = ...,
+        width: _builtins.int = ...,
+        height: _builtins.int = ...,
+        rgb: _builtins.bytes = ...,
+        error: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["error", b"error", "height", b"height", "object", b"object", "rgb", b"rgb", "width", b"width"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___EngineImage: _TypeAlias = EngineImage  # noqa: Y015
+
+@_typing.final
 class EngineCommand(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -424,6 +471,7 @@ class EngineCommand(_message.Message):
     FLUSH_FIELD_NUMBER: _builtins.int
     CLEAR_CACHE_FIELD_NUMBER: _builtins.int
     REPORT_CACHE_FIELD_NUMBER: _builtins.int
+    IMAGE_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def load(self) -> Global___EngineConfig: ...
     @_builtins.property
@@ -440,6 +488,8 @@ class EngineCommand(_message.Message):
     def clear_cache(self) -> Global___EngineClearCache: ...
     @_builtins.property
     def report_cache(self) -> Global___EngineReportCache: ...
+    @_builtins.property
+    def image(self) -> Global___EngineImage: ...
     def __init__(
         self,
         *,
@@ -451,12 +501,13 @@ class EngineCommand(_message.Message):
         flush: Global___EngineFlush | None = ...,
         clear_cache: Global___EngineClearCache | None = ...,
         report_cache: Global___EngineReportCache | None = ...,
+        image: Global___EngineImage | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["cancel", b"cancel", "clear_cache", b"clear_cache", "command", b"command", "deschedule", b"deschedule", "flush", b"flush", "load", b"load", "report_cache", b"report_cache", "resume", b"resume", "start", b"start"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["cancel", b"cancel", "clear_cache", b"clear_cache", "command", b"command", "deschedule", b"deschedule", "flush", b"flush", "image", b"image", "load", b"load", "report_cache", b"report_cache", "resume", b"resume", "start", b"start"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cancel", b"cancel", "clear_cache", b"clear_cache", "command", b"command", "deschedule", b"deschedule", "flush", b"flush", "load", b"load", "report_cache", b"report_cache", "resume", b"resume", "start", b"start"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cancel", b"cancel", "clear_cache", b"clear_cache", "command", b"command", "deschedule", b"deschedule", "flush", b"flush", "image", b"image", "load", b"load", "report_cache", b"report_cache", "resume", b"resume", "start", b"start"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_command: _TypeAlias = _typing.Literal["load", "start", "cancel", "deschedule", "resume", "flush", "clear_cache", "report_cache"]  # noqa: Y015
+    _WhichOneofReturnType_command: _TypeAlias = _typing.Literal["load", "start", "cancel", "deschedule", "resume", "flush", "clear_cache", "report_cache", "image"]  # noqa: Y015
     _WhichOneofArgType_command: _TypeAlias = _typing.Literal["command", b"command"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_command) -> _WhichOneofReturnType_command | None: ...
 
@@ -482,6 +533,7 @@ class EngineReady(_message.Message):
     SPECULATION_ERROR_FIELD_NUMBER: _builtins.int
     TRIALS_FIELD_NUMBER: _builtins.int
     DEVICE_CONTEXT_FIELD_NUMBER: _builtins.int
+    IMAGES_FIELD_NUMBER: _builtins.int
     kv_cells: _builtins.int
     context_length: _builtins.int
     vocabulary_size: _builtins.int
@@ -507,6 +559,10 @@ class EngineReady(_message.Message):
     def trials(self) -> Global___EngineTrials: ...
     @_builtins.property
     def device_context(self) -> _device_pb2.DeviceContext: ...
+    @_builtins.property
+    def images(self) -> _generation_pb2.ImageShape:
+        """How prompts hold images."""
+
     def __init__(
         self,
         *,
@@ -526,10 +582,11 @@ class EngineReady(_message.Message):
         speculation_error: _builtins.str = ...,
         trials: Global___EngineTrials | None = ...,
         device_context: _device_pb2.DeviceContext | None = ...,
+        images: _generation_pb2.ImageShape | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["device_context", b"device_context", "trials", b"trials"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["device_context", b"device_context", "images", b"images", "trials", b"trials"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["constraint_error", b"constraint_error", "context_length", b"context_length", "device_context", b"device_context", "disk_error", b"disk_error", "has_chat_template", b"has_chat_template", "kv_bytes", b"kv_bytes", "kv_cells", b"kv_cells", "parameters", b"parameters", "prefill_cells", b"prefill_cells", "prefill_context_error", b"prefill_context_error", "prefix_sharing", b"prefix_sharing", "prefix_sharing_reason", b"prefix_sharing_reason", "slots", b"slots", "speculation_error", b"speculation_error", "trials", b"trials", "vocabulary_size", b"vocabulary_size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["constraint_error", b"constraint_error", "context_length", b"context_length", "device_context", b"device_context", "disk_error", b"disk_error", "has_chat_template", b"has_chat_template", "images", b"images", "kv_bytes", b"kv_bytes", "kv_cells", b"kv_cells", "parameters", b"parameters", "prefill_cells", b"prefill_cells", "prefill_context_error", b"prefill_context_error", "prefix_sharing", b"prefix_sharing", "prefix_sharing_reason", b"prefix_sharing_reason", "slots", b"slots", "speculation_error", b"speculation_error", "trials", b"trials", "vocabulary_size", b"vocabulary_size"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -813,6 +870,9 @@ class StepStats(_message.Message):
     DRAFTS_FIELD_NUMBER: _builtins.int
     DRAFT_TOKENS_FIELD_NUMBER: _builtins.int
     ACCEPTED_DRAFT_TOKENS_FIELD_NUMBER: _builtins.int
+    IMAGES_ENCODED_FIELD_NUMBER: _builtins.int
+    IMAGE_HITS_FIELD_NUMBER: _builtins.int
+    IMAGE_BYTES_FIELD_NUMBER: _builtins.int
     prefill_tokens: _builtins.int
     decode_tokens: _builtins.int
     decode_us: _builtins.int
@@ -860,6 +920,10 @@ class StepStats(_message.Message):
     position of a draft, the first one first.
     """
     draft_tokens: _builtins.int
+    images_encoded: _builtins.int
+    """Since the last report: images that were encoded, and those that were found encoded. What is kept of them."""
+    image_hits: _builtins.int
+    image_bytes: _builtins.int
     @_builtins.property
     def host(self) -> Global___TierStats: ...
     @_builtins.property
@@ -901,10 +965,13 @@ class StepStats(_message.Message):
         drafts: _builtins.int = ...,
         draft_tokens: _builtins.int = ...,
         accepted_draft_tokens: _abc.Iterable[_builtins.int] | None = ...,
+        images_encoded: _builtins.int = ...,
+        image_hits: _builtins.int = ...,
+        image_bytes: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["disk", b"disk", "host", b"host"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted_draft_tokens", b"accepted_draft_tokens", "cached_sequences", b"cached_sequences", "decode_tokens", b"decode_tokens", "decode_us", b"decode_us", "disk", b"disk", "draft_tokens", b"draft_tokens", "drafts", b"drafts", "host", b"host", "kv_cells_cached", b"kv_cells_cached", "kv_cells_high_water", b"kv_cells_high_water", "kv_cells_holes", b"kv_cells_holes", "kv_cells_reserved", b"kv_cells_reserved", "kv_cells_shared", b"kv_cells_shared", "kv_cells_used", b"kv_cells_used", "kv_cells_width", b"kv_cells_width", "kv_compactions", b"kv_compactions", "parked", b"parked", "prefill_tokens", b"prefill_tokens", "prefix_evictions", b"prefix_evictions", "prefix_hits", b"prefix_hits", "prefix_matched_tokens", b"prefix_matched_tokens", "prefix_partial_hits", b"prefix_partial_hits", "prefix_queries", b"prefix_queries", "recomputes", b"recomputes", "retried_found_tokens", b"retried_found_tokens", "retried_tokens", b"retried_tokens", "sequences", b"sequences", "step_us", b"step_us", "swap_bytes_used", b"swap_bytes_used", "swap_ins", b"swap_ins", "swap_outs", b"swap_outs", "swapped", b"swapped"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted_draft_tokens", b"accepted_draft_tokens", "cached_sequences", b"cached_sequences", "decode_tokens", b"decode_tokens", "decode_us", b"decode_us", "disk", b"disk", "draft_tokens", b"draft_tokens", "drafts", b"drafts", "host", b"host", "image_bytes", b"image_bytes", "image_hits", b"image_hits", "images_encoded", b"images_encoded", "kv_cells_cached", b"kv_cells_cached", "kv_cells_high_water", b"kv_cells_high_water", "kv_cells_holes", b"kv_cells_holes", "kv_cells_reserved", b"kv_cells_reserved", "kv_cells_shared", b"kv_cells_shared", "kv_cells_used", b"kv_cells_used", "kv_cells_width", b"kv_cells_width", "kv_compactions", b"kv_compactions", "parked", b"parked", "prefill_tokens", b"prefill_tokens", "prefix_evictions", b"prefix_evictions", "prefix_hits", b"prefix_hits", "prefix_matched_tokens", b"prefix_matched_tokens", "prefix_partial_hits", b"prefix_partial_hits", "prefix_queries", b"prefix_queries", "recomputes", b"recomputes", "retried_found_tokens", b"retried_found_tokens", "retried_tokens", b"retried_tokens", "sequences", b"sequences", "step_us", b"step_us", "swap_bytes_used", b"swap_bytes_used", "swap_ins", b"swap_ins", "swap_outs", b"swap_outs", "swapped", b"swapped"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -924,6 +991,7 @@ class StepReport(_message.Message):
     CACHED_FIELD_NUMBER: _builtins.int
     LEDGER_REPAIRS_FIELD_NUMBER: _builtins.int
     CLEARED_FIELD_NUMBER: _builtins.int
+    WANTED_IMAGES_FIELD_NUMBER: _builtins.int
     disk_error: _builtins.str
     """Why the disk tier is not written to for a while; empty otherwise."""
     draft_model_error: _builtins.str
@@ -946,6 +1014,10 @@ class StepReport(_message.Message):
 
     @_builtins.property
     def cleared(self) -> _containers.RepeatedCompositeFieldContainer[Global___EngineCacheCleared]: ...
+    @_builtins.property
+    def wanted_images(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Objects of images that requests wait for: answered by EngineImage."""
+
     def __init__(
         self,
         *,
@@ -959,10 +1031,11 @@ class StepReport(_message.Message):
         cached: _abc.Iterable[Global___CachedPrefix] | None = ...,
         ledger_repairs: _abc.Iterable[_builtins.str] | None = ...,
         cleared: _abc.Iterable[Global___EngineCacheCleared] | None = ...,
+        wanted_images: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["stats", b"stats"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached", b"cached", "cleared", b"cleared", "disk_error", b"disk_error", "draft_model_error", b"draft_model_error", "emissions", b"emissions", "finished", b"finished", "ledger_repairs", b"ledger_repairs", "prefilled", b"prefilled", "residences", b"residences", "stats", b"stats"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached", b"cached", "cleared", b"cleared", "disk_error", b"disk_error", "draft_model_error", b"draft_model_error", "emissions", b"emissions", "finished", b"finished", "ledger_repairs", b"ledger_repairs", "prefilled", b"prefilled", "residences", b"residences", "stats", b"stats", "wanted_images", b"wanted_images"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -8,6 +8,7 @@ from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from inferflux.v1 import generation_pb2 as _generation_pb2
 import builtins as _builtins
 import sys
 import typing as _typing
@@ -65,6 +66,8 @@ class ModelCard(_message.Message):
     N_EXPERTS_FIELD_NUMBER: _builtins.int
     N_ACTIVE_EXPERTS_FIELD_NUMBER: _builtins.int
     KV_BYTES_PER_TOKEN_FIELD_NUMBER: _builtins.int
+    TAKES_IMAGES_FIELD_NUMBER: _builtins.int
+    IMAGES_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     digest: _builtins.str
     """Hex SHA-256 over the GGUF's metadata, tensor index, size and some pages of its weights."""
@@ -84,6 +87,10 @@ class ModelCard(_message.Message):
     n_active_experts: _builtins.int
     kv_bytes_per_token: _builtins.int
     """Memory that keys and values of one token take; 0 where a sequence has a state instead, or that is not known."""
+    takes_images: _builtins.bool
+    """Whether it has a projector for images, and, once it was loaded, how prompts hold them."""
+    @_builtins.property
+    def images(self) -> _generation_pb2.ImageShape: ...
     def __init__(
         self,
         *,
@@ -100,10 +107,12 @@ class ModelCard(_message.Message):
         n_experts: _builtins.int = ...,
         n_active_experts: _builtins.int = ...,
         kv_bytes_per_token: _builtins.int = ...,
+        takes_images: _builtins.bool = ...,
+        images: _generation_pb2.ImageShape | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["images", b"images"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["architecture", b"architecture", "can_constrain", b"can_constrain", "context_length", b"context_length", "digest", b"digest", "has_chat_template", b"has_chat_template", "kv_bytes_per_token", b"kv_bytes_per_token", "n_active_experts", b"n_active_experts", "n_experts", b"n_experts", "name", b"name", "parameters", b"parameters", "quantization", b"quantization", "size_bytes", b"size_bytes", "vocabulary_size", b"vocabulary_size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["architecture", b"architecture", "can_constrain", b"can_constrain", "context_length", b"context_length", "digest", b"digest", "has_chat_template", b"has_chat_template", "images", b"images", "kv_bytes_per_token", b"kv_bytes_per_token", "n_active_experts", b"n_active_experts", "n_experts", b"n_experts", "name", b"name", "parameters", b"parameters", "quantization", b"quantization", "size_bytes", b"size_bytes", "takes_images", b"takes_images", "vocabulary_size", b"vocabulary_size"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -150,6 +150,7 @@ class InferenceRequest(_message.Message):
     WORKER_POOLS_FIELD_NUMBER: _builtins.int
     ANSWER_FORMAT_FIELD_NUMBER: _builtins.int
     MODEL_DIGEST_FIELD_NUMBER: _builtins.int
+    IMAGES_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     tenant: _builtins.str
     model: _builtins.str
@@ -198,6 +199,10 @@ class InferenceRequest(_message.Message):
     def answer_format(self) -> _generation_pb2.AnswerFormat:
         """Of a chat whose text is not all content."""
 
+    @_builtins.property
+    def images(self) -> _containers.RepeatedCompositeFieldContainer[_generation_pb2.PromptImage]:
+        """Of the prompt, in order."""
+
     def __init__(
         self,
         *,
@@ -219,10 +224,11 @@ class InferenceRequest(_message.Message):
         worker_pools: _abc.Iterable[_builtins.str] | None = ...,
         answer_format: _generation_pb2.AnswerFormat | None = ...,
         model_digest: _builtins.str = ...,
+        images: _abc.Iterable[_generation_pb2.PromptImage] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["answer_format", b"answer_format", "params", b"params"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["answer_format", b"answer_format", "attempt_id", b"attempt_id", "cache_scope", b"cache_scope", "deadline_unix_ms", b"deadline_unix_ms", "enqueued_unix_ms", b"enqueued_unix_ms", "epoch", b"epoch", "generated_token_ids", b"generated_token_ids", "model", b"model", "model_digest", b"model_digest", "params", b"params", "priority", b"priority", "prompt_token_ids", b"prompt_token_ids", "request_id", b"request_id", "resume_window_s", b"resume_window_s", "same_prompt_as", b"same_prompt_as", "tenant", b"tenant", "traceparent", b"traceparent", "worker_pools", b"worker_pools"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["answer_format", b"answer_format", "attempt_id", b"attempt_id", "cache_scope", b"cache_scope", "deadline_unix_ms", b"deadline_unix_ms", "enqueued_unix_ms", b"enqueued_unix_ms", "epoch", b"epoch", "generated_token_ids", b"generated_token_ids", "images", b"images", "model", b"model", "model_digest", b"model_digest", "params", b"params", "priority", b"priority", "prompt_token_ids", b"prompt_token_ids", "request_id", b"request_id", "resume_window_s", b"resume_window_s", "same_prompt_as", b"same_prompt_as", "tenant", b"tenant", "traceparent", b"traceparent", "worker_pools", b"worker_pools"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

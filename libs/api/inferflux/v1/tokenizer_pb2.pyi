@@ -45,6 +45,8 @@ class _TokenizerFaultEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Tokeni
     """The constraint cannot be compiled, or nothing satisfies it."""
     TOKENIZER_FAULT_NO_TOOLS: _TokenizerFault.ValueType  # 21
     """The template does not know tools, or spells calls in no known way."""
+    TOKENIZER_FAULT_NO_IMAGES: _TokenizerFault.ValueType  # 110
+    """The template leaves images out, or repeats or reorders them."""
 
 class TokenizerFault(_TokenizerFault, metaclass=_TokenizerFaultEnumTypeWrapper): ...
 
@@ -66,6 +68,8 @@ TOKENIZER_FAULT_BAD_CONSTRAINT: TokenizerFault.ValueType  # 20
 """The constraint cannot be compiled, or nothing satisfies it."""
 TOKENIZER_FAULT_NO_TOOLS: TokenizerFault.ValueType  # 21
 """The template does not know tools, or spells calls in no known way."""
+TOKENIZER_FAULT_NO_IMAGES: TokenizerFault.ValueType  # 110
+"""The template leaves images out, or repeats or reorders them."""
 Global___TokenizerFault: _TypeAlias = TokenizerFault  # noqa: Y015
 
 @_typing.final
@@ -97,19 +101,29 @@ class RenderChat(_message.Message):
 
     MESSAGES_FIELD_NUMBER: _builtins.int
     TOOLS_FIELD_NUMBER: _builtins.int
+    IMAGES_FIELD_NUMBER: _builtins.int
+    IMAGE_SHAPE_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def messages(self) -> _containers.RepeatedCompositeFieldContainer[_inference_pb2.ChatMessage]: ...
     @_builtins.property
     def tools(self) -> _containers.RepeatedCompositeFieldContainer[_inference_pb2.Tool]: ...
+    @_builtins.property
+    def images(self) -> _containers.RepeatedCompositeFieldContainer[_generation_pb2.PromptImage]:
+        """Images of the messages' parts in order, by id and object, and how the model's prompts hold them."""
+
+    @_builtins.property
+    def image_shape(self) -> _generation_pb2.ImageShape: ...
     def __init__(
         self,
         *,
         messages: _abc.Iterable[_inference_pb2.ChatMessage] | None = ...,
         tools: _abc.Iterable[_inference_pb2.Tool] | None = ...,
+        images: _abc.Iterable[_generation_pb2.PromptImage] | None = ...,
+        image_shape: _generation_pb2.ImageShape | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["image_shape", b"image_shape"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["messages", b"messages", "tools", b"tools"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["image_shape", b"image_shape", "images", b"images", "messages", b"messages", "tools", b"tools"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -257,21 +271,27 @@ class RenderedChat(_message.Message):
     TOKENS_FIELD_NUMBER: _builtins.int
     TOOL_CALLS_FIELD_NUMBER: _builtins.int
     REASONING_FIELD_NUMBER: _builtins.int
+    IMAGES_FIELD_NUMBER: _builtins.int
     tool_calls: _generation_pb2.ToolCallFormat.ValueType
     """Set where there are tools."""
     reasoning: _generation_pb2.ReasoningFormat.ValueType
     @_builtins.property
     def tokens(self) -> _inference_pb2.TokenIds: ...
+    @_builtins.property
+    def images(self) -> _containers.RepeatedCompositeFieldContainer[_generation_pb2.PromptImage]:
+        """With their places."""
+
     def __init__(
         self,
         *,
         tokens: _inference_pb2.TokenIds | None = ...,
         tool_calls: _generation_pb2.ToolCallFormat.ValueType = ...,
         reasoning: _generation_pb2.ReasoningFormat.ValueType = ...,
+        images: _abc.Iterable[_generation_pb2.PromptImage] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["tokens", b"tokens"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["reasoning", b"reasoning", "tokens", b"tokens", "tool_calls", b"tool_calls"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["images", b"images", "reasoning", b"reasoning", "tokens", b"tokens", "tool_calls", b"tool_calls"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

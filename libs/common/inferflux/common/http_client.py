@@ -80,6 +80,7 @@ class HttpClient:
         tls: for `https`, called for each connection; by default with the system's public CAs.
         timeout_s: for a request, unless it has its own.
         max_body_bytes: of an answer, unless a request has its own.
+        networks_variable: the setting of `allowed_networks`, for errors.
     """
 
     def __init__(
@@ -90,7 +91,9 @@ class HttpClient:
         timeout_s: float = TIMEOUT_S,
         max_body_bytes: int = MAX_BODY_BYTES,
         resolve: Resolve = resolve,
+        networks_variable: str = ALLOWED_NETWORKS,
     ) -> None:
+        self._networks_variable = networks_variable
         self._timeout_s = timeout_s
         self._max_body_bytes = max_body_bytes
         self._pools = {
@@ -167,7 +170,7 @@ class HttpClient:
         except AddressRefused:
             message = (
                 f"{where} has no address that may be connected to: "
-                f"public ones may over https, others if {ALLOWED_NETWORKS} has them"
+                f"public ones may over https, others if {self._networks_variable} has them"
             )
             raise Unavailable(message, reason="HTTP_ADDRESS_REFUSED") from None
         except TimeoutError:

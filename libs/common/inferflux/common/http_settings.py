@@ -14,7 +14,10 @@ from inferflux.common.tls import ClientTls, TlsFiles
 CA_VARIABLE = "INFERFLUX_HTTP_CA"
 
 
-def _check_networks(value: str) -> str:
+def check_networks(value: str) -> str:
+    """Raises:
+    ValueError: it is no list of networks.
+    """
     parse_networks(listed(value))
     return value
 
@@ -22,7 +25,7 @@ def _check_networks(value: str) -> str:
 class HttpClientSettings(ServiceSettings):
     """Settings of a service that asks [HTTP servers](security.md#http-servers-that-services-ask)."""
 
-    http_allowed_networks: Annotated[str, AfterValidator(_check_networks)] = setting(
+    http_allowed_networks: Annotated[str, AfterValidator(check_networks)] = setting(
         "",
         "private networks of [HTTP servers that services ask](security.md#http-servers-that-services-ask), "
         "comma-separated, such as `10.1.0.0/16,127.0.0.1`; without TLS too. Empty: public addresses over TLS "

@@ -24,6 +24,8 @@ from dataclasses import dataclass
 
 from inferflux.common import hosts, subjects
 from inferflux.common.subjects import (
+    IMAGES_BUCKET,
+    IMAGES_STREAM,
     JOBS_STREAM,
     SCHEDULERS_BUCKET,
     SCHEDULERS_STREAM,
@@ -63,7 +65,8 @@ class NatsUser:
 
 
 def gateway() -> NatsUser:
-    """Queues jobs, asks and tells schedulers, reads tokens; publishes those of kept answers."""
+    """Queues jobs, asks and tells schedulers, reads tokens; publishes those of kept answers;
+    stores images."""
     return NatsUser(
         GATEWAY,
         publish=(
@@ -77,6 +80,9 @@ def gateway() -> NatsUser:
             *_write_probe(),
             _api("STREAM.MSG.GET", JOBS_STREAM),
             _api("STREAM.MSG.GET", TOKENIZERS_STREAM),
+            f"$O.{IMAGES_BUCKET}.>",
+            _api("STREAM.PURGE", IMAGES_STREAM),
+            _api("STREAM.MSG.GET", IMAGES_STREAM),
             _api("DIRECT.GET", TOKENS_STREAM),
         ),
         subscribe=(
@@ -129,7 +135,8 @@ def scheduler() -> NatsUser:
 
 
 def worker(worker_id: str = "*") -> NatsUser:
-    """Takes batches and commands, publishes tokens, events and heartbeats; stores its tokenizer.
+    """Takes batches and commands, publishes tokens, events and heartbeats; stores its tokenizer,
+    reads images.
 
     Args:
         worker_id: of the one worker that is this user; `*`: every worker is.
@@ -149,6 +156,7 @@ def worker(worker_id: str = "*") -> NatsUser:
             f"$O.{TOKENIZERS_BUCKET}.>",
             _api("STREAM.PURGE", TOKENIZERS_STREAM),
             _api("STREAM.MSG.GET", TOKENIZERS_STREAM),
+            _api("STREAM.MSG.GET", IMAGES_STREAM),
         ),
         subscribe=(
             _inbox(name),

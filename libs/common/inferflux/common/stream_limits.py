@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from inferflux.common.images import OBJECT_LIFE_S
+
 
 @dataclass(frozen=True, slots=True)
 class StreamLimits:
@@ -14,3 +16,7 @@ class StreamLimits:
     # The token replay buffer: what is older goes, and the oldest goes when it is full.
     tokens_max_age_s: float = 300.0
     tokens_max_bytes: int = 128 << 20
+    # Images of requests: what is older goes, and none is taken when it is full.
+    images_max_age_s: float = OBJECT_LIFE_S
+    # In pieces of 128 KiB.
+    images_max_chunks: int = 8192

@@ -19,6 +19,9 @@ TOKENS_STREAM = token_subjects.TOKENS_STREAM
 TOKENIZERS_BUCKET = "inferflux-tokenizers"
 SCHEDULER_CONSUMER = "scheduler"
 TOKENIZERS_STREAM = f"OBJ_{TOKENIZERS_BUCKET}"
+# What requests show models, for some hours.
+IMAGES_BUCKET = "inferflux-images"
+IMAGES_STREAM = f"OBJ_{IMAGES_BUCKET}"
 # Who leads, and what was changed live.
 SCHEDULERS_BUCKET = "inferflux-schedulers"
 SCHEDULERS_STREAM = f"KV_{SCHEDULERS_BUCKET}"
@@ -26,7 +29,7 @@ SCHEDULERS_STREAM = f"KV_{SCHEDULERS_BUCKET}"
 ANY_STREAM_DELETED = "$JS.EVENT.ADVISORY.STREAM.DELETED.*"
 # For asking whether it still writes; no key is called so.
 SCHEDULERS_PROBE = f"$KV.{SCHEDULERS_BUCKET}.probe"
-STREAMS = (JOBS_STREAM, TOKENS_STREAM, TOKENIZERS_STREAM, SCHEDULERS_STREAM)
+STREAMS = (JOBS_STREAM, TOKENS_STREAM, TOKENIZERS_STREAM, IMAGES_STREAM, SCHEDULERS_STREAM)
 # The partition of models that is led while they are not divided.
 ALL_MODELS = "all"
 

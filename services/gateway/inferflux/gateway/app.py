@@ -43,6 +43,7 @@ from .cluster_servicer import ClusterServicer
 from .generation import Services
 from .http.app import build_app
 from .http.server import HttpServer
+from .images.intake import ImageIntake
 from .ledger import Ledger
 from .metrics import GatewayMetrics
 from .model_servicer import ModelServicer
@@ -170,6 +171,9 @@ async def _open(settings: GatewaySettings, stack: AsyncExitStack, tracer: Tracer
         trail=trail,
         answers=answers,
     )
+    http = settings.image_client()
+    if http is not None:
+        stack.push_async_callback(http.aclose)
     pipeline = Pipeline(
         admission,
         models,
@@ -177,6 +181,7 @@ async def _open(settings: GatewaySettings, stack: AsyncExitStack, tracer: Tracer
         services,
         max_text_bytes=settings.max_text_bytes,
         max_resume_window_s=settings.max_resume_window_s,
+        images=ImageIntake(bus, http, settings.image_limits),
     )
     return _Gateway(services, policy_channel, pipeline, tokenizers, models, redis)
 

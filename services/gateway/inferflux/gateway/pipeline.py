@@ -16,6 +16,7 @@ from inferflux.common import checks, generation_limits, logs, subjects
 from inferflux.common.calls import CallContext
 from inferflux.common.errors import Aborted, InvalidArgument
 from inferflux.common.guardrails.refusals import TEXT_NEEDED
+from inferflux.common.images import without_placeholders
 from inferflux.v1 import generation_pb2, inference_pb2, model_pb2, scheduler_pb2, tokenizer_pb2
 
 from . import validation
@@ -24,6 +25,7 @@ from .caller import Caller
 from .chat_reader import format_of
 from .constraints import Compiles, Constraints
 from .generation import Call, Generation, Services
+from .images.intake import ImageIntake
 from .spans import RequestSpan, note_caller, note_job
 from .submit import Prompt, new_attempt_id, new_call_id_prefix, resolve
 from .tools import functions_of, tool_use_of
@@ -55,6 +57,8 @@ class Tokenizes(Compiles, Protocol):
         context_length: int,
         *,
         tools: Sequence[inference_pb2.Tool] = (),
+        images: Sequence[generation_pb2.PromptImage] = (),
+        image_shape: generation_pb2.ImageShape | None = None,
     ) -> tokenizer_pb2.RenderedChat: ...
 
     async def tokenize(self, digest: str, text: str, context_length: int, *, field: str) -> Sequence[int]: ...
@@ -68,6 +72,7 @@ class Pipeline:
     Args:
         max_text_bytes: of all texts of a request together.
         max_resume_window_s: longest window that a request may ask for.
+        images: takes those of messages; without it, there are none.
     """
 
     def __init__(
@@ -79,6 +84,7 @@ class Pipeline:
         *,
         max_text_bytes: int,
         max_resume_window_s: int,
+        images: ImageIntake | None = None,
     ) -> None:
         self._policy = policy
         self._models = models
@@ -88,6 +94,7 @@ class Pipeline:
         self._constraints = Constraints(tokenizers)
         self._max_text_bytes = max_text_bytes
         self._max_resume_window_s = max_resume_window_s
+        self._images = images
 
     async def admit(self, scope: str, context: CallContext) -> Caller:
         """Let a call pass, before its message is received.
@@ -111,9 +118,7 @@ class Pipeline:
             generation.note_prompt(chat_text(request.messages))
             use = tool_use_of(request)
             params = await self._constraints.checked(request.params, card)
-            chat = await self._tokenizers.render_chat(
-                card.digest, request.messages, card.context_length, tools=use.tools
-            )
+            chat = await self._rendered(request.messages, card, use.tools)
             has_constraint = params.HasField("constraint")
             if use.functions:
                 params = await self._constraints.with_tool_calls(params, use.constraint(chat), card)
@@ -124,7 +129,7 @@ class Pipeline:
                 has_other_constraint=has_constraint,
                 call_id_prefix=new_call_id_prefix(),
             )
-            prompt = Prompt(chat.tokens.ids, "messages")
+            prompt = Prompt(chat.tokens.ids, "messages", chat.images)
             await self._submit(generation, call, card, prompt, request, params, form)
             yield generation
 
@@ -187,9 +192,7 @@ class Pipeline:
             messages = request.conversation.messages
             validation.check_messages(messages, max_text_bytes=most)
             functions_of(request.conversation.tools)
-            chat = await self._tokenizers.render_chat(
-                card.digest, messages, card.context_length, tools=request.conversation.tools
-            )
+            chat = await self._rendered(messages, card, request.conversation.tools)
             ids = chat.tokens.ids
         return inference_pb2.TokenizeResponse(token_ids=ids, context_length=card.context_length)
 
@@ -207,6 +210,21 @@ class Pipeline:
         generation_limits.check_token_ids(request.token_ids, card.vocabulary_size, field="token_ids")
         text = await self._tokenizers.detokenize(card.digest, request.token_ids)
         return inference_pb2.DetokenizeResponse(text=text)
+
+    async def _rendered(
+        self,
+        messages: Sequence[inference_pb2.ChatMessage],
+        card: model_pb2.ModelCard,
+        tools: Sequence[inference_pb2.Tool],
+    ) -> tokenizer_pb2.RenderedChat:
+        """The prompt of a conversation. Its images are stored by then."""
+        tokenizers = self._tokenizers
+        images = await self._images.of(messages, card) if self._images is not None else []
+        if not images:
+            return await tokenizers.render_chat(card.digest, messages, card.context_length, tools=tools)
+        return await tokenizers.render_chat(
+            card.digest, messages, card.context_length, tools=tools, images=images, image_shape=card.images
+        )
 
     @asynccontextmanager
     async def _generation(
@@ -287,6 +305,7 @@ class Pipeline:
             answer_format=answer_format,
             worker_pools=call.caller.worker_pools,
             model_digest=card.digest,
+            images=prompt.images,
         )
         note_job(call.span, call.method, job, asked_priority=request.priority)
         await self._reserve(generation, call.caller, job, prompt, card)
@@ -321,8 +340,9 @@ class Pipeline:
             await generation.reserve(job, text=await self._text_of(prompt, card))
 
     async def _text_of(self, prompt: Prompt, card: model_pb2.ModelCard) -> str:
-        """The prompt as the model gets it, whichever way it was given."""
-        return await self._tokenizers.detokenize(card.digest, prompt.token_ids)
+        """The prompt as the model gets it, whichever way it was given; without its images."""
+        ids = without_placeholders(prompt.token_ids) if prompt.images else prompt.token_ids
+        return await self._tokenizers.detokenize(card.digest, ids)
 
     def _query(
         self,
@@ -334,7 +354,8 @@ class Pipeline:
         """What the answer cache is asked; None where it is not to be used, or cannot be."""
         if self._answers is None or call.caller.skips_answer_cache or request.skip_answer_cache:
             return None
-        return query_of(job, request.params, model_digest=card.digest)
+        digest = card.digest + (card.images.projector if job.images else "")
+        return query_of(job, request.params, model_digest=digest)
 
 
 def chat_text(messages: Sequence[inference_pb2.ChatMessage]) -> str:

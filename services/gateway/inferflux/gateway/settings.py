@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import ipaddress
-from typing import Self
+from typing import Annotated, Self
 
-from pydantic import field_validator, model_validator
+from pydantic import AfterValidator, field_validator, model_validator
 from pydantic_settings import SettingsConfigDict
 
 from inferflux.common.audit.settings import AuditSettings
+from inferflux.common.http_addresses import parse_networks
+from inferflux.common.http_client import HttpClient
+from inferflux.common.http_settings import check_networks
+from inferflux.common.images import MAX_IMAGES
 from inferflux.common.settings import (
     ByteCount,
     ListenAddress,
@@ -21,6 +25,7 @@ from inferflux.common.settings import (
 from inferflux.common.tls import ServerTls, TlsFiles
 
 from .answers.store import AnswerLimits
+from .images.decoding import ImageLimits
 from .model_tokenizer import TokenizerLimits
 from .relay import RelayLimits
 
@@ -164,6 +169,28 @@ class GatewaySettings(AuditSettings):
         8 << 20, "bytes of a rendered prompt", ge=1024, le=48 << 20, expert=True
     )
 
+    max_images: int = setting(16, "[images](images.md) of one request", ge=1, le=MAX_IMAGES)
+    max_image_bytes: ByteCount = setting(8 << 20, "bytes of the file of an image", ge=1, le=64 << 20)
+    max_image_pixels: int = setting(
+        40_000_000, "pixels of an image; more are refused before it is decoded", ge=1, le=200_000_000
+    )
+    image_urls: bool = setting(
+        True, "fetch images that requests name by URL; if not, only those that requests hold are taken"
+    )
+    image_networks: Annotated[str, AfterValidator(check_networks)] = setting(
+        "",
+        "private networks that images may be fetched from, by any client that names one, comma-separated; "
+        "without TLS too. Empty: public addresses over TLS alone",
+        expert=True,
+    )
+    image_processes: int = setting(2, "images that are decoded at the same time", ge=1, le=64, expert=True)
+    image_queue_limit: int = setting(
+        64, "images that may wait to be decoded; one more is refused", ge=0, le=100_000, expert=True
+    )
+    image_time_limit_s: float = setting(
+        10.0, "decoding one image, and fetching one, each", gt=0, le=300, expert=True
+    )
+
     @field_validator("http_trusted_proxies")
     @classmethod
     def _are_networks(cls, value: str) -> str:
@@ -216,6 +243,27 @@ class GatewaySettings(AuditSettings):
             load_limit_s=self.tokenizer_load_limit_s,
             memory_bytes=self.tokenizer_memory_bytes,
             rendered_bytes=self.tokenizer_rendered_bytes,
+        )
+
+    def image_client(self) -> HttpClient | None:
+        """What fetches images, to be closed; None where none are fetched."""
+        if not self.image_urls:
+            return None
+        return HttpClient(
+            allowed_networks=parse_networks(listed(self.image_networks)),
+            networks_variable="INFERFLUX_GATEWAY_IMAGE_NETWORKS",
+        )
+
+    @property
+    def image_limits(self) -> ImageLimits:
+        return ImageLimits(
+            count=self.max_images,
+            file_bytes=self.max_image_bytes,
+            pixels=self.max_image_pixels,
+            processes=self.image_processes,
+            waiting=self.image_queue_limit,
+            time_limit_s=self.image_time_limit_s,
+            fetch_limit_s=self.image_time_limit_s,
         )
 
     @property

@@ -44,10 +44,11 @@ _REFUSED = frozenset({"REQUEST_ID_TAKEN", "QUEUE_FULL", "QUEUE_UNAVAILABLE", "ST
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """Token ids, and the field they came from."""
+    """Token ids, the field they came from, and the images that some of them stand for."""
 
     token_ids: Sequence[int]
     field: str
+    images: Sequence[generation_pb2.PromptImage] = ()
 
 
 def resolve(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from hashlib import blake2b
 from typing import Any, TypeAlias
 
@@ -15,15 +15,18 @@ _MISTRAL = generation_pb2.TOOL_CALL_FORMAT_MISTRAL
 
 
 def template_messages(
-    messages: Iterable[inference_pb2.ChatMessage], form: generation_pb2.ToolCallFormat.ValueType
+    messages: Iterable[inference_pb2.ChatMessage],
+    form: generation_pb2.ToolCallFormat.ValueType,
+    image: Callable[[], str] = str,
 ) -> list[Json]:
     """Messages of a conversation.
 
     Args:
         form: how the template spells calls. Mistral's take ids of 9 letters and digits alone, so theirs are
             made from those of the messages.
+        image: gives the text that stands for the next image.
     """
-    made = [_message(message, has_short_ids=form == _MISTRAL) for message in messages]
+    made = [_message(message, image, has_short_ids=form == _MISTRAL) for message in messages]
     names = {call["id"]: call["function"]["name"] for one in made for call in one.get("tool_calls", ())}
     for one in made:
         if one["role"] == "tool" and "name" not in one and one.get("tool_call_id") in names:
@@ -35,12 +38,12 @@ def template_tools(tools: Iterable[inference_pb2.Tool]) -> list[Json]:
     return [{"type": "function", "function": _function(tool)} for tool in tools]
 
 
-def _message(message: inference_pb2.ChatMessage, *, has_short_ids: bool) -> Json:
+def _message(message: inference_pb2.ChatMessage, image: Callable[[], str], *, has_short_ids: bool) -> Json:
     """Few templates know the role `developer`, which is the newer `system`."""
     of_id = _short_id if has_short_ids else str
     made: Json = {
         "role": "system" if message.role == "developer" else message.role,
-        "content": message.content,
+        "content": _content(message, image),
         "name": message.name,
         "tool_call_id": of_id(message.tool_call_id) if message.tool_call_id else "",
         "reasoning_content": message.reasoning_content,
@@ -54,6 +57,13 @@ def _message(message: inference_pb2.ChatMessage, *, has_short_ids: bool) -> Json
         ],
     }
     return {key: value for key, value in made.items() if value or key in ("role", "content")}
+
+
+def _content(message: inference_pb2.ChatMessage, image: Callable[[], str]) -> str:
+    """Parts are lines."""
+    if not message.parts:
+        return message.content
+    return "\n".join(image() if part.HasField("image") else part.text for part in message.parts)
 
 
 def _function(tool: inference_pb2.Tool) -> Json:

@@ -11,10 +11,12 @@ from typing import TYPE_CHECKING
 
 from inferflux.common.answers.syntax import END_THINK, THINK
 from inferflux.common.free_memory import at_most
+from inferflux.common.images import placeholders
 from inferflux.common.llama.vocab import Vocab, VocabError, memory_to_load
 from inferflux.v1 import generation_pb2, inference_pb2, tokenizer_pb2
 
 from .control_texts import ControlTexts
+from .image_markers import ImageMarkers
 from .template_messages import template_messages, template_tools
 from .template_probe import ToolSupport, reasoning_of, tool_support
 from .templates import ChatTemplate, TemplateError, TemplateRefusedError
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
 # text thread, 500,000 characters were fine, so this is well inside.
 MAX_RUN_CHARS = 300_000
 
+_NO_IMAGES = generation_pb2.ImageShape()
 _RUNS = re.compile(r"[^\W\d_]+|\d+|\s+|[^\w\s]+|_+")
 
 
@@ -43,17 +46,21 @@ class Rendered:
     """A prompt, and how its answer is to be read.
 
     Attributes:
-        parts: the prompt. A token is within one of them.
+        parts: the prompt. A token is within one of them. A number is an image, the first one being 0.
         call_format: of a prompt with tools.
     """
 
-    parts: Sequence[str]
+    parts: Sequence[str | int]
     call_format: generation_pb2.ToolCallFormat.ValueType
     reasoning: generation_pb2.ReasoningFormat.ValueType
 
     @property
+    def n_images(self) -> int:
+        return sum(isinstance(part, int) for part in self.parts)
+
+    @property
     def text(self) -> str:
-        return "".join(self.parts)
+        return "".join(part for part in self.parts if isinstance(part, str))
 
 
 class _Templates:
@@ -72,6 +79,7 @@ class _Templates:
         # Templates look for these two in messages, and they only say what of an answer is reasoning.
         spellings = vocab.control_spellings - {THINK, END_THINK}
         self._controls = ControlTexts(spellings, mark=secrets.token_hex(8))
+        self._markers = ImageMarkers(secrets.token_hex(8))
 
     def render(
         self, messages: Sequence[inference_pb2.ChatMessage], tools: Sequence[inference_pb2.Tool]
@@ -82,9 +90,10 @@ class _Templates:
         if tools and support is not None:
             _check_knows_tools(support)
         form = generation_pb2.TOOL_CALL_FORMAT_UNSPECIFIED if support is None else support.call_format
+        markers = self._markers.begin()
         try:
             text = template.render(
-                self._controls.marked(template_messages(messages, form)),
+                self._controls.marked(template_messages(messages, form, markers.next)),
                 self._controls.marked(template_tools(tools)),
             )
         except TemplateRefusedError as error:
@@ -93,7 +102,11 @@ class _Templates:
             raise TokenizerFaultError(tokenizer_pb2.TOKENIZER_FAULT_REFUSED, message) from None
         except TemplateError as error:
             raise TokenizerFaultError(tokenizer_pb2.TOKENIZER_FAULT_BAD_TEMPLATE, str(error)) from None
-        return Rendered(self._controls.parts(text), form, reasoning_of(template, text))
+        parts = markers.cut(self._controls.parts(text))
+        if parts is None:
+            message = "the model's chat template leaves images out, or does not keep them in order"
+            raise TokenizerFaultError(tokenizer_pb2.TOKENIZER_FAULT_NO_IMAGES, message)
+        return Rendered(parts, form, reasoning_of(template, text))
 
     def _parsed(self, source: str | None) -> ChatTemplate | str | None:
         """The template, or why it cannot be used; None without one."""
@@ -195,27 +208,53 @@ class Tokenizer:
         """
         return self._ids([text], context_length)
 
-    def tokenize_rendered(self, rendered: Rendered, context_length: int) -> list[int]:
+    def tokenize_rendered(
+        self,
+        rendered: Rendered,
+        context_length: int,
+        images: Sequence[generation_pb2.PromptImage] = (),
+        shape: generation_pb2.ImageShape | None = None,
+    ) -> list[int]:
         """As `tokenize`; special tokens that messages or tools spell are text.
 
         A vocabulary that puts a blank before a text's first word does so after each cut, too.
-        """
-        return self._ids(rendered.parts, context_length)
 
-    def _ids(self, parts: Sequence[str], context_length: int) -> list[int]:
-        pieces = [part.encode() for part in parts]
-        at_least = -(-sum(map(len, pieces)) // self._longest)
+        Args:
+            images: those of the prompt; they are told their places.
+            shape: how prompts hold them.
+        """
+        return self._ids(rendered.parts, context_length, images, shape or generation_pb2.ImageShape())
+
+    def _ids(
+        self,
+        parts: Sequence[str | int],
+        context_length: int,
+        images: Sequence[generation_pb2.PromptImage] = (),
+        shape: generation_pb2.ImageShape = _NO_IMAGES,
+    ) -> list[int]:
+        n_bytes = sum(len(part.encode()) for part in parts if isinstance(part, str))
+        of_image = shape.tokens + len(shape.before) + len(shape.after)
+        at_least = -(-n_bytes // self._longest) + len(images) * of_image
         if context_length and at_least > context_length:
             message = f"the prompt has at least {at_least} tokens; the context holds {context_length}"
             raise TokenizerFaultError(tokenizer_pb2.TOKENIZER_FAULT_TOO_LONG, message)
         ids: list[int] = []
         try:
-            for part, data in zip(parts, pieces, strict=True):
-                check_runs(part)
-                ids += self._vocab.tokenize(data, add_special=False, parse_special=True)
+            for part in parts:
+                if isinstance(part, str):
+                    check_runs(part)
+                    ids += self._vocab.tokenize(part.encode(), add_special=False, parse_special=True)
+                    continue
+                image = images[part]
+                ids += shape.before
+                image.position, image.tokens = len(ids), shape.tokens
+                ids += placeholders(image.id, shape.tokens)
+                ids += shape.after
         except VocabError as error:
             raise TokenizerFaultError(tokenizer_pb2.TOKENIZER_FAULT_BAD_TEXT, str(error)) from None
         if self._vocab.adds_bos and self._vocab.bos >= 0 and (not ids or ids[0] != self._vocab.bos):
+            for image in images:
+                image.position += 1
             return [self._vocab.bos, *ids]
         return ids
 

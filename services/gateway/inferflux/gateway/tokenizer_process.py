@@ -85,9 +85,15 @@ class TokenizerServer:
             return
         if kind == "chat":
             rendered = tokenizer.render(request.chat.messages, request.chat.tools)
+            if rendered.n_images != len(request.chat.images):
+                message = "there are other images than those of the messages"
+                raise TokenizerFaultError(tokenizer_pb2.TOKENIZER_FAULT_NO_IMAGES, message)
             response.chat.tool_calls = rendered.call_format
             response.chat.reasoning = rendered.reasoning
-            response.chat.tokens.ids.extend(tokenizer.tokenize_rendered(rendered, request.context_length))
+            images, shape = request.chat.images, request.chat.image_shape
+            ids = tokenizer.tokenize_rendered(rendered, request.context_length, images, shape)
+            response.chat.tokens.ids.extend(ids)
+            response.chat.images.extend(images)
         else:
             response.tokens.ids.extend(tokenizer.tokenize(request.text.text, request.context_length))
 

@@ -11,6 +11,7 @@ from inferflux.common.errors import ResourceExhausted, Unavailable
 from inferflux.common.tasks import Background
 from inferflux.v1 import generation_pb2, inference_pb2, tokenizer_pb2
 
+from .images.inputs import without_files
 from .model_tokenizer import ModelTokenizer, TokenizerLimits
 
 # Models without a process of which is remembered whether their tokenizer could be loaded.
@@ -71,8 +72,13 @@ class Tokenizers:
         context_length: int,
         *,
         tools: Sequence[inference_pb2.Tool] = (),
+        images: Sequence[generation_pb2.PromptImage] = (),
+        image_shape: generation_pb2.ImageShape | None = None,
     ) -> tokenizer_pb2.RenderedChat:
         """Token ids of a conversation, rendered with the model's own template, and how to read its answer.
+
+        Args:
+            images: those of the messages' parts in order, and how the model's prompts hold them.
 
         Raises:
             InvalidArgument: the template or the messages are at fault; field `messages`. Field `tools` where
@@ -80,7 +86,9 @@ class Tokenizers:
             ResourceExhausted: too many texts wait, or every process is busy with other models.
             Unavailable, Internal: no usable tokenizer, or the process died over this text twice.
         """
-        chat = tokenizer_pb2.RenderChat(messages=messages, tools=tools)
+        chat = tokenizer_pb2.RenderChat(
+            messages=without_files(messages), tools=tools, images=images, image_shape=image_shape
+        )
         request = tokenizer_pb2.TokenizerRequest(digest=digest, context_length=context_length, chat=chat)
         return (await self._model(digest).work(request, field="messages")).chat
 

@@ -43,6 +43,7 @@ def check_messages(messages: Sequence[inference_pb2.ChatMessage], *, max_text_by
 def texts_of(message: inference_pb2.ChatMessage) -> Iterator[str]:
     """Every text of a message, empty ones too."""
     yield from (message.content, message.name, message.tool_call_id, message.reasoning_content)
+    yield from (part.text for part in message.parts if part.HasField("text"))
     for call in message.tool_calls:
         yield from (call.id, call.name, call.arguments)
 

@@ -22,6 +22,7 @@ from .host import Host
 from .host_intake import HostIntake
 from .host_status import HostStatusReports
 from .metrics import WorkerMetrics
+from .mmproj_file import read_projection
 from .model_file import ModelFile, ModelFileError, probe_model_file
 from .model_worker import Process
 from .models_config import read_models
@@ -30,6 +31,7 @@ from .witness import Witness
 from .worker_state import WorkerState
 
 _MODEL_PATH = "INFERFLUX_WORKER_MODEL_PATH"
+_MMPROJ_PATH = "INFERFLUX_WORKER_MMPROJ_PATH"
 
 log = logs.get("worker")
 
@@ -159,7 +161,10 @@ async def _models_of(settings: WorkerSettings) -> list[_Wished]:
     if settings.model_path is not None:
         name = settings.model_name or settings.model_path.name.removesuffix(".gguf")
         file = await _probed(settings.model_path, _MODEL_PATH)
-        wished.append((file, Wish(name, is_pinned=True, is_own=True)))
+        mmproj = None
+        if settings.mmproj_path is not None:
+            mmproj = read_projection(settings.mmproj_path, field=_MMPROJ_PATH)
+        wished.append((file, Wish(name, is_pinned=True, is_own=True, mmproj=mmproj)))
     if settings.draft_model is not None:
         variable = "INFERFLUX_WORKER_DRAFT_MODEL"
         await _probed(settings.draft_model, variable, prefix=f"{variable} is ")

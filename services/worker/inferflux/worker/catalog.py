@@ -10,6 +10,7 @@ from inferflux.common.hosts import MAX_BYTES, MAX_KNOWN, MAX_REASON_BYTES, MAX_S
 from inferflux.v1 import engine_pb2, host_pb2, model_pb2
 
 from .device_wish import NO_WISH, DeviceWish
+from .mmproj_file import Projection
 from .model_file import ModelFile
 from .needs import Needs
 
@@ -34,6 +35,7 @@ class Wish:
         is_own: the settings of the process name it: it has their draft model, and their disk folder itself.
         context_length, slots, kv_cells, kv_bytes: None: as the host's settings say.
         devices: what is None in it: as the host's settings say.
+        mmproj: its projector for images; None: it takes none.
     """
 
     name: str
@@ -46,6 +48,7 @@ class Wish:
     kv_bytes: int | None = None
     is_own: bool = False
     devices: DeviceWish = NO_WISH
+    mmproj: Projection | None = None
 
     @property
     def _sizes(self) -> tuple[int | None, ...]:
@@ -66,6 +69,7 @@ class Wish:
             is_default=self.is_default or later.is_default,
             is_own=self.is_own or later.is_own,
             devices=self.devices.then(later.devices),
+            mmproj=later.mmproj or self.mmproj,
         )
 
 

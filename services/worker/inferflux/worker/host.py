@@ -17,7 +17,7 @@ from inferflux.common.checks import check_model_name
 from inferflux.common.errors import Aborted, InferFluxError, InvalidArgument
 from inferflux.common.hosts import MAX_ALIASES
 from inferflux.common.tasks import Background
-from inferflux.v1 import engine_pb2, host_pb2, model_pb2
+from inferflux.v1 import engine_pb2, generation_pb2, host_pb2, model_pb2
 
 from .catalog import Catalog, Known, Wish
 from .engine.kv_types import KvTypes
@@ -342,8 +342,9 @@ class Host:
             prefill_cells=settings.prefill_cells,
             types=self._types,
         )
+        weights = file.size_bytes + (wish.mmproj.size_bytes if wish.mmproj is not None else 0)
         return needs_of(
-            file.size_bytes,
+            weights,
             file.context_length,
             file.facts,
             asked,
@@ -403,6 +404,9 @@ def engine_config(settings: WorkerSettings, known: Known) -> engine_pb2.EngineCo
         prefix_cache=settings.prefix_cache,
         speculation=SOURCES[settings.speculation if is_own else "off"],
         draft_model_path=str(settings.draft_model) if is_own and settings.draft_model is not None else "",
+        mmproj_path=str(wish.mmproj.path) if wish.mmproj is not None else "",
+        mmproj_digest=wish.mmproj.digest if wish.mmproj is not None else "",
+        image_bytes=settings.image_bytes,
     )
 
 
@@ -442,7 +446,17 @@ def _card(wish: Wish, file: ModelFile, types: KvTypes, *, context_length: int) -
         n_experts=facts.n_experts,
         n_active_experts=facts.n_active_experts,
         kv_bytes_per_token=facts.kv_bytes_per_token(types),
+        takes_images=wish.mmproj is not None,
+        images=_image_shape(wish),
     )
+
+
+def _image_shape(wish: Wish) -> generation_pb2.ImageShape | None:
+    """How prompts hold images, by the projector's file; None where only the engine knows."""
+    mmproj = wish.mmproj
+    if mmproj is None or not mmproj.image_tokens:
+        return None
+    return generation_pb2.ImageShape(tokens=mmproj.image_tokens, projector=mmproj.digest)
 
 
 def _learnt(before: model_pb2.ModelCard, engine: model_pb2.ModelCard) -> model_pb2.ModelCard:
@@ -454,6 +468,8 @@ def _learnt(before: model_pb2.ModelCard, engine: model_pb2.ModelCard) -> model_p
     card.parameters = engine.parameters
     card.has_chat_template = engine.has_chat_template
     card.can_constrain = engine.can_constrain
+    card.takes_images = engine.takes_images
+    card.images.CopyFrom(engine.images)
     return card
 
 

@@ -30,6 +30,7 @@ _GAUGES = {
         "KV cells up to the highest that may be filled, empty ones among them: a step goes through no more.",
     ),
     "cached_sequences": ("prefix_cache_sequences", "Sequences that are kept as cached prefixes."),
+    "image_bytes": ("image_cache_bytes", "Memory of encoded images that may be asked for again."),
 }
 # Counters of a field that counts since the last report.
 _COUNTERS = {
@@ -63,6 +64,8 @@ _COUNTERS = {
     "decode_tokens": ("engine_decode_tokens", "Tokens that were decoded, each request's first not counted."),
     "drafts": ("spec_decode_num_drafts", "Drafts of next tokens that were verified."),
     "draft_tokens": ("spec_decode_num_draft_tokens", "Tokens that were drafted."),
+    "images_encoded": ("images_encoded", "Images that were encoded."),
+    "image_hits": ("image_cache_hits", "Images of requests that were encoded already."),
 }
 
 

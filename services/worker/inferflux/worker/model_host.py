@@ -9,9 +9,10 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from inferflux.common import logs
-from inferflux.common.errors import Unavailable
+from inferflux.common.errors import InferFluxError, Unavailable
+from inferflux.common.images import unpacked
 from inferflux.common.prefixes.sharing import sharing_name
-from inferflux.common.tasks import cancel_all, is_set_within
+from inferflux.common.tasks import Background, cancel_all, is_set_within
 from inferflux.v1 import device_pb2, engine_pb2, model_pb2, scheduler_pb2, worker_pb2
 
 from . import engine_log, request_log
@@ -29,6 +30,7 @@ from .watchdog import Watchdog
 _WATCH_INTERVAL_S = 0.5
 # How long the step may take that the engine makes when it is told to flush.
 _FLUSH_STEP_S = 1.0
+_IMAGES_AT_ONCE = 4
 
 log = logs.get("worker.model_host")
 
@@ -50,6 +52,7 @@ class CacheReports(Protocol):
     async def rewrite(self) -> None: ...
 
 
+ReadImage = Callable[[str], Awaitable[bytes]]
 MakeEngine = Callable[[ReportHandler, DeathHandler], EngineLink]
 
 
@@ -76,12 +79,14 @@ class Shared:
 
     Attributes:
         on_change: awaited when a model becomes ready, or is ready no more.
+        read_image: gives the object of this name from the bucket of images; raises InferFluxErrors.
     """
 
     emitter: Emitter
     events: WorkerEvents
     spans: WorkerSpans
     on_change: Callable[[], Awaitable[None]]
+    read_image: ReadImage | None = None
 
 
 @dataclass(slots=True)
@@ -157,6 +162,9 @@ class ModelHost:
         self._has_news = asyncio.Event()
         self._stopping = asyncio.Event()
         self._flushed = asyncio.Event()
+        # Images on their way to the engine: a few at a time, since each may have megabytes.
+        self._reading = Background()
+        self._places = asyncio.Semaphore(_IMAGES_AT_ONCE)
 
     def _engine_process(self, on_report: ReportHandler, on_death: DeathHandler) -> EngineLink:
         return EngineHost(self._options.engine, on_report, on_death, load_limit_s=self._options.load_limit_s)
@@ -219,6 +227,7 @@ class ModelHost:
         """End the engine; its resident requests are gone."""
         self._stopping.set()
         await self._engine.stop()
+        await self._reading.close()
 
     def take_up(self, item: worker_pb2.BatchItem) -> None:
         """Make a request resident, and have it run.
@@ -343,6 +352,8 @@ class ModelHost:
             if resident is not None:
                 request_log.finished(resident, ended)
                 await self._shared.events.finished(ended, resident)
+        for name in step.wanted_images:
+            self._reading.start(self._give_image(name))
         self._cache_reports.take_in(step.cached)
         for cleared in step.cleared:
             self._clearing.on_cleared(cleared)
@@ -361,10 +372,14 @@ class ModelHost:
             context_length=ready.context_length,
             vocabulary_size=ready.vocabulary_size,
             constraint_error=ready.constraint_error,
+            image_tokens=ready.images.tokens,
         )
         if ready.HasField("trials"):
             # For the engine after this one.
             self._options.engine.trials.CopyFrom(ready.trials)
+        self.card.images.CopyFrom(ready.images)
+        self.card.images.projector = self._options.engine.mmproj_digest
+        self.card.takes_images = bool(ready.images.tokens)
         self.kv_bytes = ready.kv_bytes
         self.card.context_length = ready.context_length
         self.card.vocabulary_size = ready.vocabulary_size
@@ -387,6 +402,20 @@ class ModelHost:
         )
         self._is_first_engine = False
         await self._shared.on_change()
+
+    async def _give_image(self, name: str) -> None:
+        """Read an image that the engine asked for; it learns why where that cannot be done."""
+        image = engine_pb2.EngineImage(object=name)
+        try:
+            if self._shared.read_image is None:
+                raise Unavailable("there is no bucket of images", reason="IMAGE_UNAVAILABLE")
+            async with self._places:
+                pixels = unpacked(await self._shared.read_image(name))
+            image.width, image.height, image.rgb = pixels.width, pixels.height, pixels.rgb
+        except InferFluxError as error:
+            log.warning("an image cannot be read", model=self.name, object=name, reason=error.reason)
+            image.error = error.message
+        self._engine.send(engine_pb2.EngineCommand(image=image))
 
     async def on_engine_death(self, why: str) -> None:
         """Tell the scheduler which requests are gone with the engine."""

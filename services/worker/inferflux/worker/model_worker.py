@@ -95,6 +95,7 @@ class ModelWorker:
                 self._events,
                 WorkerSpans(process.tracer, worker_id),
                 on_change=self._on_model_change,
+                read_image=bus.get_image,
             ),
             self._cache_reports,
         )

@@ -8,6 +8,7 @@ models:
     default: true          # meant by requests that name no model
     context: 8192
     slots: 8
+    mmproj: vision.gguf    # what encodes images for it
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ from .device_wish import (
     servers_of,
     tensor_split_of,
 )
+from .mmproj_file import read_projection
 
 _VARIABLE = "INFERFLUX_CONFIG"
 _MOST_BYTES = 1 << 20
@@ -82,6 +84,7 @@ class _Entry(BaseModel):
     tensor_overrides: Annotated[list[str], AfterValidator(_usable(overrides_of))] | None = None
     rpc_servers: Annotated[list[str], AfterValidator(_usable(servers_of))] | None = None
     gpu_flash_attention: Switch | None = None
+    mmproj: str | None = Field(default=None, min_length=1)
 
     @model_validator(mode="after")
     def _sized_once(self) -> Self:
@@ -114,7 +117,7 @@ def read_models(path: Path) -> list[tuple[Path, Wish]]:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"])
         raise InvalidArgument(f"{path}: {where}: {first['msg']}", field=_VARIABLE) from None
-    wished = [(path.parent / entry.path, _wish(entry)) for entry in parsed.models]
+    wished = [(path.parent / entry.path, _wish(entry, path.parent)) for entry in parsed.models]
     names = [wish.name for _, wish in wished]
     for name in names:
         if names.count(name) > 1:
@@ -124,7 +127,10 @@ def read_models(path: Path) -> list[tuple[Path, Wish]]:
     return wished
 
 
-def _wish(entry: _Entry) -> Wish:
+def _wish(entry: _Entry, folder: Path) -> Wish:
+    mmproj = None
+    if entry.mmproj is not None:
+        mmproj = read_projection(folder / entry.mmproj, field=_VARIABLE)
     return Wish(
         name=entry.name or Path(entry.path).name.removesuffix(".gguf"),
         aliases=tuple(entry.aliases),
@@ -144,4 +150,5 @@ def _wish(entry: _Entry) -> Wish:
             rpc_servers=None if entry.rpc_servers is None else servers_of(entry.rpc_servers),
             gpu_flash_attention=entry.gpu_flash_attention,
         ),
+        mmproj=mmproj,
     )

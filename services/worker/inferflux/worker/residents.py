@@ -12,6 +12,7 @@ from inferflux.common import subjects
 from inferflux.common.errors import InvalidArgument
 from inferflux.common.generation_limits import check_params
 from inferflux.common.heartbeats import MAX_REQUESTS
+from inferflux.common.images import check_images, without_placeholders
 from inferflux.common.kv_cells import cells_of
 from inferflux.common.tracing import trace_id_of
 from inferflux.v1 import engine_pb2, scheduler_pb2, worker_pb2
@@ -103,6 +104,8 @@ class Limits:
     context_length: int
     vocabulary_size: int
     constraint_error: str = ""
+    # Of each image; 0: none are taken.
+    image_tokens: int = 0
 
 
 class Refused(Exception):
@@ -287,6 +290,24 @@ def check_slot(slot: int, limits: Limits) -> None:
         raise Refused(worker_pb2.REFUSAL_REASON_INVALID, f"slot {slot} is not in [0, {limits.slots})")
 
 
+def _problem_of_images(request: scheduler_pb2.InferenceRequest, limits: Limits) -> str:
+    """Why the images of a request cannot be taken; empty if they can."""
+    if not request.images:
+        return ""
+    if not limits.image_tokens:
+        return "images: this worker's model takes none: it has no mmproj"
+    if any(image.tokens != limits.image_tokens for image in request.images):
+        return f"images: an image has {limits.image_tokens} tokens here"
+    try:
+        check_images(request.images, request.prompt_token_ids)
+    except InvalidArgument as error:
+        return error.message
+    n_held = sum(image.tokens for image in request.images)
+    if len(without_placeholders(request.prompt_token_ids)) + n_held != len(request.prompt_token_ids):
+        return "prompt_token_ids has placeholders of no image"
+    return ""
+
+
 def check_request(request: scheduler_pb2.InferenceRequest, limits: Limits) -> None:
     """Everything llama.cpp would abort over, and the sampler cannot work with.
 
@@ -296,8 +317,12 @@ def check_request(request: scheduler_pb2.InferenceRequest, limits: Limits) -> No
     ids = [*request.prompt_token_ids, *request.generated_token_ids]
     n_prompt = len(request.prompt_token_ids)
     params = request.params
-    problem = ""
-    if n_prompt == 0:
+    problem = _problem_of_images(request, limits)
+    if request.images and not problem:
+        ids = without_placeholders(ids)
+    if problem:
+        pass
+    elif n_prompt == 0:
         problem = "prompt_token_ids is empty"
     elif min(ids) < 0 or max(ids) >= limits.vocabulary_size:
         problem = f"token ids must be in [0, {limits.vocabulary_size})"

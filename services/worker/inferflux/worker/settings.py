@@ -193,6 +193,18 @@ class WorkerSettings(ServiceSettings):
         "a small GGUF model of the same vocabulary, which [drafts](speculation.md) next tokens in the "
         "engine; unset or empty: there is none",
     )
+    mmproj_path: OptionalPath = setting(
+        None,
+        "the GGUF file that encodes [images](images.md) for `MODEL_PATH`; unset or empty: it takes none",
+    )
+    image_bytes: ByteCount = setting(
+        256 << 20,
+        "memory for encoded [images](images.md) that may be asked for again, of each model; the least used "
+        "go first",
+        ge=0,
+        le=_MOST_INT64,
+        expert=True,
+    )
     speculation: Literal["off", "ngram", "draft"] = setting(
         "off",
         "where drafts of next tokens come from, for requests that leave it open: `ngram`, what followed the "

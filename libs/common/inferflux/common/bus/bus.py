@@ -28,6 +28,7 @@ from inferflux.common.bus.serving import (
 )
 from inferflux.common.bus.token_stream import TokenSubscription
 from inferflux.common.errors import InferFluxError, Unavailable, from_code
+from inferflux.common.images import MAX_OBJECT_BYTES
 from inferflux.common.stream_limits import StreamLimits
 from inferflux.common.tls import TlsFiles
 
@@ -52,6 +53,7 @@ class Bus:
         self._link = Link(self._client, inbox_prefix=inbox_prefix)
         self._healer = Healer(self._link, watches_writes=watches_writes)
         self._bucket = ObjectBucket(self._link, subjects.TOKENIZERS_BUCKET)
+        self._images = ObjectBucket(self._link, subjects.IMAGES_BUCKET, max_bytes=MAX_OBJECT_BYTES)
         self._on_loss: list[Callable[[], None]] = []
         self._token_streams: dict[TokenSubscription, int] = {}
         self._served: dict[Subscription, int] = {}
@@ -307,6 +309,14 @@ class Bus:
     async def get_object(self, name: str) -> bytes:
         """Read a tokenizer file, checked against its digest; NotFound if there is none."""
         return await self._bucket.get(name)
+
+    async def put_image(self, name: str, data: bytes) -> None:
+        """Store an image's pixels for some hours; see `ObjectBucket.put`."""
+        await self._images.put(name, data)
+
+    async def get_image(self, name: str) -> bytes:
+        """Read an image's pixels, checked against their digest; NotFound if there are none."""
+        return await self._images.get(name)
 
     def key_value(self, bucket: str) -> KeyValueBucket:
         """Small values by key; `ensure_streams` makes the buckets."""

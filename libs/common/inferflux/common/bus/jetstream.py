@@ -52,7 +52,7 @@ _BATCH_SILENCE_S = 2.0
 
 def stream_configs(limits: StreamLimits) -> list[dict[str, Any]]:
     """The streams InferFlux needs, as JetStream wants them described."""
-    bucket = subjects.TOKENIZERS_BUCKET
+    bucket, images = subjects.TOKENIZERS_BUCKET, subjects.IMAGES_BUCKET
     return [
         {
             "name": subjects.JOBS_STREAM,
@@ -81,6 +81,18 @@ def stream_configs(limits: StreamLimits) -> list[dict[str, Any]]:
             "subjects": [f"$O.{bucket}.C.>", f"$O.{bucket}.M.>"],
             "storage": "file",
             "discard": "new",
+            "allow_rollup_hdrs": True,
+            "allow_direct": True,
+        },
+        {
+            "name": subjects.IMAGES_STREAM,
+            "subjects": [f"$O.{images}.C.>", f"$O.{images}.M.>"],
+            "storage": "file",
+            "discard": "new",
+            "max_age": round(limits.images_max_age_s * NANOSECONDS),
+            # Not in bytes: a server sets these aside, and has to have them.
+            "max_msgs": limits.images_max_chunks,
+            "duplicate_window": DUPLICATE_WINDOW_S * NANOSECONDS,
             "allow_rollup_hdrs": True,
             "allow_direct": True,
         },

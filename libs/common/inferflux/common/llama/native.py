@@ -57,6 +57,15 @@ def _capture_log(bindings: Any) -> None:
     bindings.llama_log_set(on_log, ctypes.c_void_p(0))
 
 
+def capture_log_of(set_log: Any) -> None:
+    """Have a library that logs beside llama.cpp log to `log_errors` as well.
+
+    Args:
+        set_log: its function that takes a log callback.
+    """
+    set_log(_keep_alive[0], ctypes.c_void_p(0))
+
+
 def _name_aborts(bindings: Any) -> None:
     """Have a failed assertion say so in one line of stderr before it ends the process."""
 

@@ -62,6 +62,8 @@ def key_of(job: scheduler_pb2.InferenceRequest, *, model_digest: str, is_seeded:
     for field in IRRELEVANT:
         decisive.ClearField(field)  # type: ignore[arg-type]
     _clear_reading(decisive)
+    for image in decisive.images:
+        image.ClearField("object")
     decisive.params.ClearField("max_tokens")
     decisive.params.ClearField("speculation")
     if not is_seeded:

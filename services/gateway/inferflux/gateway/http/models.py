@@ -55,6 +55,7 @@ def to_json(model: model_pb2.Model, created: int) -> dict[str, Any]:
         "architecture": card.architecture,
         "parameters": card.parameters,
         "has_chat_template": card.has_chat_template,
+        "takes_images": card.takes_images,
         "workers": model.workers,
         "state": model_pb2.ModelState.Name(model.state).removeprefix("MODEL_STATE_").lower(),
         "aliases": list(model.aliases),

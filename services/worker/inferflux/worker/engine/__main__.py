@@ -3,7 +3,7 @@
 Nothing but llama.cpp, numpy and what constraints need is imported here. One thread computes: llama.cpp's
 thread team belongs to the thread that calls it. The model is loaded in a thread of low priority before that.
 Another thread waits for the lifeline's end, a third compiles constraints, a fourth waits for the process that
-checks answers.
+checks answers, a fifth encodes images.
 
 When the worker is gone, the engine puts what its requests have computed on disk, if there is a disk tier, and
 ends: the worker that goes on with them need not compute it again.
@@ -28,6 +28,7 @@ from .constraints import Constraints
 from .context import DecodeError
 from .core import Engine
 from .envelope import Identity
+from .images import Images
 from .native import Backend, LoadError
 from .speculation import OFF
 from .tiers.disk import Disk, DiskUnavailable
@@ -135,6 +136,7 @@ def _load(worker: _Worker, inbox: Inbox) -> Engine:
             disk_prompt_tokens=config.disk_prompt_tokens,
             speculation=config.speculation or OFF,
             draft_model=backend.new_draft_model(config) if config.draft_model_path else None,
+            images=Images(backend.projector, max_bytes=config.image_bytes) if backend.projector else None,
             arrived=inbox.arrived,
         )
     except (LoadError, DecodeError) as error:
@@ -158,6 +160,7 @@ def _load(worker: _Worker, inbox: Inbox) -> Engine:
         speculation_error=backend.speculation_error,
         trials=backend.trials.to_message(),
         device_context=backend.device_context,
+        images=backend.image_shape,
     )
     worker.send(engine_pb2.EngineReport(ready=ready))
     return engine
@@ -196,6 +199,8 @@ def _obey(engine: Engine, command: engine_pb2.EngineCommand) -> None:
             engine.resume(command.resume)
         case "clear_cache":
             engine.clear_cache(command.clear_cache)
+        case "image":
+            engine.receive(command.image)
         case "report_cache":
             engine.report_cache()
 

@@ -67,6 +67,23 @@ class Batch:
         self.seq_ids[at:end] = seq_id
         self.logits[at:end] = 0
 
+    def embedded(self, embeddings: NDArray[np.float32], *, seq_id: int, position: int) -> Any:
+        """A llama_batch of cells of one sequence whose embeddings are given, no logits wanted.
+
+        Args:
+            embeddings: of shape (cells, width of the model); to be kept until it is computed.
+        """
+        n = embeddings.shape[0]
+        self.positions[:n] = self._steps[:n] + position
+        self.seq_ids[:n] = seq_id
+        self.logits[:n] = 0
+        batch = llama.llama_batch()
+        batch.n_tokens = n
+        batch.embd = _pointer(embeddings, ctypes.c_float)
+        batch.pos, batch.n_seq_id = self._struct.pos, self._struct.n_seq_id
+        batch.seq_id, batch.logits = self._struct.seq_id, self._struct.logits
+        return batch
+
     def struct(self, n_tokens: int) -> Any:
         self._struct.n_tokens = n_tokens
         return self._struct

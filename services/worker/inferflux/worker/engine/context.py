@@ -152,7 +152,21 @@ class Context:
             Interrupted: because of `is_interrupted`.
             DecodeError: the engine has to start again.
         """
-        n_tokens, outputs = self._batch.fill(parts)
+        tokens = []
+        for part in parts:
+            image = part.sequence.images.at(part.sequence.position) if part.sequence.images else None
+            if image is None:
+                tokens.append(part)
+            elif image.embeddings is not None:
+                first = part.sequence.position - image.first
+                self.decode_embeddings(
+                    image.embeddings[first : first + part.n],
+                    seq_id=part.sequence.seq_id,
+                    position=part.sequence.position,
+                )
+        n_tokens, outputs = self._batch.fill(tokens)
+        if n_tokens == 0:
+            return np.empty((0, self._vocabulary), np.float32)
         if is_interrupted is None or n_tokens > self.physical_batch:
             return self._compute(n_tokens, outputs)
         callback = llama.ggml_abort_callback(lambda _data: is_interrupted())
@@ -161,6 +175,15 @@ class Context:
             return self._compute(n_tokens, outputs)
         finally:
             llama.llama_set_abort_callback(self._context, llama.ggml_abort_callback(), None)
+
+    def decode_embeddings(self, embeddings: NDArray[np.float32], *, seq_id: int, position: int) -> None:
+        """Compute cells of one sequence from embeddings of shape (cells, width of the model).
+
+        Raises:
+            DecodeError: as `decode`.
+        """
+        rows = np.ascontiguousarray(embeddings, np.float32)
+        self._run(self._batch.embedded(rows, seq_id=seq_id, position=position))
 
     def decode_tokens(
         self, tokens: NDArray[np.int32], *, seq_id: int, position: int, rows: int = 1
@@ -191,12 +214,7 @@ class Context:
         return self._compute(at, n_runs)
 
     def _compute(self, n_tokens: int, outputs: int) -> NDArray[np.float32]:
-        result = llama.llama_decode(self._context, self._batch.struct(n_tokens))
-        if result == _ABORTED:
-            raise Interrupted
-        if result != 0:
-            raise DecodeError(f"llama_decode returned {result}: {first_log_error('no reason given')}")
-        llama.llama_synchronize(self._context)
+        self._run(self._batch.struct(n_tokens))
         if outputs == 0:
             return np.empty((0, self._vocabulary), np.float32)
         pointer = llama.llama_get_logits(self._context)
@@ -206,6 +224,14 @@ class Context:
         raw = (ctypes.c_float * (outputs * self._vocabulary)).from_address(address)
         logits: NDArray[np.float32] = np.ctypeslib.as_array(raw).reshape(outputs, self._vocabulary)
         return logits
+
+    def _run(self, batch: Any) -> None:
+        result = llama.llama_decode(self._context, batch)
+        if result == _ABORTED:
+            raise Interrupted
+        if result != 0:
+            raise DecodeError(f"llama_decode returned {result}: {first_log_error('no reason given')}")
+        llama.llama_synchronize(self._context)
 
     def clear(self) -> None:
         """Free every cell."""

@@ -22,6 +22,7 @@ from .constraints import CompiledConstraint, Constraints
 from .context import Interrupted
 from .draft_model import DraftModel
 from .drafting import Drafting
+from .images import Images
 from .ledger_check import CheckTimes
 from .logprobs import Logprobs, log_probabilities
 from .masks import Masks, masked_rows
@@ -42,6 +43,7 @@ from .verification import drop_rejected, samplers_of
 _INVALID_ARGUMENT = 3
 _DEADLINE_EXCEEDED = 4
 _INTERNAL = 13
+_UNAVAILABLE = 14
 # A wall clock may be set: deadlines are looked at this often at least.
 _LONGEST_WAIT_S = 60.0
 # While an idle engine finds the files of an earlier one, they are told of this often.
@@ -67,6 +69,7 @@ class Engine:
         has_compaction: whether filled KV cells are moved together where that pays.
         speculation: where drafts come from for requests that leave it open.
         draft_model: drafts for those that ask for one.
+        images: encodes those of prompts; without it, none are taken.
         clock: the system's if none is given.
         arrived: gives the commands that came since it was asked last; they are obeyed after the step. It is
             asked often while a long step is computed.
@@ -86,6 +89,7 @@ class Engine:
         has_compaction: bool = True,
         speculation: generation_pb2.Speculation.ValueType = OFF,
         draft_model: DraftModel | None = None,
+        images: Images | None = None,
         clock: Clock | None = None,
         arrived: Arrived = none_arrived,
     ) -> None:
@@ -98,6 +102,9 @@ class Engine:
         self._breakers = BreakerFinder(backend.vocab)
         # Sequences whose constraints are not compiled yet.
         self._compiling: list[tuple[Sequence, CompiledConstraint]] = []
+        self._images = images or Images(None, max_bytes=0)
+        # Sequences whose images are not all encoded.
+        self._picturing: list[Sequence] = []
         # Sequences whose answers are complete, each with why its answer is not what was asked for.
         self._checking: list[tuple[Sequence, Future[str]]] = []
         self._masks = Masks()
@@ -153,6 +160,7 @@ class Engine:
         """Leave the disk tier to the next process."""
         self._tiers.close()
         self._breakers.close()
+        self._images.close()
         if self._constraints is not None:
             self._constraints.close()
 
@@ -165,7 +173,7 @@ class Engine:
             must_wait = self._memory.must_wait
             can_step = any(not must_wait(s) and not s.is_held for s in self._running.values())
             return 0.0 if can_step else _POLL_S
-        if self._checking:
+        if self._checking or self._picturing:
             return _POLL_S
         if self._tiers.is_scanning:
             return _SCAN_POLL_S
@@ -188,6 +196,7 @@ class Engine:
             unix_s=self._clock.unix_s(),
             pieces=self._backend.vocab,
             breakers=self._breakers,
+            images=self._images.begin(item.request.images) if item.request.images else None,
         )
         if sequence.was_lost:
             self._memory.search(sequence)
@@ -197,6 +206,10 @@ class Engine:
         if item.request.params.HasField("constraint"):
             self._constrain(sequence, item.request)
         self._drafting.begin(sequence, item.request.params.speculation)
+        if not sequence.images.is_ready:
+            self._picturing.append(sequence)
+            self._report.wanted_images.extend(self._images.take_wanted())
+            self._has_news = True
 
     def _constrain(self, sequence: Sequence, request: scheduler_pb2.InferenceRequest) -> None:
         """Hold a sequence until its constraint is compiled."""
@@ -206,6 +219,10 @@ class Engine:
         constraint = self._constraints.begin(request.params.constraint, request.generated_token_ids)
         sequence.constraint = constraint
         self._compiling.append((sequence, constraint))
+
+    def receive(self, image: engine_pb2.EngineImage) -> None:
+        """Take an image that requests wait for."""
+        self._images.receive(image)
 
     def cancel(self, key: str, *, is_silent: bool) -> None:
         """End a request; nothing if it is not resident."""
@@ -267,6 +284,7 @@ class Engine:
         stats.swap_bytes_used = self._tiers.preempted_bytes
         tell_tiers(stats, self._tiers, self._saved)
         self._drafting.write_stats(stats)
+        self._images.write_stats(stats)
         report.disk_error = self._tiers.take_error()
         report.draft_model_error = self._drafting.take_error()
         report.cached.extend(self._memory.prefixes.take_news(MOST_TOLD))
@@ -290,6 +308,8 @@ class Engine:
             self._settle_constraints(began)
         if self._checking:
             self._settle_checks()
+        if self._picturing:
+            self._settle_images()
         if not self._running:
             return
         n_decoding = sum(not s.is_prefilling for s in self._running.values())
@@ -397,6 +417,18 @@ class Engine:
             return False
         last = int(sequence.tokens[sequence.n_tokens - 1])
         return finish_reason(sequence, last) == generation_pb2.FINISH_REASON_STOP
+
+    def _settle_images(self) -> None:
+        """Let sequences run whose images are encoded, and end those of which one cannot be."""
+        self._images.settle()
+        waiting, self._picturing = self._picturing, []
+        for sequence in waiting:
+            if self._sequences.get(sequence.key) is not sequence or sequence.images.is_ready:
+                continue
+            if why := sequence.images.error:
+                self._fail(sequence, _UNAVAILABLE, "IMAGE_UNAVAILABLE", f"an image of the prompt: {why}")
+            else:
+                self._picturing.append(sequence)
 
     def _settle_checks(self) -> None:
         """End the sequences whose answers are checked by now."""

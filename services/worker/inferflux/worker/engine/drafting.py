@@ -92,10 +92,13 @@ class Drafting:
         self._error = ""
 
     def begin(self, sequence: Sequence, asked: generation_pb2.Speculation.ValueType) -> None:
-        """Have tokens drafted for a new sequence, if its request asks for it and it is possible.
+        """Have tokens drafted for a new sequence, if its request asks for it and it is possible. Not where
+        its prompt has images.
 
         Under a constraint these are the tokens that it leaves no choice of, whatever was asked for.
         """
+        if sequence.images:  # what drafts looks at tokens, and cells of images are none
+            return
         source = FORCED if sequence.constraint is not None else asked or self._default
         is_possible = source in (NGRAM, FORCED) or (source == DRAFT and self._model is not None)
         if self._most_rows and is_possible:

@@ -176,6 +176,11 @@ class Memory:
         matched, holder = prefixes.find(
             sequence.cache_scope, tokens, is_first=is_first, had_hit=sequence.had_hit
         )
+        if holder is not None and sequence.images:
+            whole = sequence.images.whole(matched)
+            if whole < matched and not self._cache.sharing.is_divisible:
+                whole = 0
+            matched, holder = (whole, holder) if whole else (0, None)
         if holder is not None:
             sequence.had_hit = True
             # Its first step there may have been given up.

@@ -25,7 +25,7 @@ from inferflux.common.cores import usable_cores
 from inferflux.common.free_memory import at_most, free_bytes
 from inferflux.common.llama.native import first_log_error, llama, log_errors, reading_log
 from inferflux.common.llama.vocab import Vocab
-from inferflux.v1 import engine_pb2
+from inferflux.v1 import engine_pb2, generation_pb2
 
 from .compaction import MoveCost
 from .context import Context, ContextError, DecodeError, IsInterrupted
@@ -49,6 +49,7 @@ from .placement import Placement, PlacementError
 from .planner import StepPlan
 from .prefill_context import PrefillContext
 from .prefix_sharing import PrefixSharing, Sharing
+from .projector import Projector, ProjectorError
 from .rpc_servers import RpcServerError, add_servers
 from .sharing_trial import can_cut_states, find_sharing
 from .speculation import MOST_ROWS
@@ -147,6 +148,32 @@ class Backend:
         self.prefill_context_error = ""
         self._prefill = self._new_prefill_context(config)
         self.identity = self._identity(config)
+        self.projector = self._new_projector(config)
+
+    def _new_projector(self, config: engine_pb2.EngineConfig) -> Projector | None:
+        """What encodes images; None where none is asked for.
+
+        Raises:
+            LoadError: it cannot be used with this model.
+        """
+        if not config.mmproj_path:
+            return None
+        try:
+            return Projector(
+                config.mmproj_path,
+                self._model,
+                width=int(llama.llama_model_n_embd_inp(self._model)),
+                threads=self._threads,
+                flash_attention=self._main.flash_attention,
+                use_gpu=self._placement.offloads,
+            )
+        except ProjectorError as error:
+            raise LoadError(f"{config.model_path}: its mmproj {config.mmproj_path}: {error}") from None
+
+    @property
+    def image_shape(self) -> generation_pb2.ImageShape | None:
+        """How prompts hold images; None where they hold none."""
+        return self.projector.shape if self.projector is not None else None
 
     @property
     def prefill_cells(self) -> int:
@@ -287,7 +314,8 @@ class Backend:
         """Of the main context's state."""
         settings = self._main.settings
         return Identity(
-            model=config.model_digest,
+            # The cells of one image differ by projector.
+            model="+".join(filter(None, (config.model_digest, config.mmproj_digest))),
             llama_cpp=f"{version('llama-cpp-python')} {llama.LLAMA_STATE_SEQ_VERSION}",
             key_type=settings.key_type,
             value_type=settings.value_type,

@@ -137,7 +137,8 @@ def select_prefills(
     for sequence in prefilling:
         is_suffix = sequence.position >= _LONG_PREFIX and 0 < shortest_suffix <= sequence.n_pending
         can_enter = (sequence.n_pending > tokens or is_suffix) and sequence.n_tokens <= prefill_room
-        in_prefill_context = sequence.in_prefill_context or can_enter
+        # Cells of images are computed in the main context alone.
+        in_prefill_context = sequence.in_prefill_context or (can_enter and not sequence.images)
         if selected and in_prefill_context != in_context:
             break
         in_context = in_prefill_context

@@ -262,9 +262,13 @@ class SavedStates:
         waited_s = self._clock_s() - sequence.fetch_began_s
         if fetch.is_done:
             envelope = self._tiers.fetched(fetch)
-            if envelope is not None:
+            # Images are whole, or computed again: their placeholders may begin alike.
+            usable = sequence.images.whole(fetch.tokens)
+            if usable < fetch.tokens and not self._tiers.is_divisible:
+                usable = 0
+            if envelope is not None and usable:
                 sequence.state = envelope
-                sequence.begin_at(fetch.tokens, fetch.tier)
+                sequence.begin_at(usable, fetch.tier)
                 sequence.restored_from = fetch.tier
         elif waited_s < min(max(fetch.match.prefill_s, _SHORTEST_READ_S), _LONGEST_READ_S):
             return

@@ -11,11 +11,13 @@ import numpy as np
 
 from inferflux.common.answers.syntax import END_THINK, SYNTAXES, THINK
 from inferflux.common.cache_scope import cache_scope_of
+from inferflux.common.images import without_placeholders
 from inferflux.v1 import generation_pb2, scheduler_pb2, tokens_pb2, worker_pb2
 
 from .breakers import BreakerFinder
 from .constraints import Constraint
 from .envelope import Envelope, TokenArray
+from .images import SequenceImages
 from .reasoning import ReasoningCount
 from .sampling import Sampler
 from .speculation import Drafts
@@ -129,6 +131,8 @@ class Sequence:
     is_complete: bool = False
     # Of its next tokens; None: none are made.
     drafts: Drafts | None = None
+    # Of its prompt.
+    images: SequenceImages = field(default_factory=SequenceImages)
     # Control tokens that its text shows.
     markers: Mapping[int, bytes] = field(default_factory=dict)
     # How its text is told apart, which its chunks say; None: all of it is content.
@@ -167,10 +171,12 @@ class Sequence:
 
     @property
     def n_computable(self) -> int:
-        """Pending tokens that a step may compute: it ends at a checkpoint."""
+        """Pending tokens that a step may compute: it ends at a checkpoint, and where an image begins or
+        ends."""
+        n = self.n_pending
         if self.position < self.checkpoint_at < self.n_tokens:
-            return self.checkpoint_at - self.position
-        return self.n_pending
+            n = self.checkpoint_at - self.position
+        return self.images.computable(self.position, n) if self.images else n
 
     @property
     def is_prefilling(self) -> bool:
@@ -182,7 +188,7 @@ class Sequence:
         is being checked."""
         if self.constraint is not None and (self.is_complete or not self.constraint.is_ready):
             return True
-        return not self.sampler.is_ready
+        return not self.sampler.is_ready or not self.images.is_ready
 
     @property
     def is_running(self) -> bool:
@@ -272,6 +278,7 @@ def sequence_of(
     unix_s: float,
     pieces: PieceSource,
     breakers: BreakerFinder | None = None,
+    images: SequenceImages | None = None,
 ) -> Sequence:
     """A sequence ready to prefill, its sampler and text brought up to the tokens already emitted.
 
@@ -280,6 +287,7 @@ def sequence_of(
         now_s: monotonic clock. unix_s: wall clock.
         pieces: the vocabulary, for replaying text and for its end-of-generation tokens.
         breakers: of the same vocabulary, for DRY; without one, it has none.
+        images: of its prompt. Penalties do not look at their cells.
     """
     request = item.request
     params = request.params
@@ -288,6 +296,7 @@ def sequence_of(
     n_prompt = len(request.prompt_token_ids)
     tokens = np.zeros(n_prompt + params.max_tokens, np.int32)
     tokens[: len(history)] = history
+    said = without_placeholders(history) if images else history
     ends = frozenset(params.stop_token_ids)
     if not params.ignore_eos:
         ends |= pieces.eog
@@ -304,8 +313,9 @@ def sequence_of(
         prompt_tokens=n_prompt,
         max_tokens=params.max_tokens,
         end_tokens=ends,
-        sampler=Sampler(params.sampling, history, breakers.of(params.sampling) if breakers else None),
+        sampler=Sampler(params.sampling, said, breakers.of(params.sampling) if breakers else None),
         text=TextAssembler(params.stop),
+        images=images or SequenceImages(),
         markers=_shown_markers(request, pieces),
         answer_format=form,
         reasoning=ReasoningCount(form.reasoning) if form is not None and form.reasoning else None,

@@ -108,6 +108,17 @@ class Part(Body):
     text: str | None = None
 
 
+class ImageUrl(Body):
+    url: str
+    detail: str | None = None
+
+
+class ChatPart(Part):
+    """Of a message's content in a chat."""
+
+    image_url: ImageUrl | None = None
+
+
 class CalledFunction(Body):
     name: str
     arguments: str | None = None
@@ -144,7 +155,7 @@ class ToolChoiceBody(Body):
 
 class Message(Body):
     role: str
-    content: str | Items[Part] | None = None
+    content: str | Items[ChatPart] | None = None
     name: str | None = None
     tool_call_id: str | None = None
     tool_calls: Items[CalledTool] | None = None

@@ -7,10 +7,11 @@ from collections.abc import Mapping, Sequence
 from inferflux.gateway.http.errors import missing, unsupported
 from inferflux.v1 import inference_pb2
 
-from .bodies import Message, Part
+from .bodies import ChatPart, Message, Part
 from .tools import to_calls
 
-_TYPES = ("text",)
+_IMAGE = "image_url"
+_TYPES = ("text", _IMAGE)
 
 
 def to_message(message: Message, index: int) -> inference_pb2.ChatMessage:
@@ -24,14 +25,39 @@ def to_message(message: Message, index: int) -> inference_pb2.ChatMessage:
         raise unsupported(f"{field}.function_call", "it is not supported: use tool_calls")
     if message.content is None and not message.tool_calls:
         raise missing(f"{field}.content")
+    content: str | Sequence[ChatPart] = message.content or ""
+    parts: list[inference_pb2.ContentPart] = []
+    if not isinstance(content, str) and any(part.type == _IMAGE for part in content):
+        parts = _parts(content, f"{field}.content")
+        content = ""
     return inference_pb2.ChatMessage(
         role=message.role,
-        content=text_of(message.content or "", f"{field}.content", types=_TYPES),
+        content=text_of(content, f"{field}.content", types=_TYPES),
+        parts=parts,
         name=message.name or "",
         tool_call_id=message.tool_call_id or "",
         tool_calls=to_calls(message.tool_calls, f"{field}.tool_calls"),
         reasoning_content=message.reasoning_content or "",
     )
+
+
+def _parts(content: Sequence[ChatPart], field: str) -> list[inference_pb2.ContentPart]:
+    """A content that has images.
+
+    Raises:
+        InvalidArgument: a part is neither text nor image, or lacks what it is.
+    """
+    parts: list[inference_pb2.ContentPart] = []
+    for i, part in enumerate(content):
+        where = f"{field}[{i}]"
+        if part.type != _IMAGE:
+            parts.append(inference_pb2.ContentPart(text=text_of([part], field, types=_TYPES, first=i)))
+            continue
+        if part.image_url is None:
+            raise missing(f"{where}.image_url")
+        image = inference_pb2.ImageInput(url=part.image_url.url, detail=part.image_url.detail or "")
+        parts.append(inference_pb2.ContentPart(image=image))
+    return parts
 
 
 def field_names(messages: Sequence[Message]) -> Mapping[str, str]:
@@ -41,14 +67,22 @@ def field_names(messages: Sequence[Message]) -> Mapping[str, str]:
         for j in range(len(message.tool_calls or ())):
             call = f"messages[{i}].tool_calls[{j}]"
             names |= {f"{call}.{name}": f"{call}.function.{name}" for name in ("name", "arguments")}
+        n_parts = 0 if isinstance(messages[i].content, str) else len(messages[i].content or ())
+        for j in range(n_parts):
+            part, given = f"messages[{i}].parts[{j}]", f"messages[{i}].content[{j}]"
+            names |= {
+                f"{part}.image.detail": f"{given}.image_url.detail",
+                f"{part}.image": f"{given}.image_url",
+            }
     return names
 
 
-def text_of(content: str | Sequence[Part], field: str, *, types: Sequence[str]) -> str:
+def text_of(content: str | Sequence[Part], field: str, *, types: Sequence[str], first: int = 0) -> str:
     """The text of a content: several parts are lines.
 
     Args:
         types: those that parts of a text may have.
+        first: number of the first part.
 
     Raises:
         InvalidArgument: a part is no text.
@@ -56,7 +90,7 @@ def text_of(content: str | Sequence[Part], field: str, *, types: Sequence[str]) 
     if isinstance(content, str):
         return content
     texts: list[str] = []
-    for i, part in enumerate(content):
+    for i, part in enumerate(content, first):
         where = f"{field}[{i}]"
         if part.type not in types:
             known = ", ".join(map(repr, types))

@@ -1,0 +1,99 @@
+"""Images of a request's messages as clients give them (pure)."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from inferflux.common.errors import InvalidArgument
+from inferflux.v1 import inference_pb2
+
+_DETAILS = frozenset({"", "auto", "low", "high"})
+_DATA = "data:"
+
+
+@dataclass(frozen=True, slots=True)
+class GivenImage:
+    """An image as it came.
+
+    Attributes:
+        field: what it is called in errors.
+    """
+
+    input: inference_pb2.ImageInput
+    field: str
+
+
+def given_images(messages: Sequence[inference_pb2.ChatMessage], *, most: int) -> list[GivenImage]:
+    """The images of a conversation, in order.
+
+    Raises:
+        InvalidArgument: a message has content and parts, an empty part, or an image where none may be; a
+            `detail` is not known; there are too many.
+    """
+    found: list[GivenImage] = []
+    for i, message in enumerate(messages):
+        if message.parts and message.content:
+            field = f"messages[{i}].parts"
+            raise InvalidArgument("a message has either content or parts", field=field)
+        for j, part in enumerate(message.parts):
+            field = f"messages[{i}].parts[{j}]"
+            kind = part.WhichOneof("part")
+            if kind is None:
+                raise InvalidArgument(f"{field} is empty", field=field)
+            if kind == "image":
+                _check(part.image, message.role, f"{field}.image")
+                found.append(GivenImage(part.image, f"{field}.image"))
+    if len(found) > most:
+        message_ = f"{len(found)} images; at most {most} are taken in one request"
+        raise InvalidArgument(message_, field=found[most].field, reason="TOO_MANY_IMAGES")
+    return found
+
+
+def _check(image: inference_pb2.ImageInput, role: str, field: str) -> None:
+    if role != "user":
+        raise InvalidArgument(f"{field}: only messages of the user have images", field=field)
+    if image.detail not in _DETAILS:
+        known = ", ".join(sorted(_DETAILS - {""}))
+        message = f"{field}.detail: unknown value {image.detail[:32]!r}: use one of {known}"
+        raise InvalidArgument(message, field=f"{field}.detail", reason="UNSUPPORTED_VALUE")
+    if image.WhichOneof("source") is None:
+        raise InvalidArgument(f"{field} has neither data nor url", field=field)
+
+
+def is_data_url(url: str) -> bool:
+    return url[: len(_DATA)].lower() == _DATA
+
+
+def data_of(url: str, *, field: str) -> bytes:
+    """The file in a data URL, `data:image/png;base64,...`.
+
+    Raises:
+        InvalidArgument: it is of another kind, or not base64.
+    """
+    head, comma, body = url[len(_DATA) :].partition(",")
+    kind, *options = [part.strip().lower() for part in head[:200].split(";")]
+    if not comma or "base64" not in options or not kind.startswith("image/"):
+        message = f"{field}: a data URL begins with data:image/png;base64, or the like"
+        raise InvalidArgument(message, field=field, reason="BAD_IMAGE")
+    try:
+        return base64.b64decode(body, validate=True)
+    except (binascii.Error, ValueError):
+        raise InvalidArgument(f"{field}: it is not base64", field=field, reason="BAD_IMAGE") from None
+
+
+def without_files(messages: Sequence[inference_pb2.ChatMessage]) -> list[inference_pb2.ChatMessage]:
+    """The messages without the files of their images: templates need their places only."""
+    stripped = []
+    for message in messages:
+        made = message
+        if message.parts:
+            made = inference_pb2.ChatMessage()
+            made.CopyFrom(message)
+            for part in made.parts:
+                if part.HasField("image"):
+                    part.image.Clear()
+        stripped.append(made)
+    return stripped

@@ -1,0 +1,134 @@
+"""Images of a request: fetched, named by their hash, decoded, and stored for workers."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+
+from inferflux.common.bus import Bus
+from inferflux.common.errors import InferFluxError, InvalidArgument, Unavailable
+from inferflux.common.http_client import HttpClient
+from inferflux.common.images import FEWEST_TOKENS, MOST_TOKENS, image_id, object_name
+from inferflux.v1 import generation_pb2, inference_pb2, model_pb2
+
+from .decoding import Decoding, ImageLimits
+from .inputs import GivenImage, data_of, given_images, is_data_url
+
+# Objects that are known to be stored.
+_MOST_KNOWN = 4096
+_MOST_BESIDE = 64
+# What a server says that a client could mend: it asked for that server.
+_OK = 200
+
+
+class ImageIntake:
+    """Takes the images of requests.
+
+    Args:
+        http: fetches what URLs name; None: none are fetched.
+        clock: wall clock, in seconds.
+    """
+
+    def __init__(
+        self,
+        bus: Bus,
+        http: HttpClient | None,
+        limits: ImageLimits,
+        *,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._bus = bus
+        self._http = http
+        self._limits = limits
+        self._decoding = Decoding(limits)
+        self._clock = clock
+        self._stored: OrderedDict[str, None] = OrderedDict()
+        bus.on_reconnect(self._forget)
+
+    async def of(
+        self, messages: Sequence[inference_pb2.ChatMessage], card: model_pb2.ModelCard
+    ) -> list[generation_pb2.PromptImage]:
+        """The images of a conversation in order, stored; without places.
+
+        Raises:
+            InvalidArgument: the model takes none (IMAGES_UNSUPPORTED), there are too many, or one cannot be
+                fetched or decoded (BAD_IMAGE).
+            ResourceExhausted: too many wait to be decoded, or the bucket is full.
+            Unavailable: the model was never loaded (IMAGES_NOT_KNOWN), or NATS does not store them.
+        """
+        given = given_images(messages, most=self._limits.count)
+        if not given:
+            return []
+        _check_model(card, given[0].field)
+        return [await self._stored_image(each) for each in given]
+
+    async def _stored_image(self, given: GivenImage) -> generation_pb2.PromptImage:
+        data = await self._file(given)
+        if not data:
+            raise _bad(given.field, "it is empty")
+        if len(data) > self._limits.file_bytes:
+            why = f"it has {len(data)} bytes; at most {self._limits.file_bytes} are taken"
+            raise _bad(given.field, why)
+        id_ = await asyncio.to_thread(image_id, data)
+        name = object_name(id_, self._clock())
+        if name not in self._stored:
+            pixels = await self._decoding.pixels(data, field=given.field)
+            await self._put(name, pixels)
+        self._stored[name] = None
+        self._stored.move_to_end(name)
+        if len(self._stored) > _MOST_KNOWN:
+            self._stored.popitem(last=False)
+        return generation_pb2.PromptImage(id=id_, object=name)
+
+    async def _put(self, name: str, pixels: bytes) -> None:
+        try:
+            await self._bus.put_image(name, pixels)
+        except InferFluxError as error:
+            message = f"the image could not be stored for workers: {error.message}"
+            raise Unavailable(message, reason="IMAGES_NOT_STORED", retry_delay_s=2.0) from None
+
+    async def _file(self, given: GivenImage) -> bytes:
+        image = given.input
+        if image.WhichOneof("source") == "data":
+            return image.data
+        if is_data_url(image.url):
+            return await asyncio.to_thread(data_of, image.url, field=given.field)
+        if self._http is None:
+            raise _bad(given.field, "images are not fetched here: send a data URL")
+        try:
+            response = await self._http.get(
+                image.url,
+                headers={"accept": "image/png, image/jpeg, image/webp, image/gif"},
+                timeout_s=self._limits.fetch_limit_s,
+                max_body_bytes=self._limits.file_bytes,
+            )
+        except Unavailable as error:
+            raise _bad(given.field, f"it cannot be fetched: {error.message}") from None
+        if response.status != _OK:
+            raise _bad(given.field, f"its server answered with status {response.status}")
+        return response.body
+
+    async def _forget(self) -> None:
+        """A stream may have been lost."""
+        self._stored.clear()
+
+
+def _check_model(card: model_pb2.ModelCard, field: str) -> None:
+    if not card.takes_images:
+        message = f"the model {card.name!r} takes no images: it has no mmproj"
+        raise InvalidArgument(message, field=field, reason="IMAGES_UNSUPPORTED")
+    shape = card.images
+    if not shape.tokens:
+        message = f"how many tokens an image has is known once {card.name!r} was loaded: load it first"
+        raise Unavailable(message, reason="IMAGES_NOT_KNOWN", retry_delay_s=5.0)
+    beside = (*shape.before, *shape.after)
+    is_sound = all(0 <= token < card.vocabulary_size for token in beside) and len(beside) <= _MOST_BESIDE
+    if not is_sound or not FEWEST_TOKENS <= shape.tokens <= MOST_TOKENS:
+        message = f"the worker of {card.name!r} reports no usable images"
+        raise Unavailable(message, reason="IMAGES_NOT_KNOWN")
+
+
+def _bad(field: str, why: str) -> InvalidArgument:
+    return InvalidArgument(f"{field}: the image cannot be used: {why}", field=field, reason="BAD_IMAGE")

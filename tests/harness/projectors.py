@@ -1,0 +1,96 @@
+"""A projector for images of random weights, and pictures: what an answer says of them means nothing."""
+
+from __future__ import annotations
+
+import io
+
+import numpy as np
+from PIL import Image
+
+from .gguf_files import Gguf, Tensor, array, boolean, f32, text, u32
+
+IMAGE_SIDE = 64
+PATCH = 16
+IMAGE_TOKENS = (IMAGE_SIDE // PATCH) ** 2
+_WIDTH = 64
+_FF = 128
+_LAYERS = 2
+_F32_KIND = 6
+
+
+def tiny_projector(model_width: int, *, seed: int = 5, kind: str = "mlp") -> Gguf:
+    """LLaVA's: a vision transformer of two layers and two linear ones, 16 tokens for any image.
+
+    Args:
+        model_width: numbers of an embedding of the model that it is for.
+        kind: the type of projector that the file says it is.
+    """
+    draw = np.random.default_rng(seed)
+
+    def weights(*shape: int, scale: float = 0.2) -> Tensor:
+        return Tensor(draw.normal(0, scale, shape).astype(np.float32))
+
+    def floats(*values: float) -> bytes:
+        return array(_F32_KIND, len(values), np.array(values, "<f4").tobytes())
+
+    metadata = {
+        "general.architecture": text("clip"),
+        "clip.has_vision_encoder": boolean(1),
+        "clip.projector_type": text(kind),
+        "clip.vision.embedding_length": u32(_WIDTH),
+        "clip.vision.feed_forward_length": u32(_FF),
+        "clip.vision.block_count": u32(_LAYERS),
+        "clip.vision.projection_dim": u32(model_width),
+        "clip.vision.attention.head_count": u32(2),
+        "clip.vision.attention.layer_norm_epsilon": f32(1e-5),
+        "clip.vision.image_size": u32(IMAGE_SIDE),
+        "clip.vision.patch_size": u32(PATCH),
+        "clip.vision.image_mean": floats(0.5, 0.5, 0.5),
+        "clip.vision.image_std": floats(0.5, 0.5, 0.5),
+        "clip.use_gelu": boolean(1),
+    }
+    ones, zeros = np.ones(_WIDTH, np.float32), np.zeros(_WIDTH, np.float32)
+    tensors = {
+        "v.patch_embd.weight": weights(_WIDTH, 3, PATCH, PATCH, scale=0.1),
+        "v.position_embd.weight": weights(IMAGE_TOKENS, _WIDTH),
+        "v.post_ln.weight": Tensor(ones),
+        "v.post_ln.bias": Tensor(zeros),
+        "mm.0.weight": weights(_FF, _WIDTH),
+        "mm.0.bias": weights(_FF),
+        "mm.2.weight": weights(model_width, _FF),
+        "mm.2.bias": weights(model_width),
+    }
+    for i in range(_LAYERS):
+        block = f"v.blk.{i}"
+        for name in ("ln1", "ln2"):
+            tensors[f"{block}.{name}.weight"] = Tensor(ones)
+            tensors[f"{block}.{name}.bias"] = Tensor(zeros)
+        for name in ("attn_q", "attn_k", "attn_v", "attn_out"):
+            tensors[f"{block}.{name}.weight"] = weights(_WIDTH, _WIDTH)
+            tensors[f"{block}.{name}.bias"] = Tensor(zeros)
+        tensors[f"{block}.ffn_up.weight"] = weights(_FF, _WIDTH)
+        tensors[f"{block}.ffn_up.bias"] = Tensor(np.zeros(_FF, np.float32))
+        tensors[f"{block}.ffn_down.weight"] = weights(_WIDTH, _FF)
+        tensors[f"{block}.ffn_down.bias"] = Tensor(zeros)
+    return Gguf(metadata, tensors)
+
+
+def non_causal_projector(model_width: int) -> Gguf:
+    """Gemma 3's: the cells of an image look at each other."""
+    plain = tiny_projector(model_width, kind="gemma3")
+    draw = np.random.default_rng(6)
+    tensors = {name: tensor for name, tensor in plain.tensors.items() if not name.startswith("mm.")}
+    tensors["mm.input_projection.weight"] = Tensor(
+        draw.normal(0, 0.2, (_WIDTH, model_width)).astype(np.float32)
+    )
+    tensors["mm.soft_emb_norm.weight"] = Tensor(np.ones(_WIDTH, np.float32))
+    return Gguf({**plain.metadata, "clip.vision.projector.scale_factor": u32(2)}, tensors)
+
+
+def picture(seed: int = 1, *, width: int = 80, height: int = 60, form: str = "PNG") -> bytes:
+    """The file of a picture of coloured squares, each seed another one."""
+    draw = np.random.default_rng(seed)
+    squares = draw.integers(0, 256, (4, 4, 3), np.uint8)
+    out = io.BytesIO()
+    Image.fromarray(squares).resize((width, height), Image.Resampling.NEAREST).save(out, form)
+    return out.getvalue()

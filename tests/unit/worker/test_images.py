@@ -1,0 +1,118 @@
+"""Images of an engine: asked for, encoded beside the steps, kept by their ids."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from functools import partial
+
+import numpy as np
+import pytest
+
+from inferflux.common.images import image_id
+from inferflux.v1 import engine_pb2, generation_pb2
+from inferflux.worker.engine.images import Embeddings, Images, ImageSpan, SequenceImages
+from inferflux.worker.engine.projector import ProjectorError
+
+N, WIDTH = 16, 4
+IMAGE_BYTES = N * WIDTH * 4
+
+
+class Encoder:
+    """Gives embeddings that say the width of the image."""
+
+    def __init__(self) -> None:
+        self.encoded = 0
+        self.error = ""
+
+    def encode(self, width: int, height: int, rgb: bytes) -> Embeddings:  # noqa: ARG002
+        self.encoded += 1
+        if self.error:
+            raise ProjectorError(self.error)
+        return np.full((N, WIDTH), width, np.float32)
+
+
+def named(name: str, *, tokens: int = N) -> generation_pb2.PromptImage:
+    return generation_pb2.PromptImage(id=image_id(name.encode()), object=name, position=2, tokens=tokens)
+
+
+def given(name: str, width: int = 1) -> engine_pb2.EngineImage:
+    return engine_pb2.EngineImage(object=name, width=width, height=1, rgb=bytes(3 * width))
+
+
+def settled(images: Images, condition: Callable[[], object]) -> None:
+    until = time.monotonic() + 10
+    while not condition():
+        assert time.monotonic() < until
+        images.settle()
+        threading.Event().wait(0.001)
+
+
+def test_an_image_is_asked_for_once_and_encoded_once() -> None:
+    encoder = Encoder()
+    images = Images(encoder, max_bytes=1 << 20)
+    one, two = images.begin([named("a")]), images.begin([named("a")])
+    assert images.take_wanted() == ["a"]
+    assert images.take_wanted() == []
+    images.receive(given("a"))
+    images.receive(given("a"))
+    settled(images, lambda: one.is_ready and two.is_ready)
+    assert images.begin([named("a")]).is_ready
+    assert images.take_wanted() == []
+    stats = engine_pb2.StepStats()
+    images.write_stats(stats)
+    assert (encoder.encoded, stats.images_encoded, stats.image_hits) == (1, 1, 1)
+    assert stats.image_bytes == IMAGE_BYTES
+    images.close()
+
+
+def test_the_least_used_images_leave_first() -> None:
+    images = Images(Encoder(), max_bytes=2 * IMAGE_BYTES)
+    for name in ("a", "b"):
+        begun = images.begin([named(name)])
+        images.receive(given(name))
+        settled(images, partial(getattr, begun, "is_ready"))
+    assert images.begin([named("a")]).is_ready
+    begun = images.begin([named("c")])
+    images.receive(given("c"))
+    settled(images, lambda: begun.is_ready)
+    assert images.begin([named("a")]).is_ready
+    assert not images.begin([named("b")]).is_ready
+    images.close()
+
+
+@pytest.mark.parametrize("fault", ["reading", "encoding", "size"])
+def test_an_image_that_cannot_be_had_says_why(fault: str) -> None:
+    encoder = Encoder()
+    images = Images(encoder, max_bytes=1 << 20)
+    begun = images.begin([named("a", tokens=N - 1 if fault == "size" else N)])
+    image = given("a")
+    if fault == "reading":
+        image.error = "reading failed"
+    elif fault == "encoding":
+        encoder.error = "encoding failed"
+    images.receive(image)
+    settled(images, lambda: begun.error)
+    assert not begun.is_ready
+    images.close()
+
+
+def test_an_engine_without_a_projector_takes_no_images() -> None:
+    assert Images(None, max_bytes=0).begin([named("a")]).error
+
+
+def test_what_was_not_asked_for_is_left_alone() -> None:
+    encoder = Encoder()
+    images = Images(encoder, max_bytes=1 << 20)
+    images.receive(given("a"))
+    images.settle()
+    images.close()
+    assert encoder.encoded == 0
+
+
+def test_a_step_ends_where_an_image_begins_or_ends() -> None:
+    spans = SequenceImages([ImageSpan("x", "x", 3, 10), ImageSpan("y", "y", 10, 14)])
+    assert [spans.computable(at, 20) for at in (0, 3, 5, 10, 14)] == [3, 7, 5, 4, 20]
+    assert spans.computable(5, 2) == 2
+    assert [spans.whole(at) for at in (2, 3, 4, 10, 12, 14)] == [2, 3, 3, 10, 10, 14]
