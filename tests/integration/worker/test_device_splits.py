@@ -1,0 +1,152 @@
+"""Where llama.cpp puts layers and experts that are asked for, on RPC servers of the CPU."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from harness.engine_process import Engine, engine
+from harness.gguf_files import DIM, FF, Gguf, Tensor, tiny_model, u32
+from harness.rpc_servers import RpcServer, rpc_servers
+from harness.worker import DEMO_MODEL, batch_item
+
+from inferflux.v1 import device_pb2, engine_pb2, tokens_pb2
+from inferflux.worker.device_plan import DRIVER_BYTES, plan_devices
+from inferflux.worker.model_file import read_model_file
+from inferflux.worker.needs import Asked
+
+_EXPERTS = 4
+_LAYERS = 2
+DRAFT = DEMO_MODEL.with_name("inferflux-demo-draft.gguf")
+
+
+@pytest.fixture(scope="module")
+def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[RpcServer]]:
+    with rpc_servers(tmp_path_factory.mktemp("rpc")) as started:
+        yield started
+
+
+def placement(servers: list[RpcServer], **asked: Any) -> device_pb2.DevicePlacement:
+    return device_pb2.DevicePlacement(rpc_servers=[server.endpoint for server in servers], **asked)
+
+
+def by_name(one: Engine) -> dict[str, device_pb2.Device]:
+    return {device.name: device for device in one.ready.device_context.devices}
+
+
+def answer(one: Engine) -> list[int]:
+    """A greedy one."""
+    assert one.ready.slots == 1
+    start = batch_item("a", model="m", prompt=list(range(20, 36)), max_tokens=16)
+    one.channel.send(engine_pb2.EngineCommand(start=start))
+    tokens: list[int] = []
+    while True:
+        step = one.channel.receive().step
+        for emission in step.emissions:
+            tokens += tokens_pb2.TokenChunk.FromString(emission.chunk).token_ids
+        if step.finished:
+            return tokens
+
+
+def mixture() -> Gguf:
+    """A llama of two layers with experts of random weights."""
+    draw = np.random.default_rng(11)
+    tiny = tiny_model()
+    tensors = {name: tensor for name, tensor in tiny.tensors.items() if not name.startswith("blk.")}
+    for i in range(_LAYERS):
+        for name, tensor in tiny.tensors.items():
+            if (name.startswith("blk.0.") and ".ffn_" not in name) or name == "blk.0.ffn_norm.weight":
+                tensors[name.replace("blk.0.", f"blk.{i}.")] = tensor
+
+        def weights(*shape: int) -> Tensor:
+            return Tensor(draw.normal(0, 0.1, shape).astype(np.float32))
+
+        tensors[f"blk.{i}.ffn_gate_inp.weight"] = weights(_EXPERTS, DIM)
+        tensors[f"blk.{i}.ffn_gate_exps.weight"] = weights(_EXPERTS, FF, DIM)
+        tensors[f"blk.{i}.ffn_up_exps.weight"] = weights(_EXPERTS, FF, DIM)
+        tensors[f"blk.{i}.ffn_down_exps.weight"] = weights(_EXPERTS, DIM, FF)
+    metadata = tiny.metadata | {
+        "llama.block_count": u32(_LAYERS),
+        "llama.expert_count": u32(_EXPERTS),
+        "llama.expert_used_count": u32(2),
+    }
+    return Gguf(metadata, tensors)
+
+
+@pytest.mark.parametrize("gpus", [(3, 2), (2, 1)], ids=["all", "some"])
+def test_layers_are_where_a_plan_says(servers: list[RpcServer], gpus: tuple[int, int]) -> None:
+    file = read_model_file(DEMO_MODEL)
+    asked = Asked(0, 1, kv_cells=512)
+    layers = [file.facts.parts.layers[0] + file.facts.kv_bytes_of_layer(0, asked.types) * 512] * 5
+
+    def plan(*rooms: int) -> Any:
+        return plan_devices(file.architecture, file.size_bytes, file.context_length, file.facts, asked, rooms)
+
+    compute = plan(1 << 40).devices[0].compute
+    # As large as these layers, and the second for the output layer as well.
+    rooms = [DRIVER_BYTES + compute + sum(layers[:n]) + (1 << 14) for n in gpus]
+    made = plan(rooms[0], rooms[1] + file.facts.parts.output)
+    on_gpus = [device.layers for device in made.devices[:2]]
+    assert all(on_gpus)
+    asked_for = placement(servers, tensor_split=made.tensor_split)
+    with engine(gpu_layers=made.gpu_layers, placement=asked_for) as one:
+        devices = by_name(one)
+        assert [devices["RPC0"].layers, devices["RPC1"].layers] == on_gpus
+        assert devices["CPU"].layers == made.devices[2].layers
+        for name, planned in zip(("RPC0", "RPC1", "CPU"), made.devices, strict=True):
+            assert abs(devices[name].weights_bytes - planned.weights) < 1 << 15
+            assert abs(devices[name].kv_bytes - planned.kv) < 1 << 15
+        os.close(one.lifeline)
+
+
+def test_experts_stay_in_main_memory_and_answers_stay_the_same(
+    servers: list[RpcServer], tmp_path: Path
+) -> None:
+    path = tmp_path / "mixture.gguf"
+    path.write_bytes(mixture().data())
+    options: dict[str, Any] = {"model_path": str(path), "kv_cells": 256, "flash_attention": True}
+    with engine(**options, prefill_cells=0) as one:
+        expected = answer(one)
+        os.close(one.lifeline)
+    on_server: list[int] = []
+    for n in (0, 1, -1):
+        asked_for = placement(servers[:1], experts_on_cpu=n)
+        with engine(**options, gpu_layers=-1, placement=asked_for) as one:
+            assert answer(one) == expected
+            on_server.append(by_name(one)["RPC0"].weights_bytes)
+            assert one.ready.device_context.gpu_layers == _LAYERS + 1
+            os.close(one.lifeline)
+    experts = 3 * _EXPERTS * DIM * FF * 4
+    none, first, every = on_server
+    # In the log there are hundredths of a MiB.
+    assert none - first == pytest.approx(experts, abs=1 << 14)
+    assert none - every == pytest.approx(2 * experts, abs=1 << 14)
+
+
+def test_a_draft_model_stays_on_this_machine(servers: list[RpcServer]) -> None:
+    with engine(
+        gpu_layers=-1,
+        flash_attention=True,
+        placement=placement(servers),
+        draft_model_path=str(DRAFT),
+        speculation=3,
+    ) as one:
+        assert not one.ready.speculation_error
+        before = one.ready.device_context.gpu_layers
+        assert len(answer(one)) == 16
+        assert before == 6
+        os.close(one.lifeline)
+
+
+def test_a_server_with_another_client_refuses_the_load_by_its_name(servers: list[RpcServer]) -> None:
+    with engine(gpu_layers=-1, placement=placement(servers[:1])) as one:
+        assert one.ready
+        with engine(gpu_layers=-1, placement=placement(servers[:1])) as other:
+            assert servers[0].endpoint in other.first.load_error
+            assert "one client at a time" in other.first.load_error
+            os.close(other.lifeline)
+        os.close(one.lifeline)
