@@ -127,6 +127,27 @@ def test_experts_stay_in_main_memory_and_answers_stay_the_same(
     assert none - every == pytest.approx(2 * experts, abs=1 << 14)
 
 
+def test_one_gpu_has_all_layers_or_each_has_a_part_of_every_layer(servers: list[RpcServer]) -> None:
+    with engine(gpu_layers=-1, placement=placement(servers, split_mode="none", main_gpu=1)) as one:
+        assert (by_name(one)["RPC0"].layers, by_name(one)["RPC1"].layers) == (0, 6)
+        os.close(one.lifeline)
+    with engine(
+        gpu_layers=-1, flash_attention=True, placement=placement(servers, split_mode="tensor")
+    ) as one:
+        context = one.ready.device_context
+        (group,) = [device for device in context.devices if device.kind == device_pb2.DEVICE_KIND_GROUP]
+        assert (group.layers, context.gpu_layers, group.description) == (6, 6, "RPC0, RPC1")
+        assert group.weights_bytes > 0
+        assert len(answer(one)) == 16
+        os.close(one.lifeline)
+
+
+def test_a_split_that_devices_do_not_have_is_refused_in_llama_cpps_words(servers: list[RpcServer]) -> None:
+    with engine(gpu_layers=-1, placement=placement(servers, split_mode="row")) as one:
+        assert "RPC0 does not support split buffers" in one.first.load_error
+        os.close(one.lifeline)
+
+
 def test_a_draft_model_stays_on_this_machine(servers: list[RpcServer]) -> None:
     with engine(
         gpu_layers=-1,

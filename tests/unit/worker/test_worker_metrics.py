@@ -142,3 +142,22 @@ def test_drafts_are_counted_by_position(shown: Shown) -> None:
         shown.value("spec_decode_num_accepted_tokens_per_pos_total", position=str(i)) for i in range(3)
     ]
     assert positions == [6, 4, 2]
+
+
+def test_devices_and_what_runs_on_them_are_shown(shown: Shown) -> None:
+    device = device_pb2.Device(
+        name="CUDA0",
+        memory_total_bytes=100,
+        memory_free_bytes=60,
+        weights_bytes=30,
+        kv_bytes=20,
+        compute_bytes=10,
+    )
+    shown.a.runs_on(device_pb2.DeviceContext(devices=[device], gpu_layers=7, flash_attention=False))
+    assert shown.value("flash_attention_enabled") == 0
+    assert shown.value("gpu_layers") == 7
+    assert shown.value("device_memory_bytes", device="CUDA0") == 100
+    assert shown.value("device_memory_free_bytes", device="CUDA0") == 60
+    for kind, amount in (("weights", 30), ("kv", 20), ("compute", 10)):
+        assert shown.value("device_model_bytes", device="CUDA0", kind=kind) == amount
+    assert shown.value("gpu_layers", "b") == 0

@@ -32,6 +32,8 @@ class _DeviceKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_DeviceKind
     """With main memory as its own."""
     DEVICE_KIND_ACCELERATOR: _DeviceKind.ValueType  # 4
     """Computes beside the CPU, in main memory."""
+    DEVICE_KIND_GROUP: _DeviceKind.ValueType  # 5
+    """Several GPUs that have a part of every layer each: split mode tensor. llama.cpp's figures are those of the group."""
 
 class DeviceKind(_DeviceKind, metaclass=_DeviceKindEnumTypeWrapper): ...
 
@@ -42,6 +44,8 @@ DEVICE_KIND_INTEGRATED_GPU: DeviceKind.ValueType  # 3
 """With main memory as its own."""
 DEVICE_KIND_ACCELERATOR: DeviceKind.ValueType  # 4
 """Computes beside the CPU, in main memory."""
+DEVICE_KIND_GROUP: DeviceKind.ValueType  # 5
+"""Several GPUs that have a part of every layer each: split mode tensor. llama.cpp's figures are those of the group."""
 Global___DeviceKind: _TypeAlias = DeviceKind  # noqa: Y015
 
 @_typing.final

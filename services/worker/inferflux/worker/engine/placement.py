@@ -19,6 +19,8 @@ _SPLIT_MODES = {"none": 0, "layer": 1, "row": 2, "tensor": 3}
 _EXPERTS = r"\.ffn_(up|down|gate|gate_up)_(ch|)exps"
 _ALL_LAYERS = -1
 _CPU = "CPU"
+# Of what llama.cpp makes of several GPUs for the split mode tensor, and names so.
+_GROUP = "Meta"
 # Main memory under another name: pinned for a GPU, or laid out anew for the CPU's vectors.
 _HOST_BUFFER = re.compile(r"^CPU(_|$)|_Host$")
 _MOST_WARNINGS = 8
@@ -154,18 +156,34 @@ class Placement:
                 compute_bytes=computes[device.name],
             )
             for device in self._devices
-            if device.kind  # one that stands for several others is of no kind
-        ][:MAX_DEVICES]
+            if device.kind
+        ]
+        known = {device.name for device in self._devices}
+        groups = [
+            device_pb2.Device(
+                name=_short(name),
+                description=_short(", ".join(device.name for device in self._gpus)),
+                backend=_GROUP,
+                kind=device_pb2.DEVICE_KIND_GROUP,
+                layers=layers,
+                weights_bytes=weights[name],
+                kv_bytes=kv[name],
+                compute_bytes=computes[name],
+            )
+            for name, layers in log.layers.items()
+            if name not in known
+        ]
         wanted = config.flash_attention and self._asked.gpu_flash_attention != "off"
         reason = ""
         if flash_attention != (wanted if self.offloads else config.flash_attention):
             reason = log.flash_attention_reason or "llama.cpp chose otherwise"
         return device_pb2.DeviceContext(
-            devices=devices,
+            devices=devices[: MAX_DEVICES - len(groups)] + groups,
             flash_attention=flash_attention,
             flash_attention_reason=_short(reason),
             layers=log.layers.total(),
-            gpu_layers=sum(log.layers[device.name] for device in self._gpus),
+            gpu_layers=sum(group.layers for group in groups)
+            + sum(log.layers[device.name] for device in self._gpus),
             warnings=[_short(warning) for warning in self.warnings[:_MOST_WARNINGS]],
         )
 
