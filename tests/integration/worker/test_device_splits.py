@@ -69,7 +69,7 @@ def mixture() -> Gguf:
         tensors[f"blk.{i}.ffn_gate_exps.weight"] = weights(_EXPERTS, FF, DIM)
         tensors[f"blk.{i}.ffn_up_exps.weight"] = weights(_EXPERTS, FF, DIM)
         tensors[f"blk.{i}.ffn_down_exps.weight"] = weights(_EXPERTS, DIM, FF)
-    metadata = tiny.metadata | {
+    metadata = dict(tiny.metadata) | {
         "llama.block_count": u32(_LAYERS),
         "llama.expert_count": u32(_EXPERTS),
         "llama.expert_used_count": u32(2),
