@@ -161,6 +161,27 @@ async def test_what_cannot_be_used_is_refused_by_name(
     assert said in answer.error["message"]
 
 
+async def test_an_answer_about_an_image_can_be_constrained_and_is_not_drafted(client: Client) -> None:
+    request = asked(picture(7), max_tokens=40)
+    request.params.ignore_eos = False
+    request.params.constraint.choice.texts.extend(["a cat", "a dog"])
+    request.params.speculation = generation_pb2.SPECULATION_NGRAM
+    answer = await client.ask(request)
+    assert answer.text in ("a cat", "a dog")
+    assert answer.terminal is not None
+    assert answer.terminal.timings.draft_n == 0
+
+
+async def test_penalties_look_at_texts_alone(client: Client) -> None:
+    request = asked(picture(8), max_tokens=30)
+    request.params.sampling.MergeFrom(
+        generation_pb2.SamplingParams(
+            repeat_penalty=1.3, frequency_penalty=0.5, penalty_last_n=-1, dry_multiplier=0.8
+        )
+    )
+    assert len((await client.ask(request)).token_ids) == 30
+
+
 async def test_audio_is_refused_by_name(http: HttpClient) -> None:
     part = {"type": "input_audio", "input_audio": {"data": "AAAA", "format": "wav"}}
     body = {"model": MODEL, "messages": [{"role": "user", "content": [part]}]}

@@ -156,3 +156,10 @@ def test_a_message_with_an_unknown_field_is_refused_by_its_place() -> None:
     with pytest.raises(InvalidArgument) as caught:
         chat_request("Hi", options={}, **(CALL | {"resume_window_s": -1}))
     assert caught.value.field == "resume_window_s"
+
+
+def test_a_message_has_images_among_its_parts() -> None:
+    message = {"role": "user", "parts": [{"text": "What is this?"}, {"image": {"data": b"file"}}]}
+    (made,) = chat_request([message], options={}, **CALL).messages
+    assert [part.WhichOneof("part") for part in made.parts] == ["text", "image"]
+    assert made.parts[1].image.data == b"file"

@@ -9,8 +9,9 @@ import pytest
 from harness import chat_templates
 from harness.tokenizers import write_tokenizer
 
+from inferflux.common.images import check_images, image_id, placeholders
 from inferflux.gateway.tokenizer import MAX_RUN_CHARS, Tokenizer, TokenizerFaultError, check_runs
-from inferflux.v1 import inference_pb2, tokenizer_pb2
+from inferflux.v1 import generation_pb2, inference_pb2, tokenizer_pb2
 
 HI = inference_pb2.ChatMessage(role="user", content="hi")
 BOS, HE = 257, 256
@@ -119,3 +120,68 @@ def test_ids_become_the_text_that_gives_them_again(tmp_path: Path) -> None:
     assert loaded.detokenize(loaded.tokenize("é", 100)[1:2]) == "\ufffd"
     with pytest.raises(TokenizerFaultError, match="not in"):
         loaded.detokenize([100_000])
+
+
+def shown(*names: bytes) -> list[generation_pb2.PromptImage]:
+    return [generation_pb2.PromptImage(id=image_id(name), object="o") for name in names]
+
+
+def picturing(*parts: str | None) -> inference_pb2.ChatMessage:
+    """A message of these texts; None is an image."""
+    return inference_pb2.ChatMessage(
+        role="user",
+        parts=[
+            inference_pb2.ContentPart(image=inference_pb2.ImageInput())
+            if text is None
+            else inference_pb2.ContentPart(text=text)
+            for text in parts
+        ],
+    )
+
+
+SHAPE = generation_pb2.ImageShape(tokens=8, before=[HE], after=[HE, HE])
+
+
+def test_images_are_placeholders_between_the_texts_and_learn_their_places(tmp_path: Path) -> None:
+    loaded = tokenizer(tmp_path)
+    images = shown(b"one", b"two")
+    rendered = loaded.render([picturing("a", None, None, "b")])
+    ids = loaded.tokenize_rendered(rendered, 100, images, SHAPE)
+    one, two = (placeholders(image.id, 8) for image in images)
+    line = ord("\n")
+    around = [[HE, *each, HE, HE] for each in (one, two)]
+    assert ids == [BOS, ord("a"), line, *around[0], line, *around[1], line, ord("b")]
+    check_images(
+        [
+            generation_pb2.PromptImage(
+                id=image.id, object=f"{image.id}.1", position=image.position, tokens=image.tokens
+            )
+            for image in images
+        ],
+        ids,
+    )
+
+
+def test_a_control_token_that_is_cut_by_an_image_is_text(tmp_path: Path) -> None:
+    loaded = tokenizer(tmp_path)
+    rendered = loaded.render([picturing("</s", None, "></s>")])
+    ids = loaded.tokenize_rendered(rendered, 100, shown(b"one"), generation_pb2.ImageShape(tokens=8))
+    assert controls_in([token for token in ids if token < 1 << 30]) == [BOS]
+
+
+@pytest.mark.parametrize(
+    "template",
+    ["no images", "{{ messages[0].content }}{{ messages[0].content }}", "{{ messages[1].content }}"],
+)
+def test_a_template_that_does_not_keep_images_is_named(tmp_path: Path, template: str) -> None:
+    loaded = tokenizer(tmp_path, template=template)
+    with pytest.raises(TokenizerFaultError) as caught:
+        loaded.render([picturing("a", None), picturing("b", None)])
+    assert caught.value.fault == tokenizer_pb2.TOKENIZER_FAULT_NO_IMAGES
+
+
+def test_images_that_cannot_fit_are_refused(tmp_path: Path) -> None:
+    loaded = tokenizer(tmp_path)
+    rendered = loaded.render([picturing(None, None)])
+    with pytest.raises(TokenizerFaultError, match="the context holds 10"):
+        loaded.tokenize_rendered(rendered, 10, shown(b"one", b"two"), SHAPE)
