@@ -59,6 +59,8 @@ def test_layers_go_to_a_gpu_where_there_is_one_and_they_are_asked_for() -> None:
     assert placed(CPU, CUDA).offloads
     assert not placed(CPU, CUDA, gpu_layers=0).offloads
     assert not placed(CPU).offloads
+    here = [placed(*devices).offloads_here for devices in ((CPU,), (REMOTE, CPU), (REMOTE, CUDA, CPU))]
+    assert here == [False, False, True]
 
 
 def test_what_was_asked_of_gpus_that_are_not_there_is_a_warning() -> None:

@@ -165,7 +165,7 @@ class Backend:
                 width=int(llama.llama_model_n_embd_inp(self._model)),
                 threads=self._threads,
                 flash_attention=self._main.flash_attention,
-                use_gpu=self._placement.offloads,
+                use_gpu=self._placement.offloads_here,
             )
         except ProjectorError as error:
             raise LoadError(f"{config.model_path}: its mmproj {config.mmproj_path}: {error}") from None

@@ -35,6 +35,7 @@ class Placement:
 
     Attributes:
         offloads: whether layers go to a GPU.
+        offloads_here: whether to one of this machine.
         warnings: what was asked for and cannot be without a GPU.
 
     Raises:
@@ -47,6 +48,7 @@ class Placement:
         self._devices = devices
         self._gpus = [device for device in devices if device.is_gpu]
         self.offloads = bool(self._gpus) and config.gpu_layers != 0
+        self.offloads_here = self.offloads and not all(gpu.is_remote for gpu in self._gpus)
         self.warnings = [] if self._gpus else self._missed()
         # llama.cpp reads these when the model is loaded.
         self._kept: list[Any] = []
