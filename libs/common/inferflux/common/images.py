@@ -23,8 +23,8 @@ MAX_IMAGES = 64
 # A placeholder has 30 bits of the hash. Fewer than these together could be found for another image.
 FEWEST_TOKENS = 8
 MOST_TOKENS = 1 << 16
-# After an image was stored it can be read for as long as this at least.
-OBJECT_LIFE_S = 7200.0
+# How long a stored image can be read. It is stored anew in each half hour, so a request has half of it.
+OBJECT_LIFE_S = 3600.0
 _OBJECT_PERIOD_S = 1800
 _PLACEHOLDER_BITS = FIRST_PLACEHOLDER - 1
 _ID = re.compile(r"[0-9a-f]{64}")

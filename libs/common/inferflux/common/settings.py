@@ -34,7 +34,7 @@ from pydantic_settings import (
 
 from inferflux.common import address, subjects
 from inferflux.common.errors import InvalidArgument
-from inferflux.common.stream_limits import StreamLimits
+from inferflux.common.stream_limits import CHUNK_BYTES, StreamLimits
 from inferflux.common.tls import ServerTls, TlsFiles
 
 S = TypeVar("S", bound="ServiceSettings")
@@ -276,6 +276,15 @@ class ServiceSettings(BaseSettings):
         ge=1 << 20,
         expert=True,
     )
+    images_max_bytes: ByteCount = setting(
+        4 << 30,
+        "disk of nats-server for the pixels of [images](images.md), which lie there for an hour; more are "
+        "refused until older ones are gone",
+        variable="INFERFLUX_IMAGES_MAX_BYTES",
+        ge=16 << 20,
+        le=1 << 50,
+        expert=True,
+    )
     # Traces are off while both are empty. OpenTelemetry's own names, so that what is set for a fleet counts.
     otlp_endpoint: str = setting(
         "",
@@ -347,6 +356,7 @@ class ServiceSettings(BaseSettings):
             queue_limit=self.queue_limit,
             tokens_max_age_s=self.tokens_max_age_s,
             tokens_max_bytes=self.tokens_max_bytes,
+            images_max_chunks=self.images_max_bytes // CHUNK_BYTES,
         )
 
 

@@ -6,6 +6,9 @@ from dataclasses import dataclass
 
 from inferflux.common.images import OBJECT_LIFE_S
 
+# Of objects in a bucket.
+CHUNK_BYTES = 128 << 10
+
 
 @dataclass(frozen=True, slots=True)
 class StreamLimits:
@@ -18,5 +21,4 @@ class StreamLimits:
     tokens_max_bytes: int = 128 << 20
     # Images of requests: what is older goes, and none is taken when it is full.
     images_max_age_s: float = OBJECT_LIFE_S
-    # In pieces of 128 KiB.
-    images_max_chunks: int = 8192
+    images_max_chunks: int = (4 << 30) // CHUNK_BYTES

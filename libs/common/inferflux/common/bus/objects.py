@@ -15,11 +15,11 @@ from inferflux.common import subjects
 from inferflux.common.bus import jetstream
 from inferflux.common.bus.link import ApiError, Link
 from inferflux.common.errors import Internal, InvalidArgument, NotFound
+from inferflux.common.stream_limits import CHUNK_BYTES
 
 # The metadata of a GGUF file, at its longest that a worker reads.
 MAX_OBJECT_BYTES = 256 << 20
 
-_CHUNK_BYTES = 128 << 10
 # Chunks under way at once: enough to keep the socket busy, little enough for the outbound buffer.
 _WINDOW = 8
 _PUT_TIMEOUT_S = 10.0
@@ -54,7 +54,7 @@ class ObjectBucket:
         if old is not None and old["digest"] == digest and not old.get("deleted"):
             return
         nuid = secrets.token_hex(11)
-        chunks = [data[start : start + _CHUNK_BYTES] for start in range(0, len(data), _CHUNK_BYTES)]
+        chunks = [data[start : start + CHUNK_BYTES] for start in range(0, len(data), CHUNK_BYTES)]
         info = {
             "name": name,
             "bucket": self._bucket,
@@ -63,7 +63,7 @@ class ObjectBucket:
             "chunks": len(chunks),
             "digest": digest,
             "mtime": datetime.now(UTC).isoformat().replace("+00:00", "Z"),
-            "options": {"max_chunk_size": _CHUNK_BYTES},
+            "options": {"max_chunk_size": CHUNK_BYTES},
         }
         is_stored = False
         try:
