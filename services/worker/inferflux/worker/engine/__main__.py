@@ -1,9 +1,8 @@
 """`python -m inferflux.worker.engine FD LIFELINE`: the engine process, with its socket and its lifeline.
 
 Nothing but llama.cpp, numpy and what constraints need is imported here. One thread computes: llama.cpp's
-thread team belongs to the thread that calls it. The model is loaded in a thread of low priority before that.
-Another thread waits for the lifeline's end, a third compiles constraints, a fourth waits for the process that
-checks answers, a fifth encodes images.
+thread team belongs to the thread that calls it. Another waits for the lifeline's end, a third compiles
+constraints, a fourth waits for the process that checks answers, a fifth encodes images.
 
 When the worker is gone, the engine puts what its requests have computed on disk, if there is a disk tier, and
 ends: the worker that goes on with them need not compute it again.
@@ -23,7 +22,6 @@ from inferflux.common.frames import ChildEnd
 from inferflux.common.lifeline import exit_at_end_of
 from inferflux.v1 import engine_pb2, scheduler_pb2
 
-from .background import in_background
 from .constraints import Constraints
 from .context import DecodeError
 from .core import Engine
@@ -84,7 +82,7 @@ class Inbox:
 def run(worker: _Worker) -> None:
     """Serve until the worker closes its end."""
     inbox = Inbox(worker)
-    engine = in_background(lambda: _load(worker, inbox))
+    engine = _load(worker, inbox)
     try:
         while True:
             serve_step(engine, worker, inbox)
