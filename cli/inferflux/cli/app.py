@@ -28,6 +28,7 @@ from .command import (
     with_client,
 )
 from .devices import devices, plan, rpc_server
+from .embed import embed, rerank
 from .flags import GenerationFlags, with_flag_groups
 from .models import models
 from .stream import show
@@ -49,6 +50,8 @@ app.add_typer(models, name="models")
 app.command()(devices)
 app.command("rpc-server")(rpc_server)
 models.command()(plan)
+app.command()(embed)
+app.command()(rerank)
 
 
 @app.callback()

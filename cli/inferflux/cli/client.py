@@ -19,6 +19,8 @@ from inferflux.v1 import (
     admin_pb2_grpc,
     cluster_pb2,
     cluster_pb2_grpc,
+    embedding_pb2,
+    embedding_pb2_grpc,
     generation_pb2,
     inference_pb2,
     inference_pb2_grpc,
@@ -37,6 +39,8 @@ OnDelta = Callable[[inference_pb2.ChatDelta], None]
 _UNARY_LIMIT_S = 10.0
 # A file is read and tried before it is loaded.
 _LOAD_LIMIT_S = 90.0
+# Of many texts, the last ones wait for the others.
+_EMBED_LIMIT_S = 600.0
 # Items of a list that are asked for at a time.
 _PAGE = 500
 
@@ -54,6 +58,7 @@ class Client:
         self._endpoint = target.endpoint.partition(",")[0].strip()
         self._channel = grpc_client.channel(self._endpoint, credentials=target.tls.credentials())
         self._inference = inference_pb2_grpc.InferenceServiceStub(self._channel)
+        self._embedding = embedding_pb2_grpc.EmbeddingServiceStub(self._channel)
         self._models = model_pb2_grpc.ModelServiceStub(self._channel)
         self._cluster = cluster_pb2_grpc.ClusterServiceStub(self._channel)
         self._admin = admin_pb2_grpc.AdminServiceStub(self._channel)
@@ -138,6 +143,14 @@ class Client:
     async def cancel(self, request_id: str) -> None:
         """End a queued or running request of this key's tenant."""
         await self._call(self._inference.Cancel, inference_pb2.CancelRequest(request_id=request_id))
+
+    async def embed(self, request: embedding_pb2.EmbedRequest) -> embedding_pb2.EmbedResponse:
+        """Vectors of texts."""
+        return await self._call(self._embedding.Embed, request, timeout_s=_EMBED_LIMIT_S)
+
+    async def rerank(self, request: embedding_pb2.RerankRequest) -> embedding_pb2.RerankResponse:
+        """Documents by how well they answer a query."""
+        return await self._call(self._embedding.Rerank, request, timeout_s=_EMBED_LIMIT_S)
 
     async def models(self) -> list[model_pb2.Model]:
         """What is served."""

@@ -13,6 +13,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from inferflux.common.model_roles import ROLES, RoleName
 from inferflux.v1 import model_pb2
 
 from .client import Client
@@ -65,6 +66,10 @@ def load(
     name: Annotated[str, typer.Option(help="What the file is to be called; its own name by default.")] = "",
     alias: Annotated[list[str] | None, typer.Option(help="Another name of it; may be repeated.")] = None,
     pin: Annotated[bool, typer.Option("--pin", help="Keep it loaded, whatever else is asked for.")] = False,
+    role: Annotated[
+        RoleName | None,
+        typer.Option(help="What the file is there for; by default as it says."),
+    ] = None,
     host: Host = "",
     no_wait: NoWait = False,
     as_json: AsJson = False,
@@ -76,8 +81,10 @@ def load(
     request = model_pb2.LoadModelRequest(host_id=host, is_pinned=pin, aliases=alias or [])
     if _is_file(what):
         request.path, request.name = str(Path(what).expanduser().resolve()), name
-    elif name or alias or pin:
-        raise CommandError(f"--name, --alias and --pin go with a file, and {what} is none")
+        if role is not None:
+            request.role = ROLES[role]
+    elif name or alias or pin or role:
+        raise CommandError(f"--name, --alias, --pin and --role go with a file, and {what} is none")
     else:
         request.name = what
 

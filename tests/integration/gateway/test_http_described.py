@@ -15,14 +15,21 @@ from schemathesis import Case, GenerationMode
 
 from inferflux.common.servers import ServerProcess
 from inferflux.gateway.http.openapi import OPERATIONS, document
+from inferflux.v1 import model_pb2
 
 PLAIN: dict[str, dict[str, Any]] = {
     "/v1/chat/completions": {"messages": [{"role": "user", "content": "hello"}]},
     "/v1/completions": {"prompt": "hello"},
     "/v1/responses": {"input": "hello"},
     "/generate": {"prompt": "hello"},
+    "/v1/embeddings": {"input": "hello"},
+    "/v1/rerank": {"query": "hello", "documents": ["hello"]},
     "/v1/tokenize": {"prompt": "hello"},
     "/v1/detokenize": {"tokens": [300]},
+}
+ROLES = {
+    "POST /v1/embeddings": model_pb2.MODEL_ROLE_EMBEDDING,
+    "POST /v1/rerank": model_pb2.MODEL_ROLE_RERANK,
 }
 NAMES = [
     f"{operation.method.upper()} {operation.path}"
@@ -38,9 +45,11 @@ def described() -> Any:
 
 @pytest.fixture
 async def answering(
-    start_gateway: StartGateway, private_nats: ServerProcess, private_backend: Backend
+    start_gateway: StartGateway, private_nats: ServerProcess, private_backend: Backend, name: str
 ) -> AsyncIterator[GatewayProcess]:
-    """A gateway of which every request is answered with two tokens."""
+    """A gateway of which every request is answered with two tokens, or with vectors of two numbers."""
+    private_backend.card.role = ROLES.get(name, model_pb2.MODEL_ROLE_GENERATION)
+    await private_backend.beat()
     gateway = await start_gateway(private_nats.url)
     task = asyncio.create_task(_answer_all(private_backend))
     yield gateway
@@ -54,7 +63,10 @@ async def _answer_all(backend: Backend) -> None:
         for request_id, job in list(backend.jobs.items()):
             if request_id not in answered:
                 answered.add(request_id)
-                await backend.finish(job, n=2)
+                if job.HasField("embedding"):
+                    await backend.finish_texts(job)
+                else:
+                    await backend.finish(job, n=2)
         await asyncio.sleep(0.002)
 
 

@@ -19,7 +19,7 @@ def served() -> list[tuple[str, str]]:
     """Kind and path of everything that is served."""
     part = cast("Any", SimpleNamespace(admit=None))
     methods = [AdminMethod.of(method, part) for method in ADMIN_METHODS]
-    app = build_app(part, part, part, part, part, methods, cors_origins=(), send_limit_s=1.0)
+    app = build_app(part, part, part, part, part, part, methods, cors_origins=(), send_limit_s=1.0)
     router: Any = cast("CORSMiddleware", app).app
     assert all(isinstance(route, Route | WebSocketRoute) for route in router.routes)
     return sorted((type(route).__name__, route.path) for route in router.routes)
@@ -33,7 +33,7 @@ def test_every_path_that_is_served_has_a_rule() -> None:
 def test_every_rpc_of_administrators_is_a_path_with_its_scope() -> None:
     assert {f"/v1/admin/{method.name}" for method in ADMIN_METHODS} == {r.path for r in ADMIN.values()}
     assert len(ADMIN) == len(ADMIN_METHODS) == len(ADMIN_RULES)
-    own = {"InferenceService", "ModelService", "ServerReflection"}
+    own = {"InferenceService", "EmbeddingService", "ModelService", "ServerReflection"}
     theirs = {path for path in rules(1000) if path.split("/")[1].rpartition(".")[2] not in own}
     theirs |= {"/inferflux.v1.ModelService/LoadModel", "/inferflux.v1.ModelService/UnloadModel"}
     assert theirs == set(ADMIN_RULES)

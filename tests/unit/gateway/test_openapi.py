@@ -14,7 +14,16 @@ from inferflux.gateway.http import docs_page, routes
 from inferflux.gateway.http.bodies import parse
 from inferflux.gateway.http.exchange import to_json
 from inferflux.gateway.http.message_json import parse_message
-from inferflux.gateway.http.openai import bodies, chat, completions, generate, responses, served, tokens
+from inferflux.gateway.http.openai import (
+    bodies,
+    chat,
+    completions,
+    embeddings,
+    generate,
+    responses,
+    served,
+    tokens,
+)
 from inferflux.gateway.http.openapi import document, page
 from inferflux.gateway.http.openapi_fields import EXAMPLES, MEANINGS
 from inferflux.gateway.rules import ADMIN_METHODS
@@ -53,7 +62,9 @@ def test_each_example_of_inference_can_be_sent() -> None:
     generate.to_request(parse(bodies.GenerateBody, example["/generate"]), default_model="m")
     tokens.to_tokenize(parse(bodies.TokenizeBody, example["/v1/tokenize"]))
     tokens.to_detokenize(parse(bodies.DetokenizeBody, example["/v1/detokenize"]))
-    assert len(example) == 6
+    embeddings.to_embed(parse(bodies.EmbeddingsBody, example["/v1/embeddings"]))
+    embeddings.to_rerank(parse(bodies.RerankBody, example["/v1/rerank"]))
+    assert len(example) == 8
 
 
 def test_each_example_of_administrators_is_a_message_of_its_method() -> None:

@@ -190,5 +190,7 @@ def merge(first: tokens_pb2.TokenChunk, second: tokens_pb2.TokenChunk) -> None:
         first.finished.CopyFrom(second.finished)
         first.attempt_id = second.attempt_id
         first.model = second.model
+        if second.HasField("vectors"):
+            first.vectors.CopyFrom(second.vectors)
     if second.sampled_unix_us:
         first.sampled_unix_us = second.sampled_unix_us

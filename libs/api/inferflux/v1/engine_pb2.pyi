@@ -11,6 +11,7 @@ from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
 from inferflux.v1 import device_pb2 as _device_pb2
 from inferflux.v1 import generation_pb2 as _generation_pb2
+from inferflux.v1 import model_pb2 as _model_pb2
 from inferflux.v1 import scheduler_pb2 as _scheduler_pb2
 from inferflux.v1 import worker_pb2 as _worker_pb2
 import builtins as _builtins
@@ -58,6 +59,7 @@ class EngineConfig(_message.Message):
     IMAGE_BYTES_FIELD_NUMBER: _builtins.int
     TRIALS_FIELD_NUMBER: _builtins.int
     PLACEMENT_FIELD_NUMBER: _builtins.int
+    ROLE_FIELD_NUMBER: _builtins.int
     model_path: _builtins.str
     worker_id: _builtins.str
     slots: _builtins.int
@@ -103,6 +105,8 @@ class EngineConfig(_message.Message):
     mmproj_digest: _builtins.str
     image_bytes: _builtins.int
     """Most memory for encoded images that may be asked for again."""
+    role: _model_pb2.ModelRole.ValueType
+    """What the engine does; unspecified: it generates."""
     @_builtins.property
     def trials(self) -> Global___EngineTrials:
         """Of an engine before this one, with the same model and the same configuration."""
@@ -142,10 +146,11 @@ class EngineConfig(_message.Message):
         image_bytes: _builtins.int = ...,
         trials: Global___EngineTrials | None = ...,
         placement: _device_pb2.DevicePlacement | None = ...,
+        role: _model_pb2.ModelRole.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_prefill_cells", b"_prefill_cells", "placement", b"placement", "prefill_cells", b"prefill_cells", "trials", b"trials"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_prefill_cells", b"_prefill_cells", "batch_tokens", b"batch_tokens", "context_length", b"context_length", "disk_bytes", b"disk_bytes", "disk_path", b"disk_path", "disk_prompt_tokens", b"disk_prompt_tokens", "draft_model_path", b"draft_model_path", "flash_attention", b"flash_attention", "gpu_layers", b"gpu_layers", "host_bytes", b"host_bytes", "host_eviction", b"host_eviction", "image_bytes", b"image_bytes", "kv_bytes", b"kv_bytes", "kv_cells", b"kv_cells", "kv_type_k", b"kv_type_k", "kv_type_v", b"kv_type_v", "max_itl_factor", b"max_itl_factor", "mmproj_digest", b"mmproj_digest", "mmproj_path", b"mmproj_path", "model_digest", b"model_digest", "model_path", b"model_path", "placement", b"placement", "prefill_cells", b"prefill_cells", "prefix_cache", b"prefix_cache", "sequences", b"sequences", "slots", b"slots", "speculation", b"speculation", "step_limit_s", b"step_limit_s", "threads", b"threads", "trials", b"trials", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_prefill_cells", b"_prefill_cells", "batch_tokens", b"batch_tokens", "context_length", b"context_length", "disk_bytes", b"disk_bytes", "disk_path", b"disk_path", "disk_prompt_tokens", b"disk_prompt_tokens", "draft_model_path", b"draft_model_path", "flash_attention", b"flash_attention", "gpu_layers", b"gpu_layers", "host_bytes", b"host_bytes", "host_eviction", b"host_eviction", "image_bytes", b"image_bytes", "kv_bytes", b"kv_bytes", "kv_cells", b"kv_cells", "kv_type_k", b"kv_type_k", "kv_type_v", b"kv_type_v", "max_itl_factor", b"max_itl_factor", "mmproj_digest", b"mmproj_digest", "mmproj_path", b"mmproj_path", "model_digest", b"model_digest", "model_path", b"model_path", "placement", b"placement", "prefill_cells", b"prefill_cells", "prefix_cache", b"prefix_cache", "role", b"role", "sequences", b"sequences", "slots", b"slots", "speculation", b"speculation", "step_limit_s", b"step_limit_s", "threads", b"threads", "trials", b"trials", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__prefill_cells: _TypeAlias = _typing.Literal["prefill_cells"]  # noqa: Y015
     _WhichOneofArgType__prefill_cells: _TypeAlias = _typing.Literal["_prefill_cells", b"_prefill_cells"]  # noqa: Y015
@@ -534,6 +539,7 @@ class EngineReady(_message.Message):
     TRIALS_FIELD_NUMBER: _builtins.int
     DEVICE_CONTEXT_FIELD_NUMBER: _builtins.int
     IMAGES_FIELD_NUMBER: _builtins.int
+    EMBEDDING_LENGTH_FIELD_NUMBER: _builtins.int
     kv_cells: _builtins.int
     context_length: _builtins.int
     vocabulary_size: _builtins.int
@@ -555,6 +561,8 @@ class EngineReady(_message.Message):
     """Why answers cannot be constrained; empty if they can."""
     speculation_error: _builtins.str
     """Why nothing is drafted for any request; empty if drafts can be verified."""
+    embedding_length: _builtins.int
+    """Numbers of a vector; 0 of an engine that generates."""
     @_builtins.property
     def trials(self) -> Global___EngineTrials: ...
     @_builtins.property
@@ -583,10 +591,11 @@ class EngineReady(_message.Message):
         trials: Global___EngineTrials | None = ...,
         device_context: _device_pb2.DeviceContext | None = ...,
         images: _generation_pb2.ImageShape | None = ...,
+        embedding_length: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["device_context", b"device_context", "images", b"images", "trials", b"trials"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["constraint_error", b"constraint_error", "context_length", b"context_length", "device_context", b"device_context", "disk_error", b"disk_error", "has_chat_template", b"has_chat_template", "images", b"images", "kv_bytes", b"kv_bytes", "kv_cells", b"kv_cells", "parameters", b"parameters", "prefill_cells", b"prefill_cells", "prefill_context_error", b"prefill_context_error", "prefix_sharing", b"prefix_sharing", "prefix_sharing_reason", b"prefix_sharing_reason", "slots", b"slots", "speculation_error", b"speculation_error", "trials", b"trials", "vocabulary_size", b"vocabulary_size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["constraint_error", b"constraint_error", "context_length", b"context_length", "device_context", b"device_context", "disk_error", b"disk_error", "embedding_length", b"embedding_length", "has_chat_template", b"has_chat_template", "images", b"images", "kv_bytes", b"kv_bytes", "kv_cells", b"kv_cells", "parameters", b"parameters", "prefill_cells", b"prefill_cells", "prefill_context_error", b"prefill_context_error", "prefix_sharing", b"prefix_sharing", "prefix_sharing_reason", b"prefix_sharing_reason", "slots", b"slots", "speculation_error", b"speculation_error", "trials", b"trials", "vocabulary_size", b"vocabulary_size"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -238,10 +238,13 @@ class RegisterModelFile(_message.Message):
     NAME_FIELD_NUMBER: _builtins.int
     IS_PINNED_FIELD_NUMBER: _builtins.int
     ALIASES_FIELD_NUMBER: _builtins.int
+    ROLE_FIELD_NUMBER: _builtins.int
     path: _builtins.str
     name: _builtins.str
     """Empty: the file's own, without `.gguf`."""
     is_pinned: _builtins.bool
+    role: _model_pb2.ModelRole.ValueType
+    """What it is there for; unspecified: as the file says."""
     @_builtins.property
     def aliases(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     def __init__(
@@ -251,10 +254,11 @@ class RegisterModelFile(_message.Message):
         name: _builtins.str = ...,
         is_pinned: _builtins.bool = ...,
         aliases: _abc.Iterable[_builtins.str] | None = ...,
+        role: _model_pb2.ModelRole.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["aliases", b"aliases", "is_pinned", b"is_pinned", "name", b"name", "path", b"path"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["aliases", b"aliases", "is_pinned", b"is_pinned", "name", b"name", "path", b"path", "role", b"role"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

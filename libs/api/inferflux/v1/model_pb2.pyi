@@ -20,6 +20,32 @@ else:
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class _ModelRole:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _ModelRoleEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ModelRole.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    MODEL_ROLE_UNSPECIFIED: _ModelRole.ValueType  # 0
+    """It generates."""
+    MODEL_ROLE_GENERATION: _ModelRole.ValueType  # 1
+    MODEL_ROLE_EMBEDDING: _ModelRole.ValueType  # 2
+    """It makes a vector of a text."""
+    MODEL_ROLE_RERANK: _ModelRole.ValueType  # 3
+    """It scores how well a document answers a query."""
+
+class ModelRole(_ModelRole, metaclass=_ModelRoleEnumTypeWrapper):
+    """What a model is there for."""
+
+MODEL_ROLE_UNSPECIFIED: ModelRole.ValueType  # 0
+"""It generates."""
+MODEL_ROLE_GENERATION: ModelRole.ValueType  # 1
+MODEL_ROLE_EMBEDDING: ModelRole.ValueType  # 2
+"""It makes a vector of a text."""
+MODEL_ROLE_RERANK: ModelRole.ValueType  # 3
+"""It scores how well a document answers a query."""
+Global___ModelRole: _TypeAlias = ModelRole  # noqa: Y015
+
 class _ModelState:
     ValueType = _typing.NewType("ValueType", _builtins.int)
     V: _TypeAlias = ValueType  # noqa: Y015
@@ -68,6 +94,8 @@ class ModelCard(_message.Message):
     KV_BYTES_PER_TOKEN_FIELD_NUMBER: _builtins.int
     TAKES_IMAGES_FIELD_NUMBER: _builtins.int
     IMAGES_FIELD_NUMBER: _builtins.int
+    ROLE_FIELD_NUMBER: _builtins.int
+    EMBEDDING_LENGTH_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     digest: _builtins.str
     """Hex SHA-256 over the GGUF's metadata, tensor index, size and some pages of its weights."""
@@ -89,6 +117,10 @@ class ModelCard(_message.Message):
     """Memory that keys and values of one token take; 0 where a sequence has a state instead, or that is not known."""
     takes_images: _builtins.bool
     """Whether it has a projector for images, and, once it was loaded, how prompts hold them."""
+    role: Global___ModelRole.ValueType
+    """What it can do: generate, embed or rerank, and nothing else."""
+    embedding_length: _builtins.int
+    """Numbers of a vector, of a model that embeds; 0 of others."""
     @_builtins.property
     def images(self) -> _generation_pb2.ImageShape: ...
     def __init__(
@@ -109,10 +141,12 @@ class ModelCard(_message.Message):
         kv_bytes_per_token: _builtins.int = ...,
         takes_images: _builtins.bool = ...,
         images: _generation_pb2.ImageShape | None = ...,
+        role: Global___ModelRole.ValueType = ...,
+        embedding_length: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["images", b"images"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["architecture", b"architecture", "can_constrain", b"can_constrain", "context_length", b"context_length", "digest", b"digest", "has_chat_template", b"has_chat_template", "images", b"images", "kv_bytes_per_token", b"kv_bytes_per_token", "n_active_experts", b"n_active_experts", "n_experts", b"n_experts", "name", b"name", "parameters", b"parameters", "quantization", b"quantization", "size_bytes", b"size_bytes", "takes_images", b"takes_images", "vocabulary_size", b"vocabulary_size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["architecture", b"architecture", "can_constrain", b"can_constrain", "context_length", b"context_length", "digest", b"digest", "embedding_length", b"embedding_length", "has_chat_template", b"has_chat_template", "images", b"images", "kv_bytes_per_token", b"kv_bytes_per_token", "n_active_experts", b"n_active_experts", "n_experts", b"n_experts", "name", b"name", "parameters", b"parameters", "quantization", b"quantization", "role", b"role", "size_bytes", b"size_bytes", "takes_images", b"takes_images", "vocabulary_size", b"vocabulary_size"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -292,6 +326,7 @@ class LoadModelRequest(_message.Message):
     HOST_ID_FIELD_NUMBER: _builtins.int
     IS_PINNED_FIELD_NUMBER: _builtins.int
     ALIASES_FIELD_NUMBER: _builtins.int
+    ROLE_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """A known model. With `path`: what the file is to be called, its own name if empty."""
     path: _builtins.str
@@ -300,6 +335,8 @@ class LoadModelRequest(_message.Message):
     """Where; empty: on a host with room, or where room can be made."""
     is_pinned: _builtins.bool
     """It stays loaded."""
+    role: Global___ModelRole.ValueType
+    """With `path`: what it is there for. Unspecified: as the file says."""
     @_builtins.property
     def aliases(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     def __init__(
@@ -310,10 +347,11 @@ class LoadModelRequest(_message.Message):
         host_id: _builtins.str = ...,
         is_pinned: _builtins.bool = ...,
         aliases: _abc.Iterable[_builtins.str] | None = ...,
+        role: Global___ModelRole.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["aliases", b"aliases", "host_id", b"host_id", "is_pinned", b"is_pinned", "name", b"name", "path", b"path"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["aliases", b"aliases", "host_id", b"host_id", "is_pinned", b"is_pinned", "name", b"name", "path", b"path", "role", b"role"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -151,6 +151,7 @@ class InferenceRequest(_message.Message):
     ANSWER_FORMAT_FIELD_NUMBER: _builtins.int
     MODEL_DIGEST_FIELD_NUMBER: _builtins.int
     IMAGES_FIELD_NUMBER: _builtins.int
+    EMBEDDING_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     tenant: _builtins.str
     model: _builtins.str
@@ -203,6 +204,10 @@ class InferenceRequest(_message.Message):
     def images(self) -> _containers.RepeatedCompositeFieldContainer[_generation_pb2.PromptImage]:
         """Of the prompt, in order."""
 
+    @_builtins.property
+    def embedding(self) -> Global___EmbeddingTask:
+        """Set: nothing is generated. Each text becomes a vector."""
+
     def __init__(
         self,
         *,
@@ -225,14 +230,39 @@ class InferenceRequest(_message.Message):
         answer_format: _generation_pb2.AnswerFormat | None = ...,
         model_digest: _builtins.str = ...,
         images: _abc.Iterable[_generation_pb2.PromptImage] | None = ...,
+        embedding: Global___EmbeddingTask | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["answer_format", b"answer_format", "params", b"params"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["answer_format", b"answer_format", "embedding", b"embedding", "params", b"params"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["answer_format", b"answer_format", "attempt_id", b"attempt_id", "cache_scope", b"cache_scope", "deadline_unix_ms", b"deadline_unix_ms", "enqueued_unix_ms", b"enqueued_unix_ms", "epoch", b"epoch", "generated_token_ids", b"generated_token_ids", "images", b"images", "model", b"model", "model_digest", b"model_digest", "params", b"params", "priority", b"priority", "prompt_token_ids", b"prompt_token_ids", "request_id", b"request_id", "resume_window_s", b"resume_window_s", "same_prompt_as", b"same_prompt_as", "tenant", b"tenant", "traceparent", b"traceparent", "worker_pools", b"worker_pools"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["answer_format", b"answer_format", "attempt_id", b"attempt_id", "cache_scope", b"cache_scope", "deadline_unix_ms", b"deadline_unix_ms", "embedding", b"embedding", "enqueued_unix_ms", b"enqueued_unix_ms", "epoch", b"epoch", "generated_token_ids", b"generated_token_ids", "images", b"images", "model", b"model", "model_digest", b"model_digest", "params", b"params", "priority", b"priority", "prompt_token_ids", b"prompt_token_ids", "request_id", b"request_id", "resume_window_s", b"resume_window_s", "same_prompt_as", b"same_prompt_as", "tenant", b"tenant", "traceparent", b"traceparent", "worker_pools", b"worker_pools"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___InferenceRequest: _TypeAlias = InferenceRequest  # noqa: Y015
+
+@_typing.final
+class EmbeddingTask(_message.Message):
+    """Texts to embed, one after the other in prompt_token_ids."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TEXT_TOKENS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def text_tokens(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Tokens of each text."""
+
+    def __init__(
+        self,
+        *,
+        text_tokens: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["text_tokens", b"text_tokens"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___EmbeddingTask: _TypeAlias = EmbeddingTask  # noqa: Y015
 
 @_typing.final
 class ResidentRequest(_message.Message):

@@ -173,6 +173,40 @@ class CompileConstraint(_message.Message):
 Global___CompileConstraint: _TypeAlias = CompileConstraint  # noqa: Y015
 
 @_typing.final
+class TokenizeTexts(_message.Message):
+    """Tokenize texts that are to be embedded. What the model wants before and after a text is added; special tokens that
+    a text spells are text.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TEXTS_FIELD_NUMBER: _builtins.int
+    QUERY_FIELD_NUMBER: _builtins.int
+    TRUNCATE_FIELD_NUMBER: _builtins.int
+    query: _builtins.str
+    """Of a reranker: each text is tokenized as an answer to this."""
+    truncate: _builtins.bool
+    """Cut what is longer than the context."""
+    @_builtins.property
+    def texts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    def __init__(
+        self,
+        *,
+        texts: _abc.Iterable[_builtins.str] | None = ...,
+        query: _builtins.str | None = ...,
+        truncate: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_query", b"_query", "query", b"query"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_query", b"_query", "query", b"query", "texts", b"texts", "truncate", b"truncate"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__query: _TypeAlias = _typing.Literal["query"]  # noqa: Y015
+    _WhichOneofArgType__query: _TypeAlias = _typing.Literal["_query", b"_query"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__query) -> _WhichOneofReturnType__query | None: ...
+
+Global___TokenizeTexts: _TypeAlias = TokenizeTexts  # noqa: Y015
+
+@_typing.final
 class DetokenizeIds(_message.Message):
     """The text of token ids, control tokens as the file spells them."""
 
@@ -206,6 +240,7 @@ class TokenizerRequest(_message.Message):
     TEXT_FIELD_NUMBER: _builtins.int
     COMPILE_FIELD_NUMBER: _builtins.int
     DETOKENIZE_FIELD_NUMBER: _builtins.int
+    TEXTS_FIELD_NUMBER: _builtins.int
     id: _builtins.int
     digest: _builtins.str
     """Of the model whose tokenizer is meant."""
@@ -221,6 +256,8 @@ class TokenizerRequest(_message.Message):
     def compile(self) -> Global___CompileConstraint: ...
     @_builtins.property
     def detokenize(self) -> Global___DetokenizeIds: ...
+    @_builtins.property
+    def texts(self) -> Global___TokenizeTexts: ...
     def __init__(
         self,
         *,
@@ -232,16 +269,39 @@ class TokenizerRequest(_message.Message):
         text: Global___TokenizeText | None = ...,
         compile: Global___CompileConstraint | None = ...,
         detokenize: Global___DetokenizeIds | None = ...,
+        texts: Global___TokenizeTexts | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["chat", b"chat", "compile", b"compile", "detokenize", b"detokenize", "load", b"load", "text", b"text", "work", b"work"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["chat", b"chat", "compile", b"compile", "detokenize", b"detokenize", "load", b"load", "text", b"text", "texts", b"texts", "work", b"work"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["chat", b"chat", "compile", b"compile", "context_length", b"context_length", "detokenize", b"detokenize", "digest", b"digest", "id", b"id", "load", b"load", "text", b"text", "work", b"work"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["chat", b"chat", "compile", b"compile", "context_length", b"context_length", "detokenize", b"detokenize", "digest", b"digest", "id", b"id", "load", b"load", "text", b"text", "texts", b"texts", "work", b"work"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_work: _TypeAlias = _typing.Literal["load", "chat", "text", "compile", "detokenize"]  # noqa: Y015
+    _WhichOneofReturnType_work: _TypeAlias = _typing.Literal["load", "chat", "text", "compile", "detokenize", "texts"]  # noqa: Y015
     _WhichOneofArgType_work: _TypeAlias = _typing.Literal["work", b"work"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_work) -> _WhichOneofReturnType_work | None: ...
 
 Global___TokenizerRequest: _TypeAlias = TokenizerRequest  # noqa: Y015
+
+@_typing.final
+class TokenizedTexts(_message.Message):
+    """Token ids of several texts, in their order."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TEXTS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def texts(self) -> _containers.RepeatedCompositeFieldContainer[_inference_pb2.TokenIds]: ...
+    def __init__(
+        self,
+        *,
+        texts: _abc.Iterable[_inference_pb2.TokenIds] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["texts", b"texts"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TokenizedTexts: _TypeAlias = TokenizedTexts  # noqa: Y015
 
 @_typing.final
 class TokenizerLoaded(_message.Message):
@@ -347,6 +407,7 @@ class TokenizerResponse(_message.Message):
     COMPILED_FIELD_NUMBER: _builtins.int
     CHAT_FIELD_NUMBER: _builtins.int
     TEXT_FIELD_NUMBER: _builtins.int
+    TEXTS_FIELD_NUMBER: _builtins.int
     id: _builtins.int
     text: _builtins.str
     @_builtins.property
@@ -359,6 +420,8 @@ class TokenizerResponse(_message.Message):
     def compiled(self) -> Global___ConstraintCompiled: ...
     @_builtins.property
     def chat(self) -> Global___RenderedChat: ...
+    @_builtins.property
+    def texts(self) -> Global___TokenizedTexts: ...
     def __init__(
         self,
         *,
@@ -369,12 +432,13 @@ class TokenizerResponse(_message.Message):
         compiled: Global___ConstraintCompiled | None = ...,
         chat: Global___RenderedChat | None = ...,
         text: _builtins.str = ...,
+        texts: Global___TokenizedTexts | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["chat", b"chat", "compiled", b"compiled", "error", b"error", "loaded", b"loaded", "result", b"result", "text", b"text", "tokens", b"tokens"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["chat", b"chat", "compiled", b"compiled", "error", b"error", "loaded", b"loaded", "result", b"result", "text", b"text", "texts", b"texts", "tokens", b"tokens"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["chat", b"chat", "compiled", b"compiled", "error", b"error", "id", b"id", "loaded", b"loaded", "result", b"result", "text", b"text", "tokens", b"tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["chat", b"chat", "compiled", b"compiled", "error", b"error", "id", b"id", "loaded", b"loaded", "result", b"result", "text", b"text", "texts", b"texts", "tokens", b"tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_result: _TypeAlias = _typing.Literal["tokens", "loaded", "error", "compiled", "chat", "text"]  # noqa: Y015
+    _WhichOneofReturnType_result: _TypeAlias = _typing.Literal["tokens", "loaded", "error", "compiled", "chat", "text", "texts"]  # noqa: Y015
     _WhichOneofArgType_result: _TypeAlias = _typing.Literal["result", b"result"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_result) -> _WhichOneofReturnType_result | None: ...
 

@@ -188,6 +188,32 @@ class Failed(_message.Message):
 Global___Failed: _TypeAlias = Failed  # noqa: Y015
 
 @_typing.final
+class Vectors(_message.Message):
+    """What came of the texts of a job that embeds."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    VALUES_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def values(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
+        """Of each text, in their order: 32-bit floats, little-endian, one after the other. A reranker's are scores, of which
+        the first one counts.
+        """
+
+    def __init__(
+        self,
+        *,
+        values: _abc.Iterable[_builtins.bytes] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["values", b"values"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Vectors: _TypeAlias = Vectors  # noqa: Y015
+
+@_typing.final
 class TokenChunk(_message.Message):
     """A run of tokens, an event, or both. Exactly one terminal chunk (finished or failed) ends a stream."""
 
@@ -208,6 +234,7 @@ class TokenChunk(_message.Message):
     HELD_TEXT_FIELD_NUMBER: _builtins.int
     MODEL_FIELD_NUMBER: _builtins.int
     ANSWER_FORMAT_FIELD_NUMBER: _builtins.int
+    VECTORS_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     epoch: _builtins.int
     """Rises with every retry; a reader ignores chunks of an older epoch than it has seen."""
@@ -245,6 +272,10 @@ class TokenChunk(_message.Message):
     def answer_format(self) -> _generation_pb2.AnswerFormat:
         """Of a chunk that has started or is terminal: InferenceRequest.answer_format. Gateways do not pass it on."""
 
+    @_builtins.property
+    def vectors(self) -> Global___Vectors:
+        """Of the terminal chunk of a job that embeds."""
+
     def __init__(
         self,
         *,
@@ -263,10 +294,11 @@ class TokenChunk(_message.Message):
         held_text: _builtins.str = ...,
         model: _builtins.str = ...,
         answer_format: _generation_pb2.AnswerFormat | None = ...,
+        vectors: Global___Vectors | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["answer_format", b"answer_format", "event", b"event", "failed", b"failed", "finished", b"finished", "queued", b"queued", "started", b"started"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["answer_format", b"answer_format", "event", b"event", "failed", b"failed", "finished", b"finished", "queued", b"queued", "started", b"started", "vectors", b"vectors"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["answer_format", b"answer_format", "attempt_id", b"attempt_id", "epoch", b"epoch", "event", b"event", "failed", b"failed", "finished", b"finished", "held_text", b"held_text", "logprobs", b"logprobs", "model", b"model", "offset", b"offset", "queued", b"queued", "request_id", b"request_id", "sampled_unix_us", b"sampled_unix_us", "started", b"started", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["answer_format", b"answer_format", "attempt_id", b"attempt_id", "epoch", b"epoch", "event", b"event", "failed", b"failed", "finished", b"finished", "held_text", b"held_text", "logprobs", b"logprobs", "model", b"model", "offset", b"offset", "queued", b"queued", "request_id", b"request_id", "sampled_unix_us", b"sampled_unix_us", "started", b"started", "text", b"text", "token_ids", b"token_ids", "vectors", b"vectors"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["queued", "started", "finished", "failed"]  # noqa: Y015
     _WhichOneofArgType_event: _TypeAlias = _typing.Literal["event", b"event"]  # noqa: Y015

@@ -16,13 +16,20 @@ import grpc
 from inferflux.api.channel_options import CHANNEL_OPTIONS
 from inferflux.api.errors import InferFluxError, NotFound, from_rpc
 from inferflux.api.tls import Tls
-from inferflux.v1 import inference_pb2, inference_pb2_grpc, model_pb2, model_pb2_grpc
+from inferflux.v1 import (
+    embedding_pb2,
+    embedding_pb2_grpc,
+    inference_pb2,
+    inference_pb2_grpc,
+    model_pb2,
+    model_pb2_grpc,
+)
 
 from .base_client import BaseClient
 from .calling import RequestCalls, metadata
 from .ending import LIMIT_S, PAUSE_S, n_cancels
 from .following import Following
-from .requests import Messages, tokenize_request
+from .requests import Messages, Text, embed_request, rerank_request, tokenize_request
 from .retrying import Retrying, readable
 from .stream import Stream
 
@@ -41,6 +48,7 @@ class Gateway:
             else grpc.secure_channel(address, credentials, options=CHANNEL_OPTIONS)
         )
         self.inference = inference_pb2_grpc.InferenceServiceStub(self.channel)
+        self.embedding = embedding_pb2_grpc.EmbeddingServiceStub(self.channel)
         self.models = model_pb2_grpc.ModelServiceStub(self.channel)
 
 
@@ -85,6 +93,45 @@ class Client(BaseClient[Gateway, Stream]):
         """The text of token ids."""
         request = inference_pb2.DetokenizeRequest(model=model, token_ids=token_ids)
         return self._call(lambda to: to.inference.Detokenize, request, timeout_s).text
+
+    def embed(
+        self,
+        inputs: Text | Iterable[Text],
+        *,
+        model: str,
+        dimensions: int | None = None,
+        truncate: bool = False,
+        priority: int = 0,
+        timeout_s: float = 60.0,
+    ) -> list[list[float]]:
+        """A vector of length 1 of each text, in their order. A text may be given as its token ids.
+
+        Args:
+            dimensions: the first numbers of each vector alone.
+            truncate: cut what is longer than the model takes, instead of refusing it.
+        """
+        request = embed_request(
+            inputs, model=model, dimensions=dimensions, truncate=truncate, priority=priority
+        )
+        response = self._call(lambda to: to.embedding.Embed, request, timeout_s)
+        return [list(each.values) for each in response.embeddings]
+
+    def rerank(
+        self,
+        query: str,
+        documents: Iterable[str],
+        *,
+        model: str,
+        top_n: int | None = None,
+        truncate: bool = False,
+        priority: int = 0,
+        timeout_s: float = 60.0,
+    ) -> list[embedding_pb2.RerankResult]:
+        """Indices of documents and their scores, that which answers the query best first."""
+        request = rerank_request(
+            query, documents, model=model, top_n=top_n, truncate=truncate, priority=priority
+        )
+        return list((self._call(lambda to: to.embedding.Rerank, request, timeout_s)).results)
 
     def close(self) -> None:
         """Close all streams, which cancels their requests, and the connections. Safe to call twice."""

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final, TypedDict, TypeVar
 
 from inferflux.api.errors import InvalidArgument
 from inferflux.api.speculation import SOURCES
-from inferflux.v1 import generation_pb2, inference_pb2
+from inferflux.v1 import embedding_pb2, generation_pb2, inference_pb2
 
 # A text is one message of the user. A mapping has the fields of ChatMessage.
 Messages = str | Iterable[inference_pb2.ChatMessage | Mapping[str, Any]]
 # A text, its UTF-8 bytes, or token ids.
 Prompt = str | bytes | Iterable[int]
+# A text to embed, or its token ids.
+Text = str | Sequence[int]
 Request = inference_pb2.ChatRequest | inference_pb2.GenerateRequest
 
 _M = TypeVar("_M")
@@ -128,6 +130,52 @@ def generate_request(
     else:
         request.token_ids.CopyFrom(_message(inference_pb2.TokenIds, "prompt", ids=list(prompt)))
     return request
+
+
+def embed_request(
+    inputs: Text | Iterable[Text], *, model: str, dimensions: int | None, truncate: bool, priority: int
+) -> embedding_pb2.EmbedRequest:
+    """Raises InvalidArgument, which names the field, for what no message can hold."""
+    request = _message(
+        embedding_pb2.EmbedRequest,
+        "",
+        model=model,
+        dimensions=dimensions,
+        truncate=truncate,
+        priority=priority,
+    )
+    for i, each in enumerate([inputs] if isinstance(inputs, str) else inputs):
+        field = f"inputs[{i}]"
+        if isinstance(each, str):
+            request.inputs.append(_message(embedding_pb2.EmbedInput, field, text=each))
+        elif isinstance(each, int):
+            raise InvalidArgument("token ids are a list of lists: one for each text", field="inputs")
+        else:
+            ids = _message(inference_pb2.TokenIds, field, ids=each)
+            request.inputs.append(embedding_pb2.EmbedInput(token_ids=ids))
+    return request
+
+
+def rerank_request(
+    query: str,
+    documents: Iterable[str],
+    *,
+    model: str,
+    top_n: int | None,
+    truncate: bool,
+    priority: int,
+) -> embedding_pb2.RerankRequest:
+    """Raises InvalidArgument, which names the field, for what no message can hold."""
+    return _message(
+        embedding_pb2.RerankRequest,
+        "",
+        model=model,
+        query=query,
+        documents=documents,
+        top_n=top_n,
+        truncate=truncate,
+        priority=priority,
+    )
 
 
 def tokenize_request(prompt: Messages, *, model: str) -> inference_pb2.TokenizeRequest:

@@ -17,7 +17,14 @@ Pure; every error names its field.
 from __future__ import annotations
 
 from inferflux.common import subjects
-from inferflux.common.checks import check_count, check_model_name, check_range, check_text, check_token
+from inferflux.common.checks import (
+    check_count,
+    check_known,
+    check_model_name,
+    check_range,
+    check_text,
+    check_token,
+)
 from inferflux.common.errors import InvalidArgument
 from inferflux.common.hosts import MAX_ALIASES
 from inferflux.v1 import admin_pb2, model_pb2, scheduler_pb2
@@ -89,6 +96,12 @@ def check_load(request: model_pb2.LoadModelRequest) -> None:
     if not request.path and (request.is_pinned or request.aliases):
         field = "aliases" if request.aliases else "is_pinned"
         raise InvalidArgument("it goes with a path: a known model stays as it was registered", field=field)
+    if request.role:
+        check_known(request.role, model_pb2.ModelRole, "role")
+        if not request.path:
+            raise InvalidArgument(
+                "it goes with a path: a known model stays as it was registered", field="role"
+            )
     check_count(request.aliases, MAX_ALIASES, "aliases")
     for alias in request.aliases:
         check_model_name(alias, field="aliases")

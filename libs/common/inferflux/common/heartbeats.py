@@ -87,6 +87,9 @@ def check_card(card: model_pb2.ModelCard) -> None:
         raise InvalidArgument("a model's digest is 64 hex digits", field="models.digest")
     checks.check_range(card.context_length, 0, checks.MAX_TOKENS, "models.context_length")
     checks.check_range(card.vocabulary_size, 0, checks.MAX_TOKENS, "models.vocabulary_size")
+    checks.check_range(card.embedding_length, 0, checks.MAX_TOKENS, "models.embedding_length")
+    if card.role:  # unspecified of a worker that does not tell
+        checks.check_known(card.role, model_pb2.ModelRole, "models.role")
     checks.check_text(card.architecture, MAX_TEXT_BYTES, "models.architecture")
     checks.check_text(card.quantization, MAX_TEXT_BYTES, "models.quantization")
 

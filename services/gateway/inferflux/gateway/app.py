@@ -27,6 +27,7 @@ from inferflux.v1 import (
     admin_pb2_grpc,
     cluster_pb2,
     cluster_pb2_grpc,
+    embedding_pb2_grpc,
     inference_pb2_grpc,
     model_pb2_grpc,
 )
@@ -40,6 +41,8 @@ from .answers.cache import AnswerCache
 from .cache_clearing import CacheClearing
 from .canceller import Canceller
 from .cluster_servicer import ClusterServicer
+from .embedding_servicer import EmbeddingServicer
+from .embeddings import Embeddings
 from .generation import Services
 from .http.app import build_app
 from .http.server import HttpServer
@@ -116,6 +119,7 @@ class _Gateway:
     services: Services
     policy_channel: grpc.aio.Channel
     pipeline: Pipeline
+    embeddings: Embeddings
     tokenizers: Tokenizers
     models: ModelRegistry
     redis: Redis
@@ -183,7 +187,8 @@ async def _open(settings: GatewaySettings, stack: AsyncExitStack, tracer: Tracer
         max_resume_window_s=settings.max_resume_window_s,
         images=ImageIntake(bus, http, settings.image_limits),
     )
-    return _Gateway(services, policy_channel, pipeline, tokenizers, models, redis)
+    embeddings = Embeddings(pipeline, tokenizers, max_text_bytes=settings.max_text_bytes)
+    return _Gateway(services, policy_channel, pipeline, embeddings, tokenizers, models, redis)
 
 
 def _service_key(settings: GatewaySettings) -> str:
@@ -258,6 +263,9 @@ def _build_server(settings: GatewaySettings, gateway: _Gateway, operators: _Oper
     inference_pb2_grpc.add_InferenceServiceServicer_to_server(
         InferenceServicer(gateway.pipeline), server.server
     )
+    embedding_pb2_grpc.add_EmbeddingServiceServicer_to_server(
+        EmbeddingServicer(gateway.embeddings), server.server
+    )
     model_pb2_grpc.add_ModelServiceServicer_to_server(operators.models, server.server)
     cluster_pb2_grpc.add_ClusterServiceServicer_to_server(operators.cluster, server.server)
     admin_pb2_grpc.add_AdminServiceServicer_to_server(operators.admin, server.server)
@@ -273,6 +281,7 @@ def _http_server(
     """The HTTP front, not started yet."""
     app = build_app(
         gateway.pipeline,
+        gateway.embeddings,
         gateway.models,
         gateway.services.metrics,
         probe,

@@ -214,7 +214,7 @@ class Generation:
                     key_id=self._call.caller.key_id,
                     model=request.model,
                     prompt_tokens=len(request.prompt_token_ids),
-                    max_tokens=request.params.max_tokens,
+                    max_tokens=0 if request.HasField("embedding") else request.params.max_tokens,
                     text=text,
                     priority=request.priority,
                     facts=self._call.caller.facts,
@@ -229,6 +229,8 @@ class Generation:
             self._reserved = ""
         self.limits = rate_limits.tightest([*self.limits, *answer.limits])
         self._call.span.event("reserved")
+        if request.HasField("embedding"):  # what comes of it is no text
+            return
         self._guard = await self._services.guards.of_reservation(
             request.tenant, request.model, answer.stream_guards
         )

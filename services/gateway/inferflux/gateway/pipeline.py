@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from typing import Protocol
 
 from inferflux.common import checks, generation_limits, logs, subjects
@@ -17,6 +18,7 @@ from inferflux.common.calls import CallContext
 from inferflux.common.errors import Aborted, InvalidArgument
 from inferflux.common.guardrails.refusals import TEXT_NEEDED
 from inferflux.common.images import without_placeholders
+from inferflux.common.model_roles import check_role
 from inferflux.v1 import generation_pb2, inference_pb2, model_pb2, scheduler_pb2, tokenizer_pb2
 
 from . import validation
@@ -64,6 +66,20 @@ class Tokenizes(Compiles, Protocol):
     async def tokenize(self, digest: str, text: str, context_length: int, *, field: str) -> Sequence[int]: ...
 
     async def detokenize(self, digest: str, token_ids: Sequence[int]) -> str: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Texts:
+    """Texts of one job that embeds.
+
+    Attributes:
+        field: that errors name.
+        text: all of them, where they are known.
+    """
+
+    token_ids: Sequence[Sequence[int]]
+    field: str
+    text: str | None
 
 
 class Pipeline:
@@ -145,6 +161,49 @@ class Pipeline:
             generation.note_prompt(text if isinstance(text, str) else " ".join(map(str, text)))
             prompt = await self._prompt(text, request.WhichOneof("prompt") or "prompt", card)
             await self._submit(generation, call, card, prompt, request, params)
+            yield generation
+
+    @asynccontextmanager
+    async def texts(
+        self,
+        method: str,
+        context: CallContext,
+        caller: Caller,
+        card: model_pb2.ModelCard,
+        texts: Texts,
+        *,
+        priority: int,
+    ) -> AsyncIterator[Generation]:
+        """The job that makes vectors of some texts, submitted. Its last chunk has them.
+
+        Args:
+            method: Embed or Rerank.
+            card: as `route` gave it. The texts have been checked.
+        """
+        async with self._generation(method, context, caller, model=card.name) as (call, generation):
+            prompt = Prompt(
+                [token for text in texts.token_ids for token in text], texts.field, text=texts.text
+            )
+            generation.note_prompt(prompt.text or " ".join(map(str, prompt.token_ids)))
+            job = scheduler_pb2.InferenceRequest(
+                request_id=call.request_id,
+                tenant=caller.tenant,
+                model=card.name,
+                prompt_token_ids=prompt.token_ids,
+                # One more token than there are would not fit where they just do.
+                params=generation_pb2.GenerationParams(max_tokens=1),
+                priority=caller.capped(priority),
+                enqueued_unix_ms=int(time.time() * 1000),
+                deadline_unix_ms=context.deadline_unix_ms,
+                epoch=1,
+                attempt_id=new_attempt_id(),
+                worker_pools=caller.worker_pools,
+                model_digest=card.digest,
+                embedding=scheduler_pb2.EmbeddingTask(text_tokens=map(len, texts.token_ids)),
+            )
+            note_job(call.span, method, job, asked_priority=priority)
+            await self._reserve(generation, caller, job, prompt, card)
+            await generation.submit(card, job, prompt_field=prompt.field)
             yield generation
 
     @asynccontextmanager
@@ -252,13 +311,19 @@ class Pipeline:
     ) -> model_pb2.ModelCard:
         generation_limits.check_priority(request.priority)
         validation.check_resume_window(request.resume_window_s, most_s=self._max_resume_window_s)
-        card = await self._card(caller, request.model)
-        self._services.metrics.count_route(request.model, card)
-        if request.model != card.name:
-            log.info("a name is resolved", asked=request.model, model=card.name)
+        card = await self.route(caller, request.model)
+        check_role(card, model_pb2.MODEL_ROLE_GENERATION)
         generation_limits.check_params(
             request.params, context_length=card.context_length, vocabulary_size=card.vocabulary_size
         )
+        return card
+
+    async def route(self, caller: Caller, name: str) -> model_pb2.ModelCard:
+        """As `_card`, of a request that is counted."""
+        card = await self._card(caller, name)
+        self._services.metrics.count_route(name, card)
+        if name != card.name:
+            log.info("a name is resolved", asked=name, model=card.name)
         return card
 
     async def _card(self, caller: Caller, name: str) -> model_pb2.ModelCard:
@@ -341,6 +406,8 @@ class Pipeline:
 
     async def _text_of(self, prompt: Prompt, card: model_pb2.ModelCard) -> str:
         """The prompt as the model gets it, whichever way it was given; without its images."""
+        if prompt.text is not None:
+            return prompt.text
         ids = without_placeholders(prompt.token_ids) if prompt.images else prompt.token_ids
         return await self._tokenizers.detokenize(card.digest, ids)
 

@@ -7,17 +7,18 @@ from collections.abc import Mapping
 from inferflux.common import policy_methods
 from inferflux.common.grpc_rules import REFLECTION_RULES, MethodRule, rules_of
 from inferflux.common.scopes import Scope
-from inferflux.v1 import admin_pb2, cluster_pb2, inference_pb2, model_pb2
+from inferflux.v1 import admin_pb2, cluster_pb2, embedding_pb2, inference_pb2, model_pb2
 
 from . import policy_servicer
 
 _INFERENCE = inference_pb2.DESCRIPTOR.services_by_name["InferenceService"]
+_EMBEDDING = embedding_pb2.DESCRIPTOR.services_by_name["EmbeddingService"]
 _MODELS = model_pb2.DESCRIPTOR.services_by_name["ModelService"]
 _CLUSTER = cluster_pb2.DESCRIPTOR.services_by_name["ClusterService"]
 _ADMIN = admin_pb2.DESCRIPTOR.services_by_name["AdminService"]
 
 INFERENCE = _INFERENCE.full_name
-SERVICE_NAMES = tuple(service.full_name for service in (_INFERENCE, _MODELS, _CLUSTER, _ADMIN))
+SERVICE_NAMES = tuple(service.full_name for service in (_INFERENCE, _EMBEDDING, _MODELS, _CLUSTER, _ADMIN))
 
 _WITH_PROMPTS = ("Chat", "Generate", "Tokenize", "Detokenize")
 # Beside its texts: roles, parameters, and one text more than is taken, so that validation can say so.
@@ -51,6 +52,7 @@ def rules(max_text_bytes: int) -> Mapping[str, MethodRule]:
     return {
         **inference,
         **{f"/{_INFERENCE.full_name}/{name}": with_prompt for name in _WITH_PROMPTS},
+        **dict(rules_of(_EMBEDDING, with_prompt)),
         **dict(rules_of(_MODELS, MethodRule(Scope.MODELS))),
         **ADMIN_RULES,
         **REFLECTION_RULES,

@@ -12,7 +12,13 @@ from inferflux.common.tracing import Kind, Span, Tracer, names, parse
 from inferflux.v1 import generation_pb2, scheduler_pb2
 
 # RPC -> what OpenTelemetry calls such an operation.
-_OPERATIONS: Final = {"Chat": "chat", "Generate": "text_completion", "Resume": "resume"}
+_OPERATIONS: Final = {
+    "Chat": "chat",
+    "Generate": "text_completion",
+    "Resume": "resume",
+    "Embed": "embeddings",
+    "Rerank": "rerank",
+}
 
 _FINISH_REASONS = frozenset({"stop", "length", "cancelled", "content_filter"})
 

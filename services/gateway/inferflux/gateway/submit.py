@@ -44,11 +44,16 @@ _REFUSED = frozenset({"REQUEST_ID_TAKEN", "QUEUE_FULL", "QUEUE_UNAVAILABLE", "ST
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """Token ids, the field they came from, and the images that some of them stand for."""
+    """Token ids, the field they came from, and the images that some of them stand for.
+
+    Attributes:
+        text: that they are of, where it is not to be told from them.
+    """
 
     token_ids: Sequence[int]
     field: str
     images: Sequence[generation_pb2.PromptImage] = ()
+    text: str | None = None
 
 
 def resolve(

@@ -258,6 +258,46 @@ class Tokenizer:
             return [self._vocab.bos, *ids]
         return ids
 
+    def tokenize_texts(
+        self, texts: Sequence[str], context_length: int, *, query: str | None, truncate: bool
+    ) -> list[list[int]]:
+        """Token ids of texts that are to be embedded, or ranked by how well they answer a query.
+
+        A pair is put together as llama.cpp's server does it: BOS, query, EOS, SEP, text, EOS, those that the
+        vocabulary wants.
+
+        Args:
+            truncate: whether what is beyond `context_length` tokens is cut off: of a text, not of the query.
+
+        Raises:
+            TokenizerFaultError: one cannot be tokenized, or the query leaves no room for a text.
+        """
+        if query is None:
+            whole = [self._plain(text, add_special=True) for text in texts]
+            return [self._cut(ids, context_length) for ids in whole] if truncate else whole
+        before, between, after = self._vocab.pair_marks
+        head = before + self._plain(query, add_special=False) + between
+        room = context_length - len(head) - len(after)
+        if truncate and room < 1:
+            message = f"the query has {len(head)} tokens; the context holds {context_length}"
+            raise TokenizerFaultError(tokenizer_pb2.TOKENIZER_FAULT_TOO_LONG, message)
+        bodies = (self._plain(text, add_special=False) for text in texts)
+        return [head + (body[:room] if truncate else body) + after for body in bodies]
+
+    def _plain(self, text: str, *, add_special: bool) -> list[int]:
+        try:
+            check_runs(text)
+            return self._vocab.tokenize(text.encode(), add_special=add_special, parse_special=False)
+        except VocabError as error:
+            raise TokenizerFaultError(tokenizer_pb2.TOKENIZER_FAULT_BAD_TEXT, str(error)) from None
+
+    def _cut(self, ids: list[int], context_length: int) -> list[int]:
+        """What fits, and the mark at the end where there was one."""
+        if len(ids) <= context_length:
+            return ids
+        end = ids[-1:] if ids[-1] in self._vocab.end_marks else []
+        return ids[: context_length - len(end)] + end
+
     def detokenize(self, token_ids: Sequence[int]) -> str:
         """The text of token ids; what is not UTF-8 is replaced.
 

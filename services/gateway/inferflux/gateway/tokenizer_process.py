@@ -83,6 +83,15 @@ class TokenizerServer:
         if kind == "detokenize":
             response.text = tokenizer.detokenize(request.detokenize.tokens.ids)
             return
+        if kind == "texts":
+            asked = request.texts
+            query = asked.query if asked.HasField("query") else None
+            response.texts.SetInParent()
+            for ids in tokenizer.tokenize_texts(
+                asked.texts, request.context_length, query=query, truncate=asked.truncate
+            ):
+                response.texts.texts.add(ids=ids)
+            return
         if kind == "chat":
             rendered = tokenizer.render(request.chat.messages, request.chat.tools)
             if rendered.n_images != len(request.chat.images):

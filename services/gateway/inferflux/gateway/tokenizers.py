@@ -100,6 +100,26 @@ class Tokenizers:
         request = tokenizer_pb2.TokenizerRequest(digest=digest, context_length=context_length, text=work)
         return (await self._model(digest).work(request, field=field)).tokens.ids
 
+    async def tokenize_texts(
+        self,
+        digest: str,
+        texts: Sequence[str],
+        context_length: int,
+        *,
+        field: str,
+        query: str | None = None,
+        truncate: bool = False,
+    ) -> list[Sequence[int]]:
+        """Token ids of texts to embed, or to rank by how well they answer `query`; raises as `render_chat`.
+
+        Args:
+            truncate: cut what is longer than the context. Otherwise some may be.
+        """
+        work = tokenizer_pb2.TokenizeTexts(texts=texts, query=query, truncate=truncate)
+        request = tokenizer_pb2.TokenizerRequest(digest=digest, context_length=context_length, texts=work)
+        answer = await self._model(digest).work(request, field=field)
+        return [tokens.ids for tokens in answer.texts.texts]
+
     async def detokenize(self, digest: str, token_ids: Sequence[int], *, field: str = "token_ids") -> str:
         """The text of token ids, which have to be in the vocabulary; raises as `render_chat`."""
         work = tokenizer_pb2.DetokenizeIds(tokens=inference_pb2.TokenIds(ids=token_ids))

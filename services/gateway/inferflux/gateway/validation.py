@@ -37,7 +37,7 @@ def check_messages(messages: Sequence[inference_pb2.ChatMessage], *, max_text_by
             )
         check_calls(message, f"messages[{i}]")
         total += sum(len(text.encode()) for text in texts_of(message))
-    _check_text_size(total, max_text_bytes, "messages")
+    check_text_size(total, max_text_bytes, "messages")
 
 
 def texts_of(message: inference_pb2.ChatMessage) -> Iterator[str]:
@@ -52,7 +52,7 @@ def check_text(text: str, *, max_text_bytes: int, field: str) -> None:
     """The text is there, and not too large."""
     if not text:
         raise InvalidArgument(f"{field} is empty", field=field)
-    _check_text_size(len(text.encode()), max_text_bytes, field)
+    check_text_size(len(text.encode()), max_text_bytes, field)
 
 
 def prompt_of(request: inference_pb2.GenerateRequest, *, max_text_bytes: int) -> str | Sequence[int]:
@@ -82,7 +82,8 @@ def check_prompt_length(n_tokens: int, card: model_pb2.ModelCard, *, field: str)
         )
 
 
-def _check_text_size(size: int, limit: int, field: str) -> None:
+def check_text_size(size: int, limit: int, field: str) -> None:
+    """Texts have this many bytes, and may have `limit`."""
     if size > limit:
         message = f"{size} bytes of text; at most {limit} are taken"
         raise InvalidArgument(message, field=field, reason="TEXT_TOO_LARGE")

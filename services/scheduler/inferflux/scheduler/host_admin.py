@@ -44,7 +44,11 @@ class ModelAdministration:
         name = request.name
         if request.path:
             register = host_pb2.RegisterModelFile(
-                path=request.path, name=name, is_pinned=request.is_pinned, aliases=request.aliases
+                path=request.path,
+                name=name,
+                is_pinned=request.is_pinned,
+                aliases=request.aliases,
+                role=request.role,
             )
             command = host_pb2.HostCommand(register=register, term=self._term)
             name = (await self._ask(host.host_id, command)).card.name

@@ -36,6 +36,7 @@ class Wish:
         context_length, slots, kv_cells, kv_bytes: None: as the host's settings say.
         devices: what is None in it: as the host's settings say.
         mmproj: its projector for images; None: it takes none.
+        role: unspecified: as the file says.
     """
 
     name: str
@@ -49,6 +50,7 @@ class Wish:
     is_own: bool = False
     devices: DeviceWish = NO_WISH
     mmproj: Projection | None = None
+    role: model_pb2.ModelRole.ValueType = model_pb2.MODEL_ROLE_UNSPECIFIED
 
     @property
     def _sizes(self) -> tuple[int | None, ...]:
@@ -70,6 +72,7 @@ class Wish:
             is_own=self.is_own or later.is_own,
             devices=self.devices.then(later.devices),
             mmproj=later.mmproj or self.mmproj,
+            role=self.role,
         )
 
 
@@ -110,6 +113,11 @@ class Known:
     @property
     def is_own(self) -> bool:
         return self.wish.is_own
+
+    @property
+    def role(self) -> model_pb2.ModelRole.ValueType:
+        """What it is there for."""
+        return self.wish.role or self.file.facts.role
 
     @property
     def is_held(self) -> bool:
@@ -194,6 +202,9 @@ class Catalog:
         if found is not None:
             if found.file.digest != known.file.digest:
                 message = f"host {self.host_id} has another model {known.name!r}: {found.file.path}"
+                raise AlreadyExists(message, reason="MODEL_NAME_TAKEN")
+            if known.wish.role and known.role != found.role:
+                message = f"host {self.host_id} has the model {known.name!r} in another role: forget it first"
                 raise AlreadyExists(message, reason="MODEL_NAME_TAKEN")
             wish = found.wish.then(known.wish)
             self._check_size(replace(found, wish=wish))

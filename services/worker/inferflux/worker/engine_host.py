@@ -13,6 +13,7 @@ from inferflux.common import logs
 from inferflux.common.captured import Captured, cause_in
 from inferflux.common.children import describe_end, wait_for_end
 from inferflux.common.frames import ParentEnd
+from inferflux.common.model_roles import embeds
 from inferflux.common.tasks import is_set_within
 from inferflux.v1 import engine_pb2
 
@@ -27,6 +28,9 @@ _MOST_FAILED_LOADS = 5
 # with anything else. A virtual core that sleeps may be given to another machine and come back late, so that
 # sleeping soon costs up to a third of the speed where its host is busy. This is some milliseconds.
 SPIN_COUNT = "100000"
+
+# What the process runs.
+ENGINE, EMBEDDER = "inferflux.worker.engine", "inferflux.worker.embedder"
 
 log = logs.get("worker.engine_host")
 
@@ -57,6 +61,7 @@ class EngineHost:
         load_limit_s: float,
     ) -> None:
         self._config = config
+        self._module = EMBEDDER if embeds(config.role) else ENGINE
         self._load_limit_s = load_limit_s
         self._on_report = on_report
         self._on_death = on_death
@@ -131,7 +136,7 @@ class EngineHost:
         inherited = (theirs.fileno(), lifeline_end)
         try:
             self._process = subprocess.Popen(  # noqa: ASYNC220 - returns when the child has begun
-                [sys.executable, "-m", "inferflux.worker.engine", *map(str, inherited)],
+                [sys.executable, "-m", self._module, *map(str, inherited)],
                 pass_fds=inherited,
                 stdin=subprocess.DEVNULL,
                 stderr=stderr.fileno(),

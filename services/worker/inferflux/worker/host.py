@@ -16,6 +16,7 @@ from inferflux.common import load_retries, logs
 from inferflux.common.checks import check_model_name
 from inferflux.common.errors import Aborted, InferFluxError, InvalidArgument
 from inferflux.common.hosts import MAX_ALIASES
+from inferflux.common.model_roles import embeds
 from inferflux.common.tasks import Background
 from inferflux.v1 import engine_pb2, generation_pb2, host_pb2, model_pb2
 
@@ -25,7 +26,7 @@ from .engine_host import EngineLoadError
 from .model_file import ModelFile, ModelFileError, probe_model_file
 from .model_host import ModelOptions
 from .model_worker import ModelWorker, Process
-from .needs import Asked, Needs, needs_of
+from .needs import EMBEDDING_SLOTS, EMBEDDING_TOKENS, Asked, Needs, embedder_needs_of, needs_of
 from .residents import ResidentTable
 from .settings import WorkerSettings
 
@@ -105,6 +106,9 @@ class Host:
         """
         needs = self._needs(wish, file)
         length = _first(wish.context_length, self._process.settings.context_length) or file.context_length
+        if embeds(wish.role or file.facts.role):
+            asked = _first(wish.context_length, self._process.settings.context_length)
+            length = min(asked or EMBEDDING_TOKENS, file.context_length)
         card = _card(wish, file, self._types, context_length=min(length, needs.cells))
         known = self.catalog.add(Known(wish, file, needs, card, since_unix_ms=_now_ms()))
         await self._offer(known)
@@ -125,6 +129,7 @@ class Host:
             name=wanted.name or path.name.removesuffix(".gguf"),
             aliases=tuple(wanted.aliases),
             is_pinned=wanted.is_pinned,
+            role=wanted.role,
         )
         check_model_name(wish.name, field="name")
         if len(wish.aliases) > MAX_ALIASES:
@@ -334,14 +339,17 @@ class Host:
 
     def _needs(self, wish: Wish, file: ModelFile) -> Needs:
         settings = self._process.settings
+        role = wish.role or file.facts.role
         asked = Asked(
             context_length=_first(wish.context_length, settings.context_length),
-            slots=_first(wish.slots, settings.slots),
+            slots=_slots(settings, wish, role),
             kv_cells=_first(wish.kv_cells, 0 if wish.kv_bytes else settings.kv_cells),
             kv_bytes=_first(wish.kv_bytes, 0 if wish.kv_cells else settings.kv_bytes),
             prefill_cells=settings.prefill_cells,
             types=self._types,
         )
+        if embeds(role):
+            return embedder_needs_of(file.size_bytes, file.context_length, file.facts, asked)
         weights = file.size_bytes + (wish.mmproj.size_bytes if wish.mmproj is not None else 0)
         return needs_of(
             weights,
@@ -371,8 +379,8 @@ def engine_config(settings: WorkerSettings, known: Known) -> engine_pb2.EngineCo
     wish, file = known.wish, known.file
     is_own = wish.is_own
     # Sizes of its own are in what it needs already.
-    takes_usual = is_own and not wish.has_sizes
-    slots = _first(wish.slots, settings.slots)
+    takes_usual = is_own and not wish.has_sizes and not embeds(known.role)
+    slots = _slots(settings, wish, known.role)
     devices = settings.device_wish.then(wish.devices)
     disk = settings.disk_path
     if disk is not None and not is_own:
@@ -388,6 +396,7 @@ def engine_config(settings: WorkerSettings, known: Known) -> engine_pb2.EngineCo
         disk_bytes=settings.disk_bytes,
         disk_prompt_tokens=settings.disk_prompt_tokens,
         model_digest=file.digest,
+        role=known.role,
         kv_cells=settings.kv_cells if takes_usual else known.needs.cells,
         kv_bytes=settings.kv_bytes if takes_usual else 0,
         kv_type_k=settings.kv_type_k,
@@ -431,6 +440,7 @@ def _decisive(config: engine_pb2.EngineConfig) -> engine_pb2.EngineConfig:
 def _card(wish: Wish, file: ModelFile, types: KvTypes, *, context_length: int) -> model_pb2.ModelCard:
     """What is known of a model before it was ever loaded. Requests are checked by it then."""
     facts = file.facts
+    role = wish.role or facts.role
     return model_pb2.ModelCard(
         name=wish.name,
         digest=file.digest,
@@ -441,11 +451,13 @@ def _card(wish: Wish, file: ModelFile, types: KvTypes, *, context_length: int) -
         parameters=facts.parameters,
         has_chat_template=facts.has_chat_template,
         # Whether llguidance takes the vocabulary is known once it was loaded; it takes nearly all.
-        can_constrain=True,
+        can_constrain=not embeds(role),
         quantization=facts.quantization,
         n_experts=facts.n_experts,
         n_active_experts=facts.n_active_experts,
-        kv_bytes_per_token=facts.kv_bytes_per_token(types),
+        kv_bytes_per_token=0 if embeds(role) else facts.kv_bytes_per_token(types),
+        role=role,
+        embedding_length=facts.embedding if role == model_pb2.MODEL_ROLE_EMBEDDING else 0,
         takes_images=wish.mmproj is not None,
         images=_image_shape(wish),
     )
@@ -470,7 +482,13 @@ def _learnt(before: model_pb2.ModelCard, engine: model_pb2.ModelCard) -> model_p
     card.can_constrain = engine.can_constrain
     card.takes_images = engine.takes_images
     card.images.CopyFrom(engine.images)
+    card.embedding_length = engine.embedding_length
     return card
+
+
+def _slots(settings: WorkerSettings, wish: Wish, role: model_pb2.ModelRole.ValueType) -> int:
+    """Requests of a model that run at once."""
+    return _first(wish.slots, EMBEDDING_SLOTS if embeds(role) else settings.slots)
 
 
 def _first(wanted: int | None, default: int) -> int:

@@ -29,6 +29,7 @@ _INTEGERS = {
     "expert_count": (0, 1 << 14),
     "expert_used_count": (0, 1 << 14),
     "vocab_size": (1, 1 << 24),
+    "pooling_type": (0, 1 << 4),
 }
 _NEEDED = ("context_length", "embedding_length", "block_count")
 

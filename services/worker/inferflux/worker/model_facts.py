@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from inferflux.v1 import model_pb2
+
 from .engine.kv_types import KvTypes
 from .gguf_header import Array, Buffer, Header, integers_of
 from .weight_parts import NO_PARTS, WeightParts
@@ -43,6 +45,22 @@ _TYPE_NAMES: Mapping[int, str] = {
     40: "NVFP4",
 }
 
+# Architectures for which llama.cpp makes no memory, and that embed.
+_ENCODERS = frozenset(
+    {
+        "bert",
+        "eurobert",
+        "gemma-embedding",
+        "jina-bert-v2",
+        "jina-bert-v3",
+        "modern-bert",
+        "neo-bert",
+        "nomic-bert",
+        "nomic-bert-moe",
+    }
+)
+_RANK = 4
+
 
 @dataclass(frozen=True, slots=True)
 class ModelFacts:
@@ -55,6 +73,8 @@ class ModelFacts:
     key_length, value_length: numbers of one head.
     has_window: whether some layers attend to the latest tokens alone.
     parts: what the weights take, by the part of the model.
+    pooling: how texts are pooled to vectors, by llama.cpp's number; -1 where the file does not say.
+    has_memory: whether it keeps keys and values: an encoder does not, and generates nothing.
     """
 
     parameters: int = 0
@@ -70,6 +90,8 @@ class ModelFacts:
     value_length: int = 0
     has_window: bool = False
     parts: WeightParts = NO_PARTS
+    pooling: int = -1
+    has_memory: bool = True
 
     @classmethod
     def from_json(cls, said: dict[str, Any]) -> ModelFacts:
@@ -83,6 +105,15 @@ class ModelFacts:
         heads = self.kv_heads[layer] if layer < len(self.kv_heads) else 0
         keys = types.key_type.bytes_of(heads * self.key_length)
         return keys + types.value_type.bytes_of(heads * self.value_length)
+
+    @property
+    def role(self) -> model_pb2.ModelRole.ValueType:
+        """What the file is made for: one that says how it pools is made for vectors, or for ranking."""
+        if self.pooling == _RANK:
+            return model_pb2.MODEL_ROLE_RERANK
+        if self.pooling > 0 or not self.has_memory:
+            return model_pb2.MODEL_ROLE_EMBEDDING
+        return model_pb2.MODEL_ROLE_GENERATION
 
     def kv_bytes_per_token(self, types: KvTypes) -> int:
         """The same of all layers together."""
@@ -119,6 +150,8 @@ def facts_of(view: Buffer, header: Header) -> ModelFacts:
         value_length=number("attention.value_length", width),
         has_window=number("attention.sliding_window") > 0,
         parts=header.parts.of(layers),
+        pooling=number("pooling_type", -1),
+        has_memory=architecture not in _ENCODERS,
     )
 
 

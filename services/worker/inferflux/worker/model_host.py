@@ -11,6 +11,7 @@ from typing import Protocol
 from inferflux.common import logs
 from inferflux.common.errors import InferFluxError, Unavailable
 from inferflux.common.images import unpacked
+from inferflux.common.model_roles import embeds
 from inferflux.common.prefixes.sharing import sharing_name
 from inferflux.common.tasks import Background, cancel_all, is_set_within
 from inferflux.v1 import device_pb2, engine_pb2, model_pb2, scheduler_pb2, worker_pb2
@@ -145,6 +146,7 @@ class ModelHost:
             quantization=file.facts.quantization,
             n_experts=file.facts.n_experts,
             n_active_experts=file.facts.n_active_experts,
+            role=options.engine.role,
         )
         self.residents = ResidentTable()
         self.rates = Rates()
@@ -373,6 +375,7 @@ class ModelHost:
             vocabulary_size=ready.vocabulary_size,
             constraint_error=ready.constraint_error,
             image_tokens=ready.images.tokens,
+            embeds=embeds(self._options.engine.role),
         )
         if ready.HasField("trials"):
             # For the engine after this one.
@@ -389,6 +392,8 @@ class ModelHost:
         self._metrics.runs_on(ready.device_context)
         self._metrics.cache_is(ready.kv_cells, ready.kv_bytes)
         self.card.can_constrain = not ready.constraint_error
+        if self.card.role == model_pb2.MODEL_ROLE_EMBEDDING:
+            self.card.embedding_length = ready.embedding_length
         self.why_not_ready = ""
         self.prefix_sharing, self.prefix_sharing_reason = ready.prefix_sharing, ready.prefix_sharing_reason
         self._metrics.shares(sharing_name(ready.prefix_sharing))

@@ -9,6 +9,7 @@ models:
     context: 8192
     slots: 8
     mmproj: vision.gguf    # what encodes images for it
+    role: generation       # or embedding, or rerank; by default as the file says
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 from inferflux.common.checks import MAX_MODEL_NAME_BYTES, MAX_SEQUENCES
 from inferflux.common.errors import InvalidArgument
 from inferflux.common.hosts import MAX_ALIASES, MAX_KNOWN
+from inferflux.common.model_roles import ROLES, RoleName
+from inferflux.v1 import model_pb2
 
 from .catalog import Wish
 from .device_wish import (
@@ -85,6 +88,7 @@ class _Entry(BaseModel):
     rpc_servers: Annotated[list[str], AfterValidator(_usable(servers_of))] | None = None
     gpu_flash_attention: Switch | None = None
     mmproj: str | None = Field(default=None, min_length=1)
+    role: RoleName | None = None
 
     @model_validator(mode="after")
     def _sized_once(self) -> Self:
@@ -151,4 +155,5 @@ def _wish(entry: _Entry, folder: Path) -> Wish:
             gpu_flash_attention=entry.gpu_flash_attention,
         ),
         mmproj=mmproj,
+        role=ROLES[entry.role] if entry.role else model_pb2.MODEL_ROLE_UNSPECIFIED,
     )

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from inferflux.common.embedding_limits import MAX_JOB_TOKENS
+
 from .engine.fit import (
     CELLS_PER_SLOT,
     FEWEST_CELLS,
@@ -21,6 +23,13 @@ _LOGIT_ROWS = 64
 _NUMBER_BYTES = 4
 # Python, numpy, llama.cpp and its buffers that do not depend on the model: measured with the demo model.
 PROCESS_BYTES = 120 << 20
+
+# Jobs that an embedder takes at once, unless something else is asked for: a slot costs it nothing.
+EMBEDDING_SLOTS = 64
+EMBEDDED_AT_ONCE = 64
+"""Most texts of one step of an embedder."""
+EMBEDDING_TOKENS = 2048
+"""Longest text of an embedder unless another context length is asked for, and the least of its batch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,4 +124,23 @@ def needs_of(
         cells=cells,
         kv=(cells + prefill) * CellShape(cell, PHYSICAL_BATCH).bytes,
         compute=PROCESS_BYTES + step_bytes(facts, cells),
+    )
+
+
+def embedder_needs_of(size_bytes: int, trained_length: int, facts: ModelFacts, asked: Asked) -> Needs:
+    """What a model takes that embeds or ranks. Its cells are the tokens of the jobs that it takes at once.
+
+    Its batch holds the longest text whole. A model that could generate keeps keys and values of it as well,
+    and logits of each of its tokens.
+    """
+    length = min(asked.context_length or EMBEDDING_TOKENS, trained_length)
+    batch = max(length, EMBEDDING_TOKENS)
+    widest = max(facts.feed_forward, 4 * facts.embedding)
+    step = batch * (2 * widest + 2 * batch) * _NUMBER_BYTES
+    logits = batch * facts.vocabulary_size * _NUMBER_BYTES if facts.has_memory else 0
+    return Needs(
+        weights=size_bytes,
+        cells=asked.slots * max(length, MAX_JOB_TOKENS),
+        kv=batch * facts.kv_bytes_per_token(asked.types) if facts.has_memory else 0,
+        compute=PROCESS_BYTES + step + logits,
     )

@@ -9,6 +9,7 @@ from collections import OrderedDict
 from dataclasses import dataclass, field
 
 from inferflux.common import subjects
+from inferflux.common.embedding_limits import check_task
 from inferflux.common.errors import InvalidArgument
 from inferflux.common.generation_limits import check_params
 from inferflux.common.heartbeats import MAX_REQUESTS
@@ -97,6 +98,7 @@ class Limits:
 
     Attributes:
         constraint_error: why answers cannot be constrained; "" if they can.
+        embeds: whether it takes texts to embed, and nothing else.
     """
 
     slots: int
@@ -106,6 +108,7 @@ class Limits:
     constraint_error: str = ""
     # Of each image; 0: none are taken.
     image_tokens: int = 0
+    embeds: bool = False
 
 
 class Refused(Exception):
@@ -314,6 +317,14 @@ def check_request(request: scheduler_pb2.InferenceRequest, limits: Limits) -> No
     Raises:
         Refused: INVALID, naming the field; NO_MEMORY, when the whole KV cache would not do.
     """
+    if request.HasField("embedding") or limits.embeds:
+        _check_texts(request, limits)
+    else:
+        _check_generation(request, limits)
+
+
+def _check_generation(request: scheduler_pb2.InferenceRequest, limits: Limits) -> None:
+    """As `check_request`, of one that generates."""
     ids = [*request.prompt_token_ids, *request.generated_token_ids]
     n_prompt = len(request.prompt_token_ids)
     params = request.params
@@ -342,5 +353,29 @@ def check_request(request: scheduler_pb2.InferenceRequest, limits: Limits) -> No
         raise Refused(worker_pb2.REFUSAL_REASON_INVALID, problem)
     try:
         check_params(params, vocabulary_size=limits.vocabulary_size)
+    except InvalidArgument as error:
+        raise Refused(worker_pb2.REFUSAL_REASON_INVALID, f"{error.field}: {error.message}") from None
+
+
+def _check_texts(request: scheduler_pb2.InferenceRequest, limits: Limits) -> None:
+    """As `check_request`, of a job that embeds or is here at an embedder."""
+    ids = request.prompt_token_ids[:]
+    problem = ""
+    if not (limits.embeds and request.HasField("embedding")):
+        problem = "the model generates, and the request is to be embedded"
+        if limits.embeds:
+            problem = "the model embeds, and the request is to be generated for"
+    elif len(ids) > limits.kv_cells:
+        raise Refused(
+            worker_pb2.REFUSAL_REASON_NO_MEMORY, f"{len(ids)} tokens wanted, {limits.kv_cells} in all"
+        )
+    elif not ids or min(ids) < 0 or max(ids) >= limits.vocabulary_size:
+        problem = f"token ids must be in [0, {limits.vocabulary_size})"
+    elif (longest := max(request.embedding.text_tokens, default=0)) > limits.context_length:
+        problem = f"a text of {longest} tokens exceeds the context of {limits.context_length}"
+    if problem:
+        raise Refused(worker_pb2.REFUSAL_REASON_INVALID, problem)
+    try:
+        check_task(request)
     except InvalidArgument as error:
         raise Refused(worker_pb2.REFUSAL_REASON_INVALID, f"{error.field}: {error.message}") from None

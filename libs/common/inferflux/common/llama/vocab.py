@@ -49,6 +49,7 @@ class Vocab:
         self.bos: int = llama.llama_vocab_bos(self._vocab)
         self.eos: int = llama.llama_vocab_eos(self._vocab)
         self.adds_bos: bool = bool(llama.llama_vocab_get_add_bos(self._vocab))
+        self.sep: int = llama.llama_vocab_sep(self._vocab)
         self.chat_template = _template(model, None)
         # Some models have another one for conversations with tools.
         self.tool_template = _template(model, b"tool_use")
@@ -98,6 +99,21 @@ class Vocab:
     def eog(self) -> frozenset[int]:
         """Token ids that end a generation."""
         return self._eog
+
+    @property
+    def end_marks(self) -> frozenset[int]:
+        """Token ids that may be put at the end of a text that is embedded."""
+        return frozenset({self.eos, self.sep} - {-1})
+
+    @property
+    def pair_marks(self) -> tuple[list[int], list[int], list[int]]:
+        """Token ids before a query, between it and a text, and after that, for a model that ranks."""
+        adds_eos = bool(llama.llama_vocab_get_add_eos(self._vocab))
+        adds_sep = bool(llama.llama_vocab_get_add_sep(self._vocab))
+        eos = self.sep if self.eos == -1 else self.eos
+        end = [eos] if adds_eos and eos >= 0 else []
+        separator = [self.sep] if adds_sep and self.sep >= 0 else []
+        return ([self.bos] if self.adds_bos and self.bos >= 0 else []), end + separator, end or separator
 
     @property
     def longest_token_bytes(self) -> int:

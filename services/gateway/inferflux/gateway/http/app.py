@@ -15,6 +15,7 @@ from inferflux.common.grpc_metadata import DECISION, GUARDRAIL, PRIORITY, REQUES
 from inferflux.common.probe import Probe
 from inferflux.common.rate_limits import HEADERS
 from inferflux.gateway.admin_methods import AdminMethod
+from inferflux.gateway.embeddings import Embeddings
 from inferflux.gateway.metrics import GatewayMetrics
 from inferflux.gateway.models import ModelRegistry
 from inferflux.gateway.pipeline import Pipeline
@@ -25,6 +26,7 @@ from .admin import AdminCall
 from .answering import Answering
 from .chat import ChatCompletions
 from .completions import Completions
+from .embeddings import CreateEmbeddings, Rerank
 from .endpoint import Edge, Endpoint, Handler, OpenEndpoint, OpenHandler, guarded
 from .exchange import Exchange
 from .generate import Generate
@@ -41,6 +43,7 @@ _PREFLIGHT_S = 600
 
 def build_app(
     pipeline: Pipeline,
+    embeddings: Embeddings,
     models: ModelRegistry,
     metrics: GatewayMetrics,
     probe: Probe,
@@ -79,6 +82,8 @@ def build_app(
             route(routes.RESPONSES, Responses(answering)),
             route(routes.GENERATE, Generate(answering, models)),
             WebSocketRoute(routes.GENERATE_SOCKET.path, WebSocketEndpoint(edge, answering, models)),
+            route(routes.EMBEDDINGS, CreateEmbeddings(embeddings)),
+            route(routes.RERANK, Rerank(embeddings)),
             route(routes.TOKENIZE, Tokenize(pipeline)),
             route(routes.DETOKENIZE, Detokenize(pipeline)),
             route(routes.LIST_MODELS, ListModels(models, created)),

@@ -59,6 +59,7 @@ _MOST_DEPTH = 4
 _LINE = 72
 _GROUPS = (
     ("Generate", ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/generate")),
+    ("Embed", ("/v1/embeddings", "/v1/rerank")),
     ("Tokens", ("/v1/tokenize", "/v1/detokenize")),
     ("Models", ("/v1/models",)),
     ("Health", ("/healthz", "/livez", "/readyz")),

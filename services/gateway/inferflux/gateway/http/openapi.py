@@ -20,7 +20,9 @@ from .openai.bodies import (
     ChatBody,
     CompletionBody,
     DetokenizeBody,
+    EmbeddingsBody,
     GenerateBody,
+    RerankBody,
     ResponsesBody,
     TokenizeBody,
 )
@@ -103,6 +105,10 @@ OPERATIONS: Sequence[Operation] = (
     ),
     Operation(
         "post", "/generate", "Stream the token chunks of a prompt.", "Generated", GenerateBody, streams=True
+    ),
+    Operation("post", "/v1/embeddings", "Give vectors of texts.", "Embeddings", EmbeddingsBody),
+    Operation(
+        "post", "/v1/rerank", "Order documents by how well they answer a query.", "Ranking", RerankBody
     ),
     Operation("post", "/v1/tokenize", "Count and list the tokens of a prompt.", "Tokenized", TokenizeBody),
     Operation("post", "/v1/detokenize", "Give the text of token ids.", "Detokenized", DetokenizeBody),

@@ -121,12 +121,41 @@ _ERROR = _object(
     error=_object(message=_TEXT, type=_TEXT, param=_or_null(_TEXT), code=_TEXT),
 )
 
+_TEXT_USAGE = _object(prompt_tokens=_COUNT, total_tokens=_COUNT)
+_RANKED: Schema = {
+    "type": "object",
+    "properties": {
+        "index": _COUNT,
+        "relevance_score": {"type": "number"},
+        "document": _object(text=_TEXT),
+    },
+    "required": ["index", "relevance_score"],
+}
+
 # By the names that operations call them.
 ANSWERS: dict[str, Schema] = {
     "ChatCompletion": _CHAT,
     "Completion": _COMPLETION,
     "Response": _RESPONSE,
     "Generated": _GENERATED,
+    "Embeddings": _object(
+        object={"const": "list"},
+        data=_array(
+            _object(
+                object={"const": "embedding"},
+                index=_COUNT,
+                embedding={"anyOf": [_array({"type": "number"}), _TEXT]},
+            )
+        ),
+        model=_TEXT,
+        usage=_TEXT_USAGE,
+    ),
+    "Ranking": _object(
+        object={"const": "list"},
+        model=_TEXT,
+        results=_array(_RANKED),
+        usage=_TEXT_USAGE,
+    ),
     "Tokenized": _object(count=_COUNT, max_model_len=_COUNT, tokens=_IDS),
     "Detokenized": _object(prompt=_TEXT),
     "Models": _object(object={"const": "list"}, data=_array(_ref("Model"))),

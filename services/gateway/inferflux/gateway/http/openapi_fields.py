@@ -21,6 +21,8 @@ EXAMPLES: Mapping[str, Schema] = {
     "/v1/completions": {"model": _MODEL, "prompt": "Once upon a time", "max_tokens": 40},
     "/v1/responses": {"model": _MODEL, "input": "What is the capital of France?"},
     "/generate": {"prompt": "Once upon a time", "max_tokens": 40, "stream": True},
+    "/v1/embeddings": {"model": "minilm", "input": ["Berlin is the capital of Germany."]},
+    "/v1/rerank": {"model": "reranker", "query": "capital of Germany", "documents": ["Berlin", "Paris"]},
     "/v1/tokenize": {"model": _MODEL, "prompt": "Once upon a time"},
     "/v1/detokenize": {"model": _MODEL, "tokens": [300, 301]},
 }
@@ -48,6 +50,8 @@ MEANINGS: Mapping[str, str] = {
     "best_of": "The value of n.",
     "context_management": "Conversations are not shortened.",
     "background": "Nothing runs after its call.",
+    "dimensions": "The first numbers of each vector alone, scaled to length 1.",
+    "documents": "Up to 2,048 texts, or objects with a text.",
     "dry_allowed_length": "DRY: shorter repetitions are not penalized. [2]",
     "dry_base": "DRY: the base of the penalty, 1 to 100. [1.75]",
     "dry_multiplier": "DRY: the factor of the penalty on prolonged repetitions, 0 to 100. [0]",
@@ -56,10 +60,11 @@ MEANINGS: Mapping[str, str] = {
     "dynatemp_exponent": "The temperature grows with this power of the entropy. [1]",
     "dynatemp_range": "How far the temperature goes below and above temperature by the entropy. [0]",
     "echo": "Whether the prompt's text precedes the answer.",
+    "encoding_format": "float, or base64: 32-bit floats, little-endian. [float]",
     "frequency_penalty": "Taken from a token's logit for each time it occurred, -2 to 2. [0]",
     "ignore_eos": "Go on past the model's own end.",
     "include": "What an answer has beside its items: message.output_text.logprobs.",
-    "input": "A text, or messages, calls, their outputs and reasoning.",
+    "input": "A text, or messages, calls, their outputs and reasoning; to embed: texts, or token ids.",
     "instructions": "A message of the developer before the input.",
     "logit_bias": "Added to logits, -100 to 100, by token id.",
     "logprobs": "Report log-probabilities: true in a chat, else how many alternatives, 0 to 20.",
@@ -78,9 +83,11 @@ MEANINGS: Mapping[str, str] = {
     "presence_penalty": "Taken once from the logit of a token that occurred, -2 to 2. [0]",
     "priority": "-100 to 100; higher is more urgent. Wins over service_tier. [0]",
     "prompt": "A text, or token ids; completions take a list of either.",
+    "query": "What the documents are to answer.",
     "reasoning": "How long a model reasons cannot be set.",
     "repeat_penalty": "Divides the logits of recent tokens, 0.01 to 10. [1]",
     "response_format": "text, json_object, or json_schema: the answer matches the schema.",
+    "return_documents": "Whether results have the documents. [false]",
     "seed": "The same seed gives the same answer.",
     "service_tier": "auto, default, flex or priority: a priority by name.",
     "skip_answer_cache": "Have the answer computed, and do not keep it for others.",
@@ -100,7 +107,9 @@ MEANINGS: Mapping[str, str] = {
     "top_k": "Sample from this many likely tokens; 0 is all. [40]",
     "top_logprobs": "How many alternatives to report of each token, 0 to 20.",
     "top_n_sigma": "Keep logits within this many standard deviations of the largest; 0 keeps all. [0]",
+    "top_n": "The best documents alone.",
     "top_p": "Sample from the likeliest tokens that reach this probability. [0.95]",
+    "truncate": "Cut what is longer than the context, instead of refusing it. [false]",
     "truncation": "A conversation that is too long is refused.",
     "typical_p": "Sample from tokens of typical information until they reach this probability. [1]",
     "verbosity": "How long an answer is cannot be set.",
@@ -156,4 +165,4 @@ def example_of(message: Descriptor) -> Schema:
 
 
 def _usual(fields: Sequence[FieldDescriptor]) -> Sequence[FieldDescriptor]:
-    return [field for field in fields if field.name in _SAMPLES]
+    return [field for field in fields if field.name in _SAMPLES and field.enum_type is None]

@@ -40,6 +40,8 @@ RESPONSES = RouteRule("POST", "/v1/responses", Scope.INFERENCE)
 GENERATE = RouteRule("POST", "/generate", Scope.INFERENCE)
 # A websocket; each of its messages is a request.
 GENERATE_SOCKET = RouteRule("WEBSOCKET", "/generate", Scope.INFERENCE)
+EMBEDDINGS = RouteRule("POST", "/v1/embeddings", Scope.INFERENCE)
+RERANK = RouteRule("POST", "/v1/rerank", Scope.INFERENCE)
 TOKENIZE = RouteRule("POST", "/v1/tokenize", Scope.INFERENCE)
 DETOKENIZE = RouteRule("POST", "/v1/detokenize", Scope.INFERENCE)
 LIST_MODELS = RouteRule("GET", "/v1/models", Scope.MODELS)
@@ -66,6 +68,8 @@ ROUTES = (
     RESPONSES,
     GENERATE,
     GENERATE_SOCKET,
+    EMBEDDINGS,
+    RERANK,
     TOKENIZE,
     DETOKENIZE,
     LIST_MODELS,

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from inferflux.common import admin_limits, checks
 from inferflux.common.cache_scope import check_cache_scope
 from inferflux.common.constraints.limits import MAX_FUNCTIONS
+from inferflux.common.embedding_limits import check_task
 from inferflux.common.epochs import MAX_EPOCH
 from inferflux.common.errors import InvalidArgument
 from inferflux.common.generation_limits import check_params, check_priority, check_token_ids
@@ -42,6 +43,8 @@ def check_job(request: scheduler_pb2.InferenceRequest) -> None:
     if generated and request.params.HasField("max_tokens") and len(generated) >= request.params.max_tokens:
         message = "generated_token_ids already reach params.max_tokens"
         raise InvalidArgument(message, field="generated_token_ids")
+    if request.HasField("embedding"):
+        check_task(request)
     check_priority(request.priority)
     checks.check_range(request.deadline_unix_ms, 0, 2**63 - 1, "deadline_unix_ms")
     checks.check_range(request.epoch, 0, MAX_EPOCH, "epoch")

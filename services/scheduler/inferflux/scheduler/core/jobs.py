@@ -210,6 +210,11 @@ class Job:
         return self.request.params.max_tokens
 
     @property
+    def longest_text(self) -> int:
+        """Tokens of the longest text that it embeds; 0 of one that generates."""
+        return max(self.request.embedding.text_tokens, default=0)
+
+    @property
     def is_constrained(self) -> bool:
         """Whether its answer has to have a certain form."""
         return self.request.params.HasField("constraint")

@@ -69,7 +69,8 @@ def cells_at_most(job: Job, context_length: int) -> int:
 
 def fits_context(job: Job, context_length: int) -> bool:
     """Whether prompt and answer fit; a context length of 0 is not known yet."""
-    return not context_length or job.prompt_tokens + new_tokens_at_least(job) <= context_length
+    wanted = job.longest_text or job.prompt_tokens + new_tokens_at_least(job)
+    return not context_length or wanted <= context_length
 
 
 def new_tokens_at_least(job: Job) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, FailFast, Field
 
@@ -212,6 +212,37 @@ class DetokenizeBody(Body):
 
     model: str
     tokens: Items[Int32]
+
+
+class EmbeddingsBody(Body):
+    """Of POST /v1/embeddings. The last group is not OpenAI's."""
+
+    model: str
+    input: str | Items[str] | Items[Int32] | Items[Items[Int32]]
+    encoding_format: Literal["float", "base64"] | None = None
+    dimensions: Int32 | None = None
+
+    truncate: bool | None = None
+    priority: Int32 | None = None
+
+
+class DocumentBody(Body):
+    """A document as an object, as Cohere's and Jina's APIs take them."""
+
+    text: str
+
+
+class RerankBody(Body):
+    """Of POST /v1/rerank, in the shape of Jina's API, which llama.cpp's server has."""
+
+    model: str
+    query: str
+    documents: Items[str | DocumentBody]
+    top_n: Int32 | None = None
+    return_documents: bool | None = None
+
+    truncate: bool | None = None
+    priority: Int32 | None = None
 
 
 class GenerateBody(SamplingBody):

@@ -1,0 +1,51 @@
+"""What a model is there for, and how people spell it. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final, Literal
+
+from inferflux.common.errors import InvalidArgument
+from inferflux.v1 import model_pb2
+
+RoleName = Literal["generation", "embedding", "rerank"]
+
+ROLES: Final[Mapping[RoleName, model_pb2.ModelRole.ValueType]] = {
+    "generation": model_pb2.MODEL_ROLE_GENERATION,
+    "embedding": model_pb2.MODEL_ROLE_EMBEDDING,
+    "rerank": model_pb2.MODEL_ROLE_RERANK,
+}
+
+_DOES = {
+    model_pb2.MODEL_ROLE_UNSPECIFIED: "generates",
+    model_pb2.MODEL_ROLE_GENERATION: "generates",
+    model_pb2.MODEL_ROLE_EMBEDDING: "embeds",
+    model_pb2.MODEL_ROLE_RERANK: "ranks",
+}
+_USE = {
+    model_pb2.MODEL_ROLE_UNSPECIFIED: "Chat and Generate",
+    model_pb2.MODEL_ROLE_GENERATION: "Chat and Generate",
+    model_pb2.MODEL_ROLE_EMBEDDING: "Embed, which is /v1/embeddings over HTTP",
+    model_pb2.MODEL_ROLE_RERANK: "Rerank, which is /v1/rerank over HTTP",
+}
+
+
+def embeds(role: model_pb2.ModelRole.ValueType) -> bool:
+    """Whether an embedder serves it."""
+    return role in (model_pb2.MODEL_ROLE_EMBEDDING, model_pb2.MODEL_ROLE_RERANK)
+
+
+def role_name(role: model_pb2.ModelRole.ValueType) -> RoleName:
+    """As people spell it."""
+    return next((name for name, known in ROLES.items() if known == role), "generation")
+
+
+def check_role(card: model_pb2.ModelCard, wanted: model_pb2.ModelRole.ValueType) -> None:
+    """A model can do what a request wants of it.
+
+    Raises:
+        InvalidArgument: it is there for something else; says for what.
+    """
+    if _DOES[card.role] != _DOES[wanted]:
+        message = f"the model {card.name} {_DOES[card.role]}: use {_USE[card.role]}"
+        raise InvalidArgument(message, field="model", reason="WRONG_MODEL_ROLE")

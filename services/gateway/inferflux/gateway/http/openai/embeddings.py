@@ -1,0 +1,103 @@
+"""Bodies of embeddings and of reranking, and their answers."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Iterator, Mapping
+
+from inferflux.common.errors import InvalidArgument
+from inferflux.common.vectors import Vector, packed
+from inferflux.gateway.embeddings import Embedded
+from inferflux.v1 import embedding_pb2, generation_pb2, inference_pb2
+
+from .answers import Json
+from .bodies import DocumentBody, EmbeddingsBody, RerankBody
+
+EMBEDDINGS_NAMES: Mapping[str, str] = {"inputs": "input"}
+
+
+def to_embed(body: EmbeddingsBody) -> embedding_pb2.EmbedRequest:
+    """Raises:
+    InvalidArgument: dimensions or priority is no number that can be.
+    """
+    request = embedding_pb2.EmbedRequest(
+        model=body.model, truncate=bool(body.truncate), priority=body.priority or 0
+    )
+    if body.dimensions is not None:
+        request.dimensions = _positive(body.dimensions, "dimensions")
+    for each in _inputs(body.input):
+        if isinstance(each, str):
+            request.inputs.add(text=each)
+        else:
+            request.inputs.add(token_ids=inference_pb2.TokenIds(ids=each))
+    return request
+
+
+def _inputs(given: str | list[str] | list[int] | list[list[int]]) -> Iterator[str | list[int]]:
+    """A text and a list of token ids are one input."""
+    if isinstance(given, str):
+        yield given
+        return
+    ids = [each for each in given if isinstance(each, int)]
+    if ids:
+        yield ids
+    for each in given:
+        if not isinstance(each, int):
+            yield each
+
+
+def of_embedded(embedded: Embedded, body: EmbeddingsBody) -> Json:
+    is_base64 = body.encoding_format == "base64"
+
+    def spelled(vector: Vector) -> object:
+        return base64.b64encode(packed(vector)).decode() if is_base64 else vector.tolist()
+
+    return {
+        "object": "list",
+        "data": [
+            {"object": "embedding", "index": i, "embedding": spelled(vector)}
+            for i, vector in enumerate(embedded.vectors)
+        ],
+        "model": embedded.model,
+        "usage": _usage(embedded.usage),
+    }
+
+
+def to_rerank(body: RerankBody) -> embedding_pb2.RerankRequest:
+    """Raises:
+    InvalidArgument: top_n is no number that can be.
+    """
+    request = embedding_pb2.RerankRequest(
+        model=body.model,
+        query=body.query,
+        documents=[_text(document) for document in body.documents],
+        truncate=bool(body.truncate),
+        priority=body.priority or 0,
+    )
+    if body.top_n is not None:
+        request.top_n = _positive(body.top_n, "top_n")
+    return request
+
+
+def of_rerank(answer: embedding_pb2.RerankResponse, body: RerankBody) -> Json:
+    results: list[Json] = []
+    for result in answer.results:
+        one: Json = {"index": result.index, "relevance_score": result.score}
+        if body.return_documents:
+            one["document"] = {"text": _text(body.documents[result.index])}
+        results.append(one)
+    return {"object": "list", "model": answer.model, "results": results, "usage": _usage(answer.usage)}
+
+
+def _text(document: str | DocumentBody) -> str:
+    return document if isinstance(document, str) else document.text
+
+
+def _positive(value: int, field: str) -> int:
+    if value < 1:
+        raise InvalidArgument(f"{field} must be at least 1, not {value}", field=field)
+    return value
+
+
+def _usage(usage: generation_pb2.Usage) -> Json:
+    return {"prompt_tokens": usage.prompt_tokens, "total_tokens": usage.prompt_tokens}
