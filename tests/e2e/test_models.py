@@ -11,9 +11,11 @@ import grpc.aio
 import openai
 import pytest
 from harness import audit
+from harness.adapters import write_adapter
 from harness.client import MODEL, Client, prompt
 from harness.http_client import HttpClient, openai_client
 from harness.inferctl import run
+from harness.worker import DEMO_MODEL
 
 from inferflux.cli.stack import Stack, StackOptions
 from inferflux.common.errors import from_rpc
@@ -222,3 +224,45 @@ async def test_a_standby_goes_on_where_a_model_is_being_loaded(stack: Stack, cli
         assert (await until(client, model_pb2.MODEL_STATE_READY)).workers == 1
     finally:
         await stack.restart(leader)
+
+
+async def test_an_adapter_is_added_chosen_listed_and_removed_while_its_model_serves(
+    stack: Stack, client: Client, env: dict[str, str], http: HttpClient, tmp_path: Path
+) -> None:
+    path = write_adapter(tmp_path / "odd.gguf", DEMO_MODEL, seed=1)
+    bad = tmp_path / "bad.gguf"
+    bad.write_bytes(path.read_bytes()[:-64])
+    running = asyncio.create_task(client.ask(prompt(max_tokens=300)))
+    refused = await run("models", "adapter", "add", MODEL, "bad", str(bad), env=env)
+    assert refused.returncode != 0
+    assert "cut off" in refused.stderr
+    added = await run("models", "adapter", "add", MODEL, "odd", str(path), env=env)
+    assert added.returncode == 0, added.stderr
+    assert ":odd" in added.stdout
+    assert len((await running).token_ids) == 300
+
+    async def said(model: str, **fields: str) -> list[int]:
+        asked = prompt(max_tokens=12)
+        asked.model = model
+        asked.MergeFrom(inference_pb2.GenerateRequest(**fields))
+        return list((await client.ask(asked)).token_ids)
+
+    plain, adapted = await said(MODEL), await said(f"{MODEL}:odd")
+    assert plain != adapted
+    assert await said(MODEL, adapter="odd") == adapted
+    assert await asyncio.gather(said(MODEL), said(f"{MODEL}:odd")) == [plain, adapted]
+    ids = [model["id"] for model in (await http.get("/v1/models")).json()["data"]]
+    assert f"{MODEL}:odd" in ids
+    body = {"model": f"{MODEL}:odd", "prompt": "Once", "max_tokens": 2}
+    answered = await http.post("/v1/completions", body)
+    assert answered.status == 200, answered.body
+    assert answered.headers["x-inferflux-model"] == f"{MODEL}:odd"
+    for name, status in ((f"{MODEL}:none", 404), ("nothing:odd", 404)):
+        assert (await http.post("/v1/completions", body | {"model": name})).status == status
+    narrow = HttpClient(http_port(stack), await key(http, "inference", models=(f"{MODEL}:odd",)))
+    assert (await narrow.post("/v1/completions", body)).status == 200
+    assert (await narrow.post("/v1/completions", body | {"model": MODEL})).status == 403
+    removed = await http.post("/v1/admin/RemoveAdapter", {"model": MODEL, "adapter": "odd"})
+    assert removed.status == 200, removed.body
+    assert (await http.post("/v1/completions", body)).status == 404
+    assert await said(MODEL) == plain

@@ -72,7 +72,8 @@ class ScriptedAdmin:
             self.fairness.version += 1
         if request.HasField("get_fairness") or request.HasField("set_fairness"):
             return scheduler_pb2.SchedulerAdminReply(fairness=self.fairness)
-        if name := request.load_model.name or request.unload_model.name:
+        adapter = request.add_adapter.model or request.remove_adapter.model
+        if name := request.load_model.name or request.unload_model.name or adapter:
             card = model_pb2.ModelCard(name=name)
             return scheduler_pb2.SchedulerAdminReply(model=model_pb2.Model(card=card))
         worker_id = request.drain.worker_id or request.get_drain.worker_id or request.clear_cache.worker_id

@@ -69,6 +69,7 @@ class CheckingCache:
     context_length = CONTEXT
     batch_tokens = 32
     shortest_suffix = 0
+    adapter_switches = 0
 
     def __init__(
         self,

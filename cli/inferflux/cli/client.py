@@ -167,6 +167,16 @@ class Client:
         reply = await self._call(self._models.UnloadModel, request)
         return reply.model
 
+    async def add_adapter(self, request: model_pb2.AddAdapterRequest) -> model_pb2.Model:
+        """Have a file become an adapter of a model; returns the model with it."""
+        reply = await self._call(self._models.AddAdapter, request, timeout_s=_LOAD_LIMIT_S)
+        return reply.model
+
+    async def remove_adapter(self, request: model_pb2.RemoveAdapterRequest) -> model_pb2.Model:
+        """Have requests not choose an adapter any more; returns the model without it."""
+        reply = await self._call(self._models.RemoveAdapter, request)
+        return reply.model
+
     async def only_model(self) -> str:
         """The name of the default model, else of one that is served, else of one that can be loaded.
 

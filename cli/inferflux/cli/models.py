@@ -26,6 +26,8 @@ _LOOK_INTERVAL_S = 0.2
 _GONE_S = 5.0
 
 models = typer.Typer(help="List models, have them loaded and unloaded.", invoke_without_command=True)
+adapter = typer.Typer(help="Add LoRA adapters to models, and remove them.", no_args_is_help=True)
+models.add_typer(adapter, name="adapter")
 
 Host = Annotated[
     str,
@@ -123,6 +125,49 @@ def unload(
             request.forget = True
             model = await client.unload_model(request)
         _show(model, as_json=as_json)
+
+    with_client(run, endpoint, api_key, state_dir)
+
+
+@adapter.command("add")
+def add_adapter(
+    model: Annotated[str, typer.Argument(help="A known model.")],
+    name: Annotated[str, typer.Argument(help="What requests call it: MODEL:NAME.")],
+    file: Annotated[str, typer.Argument(help="A LoRA file in GGUF, on the machine of the model's worker.")],
+    scale: Annotated[float, typer.Option(help="By how much its changes are multiplied.")] = 1.0,
+    host: Annotated[str, typer.Option("--host", metavar="WORKER", help="On this worker process alone.")] = "",
+    as_json: AsJson = False,
+    endpoint: Endpoint = "",
+    api_key: ApiKey = "",
+    state_dir: StateDirectory = None,
+) -> None:
+    """Make a LoRA file an adapter of a model, while it serves. One of the same name is replaced."""
+    path = str(Path(file).expanduser().resolve())
+    request = model_pb2.AddAdapterRequest(model=model, adapter=name, path=path, scale=scale, host_id=host)
+
+    async def run(client: Client) -> None:
+        _show(await client.add_adapter(request), as_json=as_json)
+
+    with_client(run, endpoint, api_key, state_dir)
+
+
+@adapter.command("rm")
+def remove_adapter(
+    model: Annotated[str, typer.Argument(help="The model.")],
+    name: Annotated[str, typer.Argument(help="The adapter.")],
+    host: Annotated[
+        str, typer.Option("--host", metavar="WORKER", help="From this worker process alone.")
+    ] = "",
+    as_json: AsJson = False,
+    endpoint: Endpoint = "",
+    api_key: ApiKey = "",
+    state_dir: StateDirectory = None,
+) -> None:
+    """Forget an adapter of a model: what runs with it ends with it. The file stays."""
+    request = model_pb2.RemoveAdapterRequest(model=model, adapter=name, host_id=host)
+
+    async def run(client: Client) -> None:
+        _show(await client.remove_adapter(request), as_json=as_json)
 
     with_client(run, endpoint, api_key, state_dir)
 

@@ -55,9 +55,10 @@ def models_table(models: Sequence[model_pb2.Model]) -> Table:
 
 
 def _names(model: model_pb2.Model) -> str:
-    """Its name, the others below it, and what else is said of it."""
+    """Its name, the others and its adapters below it, and what else is said of it."""
     marks = [mark for mark, holds in (("default", model.is_default), ("pinned", model.is_pinned)) if holds]
     lines = [f"[bold]{escape(model.card.name)}[/]", *(f"[dim]{escape(alias)}[/]" for alias in model.aliases)]
+    lines += [f"[cyan]:{escape(adapter.name)}[/]" for adapter in model.card.adapters]
     return "\n".join([*lines, *(f"[dim]({mark})[/]" for mark in marks)])
 
 

@@ -37,6 +37,8 @@ def plain(key_id: str) -> dict[str, dict[str, Any]]:
         "ClearCache": {"worker_id": "worker-1"},
         "LoadModel": {"name": "m"},
         "UnloadModel": {"name": "m"},
+        "AddAdapter": {"model": "m", "adapter": "a", "path": "/a.gguf"},
+        "RemoveAdapter": {"model": "m", "adapter": "a"},
         "CreateApiKey": {"tenant": "described", "name": "x", "scopes": ["models"]},
         "ListApiKeys": {"tenant": "described", "page_size": 5},
         "RevokeApiKey": {"key_id": "key_0123456789abcdef"},

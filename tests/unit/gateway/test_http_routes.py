@@ -35,7 +35,8 @@ def test_every_rpc_of_administrators_is_a_path_with_its_scope() -> None:
     assert len(ADMIN) == len(ADMIN_METHODS) == len(ADMIN_RULES)
     own = {"InferenceService", "EmbeddingService", "ModelService", "ServerReflection"}
     theirs = {path for path in rules(1000) if path.split("/")[1].rpartition(".")[2] not in own}
-    theirs |= {"/inferflux.v1.ModelService/LoadModel", "/inferflux.v1.ModelService/UnloadModel"}
+    changes = ("LoadModel", "UnloadModel", "AddAdapter", "RemoveAdapter")
+    theirs |= {f"/inferflux.v1.ModelService/{name}" for name in changes}
     assert theirs == set(ADMIN_RULES)
     assert {name: rule.scope for name, rule in ADMIN.items()} == {
         path.rpartition("/")[2]: rule.scope for path, rule in ADMIN_RULES.items()

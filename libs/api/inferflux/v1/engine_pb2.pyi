@@ -60,6 +60,7 @@ class EngineConfig(_message.Message):
     TRIALS_FIELD_NUMBER: _builtins.int
     PLACEMENT_FIELD_NUMBER: _builtins.int
     ROLE_FIELD_NUMBER: _builtins.int
+    ADAPTERS_FIELD_NUMBER: _builtins.int
     model_path: _builtins.str
     worker_id: _builtins.str
     slots: _builtins.int
@@ -113,6 +114,10 @@ class EngineConfig(_message.Message):
 
     @_builtins.property
     def placement(self) -> _device_pb2.DevicePlacement: ...
+    @_builtins.property
+    def adapters(self) -> _containers.RepeatedCompositeFieldContainer[Global___EngineAdapter]:
+        """Loaded with the model."""
+
     def __init__(
         self,
         *,
@@ -147,10 +152,11 @@ class EngineConfig(_message.Message):
         trials: Global___EngineTrials | None = ...,
         placement: _device_pb2.DevicePlacement | None = ...,
         role: _model_pb2.ModelRole.ValueType = ...,
+        adapters: _abc.Iterable[Global___EngineAdapter] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_prefill_cells", b"_prefill_cells", "placement", b"placement", "prefill_cells", b"prefill_cells", "trials", b"trials"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_prefill_cells", b"_prefill_cells", "batch_tokens", b"batch_tokens", "context_length", b"context_length", "disk_bytes", b"disk_bytes", "disk_path", b"disk_path", "disk_prompt_tokens", b"disk_prompt_tokens", "draft_model_path", b"draft_model_path", "flash_attention", b"flash_attention", "gpu_layers", b"gpu_layers", "host_bytes", b"host_bytes", "host_eviction", b"host_eviction", "image_bytes", b"image_bytes", "kv_bytes", b"kv_bytes", "kv_cells", b"kv_cells", "kv_type_k", b"kv_type_k", "kv_type_v", b"kv_type_v", "max_itl_factor", b"max_itl_factor", "mmproj_digest", b"mmproj_digest", "mmproj_path", b"mmproj_path", "model_digest", b"model_digest", "model_path", b"model_path", "placement", b"placement", "prefill_cells", b"prefill_cells", "prefix_cache", b"prefix_cache", "role", b"role", "sequences", b"sequences", "slots", b"slots", "speculation", b"speculation", "step_limit_s", b"step_limit_s", "threads", b"threads", "trials", b"trials", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_prefill_cells", b"_prefill_cells", "adapters", b"adapters", "batch_tokens", b"batch_tokens", "context_length", b"context_length", "disk_bytes", b"disk_bytes", "disk_path", b"disk_path", "disk_prompt_tokens", b"disk_prompt_tokens", "draft_model_path", b"draft_model_path", "flash_attention", b"flash_attention", "gpu_layers", b"gpu_layers", "host_bytes", b"host_bytes", "host_eviction", b"host_eviction", "image_bytes", b"image_bytes", "kv_bytes", b"kv_bytes", "kv_cells", b"kv_cells", "kv_type_k", b"kv_type_k", "kv_type_v", b"kv_type_v", "max_itl_factor", b"max_itl_factor", "mmproj_digest", b"mmproj_digest", "mmproj_path", b"mmproj_path", "model_digest", b"model_digest", "model_path", b"model_path", "placement", b"placement", "prefill_cells", b"prefill_cells", "prefix_cache", b"prefix_cache", "role", b"role", "sequences", b"sequences", "slots", b"slots", "speculation", b"speculation", "step_limit_s", b"step_limit_s", "threads", b"threads", "trials", b"trials", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__prefill_cells: _TypeAlias = _typing.Literal["prefill_cells"]  # noqa: Y015
     _WhichOneofArgType__prefill_cells: _TypeAlias = _typing.Literal["_prefill_cells", b"_prefill_cells"]  # noqa: Y015
@@ -272,6 +278,78 @@ class EngineTiming(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___EngineTiming: _TypeAlias = EngineTiming  # noqa: Y015
+
+@_typing.final
+class EngineAdapter(_message.Message):
+    """A LoRA adapter. Requests name it by its digest."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DIGEST_FIELD_NUMBER: _builtins.int
+    PATH_FIELD_NUMBER: _builtins.int
+    SCALE_FIELD_NUMBER: _builtins.int
+    digest: _builtins.str
+    path: _builtins.str
+    scale: _builtins.float
+    def __init__(
+        self,
+        *,
+        digest: _builtins.str = ...,
+        path: _builtins.str = ...,
+        scale: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["digest", b"digest", "path", b"path", "scale", b"scale"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___EngineAdapter: _TypeAlias = EngineAdapter  # noqa: Y015
+
+@_typing.final
+class EngineUnloadAdapter(_message.Message):
+    """Frees an adapter as soon as no request has it."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DIGEST_FIELD_NUMBER: _builtins.int
+    digest: _builtins.str
+    def __init__(
+        self,
+        *,
+        digest: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["digest", b"digest"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___EngineUnloadAdapter: _TypeAlias = EngineUnloadAdapter  # noqa: Y015
+
+@_typing.final
+class EngineAdapterLoaded(_message.Message):
+    """An adapter can be used now, or it cannot: `error` says why."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DIGEST_FIELD_NUMBER: _builtins.int
+    ERROR_FIELD_NUMBER: _builtins.int
+    digest: _builtins.str
+    error: _builtins.str
+    def __init__(
+        self,
+        *,
+        digest: _builtins.str = ...,
+        error: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["digest", b"digest", "error", b"error"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___EngineAdapterLoaded: _TypeAlias = EngineAdapterLoaded  # noqa: Y015
 
 @_typing.final
 class EngineCancel(_message.Message):
@@ -477,6 +555,8 @@ class EngineCommand(_message.Message):
     CLEAR_CACHE_FIELD_NUMBER: _builtins.int
     REPORT_CACHE_FIELD_NUMBER: _builtins.int
     IMAGE_FIELD_NUMBER: _builtins.int
+    LOAD_ADAPTER_FIELD_NUMBER: _builtins.int
+    UNLOAD_ADAPTER_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def load(self) -> Global___EngineConfig: ...
     @_builtins.property
@@ -495,6 +575,10 @@ class EngineCommand(_message.Message):
     def report_cache(self) -> Global___EngineReportCache: ...
     @_builtins.property
     def image(self) -> Global___EngineImage: ...
+    @_builtins.property
+    def load_adapter(self) -> Global___EngineAdapter: ...
+    @_builtins.property
+    def unload_adapter(self) -> Global___EngineUnloadAdapter: ...
     def __init__(
         self,
         *,
@@ -507,12 +591,14 @@ class EngineCommand(_message.Message):
         clear_cache: Global___EngineClearCache | None = ...,
         report_cache: Global___EngineReportCache | None = ...,
         image: Global___EngineImage | None = ...,
+        load_adapter: Global___EngineAdapter | None = ...,
+        unload_adapter: Global___EngineUnloadAdapter | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["cancel", b"cancel", "clear_cache", b"clear_cache", "command", b"command", "deschedule", b"deschedule", "flush", b"flush", "image", b"image", "load", b"load", "report_cache", b"report_cache", "resume", b"resume", "start", b"start"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["cancel", b"cancel", "clear_cache", b"clear_cache", "command", b"command", "deschedule", b"deschedule", "flush", b"flush", "image", b"image", "load", b"load", "load_adapter", b"load_adapter", "report_cache", b"report_cache", "resume", b"resume", "start", b"start", "unload_adapter", b"unload_adapter"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cancel", b"cancel", "clear_cache", b"clear_cache", "command", b"command", "deschedule", b"deschedule", "flush", b"flush", "image", b"image", "load", b"load", "report_cache", b"report_cache", "resume", b"resume", "start", b"start"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cancel", b"cancel", "clear_cache", b"clear_cache", "command", b"command", "deschedule", b"deschedule", "flush", b"flush", "image", b"image", "load", b"load", "load_adapter", b"load_adapter", "report_cache", b"report_cache", "resume", b"resume", "start", b"start", "unload_adapter", b"unload_adapter"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_command: _TypeAlias = _typing.Literal["load", "start", "cancel", "deschedule", "resume", "flush", "clear_cache", "report_cache", "image"]  # noqa: Y015
+    _WhichOneofReturnType_command: _TypeAlias = _typing.Literal["load", "start", "cancel", "deschedule", "resume", "flush", "clear_cache", "report_cache", "image", "load_adapter", "unload_adapter"]  # noqa: Y015
     _WhichOneofArgType_command: _TypeAlias = _typing.Literal["command", b"command"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_command) -> _WhichOneofReturnType_command | None: ...
 
@@ -540,6 +626,7 @@ class EngineReady(_message.Message):
     DEVICE_CONTEXT_FIELD_NUMBER: _builtins.int
     IMAGES_FIELD_NUMBER: _builtins.int
     EMBEDDING_LENGTH_FIELD_NUMBER: _builtins.int
+    ADAPTERS_FIELD_NUMBER: _builtins.int
     kv_cells: _builtins.int
     context_length: _builtins.int
     vocabulary_size: _builtins.int
@@ -571,6 +658,10 @@ class EngineReady(_message.Message):
     def images(self) -> _generation_pb2.ImageShape:
         """How prompts hold images."""
 
+    @_builtins.property
+    def adapters(self) -> _containers.RepeatedCompositeFieldContainer[Global___EngineAdapterLoaded]:
+        """Those of EngineConfig."""
+
     def __init__(
         self,
         *,
@@ -592,10 +683,11 @@ class EngineReady(_message.Message):
         device_context: _device_pb2.DeviceContext | None = ...,
         images: _generation_pb2.ImageShape | None = ...,
         embedding_length: _builtins.int = ...,
+        adapters: _abc.Iterable[Global___EngineAdapterLoaded] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["device_context", b"device_context", "images", b"images", "trials", b"trials"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["constraint_error", b"constraint_error", "context_length", b"context_length", "device_context", b"device_context", "disk_error", b"disk_error", "embedding_length", b"embedding_length", "has_chat_template", b"has_chat_template", "images", b"images", "kv_bytes", b"kv_bytes", "kv_cells", b"kv_cells", "parameters", b"parameters", "prefill_cells", b"prefill_cells", "prefill_context_error", b"prefill_context_error", "prefix_sharing", b"prefix_sharing", "prefix_sharing_reason", b"prefix_sharing_reason", "slots", b"slots", "speculation_error", b"speculation_error", "trials", b"trials", "vocabulary_size", b"vocabulary_size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapters", b"adapters", "constraint_error", b"constraint_error", "context_length", b"context_length", "device_context", b"device_context", "disk_error", b"disk_error", "embedding_length", b"embedding_length", "has_chat_template", b"has_chat_template", "images", b"images", "kv_bytes", b"kv_bytes", "kv_cells", b"kv_cells", "parameters", b"parameters", "prefill_cells", b"prefill_cells", "prefill_context_error", b"prefill_context_error", "prefix_sharing", b"prefix_sharing", "prefix_sharing_reason", b"prefix_sharing_reason", "slots", b"slots", "speculation_error", b"speculation_error", "trials", b"trials", "vocabulary_size", b"vocabulary_size"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -882,6 +974,8 @@ class StepStats(_message.Message):
     IMAGES_ENCODED_FIELD_NUMBER: _builtins.int
     IMAGE_HITS_FIELD_NUMBER: _builtins.int
     IMAGE_BYTES_FIELD_NUMBER: _builtins.int
+    ADAPTER_DIGEST_FIELD_NUMBER: _builtins.int
+    ADAPTER_SWITCHES_FIELD_NUMBER: _builtins.int
     prefill_tokens: _builtins.int
     decode_tokens: _builtins.int
     decode_us: _builtins.int
@@ -933,6 +1027,9 @@ class StepStats(_message.Message):
     """Since the last report: images that were encoded, and those that were found encoded. What is kept of them."""
     image_hits: _builtins.int
     image_bytes: _builtins.int
+    adapter_digest: _builtins.str
+    """The adapter of the step; empty: none. And how often the adapter of a context was changed since the last report."""
+    adapter_switches: _builtins.int
     @_builtins.property
     def host(self) -> Global___TierStats: ...
     @_builtins.property
@@ -977,10 +1074,12 @@ class StepStats(_message.Message):
         images_encoded: _builtins.int = ...,
         image_hits: _builtins.int = ...,
         image_bytes: _builtins.int = ...,
+        adapter_digest: _builtins.str = ...,
+        adapter_switches: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["disk", b"disk", "host", b"host"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted_draft_tokens", b"accepted_draft_tokens", "cached_sequences", b"cached_sequences", "decode_tokens", b"decode_tokens", "decode_us", b"decode_us", "disk", b"disk", "draft_tokens", b"draft_tokens", "drafts", b"drafts", "host", b"host", "image_bytes", b"image_bytes", "image_hits", b"image_hits", "images_encoded", b"images_encoded", "kv_cells_cached", b"kv_cells_cached", "kv_cells_high_water", b"kv_cells_high_water", "kv_cells_holes", b"kv_cells_holes", "kv_cells_reserved", b"kv_cells_reserved", "kv_cells_shared", b"kv_cells_shared", "kv_cells_used", b"kv_cells_used", "kv_cells_width", b"kv_cells_width", "kv_compactions", b"kv_compactions", "parked", b"parked", "prefill_tokens", b"prefill_tokens", "prefix_evictions", b"prefix_evictions", "prefix_hits", b"prefix_hits", "prefix_matched_tokens", b"prefix_matched_tokens", "prefix_partial_hits", b"prefix_partial_hits", "prefix_queries", b"prefix_queries", "recomputes", b"recomputes", "retried_found_tokens", b"retried_found_tokens", "retried_tokens", b"retried_tokens", "sequences", b"sequences", "step_us", b"step_us", "swap_bytes_used", b"swap_bytes_used", "swap_ins", b"swap_ins", "swap_outs", b"swap_outs", "swapped", b"swapped"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted_draft_tokens", b"accepted_draft_tokens", "adapter_digest", b"adapter_digest", "adapter_switches", b"adapter_switches", "cached_sequences", b"cached_sequences", "decode_tokens", b"decode_tokens", "decode_us", b"decode_us", "disk", b"disk", "draft_tokens", b"draft_tokens", "drafts", b"drafts", "host", b"host", "image_bytes", b"image_bytes", "image_hits", b"image_hits", "images_encoded", b"images_encoded", "kv_cells_cached", b"kv_cells_cached", "kv_cells_high_water", b"kv_cells_high_water", "kv_cells_holes", b"kv_cells_holes", "kv_cells_reserved", b"kv_cells_reserved", "kv_cells_shared", b"kv_cells_shared", "kv_cells_used", b"kv_cells_used", "kv_cells_width", b"kv_cells_width", "kv_compactions", b"kv_compactions", "parked", b"parked", "prefill_tokens", b"prefill_tokens", "prefix_evictions", b"prefix_evictions", "prefix_hits", b"prefix_hits", "prefix_matched_tokens", b"prefix_matched_tokens", "prefix_partial_hits", b"prefix_partial_hits", "prefix_queries", b"prefix_queries", "recomputes", b"recomputes", "retried_found_tokens", b"retried_found_tokens", "retried_tokens", b"retried_tokens", "sequences", b"sequences", "step_us", b"step_us", "swap_bytes_used", b"swap_bytes_used", "swap_ins", b"swap_ins", "swap_outs", b"swap_outs", "swapped", b"swapped"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1001,6 +1100,7 @@ class StepReport(_message.Message):
     LEDGER_REPAIRS_FIELD_NUMBER: _builtins.int
     CLEARED_FIELD_NUMBER: _builtins.int
     WANTED_IMAGES_FIELD_NUMBER: _builtins.int
+    ADAPTERS_FIELD_NUMBER: _builtins.int
     disk_error: _builtins.str
     """Why the disk tier is not written to for a while; empty otherwise."""
     draft_model_error: _builtins.str
@@ -1027,6 +1127,8 @@ class StepReport(_message.Message):
     def wanted_images(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Objects of images that requests wait for: answered by EngineImage."""
 
+    @_builtins.property
+    def adapters(self) -> _containers.RepeatedCompositeFieldContainer[Global___EngineAdapterLoaded]: ...
     def __init__(
         self,
         *,
@@ -1041,10 +1143,11 @@ class StepReport(_message.Message):
         ledger_repairs: _abc.Iterable[_builtins.str] | None = ...,
         cleared: _abc.Iterable[Global___EngineCacheCleared] | None = ...,
         wanted_images: _abc.Iterable[_builtins.str] | None = ...,
+        adapters: _abc.Iterable[Global___EngineAdapterLoaded] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["stats", b"stats"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached", b"cached", "cleared", b"cleared", "disk_error", b"disk_error", "draft_model_error", b"draft_model_error", "emissions", b"emissions", "finished", b"finished", "ledger_repairs", b"ledger_repairs", "prefilled", b"prefilled", "residences", b"residences", "stats", b"stats", "wanted_images", b"wanted_images"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapters", b"adapters", "cached", b"cached", "cleared", b"cleared", "disk_error", b"disk_error", "draft_model_error", b"draft_model_error", "emissions", b"emissions", "finished", b"finished", "ledger_repairs", b"ledger_repairs", "prefilled", b"prefilled", "residences", b"residences", "stats", b"stats", "wanted_images", b"wanted_images"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

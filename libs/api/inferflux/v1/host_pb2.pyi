@@ -156,6 +156,8 @@ class HostCommand(_message.Message):
     UNLOAD_FIELD_NUMBER: _builtins.int
     REGISTER_FIELD_NUMBER: _builtins.int
     FORGET_FIELD_NUMBER: _builtins.int
+    REGISTER_ADAPTER_FIELD_NUMBER: _builtins.int
+    FORGET_ADAPTER_FIELD_NUMBER: _builtins.int
     TERM_FIELD_NUMBER: _builtins.int
     term: _builtins.int
     """Of the scheduler's lease: an older term than was seen is refused."""
@@ -167,6 +169,10 @@ class HostCommand(_message.Message):
     def register(self) -> Global___RegisterModelFile: ...
     @_builtins.property
     def forget(self) -> Global___ForgetModelFile: ...
+    @_builtins.property
+    def register_adapter(self) -> Global___RegisterAdapterFile: ...
+    @_builtins.property
+    def forget_adapter(self) -> Global___ForgetAdapter: ...
     def __init__(
         self,
         *,
@@ -174,13 +180,15 @@ class HostCommand(_message.Message):
         unload: Global___UnloadHostedModel | None = ...,
         register: Global___RegisterModelFile | None = ...,
         forget: Global___ForgetModelFile | None = ...,
+        register_adapter: Global___RegisterAdapterFile | None = ...,
+        forget_adapter: Global___ForgetAdapter | None = ...,
         term: _builtins.int = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["command", b"command", "forget", b"forget", "load", b"load", "register", b"register", "unload", b"unload"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["command", b"command", "forget", b"forget", "forget_adapter", b"forget_adapter", "load", b"load", "register", b"register", "register_adapter", b"register_adapter", "unload", b"unload"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["command", b"command", "forget", b"forget", "load", b"load", "register", b"register", "term", b"term", "unload", b"unload"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["command", b"command", "forget", b"forget", "forget_adapter", b"forget_adapter", "load", b"load", "register", b"register", "register_adapter", b"register_adapter", "term", b"term", "unload", b"unload"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_command: _TypeAlias = _typing.Literal["load", "unload", "register", "forget"]  # noqa: Y015
+    _WhichOneofReturnType_command: _TypeAlias = _typing.Literal["load", "unload", "register", "forget", "register_adapter", "forget_adapter"]  # noqa: Y015
     _WhichOneofArgType_command: _TypeAlias = _typing.Literal["command", b"command"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_command) -> _WhichOneofReturnType_command | None: ...
 
@@ -284,6 +292,60 @@ class ForgetModelFile(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ForgetModelFile: _TypeAlias = ForgetModelFile  # noqa: Y015
+
+@_typing.final
+class RegisterAdapterFile(_message.Message):
+    """Makes a file on the host's machine an adapter of a model. The file is read and checked first. An adapter of that
+    name is replaced: requests that have begun with the former one end with it.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MODEL_FIELD_NUMBER: _builtins.int
+    NAME_FIELD_NUMBER: _builtins.int
+    PATH_FIELD_NUMBER: _builtins.int
+    SCALE_FIELD_NUMBER: _builtins.int
+    model: _builtins.str
+    name: _builtins.str
+    path: _builtins.str
+    scale: _builtins.float
+    def __init__(
+        self,
+        *,
+        model: _builtins.str = ...,
+        name: _builtins.str = ...,
+        path: _builtins.str = ...,
+        scale: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["model", b"model", "name", b"name", "path", b"path", "scale", b"scale"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RegisterAdapterFile: _TypeAlias = RegisterAdapterFile  # noqa: Y015
+
+@_typing.final
+class ForgetAdapter(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MODEL_FIELD_NUMBER: _builtins.int
+    NAME_FIELD_NUMBER: _builtins.int
+    model: _builtins.str
+    name: _builtins.str
+    def __init__(
+        self,
+        *,
+        model: _builtins.str = ...,
+        name: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["model", b"model", "name", b"name"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ForgetAdapter: _TypeAlias = ForgetAdapter  # noqa: Y015
 
 @_typing.final
 class HostReply(_message.Message):

@@ -270,6 +270,7 @@ class ChatRequest(_message.Message):
     TOOLS_FIELD_NUMBER: _builtins.int
     TOOL_CHOICE_FIELD_NUMBER: _builtins.int
     PARALLEL_TOOL_CALLS_FIELD_NUMBER: _builtins.int
+    ADAPTER_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     priority: _builtins.int
     """Higher is more urgent; 0 is ordinary."""
@@ -281,6 +282,8 @@ class ChatRequest(_message.Message):
     """Neither takes the answer from the answer cache nor keeps it there."""
     parallel_tool_calls: _builtins.bool
     """Whether an answer may have several calls; unset means yes."""
+    adapter: _builtins.str
+    """An adapter of the model, where `model` does not name it: `model:adapter`."""
     @_builtins.property
     def messages(self) -> _containers.RepeatedCompositeFieldContainer[Global___ChatMessage]: ...
     @_builtins.property
@@ -303,10 +306,11 @@ class ChatRequest(_message.Message):
         tools: _abc.Iterable[Global___Tool] | None = ...,
         tool_choice: Global___ToolChoice | None = ...,
         parallel_tool_calls: _builtins.bool | None = ...,
+        adapter: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_parallel_tool_calls", b"_parallel_tool_calls", "parallel_tool_calls", b"parallel_tool_calls", "params", b"params", "tool_choice", b"tool_choice"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_parallel_tool_calls", b"_parallel_tool_calls", "messages", b"messages", "model", b"model", "parallel_tool_calls", b"parallel_tool_calls", "params", b"params", "priority", b"priority", "resume_window_s", b"resume_window_s", "skip_answer_cache", b"skip_answer_cache", "tool_choice", b"tool_choice", "tools", b"tools"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_parallel_tool_calls", b"_parallel_tool_calls", "adapter", b"adapter", "messages", b"messages", "model", b"model", "parallel_tool_calls", b"parallel_tool_calls", "params", b"params", "priority", b"priority", "resume_window_s", b"resume_window_s", "skip_answer_cache", b"skip_answer_cache", "tool_choice", b"tool_choice", "tools", b"tools"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__parallel_tool_calls: _TypeAlias = _typing.Literal["parallel_tool_calls"]  # noqa: Y015
     _WhichOneofArgType__parallel_tool_calls: _TypeAlias = _typing.Literal["_parallel_tool_calls", b"_parallel_tool_calls"]  # noqa: Y015
@@ -431,6 +435,7 @@ class GenerateRequest(_message.Message):
     PRIORITY_FIELD_NUMBER: _builtins.int
     RESUME_WINDOW_S_FIELD_NUMBER: _builtins.int
     SKIP_ANSWER_CACHE_FIELD_NUMBER: _builtins.int
+    ADAPTER_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     text: _builtins.str
     text_bytes: _builtins.bytes
@@ -440,6 +445,8 @@ class GenerateRequest(_message.Message):
     resume_window_s: _builtins.int
     """As in ChatRequest."""
     skip_answer_cache: _builtins.bool
+    """As in ChatRequest."""
+    adapter: _builtins.str
     """As in ChatRequest."""
     @_builtins.property
     def token_ids(self) -> Global___TokenIds: ...
@@ -456,10 +463,11 @@ class GenerateRequest(_message.Message):
         priority: _builtins.int = ...,
         resume_window_s: _builtins.int = ...,
         skip_answer_cache: _builtins.bool = ...,
+        adapter: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["params", b"params", "prompt", b"prompt", "text", b"text", "text_bytes", b"text_bytes", "token_ids", b"token_ids"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["model", b"model", "params", b"params", "priority", b"priority", "prompt", b"prompt", "resume_window_s", b"resume_window_s", "skip_answer_cache", b"skip_answer_cache", "text", b"text", "text_bytes", b"text_bytes", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter", b"adapter", "model", b"model", "params", b"params", "priority", b"priority", "prompt", b"prompt", "resume_window_s", b"resume_window_s", "skip_answer_cache", b"skip_answer_cache", "text", b"text", "text_bytes", b"text_bytes", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_prompt: _TypeAlias = _typing.Literal["text", "text_bytes", "token_ids"]  # noqa: Y015
     _WhichOneofArgType_prompt: _TypeAlias = _typing.Literal["prompt", b"prompt"]  # noqa: Y015

@@ -25,39 +25,49 @@ _sym_db = _symbol_database.Default()
 from inferflux.v1 import generation_pb2 as inferflux_dot_v1_dot_generation__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18inferflux/v1/model.proto\x12\x0cinferflux.v1\x1a\x1dinferflux/v1/generation.proto\"\xaa\x03\n\tModelCard\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06\x64igest\x18\x02 \x01(\t\x12\x16\n\x0e\x63ontext_length\x18\x03 \x01(\r\x12\x14\n\x0c\x61rchitecture\x18\x04 \x01(\t\x12\x12\n\nparameters\x18\x05 \x01(\x04\x12\x12\n\nsize_bytes\x18\x06 \x01(\x04\x12\x17\n\x0fvocabulary_size\x18\x07 \x01(\r\x12\x19\n\x11has_chat_template\x18\x08 \x01(\x08\x12\x15\n\rcan_constrain\x18\x14 \x01(\x08\x12\x14\n\x0cquantization\x18( \x01(\t\x12\x11\n\tn_experts\x18) \x01(\r\x12\x18\n\x10n_active_experts\x18* \x01(\r\x12\x1a\n\x12kv_bytes_per_token\x18+ \x01(\x04\x12\x14\n\x0ctakes_images\x18n \x01(\x08\x12(\n\x06images\x18o \x01(\x0b\x32\x18.inferflux.v1.ImageShape\x12%\n\x04role\x18\x64 \x01(\x0e\x32\x17.inferflux.v1.ModelRole\x12\x18\n\x10\x65mbedding_length\x18\x65 \x01(\r\"\xda\x01\n\x05Model\x12%\n\x04\x63\x61rd\x18\x01 \x01(\x0b\x32\x17.inferflux.v1.ModelCard\x12\x0f\n\x07workers\x18\x02 \x01(\r\x12\'\n\x05state\x18\x03 \x01(\x0e\x32\x18.inferflux.v1.ModelState\x12\x0e\n\x06reason\x18\x04 \x01(\t\x12\x0f\n\x07\x61liases\x18\x05 \x03(\t\x12\x12\n\nis_default\x18\x06 \x01(\x08\x12\x11\n\tis_pinned\x18\x07 \x01(\x08\x12(\n\x06places\x18\x08 \x03(\x0b\x32\x18.inferflux.v1.ModelPlace\"\xab\x01\n\nModelPlace\x12\x0f\n\x07host_id\x18\x01 \x01(\t\x12\'\n\x05state\x18\x02 \x01(\x0e\x32\x18.inferflux.v1.ModelState\x12\x0e\n\x06reason\x18\x03 \x01(\t\x12\x15\n\rsince_unix_ms\x18\x04 \x01(\x03\x12\x13\n\x0bneeds_bytes\x18\x05 \x01(\x04\x12\x16\n\rretry_unix_ms\x18\x96\x01 \x01(\x03\x12\x0f\n\x06\x64igest\x18\x97\x01 \x01(\t\"\x13\n\x11ListModelsRequest\"9\n\x12ListModelsResponse\x12#\n\x06models\x18\x01 \x03(\x0b\x32\x13.inferflux.v1.Model\"\x1f\n\x0fGetModelRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"6\n\x10GetModelResponse\x12\"\n\x05model\x18\x01 \x01(\x0b\x32\x13.inferflux.v1.Model\"\x8a\x01\n\x10LoadModelRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0c\n\x04path\x18\x02 \x01(\t\x12\x0f\n\x07host_id\x18\x03 \x01(\t\x12\x11\n\tis_pinned\x18\x04 \x01(\x08\x12\x0f\n\x07\x61liases\x18\x05 \x03(\t\x12%\n\x04role\x18\x64 \x01(\x0e\x32\x17.inferflux.v1.ModelRole\"7\n\x11LoadModelResponse\x12\"\n\x05model\x18\x01 \x01(\x0b\x32\x13.inferflux.v1.Model\"C\n\x12UnloadModelRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07host_id\x18\x02 \x01(\t\x12\x0e\n\x06\x66orget\x18\x03 \x01(\x08\"9\n\x13UnloadModelResponse\x12\"\n\x05model\x18\x01 \x01(\x0b\x32\x13.inferflux.v1.Model*s\n\tModelRole\x12\x1a\n\x16MODEL_ROLE_UNSPECIFIED\x10\x00\x12\x19\n\x15MODEL_ROLE_GENERATION\x10\x01\x12\x18\n\x14MODEL_ROLE_EMBEDDING\x10\x02\x12\x15\n\x11MODEL_ROLE_RERANK\x10\x03*\xa8\x01\n\nModelState\x12\x1b\n\x17MODEL_STATE_UNSPECIFIED\x10\x00\x12\x1a\n\x16MODEL_STATE_REGISTERED\x10\x01\x12\x17\n\x13MODEL_STATE_LOADING\x10\x02\x12\x15\n\x11MODEL_STATE_READY\x10\x03\x12\x16\n\x12MODEL_STATE_FAILED\x10\x04\x12\x19\n\x15MODEL_STATE_UNLOADING\x10\x05\x32\xcc\x02\n\x0cModelService\x12O\n\nListModels\x12\x1f.inferflux.v1.ListModelsRequest\x1a .inferflux.v1.ListModelsResponse\x12I\n\x08GetModel\x12\x1d.inferflux.v1.GetModelRequest\x1a\x1e.inferflux.v1.GetModelResponse\x12L\n\tLoadModel\x12\x1e.inferflux.v1.LoadModelRequest\x1a\x1f.inferflux.v1.LoadModelResponse\x12R\n\x0bUnloadModel\x12 .inferflux.v1.UnloadModelRequest\x1a!.inferflux.v1.UnloadModelResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18inferflux/v1/model.proto\x12\x0cinferflux.v1\x1a\x1dinferflux/v1/generation.proto\"\xd7\x03\n\tModelCard\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06\x64igest\x18\x02 \x01(\t\x12\x16\n\x0e\x63ontext_length\x18\x03 \x01(\r\x12\x14\n\x0c\x61rchitecture\x18\x04 \x01(\t\x12\x12\n\nparameters\x18\x05 \x01(\x04\x12\x12\n\nsize_bytes\x18\x06 \x01(\x04\x12\x17\n\x0fvocabulary_size\x18\x07 \x01(\r\x12\x19\n\x11has_chat_template\x18\x08 \x01(\x08\x12\x15\n\rcan_constrain\x18\x14 \x01(\x08\x12\x14\n\x0cquantization\x18( \x01(\t\x12\x11\n\tn_experts\x18) \x01(\r\x12\x18\n\x10n_active_experts\x18* \x01(\r\x12\x1a\n\x12kv_bytes_per_token\x18+ \x01(\x04\x12\x14\n\x0ctakes_images\x18n \x01(\x08\x12(\n\x06images\x18o \x01(\x0b\x32\x18.inferflux.v1.ImageShape\x12%\n\x04role\x18\x64 \x01(\x0e\x32\x17.inferflux.v1.ModelRole\x12\x18\n\x10\x65mbedding_length\x18\x65 \x01(\r\x12+\n\x08\x61\x64\x61pters\x18x \x03(\x0b\x32\x19.inferflux.v1.AdapterCard\"N\n\x0b\x41\x64\x61pterCard\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06\x64igest\x18\x02 \x01(\t\x12\r\n\x05scale\x18\x03 \x01(\x01\x12\x12\n\nsize_bytes\x18\x04 \x01(\x04\"\xda\x01\n\x05Model\x12%\n\x04\x63\x61rd\x18\x01 \x01(\x0b\x32\x17.inferflux.v1.ModelCard\x12\x0f\n\x07workers\x18\x02 \x01(\r\x12\'\n\x05state\x18\x03 \x01(\x0e\x32\x18.inferflux.v1.ModelState\x12\x0e\n\x06reason\x18\x04 \x01(\t\x12\x0f\n\x07\x61liases\x18\x05 \x03(\t\x12\x12\n\nis_default\x18\x06 \x01(\x08\x12\x11\n\tis_pinned\x18\x07 \x01(\x08\x12(\n\x06places\x18\x08 \x03(\x0b\x32\x18.inferflux.v1.ModelPlace\"\xab\x01\n\nModelPlace\x12\x0f\n\x07host_id\x18\x01 \x01(\t\x12\'\n\x05state\x18\x02 \x01(\x0e\x32\x18.inferflux.v1.ModelState\x12\x0e\n\x06reason\x18\x03 \x01(\t\x12\x15\n\rsince_unix_ms\x18\x04 \x01(\x03\x12\x13\n\x0bneeds_bytes\x18\x05 \x01(\x04\x12\x16\n\rretry_unix_ms\x18\x96\x01 \x01(\x03\x12\x0f\n\x06\x64igest\x18\x97\x01 \x01(\t\"\x13\n\x11ListModelsRequest\"9\n\x12ListModelsResponse\x12#\n\x06models\x18\x01 \x03(\x0b\x32\x13.inferflux.v1.Model\"\x1f\n\x0fGetModelRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"6\n\x10GetModelResponse\x12\"\n\x05model\x18\x01 \x01(\x0b\x32\x13.inferflux.v1.Model\"\x8a\x01\n\x10LoadModelRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0c\n\x04path\x18\x02 \x01(\t\x12\x0f\n\x07host_id\x18\x03 \x01(\t\x12\x11\n\tis_pinned\x18\x04 \x01(\x08\x12\x0f\n\x07\x61liases\x18\x05 \x03(\t\x12%\n\x04role\x18\x64 \x01(\x0e\x32\x17.inferflux.v1.ModelRole\"7\n\x11LoadModelResponse\x12\"\n\x05model\x18\x01 \x01(\x0b\x32\x13.inferflux.v1.Model\"C\n\x12UnloadModelRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07host_id\x18\x02 \x01(\t\x12\x0e\n\x06\x66orget\x18\x03 \x01(\x08\"9\n\x13UnloadModelResponse\x12\"\n\x05model\x18\x01 \x01(\x0b\x32\x13.inferflux.v1.Model\"p\n\x11\x41\x64\x64\x41\x64\x61pterRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x61pter\x18\x02 \x01(\t\x12\x0c\n\x04path\x18\x03 \x01(\t\x12\x12\n\x05scale\x18\x04 \x01(\x01H\x00\x88\x01\x01\x12\x0f\n\x07host_id\x18\x05 \x01(\tB\x08\n\x06_scale\"8\n\x12\x41\x64\x64\x41\x64\x61pterResponse\x12\"\n\x05model\x18\x01 \x01(\x0b\x32\x13.inferflux.v1.Model\"G\n\x14RemoveAdapterRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x61pter\x18\x02 \x01(\t\x12\x0f\n\x07host_id\x18\x03 \x01(\t\";\n\x15RemoveAdapterResponse\x12\"\n\x05model\x18\x01 \x01(\x0b\x32\x13.inferflux.v1.Model*s\n\tModelRole\x12\x1a\n\x16MODEL_ROLE_UNSPECIFIED\x10\x00\x12\x19\n\x15MODEL_ROLE_GENERATION\x10\x01\x12\x18\n\x14MODEL_ROLE_EMBEDDING\x10\x02\x12\x15\n\x11MODEL_ROLE_RERANK\x10\x03*\xa8\x01\n\nModelState\x12\x1b\n\x17MODEL_STATE_UNSPECIFIED\x10\x00\x12\x1a\n\x16MODEL_STATE_REGISTERED\x10\x01\x12\x17\n\x13MODEL_STATE_LOADING\x10\x02\x12\x15\n\x11MODEL_STATE_READY\x10\x03\x12\x16\n\x12MODEL_STATE_FAILED\x10\x04\x12\x19\n\x15MODEL_STATE_UNLOADING\x10\x05\x32\xf7\x03\n\x0cModelService\x12O\n\nListModels\x12\x1f.inferflux.v1.ListModelsRequest\x1a .inferflux.v1.ListModelsResponse\x12I\n\x08GetModel\x12\x1d.inferflux.v1.GetModelRequest\x1a\x1e.inferflux.v1.GetModelResponse\x12L\n\tLoadModel\x12\x1e.inferflux.v1.LoadModelRequest\x1a\x1f.inferflux.v1.LoadModelResponse\x12R\n\x0bUnloadModel\x12 .inferflux.v1.UnloadModelRequest\x1a!.inferflux.v1.UnloadModelResponse\x12O\n\nAddAdapter\x12\x1f.inferflux.v1.AddAdapterRequest\x1a .inferflux.v1.AddAdapterResponse\x12X\n\rRemoveAdapter\x12\".inferflux.v1.RemoveAdapterRequest\x1a#.inferflux.v1.RemoveAdapterResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'inferflux.v1.model_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_MODELROLE']._serialized_start=1392
-  _globals['_MODELROLE']._serialized_end=1507
-  _globals['_MODELSTATE']._serialized_start=1510
-  _globals['_MODELSTATE']._serialized_end=1678
+  _globals['_MODELROLE']._serialized_start=1823
+  _globals['_MODELROLE']._serialized_end=1938
+  _globals['_MODELSTATE']._serialized_start=1941
+  _globals['_MODELSTATE']._serialized_end=2109
   _globals['_MODELCARD']._serialized_start=74
-  _globals['_MODELCARD']._serialized_end=500
-  _globals['_MODEL']._serialized_start=503
-  _globals['_MODEL']._serialized_end=721
-  _globals['_MODELPLACE']._serialized_start=724
-  _globals['_MODELPLACE']._serialized_end=895
-  _globals['_LISTMODELSREQUEST']._serialized_start=897
-  _globals['_LISTMODELSREQUEST']._serialized_end=916
-  _globals['_LISTMODELSRESPONSE']._serialized_start=918
-  _globals['_LISTMODELSRESPONSE']._serialized_end=975
-  _globals['_GETMODELREQUEST']._serialized_start=977
-  _globals['_GETMODELREQUEST']._serialized_end=1008
-  _globals['_GETMODELRESPONSE']._serialized_start=1010
-  _globals['_GETMODELRESPONSE']._serialized_end=1064
-  _globals['_LOADMODELREQUEST']._serialized_start=1067
-  _globals['_LOADMODELREQUEST']._serialized_end=1205
-  _globals['_LOADMODELRESPONSE']._serialized_start=1207
-  _globals['_LOADMODELRESPONSE']._serialized_end=1262
-  _globals['_UNLOADMODELREQUEST']._serialized_start=1264
-  _globals['_UNLOADMODELREQUEST']._serialized_end=1331
-  _globals['_UNLOADMODELRESPONSE']._serialized_start=1333
-  _globals['_UNLOADMODELRESPONSE']._serialized_end=1390
-  _globals['_MODELSERVICE']._serialized_start=1681
-  _globals['_MODELSERVICE']._serialized_end=2013
+  _globals['_MODELCARD']._serialized_end=545
+  _globals['_ADAPTERCARD']._serialized_start=547
+  _globals['_ADAPTERCARD']._serialized_end=625
+  _globals['_MODEL']._serialized_start=628
+  _globals['_MODEL']._serialized_end=846
+  _globals['_MODELPLACE']._serialized_start=849
+  _globals['_MODELPLACE']._serialized_end=1020
+  _globals['_LISTMODELSREQUEST']._serialized_start=1022
+  _globals['_LISTMODELSREQUEST']._serialized_end=1041
+  _globals['_LISTMODELSRESPONSE']._serialized_start=1043
+  _globals['_LISTMODELSRESPONSE']._serialized_end=1100
+  _globals['_GETMODELREQUEST']._serialized_start=1102
+  _globals['_GETMODELREQUEST']._serialized_end=1133
+  _globals['_GETMODELRESPONSE']._serialized_start=1135
+  _globals['_GETMODELRESPONSE']._serialized_end=1189
+  _globals['_LOADMODELREQUEST']._serialized_start=1192
+  _globals['_LOADMODELREQUEST']._serialized_end=1330
+  _globals['_LOADMODELRESPONSE']._serialized_start=1332
+  _globals['_LOADMODELRESPONSE']._serialized_end=1387
+  _globals['_UNLOADMODELREQUEST']._serialized_start=1389
+  _globals['_UNLOADMODELREQUEST']._serialized_end=1456
+  _globals['_UNLOADMODELRESPONSE']._serialized_start=1458
+  _globals['_UNLOADMODELRESPONSE']._serialized_end=1515
+  _globals['_ADDADAPTERREQUEST']._serialized_start=1517
+  _globals['_ADDADAPTERREQUEST']._serialized_end=1629
+  _globals['_ADDADAPTERRESPONSE']._serialized_start=1631
+  _globals['_ADDADAPTERRESPONSE']._serialized_end=1687
+  _globals['_REMOVEADAPTERREQUEST']._serialized_start=1689
+  _globals['_REMOVEADAPTERREQUEST']._serialized_end=1760
+  _globals['_REMOVEADAPTERRESPONSE']._serialized_start=1762
+  _globals['_REMOVEADAPTERRESPONSE']._serialized_end=1821
+  _globals['_MODELSERVICE']._serialized_start=2112
+  _globals['_MODELSERVICE']._serialized_end=2615
 # @@protoc_insertion_point(module_scope)

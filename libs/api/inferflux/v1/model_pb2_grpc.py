@@ -54,6 +54,16 @@ class ModelServiceStub:
                 request_serializer=inferflux_dot_v1_dot_model__pb2.UnloadModelRequest.SerializeToString,
                 response_deserializer=inferflux_dot_v1_dot_model__pb2.UnloadModelResponse.FromString,
                 _registered_method=True)
+        self.AddAdapter = channel.unary_unary(
+                '/inferflux.v1.ModelService/AddAdapter',
+                request_serializer=inferflux_dot_v1_dot_model__pb2.AddAdapterRequest.SerializeToString,
+                response_deserializer=inferflux_dot_v1_dot_model__pb2.AddAdapterResponse.FromString,
+                _registered_method=True)
+        self.RemoveAdapter = channel.unary_unary(
+                '/inferflux.v1.ModelService/RemoveAdapter',
+                request_serializer=inferflux_dot_v1_dot_model__pb2.RemoveAdapterRequest.SerializeToString,
+                response_deserializer=inferflux_dot_v1_dot_model__pb2.RemoveAdapterResponse.FromString,
+                _registered_method=True)
 
 
 class ModelServiceServicer:
@@ -84,6 +94,21 @@ class ModelServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def AddAdapter(self, request, context):
+        """Makes a LoRA file an adapter of a known model. Answers when it is known: where the model is loaded, a moment
+        later requests may choose it. Other requests run on meanwhile.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def RemoveAdapter(self, request, context):
+        """Requests that have begun with the adapter end with it; others cannot choose it any more. The file stays.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_ModelServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -106,6 +131,16 @@ def add_ModelServiceServicer_to_server(servicer, server):
                     servicer.UnloadModel,
                     request_deserializer=inferflux_dot_v1_dot_model__pb2.UnloadModelRequest.FromString,
                     response_serializer=inferflux_dot_v1_dot_model__pb2.UnloadModelResponse.SerializeToString,
+            ),
+            'AddAdapter': grpc.unary_unary_rpc_method_handler(
+                    servicer.AddAdapter,
+                    request_deserializer=inferflux_dot_v1_dot_model__pb2.AddAdapterRequest.FromString,
+                    response_serializer=inferflux_dot_v1_dot_model__pb2.AddAdapterResponse.SerializeToString,
+            ),
+            'RemoveAdapter': grpc.unary_unary_rpc_method_handler(
+                    servicer.RemoveAdapter,
+                    request_deserializer=inferflux_dot_v1_dot_model__pb2.RemoveAdapterRequest.FromString,
+                    response_serializer=inferflux_dot_v1_dot_model__pb2.RemoveAdapterResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -216,6 +251,60 @@ class ModelService:
             '/inferflux.v1.ModelService/UnloadModel',
             inferflux_dot_v1_dot_model__pb2.UnloadModelRequest.SerializeToString,
             inferflux_dot_v1_dot_model__pb2.UnloadModelResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def AddAdapter(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/inferflux.v1.ModelService/AddAdapter',
+            inferflux_dot_v1_dot_model__pb2.AddAdapterRequest.SerializeToString,
+            inferflux_dot_v1_dot_model__pb2.AddAdapterResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RemoveAdapter(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/inferflux.v1.ModelService/RemoveAdapter',
+            inferflux_dot_v1_dot_model__pb2.RemoveAdapterRequest.SerializeToString,
+            inferflux_dot_v1_dot_model__pb2.RemoveAdapterResponse.FromString,
             options,
             channel_credentials,
             insecure,

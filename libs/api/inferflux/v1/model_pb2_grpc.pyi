@@ -36,6 +36,12 @@ class ModelServiceStub:
     LoadModel: _grpc.UnaryUnaryMultiCallable[_model_pb2.LoadModelRequest, _model_pb2.LoadModelResponse]
     """Has a host load a model. Answers as soon as loading has begun: GetModel tells when it is ready, or why it failed."""
     UnloadModel: _grpc.UnaryUnaryMultiCallable[_model_pb2.UnloadModelRequest, _model_pb2.UnloadModelResponse]
+    AddAdapter: _grpc.UnaryUnaryMultiCallable[_model_pb2.AddAdapterRequest, _model_pb2.AddAdapterResponse]
+    """Makes a LoRA file an adapter of a known model. Answers when it is known: where the model is loaded, a moment
+    later requests may choose it. Other requests run on meanwhile.
+    """
+    RemoveAdapter: _grpc.UnaryUnaryMultiCallable[_model_pb2.RemoveAdapterRequest, _model_pb2.RemoveAdapterResponse]
+    """Requests that have begun with the adapter end with it; others cannot choose it any more. The file stays."""
 
 @_typing.type_check_only
 class ModelServiceAsyncStub(ModelServiceStub):
@@ -45,6 +51,12 @@ class ModelServiceAsyncStub(ModelServiceStub):
     LoadModel: _aio.UnaryUnaryMultiCallable[_model_pb2.LoadModelRequest, _model_pb2.LoadModelResponse]  # type: ignore[assignment]
     """Has a host load a model. Answers as soon as loading has begun: GetModel tells when it is ready, or why it failed."""
     UnloadModel: _aio.UnaryUnaryMultiCallable[_model_pb2.UnloadModelRequest, _model_pb2.UnloadModelResponse]  # type: ignore[assignment]
+    AddAdapter: _aio.UnaryUnaryMultiCallable[_model_pb2.AddAdapterRequest, _model_pb2.AddAdapterResponse]  # type: ignore[assignment]
+    """Makes a LoRA file an adapter of a known model. Answers when it is known: where the model is loaded, a moment
+    later requests may choose it. Other requests run on meanwhile.
+    """
+    RemoveAdapter: _aio.UnaryUnaryMultiCallable[_model_pb2.RemoveAdapterRequest, _model_pb2.RemoveAdapterResponse]  # type: ignore[assignment]
+    """Requests that have begun with the adapter end with it; others cannot choose it any more. The file stays."""
 
 class ModelServiceServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
@@ -75,5 +87,23 @@ class ModelServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _model_pb2.UnloadModelRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_model_pb2.UnloadModelResponse, _abc.Awaitable[_model_pb2.UnloadModelResponse]]: ...
+
+    @_abc_1.abstractmethod
+    def AddAdapter(
+        self,
+        request: _model_pb2.AddAdapterRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_model_pb2.AddAdapterResponse, _abc.Awaitable[_model_pb2.AddAdapterResponse]]:
+        """Makes a LoRA file an adapter of a known model. Answers when it is known: where the model is loaded, a moment
+        later requests may choose it. Other requests run on meanwhile.
+        """
+
+    @_abc_1.abstractmethod
+    def RemoveAdapter(
+        self,
+        request: _model_pb2.RemoveAdapterRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_model_pb2.RemoveAdapterResponse, _abc.Awaitable[_model_pb2.RemoveAdapterResponse]]:
+        """Requests that have begun with the adapter end with it; others cannot choose it any more. The file stays."""
 
 def add_ModelServiceServicer_to_server(servicer: ModelServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -152,6 +152,8 @@ class InferenceRequest(_message.Message):
     MODEL_DIGEST_FIELD_NUMBER: _builtins.int
     IMAGES_FIELD_NUMBER: _builtins.int
     EMBEDDING_FIELD_NUMBER: _builtins.int
+    ADAPTER_FIELD_NUMBER: _builtins.int
+    ADAPTER_DIGEST_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     tenant: _builtins.str
     model: _builtins.str
@@ -182,6 +184,9 @@ class InferenceRequest(_message.Message):
     """Of the file whose tokens the prompt has: it runs, and is retried, where the model is of this file alone. Empty:
     wherever the model's name is.
     """
+    adapter: _builtins.str
+    """The model's adapter that answers, and its digest: see AdapterCard. Empty: none, the model itself."""
+    adapter_digest: _builtins.str
     @_builtins.property
     def prompt_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property
@@ -231,10 +236,12 @@ class InferenceRequest(_message.Message):
         model_digest: _builtins.str = ...,
         images: _abc.Iterable[_generation_pb2.PromptImage] | None = ...,
         embedding: Global___EmbeddingTask | None = ...,
+        adapter: _builtins.str = ...,
+        adapter_digest: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["answer_format", b"answer_format", "embedding", b"embedding", "params", b"params"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["answer_format", b"answer_format", "attempt_id", b"attempt_id", "cache_scope", b"cache_scope", "deadline_unix_ms", b"deadline_unix_ms", "embedding", b"embedding", "enqueued_unix_ms", b"enqueued_unix_ms", "epoch", b"epoch", "generated_token_ids", b"generated_token_ids", "images", b"images", "model", b"model", "model_digest", b"model_digest", "params", b"params", "priority", b"priority", "prompt_token_ids", b"prompt_token_ids", "request_id", b"request_id", "resume_window_s", b"resume_window_s", "same_prompt_as", b"same_prompt_as", "tenant", b"tenant", "traceparent", b"traceparent", "worker_pools", b"worker_pools"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter", b"adapter", "adapter_digest", b"adapter_digest", "answer_format", b"answer_format", "attempt_id", b"attempt_id", "cache_scope", b"cache_scope", "deadline_unix_ms", b"deadline_unix_ms", "embedding", b"embedding", "enqueued_unix_ms", b"enqueued_unix_ms", "epoch", b"epoch", "generated_token_ids", b"generated_token_ids", "images", b"images", "model", b"model", "model_digest", b"model_digest", "params", b"params", "priority", b"priority", "prompt_token_ids", b"prompt_token_ids", "request_id", b"request_id", "resume_window_s", b"resume_window_s", "same_prompt_as", b"same_prompt_as", "tenant", b"tenant", "traceparent", b"traceparent", "worker_pools", b"worker_pools"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1035,6 +1042,8 @@ class SchedulerAdminRequest(_message.Message):
     CLEAR_CACHE_FIELD_NUMBER: _builtins.int
     LOAD_MODEL_FIELD_NUMBER: _builtins.int
     UNLOAD_MODEL_FIELD_NUMBER: _builtins.int
+    ADD_ADAPTER_FIELD_NUMBER: _builtins.int
+    REMOVE_ADAPTER_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def get_fairness(self) -> Global___GetFairness: ...
     @_builtins.property
@@ -1049,6 +1058,10 @@ class SchedulerAdminRequest(_message.Message):
     def load_model(self) -> _model_pb2.LoadModelRequest: ...
     @_builtins.property
     def unload_model(self) -> _model_pb2.UnloadModelRequest: ...
+    @_builtins.property
+    def add_adapter(self) -> _model_pb2.AddAdapterRequest: ...
+    @_builtins.property
+    def remove_adapter(self) -> _model_pb2.RemoveAdapterRequest: ...
     def __init__(
         self,
         *,
@@ -1059,12 +1072,14 @@ class SchedulerAdminRequest(_message.Message):
         clear_cache: Global___ClearWorkerCache | None = ...,
         load_model: _model_pb2.LoadModelRequest | None = ...,
         unload_model: _model_pb2.UnloadModelRequest | None = ...,
+        add_adapter: _model_pb2.AddAdapterRequest | None = ...,
+        remove_adapter: _model_pb2.RemoveAdapterRequest | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["clear_cache", b"clear_cache", "drain", b"drain", "get_drain", b"get_drain", "get_fairness", b"get_fairness", "load_model", b"load_model", "request", b"request", "set_fairness", b"set_fairness", "unload_model", b"unload_model"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["add_adapter", b"add_adapter", "clear_cache", b"clear_cache", "drain", b"drain", "get_drain", b"get_drain", "get_fairness", b"get_fairness", "load_model", b"load_model", "remove_adapter", b"remove_adapter", "request", b"request", "set_fairness", b"set_fairness", "unload_model", b"unload_model"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["clear_cache", b"clear_cache", "drain", b"drain", "get_drain", b"get_drain", "get_fairness", b"get_fairness", "load_model", b"load_model", "request", b"request", "set_fairness", b"set_fairness", "unload_model", b"unload_model"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["add_adapter", b"add_adapter", "clear_cache", b"clear_cache", "drain", b"drain", "get_drain", b"get_drain", "get_fairness", b"get_fairness", "load_model", b"load_model", "remove_adapter", b"remove_adapter", "request", b"request", "set_fairness", b"set_fairness", "unload_model", b"unload_model"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_request: _TypeAlias = _typing.Literal["get_fairness", "set_fairness", "drain", "get_drain", "clear_cache", "load_model", "unload_model"]  # noqa: Y015
+    _WhichOneofReturnType_request: _TypeAlias = _typing.Literal["get_fairness", "set_fairness", "drain", "get_drain", "clear_cache", "load_model", "unload_model", "add_adapter", "remove_adapter"]  # noqa: Y015
     _WhichOneofArgType_request: _TypeAlias = _typing.Literal["request", b"request"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_request) -> _WhichOneofReturnType_request | None: ...
 

@@ -233,6 +233,7 @@ class TokenChunk(_message.Message):
     ATTEMPT_ID_FIELD_NUMBER: _builtins.int
     HELD_TEXT_FIELD_NUMBER: _builtins.int
     MODEL_FIELD_NUMBER: _builtins.int
+    ADAPTER_FIELD_NUMBER: _builtins.int
     ANSWER_FORMAT_FIELD_NUMBER: _builtins.int
     VECTORS_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
@@ -254,6 +255,8 @@ class TokenChunk(_message.Message):
     """
     model: _builtins.str
     """Of a terminal chunk alone: the model's name, for a gateway at which the stream was resumed."""
+    adapter: _builtins.str
+    """And the adapter that answered; empty: the model itself."""
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property
@@ -293,12 +296,13 @@ class TokenChunk(_message.Message):
         attempt_id: _builtins.str = ...,
         held_text: _builtins.str = ...,
         model: _builtins.str = ...,
+        adapter: _builtins.str = ...,
         answer_format: _generation_pb2.AnswerFormat | None = ...,
         vectors: Global___Vectors | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["answer_format", b"answer_format", "event", b"event", "failed", b"failed", "finished", b"finished", "queued", b"queued", "started", b"started", "vectors", b"vectors"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["answer_format", b"answer_format", "attempt_id", b"attempt_id", "epoch", b"epoch", "event", b"event", "failed", b"failed", "finished", b"finished", "held_text", b"held_text", "logprobs", b"logprobs", "model", b"model", "offset", b"offset", "queued", b"queued", "request_id", b"request_id", "sampled_unix_us", b"sampled_unix_us", "started", b"started", "text", b"text", "token_ids", b"token_ids", "vectors", b"vectors"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter", b"adapter", "answer_format", b"answer_format", "attempt_id", b"attempt_id", "epoch", b"epoch", "event", b"event", "failed", b"failed", "finished", b"finished", "held_text", b"held_text", "logprobs", b"logprobs", "model", b"model", "offset", b"offset", "queued", b"queued", "request_id", b"request_id", "sampled_unix_us", b"sampled_unix_us", "started", b"started", "text", b"text", "token_ids", b"token_ids", "vectors", b"vectors"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["queued", "started", "finished", "failed"]  # noqa: Y015
     _WhichOneofArgType_event: _TypeAlias = _typing.Literal["event", b"event"]  # noqa: Y015

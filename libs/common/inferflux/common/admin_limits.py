@@ -16,7 +16,7 @@ Pure; every error names its field.
 
 from __future__ import annotations
 
-from inferflux.common import subjects
+from inferflux.common import adapters, subjects
 from inferflux.common.checks import (
     check_count,
     check_known,
@@ -110,5 +110,27 @@ def check_load(request: model_pb2.LoadModelRequest) -> None:
 def check_unload(request: model_pb2.UnloadModelRequest) -> None:
     """A model could be unloaded that way."""
     check_model_name(request.name, field="name")
+    if request.host_id:
+        check_token(request.host_id, "host_id")
+
+
+def check_add_adapter(request: model_pb2.AddAdapterRequest) -> None:
+    """A file could become that adapter of that model."""
+    check_model_name(request.model)
+    adapters.check_name(request.adapter, "adapter")
+    check_text(request.path, MAX_PATH_BYTES, "path")
+    if not request.path.startswith("/"):
+        message = "the path of an adapter's file must be absolute: it is read on the model's host"
+        raise InvalidArgument(message, field="path")
+    if request.HasField("scale"):
+        adapters.check_scale(request.scale, "scale")
+    if request.host_id:
+        check_token(request.host_id, "host_id")
+
+
+def check_remove_adapter(request: model_pb2.RemoveAdapterRequest) -> None:
+    """A model could have that adapter."""
+    check_model_name(request.model)
+    adapters.check_name(request.adapter, "adapter")
     if request.host_id:
         check_token(request.host_id, "host_id")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from inferflux.common import checks, subjects
+from inferflux.common import adapters, checks, subjects
 from inferflux.common.epochs import MAX_EPOCH
 from inferflux.common.errors import InvalidArgument
 from inferflux.v1 import device_pb2, model_pb2, scheduler_pb2
@@ -92,6 +92,7 @@ def check_card(card: model_pb2.ModelCard) -> None:
         checks.check_known(card.role, model_pb2.ModelRole, "models.role")
     checks.check_text(card.architecture, MAX_TEXT_BYTES, "models.architecture")
     checks.check_text(card.quantization, MAX_TEXT_BYTES, "models.quantization")
+    adapters.check_cards(card, "models.adapters")
 
 
 def _check_devices(context: device_pb2.DeviceContext) -> None:

@@ -144,6 +144,10 @@ def as_model(places: Mapping[str, host_pb2.HostedModel]) -> model_pb2.Model:
         is_default=any(hosted.is_default for hosted in places.values()),
         is_pinned=any(hosted.is_pinned for hosted in places.values()),
     )
+    # Those of every host: where they differ, a request for one goes where it is.
+    adapters = {a.name: a for _, hosted in sorted(places.items(), reverse=True) for a in hosted.card.adapters}
+    model.card.ClearField("adapters")
+    model.card.adapters.extend(adapters[name] for name in sorted(adapters))
     for host_id, hosted in sorted(places.items()):
         model.places.add(
             host_id=host_id,

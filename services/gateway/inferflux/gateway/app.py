@@ -59,6 +59,7 @@ from .rules import MODEL_CHANGES, SERVICE_NAMES, rules
 from .scheduler_admin import SchedulerAdmin
 from .servicer import InferenceServicer
 from .settings import GatewaySettings
+from .splits import read_splits
 from .stream_guards import StreamGuards
 from .streams import Streams
 from .submit import Submitter
@@ -143,7 +144,12 @@ async def _open(settings: GatewaySettings, stack: AsyncExitStack, tracer: Tracer
     tokenizers = Tokenizers(settings.tokenizer_limits, TokenizerFiles(bus, directory).path)
     stack.push_async_callback(tokenizers.close)
     metrics = GatewayMetrics()
-    models = ModelRegistry(bus, metrics.bad, on_model=WarmUp(tokenizers, background).on_model)
+    models = ModelRegistry(
+        bus,
+        metrics.bad,
+        on_model=WarmUp(tokenizers, background).on_model,
+        splits=read_splits(settings.config) if settings.config is not None else None,
+    )
     await models.start()
     stack.push_async_callback(models.close)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from inferflux.common.adapters import joined
 from inferflux.common.errors import PermissionDenied
 from inferflux.common.model_names import allows
 from inferflux.v1 import policy_pb2
@@ -40,13 +41,19 @@ class Caller:
     worker_pools: Sequence[str] = ()
     facts: policy_pb2.DecisionFacts | None = None
 
-    def check_model(self, model: str) -> None:
-        """Raises:
-        PermissionDenied: the caller may not use it.
+    def check_model(self, model: str, adapter: str = "") -> None:
+        """A caller that may use a model may use its adapters; one may be allowed an adapter alone.
+
+        Raises:
+            PermissionDenied: the caller may not use it.
         """
-        if not allows(self.models, model):
-            message = f"key {self.key_id} may not use the model {model}"
+        if not self.may_use(model, adapter):
+            message = f"key {self.key_id} may not use the model {joined(model, adapter)}"
             raise PermissionDenied(message, reason="MODEL_NOT_ALLOWED")
+
+    def may_use(self, model: str, adapter: str = "") -> bool:
+        """Whether the caller may use a model, or an adapter of it."""
+        return allows(self.models, model) or allows(self.models, joined(model, adapter))
 
     def capped(self, priority: int) -> int:
         """The priority a request gets that asks for this one."""

@@ -180,6 +180,7 @@ class Generation:
         self._timings: dict[str, object] = {}
         # Of a stream that was resumed, empty until it is known.
         self._model = call.model
+        self._served_as = ""
         self._has_tokens = False
         self._last_tokens_at = 0.0
 
@@ -187,6 +188,15 @@ class Generation:
         self._services.metrics.streams.inc()
         self._call.context.record.is_written = True
         return self
+
+    @property
+    def served_as(self) -> str:
+        """The model that answers, with its adapter if there is one; empty before that is known."""
+        return self._served_as
+
+    def serves(self, name: str) -> None:
+        """Which model answers, with its adapter."""
+        self._served_as = name
 
     def note_prompt(self, text: str) -> None:
         """What the request is to answer, for its audit line."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from prometheus_client import REGISTRY, CollectorRegistry
 
+from inferflux.common.adapters import joined
 from inferflux.common.bad_messages import BadMessages
 from inferflux.common.metrics import (
     PER_TOKEN_BUCKETS_S,
@@ -64,8 +65,9 @@ class GatewayMetrics:
         )
         self.routes = declare.counter(
             "model_routes",
-            "Requests for a model that is served, by how they named it: `name`, `alias` or `default`.",
-            ("model", "by"),
+            "Requests for a model that is served, by how they named it: `name`, `alias`, `default` or "
+            "`split`; by its adapter, if they chose one; and by the alias that is split over it.",
+            ("model", "by", "adapter", "alias"),
         )
         self.moe_requests = declare.counter("moe_requests", "Those for a mixture of experts.", model)
         self.bad = BadMessages(
@@ -86,10 +88,18 @@ class GatewayMetrics:
         )
         self.answers = AnswerMetrics(declare)
 
-    def count_route(self, asked: str, card: model_pb2.ModelCard) -> None:
-        """A request that named `asked` goes to a model."""
-        by = "default" if not asked else "name" if asked == card.name else "alias"
-        self.routes.labels(card.name, by).inc()
+    def count_route(
+        self, asked: str, card: model_pb2.ModelCard, adapter: str = "", *, is_split: bool = False
+    ) -> None:
+        """A request that named `asked` goes to a model, or to an adapter of it.
+
+        Args:
+            is_split: whether `asked` is an alias that is split over several.
+        """
+        is_name = asked in (card.name, joined(card.name, adapter))
+        by = "split" if is_split else "default" if not asked else "name" if is_name else "alias"
+        # Only what the configuration names: labels have to stay bounded.
+        self.routes.labels(card.name, by, adapter, asked if is_split else "").inc()
         if card.n_experts > 1:
             self.moe_requests.labels(card.name).inc()
 

@@ -70,3 +70,23 @@ class ModelServicer(model_pb2_grpc.ModelServiceServicer):
         about = {"model": request.name, "host_id": request.host_id, "forget": request.forget}
         with self._audit.change("UnloadModel", **about):
             return model_pb2.UnloadModelResponse(model=await self._scheduler.unload_model(request))
+
+    async def AddAdapter(
+        self, request: model_pb2.AddAdapterRequest, context: Context
+    ) -> model_pb2.AddAdapterResponse:
+        admin_limits.check_add_adapter(request)
+        request.model = self._models.resolve(request.model)
+        caller_as(Caller).check_model(request.model)
+        about = {"model": request.model, "adapter": request.adapter, "path": request.path}
+        with self._audit.change("AddAdapter", **about, host_id=request.host_id):
+            return model_pb2.AddAdapterResponse(model=await self._scheduler.add_adapter(request))
+
+    async def RemoveAdapter(
+        self, request: model_pb2.RemoveAdapterRequest, context: Context
+    ) -> model_pb2.RemoveAdapterResponse:
+        admin_limits.check_remove_adapter(request)
+        request.model = self._models.resolve(request.model)
+        caller_as(Caller).check_model(request.model)
+        about = {"model": request.model, "adapter": request.adapter, "host_id": request.host_id}
+        with self._audit.change("RemoveAdapter", **about):
+            return model_pb2.RemoveAdapterResponse(model=await self._scheduler.remove_adapter(request))

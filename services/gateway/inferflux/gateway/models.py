@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 
-from inferflux.common import subjects
+from inferflux.common import adapters, subjects
 from inferflux.common.bad_messages import BadMessages
 from inferflux.common.bus import Bus, Message, Subscription
 from inferflux.common.errors import InvalidArgument, NotFound, Unavailable
@@ -18,8 +18,10 @@ from inferflux.common.hosts import parse_status as parse_host
 from inferflux.common.known_workers import KnownWorkers
 from inferflux.v1 import cluster_pb2, model_pb2, scheduler_pb2
 
+from .caller import Caller
 from .hosts import LIVE_S, HostDirectory
 from .model_health import ModelTally
+from .splits import Splits, Sticky
 
 # A model that no worker has served for this long is forgotten.
 REMEMBERED_S = 600.0
@@ -163,6 +165,7 @@ class ModelRegistry:
 
     Args:
         on_model: told of the first digests, each when it is first seen, and again after it was forgotten.
+        splits: aliases over several models.
     """
 
     def __init__(
@@ -171,8 +174,10 @@ class ModelRegistry:
         bad: BadMessages,
         *,
         on_model: Callable[[str], None] = lambda _: None,
+        splits: Splits | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        self.splits = splits or Splits()
         self.table = ModelTable()
         self.hosts = HostDirectory()
         self._known = KnownWorkers(self.table.forget)
@@ -201,6 +206,65 @@ class ModelRegistry:
     def resolve(self, name: str) -> str:
         """The model that a name in a request means: see `HostDirectory.resolve`."""
         return self.hosts.resolve(name, self._clock())
+
+    def is_split(self, name: str) -> bool:
+        """Whether requests of this name are split over several models."""
+        return self.splits.is_alias(name)
+
+    def split_for(self, alias: str, caller: Caller) -> str:
+        """What an alias that is split means for a caller: one of those that it may use, and that can be
+        loaded."""
+
+        def is_usable(target: str) -> bool:
+            model, adapter = self._named(target)
+            return caller.may_use(model, adapter) and self._can_serve(model, adapter)
+
+        identity = caller.tenant if self.splits.sticky is Sticky.TENANT else caller.key_id
+        return self.splits.choose(alias, identity, is_usable)
+
+    def _can_serve(self, model: str, adapter: str) -> bool:
+        """Whether a request for a model would not fail at once: a worker has it, or a host can load it and
+        did not fail to."""
+        known = self._model(model)
+        if known is None or self._card(model) is None:
+            return False
+        if adapter and adapters.adapter_of(known.card, adapter) is None:
+            return False
+        return known.workers > 0 or known.state != model_pb2.MODEL_STATE_FAILED
+
+    def _named(self, name: str) -> tuple[str, str]:
+        model = self.resolve(name)
+        base, adapter = adapters.split(name)
+        return (model, "") if not adapter or self._is_known(model) else (self.resolve(base), adapter)
+
+    async def choose(self, name: str) -> tuple[str, str]:
+        """(the model, the adapter) that a name in a request means. A model called `a:b` comes before an
+        adapter `b` of a model `a`."""
+        model = self.resolve(name)
+        base, adapter = adapters.split(name)
+        if not adapter or self._is_known(model):
+            return model, ""
+        await self.settled()
+        model = self.resolve(name)
+        return (model, "") if self._is_known(model) else (self.resolve(base), adapter)
+
+    def _is_known(self, name: str) -> bool:
+        return self._card(name) is not None or self.table.get(name, self._clock()) is not None
+
+    def adapter(self, model: str, name: str) -> model_pb2.AdapterCard:
+        """An adapter of a model.
+
+        Raises:
+            NotFound: no host and no worker of the model has one of this name.
+        """
+        now = self._clock()
+        hosted, served = self.hosts.model(model, now), self.table.get(model, now)
+        cards = [known.card for known in (hosted, served) if known is not None]
+        found = next((adapter for card in cards if (adapter := adapters.adapter_of(card, name))), None)
+        if found is None:
+            message = f"the model {model[:200]!r} has no adapter {name[:64]!r}"
+            raise NotFound(message, reason="UNKNOWN_ADAPTER")
+        return found
 
     async def card(self, name: str) -> model_pb2.ModelCard:
         """The card of a model that is served, or that a host can load: a request has it loaded. Waits for one

@@ -13,7 +13,8 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Protocol
 
-from inferflux.common import checks, generation_limits, logs, subjects
+from inferflux.common import adapters, checks, generation_limits, logs, subjects
+from inferflux.common.adapters import joined
 from inferflux.common.calls import CallContext
 from inferflux.common.errors import Aborted, InvalidArgument
 from inferflux.common.guardrails.refusals import TEXT_NEEDED
@@ -44,9 +45,17 @@ class Admits(Protocol):
 class ModelCards(Protocol):
     """Who knows the served models; `inferflux.gateway.models.ModelRegistry` does."""
 
-    def resolve(self, name: str) -> str: ...
+    def is_split(self, name: str) -> bool: ...
+
+    def split_for(self, alias: str, caller: Caller) -> str: ...
+
+    async def settled(self) -> None: ...
+
+    async def choose(self, name: str) -> tuple[str, str]: ...
 
     async def card(self, name: str) -> model_pb2.ModelCard: ...
+
+    def adapter(self, model: str, name: str) -> model_pb2.AdapterCard: ...
 
 
 class Tokenizes(Compiles, Protocol):
@@ -129,7 +138,7 @@ class Pipeline:
     ) -> AsyncIterator[Generation]:
         """The generation of a conversation's next message, submitted."""
         async with self._generation("Chat", context, caller, model=request.model) as (call, generation):
-            card = await self._check(call.caller, request)
+            card, adapter = await self._check(call.caller, request)
             validation.check_messages(request.messages, max_text_bytes=self._max_text_bytes)
             generation.note_prompt(chat_text(request.messages))
             use = tool_use_of(request)
@@ -146,7 +155,7 @@ class Pipeline:
                 call_id_prefix=new_call_id_prefix(),
             )
             prompt = Prompt(chat.tokens.ids, "messages", chat.images)
-            await self._submit(generation, call, card, prompt, request, params, form)
+            await self._submit(generation, call, card, prompt, request, params, form, adapter=adapter)
             yield generation
 
     @asynccontextmanager
@@ -155,12 +164,12 @@ class Pipeline:
     ) -> AsyncIterator[Generation]:
         """The generation that continues a prompt, submitted."""
         async with self._generation("Generate", context, caller, model=request.model) as (call, generation):
-            card = await self._check(call.caller, request)
+            card, adapter = await self._check(call.caller, request)
             params = await self._constraints.checked(request.params, card)
             text = validation.prompt_of(request, max_text_bytes=self._max_text_bytes)
             generation.note_prompt(text if isinstance(text, str) else " ".join(map(str, text)))
             prompt = await self._prompt(text, request.WhichOneof("prompt") or "prompt", card)
-            await self._submit(generation, call, card, prompt, request, params)
+            await self._submit(generation, call, card, prompt, request, params, adapter=adapter)
             yield generation
 
     @asynccontextmanager
@@ -240,7 +249,7 @@ class Pipeline:
         kind = request.WhichOneof("prompt")
         if kind is None:
             raise InvalidArgument("one of text and conversation is needed", field="prompt")
-        card = await self._card(caller, request.model)
+        card, _ = await self._card(caller, request.model)
         most = self._max_text_bytes
         if kind == "text":
             validation.check_text(request.text, max_text_bytes=most, field="text")
@@ -264,7 +273,7 @@ class Pipeline:
             InvalidArgument: there are more than the context holds, or one is not in the vocabulary.
             PermissionDenied: the caller may not use the model.
         """
-        card = await self._card(caller, request.model)
+        card, _ = await self._card(caller, request.model)
         checks.check_count(request.token_ids, card.context_length, "token_ids")
         generation_limits.check_token_ids(request.token_ids, card.vocabulary_size, field="token_ids")
         text = await self._tokenizers.detokenize(card.digest, request.token_ids)
@@ -308,30 +317,61 @@ class Pipeline:
 
     async def _check(
         self, caller: Caller, request: inference_pb2.ChatRequest | inference_pb2.GenerateRequest
-    ) -> model_pb2.ModelCard:
+    ) -> tuple[model_pb2.ModelCard, model_pb2.AdapterCard | None]:
         generation_limits.check_priority(request.priority)
         validation.check_resume_window(request.resume_window_s, most_s=self._max_resume_window_s)
-        card = await self.route(caller, request.model)
+        card, adapter = await self._routed(caller, request.model, request.adapter)
         check_role(card, model_pb2.MODEL_ROLE_GENERATION)
         generation_limits.check_params(
             request.params, context_length=card.context_length, vocabulary_size=card.vocabulary_size
         )
-        return card
+        return card, adapter
 
     async def route(self, caller: Caller, name: str) -> model_pb2.ModelCard:
-        """As `_card`, of a request that is counted."""
-        card = await self._card(caller, name)
-        self._services.metrics.count_route(name, card)
-        if name != card.name:
-            log.info("a name is resolved", asked=name, model=card.name)
+        """The card of the model that a name means, if the caller may use it; of a request that is counted.
+
+        Raises:
+            InvalidArgument: the name means an adapter.
+        """
+        card, adapter = await self._routed(caller, name)
+        if adapter is not None:
+            raise InvalidArgument("adapters are for models that generate", field="model")
         return card
 
-    async def _card(self, caller: Caller, name: str) -> model_pb2.ModelCard:
-        """The card of the model that a name means, if the caller may use it."""
-        model = self._models.resolve(name)
+    async def _routed(
+        self, caller: Caller, name: str, adapter: str = ""
+    ) -> tuple[model_pb2.ModelCard, model_pb2.AdapterCard | None]:
+        """As `_card`, of a request that is counted."""
+        card, chosen = await self._card(caller, name, adapter)
+        by_name = chosen.name if chosen is not None else ""
+        is_split = self._models.is_split(name)
+        self._services.metrics.count_route(name, card, by_name, is_split=is_split)
+        if name != card.name:
+            log.info("a name is resolved", asked=name, model=card.name, adapter=by_name)
+        return card, chosen
+
+    async def _card(
+        self, caller: Caller, name: str, adapter: str = ""
+    ) -> tuple[model_pb2.ModelCard, model_pb2.AdapterCard | None]:
+        """The cards of the model and of the adapter that a name means, if the caller may use them.
+
+        Args:
+            adapter: that is asked for beside the name.
+        """
+        if self._models.is_split(name):
+            await self._models.settled()
+            name = self._models.split_for(name, caller)
+        model, named = await self._models.choose(name)
         checks.check_model_name(model)
-        caller.check_model(model)
-        return await self._models.card(model)
+        if adapter:
+            adapters.check_name(adapter, "adapter")
+            if named not in ("", adapter):
+                message = f"the model's name asks for the adapter {named!r}, and adapter for {adapter!r}"
+                raise InvalidArgument(message, field="adapter")
+        caller.check_model(model, named or adapter)
+        card = await self._models.card(model)
+        chosen = named or adapter
+        return card, self._models.adapter(model, chosen) if chosen else None
 
     async def _prompt(self, prompt: str | Sequence[int], field: str, card: model_pb2.ModelCard) -> Prompt:
         if isinstance(prompt, str):
@@ -350,6 +390,8 @@ class Pipeline:
         request: inference_pb2.ChatRequest | inference_pb2.GenerateRequest,
         params: generation_pb2.GenerationParams,
         answer_format: generation_pb2.AnswerFormat | None = None,
+        *,
+        adapter: model_pb2.AdapterCard | None,
     ) -> None:
         n_tokens = len(prompt.token_ids)
         validation.check_prompt_length(n_tokens, card, field=prompt.field)
@@ -371,7 +413,10 @@ class Pipeline:
             worker_pools=call.caller.worker_pools,
             model_digest=card.digest,
             images=prompt.images,
+            adapter=adapter.name if adapter is not None else "",
+            adapter_digest=adapter.digest if adapter is not None else "",
         )
+        generation.serves(joined(job.model, job.adapter))
         note_job(call.span, call.method, job, asked_priority=request.priority)
         await self._reserve(generation, call.caller, job, prompt, card)
         query = self._query(job, call, card, request)

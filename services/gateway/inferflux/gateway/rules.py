@@ -24,8 +24,10 @@ _WITH_PROMPTS = ("Chat", "Generate", "Tokenize", "Detokenize")
 # Beside its texts: roles, parameters, and one text more than is taken, so that validation can say so.
 _BESIDE_TEXT_BYTES = 2 << 20
 
-MODEL_CHANGES = tuple(_MODELS.methods_by_name[name] for name in ("LoadModel", "UnloadModel"))
-"""What changes which models are loaded."""
+MODEL_CHANGES = tuple(
+    _MODELS.methods_by_name[name] for name in ("LoadModel", "UnloadModel", "AddAdapter", "RemoveAdapter")
+)
+"""What changes which models are loaded, and their adapters."""
 
 ADMIN_METHODS = (*_CLUSTER.methods, *_ADMIN.methods, *MODEL_CHANGES, *policy_methods.ADMIN_METHODS)
 """What administrators call. No two have the same name."""

@@ -78,6 +78,16 @@ class SchedulerAdmin:
         message = scheduler_pb2.SchedulerAdminRequest(unload_model=request)
         return _part(await self._ask(message, timeout_s=_WORKER_TIMEOUT_S), "model").model
 
+    async def add_adapter(self, request: model_pb2.AddAdapterRequest) -> model_pb2.Model:
+        """Have hosts make a file an adapter of a model; raises as `load_model`."""
+        message = scheduler_pb2.SchedulerAdminRequest(add_adapter=request)
+        return _part(await self._ask(message, timeout_s=_FILE_TIMEOUT_S), "model").model
+
+    async def remove_adapter(self, request: model_pb2.RemoveAdapterRequest) -> model_pb2.Model:
+        """Have hosts forget an adapter of a model; raises as `load_model`."""
+        message = scheduler_pb2.SchedulerAdminRequest(remove_adapter=request)
+        return _part(await self._ask(message, timeout_s=_WORKER_TIMEOUT_S), "model").model
+
     async def _fairness(
         self,
         *,

@@ -36,6 +36,12 @@ class GatewaySettings(AuditSettings):
     model_config = SettingsConfigDict(env_prefix="INFERFLUX_GATEWAY_")
 
     listen: ListenAddress = setting("127.0.0.1:50051", "where clients call; port 0 takes a free one")
+    config: OptionalPath = setting(
+        None,
+        "a YAML file whose `aliases` [split](models.md#splitting-an-alias) requests over several models; the "
+        "same one as of workers, and the same for every gateway",
+        variable="INFERFLUX_CONFIG",
+    )
     http_listen: OptionalListenAddress = setting(
         "", "where clients call over [HTTP](http.md); port 0 takes a free one; empty serves none"
     )

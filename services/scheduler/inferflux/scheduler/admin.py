@@ -254,6 +254,10 @@ class Administration:
                 return lambda: self._on_model(self._models.load(request.load_model))
             case "unload_model":
                 return lambda: self._on_model(self._models.unload(request.unload_model))
+            case "add_adapter":
+                return lambda: self._on_model(self._models.add_adapter(request.add_adapter))
+            case "remove_adapter":
+                return lambda: self._on_model(self._models.remove_adapter(request.remove_adapter))
         return None
 
     async def _on_model(self, asked: Awaitable[model_pb2.Model]) -> scheduler_pb2.SchedulerAdminReply:
@@ -395,7 +399,7 @@ def _is_for_a_worker(data: bytes) -> bool:
     """Whether a worker or a host has to answer before the request can be."""
     try:
         asked = checks.decode(scheduler_pb2.SchedulerAdminRequest, data).WhichOneof("request")
-        return asked in ("clear_cache", "load_model", "unload_model")
+        return asked in ("clear_cache", "load_model", "unload_model", "add_adapter", "remove_adapter")
     except InvalidArgument:
         return False
 

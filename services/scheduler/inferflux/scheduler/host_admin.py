@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Collection
 
 from inferflux.common import logs
+from inferflux.common.adapters import adapter_of
 from inferflux.common.errors import InvalidArgument, NotFound
 from inferflux.common.hosts import as_model
 from inferflux.v1 import host_pb2, model_pb2
@@ -75,6 +76,46 @@ class ModelAdministration:
             answers[host.host_id] = await self._ask(host.host_id, command)
         log.info("an operator has a model unloaded", model=request.name, forget=request.forget)
         return self._seen_on(request.name, answers)
+
+    async def add_adapter(self, request: model_pb2.AddAdapterRequest) -> model_pb2.Model:
+        """Make a file an adapter of a model, on one host or on all that know the model.
+
+        Raises:
+            NotFound: no host knows the model.
+            InferFluxError: as a host says why not; others may have it then.
+        """
+        self._check_own(request.model)
+        scale = request.scale if request.HasField("scale") else 1.0
+        register = host_pb2.RegisterAdapterFile(
+            model=request.model, name=request.adapter, path=request.path, scale=scale
+        )
+        command = host_pb2.HostCommand(register_adapter=register, term=self._term)
+        hosts = self._having(request.model, request.host_id)
+        answers = {host.host_id: await self._ask(host.host_id, command) for host in hosts}
+        log.info("an operator adds an adapter", model=request.model, adapter=request.adapter)
+        return self._seen_on(request.model, answers)
+
+    async def remove_adapter(self, request: model_pb2.RemoveAdapterRequest) -> model_pb2.Model:
+        """Have requests not choose an adapter any more, on one host or on all that have it.
+
+        Raises:
+            NotFound: no host knows the model, or none has the adapter.
+            InferFluxError: as a host says why not.
+        """
+        self._check_own(request.model)
+        forget = host_pb2.ForgetAdapter(model=request.model, name=request.adapter)
+        command = host_pb2.HostCommand(forget_adapter=forget, term=self._term)
+        hosts = [
+            host
+            for host in self._having(request.model, request.host_id)
+            if adapter_of(host.models[request.model].card, request.adapter) is not None
+        ]
+        if not hosts:
+            message = f"no host has an adapter {request.adapter!r} of the model {request.model[:200]!r}"
+            raise NotFound(message, reason="UNKNOWN_ADAPTER")
+        answers = {host.host_id: await self._ask(host.host_id, command) for host in hosts}
+        log.info("an operator removes an adapter", model=request.model, adapter=request.adapter)
+        return self._seen_on(request.model, answers)
 
     def _check_own(self, name: str) -> None:
         """Raises NotFound for a model that another scheduler has."""

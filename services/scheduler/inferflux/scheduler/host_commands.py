@@ -27,7 +27,8 @@ async def command_host(bus: Bus, host_id: str, command: host_pb2.HostCommand) ->
         InferFluxError: as the host says why not.
         Unavailable: the host is not there, or did not say what it did (OUTCOME_UNKNOWN).
     """
-    limit_s = _FILE_LIMIT_S if command.HasField("register") else _ANSWER_LIMIT_S
+    reads_file = command.WhichOneof("command") in ("register", "register_adapter")
+    limit_s = _FILE_LIMIT_S if reads_file else _ANSWER_LIMIT_S
     try:
         reply = await ask(bus, subjects.host_command(host_id), command, host_pb2.HostReply, timeout_s=limit_s)
     except DeadlineExceeded:

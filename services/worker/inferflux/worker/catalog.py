@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
+from inferflux.common.adapters import MAX_ADAPTERS
 from inferflux.common.errors import Aborted, AlreadyExists, InvalidArgument, NotFound, ResourceExhausted
 from inferflux.common.hosts import MAX_BYTES, MAX_KNOWN, MAX_REASON_BYTES, MAX_STATUS_BYTES, worker_ids
 from inferflux.v1 import engine_pb2, host_pb2, model_pb2
 
+from .adapter_file import AdapterFile
 from .device_wish import NO_WISH, DeviceWish
 from .mmproj_file import Projection
 from .model_file import ModelFile
@@ -25,6 +28,15 @@ _HELD = frozenset(
 
 
 @dataclass(frozen=True, slots=True)
+class AdapterWish:
+    """A LoRA file that is to be an adapter of a model, and by how much its changes are multiplied."""
+
+    name: str
+    path: Path
+    scale: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
 class Wish:
     """How a model is to be served.
 
@@ -37,6 +49,7 @@ class Wish:
         devices: what is None in it: as the host's settings say.
         mmproj: its projector for images; None: it takes none.
         role: unspecified: as the file says.
+        adapters: that requests for it may choose.
     """
 
     name: str
@@ -51,6 +64,7 @@ class Wish:
     devices: DeviceWish = NO_WISH
     mmproj: Projection | None = None
     role: model_pb2.ModelRole.ValueType = model_pb2.MODEL_ROLE_UNSPECIFIED
+    adapters: tuple[AdapterWish, ...] = ()
 
     @property
     def _sizes(self) -> tuple[int | None, ...]:
@@ -90,6 +104,7 @@ class Known:
         failures: loads one after the other that have failed.
         trials: what its last engine was started with, and what the trials of its start have found.
         retry_unix_ms: when a failed one is tried again without being asked for; 0: it is not.
+        adapters: of its files that were checked, by name.
     """
 
     wish: Wish
@@ -105,6 +120,7 @@ class Known:
     failures: int = 0
     retry_unix_ms: int = 0
     trials: engine_pb2.EngineConfig | None = None
+    adapters: dict[str, AdapterFile] = field(default_factory=dict)
 
     @property
     def name(self) -> str:
@@ -123,6 +139,38 @@ class Known:
     def is_held(self) -> bool:
         """Whether it takes memory."""
         return self.state in _HELD
+
+    def check_room_for(self, adapter: str) -> None:
+        """Raises:
+        ResourceExhausted: the model has as many adapters as it may, and none of this name.
+        """
+        if adapter not in self.adapters and len(self.adapters) >= MAX_ADAPTERS:
+            message = f"the model {self.name!r} has {MAX_ADAPTERS} adapters already"
+            raise ResourceExhausted(message, reason="TOO_MANY_ADAPTERS")
+
+    def take_adapter(self, adapter: AdapterFile) -> AdapterFile | None:
+        """Requests may choose this adapter from now on; returns the one that had its name."""
+        former = self.adapters.get(adapter.name)
+        self.adapters[adapter.name] = adapter
+        self._list_adapters()
+        return former
+
+    def drop_adapter(self, name: str) -> AdapterFile:
+        """Requests may not choose this adapter any more; returns it.
+
+        Raises:
+            NotFound: there is none of this name.
+        """
+        adapter = self.adapters.pop(name, None)
+        if adapter is None:
+            message = f"the model {self.name!r} has no adapter {name[:64]!r}"
+            raise NotFound(message, reason="UNKNOWN_ADAPTER")
+        self._list_adapters()
+        return adapter
+
+    def _list_adapters(self) -> None:
+        self.card.ClearField("adapters")
+        self.card.adapters.extend(self.adapters[name].to_card() for name in sorted(self.adapters))
 
     @property
     def told_bytes(self) -> int:

@@ -8,6 +8,7 @@ InvalidArgument, naming the field.
 from __future__ import annotations
 
 from inferflux.common import checks
+from inferflux.common.adapters import check_chosen
 from inferflux.common.admin_limits import MAX_SCOPE_BYTES
 from inferflux.common.cache_scope import check_cache_scope
 from inferflux.common.epochs import MAX_EPOCH
@@ -38,6 +39,7 @@ def check_item(item: worker_pb2.BatchItem) -> None:
     if request.attempt_id:
         checks.check_token(request.attempt_id, "request.attempt_id")
     check_cache_scope(request.cache_scope, "request.cache_scope")
+    check_chosen(request.adapter, request.adapter_digest, "request.adapter")
     checks.check_finite(item.urgency_key, "urgency_key")
     checks.check_range(item.run, 0, MAX_EPOCH, "run")
     checks.check_range(item.token_budget, 0, checks.MAX_TOKENS, "token_budget")

@@ -12,7 +12,7 @@ import mmap
 import struct
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import IntEnum
 
 from inferflux.common.captured import one_line
@@ -89,6 +89,19 @@ Value = int | float | bool | str | Array
 
 
 @dataclass(frozen=True, slots=True)
+class Tensor:
+    """Attributes:
+    shape: numbers along each dimension, the one that lies closest together first.
+    kind: as in enum ggml_type.
+    offset: of its weights, from where all weights begin.
+    """
+
+    shape: tuple[int, ...]
+    kind: int
+    offset: int
+
+
+@dataclass(frozen=True, slots=True)
 class Header:
     """Attributes:
     metadata: values by key.
@@ -97,6 +110,7 @@ class Header:
     end: offset of what follows the index.
     weights: how many numbers the tensors hold in all, by ggml_type.
     parts: what they take, by the part of the model.
+    tensors: by name; empty unless they were to be kept.
     """
 
     version: int
@@ -106,10 +120,14 @@ class Header:
     end: int
     weights: Mapping[int, int]
     parts: PartCounts
+    tensors: Mapping[str, Tensor] = field(default_factory=dict)
 
 
-def parse_header(view: Buffer) -> Header:
+def parse_header(view: Buffer, *, keep_tensors: bool = False) -> Header:
     """Read the head of the file that `view` begins with.
+
+    Args:
+        keep_tensors: whether the header lists each tensor.
 
     Raises:
         HeaderError: not a GGUF, cut off, of an unknown version, or beyond the bounds of this module.
@@ -128,8 +146,9 @@ def parse_header(view: Buffer) -> Header:
     reader = _Reader(view)
     metadata = reader.metadata(n_metadata)
     metadata_end = reader.at
-    weights = reader.tensors(n_tensors)
-    return Header(version, metadata, n_tensors, metadata_end, reader.at, weights, reader.parts)
+    tensors: dict[str, Tensor] = {}
+    weights = reader.tensors(n_tensors, tensors if keep_tensors else None)
+    return Header(version, metadata, n_tensors, metadata_end, reader.at, weights, reader.parts, tensors)
 
 
 def strings_of(view: Buffer, array: Array) -> Iterator[bytes]:
@@ -172,8 +191,8 @@ class _Reader:
             found[key] = self._value(self._kind())
         return found
 
-    def tensors(self, count: int) -> Counter[int]:
-        """Numbers in all tensors, by their type."""
+    def tensors(self, count: int, listed: dict[str, Tensor] | None = None) -> Counter[int]:
+        """Numbers in all tensors, by their type; each tensor goes into `listed` as well."""
         weights: Counter[int] = Counter()
         for number in range(count):
             self._field = f"tensor {number} of {count}"
@@ -188,7 +207,11 @@ class _Reader:
             kind = self._number(_U32)
             weights[kind] += math.prod(sizes)
             self.parts.add(name, math.prod(sizes), kind)
-            self._take(_U64.size)
+            offset = self._number(_U64)
+            if listed is not None:
+                if name in listed:
+                    raise HeaderError(f"{self._field} is in the file twice")
+                listed[name] = Tensor(tuple(sizes), kind, offset)
         if weights.total() >= _MAX_WEIGHTS:
             raise HeaderError(f"the tensors hold {weights.total()} numbers: no such model can be")
         return weights

@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from pathlib import Path
 
 from inferflux.api.speculation import SOURCES
-from inferflux.common import load_retries, logs
+from inferflux.common import adapters, load_retries, logs
 from inferflux.common.checks import check_model_name
 from inferflux.common.errors import Aborted, InferFluxError, InvalidArgument
 from inferflux.common.hosts import MAX_ALIASES
@@ -20,7 +20,8 @@ from inferflux.common.model_roles import embeds
 from inferflux.common.tasks import Background
 from inferflux.v1 import engine_pb2, generation_pb2, host_pb2, model_pb2
 
-from .catalog import Catalog, Known, Wish
+from .adapter_file import AdapterFileError, probe_adapter_file
+from .catalog import AdapterWish, Catalog, Known, Wish
 from .engine.kv_types import KvTypes
 from .engine_host import EngineLoadError
 from .model_file import ModelFile, ModelFileError, probe_model_file
@@ -102,6 +103,7 @@ class Host:
 
         Raises:
             AlreadyExists, ResourceExhausted, InvalidArgument: as `Catalog.add`.
+            InvalidArgument: the file of an adapter cannot be used.
             Unavailable, DeadlineExceeded: the tokenizer cannot be stored.
         """
         needs = self._needs(wish, file)
@@ -111,6 +113,8 @@ class Host:
             length = min(asked or EMBEDDING_TOKENS, file.context_length)
         card = _card(wish, file, self._types, context_length=min(length, needs.cells))
         known = self.catalog.add(Known(wish, file, needs, card, since_unix_ms=_now_ms()))
+        for adapter in wish.adapters:
+            await self._take_adapter(known, adapter)
         await self._offer(known)
         await self._on_change()
         return known
@@ -152,6 +156,60 @@ class Host:
         """
         known = self.catalog.forget(name)
         log.info("a model is forgotten", model=name)
+        await self._on_change()
+        return known
+
+    async def add_adapter(self, wanted: host_pb2.RegisterAdapterFile) -> Known:
+        """Make a file an adapter of a model, in place of one of the same name.
+
+        Raises:
+            NotFound: the model is not known.
+            InvalidArgument: `path`, `name` or `scale` cannot be used; says why.
+            ResourceExhausted: the model has as many adapters as it may.
+        """
+        path = Path(wanted.path)
+        if not path.is_absolute():
+            raise InvalidArgument("the path of an adapter's file must be absolute", field="path")
+        adapters.check_name(wanted.name, "adapter")
+        adapters.check_scale(wanted.scale, "scale")
+        known = self.catalog.get(wanted.model)
+        await self._take_adapter(known, AdapterWish(wanted.name, path, wanted.scale))
+        log.info("an adapter is known", model=known.name, adapter=wanted.name, path=str(path))
+        await self._on_change()
+        return known
+
+    async def _take_adapter(self, known: Known, wish: AdapterWish) -> None:
+        if known.card.role != model_pb2.MODEL_ROLE_GENERATION:
+            raise InvalidArgument(f"the model {known.name!r} does not generate", field="model")
+        try:
+            adapter = await probe_adapter_file(wish.name, wish.path, wish.scale, known.file.path)
+        except AdapterFileError as error:
+            raise InvalidArgument(str(error), field="path", reason="BAD_ADAPTER_FILE") from None
+        known.check_room_for(adapter.name)
+        worker = self._workers.get(known.name)
+        # Requests may choose it as soon as it is known: it has to be loaded before.
+        if worker is not None and (why := await worker.model.add_adapter(adapter)):
+            worker.model.remove_adapter(adapter)
+            raise InvalidArgument(why, field="path", reason="BAD_ADAPTER_FILE")
+        former = known.take_adapter(adapter)
+        if worker is not None:
+            if former is not None and former.digest != adapter.digest:
+                worker.model.remove_adapter(former)
+            await worker.beat()
+
+    async def remove_adapter(self, model: str, name: str) -> Known:
+        """Requests may not choose this adapter any more; those that have begun with it end with it.
+
+        Raises:
+            NotFound: the model is not known, or has no such adapter.
+        """
+        known = self.catalog.get(model)
+        adapter = known.drop_adapter(name)
+        worker = self._workers.get(model)
+        if worker is not None:
+            worker.model.remove_adapter(adapter)
+            await worker.beat()
+        log.info("an adapter is forgotten", model=model, adapter=name)
         await self._on_change()
         return known
 
@@ -365,6 +423,7 @@ class Host:
         return ModelOptions(
             name=known.name,
             engine=with_trials(engine_config(settings, known), known.trials),
+            adapters=tuple(known.adapters.values()),
             load_limit_s=settings.load_limit_s,
             stuck_s=settings.stuck_s,
         )
@@ -432,7 +491,7 @@ def _decisive(config: engine_pb2.EngineConfig) -> engine_pb2.EngineConfig:
     """What of a configuration trials depend on."""
     kept = engine_pb2.EngineConfig()
     kept.CopyFrom(config)
-    for field in ("trials", "worker_id", "disk_path"):
+    for field in ("trials", "worker_id", "disk_path", "adapters"):
         kept.ClearField(field)
     return kept
 

@@ -74,4 +74,9 @@ class HostIntake:
                 return await self._host.register(command.register)
             case "forget":
                 return await self._host.forget(command.forget.name)
+            case "register_adapter":
+                return await self._host.add_adapter(command.register_adapter)
+            case "forget_adapter":
+                forget = command.forget_adapter
+                return await self._host.remove_adapter(forget.model, forget.name)
         raise InvalidArgument("the command is of an unknown kind", field="command")

@@ -177,6 +177,14 @@ class WorkerMetrics:
             "What the model has on the device: `weights`, `kv`, or `compute`, which a step computes with.",
             ("model", "device", "kind"),
         )
+        adapter = ("model", "adapter")
+        self.adapter_tokens = declare.counter(
+            "adapter_tokens", "Tokens that were computed with an adapter, prefilled and decoded.", adapter
+        )
+        self.adapter_switches = counter(
+            "adapter_switches", "Times that a step had another adapter than the step before it."
+        )
+        self.adapters_loaded = gauge("adapters_loaded", "Adapters that requests may choose now.")
 
     def of(self, model: str) -> ModelMetrics:
         """The metrics of one model."""
@@ -230,6 +238,9 @@ class ModelMetrics:
         self._device_memory = partial(worker.device_memory.labels, model)
         self._device_memory_free = partial(worker.device_memory_free.labels, model)
         self._device_used = partial(worker.device_used.labels, model)
+        self.adapter_tokens = partial(worker.adapter_tokens.labels, model)
+        self.adapter_switches = worker.adapter_switches.labels(model)
+        self.adapters_loaded = worker.adapters_loaded.labels(model)
         self._deaths = worker.deaths.labels(model)
         self.stuck = worker.stuck.labels(model)
         self.ledger_repairs = worker.ledger_repairs.labels(model)

@@ -17,14 +17,16 @@ from inferflux.common.tasks import Background, cancel_all, is_set_within
 from inferflux.v1 import device_pb2, engine_pb2, model_pb2, scheduler_pb2, worker_pb2
 
 from . import engine_log, request_log
+from .adapter_file import AdapterFile
 from .cache_clearing import CacheClearing
 from .emit import Emitter
 from .engine_host import DeathHandler, EngineHost, ReportHandler
 from .events import WorkerEvents
 from .metrics import ModelMetrics
+from .model_adapters import ModelAdapters
 from .model_file import ModelFile
 from .rates import Rates
-from .residents import Limits, Resident, ResidentTable, request_key
+from .residents import Limits, Refused, Resident, ResidentTable, request_key
 from .spans import WorkerSpans
 from .watchdog import Watchdog
 
@@ -66,12 +68,14 @@ class ModelOptions:
         engine: sent to every engine process of this model.
         load_limit_s: an engine that has not loaded the model by then is killed.
         stuck_s: an engine with running requests that makes no step for this long is killed; 0: never.
+        adapters: that are loaded with the model.
     """
 
     name: str
     engine: engine_pb2.EngineConfig
     load_limit_s: float
     stuck_s: float
+    adapters: tuple[AdapterFile, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,6 +152,9 @@ class ModelHost:
             n_active_experts=file.facts.n_active_experts,
             role=options.engine.role,
         )
+        self.adapters = ModelAdapters(self.card, options.engine, metrics)
+        for adapter in options.adapters:
+            self.adapters.take(adapter)
         self.residents = ResidentTable()
         self.rates = Rates()
         self.stats = engine_pb2.StepStats()
@@ -237,6 +244,10 @@ class ModelHost:
         Raises:
             Refused: it cannot be; nothing has changed.
         """
+        digest = item.request.adapter_digest
+        if digest and not self.adapters.has(digest):
+            why = f"the adapter {item.request.adapter!r} is not loaded here"
+            raise Refused(worker_pb2.REFUSAL_REASON_NOT_READY, why)
         resident, replaced = self.residents.admit(item)
         if replaced is not None:
             self._discard(replaced, "replaced")
@@ -297,6 +308,22 @@ class ModelHost:
         await self._cache_reports.rewrite()
         engine_log.cleared(self.name, clear.cache_scope, cleared)
         return cleared
+
+    async def add_adapter(self, adapter: AdapterFile) -> str:
+        """Have the engine load an adapter, now and whenever it starts. The card lists it once it is loaded.
+
+        Returns:
+            Why the engine cannot load it; empty if it has.
+        """
+        self.adapters.take(adapter)
+        self._engine.send(engine_pb2.EngineCommand(load_adapter=adapter.to_engine()))
+        return await self.adapters.until_loaded(adapter) if self.is_ready else ""
+
+    def remove_adapter(self, adapter: AdapterFile) -> None:
+        """The card does not list it any more, and the engine frees it when no request has it."""
+        if self.adapters.drop(adapter):
+            unload = engine_pb2.EngineUnloadAdapter(digest=adapter.digest)
+            self._engine.send(engine_pb2.EngineCommand(unload_adapter=unload))
 
     def report_cache(self) -> None:
         """Have the engine report all that it has cached once more."""
@@ -360,11 +387,15 @@ class ModelHost:
         for cleared in step.cleared:
             self._clearing.on_cleared(cleared)
         engine_log.stepped(self.name, step)
+        if step.adapters:
+            self.adapters.on_loaded(step.adapters)
+            await self._shared.on_change()
         self._metrics.ledger_repairs.inc(len(step.ledger_repairs))
         self.stats = step.stats
         self.cache_counts.add(step.stats)
         self.rates.observe(step.stats)
         self._metrics.observe(step.stats)
+        self.adapters.count(step.stats)
         self._has_news.set()
 
     async def _on_ready(self, ready: engine_pb2.EngineReady) -> None:
@@ -394,6 +425,7 @@ class ModelHost:
         self.card.can_constrain = not ready.constraint_error
         if self.card.role == model_pb2.MODEL_ROLE_EMBEDDING:
             self.card.embedding_length = ready.embedding_length
+        self.adapters.on_loaded(ready.adapters)
         self.why_not_ready = ""
         self.prefix_sharing, self.prefix_sharing_reason = ready.prefix_sharing, ready.prefix_sharing_reason
         self._metrics.shares(sharing_name(ready.prefix_sharing))

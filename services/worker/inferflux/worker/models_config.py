@@ -10,6 +10,8 @@ models:
     slots: 8
     mmproj: vision.gguf    # what encodes images for it
     role: generation       # or embedding, or rerank; by default as the file says
+    adapters:              # LoRA files that requests choose: chat:formal
+      - {name: formal, path: formal.gguf, scale: 1.0}
 """
 
 from __future__ import annotations
@@ -21,13 +23,14 @@ from typing import Annotated, Self, TypeVar
 import yaml
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from inferflux.common import adapters
 from inferflux.common.checks import MAX_MODEL_NAME_BYTES, MAX_SEQUENCES
 from inferflux.common.errors import InvalidArgument
 from inferflux.common.hosts import MAX_ALIASES, MAX_KNOWN
 from inferflux.common.model_roles import ROLES, RoleName
 from inferflux.v1 import model_pb2
 
-from .catalog import Wish
+from .catalog import AdapterWish, Wish
 from .device_wish import (
     MOST_GPUS,
     MOST_LAYERS,
@@ -62,7 +65,31 @@ def _usable(read: Callable[[list[_T]], object]) -> Callable[[list[_T]], list[_T]
     return check
 
 
+def _adapter_name(name: str) -> str:
+    if not adapters.is_name(name):
+        raise ValueError("an adapter's name is 1 to 64 of A-Z a-z 0-9 . _ -")
+    return name
+
+
+def _scale(scale: float) -> float:
+    try:
+        adapters.check_scale(scale, "scale")
+    except InvalidArgument as error:
+        raise ValueError(error.message) from None
+    return scale
+
+
 _Name = Annotated[str, Field(min_length=1), AfterValidator(_short)]
+
+
+class _Adapter(BaseModel):
+    """One of a model's `adapters`."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    name: Annotated[str, AfterValidator(_adapter_name)]
+    path: str = Field(min_length=1)
+    scale: Annotated[float, AfterValidator(_scale)] = 1.0
 
 
 class _Entry(BaseModel):
@@ -89,11 +116,15 @@ class _Entry(BaseModel):
     gpu_flash_attention: Switch | None = None
     mmproj: str | None = Field(default=None, min_length=1)
     role: RoleName | None = None
+    adapters: list[_Adapter] = Field(default=[], max_length=adapters.MAX_ADAPTERS)
 
     @model_validator(mode="after")
     def _sized_once(self) -> Self:
         if self.kv_cells is not None and self.kv_bytes is not None:
             raise ValueError("kv_cells and kv_bytes: either sizes the KV cache")
+        names = [adapter.name for adapter in self.adapters]
+        if len(set(names)) < len(names):
+            raise ValueError("two adapters have one name")
         return self
 
 
@@ -156,4 +187,8 @@ def _wish(entry: _Entry, folder: Path) -> Wish:
         ),
         mmproj=mmproj,
         role=ROLES[entry.role] if entry.role else model_pb2.MODEL_ROLE_UNSPECIFIED,
+        adapters=tuple(
+            AdapterWish(adapter.name, (folder / adapter.path).resolve(), adapter.scale)
+            for adapter in entry.adapters
+        ),
     )

@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol
+from urllib.parse import quote
 
 from inferflux.common import rate_limits
 from inferflux.common.calls import CallContext
@@ -26,6 +27,9 @@ if TYPE_CHECKING:
     from inferflux.gateway.generation import Generation
 
 _MAX_ID = 64
+# Which model answers, and which adapter: the name in a body may be an alias.
+_MODEL_HEADER = "x-inferflux-model"
+_SAFE = " /:@!$&'()*+,;=-._~[]{}"
 
 GenerationRequest = inference_pb2.ChatRequest | inference_pb2.GenerateRequest
 
@@ -103,6 +107,7 @@ class Answering:
         def on_submit(generation: Generation) -> None:
             request.exchange.note_priority(generation.priority, asked=asked.prompts[0].priority)
             request.exchange.headers.update(rate_limits.headers_of(generation.limits))
+            request.exchange.headers[_MODEL_HEADER] = quote(generation.served_as, safe=_SAFE)
 
         return self.chunks(request.exchange.context, request.caller, asked, on_submit=on_submit)
 

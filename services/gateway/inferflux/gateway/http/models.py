@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from inferflux.common import checks
+from inferflux.common.adapters import joined
 from inferflux.common.model_names import allows
 from inferflux.gateway.models import ModelRegistry
 from inferflux.v1 import model_pb2
@@ -23,7 +24,12 @@ class ListModels:
         await self._models.settled()
         allowed = request.caller.models
         known = [model for model in await self._models.all_models() if allows(allowed, model.card.name)]
-        data = [to_json(model, self._created) for model in known if model.workers or model.places]
+        data = [
+            each
+            for model in known
+            if model.workers or model.places
+            for each in (to_json(model, self._created), *adapters_json(model, self._created))
+        ]
         await request.exchange.answer_json({"object": "list", "data": data})
 
 
@@ -36,10 +42,15 @@ class GetModel:
 
     async def __call__(self, request: Request) -> None:
         await self._models.settled()
-        name = self._models.resolve(str(request.exchange.path_params["model"]))
+        name, adapter = await self._models.choose(str(request.exchange.path_params["model"]))
         checks.check_model_name(name)
-        request.caller.check_model(name)
-        await request.exchange.answer_json(to_json(await self._models.get(name), self._created))
+        request.caller.check_model(name, adapter)
+        model = await self._models.get(name)
+        if adapter:
+            chosen = self._models.adapter(name, adapter)
+            await request.exchange.answer_json(adapter_json(model, chosen, self._created))
+        else:
+            await request.exchange.answer_json(to_json(model, self._created))
 
 
 def to_json(model: model_pb2.Model, created: int) -> dict[str, Any]:
@@ -59,4 +70,19 @@ def to_json(model: model_pb2.Model, created: int) -> dict[str, Any]:
         "workers": model.workers,
         "state": model_pb2.ModelState.Name(model.state).removeprefix("MODEL_STATE_").lower(),
         "aliases": list(model.aliases),
+    }
+
+
+def adapters_json(model: model_pb2.Model, created: int) -> list[dict[str, Any]]:
+    """The adapters of a model, each as a model that requests may name. Pure."""
+    return [adapter_json(model, adapter, created) for adapter in model.card.adapters]
+
+
+def adapter_json(model: model_pb2.Model, adapter: model_pb2.AdapterCard, created: int) -> dict[str, Any]:
+    """An adapter as a model: `parent` is the model that it changes. Pure."""
+    return to_json(model, created) | {
+        "id": joined(model.card.name, adapter.name),
+        "parent": model.card.name,
+        "digest": adapter.digest,
+        "aliases": [],
     }

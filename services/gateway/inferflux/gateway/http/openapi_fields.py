@@ -47,6 +47,7 @@ _SAMPLES: Mapping[str, Any] = {
 
 # By name: a field means the same in every body.
 MEANINGS: Mapping[str, str] = {
+    "adapter": "An adapter of the model, where its name does not say it: model:adapter.",
     "best_of": "The value of n.",
     "context_management": "Conversations are not shortened.",
     "background": "Nothing runs after its call.",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from inferflux.common.cache_scope import cache_scope_of
 from inferflux.common.epochs import MAX_EPOCH
 from inferflux.v1 import scheduler_pb2
 
@@ -78,7 +79,7 @@ class Arrivals:
         worker = self._state.worker_of(other) if other is not None else None
         if other is None or worker is None or worker.status.prefix_sharing in _NOT_SHARING:
             return cached_on
-        if (other.model, other.request.cache_scope) != (request.model, request.cache_scope):
+        if (other.model, cache_scope_of(other.request)) != (request.model, cache_scope_of(request)):
             return cached_on
         return {**cached_on, worker.worker_id: min(other.prompt_tokens, len(request.prompt_token_ids))}
 

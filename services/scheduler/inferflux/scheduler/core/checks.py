@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from inferflux.common import admin_limits, checks
+from inferflux.common import adapters, admin_limits, checks
 from inferflux.common.cache_scope import check_cache_scope
 from inferflux.common.constraints.limits import MAX_FUNCTIONS
 from inferflux.common.embedding_limits import check_task
@@ -57,6 +57,7 @@ def check_job(request: scheduler_pb2.InferenceRequest) -> None:
         checks.check_token(request.model_digest, "model_digest")
     checks.check_count(request.images, MAX_IMAGES, "images")
     parse_pools(request.worker_pools)
+    adapters.check_chosen(request.adapter, request.adapter_digest)
     checks.check_range(request.resume_window_s, 0, _LONGEST_WINDOW_S, "resume_window_s")
     checks.check_count(request.answer_format.functions, MAX_FUNCTIONS, "answer_format.functions")
 
@@ -145,5 +146,9 @@ def check_admin(request: scheduler_pb2.SchedulerAdminRequest) -> None:
             admin_limits.check_load(request.load_model)
         case "unload_model":
             admin_limits.check_unload(request.unload_model)
+        case "add_adapter":
+            admin_limits.check_add_adapter(request.add_adapter)
+        case "remove_adapter":
+            admin_limits.check_remove_adapter(request.remove_adapter)
         case _:
             raise InvalidArgument("nothing is asked for that is known here", field="request")

@@ -220,6 +220,11 @@ class Job:
         return self.request.params.HasField("constraint")
 
     @property
+    def adapter_digest(self) -> str:
+        """Of the model's adapter that answers; empty: none."""
+        return self.request.adapter_digest
+
+    @property
     def worker_pools(self) -> Sequence[str]:
         """Pools of the workers that it may run on; empty: every worker."""
         return self.request.worker_pools

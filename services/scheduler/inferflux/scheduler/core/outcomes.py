@@ -90,7 +90,7 @@ def terminal_chunk(job: Job, terminal_event: TerminalEvent) -> tokens_pb2.TokenC
     else:
         chunk.finished.CopyFrom(terminal_event)
     chunk.attempt_id = job.attempt_id
-    chunk.model = job.model
+    chunk.model, chunk.adapter = job.model, job.request.adapter
     if job.request.HasField("answer_format"):
         chunk.answer_format.CopyFrom(job.request.answer_format)
     return chunk

@@ -38,6 +38,8 @@ class Size(NamedTuple):
     pool: str = DEFAULT
     # Of the model's file.
     digest: str = ""
+    # Digests of the adapters that it has.
+    adapters: frozenset[str] = frozenset()
 
 
 # What a prompt token that is not computed again is worth, in tokens that running requests hold. Simulated
@@ -90,6 +92,8 @@ def fits_size(job: Job, size: Size) -> bool:
         return False
     if not same_file(job.request.model_digest, size.digest):
         return False
+    if job.adapter_digest and job.adapter_digest not in size.adapters:
+        return False
     context_length = size.context_length
     return fits_context(job, context_length) and cells_at_most(job, context_length) <= size.kv_cells
 
@@ -101,6 +105,7 @@ def size_of(worker: WorkerSlots, model: str) -> Size:
         model in worker.constraining,
         worker.pool,
         worker.digests.get(model, ""),
+        worker.adapters.get(model, frozenset()),
     )
 
 
@@ -326,7 +331,7 @@ class Placement:
         if not workers:
             return None
         largest, longest = 0, 0
-        can_constrain = False
+        can_constrain, has_adapter = False, not job.adapter_digest
         for worker in workers:
             context_length = worker.context_lengths.get(job.model, 0)
             has_said = worker.kv_cells and context_length
@@ -335,7 +340,11 @@ class Placement:
             if fits(job, worker):
                 return None
             can_constrain |= job.model in worker.constraining
+            has_adapter |= job.adapter_digest in worker.adapters.get(job.model, ())
             largest, longest = max(largest, worker.kv_cells), max(longest, context_length)
+        if not has_adapter:
+            message = f"no worker of {job.model} has the adapter {job.request.adapter!r}"
+            return InvalidArgument(message, field="adapter", reason="UNKNOWN_ADAPTER")
         if job.is_constrained and not can_constrain:
             message = f"no worker of {job.model} can constrain answers"
             return InvalidArgument(message, field="params.constraint", reason="CONSTRAINT_UNSUPPORTED")

@@ -298,6 +298,8 @@ class WorkerSlots:
         self.pool: str = status.pool or worker_pools.DEFAULT
         # Models whose answers it constrains.
         self.constraining = frozenset(card.name for card in status.models if card.can_constrain)
+        # Digests of the adapters of each.
+        self.adapters = {card.name: frozenset(a.digest for a in card.adapters) for card in status.models}
 
     def _take_unowned(self, reports: Reports, now: float) -> None:
         known, self.unowned = self.unowned, {}

@@ -159,6 +159,7 @@ def _load(worker: _Worker, inbox: Inbox) -> Engine:
         trials=backend.trials.to_message(),
         device_context=backend.device_context,
         images=backend.image_shape,
+        adapters=[engine.load_adapter_now(adapter) for adapter in config.adapters],
     )
     worker.send(engine_pb2.EngineReport(ready=ready))
     return engine
@@ -199,6 +200,10 @@ def _obey(engine: Engine, command: engine_pb2.EngineCommand) -> None:
             engine.clear_cache(command.clear_cache)
         case "image":
             engine.receive(command.image)
+        case "load_adapter":
+            engine.load_adapter(command.load_adapter)
+        case "unload_adapter":
+            engine.unload_adapter(command.unload_adapter.digest)
         case "report_cache":
             engine.report_cache()
 

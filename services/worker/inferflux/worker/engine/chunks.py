@@ -116,7 +116,7 @@ def fail(chunk: tokens_pb2.TokenChunk, code: int, reason: str, message: str) -> 
 def close(sequence: Sequence, chunk: tokens_pb2.TokenChunk) -> None:
     """Say in a terminal chunk which attempt it ends, of which model, and how its answer is read."""
     chunk.attempt_id = sequence.attempt_id
-    chunk.model = sequence.model
+    chunk.model, chunk.adapter = sequence.model, sequence.adapter_name
     _add_format(sequence, chunk)
 
 

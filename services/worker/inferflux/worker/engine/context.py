@@ -56,6 +56,14 @@ class Run:
     position: int
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Adapter:
+    """A loaded LoRA adapter: llama.cpp's handle, and how strongly it is applied."""
+
+    handle: Any
+    scale: float
+
+
 class Context:
     """A context of a loaded model.
 
@@ -122,6 +130,7 @@ class Context:
         self.batch_tokens = int(llama.llama_n_batch(self._context))
         self.physical_batch = int(llama.llama_n_ubatch(self._context))
         self._batch = Batch(self.batch_tokens)
+        self._adapter: Adapter | None = None
 
     def close(self) -> None:
         """Free the cache. Nothing may be called afterwards."""
@@ -129,6 +138,27 @@ class Context:
 
     def use_threads(self, n: int) -> None:
         llama.llama_set_n_threads(self._context, n, n)
+
+    def use_adapter(self, adapter: Adapter | None) -> bool:
+        """Have what is computed from now on be changed by an adapter of the model, or by none; whether
+        another one was in use. llama.cpp then makes its graphs anew.
+
+        Raises:
+            DecodeError: llama.cpp refuses it.
+        """
+        if adapter is self._adapter:
+            return False
+        n = 0 if adapter is None else 1
+        handles = (llama.llama_adapter_lora_p_ctypes * 1)(adapter.handle) if adapter else None
+        scales = (ctypes.c_float * 1)(adapter.scale) if adapter else None
+        if llama.llama_set_adapters_lora(self._context, handles, n, scales) != 0:
+            raise DecodeError("llama.cpp does not apply the adapter")
+        self._adapter = adapter
+        return True
+
+    def is_using(self, adapter: Adapter) -> bool:
+        """Whether it computes with this one."""
+        return adapter is self._adapter
 
     def touch_weights(self) -> None:
         """Read every weight once, those of experts that a token would not choose among them."""

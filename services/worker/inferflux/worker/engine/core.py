@@ -13,6 +13,8 @@ from inferflux.v1 import engine_pb2, generation_pb2, scheduler_pb2, tokens_pb2, 
 
 from . import chunks
 from .acceptance import Accepted, accept, finish_reason
+from .adapter_steps import AdapterSteps, by_adapter
+from .adapters import Adapters
 from .answer_checks import CheckerError, CheckError
 from .breakers import BreakerFinder
 from .budget import StepBudget
@@ -29,7 +31,7 @@ from .masks import Masks, masked_rows
 from .memory import Memory
 from .native import Backend
 from .plain_chunk import PlainChunk
-from .planner import Planner, ScheduledTokens, StepPlan, plan_of, split
+from .planner import ScheduledTokens, StepPlan, plan_of, split
 from .pressure import Fit, can_load, fit_step, make_room
 from .sampling_rows import BAD, choose_tokens
 from .saved import SavedStates
@@ -53,6 +55,8 @@ _SCAN_POLL_S = 0.02
 _POLL_S = 0.001
 # A running sequence that finds no KV cells for this long is descheduled: it may find some elsewhere.
 _LONGEST_WAIT_FOR_ROOM_S = 1.0
+# Of several adapters, within so many steps for each of them every sequence was in one: see `AdapterSteps`.
+_STEPS_OF_ADAPTER = 4
 
 
 class Engine:
@@ -112,7 +116,8 @@ class Engine:
         self._budget = StepBudget(
             backend.batch_tokens, max_itl_factor, step_limit_s, long_step_tokens=backend.long_step_tokens
         )
-        self._planner = Planner(self._budget, backend.shortest_suffix)
+        self._steps = AdapterSteps(self._budget, backend.shortest_suffix)
+        self._adapters = Adapters(backend)
         self._drafting = Drafting(
             self._budget,
             default=speculation,
@@ -138,6 +143,7 @@ class Engine:
         # By slot.
         self._running: dict[int, Sequence] = {}
         self._arrivals = 0
+        self._switches_told = 0
         self._next_deadline_unix_s = math.inf
         self._check_times = CheckTimes(self._clock.monotonic_s())
         self._report, self._told = _new_report()
@@ -161,6 +167,7 @@ class Engine:
         self._tiers.close()
         self._breakers.close()
         self._images.close()
+        self._adapters.close()
         if self._constraints is not None:
             self._constraints.close()
 
@@ -173,7 +180,8 @@ class Engine:
             must_wait = self._memory.must_wait
             can_step = any(not must_wait(s) and not s.is_held for s in self._running.values())
             return 0.0 if can_step else _POLL_S
-        if self._checking or self._picturing:
+        is_unused = self._adapters.has_retired and not self._sequences
+        if self._checking or self._picturing or self._adapters.is_busy or is_unused:
             return _POLL_S
         if self._tiers.is_scanning:
             return _SCAN_POLL_S
@@ -198,11 +206,18 @@ class Engine:
             breakers=self._breakers,
             images=self._images.begin(item.request.images) if item.request.images else None,
         )
+        if sequence.adapter and not self._adapters.has(sequence.adapter):
+            sequence.lacks_adapter = True
         if sequence.was_lost:
             self._memory.search(sequence)
         self._sequences[sequence.key] = sequence
         self._next_deadline_unix_s = min(self._next_deadline_unix_s, sequence.deadline_unix_s)
         self._schedule(sequence, item.slot)
+        if sequence.lacks_adapter and not self._adapters.is_coming(sequence.adapter):
+            self._fail(
+                sequence, _UNAVAILABLE, "ADAPTER_NOT_LOADED", "the adapter is not loaded here any more"
+            )
+            return
         if item.request.params.HasField("constraint"):
             self._constrain(sequence, item.request)
         self._drafting.begin(sequence, item.request.params.speculation)
@@ -261,6 +276,42 @@ class Engine:
         self._report.cleared.add(id=command.id, cleared=cleared)
         self._has_news = True
 
+    def load_adapter_now(self, adapter: engine_pb2.EngineAdapter) -> engine_pb2.EngineAdapterLoaded:
+        """Load an adapter before anything is served; returns whether it can be used."""
+        return self._adapters.load_now(adapter)
+
+    def load_adapter(self, adapter: engine_pb2.EngineAdapter) -> None:
+        """Load an adapter, and report when it can be used, or why it cannot. Sequences go on meanwhile."""
+        self._adapters.begin(adapter)
+
+    def unload_adapter(self, digest: str) -> None:
+        """Free an adapter as soon as no request has it."""
+        self._adapters.retire(digest)
+        for sequence in self._sequences_without(digest):
+            self._fail(sequence, _UNAVAILABLE, "ADAPTER_NOT_LOADED", "the adapter was removed")
+
+    def _sequences_without(self, digest: str) -> list[Sequence]:
+        """Sequences that wait for this adapter, which is not being loaded."""
+        if self._adapters.is_coming(digest) or self._adapters.has(digest):
+            return []
+        return [s for s in self._sequences.values() if s.adapter == digest]
+
+    def _settle_adapters(self) -> None:
+        """Let sequences run whose adapters are loaded by now, and free adapters that none has any more."""
+        for loaded in self._adapters.poll():
+            self._note_adapter(loaded)
+        if self._adapters.has_retired:
+            self._adapters.free_unused({s.adapter for s in self._sequences.values()})
+
+    def _note_adapter(self, loaded: engine_pb2.EngineAdapterLoaded) -> None:
+        self._report.adapters.append(loaded)
+        self._has_news = True
+        for sequence in [s for s in self._sequences.values() if s.adapter == loaded.digest]:
+            if loaded.error:
+                self._fail(sequence, _UNAVAILABLE, "ADAPTER_NOT_LOADED", f"the adapter: {loaded.error}")
+            else:
+                sequence.lacks_adapter = False
+
     def report_cache(self) -> None:
         """Report all that is cached, as if it were new."""
         self._memory.prefixes.report_all()
@@ -304,6 +355,8 @@ class Engine:
         began = clock.monotonic_s()
         self._expire(self._clock.unix_s())
         self._tiers.poll()
+        if self._adapters.is_busy or self._adapters.has_retired:
+            self._settle_adapters()
         if self._compiling:
             self._settle_constraints(began)
         if self._checking:
@@ -323,7 +376,7 @@ class Engine:
         try:
             logits = self._backend.decode(plan, lambda: self._is_interrupted(plan))
         except Interrupted:
-            self._planner.interrupted()
+            self._steps.interrupted()
             return
         decoded = clock.monotonic_s()
         self._take_cells(plan)
@@ -345,6 +398,11 @@ class Engine:
         stats.decode_tokens = len(plan.decoding) + self._drafting.take_accepted()
         stats.decode_us = int((decoded - planned) * 1e6)
         stats.step_us = int((ended - began) * 1e6)
+        stats.adapter_digest = plan.adapter
+        stats.adapter_switches = self._backend.adapter_switches - self._switches_told
+        if not plan.n_prefill:
+            self._steps.decoded(decoded - planned, is_switched=stats.adapter_switches > 0)
+        self._switches_told = self._backend.adapter_switches
         self._check_times.stepped()
         self._has_news = True
 
@@ -376,20 +434,37 @@ class Engine:
         if len(loaded) < len(self._running):
             self._load_some(now_s)
             loaded = [s for s in self._running.values() if s.is_loaded]
-        decoding, prefilling = split(s for s in loaded if not s.is_held)
-        self._match(prefilling)
+        plan, n_adapters = self._next_step(loaded)
         loaded = [s for s in loaded if s.is_loaded]
-        prefilling = [s for s in prefilling if s.is_loaded]
-        plan = self._planner.next(decoding, prefilling, self._memory.prefill_room)
         if plan.n_tokens <= self._memory.free:
             return plan
         fit = self._fit(plan, loaded)
-        if not fit.grants:  # no sequence of this step makes another give room; one of the next may
-            plan = self._planner.next(decoding, prefilling, self._memory.prefill_room)
+        # No sequence of this step makes another give room; one of the next may.
+        for _ in range(1 if n_adapters == 1 else _STEPS_OF_ADAPTER * n_adapters):
+            if fit.grants:
+                break
+            plan, _ = self._next_step(loaded)
+            loaded = [s for s in loaded if s.is_loaded]
             fit = self._fit(plan, loaded)
         for victim in fit.victims:
             self._evict(victim)
-        return plan_of(fit.grants, in_prefill_context=plan.in_prefill_context, is_long=plan.is_long)
+        return plan_of(
+            fit.grants,
+            in_prefill_context=plan.in_prefill_context,
+            is_long=plan.is_long,
+            adapter=plan.adapter,
+        )
+
+    def _next_step(self, loaded: list[Sequence]) -> tuple[StepPlan, int]:
+        """(the step of the adapter that is next, of how many adapters there are steps), whether it fits the
+        KV cache or not."""
+        groups = by_adapter(s for s in loaded if not s.is_held)
+        if not groups:
+            return StepPlan([], []), 0
+        adapter = self._steps.choose(groups)
+        self._match(split(groups[adapter])[1])
+        groups[adapter] = [s for s in groups[adapter] if s.is_loaded]
+        return self._steps.plan(adapter, groups, self._memory.prefill_room), len(groups)
 
     def _settle_constraints(self, now_s: float) -> None:
         """Let sequences run whose constraints are compiled, and end those whose cannot be."""

@@ -27,8 +27,9 @@ from inferflux.common.llama.native import first_log_error, llama, log_errors, re
 from inferflux.common.llama.vocab import Vocab
 from inferflux.v1 import engine_pb2, generation_pb2
 
+from .adapters import AdapterError
 from .compaction import MoveCost
-from .context import Context, ContextError, DecodeError, IsInterrupted
+from .context import Adapter, Context, ContextError, DecodeError, IsInterrupted
 from .devices import find_devices
 from .draft_model import DraftModel, DraftModelError
 from .envelope import Identity
@@ -147,6 +148,9 @@ class Backend:
         self.move_cost: MoveCost | None = None
         self.prefill_context_error = ""
         self._prefill = self._new_prefill_context(config)
+        self._adapters: dict[str, Adapter] = {}
+        # Steps so far that another adapter computed than the step before.
+        self.adapter_switches = 0
         self.identity = self._identity(config)
         self.projector = self._new_projector(config)
 
@@ -466,10 +470,33 @@ class Backend:
             Interrupted: because of `is_interrupted`.
             DecodeError: the engine has to start again.
         """
+        adapter = self._adapters[plan.adapter] if plan.adapter else None
+        context = self._prefill.context if plan.in_prefill_context and self._prefill else self._main
+        self.adapter_switches += context.use_adapter(adapter)
         if plan.in_prefill_context and self._prefill:
             return self._prefill.decode(plan.parts, is_interrupted if plan.is_long else None)
         self._choose_threads(plan.n_tokens)
         return self._main.decode(plan.parts)
+
+    def load_adapter(self, adapter: engine_pb2.EngineAdapter) -> None:
+        """Load a LoRA adapter, under its digest.
+
+        Raises:
+            AdapterError: it does not fit the model.
+        """
+        log_errors.clear()
+        handle = llama.llama_adapter_lora_init(self._model, adapter.path.encode())
+        if not handle:
+            raise AdapterError(f"{adapter.path}: {first_log_error('not a usable adapter')}")
+        self._adapters[adapter.digest] = Adapter(handle, adapter.scale)
+
+    def free_adapter(self, digest: str) -> None:
+        """Free an adapter that no sequence has any more."""
+        adapter = self._adapters.pop(digest)
+        for context in (self._main, self._prefill.context if self._prefill else None):
+            if context is not None and context.is_using(adapter):
+                context.use_adapter(None)
+        llama.llama_adapter_lora_free(adapter.handle)
 
     def _choose_threads(self, tokens: int) -> None:
         """For a step of this many tokens in the main context."""

@@ -8,6 +8,7 @@ steps that hold decodes alone.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from collections.abc import Sequence as Several
 from dataclasses import dataclass, replace
 
 from .budget import StepBudget
@@ -40,6 +41,8 @@ class StepPlan:
     """Whether the step is computed in the prefill context."""
     is_long: bool = False
     """Whether it may take longer than others, and is given up for what cannot wait for it."""
+    adapter: str = ""
+    """The digest of the adapter that computes all of it; empty: none."""
 
     @property
     def parts(self) -> list[ScheduledTokens]:
@@ -81,18 +84,26 @@ class Planner:
         """A long step was given up: none is planned until all that waits is prefilled."""
         self._may_be_long = False
 
-    def next(self, decoding: list[Sequence], prefilling: list[Sequence], prefill_room: int) -> StepPlan:
+    def next(
+        self,
+        decoding: list[Sequence],
+        prefilling: list[Sequence],
+        prefill_room: int,
+        waiting: Several[Sequence] = (),
+    ) -> StepPlan:
         """The next step for these sequences, the prefills most urgent first.
 
         Args:
             prefill_room: tokens that the prefill context has room for.
+            waiting: decoding sequences of other adapters. They wait for this step: prefills spare them too.
         """
         if not prefilling:
             self._had_prefills = False
             self._may_be_long = True
             return plan_step(decoding, [], 0)
         is_long = prefilling[0].n_tokens > _LONG_PROMPT
-        tokens = self._budget.mixed(len(decoding), len(prefilling), is_long=is_long)
+        n_decoding = len(decoding) + len(waiting)
+        tokens = self._budget.mixed(n_decoding, len(prefilling), is_long=is_long)
         selected, in_context = select_prefills(prefilling, tokens, prefill_room, self._shortest_suffix)
         if not in_context:
             self._had_prefills = False
@@ -101,11 +112,11 @@ class Planner:
         if not self._had_prefills:
             return plan_step(decoding, [], 0)
         # A prefill that is more urgent than every decode lets them wait.
-        is_urgent = all(selected[0].order < s.order for s in decoding)
-        n_spared = 0 if is_urgent else len(decoding)
+        is_urgent = all(selected[0].order < s.order for s in (*decoding, *waiting))
+        n_spared = 0 if is_urgent else n_decoding
         tokens = self._budget.in_prefill_context(n_spared, len(prefilling), is_long=is_long)
         long_tokens = self._budget.in_long_step()
-        can_be_long = self._may_be_long and not decoding and long_tokens > tokens
+        can_be_long = self._may_be_long and not n_decoding and long_tokens > tokens
         plan = plan_step([], selected, long_tokens if can_be_long else tokens, in_prefill_context=True)
         return replace(plan, is_long=can_be_long)
 
@@ -179,10 +190,14 @@ def plan_step(
 
 
 def plan_of(
-    grants: Iterable[tuple[Sequence, int]], *, in_prefill_context: bool = False, is_long: bool = False
+    grants: Iterable[tuple[Sequence, int]],
+    *,
+    in_prefill_context: bool = False,
+    is_long: bool = False,
+    adapter: str = "",
 ) -> StepPlan:
     """The step that computes the given number of tokens of each sequence."""
-    plan = StepPlan([], [], in_prefill_context, is_long)
+    plan = StepPlan([], [], in_prefill_context, is_long, adapter)
     for sequence, n in grants:
         part = plan.prefilling if sequence.is_prefilling else plan.decoding
         part.append(ScheduledTokens(sequence, n, n_logits=int(n == sequence.n_pending)))

@@ -23,6 +23,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from inferflux.common.cache_scope import is_within
+
 TokenArray = NDArray[np.int32]
 _ID_BYTES = 4
 # Requests after which a use counts half.
@@ -222,11 +224,11 @@ class RadixPrefixCache:
         gone = [
             holder
             for holder, (its_scope, _) in self._places.items()
-            if holder not in self._pinned and scope in ("", its_scope)
+            if holder not in self._pinned and is_within(its_scope, scope)
         ]
         for holder in gone:
             self.drop(holder)
-        cleared = [root for its_scope, root in self._roots.items() if scope in ("", its_scope)]
+        cleared = [root for its_scope, root in self._roots.items() if is_within(its_scope, scope)]
         for node in [node for node in self._remembered if self._root_of(node) in cleared]:
             self._cut(node)
         self._drop_empty_roots()

@@ -95,6 +95,12 @@ class Sequence:
     state: Envelope | None = None
     # Requests of the same scope share cached prefixes.
     cache_scope: str = ""
+    # The digest of the adapter that computes it; empty: none. A step holds sequences of one adapter.
+    adapter: str = ""
+    # As clients name it.
+    adapter_name: str = ""
+    # Whether its adapter is still being loaded.
+    lacks_adapter: bool = False
     # A prefix on its way to host memory, since when, by the monotonic clock, and where `state` is from if it
     # was found.
     fetch: Fetch[Sequence] | None = None
@@ -184,8 +190,10 @@ class Sequence:
 
     @property
     def is_held(self) -> bool:
-        """Whether no step may hold it: what its sampling needs is being made in another thread, or its answer
-        is being checked."""
+        """Whether no step may hold it: its adapter is being loaded, what its sampling needs is being made in
+        another thread, or its answer is being checked."""
+        if self.lacks_adapter:
+            return True
         if self.constraint is not None and (self.is_complete or not self.constraint.is_ready):
             return True
         return not self.sampler.is_ready or not self.images.is_ready
@@ -329,6 +337,8 @@ def sequence_of(
         attempt_id=request.attempt_id,
         model=request.model,
         cache_scope=cache_scope_of(request),
+        adapter=request.adapter_digest,
+        adapter_name=request.adapter,
         has_begun=request.epoch > 1,
         is_retry=request.epoch > 1,
         was_lost=item.was_lost,

@@ -91,6 +91,7 @@ class SamplingBody(Body):
     ignore_eos: bool | None = None
     speculation: str | None = None
     skip_answer_cache: bool | None = None
+    adapter: str | None = None
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
 

@@ -40,6 +40,7 @@ def to_request(body: ChatBody) -> inference_pb2.ChatRequest:
         params=to_params(body, max_tokens=most, logprobs=(body.top_logprobs or 0) if body.logprobs else None),
         priority=priority_of(body),
         skip_answer_cache=bool(body.skip_answer_cache),
+        adapter=body.adapter or "",
         tools=to_tools(body.tools),
         tool_choice=to_choice(body.tool_choice),
         parallel_tool_calls=body.parallel_tool_calls,

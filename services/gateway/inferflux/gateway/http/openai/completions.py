@@ -57,6 +57,7 @@ def to_requests(body: CompletionBody) -> list[inference_pb2.GenerateRequest]:
         params=params,
         priority=priority_of(body),
         skip_answer_cache=bool(body.skip_answer_cache),
+        adapter=body.adapter or "",
     )
     if len(prompts) > 1 and common.ByteSize() > MAX_SHARED_BYTES:
         message = f"what several prompts share has at most {MAX_SHARED_BYTES} bytes"

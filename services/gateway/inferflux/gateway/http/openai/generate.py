@@ -36,13 +36,18 @@ def to_request(
     model = body.model or default_model
     params = to_params(body, max_tokens=body.max_tokens, logprobs=body.logprobs)
     priority, skips = priority_of(body), bool(body.skip_answer_cache)
+    adapter = body.adapter or ""
     if body.messages is not None:
-        messages = [to_message(message, i) for i, message in enumerate(body.messages)]
         return inference_pb2.ChatRequest(
-            model=model, messages=messages, params=params, priority=priority, skip_answer_cache=skips
+            model=model,
+            messages=[to_message(message, i) for i, message in enumerate(body.messages)],
+            params=params,
+            priority=priority,
+            skip_answer_cache=skips,
+            adapter=adapter,
         )
     request = inference_pb2.GenerateRequest(
-        model=model, params=params, priority=priority, skip_answer_cache=skips
+        model=model, params=params, priority=priority, skip_answer_cache=skips, adapter=adapter
     )
     if isinstance(body.prompt, str):
         request.text = body.prompt

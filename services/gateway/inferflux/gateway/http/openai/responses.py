@@ -46,6 +46,7 @@ def to_request(body: ResponsesBody) -> inference_pb2.ChatRequest:
         params=to_params(_with_format(body), max_tokens=body.max_output_tokens, logprobs=_alternatives(body)),
         priority=priority_of(body),
         skip_answer_cache=bool(body.skip_answer_cache),
+        adapter=body.adapter or "",
         tools=tools.to_tools(body.tools, is_of_response=True),
         tool_choice=tools.to_choice(body.tool_choice),
         parallel_tool_calls=body.parallel_tool_calls,

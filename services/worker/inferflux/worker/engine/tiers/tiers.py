@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import Generic
 
+from inferflux.common.cache_scope import is_within
 from inferflux.worker.engine.envelope import Envelope, Header, Identity, TokenArray, blank
 
 from .disk import Disk, Event, Read
@@ -108,7 +109,7 @@ class Tiers(Generic[S]):
             (Tier.HOST, self._host, self._drop_from_host),
             (Tier.DISK, self._files, self._remove_file),
         ):
-            gone = [k for k in space.held() if k.owner is None and scope in ("", k.header.scope)]
+            gone = [k for k in space.held() if k.owner is None and is_within(k.header.scope, scope)]
             freed[tier] = len(gone), sum(kept.n_bytes for kept in gone)
             for kept in gone:
                 drop(kept)
@@ -513,7 +514,7 @@ class Tiers(Generic[S]):
     def _found(self, name: str, header: Header) -> None:
         """Take over a file of an earlier process, unless its scope was cleared or it finds no room."""
         kept: Kept[S] = Kept(header, name=name)
-        is_cleared = not self._cleared_early.isdisjoint(("", header.scope))
+        is_cleared = any(is_within(header.scope, scope) for scope in self._cleared_early)
         losers = None if is_cleared else self._files.losers(kept.n_bytes)
         if losers is None:
             if self._disk is not None:
