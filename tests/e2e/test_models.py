@@ -241,16 +241,16 @@ async def test_an_adapter_is_added_chosen_listed_and_removed_while_its_model_ser
     assert ":odd" in added.stdout
     assert len((await running).token_ids) == 300
 
-    async def said(model: str, **fields: str) -> list[int]:
+    async def said(model: str, adapter: str = "") -> list[int]:
         asked = prompt(max_tokens=12)
-        asked.model = model
-        asked.MergeFrom(inference_pb2.GenerateRequest(**fields))
+        asked.model, asked.adapter = model, adapter
         return list((await client.ask(asked)).token_ids)
 
     plain, adapted = await said(MODEL), await said(f"{MODEL}:odd")
     assert plain != adapted
     assert await said(MODEL, adapter="odd") == adapted
-    assert await asyncio.gather(said(MODEL), said(f"{MODEL}:odd")) == [plain, adapted]
+    both = await asyncio.gather(said(MODEL), said(f"{MODEL}:odd"))
+    assert list(both) == [plain, adapted]
     ids = [model["id"] for model in (await http.get("/v1/models")).json()["data"]]
     assert f"{MODEL}:odd" in ids
     body = {"model": f"{MODEL}:odd", "prompt": "Once", "max_tokens": 2}

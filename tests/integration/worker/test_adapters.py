@@ -1,6 +1,7 @@
 """Adapters in the engine: each answers as llama.cpp alone does with it, whatever runs beside it.
 
-On one thread a row has the same bits alone and beside others, so whole answers are compared.
+Cells lie in another order beside others, which changes the last bits of a logit. So each token is compared
+with what llama.cpp says after the same tokens, with the adapter and with others.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ import ctypes
 import functools
 import math
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,6 +21,7 @@ from harness.worker import DEMO_MODEL, batch_item
 from inferflux.common.llama.native import llama
 from inferflux.v1 import engine_pb2, worker_pb2
 from inferflux.worker.adapter_digest import digest_of
+from inferflux.worker.engine.batch import Batch
 from inferflux.worker.engine.native import Backend
 
 TEXT = "The fox ran to the river and the owl saw it. One day the owl said to the fox that"
@@ -52,8 +55,6 @@ class Adapted(Served):
         for digest in list(backend._adapters):
             backend.free_adapter(digest)
         super().__init__(backend)
-        # How a prompt is divided decides the last bits: every one is computed in one step.
-        self.engine._budget.mixed = lambda *_, **__: 512  # type: ignore[method-assign]
         self.digests = {"": ""}
         for name, path in files.items():
             wanted = adapter(path)
@@ -71,87 +72,79 @@ def tokens_of(text: str) -> list[int]:
     return demo().vocab.tokenize(text.encode(), add_special=False, parse_special=False)
 
 
-def bare(prompt: list[int], path: Path | None, n: int = N) -> list[int]:
-    """What llama.cpp says greedily after a prompt, with nothing of ours between."""
+# Two ways to compute a row of the demo model differ by up to this much in a logit: its matrices are Q8_0.
+NEARLY = 0.5
+
+
+@functools.cache
+def bare(path: Path | None) -> tuple[Any, Any]:
+    """llama.cpp's model and context with an adapter, and nothing of ours between."""
     model = llama.llama_model_load_from_file(str(DEMO_MODEL).encode(), llama.llama_model_default_params())
     params = llama.llama_context_default_params()
-    params.n_ctx, params.flash_attn_type, params.n_threads, params.n_threads_batch = 1024, 1, 1, 1
+    params.n_ctx = params.n_batch = params.n_ubatch = params.n_outputs_max = 1024
+    params.n_threads = params.n_threads_batch = params.flash_attn_type = 1
     context = llama.llama_init_from_model(model, params)
     if path is not None:
         handle = llama.llama_adapter_lora_init(model, str(path).encode())
         assert handle
         handles, scales = (llama.llama_adapter_lora_p_ctypes * 1)(handle), (ctypes.c_float * 1)(1.0)
         assert llama.llama_set_adapters_lora(context, handles, 1, scales) == 0
-    vocabulary = llama.llama_vocab_n_tokens(llama.llama_model_get_vocab(model))
-    said: list[int] = []
-    given = prompt
-    for _ in range(n):
-        array = (llama.llama_token * len(given))(*given)
-        assert llama.llama_decode(context, llama.llama_batch_get_one(array, len(given))) == 0
-        logits = llama.llama_get_logits_ith(context, -1)
-        given = [int(np.ctypeslib.as_array(logits, (vocabulary,)).argmax())]
-        said += given
-    llama.llama_free(context)
-    llama.llama_model_free(model)
-    return said
+    return model, context
 
 
-@functools.cache
-def expected(path: Path | None, text: str = TEXT) -> tuple[int, ...]:
-    return tuple(bare(tokens_of(text), path))
+def gap(path: Path | None, said: list[int], text: str = TEXT) -> float:
+    """How far the tokens of an answer are from the likeliest ones, by llama.cpp alone with an adapter: the
+    largest difference of two logits. 0 where it says the same greedily."""
+    prompt = tokens_of(text)
+    context = bare(path)[1]
+    llama.llama_memory_clear(llama.llama_get_memory(context), True)
+    batch = Batch(1024)
+    tokens = np.array([*prompt, *said[:-1]], np.int32)
+    batch.put(0, tokens, seq_id=0, position=0)
+    batch.logits[: tokens.shape[0]] = 1
+    assert llama.llama_decode(context, batch.struct(tokens.shape[0])) == 0
+    size = demo().vocab.size
+    logits = np.ctypeslib.as_array(llama.llama_get_logits(context), (tokens.shape[0], size))
+    rows = logits[len(prompt) - 1 :]
+    return float((rows.max(axis=1) - rows[np.arange(len(said)), said]).max())
+
+
+def is_of(adapter_name: str, files: dict[str, Path], said: list[int], text: str = TEXT) -> bool:
+    """Whether this is what llama.cpp says with this adapter, and with no other."""
+    found = {name: gap(files.get(name), said, text) for name in ("", *files)}
+    others = [each for name, each in found.items() if name != adapter_name]
+    return found[adapter_name] < NEARLY and min(others) > 4 * NEARLY
 
 
 def test_each_adapter_answers_as_llama_cpp_does_with_it_alone_and_in_one_load(
     files: dict[str, Path],
 ) -> None:
-    wanted = {"": expected(None), "a": expected(files["a"]), "b": expected(files["b"])}
-    assert len(set(wanted.values())) == len(wanted), "the adapters change nothing"
-    for name, tokens in wanted.items():
+    for name in ("", "a", "b"):
         alone = Adapted(files)
         alone.run(alone.item("alone", name))
-        assert tuple(alone.tokens["alone"]) == tokens
+        assert is_of(name, files, alone.tokens["alone"])
     mixed = Adapted(files)
     mixed.run(mixed.item("x", "a"), mixed.item("y", "b"), mixed.item("z", ""), mixed.item("w", "a"))
-    assert {name: tuple(mixed.tokens[name]) for name in "xyzw"} == {
-        "x": wanted["a"],
-        "y": wanted["b"],
-        "z": wanted[""],
-        "w": wanted["a"],
-    }
+    for request, name in (("x", "a"), ("y", "b"), ("z", ""), ("w", "a")):
+        assert is_of(name, files, mixed.tokens[request])
     mixed.check_cells()
 
 
 def test_no_adapter_begins_with_what_another_has_computed(files: dict[str, Path]) -> None:
-    repeated = {}
-    for name in ("", "a", "b"):
-        alone = Adapted(files)
-        for number in range(2):
-            alone.run(alone.item(f"r{number}", name))
-        repeated[name] = alone.tokens["r1"]
     world = Adapted(files)
     for number, name in enumerate(["", "a", "b", "a", "b", ""]):
         world.run(world.item(f"r{number}", name))
-        is_cached = number >= 3
-        # What is computed after a cached prefix is computed in other steps: it is compared with its like.
-        wanted = repeated[name] if is_cached else list(expected(files.get(name)))
-        assert world.tokens[f"r{number}"] == wanted
-        assert (world.cached[f"r{number}"] > 0) == is_cached
+        assert is_of(name, files, world.tokens[f"r{number}"])
+        assert (world.cached[f"r{number}"] > 0) == (number >= 3)
 
 
 def test_a_prompt_in_the_prefill_context_is_computed_with_its_adapter(files: dict[str, Path]) -> None:
-    text = " ".join([TEXT] * 24)
-    alone = {}
-    for name in "ab":
-        world = Adapted(files, demo(prefill_cells=2048))
-        assert world.backend.prefill_cells
-        world.run(world.item("x", name, text=text, n=8))
-        alone[name] = world.tokens["x"]
-    assert alone["a"] != alone["b"]
     world = Adapted(files, demo(prefill_cells=2048))
-    for name in "abab":
-        world.engine._memory.prefixes.clear()
-        world.run(world.item(name, name, text=text, n=8))
-        assert world.tokens.pop(name) == alone[name]
+    assert world.backend.prefill_cells
+    text = " ".join([TEXT] * 24)
+    world.run(world.item("x", "a", text=text), world.item("y", "b", text=text))
+    assert is_of("a", files, world.tokens["x"], text)
+    assert is_of("b", files, world.tokens["y"], text)
 
 
 def test_a_request_whose_state_left_the_cache_goes_on_with_its_adapter(files: dict[str, Path]) -> None:
@@ -162,8 +155,8 @@ def test_a_request_whose_state_left_the_cache_goes_on_with_its_adapter(files: di
     world.finish("y")
     world.resume("t.x", 1)
     world.finish("x")
-    assert tuple(world.tokens["x"]) == expected(files["a"])
-    assert tuple(world.tokens["y"]) == expected(files["b"])
+    assert is_of("a", files, world.tokens["x"])
+    assert is_of("b", files, world.tokens["y"])
 
 
 def test_an_adapter_is_loaded_while_a_request_runs_and_freed_when_its_last_has_ended(
@@ -184,8 +177,8 @@ def test_an_adapter_is_loaded_while_a_request_runs_and_freed_when_its_last_has_e
         world.step()
     while world.backend._adapters:
         world.engine.step()
-    assert tuple(world.tokens["x"]) == expected(files["a"])
-    assert tuple(world.tokens["y"]) == expected(files["b"])
+    assert is_of("a", files, world.tokens["x"])
+    assert is_of("b", files, world.tokens["y"])
     assert not world.engine._adapters.has(late.digest)
 
 
@@ -207,7 +200,7 @@ def test_a_file_that_is_another_by_now_is_refused_and_the_engine_goes_on(
     waits.slot = 1
     world.engine.start(waits)
     world.finish("x")
-    assert tuple(world.tokens["x"]) == expected(files["a"])
+    assert is_of("a", files, world.tokens["x"])
     failed = [chunk for chunk in world.chunks if chunk.request_id == "y"]
     assert [chunk.failed.reason for chunk in failed] == ["ADAPTER_NOT_LOADED"]
 
@@ -220,5 +213,5 @@ def test_another_scale_is_another_adapter(files: dict[str, Path]) -> None:
     world.digests["half"] = half.digest
     world.run(world.item("x", "half"), world.item("y", "a"))
     assert world.tokens["x"] != world.tokens["y"]
-    assert tuple(world.tokens["y"]) == expected(files["a"])
+    assert is_of("a", files, world.tokens["y"])
     assert math.isclose(half.scale, 0.5)

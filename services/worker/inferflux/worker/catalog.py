@@ -19,6 +19,8 @@ from .needs import Needs
 
 # What a model's message may grow by when it is loaded: worker id, times, what the engine learns.
 _NUMBERS_BYTES = 160
+# Around each adapter's card.
+_ENTRY_BYTES = 4
 _GIB = 1 << 30
 _MIB = 1 << 20
 # States in which a model takes memory.
@@ -299,6 +301,16 @@ class Catalog:
             )
         taken = {other.worker_id for other in self}
         return next(worker_id for worker_id in worker_ids(self.host_id) if worker_id not in taken)
+
+    def check_room_for(self, known: Known, adapter: AdapterFile) -> None:
+        """Raises:
+        ResourceExhausted: the model has as many adapters as it may, or the host's status would be too long.
+        """
+        known.check_room_for(adapter.name)
+        told = sum(each.told_bytes for each in self) + adapter.to_card().ByteSize() + _ENTRY_BYTES
+        if told > MAX_STATUS_BYTES:
+            message = f"the names of all models and adapters that host {self.host_id} knows would be too long"
+            raise ResourceExhausted(message, reason="TOO_MANY_ADAPTERS")
 
     def _check_size(self, changed: Known) -> None:
         """Raises ResourceExhausted where the names of the models would make the host's status too long."""

@@ -185,7 +185,7 @@ class Host:
             adapter = await probe_adapter_file(wish.name, wish.path, wish.scale, known.file.path)
         except AdapterFileError as error:
             raise InvalidArgument(str(error), field="path", reason="BAD_ADAPTER_FILE") from None
-        known.check_room_for(adapter.name)
+        self.catalog.check_room_for(known, adapter)
         worker = self._workers.get(known.name)
         # Requests may choose it as soon as it is known: it has to be loaded before.
         if worker is not None and (why := await worker.model.add_adapter(adapter)):

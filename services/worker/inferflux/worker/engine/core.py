@@ -55,7 +55,7 @@ _SCAN_POLL_S = 0.02
 _POLL_S = 0.001
 # A running sequence that finds no KV cells for this long is descheduled: it may find some elsewhere.
 _LONGEST_WAIT_FOR_ROOM_S = 1.0
-# Of several adapters, within so many steps for each of them every sequence was in one: see `AdapterSteps`.
+# Within this many steps for each of several adapters, every sequence was in one: see `AdapterSteps`.
 _STEPS_OF_ADAPTER = 4
 
 
