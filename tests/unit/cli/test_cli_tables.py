@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import time
+from typing import Any
 
 from rich.console import Console, RenderableType
 
@@ -172,3 +174,46 @@ def test_the_cache_is_shown_with_cells_of_requests_and_of_prefixes_and_what_was_
     assert "window" in text
     assert ": a window of 512" in text
     assert "unspecified" in text
+
+
+def place(host_id: str, digest: str, **fields: Any) -> model_pb2.ModelPlace:
+    return model_pb2.ModelPlace(host_id=host_id, digest=digest, **fields)
+
+
+def test_a_name_with_two_files_shows_each_place_with_its_digest() -> None:
+    ready, failed = model_pb2.MODEL_STATE_READY, model_pb2.MODEL_STATE_FAILED
+    places = [place("g", "1234567890", state=ready), place("h", "abcdef0123", state=failed)]
+    text = shown(models_table([model_pb2.Model(card=CARD, state=ready, places=places)]))
+    for part in ("hosts have different files", "g ready 12345678", "h failed abcdef01"):
+        assert part in text
+    same = [place("g", "1234567890", state=ready), place("h", "1234567890", state=failed)]
+    assert "different files" not in shown(models_table([model_pb2.Model(card=CARD, places=same)]))
+
+
+def test_a_failed_model_shows_why_and_when_it_is_tried_again() -> None:
+    failed = model_pb2.MODEL_STATE_FAILED
+    later = time.time_ns() // 1_000_000 + 3_600_000
+    model = model_pb2.Model(
+        card=CARD,
+        state=failed,
+        reason="cut off",
+        places=[place("g", "1", state=failed, retry_unix_ms=later)],
+    )
+    text = shown(models_table([model]))
+    assert "cut off" in text
+    assert re.search(r"tried again in (3599|3600) s", text)
+
+
+def test_status_shows_what_hosts_have_loaded_and_how_much_memory_that_takes() -> None:
+    host = cluster_pb2.HostSummary(
+        host_id="worker-0",
+        ready=2,
+        failed=1,
+        models_max=8,
+        memory_bytes=4 << 30,
+        memory_used_bytes=1 << 30,
+        report_age_ms=300,
+    )
+    text = shown(status_view(cluster_pb2.GetStatusResponse(hosts=[host])))
+    for part in ("worker-0", "ready 2, failed 1", "at most 8 loaded", "1 GiB of 4 GiB", "0.3 s"):
+        assert part in text, text

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,7 +13,7 @@ import pytest
 
 from inferflux.common.errors import InferFluxError, Unavailable
 from inferflux.v1 import host_pb2, model_pb2
-from inferflux.worker.app import together
+from inferflux.worker.app import Worker, together
 from inferflux.worker.catalog import Catalog, Known, Wish
 from inferflux.worker.engine.kv_types import USUAL
 from inferflux.worker.engine_host import EngineLoadError
@@ -227,3 +228,26 @@ def test_the_processes_own_model_alone_has_its_draft_model_and_disk_folder() -> 
     )
     assert (own.disk_path, sized.disk_path, other.disk_path) == ("/kv", "/kv", f"/kv/{FILE.digest[:16]}")
     assert (own.kv_cells, sized.kv_cells, other.kv_cells) == (512, 1024, 1024)
+
+
+async def test_tokenizers_and_heartbeats_are_sent_after_a_reconnect_that_takes_no_chunks() -> None:
+    done: list[str] = []
+
+    async def refused() -> None:
+        raise Unavailable("full", reason="NATS_REFUSES")
+
+    def noting(name: str) -> Callable[[], Awaitable[None]]:
+        async def note() -> None:
+            done.append(name)
+
+        return note
+
+    worker: Any = SimpleNamespace(
+        _process=SimpleNamespace(emitter=SimpleNamespace(republish=refused)),
+        host=SimpleNamespace(
+            workers=[SimpleNamespace(beat=noting("beat"))], offer_tokenizers=noting("tokenizers")
+        ),
+        _reports=SimpleNamespace(report=noting("report")),
+    )
+    await Worker._on_reconnect(worker)
+    assert done == ["beat", "report", "tokenizers"]
