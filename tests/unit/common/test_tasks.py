@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
+
 from inferflux.common.metrics import UNEXPECTED_ERRORS
-from inferflux.common.tasks import Background, is_set_within
+from inferflux.common.tasks import Background, cancel_all, is_set_within
 
 
 async def fail() -> None:
@@ -50,3 +52,24 @@ async def test_an_event_that_is_not_set_in_time_is_not_waited_for_longer() -> No
     assert not await is_set_within(event, 0)
     asyncio.get_running_loop().call_soon(event.set)
     assert await is_set_within(event, 60)
+
+
+@pytest.mark.parametrize("turns", range(5))
+async def test_a_loop_that_waits_for_news_ends_when_it_is_cancelled_as_news_come(turns: int) -> None:
+    news = asyncio.Event()
+
+    async def follow() -> None:
+        while True:
+            await is_set_within(news, 60.0)
+            news.clear()
+            await asyncio.sleep(0)
+
+    task = asyncio.create_task(follow())
+    for _ in range(3):
+        await asyncio.sleep(0)
+    news.set()
+    for _ in range(turns):
+        await asyncio.sleep(0)
+    async with asyncio.timeout(5):
+        await cancel_all([task])
+    assert task.cancelled()

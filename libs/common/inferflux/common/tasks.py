@@ -56,8 +56,10 @@ class Background:
 
 async def is_set_within(event: asyncio.Event, limit_s: float) -> bool:
     """Wait for an event, for at most `limit_s` seconds; return whether it is set."""
+    # Not `wait_for`: before Python 3.12 it loses a cancellation that comes as the event is set.
     with suppress(TimeoutError):
-        await asyncio.wait_for(event.wait(), limit_s)
+        async with asyncio.timeout(limit_s):
+            await event.wait()
     return event.is_set()
 
 

@@ -110,8 +110,7 @@ class PrefixReports:
                 renew_s = time.monotonic() + _RENEW_S
                 await self._renew()
             await self._write_all_wanted()
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._has_news.wait(), max(0.0, renew_s - time.monotonic()))
+            await is_set_within(self._has_news, max(0.0, renew_s - time.monotonic()))
             self._has_news.clear()
 
     async def _renew(self) -> None:
