@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import json
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -33,7 +34,7 @@ WAIT_S = 30.0
 async def stack(demo_model: Path) -> AsyncIterator[Stack]:
     """One worker process, two schedulers. Tests leave it with both models known."""
     async with Stack(
-        StackOptions(model=demo_model, schedulers=2, slots=4, threads=1, restarts=False)
+        StackOptions(model=demo_model, schedulers=2, slots=4, threads=1, restarts=False, has_store=True)
     ) as running:
         client = Client(running.endpoint, running.api_key)
         request = model_pb2.LoadModelRequest(path=str(DRAFT), name=NAME, aliases=[ALIAS])
@@ -266,3 +267,23 @@ async def test_an_adapter_is_added_chosen_listed_and_removed_while_its_model_ser
     assert removed.status == 200, removed.body
     assert (await http.post("/v1/completions", body)).status == 404
     assert await said(MODEL) == plain
+
+
+async def test_a_model_is_pulled_verified_and_removed(env: dict[str, str], http: HttpClient) -> None:
+    pulled = await run("pull", str(DRAFT), "--name", "pulled", "--json", env=env)
+    assert pulled.returncode == 0, pulled.stderr
+    job = json.loads(pulled.stdout)
+    assert (job["name"], job["total_bytes"]) == ("pulled", str(DRAFT.stat().st_size))
+    assert job["digest"] == hashlib.sha256(DRAFT.read_bytes()).hexdigest()
+    listed = json.loads((await run("models", "--json", env=env)).stdout)
+    assert "pulled" in {model["card"]["name"] for model in listed}
+    verified = await run("models", "verify", "pulled", env=env)
+    assert verified.returncode == 0, verified.stderr
+    for source, said in (("hf:nothing", "no repository"), ("https://x.example/m.bin", "pickle")):
+        refused = await run("pull", source, env=env)
+        assert refused.returncode == 1
+        assert said in refused.stderr
+    assert (await http.post("/v1/admin/RemoveModel", {"name": "pulled"})).status == 200
+    again = await run("models", "rm", "pulled", env=env)
+    assert again.returncode == 1
+    assert "no model" in again.stderr

@@ -76,6 +76,16 @@ class ScriptedAdmin:
         if name := request.load_model.name or request.unload_model.name or adapter:
             card = model_pb2.ModelCard(name=name)
             return scheduler_pb2.SchedulerAdminReply(model=model_pb2.Model(card=card))
+        if (
+            request.HasField("pull_model")
+            or request.HasField("verify_model")
+            or request.HasField("remove_model")
+        ):
+            done = model_pb2.STORE_JOB_STATE_DONE
+            job = model_pb2.StoreJob(
+                job_id="job", host_id="host", state=done, kind=model_pb2.STORE_JOB_KIND_PULL
+            )
+            return scheduler_pb2.SchedulerAdminReply(store_job=job)
         worker_id = request.drain.worker_id or request.get_drain.worker_id or request.clear_cache.worker_id
         if worker_id != self.worker_id:
             raise NotFound(f"there is no worker {worker_id}")

@@ -31,6 +31,7 @@ from .devices import devices, plan, rpc_server
 from .embed import embed, rerank
 from .flags import GenerationFlags, with_flag_groups
 from .models import models
+from .store import pull
 from .stream import show
 from .tables import cache_view, status_view
 from .tools import tools_of
@@ -52,6 +53,7 @@ app.command("rpc-server")(rpc_server)
 models.command()(plan)
 app.command()(embed)
 app.command()(rerank)
+app.command()(pull)
 
 
 @app.callback()
@@ -134,7 +136,7 @@ def up(
 ) -> None:
     """Serve a model on this machine until Ctrl-C."""
     from .foreground import in_foreground
-    from .stack import DISK_PATH, THREADS, StackOptions
+    from .stack import DISK_PATH, MODELS_STORE, THREADS, StackOptions
     from .up import serve
 
     options = StackOptions(
@@ -155,6 +157,7 @@ def up(
         env={} if config is None else {"INFERFLUX_CONFIG": str(config.expanduser().absolute())},
         drain_limit_s=drain_limit,
         has_disk_tier=DISK_PATH not in os.environ,
+        has_store=MODELS_STORE not in os.environ,
         has_tls=tls,
     )
     raise typer.Exit(asyncio.run(in_foreground(options, serve, is_verbose=verbose)))

@@ -177,6 +177,33 @@ class Client:
         reply = await self._call(self._models.RemoveAdapter, request)
         return reply.model
 
+    async def pull(self, request: model_pb2.PullRequest) -> AsyncGenerator[model_pb2.StoreJob, None]:
+        """Have a model pulled, and follow it. Closing the generator early does not end the pull."""
+        call = self._models.Pull(request, metadata=self._metadata())
+        try:
+            with self._readable_errors():
+                async for response in call:
+                    yield response.job
+        finally:
+            call.cancel()
+
+    async def verify_model(
+        self, request: model_pb2.VerifyModelRequest
+    ) -> AsyncGenerator[model_pb2.StoreJob, None]:
+        """Have models of a store read again, and follow it."""
+        call = self._models.VerifyModel(request, metadata=self._metadata())
+        try:
+            with self._readable_errors():
+                async for response in call:
+                    yield response.job
+        finally:
+            call.cancel()
+
+    async def remove_model(self, request: model_pb2.RemoveModelRequest) -> model_pb2.StoreJob:
+        """Delete a model of a store."""
+        reply = await self._call(self._models.RemoveModel, request, timeout_s=_LOAD_LIMIT_S)
+        return reply.job
+
     async def only_model(self) -> str:
         """The name of the default model, else of one that is served, else of one that can be loaded.
 

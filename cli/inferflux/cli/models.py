@@ -16,6 +16,7 @@ from rich.console import Console
 from inferflux.common.model_roles import ROLES, RoleName
 from inferflux.v1 import model_pb2
 
+from . import store
 from .client import Client
 from .command import ApiKey, AsJson, Endpoint, StateDirectory, as_dict, make_console, print_json, with_client
 from .errors import CommandError
@@ -28,6 +29,9 @@ _GONE_S = 5.0
 models = typer.Typer(help="List models, have them loaded and unloaded.", invoke_without_command=True)
 adapter = typer.Typer(help="Add LoRA adapters to models, and remove them.", no_args_is_help=True)
 models.add_typer(adapter, name="adapter")
+
+models.command("rm")(store.remove)
+models.command()(store.verify)
 
 Host = Annotated[
     str,

@@ -35,7 +35,15 @@ def test_every_rpc_of_administrators_is_a_path_with_its_scope() -> None:
     assert len(ADMIN) == len(ADMIN_METHODS) == len(ADMIN_RULES)
     own = {"InferenceService", "EmbeddingService", "ModelService", "ServerReflection"}
     theirs = {path for path in rules(1000) if path.split("/")[1].rpartition(".")[2] not in own}
-    changes = ("LoadModel", "UnloadModel", "AddAdapter", "RemoveAdapter")
+    changes = (
+        "LoadModel",
+        "UnloadModel",
+        "AddAdapter",
+        "RemoveAdapter",
+        "Pull",
+        "RemoveModel",
+        "VerifyModel",
+    )
     theirs |= {f"/inferflux.v1.ModelService/{name}" for name in changes}
     assert theirs == set(ADMIN_RULES)
     assert {name: rule.scope for name, rule in ADMIN.items()} == {

@@ -17,7 +17,7 @@ from inferflux.scheduler.core.drains import DrainProgress
 from inferflux.scheduler.core.fairness import FairnessSettings
 from inferflux.scheduler.core.hosts import HostTable
 from inferflux.scheduler.host_admin import ModelAdministration
-from inferflux.v1 import host_pb2, scheduler_pb2, worker_pb2
+from inferflux.v1 import host_pb2, model_pb2, scheduler_pb2, worker_pb2
 
 Change = scheduler_pb2.SetFairness
 Request = scheduler_pb2.SchedulerAdminRequest
@@ -118,10 +118,15 @@ class Desk:
             is_alone=is_alone,
             guarded=lambda _what, work: work(),
             ask_worker=self._ask_worker,
-            models=ModelAdministration(self.core.hosts, self.core.term, self._ask_host),
+            models=ModelAdministration(
+                self.core.hosts, self.core.term, self._ask_host, ask_store=self._ask_store
+            ),
         )
 
     async def _ask_host(self, host_id: str, command: host_pb2.HostCommand) -> host_pb2.HostedModel:
+        raise AssertionError(f"{host_id} was asked: {command}")
+
+    async def _ask_store(self, host_id: str, command: host_pb2.HostCommand) -> model_pb2.StoreJob:
         raise AssertionError(f"{host_id} was asked: {command}")
 
     async def _ask_worker(

@@ -3,7 +3,16 @@
 from __future__ import annotations
 
 from .events import EventKind, StackEvent
-from .options import DISK_PATH, THREADS, StackOptions
+from .options import DISK_PATH, MODELS_STORE, THREADS, StackOptions
 from .supervisor import Stack, StartError
 
-__all__ = ["DISK_PATH", "THREADS", "EventKind", "Stack", "StackEvent", "StackOptions", "StartError"]
+__all__ = [
+    "DISK_PATH",
+    "MODELS_STORE",
+    "THREADS",
+    "EventKind",
+    "Stack",
+    "StackEvent",
+    "StackOptions",
+    "StartError",
+]

@@ -10,6 +10,7 @@ from inferflux.cli.errors import CommandError
 from inferflux.common.servers import NATS_SYNC_INTERVAL
 
 DISK_PATH = "INFERFLUX_WORKER_DISK_PATH"
+MODELS_STORE = "INFERFLUX_MODELS_STORE"
 THREADS = "INFERFLUX_WORKER_THREADS"
 DEMO_MODEL = Path("models") / "inferflux-demo.gguf"
 
@@ -33,6 +34,7 @@ class StackOptions:
         drain_limit_s: how long running requests get to finish at the end.
         nats_store: where nats-server keeps its streams; None is below `state_dir`.
         has_disk_tier: whether workers keep KV state below `state_dir`.
+        has_store: whether they keep models that are pulled there, all in one folder.
         nats_sync_interval: how often nats-server syncs them to the disk.
         has_tls: whether connections are encrypted, and services show certificates to each other. Not those to
             Redis: its server here does not speak TLS.
@@ -60,6 +62,7 @@ class StackOptions:
     drain_limit_s: float = 30.0
     nats_store: Path | None = None
     has_disk_tier: bool = False
+    has_store: bool = False
     nats_sync_interval: str = NATS_SYNC_INTERVAL
     has_tls: bool = False
 

@@ -11,7 +11,7 @@ from inferflux.common import redis_users
 from inferflux.common.servers import LOOPBACK, free_port, nats_command, valkey_command
 
 from .access import Access
-from .options import DISK_PATH, THREADS, StackOptions
+from .options import DISK_PATH, MODELS_STORE, THREADS, StackOptions
 from .ports import Ports
 
 # Processes that end together, in this order: none loses a service that it needs to finish.
@@ -192,6 +192,7 @@ def _worker_env(options: StackOptions, model: Path, state_dir: Path, name: str, 
         THREADS: options.threads or _share_of_cores(options, name, cores),
         "INFERFLUX_WORKER_KV_CELLS": options.kv_cells,
         DISK_PATH: state_dir / "kv" if options.has_disk_tier else "",
+        MODELS_STORE: state_dir / "models" if options.has_store else "",
     }
     return env | {variable: str(value) for variable, value in wanted.items() if value}
 

@@ -38,6 +38,7 @@ class HostStatus(_message.Message):
     STARTED_UNIX_MS_FIELD_NUMBER: _builtins.int
     IDLE_S_FIELD_NUMBER: _builtins.int
     TERM_FIELD_NUMBER: _builtins.int
+    STORE_JOBS_FIELD_NUMBER: _builtins.int
     host_id: _builtins.str
     incarnation: _builtins.str
     """New at every start of the process."""
@@ -60,6 +61,10 @@ class HostStatus(_message.Message):
     def models(self) -> _containers.RepeatedCompositeFieldContainer[Global___HostedModel]:
         """Every model that it can serve."""
 
+    @_builtins.property
+    def store_jobs(self) -> _containers.RepeatedCompositeFieldContainer[_model_pb2.StoreJob]:
+        """What it does with its store of models, and what of it ended lately."""
+
     def __init__(
         self,
         *,
@@ -74,10 +79,11 @@ class HostStatus(_message.Message):
         started_unix_ms: _builtins.int = ...,
         idle_s: _builtins.float = ...,
         term: _builtins.int = ...,
+        store_jobs: _abc.Iterable[_model_pb2.StoreJob] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["host_id", b"host_id", "idle_s", b"idle_s", "incarnation", b"incarnation", "is_leaving", b"is_leaving", "memory_bytes", b"memory_bytes", "memory_free_bytes", b"memory_free_bytes", "models", b"models", "models_max", b"models_max", "pool", b"pool", "started_unix_ms", b"started_unix_ms", "term", b"term"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["host_id", b"host_id", "idle_s", b"idle_s", "incarnation", b"incarnation", "is_leaving", b"is_leaving", "memory_bytes", b"memory_bytes", "memory_free_bytes", b"memory_free_bytes", "models", b"models", "models_max", b"models_max", "pool", b"pool", "started_unix_ms", b"started_unix_ms", "store_jobs", b"store_jobs", "term", b"term"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -158,6 +164,9 @@ class HostCommand(_message.Message):
     FORGET_FIELD_NUMBER: _builtins.int
     REGISTER_ADAPTER_FIELD_NUMBER: _builtins.int
     FORGET_ADAPTER_FIELD_NUMBER: _builtins.int
+    PULL_FIELD_NUMBER: _builtins.int
+    REMOVE_FIELD_NUMBER: _builtins.int
+    VERIFY_FIELD_NUMBER: _builtins.int
     TERM_FIELD_NUMBER: _builtins.int
     term: _builtins.int
     """Of the scheduler's lease: an older term than was seen is refused."""
@@ -173,6 +182,12 @@ class HostCommand(_message.Message):
     def register_adapter(self) -> Global___RegisterAdapterFile: ...
     @_builtins.property
     def forget_adapter(self) -> Global___ForgetAdapter: ...
+    @_builtins.property
+    def pull(self) -> _model_pb2.PullRequest: ...
+    @_builtins.property
+    def remove(self) -> _model_pb2.RemoveModelRequest: ...
+    @_builtins.property
+    def verify(self) -> _model_pb2.VerifyModelRequest: ...
     def __init__(
         self,
         *,
@@ -182,13 +197,16 @@ class HostCommand(_message.Message):
         forget: Global___ForgetModelFile | None = ...,
         register_adapter: Global___RegisterAdapterFile | None = ...,
         forget_adapter: Global___ForgetAdapter | None = ...,
+        pull: _model_pb2.PullRequest | None = ...,
+        remove: _model_pb2.RemoveModelRequest | None = ...,
+        verify: _model_pb2.VerifyModelRequest | None = ...,
         term: _builtins.int = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["command", b"command", "forget", b"forget", "forget_adapter", b"forget_adapter", "load", b"load", "register", b"register", "register_adapter", b"register_adapter", "unload", b"unload"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["command", b"command", "forget", b"forget", "forget_adapter", b"forget_adapter", "load", b"load", "pull", b"pull", "register", b"register", "register_adapter", b"register_adapter", "remove", b"remove", "unload", b"unload", "verify", b"verify"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["command", b"command", "forget", b"forget", "forget_adapter", b"forget_adapter", "load", b"load", "register", b"register", "register_adapter", b"register_adapter", "term", b"term", "unload", b"unload"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["command", b"command", "forget", b"forget", "forget_adapter", b"forget_adapter", "load", b"load", "pull", b"pull", "register", b"register", "register_adapter", b"register_adapter", "remove", b"remove", "term", b"term", "unload", b"unload", "verify", b"verify"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_command: _TypeAlias = _typing.Literal["load", "unload", "register", "forget", "register_adapter", "forget_adapter"]  # noqa: Y015
+    _WhichOneofReturnType_command: _TypeAlias = _typing.Literal["load", "unload", "register", "forget", "register_adapter", "forget_adapter", "pull", "remove", "verify"]  # noqa: Y015
     _WhichOneofArgType_command: _TypeAlias = _typing.Literal["command", b"command"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_command) -> _WhichOneofReturnType_command | None: ...
 
@@ -356,6 +374,7 @@ class HostReply(_message.Message):
     REASON_FIELD_NUMBER: _builtins.int
     FIELD_FIELD_NUMBER: _builtins.int
     MESSAGE_FIELD_NUMBER: _builtins.int
+    JOB_FIELD_NUMBER: _builtins.int
     code: _builtins.int
     """Why nothing was done: a google.rpc.Code, a reason of errors.proto's kind, the field that is at fault."""
     reason: _builtins.str
@@ -365,6 +384,10 @@ class HostReply(_message.Message):
     def model(self) -> Global___HostedModel:
         """As it is now."""
 
+    @_builtins.property
+    def job(self) -> _model_pb2.StoreJob:
+        """What was begun, instead of `model`."""
+
     def __init__(
         self,
         *,
@@ -373,10 +396,11 @@ class HostReply(_message.Message):
         reason: _builtins.str = ...,
         field: _builtins.str = ...,
         message: _builtins.str = ...,
+        job: _model_pb2.StoreJob | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["model", b"model"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["job", b"job", "model", b"model"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["code", b"code", "field", b"field", "message", b"message", "model", b"model", "reason", b"reason"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["code", b"code", "field", b"field", "job", b"job", "message", b"message", "model", b"model", "reason", b"reason"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -73,6 +73,44 @@ MODEL_STATE_FAILED: ModelState.ValueType  # 4
 MODEL_STATE_UNLOADING: ModelState.ValueType  # 5
 Global___ModelState: _TypeAlias = ModelState  # noqa: Y015
 
+class _StoreJobKind:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _StoreJobKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_StoreJobKind.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    STORE_JOB_KIND_UNSPECIFIED: _StoreJobKind.ValueType  # 0
+    STORE_JOB_KIND_PULL: _StoreJobKind.ValueType  # 1
+    STORE_JOB_KIND_VERIFY: _StoreJobKind.ValueType  # 2
+    STORE_JOB_KIND_REMOVE: _StoreJobKind.ValueType  # 3
+
+class StoreJobKind(_StoreJobKind, metaclass=_StoreJobKindEnumTypeWrapper): ...
+
+STORE_JOB_KIND_UNSPECIFIED: StoreJobKind.ValueType  # 0
+STORE_JOB_KIND_PULL: StoreJobKind.ValueType  # 1
+STORE_JOB_KIND_VERIFY: StoreJobKind.ValueType  # 2
+STORE_JOB_KIND_REMOVE: StoreJobKind.ValueType  # 3
+Global___StoreJobKind: _TypeAlias = StoreJobKind  # noqa: Y015
+
+class _StoreJobState:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _StoreJobStateEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_StoreJobState.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    STORE_JOB_STATE_UNSPECIFIED: _StoreJobState.ValueType  # 0
+    STORE_JOB_STATE_RUNNING: _StoreJobState.ValueType  # 1
+    STORE_JOB_STATE_DONE: _StoreJobState.ValueType  # 2
+    STORE_JOB_STATE_FAILED: _StoreJobState.ValueType  # 3
+
+class StoreJobState(_StoreJobState, metaclass=_StoreJobStateEnumTypeWrapper): ...
+
+STORE_JOB_STATE_UNSPECIFIED: StoreJobState.ValueType  # 0
+STORE_JOB_STATE_RUNNING: StoreJobState.ValueType  # 1
+STORE_JOB_STATE_DONE: StoreJobState.ValueType  # 2
+STORE_JOB_STATE_FAILED: StoreJobState.ValueType  # 3
+Global___StoreJobState: _TypeAlias = StoreJobState  # noqa: Y015
+
 @_typing.final
 class ModelCard(_message.Message):
     """What is known of a model."""
@@ -566,3 +604,216 @@ class RemoveAdapterResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___RemoveAdapterResponse: _TypeAlias = RemoveAdapterResponse  # noqa: Y015
+
+@_typing.final
+class PullRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SOURCE_FIELD_NUMBER: _builtins.int
+    NAME_FIELD_NUMBER: _builtins.int
+    HOST_ID_FIELD_NUMBER: _builtins.int
+    SHA256_FIELD_NUMBER: _builtins.int
+    source: _builtins.str
+    """https://..., file:/path, a folder, hf:owner/repo[:quantization or file], ollama:name[:tag], oci://host/name[:tag]."""
+    name: _builtins.str
+    """What it is to be called; empty: as its source is called."""
+    host_id: _builtins.str
+    """Which host's store; empty: of the only one."""
+    sha256: _builtins.str
+    """Hex digest that the file must have; empty: the one that its server tells, if any."""
+    def __init__(
+        self,
+        *,
+        source: _builtins.str = ...,
+        name: _builtins.str = ...,
+        host_id: _builtins.str = ...,
+        sha256: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["host_id", b"host_id", "name", b"name", "sha256", b"sha256", "source", b"source"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PullRequest: _TypeAlias = PullRequest  # noqa: Y015
+
+@_typing.final
+class PullResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    JOB_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def job(self) -> Global___StoreJob: ...
+    def __init__(
+        self,
+        *,
+        job: Global___StoreJob | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["job", b"job"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["job", b"job"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PullResponse: _TypeAlias = PullResponse  # noqa: Y015
+
+@_typing.final
+class RemoveModelRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    HOST_ID_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    host_id: _builtins.str
+    """Of which host's store; empty: of the only one."""
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        host_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["host_id", b"host_id", "name", b"name"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RemoveModelRequest: _TypeAlias = RemoveModelRequest  # noqa: Y015
+
+@_typing.final
+class RemoveModelResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    JOB_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def job(self) -> Global___StoreJob:
+        """As it was last."""
+
+    def __init__(
+        self,
+        *,
+        job: Global___StoreJob | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["job", b"job"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["job", b"job"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RemoveModelResponse: _TypeAlias = RemoveModelResponse  # noqa: Y015
+
+@_typing.final
+class VerifyModelRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    HOST_ID_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """Empty: every model of the store."""
+    host_id: _builtins.str
+    """Of which host's store; empty: of the only one."""
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        host_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["host_id", b"host_id", "name", b"name"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___VerifyModelRequest: _TypeAlias = VerifyModelRequest  # noqa: Y015
+
+@_typing.final
+class VerifyModelResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    JOB_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def job(self) -> Global___StoreJob: ...
+    def __init__(
+        self,
+        *,
+        job: Global___StoreJob | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["job", b"job"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["job", b"job"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___VerifyModelResponse: _TypeAlias = VerifyModelResponse  # noqa: Y015
+
+@_typing.final
+class StoreJob(_message.Message):
+    """What a host does with a model of its store."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    JOB_ID_FIELD_NUMBER: _builtins.int
+    KIND_FIELD_NUMBER: _builtins.int
+    STATE_FIELD_NUMBER: _builtins.int
+    NAME_FIELD_NUMBER: _builtins.int
+    SOURCE_FIELD_NUMBER: _builtins.int
+    DONE_BYTES_FIELD_NUMBER: _builtins.int
+    TOTAL_BYTES_FIELD_NUMBER: _builtins.int
+    DOING_FIELD_NUMBER: _builtins.int
+    DIGEST_FIELD_NUMBER: _builtins.int
+    CODE_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    FIELD_FIELD_NUMBER: _builtins.int
+    MESSAGE_FIELD_NUMBER: _builtins.int
+    DIFFERING_FIELD_NUMBER: _builtins.int
+    HOST_ID_FIELD_NUMBER: _builtins.int
+    job_id: _builtins.str
+    kind: Global___StoreJobKind.ValueType
+    state: Global___StoreJobState.ValueType
+    name: _builtins.str
+    """The model; empty: all of the store."""
+    source: _builtins.str
+    """Where it comes from, without what may be secret."""
+    done_bytes: _builtins.int
+    """Bytes that are there, or were read or deleted, and bytes in all; 0: not known."""
+    total_bytes: _builtins.int
+    doing: _builtins.str
+    """What is under way, in words."""
+    digest: _builtins.str
+    """Hex SHA-256 of what was pulled."""
+    code: _builtins.int
+    """Why it failed: a google.rpc.Code, a reason, the field that is at fault."""
+    reason: _builtins.str
+    field: _builtins.str
+    message: _builtins.str
+    host_id: _builtins.str
+    @_builtins.property
+    def differing(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Models of which a file differs, or is missing."""
+
+    def __init__(
+        self,
+        *,
+        job_id: _builtins.str = ...,
+        kind: Global___StoreJobKind.ValueType = ...,
+        state: Global___StoreJobState.ValueType = ...,
+        name: _builtins.str = ...,
+        source: _builtins.str = ...,
+        done_bytes: _builtins.int = ...,
+        total_bytes: _builtins.int = ...,
+        doing: _builtins.str = ...,
+        digest: _builtins.str = ...,
+        code: _builtins.int = ...,
+        reason: _builtins.str = ...,
+        field: _builtins.str = ...,
+        message: _builtins.str = ...,
+        differing: _abc.Iterable[_builtins.str] | None = ...,
+        host_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["code", b"code", "differing", b"differing", "digest", b"digest", "doing", b"doing", "done_bytes", b"done_bytes", "field", b"field", "host_id", b"host_id", "job_id", b"job_id", "kind", b"kind", "message", b"message", "name", b"name", "reason", b"reason", "source", b"source", "state", b"state", "total_bytes", b"total_bytes"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___StoreJob: _TypeAlias = StoreJob  # noqa: Y015

@@ -54,6 +54,21 @@ class ModelServiceStub:
                 request_serializer=inferflux_dot_v1_dot_model__pb2.UnloadModelRequest.SerializeToString,
                 response_deserializer=inferflux_dot_v1_dot_model__pb2.UnloadModelResponse.FromString,
                 _registered_method=True)
+        self.Pull = channel.unary_stream(
+                '/inferflux.v1.ModelService/Pull',
+                request_serializer=inferflux_dot_v1_dot_model__pb2.PullRequest.SerializeToString,
+                response_deserializer=inferflux_dot_v1_dot_model__pb2.PullResponse.FromString,
+                _registered_method=True)
+        self.RemoveModel = channel.unary_unary(
+                '/inferflux.v1.ModelService/RemoveModel',
+                request_serializer=inferflux_dot_v1_dot_model__pb2.RemoveModelRequest.SerializeToString,
+                response_deserializer=inferflux_dot_v1_dot_model__pb2.RemoveModelResponse.FromString,
+                _registered_method=True)
+        self.VerifyModel = channel.unary_stream(
+                '/inferflux.v1.ModelService/VerifyModel',
+                request_serializer=inferflux_dot_v1_dot_model__pb2.VerifyModelRequest.SerializeToString,
+                response_deserializer=inferflux_dot_v1_dot_model__pb2.VerifyModelResponse.FromString,
+                _registered_method=True)
         self.AddAdapter = channel.unary_unary(
                 '/inferflux.v1.ModelService/AddAdapter',
                 request_serializer=inferflux_dot_v1_dot_model__pb2.AddAdapterRequest.SerializeToString,
@@ -90,6 +105,28 @@ class ModelServiceServicer:
 
     def UnloadModel(self, request, context):
         """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Pull(self, request, context):
+        """Has a host fetch a model into its store, and follows it. What was begun goes on when the caller leaves: a second
+        call for the same name and source follows the same transfer.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def RemoveModel(self, request, context):
+        """Deletes a model of a host's store, or what a broken pull of it left. A loaded one is refused.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def VerifyModel(self, request, context):
+        """Has a host read models of its store again, and compares them with what was pulled.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -131,6 +168,21 @@ def add_ModelServiceServicer_to_server(servicer, server):
                     servicer.UnloadModel,
                     request_deserializer=inferflux_dot_v1_dot_model__pb2.UnloadModelRequest.FromString,
                     response_serializer=inferflux_dot_v1_dot_model__pb2.UnloadModelResponse.SerializeToString,
+            ),
+            'Pull': grpc.unary_stream_rpc_method_handler(
+                    servicer.Pull,
+                    request_deserializer=inferflux_dot_v1_dot_model__pb2.PullRequest.FromString,
+                    response_serializer=inferflux_dot_v1_dot_model__pb2.PullResponse.SerializeToString,
+            ),
+            'RemoveModel': grpc.unary_unary_rpc_method_handler(
+                    servicer.RemoveModel,
+                    request_deserializer=inferflux_dot_v1_dot_model__pb2.RemoveModelRequest.FromString,
+                    response_serializer=inferflux_dot_v1_dot_model__pb2.RemoveModelResponse.SerializeToString,
+            ),
+            'VerifyModel': grpc.unary_stream_rpc_method_handler(
+                    servicer.VerifyModel,
+                    request_deserializer=inferflux_dot_v1_dot_model__pb2.VerifyModelRequest.FromString,
+                    response_serializer=inferflux_dot_v1_dot_model__pb2.VerifyModelResponse.SerializeToString,
             ),
             'AddAdapter': grpc.unary_unary_rpc_method_handler(
                     servicer.AddAdapter,
@@ -251,6 +303,87 @@ class ModelService:
             '/inferflux.v1.ModelService/UnloadModel',
             inferflux_dot_v1_dot_model__pb2.UnloadModelRequest.SerializeToString,
             inferflux_dot_v1_dot_model__pb2.UnloadModelResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Pull(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/inferflux.v1.ModelService/Pull',
+            inferflux_dot_v1_dot_model__pb2.PullRequest.SerializeToString,
+            inferflux_dot_v1_dot_model__pb2.PullResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RemoveModel(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/inferflux.v1.ModelService/RemoveModel',
+            inferflux_dot_v1_dot_model__pb2.RemoveModelRequest.SerializeToString,
+            inferflux_dot_v1_dot_model__pb2.RemoveModelResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def VerifyModel(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/inferflux.v1.ModelService/VerifyModel',
+            inferflux_dot_v1_dot_model__pb2.VerifyModelRequest.SerializeToString,
+            inferflux_dot_v1_dot_model__pb2.VerifyModelResponse.FromString,
             options,
             channel_credentials,
             insecure,

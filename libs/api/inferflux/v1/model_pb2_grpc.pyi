@@ -36,6 +36,14 @@ class ModelServiceStub:
     LoadModel: _grpc.UnaryUnaryMultiCallable[_model_pb2.LoadModelRequest, _model_pb2.LoadModelResponse]
     """Has a host load a model. Answers as soon as loading has begun: GetModel tells when it is ready, or why it failed."""
     UnloadModel: _grpc.UnaryUnaryMultiCallable[_model_pb2.UnloadModelRequest, _model_pb2.UnloadModelResponse]
+    Pull: _grpc.UnaryStreamMultiCallable[_model_pb2.PullRequest, _model_pb2.PullResponse]
+    """Has a host fetch a model into its store, and follows it. What was begun goes on when the caller leaves: a second
+    call for the same name and source follows the same transfer.
+    """
+    RemoveModel: _grpc.UnaryUnaryMultiCallable[_model_pb2.RemoveModelRequest, _model_pb2.RemoveModelResponse]
+    """Deletes a model of a host's store, or what a broken pull of it left. A loaded one is refused."""
+    VerifyModel: _grpc.UnaryStreamMultiCallable[_model_pb2.VerifyModelRequest, _model_pb2.VerifyModelResponse]
+    """Has a host read models of its store again, and compares them with what was pulled."""
     AddAdapter: _grpc.UnaryUnaryMultiCallable[_model_pb2.AddAdapterRequest, _model_pb2.AddAdapterResponse]
     """Makes a LoRA file an adapter of a known model. Answers when it is known: where the model is loaded, a moment
     later requests may choose it. Other requests run on meanwhile.
@@ -51,6 +59,14 @@ class ModelServiceAsyncStub(ModelServiceStub):
     LoadModel: _aio.UnaryUnaryMultiCallable[_model_pb2.LoadModelRequest, _model_pb2.LoadModelResponse]  # type: ignore[assignment]
     """Has a host load a model. Answers as soon as loading has begun: GetModel tells when it is ready, or why it failed."""
     UnloadModel: _aio.UnaryUnaryMultiCallable[_model_pb2.UnloadModelRequest, _model_pb2.UnloadModelResponse]  # type: ignore[assignment]
+    Pull: _aio.UnaryStreamMultiCallable[_model_pb2.PullRequest, _model_pb2.PullResponse]  # type: ignore[assignment]
+    """Has a host fetch a model into its store, and follows it. What was begun goes on when the caller leaves: a second
+    call for the same name and source follows the same transfer.
+    """
+    RemoveModel: _aio.UnaryUnaryMultiCallable[_model_pb2.RemoveModelRequest, _model_pb2.RemoveModelResponse]  # type: ignore[assignment]
+    """Deletes a model of a host's store, or what a broken pull of it left. A loaded one is refused."""
+    VerifyModel: _aio.UnaryStreamMultiCallable[_model_pb2.VerifyModelRequest, _model_pb2.VerifyModelResponse]  # type: ignore[assignment]
+    """Has a host read models of its store again, and compares them with what was pulled."""
     AddAdapter: _aio.UnaryUnaryMultiCallable[_model_pb2.AddAdapterRequest, _model_pb2.AddAdapterResponse]  # type: ignore[assignment]
     """Makes a LoRA file an adapter of a known model. Answers when it is known: where the model is loaded, a moment
     later requests may choose it. Other requests run on meanwhile.
@@ -87,6 +103,32 @@ class ModelServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _model_pb2.UnloadModelRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_model_pb2.UnloadModelResponse, _abc.Awaitable[_model_pb2.UnloadModelResponse]]: ...
+
+    @_abc_1.abstractmethod
+    def Pull(
+        self,
+        request: _model_pb2.PullRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_model_pb2.PullResponse], _abc.AsyncIterator[_model_pb2.PullResponse]]:
+        """Has a host fetch a model into its store, and follows it. What was begun goes on when the caller leaves: a second
+        call for the same name and source follows the same transfer.
+        """
+
+    @_abc_1.abstractmethod
+    def RemoveModel(
+        self,
+        request: _model_pb2.RemoveModelRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_model_pb2.RemoveModelResponse, _abc.Awaitable[_model_pb2.RemoveModelResponse]]:
+        """Deletes a model of a host's store, or what a broken pull of it left. A loaded one is refused."""
+
+    @_abc_1.abstractmethod
+    def VerifyModel(
+        self,
+        request: _model_pb2.VerifyModelRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_model_pb2.VerifyModelResponse], _abc.AsyncIterator[_model_pb2.VerifyModelResponse]]:
+        """Has a host read models of its store again, and compares them with what was pulled."""
 
     @_abc_1.abstractmethod
     def AddAdapter(

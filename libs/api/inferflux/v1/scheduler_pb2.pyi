@@ -1044,6 +1044,9 @@ class SchedulerAdminRequest(_message.Message):
     UNLOAD_MODEL_FIELD_NUMBER: _builtins.int
     ADD_ADAPTER_FIELD_NUMBER: _builtins.int
     REMOVE_ADAPTER_FIELD_NUMBER: _builtins.int
+    PULL_MODEL_FIELD_NUMBER: _builtins.int
+    REMOVE_MODEL_FIELD_NUMBER: _builtins.int
+    VERIFY_MODEL_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def get_fairness(self) -> Global___GetFairness: ...
     @_builtins.property
@@ -1062,6 +1065,12 @@ class SchedulerAdminRequest(_message.Message):
     def add_adapter(self) -> _model_pb2.AddAdapterRequest: ...
     @_builtins.property
     def remove_adapter(self) -> _model_pb2.RemoveAdapterRequest: ...
+    @_builtins.property
+    def pull_model(self) -> _model_pb2.PullRequest: ...
+    @_builtins.property
+    def remove_model(self) -> _model_pb2.RemoveModelRequest: ...
+    @_builtins.property
+    def verify_model(self) -> _model_pb2.VerifyModelRequest: ...
     def __init__(
         self,
         *,
@@ -1074,12 +1083,15 @@ class SchedulerAdminRequest(_message.Message):
         unload_model: _model_pb2.UnloadModelRequest | None = ...,
         add_adapter: _model_pb2.AddAdapterRequest | None = ...,
         remove_adapter: _model_pb2.RemoveAdapterRequest | None = ...,
+        pull_model: _model_pb2.PullRequest | None = ...,
+        remove_model: _model_pb2.RemoveModelRequest | None = ...,
+        verify_model: _model_pb2.VerifyModelRequest | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["add_adapter", b"add_adapter", "clear_cache", b"clear_cache", "drain", b"drain", "get_drain", b"get_drain", "get_fairness", b"get_fairness", "load_model", b"load_model", "remove_adapter", b"remove_adapter", "request", b"request", "set_fairness", b"set_fairness", "unload_model", b"unload_model"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["add_adapter", b"add_adapter", "clear_cache", b"clear_cache", "drain", b"drain", "get_drain", b"get_drain", "get_fairness", b"get_fairness", "load_model", b"load_model", "pull_model", b"pull_model", "remove_adapter", b"remove_adapter", "remove_model", b"remove_model", "request", b"request", "set_fairness", b"set_fairness", "unload_model", b"unload_model", "verify_model", b"verify_model"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["add_adapter", b"add_adapter", "clear_cache", b"clear_cache", "drain", b"drain", "get_drain", b"get_drain", "get_fairness", b"get_fairness", "load_model", b"load_model", "remove_adapter", b"remove_adapter", "request", b"request", "set_fairness", b"set_fairness", "unload_model", b"unload_model"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["add_adapter", b"add_adapter", "clear_cache", b"clear_cache", "drain", b"drain", "get_drain", b"get_drain", "get_fairness", b"get_fairness", "load_model", b"load_model", "pull_model", b"pull_model", "remove_adapter", b"remove_adapter", "remove_model", b"remove_model", "request", b"request", "set_fairness", b"set_fairness", "unload_model", b"unload_model", "verify_model", b"verify_model"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_request: _TypeAlias = _typing.Literal["get_fairness", "set_fairness", "drain", "get_drain", "clear_cache", "load_model", "unload_model", "add_adapter", "remove_adapter"]  # noqa: Y015
+    _WhichOneofReturnType_request: _TypeAlias = _typing.Literal["get_fairness", "set_fairness", "drain", "get_drain", "clear_cache", "load_model", "unload_model", "add_adapter", "remove_adapter", "pull_model", "remove_model", "verify_model"]  # noqa: Y015
     _WhichOneofArgType_request: _TypeAlias = _typing.Literal["request", b"request"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_request) -> _WhichOneofReturnType_request | None: ...
 
@@ -1350,6 +1362,7 @@ class SchedulerAdminReply(_message.Message):
     REFUSED_FIELD_NUMBER: _builtins.int
     CLEARED_FIELD_NUMBER: _builtins.int
     MODEL_FIELD_NUMBER: _builtins.int
+    STORE_JOB_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def fairness(self) -> Global___Fairness: ...
     @_builtins.property
@@ -1362,6 +1375,10 @@ class SchedulerAdminReply(_message.Message):
     def model(self) -> _model_pb2.Model:
         """The model on the hosts that were told."""
 
+    @_builtins.property
+    def store_job(self) -> _model_pb2.StoreJob:
+        """What a host has begun."""
+
     def __init__(
         self,
         *,
@@ -1370,12 +1387,13 @@ class SchedulerAdminReply(_message.Message):
         refused: Global___AdminRefusal | None = ...,
         cleared: Global___ClearedWorker | None = ...,
         model: _model_pb2.Model | None = ...,
+        store_job: _model_pb2.StoreJob | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["cleared", b"cleared", "drain", b"drain", "fairness", b"fairness", "model", b"model", "refused", b"refused", "reply", b"reply"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["cleared", b"cleared", "drain", b"drain", "fairness", b"fairness", "model", b"model", "refused", b"refused", "reply", b"reply", "store_job", b"store_job"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cleared", b"cleared", "drain", b"drain", "fairness", b"fairness", "model", b"model", "refused", b"refused", "reply", b"reply"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cleared", b"cleared", "drain", b"drain", "fairness", b"fairness", "model", b"model", "refused", b"refused", "reply", b"reply", "store_job", b"store_job"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_reply: _TypeAlias = _typing.Literal["fairness", "drain", "refused", "cleared", "model"]  # noqa: Y015
+    _WhichOneofReturnType_reply: _TypeAlias = _typing.Literal["fairness", "drain", "refused", "cleared", "model", "store_job"]  # noqa: Y015
     _WhichOneofArgType_reply: _TypeAlias = _typing.Literal["reply", b"reply"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_reply) -> _WhichOneofReturnType_reply | None: ...
 

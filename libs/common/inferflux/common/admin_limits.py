@@ -16,6 +16,8 @@ Pure; every error names its field.
 
 from __future__ import annotations
 
+import re
+
 from inferflux.common import adapters, subjects
 from inferflux.common.checks import (
     check_count,
@@ -27,6 +29,7 @@ from inferflux.common.checks import (
 )
 from inferflux.common.errors import InvalidArgument
 from inferflux.common.hosts import MAX_ALIASES
+from inferflux.common.model_sources import parse_source
 from inferflux.v1 import admin_pb2, model_pb2, scheduler_pb2
 
 # Beyond every priority, so that nothing, or everything, can be urgent.
@@ -105,6 +108,25 @@ def check_load(request: model_pb2.LoadModelRequest) -> None:
     check_count(request.aliases, MAX_ALIASES, "aliases")
     for alias in request.aliases:
         check_model_name(alias, field="aliases")
+
+
+def check_pull(request: model_pb2.PullRequest) -> None:
+    """A model could be pulled that way."""
+    parse_source(request.source)
+    if request.name:
+        check_model_name(request.name, field="name")
+    if request.host_id:
+        check_token(request.host_id, "host_id")
+    if request.sha256 and re.fullmatch(r"[0-9a-f]{64}", request.sha256) is None:
+        raise InvalidArgument("a SHA-256 is 64 of 0-9 a-f", field="sha256")
+
+
+def check_stored(request: model_pb2.RemoveModelRequest | model_pb2.VerifyModelRequest) -> None:
+    """A store could have such a model. What is removed is named."""
+    if request.name or isinstance(request, model_pb2.RemoveModelRequest):
+        check_model_name(request.name, field="name")
+    if request.host_id:
+        check_token(request.host_id, "host_id")
 
 
 def check_unload(request: model_pb2.UnloadModelRequest) -> None:

@@ -21,6 +21,8 @@ MAX_STATUS_BYTES = 768 << 10
 default, with the reasons of failures."""
 LONGEST_HOST_ID = 60
 """Worker ids made of it are tokens of at most 64 characters."""
+MAX_JOBS = 256
+MAX_JOB_TEXT_BYTES = 8192
 MAX_REASON_BYTES = 1024
 MAX_BYTES = 1 << 60
 """More memory than any machine has: what would take more is said to take this much."""
@@ -68,6 +70,9 @@ def check_status(status: host_pb2.HostStatus) -> None:
     checks.check_range(status.started_unix_ms, 0, checks.MAX_UNIX_MS, "started_unix_ms")
     checks.check_range(status.idle_s, 0.0, _MAX_S, "idle_s")
     checks.check_count(status.models, MAX_KNOWN, "models")
+    checks.check_count(status.store_jobs, MAX_JOBS, "store_jobs")
+    for job in status.store_jobs:
+        check_job(job)
     known: set[str] = set()
     own_ids = {"", *worker_ids(status.host_id)}
     for model in status.models:
@@ -97,6 +102,24 @@ def check_model(model: host_pb2.HostedModel) -> None:
     checks.check_count(model.aliases, MAX_ALIASES, "models.aliases")
     for alias in model.aliases:
         checks.check_model_name(alias, field="models.aliases")
+
+
+def check_job(job: model_pb2.StoreJob) -> None:
+    """See that a host could say this of a job of its store.
+
+    Raises:
+        InvalidArgument: naming the field.
+    """
+    checks.check_token(job.job_id, "store_jobs.job_id")
+    checks.check_token(job.host_id, "store_jobs.host_id")
+    checks.check_known(job.kind, model_pb2.StoreJobKind, "store_jobs.kind")
+    checks.check_known(job.state, model_pb2.StoreJobState, "store_jobs.state")
+    if job.name:
+        checks.check_model_name(job.name, field="store_jobs.name")
+    texts = (job.source, job.doing, job.digest, job.reason, job.field, job.message)
+    for text in texts:
+        checks.check_text(text, MAX_JOB_TEXT_BYTES, "store_jobs")
+    checks.check_count(job.differing, MAX_KNOWN, "store_jobs.differing")
 
 
 # The best state first: what a model's state is where hosts differ.

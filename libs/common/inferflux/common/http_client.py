@@ -5,9 +5,11 @@ A URL may have come from elsewhere, such as a discovery document. So the client 
 - A host's name is resolved once, and the client connects to an address that was checked. Private, loopback,
   link-local, multicast and reserved addresses are refused unless they are in `allowed_networks`.
 - `http://` is for these networks alone; everywhere else it is `https://`, with a certificate that is checked.
-- Redirects are not followed, no proxy of the environment is used, no cookie is kept.
-- A request has one time limit, from the name's look-up to the last byte. A body has a size limit. A
-  compressed body is not taken.
+- Redirects are followed by `stream` alone, so far as it is told; each is held to these rules, none leads from
+  `https://` to `http://`, and credentials stay with the server that they are for.
+- No proxy of the environment is used, no cookie is kept.
+- A request has one time limit, from the name's look-up to the last byte; one of `stream` has a limit for each
+  wait. A body has a size limit, but for `stream`. A compressed body is not taken.
 """
 
 from __future__ import annotations
@@ -15,7 +17,8 @@ from __future__ import annotations
 import asyncio
 import json
 import ssl
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,6 +35,7 @@ MAX_BODY_BYTES = 1 << 20
 _MAX_CONNECTIONS = 32
 _IDLE_S = 30.0
 _SCHEMES = ("http", "https")
+_REDIRECTS = frozenset({301, 302, 303, 307, 308})
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +60,22 @@ class HttpResponse:
             raise ValueError("nested too deep") from None
 
 
+@dataclass(frozen=True, slots=True)
+class HttpStream:
+    """An answer whose body is read as it comes.
+
+    Attributes:
+        headers: with lower-case names.
+        redirects: headers of the redirects that led here.
+        parts: the body; raises Unavailable where it breaks off.
+    """
+
+    status: int
+    headers: Mapping[str, str]
+    redirects: tuple[Mapping[str, str], ...]
+    parts: AsyncIterator[bytes]
+
+
 def check_url(url: str) -> None:
     """Raises:
     ValueError: it is no URL of `http` or `https` with a host, or it has a user, a password or a fragment.
@@ -73,6 +93,7 @@ class HttpClient:
     | `HTTP_TIMEOUT` | the time is over |
     | `HTTP_TOO_LARGE` | the body is larger than it may be |
     | `HTTP_ENCODED` | the body is compressed |
+    | `HTTP_REDIRECT_REFUSED` | redirected too often, or from `https` to `http` |
     | `HTTP_UNREACHABLE` | no connection, a certificate that is not trusted, or no HTTP |
 
     Args:
@@ -151,16 +172,63 @@ class HttpClient:
         timeout_s: float | None,
         max_body_bytes: int | None,
     ) -> HttpResponse:
-        try:
-            target = _parse(url)
-        except ValueError as error:
-            raise Unavailable(f"no request can be sent: {error}", reason="HTTP_BAD_URL") from None
+        target = _target(url)
         limit_s = self._timeout_s if timeout_s is None else timeout_s
         most = self._max_body_bytes if max_body_bytes is None else max_body_bytes
-        where = f"{target.scheme}://{target.netloc.decode('ascii')}"
-        try:
+        with self._readable(_origin(target), limit_s, most):
             async with asyncio.timeout(limit_s):
                 return await self._exchange(method, target, body, headers, most)
+
+    @asynccontextmanager
+    async def stream(
+        self,
+        url: str,
+        *,
+        headers: Mapping[str, str] | None = None,
+        max_redirects: int = 0,
+        idle_s: float = 30.0,
+    ) -> AsyncGenerator[HttpStream, None]:
+        """Get a body of any size, as it comes.
+
+        Args:
+            max_redirects: that are followed; what is left of the way is the answer then, but an error where
+                this is not 0.
+            idle_s: longest wait for an answer to begin, and for more of its body.
+
+        Raises:
+            Unavailable: no answer came. Reading the body raises it too.
+        """
+        target, sent = _target(url), dict(headers or {})
+        redirects: list[Mapping[str, str]] = []
+        async with AsyncExitStack() as stack:
+            while True:
+                with self._readable(_origin(target), idle_s):
+                    async with asyncio.timeout(idle_s):
+                        response = await stack.enter_async_context(
+                            self._begin("GET", target, None, sent, read_s=idle_s)
+                        )
+                    got = _headers(response)
+                location = got.get("location")
+                if not max_redirects or location is None or response.status not in _REDIRECTS:
+                    break
+                await stack.aclose()
+                redirects.append(got)
+                if len(redirects) > max_redirects:
+                    raise Unavailable(
+                        f"{_origin(target)} redirected more than {max_redirects} times",
+                        reason="HTTP_REDIRECT_REFUSED",
+                    )
+                target, sent = _redirected(target, location, sent)
+            with self._readable(_origin(target), idle_s):
+                _check_encoding(got)
+            parts = self._parts(response, _origin(target), idle_s)
+            yield HttpStream(response.status, got, tuple(redirects), parts)
+
+    @contextmanager
+    def _readable(self, where: str, limit_s: float, most: int = 0) -> Iterator[None]:
+        """Raises Unavailable, with a reason, for what a request to `where` ended with."""
+        try:
+            yield
         except _TooLarge:
             message = f"{where} answered with more than {most} bytes"
             raise Unavailable(message, reason="HTTP_TOO_LARGE") from None
@@ -173,21 +241,41 @@ class HttpClient:
                 f"public ones may over https, others if {self._networks_variable} has them"
             )
             raise Unavailable(message, reason="HTTP_ADDRESS_REFUSED") from None
-        except TimeoutError:
+        except (TimeoutError, httpcore2.TimeoutException):
             message = f"{where} did not answer within {limit_s:g} s"
             raise Unavailable(message, reason="HTTP_TIMEOUT") from None
-        except (
-            httpcore2.NetworkError,
-            httpcore2.TimeoutException,
-            httpcore2.ProtocolError,
-            OSError,
-        ) as error:
+        except (httpcore2.NetworkError, httpcore2.ProtocolError, OSError) as error:
             message = f"{where} cannot be reached: {error or type(error).__name__}"
             raise Unavailable(message, reason="HTTP_UNREACHABLE") from None
+
+    async def _parts(self, response: httpcore2.Response, where: str, idle_s: float) -> AsyncIterator[bytes]:
+        with self._readable(where, idle_s):
+            async for part in response.aiter_stream():
+                yield part
 
     async def _exchange(
         self, method: str, target: httpx2.URL, body: bytes | None, headers: Mapping[str, str], most: int
     ) -> HttpResponse:
+        async with self._begin(method, target, body, headers) as response:
+            got = _headers(response)
+            _check_encoding(got)
+            taken = bytearray()
+            async for part in response.aiter_stream():
+                taken += part
+                if len(taken) > most:
+                    raise _TooLarge
+            return HttpResponse(response.status, got, bytes(taken))
+
+    @asynccontextmanager
+    async def _begin(
+        self,
+        method: str,
+        target: httpx2.URL,
+        body: bytes | None,
+        headers: Mapping[str, str],
+        *,
+        read_s: float | None = None,
+    ) -> AsyncGenerator[httpcore2.Response, None]:
         sent = {
             "host": target.netloc.decode("ascii"),
             "accept": "application/json",
@@ -199,18 +287,9 @@ class HttpClient:
         )
         pool = self._pools[target.scheme]
         pairs = list({**sent, **headers}.items())
-        async with pool.stream(method, url, headers=pairs, content=body) as response:
-            got = {
-                name.decode("latin-1").lower(): value.decode("latin-1") for name, value in response.headers
-            }
-            if got.get("content-encoding", "identity").strip().lower() not in ("", "identity"):
-                raise _Encoded
-            taken = bytearray()
-            async for part in response.aiter_stream():
-                taken += part
-                if len(taken) > most:
-                    raise _TooLarge
-            return HttpResponse(response.status, got, bytes(taken))
+        limits = {} if read_s is None else {"timeout": {"read": read_s}}
+        async with pool.stream(method, url, headers=pairs, content=body, extensions=limits) as response:
+            yield response
 
 
 class _TooLarge(Exception):
@@ -219,6 +298,42 @@ class _TooLarge(Exception):
 
 class _Encoded(Exception):
     pass
+
+
+def _headers(response: httpcore2.Response) -> dict[str, str]:
+    return {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in response.headers}
+
+
+def _check_encoding(headers: Mapping[str, str]) -> None:
+    if headers.get("content-encoding", "identity").strip().lower() not in ("", "identity"):
+        raise _Encoded
+
+
+def _origin(target: httpx2.URL) -> str:
+    return f"{target.scheme}://{target.netloc.decode('ascii')}"
+
+
+def _redirected(
+    target: httpx2.URL, location: str, sent: Mapping[str, str]
+) -> tuple[httpx2.URL, dict[str, str]]:
+    """Where a redirect leads, and the headers that are sent there."""
+    try:
+        to = _parse(str(target.join(location).copy_with(fragment=None)))
+    except (ValueError, httpx2.InvalidURL) as error:
+        message = f"{_origin(target)} redirected to nowhere: {error}"
+        raise Unavailable(message, reason="HTTP_BAD_URL") from None
+    if target.scheme == "https" and to.scheme != "https":
+        message = f"{_origin(target)} redirected to {_origin(to)}, which is without TLS"
+        raise Unavailable(message, reason="HTTP_REDIRECT_REFUSED")
+    is_same = _origin(to) == _origin(target)
+    return to, {name: value for name, value in sent.items() if is_same or name.lower() != "authorization"}
+
+
+def _target(url: str) -> httpx2.URL:
+    try:
+        return _parse(url)
+    except ValueError as error:
+        raise Unavailable(f"no request can be sent: {error}", reason="HTTP_BAD_URL") from None
 
 
 def _parse(url: str) -> httpx2.URL:

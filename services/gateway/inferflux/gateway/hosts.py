@@ -90,6 +90,11 @@ class HostDirectory:
         model = self.model(name, now)
         return model.card if model is not None and model.card.context_length else None
 
+    def store_job(self, host_id: str, job_id: str) -> model_pb2.StoreJob | None:
+        """A job of a host's store as it reported it last; None if it does not tell of it."""
+        _, status = self._hosts.get(host_id, (0.0, host_pb2.HostStatus()))
+        return next((job for job in status.store_jobs if job.job_id == job_id), None)
+
     def has_digest(self, digest: str) -> bool:
         """Whether a host has reported a model with it."""
         return any(h.card.digest == digest for _, status in self._hosts.values() for h in status.models)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
+from contextlib import aclosing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from inferflux.common import admin_limits, checks
 from inferflux.common.grpc_interceptor import caller_as
 from inferflux.common.model_names import allows
+from inferflux.common.model_sources import parse_source
 from inferflux.v1 import model_pb2, model_pb2_grpc
 
 from .admin_audit import ChangeAudit
@@ -90,3 +93,36 @@ class ModelServicer(model_pb2_grpc.ModelServiceServicer):
         about = {"model": request.model, "adapter": request.adapter, "host_id": request.host_id}
         with self._audit.change("RemoveAdapter", **about):
             return model_pb2.RemoveAdapterResponse(model=await self._scheduler.remove_adapter(request))
+
+    async def Pull(
+        self, request: model_pb2.PullRequest, context: Context
+    ) -> AsyncIterator[model_pb2.PullResponse]:
+        admin_limits.check_pull(request)
+        source = parse_source(request.source)
+        request.name = request.name or source.name
+        caller_as(Caller).check_model(request.name)
+        about = {"model": request.name, "source": source.shown, "host_id": request.host_id}
+        with self._audit.change("Pull", **about):
+            begun = await self._scheduler.pull_model(request)
+        async with aclosing(self._models.follow(begun)) as jobs:
+            async for job in jobs:
+                yield model_pb2.PullResponse(job=job)
+
+    async def RemoveModel(
+        self, request: model_pb2.RemoveModelRequest, context: Context
+    ) -> model_pb2.RemoveModelResponse:
+        admin_limits.check_stored(request)
+        caller_as(Caller).check_model(request.name)
+        with self._audit.change("RemoveModel", model=request.name, host_id=request.host_id):
+            return model_pb2.RemoveModelResponse(job=await self._scheduler.remove_model(request))
+
+    async def VerifyModel(
+        self, request: model_pb2.VerifyModelRequest, context: Context
+    ) -> AsyncIterator[model_pb2.VerifyModelResponse]:
+        admin_limits.check_stored(request)
+        caller_as(Caller).check_model(request.name)
+        with self._audit.change("VerifyModel", model=request.name, host_id=request.host_id):
+            begun = await self._scheduler.verify_model(request)
+        async with aclosing(self._models.follow(begun)) as jobs:
+            async for job in jobs:
+                yield model_pb2.VerifyModelResponse(job=job)

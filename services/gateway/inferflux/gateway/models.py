@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections import Counter
-from collections.abc import Callable, Collection
+from collections.abc import AsyncGenerator, Callable, Collection
 from dataclasses import dataclass, replace
 
 from inferflux.common import adapters, subjects
 from inferflux.common.bad_messages import BadMessages
 from inferflux.common.bus import Bus, Message, Subscription
-from inferflux.common.errors import InvalidArgument, NotFound, Unavailable
+from inferflux.common.errors import InvalidArgument, NotFound, Unavailable, from_code
 from inferflux.common.heartbeats import parse_status
 from inferflux.common.hosts import chosen_digest, worker_ids
 from inferflux.common.hosts import parse_status as parse_host
@@ -30,6 +31,8 @@ _MOST_AHEAD = 64
 # Every live worker sends a heartbeat within this time.
 HEARTBEAT_S = 1.0
 _MARGIN_S = 0.3
+# A host that has not told of a job for this long has ended.
+_JOB_GONE_S = 10.0
 
 
 @dataclass(slots=True)
@@ -346,6 +349,32 @@ class ModelRegistry:
         if not any(model.workers for model in models):
             await self._check_nats()
         return models
+
+    async def follow(self, job: model_pb2.StoreJob) -> AsyncGenerator[model_pb2.StoreJob, None]:
+        """A job of a host's store, each time that it is further; the last one is done.
+
+        Raises:
+            Unavailable: its host does not tell of it any more.
+            InferFluxError: it has failed.
+        """
+        seen_s = self._clock()
+        yield job
+        while job.state == model_pb2.STORE_JOB_STATE_RUNNING:
+            self._reported.clear()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._reported.wait(), HEARTBEAT_S)
+            found = self.hosts.store_job(job.host_id, job.job_id)
+            if found is not None and found != job:
+                job, seen_s = found, self._clock()
+                if job.state != model_pb2.STORE_JOB_STATE_FAILED:
+                    yield job
+            elif found is not None:
+                seen_s = self._clock()
+            elif self._clock() - seen_s > _JOB_GONE_S:
+                message = f"host {job.host_id} does not tell of it any more: a pull can be resumed"
+                raise Unavailable(message, reason="HOST_GONE")
+        if job.state == model_pb2.STORE_JOB_STATE_FAILED:
+            raise from_code(job.code, job.message, reason=job.reason, field=job.field)
 
     def _model(self, name: str) -> model_pb2.Model | None:
         """A model as its hosts report it, its card and its workers as its workers do."""

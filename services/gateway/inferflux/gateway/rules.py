@@ -25,9 +25,18 @@ _WITH_PROMPTS = ("Chat", "Generate", "Tokenize", "Detokenize")
 _BESIDE_TEXT_BYTES = 2 << 20
 
 MODEL_CHANGES = tuple(
-    _MODELS.methods_by_name[name] for name in ("LoadModel", "UnloadModel", "AddAdapter", "RemoveAdapter")
+    _MODELS.methods_by_name[name]
+    for name in (
+        "LoadModel",
+        "UnloadModel",
+        "AddAdapter",
+        "RemoveAdapter",
+        "Pull",
+        "RemoveModel",
+        "VerifyModel",
+    )
 )
-"""What changes which models are loaded, and their adapters."""
+"""What changes which models are loaded, which there are, and their adapters."""
 
 ADMIN_METHODS = (*_CLUSTER.methods, *_ADMIN.methods, *MODEL_CHANGES, *policy_methods.ADMIN_METHODS)
 """What administrators call. No two have the same name."""

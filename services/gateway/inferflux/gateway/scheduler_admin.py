@@ -88,6 +88,31 @@ class SchedulerAdmin:
         message = scheduler_pb2.SchedulerAdminRequest(remove_adapter=request)
         return _part(await self._ask(message, timeout_s=_WORKER_TIMEOUT_S), "model").model
 
+    async def pull_model(self, request: model_pb2.PullRequest) -> model_pb2.StoreJob:
+        """Have a host begin to pull a model into its store; returns what it has begun.
+
+        Raises:
+            NotFound: there is no such host.
+            InferFluxError: as the host says why not.
+        """
+        message = scheduler_pb2.SchedulerAdminRequest(pull_model=request)
+        return await self._store(message, timeout_s=_WORKER_TIMEOUT_S)
+
+    async def remove_model(self, request: model_pb2.RemoveModelRequest) -> model_pb2.StoreJob:
+        """Have a host delete a model of its store; raises as `pull_model`."""
+        message = scheduler_pb2.SchedulerAdminRequest(remove_model=request)
+        return await self._store(message, timeout_s=_FILE_TIMEOUT_S)
+
+    async def verify_model(self, request: model_pb2.VerifyModelRequest) -> model_pb2.StoreJob:
+        """Have a host begin to read models of its store again; raises as `pull_model`."""
+        message = scheduler_pb2.SchedulerAdminRequest(verify_model=request)
+        return await self._store(message, timeout_s=_WORKER_TIMEOUT_S)
+
+    async def _store(
+        self, message: scheduler_pb2.SchedulerAdminRequest, *, timeout_s: float
+    ) -> model_pb2.StoreJob:
+        return _part(await self._ask(message, timeout_s=timeout_s), "store_job").store_job
+
     async def _fairness(
         self,
         *,

@@ -29,7 +29,7 @@ from .core.drains import DrainProgress
 from .core.fairness import FairnessSettings
 from .core.hosts import HostTable
 from .host_admin import ModelAdministration
-from .host_commands import command_host
+from .host_commands import command_host, command_store
 
 log = logs.get("scheduler.admin")
 
@@ -258,10 +258,19 @@ class Administration:
                 return lambda: self._on_model(self._models.add_adapter(request.add_adapter))
             case "remove_adapter":
                 return lambda: self._on_model(self._models.remove_adapter(request.remove_adapter))
+            case "pull_model":
+                return lambda: self._on_store(self._models.pull(request.pull_model))
+            case "remove_model":
+                return lambda: self._on_store(self._models.remove(request.remove_model))
+            case "verify_model":
+                return lambda: self._on_store(self._models.verify(request.verify_model))
         return None
 
     async def _on_model(self, asked: Awaitable[model_pb2.Model]) -> scheduler_pb2.SchedulerAdminReply:
         return scheduler_pb2.SchedulerAdminReply(model=await asked)
+
+    async def _on_store(self, asked: Awaitable[model_pb2.StoreJob]) -> scheduler_pb2.SchedulerAdminReply:
+        return scheduler_pb2.SchedulerAdminReply(store_job=await asked)
 
     async def _clear_cache(
         self, request: scheduler_pb2.ClearWorkerCache
@@ -369,7 +378,11 @@ async def serve_admin(
         guarded=guarded,
         ask_worker=ask_worker,
         models=ModelAdministration(
-            core.hosts, core.term, lambda *asked: command_host(bus, *asked), models=models
+            core.hosts,
+            core.term,
+            lambda *asked: command_host(bus, *asked),
+            ask_store=lambda *asked: command_store(bus, *asked),
+            models=models,
         ),
     )
 
@@ -395,11 +408,25 @@ async def serve_admin(
     return serving
 
 
+_ASKED_ELSEWHERE = frozenset(
+    {
+        "clear_cache",
+        "load_model",
+        "unload_model",
+        "add_adapter",
+        "remove_adapter",
+        "pull_model",
+        "remove_model",
+        "verify_model",
+    }
+)
+
+
 def _is_for_a_worker(data: bytes) -> bool:
     """Whether a worker or a host has to answer before the request can be."""
     try:
         asked = checks.decode(scheduler_pb2.SchedulerAdminRequest, data).WhichOneof("request")
-        return asked in ("clear_cache", "load_model", "unload_model", "add_adapter", "remove_adapter")
+        return asked is not None and asked in _ASKED_ELSEWHERE
     except InvalidArgument:
         return False
 

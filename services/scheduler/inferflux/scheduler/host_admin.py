@@ -16,6 +16,8 @@ log = logs.get("scheduler.hosts")
 
 AskHost = Callable[[str, host_pb2.HostCommand], Awaitable[host_pb2.HostedModel]]
 """Has a host obey; raises InferFluxErrors."""
+AskStore = Callable[[str, host_pb2.HostCommand], Awaitable[model_pb2.StoreJob]]
+"""Has a host do something with its store; raises InferFluxErrors."""
 
 
 class ModelAdministration:
@@ -26,11 +28,14 @@ class ModelAdministration:
         models: that this scheduler has; empty: all.
     """
 
-    def __init__(self, hosts: HostTable, term: int, ask: AskHost, *, models: Collection[str] = ()) -> None:
+    def __init__(
+        self, hosts: HostTable, term: int, ask: AskHost, *, ask_store: AskStore, models: Collection[str] = ()
+    ) -> None:
         self._hosts = hosts
         self._models = models
         self._term = term
         self._ask = ask
+        self._ask_store = ask_store
 
     async def load(self, request: model_pb2.LoadModelRequest) -> model_pb2.Model:
         """Begin to load a model, which becomes known first if a file is named.
@@ -117,6 +122,36 @@ class ModelAdministration:
         log.info("an operator removes an adapter", model=request.model, adapter=request.adapter)
         return self._seen_on(request.model, answers)
 
+    async def pull(self, request: model_pb2.PullRequest) -> model_pb2.StoreJob:
+        """Have a host begin to pull a model into its store.
+
+        Raises:
+            NotFound: there is no such host.
+            InvalidArgument: there are several hosts, and none is named.
+            InferFluxError: as the host says why not.
+        """
+        host_id = self._store_of(request).host_id
+        log.info("an operator has a model pulled", model=request.name, host_id=host_id)
+        return await self._ask_store(host_id, host_pb2.HostCommand(pull=request, term=self._term))
+
+    async def remove(self, request: model_pb2.RemoveModelRequest) -> model_pb2.StoreJob:
+        """Have a host delete a model of its store; raises as `pull`."""
+        host_id = self._store_of(request).host_id
+        log.info("an operator has a model removed", model=request.name, host_id=host_id)
+        return await self._ask_store(host_id, host_pb2.HostCommand(remove=request, term=self._term))
+
+    async def verify(self, request: model_pb2.VerifyModelRequest) -> model_pb2.StoreJob:
+        """Have a host read models of its store again; raises as `pull`."""
+        host_id = self._store_of(request).host_id
+        return await self._ask_store(host_id, host_pb2.HostCommand(verify=request, term=self._term))
+
+    def _store_of(
+        self, request: model_pb2.PullRequest | model_pb2.RemoveModelRequest | model_pb2.VerifyModelRequest
+    ) -> HostView:
+        if request.name:
+            self._check_own(request.name)
+        return self._named(request.host_id) if request.host_id else self._only("which host's store is meant?")
+
     def _check_own(self, name: str) -> None:
         """Raises NotFound for a model that another scheduler has."""
         if self._models and name not in self._models:
@@ -128,10 +163,13 @@ class ModelAdministration:
             return max(having, key=lambda h: (h.models[request.name].worker_id != "", h.free_bytes))
         if request.host_id:
             return self._named(request.host_id)
+        return self._only("which host has the file?")
+
+    def _only(self, question: str) -> HostView:
         hosts = list(self._hosts)
         if len(hosts) > 1:
             names = ", ".join(sorted(host.host_id for host in hosts)[:8])
-            raise InvalidArgument(f"which host has the file? There are {names}", field="host_id")
+            raise InvalidArgument(f"{question} There are {names}", field="host_id")
         if not hosts:
             raise NotFound("no host of models is alive", reason="UNKNOWN_HOST")
         return hosts[0]

@@ -6,8 +6,8 @@ from inferflux.common import logs, subjects
 from inferflux.common.ask import ask
 from inferflux.common.bus import Bus
 from inferflux.common.errors import DeadlineExceeded, InferFluxError, InvalidArgument, Unavailable, from_code
-from inferflux.common.hosts import check_model
-from inferflux.v1 import host_pb2
+from inferflux.common.hosts import check_job, check_model
+from inferflux.v1 import host_pb2, model_pb2
 
 from .core.actions import CommandHost
 from .guard import GuardedCore
@@ -27,8 +27,27 @@ async def command_host(bus: Bus, host_id: str, command: host_pb2.HostCommand) ->
         InferFluxError: as the host says why not.
         Unavailable: the host is not there, or did not say what it did (OUTCOME_UNKNOWN).
     """
-    reads_file = command.WhichOneof("command") in ("register", "register_adapter")
-    limit_s = _FILE_LIMIT_S if reads_file else _ANSWER_LIMIT_S
+    reply = await _reply(bus, host_id, command)
+    try:
+        check_model(reply.model)
+    except InvalidArgument:
+        raise Unavailable(f"host {host_id} answered something else", reason="BAD_ANSWER") from None
+    return reply.model
+
+
+async def command_store(bus: Bus, host_id: str, command: host_pb2.HostCommand) -> model_pb2.StoreJob:
+    """Have a host do something with its store; returns what it has begun. Raises as `command_host`."""
+    reply = await _reply(bus, host_id, command)
+    try:
+        check_job(reply.job)
+    except InvalidArgument:
+        raise Unavailable(f"host {host_id} answered something else", reason="BAD_ANSWER") from None
+    return reply.job
+
+
+async def _reply(bus: Bus, host_id: str, command: host_pb2.HostCommand) -> host_pb2.HostReply:
+    is_long = command.WhichOneof("command") in ("register", "register_adapter", "remove")
+    limit_s = _FILE_LIMIT_S if is_long else _ANSWER_LIMIT_S
     try:
         reply = await ask(bus, subjects.host_command(host_id), command, host_pb2.HostReply, timeout_s=limit_s)
     except DeadlineExceeded:
@@ -36,11 +55,7 @@ async def command_host(bus: Bus, host_id: str, command: host_pb2.HostCommand) ->
         raise Unavailable(message, reason="OUTCOME_UNKNOWN") from None
     if reply.code:
         raise from_code(reply.code, reply.message, reason=reply.reason, field=reply.field)
-    try:
-        check_model(reply.model)
-    except InvalidArgument:
-        raise Unavailable(f"host {host_id} answered something else", reason="BAD_ANSWER") from None
-    return reply.model
+    return reply
 
 
 async def perform(bus: Bus, action: CommandHost, guard: GuardedCore, metrics: SchedulerMetrics) -> None:

@@ -27,6 +27,7 @@ from .model_file import ModelFile, ModelFileError, probe_model_file
 from .model_worker import Process
 from .models_config import read_models
 from .settings import WorkerSettings
+from .store.host_store import HostStore
 from .witness import Witness
 from .worker_state import WorkerState
 
@@ -56,14 +57,16 @@ class Worker:
             on_loaded=witness.watch,
             on_gone=witness.forget,
         )
+        self._store = HostStore(settings, self.host, on_change=self._report)
         self._reports = HostStatusReports(
             process.bus,
             self._state,
             catalog,
+            self._store.jobs,
             idle_s=settings.models_idle_s,
             interval_s=settings.heartbeat_interval_s,
         )
-        self._intake = HostIntake(process.bus, self._state, self.host, process.metrics.bad)
+        self._intake = HostIntake(process.bus, self._state, self.host, self._store, process.metrics.bad)
 
     async def run(self, shutdown: Shutdown) -> None:
         """Serve until `shutdown`, then drain.
@@ -87,9 +90,10 @@ class Worker:
                     own.add(asyncio.create_task(self._until_unusable(known.name)))
                 elif wish.is_pinned:
                     await self._load_first(known.name)
+            await self._intake.listen()
+            await self._store.know_all()
             self._is_starting = False
             self._update_readiness()
-            await self._intake.listen()
             own.add(asyncio.create_task(self._reports.run()))
             done, _ = await asyncio.wait(own, return_when=asyncio.FIRST_COMPLETED)
             for task in done:
@@ -97,6 +101,7 @@ class Worker:
             await self._drain()
         finally:
             await self._intake.close()
+            await self._store.jobs.close()
             await self.host.close()
             await cancel_all(own)
 
@@ -137,6 +142,9 @@ class Worker:
             await worker.beat()
         await self._reports.report()
         await self.host.offer_tokenizers()
+
+    async def _report(self) -> None:
+        await self._reports.report()
 
     async def _on_change(self) -> None:
         self._update_readiness()

@@ -13,6 +13,7 @@ from inferflux.v1 import host_pb2
 
 from .catalog import Known
 from .host import Host
+from .store.host_store import HostStore
 from .worker_state import WorkerState
 
 log = logs.get("worker.host")
@@ -25,10 +26,11 @@ class HostIntake:
         state: of the host: the latest term counts.
     """
 
-    def __init__(self, bus: Bus, state: WorkerState, host: Host, bad: BadMessages) -> None:
+    def __init__(self, bus: Bus, state: WorkerState, host: Host, store: HostStore, bad: BadMessages) -> None:
         self._bus = bus
         self._state = state
         self._host = host
+        self._store = store
         self._bad = bad
         self._background = Background()
 
@@ -52,7 +54,7 @@ class HostIntake:
         try:
             if not self._state.accepts(command.term, time.time_ns() // 1_000_000):
                 raise Aborted(f"term {command.term} does not count", reason="OLD_TERM")
-            reply = host_pb2.HostReply(model=(await self._obey(command)).to_message())
+            reply = await self._reply(command)
         except InferFluxError as error:
             log.info("not done", command=command.WhichOneof("command"), why=error.message)
             field = error.field if isinstance(error, InvalidArgument) else ""
@@ -63,6 +65,16 @@ class HostIntake:
             await message.respond(reply.SerializeToString())
         except InferFluxError as error:
             log.warning("could not say what was done", reason=error.reason)
+
+    async def _reply(self, command: host_pb2.HostCommand) -> host_pb2.HostReply:
+        match command.WhichOneof("command"):
+            case "pull":
+                return host_pb2.HostReply(job=await self._store.pull(command.pull))
+            case "remove":
+                return host_pb2.HostReply(job=await self._store.remove(command.remove.name))
+            case "verify":
+                return host_pb2.HostReply(job=await self._store.jobs.verify(command.verify.name))
+        return host_pb2.HostReply(model=(await self._obey(command)).to_message())
 
     async def _obey(self, command: host_pb2.HostCommand) -> Known:
         match command.WhichOneof("command"):

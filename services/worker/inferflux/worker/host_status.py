@@ -11,6 +11,7 @@ from inferflux.common.hosts import MAX_REASON_BYTES
 from inferflux.v1 import host_pb2
 
 from .catalog import Catalog
+from .store.jobs import StoreJobs
 from .worker_state import WorkerState
 
 # Of the reasons of all failures together.
@@ -27,11 +28,19 @@ class HostStatusReports:
     """
 
     def __init__(
-        self, bus: Bus, state: WorkerState, catalog: Catalog, *, idle_s: float, interval_s: float
+        self,
+        bus: Bus,
+        state: WorkerState,
+        catalog: Catalog,
+        store: StoreJobs,
+        *,
+        idle_s: float,
+        interval_s: float,
     ) -> None:
         self._bus = bus
         self._state = state
         self._catalog = catalog
+        self._store = store
         self._idle_s = idle_s
         self._interval_s = interval_s
 
@@ -50,6 +59,7 @@ class HostStatusReports:
             started_unix_ms=state.started_unix_ms,
             idle_s=self._idle_s,
             term=state.term,
+            store_jobs=self._store.messages(),
         )
 
     def _reason_bytes(self) -> int:

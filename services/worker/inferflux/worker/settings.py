@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import Field, ValidationInfo, field_validator
+from pydantic import AfterValidator, Field, SecretStr, ValidationInfo, field_validator
 from pydantic_settings import SettingsConfigDict
 
 from inferflux.common import hosts, worker_pools
 from inferflux.common.checks import MAX_SEQUENCES
+from inferflux.common.http_client import check_url
+from inferflux.common.http_settings import HttpClientSettings
 from inferflux.common.settings import (
     ByteCount,
     OptionalPath,
-    ServiceSettings,
     SubjectToken,
     listed,
     setting,
@@ -38,7 +39,12 @@ _MOST_INT32 = 2**31 - 1
 _MOST_INT64 = 2**63 - 1
 
 
-class WorkerSettings(ServiceSettings):
+def _url(value: str) -> str:
+    check_url(value)
+    return value
+
+
+class WorkerSettings(HttpClientSettings):
     """Settings of one worker: its models, and an engine for each."""
 
     model_config = SettingsConfigDict(env_prefix="INFERFLUX_WORKER_", frozen=True)
@@ -86,6 +92,32 @@ class WorkerSettings(ServiceSettings):
         variable="INFERFLUX_MODELS_IDLE_S",
         ge=0,
         le=1e9,
+    )
+    models_store: OptionalPath = setting(
+        None,
+        "folder of [models that are pulled](models.md#pulling-models); unset or empty: none are. "
+        "`inferctl up` has one in its state directory",
+        variable="INFERFLUX_MODELS_STORE",
+    )
+    models_store_bytes: ByteCount = setting(
+        0,
+        "most bytes of that folder; 0: what the disk has free",
+        variable="INFERFLUX_MODELS_STORE_BYTES",
+        ge=0,
+        le=_MOST_INT64,
+    )
+    hf_endpoint: Annotated[str, AfterValidator(_url)] = setting(
+        "https://huggingface.co", "where `hf:` names are looked up", variable="INFERFLUX_HF_ENDPOINT"
+    )
+    hf_token: SecretStr = setting(
+        SecretStr(""),
+        "sent to `INFERFLUX_HF_ENDPOINT` alone, for repositories that ask who reads them; empty: none",
+        variable="INFERFLUX_HF_TOKEN",
+    )
+    ollama_endpoint: Annotated[str, AfterValidator(_url)] = setting(
+        "https://registry.ollama.ai",
+        "the registry in which `ollama:` names are looked up",
+        variable="INFERFLUX_OLLAMA_ENDPOINT",
     )
     slots: int = setting(16, "requests that run at once", ge=1, le=MAX_SEQUENCES)
     sequences: int = setting(

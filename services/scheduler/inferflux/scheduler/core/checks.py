@@ -8,7 +8,8 @@ chunks are checked in `inferflux.common`, for other services receive them as wel
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from inferflux.common import adapters, admin_limits, checks
 from inferflux.common.cache_scope import check_cache_scope
@@ -127,6 +128,13 @@ def check_readers(notice: scheduler_pb2.ReaderNotice) -> None:
         raise InvalidArgument("no notice that is known here", field="notice")
 
 
+_OF_STORES: Mapping[str, Callable[[Any], None]] = {
+    "pull_model": admin_limits.check_pull,
+    "remove_model": admin_limits.check_stored,
+    "verify_model": admin_limits.check_stored,
+}
+
+
 def check_admin(request: scheduler_pb2.SchedulerAdminRequest) -> None:
     """An administrator asks for something known, in its range."""
     match request.WhichOneof("request"):
@@ -150,5 +158,7 @@ def check_admin(request: scheduler_pb2.SchedulerAdminRequest) -> None:
             admin_limits.check_add_adapter(request.add_adapter)
         case "remove_adapter":
             admin_limits.check_remove_adapter(request.remove_adapter)
+        case "pull_model" | "remove_model" | "verify_model" as asked:
+            _OF_STORES[asked](getattr(request, asked))
         case _:
             raise InvalidArgument("nothing is asked for that is known here", field="request")

@@ -1,0 +1,131 @@
+"""`inferctl pull`, `models rm`, `models verify`: the store of models on a worker's machine."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    Progress,
+    TextColumn,
+    TimeRemainingColumn,
+    TransferSpeedColumn,
+)
+
+from inferflux.v1 import model_pb2
+
+from .client import Client
+from .command import ApiKey, AsJson, Endpoint, StateDirectory, make_console, print_json, with_client
+from .errors import CommandError
+
+Host = Annotated[
+    str,
+    typer.Option("--host", metavar="WORKER", help="Of this worker process. Needed where there are several."),
+]
+
+
+def pull(
+    source: Annotated[
+        str,
+        typer.Argument(
+            help="https://..., a file or folder on the worker's machine, "
+            "hf:owner/repo[:quantization or file], ollama:name[:tag], oci://host/name[:tag]."
+        ),
+    ],
+    name: Annotated[str, typer.Option(help="What it is to be called; as its source is, by default.")] = "",
+    sha256: Annotated[str, typer.Option(help="Hex digest that the file must have.")] = "",
+    host: Host = "",
+    as_json: AsJson = False,
+    endpoint: Endpoint = "",
+    api_key: ApiKey = "",
+    state_dir: StateDirectory = None,
+) -> None:
+    """Fetch a model into a worker's store. It goes on without this command; run again, it resumes."""
+    request = model_pb2.PullRequest(source=_absolute(source), name=name, sha256=sha256.lower(), host_id=host)
+
+    async def run(client: Client) -> None:
+        job = await _follow(client.pull(request))
+        if as_json:
+            print_json(job)
+        else:
+            make_console().print(f"{escape(job.name)}: {job.total_bytes:,} bytes, sha256 {job.digest}")
+
+    with_client(run, endpoint, api_key, state_dir)
+
+
+def remove(
+    name: Annotated[str, typer.Argument(help="The model.")],
+    host: Host = "",
+    as_json: AsJson = False,
+    endpoint: Endpoint = "",
+    api_key: ApiKey = "",
+    state_dir: StateDirectory = None,
+) -> None:
+    """Delete a model of a store, or what a broken pull left of it. A loaded one is refused."""
+
+    async def run(client: Client) -> None:
+        job = await client.remove_model(model_pb2.RemoveModelRequest(name=name, host_id=host))
+        if as_json:
+            print_json(job)
+        else:
+            make_console().print(f"{escape(name)} is removed: {job.done_bytes:,} bytes are free")
+
+    with_client(run, endpoint, api_key, state_dir)
+
+
+def verify(
+    name: Annotated[str, typer.Argument(help="The model; all of the store by default.")] = "",
+    host: Host = "",
+    as_json: AsJson = False,
+    endpoint: Endpoint = "",
+    api_key: ApiKey = "",
+    state_dir: StateDirectory = None,
+) -> None:
+    """Read models of a store again, and compare them with what was pulled. Exits with 1 where one differs."""
+
+    async def run(client: Client) -> None:
+        job = await _follow(client.verify_model(model_pb2.VerifyModelRequest(name=name, host_id=host)))
+        if as_json:
+            print_json(job)
+        if job.differing:
+            raise CommandError(f"not what was pulled: {', '.join(job.differing)}")
+        if not as_json:
+            make_console().print(f"{job.total_bytes:,} bytes are what was pulled")
+
+    with_client(run, endpoint, api_key, state_dir)
+
+
+async def _follow(jobs: AsyncGenerator[model_pb2.StoreJob, None]) -> model_pb2.StoreJob:
+    """The job when it is done; a bar tells how far it is meanwhile.
+
+    Raises:
+        CommandError: nothing was told of it.
+    """
+    last: model_pb2.StoreJob | None = None
+    columns = (BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
+    with Progress(
+        TextColumn("{task.description}"), *columns, console=Console(stderr=True), transient=True
+    ) as progress:
+        bar = progress.add_task("", total=None)
+        async for job in jobs:
+            last = job
+            doing = f"{job.name} {job.doing}".strip()
+            progress.update(
+                bar, description=escape(doing), total=job.total_bytes or None, completed=job.done_bytes
+            )
+    if last is None:
+        raise CommandError("the gateway told nothing of it")
+    return last
+
+
+def _absolute(source: str) -> str:
+    """A path of this machine as one that does not depend on the working directory."""
+    path = Path(source.removeprefix("file:")).expanduser()
+    is_path = source.startswith(("file:", "./", "../", "~")) or path.exists()
+    return f"file:{path.resolve()}" if is_path else source

@@ -1,0 +1,1 @@
+"""The store of models: a folder of what was pulled, and how it comes there."""

@@ -1,0 +1,148 @@
+"""The store of a host: what is pulled becomes a model of it, and is known again at the next start."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import time
+import uuid
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from pathlib import Path
+
+from inferflux.common import logs
+from inferflux.common.errors import AlreadyExists, InferFluxError, InvalidArgument, NotFound
+from inferflux.common.model_sources import parse_source
+from inferflux.v1 import model_pb2
+from inferflux.worker.catalog import Wish
+from inferflux.worker.host import Host
+from inferflux.worker.model_file import ModelFile, ModelFileError, probe_model_file
+from inferflux.worker.settings import WorkerSettings
+
+from .folder import Manifest
+from .jobs import StoreJobs
+
+log = logs.get("worker.store")
+
+
+class HostStore:
+    """Commands of operators to a store, and what they change of a host's models.
+
+    Args:
+        on_change: awaited when a job has changed.
+    """
+
+    def __init__(
+        self, settings: WorkerSettings, host: Host, *, on_change: Callable[[], Awaitable[None]]
+    ) -> None:
+        self._settings = settings
+        self._host = host
+        self.jobs = StoreJobs(settings, take=self._take, on_change=on_change)
+
+    async def know_all(self) -> None:
+        """Make every model of the store known. One that cannot be is left out, with a line in the log."""
+        if self._settings.models_store is None:
+            return
+        folder = self.jobs.folder
+        await asyncio.to_thread(folder.clean, time.time())
+        for manifest in folder.manifests():
+            try:
+                file = await _probed(folder.model(manifest.name), manifest)
+                await self._host.know(Wish(manifest.name), file)
+            except (ModelFileError, InferFluxError) as error:
+                log.error("a model of the store is not served", model=manifest.name, why=str(error))
+
+    async def pull(self, request: model_pb2.PullRequest) -> model_pb2.StoreJob:
+        """Begin to pull a model.
+
+        Raises:
+            AlreadyExists: the host has another model of this name.
+            InferFluxError: as `StoreJobs.pull`.
+        """
+        name = request.name or parse_source(request.source).name
+        folder = self.jobs.folder
+        path = self._path_of(name)
+        if path is not None and path.parent != folder.model(name):
+            message = f"host {self._settings.id} has another model {name!r}: {path}"
+            raise AlreadyExists(message, reason="MODEL_NAME_TAKEN")
+        job = await self.jobs.pull(request)
+        manifest = folder.get(name)
+        if job.state == model_pb2.STORE_JOB_STATE_DONE and path is None and manifest is not None:
+            # It was forgotten, and not removed.
+            await self._know(manifest)
+        elif manifest is not None and job.state == model_pb2.STORE_JOB_STATE_RUNNING:
+            await self.jobs.stop(name)
+            message = f"the store has {name!r} of {manifest.source}: `inferctl models rm` removes it"
+            raise AlreadyExists(message, reason="MODEL_NAME_TAKEN")
+        return job
+
+    async def remove(self, name: str) -> model_pb2.StoreJob:
+        """Delete a model of the store, and what a pull left of it.
+
+        Raises:
+            NotFound: neither is there.
+            InvalidArgument: the host has the model, and it is not of the store.
+            Aborted: it is loaded, or another process pulls it.
+        """
+        folder = self.jobs.folder
+        was_pulled = await self.jobs.stop(name)
+        manifest, path = folder.get(name), self._path_of(name)
+        is_own = path is not None and path.parent == folder.model(name)
+        if not (was_pulled or folder.model(name).exists() or folder.part(name).exists()):
+            if path is not None:
+                message = f"{name!r} is not of the store: `inferctl models unload --forget`; its file stays"
+                raise InvalidArgument(message, field="name", reason="NOT_OF_STORE")
+            raise NotFound(f"the store has no model {name!r}", reason="UNKNOWN_MODEL")
+        with folder.pulling(name):
+            if is_own:
+                await self._host.forget(name)
+            freed = await asyncio.to_thread(folder.remove, name)
+        log.info("a model of the store is removed", model=name, freed_bytes=freed)
+        return model_pb2.StoreJob(
+            job_id=uuid.uuid4().hex,
+            kind=model_pb2.STORE_JOB_KIND_REMOVE,
+            state=model_pb2.STORE_JOB_STATE_DONE,
+            name=name,
+            source=manifest.source if manifest is not None else "",
+            done_bytes=freed,
+            total_bytes=freed,
+            host_id=self._settings.id,
+        )
+
+    async def _take(self, manifest: Manifest) -> None:
+        """See `Take`. What cannot be served is deleted: another pull would bring the same."""
+        folder = self.jobs.folder
+        try:
+            await _probed(folder.part(manifest.name), manifest)
+        except ModelFileError as error:
+            await asyncio.to_thread(folder.remove_part, manifest.name)
+            raise InvalidArgument(str(error), field="source", reason="BAD_MODEL_FILE") from None
+        folder.commit(manifest.name)
+        await self._know(manifest)
+
+    async def _know(self, manifest: Manifest) -> None:
+        try:
+            file = await _probed(self.jobs.folder.model(manifest.name), manifest)
+        except ModelFileError as error:
+            raise InvalidArgument(str(error), field="source", reason="BAD_MODEL_FILE") from None
+        await self._host.know(Wish(manifest.name), file)
+
+    def _path_of(self, name: str) -> Path | None:
+        """Where the file of a model is that the host knows under this name or alias."""
+        for known in self._host.catalog:
+            if name in (known.name, *known.wish.aliases):
+                return known.file.path
+        return None
+
+
+async def _probed(folder: Path, manifest: Manifest) -> ModelFile:
+    """The model of a manifest. Of several shards the digest is of all, and so is the size.
+
+    Raises:
+        ModelFileError: it cannot be served.
+    """
+    file = await probe_model_file(folder / manifest.files[0].name)
+    if len(manifest.files) == 1:
+        return file
+    digest = hashlib.sha256(f"{file.digest}\n{manifest.digest}".encode()).hexdigest()
+    return replace(file, digest=digest, size_bytes=manifest.size)

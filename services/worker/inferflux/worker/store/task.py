@@ -1,0 +1,75 @@
+"""What a child process is to do with a store, and what it says of it: JSON over its pipes."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
+
+from .transfer import Retries
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """What is to be done.
+
+    Attributes:
+        name: of the model; for `verify`, empty: all of the store.
+        source: as the operator wrote it; `sha256` that its file must have, or empty.
+        quota: bytes of the store; 0: none.
+        networks, ca: as in `HttpClientSettings`.
+        hf_token: secret: it is passed over a pipe, and nothing shows it.
+    """
+
+    do: Literal["pull", "verify"]
+    store: str
+    name: str
+    source: str = ""
+    sha256: str = ""
+    quota: int = 0
+    networks: str = ""
+    ca: str = ""
+    hugging_face: str = ""
+    ollama: str = ""
+    hf_token: str = field(default="", repr=False)
+    retries: Retries = field(default_factory=Retries)
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> Task:
+        said: dict[str, Any] = json.loads(text)
+        return cls(**(said | {"retries": Retries(**said["retries"])}))
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """A line that a child says: how far it is, and at last how it ended.
+
+    Attributes:
+        done, total: bytes; 0: not known.
+        has_ended: this is the last one.
+        differing: models of which a file differs.
+        code: a google.rpc.Code; 0: nothing failed.
+    """
+
+    done: int = 0
+    total: int = 0
+    doing: str = ""
+    has_ended: bool = False
+    digest: str = ""
+    first_file: str = ""
+    differing: tuple[str, ...] = ()
+    code: int = 0
+    reason: str = ""
+    field: str = ""
+    message: str = ""
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, line: bytes) -> Report:
+        said: dict[str, Any] = json.loads(line)
+        return cls(**(said | {"differing": tuple(said["differing"])}))

@@ -1,0 +1,46 @@
+"""Reads models of a store again, and compares them with their manifests."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+
+from inferflux.common.errors import NotFound
+
+from .folder import StoreFolder
+from .task import Report
+
+_BLOCK = 1 << 20
+
+
+def verify(store: StoreFolder, name: str, say: Callable[[Report], None]) -> Report:
+    """Which models differ from what was pulled.
+
+    Args:
+        name: of one; empty: all of the store.
+
+    Raises:
+        NotFound: the store has no such model.
+    """
+    manifests = [m for m in store.manifests() if name in ("", m.name)]
+    if name and not manifests:
+        raise NotFound(f"the store has no model {name!r}", reason="UNKNOWN_MODEL")
+    total = sum(manifest.size for manifest in manifests)
+    done, differing = 0, []
+    for manifest in manifests:
+        is_same = True
+        for file in manifest.files:
+            digest, size = hashlib.sha256(), 0
+            try:
+                with (store.model(manifest.name) / file.name).open("rb") as content:
+                    while block := content.read(_BLOCK):
+                        digest.update(block)
+                        size += len(block)
+                        say(Report(done=done + size, total=total, doing=f"reading {manifest.name}"))
+            except OSError:
+                is_same = False
+            done += file.size
+            is_same = is_same and (size, digest.hexdigest()) == (file.size, file.sha256)
+        if not is_same:
+            differing.append(manifest.name)
+    return Report(done=total, total=total, has_ended=True, differing=tuple(differing))

@@ -1,0 +1,174 @@
+"""A worker process that pulls models into its store, and knows them again when it starts anew."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from harness.gguf_files import text, tiny_model
+from harness.host import HostProcess
+from harness.model_server import LOOPBACK, ModelServer, Served, model_server
+
+from inferflux.common.bus import Bus
+from inferflux.v1 import host_pb2, model_pb2
+
+RUNNING, DONE, FAILED = (
+    model_pb2.STORE_JOB_STATE_RUNNING,
+    model_pb2.STORE_JOB_STATE_DONE,
+    model_pb2.STORE_JOB_STATE_FAILED,
+)
+READY, REGISTERED = model_pb2.MODEL_STATE_READY, model_pb2.MODEL_STATE_REGISTERED
+INVALID, NOT_FOUND, EXISTS, ABORTED = 3, 5, 6, 10
+TINY = tiny_model().data()
+
+
+@pytest.fixture(scope="module")
+async def server() -> AsyncIterator[ModelServer]:
+    async with model_server() as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("store")
+
+
+@pytest.fixture(scope="module")
+async def host(
+    nats_url: str, tmp_path_factory: pytest.TempPathFactory, folder: Path, server: ModelServer
+) -> AsyncIterator[HostProcess]:
+    """With a store. Tests leave it empty."""
+    bus = await Bus.connect(nats_url, name="store-tests")
+    made = HostProcess(
+        tmp_path_factory.mktemp("host"),
+        nats_url,
+        bus,
+        "storing",
+        INFERFLUX_WORKER_THREADS="1",
+        INFERFLUX_MODELS_STORE=str(folder),
+        INFERFLUX_HTTP_ALLOWED_NETWORKS=LOOPBACK,
+        INFERFLUX_HF_ENDPOINT=server.url,
+        INFERFLUX_OLLAMA_ENDPOINT=server.url,
+    )
+    try:
+        await made.start_ready()
+        yield made
+    finally:
+        made.kill()
+        await bus.close()
+
+
+@pytest.fixture
+async def url(server: ModelServer) -> str:
+    server.files["/tiny.gguf"] = Served(TINY)
+    return f"{server.url}/tiny.gguf"
+
+
+async def until_ended(host: HostProcess, reply: host_pb2.HostReply) -> model_pb2.StoreJob:
+    """A job when it has ended."""
+    assert not reply.code, reply
+
+    def found() -> model_pb2.StoreJob:
+        assert host.host is not None
+        jobs = [job for job in host.host.store_jobs if job.job_id == reply.job.job_id]
+        return jobs[0] if jobs else reply.job
+
+    await host.until(lambda: found().state != RUNNING)
+    return found()
+
+
+async def pull(host: HostProcess, source: str, name: str = "") -> host_pb2.HostReply:
+    return await host.tell(pull=model_pb2.PullRequest(source=source, name=name))
+
+
+async def remove(host: HostProcess, name: str) -> host_pb2.HostReply:
+    return await host.tell(remove=model_pb2.RemoveModelRequest(name=name))
+
+
+async def verify(host: HostProcess, name: str = "") -> model_pb2.StoreJob:
+    return await until_ended(host, await host.tell(verify=model_pb2.VerifyModelRequest(name=name)))
+
+
+async def test_a_model_is_pulled_loaded_known_again_and_removed(
+    host: HostProcess, folder: Path, url: str
+) -> None:
+    job = await until_ended(host, await pull(host, url))
+    assert (job.state, job.name, job.done_bytes, job.total_bytes) == (DONE, "tiny", len(TINY), len(TINY))
+    await host.until_state("tiny", REGISTERED)
+    await host.load("tiny")
+    await host.until_ready("tiny")
+    refused = await remove(host, "tiny")
+    assert (refused.code, refused.reason) == (ABORTED, "MODEL_LOADED")
+    again = await until_ended(host, await pull(host, url))
+    assert (again.state, again.digest) == (DONE, job.digest)
+    host.kill()
+    host.host = None
+    await host.start_ready()
+    await host.until_state("tiny", REGISTERED)
+    removed = await remove(host, "tiny")
+    assert removed.job.done_bytes >= len(TINY)
+    await host.until(lambda: "tiny" not in host.states)
+    assert [path for path in folder.rglob("*") if path.is_file()] == []
+    assert (await remove(host, "tiny")).code == NOT_FOUND
+
+
+async def test_verify_finds_the_file_that_differs(host: HostProcess, folder: Path, url: str) -> None:
+    for name in ("one", "two"):
+        await until_ended(host, await pull(host, url, name))
+    assert list((await verify(host)).differing) == []
+    file = folder / "two" / "tiny.gguf"
+    file.write_bytes(TINY[:-1] + bytes([TINY[-1] ^ 1]))
+    second = await verify(host)
+    assert list(second.differing) == ["two"], second
+    assert list((await verify(host, "one")).differing) == []
+    assert (await host.tell(verify=model_pb2.VerifyModelRequest(name="three"))).code == NOT_FOUND
+    for name in ("one", "two"):
+        assert not (await remove(host, name)).code
+
+
+async def test_two_pulls_of_a_model_are_one(host: HostProcess, server: ModelServer) -> None:
+    server.files["/slow.gguf"] = Served(TINY, busy=[429], retry_after="60")
+    first = await pull(host, f"{server.url}/slow.gguf")
+    second = await pull(host, f"{server.url}/slow.gguf")
+    assert first.job.job_id == second.job.job_id
+    other = await pull(host, f"{server.url}/other.gguf", "slow")
+    assert (other.code, other.reason) == (ABORTED, "PULLED_ALREADY")
+    assert not (await remove(host, "slow")).code
+    ended = await until_ended(host, first)
+    assert (ended.state, ended.reason) == (FAILED, "STOPPED")
+
+
+async def test_what_cannot_be_served_is_not_kept(
+    host: HostProcess, server: ModelServer, folder: Path
+) -> None:
+    model = tiny_model()
+    odd = dict(model.metadata) | {"general.architecture": text("unheard-of")}
+    server.files["/odd.gguf"] = Served(replace(model, metadata=odd).data())
+    ended = await until_ended(host, await pull(host, f"{server.url}/odd.gguf"))
+    assert (ended.state, ended.code, ended.reason) == (FAILED, INVALID, "BAD_MODEL_FILE")
+    assert [path for path in folder.rglob("*") if path.is_file()] == []
+    assert "odd" not in host.states
+
+
+async def test_bad_commands_name_their_field(host: HostProcess) -> None:
+    for source in ("", "model.gguf", "hf:nobody", "https://x/pytorch_model.bin", "ftp://x/y.gguf"):
+        refused = await pull(host, source)
+        assert (refused.code, refused.field) == (INVALID, "source"), source
+
+
+async def test_a_manifest_that_is_broken_leaves_the_worker_be(
+    host: HostProcess, folder: Path, url: str
+) -> None:
+    await until_ended(host, await pull(host, url, "fine"))
+    (folder / "broken").mkdir()
+    (folder / "broken" / "manifest.json").write_text(json.dumps({"format": 1, "name": "../../x"}))
+    host.kill()
+    host.host = None
+    await host.start_ready()
+    await host.until_state("fine", REGISTERED)
+    assert not (await remove(host, "fine")).code
+    (folder / "broken" / "manifest.json").unlink()
+    (folder / "broken").rmdir()

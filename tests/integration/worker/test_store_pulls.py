@@ -1,0 +1,334 @@
+"""A store pulls models from servers that break, lie and are slow, and keeps what is whole alone."""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from harness.model_server import LOOPBACK, TOKEN, ModelServer, Served, model_server
+
+from inferflux.common.errors import (
+    Aborted,
+    InferFluxError,
+    InvalidArgument,
+    NotFound,
+    ResourceExhausted,
+    Unavailable,
+)
+from inferflux.common.http_addresses import parse_networks
+from inferflux.common.http_client import HttpClient
+from inferflux.worker.store.folder import StoreFolder
+from inferflux.worker.store.pulling import pull
+from inferflux.worker.store.task import Report, Task
+from inferflux.worker.store.transfer import Retries
+
+DATA = b"GGUF" + random.Random(1).randbytes(100_000)
+DIGEST = hashlib.sha256(DATA).hexdigest()
+FAST = Retries(most=4, first_s=0.0, longest_s=0.0, idle_s=5.0)
+
+
+class World:
+    """A store and a server."""
+
+    def __init__(self, path: Path, server: ModelServer) -> None:
+        self.server = server
+        self.store = StoreFolder(path)
+        path.mkdir()
+        self.reports: list[Report] = []
+
+    async def pull(self, source: str = "", name: str = "m", **fields: Any) -> Report:
+        """Pull a model and make it one of the store."""
+        task = Task(
+            "pull",
+            str(self.store.path),
+            name,
+            source=source or f"{self.server.url}/m.gguf",
+            hugging_face=self.server.url,
+            ollama=self.server.url,
+            **({"retries": FAST} | fields),
+        )
+        client = HttpClient(allowed_networks=parse_networks([LOOPBACK]))
+        try:
+            report = await pull(task, self.store, client, self.reports.append)
+        finally:
+            await client.aclose()
+        self.store.commit(name)
+        return report
+
+    def data(self, name: str = "m", file: str = "m.gguf") -> bytes:
+        return (self.store.model(name) / file).read_bytes()
+
+    def files(self) -> list[str]:
+        """Every file of the store."""
+        return sorted(str(p.relative_to(self.store.path)) for p in self.store.path.rglob("*") if p.is_file())
+
+    async def refused(self, kind: type[InferFluxError], *said: str, **fields: Any) -> InferFluxError:
+        """Why a pull is refused. No model is there then."""
+        with pytest.raises(kind) as caught:
+            await self.pull(**fields)
+        for words in said:
+            assert words in caught.value.message
+        assert list(self.store.manifests()) == []
+        return caught.value
+
+
+@pytest.fixture
+async def world(tmp_path: Path) -> AsyncIterator[World]:
+    async with model_server() as server:
+        server.files["/m.gguf"] = Served(DATA)
+        yield World(tmp_path / "store", server)
+
+
+async def test_a_model_is_pulled_with_its_manifest(world: World) -> None:
+    report = await world.pull()
+    assert (report.digest, report.done, report.total) == (DIGEST, len(DATA), len(DATA))
+    assert world.data() == DATA
+    assert world.files() == ["m/m.gguf", "m/manifest.json"]
+    (manifest,) = world.store.manifests()
+    assert (manifest.name, manifest.source) == ("m", f"{world.server.url}/m.gguf")
+    assert (manifest.digest, manifest.size) == (DIGEST, len(DATA))
+
+
+async def test_a_transfer_that_breaks_at_every_tenth_is_resumed_and_the_file_is_the_same(
+    world: World,
+) -> None:
+    breaks = [len(DATA) * tenth // 10 for tenth in range(1, 10)]
+    world.server.files["/m.gguf"].breaks_at = list(breaks)
+    await world.pull()
+    assert world.data() == DATA
+    assert world.files() == ["m/m.gguf", "m/manifest.json"]
+    assert world.server.ranges("/m.gguf") == ["", *(f"bytes={at}-" for at in breaks)]
+
+
+@pytest.mark.parametrize("tenth", range(1, 10))
+async def test_a_pull_that_was_given_up_is_resumed_by_the_next(world: World, tenth: int) -> None:
+    at = len(DATA) * tenth // 10
+    world.server.files["/m.gguf"].breaks_at = [at]
+    await world.refused(Unavailable, "given up", retries=Retries(most=1, first_s=0.0))
+    assert world.files() == [".parts/m/m.gguf.part", ".parts/m/m.gguf.part.state"]
+    await world.pull()
+    assert world.data() == DATA
+    assert world.files() == ["m/m.gguf", "m/manifest.json"]
+    assert world.server.ranges("/m.gguf")[-1] == f"bytes={at}-"
+
+
+async def test_a_server_without_ranges_sends_all_of_it_again(world: World) -> None:
+    world.server.files["/m.gguf"] = Served(DATA, breaks_at=[60_000], has_ranges=False)
+    await world.pull()
+    assert world.data() == DATA
+
+
+async def test_a_file_without_a_validator_is_sent_again(world: World) -> None:
+    world.server.files["/m.gguf"] = Served(DATA, breaks_at=[60_000], etag="")
+    await world.refused(Unavailable, retries=Retries(most=1, first_s=0.0))
+    await world.pull()
+    assert world.data() == DATA
+    assert world.server.ranges("/m.gguf") == ["", ""]
+
+
+async def test_a_file_that_changed_midway_comes_whole_from_the_new_one(world: World) -> None:
+    other = b"GGUF" + bytes(len(DATA) - 4)
+    world.server.files["/m.gguf"] = Served(DATA, breaks_at=[50_000])
+    await world.refused(Unavailable, retries=Retries(most=1, first_s=0.0))
+    world.server.files["/m.gguf"] = Served(other, etag='"two"')
+    await world.pull()
+    assert world.data() == other
+
+
+async def test_a_server_that_ignores_if_range_is_found_out_by_its_tag(world: World) -> None:
+    other = b"GGUF" + bytes(len(DATA) - 4)
+    world.server.files["/m.gguf"] = Served(DATA, breaks_at=[50_000])
+    await world.refused(Unavailable, retries=Retries(most=1, first_s=0.0))
+
+    world.server.files["/m.gguf"] = Served(other, etag='"two"', ignores_if_range=True)
+    await world.pull()
+    assert world.data() == other
+
+
+async def test_a_slow_and_chunked_transfer_without_a_length_comes_whole(world: World) -> None:
+    world.server.files["/m.gguf"] = Served(DATA, drip=1000, is_chunked=True)
+    await world.pull(sha256=DIGEST)
+    assert world.data() == DATA
+
+
+async def test_a_wrong_checksum_leaves_nothing(world: World) -> None:
+    error = await world.refused(Aborted, "SHA-256", DIGEST, sha256="0" * 64)
+    assert error.reason == "WRONG_CHECKSUM"
+    assert not any(name.endswith(".part") for name in world.files())
+
+
+async def test_a_length_that_is_not_kept_is_a_broken_transfer(world: World) -> None:
+    world.server.files["/m.gguf"].claims = len(DATA) + 5
+    await world.refused(Unavailable, "given up")
+
+
+async def test_a_model_beyond_the_quota_is_refused_before_a_byte_with_both_numbers(world: World) -> None:
+    error = await world.refused(ResourceExhausted, f"{len(DATA):,}", "50,000", quota=50_000)
+    assert error.reason == "STORE_QUOTA"
+    assert not any(name.endswith(".part") for name in world.files())
+
+
+async def test_a_model_of_unknown_length_stops_at_the_quota(world: World) -> None:
+    world.server.files["/m.gguf"] = Served(DATA, drip=1000, is_chunked=True)
+    error = await world.refused(ResourceExhausted, "50,000", quota=50_000)
+    assert error.reason == "STORE_QUOTA"
+
+
+async def test_what_is_in_the_store_counts_for_the_quota(world: World) -> None:
+    await world.pull()
+    world.server.files["/n.gguf"] = Served(DATA)
+    with pytest.raises(ResourceExhausted):
+        await world.pull(f"{world.server.url}/n.gguf", "n", quota=150_000)
+    await world.pull(f"{world.server.url}/n.gguf", "n", quota=300_000)
+
+
+@pytest.mark.parametrize(
+    ("status", "kind", "reason"),
+    [
+        (401, Aborted, "SOURCE_DENIED"),
+        (403, Aborted, "SOURCE_DENIED"),
+        (404, NotFound, "SOURCE_MISSING"),
+        (418, Unavailable, "SOURCE_REFUSED"),
+    ],
+)
+async def test_a_refusal_is_told_and_not_tried_again(
+    world: World, status: int, kind: type[InferFluxError], reason: str
+) -> None:
+    world.server.files["/m.gguf"].busy = [status]
+    error = await world.refused(kind, str(status))
+    assert error.reason == reason
+    assert len(world.server.asked) == 1
+
+
+async def test_a_busy_server_is_asked_again_when_it_says(world: World) -> None:
+    world.server.files["/m.gguf"].busy = [429, 503]
+    await world.pull()
+    assert world.data() == DATA
+    assert any("429" in report.doing for report in world.reports)
+
+
+async def test_a_server_that_wants_a_long_wait_ends_the_pull(world: World) -> None:
+    world.server.files["/m.gguf"] = Served(DATA, busy=[429], retry_after="9999")
+    error = await world.refused(Unavailable, "429")
+    assert error.retry_delay_s == 9999
+
+
+async def test_redirects_are_followed_and_credentials_stay(world: World) -> None:
+    world.server.files["/go"] = Served(location="/m.gguf")
+    await world.pull(f"{world.server.url}/go")
+    assert world.data(file="model.gguf") == DATA
+
+
+@pytest.mark.parametrize("host", ["10.0.0.1", "127.0.0.2", "169.254.169.254", "[::1]"])
+async def test_a_redirect_to_a_private_address_is_refused(world: World, host: str) -> None:
+    world.server.files["/m.gguf"] = Served(location=f"http://{host}/secret.gguf")
+    error = await world.refused(Unavailable)
+    assert error.reason == "HTTP_ADDRESS_REFUSED"
+
+
+async def test_redirects_end(world: World) -> None:
+    world.server.files["/m.gguf"] = Served(location="/m.gguf")
+    error = await world.refused(Unavailable)
+    assert error.reason == "HTTP_REDIRECT_REFUSED"
+
+
+@pytest.mark.parametrize("head", [b"\x80\x02ct", b"PK\x03\x04", b"<html>"])
+async def test_what_is_no_gguf_is_refused_at_its_first_bytes(world: World, head: bytes) -> None:
+    world.server.files["/m.gguf"] = Served(head + bytes(1000), drip=3)
+    error = await world.refused(InvalidArgument, "no GGUF")
+    assert error.reason == "BAD_MODEL_FILE"
+
+
+# Hugging Face
+
+
+async def test_a_repository_gives_the_file_of_a_quantization(world: World) -> None:
+    files = {"README.md": b"", "x-Q4_K_M.gguf": DATA, "x-Q8_0.gguf": b"GGUFother", "mmproj-x.gguf": b"GGUF"}
+    world.server.hugging_face("someone/x-GGUF", files)
+    report = await world.pull("hf:someone/x-GGUF:q8_0", "eight")
+    assert world.data("eight", "x-Q8_0.gguf") == b"GGUFother"
+    assert report.digest == hashlib.sha256(b"GGUFother").hexdigest()
+    await world.pull("hf:someone/x-GGUF", "usual")
+    assert world.data("usual", "x-Q4_K_M.gguf") == DATA
+    with pytest.raises(InvalidArgument, match=r"x-Q4_K_M\.gguf, x-Q8_0\.gguf"):
+        await world.pull("hf:someone/x-GGUF:Q2_K", "none")
+
+
+async def test_the_digest_that_hugging_face_tells_must_hold(world: World) -> None:
+    world.server.hugging_face("someone/x", {"x.gguf": DATA})
+    digest = f"/lfs/{DIGEST}?signature=secret"
+    world.server.files[digest] = Served(DATA[:-1] + b"?")
+    error = await world.refused(Aborted, DIGEST, source="hf:someone/x")
+    assert error.reason == "WRONG_CHECKSUM"
+
+
+async def test_a_repository_with_shards_gives_all_of_them(world: World) -> None:
+    names = [f"q4/x-{i:05d}-of-00003.gguf" for i in (1, 2, 3)]
+    world.server.hugging_face("someone/x", {name: DATA + bytes([i]) for i, name in enumerate(names)})
+    await world.pull("hf:someone/x:q4", "sharded")
+    for i, name in enumerate(names):
+        assert world.data("sharded", name.removeprefix("q4/")) == DATA + bytes([i])
+
+
+async def test_a_token_goes_to_hugging_face_alone_and_is_shown_nowhere(world: World) -> None:
+    world.server.hugging_face("someone/x", {"x.gguf": DATA}, token=TOKEN)
+    await world.refused(Aborted, "401", source="hf:someone/x")
+    async with model_server() as store:
+        path = f"/lfs/{DIGEST}?signature=secret"
+        store.files[path] = Served(DATA)
+        for served in world.server.files.values():
+            served.location = served.location and store.url + path
+        await world.pull("hf:someone/x", hf_token=TOKEN)
+        assert [asked.headers.get("authorization") for asked in store.asked] == [None]
+    assert TOKEN not in repr(Task("pull", "", "", hf_token=TOKEN))
+    kept = b"".join(p.read_bytes() for p in world.store.path.rglob("*.json"))
+    assert TOKEN.encode() not in kept
+    assert b"signature" not in kept
+
+
+@pytest.mark.parametrize("file", ["pytorch_model.bin", "model.pt", "model.safetensors"])
+async def test_a_repository_without_a_gguf_is_refused_by_name(world: World, file: str) -> None:
+    world.server.hugging_face("someone/x", {"README.md": b"", file: b"GGUF"})
+    await world.refused(InvalidArgument, file, source="hf:someone/x")
+
+
+# OCI
+
+
+async def test_a_model_of_a_registry_is_its_model_layer(world: World) -> None:
+    path = world.server.registry("library/tiny", "latest", DATA)
+    world.server.files[path].breaks_at = [30_000]
+    report = await world.pull("ollama:tiny", "tiny")
+    assert report.digest == DIGEST
+    assert world.data("tiny", "model.gguf") == DATA
+
+
+async def test_a_blob_that_is_not_its_digest_is_refused(world: World) -> None:
+    path = world.server.registry("some/tiny", "1b", DATA)
+    world.server.files[path] = Served(DATA[:-1] + b"?")
+    error = await world.refused(Aborted, DIGEST, source="ollama:some/tiny:1b")
+    assert error.reason == "WRONG_CHECKSUM"
+    world.server.files[path] = Served(DATA + b"?")
+    error = await world.refused(Aborted, source="ollama:some/tiny:1b")
+    assert error.reason == "WRONG_LENGTH"
+
+
+# Disks
+
+
+async def test_a_folder_of_shards_is_copied(world: World, tmp_path: Path) -> None:
+    folder = tmp_path / "from"
+    folder.mkdir()
+    for i in (1, 2):
+        (folder / f"x-{i:05d}-of-00002.gguf").write_bytes(DATA + bytes([i]))
+    await world.pull(str(folder))
+    assert world.data(file="x-00002-of-00002.gguf") == DATA + b"\2"
+    (folder / "x-00002-of-00002.gguf").unlink()
+    with pytest.raises(InvalidArgument, match="x-00002-of-00002"):
+        await world.pull(f"file:{folder}", "other")
+    with pytest.raises(InvalidArgument, match="no such file"):
+        await world.pull("file:/no/such.gguf", "other")
