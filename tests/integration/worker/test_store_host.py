@@ -154,7 +154,7 @@ async def test_what_cannot_be_served_is_not_kept(
 
 
 async def test_bad_commands_name_their_field(host: HostProcess) -> None:
-    for source in ("", "model.gguf", "hf:nobody", "https://x/pytorch_model.bin", "ftp://x/y.gguf"):
+    for source in ("", "model.gguf", "hf:alone", "https://x/pytorch_model.bin", "ftp://x/y.gguf"):
         refused = await pull(host, source)
         assert (refused.code, refused.field) == (INVALID, "source"), source
 

@@ -62,9 +62,9 @@ class Worker:
             process.bus,
             self._state,
             catalog,
-            self._store.jobs,
             idle_s=settings.models_idle_s,
             interval_s=settings.heartbeat_interval_s,
+            store_jobs=self._store.jobs.messages,
         )
         self._intake = HostIntake(process.bus, self._state, self.host, self._store, process.metrics.bad)
 

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable, Iterable
 
 from inferflux.common import logs, subjects
 from inferflux.common.bus import Bus
 from inferflux.common.errors import Unavailable
 from inferflux.common.hosts import MAX_REASON_BYTES
-from inferflux.v1 import host_pb2
+from inferflux.v1 import host_pb2, model_pb2
 
 from .catalog import Catalog
-from .store.jobs import StoreJobs
 from .worker_state import WorkerState
 
 # Of the reasons of all failures together.
@@ -32,15 +32,15 @@ class HostStatusReports:
         bus: Bus,
         state: WorkerState,
         catalog: Catalog,
-        store: StoreJobs,
         *,
         idle_s: float,
         interval_s: float,
+        store_jobs: Callable[[], Iterable[model_pb2.StoreJob]] = tuple,
     ) -> None:
         self._bus = bus
         self._state = state
         self._catalog = catalog
-        self._store = store
+        self._store_jobs = store_jobs
         self._idle_s = idle_s
         self._interval_s = interval_s
 
@@ -59,7 +59,7 @@ class HostStatusReports:
             started_unix_ms=state.started_unix_ms,
             idle_s=self._idle_s,
             term=state.term,
-            store_jobs=self._store.messages(),
+            store_jobs=self._store_jobs(),
         )
 
     def _reason_bytes(self) -> int:

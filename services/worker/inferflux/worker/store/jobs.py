@@ -26,7 +26,10 @@ from .task import Report, Task
 # Jobs that run at once, and how long a host tells of one that has ended.
 MOST_RUNNING = 8
 TOLD_S = 120.0
-_MOST_DIFFERING = 64
+# What is told is a part of the host's status, which has to be small.
+_MOST_TOLD = 16
+_MOST_DIFFERING = 16
+_LONGEST_SOURCE = 512
 _LONGEST_LINE = 1 << 20
 
 log = logs.get("worker.store")
@@ -82,6 +85,9 @@ class StoreJobs:
         self._jobs = {
             job_id: job for job_id, job in self._jobs.items() if job.is_running or now - job.ended_s < TOLD_S
         }
+        ended = [job_id for job_id, job in self._jobs.items() if not job.is_running]
+        for job_id in ended[: max(len(self._jobs) - _MOST_TOLD, 0)]:
+            del self._jobs[job_id]
         return [job.message for job in self._jobs.values()]
 
     async def pull(self, request: model_pb2.PullRequest) -> model_pb2.StoreJob:
@@ -169,7 +175,7 @@ class StoreJobs:
                 kind=kind,
                 state=model_pb2.STORE_JOB_STATE_RUNNING,
                 name=task.name,
-                source=shown,
+                source=shown[:_LONGEST_SOURCE],
                 host_id=self._settings.id,
             ),
             task.source,
@@ -187,7 +193,7 @@ class StoreJobs:
             kind=model_pb2.STORE_JOB_KIND_PULL,
             state=model_pb2.STORE_JOB_STATE_DONE,
             name=manifest.name,
-            source=manifest.source,
+            source=manifest.source[:_LONGEST_SOURCE],
             done_bytes=manifest.size,
             total_bytes=manifest.size,
             digest=manifest.digest,

@@ -18,7 +18,7 @@ class Task:
         source: as the operator wrote it; `sha256` that its file must have, or empty.
         quota: bytes of the store; 0: none.
         networks, ca: as in `HttpClientSettings`.
-        hf_token: secret: it is passed over a pipe, and nothing shows it.
+        hf_token: secret: it is passed over a pipe, and never shown.
     """
 
     do: Literal["pull", "verify"]
