@@ -18,7 +18,7 @@ class Task:
         source: as the operator wrote it; `sha256` that its file must have, or empty.
         quota: bytes of the store; 0: none.
         networks, ca: as in `HttpClientSettings`.
-        hf_token: secret: it is passed over a pipe, and never shown.
+        hf_token: a secret, which a pipe carries.
     """
 
     do: Literal["pull", "verify"]
