@@ -55,6 +55,8 @@ class SimHost:
         self.memory = memory
         self.places = places
         self.idle_s = 0.0
+        # A model that is never unloaded once that has begun.
+        self.keeps = ""
         self._seconds = 0
 
     def held(self) -> list[SimModel]:
@@ -86,7 +88,7 @@ class SimHost:
                     model.worker_id = f"{self.host_id}--{model.name}"
                     self.world.add_worker(model.worker_id, model=model.name, digest=model.digest)
                     self._set(model, READY)
-            elif model.state == UNLOADING:
+            elif model.state == UNLOADING and model.name != self.keeps:
                 worker = self.world.workers.get(model.worker_id)
                 if worker is None or not worker.residents:
                     self._leave(model)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 import pytest
-from harness.host_world import HELD, READY, REGISTERED, HostWorld, SimModel
+from harness.host_world import HELD, READY, REGISTERED, UNLOADING, HostWorld, SimModel
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -284,3 +284,17 @@ def test_twenty_models_and_room_for_three(seed: int) -> None:
         world.second()
     world.until_quiet(1000)
     assert {world.read(key).outcome for key in keys} == {"length"}
+
+
+def test_a_model_that_never_leaves_holds_up_no_other_one_for_long() -> None:
+    world = HostWorld(LIMITS)
+    host = world.add_host([SimModel(f"m{i}", load_s=1) for i in range(8)], places=3)
+    for name in ("m0", "m1", "m2"):
+        world.ask(name)
+    world.until_quiet(60)
+    stuck = host.models["m0"]
+    host.keeps = "m0"
+    keys = [world.ask(f"m{i}") for i in range(3, 8)]
+    world.until_quiet(400)
+    assert {world.read(key).outcome for key in keys} == {"length"}
+    assert stuck.state == UNLOADING

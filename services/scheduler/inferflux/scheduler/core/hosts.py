@@ -16,6 +16,9 @@ READY = model_pb2.MODEL_STATE_READY
 FAILED = model_pb2.MODEL_STATE_FAILED
 UNLOADING = model_pb2.MODEL_STATE_UNLOADING
 
+# A model that is being unloaded for longer is not waited for any more: something keeps it.
+LEAVES_WITHIN_S = 120.0
+
 # States in which a model takes memory and a place.
 _HELD = frozenset({LOADING, READY, UNLOADING})
 
@@ -27,6 +30,7 @@ class HostView:
     Attributes:
         models: by name.
         ready_since_s: since when each model was seen ready, by this process's clock.
+        unloading_since_s: the same of those that are being unloaded.
         loads, unloads: models that it was told to load or to unload, and has not answered for.
         blocked_until_s: models of which it has refused a command lately, or has not answered one.
     """
@@ -35,6 +39,7 @@ class HostView:
     seen_s: float
     models: dict[str, host_pb2.HostedModel] = field(default_factory=dict)
     ready_since_s: dict[str, float] = field(default_factory=dict)
+    unloading_since_s: dict[str, float] = field(default_factory=dict)
     loads: set[str] = field(default_factory=set)
     unloads: set[str] = field(default_factory=set)
     blocked_until_s: dict[str, float] = field(default_factory=dict)
@@ -58,10 +63,12 @@ class HostView:
         """Models that may be loaded beside those that are."""
         return self.status.models_max - sum(1 for _ in self.held)
 
-    @property
-    def leaving(self) -> Iterator[host_pb2.HostedModel]:
-        """Models that are being unloaded."""
-        return (m for name, m in self.models.items() if m.state == UNLOADING or name in self.unloads)
+    def leaving(self, now: float) -> Iterator[host_pb2.HostedModel]:
+        """Models that are being unloaded, and will be soon: not those that have been for too long."""
+        for name, model in self.models.items():
+            is_leaving = model.state == UNLOADING or name in self.unloads
+            if is_leaving and now - self.unloading_since_s.get(name, now) < LEAVES_WITHIN_S:
+                yield model
 
     @property
     def staying(self) -> Iterator[host_pb2.HostedModel]:
@@ -79,16 +86,18 @@ class HostView:
         for model in status.models:
             self.note(model, now)
         self._forget(self.ready_since_s)
+        self._forget(self.unloading_since_s)
         self._forget(self.blocked_until_s)
 
     def note(self, model: host_pb2.HostedModel, now: float) -> None:
         """Take in what it says of one model."""
         name = model.card.name
         self.models[name] = model
-        if model.state == READY:
-            self.ready_since_s.setdefault(name, now)
-        else:
-            self.ready_since_s.pop(name, None)
+        for state, since_s in ((READY, self.ready_since_s), (UNLOADING, self.unloading_since_s)):
+            if model.state == state:
+                since_s.setdefault(name, now)
+            else:
+                since_s.pop(name, None)
 
     def _forget(self, times: dict[str, float]) -> None:
         for name in [name for name in times if name not in self.models]:

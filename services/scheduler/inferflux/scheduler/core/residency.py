@@ -204,11 +204,18 @@ class Residency:
         return places > 0 and host.models[model].needs_bytes <= free
 
     def _left(self, host: HostView, model: str) -> tuple[int, int]:
-        """(memory, places) that are left for a model: room that is made for others is theirs."""
+        """(memory, places) that are left for a model: room that is made for others is theirs, where it was
+        planned before this model's. So the oldest plan has all that is free, and none holds up another."""
+        own = self._plans.get(model)
+        if own is not None and own.host_id != host.host_id:
+            own = None
         others = [
             host.models[name]
             for name, plan in self._plans.items()
-            if plan.host_id == host.host_id and name != model and name in host.models
+            if plan.host_id == host.host_id
+            and name != model
+            and name in host.models
+            and (own is None or (plan.since_s, name) < (own.since_s, model))
         ]
         return host.free_bytes - sum(m.needs_bytes for m in others), host.free_places - len(others)
 
@@ -220,7 +227,7 @@ class Residency:
         if plan is None or host is None or host not in able:
             return False
         age_s = now - plan.since_s
-        return age_s < _BLOCKED_S or (age_s < _PLAN_S and any(host.leaving))
+        return age_s < _BLOCKED_S or (age_s < _PLAN_S and any(host.leaving(now)))
 
     def _make_room(self, wanted: _Wanted, hosts: Iterable[HostView], now: float) -> list[Action]:
         may_disturb = now - wanted.since_s >= self._wait_s
@@ -242,7 +249,7 @@ class Residency:
         Those that are leaving already count as room.
         """
         free, places = self._left(host, model)
-        for going in host.leaving:
+        for going in host.leaving(now):
             free, places = free + going.needs_bytes, places + 1
         needs = host.models[model].needs_bytes
         leave: list[str] = []
