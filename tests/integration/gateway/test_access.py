@@ -22,12 +22,12 @@ from inferflux.common.service_key import SERVICE
 from inferflux.gateway.http.routes import ADMIN, ROUTES, RouteRule
 from inferflux.gateway.rules import rules as gateway_rules
 from inferflux.policy.rules import RULES as POLICY_RULES
-from inferflux.v1 import admin_pb2, cluster_pb2, inference_pb2, model_pb2, policy_pb2
+from inferflux.v1 import admin_pb2, cluster_pb2, embedding_pb2, inference_pb2, model_pb2, policy_pb2
 
 GATEWAY_RULES = gateway_rules(1000)
 SERVICES = {
     service.full_name: service
-    for file in (admin_pb2, cluster_pb2, inference_pb2, model_pb2, policy_pb2, reflection_pb2)
+    for file in (admin_pb2, cluster_pb2, embedding_pb2, inference_pb2, model_pb2, policy_pb2, reflection_pb2)
     for service in file.DESCRIPTOR.services_by_name.values()
 }
 REFUSALS = {"UNAUTHENTICATED", "PERMISSION_DENIED"}
