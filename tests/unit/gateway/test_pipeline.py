@@ -36,6 +36,7 @@ from inferflux.gateway.pipeline import Pipeline
 from inferflux.gateway.readers import ReaderReports
 from inferflux.gateway.relay import RelayLimits
 from inferflux.gateway.reservations import Reservations
+from inferflux.gateway.splits import Splits
 from inferflux.gateway.stream_guards import StreamGuards
 from inferflux.gateway.streams import Streams
 from inferflux.gateway.submit import Submitter
@@ -655,3 +656,33 @@ async def test_a_client_cannot_set_the_constraint_of_calls_itself(stage: Stage) 
     with pytest.raises(InvalidArgument) as refused:
         await stage.chat("r1", params=constrained(tool_calls=calls))
     assert refused.value.field == "params.constraint.tool_calls"
+
+
+_WAYS: tuple[dict[str, object], ...] = ({"model": "demo:odd"}, {"adapter": "odd"}, {})
+
+
+async def test_an_adapter_is_chosen_by_the_models_name_or_by_a_field(stage: Stage) -> None:
+    stage.backend.card.adapters.add(name="odd", digest="a" * 64, scale=1.0)
+    await stage.backend.beat()
+    for number, fields in enumerate(_WAYS):
+        answer = asyncio.create_task(stage.chat(f"r{number}", **fields))
+        job = await stage.backend.job(f"r{number}")
+        chosen = ("odd", "a" * 64) if fields else ("", "")
+        assert (job.model, job.adapter, job.adapter_digest) == ("demo", *chosen)
+        await stage.backend.finish(job, n=1)
+        await answer
+    with pytest.raises(NotFound) as unknown:
+        await stage.chat("r8", model="demo:even")
+    assert unknown.value.reason == "UNKNOWN_ADAPTER"
+    with pytest.raises(InvalidArgument) as two:
+        await stage.chat("r9", model="demo:odd", adapter="even")
+    assert two.value.field == "adapter"
+
+
+async def test_an_alias_that_is_split_goes_to_what_can_serve(stage: Stage) -> None:
+    stage.models.splits = Splits({"chat": {"demo": 1.0, "away": 1000.0}})
+    answer = asyncio.create_task(stage.chat("r1", model="chat"))
+    job = await stage.backend.job("r1")
+    assert job.model == "demo"
+    await stage.backend.finish(job, n=1)
+    await answer
