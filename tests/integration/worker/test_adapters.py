@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from harness.adapters import write_adapter
 from harness.serving import Served, load
 from harness.worker import DEMO_MODEL, batch_item
 
@@ -23,6 +22,7 @@ from inferflux.v1 import engine_pb2, worker_pb2
 from inferflux.worker.adapter_digest import digest_of
 from inferflux.worker.engine.batch import Batch
 from inferflux.worker.engine.native import Backend
+from tools.random_adapter import write_adapter
 
 TEXT = "The fox ran to the river and the owl saw it. One day the owl said to the fox that"
 N = 40
