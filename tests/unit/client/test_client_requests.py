@@ -20,13 +20,25 @@ from inferflux.client.requests import (
 )
 from inferflux.v1 import generation_pb2, inference_pb2
 
-CALL: dict[str, Any] = {"model": "m", "priority": 1, "resume_window_s": 9, "skip_answer_cache": True}
+CALL: dict[str, Any] = {
+    "model": "m",
+    "priority": 1,
+    "resume_window_s": 9,
+    "skip_answer_cache": True,
+    "adapter": "a",
+}
 
 
 def test_a_text_is_a_message_of_the_user_and_mappings_are_messages() -> None:
     one = chat_request("Hi", options={}, **CALL)
     assert one.messages[0] == inference_pb2.ChatMessage(role="user", content="Hi")
-    assert (one.model, one.priority, one.resume_window_s, one.skip_answer_cache) == ("m", 1, 9, True)
+    assert (one.model, one.priority, one.resume_window_s, one.skip_answer_cache, one.adapter) == (
+        "m",
+        1,
+        9,
+        True,
+        "a",
+    )
     system = inference_pb2.ChatMessage(role="system", content="Be brief.")
     both = chat_request([system, {"role": "user", "content": "Hi"}], options={}, **CALL)
     assert [message.role for message in both.messages] == ["system", "user"]

@@ -65,6 +65,7 @@ class BaseClient(ABC, Generic[_G, _S]):
         resume_window_s: int = 30,
         priority: int = 0,
         skip_answer_cache: bool = False,
+        adapter: str = "",
         tools: Sequence[inference_pb2.Tool] = (),
         tool_choice: inference_pb2.ToolChoice | None = None,
         parallel_tool_calls: bool | None = None,
@@ -80,6 +81,7 @@ class BaseClient(ABC, Generic[_G, _S]):
                 0: a lost connection cancels the request.
             priority: higher is more urgent.
             skip_answer_cache: have the answer computed.
+            adapter: of the model, where `model` does not name it: `model:adapter`.
             tools: functions that the model may call. The `delta` of the stream says what a chunk is.
             tool_choice: whether it must call one, or which.
             parallel_tool_calls: whether it may make several calls; it may, unless this is false.
@@ -91,6 +93,7 @@ class BaseClient(ABC, Generic[_G, _S]):
             priority=priority,
             resume_window_s=resume_window_s,
             skip_answer_cache=skip_answer_cache,
+            adapter=adapter,
             options=options,
             tools=tools,
             tool_choice=tool_choice,
@@ -108,6 +111,7 @@ class BaseClient(ABC, Generic[_G, _S]):
         resume_window_s: int = 30,
         priority: int = 0,
         skip_answer_cache: bool = False,
+        adapter: str = "",
         **options: Unpack[Options],
     ) -> _S:
         """Stream the continuation of a text or of token ids. Arguments are as in `chat`."""
@@ -117,6 +121,7 @@ class BaseClient(ABC, Generic[_G, _S]):
             priority=priority,
             resume_window_s=resume_window_s,
             skip_answer_cache=skip_answer_cache,
+            adapter=adapter,
             options=options,
         )
         return self._stream(request, request_id, timeout_s, resume_window_s)

@@ -83,6 +83,7 @@ def chat_request(
     priority: int,
     resume_window_s: int,
     skip_answer_cache: bool,
+    adapter: str = "",
     options: Options,
     tools: Iterable[inference_pb2.Tool] = (),
     tool_choice: inference_pb2.ToolChoice | None = None,
@@ -101,6 +102,7 @@ def chat_request(
         priority=priority,
         resume_window_s=resume_window_s,
         skip_answer_cache=skip_answer_cache,
+        adapter=adapter,
     )
 
 
@@ -111,6 +113,7 @@ def generate_request(
     priority: int,
     resume_window_s: int,
     skip_answer_cache: bool,
+    adapter: str = "",
     options: Options,
 ) -> inference_pb2.GenerateRequest:
     """Raises InvalidArgument, which names the field, for what no message can hold."""
@@ -122,6 +125,7 @@ def generate_request(
         priority=priority,
         resume_window_s=resume_window_s,
         skip_answer_cache=skip_answer_cache,
+        adapter=adapter,
     )
     if isinstance(prompt, str):
         request.text = prompt

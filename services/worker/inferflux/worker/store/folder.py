@@ -24,6 +24,7 @@ from typing import Any
 
 from inferflux.common import logs, subjects
 from inferflux.common.errors import Aborted, AlreadyExists
+from inferflux.common.private_files import replacing, write_all
 
 from .room import Room
 
@@ -230,12 +231,9 @@ def write_manifest(folder: Path, name: str, source: str, files: tuple[StoredFile
 
 def write_whole(path: Path, data: bytes) -> None:
     """Write a small file so that it is there whole or not at all."""
-    temporary = path.with_name(f"{path.name}.new")
-    with temporary.open("wb") as file:
-        file.write(data)
-        file.flush()
+    with replacing(path, mode=0o644, beside=path.with_name(f"{path.name}.new")) as file:
+        write_all(file.fileno(), data)
         os.fsync(file.fileno())
-    temporary.replace(path)
 
 
 def sync_folder(path: Path) -> None:
