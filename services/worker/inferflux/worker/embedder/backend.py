@@ -18,7 +18,6 @@ from inferflux.common.llama.vocab import Vocab
 from inferflux.v1 import engine_pb2, model_pb2
 from inferflux.worker.engine.batch import Batch
 from inferflux.worker.engine.devices import find_devices
-from inferflux.worker.engine.fit import PHYSICAL_BATCH
 from inferflux.worker.engine.native import LoadError
 from inferflux.worker.needs import EMBEDDED_AT_ONCE, EMBEDDING_TOKENS
 
@@ -28,6 +27,8 @@ _MEAN: Final = 1
 _LAST: Final = 3
 _RANK: Final = 4
 _UNSPECIFIED: Final = -1
+# The fastest of the steps that `benchmarks.embeddings` tries, of 256 to 2,048 tokens.
+_CPU_STEP_TOKENS: Final = 256
 # Of a trial of the model.
 _TRIAL_TOKENS = 64
 _NAMES = {0: "none", 1: "mean", 2: "cls", 3: "last", 4: "rank"}
@@ -72,7 +73,7 @@ class Backend:
             else llama.llama_model_n_embd_out(self._model)
         )
         self._batch = Batch(self.batch_tokens)
-        self.step_tokens = self.batch_tokens if _has_gpu(config) else PHYSICAL_BATCH
+        self.step_tokens = self.batch_tokens if _has_gpu(config) else _CPU_STEP_TOKENS
         self._try_out()
 
     def _load(self, config: engine_pb2.EngineConfig) -> Any:
