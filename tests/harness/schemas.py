@@ -82,6 +82,11 @@ def _scalars() -> dict[str, Schema]:
         "^[\\u00e0-\\u00ff]{2}$",
         "^\\/[a-z\\/]*$",
         "^-?\\d+(\\.\\d+)?$",
+        '^[^"<>]{1,4}$',
+        "^[\\x00-!]$",
+        "^.\\s$",
+        "^[\\p{L}\\d -]{1,3}$",
+        "^[a&&b[]$",
     ]
     found |= {f"pattern {p}": like(p) for p in patterns}
     found["pattern and length"] = {"type": "string", "pattern": "^[a-z]+$", "minLength": 2, "maxLength": 4}
@@ -172,7 +177,13 @@ def _structures() -> dict[str, Schema]:
             "required": ["id"],
             "additionalProperties": False,
         },
-        "min properties": {"type": "object", "additionalProperties": INT, "minProperties": 2},
+        "min properties": {"type": "object", "additionalProperties": INT, "minProperties": 1},
+        "min properties, one required": {
+            "type": "object",
+            "required": ["a"],
+            "additionalProperties": INT,
+            "minProperties": 2,
+        },
         "max properties": {"type": "object", "additionalProperties": INT, "maxProperties": 2},
         "properties of any type": {"properties": {"a": INT}},
         "array any": {"type": "array", "maxItems": 3},
@@ -364,6 +375,26 @@ def refused() -> dict[str, tuple[Schema | str, str]]:
         "properties": ({"properties": []}, "properties"),
         "multiple of 0": ({"multipleOf": 0}, "multipleOf"),
         "huge bound": ({"minimum": 10**30}, "minimum"),
+        # llguidance runs out of stack over some of these, and rounds others.
+        "huge const": ({"type": "integer", "const": -(10**25)}, "const"),
+        "huge value of an enum": ({"type": "integer", "enum": [1, -(2**63)]}, "enum"),
+        "huge number in a const": ({"const": {"a": [2**60 + 1]}}, "const"),
+        "tiny const": ({"type": "number", "const": 1e-300}, "const"),
+        "names that may be the same": ({"type": "object", "minProperties": 2}, "minProperties"),
+        "names of a pattern that may be the same": (
+            {
+                "type": "object",
+                "patternProperties": {"^a": INT},
+                "additionalProperties": False,
+                "minProperties": 2,
+            },
+            "minProperties",
+        ),
+        "patterns of the same names": ({"patternProperties": {"^[0-9]": INT, "^\\d": BOOL}}, "same"),
+        "flags of a pattern": (like("(?i)a"), "'(?i'"),
+        "an escape of Rust's alone": (like("\\Aa"), "\\A"),
+        "an escape of a pattern's name": ({"patternProperties": {"\\h": INT}}, "\\h"),
+        "an empty class": (like("[]"), "empty class"),
     }
     return found
 

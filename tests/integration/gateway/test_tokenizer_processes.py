@@ -212,6 +212,16 @@ async def test_a_constraint_is_tried_where_it_can_do_no_harm(clients: Clients) -
     assert client.pids["good"] == before
 
 
+async def test_a_constraint_that_ends_its_process_is_refused(clients: Clients) -> None:
+    """llguidance runs out of stack over a number like this."""
+    client = clients({"good": tiny_model()})
+    hostile = Constraint(lark='start: %json {"type": "integer", "const": -1e25}')
+    with pytest.raises(InvalidArgument) as refused:
+        await client.compile("good", hostile, field="params.constraint.lark")
+    assert (refused.value.field, refused.value.reason) == ("params.constraint.lark", "CONSTRAINT_CRASHES")
+    await client.compile("good", Constraint(regex="[a-z]+"), field="params.constraint.regex")
+
+
 async def test_a_constraint_that_takes_too_long_is_refused_and_texts_are_worked_on(clients: Clients) -> None:
     """Nothing compiles within no time."""
     client = clients({"good": tiny_model()}, TokenizerLimits(time_limit_s=0.0))

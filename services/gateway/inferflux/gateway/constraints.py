@@ -64,6 +64,7 @@ class Constraints:
         usable.CopyFrom(params)
         if usable.constraint.WhichOneof("constraint") == "json_schema":
             usable.constraint.json_schema = normalised(usable.constraint.json_schema)
+            check_constraint(usable)  # classes of a pattern may have been spelled out
         try:
             await self._try(usable.constraint, card.digest, field_of(usable.constraint))
         except InvalidArgument as error:

@@ -149,34 +149,52 @@ class ModelTokenizer:
         """
         slow = f"rendering the chat template and tokenizing took longer than {self._limits.time_limit_s:g} s"
         return await self._answer(
-            request, field=field, slow=InvalidArgument(slow, field=field, reason="TEXT_TOO_SLOW")
+            request,
+            field=field,
+            slow=InvalidArgument(slow, field=field, reason="TEXT_TOO_SLOW"),
+            deadly=Internal("the tokenizer process died over this text", reason="TOKENIZER_CRASHED"),
         )
 
     async def compile(self, constraint: generation_pb2.StructuredConstraint, *, field: str) -> None:
-        """Try a constraint; raises as `work` does."""
+        """Try a constraint; raises as `work` does, but InvalidArgument where processes die over it."""
         slow = f"compiling the constraint took longer than {self._limits.time_limit_s:g} s"
         request = tokenizer_pb2.TokenizerRequest(digest=self.digest)
         request.compile.constraint.CopyFrom(constraint)
+        deadly = "compiling the constraint ends the process that tries it"
         await self._answer(
-            request, field=field, slow=InvalidArgument(slow, field=field, reason="CONSTRAINT_TOO_SLOW")
+            request,
+            field=field,
+            slow=InvalidArgument(slow, field=field, reason="CONSTRAINT_TOO_SLOW"),
+            deadly=InvalidArgument(deadly, field=field, reason="CONSTRAINT_CRASHES"),
         )
 
     async def _answer(
-        self, request: tokenizer_pb2.TokenizerRequest, *, field: str, slow: InvalidArgument
+        self,
+        request: tokenizer_pb2.TokenizerRequest,
+        *,
+        field: str,
+        slow: InvalidArgument,
+        deadly: InferFluxError,
     ) -> tokenizer_pb2.TokenizerResponse:
         self._n_working += 1
         try:
-            return await self._work(request, field=field, slow=slow)
+            return await self._work(request, field=field, slow=slow, deadly=deadly)
         finally:
             self._n_working -= 1
 
     async def _work(
-        self, request: tokenizer_pb2.TokenizerRequest, *, field: str, slow: InvalidArgument
+        self,
+        request: tokenizer_pb2.TokenizerRequest,
+        *,
+        field: str,
+        slow: InvalidArgument,
+        deadly: InferFluxError,
     ) -> tokenizer_pb2.TokenizerResponse:
         """The process's answer.
 
         Args:
             slow: raised when the time is over.
+            deadly: raised when processes died over it.
         """
         crashes = 0
         left_s = limit_s = self._limits.time_limit_s
@@ -196,7 +214,7 @@ class ModelTokenizer:
             if response.WhichOneof("result") != "error":
                 return response
             raise _to_error(response.error, field)
-        raise Internal("the tokenizer process died over this text", reason="TOKENIZER_CRASHED")
+        raise deadly
 
     async def _ask(
         self, child: TokenizerChild, request: tokenizer_pb2.TokenizerRequest, limit_s: float

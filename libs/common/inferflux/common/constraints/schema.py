@@ -14,6 +14,8 @@ from urllib.parse import unquote
 
 from inferflux.common.errors import InvalidArgument
 
+from .patterns import PatternError, portable
+
 FIELD = "params.constraint.json_schema"
 
 # Of JSON texts in a schema; far below what the parsers of any of the processes take.
@@ -133,6 +135,7 @@ class _Walk:
             if check is None:
                 raise _unsupported(f"the keyword {name[:64]!r}", path)
             kept[name] = check(self, of_name, f"{path}/{_escaped(name)}", depth + 1)
+        _check_least_properties(kept, path)
         return kept
 
     def check_references(self) -> None:
@@ -178,6 +181,21 @@ class _Walk:
             raise _bad("it is no text", path)
         return value
 
+    def pattern(self, value: _Json, path: str, _depth: int) -> _Json:
+        try:
+            return portable(self.text(value, path, 0))
+        except PatternError as error:
+            raise _unsupported(f"{error} in a pattern", path) from None
+
+    def schemas_by_pattern(self, value: _Json, path: str, depth: int) -> _Json:
+        kept = {}
+        for name, of in self.schemas(value, path, depth).items():
+            pattern = self.pattern(name, f"{path}/{_escaped(name)}", 0)
+            if pattern in kept:
+                raise _unsupported("a pattern that says the same as another", f"{path}/{_escaped(name)}")
+            kept[pattern] = of
+        return kept
+
     def format(self, value: _Json, path: str, _depth: int) -> _Json:
         if self.text(value, path, 0) not in FORMATS:
             raise _unsupported(f"the format {value[:64]!r}", path)
@@ -212,9 +230,11 @@ class _Walk:
         return [self.value(one, path, depth) for one in value]
 
     def value(self, value: _Json, path: str, depth: int) -> _Json:
-        """Any JSON."""
+        """Any JSON. Numbers have the range of bounds: llguidance makes bounds of them."""
         if depth > MAX_DEPTH:
             raise _bad(f"it is nested deeper than {MAX_DEPTH}", path)
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            return self.number(value, path, depth)
         inside = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
         for one in inside:
             self.value(one, path, depth + 1)
@@ -232,7 +252,7 @@ _KEYWORDS: Final[dict[str, Callable[[_Walk, _Json, str, int], _Json]]] = {
     "allOf": _Walk.list_of_schemas,
     "oneOf": _Walk.list_of_schemas,
     "properties": _Walk.schemas,
-    "patternProperties": _Walk.schemas,
+    "patternProperties": _Walk.schemas_by_pattern,
     "additionalProperties": _Walk.schema,
     "required": _Walk.names,
     "minProperties": _Walk.count,
@@ -243,7 +263,7 @@ _KEYWORDS: Final[dict[str, Callable[[_Walk, _Json, str, int], _Json]]] = {
     "maxItems": _Walk.count,
     "minLength": _Walk.count,
     "maxLength": _Walk.count,
-    "pattern": _Walk.text,
+    "pattern": _Walk.pattern,
     "format": _Walk.format,
     "minimum": _Walk.number,
     "maximum": _Walk.number,
@@ -254,6 +274,21 @@ _KEYWORDS: Final[dict[str, Callable[[_Walk, _Json, str, int], _Json]]] = {
 
 KEYWORDS: Final = frozenset(_KEYWORDS)
 """Those that are enforced."""
+
+
+def _check_least_properties(schema: dict[str, _Json], path: str) -> None:
+    """An answer may repeat a name that `properties` does not have; readers keep one of them.
+
+    So of the names that are not required one alone is certain to come, unless `properties` has them all.
+
+    Raises:
+        InvalidArgument: more are asked for.
+    """
+    has_all_names = schema.get("additionalProperties") is False and not schema.get("patternProperties")
+    certain = len(schema.get("required", ())) + 1
+    if not has_all_names and schema.get("minProperties", 0) > certain:
+        what = f"a number above {certain}, where names that are not listed may come twice,"
+        raise _unsupported(what, f"{path}/minProperties")
 
 
 def _escaped(name: str) -> str:

@@ -1,0 +1,211 @@
+"""A schema's regular expression, written so that everyone reads it alike (pure).
+
+JSON Schema means ECMA-262's expressions. llguidance reads Rust's, and many clients' libraries read their
+own: a class, `.`, `\\d`, `\\w` and `\\s` are other characters there. So a class becomes the list of its
+characters; an escape that only some of them know is refused. Syntax that is wrong everywhere is left to the
+parsers that read the result.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+
+Range = tuple[int, int]
+"""Code points from the first to the last one."""
+
+_LAST = 0x10FFFF
+_SURROGATES = (0xD800, 0xDFFF)
+_CONTROLS = (0x00, 0x1F)
+
+_DIGIT: list[Range] = [(0x30, 0x39)]
+_WORD: list[Range] = [(0x30, 0x39), (0x41, 0x5A), (0x5F, 0x5F), (0x61, 0x7A)]
+_SPACE: list[Range] = [
+    *((0x09, 0x0D), (0x20, 0x20), (0xA0, 0xA0), (0x1680, 0x1680), (0x2000, 0x200A)),
+    *((0x2028, 0x2029), (0x202F, 0x202F), (0x205F, 0x205F), (0x3000, 0x3000), (0xFEFF, 0xFEFF)),
+]
+_LINE_END: list[Range] = [(0x0A, 0x0A), (0x0D, 0x0D), (0x2028, 0x2029)]
+_SETS = {"d": _DIGIT, "w": _WORD, "s": _SPACE}
+_CONTROL_ESCAPES = {"t": 0x09, "n": 0x0A, "v": 0x0B, "f": 0x0C, "r": 0x0D, "0": 0x00}
+
+_HEX = re.compile(r"x([0-9A-Fa-f]{2})|u([0-9A-Fa-f]{4})")
+_PROPERTY = re.compile(r"[pP]\{[A-Za-z0-9_=]+\}")
+_FLAGS = re.compile(r"\(\?(?![:=!<])")
+
+
+class PatternError(ValueError):
+    """What of the expression is not supported."""
+
+
+def portable(pattern: str) -> str:
+    """The expression in the syntax that ECMA-262, Rust and others share.
+
+    Raises:
+        PatternError: it has what they read in different ways.
+    """
+    return "".join(_Reader(pattern).parts())
+
+
+class _Reader:
+    def __init__(self, pattern: str) -> None:
+        self._text = pattern
+        self._at = 0
+
+    def parts(self) -> Iterator[str]:
+        while self._at < len(self._text):
+            char = self._text[self._at]
+            if char == "[":
+                yield self._class()
+            elif char == "\\":
+                yield self._escape()
+            elif char == ".":
+                self._at += 1
+                yield _spelled(_complement(_LINE_END))
+            else:
+                if found := _FLAGS.match(self._text, self._at):
+                    raise PatternError(f"the group {self._text[self._at : found.end() + 1]!r}")
+                self._at += 1
+                yield char
+
+    def _escape(self) -> str:
+        """One that stands outside of a class."""
+        begin = self._at
+        self._at += 1
+        if found := _PROPERTY.match(self._text, self._at):
+            self._at = found.end()
+            return self._text[begin : self._at]
+        if self._text.startswith(("b", "B"), self._at) or self._next_is_reference():
+            self._at += 1
+            return self._text[begin : self._at]  # an assertion, or what no parser takes
+        return _spelled(self._escaped())
+
+    def _next_is_reference(self) -> bool:
+        return self._text[self._at : self._at + 1] in tuple("123456789k")
+
+    def _escaped(self) -> list[Range]:
+        """The characters of an escape, whose backslash has been read."""
+        char = self._text[self._at : self._at + 1]
+        if found := _HEX.match(self._text, self._at):
+            self._at = found.end()
+            code = int(found[1] or found[2], 16)
+            if _SURROGATES[0] <= code <= _SURROGATES[1]:
+                raise PatternError("half of a surrogate pair")
+            return [(code, code)]
+        self._at += 1
+        if (characters := _SETS.get(char.lower())) is not None:
+            return characters if char.islower() else _complement(characters)
+        if (code := _CONTROL_ESCAPES.get(char, -1)) >= 0:
+            if char == "0" and self._text[self._at : self._at + 1].isdigit():
+                raise PatternError("an octal escape")
+            return [(code, code)]
+        if not char or char.isalnum():
+            raise PatternError(f"the escape \\{char}")
+        return [(ord(char), ord(char))]
+
+    def _class(self) -> str:
+        begin = self._at
+        self._at += 1
+        is_negated = self._text.startswith("^", self._at)
+        self._at += is_negated
+        found: list[Range] = []
+        properties = ""
+        while not self._text.startswith("]", self._at):
+            if self._at >= len(self._text):
+                raise PatternError(f"the class {self._text[begin : begin + 16]!r} has no end")
+            if named := _PROPERTY.match(self._text, self._at + 1) if self._text[self._at] == "\\" else None:
+                properties += "\\" + named[0]
+                self._at = named.end()
+                continue
+            item = self._class_item(begin)
+            if self._has_range_to(item):
+                self._at += 1
+                end = self._class_item(begin)
+                if len(end) != 1 or end[0][0] != end[0][1] or end < item:
+                    raise PatternError("a range between what are no characters, or in the wrong order")
+                item = [(item[0][0], end[0][1])]
+            found += item
+        self._at += 1
+        if properties:
+            inside = "".join(map(_range_spelled, _merged(found)))
+            return f"[{'^' if is_negated else ''}{inside}{properties}]"
+        if not found:
+            raise PatternError("an empty class")
+        return _spelled(_complement(found) if is_negated else _merged(found))
+
+    def _has_range_to(self, item: list[Range]) -> bool:
+        is_character = len(item) == 1 and item[0][0] == item[0][1]
+        text = self._text[self._at : self._at + 2]
+        if not text.startswith("-") or text == "-]":
+            return False
+        if not is_character:
+            raise PatternError("a range between what are no characters, or in the wrong order")
+        return True
+
+    def _class_item(self, begin: int) -> list[Range]:
+        if self._at >= len(self._text):
+            raise PatternError(f"the class {self._text[begin : begin + 16]!r} has no end")
+        char = self._text[self._at]
+        self._at += 1
+        if char != "\\":
+            return [(ord(char), ord(char))]
+        if self._text.startswith("b", self._at):
+            self._at += 1
+            return [(0x08, 0x08)]
+        return self._escaped()
+
+
+def _merged(ranges: Iterable[Range]) -> list[Range]:
+    """In order, and apart from each other."""
+    merged: list[Range] = []
+    for first, last in sorted(ranges):
+        if merged and first <= merged[-1][1] + 1:
+            merged[-1] = (merged[-1][0], max(last, merged[-1][1]))
+        else:
+            merged.append((first, last))
+    return merged
+
+
+def _complement(ranges: Iterable[Range]) -> list[Range]:
+    """All other characters."""
+    left: list[Range] = []
+    begin = 0
+    for first, last in [*_merged([*ranges, _SURROGATES]), (_LAST + 1, _LAST + 1)]:
+        if begin < first:
+            left.append((begin, first - 1))
+        begin = last + 1
+    return left
+
+
+def _spelled(ranges: list[Range]) -> str:
+    """A character, or a class of several.
+
+    One with all control characters, but without the quote or the backslash, loses U+001F: llguidance would
+    let the answer escape any of those after a backslash.
+    """
+    if not ranges:
+        raise PatternError("a class without characters")
+    if ranges[0][0] == 0 and ranges[0][1] >= _CONTROLS[1] and not (_has(ranges, '"') and _has(ranges, "\\")):
+        end = ranges[0][1]
+        rest = [(_CONTROLS[1] + 1, end)] if end > _CONTROLS[1] else []
+        ranges = [(0, _CONTROLS[1] - 1), *rest, *ranges[1:]]
+    if len(ranges) == 1 and ranges[0][0] == ranges[0][1]:
+        return _literal(ranges[0][0])
+    return f"[{''.join(map(_range_spelled, ranges))}]"
+
+
+def _range_spelled(characters: Range) -> str:
+    first, last = characters
+    return _literal(first) if first == last else f"{_literal(first)}-{_literal(last)}"
+
+
+def _has(ranges: list[Range], char: str) -> bool:
+    return any(first <= ord(char) <= last for first, last in ranges)
+
+
+def _literal(code: int) -> str:
+    char = chr(code)
+    if code < 0x20 or code == 0x7F:
+        return f"\\x{code:02x}"
+    if code > 0x7F or char.isalnum() or char in " \"'!%,:;<=>@_`":
+        return char
+    return "\\" + char

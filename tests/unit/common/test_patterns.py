@@ -1,0 +1,130 @@
+"""Expressions of schemas, written so that all readers agree on them."""
+
+from __future__ import annotations
+
+import functools
+import json
+from pathlib import Path
+
+import jsonschema_rs
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from inferflux.common.constraints.compiling import Compiler
+from inferflux.common.constraints.patterns import PatternError, portable
+from inferflux.common.constraints.schema import normalised
+from inferflux.common.llama.vocab import Vocab
+from inferflux.v1 import generation_pb2
+
+DEMO_MODEL = Path(__file__).parents[3] / "models" / "inferflux-demo.gguf"
+
+
+@functools.cache
+def _vocab() -> Vocab:
+    return Vocab.load(DEMO_MODEL)
+
+
+@functools.cache
+def _compiler() -> Compiler:
+    return Compiler(_vocab())
+
+
+@functools.cache
+def _bytes() -> dict[bytes, int]:
+    """The tokens of single bytes."""
+    pieces = {_vocab().piece(token): token for token in range(_vocab().size)}
+    return {piece: token for piece, token in pieces.items() if len(piece) == 1}
+
+
+def _may_be_answered(schema: str, answer: str) -> bool:
+    """Whether the masks of a schema let a model say this."""
+    constraint = generation_pb2.StructuredConstraint(json_schema=normalised(schema))
+    matcher = _compiler().compile(constraint).matcher.deep_copy()
+    tokens = [_bytes()[bytes([byte])] for byte in answer.encode()]
+    return matcher.try_consume_tokens(tokens) == len(tokens) and matcher.is_accepting()
+
+
+@pytest.mark.parametrize(
+    ("pattern", "is_read_as"),
+    [
+        ("^ab|c$", "^ab|c$"),
+        ("(?:a)(?<n>b){2,}?", "(?:a)(?<n>b){2,}?"),
+        ("\\d\\w", "[0-9][0-9A-Z_a-z]"),
+        ("[\\w.-]", "[\\--\\.0-9A-Z_a-z]"),
+        ("[a&&[^b]]", "[\\&\\[\\^a-b]]"),
+        ("[[:x:]]", "[:\\[x]]"),
+        ("[+--]", "[\\+-\\-]"),
+        ("[-a]", "[\\-a]"),
+        ("\\u0041\\x42\\/", "AB\\/"),
+        ("[\\b]\\b", "\\x08\\b"),
+        ("[\\p{L}\\d]", "[0-9\\p{L}]"),
+        ("[^\\p{L}]\\P{Lu}", "[^\\p{L}]\\P{Lu}"),
+        ("\\1\\k<n>(?=a)", "\\1\\k<n>(?=a)"),
+    ],
+)
+def test_an_expression_is_written_in_the_syntax_that_all_share(pattern: str, is_read_as: str) -> None:
+    assert portable(pattern) == is_read_as
+    assert portable(is_read_as) == is_read_as
+
+
+@pytest.mark.parametrize(
+    ("pattern", "named"),
+    [
+        ("(?i)a", "(?i"),
+        ("(?P<n>a)", "(?P"),
+        ("\\Aa", "\\A"),
+        ("\\h", "\\h"),
+        ("[\\e]", "\\e"),
+        ("[\\pL]", "\\p"),
+        ("\\07", "octal"),
+        ("\\ud800", "surrogate"),
+        ("[]", "empty class"),
+        ("[^\\s\\S]", "without characters"),
+        ("[\\d-x]", "range"),
+        ("[z-a]", "range"),
+        ("[a", "no end"),
+        ("[a-", "no end"),
+        ("\\", "escape"),
+    ],
+)
+def test_what_is_read_in_different_ways_is_refused_by_name(pattern: str, named: str) -> None:
+    with pytest.raises(PatternError) as refused:
+        portable(pattern)
+    assert named in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "text", "is_match"),
+    [
+        ('^[^"]$', '"', False),
+        ('^[^"]$', "\\", True),
+        ('^[^"\\\\]$', "\\", False),
+        ("^[^a\\\\]$", '"', True),
+        ("^[\\x00-!]$", '"', False),
+        ("^[\\x00-!]$", "\n", True),
+        ("^.$", "\r", False),
+        ("^.$", "\u2028", False),
+        ("^.$", '"', True),
+        ("^\\s$", "\x85", False),
+        ("^\\s$", "\ufeff", True),
+        ("^\\S$", "\x85", True),
+        ("^\\d$", "\u0663", False),
+        ("^[a-c&&[^b]]$", "c", False),
+        ("^[a-c&&[^b]]$", "c]", True),
+    ],
+)
+def test_masks_read_an_expression_as_ecma_262_does(pattern: str, text: str, *, is_match: bool) -> None:
+    schema = json.dumps({"type": "string", "pattern": pattern})
+    assert _may_be_answered(schema, json.dumps(text, ensure_ascii=False)) is is_match
+
+
+@given(pattern=st.text(alphabet='^$.[]()\\\\--&~"abdDsSwWpx0{}|*+?,é', max_size=12))
+@settings(max_examples=300, deadline=None)
+def test_what_is_accepted_stays_an_expression_wherever_it_was_one(pattern: str) -> None:
+    try:
+        jsonschema_rs.validator_for({"pattern": pattern})
+        read = portable(pattern)
+    except ValueError:
+        return
+    jsonschema_rs.validator_for({"pattern": read})
