@@ -19,7 +19,7 @@ import numpy as np
 
 from inferflux.cli.stack import Stack, StackOptions
 from inferflux.client import AsyncClient
-from tools.bert_gguf import convert, minilm_folder
+from tools.minilm import write_minilm
 
 _TOKENS = 64
 _BATCHES = (4, 8, 16, 32)
@@ -85,11 +85,10 @@ def main() -> None:
     parser.add_argument("--texts", type=int, default=1, help="of a call")
     parser.add_argument("--threads", type=int, default=2)
     options = parser.parse_args()
-    folder = minilm_folder()
-    if folder is None:
-        parser.exit(1, "all-MiniLM-L6-v2 is not installed: say make .venv/.dev\n")
     with tempfile.TemporaryDirectory() as scratch:
-        path = convert(folder, Path(scratch) / "minilm.gguf", name="minilm")
+        path = write_minilm(Path(scratch) / "minilm.gguf")
+        if path is None:
+            parser.exit(1, "all-MiniLM-L6-v2 is not installed: say make .venv/.dev\n")
         spawn = multiprocessing.get_context("spawn")
         answers = spawn.Queue()
         bare = spawn.Process(target=_bare, args=(str(path), options.threads, options.seconds, answers))

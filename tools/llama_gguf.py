@@ -10,7 +10,10 @@ from typing import Final
 import gguf
 import numpy as np
 import numpy.typing as npt
-from rich.progress import track
+from rich.console import Console
+from rich.progress import Progress
+
+from inferflux.cli.conversion.writing import Target, file_type, kind_of, write_tensors
 
 Weights = npt.NDArray[np.float32]
 
@@ -166,8 +169,7 @@ def _header(writer: gguf.GGUFWriter, spec: LlamaSpec) -> None:
     writer.add_rope_dimension_count(spec.head_dim)
     writer.add_rope_freq_base(spec.rope_base)
     writer.add_vocab_size(spec.vocab)
-    kind = "ALL_F32" if spec.quant == "F32" else f"MOSTLY_{spec.quant}"
-    writer.add_file_type(gguf.LlamaFileType[kind])
+    writer.add_file_type(file_type(spec.quant))
     writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
 
 
@@ -196,29 +198,19 @@ def write_llama(
 
     Matrices are stored in the spec's quantization, norms in F32.
     """
-    quant = spec.quant_type
-    path.parent.mkdir(parents=True, exist_ok=True)
     writer = gguf.GGUFWriter(path, "llama")
     _header(writer, spec)
     _tokenizer(writer, vocabulary)
-    tensors = list(spec.tensors())
-    for name, shape in tensors:
-        if len(shape) == 1 or spec.quant == "F32":
-            writer.add_tensor_info(name, shape, np.dtype(np.float32), int(np.prod(shape)) * 4)
-        elif spec.quant == "F16":
-            writer.add_tensor_info(name, shape, np.dtype(np.float16), int(np.prod(shape)) * 2)
-        else:
-            stored = gguf.quant_shape_to_byte_shape(shape, quant)
-            writer.add_tensor_info(name, stored, np.dtype(np.uint8), int(np.prod(stored)), raw_dtype=quant)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_ti_data_to_file()
-    for name, shape in track(tensors, description=path.name):
-        values = np.ascontiguousarray(weights(name, shape), dtype=np.float32)
-        if values.shape != shape:
-            raise ValueError(f"{name} is {values.shape}, not {shape}")
-        writer.write_tensor_data(values if len(shape) == 1 else gguf.quants.quantize(values, quant))
-    writer.close()
+    targets = [Target(name, shape, kind_of(shape, spec.quant_type)) for name, shape in spec.tensors()]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with Progress(console=Console(stderr=True)) as progress:
+        bar = progress.add_task(path.name, total=len(targets))
+
+        def load(target: Target) -> Weights:
+            progress.advance(bar)
+            return weights(target.name, target.shape)
+
+        write_tensors(writer, targets, load)
 
 
 def read_llama(path: Path) -> tuple[Vocabulary, dict[str, Weights]]:

@@ -24,7 +24,7 @@ from inferflux.cli.stack import Stack, StackOptions
 from inferflux.client import AsyncClient
 from inferflux.common.errors import InvalidArgument
 from inferflux.v1 import model_pb2
-from tools.bert_gguf import minilm_folder
+from tools.minilm import minilm_folder
 
 pytestmark = [
     pytest.mark.e2e,

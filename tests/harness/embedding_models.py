@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import unicodedata
 from collections.abc import Sequence
@@ -13,13 +14,12 @@ import gguf
 import numpy as np
 import numpy.typing as npt
 
-from tools.bert_gguf import add_vocabulary, convert, minilm_folder, read_safetensors
+from inferflux.cli.conversion.safetensors import read_file
+from inferflux.cli.conversion.vocabulary import special_pieces, word_pieces
+from tools.minilm import minilm_folder, write_minilm
 
 Vector = npt.NDArray[np.float64]
 
-_HEADS = 12
-_LAYERS = 6
-_EPSILON = 1e-12
 _WORDS = ["berlin", "is", "the", "capital", "of", "germany", "paris", "france", "pizza", "##s", "a", "b"]
 _SPECIALS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 CONTEXT = 64
@@ -28,20 +28,21 @@ WIDTH = 32
 
 def minilm_gguf(directory: Path) -> Path:
     """all-MiniLM-L6-v2 as a GGUF file."""
-    folder = minilm_folder()
-    assert folder is not None
-    return convert(folder, directory / "minilm.gguf", name="minilm")
+    written = write_minilm(directory / "minilm.gguf")
+    assert written is not None
+    return written
 
 
-class MiniLm:
-    """all-MiniLM-L6-v2 in numpy: BERT as in Devlin et al., 2018, and the mean of the last layer's tokens."""
+class Bert:
+    """A BERT in numpy, as in Devlin et al., 2018, of a folder that transformers saved."""
 
-    def __init__(self) -> None:
-        folder = minilm_folder()
-        assert folder is not None
+    def __init__(self, folder: Path) -> None:
+        self._config = json.loads((folder / "config.json").read_text())
+        stored = read_file(folder / "model.safetensors")
         self._weights = {
-            name: values.astype(np.float64)
-            for name, values in read_safetensors(folder / "model.safetensors").items()
+            name.removeprefix("bert."): tensor.load().astype(np.float64)
+            for name, tensor in stored.items()
+            if tensor.kind == "F32"
         }
         self._ids = {token: i for i, token in enumerate((folder / "vocab.txt").read_text().splitlines())}
 
@@ -69,7 +70,17 @@ class MiniLm:
         return ids
 
     def embed(self, token_ids: Sequence[int]) -> Vector:
-        """The vector of a text, of length 1."""
+        """The mean of the last layer's tokens, of length 1."""
+        mean: Vector = self.states(token_ids).mean(axis=0)
+        return mean / np.linalg.norm(mean)
+
+    def score(self, token_ids: Sequence[int]) -> Vector:
+        """What a head for classification makes of the first token: a number for each class."""
+        pooled = np.tanh(self._dense(self.states(token_ids)[0], "pooler.dense"))
+        return self._dense(pooled, "classifier")
+
+    def states(self, token_ids: Sequence[int]) -> Vector:
+        """The last layer's: (tokens, width)."""
         w = self._weights
         n = len(token_ids)
         x = w["embeddings.word_embeddings.weight"][list(token_ids)]
@@ -79,14 +90,14 @@ class MiniLm:
             + w["embeddings.token_type_embeddings.weight"][0]
         )
         x = self._norm(x, "embeddings.LayerNorm")
-        for i in range(_LAYERS):
+        for i in range(self._config["num_hidden_layers"]):
             x = self._layer(x, f"encoder.layer.{i}.")
-        mean: Vector = x.mean(axis=0)
-        return mean / np.linalg.norm(mean)
+        return x
 
     def _layer(self, x: Vector, of: str) -> Vector:
         def heads(name: str) -> Vector:
-            return self._dense(x, f"{of}attention.self.{name}").reshape(len(x), _HEADS, -1).swapaxes(0, 1)
+            made = self._dense(x, f"{of}attention.self.{name}")
+            return made.reshape(len(x), self._config["num_attention_heads"], -1).swapaxes(0, 1)
 
         queries, keys, values = heads("query"), heads("key"), heads("value")
         scores = queries @ keys.swapaxes(1, 2) / np.sqrt(queries.shape[-1])
@@ -105,14 +116,17 @@ class MiniLm:
 
     def _norm(self, x: Vector, name: str) -> Vector:
         centred = x - x.mean(axis=-1, keepdims=True)
-        scaled = centred / np.sqrt(x.var(axis=-1, keepdims=True) + _EPSILON)
+        scaled = centred / np.sqrt(x.var(axis=-1, keepdims=True) + self._config["layer_norm_eps"])
         made: Vector = scaled * self._weights[f"{name}.weight"] + self._weights[f"{name}.bias"]
         return made
 
 
 @cache
-def minilm() -> MiniLm:
-    return MiniLm()
+def minilm() -> Bert:
+    """all-MiniLM-L6-v2 in numpy."""
+    folder = minilm_folder()
+    assert folder is not None
+    return Bert(folder)
 
 
 def _gelu(x: Vector) -> Vector:
@@ -142,7 +156,10 @@ def tiny_bert(path: Path, *, pooling: gguf.PoolingType = gguf.PoolingType.MEAN, 
     writer.add_causal_attention(False)
     writer.add_pooling_type(pooling)
     tokens = [*_SPECIALS, *_WORDS]
-    add_vocabulary(writer, tokens)
+    word_pieces(tokens).write(writer)
+    writer.add_token_type_count(2)
+    for kind, i in special_pieces(tokens).items():
+        getattr(writer, f"add_{kind}_token_id")(i)
     tensors: dict[str, Any] = {
         "token_embd.weight": weights(len(tokens), WIDTH),
         "position_embd.weight": weights(CONTEXT, WIDTH),

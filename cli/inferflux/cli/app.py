@@ -27,6 +27,7 @@ from .command import (
     state_path,
     with_client,
 )
+from .convert import convert
 from .devices import devices, plan, rpc_server
 from .embed import embed, rerank
 from .flags import GenerationFlags, with_flag_groups
@@ -51,6 +52,7 @@ app.add_typer(models, name="models")
 app.command()(devices)
 app.command("rpc-server")(rpc_server)
 models.command()(plan)
+models.command()(convert)
 app.command()(embed)
 app.command()(rerank)
 app.command()(pull)

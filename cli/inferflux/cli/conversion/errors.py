@@ -1,0 +1,7 @@
+"""How a conversion says why it cannot be."""
+
+from __future__ import annotations
+
+
+class ConversionError(Exception):
+    """The folder is not a model that can be converted; names the file and the field."""

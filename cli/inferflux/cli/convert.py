@@ -1,0 +1,65 @@
+"""`inferctl models convert`: a GGUF file of a model as Hugging Face's libraries save it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from .command import make_console
+from .errors import CommandError
+from .out_types import OutType
+from .tables import bytes_words
+
+
+def convert(
+    folder: Annotated[
+        Path,
+        typer.Argument(
+            metavar="DIR", help="config.json, model.safetensors or its shards, and the tokenizer's files."
+        ),
+    ],
+    out: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="By default DIR's name and the type, here.")
+    ] = None,
+    outtype: Annotated[OutType, typer.Option(help="What matrices are stored in.")] = OutType.F16,
+    name: Annotated[str, typer.Option(help="What the file calls the model; DIR's name by default.")] = "",
+    force: Annotated[bool, typer.Option("--force", help="Replace a file that is there.")] = False,
+) -> None:
+    """Make a GGUF file of a folder of safetensors, on this machine. No code of the model is run."""
+    from .conversion import ConversionError
+    from .conversion import convert as convert_folder
+
+    given = folder.expanduser()
+    if not given.is_dir():
+        raise CommandError(f"{folder} is no folder")
+    path = out.expanduser() if out is not None else Path(f"{given.resolve().name}-{outtype.value}.gguf")
+    if path.is_dir():
+        raise CommandError(f"{path} is a folder")
+    if path.exists() and not force:
+        raise CommandError(f"{path} is there already: --force replaces it")
+    columns = (BarColumn(), MofNCompleteColumn(), TextColumn("tensors"), TimeElapsedColumn())
+    with Progress(
+        TextColumn("{task.description}"), *columns, console=Console(stderr=True), transient=True
+    ) as progress:
+        bar = progress.add_task(escape(path.name), total=None)
+        try:
+            made = convert_folder(
+                given,
+                path,
+                out_type=outtype,
+                name=name,
+                on_progress=lambda done, total: progress.update(bar, completed=done, total=total),
+            )
+        except ConversionError as error:
+            raise CommandError(str(error)) from None
+    console = make_console()
+    for note in made.notes:
+        console.print(f"[yellow]{escape(note)}[/]")
+    console.print(
+        f"{escape(str(path))}: {made.architecture}, {made.n_tensors} tensors, {bytes_words(made.n_bytes)}"
+    )
