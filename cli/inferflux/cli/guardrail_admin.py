@@ -9,12 +9,20 @@ from typing import Annotated
 
 import typer
 
+from inferflux.common.guardrails.lookalikes import LookAlikes
 from inferflux.v1 import guardrails_pb2
 
 from .client import Client
 from .command import ApiKey, AsJson, Endpoint, StateDirectory, make_console, print_json, with_client
 from .guardrail_rules import rules_of_json, texts_of
 from .policy_tables import guardrails_table, guardrails_view
+
+_LOOK_ALIKES = {
+    None: guardrails_pb2.LOOK_ALIKES_UNSPECIFIED,
+    LookAlikes.MIXED: guardrails_pb2.LOOK_ALIKES_MIXED,
+    LookAlikes.ANY: guardrails_pb2.LOOK_ALIKES_ANY,
+    LookAlikes.NONE: guardrails_pb2.LOOK_ALIKES_NONE,
+}
 
 guardrails = typer.Typer(help="Which texts prompts and answers may not have.", no_args_is_help=True)
 
@@ -83,6 +91,17 @@ def set_guardrails(
     stream_window: Annotated[
         int, typer.Option(min=0, help="Characters of an answer held back for patterns; 0: 128.")
     ] = 0,
+    look_alikes: Annotated[
+        LookAlikes | None,
+        typer.Option(
+            help="Where letters that look like those of a text count as these: in words that mix scripts "
+            "(the default), anywhere, nowhere."
+        ),
+    ] = None,
+    ignore_accents: Annotated[
+        bool,
+        typer.Option("--ignore-accents/--no-ignore-accents", help="A letter with an accent is as without."),
+    ] = False,
     rules: Annotated[
         Path | None,
         typer.Option(exists=True, dir_okay=False, help="All of it as JSON, as `get --json` prints it."),
@@ -101,6 +120,8 @@ def set_guardrails(
         max_tokens=max_tokens,
         guards_stream=stream,
         stream_window=stream_window,
+        look_alikes=_LOOK_ALIKES[look_alikes],
+        ignores_accents=ignore_accents,
     )
     if rules is not None:
         if given != guardrails_pb2.GuardrailRules():

@@ -126,6 +126,11 @@ def guardrails_view(found: guardrails_pb2.Guardrails) -> RenderableType:
         table.add_row(f"blocked[{i}]", "word" if blocked.is_word else "", escape(blocked.text))
     for i, pattern in enumerate(rules.patterns):
         table.add_row(f"pattern[{i}]", "", escape(pattern))
+    if rules.look_alikes:
+        name = guardrails_pb2.LookAlikes.Name(rules.look_alikes).removeprefix("LOOK_ALIKES_")
+        table.add_row("look_alikes", "", name.lower())
+    if rules.ignores_accents:
+        table.add_row("ignores_accents", "", "yes")
     for name in ("max_characters", "max_tokens"):
         if getattr(rules, name):
             table.add_row(name, "", f"{getattr(rules, name):,}")

@@ -92,6 +92,13 @@ async def test_a_refused_prompt_is_not_queued_and_its_audit_line_says_which_rule
     assert "guard-1" not in backend.jobs
 
 
+async def test_letters_that_only_look_alike_do_not_hide_a_text_in_a_prompt(tenant: Tenant) -> None:
+    await tenant.hold("forbidden")
+    looks = "f\N{CYRILLIC SMALL LETTER O}rb\N{CYRILLIC SMALL LETTER BYELORUSSIAN-UKRAINIAN I}dden"
+    error = await tenant.client.generate("guard-looks", text=f"it is {looks}").error()
+    assert error.reason == "CONTENT_FILTER"
+
+
 async def test_token_ids_do_not_go_round_guardrails(tenant: Tenant) -> None:
     await tenant.hold("hello world")
     answer = await tenant.http.post("/v1/tokenize", {"model": "demo", "prompt": "say hello world"})

@@ -100,7 +100,10 @@ async def test_guardrails_are_set_shown_checked_and_deleted(env: dict[str, str],
     listed.write_text("first\n\n  Second text \n")
     own = ("--tenant", "cli-guard", "--model", "demo")
     flags = ("--blocklist", str(listed), "--block-word", "ass", "--pattern", "x{3}", "--stream")
-    made = json.loads(await done(env, "guardrails", "set", *own, *flags, "--max-tokens", "9", "--json"))
+    looks = ("--look-alikes", "any", "--ignore-accents")
+    made = json.loads(
+        await done(env, "guardrails", "set", *own, *flags, *looks, "--max-tokens", "9", "--json")
+    )
     assert {"n_blocked": 3, "n_patterns": 1, "max_tokens": 9, "guards_stream": True}.items() <= (
         made["guardrails"].items()
     )
@@ -108,8 +111,9 @@ async def test_guardrails_are_set_shown_checked_and_deleted(env: dict[str, str],
     shown = await done(env, "guardrails", "get", *own)
     assert re.search(r"blocked\[1\] +Second text", shown)
     assert re.search(r"blocked\[2\] +word +ass", shown)
+    assert re.search(r"look_alikes +any", shown)
     assert "it passes" in await done(env, "guardrails", "check", "a class", *own)
-    refused = await run("admin", "guardrails", "check", "a SECOND text", *own, env=env)
+    refused = await run("admin", "guardrails", "check", "a S\u0415CÓND text", *own, env=env)
     assert (refused.returncode, refused.stdout) == (3, "it is refused: cli-guard/demo blocked[1]\n")
 
     kept = tmp_path / "rules.json"

@@ -25,47 +25,49 @@ _sym_db = _symbol_database.Default()
 from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1dinferflux/v1/guardrails.proto\x12\x0cinferflux.v1\x1a\x1fgoogle/protobuf/timestamp.proto\",\n\x0b\x42lockedText\x12\x0c\n\x04text\x18\x01 \x01(\t\x12\x0f\n\x07is_word\x18\x02 \x01(\x08\"\xa8\x01\n\x0eGuardrailRules\x12*\n\x07\x62locked\x18\x01 \x03(\x0b\x32\x19.inferflux.v1.BlockedText\x12\x10\n\x08patterns\x18\x02 \x03(\t\x12\x16\n\x0emax_characters\x18\x03 \x01(\r\x12\x12\n\nmax_tokens\x18\x04 \x01(\r\x12\x15\n\rguards_stream\x18\x05 \x01(\x08\x12\x15\n\rstream_window\x18\x06 \x01(\r\"\xad\x01\n\nGuardrails\x12\x0e\n\x06tenant\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12+\n\x05rules\x18\x03 \x01(\x0b\x32\x1c.inferflux.v1.GuardrailRules\x12\x0f\n\x07version\x18\x04 \x01(\x04\x12.\n\nchanged_at\x18\x05 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x12\n\nchanged_by\x18\x06 \x01(\t\">\n\x15ListGuardrailsRequest\x12\x11\n\tpage_size\x18\x01 \x01(\r\x12\x12\n\npage_token\x18\x02 \x01(\t\"f\n\x16ListGuardrailsResponse\x12\x33\n\nguardrails\x18\x01 \x03(\x0b\x32\x1f.inferflux.v1.GuardrailsSummary\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"\xf1\x01\n\x11GuardrailsSummary\x12\x0e\n\x06tenant\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x0f\n\x07version\x18\x03 \x01(\x04\x12\x11\n\tn_blocked\x18\x04 \x01(\r\x12\x12\n\nn_patterns\x18\x05 \x01(\r\x12\x16\n\x0emax_characters\x18\x06 \x01(\r\x12\x12\n\nmax_tokens\x18\x07 \x01(\r\x12\x15\n\rguards_stream\x18\x08 \x01(\x08\x12.\n\nchanged_at\x18\t \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x12\n\nchanged_by\x18\n \x01(\t\"5\n\x14GetGuardrailsRequest\x12\x0e\n\x06tenant\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\"E\n\x15GetGuardrailsResponse\x12,\n\nguardrails\x18\x01 \x01(\x0b\x32\x18.inferflux.v1.Guardrails\"D\n\x14SetGuardrailsRequest\x12,\n\nguardrails\x18\x01 \x01(\x0b\x32\x18.inferflux.v1.Guardrails\"L\n\x15SetGuardrailsResponse\x12\x33\n\nguardrails\x18\x01 \x01(\x0b\x32\x1f.inferflux.v1.GuardrailsSummary\"I\n\x17\x44\x65leteGuardrailsRequest\x12\x0e\n\x06tenant\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x0f\n\x07version\x18\x03 \x01(\x04\"\x1a\n\x18\x44\x65leteGuardrailsResponse\"U\n\x16\x43heckGuardrailsRequest\x12\x0e\n\x06tenant\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x0c\n\x04text\x18\x03 \x01(\t\x12\x0e\n\x06tokens\x18\x04 \x01(\r\"J\n\x17\x43heckGuardrailsResponse\x12/\n\x07\x66inding\x18\x01 \x01(\x0b\x32\x1e.inferflux.v1.GuardrailFinding\"N\n\x10GuardrailFinding\x12\x0e\n\x06tenant\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x0c\n\x04kind\x18\x03 \x01(\t\x12\r\n\x05index\x18\x04 \x01(\r\"C\n\x11GuardrailsVersion\x12\x0e\n\x06tenant\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x0f\n\x07version\x18\x03 \x01(\x04\"g\n\x16GetStreamGuardsRequest\x12\x0e\n\x06tenant\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12.\n\x05known\x18\x03 \x03(\x0b\x32\x1f.inferflux.v1.GuardrailsVersion\"G\n\x17GetStreamGuardsResponse\x12,\n\nguardrails\x18\x01 \x03(\x0b\x32\x18.inferflux.v1.Guardrailsb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1dinferflux/v1/guardrails.proto\x12\x0cinferflux.v1\x1a\x1fgoogle/protobuf/timestamp.proto\",\n\x0b\x42lockedText\x12\x0c\n\x04text\x18\x01 \x01(\t\x12\x0f\n\x07is_word\x18\x02 \x01(\x08\"\xf0\x01\n\x0eGuardrailRules\x12*\n\x07\x62locked\x18\x01 \x03(\x0b\x32\x19.inferflux.v1.BlockedText\x12\x10\n\x08patterns\x18\x02 \x03(\t\x12\x16\n\x0emax_characters\x18\x03 \x01(\r\x12\x12\n\nmax_tokens\x18\x04 \x01(\r\x12\x15\n\rguards_stream\x18\x05 \x01(\x08\x12\x15\n\rstream_window\x18\x06 \x01(\r\x12-\n\x0blook_alikes\x18\x07 \x01(\x0e\x32\x18.inferflux.v1.LookAlikes\x12\x17\n\x0fignores_accents\x18\x08 \x01(\x08\"\xad\x01\n\nGuardrails\x12\x0e\n\x06tenant\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12+\n\x05rules\x18\x03 \x01(\x0b\x32\x1c.inferflux.v1.GuardrailRules\x12\x0f\n\x07version\x18\x04 \x01(\x04\x12.\n\nchanged_at\x18\x05 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x12\n\nchanged_by\x18\x06 \x01(\t\">\n\x15ListGuardrailsRequest\x12\x11\n\tpage_size\x18\x01 \x01(\r\x12\x12\n\npage_token\x18\x02 \x01(\t\"f\n\x16ListGuardrailsResponse\x12\x33\n\nguardrails\x18\x01 \x03(\x0b\x32\x1f.inferflux.v1.GuardrailsSummary\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"\xf1\x01\n\x11GuardrailsSummary\x12\x0e\n\x06tenant\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x0f\n\x07version\x18\x03 \x01(\x04\x12\x11\n\tn_blocked\x18\x04 \x01(\r\x12\x12\n\nn_patterns\x18\x05 \x01(\r\x12\x16\n\x0emax_characters\x18\x06 \x01(\r\x12\x12\n\nmax_tokens\x18\x07 \x01(\r\x12\x15\n\rguards_stream\x18\x08 \x01(\x08\x12.\n\nchanged_at\x18\t \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x12\n\nchanged_by\x18\n \x01(\t\"5\n\x14GetGuardrailsRequest\x12\x0e\n\x06tenant\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\"E\n\x15GetGuardrailsResponse\x12,\n\nguardrails\x18\x01 \x01(\x0b\x32\x18.inferflux.v1.Guardrails\"D\n\x14SetGuardrailsRequest\x12,\n\nguardrails\x18\x01 \x01(\x0b\x32\x18.inferflux.v1.Guardrails\"L\n\x15SetGuardrailsResponse\x12\x33\n\nguardrails\x18\x01 \x01(\x0b\x32\x1f.inferflux.v1.GuardrailsSummary\"I\n\x17\x44\x65leteGuardrailsRequest\x12\x0e\n\x06tenant\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x0f\n\x07version\x18\x03 \x01(\x04\"\x1a\n\x18\x44\x65leteGuardrailsResponse\"U\n\x16\x43heckGuardrailsRequest\x12\x0e\n\x06tenant\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x0c\n\x04text\x18\x03 \x01(\t\x12\x0e\n\x06tokens\x18\x04 \x01(\r\"J\n\x17\x43heckGuardrailsResponse\x12/\n\x07\x66inding\x18\x01 \x01(\x0b\x32\x1e.inferflux.v1.GuardrailFinding\"N\n\x10GuardrailFinding\x12\x0e\n\x06tenant\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x0c\n\x04kind\x18\x03 \x01(\t\x12\r\n\x05index\x18\x04 \x01(\r\"C\n\x11GuardrailsVersion\x12\x0e\n\x06tenant\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x0f\n\x07version\x18\x03 \x01(\x04\"g\n\x16GetStreamGuardsRequest\x12\x0e\n\x06tenant\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12.\n\x05known\x18\x03 \x03(\x0b\x32\x1f.inferflux.v1.GuardrailsVersion\"G\n\x17GetStreamGuardsResponse\x12,\n\nguardrails\x18\x01 \x03(\x0b\x32\x18.inferflux.v1.Guardrails*k\n\nLookAlikes\x12\x1b\n\x17LOOK_ALIKES_UNSPECIFIED\x10\x00\x12\x15\n\x11LOOK_ALIKES_MIXED\x10\x01\x12\x13\n\x0fLOOK_ALIKES_ANY\x10\x02\x12\x14\n\x10LOOK_ALIKES_NONE\x10\x03\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'inferflux.v1.guardrails_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
+  _globals['_LOOKALIKES']._serialized_start=1824
+  _globals['_LOOKALIKES']._serialized_end=1931
   _globals['_BLOCKEDTEXT']._serialized_start=80
   _globals['_BLOCKEDTEXT']._serialized_end=124
   _globals['_GUARDRAILRULES']._serialized_start=127
-  _globals['_GUARDRAILRULES']._serialized_end=295
-  _globals['_GUARDRAILS']._serialized_start=298
-  _globals['_GUARDRAILS']._serialized_end=471
-  _globals['_LISTGUARDRAILSREQUEST']._serialized_start=473
-  _globals['_LISTGUARDRAILSREQUEST']._serialized_end=535
-  _globals['_LISTGUARDRAILSRESPONSE']._serialized_start=537
-  _globals['_LISTGUARDRAILSRESPONSE']._serialized_end=639
-  _globals['_GUARDRAILSSUMMARY']._serialized_start=642
-  _globals['_GUARDRAILSSUMMARY']._serialized_end=883
-  _globals['_GETGUARDRAILSREQUEST']._serialized_start=885
-  _globals['_GETGUARDRAILSREQUEST']._serialized_end=938
-  _globals['_GETGUARDRAILSRESPONSE']._serialized_start=940
-  _globals['_GETGUARDRAILSRESPONSE']._serialized_end=1009
-  _globals['_SETGUARDRAILSREQUEST']._serialized_start=1011
-  _globals['_SETGUARDRAILSREQUEST']._serialized_end=1079
-  _globals['_SETGUARDRAILSRESPONSE']._serialized_start=1081
-  _globals['_SETGUARDRAILSRESPONSE']._serialized_end=1157
-  _globals['_DELETEGUARDRAILSREQUEST']._serialized_start=1159
-  _globals['_DELETEGUARDRAILSREQUEST']._serialized_end=1232
-  _globals['_DELETEGUARDRAILSRESPONSE']._serialized_start=1234
-  _globals['_DELETEGUARDRAILSRESPONSE']._serialized_end=1260
-  _globals['_CHECKGUARDRAILSREQUEST']._serialized_start=1262
-  _globals['_CHECKGUARDRAILSREQUEST']._serialized_end=1347
-  _globals['_CHECKGUARDRAILSRESPONSE']._serialized_start=1349
-  _globals['_CHECKGUARDRAILSRESPONSE']._serialized_end=1423
-  _globals['_GUARDRAILFINDING']._serialized_start=1425
-  _globals['_GUARDRAILFINDING']._serialized_end=1503
-  _globals['_GUARDRAILSVERSION']._serialized_start=1505
-  _globals['_GUARDRAILSVERSION']._serialized_end=1572
-  _globals['_GETSTREAMGUARDSREQUEST']._serialized_start=1574
-  _globals['_GETSTREAMGUARDSREQUEST']._serialized_end=1677
-  _globals['_GETSTREAMGUARDSRESPONSE']._serialized_start=1679
-  _globals['_GETSTREAMGUARDSRESPONSE']._serialized_end=1750
+  _globals['_GUARDRAILRULES']._serialized_end=367
+  _globals['_GUARDRAILS']._serialized_start=370
+  _globals['_GUARDRAILS']._serialized_end=543
+  _globals['_LISTGUARDRAILSREQUEST']._serialized_start=545
+  _globals['_LISTGUARDRAILSREQUEST']._serialized_end=607
+  _globals['_LISTGUARDRAILSRESPONSE']._serialized_start=609
+  _globals['_LISTGUARDRAILSRESPONSE']._serialized_end=711
+  _globals['_GUARDRAILSSUMMARY']._serialized_start=714
+  _globals['_GUARDRAILSSUMMARY']._serialized_end=955
+  _globals['_GETGUARDRAILSREQUEST']._serialized_start=957
+  _globals['_GETGUARDRAILSREQUEST']._serialized_end=1010
+  _globals['_GETGUARDRAILSRESPONSE']._serialized_start=1012
+  _globals['_GETGUARDRAILSRESPONSE']._serialized_end=1081
+  _globals['_SETGUARDRAILSREQUEST']._serialized_start=1083
+  _globals['_SETGUARDRAILSREQUEST']._serialized_end=1151
+  _globals['_SETGUARDRAILSRESPONSE']._serialized_start=1153
+  _globals['_SETGUARDRAILSRESPONSE']._serialized_end=1229
+  _globals['_DELETEGUARDRAILSREQUEST']._serialized_start=1231
+  _globals['_DELETEGUARDRAILSREQUEST']._serialized_end=1304
+  _globals['_DELETEGUARDRAILSRESPONSE']._serialized_start=1306
+  _globals['_DELETEGUARDRAILSRESPONSE']._serialized_end=1332
+  _globals['_CHECKGUARDRAILSREQUEST']._serialized_start=1334
+  _globals['_CHECKGUARDRAILSREQUEST']._serialized_end=1419
+  _globals['_CHECKGUARDRAILSRESPONSE']._serialized_start=1421
+  _globals['_CHECKGUARDRAILSRESPONSE']._serialized_end=1495
+  _globals['_GUARDRAILFINDING']._serialized_start=1497
+  _globals['_GUARDRAILFINDING']._serialized_end=1575
+  _globals['_GUARDRAILSVERSION']._serialized_start=1577
+  _globals['_GUARDRAILSVERSION']._serialized_end=1644
+  _globals['_GETSTREAMGUARDSREQUEST']._serialized_start=1646
+  _globals['_GETSTREAMGUARDSREQUEST']._serialized_end=1749
+  _globals['_GETSTREAMGUARDSRESPONSE']._serialized_start=1751
+  _globals['_GETSTREAMGUARDSRESPONSE']._serialized_end=1822
 # @@protoc_insertion_point(module_scope)

@@ -8,6 +8,7 @@ from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from google.protobuf import timestamp_pb2 as _timestamp_pb2
 from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 import builtins as _builtins
 import sys
 import typing as _typing
@@ -18,6 +19,32 @@ else:
     from typing_extensions import TypeAlias as _TypeAlias, Never as _Never
 
 DESCRIPTOR: _descriptor.FileDescriptor
+
+class _LookAlikes:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _LookAlikesEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_LookAlikes.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    LOOK_ALIKES_UNSPECIFIED: _LookAlikes.ValueType  # 0
+    """As LOOK_ALIKES_MIXED."""
+    LOOK_ALIKES_MIXED: _LookAlikes.ValueType  # 1
+    """In a word that has letters of several scripts; blocked texts of at least 4 characters."""
+    LOOK_ALIKES_ANY: _LookAlikes.ValueType  # 2
+    """Everywhere: also in words of another script that only look alike."""
+    LOOK_ALIKES_NONE: _LookAlikes.ValueType  # 3
+
+class LookAlikes(_LookAlikes, metaclass=_LookAlikesEnumTypeWrapper):
+    """Where letters that only look like those of a blocked text count as these, as a Cyrillic o does."""
+
+LOOK_ALIKES_UNSPECIFIED: LookAlikes.ValueType  # 0
+"""As LOOK_ALIKES_MIXED."""
+LOOK_ALIKES_MIXED: LookAlikes.ValueType  # 1
+"""In a word that has letters of several scripts; blocked texts of at least 4 characters."""
+LOOK_ALIKES_ANY: LookAlikes.ValueType  # 2
+"""Everywhere: also in words of another script that only look alike."""
+LOOK_ALIKES_NONE: LookAlikes.ValueType  # 3
+Global___LookAlikes: _TypeAlias = LookAlikes  # noqa: Y015
 
 @_typing.final
 class BlockedText(_message.Message):
@@ -53,6 +80,8 @@ class GuardrailRules(_message.Message):
     MAX_TOKENS_FIELD_NUMBER: _builtins.int
     GUARDS_STREAM_FIELD_NUMBER: _builtins.int
     STREAM_WINDOW_FIELD_NUMBER: _builtins.int
+    LOOK_ALIKES_FIELD_NUMBER: _builtins.int
+    IGNORES_ACCENTS_FIELD_NUMBER: _builtins.int
     max_characters: _builtins.int
     """Of a prompt; 0 for any number, as is the next."""
     max_tokens: _builtins.int
@@ -60,6 +89,9 @@ class GuardrailRules(_message.Message):
     """`blocked` and `patterns` hold for answers too: what is found ends them with the finish reason `content_filter`."""
     stream_window: _builtins.int
     """Characters of an answer that are held back for patterns, at most 1,024: a longer match may be missed. 0: 128."""
+    look_alikes: Global___LookAlikes.ValueType
+    ignores_accents: _builtins.bool
+    """In blocked texts and where they are looked for, a letter with an accent is the same as without."""
     @_builtins.property
     def blocked(self) -> _containers.RepeatedCompositeFieldContainer[Global___BlockedText]:
         """At most 25,000; all rules of a set together have at most 1 MiB."""
@@ -77,10 +109,12 @@ class GuardrailRules(_message.Message):
         max_tokens: _builtins.int = ...,
         guards_stream: _builtins.bool = ...,
         stream_window: _builtins.int = ...,
+        look_alikes: Global___LookAlikes.ValueType = ...,
+        ignores_accents: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["blocked", b"blocked", "guards_stream", b"guards_stream", "max_characters", b"max_characters", "max_tokens", b"max_tokens", "patterns", b"patterns", "stream_window", b"stream_window"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["blocked", b"blocked", "guards_stream", b"guards_stream", "ignores_accents", b"ignores_accents", "look_alikes", b"look_alikes", "max_characters", b"max_characters", "max_tokens", b"max_tokens", "patterns", b"patterns", "stream_window", b"stream_window"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -48,6 +48,8 @@ def counts(rules: guardrails_pb2.GuardrailRules) -> Fields:
         "max_characters": rules.max_characters,
         "max_tokens": rules.max_tokens,
         "guards_stream": rules.guards_stream,
+        "look_alikes": rules.look_alikes,
+        "ignores_accents": rules.ignores_accents,
     }
 
 

@@ -10,12 +10,14 @@ import unicodedata
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
+from heapq import merge
 from typing import Any
 
 import re2
 
 from inferflux.common.errors import InvalidArgument
 
+from .lookalikes import Reader
 from .normal import fold_plain, folded, plain
 from .rules import RuleSet
 from .words import WordFinder
@@ -81,7 +83,8 @@ class CompiledRules:
         self.rules = rules
         self.name = name
         self.patterns = [_compiled(text, f"{field}.patterns[{i}]") for i, text in enumerate(rules.patterns)]
-        words = _words(rules)
+        self._reader = Reader(rules.look_alikes, ignores_accents=rules.ignores_accents)
+        words = _words(rules, self._reader)
         self.size = sum(map(len, words)) + sum(map(len, rules.patterns))
         """Characters of all rules, folded."""
         self._finder = WordFinder(words)
@@ -121,16 +124,20 @@ class CompiledRules:
         Args:
             before: the character before the text; "" at its beginning.
         """
-        for end, found in self._finder.ends(text):
-            for length, index, needs_begin, needs_end in found:
-                start = end - length
+        readings = self._reader.readings(text)
+        ends = (self._finder.ends(reading) for reading in readings)
+        for end, found in merge(*ends, key=_end) if len(readings) > 1 else next(ends):
+            for blocked, index, needs_begin, needs_end in found:
+                start = end - len(blocked)
                 previous = text[start - 1] if start else before
-                if not (needs_begin and previous and is_word(previous)):
+                if needs_begin and previous and is_word(previous):
+                    continue
+                if self._reader.is_same(text[start:end], blocked):
                     yield Match(start, end, index, needs_end)
 
     def undecided(self, text: str) -> int:
         """Where the longest end of a folded text begins that a blocked one begins with; else its length."""
-        return self._finder.open_end(text)
+        return min(map(self._finder.open_end, self._reader.readings(text)))
 
 
 def check_all(sets: Iterable[CompiledRules], text: str, n_tokens: int) -> Finding | None:
@@ -161,15 +168,20 @@ def _compiled(pattern: str, field: str) -> Any:
     return compiled
 
 
-# How a word is blocked: its length, its index, whether no word may go on before it, and none after it.
-_Way = tuple[int, int, bool, bool]
+# How a word is blocked: the word, its index, whether no word may go on before it, and none after it.
+_Way = tuple[str, int, bool, bool]
 
 
-def _words(rules: RuleSet) -> dict[str, list[_Way]]:
-    """The blocked texts, folded. Those that fold to the same are one word, blocked in several ways."""
+def _words(rules: RuleSet, reader: Reader) -> dict[str, list[_Way]]:
+    """How blocked texts read, folded. Those that read the same are one word, blocked in several ways."""
     words: dict[str, list[_Way]] = {}
     for index, entry in enumerate(rules.blocked):
         text = folded(entry.text)
         needs_begin, needs_end = (entry.is_word and is_word(text[i]) for i in (0, -1))
-        words.setdefault(text, []).append((len(text), index, needs_begin, needs_end))
+        for reading in reader.readings(text):
+            words.setdefault(reading, []).append((text, index, needs_begin, needs_end))
     return words
+
+
+def _end(found: tuple[int, list[_Way]]) -> int:
+    return found[0]

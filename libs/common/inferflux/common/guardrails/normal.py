@@ -55,6 +55,11 @@ def fold_plain(text: str) -> str:
     return composed if bare == composed else _nfkc(bare)
 
 
+def is_mark(character: str) -> bool:
+    """Whether it is a mark that any script may have."""
+    return _MARKS.fullmatch(character) is not None
+
+
 def _nfkc(text: str) -> str:
     """NFKC in linear time: marks are put in order by an insertion sort, so a text of marks alone is cut."""
     if len(text) <= _AT_ONCE:

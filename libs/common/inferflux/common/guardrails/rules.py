@@ -9,6 +9,7 @@ from inferflux.common.checks import check_range
 from inferflux.common.errors import InvalidArgument
 from inferflux.v1 import guardrails_pb2
 
+from .lookalikes import LookAlikes
 from .normal import folded
 
 MAX_ENTRIES = 25_000
@@ -19,6 +20,12 @@ MAX_BYTES = 1 << 20
 MAX_WINDOW = 1024
 DEFAULT_WINDOW = 128
 _MOST = 2**31 - 1
+_LOOK_ALIKES = {
+    guardrails_pb2.LOOK_ALIKES_UNSPECIFIED: LookAlikes.MIXED,
+    guardrails_pb2.LOOK_ALIKES_MIXED: LookAlikes.MIXED,
+    guardrails_pb2.LOOK_ALIKES_ANY: LookAlikes.ANY,
+    guardrails_pb2.LOOK_ALIKES_NONE: LookAlikes.NONE,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +52,8 @@ class RuleSet:
         max_tokens: of a prompt.
         guards_stream: whether `blocked` and `patterns` hold for answers too.
         window: of answers: characters of the longest match of a pattern that is found whole.
+        look_alikes: where letters that only look like those of a blocked text count as these.
+        ignores_accents: whether a letter with marks is the same as without, in blocked texts.
     """
 
     blocked: Sequence[Entry] = ()
@@ -53,6 +62,8 @@ class RuleSet:
     max_tokens: int = 0
     guards_stream: bool = False
     window: int = DEFAULT_WINDOW
+    look_alikes: LookAlikes = LookAlikes.MIXED
+    ignores_accents: bool = False
 
     @property
     def has_texts(self) -> bool:
@@ -84,6 +95,8 @@ def parse_rules(message: guardrails_pb2.GuardrailRules, field: str = "rules") ->
         if not 1 <= len(pattern) <= MAX_PATTERN_CHARACTERS:
             what = f"a pattern has 1 to {MAX_PATTERN_CHARACTERS} characters"
             raise InvalidArgument(what, field=f"{field}.patterns[{i}]")
+    if message.look_alikes not in _LOOK_ALIKES:
+        raise InvalidArgument("this is none of mixed, any and none", field=f"{field}.look_alikes")
     rules = RuleSet(
         blocked=tuple(Entry(each.text, each.is_word) for each in message.blocked),
         patterns=tuple(message.patterns),
@@ -91,6 +104,8 @@ def parse_rules(message: guardrails_pb2.GuardrailRules, field: str = "rules") ->
         max_tokens=message.max_tokens,
         guards_stream=message.guards_stream,
         window=message.stream_window or DEFAULT_WINDOW,
+        look_alikes=_LOOK_ALIKES[message.look_alikes],
+        ignores_accents=message.ignores_accents,
     )
     if not (rules.needs_text or rules.max_tokens):
         raise InvalidArgument("there is no rule: give blocked texts, patterns or a size", field=field)
