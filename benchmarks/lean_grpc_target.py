@@ -24,6 +24,9 @@ from .trace import Trace
 _INFERENCE = "/inferflux.v1.InferenceService/Generate"
 _MODEL = "/inferflux.v1.ModelService/GetModel"
 
+# Calls on one connection at a time, as a server may allow.
+_MOST_STREAMS = 900
+
 
 class _Stream:
     """One call: its messages go to `take`, its end to `done`."""
@@ -83,6 +86,10 @@ class _Connection(asyncio.Protocol):
             self._fail_all(str(error))
             self.transport.abort()
 
+    @property
+    def n_streams(self) -> int:
+        return len(self._streams)
+
     async def call(self, stream: _Stream, headers: list[tuple[str, str]], message: bytes) -> dict[str, str]:
         """Send a request; returns the trailers once the stream has ended."""
         number = self._next_id
@@ -134,7 +141,7 @@ class LeanGrpcTarget:
         self._model = model
         self._sampling = sampling
         self._metadata = grpc_client.outgoing(api_key=api_key)
-        self._connection: _Connection | None = None
+        self._connections: list[_Connection] = []
         self._connecting = asyncio.Lock()
         self._wall_s = time.time() - time.perf_counter()
 
@@ -172,12 +179,16 @@ class LeanGrpcTarget:
         return "" if status == "0" else f"{status}: {unquote(trailers.get('grpc-message', ''))}"
 
     async def _connected(self) -> _Connection:
+        """The connection with the fewest calls; one more where all are full."""
         async with self._connecting:
-            if self._connection is None or self._connection.transport.is_closing():
+            self._connections = [one for one in self._connections if not one.transport.is_closing()]
+            best = min(self._connections, key=lambda one: one.n_streams, default=None)
+            if best is None or best.n_streams >= _MOST_STREAMS:
                 loop = asyncio.get_running_loop()
-                _, self._connection = await loop.create_connection(_Connection, self._host, self._port)
-        return self._connection
+                _, best = await loop.create_connection(_Connection, self._host, self._port)
+                self._connections.append(best)
+        return best
 
     async def close(self) -> None:
-        if self._connection is not None:
-            self._connection.transport.close()
+        for connection in self._connections:
+            connection.transport.close()

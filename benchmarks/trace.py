@@ -74,7 +74,9 @@ def totals(traces: Sequence[Trace], objective: Objective | None = None) -> dict[
     With an objective, `goodput_per_s` is how many requests that met it were answered per second.
     """
     good = [trace for trace in traces if not trace.error and trace.arrivals_s]
-    errors = Counter(trace.error or "no token came" for trace in traces if trace not in good)
+    errors = Counter(
+        trace.error or "no token came" for trace in traces if trace.error or not trace.arrivals_s
+    )
     tokens = sum(trace.tokens for trace in traces)
     began = min((trace.sent_s for trace in traces), default=0.0)
     duration_s = max((trace.ended_s for trace in traces), default=0.0) - began

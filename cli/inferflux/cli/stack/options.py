@@ -22,6 +22,7 @@ class StackOptions:
     Attributes:
         model: the GGUF file to serve; None is the demo model.
         http_port: None is 8080, or any free port where that is taken.
+        null_workers: workers without a model in each worker process; 0: it has a model and an engine.
         schedulers: one of them leads.
         threads: of each worker's engine; 0: see `divides_cores`.
         divides_cores: whether workers that are told no number of threads divide the cores among themselves.
@@ -49,6 +50,7 @@ class StackOptions:
     nats_port: int = 0
     redis_port: int = 0
     workers: int = 1
+    null_workers: int = 0
     schedulers: int = 1
     slots: int = 0
     threads: int = 0

@@ -106,7 +106,7 @@ def plan(
             password=password,
         )
 
-    def service(kind: str, env: Mapping[str, str], name: str = "") -> ProcessSpec:
+    def service(kind: str, env: Mapping[str, str], name: str = "", user: str = "") -> ProcessSpec:
         name = name or kind
         port = free_port()
         own = {
@@ -118,7 +118,7 @@ def plan(
             kind=kind,
             command=(sys.executable, "-m", f"inferflux.{kind}"),
             env={
-                **access.urls(ports, kind, name),
+                **access.urls(ports, kind, user or name),
                 **access.tls_settings(kind),
                 **common,
                 "INFERFLUX_METRICS_LISTEN": f"{LOOPBACK}:{port}",
@@ -141,7 +141,9 @@ def plan(
         **proof,
     }
     workers = [
-        service("worker", _worker_env(options, model, state_dir, name, cores), name)
+        service(
+            "worker", _worker_env(options, model, state_dir, name, cores), name, _nats_user(options, name)
+        )
         for name in worker_names(options.workers)
     ]
     schedulers = [
@@ -184,6 +186,11 @@ def worker_names(count: int) -> list[str]:
     return [f"worker-{index}" for index in range(count)]
 
 
+def _nats_user(options: StackOptions, name: str) -> str:
+    """The user as which a worker process connects. One that has many workers is the user of all of them."""
+    return "worker" if options.null_workers > 1 else name
+
+
 def _worker_env(options: StackOptions, model: Path, state_dir: Path, name: str, cores: int) -> dict[str, str]:
     env = {"INFERFLUX_WORKER_ID": name, "INFERFLUX_WORKER_MODEL_PATH": str(model)}
     wanted = {
@@ -193,6 +200,8 @@ def _worker_env(options: StackOptions, model: Path, state_dir: Path, name: str, 
         "INFERFLUX_WORKER_KV_CELLS": options.kv_cells,
         DISK_PATH: state_dir / "kv" if options.has_disk_tier else "",
         MODELS_STORE: state_dir / "models" if options.has_store else "",
+        "INFERFLUX_WORKER_ENGINE": "null" if options.null_workers else "",
+        "INFERFLUX_WORKER_NULL_WORKERS": options.null_workers,
     }
     return env | {variable: str(value) for variable, value in wanted.items() if value}
 

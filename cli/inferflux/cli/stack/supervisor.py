@@ -263,7 +263,7 @@ class Stack:
                 await self._check_alive(self.processes.values())
                 try:
                     for model in await client.models():
-                        if model.workers >= self._options.workers:
+                        if model.workers >= self._options.workers * max(self._options.null_workers, 1):
                             self.model_name = model.card.name
                             detail = f"{model.card.name}, {model.card.context_length:,} tokens of context"
                             self._observe(StackEvent(EventKind.READY, "model", detail))

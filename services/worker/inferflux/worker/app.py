@@ -1,10 +1,11 @@
-"""Builds a worker and runs it until it is told to leave."""
+"""Builds a worker, or many with null engines, and runs them until the process is told to leave."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import uuid
+from collections.abc import Iterable
 from pathlib import Path
 
 from inferflux.common import logs, store
@@ -39,15 +40,42 @@ log = logs.get("worker")
 _Wished = tuple[ModelFile, Wish]
 
 
-class Worker:
-    """A worker process: a host of models on the bus."""
+class WorkerReadiness:
+    """What the process's probe says of its workers: it is ready when all of them are."""
 
-    def __init__(self, process: Process, wished: list[_Wished], probe: Probe, witness: Witness) -> None:
+    def __init__(self, probe: Probe, worker_ids: Iterable[str]) -> None:
+        self._probe = probe
+        self._missing = dict.fromkeys(worker_ids, "starting")
+        self._failed: dict[str, str] = {}
+        self._tell()
+
+    def follow(self, worker_id: str, missing: str, failed: str) -> None:
+        """A worker misses this to be ready, and these models of it have failed; "" if none."""
+        self._missing[worker_id], self._failed[worker_id] = missing, failed
+        self._tell()
+
+    def _tell(self) -> None:
+        missing = [(worker_id, why) for worker_id, why in self._missing.items() if why]
+        first = missing[0][1] if missing else ""
+        if len(missing) > 1:
+            first = f"{missing[0][0]}: {first}, and {len(missing) - 1} workers more"
+        self._probe.set_ready("engine", not missing, first)
+        self._probe.set_warning("models", "; ".join(filter(None, self._failed.values())))
+
+
+class Worker:
+    """A host of models on the bus. A process is one of these, or has many with null engines."""
+
+    def __init__(
+        self, process: Process, wished: list[_Wished], readiness: WorkerReadiness, witness: Witness
+    ) -> None:
         settings = process.settings
         self._process = process
         self._wished = wished
-        self._probe = probe
+        self._readiness = readiness
         self._is_starting = True
+        # Set once it knows its models and takes commands.
+        self.started = asyncio.Event()
         self._state = WorkerState(settings.id, incarnation=uuid.uuid4().hex, pool=settings.pool)
         catalog = Catalog(settings.id, settings.models_bytes or free_bytes(), settings.models_max)
         self.host = Host(
@@ -93,6 +121,7 @@ class Worker:
             await self._intake.listen()
             await self._store.know_all()
             self._is_starting = False
+            self.started.set()
             self._update_readiness()
             own.add(asyncio.create_task(self._reports.run()))
             done, _ = await asyncio.wait(own, return_when=asyncio.FIRST_COMPLETED)
@@ -129,8 +158,7 @@ class Worker:
             missing = "draining"
         elif self._is_starting:
             missing = missing or "reading the models"
-        self._probe.set_ready("engine", not missing, missing)
-        self._probe.set_warning("models", self.host.what_failed())
+        self._readiness.follow(self._state.worker_id, missing, self.host.what_failed())
 
     async def _on_reconnect(self) -> None:
         try:
@@ -193,6 +221,23 @@ def together(wished: list[_Wished]) -> list[_Wished]:
     return list(made.values())
 
 
+async def _run_all(workers: Iterable[Worker], shutdown: Shutdown) -> None:
+    """Run workers until `shutdown`, or until one fails. Each starts when the one before it has started: all
+    at once would have more to say than NATS takes."""
+    running: set[asyncio.Task[None]] = set()
+    starting: asyncio.Task[bool] | None = None
+    try:
+        for worker in workers:
+            running.add(asyncio.create_task(worker.run(shutdown)))
+            starting = asyncio.create_task(worker.started.wait())
+            done, _ = await asyncio.wait({*running, starting}, return_when=asyncio.FIRST_COMPLETED)
+            if done & running:
+                break
+        await asyncio.gather(*running)
+    finally:
+        await cancel_all([*running, *([starting] if starting is not None else [])])
+
+
 async def serve(settings: WorkerSettings, shutdown: Shutdown) -> None:
     """Run a worker from its settings.
 
@@ -210,11 +255,18 @@ async def serve(settings: WorkerSettings, shutdown: Shutdown) -> None:
             connected = store.connect(settings.redis_url, tls=settings.client_tls)
             async with contextlib.aclosing(connected) as redis:
                 with Witness(settings.nats_url, settings.id, settings.client_tls) as witness:
-                    # The chunks that are kept are those of the host, which is made with the emitter.
-                    emitter = Emitter(bus, lambda: worker.host.kept_chunks())
-                    process = Process(settings, bus, redis, emitter, tracer, WorkerMetrics())
-                    worker = Worker(process, wished, probe, witness)
-                    await worker.run(shutdown)
+                    members = settings.members
+                    readiness = WorkerReadiness(probe, [member.id for member in members])
+                    metrics = WorkerMetrics()
+
+                    def worker_of(member: WorkerSettings) -> Worker:
+                        # The chunks that are kept are those of the host, which is made with the emitter.
+                        emitter = Emitter(bus, lambda: worker.host.kept_chunks())
+                        process = Process(member, bus, redis, emitter, tracer, metrics)
+                        worker = Worker(process, wished, readiness, witness)
+                        return worker
+
+                    await _run_all(map(worker_of, members), shutdown)
         finally:
             await bus.close()
     finally:

@@ -426,6 +426,7 @@ class Host:
             adapters=tuple(known.adapters.values()),
             load_limit_s=settings.load_limit_s,
             stuck_s=settings.stuck_s,
+            kv_cells=known.needs.cells,
         )
 
 

@@ -69,6 +69,7 @@ class ModelOptions:
         load_limit_s: an engine that has not loaded the model by then is killed.
         stuck_s: an engine with running requests that makes no step for this long is killed; 0: never.
         adapters: that are loaded with the model.
+        kv_cells: that it was counted with where `engine` leaves them open.
     """
 
     name: str
@@ -76,6 +77,7 @@ class ModelOptions:
     load_limit_s: float
     stuck_s: float
     adapters: tuple[AdapterFile, ...] = ()
+    kv_cells: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,7 +26,9 @@ from .heartbeat import Heartbeat
 from .intake import Intake
 from .metrics import WorkerMetrics
 from .model_file import ModelFile
-from .model_host import ModelHost, ModelOptions, Shared
+from .model_host import MakeEngine, ModelHost, ModelOptions, Shared
+from .null.core import Rates
+from .null.engine import NullEngine
 from .prefix_reports import PrefixReports
 from .settings import WorkerSettings
 from .spans import WorkerSpans
@@ -98,6 +100,7 @@ class ModelWorker:
                 read_image=bus.get_image,
             ),
             self._cache_reports,
+            make_engine=_null_engine(settings, file, options) if settings.engine == "null" else None,
         )
         self._heartbeat = Heartbeat(bus, self.state, self.model, settings.heartbeat_interval_s)
         self._intake = Intake(bus, self.state, self.model, self._heartbeat, process.metrics.bad)
@@ -170,6 +173,17 @@ class ModelWorker:
     async def _on_model_change(self) -> None:
         await self._on_change()
         await self._heartbeat.beat()
+
+
+def _null_engine(settings: WorkerSettings, file: ModelFile, options: ModelOptions) -> MakeEngine:
+    return partial(
+        NullEngine,
+        options.engine,
+        Rates(settings.null_step_s, settings.null_prefill_tokens_per_s),
+        kv_cells=options.kv_cells,
+        vocabulary_size=file.facts.vocabulary_size,
+        context_length=file.context_length,
+    )
 
 
 def flush_limit_s(drain_limit_s: float, left_s: float) -> float:

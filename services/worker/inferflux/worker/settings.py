@@ -34,6 +34,7 @@ from .engine.kv_types import NUMBER_TYPES, KvType
 
 # Sequence ids for cached prefixes, unless something else is asked for.
 _CACHED_SEQUENCES = 64
+_MOST_NULL_WORKERS = 1000
 # What the engine's messages can say.
 _MOST_INT32 = 2**31 - 1
 _MOST_INT64 = 2**63 - 1
@@ -118,6 +119,33 @@ class WorkerSettings(HttpClientSettings):
         "https://registry.ollama.ai",
         "the registry in which `ollama:` names are looked up",
         variable="INFERFLUX_OLLAMA_ENDPOINT",
+    )
+    engine: Literal["llama", "null"] = setting(
+        "llama",
+        "what makes the tokens: `llama`, llama.cpp; `null`, "
+        "[no model](operations.md#workers-without-a-model), for measurements and tests of all else",
+        expert=True,
+    )
+    null_step_s: float = setting(
+        0.02,
+        "a step of the null engine, in which each running request has a token",
+        gt=0,
+        le=60,
+        expert=True,
+    )
+    null_prefill_tokens_per_s: float = setting(
+        10_000.0,
+        "prompt tokens that the null engine takes in, of all requests together",
+        gt=0,
+        le=1e9,
+        expert=True,
+    )
+    null_workers: int = setting(
+        1,
+        "workers in this process, each with a null engine; of more than one, the first is `ID_0`",
+        ge=1,
+        le=_MOST_NULL_WORKERS,
+        expert=True,
     )
     slots: int = setting(16, "requests that run at once", ge=1, le=MAX_SEQUENCES)
     sequences: int = setting(
@@ -352,6 +380,22 @@ class WorkerSettings(HttpClientSettings):
         if value == "draft" and info.data.get("draft_model") is None:
             raise ValueError("must not be draft where INFERFLUX_WORKER_DRAFT_MODEL is unset")
         return value
+
+    @field_validator("null_workers")
+    @classmethod
+    def _many_have_null_engines(cls, value: int, info: ValidationInfo) -> int:
+        if value > 1 and info.data.get("engine") != "null":
+            raise ValueError("must be 1 unless INFERFLUX_WORKER_ENGINE is null")
+        if value > 1 and len(str(info.data.get("id", ""))) + len(f"_{value - 1}") > hosts.LONGEST_HOST_ID:
+            raise ValueError("leaves no room in INFERFLUX_WORKER_ID for the workers' numbers")
+        return value
+
+    @property
+    def members(self) -> list[WorkerSettings]:
+        """The settings of each worker in this process."""
+        if self.null_workers == 1:
+            return [self]
+        return [self.model_copy(update={"id": f"{self.id}_{n}"}) for n in range(self.null_workers)]
 
     def sequences_for(self, slots: int) -> int:
         """Sequence ids of an engine: those that may run at once, in `slots`, and those beside them."""
