@@ -15,7 +15,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from inferflux.worker.engine_host import SPIN_COUNT
+from inferflux.worker.engine_process import SPIN_COUNT
 
 # OpenMP reads the environment when llama.cpp's libraries are loaded.
 os.environ["GOMP_SPINCOUNT"] = SPIN_COUNT

@@ -1,9 +1,10 @@
-"""Embeddings through gRPC, against a bare loop over llama.cpp on the same file in the same run.
+"""Embeddings through gRPC, against a bare loop over llama.cpp on the same file, in turns.
 
-    .venv/bin/python -m benchmarks.embeddings [--seconds 10] [--concurrent 32] [--texts 1] [--threads 2]
+    .venv/bin/python -m benchmarks.embeddings [--seconds 5] [--rounds 4] [--concurrent 32] [--texts 1]
 
 The model is all-MiniLM-L6-v2, each text has 64 tokens. The bare loop embeds batches of one size after the
-other, as fast as it can; the fastest size counts.
+other, as fast as it can; its fastest size counts. Prints the median ratio of the rounds, and the CPU time
+that each process spends on a text.
 """
 
 from __future__ import annotations
@@ -13,20 +14,31 @@ import asyncio
 import multiprocessing
 import tempfile
 import time
+from collections.abc import Mapping
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 import numpy as np
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
 
 from inferflux.cli.stack import Stack, StackOptions
 from inferflux.client import AsyncClient
 from tools.minilm import write_minilm
 
+from .command_line import add_json, make_parser, positive, write_json
+from .cpu_cost import cpu_s, per_request_ms
+from .stats import median
+
 _TOKENS = 64
 _BATCHES = (4, 8, 16, 32)
+_MODEL = "minilm"
+_WARM_UP_S = 2.0
 
 
-def _bare(path: str, threads: int, seconds: float, answers: multiprocessing.Queue[dict[int, float]]) -> None:
-    """Texts a second, by the texts of a batch."""
+def _bare(path: str, threads: int, asked: Connection) -> None:
+    """Asked with the texts of a batch and seconds, it says how many texts a second that makes."""
     from inferflux.v1 import engine_pb2, model_pb2
     from inferflux.worker.embedder.backend import Backend
 
@@ -39,69 +51,104 @@ def _bare(path: str, threads: int, seconds: float, answers: multiprocessing.Queu
     )
     backend = Backend(config)
     text = np.array(_ids(), np.int32)
-    rates = {}
-    for n in _BATCHES:
+    while (ask := asked.recv()) is not None:
+        batch, seconds = ask
         began, done = time.perf_counter(), 0
-        while (took := time.perf_counter() - began) < seconds / len(_BATCHES):
-            backend.embed([text] * n)
-            done += n
-        rates[n] = done / took
-    answers.put(rates)
+        while (took := time.perf_counter() - began) < seconds:
+            backend.embed([text] * batch)
+            done += batch
+        asked.send(done / took)
 
 
 def _ids() -> list[int]:
     return [101, *range(2000, 2000 + _TOKENS - 2), 102]
 
 
-async def _through(path: Path, options: argparse.Namespace) -> float:
-    """Texts a second through gRPC."""
-    done = 0
+class _Load:
+    """Callers that embed, one call after the other."""
+
+    def __init__(self, client: AsyncClient, texts: int) -> None:
+        self.done = 0
+        self._client = client
+        self._ids = [_ids()] * texts
+
+    async def rate(self, concurrent: int, seconds: float) -> float:
+        """Texts a second."""
+        callers = [asyncio.create_task(self._call()) for _ in range(concurrent)]
+        await asyncio.sleep(_WARM_UP_S)
+        before, began = self.done, time.perf_counter()
+        await asyncio.sleep(seconds)
+        rate = (self.done - before) / (time.perf_counter() - began)
+        for each in callers:
+            each.cancel()
+        await asyncio.gather(*callers, return_exceptions=True)
+        return rate
+
+    async def _call(self) -> None:
+        while True:
+            await self._client.embed(self._ids, model=_MODEL)
+            self.done += len(self._ids)
+
+
+def _spent_s(pids: Mapping[str, int]) -> dict[str, float]:
+    """Seconds of CPU of each process with its children, and of this one alone."""
+    return {name: cpu_s(pid) for name, pid in pids.items()} | {"client": time.process_time()}
+
+
+async def _measure(path: Path, options: argparse.Namespace) -> dict[str, float]:
+    spawn = multiprocessing.get_context("spawn")
+    bare, theirs = spawn.Pipe()
+    process = spawn.Process(target=_bare, args=(str(path), options.threads, theirs), daemon=True)
+    process.start()
+
+    async def bare_rate(batch: int, seconds: float) -> float:
+        bare.send((batch, seconds))
+        return float(await asyncio.to_thread(bare.recv))
+
+    rates = {batch: await bare_rate(batch, options.seconds / 2) for batch in _BATCHES}
+    best = max(rates, key=lambda batch: rates[batch])
     async with (
         Stack(StackOptions(model=path, threads=options.threads)) as stack,
         AsyncClient(stack.endpoint, api_key=stack.api_key) as client,
     ):
-
-        async def caller() -> None:
-            nonlocal done
-            while True:
-                await client.embed([_ids()] * options.texts, model="minilm")
-                done += options.texts
-
-        callers = [asyncio.create_task(caller()) for _ in range(options.concurrent)]
-        await asyncio.sleep(2.0)
-        before, began = done, time.perf_counter()
-        await asyncio.sleep(options.seconds)
-        rate = (done - before) / (time.perf_counter() - began)
-        for each in callers:
-            each.cancel()
-        await asyncio.gather(*callers, return_exceptions=True)
-    return rate
+        pids = {name: each.pid for name, each in stack.processes.items()}
+        load = _Load(client, options.texts)
+        spent = dict.fromkeys((*pids, "client"), 0.0)
+        ratios, through, alone = [], [], []
+        for _ in track(range(options.rounds), console=Console(stderr=True), description="rounds"):
+            before, done = _spent_s(pids), load.done
+            through.append(await load.rate(options.concurrent, options.seconds))
+            each = per_request_ms(before, _spent_s(pids), load.done - done)
+            spent = {name: spent[name] + each[name] / options.rounds for name in spent}
+            alone.append(await bare_rate(best, options.seconds))
+            ratios.append(through[-1] / alone[-1])
+    bare.send(None)
+    process.join()
+    figures = {f"bare loop by {batch}, texts/s": rate for batch, rate in rates.items()}
+    figures |= {"bare loop, texts/s": median(alone), "gRPC, texts/s": median(through)}
+    figures |= {"ratio": median(ratios), "lowest ratio": min(ratios), "highest ratio": max(ratios)}
+    return figures | {f"{name}, CPU ms a text": value for name, value in spent.items()}
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seconds", type=float, default=10.0)
-    parser.add_argument("--concurrent", type=int, default=32)
-    parser.add_argument("--texts", type=int, default=1, help="of a call")
-    parser.add_argument("--threads", type=int, default=2)
+    parser = make_parser(__doc__)
+    parser.add_argument("--seconds", type=float, default=5.0, help="of each turn")
+    parser.add_argument("--rounds", type=positive, default=4)
+    parser.add_argument("--concurrent", type=positive, default=32)
+    parser.add_argument("--texts", type=positive, default=1, help="of a call")
+    parser.add_argument("--threads", type=positive, default=2)
+    add_json(parser)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch:
-        path = write_minilm(Path(scratch) / "minilm.gguf")
+        path = write_minilm(Path(scratch) / f"{_MODEL}.gguf")
         if path is None:
             parser.exit(1, "all-MiniLM-L6-v2 is not installed: say make .venv/.dev\n")
-        spawn = multiprocessing.get_context("spawn")
-        answers = spawn.Queue()
-        bare = spawn.Process(target=_bare, args=(str(path), options.threads, options.seconds, answers))
-        bare.start()
-        rates = answers.get()
-        bare.join()
-        through = asyncio.run(_through(path, options))
-    best = max(rates.values())
-    print("bare loop, texts/s by batch:", {n: round(rate, 1) for n, rate in rates.items()})
-    print(
-        f"gRPC, {options.concurrent} calls of {options.texts} texts: {through:.1f} texts/s, "
-        f"{through / best:.2f} of the bare loop"
-    )
+        figures = asyncio.run(_measure(path, options))
+    table = Table("figure", "value")
+    for name, value in figures.items():
+        table.add_row(name, f"{value:.4g}")
+    Console().print(table)
+    write_json(options, figures)
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from inferflux.worker.engine_host import SPIN_COUNT
+from inferflux.worker.engine_process import SPIN_COUNT
 
 from .command_line import make_parser, positive
 from .engine_loop import EngineLoop, item_of

@@ -22,7 +22,7 @@ import numpy as np
 from rich.console import Console
 from rich.progress import track
 
-from inferflux.worker.engine_host import SPIN_COUNT
+from inferflux.worker.engine_process import SPIN_COUNT
 
 from .command_line import positive
 from .engine_loop import item_of

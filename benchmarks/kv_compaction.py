@@ -26,7 +26,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from inferflux.worker.engine_host import SPIN_COUNT
+from inferflux.worker.engine_process import SPIN_COUNT
 
 from .stats import median
 from .step_cost import sequence

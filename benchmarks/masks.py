@@ -37,7 +37,7 @@ from inferflux.worker.engine.core import Engine
 from inferflux.worker.engine.masks import MaskedRow, Masks
 from inferflux.worker.engine.native import Backend
 from inferflux.worker.engine.tiers.tiers import Tiers
-from inferflux.worker.engine_host import SPIN_COUNT
+from inferflux.worker.engine_process import SPIN_COUNT
 
 from .command_line import add_json, make_parser, positive, write_json
 

@@ -145,6 +145,7 @@ async def llama_server(
     omp: str,
     keeps_prompts: bool = False,
     has_flash_attention: bool = True,
+    look_every_s: float = 0.1,
 ) -> AsyncIterator[str]:
     """Run llama.cpp's server; gives its http://host:port once it answers.
 
@@ -153,6 +154,7 @@ async def llama_server(
         cells: KV cells all slots share.
         keeps_prompts, has_flash_attention: see `Served`.
         omp: how its threads wait for each other: passive, active, or default.
+        look_every_s: how often it is asked whether it answers.
 
     Raises:
         PeerError: it ended, or did not answer in time.
@@ -171,7 +173,7 @@ async def llama_server(
         start_new_session=True,
     )
     try:
-        await _until_it_answers(process, port)
+        await _until_it_answers(process, port, look_every_s)
         yield f"http://{LOOPBACK}:{port}"
     finally:
         with contextlib.suppress(ProcessLookupError):
@@ -179,13 +181,13 @@ async def llama_server(
         await process.wait()
 
 
-async def _until_it_answers(process: asyncio.subprocess.Process, port: int) -> None:
+async def _until_it_answers(process: asyncio.subprocess.Process, port: int, look_every_s: float) -> None:
     try:
         async with asyncio.timeout(_START_LIMIT_S):
             while not await _is_healthy(port):
                 if process.returncode is not None:
                     raise PeerError(f"llama.cpp's server ended with code {process.returncode}")
-                await asyncio.sleep(0.1)
+                await asyncio.sleep(look_every_s)
     except TimeoutError:
         raise PeerError(f"llama.cpp's server did not answer within {_START_LIMIT_S:g} s") from None
 

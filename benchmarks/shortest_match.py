@@ -21,7 +21,7 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from inferflux.worker.engine_host import SPIN_COUNT
+from inferflux.worker.engine_process import SPIN_COUNT
 
 from .command_line import add_json, make_parser, positive, write_json
 from .engine_loop import EngineLoop, item_of

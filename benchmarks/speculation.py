@@ -35,7 +35,7 @@ from rich.progress import track
 from rich.table import Table
 
 from inferflux.api.speculation import SOURCES
-from inferflux.worker.engine_host import SPIN_COUNT
+from inferflux.worker.engine_process import SPIN_COUNT
 
 from .command_line import positive
 from .speculation_rules import EXACTLY, RULES, Rule, without

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 SERVICE = """
-import asyncio, os, sys
+import asyncio, gc, os, sys
 from inferflux.common import errors, lifecycle
 from inferflux.common.settings import ServiceSettings, load
 
@@ -27,6 +27,9 @@ async def main(shutdown):
         raise errors.InvalidArgument("models: empty", field="models")
     if kind == "defect":
         raise ZeroDivisionError("a defect")
+    if kind == "heap":
+        print(gc.get_freeze_count(), len(gc.get_objects()), flush=True)
+        shutdown.request()
     if kind == "asks":
         shutdown.request()
     await shutdown.wait()
@@ -175,3 +178,11 @@ def test_it_ends_with_its_parent(tmp_path: Path) -> None:
     while Path(f"/proc/{child}/cmdline").exists() and Path(f"/proc/{child}/cmdline").read_bytes():
         assert time.monotonic() < deadline
         time.sleep(0.01)
+
+
+def test_full_collections_leave_out_what_was_imported(start: Start) -> None:
+    run = start("heap")
+    run.line()
+    frozen, others = map(int, run.line().split())
+    assert frozen > 10 * others
+    assert run.end()[0] == 0

@@ -46,7 +46,8 @@ async def nothing() -> None:
 
 
 def host(offers: Offers, memory: int = GIB, **settings: Any) -> Host:
-    process = SimpleNamespace(settings=WorkerSettings(id="h", **settings), bus=offers)
+    engines = SimpleNamespace(prepare=lambda: None, close=lambda: None)
+    process = SimpleNamespace(settings=WorkerSettings(id="h", **settings), bus=offers, engines=engines)
     return Host(
         process,  # type: ignore[arg-type]
         Catalog("h", memory, 4),

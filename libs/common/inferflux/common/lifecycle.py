@@ -12,7 +12,7 @@ from typing import NoReturn
 
 import uvloop
 
-from inferflux.common import logs
+from inferflux.common import heap, logs
 from inferflux.common.errors import InferFluxError, InvalidArgument
 from inferflux.common.parent_death import exit_with_parent
 from inferflux.common.settings import ServiceSettings, misspelt
@@ -54,6 +54,7 @@ def run(main: Callable[[Shutdown], Awaitable[None]], *, settings: ServiceSetting
         log.warning(IGNORES_VARIABLE, variable=variable, nearest=nearest)
     if settings.parent_pid_check:
         exit_with_parent()
+    heap.set_apart()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         status = runner.run(_supervise(main, settings.drain_limit_s, service))
     sys.exit(status)

@@ -19,6 +19,7 @@ from inferflux.common.tracing import OFF, open_tracer
 
 from .catalog import Catalog, Wish
 from .emit import Emitter
+from .engine_process import SpareEngine
 from .host import Host
 from .host_intake import HostIntake
 from .host_status import HostStatusReports
@@ -120,6 +121,7 @@ class Worker:
                     await self._load_first(known.name)
             await self._intake.listen()
             await self._store.know_all()
+            self.host.look_ahead()
             self._is_starting = False
             self.started.set()
             self._update_readiness()
@@ -262,7 +264,7 @@ async def serve(settings: WorkerSettings, shutdown: Shutdown) -> None:
                     def worker_of(member: WorkerSettings) -> Worker:
                         # The chunks that are kept are those of the host, which is made with the emitter.
                         emitter = Emitter(bus, lambda: worker.host.kept_chunks())
-                        process = Process(member, bus, redis, emitter, tracer, metrics)
+                        process = Process(member, bus, redis, emitter, tracer, metrics, SpareEngine())
                         worker = Worker(process, wished, readiness, witness)
                         return worker
 

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import socket
 import subprocess
 import sys
 from collections.abc import Awaitable, Callable
 
 from inferflux.common import logs
-from inferflux.common.captured import Captured, cause_in
+from inferflux.common.captured import cause_in
 from inferflux.common.children import describe_end, wait_for_end
 from inferflux.common.frames import ParentEnd
 from inferflux.common.model_roles import embeds
 from inferflux.common.tasks import is_set_within
 from inferflux.v1 import engine_pb2
+
+from .engine_process import EMBEDDER, ENGINE, EngineProcess
 
 _FIRST_BACKOFF_S = 0.1
 _LONGEST_BACKOFF_S = 10.0
@@ -23,19 +23,11 @@ _STOP_WAIT_S = 2.0
 # Engines one after the other that could not load a model which an engine before them had loaded.
 _MOST_FAILED_LOADS = 5
 
-# llama.cpp's threads meet at a barrier some hundred times a step. How long a thread spins there before it
-# sleeps decides much. OpenMP's default burns whole time slices whenever one of them has to share its core
-# with anything else. A virtual core that sleeps may be given to another machine and come back late, so that
-# sleeping soon costs up to a third of the speed where its host is busy. This is some milliseconds.
-SPIN_COUNT = "100000"
-
-# What the process runs.
-ENGINE, EMBEDDER = "inferflux.worker.engine", "inferflux.worker.embedder"
-
 log = logs.get("worker.engine_host")
 
 ReportHandler = Callable[[engine_pb2.EngineReport], Awaitable[None]]
 DeathHandler = Callable[[str], Awaitable[None]]
+StartEngine = Callable[[str], EngineProcess]
 
 
 class EngineLoadError(Exception):
@@ -50,6 +42,7 @@ class EngineHost:
         load_limit_s: an engine that has not loaded its model by then is killed.
         on_report: awaited for each report, in order.
         on_death: awaited as soon as the engine is gone, with the cause.
+        start: gives a process that runs a module and waits to be told what to load.
     """
 
     def __init__(
@@ -59,7 +52,9 @@ class EngineHost:
         on_death: DeathHandler,
         *,
         load_limit_s: float,
+        start: StartEngine = EngineProcess.start,
     ) -> None:
+        self._start = start
         self._config = config
         self._module = EMBEDDER if embeds(config.role) else ENGINE
         self._load_limit_s = load_limit_s
@@ -120,32 +115,22 @@ class EngineHost:
 
     async def _run_once(self) -> tuple[bool, str]:
         """One engine's life: (whether it loaded the model, what ended it)."""
-        with Captured() as stderr:
-            loaded, why, code = await self._live(stderr)
-            lines = stderr.last_lines()
+        engine = self._start(self._module)
+        try:
+            loaded, why, code = await self._live(engine)
+            lines = engine.stderr.last_lines()
+        finally:
+            engine.close()
         if loaded and lines:
             sys.stderr.write("\n".join(lines) + "\n")
         if not why:
             why = _describe(code, cause_in(lines))
         return loaded, why if loaded else self._naming_the_file(why)
 
-    async def _live(self, stderr: Captured) -> tuple[bool, str, int]:
+    async def _live(self, engine: EngineProcess) -> tuple[bool, str, int]:
         """One process: (whether it loaded the model, why it could not or was killed, its exit code)."""
-        ours, theirs = socket.socketpair()
-        lifeline_end, lifeline = os.pipe()
-        inherited = (theirs.fileno(), lifeline_end)
-        try:
-            self._process = subprocess.Popen(  # noqa: ASYNC220 - returns when the child has begun
-                [sys.executable, "-m", self._module, *map(str, inherited)],
-                pass_fds=inherited,
-                stdin=subprocess.DEVNULL,
-                stderr=stderr.fileno(),
-                env={"GOMP_SPINCOUNT": SPIN_COUNT, **os.environ},
-            )
-        finally:
-            theirs.close()
-            os.close(lifeline_end)
-        self._channel = await ParentEnd.open(ours, engine_pb2.EngineReport.FromString)
+        self._process = engine.process
+        self._channel = await ParentEnd.open(engine.socket, engine_pb2.EngineReport.FromString)
         self._channel.send(engine_pb2.EngineCommand(load=self._config))
         loaded = False
         load_error = ""
@@ -165,7 +150,6 @@ class EngineHost:
             self._channel.close()
             self._channel = None
             code = await _end(self._process)
-            os.close(lifeline)
             self._process = None
         killed_for, self._killed_for = self._killed_for, ""
         return loaded, killed_for or load_error, code

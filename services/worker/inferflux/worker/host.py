@@ -31,6 +31,10 @@ from .needs import EMBEDDING_SLOTS, EMBEDDING_TOKENS, Asked, Needs, embedder_nee
 from .residents import ResidentTable
 from .settings import WorkerSettings
 
+_REGISTERED, _LOADING = model_pb2.MODEL_STATE_REGISTERED, model_pb2.MODEL_STATE_LOADING
+# From the last change of a model until an engine process is started ahead.
+_LOOK_AHEAD_S = 1.0
+
 log = logs.get("worker.host")
 
 
@@ -68,6 +72,7 @@ class Host:
         self._background = Background()
         self._retries = Background()
         self._is_leaving = False
+        self._preparing: asyncio.TimerHandle | None = None
 
     # What it has
 
@@ -116,6 +121,7 @@ class Host:
         for adapter in wish.adapters:
             await self._take_adapter(known, adapter)
         await self._offer(known)
+        self.look_ahead()
         await self._on_change()
         return known
 
@@ -156,6 +162,7 @@ class Host:
         """
         known = self.catalog.forget(name)
         log.info("a model is forgotten", model=name)
+        self.look_ahead()
         await self._on_change()
         return known
 
@@ -292,8 +299,10 @@ class Host:
 
     async def close(self) -> None:
         """End every engine now."""
+        self._is_leaving = True
         await self._retries.close()
         await self._background.close()
+        self.look_ahead()
 
     async def offer_tokenizers(self) -> None:
         """Put every tokenizer where gateways find it. One that cannot be put there leaves the others be."""
@@ -302,6 +311,21 @@ class Host:
                 await self._offer(known)
             except InferFluxError as error:
                 log.warning("a tokenizer cannot be stored", model=known.name, reason=error.reason)
+
+    def look_ahead(self) -> None:
+        """Soon have an engine process waiting, where a model is known that a request may have loaded."""
+        if self._preparing is not None:
+            self._preparing.cancel()
+            self._preparing = None
+        if self._process.settings.engine == "null":
+            return
+        states = {each.state for each in self.catalog if not embeds(each.card.role)}
+        if self._is_leaving or not states & {_REGISTERED, _LOADING}:
+            self._process.engines.close()
+        elif _LOADING not in states:
+            # Not at once: starting it would slow down the first tokens of the model that is just loaded.
+            loop = asyncio.get_running_loop()
+            self._preparing = loop.call_later(_LOOK_AHEAD_S, self._process.engines.prepare)
 
     # What follows
 
@@ -387,6 +411,7 @@ class Host:
     def _set(self, known: Known, state: model_pb2.ModelState.ValueType) -> None:
         if known.state != state:
             known.state, known.since_unix_ms = state, _now_ms()
+            self.look_ahead()
 
     # How a model is served
 

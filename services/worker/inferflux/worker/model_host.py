@@ -20,7 +20,8 @@ from . import engine_log, request_log
 from .adapter_file import AdapterFile
 from .cache_clearing import CacheClearing
 from .emit import Emitter
-from .engine_host import DeathHandler, EngineHost, ReportHandler
+from .engine_host import DeathHandler, EngineHost, ReportHandler, StartEngine
+from .engine_process import EngineProcess
 from .events import WorkerEvents
 from .metrics import ModelMetrics
 from .model_adapters import ModelAdapters
@@ -87,6 +88,7 @@ class Shared:
     Attributes:
         on_change: awaited when a model becomes ready, or is ready no more.
         read_image: gives the object of this name from the bucket of images; raises InferFluxErrors.
+        start_engine: see `EngineHost`.
     """
 
     emitter: Emitter
@@ -94,6 +96,7 @@ class Shared:
     spans: WorkerSpans
     on_change: Callable[[], Awaitable[None]]
     read_image: ReadImage | None = None
+    start_engine: StartEngine = EngineProcess.start
 
 
 @dataclass(slots=True)
@@ -178,7 +181,13 @@ class ModelHost:
         self._places = asyncio.Semaphore(_IMAGES_AT_ONCE)
 
     def _engine_process(self, on_report: ReportHandler, on_death: DeathHandler) -> EngineLink:
-        return EngineHost(self._options.engine, on_report, on_death, load_limit_s=self._options.load_limit_s)
+        return EngineHost(
+            self._options.engine,
+            on_report,
+            on_death,
+            load_limit_s=self._options.load_limit_s,
+            start=self._shared.start_engine,
+        )
 
     @property
     def name(self) -> str:

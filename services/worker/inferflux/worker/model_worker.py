@@ -21,6 +21,7 @@ from inferflux.common.tracing import Tracer
 
 from .emit import Emitter
 from .engine_host import EngineLoadError
+from .engine_process import SpareEngine
 from .events import WorkerEvents
 from .heartbeat import Heartbeat
 from .intake import Intake
@@ -54,6 +55,7 @@ class Process:
     emitter: Emitter
     tracer: Tracer
     metrics: WorkerMetrics
+    engines: SpareEngine
 
 
 class ModelWorker:
@@ -98,6 +100,7 @@ class ModelWorker:
                 WorkerSpans(process.tracer, worker_id),
                 on_change=self._on_model_change,
                 read_image=bus.get_image,
+                start_engine=process.engines.take,
             ),
             self._cache_reports,
             make_engine=_null_engine(settings, file, options) if settings.engine == "null" else None,

@@ -10,6 +10,7 @@ import signal
 import socket
 import sys
 
+from inferflux.common import heap
 from inferflux.common.frames import ChildEnd
 from inferflux.common.lifeline import exit_at_end_of
 from inferflux.v1 import engine_pb2, scheduler_pb2
@@ -23,6 +24,7 @@ _Worker = ChildEnd[engine_pb2.EngineCommand]
 
 def run(worker: _Worker) -> None:
     """Serve until the worker closes its end."""
+    heap.set_apart()
     embedder = _load(worker)
     while True:
         for command in worker.arrived(embedder.idle_s()):

@@ -18,6 +18,7 @@ from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
 
+from inferflux.common import heap
 from inferflux.common.frames import ChildEnd
 from inferflux.common.lifeline import exit_at_end_of
 from inferflux.v1 import engine_pb2, scheduler_pb2
@@ -81,6 +82,7 @@ class Inbox:
 
 def run(worker: _Worker) -> None:
     """Serve until the worker closes its end."""
+    heap.set_apart()
     inbox = Inbox(worker)
     engine = _load(worker, inbox)
     try:
