@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 
 from benchmarks.sim.contract import PARKED, RUNNING, SWAPPED, ContractWorker, Sequence, Size, key_of
+from inferflux.common.repeats import Repeats
 from inferflux.scheduler.core import actions
 from inferflux.scheduler.core.fairness import FairnessSettings
 from inferflux.scheduler.core.jobs import Attempt, JobState, RequestKey
@@ -67,6 +68,7 @@ class SimWorker(ContractWorker):
         self.digest = ""
         # Steps until its engine has started again.
         self.starting = 0
+        self._heartbeats = Repeats(lambda data, _: scheduler_pb2.WorkerStatus.FromString(data))
 
     def on_batch(self, batch: worker_pb2.RequestBatch) -> worker_pb2.BatchAccepted:
         self.batches.append(batch)
@@ -108,7 +110,9 @@ class SimWorker(ContractWorker):
                 if not resident.computed_tokens:
                     resident.residence = scheduler_pb2.RESIDENCE_UNSPECIFIED
                     resident.run = resident.slot = 0
-        self.world.tell(lambda: self.world.core.on_heartbeat(status, self.world.now))
+        # As it comes over the bus: one that says what the last one said is the same object.
+        received = self._heartbeats.parse(status.SerializeToString(), self.worker_id)
+        self.world.tell(lambda: self.world.core.on_heartbeat(received, self.world.now))
 
     def die(self) -> None:
         """Its process is gone, as its witness reports."""

@@ -145,3 +145,24 @@ async def test_a_flood_of_invented_workers_is_bounded_and_counted() -> None:
     assert counts(registry.table, 1.0) == {"a": MAX_WORKERS}
     assert refused == [subjects.worker_status(f"w{i}") for i in range(MAX_WORKERS, MAX_WORKERS + 10)]
     assert len(ahead) == 64
+
+
+def test_a_card_that_was_found_holds_while_no_worker_changes() -> None:
+    table = ModelTable()
+    table.note(beat("w1", "a"), 0.0)
+    table.note(beat("w2", "a", digest="other"), 0.5)
+    table.note(beat("w3", "a"), 0.6)
+    found = table.card("a", 1.0)
+    assert found is not None
+    table.note(beat("w1", "a"), 1.5)
+    assert table.card("a", 2.0) is found
+    table.note(beat("w1", "a", state=DRAINING), 2.1)
+    table.forget("w3")
+    changed = table.card("a", 2.2)
+    assert changed is not None
+    assert changed.digest == "other"  # the ready one
+    # w2 is silent for too long: w1 alone is left.
+    table.note(beat("w1", "a", state=DRAINING), 3.4)
+    left = table.card("a", 0.5 + LIVE_S + 0.1)
+    assert left is not None
+    assert left.digest == found.digest

@@ -17,6 +17,7 @@ from inferflux.common.heartbeats import parse_status
 from inferflux.common.hosts import chosen_digest, worker_ids
 from inferflux.common.hosts import parse_status as parse_host
 from inferflux.common.known_workers import KnownWorkers
+from inferflux.common.repeats import Repeats
 from inferflux.v1 import cluster_pb2, model_pb2, scheduler_pb2
 
 from .caller import Caller
@@ -41,10 +42,25 @@ class _Worker:
     state: scheduler_pb2.WorkerState.ValueType
     cards: dict[str, model_pb2.ModelCard]
 
+    def is_as(
+        self, state: scheduler_pb2.WorkerState.ValueType, cards: dict[str, model_pb2.ModelCard]
+    ) -> bool:
+        """Whether a heartbeat says what the last one said."""
+        return state == self.state and cards == self.cards
+
     def knows(self, name: str) -> bool:
         """Whether it has the model, and its limits are known."""
         card = self.cards.get(name)
         return card is not None and card.context_length > 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """A model's card, which holds from one moment to another while no worker changes."""
+
+    card: model_pb2.ModelCard
+    from_s: float
+    until_s: float
 
 
 class ModelTable:
@@ -54,11 +70,19 @@ class ModelTable:
         self._workers: dict[str, _Worker] = {}
         # How many workers have each.
         self._digests: Counter[str] = Counter()
+        # What `card` found, by name. Asked for every request, of hundreds of workers that seldom change.
+        self._found: dict[str, _Found] = {}
 
     def note(self, status: scheduler_pb2.WorkerStatus, now: float) -> None:
         """Take in a heartbeat."""
         cards = {card.name: self._complete(card) for card in status.models}
-        self._drop(status.worker_id)  # the worker seen least recently comes first
+        before = self._workers.get(status.worker_id)
+        if before is not None and before.is_as(status.state, cards) and now - before.last_seen_s <= LIVE_S:
+            del self._workers[status.worker_id]
+            before.last_seen_s = now
+            self._workers[status.worker_id] = before  # the worker seen least recently comes first
+            return
+        self._drop(status.worker_id)
         self._workers[status.worker_id] = _Worker(now, status.state, cards)
         self._digests.update(card.digest for card in cards.values())
 
@@ -112,9 +136,14 @@ class ModelTable:
         that restarts its engine is ready again soon. What one of them can do, the model can: the scheduler
         finds that worker.
         """
+        found = self._found.get(name)
+        if found is not None and found.from_s <= now <= found.until_s:
+            return found.card
         live = [w for w in self._workers.values() if w.knows(name) and now - w.last_seen_s <= LIVE_S]
         if not live:
             return None
+        # Until then all of them are live.
+        until_s = min(worker.last_seen_s for worker in live) + LIVE_S
         live = _of_chosen_file(live, name, now)
         best = max(live, key=lambda w: (w.state == scheduler_pb2.WORKER_STATE_READY, w.last_seen_s))
         card = best.cards[name]
@@ -122,7 +151,8 @@ class ModelTable:
             capable = model_pb2.ModelCard()
             capable.CopyFrom(card)
             capable.can_constrain = True
-            return capable
+            card = capable
+        self._found[name] = _Found(card, now, until_s)
         return card
 
     def live_workers(self, now: float) -> dict[str, frozenset[str]]:
@@ -146,6 +176,7 @@ class ModelTable:
         return digest in self._digests
 
     def _drop(self, worker_id: str) -> None:
+        self._found.clear()
         worker = self._workers.pop(worker_id, None)
         for card in worker.cards.values() if worker is not None else ():
             self._digests[card.digest] -= 1
@@ -184,6 +215,8 @@ class ModelRegistry:
         self.table = ModelTable()
         self.hosts = HostDirectory()
         self._known = KnownWorkers(self.table.forget)
+        self._statuses = Repeats(parse_status)
+        self._host_statuses = Repeats(parse_host)
         self._bus = bus
         self._bad = bad
         self._on_model = on_model
@@ -409,7 +442,7 @@ class ModelRegistry:
 
     async def _on_host(self, message: Message) -> None:
         try:
-            status = parse_host(message.data, message.subject)
+            status = self._host_statuses.parse(message.data, message.subject)
             self.hosts.note(status, self._clock())
         except InvalidArgument as error:
             self._bad.note("host", error, subject=message.subject)
@@ -419,7 +452,7 @@ class ModelRegistry:
 
     async def _on_status(self, message: Message) -> None:
         try:
-            status = parse_status(message.data, message.subject)
+            status = self._statuses.parse(message.data, message.subject)
             self._known.admit(status.worker_id, self._clock())
         except InvalidArgument as error:
             self._bad.note("heartbeat", error, subject=message.subject)

@@ -145,9 +145,9 @@ class PrefixHints:
         """By digest: a model's name may stand for another file on some workers."""
         holders: dict[str, list[Holder]] = defaultdict(list)
         for worker in self._workers_of(model):
-            for card in worker.status.models:
-                if card.name == model:
-                    holders[card.digest].append(Holder(worker.worker_id, worker.incarnation))
+            digest = worker.digests.get(model)
+            if digest is not None and worker.shares_prefixes:
+                holders[digest].append(Holder(worker.worker_id, worker.incarnation))
         return holders
 
     def _hasher(self, digest: str) -> PrefixHasher:

@@ -10,6 +10,7 @@ from inferflux.common.bus import Bus, Message
 from inferflux.common.errors import InvalidArgument
 from inferflux.common.heartbeats import parse_status
 from inferflux.common.known_workers import KnownWorkers
+from inferflux.common.repeats import Repeats
 from inferflux.v1 import host_pb2, scheduler_pb2
 
 from .core.checks import check_event
@@ -30,6 +31,8 @@ class WorkerListener:
         self._sink = sink
         self._metrics = metrics
         self._known = KnownWorkers()
+        self._statuses = Repeats(parse_status)
+        self._hosts = Repeats(hosts.parse_status)
 
     async def listen(self) -> None:
         await self._bus.serve(subjects.HOST_STATUS_ALL, self._on_host)
@@ -38,13 +41,13 @@ class WorkerListener:
 
     async def _on_host(self, message: Message) -> None:
         try:
-            self._sink.on_host(hosts.parse_status(message.data, message.subject))
+            self._sink.on_host(self._hosts.parse(message.data, message.subject))
         except InvalidArgument as error:
             self._metrics.bad.note("host", error, subject=message.subject)
 
     async def _on_status(self, message: Message) -> None:
         try:
-            status = parse_status(message.data, message.subject)
+            status = self._statuses.parse(message.data, message.subject)
             self._known.admit(status.worker_id, time.monotonic())
         except InvalidArgument as error:
             self._metrics.bad.note("heartbeat", error, subject=message.subject)

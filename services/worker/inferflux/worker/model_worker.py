@@ -25,12 +25,12 @@ from .engine_process import SpareEngine
 from .events import WorkerEvents
 from .heartbeat import Heartbeat
 from .intake import Intake
-from .metrics import WorkerMetrics
+from .metrics import ModelMetrics, WorkerMetrics
 from .model_file import ModelFile
 from .model_host import MakeEngine, ModelHost, ModelOptions, Shared
 from .null.core import Rates
 from .null.engine import NullEngine
-from .prefix_reports import PrefixReports
+from .prefix_reports import NoReports, PrefixReports
 from .settings import WorkerSettings
 from .spans import WorkerSpans
 from .worker_state import WorkerState
@@ -83,13 +83,7 @@ class ModelWorker:
         self.state = WorkerState(worker_id, incarnation=uuid.uuid4().hex, pool=settings.pool)
         self._events = WorkerEvents(bus, self.state)
         metrics = process.metrics.of(options.name)
-        self._cache_reports = PrefixReports(
-            process.redis,
-            Holder(worker_id, self.state.incarnation),
-            partial(PrefixHasher, model_digest=file.digest, block_tokens=settings.cache_block_tokens),
-            metrics,
-            report_again=lambda: self.model.report_cache(),
-        )
+        self._cache_reports = self._new_cache_reports(file, metrics)
         self.model = ModelHost(
             options,
             file,
@@ -109,6 +103,18 @@ class ModelWorker:
         self._intake = Intake(bus, self.state, self.model, self._heartbeat, process.metrics.bad)
         self._leaving = asyncio.Event()
         self._drain_limit_s = settings.drain_limit_s
+
+    def _new_cache_reports(self, file: ModelFile, metrics: ModelMetrics) -> PrefixReports | NoReports:
+        process, state = self._process, self.state
+        if process.settings.engine == "null":
+            return NoReports()
+        return PrefixReports(
+            process.redis,
+            Holder(state.worker_id, state.incarnation),
+            partial(PrefixHasher, model_digest=file.digest, block_tokens=process.settings.cache_block_tokens),
+            metrics,
+            report_again=lambda: self.model.report_cache(),
+        )
 
     def leave(self, drain_limit_s: float) -> None:
         """Have `run` drain and return: requests may run on for `drain_limit_s`, then others take them."""

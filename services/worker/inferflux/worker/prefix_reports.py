@@ -151,3 +151,22 @@ class PrefixReports:
         if self._was_up:
             self._was_up = False
             log.warning("the prefix index cannot be written: no hints meanwhile", why=str(error))
+
+
+class NoReports:
+    """Of an engine that caches nothing: there is nothing to write."""
+
+    def take_in(self, cached: Iterable[engine_pb2.CachedPrefix]) -> None:
+        pass
+
+    def clear(self) -> None:
+        pass
+
+    async def rewrite(self) -> None:
+        pass
+
+    async def run(self) -> None:
+        await asyncio.Event().wait()
+
+    async def leave(self) -> None:
+        pass

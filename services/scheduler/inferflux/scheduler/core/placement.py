@@ -327,6 +327,9 @@ class Placement:
 
     def why_never(self, job: Job) -> InvalidArgument | None:
         """Why no live worker could take the job even if it were empty; None if one could, or may."""
+        # Asked for each job: with hundreds of workers there are few sizes.
+        if any(fits_size(job, size) for size in self._of(job.model).sizes):
+            return None
         workers = [w for w in self.live(job.model) if _may_serve(w, job.model, job.demand)]
         if not workers:
             return None

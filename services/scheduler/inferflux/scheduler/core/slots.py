@@ -220,6 +220,16 @@ class WorkerSlots:
             self.alone = None
             self._changed()
 
+    def is_idle_as(self, status: scheduler_pb2.WorkerStatus) -> bool:
+        """Whether a heartbeat is the very one that came last, and nothing has been done here since."""
+        is_same = status is self.status and status.state == self.state
+        return is_same and not (self.is_held or self.assignments or self.unowned)
+
+    def note_alive(self, now: float) -> None:
+        """Take in a heartbeat that changes nothing."""
+        self.last_seen_s = max(self.last_seen_s, now)
+        self.was_probed = False
+
     def reconcile(
         self, status: scheduler_pb2.WorkerStatus, now: float, mismatch_threshold: int
     ) -> Reconciled:
@@ -234,8 +244,8 @@ class WorkerSlots:
             What it says. Nothing is released or descheduled here: that is for the caller, which decides
             what becomes of the jobs.
         """
-        self.last_seen_s = max(self.last_seen_s, now)
-        self.is_held = self.was_probed = False
+        self.note_alive(now)
+        self.is_held = False
         self._take_status(status)
         reports = {RequestKey(r.tenant, r.request_id): r for r in status.residents}
         found = Reconciled()
@@ -296,6 +306,8 @@ class WorkerSlots:
         # Of the models' files, by name.
         self.digests = {card.name: card.digest for card in status.models}
         self.pool: str = status.pool or worker_pools.DEFAULT
+        # Whether requests can begin with what others have computed there.
+        self.shares_prefixes = status.prefix_sharing != scheduler_pb2.PREFIX_SHARING_NONE
         # Models whose answers it constrains.
         self.constraining = frozenset(card.name for card in status.models if card.can_constrain)
         # Digests of the adapters of each.

@@ -44,6 +44,12 @@ class WorkerReports:
                 return []
             out += self.forget(worker, RequeueReason.WORKER_RESTARTED, now, is_final=True)
             worker = None
+        if worker is not None and worker.is_idle_as(status) and not self.drains.holds(worker):
+            worker.note_alive(now)
+            if self.expected is not None:
+                self.expected.discard(worker.worker_id)
+            self._state.replan(worker)
+            return []
         if worker is None:
             worker = self._state.table.add(status, now)
         out += self._reconcile(worker, status, now)
