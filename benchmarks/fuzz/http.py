@@ -1,4 +1,4 @@
-"""Calls over HTTP of what administrators call: odd bodies, headers and methods, and clients that leave."""
+"""Calls over HTTP of every route: odd bodies, headers and methods, and clients that leave."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from inferflux.gateway.http.routes import ADMIN
 from .findings import Findings
 from .messages import Messages
 from .methods import Method
+from .routes import WEBSOCKET, Bodies, Call, client_routes
 
 _HANG_S = 30.0
 # Of an answer that goes on: a drain is followed until its worker is drained.
@@ -34,12 +35,20 @@ _ODD_HEADERS = (
 _ODD_BODIES = (b"", b"{", b"[]", b"null", b"\xff\xfe", b"[" * 100_000, b'{"a":' * 5_000, b" " * 5_000_000)
 
 
+_UPGRADE = {
+    "upgrade": "websocket",
+    "connection": "Upgrade",
+    "sec-websocket-version": "13",
+    "sec-websocket-key": "AAAAAAAAAAAAAAAAAAAAAA==",
+}
+
+
 class HttpFuzzer:
     """Calls, each on a connection of its own, drawn from one random source.
 
     Args:
         keys: what a call's credential is drawn from; "" is none.
-        texts: what texts of messages are drawn from, beside odd ones.
+        texts: what texts of messages are drawn from, beside odd ones; the first is a model's name.
     """
 
     def __init__(
@@ -49,14 +58,29 @@ class HttpFuzzer:
         self._port = port
         self._keys = keys
         self._messages = Messages(self._random, texts)
+        self._bodies = Bodies(self._random, texts[0], texts)
+        self._routes = client_routes()
         self._findings = findings
 
     async def call(self, method: Method, request_id: str) -> None:
-        """One call of this method, however it ends."""
-        verb = self._random.choice(("POST",) * 12 + ("GET", "PUT", "POST /x?"))
-        path = ADMIN[method.name].path
-        body = self._body(method)
+        """One call of this method, which administrators call, however it ends."""
+        await self._call(Call("POST", ADMIN[method.name].path, self._body(method), True), request_id)
+
+    async def call_route(self, turn: int, request_id: str) -> None:
+        """One call of a route of clients, which take turns, however it ends."""
+        await self._call(self._bodies.draw(self._routes[turn % len(self._routes)]), request_id)
+
+    async def _call(self, call: Call, request_id: str) -> None:
+        path, body = call.path, call.body
         headers = self._headers(request_id)
+        if call.method == WEBSOCKET:
+            own = "GET"
+            headers |= _UPGRADE
+            # What follows the head is of the new protocol, and no body.
+            body = _frame(body, self._random)
+        else:
+            own = call.method
+        verb = self._random.choice((own,) * 12 + ("GET", "PUT", f"{own} /x?"))
         leaves = self._random.random() < 0.1
         what = f"HTTP {verb} {path}"
         try:
@@ -72,7 +96,8 @@ class HttpFuzzer:
         self._findings.codes[f"HTTP {status}" if status else "HTTP, left or cut off"] += 1
         if status == 500:
             self._findings.internal.append(f"{what}: {headers}; body {body[:200]!r}")
-        if is_whole and verb == "POST" and headers.get("x-request-id") == request_id:
+        is_own = is_whole and verb == own and call.is_audited and call.method != WEBSOCKET
+        if is_own and headers.get("x-request-id") == request_id:
             self._findings.answered[request_id] = f"{what}: {status}"
 
     async def _exchange(
@@ -81,7 +106,9 @@ class HttpFuzzer:
         """The answer's status, and whether it came to its end."""
         reader, writer = await asyncio.open_connection("127.0.0.1", self._port)
         try:
-            lines = [line, "host: fuzz", f"content-length: {len(body)}"]
+            lines = [line, "host: fuzz"]
+            if "upgrade" not in headers:
+                lines.append(f"content-length: {len(body)}")
             lines += [f"{name}: {value}" for name, value in headers.items()]
             writer.write("\r\n".join([*lines, "", ""]).encode("latin-1") + body)
             if leaves:
@@ -125,3 +152,10 @@ class HttpFuzzer:
         for _ in range(self._random.randint(1, 3)):
             spoilt[self._random.randrange(len(spoilt))] = self._random.choice(b'{}[]",:0a\\-\x00\xff')
         return bytes(spoilt)
+
+
+def _frame(message: bytes, source: random.Random) -> bytes:
+    """A text message of a websocket; now and then of another kind, or with a wrong length."""
+    opcode = source.choice((0x81,) * 8 + (0x82, 0x01, 0x89, 0xF1))
+    length = len(message) + source.choice((0,) * 10 + (1, 1 << 40))
+    return bytes((opcode, 0xFF)) + length.to_bytes(8, "big") + bytes(4) + message

@@ -17,7 +17,7 @@ TEXTS = (
     "\0", "\x1b[2J", "ä" * 50, "😀" * 20, "\u202e", "x" * 64, "x" * 65, "x" * 5_000, "key_0123456789abcdef",
     "ifx_" + "A" * 43, "inferflux.v1.InferenceService", "protos", "Infinity", "NaN", "null", "-1", "1e999",
 )  # fmt: skip
-_INTEGERS = (
+INTEGERS = (
     0,
     1,
     -1,
@@ -35,7 +35,7 @@ _INTEGERS = (
     -(2**63),
     2**64 - 1,
 )
-_FLOATS = (0.0, -0.0, 1.0, 0.5, -1.0, 1e-38, 1e-45, 3.4e38, math.inf, -math.inf, math.nan, 100.5)
+FLOATS = (0.0, -0.0, 1.0, 0.5, -1.0, 1e-38, 1e-45, 3.4e38, math.inf, -math.inf, math.nan, 100.5)
 _BOUNDS = {
     FieldDescriptor.CPPTYPE_INT32: (-(2**31), 2**31 - 1),
     FieldDescriptor.CPPTYPE_INT64: (-(2**63), 2**63 - 1),
@@ -111,11 +111,11 @@ class Messages:
         if kind == FieldDescriptor.CPPTYPE_BOOL:
             return self._random.random() < 0.5
         if kind in (FieldDescriptor.CPPTYPE_FLOAT, FieldDescriptor.CPPTYPE_DOUBLE):
-            return self._random.choice(_FLOATS)
+            return self._random.choice(FLOATS)
         if kind == FieldDescriptor.CPPTYPE_ENUM:
             return self._random.choice((0, 1, 2, 99, -1))
         low, high = _BOUNDS[kind]
-        return min(max(self._random.choice(_INTEGERS), low), high)
+        return min(max(self._random.choice(INTEGERS), low), high)
 
     def _spoilt(self, data: bytes) -> bytes:
         spoilt = bytearray(data or b"\0")

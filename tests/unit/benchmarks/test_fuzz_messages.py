@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import random
+from contextlib import suppress
 
 from google.protobuf.message import DecodeError
 
 from benchmarks.fuzz.findings import Findings
 from benchmarks.fuzz.messages import Messages
 from benchmarks.fuzz.methods import methods
-from inferflux.gateway.http.routes import ADMIN
+from benchmarks.fuzz.routes import Bodies, client_routes, known_fields
+from inferflux.gateway.http.routes import ADMIN, ROUTES
 
 
 def test_a_seed_draws_the_same_messages() -> None:
@@ -55,3 +58,20 @@ def test_calls_of_administrators_are_audited_and_over_http() -> None:
 def test_a_call_that_was_answered_needs_an_audit_line() -> None:
     findings = Findings(answered={"a": "x", "b": "y"})
     assert findings.unaudited({"b", "c"}) == ["a: x"]
+
+
+def test_every_route_is_called_as_an_rpc_or_by_its_path() -> None:
+    assert len(client_routes()) + len(ADMIN) == len(ROUTES)
+    assert {"model", "messages", "documents", "tool_choice", "image_url"} <= set(known_fields())
+
+
+def test_bodies_of_routes_are_mostly_json_that_names_the_model() -> None:
+    bodies = Bodies(random.Random(1), "served")
+    drawn = [bodies.draw(route) for route in client_routes() for _ in range(50)]
+    found = []
+    for call in drawn:
+        with suppress(ValueError):
+            found.append(json.loads(call.body))
+    n_posts = sum(call.method != "GET" for call in drawn)
+    assert n_posts * 0.5 < sum(each.get("model") == "served" for each in found) < n_posts
+    assert len(found) < n_posts

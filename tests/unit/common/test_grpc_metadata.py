@@ -17,10 +17,11 @@ from inferflux.common.errors import InvalidArgument, Unauthenticated
         [("x-api-key", "ifx_key")],
         [("authorization", "Basic abc"), ("x-api-key", "ifx_key")],
         [("authorization", "Bearer "), ("x-api-key", "ifx_key")],
+        [("authorization", "Bearer ifx_key"), ("x-api-key", "ifx_key"), ("authorization", "bearer ifx_key")],
     ],
 )
 def test_a_key_is_read_from_either_header(pairs: list[tuple[str, str | bytes]]) -> None:
-    assert metadata.credential(pairs) == "ifx_key"
+    assert call_context(pairs, remaining_s=None).require_credential() == "ifx_key"
 
 
 @pytest.mark.parametrize("pairs", [None, [], [("authorization", "Bearer")], [("x-api-key", " ")]])
@@ -28,6 +29,21 @@ def test_no_key_is_unauthenticated(pairs: list[tuple[str, str | bytes]] | None) 
     with pytest.raises(Unauthenticated) as caught:
         call_context(pairs, remaining_s=None).require_credential()
     assert caught.value.reason == "NO_CREDENTIAL"
+
+
+@pytest.mark.parametrize(
+    "pairs",
+    [
+        [("authorization", "Bearer ifx_one"), ("authorization", "Bearer ifx_two")],
+        [("authorization", "Bearer ifx_one"), ("x-api-key", "ifx_two")],
+        [("x-api-key", "ifx_one"), ("x-api-key", "ifx_two"), ("x-api-key", "ifx_one")],
+    ],
+)
+def test_several_different_keys_are_none(pairs: list[tuple[str, str | bytes]]) -> None:
+    with pytest.raises(Unauthenticated) as caught:
+        call_context(pairs, remaining_s=None).require_credential()
+    assert caught.value.reason == "SEVERAL_CREDENTIALS"
+    assert "ifx_" not in caught.value.message
 
 
 def test_a_request_id_is_taken_or_made() -> None:

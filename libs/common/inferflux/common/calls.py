@@ -23,7 +23,8 @@ class CallContext:
     Attributes:
         request_id: the client's, or a drawn one.
         is_id_chosen: the request id is the client's, who may choose the same one twice.
-        credential: the API key as it was given; "" without one.
+        credential: the API key as it was given; "" without one, or with several that differ.
+        has_several: several that differ were given.
         service_key: what a service proves itself with; "" without one.
         certificate: the common name of the certificate that the caller has shown and that was verified; ""
             without one.
@@ -39,6 +40,7 @@ class CallContext:
     request_id: str
     is_id_chosen: bool = False
     credential: str = field(default="", repr=False)
+    has_several: bool = False
     service_key: str = field(default="", repr=False)
     certificate: str = ""
     traceparent: str = ""
@@ -53,8 +55,13 @@ class CallContext:
         """The API key.
 
         Raises:
-            Unauthenticated: the call came without one.
+            Unauthenticated: the call came without one, or with several.
         """
+        if self.has_several:
+            message = (
+                "several different API keys: send one, as `authorization: Bearer KEY` or `x-api-key: KEY`"
+            )
+            raise Unauthenticated(message, reason="SEVERAL_CREDENTIALS")
         if not self.credential:
             message = "no API key: send `authorization: Bearer KEY` or `x-api-key: KEY`"
             raise Unauthenticated(message, reason="NO_CREDENTIAL")
@@ -74,10 +81,12 @@ def call_context(
         InvalidArgument: the request id holds other characters than A-Z a-z 0-9 _ -, or more than 64.
     """
     pairs = list(metadata or ())
+    credentials = grpc_metadata.credentials(pairs)
     return CallContext(
         request_id=grpc_metadata.request_id(pairs),
         is_id_chosen=bool(grpc_metadata.get(pairs, grpc_metadata.REQUEST_ID)),
-        credential=grpc_metadata.credential(pairs),
+        credential=credentials[0] if len(credentials) == 1 else "",
+        has_several=len(credentials) > 1,
         service_key=grpc_metadata.get(pairs, grpc_metadata.SERVICE_KEY),
         certificate=certificate,
         traceparent=valid(grpc_metadata.get(pairs, grpc_metadata.TRACEPARENT)),

@@ -103,6 +103,7 @@ class HttpError(NamedTuple):
 # Reasons for which OpenAI's API has a code that clients look at.
 _OPENAI_CODES = {
     "NO_CREDENTIAL": "invalid_api_key",
+    "SEVERAL_CREDENTIALS": "invalid_api_key",
     "UNKNOWN_API_KEY": "invalid_api_key",
     "INVALID_TOKEN": "invalid_api_key",
     "UNKNOWN_MODEL": "model_not_found",

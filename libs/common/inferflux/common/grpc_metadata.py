@@ -51,13 +51,20 @@ def new_request_id() -> str:
     return secrets.token_hex(12)
 
 
-def credential(metadata: Metadata | None) -> str:
-    """The API key from `authorization: Bearer KEY` or `x-api-key: KEY`; "" without one."""
-    authorization = get(metadata, AUTHORIZATION)
-    scheme, _, token = authorization.partition(" ")
-    if scheme.lower() == "bearer" and token.strip():
-        return token.strip()
-    return get(metadata, API_KEY).strip()
+def credentials(metadata: Metadata | None) -> list[str]:
+    """The API keys or tokens in `authorization: Bearer KEY` and `x-api-key: KEY`, each once."""
+    found: dict[str, None] = {}
+    for name, value in metadata or ():
+        if name not in (AUTHORIZATION, API_KEY):
+            continue
+        text = value if isinstance(value, str) else value.decode("utf-8", "replace")
+        if name == AUTHORIZATION:
+            scheme, _, text = text.partition(" ")
+            if scheme.lower() != "bearer":
+                continue
+        if text.strip():
+            found[text.strip()] = None
+    return list(found)
 
 
 def outgoing(
