@@ -225,3 +225,35 @@ async def test_errors_are_told_by_field(http: HttpClient) -> None:
     ):
         answer = await http.call("POST", path, body)
         assert (answer.status, answer.error["param"]) == (400, field), answer.body
+
+
+async def test_texts_are_held_to_guardrails_and_to_the_models_of_their_key(stack: Stack) -> None:
+    port = int(stack.http_url.rpartition(":")[2])
+    admin = HttpClient(port, stack.api_key)
+    wanted = {"tenant": "guarded", "name": "texts", "scopes": ["inference"]}
+    keys = [
+        (await admin.post("/v1/admin/CreateApiKey", {**wanted, "models": models})).json()["secret"]
+        for models in ([], ["ranker"])
+    ]
+    rules = {"blocked": [{"text": "forbidden"}], "look_alikes": "LOOK_ALIKES_ANY"}
+    made = await admin.post("/v1/admin/SetGuardrails", {"guardrails": {"tenant": "guarded", "rules": rules}})
+    assert made.status == 200, made.body
+    ids = minilm().tokenize("a forbidden text")
+    any_model, ranker_alone = (HttpClient(port, key) for key in keys)
+    for path, body in (
+        ("/v1/embeddings", {"model": "minilm", "input": "a FORBIDDEN text"}),
+        (
+            "/v1/embeddings",
+            {"model": "minilm", "input": ["fine", "a f\N{CYRILLIC SMALL LETTER O}rbidden text"]},
+        ),
+        ("/v1/embeddings", {"model": "minilm", "input": [ids]}),
+        ("/v1/rerank", {"model": "ranker", "query": "forbidden?", "documents": ["fine"]}),
+        ("/v1/rerank", {"model": "ranker", "query": "what?", "documents": ["fine", "forbidden"]}),
+    ):
+        refused = await any_model.post(path, body)
+        assert (refused.status, refused.error["code"]) == (403, "content_filter"), body
+    fine = {"model": "minilm", "input": "fine"}
+    assert (await any_model.post("/v1/embeddings", fine)).status == 200
+    assert (await ranker_alone.post("/v1/embeddings", fine)).error["code"] == "model_not_allowed"
+    query = {"model": "ranker", "query": "a", "documents": ["b"]}
+    assert (await ranker_alone.post("/v1/rerank", query)).status == 200

@@ -65,6 +65,19 @@ async def tenant(policy: PolicyProcess, admin_key: str, gateway: GatewayProcess,
     return Tenant(name, made.secret, policy, admin_key, gateway)
 
 
+CALLED = [
+    {"role": "user", "content": "what is 2 + 2?"},
+    {
+        "role": "assistant",
+        "tool_calls": [
+            {"id": "call_1", "type": "function", "function": {"name": "add", "arguments": '{"a": 2}'}}
+        ],
+    },
+]
+RESULT = {"role": "tool", "tool_call_id": "call_1"}
+TOOL = {"type": "function", "function": {"name": "add", "description": "Verboten", "parameters": {}}}
+
+
 async def say(backend: Backend, request_id: str, n: int) -> None:
     """Tokens 0 to n - 1 one by one: their texts are "0 ", "1 ", and so on."""
     job = await backend.job(request_id)
@@ -115,6 +128,8 @@ async def test_the_texts_of_a_chat_are_held_to_guardrails_over_http(tenant: Tena
         ("/v1/completions", {"prompt": "it is Verboten"}),
         ("/v1/responses", {"input": "it is Verboten"}),
         ("/generate", {"prompt": "it is Verboten"}),
+        ("/v1/chat/completions", {"messages": [*CALLED, {**RESULT, "content": "a result: VERBOTEN"}]}),
+        ("/v1/chat/completions", {"messages": [*CALLED, {**RESULT, "content": "4"}], "tools": [TOOL]}),
     ):
         refused = await tenant.http.post(path, {"model": "demo"} | body)
         assert refused.status == 403

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from harness.gateway import Backend, finished, tokens, until
@@ -677,6 +678,23 @@ async def test_an_adapter_is_chosen_by_the_models_name_or_by_a_field(stage: Stag
     with pytest.raises(InvalidArgument) as two:
         await stage.chat("r9", model="demo:odd", adapter="even")
     assert two.value.field == "adapter"
+
+
+@pytest.mark.parametrize("fields", [*_WAYS, {"model": "chat"}, {"model": "chat", "adapter": "odd"}])
+async def test_no_name_leads_a_key_to_a_model_or_adapter_that_it_may_not_use(
+    stage: Stage, fields: dict[str, Any]
+) -> None:
+    stage.backend.card.adapters.add(name="odd", digest="a" * 64, scale=1.0)
+    await stage.backend.beat()
+    stage.models.splits = Splits({"chat": {"demo": 1.0, "demo:odd": 1.0}})
+    for models in (("other",), ("chat",), ("odd",), ("demo:even",), ("demo?", "dem")):
+        named: dict[str, Any] = {"model": "demo", **fields}
+        request = inference_pb2.GenerateRequest(text="hi", **named)
+        with pytest.raises(PermissionDenied) as caught:
+            async with stage.pipeline.generate(CallContext("r1"), replace(ACME, models=models), request):
+                raise AssertionError("was submitted")
+        assert caught.value.reason == "MODEL_NOT_ALLOWED"
+    assert stage.backend.jobs == {}
 
 
 async def test_an_alias_that_is_split_goes_to_what_can_serve(stage: Stage) -> None:
