@@ -29,7 +29,7 @@ from inferflux.cli.stack import Stack, StackOptions
 from inferflux.common import grpc_client
 from inferflux.common.address import split
 from inferflux.common.audit.reading import LineReader
-from inferflux.v1 import policy_pb2, policy_pb2_grpc
+from inferflux.v1 import model_pb2, model_pb2_grpc, policy_pb2, policy_pb2_grpc
 
 from .caller import Fuzzer, unknown_key
 from .findings import Findings
@@ -38,6 +38,7 @@ from .methods import Method, methods
 from .raw import RawFuzzer
 
 _AT_ONCE = 24
+_READY_S = 30.0
 # Of ten calls one is a connection of raw bytes, and these are over HTTP: of administrators, and of clients.
 _RAW, _ADMIN, _CLIENT = 0, 3, 7
 _SHOWN = 10
@@ -110,6 +111,14 @@ async def fuzz(
     return findings
 
 
+async def load(stack: Stack) -> None:
+    """Have the model loaded again, where a call of an administrator has unloaded it."""
+    async with grpc_client.channel(stack.endpoint) as channel:
+        request = model_pb2.LoadModelRequest(name=stack.model_name)
+        metadata = grpc_client.outgoing(api_key=stack.api_key)
+        await model_pb2_grpc.ModelServiceStub(channel).LoadModel(request, metadata=metadata, timeout=_READY_S)
+
+
 def unloads(directory: Path) -> int:
     """How often a model was unloaded, as an administrator had asked: its engine ends then."""
     logs = directory.glob("worker*.log")
@@ -147,7 +156,8 @@ async def run(options: argparse.Namespace, console: Console) -> bool:
             before = processes(stack)
             with Progress(*columns, console=console, transient=True, refresh_per_second=2) as progress:
                 findings = await fuzz(stack, options, chosen, progress)
-            await stack.wait_ready(30.0)
+            await load(stack)
+            await stack.wait_ready(_READY_S)
             now = processes(stack)
         ended = [name for name, known in before.items() if now.get(name) != known]
         engines = [name for name in ended if " child " in name]

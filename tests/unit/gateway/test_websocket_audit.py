@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections import deque
 from typing import Any, cast
 
+import pytest
 from starlette.types import Message
 
 from inferflux.common.audit.writer import AuditTrail
 from inferflux.common.calls import CallContext
+from inferflux.common.errors import Unauthenticated
 from inferflux.gateway.caller import Caller
 from inferflux.gateway.http.endpoint import Edge
 from inferflux.gateway.http.websocket import WebSocketEndpoint
@@ -52,3 +54,25 @@ async def test_a_request_whose_client_left_before_it_was_queued_has_its_line() -
     (line,) = trail.lines
     assert (line["event"], line["tenant"], line["method"]) == ("call", "acme", "WEBSOCKET /generate")
     assert (line["outcome"], line["decision"]) == ("left", "allowed")
+
+
+@pytest.mark.parametrize("is_admitted", [False, True])
+async def test_a_client_that_leaves_before_its_handshake_is_answered_ends_it_as_the_server_expects(
+    is_admitted: bool,
+) -> None:
+    class ClientDisconnected(OSError):
+        """What uvicorn raises where nobody is there to send to, and takes for no defect."""
+
+    async def admit(_scope: str, _context: CallContext) -> Caller:
+        if not is_admitted:
+            raise Unauthenticated("no key", reason="NO_CREDENTIAL")
+        return Caller("acme", "key_0")
+
+    async def send(_message: Message) -> None:
+        raise ClientDisconnected
+
+    trail, client, unused = Trail(), Client(), cast("Any", None)
+    endpoint = WebSocketEndpoint(Edge(admit, unused, trail, send_limit_s=5), unused, unused)
+    with pytest.raises(ClientDisconnected):
+        await endpoint({"type": "websocket", "headers": []}, client.receive, send)
+    assert len(trail.lines) == (not is_admitted)

@@ -98,16 +98,18 @@ class WebSocketEndpoint:
         context = CallContext(request_id="")
         try:
             await receive()  # the handshake
-            context = replace(call_context(_headers(scope), remaining_s=None), method=_METHOD)
-            caller = await self._edge.admit("inference", context)
-            with self._sockets.place(caller.tenant):
-                await socket.accept(scope, context)
-                await self._serve(socket, context)
-        except InferFluxError as error:
-            write_call(self._edge.trail, context, _METHOD, error=error)
-            await socket.deny(error)
+            try:
+                context = replace(call_context(_headers(scope), remaining_s=None), method=_METHOD)
+                caller = await self._edge.admit("inference", context)
+                with self._sockets.place(caller.tenant):
+                    await socket.accept(scope, context)
+                    await self._serve(socket, context)
+            except InferFluxError as error:
+                write_call(self._edge.trail, context, _METHOD, error=error)
+                await socket.deny(error)
         except asyncio.CancelledError:
-            return
+            if socket.left_early is not None:  # uvicorn knows its own error, and logs any other end as ours
+                raise socket.left_early from None
 
     async def _serve(self, socket: _Socket, context: CallContext) -> None:
         """Answer requests until the client leaves, each under an id of its own, and each admitted by itself:
@@ -171,6 +173,8 @@ class _Socket:
         self._send = send
         self._send_limit_s = send_limit_s
         self._is_accepted = False
+        # What told that the client was gone before the handshake was answered.
+        self.left_early: OSError | None = None
 
     async def accept(self, scope: Scope, context: CallContext) -> None:
         chosen = _PROTOCOL if _PROTOCOL in scope.get("subprotocols", []) else None
@@ -210,7 +214,9 @@ class _Socket:
         try:
             async with asyncio.timeout(self._send_limit_s):
                 await self._send(message)
-        except (TimeoutError, OSError):
+        except (TimeoutError, OSError) as gone:
+            if not self._is_accepted:
+                self.left_early = gone
             raise asyncio.CancelledError("the client is gone") from None
 
 
