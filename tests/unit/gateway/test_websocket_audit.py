@@ -61,7 +61,7 @@ async def test_a_client_that_leaves_before_its_handshake_is_answered_ends_it_as_
     is_admitted: bool,
 ) -> None:
     class ClientDisconnected(OSError):
-        """What uvicorn raises where nobody is there to send to, and takes for no defect."""
+        """What uvicorn raises where the client has left, and takes for no defect."""
 
     async def admit(_scope: str, _context: CallContext) -> Caller:
         if not is_admitted:
