@@ -103,6 +103,9 @@ def up(
     policy_port: Annotated[int, typer.Option(min=0, max=65535, help="Policy's; 0 as above.")] = 50052,
     nats_port: Annotated[int, typer.Option(min=0, max=65535, help="nats-server's; 0 as above.")] = 4222,
     redis_port: Annotated[int, typer.Option(min=0, max=65535, help="valkey-server's; 0 as above.")] = 6379,
+    nats: Annotated[
+        int, typer.Option("--nats", help="Servers of NATS: 1, or 3 or 5, of which 1 or 2 may be lost.")
+    ] = 1,
     workers: Annotated[int, typer.Option(min=1, max=64, help="Workers, each with the whole model.")] = 1,
     schedulers: Annotated[
         int, typer.Option(min=1, max=16, help="Schedulers: one leads, the others take over when it dies.")
@@ -141,9 +144,12 @@ def up(
     from .stack import DISK_PATH, MODELS_STORE, THREADS, StackOptions
     from .up import serve
 
+    if nats not in (1, 3, 5):
+        raise typer.BadParameter("1, 3 or 5: two servers lose one no better than one", param_hint="--nats")
     options = StackOptions(
         model=model,
         model_name=model_name,
+        nats_servers=nats,
         state_dir=state_path(state_dir),
         gateway_port=gateway_port,
         http_port=http_port,

@@ -67,23 +67,25 @@ def nats_user(
     with directory.changing_access():
         password = directory.passwords("nats", [user.name])[user.name]
         _reload(directory, stack)
-    parts = urlsplit(stack.tokens_url)
-    url = f"{parts.scheme}://{user.name}:{password}@{parts.hostname}:{parts.port}"
-    asyncio.run(_until_accepted(url, stack.tls_ca))
-    sys.stdout.write(f"{url}\n")
+    servers = [urlsplit(server) for server in stack.tokens_url.split(",")]
+    urls = [f"{one.scheme}://{user.name}:{password}@{one.hostname}:{one.port}" for one in servers]
+    asyncio.run(_until_accepted(urls, stack.tls_ca))
+    sys.stdout.write(f"{','.join(urls)}\n")
 
 
 def _reload(directory: StateDir, stack: StackState) -> None:
-    """Have the running nats-server read its users again."""
+    """Have the running nats-servers read their users again."""
     from .stack.access import grant
 
     workers = [name for name in stack.processes if name.startswith("worker-")]
     grant(directory, workers)
-    os.kill(stack.processes["nats"], signal.SIGHUP)
+    for name, pid in stack.processes.items():
+        if name.split("-")[0] == "nats":
+            os.kill(pid, signal.SIGHUP)
 
 
-async def _until_accepted(url: str, tls_ca: str) -> None:
-    """Return when nats-server takes the user: it reads its users again in its own time."""
+async def _until_accepted(urls: list[str], tls_ca: str) -> None:
+    """Return when every nats-server takes the user: each reads its users again in its own time."""
     import nats
     import nats.errors
 
@@ -94,12 +96,14 @@ async def _until_accepted(url: str, tls_ca: str) -> None:
         options["tls"] = TlsFiles(*files_of(Path(tls_ca).parent, "client"), Path(tls_ca)).client_context()
     try:
         async with asyncio.timeout(_RELOAD_LIMIT_S):
-            while True:
+            left = list(urls)
+            while left:
                 client = nats.NATS()
                 with contextlib.suppress(nats.errors.Error, OSError):
-                    await client.connect(url, **options)
+                    await client.connect(left[0], **options)
                     await client.close()
-                    return
+                    left.pop(0)
+                    continue
                 await asyncio.sleep(_PAUSE_S)
     except TimeoutError:
         raise CommandError("nats-server did not take the user: its log says why") from None

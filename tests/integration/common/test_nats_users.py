@@ -64,6 +64,7 @@ OURS: Mapping[str, tuple[set[str], set[str]]] = {
     subjects.worker_status("worker-1"): (NONE, {G, S}),
     subjects.WORKER_STATUS_ALL: (NONE, {G, S}),
     subjects.ANY_STREAM_DELETED: (NONE, {G, S, W}),
+    subjects.TOKENS_LED: (NONE, {G, S, W}),
     subjects.SCHEDULER_EVENTS: ({W}, {S}),
     subjects.SCHEDULER_READERS: ({G}, {S}),
     subjects.SCHEDULER_STATUS: ({G}, {S}),

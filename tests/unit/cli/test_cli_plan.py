@@ -13,7 +13,7 @@ from inferflux.cli.stack.plan import END_ORDER, ProcessSpec, joining, plan, work
 from inferflux.cli.stack.ports import Ports
 from inferflux.cli.state_dir import StateDir
 
-PORTS = Ports(nats=1001, redis=1002, policy=1003, gateway=1004, http=1005)
+PORTS = Ports(nats=(1001,), redis=1002, policy=1003, gateway=1004, http=1005)
 
 
 def made(

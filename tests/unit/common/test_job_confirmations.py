@@ -22,6 +22,7 @@ class Server:
         self.sent: list[tuple[str, bytes, str]] = []
         self.client = SimpleNamespace(tap=self._tap, untap=lambda _sid: None)
         self.deliver: OnMessage
+        self._made: Mapping[str, Any] = {}
 
     def _tap(self, _subject: str, on_message: OnMessage) -> int:
         self.deliver = on_message
@@ -30,8 +31,9 @@ class Server:
     def send(self, subject: str, payload: bytes, reply: str = "") -> None:
         self.sent.append((subject, payload, reply))
 
-    async def api(self, _operation: str, _body: Mapping[str, Any] | None = None) -> dict[str, Any]:
-        return {"created": "now"}
+    async def api(self, _operation: str, body: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        self._made = body or self._made
+        return {"config": self._made.get("config")}
 
 
 async def consume(server: Server) -> JobConsumer:

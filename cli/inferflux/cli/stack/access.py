@@ -16,6 +16,9 @@ from inferflux.common.tls import TlsFiles
 
 from .ports import Ports
 
+# What the password of a cluster's connections is kept under.
+_ROUTES = "routes"
+
 
 @dataclass(frozen=True, slots=True)
 class Access:
@@ -23,12 +26,14 @@ class Access:
 
     Attributes:
         nats_users_file: where nats-server reads what its users may do.
+        nats_route_password: with which servers of a cluster call each other.
         certificates: the folder of the certificates of a stack with TLS; None: it speaks plain text.
     """
 
     nats: Mapping[str, str] = field(repr=False)
     redis: Mapping[str, str] = field(repr=False)
     nats_users_file: Path
+    nats_route_password: str = field(repr=False)
     certificates: Path | None = None
 
     def urls(self, ports: Ports, kind: str, name: str) -> dict[str, str]:
@@ -43,7 +48,8 @@ class Access:
 
     def nats_url(self, ports: Ports, user: str) -> str:
         scheme = "tls" if self.certificates else "nats"
-        return f"{scheme}://{user}:{self.nats[user]}@{LOOPBACK}:{ports.nats}"
+        login = f"{scheme}://{user}:{self.nats[user]}"
+        return ",".join(f"{login}@{LOOPBACK}:{port}" for port in ports.nats)
 
     def redis_url(self, ports: Ports, user: str) -> str:
         return f"redis://{user}:{self.redis[user]}@{LOOPBACK}:{ports.redis}/0"
@@ -75,7 +81,8 @@ def grant(state_dir: StateDir, workers: Iterable[str], *, certificates: Path | N
     nats = state_dir.passwords("nats", [*own, nats_users.observer_name(FIRST_TENANT)])
     redis = state_dir.passwords("redis", redis_users.USERS)
     write_private(state_dir.nats_users_file, nats_users.users_config([*users, *_observers(nats)], nats))
-    return Access(nats, redis, state_dir.nats_users_file, certificates)
+    route = state_dir.passwords("nats-routes", [_ROUTES])[_ROUTES]
+    return Access(nats, redis, state_dir.nats_users_file, route, certificates)
 
 
 def _observers(passwords: Mapping[str, str]) -> list[NatsUser]:

@@ -33,7 +33,8 @@ class StackOptions:
         restarts: whether a process that dies is started again.
         start_limit_s: longest wait until everything is ready.
         drain_limit_s: how long running requests get to finish at the end.
-        nats_store: where nats-server keeps its streams; None is below `state_dir`.
+        nats_servers: of a cluster; 1: a server alone.
+        nats_store: where nats-server keeps its streams; None is below `state_dir`. Not of a cluster.
         has_disk_tier: whether workers keep KV state below `state_dir`.
         has_store: whether they keep models that are pulled there, all in one folder.
         nats_sync_interval: how often nats-server syncs them to the disk.
@@ -49,6 +50,7 @@ class StackOptions:
     policy_port: int = 0
     nats_port: int = 0
     redis_port: int = 0
+    nats_servers: int = 1
     workers: int = 1
     null_workers: int = 0
     schedulers: int = 1

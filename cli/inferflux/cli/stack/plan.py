@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from inferflux.common import redis_users
-from inferflux.common.servers import LOOPBACK, free_port, nats_command, valkey_command
+from inferflux.common.servers import LOOPBACK, NatsMember, free_port, nats_command, valkey_command
 
 from .access import Access
 from .options import DISK_PATH, MODELS_STORE, THREADS, StackOptions
@@ -77,18 +77,19 @@ def plan(
         **options.env,
     }
 
-    def nats() -> ProcessSpec:
-        store, monitor_port = options.nats_store or state_dir / "nats", free_port()
+    def nats(name: str, port: int, member: NatsMember | None) -> ProcessSpec:
+        store, monitor_port = options.nats_store or state_dir / name, free_port()
         command = nats_command(
-            ports.nats,
+            port,
             store,
             monitor_port=monitor_port,
             sync_interval=options.nats_sync_interval,
             users_file=access.nats_users_file,
             tls=access.tls_of("nats"),
+            member=member,
         )
-        cpus = _of(options.cpus, "nats", "nats")
-        return ProcessSpec("nats", "nats", tuple(command), {}, ports.nats, cpus, monitor_port, store)
+        cpus = _of(options.cpus, name, "nats")
+        return ProcessSpec(name, "nats", tuple(command), {}, port, cpus, monitor_port, store)
 
     def valkey() -> ProcessSpec:
         data = state_dir / "valkey"
@@ -150,8 +151,11 @@ def plan(
         service("scheduler", {"INFERFLUX_SCHEDULER_ID": name}, name)
         for name in scheduler_names(options.schedulers)
     ]
+    names = nats_names(options.nats_servers)
+    members = _members(names, access.nats_route_password)
+    servers = [nats(*one) for one in zip(names, ports.nats, members, strict=True)]
     return [
-        [nats(), valkey()],
+        [*servers, valkey()],
         [service("policy", policy), *schedulers, *workers, service("gateway", gateway)],
     ]
 
@@ -174,6 +178,27 @@ def joining(ports: Ports, access: Access, *, service_key: str) -> dict[str, dict
 def _proof(service_key: str, access: Access) -> dict[str, str]:
     """How gateways prove themselves to policy: with TLS, by their certificates."""
     return {"INFERFLUX_SERVICE_KEY": "" if access.certificates else service_key}
+
+
+def nats_names(count: int) -> list[str]:
+    """What the nats-servers are called."""
+    return ["nats"] if count == 1 else [f"nats-{index}" for index in range(count)]
+
+
+def _members(names: list[str], password: str) -> list[NatsMember | None]:
+    """What makes a cluster of these servers; nothing of one alone."""
+    if len(names) == 1:
+        return [None]
+    at = {name: free_port() for name in names}
+    return [
+        NatsMember(
+            name,
+            at[name],
+            tuple(f"{LOOPBACK}:{port}" for other, port in at.items() if other != name),
+            password,
+        )
+        for name in names
+    ]
 
 
 def scheduler_names(count: int) -> list[str]:

@@ -18,9 +18,13 @@ _USUAL_HTTP_PORT = 8080
 
 @dataclass(frozen=True, slots=True)
 class Ports:
-    """Where each server of a stack listens on loopback."""
+    """Where each server of a stack listens on loopback.
 
-    nats: int
+    Attributes:
+        nats: of each nats-server, in the order of their names.
+    """
+
+    nats: tuple[int, ...]
     redis: int
     policy: int
     gateway: int
@@ -53,8 +57,11 @@ async def choose(options: StackOptions, *, wait_for_leftovers: bool) -> Ports:
                 raise CommandError(f"port {port} is taken: choose another with {flag} (0 takes any free one)")
             await asyncio.sleep(0.05)
         chosen[flag] = port or _another(set(chosen.values()) | set(asked.values()))
+    nats = [chosen["--nats-port"]]
+    while len(nats) < options.nats_servers:
+        nats.append(_another({*chosen.values(), *nats}))
     return Ports(
-        nats=chosen["--nats-port"],
+        nats=tuple(nats),
         redis=chosen["--redis-port"],
         policy=chosen["--policy-port"],
         gateway=chosen["--gateway-port"],

@@ -56,7 +56,8 @@ class Stack:
     """A running stack; `async with Stack(StackOptions(model=...)) as stack:` is ready inside, and gone after.
 
     Attributes:
-        processes: by name: nats, valkey, policy, scheduler (or scheduler-0, ...), worker-0, ..., gateway.
+        processes: by name: nats (or nats-0, ...), valkey, policy, scheduler (or scheduler-0, ...),
+            worker-0, ..., gateway.
 
     Raises on entering:
         CommandError: another stack runs in this state directory, a port is taken, the model is no GGUF file.
@@ -68,7 +69,7 @@ class Stack:
         self._observe = observe
         self._cleanup = contextlib.ExitStack()
         self._keepers: list[asyncio.Task[None]] = []
-        self._ports = Ports(0, 0, 0, 0, 0)
+        self._ports = Ports((), 0, 0, 0, 0)
         self._access: Access | None = None
         self.processes: dict[str, ManagedProcess] = {}
         self.api_key = ""
@@ -220,8 +221,10 @@ class Stack:
         for process in self.processes.values():
             self._keep_alive(process)
         if self._options.restarts:
-            watching = self._watch_store(self.processes["nats"])
-            self._keepers.append(asyncio.create_task(watching, name="watch the store"))
+            for process in self.processes.values():
+                if process.spec.kind == "nats":
+                    name = f"watch the store of {process.name}"
+                    self._keepers.append(asyncio.create_task(self._watch_store(process), name=name))
         self._publish()
 
     async def _until_ready(

@@ -88,6 +88,7 @@ def gateway() -> NatsUser:
         subscribe=(
             _inbox(GATEWAY),
             subjects.ANY_STREAM_DELETED,
+            subjects.TOKENS_LED,
             subjects.TOKENS_ALL,
             subjects.WORKER_STATUS_ALL,
             subjects.HOST_STATUS_ALL,
@@ -122,6 +123,7 @@ def scheduler() -> NatsUser:
         subscribe=(
             _inbox(SCHEDULER),
             subjects.ANY_STREAM_DELETED,
+            subjects.TOKENS_LED,
             subjects.WORKER_STATUS_ALL,
             subjects.HOST_STATUS_ALL,
             subjects.SCHEDULER_EVENTS,
@@ -161,6 +163,7 @@ def worker(worker_id: str = "*") -> NatsUser:
         subscribe=(
             _inbox(name),
             subjects.ANY_STREAM_DELETED,
+            subjects.TOKENS_LED,
             subjects.host_command(worker_id),
             *(subject(of) for of in ids for subject in _TO_A_WORKER),
             subjects.CANCEL_ALL,

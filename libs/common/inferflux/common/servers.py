@@ -13,6 +13,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from inferflux.common.errors import Unavailable
@@ -20,6 +21,7 @@ from inferflux.common.private_files import write_private
 from inferflux.common.tls import TlsFiles
 
 LOOPBACK = "127.0.0.1"
+NATS_CLUSTER = "inferflux"
 # A prompt of a million token ids is about 4 MB; nats-server's own limit is 1 MB.
 NATS_MAX_PAYLOAD = 8 << 20
 # How long an acknowledged write may wait for the disk; nats-server's own is two minutes.
@@ -27,6 +29,23 @@ NATS_SYNC_INTERVAL = "100ms"
 # Without it, nats-server takes three quarters of the free space at its start. Started on a full disk, it
 # would then refuse every write for as long as it runs.
 NATS_MAX_FILE_STORE = "1TB"
+
+
+@dataclass(frozen=True, slots=True)
+class NatsMember:
+    """A nats-server of several.
+
+    Attributes:
+        name: unlike that of any other.
+        port: where the others call it.
+        others: `host:port` of theirs.
+        password: with which they call. It lets its owner read and send everything.
+    """
+
+    name: str
+    port: int
+    others: tuple[str, ...]
+    password: str = field(repr=False)
 
 
 def nats_command(
@@ -38,6 +57,7 @@ def nats_command(
     sync_interval: str = NATS_SYNC_INTERVAL,
     users_file: Path | None = None,
     tls: TlsFiles | None = None,
+    member: NatsMember | None = None,
 ) -> list[str]:
     """The command that runs nats-server with JetStream. Writes its configuration into `store_dir`.
 
@@ -46,6 +66,7 @@ def nats_command(
         sync_interval: how often what was written is synced to the disk, as nats-server takes it.
         users_file: its `authorization`; None: every client may do everything.
         tls: its own files; clients must show a certificate of its `ca`, if it has one. None: plain text.
+        member: which of a cluster it is; None: it is alone.
     """
     store_dir.mkdir(parents=True, exist_ok=True)
     config = store_dir / "nats.conf"
@@ -60,11 +81,28 @@ def nats_command(
         f"  sync_interval: {sync_interval}",
         "}",
         *([] if tls is None else _nats_tls(tls)),
+        *([] if member is None else _nats_cluster(member, host, tls)),
         # It takes a path as one from its own folder.
         *([f'include "{os.path.relpath(users_file, store_dir)}"'] if users_file else []),
     ]
-    config.write_text("\n".join(lines) + "\n")
+    write_private(config, "\n".join(lines) + "\n")
     return [_nats_binary(), "-c", str(config)]
+
+
+def _nats_cluster(member: NatsMember, host: str, tls: TlsFiles | None) -> list[str]:
+    routes = (f'"nats://{NATS_CLUSTER}:{member.password}@{other}"' for other in member.others)
+    return [
+        f'server_name: "{member.name}"',
+        "cluster {",
+        f"  name: {NATS_CLUSTER}",
+        f'  listen: "{host}:{member.port}"',
+        # A server that stands still is given up by the others, too.
+        "  ping_interval: 2s",
+        f'  authorization {{user: {NATS_CLUSTER}, password: "{member.password}"}}',
+        f"  routes: [{', '.join(routes)}]",
+        *([] if tls is None else (f"  {line}" for line in _nats_tls(tls))),
+        "}",
+    ]
 
 
 def _nats_tls(files: TlsFiles) -> list[str]:

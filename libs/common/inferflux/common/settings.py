@@ -34,7 +34,7 @@ from pydantic_settings import (
 
 from inferflux.common import address, subjects
 from inferflux.common.errors import InvalidArgument
-from inferflux.common.stream_limits import CHUNK_BYTES, StreamLimits
+from inferflux.common.stream_limits import AUTO, CHUNK_BYTES, StreamLimits
 from inferflux.common.tls import ServerTls, TlsFiles
 
 S = TypeVar("S", bound="ServiceSettings")
@@ -139,6 +139,7 @@ def setting(
 
 
 LogLevel = Literal["debug", "info", "warning", "error"]
+Replicas = Literal["auto", "1", "2", "3", "4", "5"]
 
 
 # A variable of this name holds the path of a file with the value, for where the variable itself is empty: a
@@ -276,6 +277,18 @@ class ServiceSettings(BaseSettings):
         ge=1 << 20,
         expert=True,
     )
+    nats_replicas: Replicas = setting(
+        "auto",
+        "servers that keep each stream of JetStream: `auto`, or 1 to 5. `auto` is 3 in a "
+        "[cluster](fleet.md#nats), and 1 without",
+        variable="INFERFLUX_NATS_REPLICAS",
+    )
+    nats_tokens_replicas: Replicas = setting(
+        "auto",
+        "the same for the token chunks of late readers, which are in memory",
+        variable="INFERFLUX_NATS_TOKENS_REPLICAS",
+        expert=True,
+    )
     images_max_bytes: ByteCount = setting(
         4 << 30,
         "disk of nats-server for the pixels of [images](images.md), which lie there for an hour; more are "
@@ -357,7 +370,13 @@ class ServiceSettings(BaseSettings):
             tokens_max_age_s=self.tokens_max_age_s,
             tokens_max_bytes=self.tokens_max_bytes,
             images_max_chunks=self.images_max_bytes // CHUNK_BYTES,
+            replicas=_number_of(self.nats_replicas),
+            tokens_replicas=_number_of(self.nats_tokens_replicas),
         )
+
+
+def _number_of(replicas: Replicas) -> int:
+    return AUTO if replicas == "auto" else int(replicas)
 
 
 def _read(path: str, variable: str) -> str:

@@ -1,4 +1,4 @@
-"""How much the JetStream streams may hold."""
+"""How much the JetStream streams may hold, and on how many servers."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 from inferflux.common.images import OBJECT_LIFE_S
 
+# Of replicas: as many as fit the servers that there are.
+AUTO = 0
 # Of objects in a bucket.
 CHUNK_BYTES = 128 << 10
 
@@ -22,3 +24,6 @@ class StreamLimits:
     # Images of requests: what is older goes, and none is taken when it is full.
     images_max_age_s: float = OBJECT_LIFE_S
     images_max_chunks: int = (4 << 30) // CHUNK_BYTES
+    # Servers that keep each stream, and that of tokens. `AUTO`: three in a cluster, one without.
+    replicas: int = AUTO
+    tokens_replicas: int = AUTO

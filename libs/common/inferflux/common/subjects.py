@@ -27,6 +27,8 @@ SCHEDULERS_BUCKET = "inferflux-schedulers"
 SCHEDULERS_STREAM = f"KV_{SCHEDULERS_BUCKET}"
 # JetStream publishes to it, with the stream's name in place of the star, when a stream was deleted.
 ANY_STREAM_DELETED = "$JS.EVENT.ADVISORY.STREAM.DELETED.*"
+# The same, when servers of a cluster agreed on who leads the stream of tokens.
+TOKENS_LED = f"$JS.EVENT.ADVISORY.STREAM.LEADER_ELECTED.{TOKENS_STREAM}"
 # For asking whether it still writes; no key is called so.
 SCHEDULERS_PROBE = f"$KV.{SCHEDULERS_BUCKET}.probe"
 STREAMS = (JOBS_STREAM, TOKENS_STREAM, TOKENIZERS_STREAM, IMAGES_STREAM, SCHEDULERS_STREAM)

@@ -10,7 +10,7 @@ import nats.errors
 
 from inferflux.common import logs, metrics, subjects
 from inferflux.common.bad_messages import LogThrottle
-from inferflux.common.bus import jetstream, queueing
+from inferflux.common.bus import jetstream, queueing, streams
 from inferflux.common.bus.addresses import parse_servers, without_password
 from inferflux.common.bus.client import Client
 from inferflux.common.bus.healing import Healer
@@ -228,7 +228,7 @@ class Bus:
                 streams in time.
             Internal: a stream of this name exists and cannot be changed to ours.
         """
-        await jetstream.until_streams(self._link, limits)
+        await streams.until_streams(self._link, limits)
         self._healer.limits = limits
 
     async def enqueue(

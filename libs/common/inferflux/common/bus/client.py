@@ -31,6 +31,10 @@ class Client(Protocol):
     def is_closed(self) -> bool: ...
 
     @property
+    def is_clustered(self) -> bool:
+        """Whether the server said that it is one of a cluster."""
+
+    @property
     def max_payload(self) -> Any:
         """Bytes a message may have."""
 

@@ -7,7 +7,7 @@ import contextlib
 from collections.abc import Awaitable, Callable
 
 from inferflux.common import logs, metrics, subjects
-from inferflux.common.bus import jetstream
+from inferflux.common.bus import jetstream, streams
 from inferflux.common.bus.jobs import JobConsumer
 from inferflux.common.bus.link import STORE_UNAVAILABLE, Link
 from inferflux.common.errors import DeadlineExceeded, InferFluxError, Unavailable
@@ -22,13 +22,17 @@ _PROBE_INTERVAL_S = 1.0
 # nats-server tells of a deletion before it removes the files. A stream that is made too early loses its own
 # with them, and takes no message until the server starts anew.
 _DELETION_S = 0.5
+# Between two looks of a user who may make streams whether all are there, on as many servers as can be.
+_CHECK_INTERVAL_S = 10.0
 
 
 class Healer:
-    """Heals a bus when `heal` asks for it, or when JetStream tells that a stream of ours was deleted.
+    """Heals a bus when `heal` asks for it, or when JetStream tells that a stream of ours was deleted, or that
+    another server of a cluster leads that of tokens: what was published before it did is not in there.
 
     It makes the streams again, has job consumers start afresh, and awaits the callbacks, in this order. After
-    a failure it does all of it once more.
+    a failure it does all of it once more. Now and then it looks whether a stream is gone, or can be kept on
+    more servers, though nothing told of it.
 
     Args:
         watches_writes: whether to find out once a second if JetStream writes, for `write_problem`.
@@ -47,11 +51,13 @@ class Healer:
         self._consumers: list[JobConsumer] = []
         self._is_ill = asyncio.Event()
         self._are_deleted_at = 0.0
+        self._checked_at = 0.0
         self._task: asyncio.Task[None] | None = None
 
     def begin(self) -> None:
         """The connection is there."""
         self._link.client.tap(subjects.ANY_STREAM_DELETED, self._on_deleted)
+        self._link.client.tap(subjects.TOKENS_LED, self._on_led)
         self._task = asyncio.get_running_loop().create_task(self._run(), name="bus healer")
 
     @property
@@ -101,14 +107,16 @@ class Healer:
                 self._is_ill.set()
 
     async def _until_ill(self) -> None:
-        """Return after a reconnect, or when a stream of ours was deleted."""
+        """Return after a reconnect, or when a stream of ours was deleted or has another leader."""
         while not self._is_ill.is_set():
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(_PROBE_INTERVAL_S if self._watches_writes else None):
+                async with asyncio.timeout(_PROBE_INTERVAL_S if self._watches_writes else _CHECK_INTERVAL_S):
                     await self._is_ill.wait()
                     return
             if self.limits is not None and self._link.is_connected:
-                await self._probe_writes()
+                if self._watches_writes:
+                    await self._probe_writes()
+                await self._check_streams(self.limits)
 
     async def _until_deleted(self) -> None:
         """Return when what was deleted last is gone from the server's disk too."""
@@ -134,9 +142,9 @@ class Healer:
                 log.exception("a reconnect callback failed")
 
     async def _make_streams_again(self, limits: StreamLimits) -> None:
-        problem = await jetstream.write_problem(self._link) if self._watches_writes else ""
+        problem = await streams.write_problem(self._link) if self._watches_writes else ""
         try:
-            await jetstream.ensure_streams(self._link, limits)
+            await streams.ensure_streams(self._link, limits)
         except InferFluxError as error:
             if error.reason == STORE_UNAVAILABLE:
                 problem = problem or error.message
@@ -147,9 +155,22 @@ class Healer:
 
     async def _probe_writes(self) -> None:
         try:
-            self._note_write_problem(await jetstream.write_problem(self._link))
+            self._note_write_problem(await streams.write_problem(self._link))
         except InferFluxError as error:
             log.debug("could not ask whether JetStream writes", reason=error.reason)
+
+    async def _check_streams(self, limits: StreamLimits) -> None:
+        """Make streams that are gone or that too few servers keep; not asked by users who may not."""
+        now = asyncio.get_running_loop().time()
+        if not self._link.makes_streams or now < self._checked_at + _CHECK_INTERVAL_S:
+            return
+        self._checked_at = now
+        try:
+            if await streams.ensure_streams(self._link, limits):
+                log.warning("a stream was missing")
+                self.heal()
+        except InferFluxError as error:
+            log.debug("could not look at the streams", reason=error.reason, error=error.message)
 
     def _note_write_problem(self, problem: str) -> None:
         if problem and not self.write_problem:
@@ -157,6 +178,11 @@ class Healer:
         elif self.write_problem and not problem:
             log.info("JetStream writes again")
         self.write_problem = problem
+
+    def _on_led(self, *_: object) -> None:
+        if self.limits is not None:
+            log.info("another server leads the stream of tokens")
+            self.heal()
 
     def _on_deleted(self, subject: bytes, *_: object) -> None:
         if self.limits is not None and jetstream.is_ours(name := subject.decode()):

@@ -1,4 +1,4 @@
-"""The JetStream streams and buckets: what they look like, and reading them by subject."""
+"""The names of JetStream's streams and buckets, its error numbers, and reading what they hold by subject."""
 
 from __future__ import annotations
 
@@ -9,10 +9,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from inferflux.common import subjects
-from inferflux.common.bus.link import NATS_FORBIDDEN, ApiError, Link, Reply
+from inferflux.common.bus.link import ApiError, Link, Reply
 from inferflux.common.bus.nats_client import decode_headers
-from inferflux.common.errors import DeadlineExceeded, Internal, Unavailable
-from inferflux.common.stream_limits import StreamLimits
+from inferflux.common.errors import DeadlineExceeded, Unavailable
 
 NANOSECONDS = 1_000_000_000
 DUPLICATE_WINDOW_S = 120
@@ -23,14 +22,9 @@ CONSUMER_EXISTS = 10148
 # On a work queue: two without a filter, two with filters that overlap.
 CONSUMERS_OVERLAP = (10099, 10100)
 NO_MESSAGE_FOUND = 10037
-STREAM_NAME_IN_USE = 10058
 STREAM_NOT_FOUND = 10059
 WRONG_LAST_SEQUENCE = 10071
 STREAM_STORE_FAILED = 10077
-# The reason of an error: a stream is not there, and this user may not make it.
-STREAM_MISSING = "STREAM_MISSING"
-# What a purge fails with when the store has a write error.
-STREAM_FAILED = 10051
 
 _DELETED = subjects.ANY_STREAM_DELETED.removesuffix("*")
 
@@ -39,74 +33,11 @@ MESSAGE_ID = "Nats-Msg-Id"
 # Header of a message that was read: its place in the stream.
 SEQUENCE = "Nats-Sequence"
 
-# How long a process that may not make streams waits for the one that does, at its start.
-_STREAMS_WAIT_S = 20.0
-_STREAMS_RETRY_S = 0.2
-
 _END_OF_BATCH = 204
 _NO_MESSAGES = 404
 _BATCH_MESSAGES = 1024
 _BATCH_BYTES = 4 << 20
 _BATCH_SILENCE_S = 2.0
-
-
-def stream_configs(limits: StreamLimits) -> list[dict[str, Any]]:
-    """The streams InferFlux needs, as JetStream wants them described."""
-    bucket, images = subjects.TOKENIZERS_BUCKET, subjects.IMAGES_BUCKET
-    return [
-        {
-            "name": subjects.JOBS_STREAM,
-            "subjects": [subjects.JOBS_ALL],
-            "retention": "workqueue",
-            "storage": "file",
-            "discard": "new",
-            "max_msgs": limits.queue_limit,
-            "duplicate_window": DUPLICATE_WINDOW_S * NANOSECONDS,
-            "allow_direct": True,
-        },
-        {
-            "name": subjects.TOKENS_STREAM,
-            "subjects": [subjects.TOKENS_ALL],
-            "retention": "limits",
-            "storage": "memory",
-            "discard": "old",
-            "max_age": round(limits.tokens_max_age_s * NANOSECONDS),
-            "max_bytes": limits.tokens_max_bytes,
-            "duplicate_window": round(min(limits.tokens_max_age_s, DUPLICATE_WINDOW_S) * NANOSECONDS),
-            "no_ack": True,
-            "allow_direct": True,
-        },
-        {
-            "name": subjects.TOKENIZERS_STREAM,
-            "subjects": [f"$O.{bucket}.C.>", f"$O.{bucket}.M.>"],
-            "storage": "file",
-            "discard": "new",
-            "allow_rollup_hdrs": True,
-            "allow_direct": True,
-        },
-        {
-            "name": subjects.IMAGES_STREAM,
-            "subjects": [f"$O.{images}.C.>", f"$O.{images}.M.>"],
-            "storage": "file",
-            "discard": "new",
-            "max_age": round(limits.images_max_age_s * NANOSECONDS),
-            # Not in bytes: a server sets these aside, and has to have them.
-            "max_msgs": limits.images_max_chunks,
-            "duplicate_window": DUPLICATE_WINDOW_S * NANOSECONDS,
-            "allow_rollup_hdrs": True,
-            "allow_direct": True,
-        },
-        {
-            "name": subjects.SCHEDULERS_STREAM,
-            "subjects": [f"$KV.{subjects.SCHEDULERS_BUCKET}.>"],
-            "storage": "file",
-            "discard": "new",
-            "max_msgs_per_subject": 1,
-            "allow_rollup_hdrs": True,
-            "deny_delete": True,
-            "allow_direct": True,
-        },
-    ]
 
 
 def key_value_stream(bucket: str) -> str:
@@ -127,58 +58,6 @@ def is_ours(deleted: str) -> bool:
     return deleted.removeprefix(_DELETED) in subjects.STREAMS
 
 
-async def ensure_streams(link: Link, limits: StreamLimits) -> None:
-    """Create what is missing, change what differs; only look where this user may do neither.
-
-    Raises:
-        Unavailable, DeadlineExceeded: JetStream does not answer, or cannot write; or another user has to
-            make a stream (STREAM_MISSING).
-        Internal: a stream exists that cannot be changed to ours.
-    """
-    for config in stream_configs(limits):
-        name = config["name"]
-        if link.makes_streams:
-            try:
-                await _make_stream(link, name, config)
-            except Internal as error:
-                if error.reason != NATS_FORBIDDEN:
-                    raise
-                link.makes_streams = False
-        if not link.makes_streams and not await exists(link, name):
-            raise Unavailable(f"no scheduler has made the stream {name} yet", reason=STREAM_MISSING)
-
-
-async def until_streams(link: Link, limits: StreamLimits) -> None:
-    """As `ensure_streams`, with some patience for a scheduler that has to make them.
-
-    Raises:
-        Unavailable, DeadlineExceeded, Internal: as `ensure_streams`.
-    """
-    loop = asyncio.get_running_loop()
-    deadline_s = loop.time() + _STREAMS_WAIT_S
-    while True:
-        try:
-            await ensure_streams(link, limits)
-        except Unavailable as error:
-            if error.reason != STREAM_MISSING or loop.time() > deadline_s:
-                raise
-            await asyncio.sleep(_STREAMS_RETRY_S)
-        else:
-            return
-
-
-async def _make_stream(link: Link, name: str, config: dict[str, Any]) -> None:
-    try:
-        try:
-            await link.api(f"STREAM.CREATE.{name}", config)
-        except ApiError as error:
-            if error.err_code != STREAM_NAME_IN_USE:
-                raise
-            await link.api(f"STREAM.UPDATE.{name}", config)
-    except ApiError as error:
-        raise error.to_error() from error
-
-
 async def exists(link: Link, stream: str) -> bool:
     """Whether there is a stream of this name.
 
@@ -192,38 +71,6 @@ async def exists(link: Link, stream: str) -> bool:
             return False
         raise error.to_error() from error
     return True
-
-
-# A subject of every stream that has to be written to. No model and no key has it.
-_PROBES = {
-    subjects.JOBS_STREAM: subjects.JOBS_PROBE,
-    subjects.SCHEDULERS_STREAM: subjects.SCHEDULERS_PROBE,
-}
-
-
-async def write_problem(link: Link) -> str:
-    """Why JetStream writes to the queue or the leases no more; "" while it does.
-
-    A file store keeps its first write error until its server is started again, and leaves what is published
-    then without an answer. A purge of a subject that nothing is published to is answered, and changes
-    nothing.
-
-    nats-server's /healthz tells of a write error only when a message was published after it. An
-    acknowledgement can be the first that cannot be written, and no job is published to such a queue. So a
-    message is published that cannot be stored.
-
-    Raises:
-        Unavailable, DeadlineExceeded: JetStream does not answer.
-    """
-    for stream, subject in _PROBES.items():
-        try:
-            await link.api(f"STREAM.PURGE.{stream}", {"filter": subject})
-        except ApiError as error:
-            if error.err_code == STREAM_FAILED:
-                link.send(subject, b"", "", {MESSAGE_ID: subject})
-            if error.err_code != STREAM_NOT_FOUND:
-                return f"{stream}: {error.description}"
-    return ""
 
 
 async def read_subject_one_by_one(link: Link, stream: str, subject: str) -> list[bytes]:

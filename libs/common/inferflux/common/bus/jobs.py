@@ -129,7 +129,6 @@ class JobConsumer:
         self._remaining = 0
         self._last_message_s = 0.0
         self._pulled_at = 0.0
-        self._created = ""
         self._buffer: deque[Job] = deque()
         self._held: dict[tuple[int, int], Job] = {}
         self._settled: OrderedDict[tuple[int, int], bytes] = OrderedDict()
@@ -172,7 +171,7 @@ class JobConsumer:
             return
         async with self._changing:
             info = await self._info()
-            if info is not None and info["created"] != self._created:
+            if info is not None and not self._is_own(info):
                 self._fail(_taken_over())
                 return
             await self._make_consumer()
@@ -319,7 +318,7 @@ class JobConsumer:
             await asyncio.sleep(_RETRY_WAIT_S)
         async with self._changing:
             info = await self._info()
-            if (info is None and not await self._create()) or (info and info["created"] != self._created):
+            if not (await self._create() if info is None else self._is_own(info)):
                 self._fail(_taken_over())
 
     async def _info(self) -> dict[str, Any] | None:
@@ -363,7 +362,7 @@ class JobConsumer:
             },
         }
         try:
-            info = await self._link.api(f"CONSUMER.CREATE.{subjects.JOBS_STREAM}.{self._name}", body)
+            await self._link.api(f"CONSUMER.CREATE.{subjects.JOBS_STREAM}.{self._name}", body)
         except ApiError as error:
             if error.err_code == jetstream.CONSUMER_EXISTS:
                 return False
@@ -372,8 +371,11 @@ class JobConsumer:
             if error.err_code in jetstream.CONSUMERS_OVERLAP:
                 raise _overlap() from None
             raise error.to_error() from error
-        self._created = info["created"]
         return True
+
+    def _is_own(self, info: Mapping[str, Any]) -> bool:
+        """Whether it was made here: by a request that was not answered, too."""
+        return bool(info["config"].get("description") == self._owner)
 
     def _fail(self, error: InferFluxError) -> None:
         self._error = error

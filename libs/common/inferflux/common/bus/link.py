@@ -29,6 +29,8 @@ _BURST_WAIT_S = 0.5
 # and stream store. Its own `code` tells them from a wrong configuration only in part.
 _STORE_FAILED = frozenset({10012, 10023, 10047, 10049, 10051, 10069, 10077})
 _UNAVAILABLE = 503
+# What a cluster says while it elects who leads it or a stream, and of a stream whose servers are down.
+_ELECTING = frozenset({10008, 10009, 10118})
 # The reason of an error for that.
 STORE_UNAVAILABLE = "STORE_UNAVAILABLE"
 # The status of a reply that cannot come any more: the connection broke.
@@ -57,13 +59,20 @@ class ApiError(Exception):
         self.description = description
 
     @property
+    def is_passing(self) -> bool:
+        """Whether servers of a cluster have yet to agree: within seconds, if enough of them are there."""
+        return self.err_code in _ELECTING
+
+    @property
     def is_store_failure(self) -> bool:
         """Whether JetStream could not write, which ends when its disk or its quorum is back."""
-        return self.code == _UNAVAILABLE or self.err_code in _STORE_FAILED
+        return not self.is_passing and (self.code == _UNAVAILABLE or self.err_code in _STORE_FAILED)
 
     def to_error(self) -> InferFluxError:
         """Unavailable for what passes, Internal for what is wrong with the request."""
         message = f"JetStream refused {self}"
+        if self.is_passing:
+            return Unavailable(message, reason="JETSTREAM_ELECTING")
         if self.is_store_failure:
             return Unavailable(message, reason=STORE_UNAVAILABLE)
         return Internal(message, reason="JETSTREAM_ERROR")
@@ -95,6 +104,11 @@ class Link:
     @property
     def is_connected(self) -> bool:
         return bool(self.client.is_connected)
+
+    @property
+    def is_clustered(self) -> bool:
+        """Whether the server is one of several."""
+        return self.client.is_clustered
 
     def send(
         self, subject: str, payload: bytes, reply: str = "", headers: Mapping[str, str] | None = None

@@ -122,6 +122,7 @@ class MemoryClient:
     """A connection to a `MemoryNats`; see `inferflux.common.bus.client.Client`."""
 
     max_payload = _MAX_PAYLOAD
+    is_clustered = False
 
     def __init__(self, server: MemoryNats) -> None:
         self.is_connected = server.is_running

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import itertools
 import json
 import time
 from collections.abc import Callable, Mapping
@@ -95,9 +94,8 @@ class _Stream:
 class _Consumer:
     """A durable pull consumer; the latest pull is the one that is served."""
 
-    def __init__(self, stream: _Stream, config: dict[str, Any], created: str, deliver: Deliver) -> None:
+    def __init__(self, stream: _Stream, config: dict[str, Any], deliver: Deliver) -> None:
         self.config = config
-        self.created = created
         self._stream = stream
         self._deliver = deliver
         self._pull_to = ""
@@ -168,7 +166,6 @@ class MemoryJetStream:
     def __init__(self, deliver: Deliver) -> None:
         self._deliver = deliver
         self._streams: dict[str, _Stream] = {}
-        self._made = itertools.count(1)
         self._operations: dict[tuple[str, str], Callable[[list[str], dict[str, Any]], dict[str, Any]]] = {
             ("STREAM", "CREATE"): self._make_stream,
             ("STREAM", "UPDATE"): self._make_stream,
@@ -274,16 +271,16 @@ class MemoryJetStream:
         if (same := stream.consumers.get(names[1])) is not None:
             if same.config != config:
                 raise _RefusedError(400, jetstream.CONSUMER_EXISTS, "consumer already exists")
-            return {"created": same.created}
-        made = _Consumer(stream, config, str(next(self._made)), self._deliver)
+            return {"config": same.config}
+        made = _Consumer(stream, config, self._deliver)
         for other in stream.consumers.values():
             if any(matches(a, b) or matches(b, a) for a in made.filters for b in other.filters):
                 raise _RefusedError(400, jetstream.CONSUMERS_OVERLAP[1], "filters overlap")
         stream.consumers[names[1]] = made
-        return {"created": made.created}
+        return {"config": made.config}
 
     def _consumer_info(self, names: list[str], _body: dict[str, Any]) -> dict[str, Any]:
-        return {"created": self._consumer(names).created}
+        return {"config": self._consumer(names).config}
 
     def _delete_consumer(self, names: list[str], _body: dict[str, Any]) -> dict[str, Any]:
         consumer = self._consumer(names)

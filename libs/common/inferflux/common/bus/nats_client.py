@@ -15,15 +15,21 @@ What is changed in nats-py 2.16, and why:
   good; now it reconnects.
 - A server at a URL of `tls://` that did not offer TLS was talked to in plain text.
 - Leaving a half-open connection waited for its unsent bytes to be written first; now it is aborted.
+- A server that took the connection and said nothing left it open for ever.
+- Servers of a cluster that another one tells of were asked without user and password, and those that were
+  known already a second time.
+- All clients of a server that is gone came to the others in the same instant.
 """
 
 from __future__ import annotations
 
 import asyncio
+import random
 import re
 import ssl
 from collections.abc import Callable, Mapping
 from typing import Any
+from urllib.parse import urlsplit
 
 import nats.aio.client
 import nats.errors
@@ -32,12 +38,17 @@ from inferflux.common.bus.client import OUTBOUND_LIMIT_BYTES, OnMessage, Outboun
 from inferflux.common.tls import ClientTls, TlsFiles
 
 _RECONNECT_WAIT_S = 0.25
+# Clients that lost a server of several look for the next one within this time, each at a moment of its own.
+_SPREAD_S = 0.2
 _CONNECT_TIMEOUT_S = 2
 # A cut network is noticed after 4 to 6 s even if no packet tells of it.
 _PING_INTERVAL_S = 2
+# After 2 to 3 s where another server can take over.
+_CLUSTER_PING_INTERVAL_S = 1
 _PINGS_OUTSTANDING = 2
 
 _PING = b"PING\r\n"
+_SPREAD = random.SystemRandom()
 _SUBJECT = re.compile(r"[^\s]+")
 _HEADER_NAME = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
 _NEWLINES = str.maketrans({"\r": " ", "\n": " "})
@@ -106,6 +117,8 @@ class NatsClient(nats.aio.client.Client):  # type: ignore[misc]
 
         async def disconnected_cb() -> None:
             on_disconnect()
+            if len(self._server_pool) > 1 and not self.is_closed:
+                await asyncio.sleep(_SPREAD.uniform(0, _SPREAD_S))
 
         async def reconnected_cb() -> None:
             on_reconnect()
@@ -124,6 +137,10 @@ class NatsClient(nats.aio.client.Client):  # type: ignore[misc]
             # Our own limit is checked before every append, so nats-py's never forces a flush.
             pending_size=0,
         )
+
+    @property
+    def is_clustered(self) -> bool:
+        return bool(self._server_info.get("cluster"))
 
     def send(
         self, subject: str, payload: bytes, reply: str = "", headers: Mapping[str, str] | None = None
@@ -179,6 +196,10 @@ class NatsClient(nats.aio.client.Client):  # type: ignore[misc]
         if writer is not None:
             writer.transport.abort()
 
+    async def _connect_to_server(self, s: Any) -> None:
+        self._abort()
+        await super()._connect_to_server(s)
+
     async def _send_ping(self, future: asyncio.Future[bool] | None = None) -> None:
         self._pongs.append(future or asyncio.get_running_loop().create_future())
         self._append(_PING)
@@ -203,7 +224,15 @@ class NatsClient(nats.aio.client.Client):  # type: ignore[misc]
         if initial_connection and wants_tls and not info.get("tls_required"):
             # nats-py would send the password in plain text.
             raise nats.errors.Error("the server does not speak TLS, which its URL asks for")
+        told = info.get("connect_urls") or []
+        known = {(server.uri.hostname, server.uri.port) for server in self._server_pool}
+        urls = [url for url in told if not _is_among(url, known)]
+        login, at, _ = self._current_server.uri.netloc.rpartition("@")
+        info = {**info, "connect_urls": [login + at + url for url in urls]}
         await super()._process_info(info, initial_connection)
+        if info.get("cluster"):
+            self._server_info["cluster"] = info["cluster"]
+            self.options["ping_interval"] = _CLUSTER_PING_INTERVAL_S
 
     async def _process_err(self, err_msg: str) -> None:
         error = nats.errors.Error(f"nats: {err_msg}")
@@ -223,6 +252,14 @@ class NatsClient(nats.aio.client.Client):  # type: ignore[misc]
         await super()._read_loop()
         if self.is_connected and asyncio.current_task() is self._reading_task:
             await self._process_op_err(nats.errors.UnexpectedEOF())
+
+
+def _is_among(url: str, known: set[tuple[str | None, int | None]]) -> bool:
+    try:
+        parts = urlsplit(f"nats://{url}")
+        return (parts.hostname, parts.port) in known
+    except ValueError:
+        return True  # no address: not to be asked
 
 
 def check_subject(subject: str) -> None:

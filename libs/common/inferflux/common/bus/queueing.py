@@ -15,7 +15,9 @@ from inferflux.common.errors import DeadlineExceeded, ResourceExhausted, Unavail
 
 _ATTEMPT = "Inferflux-Attempt"
 _ANSWER_TIMEOUT_S = 1.5
-_TOTAL_TIMEOUT_S = 6.0
+_CONNECTED_TIMEOUT_S = 6.0
+# A cluster takes 4 to 9 s to agree on who leads the queue after its leader was killed.
+_TOTAL_TIMEOUT_S = 12.0
 _RETRY_WAIT_S = 0.1
 
 
@@ -53,7 +55,8 @@ async def enqueue(
     try:
         async with asyncio.timeout(_TOTAL_TIMEOUT_S):
             while True:
-                await until_connected()
+                async with asyncio.timeout(_CONNECTED_TIMEOUT_S):
+                    await until_connected()
                 if write_problem():
                     raise _unknown(last) if is_unknown else not_writing()
                 try:

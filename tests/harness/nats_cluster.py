@@ -1,0 +1,77 @@
+"""Three nats-servers that are one, each of which may be killed, stopped and started again."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Self
+
+from inferflux.common import nats_users
+from inferflux.common.bus import Bus
+from inferflux.common.nats_users import NatsUser
+from inferflux.common.private_files import write_private
+from inferflux.common.servers import LOOPBACK, NatsMember, ServerProcess, free_port, nats_command
+
+SERVERS = 3
+
+
+class NatsCluster:
+    """Servers by index. Use as a context manager; none runs until it is started.
+
+    Args:
+        users: who may connect, with the password that `url` names; none: everyone.
+    """
+
+    def __init__(self, directory: Path, users: Sequence[NatsUser] = ()) -> None:
+        self._passwords = {user.name: f"password-of-{user.name}" for user in users}
+        users_file = directory / "users.conf" if users else None
+        if users_file is not None:
+            write_private(users_file, nats_users.users_config(users, self._passwords))
+        routes = [free_port() for _ in range(SERVERS)]
+        self.servers = [
+            self._server(directory / f"nats-{index}", index, routes, users_file) for index in range(SERVERS)
+        ]
+
+    @staticmethod
+    def _server(store: Path, index: int, routes: list[int], users_file: Path | None) -> ServerProcess:
+        others = tuple(f"{LOOPBACK}:{port}" for other, port in enumerate(routes) if other != index)
+        member = NatsMember(f"nats-{index}", routes[index], others, "between-servers")
+        port = free_port()
+        command = nats_command(port, store, users_file=users_file, member=member)
+        return ServerProcess(command, port=port, name="nats-server", log_path=store / "nats-server.log")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for server in self.servers:
+            server.kill()
+
+    def url(self, *indices: int, user: str = "") -> str:
+        """Of these servers, or of all."""
+        login = f"{user}:{self._passwords[user]}@" if user else ""
+        chosen = [self.servers[index] for index in indices or range(SERVERS)]
+        return ",".join(f"nats://{login}{LOOPBACK}:{server.port}" for server in chosen)
+
+    async def start(self, *indices: int) -> None:
+        """Start these, or all that do not run, and wait until they answer."""
+        starting = [self.servers[index] for index in indices or range(SERVERS)]
+        for server in starting:
+            if not server.is_running:
+                server.start()
+        for server in starting:
+            await asyncio.to_thread(server.wait_ready)
+
+    def kill(self, index: int) -> None:
+        self.servers[index].kill()
+
+    async def leader(self, bus: Bus, stream: str) -> int:
+        """Which server leads a stream."""
+        answer = await bus._link.api(f"STREAM.INFO.{stream}")
+        return int(answer["cluster"]["leader"].rpartition("-")[2])
+
+    @staticmethod
+    async def replicas(bus: Bus, stream: str) -> int:
+        """On how many servers it is kept."""
+        return int((await bus._link.api(f"STREAM.INFO.{stream}"))["config"]["num_replicas"])
