@@ -5,8 +5,8 @@
 Eight streams run, and three clients ask for short answers without a pause. One server after the other is
 killed (SIGKILL, started again 8 s later), and stopped (SIGSTOP) for 10 s; then two at once are stopped for
 30 s. Prints, for each: failed requests, tokens lost or doubled, the longest gap of a stream, and the longest
-wait of a short request for its first token. Short requests that end UNAVAILABLE are counted as refused, not as
-failed: their clients are told to come again.
+wait of a short request for its first token. Short requests that end UNAVAILABLE are counted as refused, not
+as failed: their clients are told to come again.
 """
 
 from __future__ import annotations

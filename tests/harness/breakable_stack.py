@@ -19,9 +19,16 @@ _MEND_LIMIT_S = 60.0
 class BreakableStack:
     """Its processes stay dead until the next test. Use as an async context manager."""
 
-    def __init__(self, *, workers: int = 2, schedulers: int = 1, slots: int = 8) -> None:
+    def __init__(
+        self, *, workers: int = 2, schedulers: int = 1, slots: int = 8, nats_servers: int = 1
+    ) -> None:
         self._options = StackOptions(
-            workers=workers, schedulers=schedulers, slots=slots, threads=1, restarts=False
+            workers=workers,
+            schedulers=schedulers,
+            slots=slots,
+            nats_servers=nats_servers,
+            threads=1,
+            restarts=False,
         )
         self._stack: Stack | None = None
 

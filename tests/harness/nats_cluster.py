@@ -66,7 +66,8 @@ class NatsCluster:
     def kill(self, index: int) -> None:
         self.servers[index].kill()
 
-    async def leader(self, bus: Bus, stream: str) -> int:
+    @staticmethod
+    async def leader(bus: Bus, stream: str) -> int:
         """Which server leads a stream."""
         answer = await bus._link.api(f"STREAM.INFO.{stream}")
         return int(answer["cluster"]["leader"].rpartition("-")[2])

@@ -17,8 +17,7 @@ from nats.js.errors import NotFoundError
 from benchmarks.full_disk import MountError, SmallDisk
 from inferflux.cli.stack import store
 from inferflux.common import subjects
-from inferflux.common.bus import Bus, StreamLimits
-from inferflux.common.bus import streams
+from inferflux.common.bus import Bus, StreamLimits, streams
 from inferflux.common.bus.link import STORE_UNAVAILABLE
 from inferflux.common.errors import NotFound, Unavailable
 from inferflux.common.servers import NATS_MAX_FILE_STORE, ServerProcess, free_port, nats_command

@@ -65,6 +65,8 @@ OURS: Mapping[str, tuple[set[str], set[str]]] = {
     subjects.WORKER_STATUS_ALL: (NONE, {G, S}),
     subjects.ANY_STREAM_DELETED: (NONE, {G, S, W}),
     subjects.TOKENS_LED: (NONE, {G, S, W}),
+    subjects.wanted("acme", "r1"): ({G}, {W}),
+    subjects.WANTED_ALL: (NONE, {W}),
     subjects.SCHEDULER_EVENTS: ({W}, {S}),
     subjects.SCHEDULER_READERS: ({G}, {S}),
     subjects.SCHEDULER_STATUS: ({G}, {S}),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 
 import pytest
 
@@ -64,7 +65,7 @@ class World:
         arrived = [data for at, data in self.stored_later if at <= self.now]
         return self.stored + arrived
 
-    def relay(self, offset: int = 0) -> Relay:
+    def relay(self, offset: int = 0, want: Callable[[int], Awaitable[None]] | None = None) -> Relay:
         return Relay(
             self,
             self,
@@ -73,6 +74,7 @@ class World:
             limits=LIMITS,
             clock=lambda: self.now,
             on_bad=lambda error: self.bad.append(error.field),
+            want=want,
         )
 
 
@@ -251,3 +253,43 @@ async def test_a_false_chunk_far_ahead_does_not_end_a_stream_that_goes_on() -> N
     world.later.insert(1, (100.5, tokens(1_000_000)))
     world.later.append((150.0, finished(50)))
     assert ids(await read(world.relay())) == list(range(50))
+
+
+async def test_lost_tokens_are_asked_of_the_worker_before_the_replay_buffer() -> None:
+    world = World()
+    world.live = [tokens(0), tokens(3), finished(4)]
+    wanted: list[int] = []
+
+    async def answer(offset: int) -> None:
+        wanted.append(offset)
+        world.live += [tokens(i) for i in range(offset, 3)]
+
+    assert ids(await read(world.relay(want=answer))) == [0, 1, 2, 3]
+    assert wanted == [1]
+    assert world.replays == []
+
+
+async def test_the_replay_buffer_is_asked_where_no_worker_has_the_tokens() -> None:
+    world = World()
+    world.live = [tokens(0), tokens(3), finished(4)]
+    world.stored = [tokens(0), tokens(1), tokens(2)]
+
+    async def answer(_offset: int) -> None:
+        """The worker is gone."""
+
+    assert ids(await read(world.relay(want=answer))) == [0, 1, 2, 3]
+    assert len(world.replays) == 1
+
+
+async def test_after_a_broken_connection_the_worker_is_asked_for_what_comes_next() -> None:
+    world = World()
+    world.later = [(100.0, tokens(0, 2)), (130.0, finished(4))]
+    world.breaks_at = 101.0
+    wanted: list[int] = []
+
+    async def answer(offset: int) -> None:
+        wanted.append(offset)
+        world.live.append(tokens(2, 2))
+
+    assert ids(await read(world.relay(want=answer))) == [0, 1, 2, 3]
+    assert wanted[0] == 2

@@ -8,6 +8,7 @@ import pytest
 
 from inferflux.common import subjects
 from inferflux.common.errors import DeadlineExceeded, Unavailable
+from inferflux.v1 import tokens_pb2
 from inferflux.worker import emit
 from inferflux.worker.emit import Emitter
 
@@ -195,3 +196,51 @@ async def test_readers_do_not_wait_for_a_stream_that_stays_away(
     monkeypatch.setattr(emit, "_BEHIND_LIMIT_S", 0.0)
     await chunks.emit(b"2")
     assert tokens_of(bus) == [b"2"]
+
+
+def chunk(offset: int, n: int = 1) -> bytes:
+    return tokens_pb2.TokenChunk(request_id="a", offset=offset, token_ids=range(n)).SerializeToString()
+
+
+async def test_what_a_reader_lost_is_published_again_from_the_token_it_names(
+    bus: MoodyBus, chunks: Chunks
+) -> None:
+    sent = [chunk(0, 2), chunk(2, 2), chunk(4), chunk(5, 0)]
+    for each in sent:
+        await chunks.emit(each)
+    bus.published.clear()
+    await chunks.emitter.repeat(subjects.tokens("t", "a"), 3)
+    assert [payload for _, payload in bus.published] == sent[1:]
+    bus.published.clear()
+    await chunks.emitter.repeat(subjects.tokens("t", "unknown"), 0)
+    assert bus.published == []
+
+
+async def test_a_stream_that_does_not_answer_holds_up_what_was_lost_for_a_moment_only(
+    bus: MoodyBus, chunks: Chunks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def never(_subject: str) -> list[bytes]:
+        await asyncio.Event().wait()
+        return []
+
+    monkeypatch.setattr(emit, "_ASKING_LIMIT_S", 0.01)
+    await chunks.emit(b"chunk")
+    bus.published.clear()
+    monkeypatch.setattr(bus, "replay_one_by_one", never)
+    await chunks.emitter.republish()
+    assert bus.published == [MESSAGE]
+
+
+async def test_what_was_lost_with_the_connection_is_published_as_soon_as_there_is_one(
+    bus: MoodyBus, chunks: Chunks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(emit, "_REFUSED_WAIT_S", 60.0)
+    repeating = asyncio.create_task(chunks.emitter.repeat_refused())
+    bus.is_connected = False
+    chunks.emitter.on_disconnect()
+    await chunks.emit(b"chunk")
+    assert bus.published == []
+    bus.is_connected = True
+    chunks.emitter.on_connect()
+    await bus.until_published(MESSAGE)
+    repeating.cancel()

@@ -309,3 +309,33 @@ class TokenChunk(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType_event) -> _WhichOneofReturnType_event | None: ...
 
 Global___TokenChunk: _TypeAlias = TokenChunk  # noqa: Y015
+
+@_typing.final
+class TokensWanted(_message.Message):
+    """From a gateway to workers: whichever has these tokens publishes their chunks again. They were lost on the way, and
+    are not in the stream either.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TENANT_FIELD_NUMBER: _builtins.int
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    OFFSET_FIELD_NUMBER: _builtins.int
+    tenant: _builtins.str
+    request_id: _builtins.str
+    offset: _builtins.int
+    """The first one that is missing."""
+    def __init__(
+        self,
+        *,
+        tenant: _builtins.str = ...,
+        request_id: _builtins.str = ...,
+        offset: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["offset", b"offset", "request_id", b"request_id", "tenant", b"tenant"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TokensWanted: _TypeAlias = TokensWanted  # noqa: Y015

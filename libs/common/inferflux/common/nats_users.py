@@ -72,6 +72,7 @@ def gateway() -> NatsUser:
         publish=(
             subjects.JOBS_ALL,
             subjects.CANCEL_ALL,
+            subjects.WANTED_ALL,
             subjects.SCHEDULER_READERS,
             subjects.SCHEDULER_STATUS,
             subjects.SCHEDULER_ADMIN,
@@ -167,6 +168,7 @@ def worker(worker_id: str = "*") -> NatsUser:
             subjects.host_command(worker_id),
             *(subject(of) for of in ids for subject in _TO_A_WORKER),
             subjects.CANCEL_ALL,
+            subjects.WANTED_ALL,
             subjects.SCHEDULER_LEADER,
         ),
         replies=True,

@@ -49,6 +49,8 @@ TOKENS_PREFIX = token_subjects.TOKENS_PREFIX
 TOKENS_ALL = f"{TOKENS_PREFIX}>"
 # beside the request lifecycle
 CANCEL_ALL = f"{ROOT}.cancel.>"
+# gateway -> workers, where tokens were lost: `wanted`
+WANTED_ALL = f"{ROOT}.wanted.>"
 SCHEDULER_READERS = f"{ROOT}.scheduler.readers"
 SCHEDULER_STATUS = f"{ROOT}.scheduler.status"
 SCHEDULER_ADMIN = f"{ROOT}.scheduler.admin"
@@ -73,6 +75,10 @@ def jobs(model: str) -> str:
 
 def cancel(tenant: str, request_id: str) -> str:
     return f"{ROOT}.cancel.{tenant}.{request_id}"
+
+
+def wanted(tenant: str, request_id: str) -> str:
+    return f"{ROOT}.wanted.{tenant}.{request_id}"
 
 
 def scheduler_consumer(partition: str) -> str:

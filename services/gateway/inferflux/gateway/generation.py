@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from types import TracebackType
 from typing import Self
 
@@ -44,6 +45,7 @@ from .chat_reader import ChatReader, Rest, has_format
 from .chunk_guard import ChunkGuard
 from .departure import depart
 from .ledger import FinishedRequest, Ledger
+from .lost_tokens import want_again
 from .metrics import GatewayMetrics, ModelMetrics
 from .readers import ReaderReports
 from .relay import Relay, RelayLimits, TokenSource, replayed
@@ -586,14 +588,16 @@ class Generation:
         self._relay = self._relay_of(self._source, offset=0)
 
     def _relay_of(self, source: TokenSource, *, offset: int) -> Relay:
+        bus = self._services.bus
         return Relay(
             source,
-            self._services.bus,
+            bus,
             self._call.subject,
             offset=offset,
             limits=self._services.relay_limits,
             on_accept=self._take,
             on_bad=self._note_bad,
+            want=partial(want_again, bus, self._call.caller.tenant, self._call.request_id),
         )
 
     def _take(self, chunk: tokens_pb2.TokenChunk) -> Iterable[tokens_pb2.TokenChunk]:

@@ -1,10 +1,12 @@
-"""The reading of one token stream: live from its subject, and from the TOKENS stream where that has holes."""
+"""The reading of one token stream: live from its subject, where that has holes from the worker that has the
+tokens, and else from the TOKENS stream."""
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -59,6 +61,8 @@ class RelayLimits:
         gap_limit_s: how long missing tokens may stay missing.
         gap_retry_s: how often they are asked for.
         drop_check_s: how often a silent stream looks whether its connection was lost.
+        worker_s: how long a worker has to send again what is missing, before the replay buffer is asked.
+        replay_s: how long the buffer has to answer, while what comes live waits; each time twice as long.
     """
 
     silence_s: float = 4.0
@@ -66,6 +70,8 @@ class RelayLimits:
     gap_limit_s: float = 30.0
     gap_retry_s: float = 0.5
     drop_check_s: float = 1.0
+    worker_s: float = 0.1
+    replay_s: float = 0.5
 
 
 class Relay:
@@ -77,6 +83,8 @@ class Relay:
         on_accept: given each chunk that is new, before it is merged with others; returns what the client gets
             for it, which may come later, or cut.
         on_bad: told why a message was ignored.
+        want: asks the worker for the tokens from this one on. In a cluster of NATS the buffer may have missed
+            what the subscription missed. None: the buffer alone is asked.
     """
 
     def __init__(
@@ -92,6 +100,7 @@ class Relay:
             chunk,
         ),
         on_bad: Callable[[InvalidArgument], None] = lambda _error: None,
+        want: Callable[[int], Awaitable[None]] | None = None,
     ) -> None:
         self.has_received = False
         self._order = InOrder(offset)
@@ -102,6 +111,9 @@ class Relay:
         self._clock = clock
         self._on_accept = on_accept
         self._on_bad = on_bad
+        self._want = want
+        self._has_asked_worker = False
+        self._replay_limit_s = limits.replay_s
         self._ready: deque[tokens_pb2.TokenChunk] = deque()
         # Since when tokens are missing, and from which one on.
         self._gap_since, self._gap_offset = 0.0, -1
@@ -217,15 +229,21 @@ class Relay:
             await self._recover()
 
     async def _recover(self) -> None:
-        """Fill from the replay buffer, not more often than `gap_retry_s`."""
+        """Fill from the worker, then from the replay buffer, not more often than `gap_retry_s`."""
         now = self._clock()
         if now < self._replay_not_before:
             return
+        if self._want is not None and not self._has_asked_worker:
+            await self._ask_worker(now)
+            return
+        self._has_asked_worker = False
         self._replay_not_before = now + self._limits.gap_retry_s
         try:
-            await self.replay()
-        except Unavailable as error:
-            log.debug("no replay", subject=self._subject, reason=error.reason)
+            async with asyncio.timeout(self._replay_limit_s):
+                await self.replay()
+        except (Unavailable, TimeoutError) as error:
+            log.debug("no replay", subject=self._subject, error=str(error))
+            self._replay_limit_s *= 2
             self._must_replay = True
             self._gap_since = self._clock()  # the buffer has not had its say yet
             return
@@ -234,3 +252,10 @@ class Relay:
         if missing and self._clock() - self._gap_since > self._limits.gap_limit_s:
             message = f"tokens {missing.start} to {missing.stop - 1} of the answer were lost"
             raise Unavailable(message, reason="TOKENS_LOST")
+
+    async def _ask_worker(self, now: float) -> None:
+        missing = self._order.missing
+        first = missing.start if missing else self.state.tokens_end
+        self._has_asked_worker, self._replay_not_before = True, now + self._limits.worker_s
+        if self._want is not None:
+            await self._want(first)

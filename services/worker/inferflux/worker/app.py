@@ -95,7 +95,9 @@ class Worker:
             interval_s=settings.heartbeat_interval_s,
             store_jobs=self._store.jobs.messages,
         )
-        self._intake = HostIntake(process.bus, self._state, self.host, self._store, process.metrics.bad)
+        self._intake = HostIntake(
+            process.bus, self._state, self.host, self._store, process.emitter, process.metrics.bad
+        )
 
     async def run(self, shutdown: Shutdown) -> None:
         """Serve until `shutdown`, then drain.
@@ -106,6 +108,7 @@ class Worker:
         self._update_readiness()
         bus, emitter = self._process.bus, self._process.emitter
         bus.on_disconnect(emitter.on_disconnect)
+        bus.on_connect(emitter.on_connect)
         bus.on_reconnect(self._on_reconnect)
         own = {
             asyncio.create_task(shutdown.wait()),

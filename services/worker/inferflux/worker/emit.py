@@ -11,6 +11,7 @@ from inferflux.common import logs, subjects
 from inferflux.common.bus import Bus
 from inferflux.common.errors import DeadlineExceeded, InferFluxError, Unavailable
 from inferflux.common.tasks import cancel_all
+from inferflux.v1 import tokens_pb2
 
 log = logs.get("worker.emit")
 
@@ -20,6 +21,9 @@ _REFUSED_WAIT_S = 1.0
 _TAKEN_IN_S = 0.05
 # Chunks wait no longer than this for those before them, once NATS is there.
 _BEHIND_LIMIT_S = 2.0
+# Asking the stream what it holds takes no longer: a cluster of NATS that has lost its leader does not answer,
+# and readers wait meanwhile.
+_ASKING_LIMIT_S = 1.0
 # Requests whose part of the stream is read at the same time: chunks wait meanwhile.
 _REPLAYS_AT_ONCE = 16
 
@@ -30,7 +34,7 @@ class Emitter:
     A chunk that cannot be sent because NATS is away or takes no more is not lost: every chunk of a request is
     kept until half a minute after its end. After a reconnect, or once NATS takes messages again, those that
     the stream does not hold are published. What is emitted meanwhile waits for them, so that the stream has
-    each chunk once and in order.
+    each chunk once and in order. Where the stream does not answer all are published: readers drop repeats.
 
     Args:
         kept: the chunks that are kept, by token subject.
@@ -40,6 +44,7 @@ class Emitter:
         self._bus = bus
         self._kept = kept
         self._refused = asyncio.Event()
+        self._connected = asyncio.Event()
         # Whether chunks wait for earlier ones: these, by subject, since the others were last looked at.
         self._is_behind = False
         self._waiting: list[tuple[str, bytes]] = []
@@ -49,6 +54,11 @@ class Emitter:
         """Discard what is not sent yet: it would come before what the stream has lost."""
         self._bus.discard_unsent(subjects.TOKENS_PREFIX)
         self._fall_behind()
+
+    def on_connect(self) -> None:
+        """The connection is there again: publish what was lost, before what else was lost is made again."""
+        self._connected.set()
+        self._refused.set()
 
     def _fall_behind(self) -> None:
         """The connection broke, or NATS refused a chunk: what follows waits for `republish`."""
@@ -66,7 +76,10 @@ class Emitter:
         """Publish everything again, for ever, whenever NATS has refused something and then takes it again."""
         while True:
             await self._refused.wait()
-            await asyncio.sleep(_REFUSED_WAIT_S)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_REFUSED_WAIT_S):
+                    await self._connected.wait()
+            self._connected.clear()
             with contextlib.suppress(InferFluxError):
                 await self._bus.flush()
                 await self.republish()
@@ -98,16 +111,24 @@ class Emitter:
         if lost:
             log.info("published again", requests=len(lost))
 
+    async def repeat(self, subject: str, offset: int) -> None:
+        """Publish what is kept of a request from a token on: a reader has lost it."""
+        for chunk in self._kept().get(subject, ()):
+            parsed = tokens_pb2.TokenChunk.FromString(chunk)
+            if parsed.offset + max(len(parsed.token_ids), 1) > offset:
+                await self._try(subject, chunk)
+
     async def _lost(self, kept: dict[str, list[bytes]]) -> dict[str, list[bytes]]:
         """What the stream does not hold of these chunks by subject, having had the time to take them in."""
         try:
-            lost = await self._not_held(kept)
-            if not lost:
-                return lost
-            await asyncio.sleep(_TAKEN_IN_S)
-            return await self._not_held(lost)
-        except (Unavailable, DeadlineExceeded) as error:
-            log.warning("the token stream cannot be read", reason=error.reason)
+            async with asyncio.timeout(_ASKING_LIMIT_S):
+                lost = await self._not_held(kept)
+                if not lost:
+                    return lost
+                await asyncio.sleep(_TAKEN_IN_S)
+                return await self._not_held(lost)
+        except (Unavailable, DeadlineExceeded, TimeoutError) as error:
+            log.warning("the token stream cannot be read", error=str(error) or "it takes too long")
             return kept
 
     async def _not_held(self, kept: dict[str, list[bytes]]) -> dict[str, list[bytes]]:

@@ -1,4 +1,5 @@
-"""What a host receives over NATS: commands of the scheduler to load models and to unload them."""
+"""What a host receives over NATS: commands of the scheduler to load models and to unload them, and notices of
+gateways which tokens were lost."""
 
 from __future__ import annotations
 
@@ -9,9 +10,11 @@ from inferflux.common.bad_messages import BadMessages
 from inferflux.common.bus import Bus, Message
 from inferflux.common.errors import Aborted, InferFluxError, InvalidArgument
 from inferflux.common.tasks import Background
+from inferflux.common.wanted_notices import parse_wanted
 from inferflux.v1 import host_pb2
 
 from .catalog import Known
+from .emit import Emitter
 from .host import Host
 from .store.host_store import HostStore
 from .worker_state import WorkerState
@@ -20,22 +23,27 @@ log = logs.get("worker.host")
 
 
 class HostIntake:
-    """Checks commands, has the host obey, and answers what the model is like then.
+    """Checks commands, has the host obey, and answers what the model is like then. Has lost tokens published
+    again.
 
     Args:
         state: of the host: the latest term counts.
     """
 
-    def __init__(self, bus: Bus, state: WorkerState, host: Host, store: HostStore, bad: BadMessages) -> None:
+    def __init__(
+        self, bus: Bus, state: WorkerState, host: Host, store: HostStore, emitter: Emitter, bad: BadMessages
+    ) -> None:
         self._bus = bus
         self._state = state
         self._host = host
         self._store = store
+        self._emitter = emitter
         self._bad = bad
         self._background = Background()
 
     async def listen(self) -> None:
         await self._bus.serve(subjects.host_command(self._state.worker_id), self._on_command)
+        await self._bus.serve(subjects.WANTED_ALL, self._on_wanted)
 
     async def close(self) -> None:
         """Give up what has no answer yet."""
@@ -49,6 +57,14 @@ class HostIntake:
             raise
         # Reading a file takes a while: other commands do not wait for it.
         self._background.start(self._answer(command, message))
+
+    async def _on_wanted(self, message: Message) -> None:
+        try:
+            notice = parse_wanted(message.data, message.subject)
+        except InvalidArgument as error:
+            self._bad.note("wanted", error, subject=message.subject)
+            return
+        await self._emitter.repeat(subjects.tokens(notice.tenant, notice.request_id), notice.offset)
 
     async def _answer(self, command: host_pb2.HostCommand, message: Message) -> None:
         try:

@@ -55,6 +55,7 @@ class Bus:
         self._bucket = ObjectBucket(self._link, subjects.TOKENIZERS_BUCKET)
         self._images = ObjectBucket(self._link, subjects.IMAGES_BUCKET, max_bytes=MAX_OBJECT_BYTES)
         self._on_loss: list[Callable[[], None]] = []
+        self._on_connect: list[Callable[[], None]] = []
         self._token_streams: dict[TokenSubscription, int] = {}
         self._served: dict[Subscription, int] = {}
         self._connected = asyncio.Event()
@@ -138,6 +139,10 @@ class Bus:
         there again; once more with all that comes before it when it raises Unavailable or
         DeadlineExceeded."""
         self._healer.add_callback(callback)
+
+    def on_connect(self, callback: Callable[[], None]) -> None:
+        """Have `callback` called as soon as the connection is there again, whatever else was lost with it."""
+        self._on_connect.append(callback)
 
     def on_disconnect(self, callback: Callable[[], None]) -> None:
         """Have `callback` called whenever the connection is lost."""
@@ -384,6 +389,8 @@ class Bus:
         metrics.BUS_RECONNECTS.inc()
         self._mark_dropped()
         self._connected.set()
+        for callback in self._on_connect:
+            callback()
         self._healer.heal()
         log.info("connected to NATS again")
 

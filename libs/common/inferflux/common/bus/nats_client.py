@@ -43,8 +43,8 @@ _SPREAD_S = 0.2
 _CONNECT_TIMEOUT_S = 2
 # A cut network is noticed after 4 to 6 s even if no packet tells of it.
 _PING_INTERVAL_S = 2
-# After 2 to 3 s where another server can take over.
-_CLUSTER_PING_INTERVAL_S = 1
+# After 1 to 1.5 s where another server can take over.
+_CLUSTER_PING_INTERVAL_S = 0.5
 _PINGS_OUTSTANDING = 2
 
 _PING = b"PING\r\n"
@@ -118,14 +118,16 @@ class NatsClient(nats.aio.client.Client):  # type: ignore[misc]
         async def disconnected_cb() -> None:
             on_disconnect()
             if len(self._server_pool) > 1 and not self.is_closed:
+                self._shuffle_servers()
                 await asyncio.sleep(_SPREAD.uniform(0, _SPREAD_S))
 
         async def reconnected_cb() -> None:
             on_reconnect()
 
         await self.connect(
-            servers,
+            _SPREAD.sample(servers, len(servers)),
             name=name,
+            dont_randomize=True,
             error_cb=error_cb,
             disconnected_cb=disconnected_cb,
             reconnected_cb=reconnected_cb,
@@ -137,6 +139,12 @@ class NatsClient(nats.aio.client.Client):  # type: ignore[misc]
             # Our own limit is checked before every append, so nats-py's never forces a flush.
             pending_size=0,
         )
+
+    def _shuffle_servers(self) -> None:
+        """The one that was lost comes last: it may take a connection and say nothing."""
+        lost = self._current_server
+        _SPREAD.shuffle(self._server_pool)
+        self._server_pool.sort(key=lambda server: server is lost)
 
     @property
     def is_clustered(self) -> bool:

@@ -1,0 +1,72 @@
+"""Every process over three nats-servers, of which one dies or stands still: what a client sees."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+from collections.abc import AsyncIterator
+
+import pytest
+from harness.breakable_stack import BreakableStack
+from harness.client import Client, countdown, prompt, undisturbed
+from harness.nats_cluster import SERVERS, NatsCluster
+
+from inferflux.cli.stack import Stack
+from inferflux.common import subjects
+from inferflux.common.bus import Bus
+from inferflux.common.bus.link import ApiError
+from inferflux.common.errors import DeadlineExceeded
+from inferflux.v1 import inference_pb2
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240)]
+
+
+@pytest.fixture(scope="module")
+async def breakable() -> AsyncIterator[BreakableStack]:
+    async with BreakableStack(nats_servers=SERVERS) as stack:
+        yield stack
+
+
+@pytest.fixture
+async def stack(breakable: BreakableStack) -> Stack:
+    return await breakable.whole()
+
+
+def countdowns() -> list[inference_pb2.ChatRequest]:
+    return [countdown(start, end) for start in (30, 29, 28, 27) for end in (1, 2)]
+
+
+async def leader_of_tokens(stack: Stack) -> str:
+    bus = await Bus.connect(stack.nats_url, name="test")
+    try:
+        while True:
+            with contextlib.suppress(DeadlineExceeded, ApiError, KeyError):  # the servers elect
+                return f"nats-{await NatsCluster.leader(bus, subjects.TOKENS_STREAM)}"
+    finally:
+        await bus.close()
+
+
+@pytest.mark.parametrize("fault", ["killed", "stopped"])
+async def test_no_stream_notices_that_a_server_of_three_is_gone(
+    stack: Stack, client: Client, fault: str
+) -> None:
+    """The one that keeps the stream of tokens, so that nothing fills holes but the workers."""
+    expected = await undisturbed(client, countdowns())
+    victim = await leader_of_tokens(stack)
+    running = asyncio.gather(
+        *(client.ask(each, request_id=f"{fault}-{i}") for i, each in enumerate(countdowns()))
+    )
+    await client.until_status(lambda s: s.scheduler.running == len(expected))
+    if fault == "killed":
+        await stack.kill(victim)
+    else:
+        stack.processes[victim].signal(signal.SIGSTOP)
+    try:
+        answers = await running
+        late = await client.ask(prompt("Once", max_tokens=4))
+    finally:
+        stack.processes[victim].signal(signal.SIGCONT)
+    assert [(a.token_ids, a.text) for a in answers] == [(a.token_ids, a.text) for a in expected]
+    assert late.terminal is not None
+    await client.until_idle()
