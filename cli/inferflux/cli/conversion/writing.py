@@ -15,12 +15,15 @@ import gguf
 import numpy as np
 import numpy.typing as npt
 
+from inferflux.common import private_files
+
 from .errors import ConversionError
 
 Weights = npt.NDArray[np.float32]
 
-
 _LARGEST_F16: Final = 65_504.0
+# By the worker, which may be another user.
+_READABLE = 0o644
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,11 +116,8 @@ def replacing(path: Path, needs_bytes: int = 0) -> Iterator[Path]:
         raise ConversionError(f"{path.parent}: {needs_bytes:,} bytes are needed, and {free:,} are free")
     partial = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
-        yield partial
-        with partial.open("rb") as file:
+        with private_files.replacing(path, mode=_READABLE, beside=partial) as file:
+            yield partial
             os.fsync(file.fileno())
-        partial.replace(path)
     except OSError as error:
         raise ConversionError(f"{path}: {error.strerror or error}") from None
-    finally:
-        partial.unlink(missing_ok=True)
