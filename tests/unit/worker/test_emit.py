@@ -18,6 +18,7 @@ class MoodyBus:
 
     def __init__(self) -> None:
         self.is_connected = True
+        self.is_clustered = True
         self.takes = True
         self.flushes = True
         self.published: list[tuple[str, bytes]] = []

@@ -45,6 +45,7 @@ class Emitter:
         self._kept = kept
         self._refused = asyncio.Event()
         self._connected = asyncio.Event()
+        self._republishing = asyncio.Lock()
         # Whether chunks wait for earlier ones: these, by subject, since the others were last looked at.
         self._is_behind = False
         self._waiting: list[tuple[str, bytes]] = []
@@ -56,9 +57,13 @@ class Emitter:
         self._fall_behind()
 
     def on_connect(self) -> None:
-        """The connection is there again: publish what was lost, before what else was lost is made again."""
-        self._connected.set()
-        self._refused.set()
+        """The connection is there again: publish what was lost, before what else was lost is made again.
+
+        A server alone comes back without the stream, which is made first.
+        """
+        if self._bus.is_clustered:
+            self._connected.set()
+            self._refused.set()
 
     def _fall_behind(self) -> None:
         """The connection broke, or NATS refused a chunk: what follows waits for `republish`."""
@@ -90,6 +95,10 @@ class Emitter:
         Raises:
             InferFluxError: NATS does not take it; `repeat_refused` will try again.
         """
+        async with self._republishing:
+            await self._republish()
+
+    async def _republish(self) -> None:
         self._refused.clear()
         self._waiting.clear()  # all of it is kept, and compared now
         kept = self._kept()

@@ -122,6 +122,11 @@ class Bus:
         return self._link.is_connected
 
     @property
+    def is_clustered(self) -> bool:
+        """Whether its server is one of several."""
+        return self._link.is_clustered
+
+    @property
     def write_problem(self) -> str:
         """Why JetStream takes no jobs or leases, as far as is known; "" while it does.
 

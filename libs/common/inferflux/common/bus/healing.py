@@ -166,11 +166,14 @@ class Healer:
             return
         self._checked_at = now
         try:
-            if await streams.ensure_streams(self._link, limits):
-                log.warning("a stream was missing")
-                self.heal()
+            is_gone = await streams.are_missing(self._link)
+            await streams.ensure_streams(self._link, limits)
         except InferFluxError as error:
             log.debug("could not look at the streams", reason=error.reason, error=error.message)
+            return
+        if is_gone:
+            log.warning("a stream was missing")
+            self.heal()
 
     def _note_write_problem(self, problem: str) -> None:
         if problem and not self.write_problem:

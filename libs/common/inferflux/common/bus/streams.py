@@ -91,31 +91,35 @@ def stream_configs(limits: StreamLimits) -> list[dict[str, Any]]:
     ]
 
 
-async def ensure_streams(link: Link, limits: StreamLimits) -> bool:
+async def ensure_streams(link: Link, limits: StreamLimits) -> None:
     """Create what is missing, change what differs; only look where this user may do neither.
-
-    Returns:
-        Whether one was missing.
 
     Raises:
         Unavailable, DeadlineExceeded: JetStream does not answer, cannot write, or has too few servers for
             the replicas that are asked for; or another user has to make a stream (STREAM_MISSING).
         Internal: a stream exists that cannot be changed to ours.
     """
-    was_missing = False
     for config in stream_configs(limits):
         name = config["name"]
         asked = limits.tokens_replicas if name == subjects.TOKENS_STREAM else limits.replicas
         if link.makes_streams:
             try:
-                was_missing |= await _make_stream(link, config, asked)
+                await _make_stream(link, config, asked)
             except Internal as error:
                 if error.reason != NATS_FORBIDDEN:
                     raise
                 link.makes_streams = False
         if not link.makes_streams and not await exists(link, name):
             raise Unavailable(f"no scheduler has made the stream {name} yet", reason=STREAM_MISSING)
-    return was_missing
+
+
+async def are_missing(link: Link) -> bool:
+    """Whether one of the streams is gone.
+
+    Raises:
+        Unavailable, DeadlineExceeded: JetStream does not answer.
+    """
+    return not all([await exists(link, name) for name in subjects.STREAMS])
 
 
 async def until_streams(link: Link, limits: StreamLimits) -> None:
@@ -140,12 +144,12 @@ async def until_streams(link: Link, limits: StreamLimits) -> None:
             return
 
 
-async def _make_stream(link: Link, config: dict[str, Any], asked: int) -> bool:
-    """Returns whether it was missing."""
+async def _make_stream(link: Link, config: dict[str, Any], asked: int) -> None:
     name, present = config["name"], 0
     try:
         try:
-            return await _make_on(link, "CREATE", config, asked, present)
+            await _make_on(link, "CREATE", config, asked, present)
+            return
         except ApiError as error:
             if error.err_code != STREAM_NAME_IN_USE:
                 raise
@@ -156,21 +160,19 @@ async def _make_stream(link: Link, config: dict[str, Any], asked: int) -> bool:
             message = f"NATS has too few servers for {asked} replicas of {name} (INFERFLUX_NATS_REPLICAS)"
             raise Unavailable(message, reason="TOO_FEW_SERVERS") from error
         raise error.to_error() from error
-    return False
 
 
-async def _make_on(link: Link, operation: str, config: dict[str, Any], asked: int, present: int) -> bool:
+async def _make_on(link: Link, operation: str, config: dict[str, Any], asked: int, present: int) -> None:
     """Create or change a stream, on as many servers as it is to be on and there are."""
     name = config["name"]
     number = replicas.wanted(asked, is_clustered=link.is_clustered, present=present)
     try:
-        answer = await link.api(f"STREAM.{operation}.{name}", {**config, "num_replicas": number})
+        await link.api(f"STREAM.{operation}.{name}", {**config, "num_replicas": number})
     except ApiError as error:
         fewer = replicas.fallback(asked, present=present)
         if error.err_code not in _TOO_FEW_SERVERS or fewer in (None, number):
             raise
-        answer = await link.api(f"STREAM.{operation}.{name}", {**config, "num_replicas": fewer})
-    return bool(answer.get("did_create"))
+        await link.api(f"STREAM.{operation}.{name}", {**config, "num_replicas": fewer})
 
 
 # A subject of every stream that has to be written to. No model and no key has it.
