@@ -32,9 +32,13 @@ def resolve(
     The local stack's key is used for the local stack alone: it is never sent to another address.
 
     Raises:
-        CommandError: no endpoint, or no key for it.
+        CommandError: no endpoint, one that is a URL, or no key for it.
     """
     endpoint = endpoint or env.get("INFERFLUX_ENDPOINT", "")
+    if endpoint.startswith(("http://", "https://")):
+        raise CommandError(
+            f"{endpoint} is a URL: name the gateway's gRPC port as host:port, such as 127.0.0.1:50051"
+        )
     api_key = api_key or env.get("INFERFLUX_API_KEY", "")
     tls = Tls.from_env(env)
     if endpoint and api_key:

@@ -41,6 +41,11 @@ def test_another_key_can_be_used_on_the_local_stack() -> None:
     assert found == Target("127.0.0.1:50051", "mine")
 
 
+def test_a_url_is_no_endpoint() -> None:
+    with pytest.raises(CommandError, match="http://far:8080 is a URL: name the gateway's gRPC port"):
+        resolve(endpoint="http://far:8080", api_key="mine", env={}, local=lambda: LOCAL)
+
+
 def test_the_local_key_is_used_for_its_own_endpoint_given_by_flag() -> None:
     found = resolve(endpoint="127.0.0.1:50051", api_key="", env={}, local=lambda: LOCAL)
     assert found.api_key == "local-key"

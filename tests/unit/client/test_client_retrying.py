@@ -71,6 +71,11 @@ def test_a_call_that_did_not_arrive_is_told_in_plain_words() -> None:
     ):
         other = Unavailable(f"failed to connect to all addresses; {said}", retry_delay_s=None)
         assert readable(other, "a:1").message.startswith(told)
-    unknown = Unavailable("DNS resolution failed for nowhere:1", retry_delay_s=None)
-    assert readable(unknown, "nowhere:1").message == "nowhere:1: no such host"
+    for words in (
+        "DNS resolution failed for nowhere:1",
+        "errors resolving nowhere:1: [field:hostname lookup error:address lookup failed for nowhere:1]",
+    ):
+        unknown = Unavailable(words, retry_delay_s=None)
+        assert never_connected(unknown)
+        assert readable(unknown, "nowhere:1").message == "nowhere:1: no such host"
     assert readable(FULL, "a:1") is FULL

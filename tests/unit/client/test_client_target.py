@@ -23,6 +23,11 @@ def test_an_address_that_cannot_be_is_refused_by_name(address: str) -> None:
     assert caught.value.field == "addresses"
 
 
+def test_a_url_is_told_from_an_address() -> None:
+    with pytest.raises(InvalidArgument, match="is a URL: name the gateway's gRPC port"):
+        resolve("http://127.0.0.1:8080", "ifx_own", {})
+
+
 @pytest.mark.parametrize(
     ("addresses", "key", "field"),
     [("", "k", "addresses"), ([], "k", "addresses"), ("a:1", "", "api_key"), ("a:1", "k\n", "api_key")],

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from inferflux.api.errors import InferFluxError, Unavailable
 
 # What gRPC says when it could not send a call at all.
-_NEVER_CONNECTED = ("failed to connect", "DNS resolution")
+_NEVER_CONNECTED = ("failed to connect", "DNS resolution", "errors resolving")
 # What gRPC says of servers that speak something else, and what we say.
 _OTHER_LANGUAGES = {
     "http1.x": "{} speaks HTTP/1 and not gRPC: is it the HTTP port?",

@@ -41,6 +41,9 @@ def resolve(addresses: str | Sequence[str], api_key: str, env: Mapping[str, str]
 
 
 def _check(address: str) -> None:
+    if address.startswith(("http://", "https://")):
+        message = f"{address!r} is a URL: name the gateway's gRPC port as host:port, such as 127.0.0.1:50051"
+        raise InvalidArgument(message, field="addresses")
     host, _, port = address.rpartition(":")
     if not host or not port.isascii() or not port.isdigit() or not 0 < int(port) <= 65535:
         raise InvalidArgument(f"{address!r} is not host:port", field="addresses")
