@@ -70,7 +70,9 @@ def test_a_model_is_asked_for_what_it_is_there_for() -> None:
     old = model_pb2.ModelCard(name="m")
     check_role(old, generation)
     check_role(model_pb2.ModelCard(name="m", role=embedding), embedding)
-    with pytest.raises(InvalidArgument, match="the model m generates: use Chat and Generate"):
+    with pytest.raises(
+        InvalidArgument, match=r"the model m generates: use Chat or Generate, .*/v1/chat/completions"
+    ):
         check_role(old, embedding)
     assert role_name(old.role) == "generation"
     assert role_name(embedding) == "embedding"

@@ -22,9 +22,10 @@ _DOES = {
     model_pb2.MODEL_ROLE_EMBEDDING: "embeds",
     model_pb2.MODEL_ROLE_RERANK: "ranks",
 }
+_GENERATES = "Chat or Generate, which are /v1/chat/completions and /v1/completions over HTTP"
 _USE = {
-    model_pb2.MODEL_ROLE_UNSPECIFIED: "Chat and Generate",
-    model_pb2.MODEL_ROLE_GENERATION: "Chat and Generate",
+    model_pb2.MODEL_ROLE_UNSPECIFIED: _GENERATES,
+    model_pb2.MODEL_ROLE_GENERATION: _GENERATES,
     model_pb2.MODEL_ROLE_EMBEDDING: "Embed, which is /v1/embeddings over HTTP",
     model_pb2.MODEL_ROLE_RERANK: "Rerank, which is /v1/rerank over HTTP",
 }

@@ -426,7 +426,10 @@ class ModelRegistry:
 
     def _why_not(self, name: str) -> NotFound | Unavailable:
         if self.table.get(name, self._clock()) is None:
-            return NotFound(f"there is no model {name[:200]!r}", reason="UNKNOWN_MODEL")
+            message = (
+                f"there is no model {name[:200]!r}: ListModels, or GET /v1/models, tells which there are"
+            )
+            return NotFound(message, reason="UNKNOWN_MODEL")
         return Unavailable(f"no worker serves the model {name!r} now", reason="NO_WORKER", retry_delay_s=2.0)
 
     async def _check_nats(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Sequence
 
@@ -39,6 +40,9 @@ from .websocket import WebSocketEndpoint, deny_handshake
 
 # How long browsers keep the answer to a preflight.
 _PREFLIGHT_S = 600
+# Of a path that is not there.
+_SHOWN = 100
+_PATHS = frozenset(rule.path for rule in routes.ROUTES)
 
 
 def build_app(
@@ -129,16 +133,20 @@ class _Default:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "websocket":
-            await deny_handshake(send, _no_path())
+            await deny_handshake(send, _no_path(scope["path"]))
             return
         exchange = Exchange(scope, receive, send)
-        await guarded(exchange, scope["path"], _no_such_path(exchange))
+        await guarded(exchange, scope["path"], _no_such_path(exchange, scope["path"]))
 
 
-async def _no_such_path(exchange: Exchange) -> None:
+async def _no_such_path(exchange: Exchange, path: str) -> None:
     exchange.begin()
-    raise _no_path()
+    raise _no_path(path)
 
 
-def _no_path() -> NotFound:
-    return NotFound("there is no such path", reason="UNKNOWN_PATH")
+def _no_path(path: str) -> NotFound:
+    """Says what is there: clients are often given an address without `/v1`, or with it twice."""
+    bare = re.sub(r"^(/v1)+(?=/)", "", path).rstrip("/")
+    meant = next((known for known in (f"/v1{bare}", bare) if known in _PATHS), None)
+    hint = f"did you mean {meant}?" if meant else "/docs lists those that are there"
+    return NotFound(f"there is no path {path[:_SHOWN]!r}: {hint}", reason="UNKNOWN_PATH")

@@ -14,6 +14,8 @@ from .bodies import ResponseFormat, SamplingBody, StructuredOutputs
 
 Constraint = generation_pb2.StructuredConstraint
 
+# What an answer's format may be called.
+FORMATS = ("text", "json_object", "json_schema")
 # Our fields, and vLLM's names of them.
 _OUTPUTS = {
     "json_schema": "json_",
@@ -61,7 +63,7 @@ def _of_format(asked: ResponseFormat) -> Constraint | None:
                 raise missing(field)
             field = "response_format.json_schema.schema"
             return Constraint(json_schema=json_text(asked.json_schema.schema_, field))
-    raise unsupported("response_format.type", f"{asked.type[:32]!r} is not supported")
+    raise unsupported("response_format.type", f"{asked.type[:32]!r} is none of {', '.join(FORMATS)}")
 
 
 def _of_outputs(asked: StructuredOutputs) -> Constraint:

@@ -77,8 +77,10 @@ def _with_format(body: ResponsesBody) -> ResponsesBody:
         return body
     if form.type == "json_schema" and form.schema_ is None:
         raise missing(_SCHEMA_FIELD)
-    if form.type not in ("text", "json_object", "json_schema"):
-        raise unsupported("text.format.type", f"{form.type[:32]!r} is not supported")
+    if form.type not in constraints.FORMATS:
+        raise unsupported(
+            "text.format.type", f"{form.type[:32]!r} is none of {', '.join(constraints.FORMATS)}"
+        )
     if body.structured_outputs is not None and form.type != "text":
         message = "structured_outputs does not go together with text.format"
         raise InvalidArgument(message, field="structured_outputs")
