@@ -31,6 +31,7 @@ def test_a_plan_of_the_demo_model_is_a_table_or_json() -> None:
     [
         (["no.gguf"], "no.gguf: there is no such file"),
         (["no.gguf", "--gpus", "many"], "--gpus: 'many' is no amount of memory"),
+        (["no.gguf", "--gpus", "24"], "--gpus: '24' is 24 bytes: name a unit"),
         (["no.gguf", "--gpus", ",".join(["1GiB"] * 17)], "--gpus: at most 16"),
         (["no.gguf", "--memory", "0"], "--memory: '0' is no amount"),
         (["no.gguf", "--kv-type", "q9"], "--kv-type: there is no 'q9'"),

@@ -23,6 +23,8 @@ from .needs import Asked
 
 _BYTES = TypeAdapter(ByteSize)
 _SLOTS = 16
+# No device has less.
+_LEAST_BYTES = 1 << 20
 
 
 class PlanError(Exception):
@@ -45,7 +47,7 @@ def read_bytes(text: str, flag: str) -> int:
     """Bytes of `24GiB` or `24GB`.
 
     Raises:
-        PlanError: it is no amount above 0.
+        PlanError: it is no amount above 0, or less than a device can have: its unit was left out.
     """
     try:
         found = int(_BYTES.validate_python(text.strip()))
@@ -53,6 +55,8 @@ def read_bytes(text: str, flag: str) -> int:
         found = 0
     if not 0 < found < 1 << 60:
         raise PlanError(f"{flag}: {text!r} is no amount of memory, such as 24GiB")
+    if found < _LEAST_BYTES:
+        raise PlanError(f"{flag}: {text!r} is {found} bytes: name a unit, such as 24GiB")
     return found
 
 
