@@ -98,6 +98,7 @@ async def test_inferctl_loads_lists_and_unloads_while_another_model_serves(
     await unloaded(client)
     forgotten = await run("models", "unload", ALIAS, "--forget", env=env)
     assert forgotten.returncode == 0, forgotten.stderr
+    assert forgotten.stdout == f"{NAME} is forgotten: no request has it loaded again\n"
     running = asyncio.create_task(client.ask(prompt(max_tokens=300)))
     loaded = await run("models", "load", str(DRAFT), "--name", NAME, "--alias", ALIAS, env=env)
     assert loaded.returncode == 0, loaded.stderr

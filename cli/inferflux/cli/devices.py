@@ -62,9 +62,12 @@ def devices_view(status: cluster_pb2.GetStatusResponse) -> RenderableType:
         context = worker.device_context
         for index, device in enumerate(context.devices):
             table.add_row(escape(worker.worker_id) if index == 0 else "", *_cells(device))
+        served = f"{escape(worker.worker_id)}: {escape(', '.join(card.name for card in worker.models))} · "
+        if not context.devices:
+            lines.append(f"{served}its engine tells no devices: a model that embeds or ranks")
+            continue
         lines.append(
-            f"{escape(worker.worker_id)}: {escape(', '.join(card.name for card in worker.models))} · "
-            f"{context.gpu_layers} of {context.layers} layers on GPUs · flash attention "
+            f"{served}{context.gpu_layers} of {context.layers} layers on GPUs · flash attention "
             + ("on" if context.flash_attention else "off")
         )
         said = [*context.warnings, context.flash_attention_reason]

@@ -12,6 +12,7 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 
 from inferflux.common.model_roles import ROLES, RoleName
 from inferflux.v1 import model_pb2
@@ -128,7 +129,11 @@ def unload(
         if forget:
             request.forget = True
             model = await client.unload_model(request)
-        _show(model, as_json=as_json)
+        if forget and not as_json:
+            where = f" by {host}" if host else ": no request has it loaded again"
+            make_console().print(escape(f"{model.card.name} is forgotten{where}"))
+        else:
+            _show(model, as_json=as_json)
 
     with_client(run, endpoint, api_key, state_dir)
 

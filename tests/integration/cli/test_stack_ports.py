@@ -35,6 +35,15 @@ async def test_a_taken_port_is_named_with_its_flag(taken_port: int) -> None:
         await ports.choose(StackOptions(nats_port=taken_port), wait_for_leftovers=False)
 
 
+async def test_all_taken_ports_are_named_at_once(taken_port: int) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        second = other.getsockname()[1]
+        options = StackOptions(nats_port=taken_port, gateway_port=second)
+        named = f"ports {taken_port}, {second} are taken: choose others with --nats-port, --gateway-port"
+        with pytest.raises(CommandError, match=named):
+            await ports.choose(options, wait_for_leftovers=False)
+
+
 async def test_http_takes_the_usual_port_or_any_that_is_free(
     taken_port: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from inferflux.cli.errors import CommandError
@@ -38,7 +39,7 @@ async def choose(options: StackOptions, *, wait_for_leftovers: bool) -> Ports:
         wait_for_leftovers: a stack just ended here without tidying up; give its processes a moment.
 
     Raises:
-        CommandError: one is taken; names it and the flag that changes it.
+        CommandError: some are taken; names them and the flags that change them.
     """
     asked = {
         "--nats-port": options.nats_port,
@@ -48,15 +49,19 @@ async def choose(options: StackOptions, *, wait_for_leftovers: bool) -> Ports:
     }
     asked["--http-port"] = _http_port(options.http_port, set(asked.values()))
     chosen: dict[str, int] = {}
+    taken: dict[str, int] = {}
     deadline = asyncio.get_running_loop().time() + (_LEFTOVER_WAIT_S if wait_for_leftovers else 0)
     for flag, port in asked.items():
         if port in chosen.values():
             raise CommandError(f"port {port} is asked for twice: change it with {flag}")
         while port and not _is_free(port):
             if asyncio.get_running_loop().time() >= deadline:
-                raise CommandError(f"port {port} is taken: choose another with {flag} (0 takes any free one)")
+                taken[flag] = port
+                break
             await asyncio.sleep(0.05)
         chosen[flag] = port or _another(set(chosen.values()) | set(asked.values()))
+    if taken:
+        raise CommandError(_all_taken(taken))
     nats = [chosen["--nats-port"]]
     while len(nats) < options.nats_servers:
         nats.append(_another({*chosen.values(), *nats}))
@@ -67,6 +72,14 @@ async def choose(options: StackOptions, *, wait_for_leftovers: bool) -> Ports:
         gateway=chosen["--gateway-port"],
         http=chosen["--http-port"],
     )
+
+
+def _all_taken(ports: Mapping[str, int]) -> str:
+    """All at once: where one stack runs already, another one lacks each of its ports."""
+    flags, numbers = ", ".join(ports), ", ".join(map(str, ports.values()))
+    if len(ports) == 1:
+        return f"port {numbers} is taken: choose another with {flags} (0 takes any free one)"
+    return f"ports {numbers} are taken: choose others with {flags} (0 takes any free one)"
 
 
 def _http_port(asked: int | None, taken: set[int]) -> int:
