@@ -19,12 +19,11 @@ from pathlib import Path
 
 from rich.console import Console
 from rich.progress import track
-from rich.table import Table
 
 from inferflux.cli.stack import StackOptions
 from inferflux.v1 import model_pb2
 
-from .command_line import add_json, make_parser, positive, write_json
+from .command_line import add_json, make_parser, positive, show_figures
 from .grpc_target import generate_request
 from .lab import BENCH_MODEL, DEMO_MODEL
 from .model_swaps import until_state
@@ -103,11 +102,7 @@ def main() -> None:
     add_json(parser)
     options = parser.parse_args()
     figures = asyncio.run(measure(options))
-    table = Table("figure", "value")
-    for name, value in figures.items():
-        table.add_row(name, f"{value:.4g}")
-    Console().print(table)
-    write_json(options, figures)
+    show_figures(options, figures)
 
 
 if __name__ == "__main__":

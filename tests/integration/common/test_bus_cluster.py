@@ -149,7 +149,7 @@ async def test_streams_are_kept_on_more_servers_once_there_are_more(tmp_path: Pa
 async def test_processes_are_told_when_another_server_leads_the_stream_of_tokens(
     cluster: NatsCluster, bus: Bus
 ) -> None:
-    """What was published meanwhile is not in the stream: who has it puts it in."""
+    """The stream lacks what was published meanwhile: workers put it in."""
     healed = asyncio.Event()
 
     async def on_reconnect() -> None:

@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from inferflux.common import redis_users
-from inferflux.common.servers import LOOPBACK, NatsMember, free_port, nats_command, valkey_command
+from inferflux.common.servers import (
+    LOOPBACK,
+    NatsMember,
+    free_port,
+    nats_command,
+    nats_members,
+    valkey_command,
+)
 
 from .access import Access
 from .options import DISK_PATH, MODELS_STORE, THREADS, StackOptions
@@ -152,7 +159,9 @@ def plan(
         for name in scheduler_names(options.schedulers)
     ]
     names = nats_names(options.nats_servers)
-    members = _members(names, access.nats_route_password)
+    members: Sequence[NatsMember | None] = [None]
+    if len(names) > 1:
+        members = nats_members(names, access.nats_route_password)
     servers = [nats(*one) for one in zip(names, ports.nats, members, strict=True)]
     return [
         [*servers, valkey()],
@@ -183,22 +192,6 @@ def _proof(service_key: str, access: Access) -> dict[str, str]:
 def nats_names(count: int) -> list[str]:
     """What the nats-servers are called."""
     return ["nats"] if count == 1 else [f"nats-{index}" for index in range(count)]
-
-
-def _members(names: list[str], password: str) -> list[NatsMember | None]:
-    """What makes a cluster of these servers; nothing of one alone."""
-    if len(names) == 1:
-        return [None]
-    at = {name: free_port() for name in names}
-    return [
-        NatsMember(
-            name,
-            at[name],
-            tuple(f"{LOOPBACK}:{port}" for other, port in at.items() if other != name),
-            password,
-        )
-        for name in names
-    ]
 
 
 def scheduler_names(count: int) -> list[str]:

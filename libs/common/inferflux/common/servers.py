@@ -48,6 +48,17 @@ class NatsMember:
     password: str = field(repr=False)
 
 
+def nats_members(names: Sequence[str], password: str) -> list[NatsMember]:
+    """Those of a cluster on this machine, each with a free port for the others."""
+    at = {name: free_port() for name in names}
+    return [
+        NatsMember(
+            name, at[name], tuple(f"{LOOPBACK}:{at[other]}" for other in names if other != name), password
+        )
+        for name in names
+    ]
+
+
 def nats_command(
     port: int,
     store_dir: Path,

@@ -160,20 +160,19 @@ class Healer:
             log.debug("could not ask whether JetStream writes", reason=error.reason)
 
     async def _check_streams(self, limits: StreamLimits) -> None:
-        """Make streams that are gone or that too few servers keep; not asked by users who may not."""
+        """Heal if a stream is gone; have a cluster keep streams on more servers. Not for users who may not."""
         now = asyncio.get_running_loop().time()
         if not self._link.makes_streams or now < self._checked_at + _CHECK_INTERVAL_S:
             return
         self._checked_at = now
         try:
-            is_gone = await streams.are_missing(self._link)
-            await streams.ensure_streams(self._link, limits)
+            if await streams.are_missing(self._link):
+                log.warning("a stream was missing")
+                self.heal()
+            elif self._link.is_clustered:
+                await streams.ensure_streams(self._link, limits)
         except InferFluxError as error:
             log.debug("could not look at the streams", reason=error.reason, error=error.message)
-            return
-        if is_gone:
-            log.warning("a stream was missing")
-            self.heal()
 
     def _note_write_problem(self, problem: str) -> None:
         if problem and not self.write_problem:

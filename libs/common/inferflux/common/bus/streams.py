@@ -145,33 +145,40 @@ async def until_streams(link: Link, limits: StreamLimits) -> None:
 
 
 async def _make_stream(link: Link, config: dict[str, Any], asked: int) -> None:
-    name, present = config["name"], 0
+    name = config["name"]
     try:
         try:
-            await _make_on(link, "CREATE", config, asked, present)
-            return
+            await _make_on(link, "CREATE", config, asked)
         except ApiError as error:
             if error.err_code != STREAM_NAME_IN_USE:
                 raise
-        present = int((await link.api(f"STREAM.INFO.{name}"))["config"]["num_replicas"])
-        await _make_on(link, "UPDATE", config, asked, present)
+            info = await link.api(f"STREAM.INFO.{name}")
+            await _make_on(link, "UPDATE", config, asked, present=int(info["config"]["num_replicas"]))
     except ApiError as error:
-        if error.err_code in _TOO_FEW_SERVERS:
-            message = f"NATS has too few servers for {asked} replicas of {name} (INFERFLUX_NATS_REPLICAS)"
-            raise Unavailable(message, reason="TOO_FEW_SERVERS") from error
         raise error.to_error() from error
 
 
-async def _make_on(link: Link, operation: str, config: dict[str, Any], asked: int, present: int) -> None:
-    """Create or change a stream, on as many servers as it is to be on and there are."""
+async def _make_on(
+    link: Link, operation: str, config: dict[str, Any], asked: int, *, present: int = 0
+) -> None:
+    """Create or change a stream, on as many servers as it is to be on and there are.
+
+    Raises:
+        ApiError: JetStream refused.
+        Unavailable, DeadlineExceeded: it does not answer, or there are too few servers (TOO_FEW_SERVERS).
+    """
     name = config["name"]
     number = replicas.wanted(asked, is_clustered=link.is_clustered, present=present)
     try:
         await link.api(f"STREAM.{operation}.{name}", {**config, "num_replicas": number})
     except ApiError as error:
-        fewer = replicas.fallback(asked, present=present)
-        if error.err_code not in _TOO_FEW_SERVERS or fewer in (None, number):
+        # Of one copy it is something else that is short: the disk.
+        if number == 1 or error.err_code not in _TOO_FEW_SERVERS:
             raise
+        fewer = replicas.fallback(asked, present=present)
+        if fewer in (None, number):
+            message = f"NATS has too few servers for {number} replicas of {name} (INFERFLUX_NATS_REPLICAS)"
+            raise Unavailable(message, reason="TOO_FEW_SERVERS") from error
         await link.api(f"STREAM.{operation}.{name}", {**config, "num_replicas": fewer})
 
 
