@@ -160,7 +160,7 @@ class Healer:
             log.debug("could not ask whether JetStream writes", reason=error.reason)
 
     async def _check_streams(self, limits: StreamLimits) -> None:
-        """Heal if a stream is gone; have a cluster keep streams on more servers. Not for users who may not."""
+        """Heal if a stream is gone; have a cluster keep them on more servers. Not for users who may not."""
         now = asyncio.get_running_loop().time()
         if not self._link.makes_streams or now < self._checked_at + _CHECK_INTERVAL_S:
             return
