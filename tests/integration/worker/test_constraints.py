@@ -328,6 +328,7 @@ def test_what_cannot_be_compiled_ends_its_request_alone(
         asked("bad", wanted), asked("good", constraint(choice=generation_pb2.ChoiceConstraint(texts=["a"])))
     )
     assert served.ends["bad"].failed.code == 3
+    assert served.ends["bad"].failed.field.startswith("params.constraint.")
     assert says in served.ends["bad"].failed.message
     assert served.texts["good"] == "a"
 
@@ -338,6 +339,7 @@ def test_a_grammar_that_becomes_too_much_work_fails_its_request_alone(served: Se
     wide = generation_pb2.StructuredConstraint(lark=f'start: "x" many\nmany: {rules}')
     served.run(asked("wide", wide), asked("good", constraint(regex="a{9}")))
     assert served.ends["wide"].failed.reason == "CONSTRAINT_FAILED"
+    assert served.ends["wide"].failed.field == "params.constraint.lark"
     assert "items" in served.ends["wide"].failed.message
     assert served.texts["good"] == "a" * 9
 
@@ -374,6 +376,7 @@ def test_a_check_without_end_fails_its_request_alone_and_others_go_on_meanwhile(
     assert len(served.tokens["free"]) > n_free
     failed = served.ends["endless"].failed
     assert (failed.reason, failed.code) == ("CONSTRAINT_FAILED", 3)
+    assert failed.field == "params.constraint.json_schema"
     assert "checking the answer took longer than 1 s" in failed.message
     assert json.loads(served.texts["endless"])
     assert [s.request_id for s in served.engine._running.values()] == ["free"]

@@ -78,6 +78,11 @@ def test_a_failed_chunk_gives_the_same_error_back(kind: type[errors.InferFluxErr
     assert same(errors.from_failed(errors.to_failed(without)), without)
 
 
+def test_a_failed_chunk_names_the_field_that_is_wrong() -> None:
+    error = errors.InvalidArgument("a sentence", field="params.stop[1]", reason="SPECIAL")
+    assert same(errors.from_failed(errors.to_failed(error)), error)
+
+
 def test_a_short_delay_does_not_become_none_on_the_wire() -> None:
     failed = errors.to_failed(errors.Unavailable("soon", retry_delay_s=0.0001))
     assert failed.retry_delay_ms == 1

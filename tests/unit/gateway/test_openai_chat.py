@@ -236,17 +236,17 @@ def test_a_call_of_a_message_is_named_as_the_client_wrote_it(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("fields", "field"),
+    ("fields", "inner", "field"),
     [
-        ({"response_format": {"type": "json_object"}}, "response_format"),
-        ({"structured_outputs": {"regex": "a"}}, "structured_outputs"),
-        ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools"),
+        ({"response_format": {"type": "json_object"}}, "params.constraint.json_object", "response_format"),
+        ({"structured_outputs": {"regex": "a"}}, "params.constraint.regex", "structured_outputs.regex"),
+        ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools", "tools"),
     ],
 )
 def test_a_constraint_that_fails_later_is_the_field_that_asked_for_it(
-    fields: dict[str, Any], field: str
+    fields: dict[str, Any], inner: str, field: str
 ) -> None:
-    failed = InvalidArgument("the constraint: too much", reason="CONSTRAINT_FAILED")
+    failed = InvalidArgument("the constraint: too much", field=inner, reason="CONSTRAINT_FAILED")
     error = in_words_of(failed, chat.field_names(body(**fields)))
     assert isinstance(error, InvalidArgument)
     assert error.field == field

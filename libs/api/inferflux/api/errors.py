@@ -211,4 +211,6 @@ def _from_details(metadata: Iterable[tuple[str, str | bytes]]) -> InferFluxError
 def from_failed(failed: tokens_pb2.Failed) -> InferFluxError:
     """The error a terminal chunk carries."""
     retry_delay_s = failed.retry_delay_ms / 1000 if failed.retry_delay_ms else None
-    return from_code(failed.code, failed.message, reason=failed.reason, retry_delay_s=retry_delay_s)
+    return from_code(
+        failed.code, failed.message, reason=failed.reason, field=failed.field, retry_delay_s=retry_delay_s
+    )

@@ -164,6 +164,7 @@ class Failed(_message.Message):
     REASON_FIELD_NUMBER: _builtins.int
     MESSAGE_FIELD_NUMBER: _builtins.int
     RETRY_DELAY_MS_FIELD_NUMBER: _builtins.int
+    FIELD_FIELD_NUMBER: _builtins.int
     code: _builtins.int
     """A google.rpc.Code."""
     reason: _builtins.str
@@ -171,6 +172,8 @@ class Failed(_message.Message):
     message: _builtins.str
     retry_delay_ms: _builtins.int
     """When trying again makes sense; 0 if it does not."""
+    field: _builtins.str
+    """Of the request, as the gateway's RPCs have it, where a value of it is wrong."""
     def __init__(
         self,
         *,
@@ -178,10 +181,11 @@ class Failed(_message.Message):
         reason: _builtins.str = ...,
         message: _builtins.str = ...,
         retry_delay_ms: _builtins.int = ...,
+        field: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["code", b"code", "message", b"message", "reason", b"reason", "retry_delay_ms", b"retry_delay_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["code", b"code", "field", b"field", "message", b"message", "reason", b"reason", "retry_delay_ms", b"retry_delay_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

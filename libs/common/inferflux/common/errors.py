@@ -89,6 +89,7 @@ def to_failed(error: InferFluxError) -> tokens_pb2.Failed:
         reason=error.reason,
         message=error.message,
         retry_delay_ms=0 if error.retry_delay_s is None else max(1, round(error.retry_delay_s * 1000)),
+        field=error.field if isinstance(error, InvalidArgument) else "",
     )
 
 

@@ -59,6 +59,11 @@ def field_of(constraint: generation_pb2.StructuredConstraint) -> str:
     return f"{FIELD}.{kind}" if kind else FIELD
 
 
+def asking_field_of(constraint: generation_pb2.StructuredConstraint) -> str:
+    """The field that the client set to get it: calls are asked for with tools."""
+    return "tools" if constraint.HasField("tool_calls") else field_of(constraint)
+
+
 def check_function_names(names: Iterable[str], field: str) -> None:
     """At most 128 names, which a call can spell, and none twice.
 

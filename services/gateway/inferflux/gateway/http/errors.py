@@ -11,7 +11,6 @@ from pydantic_core import ErrorDetails
 from inferflux.common.errors import InferFluxError, InvalidArgument
 
 _FIRST = re.compile(r"\w*")
-_CONSTRAINT = "constraint"
 _PARAMS = re.compile(r"^params\.(sampling\.)?")
 # Pydantic says so of each alternative of a union.
 _INPUT = "Input should be "
@@ -31,13 +30,9 @@ def in_words_of(error: InferFluxError, names: Mapping[str, str]) -> InferFluxErr
     Args:
         names: client's names of inner fields, where they differ; without `params.` and `sampling.`.
     """
-    if not isinstance(error, InvalidArgument):
+    if not isinstance(error, InvalidArgument) or not error.field:
         return error
-    # A worker, which ends what takes too much work, knows no fields.
-    field = error.field or (_CONSTRAINT if error.reason == "CONSTRAINT_FAILED" else "")
-    if not field:
-        return error
-    inner = _PARAMS.sub("", field)
+    inner = _PARAMS.sub("", error.field)
     name = next((known for known in names if _is_part(known, inner)), _first(inner))
     outer, rest = names.get(name, name), inner.removeprefix(name)
     message = error.message

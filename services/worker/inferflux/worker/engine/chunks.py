@@ -98,11 +98,12 @@ def finish(
     return generation_pb2.FinishReason.Name(reason).removeprefix(_REASON_PREFIX).lower()
 
 
-def fail(chunk: tokens_pb2.TokenChunk, code: int, reason: str, message: str) -> str:
+def fail(chunk: tokens_pb2.TokenChunk, code: int, reason: str, message: str, field: str = "") -> str:
     """Make `chunk`, which may carry the last tokens, the terminal one of a generation that failed.
 
     Args:
         code: a google.rpc.Code.
+        field: of the request, where it is to blame.
 
     Returns:
         The outcome.
@@ -110,6 +111,7 @@ def fail(chunk: tokens_pb2.TokenChunk, code: int, reason: str, message: str) -> 
     chunk.failed.code = code
     chunk.failed.reason = reason
     chunk.failed.message = message
+    chunk.failed.field = field
     return reason.lower()
 
 

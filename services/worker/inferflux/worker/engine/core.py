@@ -9,6 +9,7 @@ from concurrent.futures import Future
 import numpy as np
 from numpy.typing import NDArray
 
+from inferflux.common.constraints.limits import asking_field_of
 from inferflux.v1 import engine_pb2, generation_pb2, scheduler_pb2, tokens_pb2, worker_pb2
 
 from . import chunks
@@ -233,6 +234,7 @@ class Engine:
             return
         constraint = self._constraints.begin(request.params.constraint, request.generated_token_ids)
         sequence.constraint = constraint
+        sequence.constraint_field = asking_field_of(request.params.constraint)
         self._compiling.append((sequence, constraint))
 
     def receive(self, image: engine_pb2.EngineImage) -> None:
@@ -480,7 +482,7 @@ class Engine:
         if not constraint.settle(now_s):
             return False
         if constraint.error:
-            self._fail(sequence, _INVALID_ARGUMENT, "BAD_CONSTRAINT", f"the constraint: {constraint.error}")
+            self._fail_constraint(sequence, "BAD_CONSTRAINT", constraint.error)
         elif constraint.is_over or self._is_stopped(sequence):  # all of it was generated elsewhere
             self._complete(sequence, chunks.empty(sequence), generation_pb2.FINISH_REASON_STOP)
         return True
@@ -520,7 +522,7 @@ class Engine:
         try:
             why = check.result()
         except CheckError as error:
-            self._fail(sequence, _INVALID_ARGUMENT, "CONSTRAINT_FAILED", f"the constraint: {error}")
+            self._fail_constraint(sequence, "CONSTRAINT_FAILED", str(error))
         except CheckerError as error:
             self._fail(sequence, _INTERNAL, "CONSTRAINT_UNCHECKED", str(error))
         else:
@@ -711,8 +713,7 @@ class Engine:
             if part.n_drafted:
                 self._memory.trim(sequence)
             if sequence.constraint is not None and sequence.constraint.error:
-                message = f"the constraint: {sequence.constraint.error}"
-                self._fail(sequence, _INVALID_ARGUMENT, "CONSTRAINT_FAILED", message)
+                self._fail_constraint(sequence, "CONSTRAINT_FAILED", sequence.constraint.error)
                 return
             self._fail(sequence, _INTERNAL, "BAD_LOGITS", "the model gave no finite logits")
             return
@@ -848,6 +849,12 @@ class Engine:
         """The terminal chunk of a generation that failed; `chunk` may carry its last token."""
         chunk = chunk or chunks.empty(sequence)
         self._end(sequence, chunk, chunks.fail(chunk, code, reason, message))
+
+    def _fail_constraint(self, sequence: Sequence, reason: str, why: str) -> None:
+        """The terminal chunk of a generation whose client asked for what cannot be kept to."""
+        chunk, message = chunks.empty(sequence), f"the constraint: {why}"
+        field = sequence.constraint_field
+        self._end(sequence, chunk, chunks.fail(chunk, _INVALID_ARGUMENT, reason, message, field))
 
     def _end(self, sequence: Sequence, chunk: tokens_pb2.TokenChunk, outcome: str) -> None:
         chunks.close(sequence, chunk)

@@ -133,6 +133,8 @@ class Sequence:
     has_begun: bool = False
     # What its answer has to look like.
     constraint: Constraint | None = None
+    # The field of the request that asked for it.
+    constraint_field: str = ""
     # Whether its answer is, and waits to be checked.
     is_complete: bool = False
     # Of its next tokens; None: none are made.

@@ -48,7 +48,8 @@ def field_names(body: SamplingBody) -> Mapping[str, str]:
         kinds = {f"constraint.{ours}": f"{root}.{_name(theirs)}" for ours, theirs in _OUTPUTS.items()}
         return {"constraint.choice.texts": f"{root}.choice", **kinds, "constraint": root}
     schema = "response_format.json_schema.schema"
-    return {"constraint.json_schema": schema, "constraint": "response_format"}
+    json_object = {"constraint.json_object": "response_format"}
+    return {"constraint.json_schema": schema, **json_object, "constraint": "response_format"}
 
 
 def _of_format(asked: ResponseFormat) -> Constraint | None:
