@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import sys
+from asyncio.subprocess import PIPE
 from collections.abc import AsyncIterator
 from contextlib import aclosing
 
@@ -121,6 +123,37 @@ async def test_a_reader_that_leaves_frees_the_slot(
         del stream, chunk
         gc.collect()
     await client.until_idle()
+
+
+READS_A_LITTLE = """
+import asyncio, sys
+from inferflux.client import AsyncClient
+
+held = []
+
+async def read_a_little(endpoint, api_key, model, how):
+    client = AsyncClient(endpoint, api_key=api_key)
+    stream = client.generate("Tell me a story", model=model, ignore_eos=True, resume_window_s=300)
+    held.extend([stream] if how == "held" else [])
+    while not (await anext(stream)).token_ids:
+        pass
+    print(stream.request_id)
+
+asyncio.run(read_a_little(*sys.argv[1:]))
+"""
+
+
+@pytest.mark.parametrize("how", ["dropped", "held"])
+async def test_a_request_ends_with_the_event_loop_of_its_reader(
+    stack: Stack, sdk: AsyncClient, how: str
+) -> None:
+    command = [sys.executable, "-c", READS_A_LITTLE, stack.endpoint, stack.api_key, MODEL, how]
+    process = await asyncio.create_subprocess_exec(*command, stdout=PIPE, stderr=PIPE)
+    out, err = await process.communicate()
+    assert process.returncode == 0, err
+    resumed = sdk.resume(out.decode().strip())
+    await resumed.text()
+    assert resumed.finish_reason == "cancelled"
 
 
 @pytest.mark.parametrize("leave", ["close", "context", "collected", "client"])

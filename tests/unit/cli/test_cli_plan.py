@@ -109,7 +109,12 @@ def test_what_a_service_needs_to_join_is_what_those_of_the_stack_were_told(
 ) -> None:
     access = grant(StateDir(tmp_path), ["worker-0"], certificates=tmp_path / "tls" if is_tls else None)
     specs = by_name(made(tmp_path, StackOptions(), access=access))
-    for kind, variables in joining(PORTS, access, service_key="between-services").items():
+    kinds = joining(PORTS, access, state_dir=tmp_path, service_key="between-services")
+    assert {kind for kind, variables in kinds.items() if "INFERFLUX_AUDIT_DIR" in variables} == {
+        "gateway",
+        "policy",
+    }
+    for kind, variables in kinds.items():
         told = specs["worker-0" if kind == "worker" else kind].env
         own = {"INFERFLUX_NATS_URL"} if kind == "worker" else set()
         assert variables.items() >= {k: told[k] for k in variables.keys() - own}.items(), kind

@@ -77,7 +77,7 @@ def plan(
     """
     common = {
         "INFERFLUX_POLICY_ADDRESS": f"{LOOPBACK}:{ports.policy}",
-        "INFERFLUX_AUDIT_DIR": str(state_dir / "audit"),
+        **_audit(state_dir),
         "INFERFLUX_EXIT_WITH_PARENT": "true",
         "INFERFLUX_DRAIN_LIMIT_S": f"{options.drain_limit_s:g}",
         "PYTHONUNBUFFERED": "1",
@@ -169,19 +169,25 @@ def plan(
     ]
 
 
-def joining(ports: Ports, access: Access, *, service_key: str) -> dict[str, dict[str, str]]:
+def joining(ports: Ports, access: Access, *, state_dir: Path, service_key: str) -> dict[str, dict[str, str]]:
     """By kind of service: what one more of it is told, to join the stack."""
     policy = {"INFERFLUX_POLICY_ADDRESS": f"{LOOPBACK}:{ports.policy}"}
-    proofs = dict.fromkeys(("policy", "gateway"), _proof(service_key, access))
+    proofs = _proof(service_key, access)
+    audited = {kind: {**proofs, **_audit(state_dir)} for kind in ("policy", "gateway")}
     return {
         kind: {
             **access.urls(ports, kind, kind),
             **access.tls_settings(kind),
             **policy,
-            **proofs.get(kind, {}),
+            **audited.get(kind, {}),
         }
         for kind in ("policy", "gateway", "scheduler", "worker")
     }
+
+
+def _audit(state_dir: Path) -> dict[str, str]:
+    """Where the audit trail of all processes is."""
+    return {"INFERFLUX_AUDIT_DIR": str(state_dir / "audit")}
 
 
 def _proof(service_key: str, access: Access) -> dict[str, str]:

@@ -206,7 +206,8 @@ class Stack:
             cores=usable_cores(),
             service_key=service_key,
         )
-        for kind, variables in joining(self._ports, self._access, service_key=service_key).items():
+        told = joining(self._ports, self._access, state_dir=self.state_dir.path, service_key=service_key)
+        for kind, variables in told.items():
             self.state_dir.write_environment(kind, variables)
         managed = [[ManagedProcess(spec, self._fresh_log(spec.name)) for spec in stage] for stage in stages]
         self.processes = {process.name: process for stage in managed for process in stage}

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from types import TracebackType
 from typing import Self, TypeVar
 
@@ -50,7 +51,10 @@ class AsyncGateway:
 
 
 class AsyncClient(BaseClient[AsyncGateway, AsyncStream]):
-    """As `Client`, for asyncio. It belongs to the event loop that runs when it is first used."""
+    """As `Client`, for asyncio. It belongs to the event loop that runs when it is first used.
+
+    What is open when that loop ends, as `asyncio.run` does, is closed then.
+    """
 
     def __init__(
         self,
@@ -63,6 +67,7 @@ class AsyncClient(BaseClient[AsyncGateway, AsyncStream]):
         super().__init__(AsyncGateway, addresses, api_key, retries, tls)
         self._streams: weakref.WeakSet[AsyncStream] = weakref.WeakSet()
         self._endings: set[asyncio.Task[bool]] = set()
+        self._until_loop_ends: AsyncGenerator[None] | None = None
 
     async def cancel(self, request_id: str, *, timeout_s: float = 10.0) -> None:
         """End a queued or running request of this key's tenant; NotFound if there is none."""
@@ -142,6 +147,10 @@ class AsyncClient(BaseClient[AsyncGateway, AsyncStream]):
         await self.close()
 
     def _open(self, calls: RequestCalls[AsyncGateway], following: Following) -> AsyncStream:
+        if self._until_loop_ends is None:
+            self._until_loop_ends = _closing(weakref.ref(self))
+            with contextlib.suppress(StopIteration):  # it yields at once; from then on the loop has it
+                self._until_loop_ends.asend(None).send(None)
         stream = AsyncStream(calls, following, end=self._end, end_later=self._end_later)
         self._streams.add(stream)
         return stream
@@ -184,6 +193,25 @@ class AsyncClient(BaseClient[AsyncGateway, AsyncStream]):
 
     def _end_later(self, request_id: str, *, is_known: bool) -> None:
         """The same, without waiting for it: a stream was garbage-collected."""
-        task = asyncio.get_running_loop().create_task(self._end(request_id, is_known=is_known))
-        self._endings.add(task)
-        task.add_done_callback(self._endings.discard)
+
+        def settle(task: asyncio.Task[bool]) -> None:
+            self._endings.discard(task)
+            # A loop that ends cancels all tasks, and then waits for `close`.
+            if task.cancelled():
+                start()
+
+        def start() -> asyncio.Task[bool]:
+            task = asyncio.get_running_loop().create_task(self._end(request_id, is_known=is_known))
+            self._endings.add(task)
+            return task
+
+        start().add_done_callback(settle)
+
+
+async def _closing(client: weakref.ref[AsyncClient]) -> AsyncGenerator[None]:
+    """Closes the client when its loop ends: then the loop closes the generators that are open."""
+    try:
+        yield
+    finally:
+        if (open_client := client()) is not None:
+            await open_client.close()

@@ -57,7 +57,11 @@ def field_names(body: ResponsesBody) -> Mapping[str, str]:
     """What the client calls fields that have another name inside."""
     conversation = _conversation(body)
     format_ = "text.format"
-    constrained = {"constraint.json_schema": _SCHEMA_FIELD, "constraint.json_object": format_, "constraint": format_}
+    constrained = {
+        "constraint.json_schema": _SCHEMA_FIELD,
+        "constraint.json_object": format_,
+        "constraint": format_,
+    }
     if body.structured_outputs is not None:
         constrained = dict(constraints.field_names(body))
     elif body.text is None or body.text.format is None:
