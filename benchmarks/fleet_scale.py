@@ -6,7 +6,7 @@ One stack whose worker process has many workers with null engines (docs/operatio
 given rates, and everything else is as with models. Three phases:
 
 idle    no request comes: what heartbeats cost each service
-load    requests come at random moments, more than are served; an urgent one every 0.2 s beside them
+load    requests come at random moments, more than are served; beside them one urgent one after the other
 burst   all at once
 
 Each service's CPU time is read from the kernel: on a machine that others use it says more than times on the
@@ -22,6 +22,7 @@ import json
 import os
 import sys
 import tempfile
+import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -57,6 +58,8 @@ class Phase:
         served: requests that had their whole answer.
         refused: how many of the others ended how.
         cpu_s: CPU time of each service meanwhile.
+        urgent_queue_ms: of each urgent request, in the scheduler.
+        urgent_answer_ms: of each, until its two tokens were here: the gateway's own queue included.
     """
 
     name: str
@@ -65,6 +68,7 @@ class Phase:
     refused: Mapping[str, int] = field(default_factory=dict)
     cpu_s: Mapping[str, float] = field(default_factory=dict)
     urgent_queue_ms: list[float] = field(default_factory=list)
+    urgent_answer_ms: list[float] = field(default_factory=list)
     first_token_p50_ms: float = 0.0
 
     @property
@@ -98,7 +102,7 @@ class Fleet:
         options = self._options
         requests = int(options.rate * options.seconds)
         before = self._cpu()
-        urgent: list[float] = []
+        urgent = Phase("urgent", 0.0)
         asking = asyncio.create_task(self._ask_urgently(urgent))
         try:
             result = await self._serve("--rate", options.rate, "--requests", requests)
@@ -111,7 +115,7 @@ class Fleet:
         count = self._options.burst
         before = self._cpu()
         result = await self._serve("--concurrency", count, "--requests", count)
-        return self._phase("burst", result, self._since(before), [])
+        return self._phase("burst", result, self._since(before), Phase("urgent", 0.0))
 
     async def _serve(self, *load: str | float) -> dict[str, Any]:
         options, stack = self._options, self._stack
@@ -119,7 +123,7 @@ class Fleet:
         sizes = ("--prompt-tokens", options.prompt_tokens, "--max-tokens", options.max_tokens)
         return await _run_load(*where, *sizes, *load, "--limit-s", _LIMIT_S, api_key=stack.api_key)
 
-    async def _ask_urgently(self, queue_ms: list[float]) -> None:
+    async def _ask_urgently(self, urgent: Phase) -> None:
         metadata = grpc_client.outgoing(api_key=self._stack.api_key)
         async with grpc_client.channel(self._stack.endpoint) as channel:
             stub = inference_pb2_grpc.InferenceServiceStub(channel)
@@ -128,12 +132,12 @@ class Fleet:
                 number += 1
                 prompt = [100 + number % 300] * self._options.prompt_tokens
                 request = generate_request(self._stack.model_name, prompt, 2, priority=HIGHEST)
+                sent_s = time.perf_counter()
                 try:
-                    queue_ms += [
-                        answer.chunk.finished.timings.queue_ms
-                        async for answer in stub.Generate(request, metadata=metadata, timeout=_LIMIT_S)
-                        if answer.chunk.HasField("finished")
-                    ]
+                    async for answer in stub.Generate(request, metadata=metadata, timeout=_LIMIT_S):
+                        if answer.chunk.HasField("finished"):
+                            urgent.urgent_queue_ms.append(answer.chunk.finished.timings.queue_ms)
+                            urgent.urgent_answer_ms.append(1000 * (time.perf_counter() - sent_s))
                 except grpc.aio.AioRpcError as error:
                     self._console.print(f"an urgent one failed: {error.code().name}: {error.details()}")
                 await asyncio.sleep(_URGENT_EVERY_S)
@@ -145,14 +149,15 @@ class Fleet:
         return {name: now - before[name] for name, now in self._cpu().items()}
 
     @staticmethod
-    def _phase(name: str, result: dict[str, Any], spent: dict[str, float], urgent: list[float]) -> Phase:
+    def _phase(name: str, result: dict[str, Any], spent: dict[str, float], urgent: Phase) -> Phase:
         return Phase(
             name,
             seconds=result["duration_s"],
             served=result["requests"] - result["failed"],
             refused=result["errors"],
             cpu_s=spent,
-            urgent_queue_ms=sorted(urgent),
+            urgent_queue_ms=sorted(urgent.urgent_queue_ms),
+            urgent_answer_ms=sorted(urgent.urgent_answer_ms),
             first_token_p50_ms=result["ttft_ms"]["p50"],
         )
 
@@ -224,14 +229,16 @@ def show(phases: list[Phase]) -> Table:
         "served": [f"{p.served:,}" for p in phases],
         "served a second": [f"{p.served_per_s:,.0f}" for p in phases],
         "first token, p50": [f"{p.first_token_p50_ms:,.0f} ms" for p in phases],
-        "longest urgent queueing": [
-            f"{max(p.urgent_queue_ms):.0f} ms of {len(p.urgent_queue_ms)}" if p.urgent_queue_ms else ""
-            for p in phases
-        ],
+        "longest urgent queueing": [_longest(p.urgent_queue_ms) for p in phases],
+        "longest urgent answer": [_longest(p.urgent_answer_ms) for p in phases],
     }
     for name, cells in rows.items():
         table.add_row(name, *cells)
     return table
+
+
+def _longest(times_ms: list[float]) -> str:
+    return f"{max(times_ms):,.0f} ms of {len(times_ms)}" if times_ms else ""
 
 
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:

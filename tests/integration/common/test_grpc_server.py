@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import threading
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
@@ -396,3 +397,20 @@ async def test_stopping_cancels_what_outlasts_the_grace(served: Served) -> None:
     await asyncio.wait_for(served.server.stop(0.2), 5)
     raw, _error = await ending
     assert raw.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
+
+
+async def test_a_burst_waits_until_the_server_takes_it(served: Served) -> None:
+    options = (("grpc.use_local_subchannel_pool", 1),)
+    channels = [grpc.insecure_channel(f"127.0.0.1:{served.port}", options=options) for _ in range(3)]
+    asked = inference_pb2.CancelRequest().SerializeToString()
+    methods: list[Any] = [each.unary_unary(f"/{INFERENCE}/Cancel") for each in channels]
+    calls = [method.future(asked, timeout=60) for method in methods for _ in range(800)]
+    has_ended = threading.Event()
+    for call in calls:
+        call.add_done_callback(lambda _: has_ended.set())
+    # The loop stands still: gRPC itself must keep all of them.
+    assert not has_ended.wait(1.0)
+    codes = await asyncio.to_thread(lambda: {call.code() for call in calls})
+    assert codes == {grpc.StatusCode.OK}
+    for each in channels:
+        each.close()

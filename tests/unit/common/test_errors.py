@@ -44,6 +44,16 @@ def test_a_status_whose_details_are_damaged_keeps_its_code() -> None:
     assert same(errors.from_rpc(failed), errors.NotFound("gone"))
 
 
+def test_a_call_that_grpc_dropped_without_a_word_says_what_became_of_it() -> None:
+    none = grpc.aio.Metadata()
+    dropped = grpc.aio.AioRpcError(grpc.StatusCode.CANCELLED, none, none, details="CANCELLED")
+    error = errors.from_rpc(dropped)
+    assert (type(error), error.reason) == (errors.Cancelled, "CALL_DROPPED")
+    assert "too many calls wait there already (8,192)" in error.message
+    own = grpc.aio.AioRpcError(grpc.StatusCode.CANCELLED, none, none, details="Locally cancelled")
+    assert same(errors.from_rpc(own), errors.Cancelled("Locally cancelled"))
+
+
 def test_an_error_has_what_the_caller_is_told_beside_it() -> None:
     trailing = grpc.aio.Metadata(
         ("x-ratelimit-remaining-requests", "0"), ("x-inferflux-guardrail", "acme/ blocked[1]"), ("via", "a")

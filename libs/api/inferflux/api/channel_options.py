@@ -9,6 +9,9 @@ from __future__ import annotations
 # Large enough for every prompt a gateway may be told to take.
 MAX_RECEIVE_BYTES = 16 << 20
 
+MAX_WAITING_CALLS = 8192
+"""Calls that may wait at a server until it takes them. gRPC drops one more."""
+
 PING_EVERY_MS = 30_000
 PING_TIMEOUT_MS = 10_000
 

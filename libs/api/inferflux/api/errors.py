@@ -22,6 +22,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
+from .channel_options import MAX_WAITING_CALLS
+
 if TYPE_CHECKING:
     from inferflux.v1 import tokens_pb2
 
@@ -191,9 +193,20 @@ def from_status(data: bytes) -> InferFluxError:
 def from_rpc(error: FailedCall) -> InferFluxError:
     """The error a gRPC call ended with, its details included when the server sent any, and its headers."""
     metadata = tuple(error.trailing_metadata() or ())
-    own = _from_details(metadata) or from_code(error.code().value[0], error.details() or error.code().name)
+    own = _from_details(metadata) or _from_grpc(error.code().value[0], error.details() or error.code().name)
     own.headers = {key: value for key, value in metadata if key.startswith(_TOLD) and isinstance(value, str)}
     return own
+
+
+def _from_grpc(code: int, said: str) -> InferFluxError:
+    """The error of a call that ended without our details: gRPC itself ended it, or a proxy."""
+    if code == Cancelled.code and said == "CANCELLED":
+        message = (
+            "the server dropped the call: it is stopping, or too many calls wait there already "
+            f"({MAX_WAITING_CALLS:,}); try again later"
+        )
+        return Cancelled(message, reason="CALL_DROPPED")
+    return from_code(code, said)
 
 
 def _from_details(metadata: Iterable[tuple[str, str | bytes]]) -> InferFluxError | None:

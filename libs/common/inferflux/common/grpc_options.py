@@ -5,6 +5,7 @@ from __future__ import annotations
 from inferflux.api.channel_options import (
     CHANNEL_OPTIONS,
     MAX_RECEIVE_BYTES,
+    MAX_WAITING_CALLS,
     PING_EVERY_MS,
     PING_TIMEOUT_MS,
     Option,
@@ -29,9 +30,12 @@ SERVER_OPTIONS: tuple[Option, ...] = (
     ("grpc.max_concurrent_streams", 1024),
     # Above this gRPC refuses calls at random. A token has up to 8,192 characters: all of gRPC's default.
     ("grpc.max_metadata_size", 12 << 10),
-    # Calls that no handler has taken yet: some are refused from the first number on, all from the second.
-    ("grpc.server.max_pending_requests", 1280),
-    ("grpc.server.max_pending_requests_hard_limit", 1536),
+    # Calls that no handler has taken yet, of 16 to 34 kB each. gRPC drops one more as a bare CANCELLED: some
+    # from the first number on, all from the second, and those that have waited for this many seconds. So a
+    # burst waits here, and handlers refuse, with a reason.
+    ("grpc.server.max_pending_requests", MAX_WAITING_CALLS),
+    ("grpc.server.max_pending_requests_hard_limit", MAX_WAITING_CALLS),
+    ("grpc.server.max_unrequested_time_in_server", 120),
     ("grpc.max_allowed_incoming_connections", 1024),
     # A connection that does not speak, and one without calls: strangers may hold all of them. A client's
     # channel connects again by itself when it calls next.
