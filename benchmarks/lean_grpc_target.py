@@ -69,6 +69,7 @@ class _Connection(asyncio.Protocol):
         self._frames = http2.FrameReader()
         self._streams: dict[int, _Stream] = {}
         self._next_id = 1
+        self.is_leaving = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast(asyncio.Transport, transport)
@@ -120,7 +121,15 @@ class _Connection(asyncio.Protocol):
         elif frame.kind == FrameType.RST_STREAM:
             self._end(frame.stream, {"grpc-status": "RST_STREAM", "grpc-message": frame.payload.hex()})
         elif frame.kind == FrameType.GOAWAY:
-            self._fail_all(f"GOAWAY {frame.payload[8:].decode('utf-8', 'replace')}")
+            self._leave(frame.payload)
+
+    def _leave(self, goaway: bytes) -> None:
+        """Take no further call. Those that the server has taken go on, unless it tells of an error."""
+        self.is_leaving = True
+        last, error = int.from_bytes(goaway[:4]), int.from_bytes(goaway[4:8])
+        why = f"GOAWAY {goaway[8:].decode('utf-8', 'replace')}"
+        for number in [number for number in self._streams if error or number > last]:
+            self._end(number, {"grpc-status": "UNAVAILABLE", "grpc-message": why})
 
     def _end(self, number: int, trailers: dict[str, str]) -> None:
         stream = self._streams.pop(number, None)
@@ -182,7 +191,8 @@ class LeanGrpcTarget:
         """The connection with the fewest calls; one more where all are full."""
         async with self._connecting:
             self._connections = [one for one in self._connections if not one.transport.is_closing()]
-            best = min(self._connections, key=lambda one: one.n_streams, default=None)
+            open_ones = [one for one in self._connections if not one.is_leaving]
+            best = min(open_ones, key=lambda one: one.n_streams, default=None)
             if best is None or best.n_streams >= _MOST_STREAMS:
                 loop = asyncio.get_running_loop()
                 _, best = await loop.create_connection(_Connection, self._host, self._port)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import signal
 import sys
 from asyncio.subprocess import PIPE
 from collections.abc import AsyncIterator
@@ -13,6 +14,7 @@ import pytest
 from harness import client as harness
 from harness.another_gateway import AnotherGateway, another_gateway
 
+from inferflux.cli import client as cli
 from inferflux.cli.stack import Stack, StackOptions
 from inferflux.client import (
     AsyncClient,
@@ -25,6 +27,7 @@ from inferflux.client import (
 )
 from inferflux.client.token_reader import TokenReader
 from inferflux.common.servers import free_port
+from inferflux.v1 import cluster_pb2
 
 pytestmark = pytest.mark.e2e
 
@@ -36,7 +39,7 @@ LONG_TOKENS = 700
 @pytest.fixture(scope="module")
 async def stack() -> AsyncIterator[Stack]:
     """One thread, so that streams are under way for a while."""
-    async with Stack(StackOptions(slots=4, threads=1)) as running:
+    async with Stack(StackOptions(slots=4, threads=1, gateways=2)) as running:
         yield running
 
 
@@ -73,6 +76,46 @@ async def test_a_stream_outlives_its_gateway_with_every_token_once(
         again = client.chat("Hello", model=MODEL, max_tokens=4)
         await again.text()
         assert again.resumes == 0
+
+
+@pytest.mark.parametrize("kind", ["", "ipv4:"], ids=["in order", "in turn"])
+async def test_no_stream_fails_when_one_of_two_gateways_is_killed(
+    stack: Stack, sdk: AsyncClient, kind: str
+) -> None:
+    prompt, n_tokens = "Tell me a story", 120
+    whole = sdk.generate(prompt, model=MODEL, max_tokens=n_tokens, ignore_eos=True, temperature=0)
+    await whole.text()
+    killed = stack.processes["gateway-0"]
+    old = killed.pid
+
+    async with AsyncClient(kind + ",".join(stack.endpoints), api_key=stack.api_key) as client:
+
+        async def read() -> tuple[list[int], int]:
+            stream = client.generate(prompt, model=MODEL, max_tokens=n_tokens, ignore_eos=True, temperature=0)
+            ids: list[int] = []
+            async for chunk in stream:
+                assert chunk.offset == len(ids)
+                ids += chunk.token_ids
+                if ids and killed.pid == old:
+                    killed.signal(signal.SIGKILL)
+            return ids, stream.resumes
+
+        answers = await asyncio.gather(*(read() for _ in range(12)))
+    assert [ids for ids, _ in answers] == [whole.token_ids] * 12
+    # In turn, the gateway that connected first may have had all calls.
+    assert kind or any(resumes for _, resumes in answers)
+    await stack.wait_ready()
+    assert killed.pid != old
+    async with cli.Client(stack.target) as operator, asyncio.timeout(30):
+        rows = await _gateway_rows(operator)
+        while not all(row.is_ready for row in rows):
+            await asyncio.sleep(0.05)
+            rows = await _gateway_rows(operator)
+    assert [row.detail.partition(",")[0] for row in rows] == list(stack.endpoints)
+
+
+async def _gateway_rows(operator: cli.Client) -> list[cluster_pb2.ServiceStatus]:
+    return [row for row in (await operator.status()).services if row.name == "gateway"]
 
 
 @pytest.mark.parametrize("n_read", [0, 5], ids=["before a chunk", "under way"])

@@ -39,7 +39,8 @@ async def another_gateway(stack: Stack) -> AsyncIterator[AnotherGateway]:
         "INFERFLUX_GATEWAY_HTTP_LISTEN": "",
         "INFERFLUX_METRICS_LISTEN": f"127.0.0.1:{metrics}",
     }
-    env = {**os.environ, **stack.processes["gateway"].spec.env, **own}
+    spec = next(process.spec for process in stack.processes.values() if process.spec.kind == "gateway")
+    env = {**os.environ, **spec.env, **own}
     command = [sys.executable, "-m", "inferflux.gateway"]
     gateway = AnotherGateway(
         f"127.0.0.1:{listen}", subprocess.Popen(command, env=env, stderr=subprocess.DEVNULL)

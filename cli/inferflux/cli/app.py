@@ -110,6 +110,9 @@ def up(
     schedulers: Annotated[
         int, typer.Option(min=1, max=16, help="Schedulers: one leads, the others take over when it dies.")
     ] = 1,
+    gateways: Annotated[
+        int, typer.Option(min=1, max=16, help="Gateways; all but the first take free ports.")
+    ] = 1,
     slots: Annotated[int, typer.Option(min=0, help="Requests at once per worker; 0: its default.")] = 0,
     threads: Annotated[
         int, typer.Option(min=0, help="CPU threads per worker; 0: the cores divided by the workers.")
@@ -158,6 +161,7 @@ def up(
         redis_port=redis_port,
         workers=workers,
         schedulers=schedulers,
+        gateways=gateways,
         slots=slots,
         threads=threads,
         divides_cores=THREADS not in os.environ,

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import aclosing
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
@@ -11,9 +12,11 @@ import grpc.aio
 from google.protobuf.message import Message
 
 from inferflux.client import AsyncClient, AsyncStream
-from inferflux.client.retrying import readable
+from inferflux.client.gateways import Gateways
+from inferflux.client.retrying import never_connected, readable
+from inferflux.client.target import resolve
 from inferflux.common import grpc_client
-from inferflux.common.errors import PermissionDenied, from_rpc
+from inferflux.common.errors import InferFluxError, PermissionDenied, Unavailable, from_rpc
 from inferflux.v1 import (
     admin_pb2,
     admin_pb2_grpc,
@@ -37,6 +40,8 @@ from .target import Target
 _Reply = TypeVar("_Reply")
 OnDelta = Callable[[inference_pb2.ChatDelta], None]
 _UNARY_LIMIT_S = 10.0
+# What a gateway calls itself in its status.
+_GATEWAY = "gateway"
 # A file is read and tried before it is loaded.
 _LOAD_LIMIT_S = 90.0
 # Of many texts, the last ones wait for the others.
@@ -45,8 +50,22 @@ _EMBED_LIMIT_S = 600.0
 _PAGE = 500
 
 
+class _Gateway:
+    """One gateway, with a channel that connects when it is used."""
+
+    def __init__(self, address: str, credentials: grpc.ChannelCredentials | None) -> None:
+        self.address = address
+        self.channel = grpc_client.channel(address, credentials=credentials)
+        self.inference = inference_pb2_grpc.InferenceServiceStub(self.channel)
+        self.embedding = embedding_pb2_grpc.EmbeddingServiceStub(self.channel)
+        self.models = model_pb2_grpc.ModelServiceStub(self.channel)
+        self.cluster = cluster_pb2_grpc.ClusterServiceStub(self.channel)
+        self.admin = admin_pb2_grpc.AdminServiceStub(self.channel)
+        self.policy = policy_pb2_grpc.PolicyServiceStub(self.channel)
+
+
 class Client:
-    """Calls a gateway, or several. Use as an async context manager.
+    """Calls a gateway, or several: the next one where one does not answer. Use as an async context manager.
 
     Every method raises InferFluxError, with a message for people, for whatever the call ended with.
     """
@@ -54,15 +73,9 @@ class Client:
     def __init__(self, target: Target) -> None:
         self._api_key = target.api_key
         self._streams = AsyncClient(target.endpoint, api_key=target.api_key, retries=0, tls=target.tls)
-        # Of several gateways, which an answer may move between, the first one says what else there is to say.
-        self._endpoint = target.endpoint.partition(",")[0].strip()
-        self._channel = grpc_client.channel(self._endpoint, credentials=target.tls.credentials())
-        self._inference = inference_pb2_grpc.InferenceServiceStub(self._channel)
-        self._embedding = embedding_pb2_grpc.EmbeddingServiceStub(self._channel)
-        self._models = model_pb2_grpc.ModelServiceStub(self._channel)
-        self._cluster = cluster_pb2_grpc.ClusterServiceStub(self._channel)
-        self._admin = admin_pb2_grpc.AdminServiceStub(self._channel)
-        self._policy = policy_pb2_grpc.PolicyServiceStub(self._channel)
+        addresses = resolve(target.endpoint, target.api_key, {}).addresses
+        credentials = target.tls.credentials()
+        self._gateways = Gateways(addresses, lambda address: _Gateway(address, credentials))
 
     async def __aenter__(self) -> Self:
         return self
@@ -71,7 +84,8 @@ class Client:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self._streams.close()
-        await self._channel.close()
+        for gateway in self._gateways.take_all():
+            await gateway.channel.close()
 
     def chat(
         self,
@@ -142,66 +156,58 @@ class Client:
 
     async def cancel(self, request_id: str) -> None:
         """End a queued or running request of this key's tenant."""
-        await self._call(self._inference.Cancel, inference_pb2.CancelRequest(request_id=request_id))
+        await self._call(lambda to: to.inference.Cancel, inference_pb2.CancelRequest(request_id=request_id))
 
     async def embed(self, request: embedding_pb2.EmbedRequest) -> embedding_pb2.EmbedResponse:
         """Vectors of texts."""
-        return await self._call(self._embedding.Embed, request, timeout_s=_EMBED_LIMIT_S)
+        return await self._call(lambda to: to.embedding.Embed, request, timeout_s=_EMBED_LIMIT_S)
 
     async def rerank(self, request: embedding_pb2.RerankRequest) -> embedding_pb2.RerankResponse:
         """Documents by how well they answer a query."""
-        return await self._call(self._embedding.Rerank, request, timeout_s=_EMBED_LIMIT_S)
+        return await self._call(lambda to: to.embedding.Rerank, request, timeout_s=_EMBED_LIMIT_S)
 
     async def models(self) -> list[model_pb2.Model]:
         """What is served."""
-        reply = await self._call(self._models.ListModels, model_pb2.ListModelsRequest())
+        reply = await self._call(lambda to: to.models.ListModels, model_pb2.ListModelsRequest())
         return list(reply.models)
 
     async def load_model(self, request: model_pb2.LoadModelRequest) -> model_pb2.Model:
         """Have a model loaded; returns it as it is when that has begun."""
-        reply = await self._call(self._models.LoadModel, request, timeout_s=_LOAD_LIMIT_S)
+        reply = await self._call(lambda to: to.models.LoadModel, request, timeout_s=_LOAD_LIMIT_S)
         return reply.model
 
     async def unload_model(self, request: model_pb2.UnloadModelRequest) -> model_pb2.Model:
         """Have a model unloaded; returns it as it is when that has begun."""
-        reply = await self._call(self._models.UnloadModel, request)
+        reply = await self._call(lambda to: to.models.UnloadModel, request)
         return reply.model
 
     async def add_adapter(self, request: model_pb2.AddAdapterRequest) -> model_pb2.Model:
         """Have a file become an adapter of a model; returns the model with it."""
-        reply = await self._call(self._models.AddAdapter, request, timeout_s=_LOAD_LIMIT_S)
+        reply = await self._call(lambda to: to.models.AddAdapter, request, timeout_s=_LOAD_LIMIT_S)
         return reply.model
 
     async def remove_adapter(self, request: model_pb2.RemoveAdapterRequest) -> model_pb2.Model:
         """Have requests not choose an adapter any more; returns the model without it."""
-        reply = await self._call(self._models.RemoveAdapter, request)
+        reply = await self._call(lambda to: to.models.RemoveAdapter, request)
         return reply.model
 
     async def pull(self, request: model_pb2.PullRequest) -> AsyncGenerator[model_pb2.StoreJob, None]:
         """Have a model pulled, and follow it. Closing the generator early does not end the pull."""
-        call = self._models.Pull(request, metadata=self._metadata())
-        try:
-            with self._readable_errors():
-                async for response in call:
-                    yield response.job
-        finally:
-            call.cancel()
+        async with aclosing(self._follow(lambda to: to.models.Pull, request)) as responses:
+            async for response in responses:
+                yield response.job
 
     async def verify_model(
         self, request: model_pb2.VerifyModelRequest
     ) -> AsyncGenerator[model_pb2.StoreJob, None]:
         """Have models of a store read again, and follow it."""
-        call = self._models.VerifyModel(request, metadata=self._metadata())
-        try:
-            with self._readable_errors():
-                async for response in call:
-                    yield response.job
-        finally:
-            call.cancel()
+        async with aclosing(self._follow(lambda to: to.models.VerifyModel, request)) as responses:
+            async for response in responses:
+                yield response.job
 
     async def remove_model(self, request: model_pb2.RemoveModelRequest) -> model_pb2.StoreJob:
         """Delete a model of a store."""
-        reply = await self._call(self._models.RemoveModel, request, timeout_s=_LOAD_LIMIT_S)
+        reply = await self._call(lambda to: to.models.RemoveModel, request, timeout_s=_LOAD_LIMIT_S)
         return reply.job
 
     async def only_model(self) -> str:
@@ -215,21 +221,35 @@ class Client:
         except PermissionDenied as error:
             raise CommandError(f"{error.message}: name the model with --model") from None
         if not known:
-            raise CommandError(f"{self._endpoint} serves no model at present")
+            raise CommandError(f"{self._gateways.current.address} serves no model at present")
         return max(known, key=lambda model: (model.is_default, model.is_pinned, model.workers > 0)).card.name
 
     async def status(self) -> cluster_pb2.GetStatusResponse:
-        """Services, workers, slots and queue."""
-        return await self._call(self._cluster.GetStatus, cluster_pb2.GetStatusRequest())
+        """Services, workers, slots and queue, as one gateway knows them; of all gateways, how each is."""
+        every = self._gateways.every()
+        if len(every) == 1:
+            return await self._call(lambda to: to.cluster.GetStatus, cluster_pb2.GetStatusRequest())
+        answers = await asyncio.gather(*map(self._status_of, every))
+        known = [answer for answer in answers if isinstance(answer, cluster_pb2.GetStatusResponse)]
+        if not known:
+            raise next(answer for answer in answers if isinstance(answer, InferFluxError))
+        return merged_status(answers)
+
+    async def _status_of(self, gateway: _Gateway) -> cluster_pb2.GetStatusResponse | InferFluxError:
+        asked = cluster_pb2.GetStatusRequest()
+        try:
+            return await gateway.cluster.GetStatus(asked, metadata=self._metadata(), timeout=_UNARY_LIMIT_S)
+        except grpc.aio.AioRpcError as error:
+            return readable(from_rpc(error), gateway.address)
 
     async def fairness(self) -> scheduler_pb2.Fairness:
         """The settings of the fairness controller."""
-        reply = await self._call(self._admin.GetFairness, admin_pb2.GetFairnessRequest())
+        reply = await self._call(lambda to: to.admin.GetFairness, admin_pb2.GetFairnessRequest())
         return reply.fairness
 
     async def set_fairness(self, change: scheduler_pb2.SetFairness) -> scheduler_pb2.Fairness:
         """Change settings of the fairness controller; returns all of them."""
-        reply = await self._call(self._admin.SetFairness, admin_pb2.SetFairnessRequest(change=change))
+        reply = await self._call(lambda to: to.admin.SetFairness, admin_pb2.SetFairnessRequest(change=change))
         return reply.fairness
 
     async def drain(
@@ -237,27 +257,23 @@ class Client:
     ) -> AsyncGenerator[scheduler_pb2.DrainProgress, None]:
         """Have a worker take nothing new, and follow it. Closing the generator early does not undo it."""
         request = admin_pb2.DrainWorkerRequest(worker_id=worker_id, hand_over_after_ms=hand_over_after_ms)
-        call = self._admin.DrainWorker(request, metadata=self._metadata())
-        try:
-            with self._readable_errors():
-                async for response in call:
-                    yield response.progress
-        finally:
-            call.cancel()
+        async with aclosing(self._follow(lambda to: to.admin.DrainWorker, request)) as responses:
+            async for response in responses:
+                yield response.progress
 
     async def undrain(self, worker_id: str) -> scheduler_pb2.DrainProgress:
         """Have a worker take requests again."""
         request = admin_pb2.UndrainWorkerRequest(worker_id=worker_id)
-        reply = await self._call(self._admin.UndrainWorker, request)
+        reply = await self._call(lambda to: to.admin.UndrainWorker, request)
         return reply.progress
 
     async def clear_cache(self, request: admin_pb2.ClearCacheRequest) -> admin_pb2.ClearCacheResponse:
         """Clear caches of workers, and the answer cache; says of each what was cleared, or why not."""
-        return await self._call(self._admin.ClearCache, request)
+        return await self._call(lambda to: to.admin.ClearCache, request)
 
     async def policy(self, method: str, request: Message, *, timeout_s: float = _UNARY_LIMIT_S) -> Any:
         """Call a method of PolicyService, which the gateway passes on; returns its response."""
-        return await self._call(getattr(self._policy, method), request, timeout_s=timeout_s)
+        return await self._call(lambda to: getattr(to.policy, method), request, timeout_s=timeout_s)
 
     async def whole_list(self, method: str, request: Any) -> Any:
         """All pages of a list of PolicyService as one response.
@@ -277,13 +293,53 @@ class Client:
 
     async def _call(
         self,
-        rpc: Callable[..., Awaitable[_Reply]],
+        method: Callable[[_Gateway], Callable[..., Awaitable[_Reply]]],
         request: Message,
         *,
         timeout_s: float = _UNARY_LIMIT_S,
     ) -> _Reply:
-        with self._readable_errors():
-            return await rpc(request, metadata=self._metadata(), timeout=timeout_s)
+        """Ask the gateway of the moment, or the next one where nothing answers: what arrived is not sent
+        again."""
+        for is_last in self._tries():
+            gateway = self._gateways.current
+            try:
+                return await method(gateway)(request, metadata=self._metadata(), timeout=timeout_s)
+            except grpc.aio.AioRpcError as error:
+                self._leave(gateway, error, is_last=is_last)
+        raise AssertionError("the last try raises")
+
+    async def _follow(
+        self, method: Callable[[_Gateway], Callable[..., Any]], request: Message
+    ) -> AsyncGenerator[Any, None]:
+        """The responses of a call that streams them, of the gateway that answers."""
+        for is_last in self._tries():
+            gateway = self._gateways.current
+            call = method(gateway)(request, metadata=self._metadata())
+            try:
+                async for response in call:
+                    yield response
+                return
+            except grpc.aio.AioRpcError as error:
+                self._leave(gateway, error, is_last=is_last)
+            finally:
+                call.cancel()
+
+    def _tries(self) -> Iterator[bool]:
+        """One for each gateway; whether it is the last."""
+        count = len(self._gateways)
+        return (number == count for number in range(1, count + 1))
+
+    def _leave(self, gateway: _Gateway, error: grpc.aio.AioRpcError, *, is_last: bool) -> None:
+        """Have the next gateway called.
+
+        Raises:
+            InferFluxError: it may not be asked the same.
+        """
+        own = from_rpc(error)
+        if isinstance(own, Unavailable):
+            self._gateways.leave(gateway)
+        if is_last or not never_connected(own):
+            raise readable(own, gateway.address) from None
 
     async def _chunks(
         self,
@@ -304,9 +360,20 @@ class Client:
     def _metadata(self, request_id: str = "") -> tuple[tuple[str, str], ...]:
         return grpc_client.outgoing(api_key=self._api_key, request_id=request_id)
 
-    @contextmanager
-    def _readable_errors(self) -> Iterator[None]:
-        try:
-            yield
-        except grpc.aio.AioRpcError as error:
-            raise readable(from_rpc(error), self._endpoint) from None
+
+def merged_status(
+    answers: Sequence[cluster_pb2.GetStatusResponse | InferFluxError],
+) -> cluster_pb2.GetStatusResponse:
+    """What several gateways say: the rows of all gateways, and the rest as the first that answered has it."""
+    merged = cluster_pb2.GetStatusResponse()
+    merged.CopyFrom(next(answer for answer in answers if isinstance(answer, cluster_pb2.GetStatusResponse)))
+    others = [service for service in merged.services if service.name != _GATEWAY]
+    rows: list[cluster_pb2.ServiceStatus] = []
+    for answer in answers:
+        if isinstance(answer, InferFluxError):
+            rows.append(cluster_pb2.ServiceStatus(name=_GATEWAY, detail=answer.message))
+        else:
+            rows += [service for service in answer.services if service.name == _GATEWAY]
+    del merged.services[:]
+    merged.services.extend([*rows, *others])
+    return merged

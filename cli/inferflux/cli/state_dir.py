@@ -44,6 +44,7 @@ class StackState:
     """The running stack, as stack.json tells it.
 
     Attributes:
+        endpoint: of its gateways, comma-separated.
         nats_url: of a user who may do everything, and `redis_url` as well.
         tokens_url: of a user of NATS who reads the tokens of the tenant `default` alone.
         tls_ca: the file of the stack's CA; empty: it speaks plain text.

@@ -13,9 +13,10 @@ from .state_dir import StackState
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A gateway and the key for it.
+    """Gateways and the key for them.
 
     Attributes:
+        endpoint: host:port of each, comma-separated.
         tls: how to speak TLS with it, if at all.
     """
 
@@ -51,6 +52,10 @@ def resolve(
                 "or name one with --endpoint, INFERFLUX_ENDPOINT or, where it has its own, --state-dir"
             )
         return Target(stack.endpoint, api_key or stack.api_key, stack.tls)
-    if stack is not None and stack.endpoint == endpoint:
+    if stack is not None and set(_addresses(endpoint)) <= set(_addresses(stack.endpoint)):
         return Target(endpoint, stack.api_key, stack.tls)
     raise CommandError(f"no API key for {endpoint}: give --api-key or set INFERFLUX_API_KEY")
+
+
+def _addresses(endpoint: str) -> list[str]:
+    return [address.strip() for address in endpoint.split(",") if address.strip()]

@@ -41,8 +41,8 @@ def warnings(stack: Stack) -> list[str]:
 def welcome(stack: Stack, program: str) -> list[str]:
     """Lines of rich markup: where the stack is, and what to try with `program`."""
     facts = {
-        "endpoint": f"{stack.endpoint}  (gRPC)",
-        "HTTP": f"{stack.http_url}  (OpenAI's API; its page: {stack.http_url}/docs)",
+        "endpoint": f"{','.join(stack.endpoints)}  (gRPC)",
+        "HTTP": f"{', '.join(stack.http_urls)}  (OpenAI's API; its page: {stack.http_url}/docs)",
         "API key": stack.api_key,
         "model": stack.model_name,
         "tokens": f"{stack.tokens_url}  (NATS)",

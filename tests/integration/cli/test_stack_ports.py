@@ -20,8 +20,9 @@ def taken_port() -> Iterator[int]:
 
 
 async def test_free_ports_are_all_different() -> None:
-    chosen = await ports.choose(StackOptions(), wait_for_leftovers=False)
-    assert len({chosen.nats, chosen.redis, chosen.policy, chosen.gateway, chosen.http}) == 5
+    chosen = await ports.choose(StackOptions(nats_servers=3, gateways=3), wait_for_leftovers=False)
+    gateways = [port for pair in chosen.gateways for port in pair]
+    assert len({*chosen.nats, chosen.redis, chosen.policy, *gateways}) == 3 + 2 + 6
 
 
 async def test_the_port_asked_for_is_taken_when_it_is_free() -> None:

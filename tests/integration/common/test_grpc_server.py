@@ -19,6 +19,7 @@ from inferflux.common import errors, grpc_metadata
 from inferflux.common.credentials import MAX_TOKEN_LENGTH
 from inferflux.common.grpc_client import channel
 from inferflux.common.grpc_interceptor import current_call
+from inferflux.common.grpc_options import connection_age
 from inferflux.common.grpc_server import GrpcServer, build_server
 from inferflux.v1 import inference_pb2, inference_pb2_grpc, model_pb2
 
@@ -32,6 +33,7 @@ class Inference(inference_pb2_grpc.InferenceServiceServicer):
     def __init__(self) -> None:
         self.closed = asyncio.Event()
         self.started = asyncio.Event()
+        self.peers: set[str] = set()
 
     async def Chat(  # noqa: N802
         self,
@@ -54,6 +56,7 @@ class Inference(inference_pb2_grpc.InferenceServiceServicer):
             self.closed.set()
 
     async def Cancel(self, request: inference_pb2.CancelRequest, context: Any) -> Any:  # noqa: N802
+        self.peers.add(context.peer())
         match request.request_id:
             case "invalid":
                 raise errors.InvalidArgument("top_p must be in (0, 1]", field="params.sampling.top_p")
@@ -397,6 +400,21 @@ async def test_stopping_cancels_what_outlasts_the_grace(served: Served) -> None:
     await asyncio.wait_for(served.server.stop(0.2), 5)
     raw, _error = await ending
     assert raw.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
+
+
+async def test_a_client_connects_anew_in_time_and_its_stream_goes_on() -> None:
+    server, inference = build_server(options=connection_age(0.2)), Inference()
+    inference_pb2_grpc.add_InferenceServiceServicer_to_server(inference, server.server)
+    served = Served(server, inference, await server.start("127.0.0.1:0"))
+    stream = served.stub.Chat(inference_pb2.ChatRequest(model="flood"))
+    async with asyncio.timeout(30):
+        while len(inference.peers) < 3:
+            await served.stub.Cancel(inference_pb2.CancelRequest())
+    assert (await stream.read()).chunk.request_id
+    assert not inference.closed.is_set()
+    stream.cancel()
+    await served.channel.close()
+    await server.stop(0)
 
 
 async def test_a_burst_waits_until_the_server_takes_it(served: Served) -> None:

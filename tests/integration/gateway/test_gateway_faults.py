@@ -200,7 +200,7 @@ async def test_cancel_without_a_scheduler_is_unavailable(
 async def test_a_leaving_gateway_lets_streams_finish(
     start_gateway: StartGateway, nats_url: str, backend: Backend, key: str
 ) -> None:
-    gateway = await start_gateway(nats_url)
+    gateway = await start_gateway(nats_url, INFERFLUX_GATEWAY_DRAIN_NOTICE_S="60")
     client = Client(gateway, key)
     stream = client.generate("drain-1")
     job = await backend.job("drain-1")
@@ -216,6 +216,29 @@ async def test_a_leaving_gateway_lets_streams_finish(
     assert ids_of([first, *await stream.rest()]) == [0, 1]
     assert await gateway.ended() == 0
     assert "drain-1" not in backend.cancelled
+
+
+async def test_a_leaving_gateway_sends_clients_away_while_streams_finish(
+    start_gateway: StartGateway, nats_url: str, backend: Backend, key: str
+) -> None:
+    gateway = await start_gateway(nats_url, INFERFLUX_GATEWAY_DRAIN_NOTICE_S="0")
+    client = Client(gateway, key)
+    stream = client.generate("drain-4")
+    job = await backend.job("drain-4")
+    await backend.say(job, tokens(0))
+    first = await stream.until_tokens()
+    gateway.terminate()
+    # The channel was told to leave (GOAWAY): its next call connects anew, and nothing listens.
+    async with asyncio.timeout(30):
+        error = await client.generate("drain-5").error()
+        while error.reason == "DRAINING":
+            error = await client.generate("drain-5").error()
+    assert isinstance(error, Unavailable)
+    assert error.message.startswith("failed to connect")
+    await backend.finish(job, n=2, offset=1)
+    assert ids_of([first, *await stream.rest()]) == [0, 1]
+    assert await gateway.ended() == 0
+    assert "drain-4" not in backend.cancelled
 
 
 async def test_a_leaving_gateway_hands_long_streams_over(

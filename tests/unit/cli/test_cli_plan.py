@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,12 +18,16 @@ PORTS = Ports(nats=(1001,), redis=1002, policy=1003, gateway=1004, http=1005)
 
 
 def made(
-    tmp_path: Path, options: StackOptions, cores: int = 8, access: Access | None = None
+    tmp_path: Path,
+    options: StackOptions,
+    cores: int = 8,
+    access: Access | None = None,
+    ports: Ports = PORTS,
 ) -> list[list[ProcessSpec]]:
     return plan(
         options,
         model=Path("/m/demo.gguf"),
-        ports=PORTS,
+        ports=ports,
         state_dir=tmp_path,
         api_key="ifx_key",
         service_key="between-services",
@@ -56,6 +61,21 @@ def test_several_schedulers_are_told_apart_by_name(tmp_path: Path) -> None:
     schedulers = {name: spec for name, spec in specs.items() if spec.kind == "scheduler"}
     assert set(schedulers) == {"scheduler-0", "scheduler-1"}
     assert all(spec.env["INFERFLUX_SCHEDULER_ID"] == name for name, spec in schedulers.items())
+
+
+def test_several_gateways_listen_on_ports_of_their_own(tmp_path: Path) -> None:
+    ports = replace(PORTS, other_gateways=((1006, 1007),))
+    specs = by_name(made(tmp_path, StackOptions(gateways=2), ports=ports))
+    listens = {
+        name: (spec.env["INFERFLUX_GATEWAY_LISTEN"], spec.env["INFERFLUX_GATEWAY_HTTP_LISTEN"])
+        for name, spec in specs.items()
+        if spec.kind == "gateway"
+    }
+    assert listens == {
+        "gateway-0": ("127.0.0.1:1004", "127.0.0.1:1005"),
+        "gateway-1": ("127.0.0.1:1006", "127.0.0.1:1007"),
+    }
+    assert specs["gateway-1"].env["INFERFLUX_NATS_URL"].startswith("nats://gateway:")
 
 
 def test_every_kind_of_process_has_its_turn_to_end(tmp_path: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from inferflux.cli.errors import CommandError
@@ -49,6 +51,14 @@ def test_a_url_is_no_endpoint() -> None:
 def test_the_local_key_is_used_for_its_own_endpoint_given_by_flag() -> None:
     found = resolve(endpoint="127.0.0.1:50051", api_key="", env={}, local=lambda: LOCAL)
     assert found.api_key == "local-key"
+
+
+@pytest.mark.parametrize("endpoint", ["a:1,b:2", "b:2", " b:2 ,a:1"])
+def test_the_local_key_is_used_for_each_gateway_of_the_local_stack(endpoint: str) -> None:
+    local = replace(LOCAL, endpoint="a:1,b:2")
+    assert resolve(endpoint=endpoint, api_key="", env={}, local=lambda: local).api_key == "local-key"
+    with pytest.raises(CommandError, match="no API key"):
+        resolve(endpoint=f"{endpoint},far:1", api_key="", env={}, local=lambda: local)
 
 
 def test_the_local_key_is_never_sent_elsewhere() -> None:

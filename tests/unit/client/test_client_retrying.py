@@ -56,6 +56,7 @@ def test_what_waiting_does_not_help_or_not_soon_is_final(error: InferFluxError) 
 
 def test_a_call_that_did_not_arrive_is_told_in_plain_words() -> None:
     assert never_connected(NO_SERVER)
+    assert never_connected(Unavailable("connections to all backends failing; last error: ..."))
     assert not never_connected(DRAINING)
     assert readable(NO_SERVER, "a:1").message == "nothing answers at a:1"
     for said, told in (

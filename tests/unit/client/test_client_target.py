@@ -16,7 +16,27 @@ def test_arguments_come_before_the_environment() -> None:
     assert resolve(["a:1", "[::1]:2"], "", ENV) == Target(("a:1", "[::1]:2"), "ifx_env")
 
 
-@pytest.mark.parametrize("address", ["host", "host:", ":1", "host:port", "host:70000", "host:0", "host:-1"])
+@pytest.mark.parametrize(
+    ("given", "addresses"),
+    [
+        ("dns:///gateways.acme:50051", ("dns:///gateways.acme:50051",)),
+        ("dns://10.0.0.2/gateways:50051, two:2", ("dns://10.0.0.2/gateways:50051", "two:2")),
+        ("ipv4:10.0.0.1:1,10.0.0.2:2", ("ipv4:10.0.0.1:1,10.0.0.2:2",)),
+        ("ipv6:[::1]:1,[::2]:2", ("ipv6:[::1]:1,[::2]:2",)),
+        (["ipv4:10.0.0.1:1,10.0.0.2:2", "far:1"], ("ipv4:10.0.0.1:1,10.0.0.2:2", "far:1")),
+    ],
+)
+def test_a_target_of_grpc_may_mean_several_gateways(
+    given: str | list[str], addresses: tuple[str, ...]
+) -> None:
+    assert resolve(given, "ifx_own", {}).addresses == addresses
+
+
+WRONG = ["host", "host:", ":1", "host:port", "host:70000", "host:0", "host:-1"]
+WRONG_TARGETS = ["dns:///host", "dns:///:1", "ipv4:10.0.0.1:1,10.0.0.2", "ipv6:"]
+
+
+@pytest.mark.parametrize("address", [*WRONG, *WRONG_TARGETS])
 def test_an_address_that_cannot_be_is_refused_by_name(address: str) -> None:
     with pytest.raises(InvalidArgument) as caught:
         resolve(address, "ifx_own", {})

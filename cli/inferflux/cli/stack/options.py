@@ -24,6 +24,7 @@ class StackOptions:
         http_port: None is 8080, or any free port where that is taken.
         null_workers: workers without a model in each worker process; 0: it has a model and an engine.
         schedulers: one of them leads.
+        gateways: the first has the ports asked for, the others free ones.
         threads: of each worker's engine; 0: see `divides_cores`.
         divides_cores: whether workers that are told no number of threads divide the cores among themselves.
         state_dir: keys, data and logs; None is a temporary directory, removed at the end.
@@ -54,6 +55,7 @@ class StackOptions:
     workers: int = 1
     null_workers: int = 0
     schedulers: int = 1
+    gateways: int = 1
     slots: int = 0
     threads: int = 0
     divides_cores: bool = True

@@ -143,11 +143,18 @@ def plan(
         "INFERFLUX_POLICY_BOOTSTRAP_KEY": api_key,
         **proof,
     }
-    gateway = {
-        "INFERFLUX_GATEWAY_LISTEN": f"{LOOPBACK}:{ports.gateway}",
-        "INFERFLUX_GATEWAY_HTTP_LISTEN": f"{LOOPBACK}:{ports.http}",
-        **proof,
-    }
+
+    def gateway(name: str, port: int, http: int) -> ProcessSpec:
+        listen = {
+            "INFERFLUX_GATEWAY_LISTEN": f"{LOOPBACK}:{port}",
+            "INFERFLUX_GATEWAY_HTTP_LISTEN": f"{LOOPBACK}:{http}",
+        }
+        return service("gateway", {**listen, **proof}, name, "gateway")
+
+    gateways = [
+        gateway(name, *where)
+        for name, where in zip(gateway_names(options.gateways), ports.gateways, strict=True)
+    ]
     workers = [
         service(
             "worker", _worker_env(options, model, state_dir, name, cores), name, _nats_user(options, name)
@@ -165,7 +172,7 @@ def plan(
     servers = [nats(*one) for one in zip(names, ports.nats, members, strict=True)]
     return [
         [*servers, valkey()],
-        [service("policy", policy), *schedulers, *workers, service("gateway", gateway)],
+        [service("policy", policy), *schedulers, *workers, *gateways],
     ]
 
 
@@ -203,6 +210,11 @@ def nats_names(count: int) -> list[str]:
 def scheduler_names(count: int) -> list[str]:
     """What the scheduler processes are called."""
     return ["scheduler"] if count == 1 else [f"scheduler-{index}" for index in range(count)]
+
+
+def gateway_names(count: int) -> list[str]:
+    """What the gateway processes are called."""
+    return ["gateway"] if count == 1 else [f"gateway-{index}" for index in range(count)]
 
 
 def worker_names(count: int) -> list[str]:

@@ -23,6 +23,7 @@ class Ports:
 
     Attributes:
         nats: of each nats-server, in the order of their names.
+        other_gateways: of each further gateway, that of gRPC and that of HTTP.
     """
 
     nats: tuple[int, ...]
@@ -30,6 +31,12 @@ class Ports:
     policy: int
     gateway: int
     http: int
+    other_gateways: tuple[tuple[int, int], ...] = ()
+
+    @property
+    def gateways(self) -> tuple[tuple[int, int], ...]:
+        """Of each gateway, that of gRPC and that of HTTP, in the order of their names."""
+        return ((self.gateway, self.http), *self.other_gateways)
 
 
 async def choose(options: StackOptions, *, wait_for_leftovers: bool) -> Ports:
@@ -62,15 +69,24 @@ async def choose(options: StackOptions, *, wait_for_leftovers: bool) -> Ports:
         chosen[flag] = port or _another(set(chosen.values()) | set(asked.values()))
     if taken:
         raise CommandError(_all_taken(taken))
-    nats = [chosen["--nats-port"]]
-    while len(nats) < options.nats_servers:
-        nats.append(_another({*chosen.values(), *nats}))
+    numbers = list(chosen.values())
+
+    def further(count: int) -> list[int]:
+        more: list[int] = []
+        for _ in range(count):
+            numbers.append(_another(set(numbers)))
+            more.append(numbers[-1])
+        return more
+
+    nats = [chosen["--nats-port"], *further(options.nats_servers - 1)]
+    others = options.gateways - 1
     return Ports(
         nats=tuple(nats),
         redis=chosen["--redis-port"],
         policy=chosen["--policy-port"],
         gateway=chosen["--gateway-port"],
         http=chosen["--http-port"],
+        other_gateways=tuple(zip(further(others), further(others), strict=True)),
     )
 
 

@@ -57,7 +57,7 @@ class Stack:
 
     Attributes:
         processes: by name: nats (or nats-0, ...), valkey, policy, scheduler (or scheduler-0, ...),
-            worker-0, ..., gateway.
+            worker-0, ..., gateway (or gateway-0, ...).
 
     Raises on entering:
         CommandError: another stack runs in this state directory, a port is taken, the model is no GGUF file.
@@ -77,13 +77,25 @@ class Stack:
         self.model_name = ""
 
     @property
+    def endpoints(self) -> tuple[str, ...]:
+        """host:port of each gateway."""
+        return tuple(f"{LOOPBACK}:{port}" for port, _ in self._ports.gateways)
+
+    @property
     def endpoint(self) -> str:
-        return f"{LOOPBACK}:{self._ports.gateway}"
+        """Of the first gateway."""
+        return self.endpoints[0]
+
+    @property
+    def http_urls(self) -> tuple[str, ...]:
+        """Where each gateway serves HTTP."""
+        scheme = "https" if self.tls.is_on else "http"
+        return tuple(f"{scheme}://{LOOPBACK}:{port}" for _, port in self._ports.gateways)
 
     @property
     def http_url(self) -> str:
-        scheme = "https" if self.tls.is_on else "http"
-        return f"{scheme}://{LOOPBACK}:{self._ports.http}"
+        """Of the first gateway."""
+        return self.http_urls[0]
 
     @property
     def nats_url(self) -> str:
@@ -102,7 +114,7 @@ class Stack:
 
     @property
     def target(self) -> Target:
-        return Target(self.endpoint, self.api_key, self.tls)
+        return Target(",".join(self.endpoints), self.api_key, self.tls)
 
     @property
     def tls(self) -> Tls:
@@ -341,7 +353,7 @@ class Stack:
         self.state_dir.publish(
             StackState(
                 pid=os.getpid(),
-                endpoint=self.endpoint,
+                endpoint=",".join(self.endpoints),
                 api_key=self.api_key,
                 nats_url=self.nats_url,
                 tokens_url=self.tokens_url,

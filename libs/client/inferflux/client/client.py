@@ -31,7 +31,10 @@ from .ending import LIMIT_S, PAUSE_S, n_cancels
 from .following import Following
 from .requests import Messages, Text, embed_request, rerank_request, tokenize_request
 from .retrying import Retrying, readable
+from .service_config import OWN_SERVICE_CONFIG
 from .stream import Stream
+
+_OPTIONS = (*CHANNEL_OPTIONS, ("grpc.service_config", OWN_SERVICE_CONFIG))
 
 _Q = TypeVar("_Q")
 _R = TypeVar("_R")
@@ -43,9 +46,9 @@ class Gateway:
     def __init__(self, address: str, credentials: grpc.ChannelCredentials | None) -> None:
         self.address = address
         self.channel = (
-            grpc.insecure_channel(address, options=CHANNEL_OPTIONS)
+            grpc.insecure_channel(address, options=_OPTIONS)
             if credentials is None
-            else grpc.secure_channel(address, credentials, options=CHANNEL_OPTIONS)
+            else grpc.secure_channel(address, credentials, options=_OPTIONS)
         )
         self.inference = inference_pb2_grpc.InferenceServiceStub(self.channel)
         self.embedding = embedding_pb2_grpc.EmbeddingServiceStub(self.channel)

@@ -37,16 +37,23 @@ class Gateways(Generic[_G]):
     def current(self) -> _G:
         """The gateway to call."""
         with self._lock:
-            address = self._addresses[self._index]
-            if address not in self._opened:
-                self._opened[address] = self._connect(address)
-            return self._opened[address]
+            return self._open(self._addresses[self._index])
+
+    def every(self) -> list[_G]:
+        """All of them, in the order of their addresses."""
+        with self._lock:
+            return [self._open(address) for address in self._addresses]
 
     def leave(self, gateway: _G) -> None:
         """Call another one from now on, unless another call has left this one already."""
         with self._lock:
             if self._addresses[self._index] == gateway.address:
                 self._index = (self._index + 1) % len(self._addresses)
+
+    def _open(self, address: str) -> _G:
+        if address not in self._opened:
+            self._opened[address] = self._connect(address)
+        return self._opened[address]
 
     def take_all(self) -> list[_G]:
         """Those that were opened, to be closed."""

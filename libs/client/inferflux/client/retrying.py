@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from inferflux.api.errors import InferFluxError, Unavailable
 
 # What gRPC says when it could not send a call at all.
-_NEVER_CONNECTED = ("failed to connect", "DNS resolution", "errors resolving")
+_NO_ANSWER = ("failed to connect", "connections to all backends failing")
+_NEVER_CONNECTED = (*_NO_ANSWER, "DNS resolution", "errors resolving")
 # What gRPC says of servers that speak something else, and what we say.
 _OTHER_LANGUAGES = {
     "http1.x": "{} speaks HTTP/1 and not gRPC: is it the HTTP port?",
@@ -75,7 +76,7 @@ def readable(error: InferFluxError, address: str) -> InferFluxError:
     """gRPC's own words for "nothing answers" are long and about sockets."""
     if not never_connected(error):
         return error
-    if error.message.startswith(_NEVER_CONNECTED[0]):
+    if error.message.startswith(_NO_ANSWER):
         found = (said for words, said in _OTHER_LANGUAGES.items() if words in error.message)
         return Unavailable(next(found, "nothing answers at {}").format(address), retry_delay_s=None)
     return Unavailable(f"{address}: no such host", retry_delay_s=None)

@@ -9,6 +9,9 @@ from inferflux.api.errors import InvalidArgument
 
 ENDPOINT = "INFERFLUX_ENDPOINT"
 API_KEY = "INFERFLUX_API_KEY"
+# How targets of gRPC begin that may mean several addresses.
+_OF_NAMES = "dns://"
+_OF_NUMBERS = ("ipv4:", "ipv6:")
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,11 +25,21 @@ class Target:
 def resolve(addresses: str | Sequence[str], api_key: str, env: Mapping[str, str]) -> Target:
     """Arguments before INFERFLUX_ENDPOINT and INFERFLUX_API_KEY. A text may list addresses between commas.
 
+    An address may also be a target of gRPC that means several gateways: `dns:///host:port`, or
+    `ipv4:host:port,host:port`, whose commas are its own.
+
     Raises:
-        InvalidArgument: no address, one that is not host:port, or no key.
+        InvalidArgument: no address, one that is neither host:port nor such a target, or no key.
     """
     given = addresses or env.get(ENDPOINT, "")
-    listed = given.split(",") if isinstance(given, str) else given
+    is_list = isinstance(given, str) and not given.startswith(_OF_NUMBERS)
+    listed = (
+        given.split(",")
+        if is_list and isinstance(given, str)
+        else [given]
+        if isinstance(given, str)
+        else given
+    )
     cleaned = tuple(address.strip() for address in listed if address.strip())
     if not cleaned:
         raise InvalidArgument(f"no gateway is named: give addresses, or set {ENDPOINT}", field="addresses")
@@ -44,6 +57,14 @@ def _check(address: str) -> None:
     if address.startswith(("http://", "https://")):
         message = f"{address!r} is a URL: name the gateway's gRPC port as host:port, such as 127.0.0.1:50051"
         raise InvalidArgument(message, field="addresses")
-    host, _, port = address.rpartition(":")
+    kind = next((kind for kind in (_OF_NAMES, *_OF_NUMBERS) if address.startswith(kind)), "")
+    for each in (
+        address.removeprefix(kind).split(",") if kind in _OF_NUMBERS else [address.removeprefix(kind)]
+    ):
+        _check_host_port(each.rpartition("/")[2] if kind == _OF_NAMES else each, address)
+
+
+def _check_host_port(part: str, address: str) -> None:
+    host, _, port = part.rpartition(":")
     if not host or not port.isascii() or not port.isdigit() or not 0 < int(port) <= 65535:
         raise InvalidArgument(f"{address!r} is not host:port", field="addresses")

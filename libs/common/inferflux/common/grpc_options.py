@@ -45,6 +45,11 @@ SERVER_OPTIONS: tuple[Option, ...] = (
 )
 
 
+def connection_age(seconds: float) -> tuple[Option, ...]:
+    """Ask a client for a new connection when one is this old. Calls that run end on the old one. 0: never."""
+    return (("grpc.max_connection_age_ms", round(seconds * 1000)),) if seconds else ()
+
+
 def receive_limit(n_bytes: int) -> Option:
     """The largest message that gRPC takes in: it refuses a larger one by itself, before it has arrived."""
     return ("grpc.max_receive_message_length", n_bytes)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping, Sequence
 
 import grpc.aio
@@ -18,6 +19,9 @@ from inferflux.common.grpc_rules import MethodRule
 from inferflux.common.grpc_tls import server_credentials
 from inferflux.common.tasks import Background
 from inferflux.common.tls import ServerTls
+
+# Of calls that run when a server leaves: `stop` ends them before.
+_LEAVE_LIMIT_S = 86_400.0
 
 
 class _Health(health.aio.HealthServicer):  # type: ignore[misc]
@@ -44,6 +48,7 @@ class GrpcServer:
         self._apart: dict[str, bool] = {}
         self._health = _Health()
         self._health_changes = Background()
+        self._leaving: asyncio.Future[None] | None = None
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
 
     def add(self, descriptor_name: str) -> None:
@@ -96,11 +101,19 @@ class GrpcServer:
         self._is_serving, self._apart = serving, dict(of or {})
         self._health_changes.start(self._announce())
 
+    async def leave(self) -> None:
+        """Say NOT_SERVING, close the port, send clients away (GOAWAY). Calls that run go on until `stop`."""
+        self._is_serving, self._apart = False, {}
+        await self._announce()
+        self._leaving = asyncio.ensure_future(self.server.stop(_LEAVE_LIMIT_S))
+
     async def stop(self, grace_s: float) -> None:
         """Say NOT_SERVING, take no new calls, give running ones `grace_s` seconds, then cancel them."""
         self._is_serving, self._apart = False, {}
         await self._announce()
         await self.server.stop(grace_s)
+        if self._leaving is not None:
+            await self._leaving
 
     async def _announce(self) -> None:
         kind = health_pb2.HealthCheckResponse

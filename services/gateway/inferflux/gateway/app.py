@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import tempfile
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
@@ -14,7 +15,7 @@ import grpc.aio
 from inferflux.common import grpc_client, logs, store
 from inferflux.common.audit.opening import running_trail
 from inferflux.common.bus import Bus
-from inferflux.common.grpc_options import receive_limit
+from inferflux.common.grpc_options import connection_age, receive_limit
 from inferflux.common.grpc_server import GrpcServer, build_server
 from inferflux.common.lifecycle import Shutdown
 from inferflux.common.probe import Probe
@@ -109,7 +110,11 @@ async def serve(settings: GatewaySettings, shutdown: Shutdown) -> None:
         server.set_serving(False)
         streams = gateway.services.streams
         log.info("draining", streams=len(streams))
-        await streams.drain(settings.drain_limit_s)
+        draining = asyncio.create_task(streams.drain(settings.drain_limit_s))
+        # Who was not told by health is sent away. What runs goes on until it has drained.
+        if not await streams.end_within(settings.drain_notice_s):
+            await server.leave()
+        await draining
         await server.stop(1.0)
 
 
@@ -264,7 +269,10 @@ def _build_server(settings: GatewaySettings, gateway: _Gateway, operators: _Oper
         own_rules,
         gateway.pipeline.admit,
         gateway.services.trail,
-        options=[receive_limit(max(rule.max_body_bytes for rule in own_rules.values()))],
+        options=[
+            receive_limit(max(rule.max_body_bytes for rule in own_rules.values())),
+            *connection_age(settings.connection_age_s),
+        ],
     )
     inference_pb2_grpc.add_InferenceServiceServicer_to_server(
         InferenceServicer(gateway.pipeline), server.server

@@ -80,6 +80,20 @@ class GatewaySettings(AuditSettings):
         "127.0.0.1:50052", "host:port of policy", variable="INFERFLUX_POLICY_ADDRESS"
     )
     policy_timeout_s: float = setting(2.0, "longest wait for one answer of policy", gt=0, le=60, expert=True)
+    connection_age_s: float = setting(
+        600.0,
+        "a client is asked for a new gRPC connection, which may be to another gateway, when one is as old as "
+        "this, and a tenth more or less. Calls that run go on. 0: never",
+        ge=0,
+        le=86_400,
+    )
+    drain_notice_s: float = setting(
+        2.0,
+        "a gateway that ends says NOT_SERVING for this long, while streams run, before it closes its port "
+        "and sends clients away (GOAWAY): longer than a load balancer takes between two looks",
+        ge=0,
+        le=600,
+    )
     max_streams: int = setting(2048, "token streams at the same time; one more is refused", ge=1, le=100_000)
     max_streams_per_tenant: int = setting(
         0,

@@ -107,6 +107,10 @@ class Streams:
 
         self._followers.start(work).add_done_callback(on_done)
 
+    async def end_within(self, limit_s: float) -> bool:
+        """Whether no stream runs, after at most `limit_s` seconds."""
+        return await is_set_within(self._all_ended, limit_s)
+
     async def drain(self, limit_s: float) -> None:
         """Take no new streams; give those that run `limit_s` seconds, then end them and the followers."""
         self.is_draining = True
