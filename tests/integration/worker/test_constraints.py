@@ -348,7 +348,7 @@ def test_a_cancelled_request_leaves_nothing_behind_while_its_constraint_is_compi
     served.start(asked("r", constraint(json_schema=SCHEMAS["tree"])))
     served.engine.cancel("t.r", is_silent=False)
     served.run(asked("after", constraint(choice=generation_pb2.ChoiceConstraint(texts=["a"]))))
-    assert not served.engine._compiling
+    assert not served.engine._constrained._compiling
     assert served.texts["after"] == "a"
 
 
@@ -411,7 +411,7 @@ def test_an_answer_ends_that_lost_its_slot_while_it_was_checked(served: Served) 
 
 def test_another_process_checks_once_one_is_gone(served: Served) -> None:
     served.run(asked("before", constraint(json_schema=SCHEMAS["list"])))
-    checks = served.engine._constraints._checks  # type: ignore[union-attr]
+    checks = served.engine._constrained._constraints._checks  # type: ignore[union-attr]
     process = checks._process
     assert process is not None
     process.kill()

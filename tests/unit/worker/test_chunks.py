@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from harness.sequences import new_sequence
 
+from inferflux.common.errors import Internal, InvalidArgument
 from inferflux.v1 import generation_pb2, tokens_pb2
 from inferflux.worker.engine import chunks
 from inferflux.worker.engine.acceptance import Accepted
@@ -115,6 +116,13 @@ def test_the_first_and_the_last_chunk_have_the_format_of_the_answer() -> None:
 
 def test_a_failed_chunk_says_why() -> None:
     chunk = chunks.empty(sequence_of_five())
-    assert chunks.fail(chunk, 13, "BAD_LOGITS", "the model gave no finite logits") == "bad_logits"
+    bad_logits = Internal("the model gave no finite logits", reason="BAD_LOGITS")
+    assert chunks.fail(chunk, bad_logits) == "bad_logits"
     assert (chunk.failed.code, chunk.failed.reason) == (13, "BAD_LOGITS")
     assert chunk.failed.message == "the model gave no finite logits"
+
+
+def test_a_failed_chunk_names_the_field_that_is_at_fault() -> None:
+    chunk = chunks.empty(sequence_of_five())
+    chunks.fail(chunk, InvalidArgument("too much work", field="params.constraint.regex"))
+    assert chunk.failed.field == "params.constraint.regex"

@@ -8,14 +8,13 @@ from typing import Protocol
 
 import numpy as np
 
+from inferflux.common.errors import DeadlineExceeded, InferFluxError, Internal
 from inferflux.v1 import engine_pb2, generation_pb2, scheduler_pb2, tokens_pb2, worker_pb2
 from inferflux.worker.engine.clock import Clock
 
 from .jobs import Job, Tokens, Vector, job_of
 from .planner import plan
 
-_DEADLINE_EXCEEDED = 4
-_INTERNAL = 13
 # A wall clock may be set: deadlines are looked at this often at least.
 _LONGEST_WAIT_S = 60.0
 
@@ -121,7 +120,8 @@ class Embedder:
             job.vectors.append(vector.astype("<f4").tobytes() if np.isfinite(vector).all() else b"")
         for job in dict.fromkeys(job for job, _ in planned):
             if not all(job.vectors):
-                self._fail(job, _INTERNAL, "NOT_FINITE", "the model gave numbers that are not finite")
+                message = "the model gave numbers that are not finite"
+                self._fail(job, Internal(message, reason="NOT_FINITE"))
             elif job.is_done:
                 self._finish(job, generation_pb2.FINISH_REASON_STOP)
             else:
@@ -168,14 +168,14 @@ class Embedder:
     def _expire(self) -> None:
         unix_s = self._clock.unix_s()
         for job in [job for job in self._jobs.values() if job.deadline_unix_s <= unix_s]:
-            self._fail(job, _DEADLINE_EXCEEDED, "DEADLINE_EXCEEDED", "the deadline passed while embedding")
+            self._fail(job, DeadlineExceeded("the deadline passed while embedding"))
 
     def _finish(self, job: Job, reason: generation_pb2.FinishReason.ValueType) -> None:
         outcome = generation_pb2.FinishReason.Name(reason).removeprefix("FINISH_REASON_").lower()
         self._end(job, job.finished(reason, self._clock.monotonic_s()), outcome)
 
-    def _fail(self, job: Job, code: int, reason: str, message: str) -> None:
-        self._end(job, job.failed(code, reason, message), reason.lower())
+    def _fail(self, job: Job, error: InferFluxError) -> None:
+        self._end(job, job.failed(error), error.reason.lower())
 
     def _end(self, job: Job, chunk: tokens_pb2.TokenChunk, outcome: str) -> None:
         self._report.emissions.add(key=job.key, epoch=job.epoch, chunk=chunk.SerializeToString())

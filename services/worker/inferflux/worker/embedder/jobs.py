@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
+from inferflux.common.errors import InferFluxError, to_failed
 from inferflux.v1 import engine_pb2, generation_pb2, scheduler_pb2, tokens_pb2, worker_pb2
 
 Tokens = npt.NDArray[np.int32]
@@ -92,10 +93,10 @@ class Job:
             chunk.vectors.values.extend(self.vectors)
         return chunk
 
-    def failed(self, code: int, reason: str, message: str) -> tokens_pb2.TokenChunk:
-        """The terminal chunk of one that failed, with a google.rpc.Code."""
+    def failed(self, error: InferFluxError) -> tokens_pb2.TokenChunk:
+        """The terminal chunk of one that failed."""
         chunk = self.chunk()
-        chunk.failed.code, chunk.failed.reason, chunk.failed.message = code, reason, message
+        chunk.failed.CopyFrom(to_failed(error))
         return chunk
 
     def ended(self, outcome: str) -> engine_pb2.EngineFinished:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from collections.abc import Sequence as Several
 
+from inferflux.common.errors import InferFluxError, to_failed
 from inferflux.v1 import engine_pb2, generation_pb2, tokens_pb2
 
 from .acceptance import Accepted
@@ -98,21 +99,14 @@ def finish(
     return generation_pb2.FinishReason.Name(reason).removeprefix(_REASON_PREFIX).lower()
 
 
-def fail(chunk: tokens_pb2.TokenChunk, code: int, reason: str, message: str, field: str = "") -> str:
+def fail(chunk: tokens_pb2.TokenChunk, error: InferFluxError) -> str:
     """Make `chunk`, which may carry the last tokens, the terminal one of a generation that failed.
-
-    Args:
-        code: a google.rpc.Code.
-        field: of the request, where it is to blame.
 
     Returns:
         The outcome.
     """
-    chunk.failed.code = code
-    chunk.failed.reason = reason
-    chunk.failed.message = message
-    chunk.failed.field = field
-    return reason.lower()
+    chunk.failed.CopyFrom(to_failed(error))
+    return error.reason.lower()
 
 
 def close(sequence: Sequence, chunk: tokens_pb2.TokenChunk) -> None:

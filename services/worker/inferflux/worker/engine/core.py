@@ -4,24 +4,23 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from concurrent.futures import Future
 
 import numpy as np
 from numpy.typing import NDArray
 
-from inferflux.common.constraints.limits import asking_field_of
+from inferflux.common.errors import DeadlineExceeded, InferFluxError, Internal, Unavailable
 from inferflux.v1 import engine_pb2, generation_pb2, scheduler_pb2, tokens_pb2, worker_pb2
 
 from . import chunks
-from .acceptance import Accepted, accept, finish_reason
+from .acceptance import Accepted, accept
 from .adapter_steps import AdapterSteps, by_adapter
 from .adapters import Adapters
-from .answer_checks import CheckerError, CheckError
 from .breakers import BreakerFinder
 from .budget import StepBudget
 from .clock import Clock
 from .commands import Arrived, is_more_urgent, none_arrived
-from .constraints import CompiledConstraint, Constraints
+from .constrained_answers import ConstrainedAnswers, failure
+from .constraints import Constraints
 from .context import Interrupted
 from .draft_model import DraftModel
 from .drafting import Drafting
@@ -43,10 +42,6 @@ from .tiers.rates import Tier
 from .tiers.tiers import Tiers
 from .verification import drop_rejected, samplers_of
 
-_INVALID_ARGUMENT = 3
-_DEADLINE_EXCEEDED = 4
-_INTERNAL = 13
-_UNAVAILABLE = 14
 # A wall clock may be set: deadlines are looked at this often at least.
 _LONGEST_WAIT_S = 60.0
 # While an idle engine finds the files of an earlier one, they are told of this often.
@@ -103,15 +98,11 @@ class Engine:
         self._worker_id = worker_id
         self._tiers = tiers
         self._saved = SavedStates(backend, tiers, self._clock.monotonic_s, longest_copy_s=step_limit_s)
-        self._constraints = constraints
+        self._constrained = ConstrainedAnswers(constraints)
         self._breakers = BreakerFinder(backend.vocab)
-        # Sequences whose constraints are not compiled yet.
-        self._compiling: list[tuple[Sequence, CompiledConstraint]] = []
         self._images = images or Images(None, max_bytes=0)
         # Sequences whose images are not all encoded.
-        self._picturing: list[Sequence] = []
-        # Sequences whose answers are complete, each with why its answer is not what was asked for.
-        self._checking: list[tuple[Sequence, Future[str]]] = []
+        self._awaiting_images: list[Sequence] = []
         self._masks = Masks()
         self._arrived = arrived
         self._budget = StepBudget(
@@ -169,8 +160,7 @@ class Engine:
         self._breakers.close()
         self._images.close()
         self._adapters.close()
-        if self._constraints is not None:
-            self._constraints.close()
+        self._constrained.close()
 
     def idle_s(self) -> float | None:
         """How long nothing is to be done unless a command comes: until the next deadline, for ever (None), or
@@ -182,7 +172,7 @@ class Engine:
             can_step = any(not must_wait(s) and not s.is_held for s in self._running.values())
             return 0.0 if can_step else _POLL_S
         is_unused = self._adapters.has_retired and not self._sequences
-        if self._checking or self._picturing or self._adapters.is_busy or is_unused:
+        if self._constrained.is_checking or self._awaiting_images or self._adapters.is_busy or is_unused:
             return _POLL_S
         if self._tiers.is_scanning:
             return _SCAN_POLL_S
@@ -215,27 +205,19 @@ class Engine:
         self._next_deadline_unix_s = min(self._next_deadline_unix_s, sequence.deadline_unix_s)
         self._schedule(sequence, item.slot)
         if sequence.lacks_adapter and not self._adapters.is_coming(sequence.adapter):
-            self._fail(
-                sequence, _UNAVAILABLE, "ADAPTER_NOT_LOADED", "the adapter is not loaded here any more"
-            )
+            self._fail(sequence, _no_adapter("the adapter is not loaded here any more"))
             return
         if item.request.params.HasField("constraint"):
-            self._constrain(sequence, item.request)
+            try:
+                self._constrained.begin(sequence, item.request)
+            except Internal as error:
+                self._fail(sequence, error)
+                return
         self._drafting.begin(sequence, item.request.params.speculation)
         if not sequence.images.is_ready:
-            self._picturing.append(sequence)
+            self._awaiting_images.append(sequence)
             self._report.wanted_images.extend(self._images.take_wanted())
             self._has_news = True
-
-    def _constrain(self, sequence: Sequence, request: scheduler_pb2.InferenceRequest) -> None:
-        """Hold a sequence until its constraint is compiled."""
-        if self._constraints is None:
-            self._fail(sequence, _INTERNAL, "CONSTRAINT_UNSUPPORTED", "this engine cannot constrain answers")
-            return
-        constraint = self._constraints.begin(request.params.constraint, request.generated_token_ids)
-        sequence.constraint = constraint
-        sequence.constraint_field = asking_field_of(request.params.constraint)
-        self._compiling.append((sequence, constraint))
 
     def receive(self, image: engine_pb2.EngineImage) -> None:
         """Take an image that requests wait for."""
@@ -290,7 +272,7 @@ class Engine:
         """Free an adapter as soon as no request has it."""
         self._adapters.retire(digest)
         for sequence in self._sequences_without(digest):
-            self._fail(sequence, _UNAVAILABLE, "ADAPTER_NOT_LOADED", "the adapter was removed")
+            self._fail(sequence, _no_adapter("the adapter was removed"))
 
     def _sequences_without(self, digest: str) -> list[Sequence]:
         """Sequences that wait for this adapter, which is not being loaded."""
@@ -310,7 +292,7 @@ class Engine:
         self._has_news = True
         for sequence in [s for s in self._sequences.values() if s.adapter == loaded.digest]:
             if loaded.error:
-                self._fail(sequence, _UNAVAILABLE, "ADAPTER_NOT_LOADED", f"the adapter: {loaded.error}")
+                self._fail(sequence, _no_adapter(f"the adapter: {loaded.error}"))
             else:
                 sequence.lacks_adapter = False
 
@@ -359,11 +341,8 @@ class Engine:
         self._tiers.poll()
         if self._adapters.is_busy or self._adapters.has_retired:
             self._settle_adapters()
-        if self._compiling:
-            self._settle_constraints(began)
-        if self._checking:
-            self._settle_checks()
-        if self._picturing:
+        self._settle_constrained(began)
+        if self._awaiting_images:
             self._settle_images()
         if not self._running:
             return
@@ -468,69 +447,34 @@ class Engine:
         groups[adapter] = [s for s in groups[adapter] if s.is_loaded]
         return self._steps.plan(adapter, groups, self._memory.prefill_room), len(groups)
 
-    def _settle_constraints(self, now_s: float) -> None:
-        """Let sequences run whose constraints are compiled, and end those whose cannot be."""
-        self._compiling = [
-            (sequence, constraint)
-            for sequence, constraint in self._compiling
-            if not self._settled(sequence, constraint, now_s)
-        ]
-
-    def _settled(self, sequence: Sequence, constraint: CompiledConstraint, now_s: float) -> bool:
-        if self._sequences.get(sequence.key) is not sequence:
-            return True  # it has left meanwhile
-        if not constraint.settle(now_s):
-            return False
-        if constraint.error:
-            self._fail_constraint(sequence, "BAD_CONSTRAINT", constraint.error)
-        elif constraint.is_over or self._is_stopped(sequence):  # all of it was generated elsewhere
-            self._complete(sequence, chunks.empty(sequence), generation_pb2.FINISH_REASON_STOP)
-        return True
-
-    @staticmethod
-    def _is_stopped(sequence: Sequence) -> bool:
-        """Whether the last token that was generated elsewhere has ended the answer."""
-        if not sequence.generated:
-            return False
-        last = int(sequence.tokens[sequence.n_tokens - 1])
-        return finish_reason(sequence, last) == generation_pb2.FINISH_REASON_STOP
+    def _settle_constrained(self, now_s: float) -> None:
+        """Let sequences run whose constraints are compiled, and end those of which that, or a check, is the
+        end."""
+        for compiled in self._constrained.compiled(now_s):
+            if compiled.error is not None:
+                self._fail(compiled.sequence, compiled.error)
+            else:
+                chunk = chunks.empty(compiled.sequence)
+                self._complete(compiled.sequence, chunk, generation_pb2.FINISH_REASON_STOP)
+        for checked in self._constrained.checked():
+            if checked.error is not None:
+                self._fail(checked.sequence, checked.error)
+            else:
+                chunk = chunks.empty(checked.sequence)
+                self._finish(checked.sequence, chunk, generation_pb2.FINISH_REASON_STOP)
 
     def _settle_images(self) -> None:
         """Let sequences run whose images are encoded, and end those of which one cannot be."""
         self._images.settle()
-        waiting, self._picturing = self._picturing, []
+        waiting, self._awaiting_images = self._awaiting_images, []
         for sequence in waiting:
             if self._sequences.get(sequence.key) is not sequence or sequence.images.is_ready:
                 continue
             if why := sequence.images.error:
-                self._fail(sequence, _UNAVAILABLE, "IMAGE_UNAVAILABLE", f"an image of the prompt: {why}")
+                message = f"an image of the prompt: {why}"
+                self._fail(sequence, Unavailable(message, reason="IMAGE_UNAVAILABLE", retry_delay_s=None))
             else:
-                self._picturing.append(sequence)
-
-    def _settle_checks(self) -> None:
-        """End the sequences whose answers are checked by now."""
-        checking, self._checking = self._checking, []
-        for sequence, check in checking:
-            if self._sequences.get(sequence.key) is not sequence:
-                continue  # it has left meanwhile
-            if check.done():
-                self._settle_check(sequence, check)
-            else:
-                self._checking.append((sequence, check))
-
-    def _settle_check(self, sequence: Sequence, check: Future[str]) -> None:
-        try:
-            why = check.result()
-        except CheckError as error:
-            self._fail_constraint(sequence, "CONSTRAINT_FAILED", str(error))
-        except CheckerError as error:
-            self._fail(sequence, _INTERNAL, "CONSTRAINT_UNCHECKED", str(error))
-        else:
-            if why:
-                message = f"the answer is not what the constraint asks for: {why}"
-                self._fail(sequence, _INTERNAL, "CONSTRAINT_BROKEN", message)
-            else:
-                self._finish(sequence, chunks.empty(sequence), generation_pb2.FINISH_REASON_STOP)
+                self._awaiting_images.append(sequence)
 
     def _observe_prefill(self, plan: StepPlan, seconds: float) -> None:
         """Learn what computing a prompt takes: of a mixed batch, its share of the tokens."""
@@ -713,9 +657,9 @@ class Engine:
             if part.n_drafted:
                 self._memory.trim(sequence)
             if sequence.constraint is not None and sequence.constraint.error:
-                self._fail_constraint(sequence, "CONSTRAINT_FAILED", sequence.constraint.error)
-                return
-            self._fail(sequence, _INTERNAL, "BAD_LOGITS", "the model gave no finite logits")
+                self._fail(sequence, failure(sequence, sequence.constraint.error))
+            else:
+                self._fail(sequence, Internal("the model gave no finite logits", reason="BAD_LOGITS"))
             return
         if BAD in tokens:
             tokens = tokens[: tokens.index(BAD)]
@@ -792,8 +736,7 @@ class Engine:
             return
         late = [s for s in self._sequences.values() if s.deadline_unix_s <= unix_s]
         for sequence in late:
-            message = "the deadline passed while generating"
-            self._fail(sequence, _DEADLINE_EXCEEDED, "DEADLINE_EXCEEDED", message)
+            self._fail(sequence, DeadlineExceeded("the deadline passed while generating"))
         deadlines = (s.deadline_unix_s for s in self._sequences.values())
         self._next_deadline_unix_s = min(deadlines, default=math.inf)
 
@@ -815,18 +758,13 @@ class Engine:
         reason: generation_pb2.FinishReason.ValueType,
     ) -> None:
         """Finish a sequence; one whose answer is to be checked later, and its last tokens are emitted now."""
-        constraint = sequence.constraint
-        if constraint is not None and reason == generation_pb2.FINISH_REASON_STOP:
-            answer = sequence.tokens[sequence.prompt_tokens : sequence.n_tokens].tolist()
-            pieces = (sequence.piece(token, self._backend.vocab) for token in answer)
-            check = constraint.check(b"".join(pieces).decode("utf-8", "replace"))
-            if check is not None:
-                if chunk.token_ids:
-                    chunk.held_text = sequence.text.held
-                    self._emit(sequence, chunk)
-                sequence.is_complete = True
-                self._checking.append((sequence, check))
-                return
+        if reason == generation_pb2.FINISH_REASON_STOP and self._constrained.check(
+            sequence, self._backend.vocab
+        ):
+            if chunk.token_ids:
+                chunk.held_text = sequence.text.held
+                self._emit(sequence, chunk)
+            return
         self._finish(sequence, chunk, reason)
 
     def _finish(
@@ -838,23 +776,10 @@ class Engine:
         """The terminal chunk of a generation that ended as it should; `chunk` may carry its last token."""
         self._end(sequence, chunk, chunks.finish(sequence, chunk, reason, self._clock.monotonic_s()))
 
-    def _fail(
-        self,
-        sequence: Sequence,
-        code: int,
-        reason: str,
-        message: str,
-        chunk: tokens_pb2.TokenChunk | None = None,
-    ) -> None:
-        """The terminal chunk of a generation that failed; `chunk` may carry its last token."""
-        chunk = chunk or chunks.empty(sequence)
-        self._end(sequence, chunk, chunks.fail(chunk, code, reason, message))
-
-    def _fail_constraint(self, sequence: Sequence, reason: str, why: str) -> None:
-        """The terminal chunk of a generation whose client asked for what cannot be kept to."""
-        chunk, message = chunks.empty(sequence), f"the constraint: {why}"
-        field = sequence.constraint_field
-        self._end(sequence, chunk, chunks.fail(chunk, _INVALID_ARGUMENT, reason, message, field))
+    def _fail(self, sequence: Sequence, error: InferFluxError) -> None:
+        """The terminal chunk of a generation that failed."""
+        chunk = chunks.empty(sequence)
+        self._end(sequence, chunk, chunks.fail(chunk, error))
 
     def _end(self, sequence: Sequence, chunk: tokens_pb2.TokenChunk, outcome: str) -> None:
         chunks.close(sequence, chunk)
@@ -865,13 +790,15 @@ class Engine:
     def _leave(self, sequence: Sequence) -> None:
         self._memory.remove(sequence)
         self._drafting.end(sequence)
-        if sequence.constraint is not None:
-            sequence.constraint.close()
-            sequence.constraint = None
+        self._constrained.end(sequence)
         del self._sequences[sequence.key]
         if sequence.slot is not None:
             del self._running[sequence.slot]
         self._has_news = True
+
+
+def _no_adapter(why: str) -> Unavailable:
+    return Unavailable(why, reason="ADAPTER_NOT_LOADED", retry_delay_s=None)
 
 
 def _new_report() -> tuple[engine_pb2.StepReport, engine_pb2.EngineReport]:

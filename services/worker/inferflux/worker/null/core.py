@@ -10,13 +10,13 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from inferflux.common.errors import DeadlineExceeded, to_failed
 from inferflux.v1 import engine_pb2, generation_pb2, scheduler_pb2, tokens_pb2, worker_pb2
 from inferflux.worker.engine.clock import Clock
 
 from .answers import text_of
 from .jobs import Job, job_of
 
-_DEADLINE_EXCEEDED = 4
 # A wall clock may be set: deadlines are looked at this often at least.
 _LONGEST_WAIT_S = 60.0
 _NO_ADAPTERS = "the null engine has no adapters"
@@ -272,9 +272,9 @@ class NullCore:
         unix_s = self._clock.unix_s()
         for job in [job for job in self._jobs.values() if job.deadline_unix_s <= unix_s]:
             chunk = job.chunk()
-            chunk.failed.code, chunk.failed.reason = _DEADLINE_EXCEEDED, "DEADLINE_EXCEEDED"
-            chunk.failed.message = "the deadline passed while generating"
-            self._end(job, chunk, "deadline_exceeded")
+            error = DeadlineExceeded("the deadline passed while generating")
+            chunk.failed.CopyFrom(to_failed(error))
+            self._end(job, chunk, error.reason.lower())
 
     def _finish(
         self, job: Job, chunk: tokens_pb2.TokenChunk, reason: generation_pb2.FinishReason.ValueType
